@@ -125,7 +125,6 @@ _OF_STEPS = ("number", "host", "command", "place", "outside", "root", "code", "m
 
 
 def entry(step: Step, **known: object) -> RanStep:
-    """Return the entry of a step."""
     shared = {name: getattr(step, name) for name in _OF_STEPS}
     return RanStep.model_validate({**shared, "settings": step.settings, **known})
 

@@ -40,7 +40,6 @@ class RootAccess:
 
     @property
     def prefix(self) -> Line:
-        """Beginning of a command that is to run as root."""
         sudo = argument(self.sudo)
         if self.way == "sudo":
             return script("{sudo} -n", sudo=sudo)

@@ -57,7 +57,6 @@ other lines, such as a password that sudo did not ask for, are passed over.
 
 
 def shell_program(nonce: str, *, root: bool) -> Line:
-    """Return the program of the shell."""
     system = argument(":".join(SYSTEM))
     # root runs no program that another user may have put into a directory of the login's PATH
     path = system if root else script("$PATH:{system}", system=system)
@@ -83,7 +82,6 @@ class RemoteShell:
         self._channel.send(f"{self._nonce} revert 0 {undo}\n".encode(), time.monotonic() + ANSWER_S)
 
     def keep(self) -> None:
-        """Have the shell forget what it would have reverted."""
         self._channel.send(f"{self._nonce} keep\n".encode(), time.monotonic() + ANSWER_S)
 
     def hides(self, lines: Iterable[str]) -> bool:

@@ -45,12 +45,10 @@ class SlowLink:
 
     @property
     def gbps(self) -> float:
-        """The usual rate of the host."""
         return median(rate.gbps for rate in self.rates)
 
     @property
     def share(self) -> float:
-        """The host's rate as a share of the usual one."""
         return self.gbps / self.usual if self.usual else 1.0
 
     @property
@@ -84,7 +82,6 @@ class Rail:
 
     @cached_property
     def usual_loss(self) -> float:
-        """The loss of a typical pair."""
         return median(rate.loss for rate in self.rates.values())
 
     @cached_property
@@ -93,7 +90,6 @@ class Rail:
         return max(min(SLOW * self.usual, self.usual - SPREADS * spread), CLEAR * self.usual)
 
     def is_bad(self, rate: PairRate) -> bool:
-        """Return whether the rate is slow or lossy compared with the others."""
         return self._is_slow(rate) or self._is_lossy(rate)
 
     def is_bad_again(self, rate: PairRate) -> bool:
@@ -122,7 +118,6 @@ class Judgement:
 
 
 def rails(rates: Rates) -> list[Rail]:
-    """Return the rails that were measured."""
     found: dict[int, dict[tuple[str, str], PairRate]] = {}
     for (src, dst, number), rate in rates.final.items():
         found.setdefault(number, {})[src, dst] = rate
@@ -210,7 +205,6 @@ def _lines(bad: dict[tuple[str, str], PairRate], known: set[tuple[str, str]]) ->
 
 
 def _of_pair(bad: list[tuple[Rail, PairRate]]) -> SlowLink:
-    """Return a pair with all its bad directions and rails."""
     rates = tuple(rate for _, rate in bad)
     numbers = tuple(dict.fromkeys(rail.number for rail, _ in bad))
     return SlowLink((rates[0].src, rates[0].dst), numbers, rates, median(rail.usual for rail, _ in bad))

@@ -83,7 +83,6 @@ class UnnamedDials(FailedDials):
 
     @cached_property
     def unexplained(self) -> tuple[FailedDial, ...]:
-        """Every failed dial."""
         mesh = self._snapshot.mesh
         return mesh.failed if isinstance(mesh, Mesh) else ()
 
@@ -97,7 +96,6 @@ class Derived:
 
     @cached_property
     def nccl(self) -> ClusterNccl:
-        """NCCL's choice on each host."""
         return cluster_nccl(self.snapshot)
 
     @cached_property
@@ -107,7 +105,6 @@ class Derived:
 
     @cached_property
     def dials(self) -> FailedDials:
-        """Failed dials of the mesh, with their known causes."""
         return self._dials or FailedDials(self.snapshot, self.nccl)
 
 
@@ -120,12 +117,10 @@ class View:
 
     @property
     def snapshot(self) -> Snapshot:
-        """The snapshot itself."""
         return self.derived.snapshot
 
     @property
     def nccl(self) -> ClusterNccl:
-        """NCCL's choice on each host."""
         return self.derived.nccl
 
     @cached_property
@@ -140,27 +135,22 @@ class View:
 
     @property
     def dials(self) -> FailedDials:
-        """Failed dials of the mesh, for checks that need them."""
         return self.derived.dials
 
     @property
     def mesh(self) -> Mesh:
-        """The port mesh, for checks that need it."""
         return known(self.snapshot.mesh)
 
     @property
     def smoke(self) -> Smoke:
-        """The all-reduce, for checks that need it."""
         return known(self.snapshot.smoke)
 
     @property
     def rates(self) -> Rates:
-        """The rates of pairs, for checks that need them."""
         return known(self.snapshot.rates)
 
     @property
     def facts(self) -> Iterator[tuple[Host, HostFacts]]:
-        """Each host of this view with its facts, by node rank."""
         for host in self.hosts:
             if host.facts is not None:
                 yield host, host.facts
@@ -203,7 +193,6 @@ def folded(lines: Iterable[tuple[str, str]]) -> tuple[str, ...]:
 
 
 def on_each(hosts: Iterable[str], *lines: Line | Operation | None) -> tuple[Command, ...]:
-    """Return the lines as commands for each of the hosts."""
     return tuple(command for host in hosts for command in on(host, *lines))
 
 
@@ -247,7 +236,6 @@ class Difference:
 
     @property
     def outliers(self) -> tuple[str, ...]:
-        """The hosts that differ from the majority."""
         _, *others = self.groups.values()
         return tuple(host for hosts in others for host in hosts)
 
@@ -334,7 +322,6 @@ def apply(made: Mapping[str, object]) -> KubeApply:
 def ending(
     cluster: Cluster, node: Node, process: TrainingJob | Process, port: int | None = None
 ) -> tuple[Command, ...]:
-    """Return the command that ends a process, identified by its start time, and its job."""
     named, ticks = [] if port is None else [port], process.ticks or 0
     what = line("{*port} --pid {pid}@{ticks} --kill --yes", port=named, pid=process.pid, ticks=ticks)
     text = _fix_port(cluster, node, what)

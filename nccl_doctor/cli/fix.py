@@ -414,7 +414,6 @@ def _full(answers: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _write_scripts(file: Path, steps: Sequence[Step]) -> tuple[str, ...]:
-    """Write a script for each host and return their names."""
     from nccl_doctor.report.fix import script_of
     from nccl_doctor.text.hostlist import grouped
 

@@ -143,13 +143,11 @@ class Countdown:
         sys.stderr.flush()
 
     def say(self, text: str) -> None:
-        """Write a line that stays."""
         self.close()
         if not self._out.quiet:
             sys.stderr.write(clean(self._out.hidden(text)) + "\n")
 
     def close(self) -> None:
-        """Clear the line."""
         if self._live and self._kind:
             sys.stderr.write("\r\x1b[2K")
             sys.stderr.flush()

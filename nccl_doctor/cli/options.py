@@ -264,7 +264,6 @@ class LoginOptions:
     inside: Inside = None
 
     def overrides(self) -> Overrides:
-        """Return the settings that override the hosts file."""
         from nccl_doctor.inventory.build import Overrides
 
         return Overrides(**{name: value for name, value in vars(self).items() if value is not None})
@@ -320,7 +319,6 @@ class FileOptions:
     show_secrets: ShowSecrets = False
 
     def out(self, command: str, form: str) -> Out:
-        """Return the output of a command, in this form."""
         given = dict(vars(self))
         file = given.pop("output_file")
         return Out(command, form_of(command, form, file), file, **given)
@@ -398,7 +396,6 @@ def _meant(word: str) -> tuple[Check, ...]:
 
 
 def among(codes: Codes) -> Callable[[Check], bool]:
-    """Return a function that tests whether a check is one of them."""
     return lambda check: codes is None or check.code in codes
 
 

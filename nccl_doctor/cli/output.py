@@ -115,7 +115,6 @@ class Out(NamedTuple):
                 sys.stderr.write(clean(f"{self.file}: written, but no browser was found to open it with") + "\n")
 
     def report(self, report: Report, observed_at: float | None = None) -> int:
-        """Show a report and return the exit code."""
         self.show(report, observed_at)
         return exit_code(report, self.fail_on)
 

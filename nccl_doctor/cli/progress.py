@@ -33,20 +33,16 @@ Decided = Callable[["Snapshot", "FailedDials | None"], "tuple[Phase, ...]"]
 class Silent:
     """No progress at all, for ``-q``."""
 
-    def phase(self, name: str, hosts: list[str], limit_s: float | None = None) -> None:
-        """Begin a phase."""
+    def phase(self, name: str, hosts: list[str], limit_s: float | None = None) -> None: ...
 
-    def done(self, host: str) -> None:
-        """Record that a host has finished the phase."""
+    def done(self, host: str) -> None: ...
 
     def stage(self, host: str, stage: str, size: int | None = None) -> None:
         """Record the stage of the all-reduce that a host's rank has reached."""
 
-    def refresh(self, snapshot: Callable[[], Snapshot], dials: FailedDials | None) -> None:
-        """Show what is known at the end of a phase."""
+    def refresh(self, snapshot: Callable[[], Snapshot], dials: FailedDials | None) -> None: ...
 
-    def close(self) -> None:
-        """End the display."""
+    def close(self) -> None: ...
 
 
 class Lines(Silent):
@@ -62,25 +58,21 @@ class Lines(Silent):
         threading.Thread(target=self._tick, daemon=True).start()
 
     def phase(self, name: str, hosts: list[str], limit_s: float | None = None) -> None:
-        """Print the phase and the number of hosts."""
         with self._lock:
             self._wait = Wait(name, tuple(hosts), limit_s)
             self._began = self._shown_at = time.monotonic()
         self._begin(f"{name}  {plural(len(hosts), 'host')}" if hosts else name)
 
     def done(self, host: str) -> None:
-        """Remove a host from those awaited."""
         with self._lock:
             self._wait.done.add(host)
 
     def stage(self, host: str, stage: str, size: int | None = None) -> None:
-        """Record what a host does."""
         with self._lock:
             self._wait.stages[host] = stage
             self._wait.size = size or self._wait.size
 
     def close(self) -> None:
-        """End it."""
         self._closed.set()
 
     def _begin(self, text: str) -> None:
@@ -115,12 +107,10 @@ class Checklist(Lines):
         self._live: Live | None = None
 
     def refresh(self, snapshot: Callable[[], Snapshot], dials: FailedDials | None) -> None:
-        """Show the rows that are decided now."""
         if self._decided is not None:
             self._rows = self._decided(snapshot(), dials)
 
     def close(self) -> None:
-        """Clear it."""
         super().close()
         if self._live is not None:
             self._live.stop()
@@ -151,7 +141,6 @@ class Checklist(Lines):
 
 
 def progress(*, quiet: bool, decided: Decided | None = None) -> Silent:
-    """Return the kind of progress that suits stderr."""
     if quiet:
         return Silent()
     return Checklist(decided) if sys.stderr.isatty() and supports_ansi(os.environ) else Lines()
@@ -203,7 +192,6 @@ class Wait:
 
     @property
     def _front(self) -> str:
-        """Return the latest stage that any host has reached."""
         return max(self.stages.values(), key=STAGES.index)
 
     def _behind(self) -> list[str]:

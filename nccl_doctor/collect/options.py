@@ -22,8 +22,7 @@ class Progress(Protocol):
     def phase(self, name: str, hosts: list[str], limit_s: float | None = None) -> None:
         """Begin a phase that waits for these hosts, at most ``limit_s`` seconds."""
 
-    def done(self, host: str) -> None:
-        """Record that a host has finished the phase."""
+    def done(self, host: str) -> None: ...
 
     def stage(self, host: str, stage: str, size: int | None = None) -> None:
         """Record the stage of the all-reduce that a host's rank has reached, and the message size measured last."""

@@ -204,7 +204,6 @@ class Run:
         self._leave_lost("other runs were waited for")
 
     def mesh(self) -> None:
-        """Have every host dial the others."""
         limits = self._options.mesh_limits
         if limits.size == "none":
             self._mesh = skipped(f"{NOT_ASKED} (--mesh none)")

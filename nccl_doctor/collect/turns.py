@@ -47,7 +47,6 @@ class Refused:
     waited_s: float
 
     def __str__(self) -> str:
-        """Return who had which hosts for how long."""
         name, holder = next(iter(self.holders.items()))
         if holder is None:
             return f"{name} did not answer in {self.waited_s:.0f} s"

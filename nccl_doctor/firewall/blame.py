@@ -84,7 +84,6 @@ class Blame:
 
     @property
     def facts(self) -> FirewallFacts:
-        """The captured rules of the host."""
         return self.ruleset.facts
 
     @property
@@ -369,7 +368,6 @@ def unconfirmed(blames: Sequence[Blame], snapshot: Snapshot, listens: Mapping[st
 
 
 def _peers(blame: Blame, snapshot: Snapshot, mesh: Mesh, listens: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Yield each peer and the address at which the host sees it."""
     hosts = {host.name: host for host in snapshot.reached}
     own = blame.host.name
     for dial in blame.dials:
@@ -443,12 +441,10 @@ class PolicyBlame:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of these hosts."""
         return tuple(one.name for one in self.policies)
 
 
 def policy_blames(kube: KubeFacts, dials: Iterable[FailedDial]) -> dict[FailedDial, tuple[PolicyBlame, ...]]:
-    """Return the policies that certainly drop each failed dial."""
     policies = kube.policies
     if isinstance(policies, Unknown):
         return {}
@@ -502,7 +498,6 @@ def open_policy(closed: PolicyBlame, job: Mapping[str, str], name: str, namespac
 
 
 def selects(selector: Selector, labels: Mapping[str, str]) -> bool:
-    """Return whether a selector matches these labels."""
     wanted = selector.labels.items() <= labels.items()
     return wanted and all(
         (

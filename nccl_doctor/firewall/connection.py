@@ -28,7 +28,6 @@ class Ruleset:
 
     @cached_property
     def deciding(self) -> tuple[BaseChain, ...]:
-        """Base chains that can block or change a packet."""
         return tuple(base for base in self.bases if base.matters)
 
     def rules(self) -> Iterator[RuleRef]:

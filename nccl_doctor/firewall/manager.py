@@ -76,7 +76,6 @@ def is_direct_chain(rule: RuleRef) -> bool:
 
 
 def direct_rules(facts: FirewallFacts) -> Iterator[DirectRule]:
-    """Yield all active direct rules."""
     for text in facts.firewalld.direct.splitlines() if isinstance(facts.firewalld, Firewalld) else ():
         try:
             family, table, chain, priority, *words = shlex.split(text)

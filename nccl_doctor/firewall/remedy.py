@@ -119,7 +119,6 @@ def _firewalld(rule: RuleRef, facts: FirewallFacts, opening: Opening) -> Remedy:
 
 
 def _both(changes: Sequence[FirewalldAllow]) -> tuple[FirewalldAllow, ...]:
-    """Return each change as a permanent one, then each at run time."""
     return (*changes, *(replace(change, permanent=False) for change in changes))
 
 
@@ -146,14 +145,12 @@ def _ahead_of_direct_rules(rule: RuleRef, facts: FirewallFacts, opening: Opening
 
 
 def _changes(opening: Opening, runtime: dict[str, Zone]) -> list[FirewalldAllow]:
-    """Return a permanent change for each zone, with all entries for it."""
     peers = opening.nets(4) + opening.nets(6)
     found = grouped(entry for peer in peers for entry in _entries(peer, runtime, opening))
     return [FirewalldAllow(tuple(peers), permanent=True, zone=zone, entries=tuple(its)) for zone, its in found.items()]
 
 
 def _entries(peer: str, runtime: dict[str, Zone], opening: Opening) -> Iterator[tuple[str, tuple[str, str]]]:
-    """Yield zones with the entry that admits a peer."""
     wanted = ip_network(peer).network_address
     # a zone that has the peer among its sources would take precedence over "trusted", or prevent adding the peer
     claimed = [zone for zone in runtime.values() if zone.name != "trusted" and any(wanted in net for net in zone.nets)]

@@ -79,7 +79,6 @@ def _sets_ttl(*hosts: Host) -> bool:
 
 
 def dialled_address(host: Host, target: str) -> str | None:
-    """Return the address that a host dials for a target, which is a name or an address."""
     if numeric(target) is not None:
         return target
     assert host.facts
@@ -108,7 +107,6 @@ def ephemeral(facts: HostFacts) -> Span:
 
 
 def interface_of(facts: HostFacts, address: str) -> str | None:
-    """Return the interface with an address."""
     wanted = ip_address(address)
     found = (own.interface for own in _entries(facts) if ip_address(own.address.split("%")[0]) == wanted)
     label = next(found, None)

@@ -100,7 +100,6 @@ def findings(judged: Judgement) -> list[tuple[str, Finding]]:
 
 
 def sentence(judged: Judgement) -> str:
-    """Return the verdict in one sentence."""
     evidence = judged.evidence
     culprits = [evidence.ranks[rank] for rank in judged.culprits if rank in evidence.ranks]
     if judged.verdict == "slow":

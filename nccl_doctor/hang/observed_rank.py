@@ -203,7 +203,6 @@ def worked(first: RankState, last: RankState, interval_s: float) -> bool:
 
 
 def observed_ranks(snapshot: HangSnapshot) -> dict[int, ObservedRank]:
-    """Return every rank that was found, by its number."""
     found: dict[int, ObservedRank] = {}
     for host in snapshot.hosts:
         for rank in host.job.ranks if host.job else ():
@@ -320,7 +319,6 @@ def rank_words(ranks: Iterable[ObservedRank], most: int = 6) -> str:
 
 
 def places(ranks: Iterable[ObservedRank]) -> Iterator[str]:
-    """Yield a line of evidence for each rank."""
     for words, numbers in list(folded(ranks).items())[:MOST_LINES]:
         yield f"{ranks_of(numbers)} {words}"
 

@@ -36,13 +36,11 @@ class Waiting:
 
     @property
     def program(self) -> str:
-        """The program's usual name."""
         name = self.starter.program
         return "torchrun" if name.startswith("torch.distributed.") else name
 
     @property
     def backend(self) -> str:
-        """Identifier of the rendezvous."""
         return self.option("rdzv_backend", STATIC)
 
     @property
@@ -78,7 +76,6 @@ class Waiting:
 
     @property
     def line(self) -> str:
-        """The settings that it was started with."""
         options = [f"--{name} {value}" for name, value in self.starter.asked.items()]
         return " ".join([f"{self.host}: {self.program} (pid {self.starter.pid})", *options])
 
@@ -239,7 +236,6 @@ class RendezvousFault:
 
     @property
     def finding(self) -> tuple[str, Finding]:
-        """The finding for this fault."""
         facts = {"ranks": list(self.ranks)} if self.ranks else {"pids": list(self.pids)}
         fix = Fix(summary=self.advice)
         return "rendezvous-waits", Finding(

@@ -52,7 +52,6 @@ class JobProgress:
     _last: HangSnapshot | None = None
 
     def feed(self, sample: HangSnapshot, now: float) -> State:
-        """Add a sample, and return its result compared with the previous one."""
         before, self._last = self._last, sample
         found = {(host.name, rank.pid, rank.rank) for host in sample.hosts if host.job for rank in host.job.ranks}
         if not found and (starters := set(_starters(sample))):
@@ -149,7 +148,6 @@ def _both(before: HangHost | None, sample: HangHost) -> HangHost:
 
 
 def found_ranks(sample: HangSnapshot) -> Iterator[tuple[str, JobRank]]:
-    """Yield each rank that was found, with its host."""
     for host in sample.hosts:
         for rank in host.job.ranks if host.job else ():
             yield host.name, rank
@@ -207,7 +205,6 @@ class JobWatch:
         self.progress = JobProgress(began=self.progress.began, launchers=self.progress.launchers)
 
     def forget(self) -> None:
-        """Forget a job that has ended."""
         self.progress, self.ranks = JobProgress(launchers=self.progress.launchers), {}
 
     def feed(self, sample: HangSnapshot, now: float) -> Event:

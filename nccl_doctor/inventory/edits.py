@@ -28,7 +28,6 @@ _BOM = b"\xef\xbb\xbf"
 
 
 def write_master_port(path: str, port: int) -> None:
-    """Change the file atomically."""
     _rewrite(path, lambda text: with_master_port(text, port, path))
 
 
@@ -58,7 +57,6 @@ def _rewrite(path: str, change: Callable[[str], str]) -> None:
 
 
 def with_master_port(text: str, port: int, source: str) -> str:
-    """Return the text of a hosts file with another master port."""
     place = SourceLocation(source)
     rest = _rest_of(text, place, frozenset({KEY}), "a master port")
     at, end, words = _edit(text, port)
@@ -203,7 +201,6 @@ def _inside(text: str, start: MappingStartEvent) -> list[Event]:
 
 
 def _end_of(text: str, start: MappingStartEvent) -> int:
-    """Return the index behind a mapping."""
     depth = 0
     for event in _from(text, start):
         depth += isinstance(event, CollectionStartEvent) - isinstance(event, CollectionEndEvent)
@@ -213,7 +210,6 @@ def _end_of(text: str, start: MappingStartEvent) -> int:
 
 
 def _from(text: str, start: MappingStartEvent) -> Iterator[Event]:
-    """Return the events from the beginning of a mapping on."""
     events: Iterator[Event] = YAML(typ="safe", pure=True).parse(io.StringIO(text))
     place = start.start_mark.index, start.end_mark.index
     return itertools.dropwhile(

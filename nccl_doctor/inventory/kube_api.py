@@ -167,7 +167,6 @@ class Pod(ApiObject):
 
     @property
     def owner(self) -> _Owner | None:
-        """The controller that made it."""
         return next((one for one in self.metadata.owners if one.controller), None)
 
 

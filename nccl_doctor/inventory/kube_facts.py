@@ -160,7 +160,6 @@ def facts(pod: Pod, container: Container) -> PodFacts:
 
 
 def devices(container: Container) -> dict[str, int]:
-    """Return the numbers of GPUs and RDMA devices of a container."""
     asked: Mapping[str, object] = {**container.resources.requests, **container.resources.limits}
     found = {name: quantity(count) for name, count in asked.items() if _DEVICE.fullmatch(name)}
     return {name: count for name, count in found.items() if count}
@@ -223,7 +222,6 @@ def current(pods: Iterable[Pod]) -> list[Pod]:
 
 
 def over(pods: Sequence[Pod]) -> bool:
-    """Return whether all have ended."""
     return all(pod.status.phase in _OVER for pod in pods)
 
 

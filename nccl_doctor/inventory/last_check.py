@@ -143,7 +143,6 @@ def doubts(last: LastCheck | None, hosts: Hosts, now: float) -> tuple[str, ...]:
 
 
 def recommended(diagnoses: tuple[Diagnosis, ...]) -> dict[str, dict[str, str]]:
-    """Return the variables that a check recommended, by host."""
     found: dict[str, dict[str, str]] = {}
     for diagnosis in diagnoses:
         for host, variables in diagnosis.fix.variables.items():

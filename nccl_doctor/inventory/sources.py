@@ -42,7 +42,6 @@ class SourceLocation:
         return replace(self, note=note)
 
     def error(self, problem: str) -> DoctorError:
-        """Return the exception that names this place and the error."""
         if self.is_file:
             return HostsFileError(self.source, self.line, problem)
         return UsageError(f"{self.source}: {problem}")

@@ -48,7 +48,6 @@ def host(text: str, place: SourceLocation) -> str:
 
 
 def user(text: str, place: SourceLocation) -> str:
-    """Return a login name, validated."""
     if not _USER.fullmatch(text):
         rule = 'up to 64 letters, digits, "_", ".", "-", "+" and "@", a letter, digit or "_" first'
         raise place.error(f"{quoted(text)} is not a user name: {rule}")
@@ -168,7 +167,6 @@ def devices(text: str, place: SourceLocation) -> str:
 
 
 def device_list(text: str) -> list[str]:
-    """Return the parts of a value of CUDA_VISIBLE_DEVICES."""
     return [token.strip() for token in text.split(",")] if text.strip() else []
 
 

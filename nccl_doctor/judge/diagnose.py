@@ -102,7 +102,6 @@ def _placed(diagnosis: Diagnosis, cluster: Cluster) -> Diagnosis:
 
 
 def _with_causes_from_output(judged: list[CheckRun], derived: Derived) -> list[CheckRun]:
-    """Return the findings, with the causes that the output of a failed all-reduce shows."""
     smoke = derived.snapshot.smoke
     if not isinstance(smoke, Smoke):
         return judged
@@ -178,7 +177,6 @@ def describe_host(facts: HostFacts, pod: PodFacts | None = None) -> dict[str, st
 
 
 def _pod(pod: PodFacts) -> str:
-    """Return the pod's node, container and resources."""
     shm = "" if pod.shm_bytes is None else f" of {pod.shm_bytes / 1e9:.3g} GB at most"
     added = "all" if pod.privileged else ", ".join(pod.capabilities)
     parts = (
@@ -218,7 +216,6 @@ class CheckRun:
 
     @property
     def result(self) -> CheckResult:
-        """The result in the form of a report."""
         own = {name: getattr(self, name) for name in ("outcome", "reason", "looked_at", "gaps")}
         return CheckResult(code=self.check.code, name=self.check.name, category=self.check.category, **own)
 

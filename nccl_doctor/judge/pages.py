@@ -23,7 +23,6 @@ _HEADING = re.compile(r"^## ", re.MULTILINE)
 
 
 def topic_names() -> list[str]:
-    """Return the topics that have a page."""
     return sorted(each.name.removesuffix(".md") for each in TOPICS.iterdir() if each.name.endswith(".md"))
 
 
@@ -73,7 +72,6 @@ def _by_error(text: str) -> str | None:
 
 
 def _by_line(text: str) -> str | None:
-    """Return the diagnosis with a pattern that matches a log line."""
     causes = diagnose([LogSource("words", [text.encode(errors="replace") + b"\n"])]).causes
     return causes[0].name if causes else None
 

@@ -56,7 +56,6 @@ def report(
     checks: tuple[CheckResult, ...],
     hosts: Sequence[HostSummary],
 ) -> Report:
-    """Return the complete report of one snapshot."""
     gaps = any(check.outcome in (Outcome.UNKNOWN, Outcome.CRASH) for check in checks)
     complete = not gaps and all(host.reached for host in hosts)
     made = Report(

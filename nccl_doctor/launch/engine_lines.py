@@ -57,7 +57,6 @@ def engine_commands(job: LaunchPlan, engine: str, own: Addresses) -> tuple[Comma
 
 
 def engine_notes(job: LaunchPlan, engine: str, own: Addresses) -> tuple[list[str], list[str]]:
-    """Return notes on these lines, and warnings."""
     notes = [f"these lines are for {SYNTAX[engine]}"]
     if engine in _SIZES and not _asked(job.script, engine):
         gpus = plural(job.starts[0].nproc, "GPU") if engine == "vllm" else f"all {job.world_size} GPUs"

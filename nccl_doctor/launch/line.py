@@ -142,7 +142,6 @@ class LaunchLine:
 
     @property
     def table(self) -> Launcher:
-        """The launcher's options."""
         return LAUNCHERS[self.launcher]
 
     @property

@@ -89,7 +89,6 @@ class LaunchPlan:
 
     @property
     def world_size(self) -> int:
-        """The number of ranks in the job."""
         return sum(start.nproc for start in self.starts)
 
     @property

@@ -19,12 +19,10 @@ _OF_PLACE = frozenset({"SLURM_NODEID", "SLURM_PROCID"})
 
 
 def is_of_shell(text: str) -> bool:
-    """Return whether a shell would replace a part of the text."""
     return not isinstance(text, Literal) and ("$" in text or "`" in text)
 
 
 def filled(text: str, values: Mapping[str, str]) -> str:
-    """Return the text with those variables replaced that have a value."""
     return (
         text
         if isinstance(text, Literal)

@@ -88,7 +88,6 @@ class Investigation:
         self.log.cut.append(self.log.readings[-1].name)
 
     def close(self) -> list[Event]:
-        """End the current source."""
         assert self._reader is not None, "begin() comes first"
         events = self._begun() if self._head is not None else []
         reader, self._reader = self._reader, None
@@ -104,7 +103,6 @@ class Investigation:
         return events
 
     def add(self, reading: Reading) -> None:
-        """Add a source that was read elsewhere."""
         self._small = None
         order = self._order
         reading.events = [replace(event, order=event.order + order) for event in reading.events]

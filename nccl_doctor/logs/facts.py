@@ -245,15 +245,12 @@ class Facts:
         return any(process.milestone is Milestone.COMPLETE for process in self.processes.values())
 
     def of_host(self, host: str | None) -> list[Process]:
-        """Return the processes of a host."""
         return [process for process in self.processes.values() if process.host == host]
 
     def process(self, prefix: Prefix) -> Process | None:
-        """Return the process that printed a line of NCCL."""
         return self.processes.get((prefix.host, prefix.pid)) if prefix.host and prefix.pid else None
 
     def take(self, kind: str, match: re.Match[str], prefix: Prefix) -> None:
-        """Record a matched line."""
         if kind in _FLAGS:
             setattr(self, _FLAGS[kind], True)
         elif kind in _COUNTS:

@@ -128,7 +128,6 @@ def _of_json(data: bytes) -> object:
 
 
 def _groups(tree: Mapping[Any, Any]) -> dict[str, frozenset[int]]:
-    """Return the groups for which ranks are listed, with these ranks."""
     groups: dict[str, frozenset[int]] = {}
     room = _MOST_RANKS
     for name, config in _items(tree, "pg_config"):

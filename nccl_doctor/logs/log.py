@@ -200,7 +200,6 @@ class Log:
 
     @property
     def counts(self) -> Counter[str]:
-        """The number of lines for each diagnosis."""
         total: Counter[str] = Counter()
         for reading in self.readings:
             for (name, grade), count in reading.counts.items():

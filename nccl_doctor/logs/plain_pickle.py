@@ -126,7 +126,6 @@ class _Machine:
         return found
 
     def _within(self, kind: type) -> _Container:
-        """Return the list or map on top of the stack, for additions."""
         top = self._stack[-1]
         if not isinstance(top, _Container) or type(top.value) is not kind:
             raise NotPlainError("something is added to what is not a list or map")

@@ -214,7 +214,6 @@ def _zstd_blocks(file: BinaryIO) -> Iterator[bytes]:
 
 
 def compressed(head: bytes) -> bool:
-    """Return whether a file that begins so is compressed."""
     return head.startswith((_GZIP, _XZ, _ZSTD))
 
 

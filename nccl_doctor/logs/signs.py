@@ -69,7 +69,6 @@ class Case:
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        """Hosts whose lines show the fault."""
         placed = [(self.rank_of(event), event.prefix.host) for event in self.cause.events]
         # a rank and a host that no line names together are not one process
         ranked = any(rank is not None for rank, _ in placed)
@@ -149,7 +148,6 @@ class Case:
         return self.device.partition(" ")[0] or None
 
     def interface_of(self, ip: str | None) -> str | None:
-        """Return the interface that NCCL prints with an address."""
         found = (one for process in self.log.facts.processes.values() for one in process.interfaces)
         return next((one.name for one in found if one.address.partition("%")[0] == ip), None)
 
@@ -240,7 +238,6 @@ THEN = "Then see what the hosts say:"
 
 
 def advise(message: str, summary: str, commands: tuple[Command, ...] = ()) -> Advice:
-    """Return advice with commands, as far as they are safe to paste."""
     announced = summary.endswith(":")
     if announced and not commands:
         summary = f"{summary[:-1]} ({WITH_THE_HOSTS})."
@@ -347,7 +344,6 @@ class Scene:
     names: set[str] = field(default_factory=set)
 
     def renamed(self, name: str, grade: Grade, meant: Callable[[Event], object]) -> list[Event]:
-        """Return the events, with another name and grade for the given ones."""
         return [replace(event, name=name, grade=grade) if meant(event) else event for event in self.events]
 
 
@@ -440,7 +436,6 @@ Trait = Literal["echo", "network", "waits", "dials", "retried", "gives_up", "unf
 
 @cache
 def having(trait: Trait) -> frozenset[str]:
-    """Return the names of diagnoses with a trait."""
     return frozenset(name for name, shown in signs().items() if getattr(shown, trait))
 
 
@@ -451,7 +446,6 @@ def echoes() -> frozenset[str]:
 
 @cache
 def ras_states() -> dict[str, tuple[str, Grade]]:
-    """Return the diagnosis and the grade for each state in RAS' answers."""
     return {state: (name, grade) for name, shown in signs().items() for state, grade in shown.ras.items()}
 
 

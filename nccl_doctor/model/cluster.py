@@ -53,7 +53,6 @@ class Node(FrozenModel):
     local: bool = False  # this machine: without SSH
 
     def options(self, kind: type[EngineOptions]) -> EngineOptions:
-        """Return the options of an engine for this node."""
         found: EngineOptions = _adapter(kind).validate_python(self.access.get(kind.engine, {}))
         return found
 
@@ -77,6 +76,5 @@ class Cluster(FrozenModel):
     line: Annotated[str | None, Holds.LAUNCH_LINE] = None  # launch line of the job, if it is to be judged
 
     def options(self, kind: type[EngineOptions]) -> EngineOptions:
-        """Return the options of an engine for all nodes together."""
         found: EngineOptions = _adapter(kind).validate_python(self.access.get(kind.engine, {}))
         return found

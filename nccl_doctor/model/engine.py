@@ -35,7 +35,6 @@ def kinds() -> dict[Kind, Engine]:
 
 
 def reaching(nodes: Iterable[Node]) -> Engine:
-    """Return the engine for the nodes of one cluster."""
     default, *others = engines()
     named = {name for node in nodes for name in node.access}
     return next((engine for engine in others if engine.name in named and not engine.wraps), default)

@@ -206,5 +206,4 @@ def on(host: str | None, *lines: Line | Operation | None) -> tuple[Command, ...]
 
 
 def export(name: str, value: str) -> Line | None:
-    """Return the line that sets a variable in a shell."""
     return line("export {assignment}", assignment=f"{name}={value}") if _VARIABLE.fullmatch(name) else None

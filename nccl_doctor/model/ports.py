@@ -124,7 +124,6 @@ class HolderJob(Observed):
 
     @property
     def gpus(self) -> tuple[GpuUse, ...]:
-        """The memory of the job on all GPUs."""
         return tuple(use for member in self.members for use in member.gpus)
 
 
@@ -199,7 +198,6 @@ class PortReport(Document):
     @computed_field  # type: ignore[prop-decorator]  # mypy: python/mypy#1362
     @property
     def holders(self) -> tuple[ListedHolder, ...]:
-        """All processes with a socket on the port."""
         return tuple(
             ListedHolder.model_construct(**dict(holder), unit=job.unit, gpus=job.gpus, refusal=job.refusal)
             for job in self.jobs

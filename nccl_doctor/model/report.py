@@ -409,6 +409,5 @@ class Report(Document):
         return (*found, *(names if len(names) <= MOST_NAMES else [f"{len(names)} checks that were not selected"]))
 
     def of_category(self, category: str) -> tuple[Diagnosis, ...]:
-        """Return the diagnoses of this category."""
         codes = {check.code for check in self.checks if check.category == category}
         return tuple(diagnosis for diagnosis in self.diagnoses if diagnosis.code in codes)

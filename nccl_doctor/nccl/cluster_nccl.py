@@ -52,7 +52,6 @@ class ClusterNccl:
 
     @cached_property
     def bootstrap(self) -> dict[str, Reachability]:
-        """Reachability of each host's bootstrap address from the others."""
         return {
             name: reachability(side, side.chosen.address, self.peers.of(name, side.chosen.address), self.mesh)
             for name, side in self.by_host.items()
@@ -333,7 +332,6 @@ def describe_gids(rdma: ClusterRdma, gids: Sequence[str]) -> str | None:
 
 
 def rdma_answers(rdma: ClusterRdma) -> dict[str, tuple[RdmaAnswer, ...]]:
-    """Return the ports of each host as NCCL numbers them."""
     apart: dict[tuple[str, int], list[str]] = {}
     for pair in rdma.pairs:
         if pair.talk.answer is Reachable.NO:

@@ -43,12 +43,10 @@ class HostNccl:
 
     @property
     def values(self) -> dict[str, str]:
-        """The variables' values by name."""
         return {name: variable.value for name, variable in self.variables.items()}
 
     @property
     def summary(self) -> NcclInterface | None:
-        """The choice in the form for reports."""
         if self.chosen is None:
             return None
         version = show(self.version) if self.version is not None else None
@@ -66,7 +64,6 @@ class HostNccl:
         return next((link for link in self.interfaces.links if link.name == name), None)
 
     def networks(self, address: str) -> list[Network]:
-        """Return the networks of the interface entries with this address."""
         return [
             network_of(f"{entry.address}/{prefix_length(entry.netmask)}")
             for entry in self.interfaces.addresses

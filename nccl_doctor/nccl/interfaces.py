@@ -46,7 +46,6 @@ class Spec:
         return not self.tokens or (name in self.tokens if self.exact else name.startswith(self.tokens))
 
     def accepts(self, name: str) -> bool:
-        """Return whether NCCL would accept an interface with this name."""
         return self.listed(name) != self.exclude
 
 

@@ -83,7 +83,6 @@ def _entries() -> dict[str, list[tuple[int, _Entry]]]:
 
 @cache
 def catalogue() -> tuple[Meaning, ...]:
-    """Return all templates."""
     here = Path(__file__).parent
     nvidia: dict[str, list[list[str]]] = json.loads((here / "messages.json").read_text(encoding="utf-8"))
     rccl: dict[str, list[str]] = json.loads((here / "rccl_messages.json").read_text(encoding="utf-8"))
@@ -142,7 +141,6 @@ class PortError:
 
     @property
     def meaning(self) -> str:
-        """The error as a phrase."""
         return _MEANS[self.kind]
 
 

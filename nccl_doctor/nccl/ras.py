@@ -196,7 +196,6 @@ class _TextReader:
 
 
 def parse_lines(lines: Iterable[str]) -> RasAnswer:
-    """Parse lines of the text format, and ignore all others."""
     reader = _TextReader()
     for line in lines:
         reader.take(line[:400].strip())

@@ -171,13 +171,11 @@ class Entry:
 
     @property
     def netdev(self) -> str | None:
-        """The network interface behind it."""
         gid = self.gid.entry or next(iter(self.port.gids), None)
         return gid.interface if gid is not None else None
 
     @property
     def is_roce(self) -> bool:
-        """True for Ethernet."""
         return self.port.link_layer == "Ethernet"
 
 
@@ -202,7 +200,6 @@ class RdmaList:
 
     @cached_property
     def spec(self) -> HcaSpec:
-        """The parsed NCCL_IB_HCA."""
         return parse_hca(self.variables.get("NCCL_IB_HCA", ""), self.version)
 
     @cached_property
@@ -213,7 +210,6 @@ class RdmaList:
 
     @cached_property
     def entries(self) -> tuple[Entry, ...]:
-        """The ports as NCCL numbers them."""
         if self.off is not None:
             return ()
         kept = [(device, port) for device, port in self.present if self.spec.accepts(device.name, port.number)]
@@ -307,7 +303,6 @@ LEVELS = ("LOC", "PORT", "PIX", "PXB", "P2C", "PXN", "PHB", "SYS")
 
 
 def fuse(entries: Sequence[Entry], variables: Variables, version: Version) -> tuple[Nic, ...]:
-    """Return the ports, with those of one card fused as in this version."""
     alone = tuple(Nic((entry,)) for entry in entries)
     if version < FUSED_AT_INIT or integer(variables, "NCCL_IB_MERGE_NICS", 1, version) == 0:
         return alone

@@ -61,7 +61,6 @@ class Side:
 
     @property
     def host(self) -> str:
-        """The host's name."""
         return self.nccl.host
 
     def network(self, entry: Entry) -> Network | None:
@@ -380,7 +379,6 @@ def _meeting(side: Side, entry: Entry) -> object:
 
 
 def _common(first: Sequence[object], other: Sequence[object]) -> list[object]:
-    """Return the longest common subsequence."""
     best: list[list[list[object]]] = [[[] for _ in range(len(other) + 1)] for _ in range(len(first) + 1)]
     for i, left in enumerate(first):
         for j, right in enumerate(other):
@@ -390,7 +388,6 @@ def _common(first: Sequence[object], other: Sequence[object]) -> list[object]:
 
 
 def _picked(keys: Sequence[object], wanted: Sequence[object]) -> list[int]:
-    """Return the indexes of a subsequence."""
     found: list[int] = []
     for place, key in enumerate(keys):
         if len(found) < len(wanted) and key == wanted[len(found)]:

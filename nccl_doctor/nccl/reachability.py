@@ -144,7 +144,6 @@ class Reachability:
         return {verdict.cause for verdict in self.verdicts if verdict.cause is not None}
 
     def reasons(self, answer: Reachable) -> dict[str, tuple[str, ...]]:
-        """Return the reasons for an answer, each with its hosts."""
         found = grouped((verdict.why, verdict.source) for verdict in self.verdicts if verdict.answer is answer)
         return {why: tuple(sources) for why, sources in found.items()}
 
@@ -206,7 +205,6 @@ class Peers:
 
     @cached_property
     def _owners(self) -> dict[str, list[str]]:
-        """Hosts by their addresses."""
         own = {name: {entry.address for entry in one.interfaces.addresses} for name, one in self._by_host.items()}
         return grouped((str(address), name) for name, addresses in own.items() for address in addresses)
 
@@ -217,6 +215,5 @@ class Peers:
 
     @cached_property
     def _lost(self) -> dict[str, list[str]]:
-        """Hosts whose dials to each host failed."""
         failures = self._mesh.failures if self._mesh is not None else ()
         return grouped((dst, src) for src, dst in failures if src in self._by_host)

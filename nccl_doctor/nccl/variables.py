@@ -164,7 +164,6 @@ def _pair(version: str) -> tuple[int, int]:
 
 @cache
 def register() -> dict[str, Known]:
-    """Return NCCL's variables by name."""
     text = resources.files(__package__).joinpath("known_variables.json").read_text(encoding="utf-8")
     return {
         name: Known(name, row.get("type"), row["since"], row.get("last"), row.get("removed"))
@@ -414,7 +413,6 @@ class HcaSpec:
         return next((item for item in fits if item.port in (None, port)), None)
 
     def accepts(self, name: str, port: int) -> bool:
-        """Return whether NCCL would accept this port."""
         return (not self.items or self.find(name, port) is not None) != self.exclude
 
 

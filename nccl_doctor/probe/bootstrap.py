@@ -50,7 +50,6 @@ class MemoryImporter:
         return zlib.decompress(self._packed(fullname)[0]).decode()
 
     def get_code(self, fullname: str) -> types.CodeType:
-        """Return the code of a module."""
         if self._native:
             return marshal.loads(zlib.decompress(self._packed(fullname)[1]))  # type: ignore[no-any-return]  # noqa: S302
         return compile(self.get_source(fullname), file_name(fullname), "exec")
@@ -59,12 +58,10 @@ class MemoryImporter:
         return self.modules.get(fullname) or self.modules[fullname + ".__init__"]
 
     def exec_module(self, module: types.ModuleType) -> None:
-        """Run a module in its namespace."""
         exec(self.get_code(module.__name__), module.__dict__)  # noqa: S102 - our own bundle, received over SSH
 
 
 def file_name(module: str) -> str:
-    """Return the file name that tracebacks show for a module."""
     return "<probe>/" + module.replace(".", "/") + ".py"
 
 

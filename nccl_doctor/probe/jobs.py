@@ -73,7 +73,6 @@ def is_publisher(executable: str) -> bool:
 
 
 def is_python(executable: str) -> bool:
-    """Return whether a base name is that of a Python interpreter."""
     return PYTHON.fullmatch(executable) is not None
 
 
@@ -133,7 +132,6 @@ class JobProcesses(NamedTuple):
 
 
 def job_of(pid: int, table: Table) -> JobProcesses:
-    """Return the job that a process belongs to."""
     root = table.procs[pid]
     while (parent := table.procs.get(root.ppid)) is not None and parent.pid != 1 and _started(parent, root, table):
         root = parent
@@ -176,7 +174,6 @@ def is_orphan(pid: int, table: Table) -> bool:
 
 
 def is_ray_worker(pid: int, table: Table) -> bool:
-    """Return whether Ray set the title of this process."""
     return table.command(pid).startswith(RAY_WORKER)
 
 

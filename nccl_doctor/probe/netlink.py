@@ -98,7 +98,6 @@ def _until(deadline: float, kernel: socket.socket, kind: int, body: bytes) -> It
 
 
 def refusal(body: bytes) -> OSError:
-    """Return the error in the body of an NLMSG_ERROR."""
     code = -struct.unpack_from("=i", body)[0]
     return OSError(code, os.strerror(code))
 
@@ -231,7 +230,6 @@ def parse_socket(body: bytes) -> DiagSocket:
 
 
 def ends(sock: DiagSocket) -> tuple[tuple[str, int], tuple[str, int]]:
-    """Return the local and the remote endpoint of a socket."""
     return (plain(sock.local_address), sock.local_port), (plain(sock.remote_address), sock.remote_port)
 
 

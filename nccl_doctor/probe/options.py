@@ -38,7 +38,6 @@ class Launcher(NamedTuple):
     pairs: FrozenSet[str] = frozenset()
 
     def written(self, notion: str) -> str:
-        """Return the option for a setting, as it is spelled."""
         same = [name for name, meaning in self.same.items() if meaning == notion]
         own = notion if notion in self.options else max(same, key=len, default=notion)  # short ones have one "-"
         return "--" + (own.replace("_", "-") if self.engine else own)
@@ -311,7 +310,6 @@ def find_launcher(words: Sequence[str]) -> tuple[Launcher, int]:
 
 
 def read_words(launcher: Launcher, words: Sequence[str]) -> Words:
-    """Return the words behind a launcher, as it reads them."""
     left, options, told, unknown, places = list(words), [], {}, [], []
     while left and left[0] != "--" and (left[0].startswith("-") or launcher.engine):
         if not left[0].startswith("-"):  # an engine's model

@@ -51,7 +51,6 @@ def status_of(place: int) -> dict[str, list[str]]:
 
 
 def credentials(status: dict[str, list[str]]) -> Credentials:
-    """Return the credentials of a process by its status."""
     if len({*status["Uid"]}) > 1 or len({*status["Gid"]}) > 1:
         raise Unavailable("it has the rights of several users")
     return Credentials(int(status["Uid"][0]), int(status["Gid"][0]), [int(one) for one in status["Groups"]])

@@ -166,7 +166,6 @@ class Table:
         return found
 
     def ancestors(self, pid: int) -> list[int]:
-        """Return the parent, its parent and so on."""
         found: list[int] = []
         proc = self.procs.get(pid)
         while proc is not None and proc.ppid and proc.ppid not in found:

@@ -27,7 +27,6 @@ class Unavailable(Exception):  # noqa: N818 - it is no error of ours
 
 
 def trace() -> str:
-    """Return the traceback of the current exception."""
     import traceback  # 3 ms, and most hosts have none
 
     return traceback.format_exc()
@@ -59,7 +58,6 @@ FILE_PIECE = 1 << 16
 
 @fact("port_range")
 def port_range(folder: str = "/proc/sys/net/ipv4") -> dict[str, Any]:
-    """Return snapshot.PortRange."""
     told = read(f"{folder}/ip_local_port_range")
     if told is None:
         raise Unavailable(f"{folder}/ip_local_port_range can't be read")

@@ -184,7 +184,6 @@ def _failed(result: StepResult, step: Step, screen: Screen) -> Iterator[str]:
 
 
 def _printed(result: StepResult, step: Step, screen: Screen) -> Iterator[str]:
-    """Yield a command with the end of its output."""
     yield f"  {clean(step.command)}"
     for line in result.output.splitlines()[-4:]:
         yield from wrap(line, screen.prose, "    ")

@@ -196,7 +196,6 @@ def _lost_draw(report: PortReport) -> Iterator[list[str]]:
 
 
 def _list_sockets(port: int | None) -> Line | None:
-    """Return the command that shows a port's sockets and their processes."""
     return None if port is None else line("ss -tanp 'sport = :{port}'", port=port)
 
 

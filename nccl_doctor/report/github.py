@@ -42,7 +42,6 @@ def _line(kind: str, properties: dict[str, str], lines: list[str]) -> str:
 
 
 def _escaped(text: str, more: str = "") -> str:
-    """Return a text with all characters escaped that would end the line or the property."""
     text = clean(text).replace("%", "%25")
     for character in more:
         text = text.replace(character, f"%{ord(character):02X}")

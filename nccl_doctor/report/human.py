@@ -171,7 +171,6 @@ _MATRIX = 32  # hosts up to which the mesh is drawn; in larger clusters failed d
 
 
 def details(report: Report, screen: Screen) -> Iterator[list[str]]:
-    """Yield the tables, each a block of lines."""
     if report.hosts:
         hosts = [(str(host.node_rank), host.name, host.address, _uses(host)) for host in report.hosts]
         yield table(("rank", "host", "address", "NCCL uses"), hosts, screen.prose)

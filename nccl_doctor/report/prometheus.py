@@ -16,7 +16,6 @@ Samples = list[tuple[dict[str, str], float]]
 
 
 def render(report: Report, options: RenderOptions) -> str:
-    """Return the report's metrics, all gauges."""
     found = [
         ({"code": each.code, "name": each.name, "severity": each.severity.value, "host": host}, 1.0)
         for each in report.diagnoses
@@ -52,7 +51,6 @@ def render(report: Report, options: RenderOptions) -> str:
 
 
 def render_watch(watch: HangWatch, _options: RenderOptions) -> str:
-    """Return the metrics of a watched job, all gauges."""
     job = {} if watch.job is None else {"master": f"{watch.job.master_addr}:{watch.job.master_port}"}
     ranks = [({"rank": str(one.rank), "host": one.host, **job}, one.idle_s) for one in watch.ranks]
     idle: Samples = [] if watch.idle_s is None else [(job, watch.idle_s)]

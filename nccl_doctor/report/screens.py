@@ -188,7 +188,6 @@ def render_launch(plan: Launch, _options: RenderOptions) -> str:
 
 
 def render_script(plan: Launch, _options: RenderOptions) -> str:
-    """Return the Slurm batch script unchanged."""
     return plan.commands[0].command
 
 
@@ -319,7 +318,6 @@ def render_page(page: Page | Topic | TopicList, _options: RenderOptions) -> str:
 
 
 def render_codes(document: Codes, _options: RenderOptions) -> str:
-    """Return all diagnoses in a table."""
     rows = [(each.code, each.name, each.severity.value, each.category) for each in document.codes]
     return "\n".join(table(("code", "name", "severity", "category"), rows, WIDTH)) + "\n"
 

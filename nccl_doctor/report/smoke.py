@@ -32,7 +32,6 @@ _MOST = 100  # rates shown with -v
 
 
 def smoke(result: AllReduceReport, screen: Screen) -> Iterator[list[str]]:
-    """Yield blocks of lines about an all-reduce."""
     ranks = result.ranks
     labelled = {
         "backend": f"{plural(len(ranks), 'rank')}, {backend(result)}",
@@ -55,7 +54,6 @@ def smoke(result: AllReduceReport, screen: Screen) -> Iterator[list[str]]:
 
 
 def backend(result: AllReduceReport) -> str:
-    """Return the backend with its versions, and the reason for it."""
     versions = sorted({rank.nccl for rank in result.ranks if rank.nccl})
     name = " ".join(("NCCL" if result.backend == "nccl" else result.backend, *versions))
     return f"{name} ({result.reason})" if result.reason else name

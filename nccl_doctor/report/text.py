@@ -88,7 +88,6 @@ class Screen(NamedTuple):
 
     @classmethod
     def of(cls, options: RenderOptions) -> Screen:
-        """Return the screen that the options describe."""
         return cls(painter(options.color), max(options.width, 50), options.verbose)
 
     @property

@@ -172,7 +172,6 @@ class JobProcess(Observed):
 
     @property
     def owner(self) -> User:
-        """The user of the process."""
         return User(self.user, self.uid)
 
     def is_alike(self, other: JobProcess) -> bool:
@@ -316,7 +315,6 @@ class HangHost(Observed):
 
     @property
     def name(self) -> str:
-        """The node's name."""
         return self.node.name
 
 

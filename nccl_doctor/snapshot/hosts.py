@@ -154,7 +154,6 @@ class Host(Observed):
 
     @property
     def name(self) -> str:
-        """The node's name."""
         return self.node.name
 
     def beside(self, names: network.Common) -> Host:
@@ -213,7 +212,6 @@ class Snapshot(Observed):
 
     @property
     def reached(self) -> tuple[Host, ...]:
-        """The hosts that answered."""
         return tuple(host for host in self.hosts if host.facts is not None)
 
 
@@ -234,7 +232,6 @@ def rank_counts(snapshot: Snapshot) -> dict[str, int]:
 
 
 def gpu_counts(snapshot: Snapshot) -> dict[str, int]:
-    """Return the number of GPUs that the ranks of each host see, for hosts with GPUs."""
     counts: dict[str, int] = {}
     for host, facts in ((host, host.facts) for host in snapshot.hosts if host.facts is not None):
         if not isinstance(facts.gpus, Unknown) and (facts.gpus or rocm_gpus(facts)):

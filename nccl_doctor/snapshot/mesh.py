@@ -84,7 +84,6 @@ class Sample(Observed):
     by_all: tuple[str, ...] = ()  # hosts with a failed dial, which all others dialled afterwards
 
     def holds(self, src: str, dst: str) -> bool:
-        """Return whether the dial from one host to the other is in the sample."""
         if src == dst:
             return False
         behind = (self._ranks[dst] - self._ranks[src]) % len(self.order)
@@ -234,7 +233,6 @@ class Mesh(Observed):
 
     @cached_property
     def rdma_dials(self) -> dict[tuple[str, str, str, str], RdmaDial]:
-        """RDMA dials by hosts, interface and address."""
         return {(dial.src, dial.dst, dial.interface, dial.address): dial for dial in self.rdma}
 
     @cached_property

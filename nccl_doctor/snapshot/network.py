@@ -271,7 +271,6 @@ def literal(name: str) -> ResolverAnswer | None:
 
 
 def addresses_by_name(names: Iterable[Names]) -> dict[str, set[str]]:
-    """Return, for each name, all addresses to which any of these hosts resolves it."""
     found: dict[str, set[str]] = {}
     common: Common = {}
     for one in names:
@@ -285,7 +284,6 @@ def addresses_by_name(names: Iterable[Names]) -> dict[str, set[str]]:
 
 
 def deviations(hosts: Mapping[str, Names]) -> dict[str, dict[str, Resolution]]:
-    """Return the answers for each name that deviate from the common one, by host."""
     found: dict[str, dict[str, Resolution]] = {}
     for host, names in hosts.items():
         for name, told in names.own.items():
@@ -407,5 +405,4 @@ class PortRange(Observed):
 
     @property
     def size(self) -> int:
-        """The number of ports that can be assigned."""
         return self.high - self.low + 1 - sum(self.low <= port <= self.high for port in self.reserved_ports)

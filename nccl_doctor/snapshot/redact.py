@@ -135,7 +135,6 @@ def clean(value: BaseModel, tree: dict[str, Any], done: Redacted) -> dict[str, A
 
 
 def _part(value: object, tree: object, done: Redacted, mark: Holds | None) -> object:
-    """Return the redacted JSON of a field's value."""
     if isinstance(value, BaseModel) and isinstance(tree, dict):
         return clean(value, tree, replace(done, users={}) if mark is Holds.RULES else done)
     if mark in _CLEANED and tree is not None:
@@ -165,7 +164,6 @@ def _untyped(tree: object, done: Redacted, key: str = "") -> object:
 
 
 def _environment(variables: dict[str, Any], done: Redacted) -> dict[str, Any]:
-    """Return redacted variables, each with one value or several."""
     return {
         name: [one and _variable(name, one, done) for one in value]
         if isinstance(value, list)

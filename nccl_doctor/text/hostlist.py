@@ -45,7 +45,6 @@ def figure(value: float, digits: int = 2) -> str:
 
 
 def listed(words: Iterable[str], most: int = 8) -> str:
-    """Return words separated by commas, and how many more there are."""
     some = list(words)
     more = f" and {len(some) - most} more" if len(some) > most else ""
     return ", ".join(some[:most]) + more

@@ -159,7 +159,6 @@ def unmarked(word: str) -> str:
 
 
 def nested(command: Line | str) -> Line:
-    """Return a command as one quoted word of another command."""
     return Line(_quoted(str(command)))
 
 

@@ -33,7 +33,6 @@ class Connections:
         return _Open(self._transport)
 
     def close(self) -> None:
-        """Close the connections."""
         if self._transport is not None:
             self._transport.close()
 

@@ -85,7 +85,6 @@ class LineBuffer:
         return line
 
     def push_back(self, lines: list[bytes]) -> None:
-        """Put popped lines back in front."""
         self._data[:0] = b"".join(line + b"\n" for line in lines)
         self._searched = 0
 
@@ -212,7 +211,6 @@ class Greeting:
 
     @property
     def words(self) -> tuple[str, ...]:
-        """The lines as text."""
         return tuple(line.decode(errors="replace") for line in self.lines)
 
 

@@ -67,7 +67,6 @@ class Ended(NamedTuple):
 
 
 def look(machine: Machine, port: int | None, process: Identity | None, grace_s: float) -> PortReport:
-    """Return who holds a port on a machine, or the job of a process there."""
     pid, started = process or (None, None)
     answer = machine.ask(PORT, port=port, pid=pid, started=started, grace_s=grace_s)
     trial = answer.trial or Trial(free=not answer.jobs)

@@ -102,8 +102,7 @@ class Machine(Protocol):
     def ask(self, request: Request[T], **arguments: object) -> T:
         """Return the answer to a request; NotReachedError if there is none."""
 
-    def close(self) -> None:
-        """Disconnect from the host."""
+    def close(self) -> None: ...
 
 
 class ThisMachine:
@@ -115,7 +114,6 @@ class ThisMachine:
         require_linux("this machine")
 
     def ask(self, request: Request[T], **arguments: object) -> T:
-        """Return the answer to a request."""
         return request.answer.validate_python(HANDLERS[request.do](arguments))
 
     def close(self) -> None:
@@ -129,8 +127,6 @@ class SessionMachine:
         self.session, self.name = session, session.node.name
 
     def ask(self, request: Request[T], **arguments: object) -> T:
-        """Return the answer to a request, validated."""
-
         def answer(session: ProbeSession) -> T:
             return session.ask(request.answer, request.do, time.monotonic() + ANSWER_S, **arguments)
 
@@ -140,7 +136,6 @@ class SessionMachine:
             raise NotReachedError(f"{self.name}: {error}") from error
 
     def close(self) -> None:
-        """End the probe."""
         self.session.close()
 
 
@@ -205,7 +200,6 @@ class Fleet:
         return [self.target, *(self._connect(others) if others else ())]
 
     def close(self) -> None:
-        """Disconnect from every host."""
         for machine in self._opened:
             machine.close()
         if self._transport is not None:

@@ -49,7 +49,6 @@ def findings(
 
 
 def of_engine(view: View, name: str, joint: str = "") -> Iterator[Finding]:
-    """Yield the findings for an engine's failures of this name."""
     return findings(view, EngineFailure, lambda failures: Fix(summary=failures[0].remedy), joint, kind=name)
 
 

@@ -74,7 +74,6 @@ _PASSWORDS = {"password", "keyboard-interactive"}
 
 @check("NCD102", severity=Severity.ERROR, explains=FOLLOWS, scope="ssh")
 def ssh_auth_failed(view: View) -> Findings:
-    """Yield one finding for the hosts that failed alike."""
     return findings(view, SshAuthFailed, _remedy)
 
 

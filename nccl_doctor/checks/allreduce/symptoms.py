@@ -53,7 +53,6 @@ def _kind(rank: RankReport, found: Culprits) -> str:
 
 
 def _exception(error: str, smoke: Smoke) -> str:
-    """Return the kind of an exception, by its message."""
     if is_echo(error, lost=bool(smoke.launchers)):
         return LOST
     return _where(next(iter(named_by(error)), "script-failed"), error)
@@ -102,6 +101,5 @@ _ENDS = {
 
 
 def words(name: str) -> Iterator[Effect]:
-    """Yield the effects of a fault that the ranks' output names."""
     yield Effect((name, *_DIED, *_ENDS.get(name, ())), Reach.OWN, "the ranks' own words")
     yield Effect(tuple(AFTERMATH), Reach.MEETS, "the others wait for the ranks that say so, or lose them")

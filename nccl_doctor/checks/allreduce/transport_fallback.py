@@ -81,7 +81,6 @@ def _active(host: Host) -> list[str]:
 
 
 def _reasons(hosts: list[Host], variables: tuple[str, ...]) -> Iterator[str]:
-    """Yield the variables of the hosts file that forbid the faster transport."""
     for variable in variables:
         for value in dict.fromkeys(host.node.env[variable] for host in hosts if variable in host.node.env):
             names = [host.name for host in hosts if host.node.env.get(variable) == value]

@@ -24,7 +24,6 @@ class Judged:
 
     @property
     def count(self) -> int:
-        """The number of hosts."""
         return len(self.places)
 
     @property
@@ -45,7 +44,6 @@ Fault = str | Unjudged
 
 
 def nodes(judged: Judged) -> Iterator[str]:
-    """Yield faults in the number of nodes and in their ranks."""
     line, count = judged.line, judged.count
     told, rank = line.options.get("nnodes"), line.options.get("node_rank")
     if line.settings_file and not line.options.keys() >= {"nnodes", "node_rank"} and count > 1:

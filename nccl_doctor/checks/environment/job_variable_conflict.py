@@ -75,7 +75,6 @@ def _sources(host: Host, facts: HostFacts, of_pod: Collection[str]) -> Iterator[
 
 
 def planned_nodes(snapshot: Snapshot) -> Iterator[tuple[str, PlannedNode]]:
-    """Yield each host with its node rank."""
     ranks, world, first = rank_counts(snapshot), world_size(snapshot), 0
     for host in snapshot.hosts:
         nproc = ranks.get(host.name, host.node.nproc_per_node or 1)

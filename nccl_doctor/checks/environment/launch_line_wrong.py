@@ -50,7 +50,6 @@ from nccl_doctor.text.secrets import part
 
 @check("NCD805", severity=Severity.ERROR, row="software")
 def launch_line_wrong(view: View) -> Findings:
-    """Yield one finding for all faults of the line."""
     cluster = view.snapshot.cluster
     try:
         line = line_to_judge(view.snapshot)
@@ -106,7 +105,6 @@ class Faults:
 
     @property
     def advice(self) -> str:
-        """The remedy in words."""
         if self.ports:
             return "Give it another port."
         if self.ranks and not (self.devices or self.lacks_gpus):
@@ -181,7 +179,6 @@ def _lacking(judged: Judged) -> Iterator[tuple[str, str]]:
 
 
 def _meeting(judged: Judged) -> Iterator[Fault]:
-    """Yield faults in the address and the port at which ranks meet."""
     line, options = judged.line, judged.line.options
     if line.launcher == "deepspeed" and judged.count > 1:
         yield from _deepspeed(judged)

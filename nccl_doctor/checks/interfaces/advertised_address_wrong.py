@@ -97,7 +97,6 @@ def advertised_address_wrong(view: View) -> Findings:
 
 
 def _sides(view: View) -> Iterator[tuple[str, Side | Unknown]]:
-    """Yield each host as its programs see it, or why that is unknown."""
     for host, _ in view.facts:
         side = side_of(view.snapshot.cluster, host)
         lacks = host.name not in view.nccl.by_host
@@ -197,7 +196,6 @@ def _of_peers(view: View, own: HostNccl, given: Advertised, address: str, right:
 
 
 def _numeric(view: View, name: str, side: Side, given: Advertised) -> str | None:
-    """Return the address that is advertised, or to which the host resolves the advertised name."""
     if given.address is None or numeric(given.address) is not None:
         return given.address
     if given.address == "localhost":
@@ -251,7 +249,6 @@ def _finding(view: View, severity: Severity, those: tuple[Misled, ...], which: l
 
 
 def _commands(view: View, program: str, better: Mapping[str, str]) -> Iterator[Command]:
-    """Yield the lines that give each host's program its address."""
     cluster = view.snapshot.cluster
     for host, address in better.items():
         if program in _EXPORTS:
@@ -306,7 +303,6 @@ def _message(case: Case) -> str:
 
 
 def _heads(log: Log) -> list[str]:
-    """Return the addresses at which an engine connected to Ray."""
     events = (event for reading in log.readings for event in reading.events)
     return [event.address.ip for event in events if event.wording == _HEAD and event.address.ip]
 
@@ -344,7 +340,6 @@ def _weigh(event: Event, scene: Scene) -> Grade:
 
 
 def _net(address: Address) -> bytes:
-    """Return the part of an address that the hosts of one network share."""
     return address.packed[:3] if address.version == 4 else address.packed[:8]
 
 

@@ -98,7 +98,6 @@ def _lost_words(own: OwnName, given: list[str | None]) -> str:
 
 
 def _reached(view: View, host: str, name: str) -> bool:
-    """Return whether a host reached our listener by the master's name."""
     cluster, mesh = view.snapshot.cluster, view.snapshot.mesh
     master = cluster.nodes[0].name
     if not isinstance(mesh, Mesh) or name != cluster.master_addr or host == master:

@@ -82,7 +82,6 @@ def _is_lost(answer: tuple[str, Resolution | None]) -> bool:
 
 
 def _alias(view: View, name: str) -> Finding:
-    """Return the finding for a master that is listed by an alias of ~/.ssh/config."""
     hosts = tuple(host.name for host in view.snapshot.reached)
     master = view.snapshot.cluster.nodes[0].name
     address = view.nccl.addresses.get(master)

@@ -18,7 +18,6 @@ from nccl_doctor.text.hostlist import fold
 
 @check("NCD218", severity=Severity.INFO)
 def ifname_model_differs(view: View) -> Findings:
-    """Yield one finding for all hosts."""
     pictures = view.nccl.by_host
     if differing := {name: one.disagreement for name, one in pictures.items() if one.disagreement is not None}:
         yield Finding(

@@ -38,7 +38,6 @@ def interface_down(view: View) -> Findings:
 
 
 def _state(view: View, found: Hindered) -> tuple[str, str, bool]:
-    """Return the interface, its network, and whether it was switched off."""
     fault = next(iter(found.route_faults))
     link = view.by_host[found.host].link(fault.usual or "")
     return fault.usual or "", str(fault.network), link is not None and "up" not in link.flags

@@ -91,7 +91,6 @@ def _peers(facts: HostFacts, names: frozenset[str], cache: _Cache) -> int:
 
 
 def _beside(nets: frozenset[Network], texts: Iterable[str]) -> Iterator[str]:
-    """Yield the addresses that lie in one of the networks."""
     for text in texts:
         address = address_of(text)
         if address.version == 4 and any(address in net for net in nets):

@@ -42,7 +42,6 @@ def route_diverted(view: View) -> Findings:
 
 
 def _lines(fault: RouteFault) -> tuple[str, str]:
-    """Return the route that packets take, as a phrase, and its evidence."""
     way = fault.way
     where = f"through {way.dev}" if way.gateway is None else f"to {way.gateway} through {way.dev}"
     source = f" from {way.source}" if way.source else ""

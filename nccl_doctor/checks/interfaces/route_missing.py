@@ -195,7 +195,6 @@ def _unaddressed(found: Hindered) -> Finding:
 
 
 def answer_of(way: Way) -> str:
-    """Return the kernel's answer in short."""
     return way.error or f"dev {way.dev}{f' via {way.gateway}' if way.gateway else ''}"
 
 

@@ -64,13 +64,11 @@ def _what(blames: list[Blame], snapshot: Snapshot) -> str:
 
 
 def to_master(dial: FailedDial, snapshot: Snapshot) -> bool:
-    """Return whether the dial went to the master port on the master."""
     cluster = snapshot.cluster
     return dial.port == cluster.master_port and dial.dst == cluster.nodes[0].name
 
 
 def stops_master(blame: Blame, snapshot: Snapshot) -> bool:
-    """Return whether the host blocks dials to the master port."""
     return any(to_master(dial, snapshot) for dial in blame.dials)
 
 

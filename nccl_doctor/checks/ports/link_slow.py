@@ -222,7 +222,6 @@ def _interfaces(slow: SlowLink) -> str:
 
 
 def _evidence(slow: SlowLink, rates: Rates, view: View) -> Iterator[str]:
-    """Yield the rates, compared with those of the others, and what is known about the links."""
     bad = {(one.src, one.dst, one.rail) for one in slow.rates}
     others = [
         one for pair, one in rates.final.items() if pair not in bad and (one.rail in slow.rails) != slow.whole_rail

@@ -47,5 +47,4 @@ RESERVED = "net.ipv4.ip_local_reserved_ports"
 
 
 def reserving(own: PortRange, port: int) -> SysctlSet:
-    """Return the operation that reserves one more port."""
     return SysctlSet(((RESERVED, own.reserving(port)),), (own.reserved_text,))

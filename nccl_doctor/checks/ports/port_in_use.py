@@ -118,7 +118,6 @@ def _stop_container(host: Host, trial: PortTrial) -> Fix:
 
 
 def _fix(cluster: Cluster, host: Host, trial: PortTrial) -> Fix:
-    """Return the remedy for the cause of the failed bind."""
     if trial.cause == "time-wait":
         wait = fix_port(cluster, host.node, line("{port} --wait", port=trial.port))
         seconds = f"{trial.time_wait_s or 60:.0f} seconds"

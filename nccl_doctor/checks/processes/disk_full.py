@@ -40,7 +40,6 @@ _PLAIN = re.compile(r"/[\w./+-]{0,200}", re.ASCII)
     errors=("EDQUOT",),
 )
 def disk_full(view: View) -> Findings:
-    """Yield one finding for each full folder, with all its hosts."""
     full: dict[tuple[str, bool], dict[str, int]] = {}
     for host, facts in view.facts:
         for folder in known(facts.temporary):

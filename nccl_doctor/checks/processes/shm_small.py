@@ -76,7 +76,6 @@ def shm_small(view: View) -> Findings:
 
 
 def _both(missing: Finding, small: Finding) -> Finding:
-    """Return one finding for both groups, with a remedy for each."""
     commands = (*missing.fix.commands, *small.fix.commands)
     summary = small.fix.summary if not commands else f"{missing.fix.summary} {small.fix.summary}"
     return Finding(

@@ -33,7 +33,6 @@ PIN = "NCCL_IB_GID_INDEX"
 
 @check("NCD404", severity=Severity.ERROR, needs=("rdma", *NEEDS), needs_nccl=True, explains=("rdma-mismatch", RDMA))
 def rdma_gid_missing(view: View) -> Findings:
-    """Yield one finding for all ports whose GID is unusable."""
     rdma = view.nccl.rdma
     faults = rdma.gid_faults
     if not faults:
@@ -70,7 +69,6 @@ def rdma_gid_missing(view: View) -> Findings:
 
 
 def _table(entry: Entry) -> str:
-    """Return the entries that hold an address."""
     held = [f"{gid.index} {gid.type or 'of unknown type'} {ip_of(gid)}" for gid in entry.port.gids if is_usable(gid)]
     return f"its table has {', '.join(held[:6])}" if held else "its table has no address"
 

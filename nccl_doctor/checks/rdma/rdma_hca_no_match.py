@@ -59,7 +59,6 @@ def gravity(view: View, names: list[str]) -> Severity | None:
 
 
 def _over_gloo(view: View) -> bool:
-    """Return whether the job runs on CPUs, over gloo."""
     return all(facts.gpus == () and gpu_wish(host) is None for host, facts in view.facts)
 
 

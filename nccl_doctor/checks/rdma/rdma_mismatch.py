@@ -32,7 +32,6 @@ from nccl_doctor.text.hostlist import fold
 
 @check("NCD401", severity=Severity.WARNING, needs=("rdma", *NEEDS), needs_nccl=True, explains=(RDMA,))
 def rdma_mismatch(view: View) -> Findings:
-    """Yield one finding for all differences."""
     sides = view.nccl.rdma.sides
     names = {device.name for side in sides.values() for entry in side.rdma.entries for device in [entry.device]}
     profiles = {

@@ -82,7 +82,6 @@ def _evidence(rdma: ClusterRdma, pairs: tuple[Pair, ...]) -> Iterator[str]:
 
 
 def _fallen(rdma: ClusterRdma, host: str) -> list[str]:
-    """Return the devices that are down on a host and up on others."""
     others = [side.rdma.entries for name, side in rdma.sides.items() if name != host]
     up = {entry.device.name for entries in others for entry in entries}
     shorter = len(rdma.sides[host].rdma.entries) < max(map(len, others), default=0)

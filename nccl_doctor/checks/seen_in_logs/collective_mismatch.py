@@ -246,7 +246,6 @@ def _recorded(dumps: dict[str, Dump]) -> list[Event]:
 
 
 def _compared(scene: Scene) -> list[Event]:
-    """Return the events, with a comparison of what the ranks wait in."""
     differing = mismatch(scene.events)
     events = [replace(e, name="collective-mismatch", grade=Grade.ROOT) if e in differing else e for e in scene.events]
     return events + _recorded(scene.log.dumps)

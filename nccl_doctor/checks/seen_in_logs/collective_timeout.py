@@ -254,7 +254,6 @@ def _silent(readings: list[Reading], facts: Facts) -> list[Event]:
 
 
 def _name(place: Event) -> str:
-    """Return the diagnosis of a run that stopped there."""
     return "rendezvous-timeout" if place.wording == rule.CHOSEN else place.name
 
 

@@ -118,7 +118,6 @@ def killed(event: Event) -> bool:
 
 
 def blamed(events: Sequence[Event], source: Mapping[str, Reading], facts: Facts) -> list[Event]:
-    """Return the events, with the rank and host of the process to blame."""
     others = [one for one in events if one.grade >= Grade.SYMPTOM and (exit_code(one) is None or killed(one))]
     losers: set[int | None] = {None}
     if others and all(one.name == "peer-died" for one in others):

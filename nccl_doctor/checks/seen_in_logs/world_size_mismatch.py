@@ -132,7 +132,6 @@ def _separate_tables(scene: Scene) -> list[Event]:
 
 
 def _meant(scene: Scene) -> list[Event]:
-    """Resolve barriers and benchmarks' tables."""
     return _separate_tables(replace(scene, events=_crowded_barrier(scene)))
 
 

@@ -28,7 +28,6 @@ SHOWN = 8
 
 @check("NCD508", severity=Severity.ERROR, needs=("same",), explains=(VERSIONS,))
 def code_mismatch(view: View) -> Findings:
-    """Yield one finding per path."""
     for path in view.snapshot.cluster.same:
         found: dict[str, SameEntry] = {}
         for host, facts in view.facts:
@@ -64,7 +63,6 @@ def code_mismatch(view: View) -> Findings:
 
 
 def _is_of_line(view: View, path: str) -> bool:
-    """Return whether it is a relative path in the launch line."""
     return not path.startswith(("/", "~")) and path in (view.snapshot.cluster.line or "").split()
 
 

@@ -58,14 +58,12 @@ class Fault:
     """The bus address of the GPU, if the message names exactly one."""
 
     def words(self, names: Sequence[str], gpus: int) -> str:
-        """Return the sentence for hosts with that many GPUs each."""
         if self.lost is not None and gpus > 1:
             return f"The driver of {fold(names)} has lost GPU {self.lost}, one of {gpus}: nvidia-smi fails for all."
         has = "has" if len(names) == 1 else "each have"
         return f"{fold(names)} {has} {plural(gpus, 'GPU')} but no working driver: {self.problem}."
 
     def fix(self, hosts: tuple[str, ...]) -> Fix:
-        """Return the remedy on these hosts."""
         if self.reboot:
             return Fix(summary=self.remedy, risk="disruptive")
         return pasted(self.remedy, on_each(hosts, *self.commands) if self.commands else (), needs_root=True)

@@ -48,7 +48,6 @@ _AFTER = "if the errors come back, leave the host out (-x) and have the GPU look
     row="GPUs",
 )
 def gpu_errors(view: View) -> Findings:
-    """Yield one finding per host."""
     for host, facts in view.facts:
         gpu_health = () if isinstance(facts.gpu_health, Unknown) else facts.gpu_health
         gone = {gpu.index: gpu.fault for gpu in known(facts.gpus) if gpu.fault}

@@ -47,7 +47,6 @@ SIGNS = LogSigns(
 
 @check("NCD509", severity=Severity.WARNING, needs=("gpus",), also=("gpu_driver",), row="GPUs")
 def gpu_model_mismatch(view: View) -> Findings:
-    """Yield one finding for hosts with different models of GPUs."""
     kinds = {
         host.name: Counter(_kind(gpu.name, gpu.memory_total_mib) for gpu in seen)
         for host, facts in view.facts

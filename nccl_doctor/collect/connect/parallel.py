@@ -64,7 +64,6 @@ class Window:
         return max(0.01, min(self._active(now), default=now) + self._silence() - now)
 
     def begin(self, number: int, now: float) -> None:
-        """Record the beginning of a handshake."""
         self._began[number] = now
 
     def end(self, number: int, now: float, *, well: bool) -> None:
@@ -94,14 +93,12 @@ class AllAtOnce(Window):
     limit: float = AT_ONCE
 
     def admits(self, _now: float) -> bool:
-        """Return whether fewer than the limit run."""
         return len(self._began) < self.limit
 
     def wait(self, _now: float) -> None:
         """Return None: only an end makes room."""
 
     def end(self, number: int, _now: float, *, well: bool) -> None:  # noqa: ARG002 - as a window
-        """Record the end of one."""
         del self._began[number]
 
 
@@ -235,12 +232,10 @@ class LoadWatch:
         threading.Thread(target=self._watch, name="load", daemon=True).start()
 
     def now(self) -> MachineLoad:
-        """Return the load up to now."""
         queue, cpus = psutil.getloadavg()[0], psutil.cpu_count() or 1
         return MachineLoad(queue=round(queue, 2), cpus=cpus, lag_s=round(self._lag_s, 3))
 
     def stop(self) -> MachineLoad:
-        """Return the load of the whole time."""
         self._done.set()
         return self.now()
 

@@ -115,12 +115,10 @@ class Heartbeat:
             return now()
 
     def add(self, channel: base.Channel) -> None:
-        """Also send on this channel."""
         with self._lock:
             self._channels.add(channel)
 
     def remove(self, channel: base.Channel) -> None:
-        """Stop sending on this channel."""
         with self._lock:
             self._channels.discard(channel)
 
@@ -198,7 +196,6 @@ class ProbeSession:
         return session
 
     def send(self, do: str, deadline: float, **arguments: object) -> int:
-        """Send a request and return its number."""
         self._last_id += 1
         self._awaited[self._last_id] = now()
         self._messages.requested()

@@ -91,7 +91,6 @@ _PYTHON: tuple[tuple[PythonProblem, str, str], ...] = (
 
 
 def start_failure(start: Start) -> PythonMissing | ProbeFailed:
-    """Return the failure that these signs show."""
     evidence, inside = (*start.stderr, *start.chatter), f"in {start.place} " if start.place else ""
     found = _problem(start) if start.came and not (start.late or start.lied) else None
     if found is not None:

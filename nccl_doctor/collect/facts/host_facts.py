@@ -183,7 +183,6 @@ class Asking:
             raise NoAnswerError(f"no answer in time to {', '.join(late)}")
 
     def all(self) -> dict[str, HostFacts]:
-        """Return the hosts' facts, by name."""
         return {
             name: facts.model_copy(update={"resolution": self._names.final(name, facts.resolution)})
             for name, facts in self._facts.items()

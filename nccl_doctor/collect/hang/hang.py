@@ -152,7 +152,6 @@ class Observation:
         self._timings["connect"] = time.monotonic() - began
 
     def observe(self) -> HangSnapshot:
-        """Find the job, sample it, and return the snapshot."""
         try:
             self.find()
             self.look()
@@ -168,7 +167,6 @@ class Observation:
         return dict(self._failures)
 
     def find(self) -> None:
-        """Find the ranks of the job on each host."""
         began = self._phase("finding ranks", [session.node.name for session in self._sessions])
 
         def find(session: ProbeSession) -> JobRanks:

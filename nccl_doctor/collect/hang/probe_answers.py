@@ -93,7 +93,6 @@ ReadDump = Callable[[str, bytes], flight.Dump | None]  # reads a dump that a ran
 
 
 def host_look(answer: LookAnswer, job: hang.JobRanks, read_dump: ReadDump) -> hang.HostLook:
-    """Parse a host's sample."""
     flows = _typed(_FLOWS, answer.flows)
     numbers = {rank.pid: rank.rank for rank in job.ranks}
     ranks = [

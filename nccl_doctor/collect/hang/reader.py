@@ -68,7 +68,6 @@ class Reader:
         self._ask(host, "ras", "", answer.encode(errors="replace"))
 
     def close(self) -> None:
-        """End the process, whatever it does."""
         self._closed = True
         if self._process is not None:
             self._process.kill()

@@ -120,7 +120,6 @@ class Dialling:
 
     @cached_property
     def nodes(self) -> dict[str, Node]:
-        """Nodes by name."""
         return {node.name: node for node in self.cluster.nodes}
 
     @cached_property
@@ -221,7 +220,6 @@ def listening(
 
 
 def open_listeners(session: ProbeSession, nonce: str, sockets: list[dict[str, Any]]) -> Listening:
-    """Have a host listen, and return the ports that it opened."""
     mine = plan.own_nonce(nonce, session.node.name)
     told = session.ask(
         probe_answers.LISTENING, "listen", time.monotonic() + LISTEN_ANSWER_S, nonce=mine, sockets=sockets

@@ -93,7 +93,6 @@ CLOSED = listener(mute=True)
 def find_interceptions(
     sessions: list[ProbeSession], facts: dict[str, HostFacts], mesh: Mesh, *, pods: bool
 ) -> tuple[Interception, ...]:
-    """Return the dials to closed ports that were accepted."""
     if len(sessions) < 2 or not (pods or any(was_accepted(dial) for dial in mesh.failed)):
         return ()
     nonce = secrets.token_hex(16)
@@ -117,7 +116,6 @@ def find_interceptions(
 
 
 def was_accepted(dial: FailedDial | DialRow) -> bool:
-    """Return whether a failed dial was connected to anything."""
     return dial.outcome in ("stranger", "intercepted", "reset") or dial.error == "SILENT"
 
 
@@ -128,7 +126,6 @@ Packet = tuple[str, str | None, str | None]  # destination, source address, and 
 def look_up_routes(
     sessions: list[ProbeSession], facts: dict[str, HostFacts], failed: Iterable[FailedDial]
 ) -> dict[str, HostFacts]:
-    """Return the facts of the hosts at both ends of failed dials, with their routes."""
     pairs = list(dict.fromkeys((dial.src, dial.dst, dial.address) for dial in failed if numeric(dial.address)))
     out: dict[str, dict[Packet, None]] = {}
     for src, _, address in pairs:

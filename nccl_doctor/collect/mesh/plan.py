@@ -74,7 +74,6 @@ def sampled(order: Sequence[str], size: MeshSize) -> Sample | None:
 
 
 def partners(names: Collection[str], sample: Sample | None) -> dict[str, list[str]]:
-    """Return the targets of each host in the sample."""
     if sample is None:
         return {name: [other for other in names if other != name] for name in names}
     order, count = sample.order, len(sample.order)
@@ -184,7 +183,6 @@ class Rails:
     gloo: tuple[Chosen, ...] = ()
 
     def of(self, address: str) -> Rail:
-        """Return the rail behind an address."""
         users: list[tuple[Literal["NCCL", "gloo"], tuple[Chosen, ...]]] = [("NCCL", self.nccl), ("gloo", self.gloo)]
         found = [(user, one.name) for user, used in users for one in used if one.address == address]
         return Rail(interface=found[0][1], users=tuple(user for user, _ in found))

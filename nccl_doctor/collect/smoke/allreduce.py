@@ -48,8 +48,7 @@ class Progress(Protocol):
     def stage(self, host: str, stage: str, size: int | None = None) -> None:
         """Record the stage of a host's slowest rank, and the size of the message measured last."""
 
-    def done(self, host: str) -> None:
-        """Record that a host has ended."""
+    def done(self, host: str) -> None: ...
 
 
 def why_not(cluster: Cluster, facts: dict[str, HostFacts], mesh: Phased[Mesh]) -> Skipped | None:
@@ -157,7 +156,6 @@ class Rank:
     times: dict[str, float] = field(default_factory=dict)
 
     def take(self, event: probe_answers.RankEvent) -> None:
-        """Record a report."""
         if event.stage is not None:
             self.stage = event.stage
             self.times[self.stage] = round(event.since, 3)
@@ -218,7 +216,6 @@ class AllReduceRun:
                 self._set_deadline()
 
     def stage(self, host: str) -> str:
-        """Return the stage of the slowest rank of a host."""
         first = self._offsets[host]
         return min((rank.stage for rank in self.ranks[first : first + self._counts[host]]), key=STAGES.index)
 
@@ -255,7 +252,6 @@ class AllReduceRun:
         return self._stopped_at is not None and self._clock() > self._stopped_at + ANSWER_S
 
     def _wait_for_start(self) -> None:
-        """Record that an interpreter is still starting."""
         if not self._failed and all(rank.stage == "none" for rank in self.ranks):
             latest = min(self._clock() + START_S, self._began + self._limits.imports_s, self._until)
             self._stop_at = max(self._stop_at, latest)
@@ -286,7 +282,6 @@ KEPT_CHATTER = 200  # fewer of NCCL's INFO lines among them
 
 
 def result(plan: Plan, all_reduce: AllReduceRun) -> Smoke:
-    """Return the result of the all-reduce."""
     ranks: list[RankReport] = []
     facts: dict[str, Facts] = {}
     for name, own in grouped((rank.host, (number, rank)) for number, rank in enumerate(all_reduce.ranks)).items():
@@ -335,7 +330,6 @@ def result(plan: Plan, all_reduce: AllReduceRun) -> Smoke:
 def _of_host(
     ranks: list[tuple[int, Rank]], lines: tuple[str, ...], *, nccl: bool
 ) -> tuple[list[RankReport], Facts | None]:
-    """Return a host's ranks by number, and NCCL's lines in their output."""
     from nccl_doctor.logs.facts import facts_of
 
     facts = facts_of(lines) if nccl else None

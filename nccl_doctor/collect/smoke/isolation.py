@@ -87,7 +87,6 @@ class _Search:
     def verdict(
         self, culprit: Literal["host", "pair"] | None = None, hosts: Group = (), end: str | None = None
     ) -> IsolationReport:
-        """Return the result, with all groups that were tried."""
         return IsolationReport(culprit=culprit, hosts=hosts, trials=tuple(self._trials), end=end)
 
     def _failing(self, groups: Sequence[Group]) -> list[Group]:

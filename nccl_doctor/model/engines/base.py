@@ -43,7 +43,6 @@ class Engine:
     kinds: ClassVar[tuple[Kind, ...]] = ()  # values of ``--transport`` for it; empty if its name is the only one
 
     def name_node(self, name: str) -> NodeOptions:  # noqa: ARG002 - other engines' hosts are found, not named
-        """Return the node options for a host named by the user."""
         return self.options()
 
     def lacks(self, node: Node) -> frozenset[str]:  # noqa: ARG002 - as others need it

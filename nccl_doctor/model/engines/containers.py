@@ -49,7 +49,6 @@ class ContainerEngine(Engine):
         return frozenset({"login_shell"})
 
     def place(self, node: Node) -> str:
-        """Return the container's kind and name."""
         return node.options(InsideOptions).place
 
     def node_words(self, node: Node) -> Iterator[tuple[str, str, object]]:

@@ -54,7 +54,6 @@ class KubeEngine(Engine):
     )
 
     def cluster_words(self, cluster: Cluster) -> Words:
-        """Return the options that selected the pods."""
         asked = cluster.access.get(self.name, {}).get("asked", ())
         words = tuple(map(str, asked)) if isinstance(asked, (list, tuple)) else ()
         job = words[1:2] if len(words) % 2 == 0 else ()

@@ -25,7 +25,6 @@ class SlurmOptions:
 
     @property
     def container(self) -> tuple[str, ...]:
-        """The options for the container."""
         said = (("--container-image", self.container_image), ("--container-name", self.container_name))
         return tuple(f"{option}={value}" for option, value in said if value)
 
@@ -69,11 +68,9 @@ class SlurmEngine(Engine):
         return frozenset({"login_shell"}) if node.options(SlurmOptions).inside else frozenset()
 
     def gpus(self, node: Node) -> int:
-        """Return the GPUs that scontrol shows."""
         return node.options(SlurmOptions).gpus
 
     def cluster_words(self, cluster: Cluster) -> Words:
-        """Return the options for the job and its container."""
         options = cluster.nodes[0].access.get(self.name, {})
         keys = {"job": "--slurm-job", "container_image": "--container-image", "container_name": "--container-name"}
         return tuple((option, str(options[key])) for key, option in keys.items() if key in options)

@@ -36,7 +36,6 @@ class SshEngine(Engine):
     kinds = ("auto", "paramiko", "openssh", "local")
 
     def node_words(self, node: Node) -> Iterator[tuple[str, str, object]]:
-        """Yield the login user and the port."""
         options = node.access.get(self.name, {})
         for key in ("user", "port"):
             yield f"--{key}", f"ssh.{key}", None if options.get(key) is None else str(options[key])

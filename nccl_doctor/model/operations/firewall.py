@@ -46,7 +46,6 @@ class FirewalldAllow(_Allow):
 
     @property
     def survives_reboot(self) -> bool:  # type: ignore[override]  # depends on the value
-        """True for a permanent entry."""
         return self.permanent
 
     @property
@@ -63,7 +62,6 @@ class FirewalldAllow(_Allow):
         return in_turn([*asked, *kept, script(":")])
 
     def holds(self, state: State) -> bool:
-        """Return whether every entry is there."""
         count = max(1, len(self.entries))
         return len(state) >= count and all(word == "yes" for word in state[:count])
 
@@ -153,11 +151,9 @@ class NftAllow(_Allow):
         )  # fmt: skip
 
     def holds(self, state: State) -> bool:
-        """Return whether a rule with the comment is there."""
         return bool(state)
 
     def undo(self, before: State) -> Line | None:
-        """Return the line that deletes the rule by its handle."""
         handle = nested(f"s/.*{self.mark}.* # handle \\([0-9]*\\)$/\\1/p")
         listed = line("nft -a list chain {*place}", place=self._place)
         deleted = line("nft delete rule {*place}", place=self._place)
@@ -193,11 +189,9 @@ class IptablesAllow(_Allow):
 
     @property
     def expected(self) -> State:
-        """The rule is there."""
         return ("present",)
 
     def undo(self, before: State) -> Line | None:
-        """Return the line that deletes the rule."""
         return self._call("-D") if before == ("absent",) else None
 
     def _call(self, verb: str) -> Line | None:
@@ -233,13 +227,11 @@ class UfwAllow(_Allow):
         )
 
     def holds(self, state: State) -> bool:
-        """Return whether one of the rules is this one."""
         end = f"to {self.peers[0]}" if self.outgoing else f"from {self.peers[0]}"
         wanted = {"ufw allow out" if self.outgoing else "ufw allow", end, f"port {self.ports}", "proto tcp"}
         return any(all(part in rule for part in wanted) for rule in state)
 
     def undo(self, before: State) -> Line | None:
-        """Return the line that deletes the rule."""
         return None if self.holds(before) or not self._rule else script("ufw delete {rule}", rule=self._rule)
 
     @property

@@ -23,14 +23,12 @@ class ServiceStart(Operation):
 
     @property
     def look(self) -> Line | None:
-        """Print whether it is enabled, and whether it is active."""
         there = script("command -v systemctl >/dev/null || exit {unknown}", unknown=UNKNOWN)
         reads = [line("systemctl {what} {unit}", what=what, unit=self.unit) for what in ("is-enabled", "is-active")]
         return in_turn([there, *reads, script(":")])
 
     @property
     def expected(self) -> State:
-        """It is enabled and active."""
         return ("enabled", "active")
 
     def undo(self, before: State) -> Line | None:

@@ -83,7 +83,6 @@ class HostsEntry(Operation):
 
     @property
     def lines(self) -> list[str]:
-        """The entries as lines of the file."""
         return [f"{address} {name}" for address, name in self.entries]
 
     @property
@@ -102,7 +101,6 @@ class HostsEntry(Operation):
         return in_turn([readable, end, *counts, script(":")])
 
     def holds(self, state: State) -> bool:
-        """Return whether every entry is there."""
         return len(state) == 1 + len(self.entries) and "0" not in state[1:]
 
     def undo(self, before: State) -> Line | None:
@@ -154,11 +152,9 @@ class IpRule(Operation):
         )
 
     def holds(self, state: State) -> bool:
-        """Return whether the rule is there."""
         return any(f"to {self.network.removesuffix('/32')} lookup main" in rule for rule in state)
 
     def undo(self, before: State) -> Line | None:
-        """Return the line that deletes the rule."""
         return None if self.holds(before) else self._change("del")
 
     def _change(self, verb: str) -> Line | None:
@@ -183,7 +179,6 @@ class IpRouteDelete(Operation):
 
     @property
     def look(self) -> Line | None:
-        """Print the routes of that kind to the destination, from the table."""
         family = script("-6" if ":" in self.destination else "-4")
         shown = line(
             "ip {family} route show table {table} exact {destination} type {kind}",
@@ -228,7 +223,6 @@ class LinkUp(Operation):
 
     @property
     def look(self) -> Line | None:
-        """Print the flags of the interface, in hexadecimal."""
         read = line("cat {file}", file=f"/sys/class/net/{self.name}/flags")
         return read and script("{read} || exit {unknown}", read=read, unknown=UNKNOWN)
 
@@ -253,13 +247,11 @@ class LinkMtu(Operation):
 
     @property
     def look(self) -> Line | None:
-        """Print the MTU."""
         read = line("cat {file}", file=f"/sys/class/net/{self.name}/mtu")
         return read and script("{read} || exit {unknown}", read=read, unknown=UNKNOWN)
 
     @property
     def expected(self) -> State:
-        """The MTU."""
         return (str(self.mtu),)
 
     def is_outdated(self, before: State) -> bool:
@@ -267,7 +259,6 @@ class LinkMtu(Operation):
         return self.earlier is not None and before != (str(self.earlier),)
 
     def undo(self, before: State) -> Line | None:
-        """Return the line that sets the earlier MTU."""
         known = len(before) == 1 and re.fullmatch("[0-9]{1,9}", before[0])
         return line("ip link set dev {name} mtu {mtu}", name=self.name, mtu=before[0]) if known else None
 
@@ -303,7 +294,6 @@ class Remount(Operation):
         )
 
     def holds(self, state: State) -> bool:
-        """Return whether it is large enough."""
         return (size := _size(state)) is not None and size >= self.gib * GIB
 
     def undo(self, before: State) -> Line | None:
@@ -338,12 +328,10 @@ class ShmFolder(Operation):
 
     @property
     def look(self) -> Line | None:
-        """Print whether it is there."""
         return script("[ -d /dev/shm ] && echo there || echo missing")
 
     @property
     def expected(self) -> State:
-        """It is there."""
         return ("there",)
 
     def undo(self, before: State) -> Line | None:
@@ -362,15 +350,12 @@ class ShmMount(Operation):
 
     @property
     def look(self) -> Line | None:
-        """Print the number of mounts there."""
         return script("[ -r /proc/mounts ] || exit {unknown}; grep -c ' /dev/shm ' /proc/mounts; :", unknown=UNKNOWN)
 
     def holds(self, state: State) -> bool:
-        """Return whether anything is mounted there."""
         return len(state) == 1 and state[0].isdecimal() and state[0] != "0"
 
     def undo(self, before: State) -> Line | None:
-        """Return the line that unmounts it."""
         return line("umount /dev/shm") if before == ("0",) else None
 
 
@@ -389,17 +374,14 @@ class FileMode(Operation):
 
     @property
     def look(self) -> Line | None:
-        """Print the mode of each file."""
         read = line("stat -L -c %a {*files}", files=self.files)
         return read and script("{read} || exit {unknown}", read=read, unknown=UNKNOWN)
 
     @property
     def expected(self) -> State:
-        """The mode, for each file."""
         return tuple(self.mode for _ in self.files)
 
     def undo(self, before: State) -> Line | None:
-        """Return the lines that restore the modes."""
         if len(before) != len(self.files) or not all(re.fullmatch("[0-7]{1,4}", mode) for mode in before):
             return None
         pairs = zip(before, self.files, strict=True)

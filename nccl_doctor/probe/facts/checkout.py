@@ -51,7 +51,6 @@ class Entry(NamedTuple):
 
 
 def is_checkout(root: int) -> bool:
-    """Return whether a folder, given by a descriptor, holds a checkout."""
     try:
         os.close(os.open(".git", os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=root))
     except FileNotFoundError:
@@ -211,7 +210,6 @@ def _differs(root: int, entry: Entry, written_ns: int, deadline: float) -> bool:
 
 
 def _is_changed(place: int, status: os.stat_result, entry: Entry, written_ns: int, deadline: float) -> bool:
-    """Return whether a file differs from the index, which was written at this time."""
     if not stat.S_ISREG(status.st_mode) or bool(entry.mode & 0o100) != bool(status.st_mode & 0o100):
         return True
     modified = (status.st_mtime_ns // 10**9 & 0xFFFFFFFF, status.st_mtime_ns % 10**9)

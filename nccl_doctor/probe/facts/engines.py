@@ -28,7 +28,6 @@ OUTSIDE = {"route": (socket.AF_INET, "8.8.8.8"), "route6": (socket.AF_INET6, "20
 
 @fact("engines")
 def read_engines(interpreter: Interpreter, deadline: float, launcher: str = "") -> dict[str, Any]:
-    """Return snapshot.Engines, with the options that an installed launcher has."""
     own = socket.gethostname()
     by_name = side_by_side(lambda how: LOOK_UPS[how](own), list(LOOK_UPS), deadline)
     try:

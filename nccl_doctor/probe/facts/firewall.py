@@ -213,7 +213,6 @@ def _saved(iptables: object) -> set[tuple[str, str]]:
 
 
 def _nft(root: Root, form: str, tables: list[tuple[str, str]] | None = None) -> str | None:
-    """Return what nft lists in this form, of all tables or of these."""
     if tables is not None:
         told = [root.output("nft", form, "list", "table", *table) for table in tables]
         if form != "-j":
@@ -227,7 +226,6 @@ def _nft(root: Root, form: str, tables: list[tuple[str, str]] | None = None) -> 
 
 
 def _iptables(root: Root, hidden: bool) -> list[dict[str, Any]]:
-    """Return every table that exists."""
     saves: list[dict[str, Any]] = []
     for family, tables in LEGACY_TABLES.items():
         kept = tools.read(tables)

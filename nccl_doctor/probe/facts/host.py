@@ -28,7 +28,6 @@ CGROUP_MARKS = (("kubepods", "kubernetes"), ("libpod", "podman"), ("docker", "do
 
 @fact("identity")
 def identity() -> dict[str, Any]:
-    """Return snapshot.Identity."""
     system = os.uname()
     user = str(os.getuid())
     with contextlib.suppress(KeyError):  # a container with a uid without a name
@@ -82,7 +81,6 @@ OVERCOMMIT = "/proc/sys/vm/overcommit_memory"
 
 @fact("limits")
 def limits(meminfo: str = "/proc/meminfo", own: str = "/proc/self", overcommit: str = OVERCOMMIT) -> dict[str, Any]:
-    """Return snapshot.ResourceLimits."""
     kinds = (resource.RLIMIT_NOFILE, resource.RLIMIT_MEMLOCK, resource.RLIMIT_AS)
     values = [value for kind in kinds for value in resource.getrlimit(kind)]
     names = ("nofile_soft", "nofile_hard", "memlock_soft", "memlock_hard", "address_space")
@@ -100,7 +98,6 @@ def limits(meminfo: str = "/proc/meminfo", own: str = "/proc/self", overcommit: 
 
 @fact("shm")
 def shm(path: str = "/dev/shm") -> dict[str, Any]:  # noqa: S108 - POSIX shared memory is there
-    """Return snapshot.Shm."""
     try:
         found = os.statvfs(path)
     except FileNotFoundError:

@@ -43,7 +43,6 @@ _ADDRESS = struct.Struct("=BBBBI")
 
 @fact("interfaces")
 def read_interfaces(deadline: float) -> dict[str, Any]:
-    """Return snapshot.Interfaces in JSON form."""
     # Traffic counters are left out, since some drivers query their device for them.
     mask = netlink.attribute(IFLA_EXT_MASK, netlink.NUMBER.pack(RTEXT_FILTER_SKIP_STATS))
     wanted = [(RTM_GETLINK, _LINK.pack(0, 0, 0, 0, 0) + mask), (RTM_GETADDR, _ADDRESS.pack(0, 0, 0, 0, 0))]
@@ -60,7 +59,6 @@ def read_interfaces(deadline: float) -> dict[str, Any]:
 
 
 def parse_link(body: bytes, asking: socket.socket) -> dict[str, Any]:
-    """Return snapshot.Link from a struct ifinfomsg."""
     _, _, index, bits, _ = _LINK.unpack_from(body)
     told = netlink.attributes(body[_LINK.size :])
     name = _text(told[IFLA_IFNAME])
@@ -222,7 +220,6 @@ def resolve_names(names: dict[str, list[Any] | None], deadline: float) -> dict[s
 
 
 def resolve(wanted: list[str], deadline: float) -> dict[str, dict[str, Any]]:
-    """Return the snapshot.Resolution of each name."""
     found = {name: look_up(name) for name in wanted if is_literal(name)}
     pending = [name for name in wanted if name not in found]
     found.update(side_by_side(look_up, pending, deadline))

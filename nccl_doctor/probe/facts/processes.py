@@ -59,7 +59,6 @@ def _trained(zombie: Proc, table: Table) -> bool:
 
 @fact("gpu_processes", slow=True)
 def on_gpus(deadline: float) -> list[dict[str, Any]]:
-    """Return a snapshot.GpuProcess for each process and GPU."""
     uses = list_gpu_processes(deadline)
     if not uses:
         return []

@@ -155,7 +155,6 @@ def grown(before: Counters, after: Counters) -> Counters:
 
 
 def _table(folder: str, indexes: list[str], empty: re.Pattern[str], most_free: int) -> list[tuple[int, str]]:
-    """Return the index and text of the entries in use."""
     found: list[tuple[int, str]] = []
     free = 0
     for index in indexes:

@@ -70,7 +70,6 @@ class Exits:
                 del self._awaited[descriptor]
 
     def ended(self) -> list[dict[str, Any]]:
-        """Return a snapshot.Exit for each that has ended."""
         for who, descriptor in list(self._open.items()):
             if descriptor in self._awaited or not _is_ready(descriptor):
                 continue

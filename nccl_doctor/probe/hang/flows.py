@@ -48,7 +48,6 @@ def listeners(pids: list[int], port: int) -> list[str]:
 
 
 def inodes_of(pid: int) -> Iterator[int]:
-    """Return the inodes of the sockets that a process holds."""
     return (int(target[8:-1]) for _, _, target in open_files({pid}) if target.startswith("socket:["))
 
 
@@ -128,7 +127,6 @@ class _Line:
         self._data = b""
 
     def say(self, text: str) -> str:
-        """Send a line and return the next line received."""
         self._server.sendall(text.encode() + b"\n")
         while b"\n" not in self._data:
             if len(self._data) > 4096 or not self._more():

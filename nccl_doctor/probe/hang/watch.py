@@ -126,7 +126,6 @@ class Watch:
         return None if dump is None else {"dump": dump}
 
     def _dump(self, request: dict[str, Any]) -> list[int]:
-        """Have ranks write dumps, and return those that will."""
         deadline = time.monotonic() + DUMP_S
         wanted = [pid for pid in request["pids"] if "rank" in self._ranks.get(pid, {})]
         return [pid for pid in wanted if recorder.ask_for_dump(self._ranks[pid], deadline)]
@@ -264,7 +263,6 @@ class Spy:
         return found
 
     def _start(self, pid: int, started: int, how: list[str]) -> tuple[int, int]:
-        """Return the PID of the child and a pipe with its output."""
         if self.program is None:
             raise Unavailable(self._problem)
         reading, writing = os.pipe()

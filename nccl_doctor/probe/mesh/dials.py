@@ -115,7 +115,6 @@ class Dial:
         return None
 
     def end(self) -> None:
-        """Close it."""
         if self.sock is not None:
             self.sock.close()
             self.sock = None
@@ -200,7 +199,6 @@ class Round:
         self._full_since: float | None = None
 
     def run(self, waiting: list[tuple[Key, Dial]]) -> dict[Key, Ended]:
-        """Return the outcome of each dial."""
         self._waiting, at_once = waiting[::-1], min(AT_ONCE, _room())
         with self._selector:
             if self._beside is not None:
@@ -299,7 +297,6 @@ def _look_up(name: str, deadline: float) -> list[Place] | Outcome:
 
 
 def _may_open(count: int) -> bool:
-    """Return whether this process can open this many more files now."""
     with contextlib.ExitStack() as opened:
         try:
             for _ in range(count):

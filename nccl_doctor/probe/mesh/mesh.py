@@ -310,7 +310,6 @@ class Push:
         return True
 
     def look(self) -> None:
-        """Check whether all that was sent is acknowledged."""
         if self.sock is None:
             return
         try:

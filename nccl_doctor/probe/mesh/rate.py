@@ -69,11 +69,9 @@ class Stream:
         self._thread = threading.Thread(target=self._fill, daemon=True)
 
     def start(self) -> None:
-        """Begin to send."""
         self._thread.start()
 
     def end(self) -> None:
-        """Drop unsent data."""
         self._stop.set()
         if self._thread.ident is not None:
             self._thread.join()
@@ -225,7 +223,6 @@ DUPLEX = {0: "half", 1: "full"}
 
 
 def links(interfaces: list[str]) -> list[dict[str, Any]]:
-    """Return a snapshot.RateLink for each interface, from its driver."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
         return [_link(asking, name) for name in interfaces]
 

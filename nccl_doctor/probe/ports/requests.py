@@ -63,7 +63,6 @@ def try_port(port: int, *, described: bool = True) -> dict[str, Any]:
 
 
 def free_port() -> int:
-    """Return a TCP port that was free a moment ago."""
     with socket.socket() as trial:
         trial.bind(("", 0))
         port: int = trial.getsockname()[1]
@@ -309,7 +308,6 @@ class _Gpus:
             self._uses = list_gpu_processes(self._deadline)
 
     def of(self, pid: int) -> list[dict[str, Any]]:
-        """Return the GPU memory of a process."""
         self._thread.join(max(0.0, self._deadline - time.monotonic()))
         return [use for use in self._uses if use["pid"] == pid]
 

@@ -143,7 +143,6 @@ class Ranks:
         return bool(self._unexplained)
 
     def close(self) -> None:
-        """Close the files into which ranks write."""
         for file in self._files:
             os.close(file)
 
@@ -327,7 +326,6 @@ class Launcher:
         return self._output.lines
 
     def _take(self, event: dict[str, Any]) -> None:
-        """Process an event of a rank, or of the launcher itself."""
         if "local_rank" in event:
             if self._ranks is not None:
                 self._ranks.event(event)

@@ -108,11 +108,9 @@ class ForeignStoreError(Exception):
 class Store(Protocol):
     """A torch.distributed.Store, as far as it is used here."""
 
-    def set(self, key: str, value: str) -> None:
-        """Set a key."""
+    def set(self, key: str, value: str) -> None: ...
 
-    def check(self, keys: list[str]) -> bool:
-        """Return whether all keys are set."""
+    def check(self, keys: list[str]) -> bool: ...
 
     def get(self, key: str) -> bytes:
         """Return the value of a key once it is set."""

@@ -64,7 +64,6 @@ def head(report: Document, options: RenderOptions) -> View:
 
 
 def pages(diagnoses: Iterable[Diagnosis], options: RenderOptions) -> dict[str, tuple[str, str]]:
-    """Return the names and pages of the diagnoses in the report, by code."""
     found = tuple(diagnoses)
     names = {one.code: one.name for each in found for one in each.explains} | {one.code: one.name for one in found}
     shown = ((code, text) for code, text in sorted(options.pages.items()) if code in names)

@@ -54,7 +54,6 @@ def charts(smoke: AllReduceReport) -> tuple[View, ...]:
 
 
 def size_table(smoke: AllReduceReport) -> Table | None:
-    """Return a table of all measured sizes."""
     rows = size_rows(smoke.sizes, smoke) if smoke.sizes else []
     return Table(rows[0], tuple(rows[1:])) if rows else None
 

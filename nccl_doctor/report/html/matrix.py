@@ -62,7 +62,6 @@ class _Mesh:
         self._dialled = _dialled(mesh, hosts)
 
     def kind(self, src: HostSummary, dst: HostSummary) -> str:
-        """Return the colour of a pair."""
         dials = self.failed.get((src.name, dst.name))
         if dials:
             return _FAILURES.get(dials[0].outcome, _OTHER)[0]
@@ -71,7 +70,6 @@ class _Mesh:
         return "open" if self._dialled(src, dst) else "untried"
 
     def pair(self, src: str, dst: str) -> View:
-        """Return a phrase for a pair whose dials failed."""
         dials = self.failed[src, dst]
         outcome = ", ".join(dict.fromkeys(_FAILURES.get(dial.outcome, _OTHER)[2] for dial in dials))
         longest = max((dial.seconds for dial in dials if dial.seconds is not None), default=None)

@@ -91,7 +91,6 @@ def _is_blamed(group: Group, direction: str, report: Report) -> bool:
 
 
 def _cell(src: Group, dst: Group, scale: _Scale, x: float) -> View:
-    """Return the cell of a pair, or of the slowest pair of two groups."""
     pairs = [(a.name, b.name) for a in src.hosts for b in dst.hosts if a is not b]
     found = [scale.rates[pair] for pair in pairs if pair in scale.rates]
     if not found:
@@ -107,13 +106,11 @@ def _cell(src: Group, dst: Group, scale: _Scale, x: float) -> View:
 
 
 def _band(rate: RateReport, usual: float) -> tuple[str, str]:
-    """Return the colour and letter of a rate, compared with the median."""
     share = rate.gbps / usual if usual else 1.0
     return next((kind, letter) for least, kind, letter, _ in _BANDS if share >= least)
 
 
 def _words(rate: RateReport, of: int) -> str:
-    """Return a sentence about a pair."""
     slowest = f", the slowest of {of}" if of > 1 else ""
     link = "" if rate.of_link is None else f", {100 * rate.of_link:.0f} % of its link"
     held = f"; {rate.limited}" if rate.limited else ""

@@ -30,7 +30,6 @@ _DAY_S = 86400
 
 
 def render(report: Report, options: RenderOptions) -> str:
-    """Return the file of a report with diagnoses."""
     smoke = report.smoke
     went = report.mesh or smoke
     crashed = {Outcome.UNKNOWN: "", Outcome.CRASH: "crashed, which is a bug in nccl-doctor: "}

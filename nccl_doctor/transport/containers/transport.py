@@ -229,11 +229,9 @@ class InsideTransport:
         return _InsideChannel(channel, lambda deadline: self._why_ended(node, deadline))
 
     def connect_timeout(self, node: Node) -> float | None:
-        """Return the timeout of the transport to the host."""
         return self._outside.connect_timeout(node)
 
     def close(self) -> None:
-        """Close the transport to the hosts."""
         self._outside.close()
 
     def _why_ended(self, node: Node, deadline: float) -> AnyAccessFailure | None:
@@ -296,7 +294,6 @@ class _InsideChannel:
         return line
 
     def close(self) -> None:
-        """End the command."""
         self._closing = True
         self._channel.close()
 

@@ -113,7 +113,6 @@ def classify(node: str, options: SlurmOptions, output: Sequence[str], *, late: b
 
 
 def step_exists(job: str, name: str, node: str) -> bool:
-    """Return whether Slurm has a step of this name on the node."""
     for step, _, nodes in (line.partition(" ") for line in _asked("squeue", "-h", "-s", "-j", job, "-o", "%j %N")):
         with contextlib.suppress(ValueError):  # not a node list
             if step == name and node in expand(nodes):

@@ -62,7 +62,6 @@ class ChoosingTransport:
             raise
 
     def connect_timeout(self, node: Node) -> float | None:
-        """Return ConnectTimeout of the SSH configuration."""
         if node.local:
             return None
         try:

@@ -28,7 +28,6 @@ class Target:
 
     @property
     def facts(self) -> access.SshTarget:
-        """The facts that every failure begins with."""
         jump = self.name if self.hop else None
         return access.SshTarget(target=self.name, address=self.address, port=self.port, user=self.user, jump_host=jump)
 

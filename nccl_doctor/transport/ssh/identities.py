@@ -252,7 +252,6 @@ def _load(path: Path) -> paramiko.PKey | str | None:
 
 @lru_cache(64)
 def _private_key(path: Path, _content: bytes) -> paramiko.PKey | str | None:
-    """Return the key of a file with this content."""
     try:
         return paramiko.PKey.from_path(path)
     except (TypeError, paramiko.PasswordRequiredException):  # cryptography's exception for "needs a password"

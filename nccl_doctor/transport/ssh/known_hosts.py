@@ -78,7 +78,6 @@ def read(paths: Iterable[Path]) -> KnownKeys:
 
 
 def parse(path: Path, text: str) -> Iterator[KnownKey]:
-    """Yield the entries of one file."""
     for number, line in enumerate(text.split("\n"), start=1):
         fields = line.split()
         marker: Marker = ""

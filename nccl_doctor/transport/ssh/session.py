@@ -54,8 +54,7 @@ class Stream(Protocol):
     def fileno(self) -> int:
         """Return the file descriptor, for poll(2)."""
 
-    def close(self) -> None:
-        """Close the stream."""
+    def close(self) -> None: ...
 
 
 class GreetedStream:
@@ -390,7 +389,6 @@ class _Watch:
         return number
 
     def call_off(self, number: int) -> None:
-        """Cancel the closing of a session."""
         with self._changed:
             self._watched.pop(number, None)
 

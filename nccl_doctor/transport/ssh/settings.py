@@ -89,17 +89,14 @@ class HostSettings:
 
     @property
     def known_hosts(self) -> tuple[Path, ...]:
-        """All known_hosts files for the host."""
         return self.user_known_hosts + self.global_known_hosts
 
     @property
     def own_known_hosts(self) -> Path:
-        """The known_hosts file for a new key of the host."""
         usable = [path for path in self.user_known_hosts if path != Path(os.devnull)]
         return next(iter((*usable, *self.global_known_hosts)), expand("~/.ssh/known_hosts"))
 
     def target(self, *, hop: bool = False) -> Target:
-        """Return the host as a target for failures."""
         return Target(self.name, self.hostname, self.port, self.user, hop=hop, via=self.via)
 
 

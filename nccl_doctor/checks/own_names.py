@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 from nccl_doctor.checks.nccl_choice import good_interfaces
 from nccl_doctor.checks.view import View, failed_where
 from nccl_doctor.model.base import Unknown, known
-from nccl_doctor.model.finding import Finding, Fix, Severity
+from nccl_doctor.model.finding import Details, Finding, Fix, Severity
 from nccl_doctor.nccl.gloo import GLOO_SOCKET_IFNAME, gloo_devices_of, lost_to
 from nccl_doctor.nccl.interfaces import Failure
 from nccl_doctor.nccl.reachability import Reachable, reach
@@ -140,7 +140,8 @@ def finding(view: View, caught: list[OwnName], message: str) -> Finding:
             f"{own.host}: {quoted(own.name)}: {', '.join(own.resolution.addresses) or own.resolution.error}"
             for own in caught
         ),
-        facts={**{own.host: list(own.resolution.addresses) for own in caught}, "failed": failed},
+        facts={own.host: list(own.resolution.addresses) for own in caught},
+        details=Details(failed=failed),
         fix=setting(summary, GLOO_SOCKET_IFNAME, names) if len(names) == len(caught) else Fix(summary=summary),
         # in a job with NCCL, gloo may only be used for small messages
         severity=Severity.INFO if not lost else Severity.ERROR if is_without_gpus(view) else None,

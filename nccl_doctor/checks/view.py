@@ -262,17 +262,20 @@ def ordered(order: Mapping[str, object], hosts: set[str]) -> tuple[str, ...]:
     return tuple(name for name in order if name in hosts)
 
 
-def pairs_of(dials: Iterable[FailedDial]) -> list[dict[str, str]]:
-    """Return the dials' pairs of hosts, each as {"src", "dst"}."""
-    return [{"src": src, "dst": dst} for src, dst in sorted({(dial.src, dial.dst) for dial in dials})]
+Pairs = tuple[tuple[str, str], ...]
+"""Source and target of dials, sorted."""
 
 
-def failed_by(view: View, address: str, sources: Collection[str]) -> list[dict[str, str]]:
+def pairs_of(dials: Iterable[FailedDial]) -> Pairs:
+    return tuple(sorted({(dial.src, dial.dst) for dial in dials}))
+
+
+def failed_by(view: View, address: str, sources: Collection[str]) -> Pairs:
     """Return the failed dials of the hosts to this address, as :func:`failed_where` does."""
     return failed_where(view, lambda dial: dial.src in sources and dial.address == address)
 
 
-def failed_where(view: View, follows: Callable[[FailedDial], bool]) -> list[dict[str, str]]:
+def failed_where(view: View, follows: Callable[[FailedDial], bool]) -> Pairs:
     """Return the pairs whose unexplained failed dials may all follow from this."""
     otherwise = {(dial.src, dial.dst) for dial in view.dials.unexplained if not follows(dial)}
     return pairs_of(dial for dial in view.dials.unexplained if (dial.src, dial.dst) not in otherwise)

@@ -201,7 +201,7 @@ def look_and_judge(request: Request, selected: Codes, out: Out) -> Judged:
     with _opened(request, selected, out) as run:
         snapshot = run.snapshot()
         report = judge(snapshot, out.command, among(selected), run.dials)
-        unexplained = request.isolate and any(found.facts.get("unexplained") for found in report.diagnoses)
+        unexplained = request.isolate and any(found.details.is_unexplained for found in report.diagnoses)
         if run.interrupted or not unexplained:
             return Judged(snapshot, report, run.interrupted)
         try:

@@ -10,7 +10,7 @@ from nccl_doctor.hang.evidence import HangEvidence
 from nccl_doctor.hang.observed_rank import MOST_LINES, Kind, ObservedRank, doing, folded, named, places, rank_words
 from nccl_doctor.hang.verdict import Judgement
 from nccl_doctor.model.base import Unknown
-from nccl_doctor.model.finding import Finding, Fix, on
+from nccl_doctor.model.finding import Details, Finding, Fix, on
 from nccl_doctor.snapshot.hang import HangSnapshot, Ras
 from nccl_doctor.text.hostlist import capital, fold, grouped, plural, ranks_of
 from nccl_doctor.text.shell import line
@@ -173,7 +173,8 @@ def _gone(judged: Judgement) -> Iterator[tuple[str, Finding]]:
         hosts=tuple(dict.fromkeys(host for one in evidence.lost for host in one.hosts)),
         message=f"{capital('; '.join(parts[:3]))}{waits}.",
         evidence=(*(line for one in evidence.lost for line in one.evidence), *places(evidence.present)),
-        facts={"ranks": [one.rank for one in evidence.lost], "pids": [one.pid for one in evidence.lost if one.pid]},
+        facts={"ranks": [one.rank for one in evidence.lost]},
+        details=Details(pids=tuple(one.pid for one in evidence.lost if one.pid)),
         fix=Fix(summary=advice, risk="disruptive" if stopped else "manual", commands=tuple(chain(*commands))),
     )
     yield "rank-gone", finding

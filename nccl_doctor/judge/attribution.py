@@ -9,7 +9,6 @@ among those the one with the fewest other effects; the others are named beside i
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 from nccl_doctor.model.effect import AFTERMATH, Effect, Symptom
 from nccl_doctor.model.finding import Consequence, Diagnosis, Finding, Severity
@@ -50,16 +49,16 @@ def fit(cause: Row, row: Row) -> int:
     """Return the number of kinds of symptoms in the effects with which a cause explains a finding; 0 if it does not."""
     (check, finding), (follower, shown) = cause, row
     stated = check.explains if finding.explains is None else finding.explains
-    hosts, mine = frozenset(finding.hosts), finding.facts.get("failed")
-    pids, others = finding.facts.get("pids"), shown.facts.get("pids")
+    hosts, mine = frozenset(finding.hosts), finding.details.failed
+    pids, others = finding.details.pids, shown.details.pids
     if pids is not None and others is not None and set(pids).isdisjoint(others):
         return 0  # a host has many processes
-    if follower.category == "ports" and (lost := shown.facts.get("failed")) is not None and not shown.symptoms:
+    if follower.category == "ports" and (lost := shown.details.failed) is not None and not shown.symptoms:
         # Both name failed dials. The finding blames the host that was not reached, but the cause may be the other end,
         # for example because it looked up a wrong address.
-        blamed = all(dial in mine if mine is not None else hosts & _ends(dial) for dial in lost)
+        blamed = all(dial in mine if mine is not None else not hosts.isdisjoint(dial) for dial in lost)
         return int(blamed and follower.name in stated)
-    pairs = frozenset(map(_ends, mine)) if mine else None
+    pairs = frozenset(map(frozenset, mine)) if mine else None
     by: dict[Symptom, list[int]] = {}
     for symptom in shown.symptoms or (Symptom(follower.name, frozenset(shown.hosts)),):
         meets = not hosts.isdisjoint(symptom.hosts | symptom.peers)
@@ -69,10 +68,6 @@ def fit(cause: Row, row: Row) -> int:
         if not (by[symptom] or (meets and symptom.kind in AFTERMATH)):
             return 0
     return sum(min(widths) for widths in by.values() if widths)
-
-
-def _ends(dial: dict[str, Any]) -> frozenset[str]:
-    return frozenset({dial["src"], dial["dst"]})
 
 
 def _severity(check: Check, finding: Finding) -> Severity:
@@ -85,7 +80,7 @@ def _diagnosis(rows: list[Row], root: int, effects: list[int], rivals: Iterable[
     follows = (Consequence(code=c.code, name=c.name, hosts=one.hosts, message=one.message)
                for c, one in (rows[number] for number in sorted(effects)))  # fmt: skip
     also = (f"also possible: {other.name} on {fold(its.hosts)}" for other, its in (rows[number] for number in rivals))
-    own = {name: getattr(finding, name) for name in ("hosts", "message", "facts", "fix", "entities")}
+    own = {name: getattr(finding, name) for name in ("hosts", "message", "facts", "details", "fix", "entities")}
     return Diagnosis(
         code=check.code,
         name=check.name,

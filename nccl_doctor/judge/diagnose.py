@@ -17,14 +17,14 @@ from nccl_doctor.checks.view import PHASES, Derived, FailedDials, UnnamedDials, 
 from nccl_doctor.firewall.manager import managed_by
 from nccl_doctor.judge import summary
 from nccl_doctor.judge.attribution import attach_consequences
-from nccl_doctor.model.base import NOT_SELECTED, Skipped, Unknown, unknown
+from nccl_doctor.model.base import NOT_SELECTED, Skipped, Subjects, Unknown, marks, unknown
 from nccl_doctor.model.cluster import Cluster
 from nccl_doctor.model.engine import engines, engines_of, placed
 from nccl_doctor.model.finding import CheckResult, Diagnosis, Finding, Gap, Outcome, Severity
 from nccl_doctor.model.register import Absent, Check, Unjudged, all_checks, entry
 from nccl_doctor.model.report import HostSummary, RdmaAnswer, Report
 from nccl_doctor.nccl.cluster_nccl import rdma_answers
-from nccl_doctor.snapshot.hosts import Host, HostFacts, Shown, Snapshot, rocm_gpus
+from nccl_doctor.snapshot.hosts import NO_GPU, Host, HostFacts, Shown, Snapshot, rocm_gpus
 from nccl_doctor.snapshot.mesh import Mesh
 from nccl_doctor.snapshot.network import Interfaces
 from nccl_doctor.snapshot.smoke import Smoke
@@ -192,15 +192,6 @@ def _pod(pod: PodFacts) -> str:
 
 
 UNREACHED = "no host was reached"
-NO_GPU = "no GPU on any host"
-
-SUBJECTS = {  # facts that are lists of things to judge, and the reason if they are empty on every host
-    **dict.fromkeys(("gpus", "gpu_health", "gpu_driver"), NO_GPU),
-    "rdma": "no RDMA device on any host",
-    "step": "no Slurm job, and no limit on memory was found",
-    "same": "no files to compare were named (same)",
-    "surroundings": "no container on any host",
-}
 
 
 @dataclass
@@ -267,11 +258,12 @@ def _nothing_to_judge(check: Check, snapshot: Snapshot, hosts: list[Host]) -> st
     if engine is not None and not _in_scope(check, snapshot):
         return engine.absent
     facts = [host.facts for host in hosts if host.facts is not None]
-    needs = (need for need in check.needs if need in SUBJECTS and facts)
-    reason = next((SUBJECTS[need] for need in needs if not any(getattr(one, need) for one in facts)), None)
-    if reason == NO_GPU and any(map(rocm_gpus, facts)):
+    subjects = marks(HostFacts, Subjects)
+    lacking = (need for need in check.needs if need in subjects and facts)
+    subject = next((subjects[need] for need in lacking if not any(getattr(one, need) for one in facts)), None)
+    if subject is NO_GPU and any(map(rocm_gpus, facts)):
         return None if "gpu_driver" in check.also else "no NVIDIA GPU on any host"
-    return reason
+    return subject and subject.absent
 
 
 def _in_scope(check: Check, snapshot: Snapshot) -> tuple[Host, ...]:

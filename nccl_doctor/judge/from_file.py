@@ -10,9 +10,12 @@ import json
 import re
 from collections import Counter
 from collections.abc import Container, Iterator
-from typing import TypeVar
+from typing import Any, TypeVar
+
+from pydantic import BaseModel
 
 from nccl_doctor.judge.diagnose import judge
+from nccl_doctor.model.base import Fleeting, marks
 from nccl_doctor.model.documents import Change, DiagnosisChanges, Difference, HangReport, InterfaceAnswers
 from nccl_doctor.model.finding import Diagnosis, LogLine
 from nccl_doctor.model.report import Report
@@ -79,23 +82,6 @@ def beside(report: Report, snapshot: Snapshot) -> Report:
     return report.model_copy(update={"diagnoses": tuple(map(named, report.diagnoses))})
 
 
-FLEETING = frozenset(  # names of fields that differ every time
-    {
-        "clock",
-        "sockets",
-        "age_s",
-        "memory_used_mib",
-        "free_bytes",
-        "free_files",
-        "used",
-        "timings",
-        "spent",
-        "firewall_after",
-        "pid",
-        "ppid",
-    }
-    | {"network"}  # the number of a network namespace
-)
 KEYS = ("name", "path", "interface", "uuid", "index", "destination", "number", "port")
 """Fields that identify an item of a list; the first one that it has is used."""
 ABSENT = "nothing"
@@ -144,13 +130,29 @@ def _host(host: Host | None, names: set[str]) -> dict[str, str]:
     if host.facts is None:
         reason = host.failure.kind if host.failure is not None else "not reached"
         return {"in the list": "yes", "reached": f"no ({reason})"}
-    tree = host.facts.model_dump(mode="json", by_alias=True)
+    tree: dict[str, Any] = _lasting(host.facts, host.facts.model_dump(mode="json", by_alias=True))
     resolved = host.facts.resolution
     if isinstance(resolved, Names):
         answers = {name: resolved.get(name) for name in sorted(names)}
         tree["resolution"] = {name: one.model_dump(mode="json") for name, one in answers.items() if one is not None}
     node = host.node.model_dump(mode="json", exclude={"name", "node_rank", "local"})
     return {"in the list": "yes", "reached": "yes", **dict(_leaves({"node": node, **tree}, ""))}
+
+
+def _lasting(value: BaseModel, tree: dict[str, Any]) -> dict[str, Any]:
+    """Return the JSON of a model without the fields that differ every time."""
+    fleeting = marks(type(value), Fleeting)
+    return {name: _part(getattr(value, name, None), part) for name, part in tree.items() if name not in fleeting}
+
+
+def _part(value: object, tree: object) -> object:
+    if isinstance(value, BaseModel) and isinstance(tree, dict):
+        return _lasting(value, tree)
+    if isinstance(value, dict) and isinstance(tree, dict):
+        return {name: _part(value.get(name), part) for name, part in tree.items()}
+    if isinstance(value, (list, tuple)) and isinstance(tree, list):
+        return [_part(one, part) for one, part in zip(value, tree, strict=True)]
+    return tree
 
 
 def _differences(old: dict[str, str], new: dict[str, str]) -> Iterator[tuple[str, str, str]]:
@@ -172,8 +174,7 @@ def _leaves(tree: object, path: str) -> Iterator[tuple[str, str]]:
             yield path, f"{reason}: {tree[f'${reason}']}"
             return
         for name, value in tree.items():
-            if name not in FLEETING:
-                yield from _leaves(value, f"{path}.{name}" if path else name)
+            yield from _leaves(value, f"{path}.{name}" if path else name)
     elif isinstance(tree, list) and any(isinstance(value, dict) for value in tree):
         seen: Counter[str] = Counter()
         for entry in tree:  # by its name, with a number if the name occurs again

@@ -33,7 +33,6 @@ from nccl_doctor.model.report import (
     Report,
     SampleReport,
     gbps_span,
-    gbps_words,
 )
 from nccl_doctor.model.report import Phase as Row
 from nccl_doctor.model.report import PhaseOutcome as RowOutcome
@@ -282,103 +281,16 @@ def rows(
             yield Row(name=row, outcome="skip" if unread else "ok", text="; ".join(filter(None, parts)))
 
 
-FAULTS = {
-    "advertised-address-wrong": "wrong address advertised",
-    "clock-skew": "clock is off",
-    "code-mismatch": "code differs",
-    "container-differs": "container differs from its host",
-    "cuda-driver-mismatch": "driver too old for CUDA",
-    "disk-full": "disk is full",
-    "duplicate-address": "same address twice",
-    "env-bad-value": "variable with a bad value",
-    "env-mismatch": "variables differ",
-    "env-unknown-variable": "unknown NCCL variable",
-    "ephemeral-ports-few": "too few ephemeral ports",
-    "fabric-manager-down": "fabric manager is down",
-    "gloo-ifname-invalid": "GLOO_SOCKET_IFNAME is invalid",
-    "gpu-count-low": "too few GPUs",
-    "gpu-driver-down": "no working GPU driver",
-    "gpu-errors": "GPU errors",
-    "gpu-in-use": "GPU is in use",
-    "gpu-model-mismatch": "GPU models differ",
-    "gpu-overlap": "GPU used twice",
-    "gpudirect-hindered": "GPUDirect is hindered",
-    "host-listed-twice": "machine listed twice",
-    "hostname-loopback": "own name is a loopback address",
-    "hostname-mismatch": "names resolve differently",
-    "hostname-unresolvable": "name does not resolve",
-    "ifname-ambiguous": "NCCL_SOCKET_IFNAME is ambiguous",
-    "ifname-needed": "NCCL_SOCKET_IFNAME must be set",
-    "ifname-no-match": "NCCL_SOCKET_IFNAME matches no interface",
-    "ifname-wrong-interface": "NCCL_SOCKET_IFNAME selects a wrong interface",
-    "interface-down": "interface is down",
-    "job-variable-conflict": "variables contradict the job",
-    "launch-line-wrong": "fault in the launch line",
-    "login-environment-differs": "login shell differs",
-    "master-addr-loopback": "master address is a loopback address",
-    "master-addr-not-local": "master address is not the first host's",
-    "memlock-low": "memlock limit is low",
-    "mtu-blackhole": "large packets are lost",
-    "mtu-mismatch": "MTUs differ",
-    "neighbour-table-small": "neighbour table is small",
-    "conntrack-table-full": "conntrack table is full",
-    "nccl-installed-twice": "NCCL is installed twice",
-    "nccl-known-bad": "NCCL version with a known fault",
-    "nofile-low": "open files limit is low",
-    "pinned-memory-short": "too little memory to pin",
-    "process-limit-low": "process limit is low",
-    "port-in-ephemeral-range": "master port is an ephemeral port",
-    "port-in-use": "master port is busy",
-    "port-privileged": "master port needs root",
-    "rdma-device-inaccessible": "RDMA devices can't be opened",
-    "rdma-gid-missing": "RDMA GID is missing",
-    "rdma-hca-no-match": "NCCL_IB_HCA matches no device",
-    "rdma-link-slow": "RDMA link is slow",
-    "rdma-mismatch": "RDMA differs",
-    "rdma-pair-unreachable": "RDMA devices can't reach each other",
-    "reverse-path-filtered": "packets dropped by rp_filter",
-    "route-diverted": "packets leave through another interface",
-    "route-missing": "no route",
-    "shared-subnet-nics": "two interfaces on one subnet",
-    "shm-small": "shared memory is small",
-    "stale-process": "leftover processes",
-    "step-limits-low": "job step limits are low",
-    "temporary-noexec": "temporary folder is mounted with noexec",
-    "torch-missing": "no torch",
-    "version-mismatch": "versions differ",
-}
-"""Short phrases for faults in a row of the checklist, by diagnosis; for others the name is used."""
-
-
 def _why(row: str, text: str, found: Sequence[Diagnosis], gravest: Severity) -> str:
     """Return the faults of a row; "" if its phrase already names them or none is grave."""
     if row in ("access", "firewall", "all-reduce") or gravest is Severity.INFO:
         return ""
-    if row == "rate":
-        measured = "" if any("direction" in one.facts for one in found) else text
-        return "; ".join(filter(None, (measured, *map(_rate_words, found))))
     grave = [one for one in found if one.severity is not Severity.INFO and not entry(one.name).row_suffices]
-    hosts = grouped((FAULTS.get(one.name, one.name.replace("-", " ")), one.hosts) for one in grave)
+    own = [one.details.phrase for one in grave if one.details.phrase]
+    hosts = grouped((entry(one.name).phrase, one.hosts) for one in grave if not one.details.phrase)
     faults = (f"{name}{f' on {fold(chain(*names))}' if any(names) else ''}" for name, names in hosts.items())
-    return "; ".join(filter(None, (text if row == "processes" else "", *faults)))
-
-
-def _rate_words(found: Diagnosis) -> str:
-    """Return ``node3 sends at 0.9 Gb/s, the others at 9.4 Gb/s``."""
-    if "direction" not in found.facts:
-        return f"PCIe link slow on {fold(found.hosts)}"
-    does = {"send": "sends", "receive": "receives", "send and receive": "sends and receives"}
-    who = f"{fold(found.hosts)} {does.get(found.facts['direction'], 'reach each other')}"
-    ways = {(one["src"], one["dst"]) for one in found.facts["pairs"]}
-    ends = {name for way in ways for name in way}
-    if len(ends) == 2 and found.facts["direction"] is None:
-        who = " reaches ".join(*ways) if len(ways) == 1 else f"{fold(ends)} reach each other"
-    if found.facts["whole_rail"]:
-        by = " and ".join(found.facts["interfaces"])
-        return f"all hosts reach {gbps_words(found.facts['gbps'])} of {gbps_words(found.facts['usual'])} by {by}"
-    if found.facts["gbps"] >= found.facts["usual"] / 2:
-        return f"{who} with {plural(found.facts['retransmits'], 'retransmit')}"
-    return f"{who} at {gbps_words(found.facts['gbps'])}, the others at {gbps_words(found.facts['usual'])}"
+    stays = row == "processes" or (row == "rate" and not own)
+    return "; ".join(filter(None, (text if stays else "", *own, *faults)))
 
 
 class _Texts:

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import ipaddress
 import re
+from collections.abc import Iterable
+from dataclasses import dataclass
 from enum import Enum
-from functools import lru_cache
-from typing import Annotated, NewType, NoReturn, TypeVar
+from functools import cache, lru_cache
+from typing import Annotated, NewType, NoReturn, TypeVar, get_args
 
 from pydantic import (
     AfterValidator,
@@ -204,6 +206,42 @@ class Holds(Enum):
     RULES = "a language of its own, in which no word is a user's name"
 
 
+@dataclass(frozen=True)
+class Fleeting:
+    """Annotation of a field that differs every time; a comparison of two snapshots leaves it out."""
+
+
+@dataclass(frozen=True)
+class OpenList:
+    """Annotation of a fact that is a list to which any local user can add items, and the type of an item."""
+
+    item: type[BaseModel]
+
+
+Mark = TypeVar("Mark")
+
+
+@cache
+def marks(model: type[BaseModel], kind: type[Mark]) -> dict[str, Mark]:
+    """Return the annotation of this kind of each field that has one, or inside its type."""
+    found = {name: _mark(kind, field.annotation, field.metadata) for name, field in model.model_fields.items()}
+    return {name: mark for name, mark in found.items() if mark is not None}
+
+
+def _mark(kind: type[Mark], annotation: object, metadata: Iterable[object] = ()) -> Mark | None:
+    own = next((one for one in metadata if isinstance(one, kind)), None)
+    parts = () if own is not None or isinstance(annotation, type) else get_args(annotation)
+    inner = (_mark(kind, part, getattr(part, "__metadata__", ())) for part in parts)
+    return own or next((mark for mark in inner if mark is not None), None)
+
+
+@dataclass(frozen=True)
+class Subjects:
+    """Annotation of a fact that is a list of what checks judge; ``absent`` is the reason if it is empty everywhere."""
+
+    absent: str
+
+
 UserName = Annotated[str, Holds.USER]
 CommandLine = Annotated[str, Holds.COMMAND]
 HostAddress = Annotated[str, Field(pattern=r"^[0-9A-Za-z_:][0-9A-Za-z_.:%-]{0,254}$")]
@@ -219,7 +257,9 @@ Port = Annotated[int, Field(ge=1, le=65535)]  # a TCP port that can be dialled
 SocketPort = Annotated[int, Field(ge=0, le=65535)]  # a port in a socket table: 0 for a socket that is not bound
 Count = Annotated[int, Field(ge=0, le=2**63 - 1)]
 """A number, size or index: never negative, and large enough for the bytes of the largest memory."""
-Pid = Annotated[int, Field(ge=0, le=2**31 - 1)]  # 0 for a process outside the PID namespace of whoever reports it
+Pid = Annotated[
+    int, Field(ge=0, le=2**31 - 1), Fleeting()
+]  # 0 for a process outside the PID namespace of whoever reports it
 SysctlNumber = Annotated[str, Field(pattern=r"^-?[0-9]{1,19}$")]
 """A kernel setting that is a number, as printed by /proc/sys."""
 ProcessState = Annotated[str, Field(pattern=r"^[A-Za-z]( [^ ]{1,64})?$")]

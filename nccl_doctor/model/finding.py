@@ -13,7 +13,7 @@ from collections.abc import Callable
 from enum import Enum
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, ConfigDict, Field
+from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 
 from nccl_doctor.model.base import FrozenModel
 from nccl_doctor.model.effect import Effect, Symptom
@@ -91,13 +91,49 @@ class LogLine(FrozenModel):
     text: str
 
 
+class Details(FrozenModel):
+    """Typed parts of a finding that judge and the reports read.
+
+    Attributes:
+        failed: source and target of each failed dial that it names; None if it names none.
+        pids: the processes that it names; None if it names none.
+        rules: the rules of a firewall that block dials, by host.
+        directions: "send" and "receive", as far as only that direction of a host is slow.
+        is_unexplained: whether nothing is known about why an all-reduce failed.
+        phrase: its phrase in a row of the screen, with its hosts; "" for that of its check.
+    """
+
+    failed: tuple[tuple[str, str], ...] | None = None
+    pids: tuple[int, ...] | None = None
+    rules: dict[str, tuple[str, ...]] = Field(default_factory=dict)
+    directions: tuple[str, ...] = ()
+    is_unexplained: bool | None = None
+    phrase: str = ""
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """Those that users' programs read, too."""
+        found: dict[str, Any] = {}
+        if self.rules:
+            found["rules"] = {name: list(texts) for name, texts in self.rules.items()}
+        if self.failed is not None:
+            found["failed"] = [{"src": src, "dst": dst} for src, dst in self.failed]
+        if self.pids is not None:
+            found["pids"] = list(self.pids)
+        if self.is_unexplained is not None:
+            found["unexplained"] = self.is_unexplained
+        return found
+
+
 class Finding(FrozenModel):
     """A fault found by a check or in a log, before consequences are attached to causes."""
 
     hosts: tuple[str, ...]  # hosts at fault (not those that suffer)
     message: str  # one sentence, easy to understand for a tired reader
     evidence: tuple[str | LogLine, ...] = ()  # observations, each a line
-    facts: dict[str, Any] = Field(default_factory=dict)  # the same for programs
+    # the same for users' programs, with those of ``details``; no module of ours reads them
+    facts: dict[str, Any] = Field(default_factory=dict)
+    details: Details = Field(default=Details(), exclude=True, repr=False)
     # remedy; a plain text is a remedy without commands
     fix: Annotated[Fix, BeforeValidator(lambda fix: Fix(summary=fix) if isinstance(fix, str) else fix)]
     severity: Severity | None = None  # None for the check's severity
@@ -107,6 +143,12 @@ class Finding(FrozenModel):
     symptoms: tuple[Symptom, ...] = ()
     # entities named in a log: host, ip, port, iface, rank, nccl_version, torch_version
     entities: dict[str, Any] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_details(cls, given: dict[str, Any]) -> dict[str, Any]:
+        details = given.get("details", Details())
+        return {**given, "facts": {**given.get("facts", {}), **details.facts}}
 
 
 class Outcome(str, Enum):
@@ -142,6 +184,7 @@ class Diagnosis(FrozenModel):
     message: str
     evidence: tuple[str | LogLine, ...] = ()
     facts: dict[str, Any] = Field(default_factory=dict)
+    details: Details = Field(default=Details(), exclude=True, repr=False)
     fix: Fix
     explains: tuple[Consequence, ...] = ()
     entities: dict[str, Any] | None = None

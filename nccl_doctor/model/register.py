@@ -54,6 +54,7 @@ class Traits(TypedDict, total=False):
     hides: tuple[str, ...]
     errors: tuple[str, ...]
     also: tuple[str, ...]
+    phrase: str
     row: str
     row_words: str
     row_suffices: bool
@@ -81,6 +82,7 @@ class Check:
     # gap
     hides: tuple[str, ...] = ()
     errors: tuple[str, ...] = ()  # errno names that mean it if a job of several hosts starts
+    phrase: str = ""  # for a row of the screen that fails; by default the name
     row: str | None = None  # row of the screen; its category's row if None
     row_words: str = ""  # additional words of that row if it passes
     row_suffices: bool = False  # the row's own phrase names its fault
@@ -113,6 +115,7 @@ def from_hang(module: str, code: str, **traits: Unpack[Traits]) -> None:
 def make_entry(module: str, code: str, severity: Severity, **traits: Unpack[Traits]) -> Check:
     """Return the entry for a module below ``checks``, from its path and docstring."""
     *_, category, stem = module.split(".")
+    traits.setdefault("phrase", stem.replace("_", " "))
     return Check(
         code=code,
         name=stem.replace("_", "-"),

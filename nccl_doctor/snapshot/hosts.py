@@ -25,12 +25,15 @@ from nccl_doctor.model.base import (
     Clipped,
     EnvValue,
     Fact,
+    Fleeting,
     Holds,
     HostAddress,
     IpAddress,
     Observed,
+    OpenList,
     Phased,
     Seconds,
+    Subjects,
     SysctlNumber,
     Unknown,
     unknown,
@@ -57,6 +60,11 @@ class Shown:
 
 
 MOST_ROUTES = 4
+NO_GPU = Subjects("no GPU on any host")
+NO_RDMA = Subjects("no RDMA device on any host")
+NO_STEP = Subjects("no Slurm job, and no limit on memory was found")
+NO_FILES = Subjects("no files to compare were named (same)")
+NOT_EXAMINED = unknown("not examined")
 
 
 def _torch_words(torch: system.TorchInfo | None) -> str:
@@ -92,13 +100,13 @@ class HostFacts(Observed):
     identity: Fact[system.Identity]
     resolution: Fact[network.Names]
     interfaces: Fact[network.Interfaces]
-    sockets: Fact[tuple[TcpSocket, ...]]
+    sockets: Annotated[Fact[tuple[TcpSocket, ...]], Fleeting(), OpenList(TcpSocket)]
     outside: Annotated[Fact[Outside | None], Shown("container", lambda it: it and f"{it.place}, on {it.hostname}")] = (
         None  # of the host that runs the container in which the probe runs
     )
     python: Annotated[Fact[system.PythonInfo], Shown("python", lambda it: f"{it.version}, {it.executable}")]
     torch: Annotated[Fact[system.TorchInfo | None], Shown("torch", _torch_words)]
-    gpus: Annotated[Fact[tuple[system.Gpu, ...]], Shown("GPUs", _gpu_words)]
+    gpus: Annotated[Fact[tuple[system.Gpu, ...]], Shown("GPUs", _gpu_words), NO_GPU]
     limits: Annotated[Fact[system.ResourceLimits], Shown("limits", _limit_words)]
     # state before ports were tested
     firewall: Annotated[Fact[network.FirewallFacts], Shown("firewall"), Holds.RULES] = unknown(
@@ -109,32 +117,34 @@ class HostFacts(Observed):
     port_range: Fact[network.PortRange]
     env: Annotated[Fact[dict[str, EnvValue]], Holds.ENVIRONMENT]
     config_files: Fact[tuple[system.ConfigFile, ...]]
-    clock: Fact[system.Clock]
+    clock: Annotated[Fact[system.Clock], Fleeting()]
     master_port: Phased[network.PortTrial]
     libnccl: Fact[system.LibncclAnswer | None] = None  # None if not queried
     engines: Fact[network.Engines | None] = None  # None if not queried
     # full names of rp_filter, arp_ignore, arp_announce and the neighbour table's thresholds:
     # "net.ipv4.conf.all.rp_filter"
     sysctls: Fact[dict[str, SysctlNumber]] = unknown("not asked")
-    temporary: Fact[tuple[system.TemporaryFolder, ...]] = unknown("not examined")
-    tasks: Fact[tuple[system.TaskLimit, ...]] = unknown("not examined")
-    conntrack: Fact[network.ConntrackTable | None] = unknown("not examined")  # None if connections are not tracked
-    rdma: Fact[tuple[system.RdmaDevice, ...]] = unknown("not examined")
-    pci: Fact[system.PciPaths] = unknown("not examined")
-    gpu_driver: Fact[system.GpuDriver | None] = unknown("not examined")  # None without a GPU on the PCI bus
-    gpu_health: Fact[tuple[system.GpuHealth, ...]] = unknown("not examined")
-    xids: Fact[tuple[system.Xid, ...]] = unknown("not examined")
-    plugins: Fact[tuple[system.NcclPlugin, ...]] = unknown("not examined")
-    same: Fact[tuple[system.SameEntry, ...]] = unknown("not examined")
-    step: Fact[StepLimits | None] = None  # None outside a Slurm job
-    login_shell: Fact[system.LoginShell | None] = unknown("not examined")
-    processes: Fact[tuple[system.TrainingJob, ...]] = unknown("not examined")
-    gpu_processes: Fact[tuple[system.GpuProcess, ...]] = unknown("not examined")
+    temporary: Fact[tuple[system.TemporaryFolder, ...]] = NOT_EXAMINED
+    tasks: Fact[tuple[system.TaskLimit, ...]] = NOT_EXAMINED
+    conntrack: Fact[network.ConntrackTable | None] = NOT_EXAMINED  # None if connections are not tracked
+    rdma: Annotated[Fact[tuple[system.RdmaDevice, ...]], NO_RDMA] = unknown("not examined")
+    pci: Fact[system.PciPaths] = NOT_EXAMINED
+    gpu_driver: Annotated[Fact[system.GpuDriver | None], NO_GPU] = unknown(
+        "not examined"
+    )  # None without a GPU on the PCI bus
+    gpu_health: Annotated[Fact[tuple[system.GpuHealth, ...]], NO_GPU] = NOT_EXAMINED
+    xids: Fact[tuple[system.Xid, ...]] = NOT_EXAMINED
+    plugins: Fact[tuple[system.NcclPlugin, ...]] = NOT_EXAMINED
+    same: Annotated[Fact[tuple[system.SameEntry, ...]], NO_FILES] = unknown("not examined")
+    step: Annotated[Fact[StepLimits | None], NO_STEP] = None  # None outside a Slurm job
+    login_shell: Fact[system.LoginShell | None] = NOT_EXAMINED
+    processes: Annotated[Fact[tuple[system.TrainingJob, ...]], OpenList(system.TrainingJob)] = NOT_EXAMINED
+    gpu_processes: Annotated[Fact[tuple[system.GpuProcess, ...]], OpenList(system.GpuProcess)] = NOT_EXAMINED
     # read again after failed dials: the counters show which rule matched
-    firewall_after: Annotated[Fact[network.FirewallFacts | None], Holds.RULES] = None
+    firewall_after: Annotated[Fact[network.FirewallFacts | None], Holds.RULES, Fleeting()] = None
     ways: Fact[tuple[network.Way, ...]] = ()  # routes of the packets of failed dials, outgoing and incoming
     # of the container in which all this was found; None on the host itself
-    surroundings: Fact[Surroundings | None] = None
+    surroundings: Annotated[Fact[Surroundings | None], Subjects("no container on any host")] = None
     # by fact that is a list, the number of invalid items, and the reason for the first; the others are kept
     misfits: Annotated[dict[Clipped, Clipped], Field(max_length=64)] = Field(default_factory=dict)
 

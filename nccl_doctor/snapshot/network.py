@@ -18,6 +18,7 @@ from nccl_doctor.model.base import (
     CommandLine,
     Count,
     Fact,
+    Fleeting,
     InterfaceName,
     IpAddress,
     IpNetwork,
@@ -317,7 +318,7 @@ class Process(Observed):
     user: UserName
     command: CommandLine
     started: Seconds  # Unix time in seconds
-    age_s: Seconds
+    age_s: Annotated[Seconds, Fleeting()]
     orphan: bool  # its parent is pid 1 or a subreaper, although a launcher started it
     own: bool  # it belongs to the user that we log in as, in our container, Slurm job and login
     ticks: Count | None = None  # clock ticks from the host's boot to its start; PID and start identify a process
@@ -332,7 +333,7 @@ class PortTrial(Observed):
     error: str | None = None  # name of the errno of the failed bind, for example "EADDRINUSE", "EACCES"
     # why it is not free, according to the socket tables; None if it is
     cause: Literal["listener", "bound", "outbound", "time-wait", "unknown"] | None = None
-    sockets: tuple[TcpSocket, ...] = ()
+    sockets: Annotated[tuple[TcpSocket, ...], Fleeting()] = ()
     holders: tuple[Process, ...] = ()
     time_wait_s: Seconds | None = None  # seconds until the longest TIME_WAIT ends, for cause "time-wait"
     hint: str | None = None  # how to find out more, for cause "unknown"
@@ -362,7 +363,7 @@ class ConntrackTable(Observed):
     """The kernel's conntrack table: its limit, and the number of entries of this network namespace."""
 
     most: Count
-    used: Count
+    used: Annotated[Count, Fleeting()]
 
 
 class PortRange(Observed):

@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import cache
-from typing import Any, TypeVar, get_args
+from typing import Any, TypeVar
 
 from pydantic import BaseModel
 
-from nccl_doctor.model.base import Holds
+from nccl_doctor.model.base import Holds, marks
 from nccl_doctor.text.secrets import LEFT_OUT, without_secrets
 
 PREFIXES = (
@@ -92,24 +91,10 @@ def redact(snapshot: Kept) -> tuple[Kept, Redacted]:
     return type(snapshot).model_validate(clean(snapshot, snapshot.model_dump(mode="json", by_alias=True), done)), done
 
 
-@cache
-def marks(model: type[BaseModel]) -> dict[str, Holds]:
-    """Return the kind of contents (``Holds``) of each field of a model, from its type."""
-    found = {name: _mark(field.annotation, field.metadata) for name, field in model.model_fields.items()}
-    return {name: mark for name, mark in found.items() if mark is not None}
-
-
-def _mark(annotation: object, metadata: Iterable[object] = ()) -> Holds | None:
-    own = next((one for one in metadata if isinstance(one, Holds)), None)
-    parts = () if own is not None or isinstance(annotation, type) else get_args(annotation)
-    inner = (_mark(part, getattr(part, "__metadata__", ())) for part in parts)
-    return own or next((mark for mark in inner if mark is not None), None)
-
-
 def _users(value: object) -> Iterator[str]:
     """Yield user names: from fields and keys that hold them, and from home directories in paths."""
     if isinstance(value, BaseModel):
-        marked = marks(type(value))
+        marked = marks(type(value), Holds)
         yield from (part for name, part in value if marked.get(name) is Holds.USER and isinstance(part, str))
         yield from _users({name: part for name, part in value if marked.get(name) is not Holds.USER})
     elif isinstance(value, dict):
@@ -126,7 +111,7 @@ def _users(value: object) -> Iterator[str]:
 def clean(value: BaseModel, tree: dict[str, Any], done: Redacted) -> dict[str, Any]:
     """Return the redacted JSON of a model, according to its types and the form of its texts."""
     for name, declared in type(value).model_fields.items():
-        key, mark = declared.alias or name, marks(type(value)).get(name)
+        key, mark = declared.alias or name, marks(type(value), Holds).get(name)
         if key in tree:
             tree[key] = _part(getattr(value, name), tree[key], done, mark)
     for name, part in (value.model_extra or {}).items():

@@ -10,6 +10,7 @@ from nccl_doctor.model.base import (
     ContainerName,
     Count,
     Fact,
+    Fleeting,
     FrozenModel,
     IpAddress,
     IpNetwork,
@@ -25,7 +26,7 @@ class Surroundings(Observed):
     """Facts about the container in which the probe runs."""
 
     # identifier of the network namespace, "net:[4026531840]"; the same for all its processes, seen from anywhere
-    network: str | None
+    network: Annotated[str | None, Fleeting()]
     # GPU and RDMA device nodes by path; None if it opens, otherwise the errno: "EACCES", "EPERM", "ENXIO", …
     devices: dict[Path, str | None]
 
@@ -37,7 +38,7 @@ class Outside(Observed):
     runtime: Literal["docker", "podman", "nerdctl", "apptainer", "enter"]
     name: ContainerName  # the container's name, or the PID; ``place`` is a phrase for it, "the docker container train"
     place: str
-    network: str | None  # as in :class:`Surroundings`
+    network: Annotated[str | None, Fleeting()]  # as in :class:`Surroundings`
     hostname: str
     limits: ResourceLimits | None  # of a process started over SSH there; None if /proc does not show it
     shm_bytes: Count | None  # size of /dev/shm

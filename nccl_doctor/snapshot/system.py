@@ -11,6 +11,7 @@ from nccl_doctor.model.base import (
     CommandLine,
     Count,
     EnvValue,
+    Fleeting,
     Holds,
     InterfaceName,
     IpAddress,
@@ -89,7 +90,7 @@ class Gpu(Observed):
     name: str
     uuid: str
     memory_total_mib: Count | None
-    memory_used_mib: Count | None
+    memory_used_mib: Annotated[Count | None, Fleeting()]
     driver: str
     fault: str | None = None  # nvidia-smi's message in place of its values: "GPU is lost", "Unknown Error"
 
@@ -138,7 +139,7 @@ class Shm(Observed):
     """The shared-memory file system, in bytes; ``problem`` if it is missing, or this user may not write to it."""
 
     total_bytes: Count
-    free_bytes: Count
+    free_bytes: Annotated[Count, Fleeting()]
     problem: Literal["missing", "forbidden"] | None = None
     memory_bytes: Count | None = (
         None  # the machine's memory, which also holds what is in there; None in older snapshots
@@ -149,8 +150,8 @@ class TemporaryFolder(Observed):
     """Free space for this user in a folder for temporary files; ``free_files`` is None without a limit."""
 
     path: Path
-    free_bytes: Count
-    free_files: Count | None = None
+    free_bytes: Annotated[Count, Fleeting()]
+    free_files: Annotated[Count | None, Fleeting()] = None
     noexec: bool = False  # no program and no library is loaded from there (mount(8))
 
 
@@ -159,7 +160,7 @@ class TaskLimit(Observed):
 
     name: Clipped
     most: Count
-    used: Count
+    used: Annotated[Count, Fleeting()]
 
 
 class ConfigFile(Observed):
@@ -190,7 +191,7 @@ class TrainingJob(Observed):
     user: UserName
     own: bool
     command: CommandLine
-    age_s: Seconds
+    age_s: Annotated[Seconds, Fleeting()]
     ppid: Pid
     parent: CommandLine | None  # command of the root's parent, which has to reap a zombie
     terminal: bool  # its root has a controlling terminal
@@ -294,7 +295,7 @@ class Xid(Observed):
 
     number: Count
     bus_id: str
-    age_s: SignedSeconds
+    age_s: Annotated[SignedSeconds, Fleeting()]
     text: str
 
 

@@ -11,8 +11,8 @@ import pytest
 
 from nccl_doctor.checks import view
 from nccl_doctor.checks.view import PHASES
-from nccl_doctor.judge.diagnose import SUBJECTS, judge
-from nccl_doctor.model.base import skipped, unknown
+from nccl_doctor.judge.diagnose import judge
+from nccl_doctor.model.base import Subjects, marks, skipped, unknown
 from nccl_doctor.model.engine import engines
 from nccl_doctor.model.finding import Outcome, Severity
 from nccl_doctor.model.register import Check, all_checks, find
@@ -50,7 +50,7 @@ def test_a_healthy_cluster_is_judged_whole_and_nothing_is_found() -> None:
     assert next(c for c in report.checks if c.name == "link-slow").reason == "not asked for (--rate)"
     absent = {c.reason for c in report.checks if c.outcome is Outcome.NOT_APPLICABLE}
     assert absent <= {
-        *SUBJECTS.values(),
+        *(one.absent for one in marks(HostFacts, Subjects).values()),
         *(engine.absent for engine in engines()),
         "no launch line was given",
         "no engine is named (--engine) or installed",

@@ -14,7 +14,7 @@ from nccl_doctor.model.base import Unknown, unknown
 from nccl_doctor.model.cluster import access
 from nccl_doctor.model.effect import Symptom
 from nccl_doctor.model.engines.containers import InsideOptions
-from nccl_doctor.model.finding import Finding, Fix, Outcome, Severity
+from nccl_doctor.model.finding import Details, Finding, Fix, Outcome, Severity
 from nccl_doctor.model.register import Check, Unjudged, all_checks, find
 from tests.checks.snapshots import UNREACHABLE, load, patched
 
@@ -58,15 +58,15 @@ def test_a_fault_of_another_host_does_not_swallow_one_that_is_no_all_reduce() ->
 @pytest.mark.parametrize(
     ("named", "standing"),
     [
-        ([{"src": "node2", "dst": "node1"}], ["hostname-mismatch"]),
-        ([{"src": "node2", "dst": "node3"}], ["hostname-mismatch", "port-unreachable"]),
-        ([], ["hostname-mismatch", "port-unreachable"]),
+        ((("node2", "node1"),), ["hostname-mismatch"]),
+        ((("node2", "node3"),), ["hostname-mismatch", "port-unreachable"]),
+        ((), ["hostname-mismatch", "port-unreachable"]),
     ],
 )
-def test_a_cause_that_names_dials_explains_those_alone(named: list[dict[str, str]], standing: list[str]) -> None:
-    cause = finding("node2", facts={"failed": named}, severity=Severity.ERROR)
-    effect = finding("node1", "node2", facts={"failed": [{"src": "node2", "dst": "node1"}]})
-    elsewhere = finding("node1", facts={"failed": [{"src": "node2", "dst": "node1"}]})
+def test_a_cause_that_names_dials_explains_those_alone(named: tuple[tuple[str, str], ...], standing: list[str]) -> None:
+    cause = finding("node2", details=Details(failed=named), severity=Severity.ERROR)
+    effect = finding("node1", "node2", details=Details(failed=(("node2", "node1"),)))
+    elsewhere = finding("node1", details=Details(failed=(("node2", "node1"),)))
     for one in (effect, elsewhere):
         rows = [(entry("port-unreachable"), one), (entry("hostname-mismatch"), cause)]
         assert [row.name for row in attach_consequences(rows)] == standing

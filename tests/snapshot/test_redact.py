@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 
 from nccl_doctor.judge.diagnose import judge
-from nccl_doctor.model.base import Holds
+from nccl_doctor.model.base import Holds, marks
 from nccl_doctor.nccl.variables import NCCL2_SWITCH, TORCH_VALUES
 from nccl_doctor.probe.facts import software
 from nccl_doctor.snapshot.hang import HangSnapshot
 from nccl_doctor.snapshot.hosts import Snapshot
-from nccl_doctor.snapshot.redact import Redacted, clean, marks, redact
+from nccl_doctor.snapshot.redact import Redacted, clean, redact
 from nccl_doctor.text.secrets import LEFT_OUT, without_secrets
 from nccl_doctor.transport.ssh.failures import Login, Target, auth_failed
 from tests.checks.snapshots import healthy, patched
@@ -317,7 +317,7 @@ def test_a_secret_in_any_text_of_any_model_is_left_out() -> None:
     secret = "hf_aB3dE5fG7hJ9kL1mN2pQ4rS6"
     assert len(TEXTS) > 150
     for model, name in TEXTS:
-        if marks(model).get(name) is Holds.USER:
+        if marks(model, Holds).get(name) is Holds.USER:
             continue  # gathered first, and replaced wherever they stand
         value = model.model_construct(**{name: planted(model.model_fields[name].annotation, secret)})
         with warnings.catch_warnings():
@@ -331,5 +331,5 @@ def test_a_secret_in_any_text_of_any_model_is_left_out() -> None:
 
 def test_what_names_people_and_their_words_is_marked_in_its_type() -> None:
     """A command line of a program that no other may take the place of holds nothing of anybody's: it has a pattern."""
-    unmarked = {(model.__name__, name) for model, name in TEXTS if name in PERSONAL and name not in marks(model)}
+    unmarked = {(model.__name__, name) for model, name in TEXTS if name in PERSONAL and name not in marks(model, Holds)}
     assert unmarked == {("IptablesSave", "command")}

@@ -17,7 +17,7 @@ from nccl_doctor.checks.allreduce.symptoms import shown
 from nccl_doctor.checks.allreduce.virtual_memory import with_limits
 from nccl_doctor.checks.view import Findings, View, check
 from nccl_doctor.model.effect import SIGNALS
-from nccl_doctor.model.finding import Finding, Severity
+from nccl_doctor.model.finding import Details, Finding, Severity
 from nccl_doctor.snapshot.smoke import Smoke
 from nccl_doctor.text.hostlist import capital, fold
 
@@ -55,8 +55,8 @@ def allreduce_failed(view: View) -> Findings:
             "stage": first.stage,
             "why": found.why,
             "signal": first.signal,
-            "unexplained": found.is_unexplained,
         },
+        details=Details(is_unexplained=found.is_unexplained),
         symptoms=shown(found),
         fix=f"On {fold(found.hosts)}: {advice}." if advice else found.advice,
     )

@@ -25,7 +25,7 @@ Fix: it depends on the stage; the ranks' stacks and last lines are quoted.
 from nccl_doctor.checks.allreduce.culprits import MISSING, Culprits, culprits, last_words, place, stacks, stages
 from nccl_doctor.checks.allreduce.symptoms import shown
 from nccl_doctor.checks.view import Findings, View, check
-from nccl_doctor.model.finding import Finding, Severity
+from nccl_doctor.model.finding import Details, Finding, Severity
 from nccl_doctor.snapshot.smoke import Smoke
 
 
@@ -46,8 +46,8 @@ def allreduce_timeout(view: View) -> Findings:
             "ranks": [rank.rank for rank in found.ranks],
             "stages": {str(rank.rank): rank.stage for rank in smoke.ranks},
             "why": found.why,
-            "unexplained": found.is_unexplained,
         },
+        details=Details(is_unexplained=found.is_unexplained),
         symptoms=shown(found),
         fix=found.advice,
     )

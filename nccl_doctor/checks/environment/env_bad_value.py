@@ -50,6 +50,7 @@ REFUSED = Effect(
 
 @check(
     "NCD802",
+    phrase="variable with a bad value",
     severity=Severity.WARNING,
     needs=("env", "config_files", "interfaces"),
     needs_nccl=True,

@@ -45,6 +45,7 @@ MUST_AGREE = frozenset(
 
 @check(
     "NCD803",
+    phrase="variables differ",
     severity=Severity.WARNING,
     needs=("env", "config_files", "interfaces"),
     needs_nccl=True,

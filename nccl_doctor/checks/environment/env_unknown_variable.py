@@ -25,7 +25,13 @@ from nccl_doctor.text.secrets import LEFT_OUT
 READERS = {"NCCL": "an NCCL", "torch": "a torch", "gloo": "a gloo"}
 
 
-@check("NCD801", severity=Severity.WARNING, needs=("env", "config_files", "interfaces"), needs_nccl=True)
+@check(
+    "NCD801",
+    phrase="unknown NCCL variable",
+    severity=Severity.WARNING,
+    needs=("env", "config_files", "interfaces"),
+    needs_nccl=True,
+)
 def env_unknown_variable(view: View) -> Findings:
     """Yield one finding per name; info where another version may know it."""
     found: dict[tuple[str, str | None, str | None], dict[str, str]] = {}

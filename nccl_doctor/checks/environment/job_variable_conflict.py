@@ -29,7 +29,7 @@ from nccl_doctor.snapshot.network import Names, PortTrial
 from nccl_doctor.text.hostlist import fold, quoted
 
 
-@check("NCD804", severity=Severity.WARNING, needs=("env",), explains=(MASTER,))
+@check("NCD804", phrase="variables contradict the job", severity=Severity.WARNING, needs=("env",), explains=(MASTER,))
 def job_variable_conflict(view: View) -> Findings:
     """Yield findings for variables, and for jobs on the same master."""
     places = dict(planned_nodes(view.snapshot))

@@ -48,7 +48,7 @@ from nccl_doctor.text.inet import is_loopback
 from nccl_doctor.text.secrets import part
 
 
-@check("NCD805", severity=Severity.ERROR, row="software")
+@check("NCD805", phrase="fault in the launch line", severity=Severity.ERROR, row="software")
 def launch_line_wrong(view: View) -> Findings:
     cluster = view.snapshot.cluster
     try:

@@ -72,7 +72,12 @@ class Misled:
     better: str | None
 
 
-@check("NCD222", severity=Severity.ERROR, in_logs=("rendezvous-timeout", "script-failed"))
+@check(
+    "NCD222",
+    phrase="wrong address advertised",
+    severity=Severity.ERROR,
+    in_logs=("rendezvous-timeout", "script-failed"),
+)
 def advertised_address_wrong(view: View) -> Findings:
     """Yield one finding per fault, of hosts and programs that share it."""
     cluster = view.snapshot.cluster

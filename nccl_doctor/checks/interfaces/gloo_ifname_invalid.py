@@ -49,7 +49,13 @@ GIVEN = Effect(
 )
 
 
-@check("NCD210", severity=Severity.ERROR, needs=("interfaces", "env"), explains=(GLOO, GIVEN))
+@check(
+    "NCD210",
+    phrase="GLOO_SOCKET_IFNAME is invalid",
+    severity=Severity.ERROR,
+    needs=("interfaces", "env"),
+    explains=(GLOO, GIVEN),
+)
 def gloo_ifname_invalid(view: View) -> Findings:
     """Yield one finding for each value that matches no interface, or whose address no peer can reach."""
     yield from _unreachable(view)

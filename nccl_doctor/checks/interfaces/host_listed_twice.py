@@ -20,7 +20,7 @@ from nccl_doctor.model.engine import engines_of
 from nccl_doctor.model.finding import Finding, Severity
 
 
-@check("NCD221", severity=Severity.WARNING, needs=(*NEEDS, "identity"), needs_nccl=True)
+@check("NCD221", phrase="machine listed twice", severity=Severity.WARNING, needs=(*NEEDS, "identity"), needs_nccl=True)
 def host_listed_twice(view: View) -> Findings:
     """Yield one finding per machine that is listed more than once by mistake."""
     machines: dict[str, list[Node]] = {}

@@ -29,6 +29,7 @@ from nccl_doctor.text.inet import numeric
 
 @check(
     "NCD203",
+    phrase="own name is a loopback address",
     severity=Severity.WARNING,
     needs=("resolution", "identity", "interfaces", "env"),
     explains=(NAMES,),

@@ -23,7 +23,7 @@ from nccl_doctor.checks.own_names import CHANCE, OwnName, finding, own_names
 from nccl_doctor.checks.view import Findings, View, check, failed_by, on_each, pasted
 from nccl_doctor.logs.rule import root
 from nccl_doctor.logs.signs import LogSigns, make_advice
-from nccl_doctor.model.finding import Finding, Severity
+from nccl_doctor.model.finding import Details, Finding, Severity
 from nccl_doctor.snapshot.mesh import Mesh
 from nccl_doctor.snapshot.network import Names, ResolverAnswer, deviations
 from nccl_doctor.text.hostlist import fold, grouped, quoted
@@ -32,6 +32,7 @@ from nccl_doctor.text.shell import line
 
 @check(
     "NCD205",
+    phrase="names resolve differently",
     severity=Severity.WARNING,
     needs=("resolution", "identity", "interfaces", "env"),
     explains=("port-unreachable", NAMES, "master-addr-not-local"),
@@ -74,8 +75,8 @@ def hostname_mismatch(view: View) -> Findings:
                     "name": name,
                     "is_master": name == master,
                     "matrix": {host: list(real) for host, real in column.items()},
-                    "failed": failed_by(view, name, outliers),
                 },
+                details=Details(failed=failed_by(view, name, outliers)),
                 fix=pasted(
                     f"Make {quoted(name)} the same address on all hosts, or use IP addresses in the hosts file. Look "
                     "for it there; if no line has it, the name is from DNS:",

@@ -24,7 +24,7 @@ from nccl_doctor.logs.log import Event
 from nccl_doctor.logs.rule import C10D_CLIENT, WEB, Grade, hint, root
 from nccl_doctor.logs.signs import Advice, Case, LogSigns, Scene, Stage, advise, having
 from nccl_doctor.model.base import Unknown, known
-from nccl_doctor.model.finding import Finding, Fix, Severity, on
+from nccl_doctor.model.finding import Details, Finding, Fix, Severity, on
 from nccl_doctor.model.operations.programs import ServicePatch
 from nccl_doctor.model.operations.system import HostsEntry
 from nccl_doctor.snapshot.access import SshUnreachable
@@ -39,6 +39,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,252}")
 
 @check(
     "NCD204",
+    phrase="name does not resolve",
     severity=Severity.WARNING,
     needs=("resolution", "identity", "interfaces", "env"),
     explains=(NAMES, "master-addr-not-local", "port-unreachable"),
@@ -91,7 +92,8 @@ def _alias(view: View, name: str) -> Finding:
         hosts=hosts,
         message=f"{quoted(name)} is a name of ~/.ssh/config here: no rank on {fold(hosts)} finds its master by it.",
         evidence=(f"{quoted(name)} resolves neither on {fold(hosts)} nor on this machine",),
-        facts={"names": [name], "failed": failed_where(view, failed.__contains__)},
+        facts={"names": [name]},
+        details=Details(failed=failed_where(view, failed.__contains__)),
         fix=f"Set master_addr: {setting}; the other hosts' names may stay.",
         severity=Severity.ERROR,
     )
@@ -116,7 +118,8 @@ def _finding(view: View, hosts: tuple[str, ...], names: list[str], *, is_fatal: 
         message=f"The name{s} {quoted(fold(names))} {'does' if single else 'do'} not resolve on {fold(hosts)}{whose}"
         f"{'' if unserved is None else f': {unserved[0]}'}.",
         evidence=folded((host, f"{quoted(name)}: {each.error}") for host, name, each in answers if each is not None),
-        facts={"names": names, "failed": failed_where(view, lost.__contains__)},
+        facts={"names": names},
+        details=Details(failed=failed_where(view, lost.__contains__)),
         fix=fix if unserved is None else unserved[1],
         severity=Severity.ERROR if is_fatal else None,
     )

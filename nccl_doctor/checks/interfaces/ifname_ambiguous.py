@@ -18,7 +18,14 @@ from nccl_doctor.model.finding import Severity
 from nccl_doctor.nccl.cluster_nccl import Kind
 
 
-@check("NCD209", severity=Severity.ERROR, needs=NEEDS, needs_nccl=True, explains=MISLED)
+@check(
+    "NCD209",
+    phrase="NCCL_SOCKET_IFNAME is ambiguous",
+    severity=Severity.ERROR,
+    needs=NEEDS,
+    needs_nccl=True,
+    explains=MISLED,
+)
 def ifname_ambiguous(view: View) -> Findings:
     """Yield a finding if the variable matches both right and wrong interfaces."""
     yield from findings(view, Kind.AMBIGUOUS)

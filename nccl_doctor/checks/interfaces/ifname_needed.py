@@ -21,7 +21,14 @@ from nccl_doctor.model.finding import Severity
 from nccl_doctor.nccl.cluster_nccl import Kind
 
 
-@check("NCD208", severity=Severity.ERROR, needs=NEEDS, needs_nccl=True, explains=MISLED)
+@check(
+    "NCD208",
+    phrase="NCCL_SOCKET_IFNAME must be set",
+    severity=Severity.ERROR,
+    needs=NEEDS,
+    needs_nccl=True,
+    explains=MISLED,
+)
 def ifname_needed(view: View) -> Findings:
     """Yield a finding where NCCL's own choice can't be reached."""
     yield from findings(view, Kind.NEEDED)

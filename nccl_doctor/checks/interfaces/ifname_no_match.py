@@ -25,6 +25,7 @@ from nccl_doctor.text.shell import word
 
 @check(
     "NCD206",
+    phrase="NCCL_SOCKET_IFNAME matches no interface",
     severity=Severity.ERROR,
     needs=NEEDS,
     needs_nccl=True,

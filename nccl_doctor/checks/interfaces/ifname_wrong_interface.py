@@ -20,7 +20,14 @@ from nccl_doctor.model.finding import Severity
 from nccl_doctor.nccl.cluster_nccl import Kind
 
 
-@check("NCD207", severity=Severity.ERROR, needs=NEEDS, needs_nccl=True, explains=MISLED)
+@check(
+    "NCD207",
+    phrase="NCCL_SOCKET_IFNAME selects a wrong interface",
+    severity=Severity.ERROR,
+    needs=NEEDS,
+    needs_nccl=True,
+    explains=MISLED,
+)
 def ifname_wrong_interface(view: View) -> Findings:
     """Yield a finding where the variable leads to an address out of reach."""
     yield from findings(view, Kind.WRONG)

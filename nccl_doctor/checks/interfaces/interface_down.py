@@ -17,14 +17,21 @@ from nccl_doctor.checks.effects import CONNECTIONS
 from nccl_doctor.checks.interfaces.route_missing import Hindered, answer_of, hindered_hosts
 from nccl_doctor.checks.nccl_choice import MISLED, NEEDS, bring_up, findings
 from nccl_doctor.checks.view import Findings, View, check, folded
-from nccl_doctor.model.finding import Finding, Severity
+from nccl_doctor.model.finding import Details, Finding, Severity
 from nccl_doctor.nccl.cluster_nccl import Kind
 from nccl_doctor.text.hostlist import fold, grouped
 
 MISSED = ("ifname-wrong-interface", "ifname-needed", "ifname-ambiguous")
 
 
-@check("NCD211", severity=Severity.ERROR, needs=NEEDS, needs_nccl=True, explains=(*MISSED, *MISLED, CONNECTIONS))
+@check(
+    "NCD211",
+    phrase="interface is down",
+    severity=Severity.ERROR,
+    needs=NEEDS,
+    needs_nccl=True,
+    explains=(*MISSED, *MISLED, CONNECTIONS),
+)
 def interface_down(view: View) -> Findings:
     """Yield a finding if an interface that the variable selects or that leads to peers is not running."""
     named: set[str] = set()
@@ -58,6 +65,7 @@ def _unused(view: View, group: list[Hindered]) -> Finding:
         message=f"{name} on {fold(hosts)}, in {network}, is {'switched off' if is_off else 'not running'}: there is no "
         f"direct route to {fold(sorted(peers))} ({', '.join(addresses)}).",
         evidence=folded((host, f"ip route get {way.to}: {answer_of(way)}") for host, way in ways),
-        facts={"interface": name, "to": addresses, "failed": [pair for one in group for pair in one.pairs]},
+        facts={"interface": name, "to": addresses},
+        details=Details(failed=tuple(pair for one in group for pair in one.pairs)),
         fix=bring_up(view.nccl, hosts, name, other),
     )

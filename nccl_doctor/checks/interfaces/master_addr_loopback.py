@@ -12,12 +12,18 @@ itself there.
 
 from nccl_doctor.checks.effects import MASTER
 from nccl_doctor.checks.view import Findings, View, check, failed_by
-from nccl_doctor.model.finding import Finding, Severity
+from nccl_doctor.model.finding import Details, Finding, Severity
 from nccl_doctor.snapshot.network import Names
 from nccl_doctor.text.inet import is_loopback
 
 
-@check("NCD201", severity=Severity.ERROR, needs=("resolution",), explains=("port-unreachable", MASTER))
+@check(
+    "NCD201",
+    phrase="master address is a loopback address",
+    severity=Severity.ERROR,
+    needs=("resolution",),
+    explains=("port-unreachable", MASTER),
+)
 def master_addr_loopback(view: View) -> Findings:
     """Yield a finding if the master address means the host itself on hosts other than the first."""
     nodes = view.snapshot.cluster.nodes
@@ -47,6 +53,7 @@ def master_addr_loopback(view: View) -> Findings:
         hosts=hosts or (master.name,),
         message=f'The master address "{address}" is a loopback address: each host looks for the master on itself.',
         evidence=tuple(f"{name}: {address} is {found}" for name, found in seen if found != address),
-        facts={"master_addr": address, "failed": failed_by(view, address, lost)},
+        facts={"master_addr": address},
+        details=Details(failed=failed_by(view, address, lost)),
         fix=fix,
     )

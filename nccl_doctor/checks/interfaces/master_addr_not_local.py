@@ -16,13 +16,14 @@ from nccl_doctor.checks.view import Findings, View, check, failed_by
 from nccl_doctor.logs.rule import roots
 from nccl_doctor.logs.signs import Advice, Case, LogSigns, advise
 from nccl_doctor.model.base import known
-from nccl_doctor.model.finding import Finding, Severity
+from nccl_doctor.model.finding import Details, Finding, Severity
 from nccl_doctor.model.register import Unjudged
 from nccl_doctor.text.inet import is_loopback
 
 
 @check(
     "NCD202",
+    phrase="master address is not the first host's",
     severity=Severity.ERROR,
     needs=("resolution", "interfaces"),
     explains=("port-unreachable", "port-in-use", MASTER),
@@ -50,7 +51,8 @@ def master_addr_not_local(view: View) -> Findings:
             hosts=(host.name,),
             message=f"The master address {address} is not an address of {host.name}, where rank 0 will run.",
             evidence=(*taken, f"its own: {shown}"),
-            facts={"master_addr": address, "own": own, "failed": failed_by(view, address, everyone)},
+            facts={"master_addr": address, "own": own},
+            details=Details(failed=failed_by(view, address, everyone)),
             fix=f"Set master_addr in the hosts file to one of {host.name}'s own addresses, or put the host "
             f"that has {address} first in the list.",
         )

@@ -30,7 +30,7 @@ from nccl_doctor.text.shell import line
 HEADERS = 100  # bytes: IPv6 and TCP with options, or less
 
 
-@check("NCD214", severity=Severity.ERROR, needs=("mesh",), explains=(SILENCE,))
+@check("NCD214", phrase="large packets are lost", severity=Severity.ERROR, needs=("mesh",), explains=(SILENCE,))
 def mtu_blackhole(view: View) -> Findings:
     """Yield one finding for each host that most stalled pairs share, or one finding for all."""
     mesh = view.mesh

@@ -28,7 +28,7 @@ from nccl_doctor.text.inet import Network
 ROCE_SIZES, ROCE_HEADERS = (256, 512, 1024, 2048, 4096), 96
 
 
-@check("NCD213", severity=Severity.WARNING, needs=NEEDS, needs_nccl=True)
+@check("NCD213", phrase="MTUs differ", severity=Severity.WARNING, needs=NEEDS, needs_nccl=True)
 def mtu_mismatch(view: View) -> Findings:
     """Yield one finding per subnet, on the hosts that differ from the majority."""
     by_network: dict[Network, dict[str, tuple[str, int]]] = {}

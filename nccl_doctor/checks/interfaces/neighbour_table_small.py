@@ -21,7 +21,7 @@ from nccl_doctor.checks.view import Findings, View, check, failed_where, on_each
 from nccl_doctor.logs.rule import root
 from nccl_doctor.logs.signs import LogSigns, make_advice
 from nccl_doctor.model.base import known
-from nccl_doctor.model.finding import Finding, Severity
+from nccl_doctor.model.finding import Details, Finding, Severity
 from nccl_doctor.model.operations.system import SysctlSet
 from nccl_doctor.model.register import Unjudged
 from nccl_doctor.snapshot.hosts import HostFacts
@@ -37,7 +37,13 @@ ROOM = 4
 """Entries of the raised limit for each peer: gateways, storage and containers need some too."""
 
 
-@check("NCD217", severity=Severity.WARNING, needs=("interfaces", "resolution"), explains=("port-unreachable", SILENCE))
+@check(
+    "NCD217",
+    phrase="neighbour table is small",
+    severity=Severity.WARNING,
+    needs=("interfaces", "resolution"),
+    explains=("port-unreachable", SILENCE),
+)
 def neighbour_table_small(view: View) -> Findings:
     """Yield one finding for all hosts with the same limit."""
     short: dict[tuple[int, int], list[str]] = {}
@@ -64,7 +70,8 @@ def neighbour_table_small(view: View) -> Findings:
             message=f"{peers} hosts of the cluster share a subnet with {fold(hosts)}, whose kernel keeps at most "
             f"{limit} neighbours.",
             evidence=(f"{LIMIT} is {limit}",),
-            facts={"limit": limit, "peers": peers, "failed": failed_where(view, lost.__contains__)},
+            facts={"limit": limit, "peers": peers},
+            details=Details(failed=failed_where(view, lost.__contains__)),
             fix=pasted(summary, on_each(hosts, raising), needs_root=True),
         )
 

@@ -17,12 +17,12 @@ See Documentation/networking/ip-sysctl.rst in the kernel's source, RFC 3704.
 from nccl_doctor.checks.effects import SILENCE
 from nccl_doctor.checks.interfaces.route_missing import hindered_hosts
 from nccl_doctor.checks.view import Findings, View, check, pasted
-from nccl_doctor.model.finding import Finding, Severity, on
+from nccl_doctor.model.finding import Details, Finding, Severity, on
 from nccl_doctor.model.operations.system import SysctlSet
 from nccl_doctor.text.hostlist import fold
 
 
-@check("NCD220", severity=Severity.ERROR, needs=("mesh",), explains=(SILENCE,))
+@check("NCD220", phrase="packets dropped by rp_filter", severity=Severity.ERROR, needs=("mesh",), explains=(SILENCE,))
 def reverse_path_filtered(view: View) -> Findings:
     """Yield one finding for each host whose reverse-path filter drops packets."""
     for found in hindered_hosts(view, "filtered"):
@@ -38,7 +38,8 @@ def reverse_path_filtered(view: View) -> Findings:
                 f"{found.host}: ip route get {way.to} from {way.source} iif {way.iif}: {way.error}; rp_filter=1"
                 for way in dict.fromkeys(fault.way for fault in found.route_faults)
             ),
-            facts={"interfaces": names, "to": sorted(found.peers), "failed": found.pairs},
+            facts={"interfaces": names, "to": sorted(found.peers)},
+            details=Details(failed=tuple(found.pairs)),
             fix=pasted(
                 f"Give {peers} a route to {found.host} by the right interface; or filter loosely (for good: the same "
                 "setting in /etc/sysctl.d/):",

@@ -20,12 +20,18 @@ from nccl_doctor.checks.effects import CONNECTIONS
 from nccl_doctor.checks.interfaces.route_missing import Hindered, hindered_hosts
 from nccl_doctor.checks.view import Findings, View, check, pasted
 from nccl_doctor.firewall.route_lookup import MAIN_TABLES, RouteFault
-from nccl_doctor.model.finding import Finding, Fix, Severity, on
+from nccl_doctor.model.finding import Details, Finding, Fix, Severity, on
 from nccl_doctor.model.operations.system import IpRule
 from nccl_doctor.text.hostlist import fold
 
 
-@check("NCD219", severity=Severity.ERROR, needs=("mesh",), explains=(CONNECTIONS,))
+@check(
+    "NCD219",
+    phrase="packets leave through another interface",
+    severity=Severity.ERROR,
+    needs=("mesh",),
+    explains=(CONNECTIONS,),
+)
 def route_diverted(view: View) -> Findings:
     """Yield one finding for each host that sends packets for its peers elsewhere."""
     for found in (*hindered_hosts(view, "diverted"), *hindered_hosts(view, "masked")):
@@ -36,7 +42,8 @@ def route_diverted(view: View) -> Findings:
             hosts=(found.host,),
             message=f"{found.host} sends packets for {fold(peers)} {ways}, not into their common subnet.",
             evidence=tuple(dict.fromkeys(evidence for _, evidence in lines)),
-            facts={"to": peers, "failed": found.pairs},
+            facts={"to": peers},
+            details=Details(failed=tuple(found.pairs)),
             fix=_fix(found),
         )
 

@@ -42,7 +42,7 @@ class Hindered:
 
     host: str
     route_faults: dict[RouteFault, None] = field(default_factory=dict)
-    pairs: list[dict[str, str]] = field(default_factory=list)
+    pairs: list[tuple[str, str]] = field(default_factory=list)
     peers: set[str] = field(default_factory=set)
 
 
@@ -56,13 +56,14 @@ def hindered_hosts(view: View, kind: Kind) -> Iterable[Hindered]:
         hindered = found.setdefault(fault.host, Hindered(fault.host))
         hindered.route_faults[fault] = None
         hindered.peers.add(dial.dst if dial.src == fault.host else dial.src)
-        if (pair := {"src": dial.src, "dst": dial.dst}) not in hindered.pairs:
+        if (pair := (dial.src, dial.dst)) not in hindered.pairs:
             hindered.pairs.append(pair)
     return found.values()
 
 
 @check(
     "NCD215",
+    phrase="no route",
     severity=Severity.ERROR,
     needs=(*NEEDS, "routes"),
     needs_nccl=True,

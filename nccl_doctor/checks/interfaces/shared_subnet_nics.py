@@ -49,7 +49,14 @@ CARRIES = "one interface carries the traffic of both"
 KEYS = ("rp_filter", "arp_ignore", "arp_announce")
 
 
-@check("NCD212", severity=Severity.WARNING, needs=NEEDS, needs_nccl=True, explains=("port-unreachable", CONNECTIONS))
+@check(
+    "NCD212",
+    phrase="two interfaces on one subnet",
+    severity=Severity.WARNING,
+    needs=NEEDS,
+    needs_nccl=True,
+    explains=("port-unreachable", CONNECTIONS),
+)
 def shared_subnet_nics(view: View) -> Findings:
     """Yield one finding for the hosts whose subnet and settings are alike, unless sysctls show intent."""
     alike: dict[_Shared, list[str]] = {}

@@ -19,7 +19,7 @@ from nccl_doctor.checks.view import Findings, View, check, failed_where, on_each
 from nccl_doctor.logs.rule import root
 from nccl_doctor.logs.signs import LogSigns, make_advice
 from nccl_doctor.model.base import known
-from nccl_doctor.model.finding import Finding, Severity
+from nccl_doctor.model.finding import Details, Finding, Severity
 from nccl_doctor.model.operations.system import SysctlSet
 from nccl_doctor.snapshot.hosts import connections, world_size
 from nccl_doctor.text.hostlist import fold, grouped
@@ -29,7 +29,13 @@ FREE = 10  # a tenth of the table
 USUAL, LARGEST = 1 << 18, 1 << 24  # the kernel's default from 4 GiB of memory on; 5 GiB of entries
 
 
-@check("NCD313", severity=Severity.WARNING, needs=("conntrack",), explains=("port-unreachable", SILENCE))
+@check(
+    "NCD313",
+    phrase="conntrack table is full",
+    severity=Severity.WARNING,
+    needs=("conntrack",),
+    explains=("port-unreachable", SILENCE),
+)
 def conntrack_table_full(view: View) -> Findings:
     """Yield one finding for hosts with the same table."""
     short: list[tuple[tuple[int, int, int], str]] = []
@@ -54,7 +60,8 @@ def conntrack_table_full(view: View) -> Findings:
             message=f"The conntrack table on {fold(hosts)} is {state}: {used} of {most} entries"
             f"{', so the kernel drops new connections' if full else end}.",
             evidence=(f"net.netfilter.nf_conntrack_count is {used}, {MAX} is {most}",),
-            facts={"used": used, "most": most, "needed": need, "failed": failed_where(view, lost.__contains__)},
+            facts={"used": used, "most": most, "needed": need},
+            details=Details(failed=failed_where(view, lost.__contains__)),
             severity=Severity.ERROR if full else None,
             fix=pasted(
                 "Raise the limit (for good: the same setting in /etc/sysctl.d/), and look for what has so many "

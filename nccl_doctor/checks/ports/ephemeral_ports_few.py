@@ -26,7 +26,7 @@ from nccl_doctor.logs.rule import Grade, failed_connects, root
 from nccl_doctor.logs.signs import LogSigns, Scene, Stage, make_advice
 from nccl_doctor.model.base import known
 from nccl_doctor.model.effect import DIALS, WAITS, Effect, Reach
-from nccl_doctor.model.finding import Command, Finding, Fix, Severity, on
+from nccl_doctor.model.finding import Command, Details, Finding, Fix, Severity, on
 from nccl_doctor.model.operations.system import SysctlSet
 from nccl_doctor.snapshot.hosts import Host, connections, rank_counts, world_size
 from nccl_doctor.snapshot.mesh import Mesh
@@ -42,7 +42,13 @@ WIDE = (15000, 65000)
 """A range of 50,001 ports without the ports of most services."""
 
 
-@check("NCD307", severity=Severity.WARNING, needs=("port_range",), explains=("port-unreachable", *ANYWAY))
+@check(
+    "NCD307",
+    phrase="too few ephemeral ports",
+    severity=Severity.WARNING,
+    needs=("port_range",),
+    explains=("port-unreachable", *ANYWAY),
+)
 def ephemeral_ports_few(view: View) -> Findings:
     """Yield one finding for all hosts with the same small range."""
     world = world_size(view.snapshot)
@@ -61,7 +67,8 @@ def ephemeral_ports_few(view: View) -> Findings:
                 hosts=(host.name,),
                 message=f"{host.name} has no ephemeral port left: all of {own.low} to {own.high} are taken.",
                 evidence=(f"{host.name} -> {peers}: no source port left (EADDRNOTAVAIL)",),
-                facts={"low": own.low, "high": own.high, "size": own.size, "failed": pairs_of(dials)},
+                facts={"low": own.low, "high": own.high, "size": own.size},
+                details=Details(failed=pairs_of(dials)),
                 fix=pasted(f"{summary} /etc/sysctl.d/):", widened, needs_root=True),
                 severity=Severity.ERROR,
             )

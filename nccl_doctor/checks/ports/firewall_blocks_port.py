@@ -27,7 +27,7 @@ from nccl_doctor.firewall.connection import Ruleset, counted
 from nccl_doctor.firewall.manager import describe
 from nccl_doctor.firewall.remedy import Opening, port_words
 from nccl_doctor.firewall.rules import RuleRef
-from nccl_doctor.model.finding import Finding, Fix, Severity, on
+from nccl_doctor.model.finding import Details, Finding, Fix, Severity, on
 from nccl_doctor.model.register import Unjudged
 from nccl_doctor.model.report import FailedDial
 from nccl_doctor.snapshot.hosts import Snapshot
@@ -144,11 +144,13 @@ def finding(blames: Sequence[Blame], view: View, message: str) -> Finding:
             "ports": port_words(ways[0].ports, "-"),
             "from": sorted({dial.src for blame in blames for dial in blame.dials}),
             "to": sorted({dial.dst for blame in blames for dial in blame.dials}),
-            "rules": {
-                name: list(dict.fromkeys(describe(rule, blame.facts) for blame in those for rule in blame.rules))
-                for name, those in grouped((blame.host.name, blame) for blame in blames).items()
-            },
         },
+        details=Details(
+            rules={
+                name: tuple(dict.fromkeys(describe(rule, blame.facts) for blame in those for rule in blame.rules))
+                for name, those in grouped((blame.host.name, blame) for blame in blames).items()
+            }
+        ),
         fix=_fix(blames, ways, claimed),
         explains=None if any(blame.host.name in unclear for blame in blames) else (CONNECTIONS,),
     )

@@ -34,7 +34,7 @@ from nccl_doctor.logs.rule import Grade, likely
 from nccl_doctor.logs.signs import LogSigns, make_advice
 from nccl_doctor.model.base import PENDING, Unknown, skipped
 from nccl_doctor.model.effect import Symptom
-from nccl_doctor.model.finding import Finding, Severity
+from nccl_doctor.model.finding import Details, Finding, Severity
 from nccl_doctor.model.register import Absent, Unjudged
 from nccl_doctor.model.report import gbps_span, gbps_words
 from nccl_doctor.snapshot.hosts import Host, HostFacts, visible_gpus
@@ -79,7 +79,7 @@ SIGNS = LogSigns(
 )
 
 
-@check("NCD320", severity=Severity.WARNING, explains=(SLOW,), also=("rates",), row="rate")
+@check("NCD320", phrase="PCIe link slow", severity=Severity.WARNING, explains=(SLOW,), also=("rates",), row="rate")
 def link_slow(view: View) -> Findings:
     """Yield findings about PCIe links, and one for each slow host, pair or rail; hosts that were too busy are gaps."""
     rates = view.snapshot.rates
@@ -112,6 +112,7 @@ def _by_rates(view: View, rates: Rates) -> Findings:
                 "usual": round(slow.usual, 3),
                 "retransmits": sum(one.retransmits for one in slow.rates),
             },
+            details=Details(directions=slow.directions, phrase=_phrase(slow)),
             fix="Look at the cable, the negotiated speed and errors (ethtool, ethtool -S), the PCIe lanes (lspci -vv) "
             "and what shapes the traffic (tc qdisc show) there, then at the port of the switch.",
         )
@@ -213,6 +214,21 @@ def _message(slow: SlowLink, rates: Rates) -> str:
         return f"Packets that {host} {does} are lost{by}: {loss}."
     other = {"sends": "; it receives at full speed", "receives": "; it sends at full speed"}.get(does, "")
     return f"{host} {does}{by} at {part} of the other hosts' rate{other}."
+
+
+def _phrase(slow: SlowLink) -> str:
+    """Return ``node3 sends at 0.9 Gb/s, the others at 9.4 Gb/s``."""
+    if slow.whole_rail:
+        by = " and ".join(sorted({one.interface for one in slow.rates}))
+        return f"all hosts reach {gbps_words(slow.gbps)} of {gbps_words(slow.usual)} by {by}"
+    ways = {(one.src, one.dst) for one in slow.rates}
+    if slow.directions:
+        who = f"{slow.hosts[0]} {DOES[slow.directions]}"
+    else:
+        who = " reaches ".join(*ways) if len(ways) == 1 else f"{fold(slow.hosts)} reach each other"
+    if slow.is_lossy:
+        return f"{who} with {plural(sum(one.retransmits for one in slow.rates), 'retransmit')}"
+    return f"{who} at {gbps_words(slow.gbps)}, the others at {gbps_words(slow.usual)}"
 
 
 def _interfaces(slow: SlowLink) -> str:

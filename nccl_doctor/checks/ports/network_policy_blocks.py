@@ -20,7 +20,7 @@ from nccl_doctor.checks.effects import CONNECTIONS
 from nccl_doctor.checks.ports.port_unreachable import MEANS
 from nccl_doctor.checks.view import Findings, View, apply, check, common_labels, pairs_of, pasted, ports_of
 from nccl_doctor.firewall.blame import PolicyBlame, open_policy
-from nccl_doctor.model.finding import Finding, Fix, Severity, on
+from nccl_doctor.model.finding import Details, Finding, Fix, Severity, on
 from nccl_doctor.snapshot.surroundings import KubeFacts
 from nccl_doctor.text.hostlist import fold, grouped
 
@@ -44,12 +44,8 @@ def network_policy_blocks(view: View) -> Findings:
                 f"seen    {fold(sorted({dial.src for dial in dials}))} -> {target}:{ports_of(dials)}: {means}"
                 for (target, means), dials in lines.items()
             ),
-            facts={
-                "policies": list(policies),
-                "namespace": kube.namespace,
-                "ways": sorted(by_way),
-                "failed": pairs_of(dial for dial, _ in group),
-            },
+            facts={"policies": list(policies), "namespace": kube.namespace, "ways": sorted(by_way)},
+            details=Details(failed=pairs_of(dial for dial, _ in group)),
             fix=_fix(kube, by_way.values()),
         )
 

@@ -20,7 +20,14 @@ from nccl_doctor.model.operations.system import SysctlSet
 from nccl_doctor.snapshot.network import PortRange
 
 
-@check("NCD306", severity=Severity.WARNING, needs=("port_range",), explains=("port-in-use",), scope="master")
+@check(
+    "NCD306",
+    phrase="master port is an ephemeral port",
+    severity=Severity.WARNING,
+    needs=("port_range",),
+    explains=("port-in-use",),
+    scope="master",
+)
 def port_in_ephemeral_range(view: View) -> Findings:
     """Yield a finding if the kernel may assign the master port to another connection."""
     port = view.snapshot.cluster.master_port

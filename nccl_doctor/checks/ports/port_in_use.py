@@ -32,7 +32,7 @@ from nccl_doctor.model.base import known
 from nccl_doctor.model.cluster import Cluster
 from nccl_doctor.model.effect import DIALS, GIVING_UP, Effect, Reach
 from nccl_doctor.model.engine import ClusterSource
-from nccl_doctor.model.finding import Finding, Fix, Severity, on
+from nccl_doctor.model.finding import Details, Finding, Fix, Severity, on
 from nccl_doctor.model.ports import age_words
 from nccl_doctor.snapshot.hosts import Host
 from nccl_doctor.snapshot.network import PortRange, PortTrial
@@ -56,6 +56,7 @@ TAKEN = Effect(
 
 @check(
     "NCD304",
+    phrase="master port is busy",
     severity=Severity.ERROR,
     needs=("master_port",),
     explains=("stale-process", "gpu-in-use", TAKEN),
@@ -77,12 +78,8 @@ def port_in_use(view: View) -> Findings:
             message=f"Port {trial.port} on {host.name} is busy: "
             f"{'a container publishes it' if _published(trial) else MEANS[cause]}.",
             evidence=tuple(_evidence(trial)),
-            facts={
-                "port": trial.port,
-                "cause": cause,
-                "holders": [holder.model_dump() for holder in trial.holders],
-                "pids": [holder.pid for holder in trial.holders],
-            },
+            facts={"port": trial.port, "cause": cause, "holders": [holder.model_dump() for holder in trial.holders]},
+            details=Details(pids=tuple(holder.pid for holder in trial.holders)),
             fix=_stop_container(host, trial) if _published(trial) else _fix(view.snapshot.cluster, host, trial),
         )
 

@@ -24,6 +24,7 @@ PRIVILEGED = Effect(
 
 @check(
     "NCD305",
+    phrase="master port needs root",
     severity=Severity.WARNING,
     needs=("master_port",),
     explains=(PRIVILEGED,),

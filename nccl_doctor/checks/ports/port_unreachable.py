@@ -38,7 +38,7 @@ from itertools import permutations
 from nccl_doctor.checks.effects import CONNECTIONS
 from nccl_doctor.checks.view import Findings, View, check, on_each, pairs_of, pasted, ports_of
 from nccl_doctor.model.base import Unknown
-from nccl_doctor.model.finding import Finding, Fix, Severity, on
+from nccl_doctor.model.finding import Details, Finding, Fix, Severity, on
 from nccl_doctor.model.operations.system import LinkUp
 from nccl_doctor.model.register import Unjudged
 from nccl_doctor.model.report import FailedDial
@@ -216,7 +216,7 @@ def _finding(
         hosts=hosts,
         message=f"{sentence}{used}.",
         evidence=tuple(evidence),
-        facts={"failed": pairs_of(dials)},
+        details=Details(failed=pairs_of(dials)),
         fix=(rail and _leave_out(view, rail)) or fix,
     )
 
@@ -238,7 +238,7 @@ def _refused_at_home(sentence: str, dials: Sequence[FailedDial], evidence: Seque
         hosts=sources,
         message=f"{sentence}: {fold(sources)} refuses to send these packets.",
         evidence=tuple(evidence),
-        facts={"failed": pairs_of(dials)},
+        details=Details(failed=pairs_of(dials)),
         fix=pasted(
             "A rule of its own routing prohibits them (EACCES): `ip rule` with prohibit, for these ports or this user. "
             "Find it and delete it (ip rule del):",

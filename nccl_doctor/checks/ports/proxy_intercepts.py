@@ -28,7 +28,7 @@ from nccl_doctor.checks.view import Findings, View, check, pairs_of, ports_of
 from nccl_doctor.logs.log import Event
 from nccl_doctor.logs.rule import Grade
 from nccl_doctor.logs.signs import Advice, Case, LogSigns, Scene, Stage, advise
-from nccl_doctor.model.finding import Finding, Severity
+from nccl_doctor.model.finding import Details, Finding, Severity
 from nccl_doctor.text.hostlist import fold, grouped
 
 SIDECARS = {
@@ -82,7 +82,8 @@ def proxy_intercepts(view: View) -> Findings:
                 for target, dials in grouped((dial.dst, dial) for dial in spoken).items()
             ),
         ),
-        facts={"sidecars": kinds, "failed": pairs_of(failed)},
+        facts={"sidecars": kinds},
+        details=Details(failed=pairs_of(failed)),
         fix=WITHOUT.format(SIDECARS[kinds[0]]) if len(kinds) == 1 else OTHERWISE,
         severity=Severity.ERROR if failed else None,
         explains=None if kinds else ("port-unreachable", CONNECTIONS),

@@ -77,6 +77,7 @@ LACKS = ("shm-small", "memlock-low", "nofile-low", "gpu-count-low", "rdma-device
 
 @check(
     "NCD606",
+    phrase="container differs from its host",
     severity=Severity.WARNING,
     needs=("surroundings", "outside"),
     explains=(*NETWORK, *LACKS, CONNECTIONS, SHARED_MEMORY, PINNING, FILES, CUDA, RDMA, SOCKETS),

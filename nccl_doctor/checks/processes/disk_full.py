@@ -33,6 +33,7 @@ _PLAIN = re.compile(r"/[\w./+-]{0,200}", re.ASCII)
 
 @check(
     "NCD920",
+    phrase="disk is full",
     severity=Severity.WARNING,
     needs=("temporary",),
     in_logs=("collective-timeout", "peer-died", "killed", "script-failed"),

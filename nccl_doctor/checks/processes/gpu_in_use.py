@@ -19,7 +19,7 @@ References: nvidia-smi(1), --query-compute-apps.
 from nccl_doctor.checks.view import Findings, View, check
 from nccl_doctor.model.base import Unknown, known
 from nccl_doctor.model.effect import Effect, Reach
-from nccl_doctor.model.finding import Finding, Severity
+from nccl_doctor.model.finding import Details, Finding, Severity
 from nccl_doctor.snapshot.hosts import visible_gpus
 from nccl_doctor.snapshot.system import GpuProcess, TrainingJob
 from nccl_doctor.text.hostlist import nouns
@@ -37,7 +37,14 @@ FULL = Effect(
 )
 
 
-@check("NCD602", severity=Severity.ERROR, needs=("gpus", "gpu_processes"), explains=(FULL,), row="GPUs")
+@check(
+    "NCD602",
+    phrase="GPU is in use",
+    severity=Severity.ERROR,
+    needs=("gpus", "gpu_processes"),
+    explains=(FULL,),
+    row="GPUs",
+)
 def gpu_in_use(view: View) -> Findings:
     """Yield one finding per host whose needed GPUs are taken."""
     for host, facts in view.facts:
@@ -60,7 +67,8 @@ def gpu_in_use(view: View) -> Findings:
                 *(_evidence(use, jobs.get(use.pid)) for use in uses),
                 *(f"GPU {gpu.index}: {gpu.memory_used_mib} MiB in use, and no process shows" for gpu in unseen),
             ),
-            facts={"gpus": numbers, "pids": sorted({use.pid for use in uses})},
+            facts={"gpus": numbers},
+            details=Details(pids=tuple(sorted({use.pid for use in uses}))),
             fix="Wait for the other job, ask its owner, or name other GPUs in the hosts file "
             "(cuda_visible_devices). nccl-doctor fix-port --pid N shows whether it is your own leftover.",
         )

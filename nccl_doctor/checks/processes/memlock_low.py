@@ -32,6 +32,7 @@ ENOUGH = 1024 * MIB
 
 @check(
     "NCD604",
+    phrase="memlock limit is low",
     severity=Severity.WARNING,
     needs=("limits", "rdma"),
     explains=(PINNING,),

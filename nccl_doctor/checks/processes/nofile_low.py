@@ -34,6 +34,7 @@ CERTAIN = 2
 
 @check(
     "NCD603",
+    phrase="open files limit is low",
     severity=Severity.WARNING,
     needs=("limits",),
     explains=(FILES,),

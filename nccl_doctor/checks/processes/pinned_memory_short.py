@@ -33,7 +33,14 @@ REMEDY = Fix(
 )
 
 
-@check("NCD608", severity=Severity.INFO, needs=("limits", "rdma"), explains=(PINNING,), row="limits")
+@check(
+    "NCD608",
+    phrase="too little memory to pin",
+    severity=Severity.INFO,
+    needs=("limits", "rdma"),
+    explains=(PINNING,),
+    row="limits",
+)
 def pinned_memory_short(view: View) -> Findings:
     """Yield one finding per amount, with all its hosts; a warning on GB10."""
     sides = view.nccl.rdma.sides

@@ -36,6 +36,7 @@ NAMED = Effect(("process-limit-low",), Reach.OWN, _EAGAIN)
 
 @check(
     "NCD924",
+    phrase="process limit is low",
     severity=Severity.WARNING,
     needs=("tasks",),
     explains=(NO_TASK,),

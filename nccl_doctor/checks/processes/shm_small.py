@@ -45,7 +45,14 @@ class _Lack:
     pod: bool
 
 
-@check("NCD605", severity=Severity.WARNING, needs=("shm",), explains=(SHARED_MEMORY,), row="limits")
+@check(
+    "NCD605",
+    phrase="shared memory is small",
+    severity=Severity.WARNING,
+    needs=("shm",),
+    explains=(SHARED_MEMORY,),
+    row="limits",
+)
 def shm_small(view: View) -> Findings:
     """Yield one finding for hosts with the same lack; hosts with too little are joined with those that have none."""
     lacks: dict[_Lack, dict[str, int]] = {}

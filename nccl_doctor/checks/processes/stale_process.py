@@ -29,14 +29,19 @@ from collections.abc import Iterator
 
 from nccl_doctor.checks.view import Findings, View, check, described, endable, ending
 from nccl_doctor.model.base import Unknown, known
-from nccl_doctor.model.finding import Finding, Fix, Severity
+from nccl_doctor.model.finding import Details, Finding, Fix, Severity
 from nccl_doctor.snapshot.hosts import HostFacts
 from nccl_doctor.snapshot.system import GpuProcess, TrainingJob
 from nccl_doctor.text.hostlist import capital
 
 
 @check(
-    "NCD601", severity=Severity.WARNING, needs=("processes",), explains=("gpu-in-use",), row_words="nothing left behind"
+    "NCD601",
+    phrase="leftover processes",
+    severity=Severity.WARNING,
+    needs=("processes",),
+    explains=("gpu-in-use",),
+    row_words="nothing left behind",
 )
 def stale_process(view: View) -> Findings:
     """Yield one finding per host, for all processes left there."""
@@ -57,11 +62,8 @@ def stale_process(view: View) -> Findings:
             hosts=(host.name,),
             message=f"{capital(' and '.join(words))} {were} left behind on {host.name}.",
             evidence=(*map(_evidence, left), *lost),
-            facts={
-                "pids": sorted({pid for job in left for pid in job.pids} | {use.pid for use in gone}),
-                "jobs": [job.model_dump() for job in left],
-                "gpus": [use.model_dump() for use in gone],
-            },
+            facts={"jobs": [job.model_dump() for job in left], "gpus": [use.model_dump() for use in gone]},
+            details=Details(pids=tuple(sorted({pid for job in left for pid in job.pids} | {use.pid for use in gone}))),
             fix=Fix(
                 summary=" ".join(_remedies(left, gone, whole=len(mine) == len(left))),
                 risk="disruptive" if commands else "manual",

@@ -52,6 +52,7 @@ OVERCOMMIT = Effect(
 
 @check(
     "NCD607",
+    phrase="job step limits are low",
     severity=Severity.WARNING,
     needs=("step", "gpus", "limits"),
     explains=("gpu-count-low", MEMORY, OVERCOMMIT, CUDA, SLOW),

@@ -19,7 +19,13 @@ from nccl_doctor.text.hostlist import fold, grouped
 BETTER = "/var/tmp"  # noqa: S108 - the other folder for temporary files
 
 
-@check("NCD609", severity=Severity.WARNING, needs=("temporary",), row="limits")
+@check(
+    "NCD609",
+    phrase="temporary folder is mounted with noexec",
+    severity=Severity.WARNING,
+    needs=("temporary",),
+    row="limits",
+)
 def temporary_noexec(view: View) -> Findings:
     """Yield one finding for all hosts whose first folder for temporary files is mounted with noexec."""
     rows = ((host.name, known(facts.temporary)) for host, facts in view.facts)

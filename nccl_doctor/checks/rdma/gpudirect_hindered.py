@@ -71,7 +71,7 @@ PEERS = Effect(
 )
 
 
-@check("NCD402", severity=Severity.WARNING, needs=("pci", "gpus"), explains=(PEERS,))
+@check("NCD402", phrase="GPUDirect is hindered", severity=Severity.WARNING, needs=("pci", "gpus"), explains=(PEERS,))
 def gpudirect_hindered(view: View) -> Findings:
     """Yield one finding per set of hindrances, with all its hosts; without any, findings about those between GPUs."""
     for host, facts in view.facts:

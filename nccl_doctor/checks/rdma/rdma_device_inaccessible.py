@@ -32,6 +32,7 @@ LOAD = ModuleLoad("ib_uverbs")
 
 @check(
     "NCD406",
+    phrase="RDMA devices can't be opened",
     severity=Severity.WARNING,
     needs=("rdma", *NEEDS),
     needs_nccl=True,

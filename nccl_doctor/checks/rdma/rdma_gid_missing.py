@@ -31,7 +31,14 @@ from nccl_doctor.text.hostlist import fold
 PIN = "NCCL_IB_GID_INDEX"
 
 
-@check("NCD404", severity=Severity.ERROR, needs=("rdma", *NEEDS), needs_nccl=True, explains=("rdma-mismatch", RDMA))
+@check(
+    "NCD404",
+    phrase="RDMA GID is missing",
+    severity=Severity.ERROR,
+    needs=("rdma", *NEEDS),
+    needs_nccl=True,
+    explains=("rdma-mismatch", RDMA),
+)
 def rdma_gid_missing(view: View) -> Findings:
     rdma = view.nccl.rdma
     faults = rdma.gid_faults

@@ -34,7 +34,14 @@ EXPLAINS = (SOCKETS, RDMA)
 """The effects if NCCL finds no RDMA device on a host."""
 
 
-@check("NCD405", severity=Severity.WARNING, needs=("rdma", *NEEDS), needs_nccl=True, explains=EXPLAINS)
+@check(
+    "NCD405",
+    phrase="NCCL_IB_HCA matches no device",
+    severity=Severity.WARNING,
+    needs=("rdma", *NEEDS),
+    needs_nccl=True,
+    explains=EXPLAINS,
+)
 def rdma_hca_no_match(view: View) -> Findings:
     """Yield one finding per value that matches no device."""
     rdma = view.nccl.rdma

@@ -40,7 +40,14 @@ FIXES = {
 FIRMWARE = "Update the board's firmware (fwupdmgr refresh, fwupdmgr update): older ones give this half two lanes."
 
 
-@check("NCD407", severity=Severity.WARNING, needs=("rdma", *NEEDS), needs_nccl=True, explains=("link-slow", SLOW))
+@check(
+    "NCD407",
+    phrase="RDMA link is slow",
+    severity=Severity.WARNING,
+    needs=("rdma", *NEEDS),
+    needs_nccl=True,
+    explains=("link-slow", SLOW),
+)
 def rdma_link_slow(view: View) -> Findings:
     """Yield one finding for links with too few lanes or too low speed, one for slow ports, one for unused halves."""
     sides = view.nccl.rdma.sides

@@ -30,7 +30,14 @@ from nccl_doctor.snapshot.hosts import HostFacts
 from nccl_doctor.text.hostlist import fold
 
 
-@check("NCD401", severity=Severity.WARNING, needs=("rdma", *NEEDS), needs_nccl=True, explains=(RDMA,))
+@check(
+    "NCD401",
+    phrase="RDMA differs",
+    severity=Severity.WARNING,
+    needs=("rdma", *NEEDS),
+    needs_nccl=True,
+    explains=(RDMA,),
+)
 def rdma_mismatch(view: View) -> Findings:
     sides = view.nccl.rdma.sides
     names = {device.name for side in sides.values() for entry in side.rdma.entries for device in [entry.device]}

@@ -41,7 +41,14 @@ MOST_PAIRS = 8  # pairs shown in the evidence
 ORDINALS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth")
 
 
-@check("NCD403", severity=Severity.ERROR, needs=("rdma", *NEEDS), needs_nccl=True, explains=("rdma-mismatch", RDMA))
+@check(
+    "NCD403",
+    phrase="RDMA devices can't reach each other",
+    severity=Severity.ERROR,
+    needs=("rdma", *NEEDS),
+    needs_nccl=True,
+    explains=("rdma-mismatch", RDMA),
+)
 def rdma_pair_unreachable(view: View) -> Findings:
     """Yield one finding for each host whose devices can't connect, or one for all if the host at fault is unknown."""
     rdma = view.nccl.rdma

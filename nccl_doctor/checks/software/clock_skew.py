@@ -24,7 +24,7 @@ C10D_S = 15.0
 """Seconds: keep_alive_interval times keep_alive_max_attempt of torch's dynamic rendezvous."""
 
 
-@check("NCD507", severity=Severity.WARNING, needs=("clock",))
+@check("NCD507", phrase="clock is off", severity=Severity.WARNING, needs=("clock",))
 def clock_skew(view: View) -> Findings:
     """Yield one finding for all hosts whose clocks differ from the median."""
     clocks = {host.name: facts.clock for host, facts in view.facts if isinstance(facts.clock, Clock)}

@@ -26,7 +26,7 @@ from nccl_doctor.text.hostlist import fold, grouped
 SHOWN = 8
 
 
-@check("NCD508", severity=Severity.ERROR, needs=("same",), explains=(VERSIONS,))
+@check("NCD508", phrase="code differs", severity=Severity.ERROR, needs=("same",), explains=(VERSIONS,))
 def code_mismatch(view: View) -> Findings:
     for path in view.snapshot.cluster.same:
         found: dict[str, SameEntry] = {}

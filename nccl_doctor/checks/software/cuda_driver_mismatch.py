@@ -39,6 +39,7 @@ LEAST = {
 
 @check(
     "NCD505",
+    phrase="driver too old for CUDA",
     severity=Severity.ERROR,
     needs=("torch", "gpus"),
     explains=(CUDA,),

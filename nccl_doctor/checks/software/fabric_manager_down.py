@@ -29,6 +29,7 @@ START = ServiceStart("nvidia-fabricmanager")
 
 @check(
     "NCD506",
+    phrase="fabric manager is down",
     severity=Severity.ERROR,
     needs=("pci",),
     explains=(CUDA,),

@@ -61,6 +61,7 @@ def in_the_shell(names: Iterable[str]) -> Line | None:
 
 @check(
     "NCD503",
+    phrase="too few GPUs",
     severity=Severity.ERROR,
     needs=("gpus",),
     explains=(CUDA,),

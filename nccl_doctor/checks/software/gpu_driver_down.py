@@ -74,6 +74,7 @@ HANGS = Effect(("not-started", "in-kernel", "exit"), Reach.OWN, "a driver that d
 
 @check(
     "NCD512",
+    phrase="no working GPU driver",
     severity=Severity.ERROR,
     needs=("gpu_driver",),
     explains=("gpu-count-low", "container-differs", CUDA, HANGS),

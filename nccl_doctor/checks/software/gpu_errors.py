@@ -41,6 +41,7 @@ _AFTER = "if the errors come back, leave the host out (-x) and have the GPU look
 
 @check(
     "NCD510",
+    phrase="GPU errors",
     severity=Severity.WARNING,
     needs=("gpus",),
     also=("gpu_health", "xids"),

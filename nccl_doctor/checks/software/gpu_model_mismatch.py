@@ -45,7 +45,9 @@ SIGNS = LogSigns(
 )
 
 
-@check("NCD509", severity=Severity.WARNING, needs=("gpus",), also=("gpu_driver",), row="GPUs")
+@check(
+    "NCD509", phrase="GPU models differ", severity=Severity.WARNING, needs=("gpus",), also=("gpu_driver",), row="GPUs"
+)
 def gpu_model_mismatch(view: View) -> Findings:
     kinds = {
         host.name: Counter(_kind(gpu.name, gpu.memory_total_mib) for gpu in seen)

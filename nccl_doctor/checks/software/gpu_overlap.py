@@ -29,7 +29,14 @@ SHARED = Effect(
 )
 
 
-@check("NCD504", severity=Severity.ERROR, needs=("gpus",), explains=("host-listed-twice", SHARED), row="GPUs")
+@check(
+    "NCD504",
+    phrase="GPU used twice",
+    severity=Severity.ERROR,
+    needs=("gpus",),
+    explains=("host-listed-twice", SHARED),
+    row="GPUs",
+)
 def gpu_overlap(view: View) -> Findings:
     """Yield one finding per pair of nodes that share GPUs."""
     used: dict[str, dict[str, Gpu]] = {}

@@ -33,7 +33,7 @@ SEARCHED = frozenset({"LD_LIBRARY_PATH", "PYTHONPATH", "CUDA_HOME", "CUDA_PATH"}
 """Variables with search paths of libraries and modules, which torch's own wheels don't need."""
 
 
-@check("NCD511", severity=Severity.WARNING, needs=("python",))
+@check("NCD511", phrase="login shell differs", severity=Severity.WARNING, needs=("python",))
 def login_environment_differs(view: View) -> Findings:
     """Yield one finding per set of differences, with all its hosts."""
     groups: dict[tuple[str, ...], list[str]] = {}

@@ -23,7 +23,13 @@ from nccl_doctor.snapshot.system import NcclCopy, TorchInfo
 from nccl_doctor.text.hostlist import fold
 
 
-@check("NCD513", severity=Severity.WARNING, needs=("torch",), in_logs=("version-mismatch",))
+@check(
+    "NCD513",
+    phrase="NCCL is installed twice",
+    severity=Severity.WARNING,
+    needs=("torch",),
+    in_logs=("version-mismatch",),
+)
 def nccl_installed_twice(view: View) -> Findings:
     """Yield one finding per set of copies, with all its hosts."""
     for why, hosts in view.hosts_by(_unjudged).items():

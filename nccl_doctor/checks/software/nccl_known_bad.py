@@ -40,7 +40,14 @@ FAULT = Effect(
 )
 
 
-@check("NCD514", severity=Severity.WARNING, needs=("gpus", "torch"), explains=(FAULT,), row="software")
+@check(
+    "NCD514",
+    phrase="NCCL version with a known fault",
+    severity=Severity.WARNING,
+    needs=("gpus", "torch"),
+    explains=(FAULT,),
+    row="software",
+)
 def nccl_known_bad(view: View) -> Findings:
     """Yield one finding per fault, with the hosts that are affected."""
     size = len(view.snapshot.cluster.nodes)

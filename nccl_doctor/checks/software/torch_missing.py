@@ -22,7 +22,7 @@ from nccl_doctor.snapshot.hosts import visible_gpus
 from nccl_doctor.text.hostlist import fold, grouped
 
 
-@check("NCD501", severity=Severity.ERROR, needs=("torch", "python"), explains=(STARTING,))
+@check("NCD501", phrase="no torch", severity=Severity.ERROR, needs=("torch", "python"), explains=(STARTING,))
 def torch_missing(view: View) -> Findings:
     """Yield one finding per interpreter without torch, with all its hosts."""
     present = view.hosts_by(lambda facts: known(facts.python).executable if known(facts.torch) else None)

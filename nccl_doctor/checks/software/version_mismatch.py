@@ -52,6 +52,7 @@ MATTERS = {
 
 @check(
     "NCD502",
+    phrase="versions differ",
     severity=Severity.ERROR,
     needs=("python", "torch"),
     explains=(VERSIONS,),

@@ -23,17 +23,16 @@ from nccl_doctor.collect.connect.parallel import Window, ask_all, failure_of, fa
 from nccl_doctor.collect.connect.session import ProbeSession
 from nccl_doctor.collect.probe_answers import MalformedError, NoAnswerError, ProbeError, problems, typed_items
 from nccl_doctor.launch.line import meeting_name, read_line
-from nccl_doctor.model.base import MALFORMED, IpAddress, Unknown, ip_address, unknown
+from nccl_doctor.model.base import MALFORMED, IpAddress, OpenList, Unknown, ip_address, marks, unknown
 from nccl_doctor.model.cluster import Cluster, Node
 from nccl_doctor.model.engine import place_of
 from nccl_doctor.model.engines.containers import InsideOptions
-from nccl_doctor.model.ports import TcpSocket
 from nccl_doctor.probe.tools import SYSTEM
 from nccl_doctor.snapshot.access import AnyAccessFailure
 from nccl_doctor.snapshot.hosts import HostFacts
 from nccl_doctor.snapshot.network import FirewallFacts, Names, ResolverAnswer, literal
 from nccl_doctor.snapshot.surroundings import Outside
-from nccl_doctor.snapshot.system import Clock, GpuProcess, ResourceLimits, TrainingJob
+from nccl_doctor.snapshot.system import Clock, ResourceLimits
 from nccl_doctor.text.inet import numeric
 from nccl_doctor.transport.base import AccessError, Allowance, Channel, Transport
 from nccl_doctor.transport.ssh.settings import ssh_alias
@@ -249,12 +248,9 @@ def _read_clock(session: ProbeSession, deadline: float) -> Clock | Unknown:
     return Clock(offset_s=there - (sent + received) / 2, error_s=max(received - sent, 0.0) / 2)
 
 
-ANYBODYS: dict[str, TypeAdapter[Any]] = {
-    "processes": TypeAdapter(TrainingJob),
-    "gpu_processes": TypeAdapter(GpuProcess),
-    "sockets": TypeAdapter(TcpSocket),
+OPEN_LISTS: dict[str, TypeAdapter[Any]] = {
+    name: TypeAdapter(mark.item) for name, mark in marks(HostFacts, OpenList).items()
 }
-"""Facts that are lists to which any local user can add items, and the type of their items."""
 
 
 def typed(answer: dict[str, Any]) -> HostFacts:
@@ -273,7 +269,7 @@ def typed(answer: dict[str, Any]) -> HostFacts:
             if not faults.keys() <= HostFacts.model_fields.keys():
                 raise MalformedError(f"facts: {min(faults)[:80]!r} is none") from error
             for field, words in faults.items():
-                items, kind = answer.get(field), ANYBODYS.get(field)
+                items, kind = answer.get(field), OPEN_LISTS.get(field)
                 fitting, left_out = typed_items(kind, items) if kind and isinstance(items, list) else ((), None)
                 if fitting and left_out:
                     answer[field], misfits[field] = fitting, left_out

@@ -176,13 +176,11 @@ def _causes(report: Report) -> Callable[[str, str], str]:
     network = {found.code for category in ("interfaces", "ports") for found in report.of_category(category)}
     for found in report.diagnoses:
         words = f"{found.code} {found.name}"
-        rules, listed = found.facts.get("rules"), found.facts.get("failed")
-        for pair in listed if isinstance(listed, list) else ():
-            if isinstance(pair, dict):
-                named.setdefault((str(pair.get("src")), str(pair.get("dst"))), words)
+        for pair in found.details.failed or ():
+            named.setdefault(pair, words)
         for name in found.hosts if found.code in network else ():
-            its = rules.get(name) if isinstance(rules, dict) else None
-            rule = f": {short('; '.join(map(str, its)), _RULE)}" if isinstance(its, list) else ""
+            its = found.details.rules.get(name)
+            rule = f": {short('; '.join(its), _RULE)}" if its else ""
             hosts.setdefault(name, words + rule)
     return lambda src, dst: named.get((src, dst)) or hosts.get(dst) or hosts.get(src) or ""
 

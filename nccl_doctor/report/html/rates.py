@@ -85,7 +85,7 @@ def _picture(name: str, rates: Sequence[RateReport], report: Report) -> View:
 
 def _is_blamed(group: Group, direction: str, report: Report) -> bool:
     """Return whether a diagnosis says that one of these hosts sends or receives badly."""
-    found = (one for one in report.diagnoses if direction in str(one.facts.get("direction")))
+    found = (one for one in report.diagnoses if direction in one.details.directions)
     names = {host for one in found if one.name == "link-slow" for host in one.hosts}
     return any(host.name in names for host in group.hosts)
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from nccl_doctor.model.documents import Change, DiagnosisChanges, Difference, HangJob, HangRank, HangReport
-from nccl_doctor.model.finding import LogEvent
+from nccl_doctor.model.finding import Details, LogEvent
 from nccl_doctor.model.report import FailedDial, HostSummary, MeshReport, RdmaAnswer, Report, SampleReport
 from nccl_doctor.report.html.figures import charts, host_table, nets, rails, ring, waterfall
 from nccl_doctor.report.html.matrix import matrix
@@ -123,7 +123,7 @@ def test_a_failed_pair_names_the_diagnosis_of_its_host_and_the_rule() -> None:
     assert shown
     assert shown.rows[1].cells[0].says.endswith("(NCD301 firewall-blocks-port)")
     (found,) = report.diagnoses
-    ruled = found.model_copy(update={"facts": {"rules": {"node1": ["inet filter input: drop"]}}})
+    ruled = found.model_copy(update={"details": Details(rules={"node1": ("inet filter input: drop",)})})
     ruled_shown = matrix(report.model_copy(update={"diagnoses": (ruled,)}))
     assert ruled_shown
     assert ruled_shown.rows[1].cells[0].says.endswith("(NCD301 firewall-blocks-port: inet filter input: drop)")

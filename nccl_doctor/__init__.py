@@ -6,7 +6,7 @@ How ``nccl-doctor check hosts.yaml`` works:
 2. cli/run.py ``check_cluster`` has inventory/load.py read the hosts file into a ``Cluster``.
 3. collect/run.py ``open_run`` goes through the phases of a ``Run``: connect and facts, mesh, names, rate, smoke. Before
    the mesh it waits until no other run tests the same hosts (collect/turns.py).
-4. connect: transport/__init__.py connects to each host; collect/connect/session.py starts probe/main.py there and
+4. connect: transport/__init__.py connects to each host; crew/session.py starts probe/main.py there and
    sends requests. Facts follow at once, host by host: probe/facts/ collects them, and collect/facts/host_facts.py
    parses each answer into ``HostFacts`` (snapshot/hosts.py).
 5. mesh: collect/mesh/mesh.py has every host listen and connect to the others (probe/mesh/mesh.py). Connections that a

@@ -9,7 +9,7 @@ from nccl_doctor.act.ports.fix_port import Steps, end_leftover
 from nccl_doctor.act.ports.fleet import LIFETIME_S, Machine, SessionMachine, ThisMachine
 from nccl_doctor.act.record import Journal, entry
 from nccl_doctor.act.root import CONNECT_S
-from nccl_doctor.collect.connect.session import ProbeSession
+from nccl_doctor.crew.session import ProbeSession
 from nccl_doctor.errors import DoctorError, NotReachedError
 from nccl_doctor.inventory.edits import read_env, write_env
 from nccl_doctor.model.acts import Step, StepResult

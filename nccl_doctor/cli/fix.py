@@ -251,7 +251,7 @@ class _Fix:
     ) -> dict[str | None, RootAccess]:
         """Return how to become root on each host whose steps need it."""
         from nccl_doctor.act.root import LOGIN, RootAccess, root_access
-        from nccl_doctor.collect.connect.parallel import fan_out
+        from nccl_doctor.crew.parallel import fan_out
 
         places = {step.host: step.outside for step in reversed(steps) if step.root and step.host is not None}
         # the shell that is started as root reports whether it is root

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from nccl_doctor.checks.view import FailedDials
-from nccl_doctor.collect.connect.session import SILENCE_S
 from nccl_doctor.collect.facts.host_facts import FactLimits
 from nccl_doctor.collect.mesh.mesh import MeshLimits
 from nccl_doctor.collect.smoke.plan import SmokeLimits
+from nccl_doctor.crew.session import SILENCE_S
 from nccl_doctor.snapshot.hosts import Snapshot
 
 

@@ -12,16 +12,16 @@ from itertools import chain
 
 from nccl_doctor import __version__
 from nccl_doctor.checks.view import FailedDials
-from nccl_doctor.collect.connect.parallel import CONNECT_S, Reach, failure_of, fan_out
-from nccl_doctor.collect.connect.session import PATIENT_S, ProbeSession
 from nccl_doctor.collect.facts import host_facts
 from nccl_doctor.collect.facts.host_facts import NO_FACTS, Asking, failure, firewalls_again, look_up
 from nccl_doctor.collect.mesh import failed_dials, rate
 from nccl_doctor.collect.mesh.mesh import run_mesh
 from nccl_doctor.collect.options import Clock, Progress, RunOptions
-from nccl_doctor.collect.probe_answers import ControllerPausedError, Holder, OwnFaultError, ProbeError
 from nccl_doctor.collect.smoke import allreduce, isolation
 from nccl_doctor.collect.turns import Refused, Turns, words
+from nccl_doctor.crew.answers import ControllerPausedError, Holder, OwnFaultError, ProbeError
+from nccl_doctor.crew.parallel import CONNECT_S, Reach, failure_of, fan_out
+from nccl_doctor.crew.session import PATIENT_S, ProbeSession
 from nccl_doctor.errors import NotReachedError
 from nccl_doctor.model.base import NOT_ASKED, PENDING, IpAddress, Phased, Unknown, skipped, unknown
 from nccl_doctor.model.cluster import Cluster

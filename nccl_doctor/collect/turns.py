@@ -15,10 +15,9 @@ import time
 from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass, field
 
-from nccl_doctor.collect import probe_answers
-from nccl_doctor.collect.connect.parallel import ask_all
-from nccl_doctor.collect.connect.session import ProbeSession
-from nccl_doctor.collect.probe_answers import Holder, NoAnswerError
+from nccl_doctor.crew.answers import END_TURN, TURN, Holder, NoAnswerError, TurnAnswer
+from nccl_doctor.crew.parallel import ask_all
+from nccl_doctor.crew.session import ProbeSession
 from nccl_doctor.snapshot.network import PortTrial
 from nccl_doctor.text.hostlist import fold
 
@@ -114,8 +113,8 @@ class Turns:
         """Give back the turns that are held; a lost host has done that by itself."""
         held = [session for session in self.sessions if session.lost is None and session.node.name in self._held]
         self._held.clear()
-        ask_all(lambda session: session.ask(probe_answers.NOTHING, "end_turn", time.monotonic() + ANSWER_S), held)
+        ask_all(lambda session: session.ask(END_TURN, time.monotonic() + ANSWER_S), held)
 
-    def _ask(self, session: ProbeSession, port: int | None) -> probe_answers.TurnAnswer:
+    def _ask(self, session: ProbeSession, port: int | None) -> TurnAnswer:
         deadline = time.monotonic() + ANSWER_S
-        return session.ask(probe_answers.TURN, "turn", deadline, ticket=asdict(self.ticket), port=port)
+        return session.ask(TURN, deadline, ticket=asdict(self.ticket), port=port)

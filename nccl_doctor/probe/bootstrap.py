@@ -1,6 +1,6 @@
 """The first code that runs on a host: makes the shipped modules importable from memory, then serves.
 
-Sent as plain source by collect/connect/start.py, which appends a call of :func:`start`. It must parse on any Python 3,
+Sent as plain source by crew/start.py, which appends a call of :func:`start`. It must parse on any Python 3,
 so that it can refuse one that is too old; the modules behind it need Python 3.8. They come as source and as code that
 the controller's Python compiled: compiling takes 50 ms, which a host with the same Python saves. Each is packed
 separately, since most hosts need no source at all, and less than half of the code.

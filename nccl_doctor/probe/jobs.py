@@ -50,7 +50,7 @@ SPAWNED = ("multiprocessing.spawn", "multiprocessing.forkserver", "multiprocessi
 """Modules in the command lines of processes that Python's multiprocessing starts (Lib/multiprocessing)."""
 
 
-PROBE = "<nccl-doctor>"  # in the command line of every probe (collect/connect/start.py)
+PROBE = "<nccl-doctor>"  # in the command line of every probe (crew/start.py)
 
 
 def is_probe(pid: int, table: Table) -> bool:

@@ -9,6 +9,7 @@ is the last resort against a probe that outlives its controller.
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import queue
@@ -16,19 +17,48 @@ import select
 import signal
 import sys
 import threading
-import time
-from typing import TYPE_CHECKING, Any, Callable, Dict
+from typing import Any, Callable, Dict
 
 from nccl_doctor.probe import children, tools
-
-if TYPE_CHECKING:
-    from nccl_doctor.probe.smoke.allreduce import Launcher
 
 Handler = Callable[[Dict[str, Any]], Any]
 
 CHUNK = 1 << 16
-WORKER = "nccl_doctor.probe.smoke.worker"
-"""The worker's module, whose source is passed to the interpreter that imports torch."""
+REQUESTS = {
+    "facts": "facts:collect",
+    "clock": "tools:clock",
+    "firewall": "facts/firewall:read_again",
+    "resolve": "facts/network:look_up_names",
+    "listen": "mesh/mesh:Mesh.listen",
+    "dial": "mesh/mesh:Mesh.dial",
+    "unlisten": "mesh/mesh:Mesh.unlisten",
+    "path_mtu": "mesh/mesh:try_path_mtu",
+    "ways": "netlink:look_up_ways",
+    "rate": "mesh/rate:send",
+    "links": "mesh/rate:read_links",
+    "turn": "turn:Turns.take",
+    "end_turn": "turn:Turns.end",
+    "import_torch": "smoke/service:AllReduce.import_torch",
+    "smoke": "smoke/service:AllReduce.run",
+    "free_port": "ports/requests:free_port",
+    "prepare_trials": "smoke/service:AllReduce.prepare_trials",
+    "trial": "smoke/service:AllReduce.try_group",
+    "end_launcher": "smoke/service:AllReduce.end",
+    "port": "ports/requests:look",
+    "signal": "ports/requests:send",
+    "free": "ports/requests:free",
+    "named": "facts/firewall:named",
+    "ranks": "hang/watch:Watch.find",
+    "starters": "hang/watch:Watch.find_starters",
+    "py_spy": "hang/watch:Watch.take_spy",
+    "look": "hang/watch:Watch.look",
+    "dump": "hang/watch:Watch.dump",
+    "ras": "hang/watch:Watch.ask_ras",
+}
+"""Handlers by request: the module, and the function there, or the class and method; one object of a class a connection.
+
+Each is imported at its first request, and takes the request. Their contracts are in crew/answers.py and its users.
+"""
 
 
 class Server:
@@ -44,9 +74,9 @@ class Server:
     def __init__(self, nonce: str, lifetime_s: float, silence_s: float, source: Callable[[str], str]) -> None:
         self._nonce, self._silence_s = nonce.encode(), silence_s
         self._leaving = False
-        self._source = source
+        self.source = source
         self._requests: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
-        self._stop = threading.Event()
+        self.stop = threading.Event()  # set when the controller ends the all-reduce
         self._writing = threading.Lock()
         # Output of a child or a library must not break the framing: stdout moves, and fd 1 becomes stderr.
         self._out = os.dup(1)
@@ -56,50 +86,21 @@ class Server:
             signal.signal(number, lambda *_: self._leave())
         signal.signal(signal.SIGALRM, signal.SIG_DFL)  # the loader's own handler is gone
         signal.setitimer(signal.ITIMER_REAL, lifetime_s)
-        self._handlers: dict[str, Handler] = {
-            "facts": self._facts,
-            "clock": lambda _request: time.time(),
-            "firewall": self._firewall,
-            "resolve": self._resolve,
-            "listen": self._listen,
-            "dial": self._dial,
-            "unlisten": self._unlisten,
-            "ways": self._ways,
-            "smoke": self._smoke,
-            "path_mtu": self._path_mtu,
-            "rate": self._rate,
-            "links": self._links,
-            "port": self._fix_port,
-            "signal": self._fix_port,
-            "free": self._fix_port,
-            "named": self._named_ports,
-            "prepare_trials": self._prepare_trials,
-            "free_port": self._free_port,
-            "trial": self._trial,
-            "end_launcher": lambda _request: self._end_launcher() and None,
-            "import_torch": self._import_torch,
-            "watch": self._watched,
-            "turn": self._take_turn,
-            "end_turn": self._end_turn,
-        }
-        self._watch: Any = None
-        self._mesh: Any = None
-        self._turn: Any = None
-        self._launcher: Launcher | None = None
+        self._services: dict[str, Any] = {}  # by module and class
 
     def serve(self) -> None:
         """Answer requests one after the other; never returns."""
         threading.Thread(target=self._read, name="stdin", daemon=True).start()
-        self._send({"hello": _hello()})
+        self.send({"hello": _hello()})
         while True:
             request = self._requests.get()
             answer: dict[str, Any] = {"id": request["id"]}
             try:
-                answer["ok"] = self._handlers[request["do"]](request)
+                answer["ok"] = self._handler(request["do"])(request)
             except Exception as error:  # noqa: BLE001 - goes to the controller whole, traceback included
                 answer["error"] = f"{type(error).__name__}: {error}"
                 answer["traceback"] = tools.trace()
-            self._send(answer)
+            self.send(answer)
 
     def _read(self) -> None:
         pending: list[bytes] = []  # a program that is sent along arrives in hundreds of pieces
@@ -121,7 +122,7 @@ class Server:
         if request["do"] == "end":
             self._leave()
         elif request["do"] == "stop":
-            self._stop.set()
+            self.stop.set()
         else:
             self._requests.put(request)
 
@@ -139,7 +140,7 @@ class Server:
         # a lone surrogate, from bytes that are not UTF-8, would be invalid JSON
         return b"\n" + self._nonce + b" " + json.dumps(message, ensure_ascii=False).encode("utf-8", "replace") + b"\n"
 
-    def _send(self, message: dict[str, Any]) -> None:
+    def send(self, message: dict[str, Any]) -> None:
         data = self._framed(message)
         with self._writing:
             if self._leaving:  # otherwise it would report what we end ourselves as a failure
@@ -150,156 +151,23 @@ class Server:
             except BrokenPipeError:
                 self._leave()
 
-    def _facts(self, request: dict[str, Any]) -> dict[str, Any]:
-        from nccl_doctor.probe.facts import collect
-
-        return collect(request)
-
-    def _resolve(self, request: dict[str, Any]) -> dict[str, Any]:
-        from nccl_doctor.probe.facts.network import resolve
-
-        return resolve(request["names"], time.monotonic() + request["deadline_s"])
-
-    def _fix_port(self, request: dict[str, Any]) -> dict[str, Any]:
-        from nccl_doctor.probe.ports.requests import HANDLERS
-
-        return HANDLERS[request["do"]](request)  # type: ignore[no-any-return]  # imported late, for speed
-
-    def _named_ports(self, _request: dict[str, Any]) -> dict[str, Any]:
-        from nccl_doctor.probe.facts.firewall import read_firewall
-        from nccl_doctor.probe.ports.requests import RULES_PATIENCE_S, named
-        from nccl_doctor.probe.tools import Unavailable
-
-        try:
-            return named(read_firewall(time.monotonic() + RULES_PATIENCE_S, sudo=False))
-        except Unavailable:  # only root may read it
-            return {"ports": []}
-
-    def _firewall(self, request: dict[str, Any]) -> dict[str, Any]:
-        from nccl_doctor.probe import facts
-        from nccl_doctor.probe.facts import firewall
-
-        seconds = request["deadline_s"]
-        deadline = time.monotonic() + seconds
-        return facts.run({"firewall": lambda: firewall.read_firewall(deadline, request["sudo"], again=True)}, seconds)
-
-    def _watched(self, request: dict[str, Any]) -> object:
-        from nccl_doctor.probe.hang.watch import Watch
-
-        self._watch = self._watch or Watch()
-        return self._watch.handlers[request["what"]](request)
-
-    def _take_turn(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Return {"holder": the run that has the turn}, None if it is ours; with "port", also a new trial of it."""
-        from nccl_doctor.probe.turn import Turn
-
-        self._turn = self._turn or Turn()
-        holder, port = self._turn.take(request["ticket"]), request["port"]
-        if holder is not None or port is None:
-            return {"holder": holder, "trial": None}
-        from nccl_doctor.probe.ports.requests import try_port
-
-        return {"holder": None, "trial": try_port(port)}
-
-    def _end_turn(self, _request: dict[str, Any]) -> None:
-        if self._turn is not None:
-            self._turn.leave()
-
-    def _listen(self, request: dict[str, Any]) -> dict[str, Any]:
-        from nccl_doctor.probe.mesh.mesh import MeshEnd
-
-        self._mesh = MeshEnd(request["nonce"])
-        return self._mesh.listen(request["sockets"])  # type: ignore[no-any-return]  # imported late, for speed
-
-    def _dial(self, request: dict[str, Any]) -> dict[str, Any]:
-        from nccl_doctor.probe.mesh.mesh import dial
-
-        return (self._mesh.dial if self._mesh else dial)(request["targets"], request["timeout_s"])
-
-    def _unlisten(self, _request: dict[str, Any]) -> dict[str, Any] | None:
-        """Close the listeners and return answers.Heard; None if there are none."""
-        mesh, self._mesh = self._mesh, None
-        return None if mesh is None else mesh.close()
-
-    def _path_mtu(self, request: dict[str, Any]) -> list[dict[str, Any]]:
-        from nccl_doctor.probe.mesh.mesh import try_all
-
-        targets = [(address, port) for address, port in request["targets"]]
-        return try_all(targets, request["deadline_s"], request["segment"])
-
-    def _rate(self, request: dict[str, Any]) -> dict[str, Any]:
-        from nccl_doctor.probe.mesh.rate import send
-
-        return send(request)
-
-    def _links(self, request: dict[str, Any]) -> list[dict[str, Any]]:
-        from nccl_doctor.probe.mesh.rate import links
-
-        return links(request["interfaces"])
-
-    def _ways(self, request: dict[str, Any]) -> list[dict[str, Any]]:
-        from nccl_doctor.probe.netlink import look_up
-
-        return look_up(request["packets"])
-
-    def _import_torch(self, request: dict[str, Any]) -> None:
-        from nccl_doctor.probe.smoke.allreduce import early
-
-        if self._launcher is None:
-            self._launcher = early(request["env"], self._source(WORKER))
-
-    def _smoke(self, request: dict[str, Any]) -> dict[str, Any]:
-        launcher = self._launch(request["env"])
-        self._stop.clear()
-        ident, counters = request["id"], _counters() if request["order"]["backend"] == "nccl" else None
-        try:
-            end = launcher.run(request["order"], lambda event: self._send({"id": ident, "event": event}), self._stop)
-        finally:
-            lines = self._end_launcher()
-        return {**end, "output": lines, "counters": counters and _counters(counters)}
-
-    def _launch(self, env: dict[str, str]) -> Launcher:
-        """Return the process that forks ranks: the one that has already imported torch, if it has these variables."""
-        from nccl_doctor.probe.smoke.allreduce import Launcher
-
-        if self._launcher is not None and self._launcher.env != env:
-            self._end_launcher()
-        self._launcher = self._launcher or Launcher(env, self._source(WORKER))
-        return self._launcher
-
-    def _end_launcher(self) -> list[str]:
-        launcher, self._launcher = self._launcher, None
-        return [] if launcher is None else launcher.close()
-
-    def _prepare_trials(self, request: dict[str, Any]) -> None:
-        try:
-            self._launch(request["env"]).wait_until_ready(request["deadline_s"])
-        except TimeoutError:
-            self._end_launcher()
-            raise
-
-    def _trial(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Run the all-reduce in a group of hosts; the launcher is kept for the next."""
-        self._stop.clear()
-        assert self._launcher is not None
-        return {"ok": self._launcher.run(request["order"], lambda _event: None, self._stop)["exit"] == 0}
-
-    def _free_port(self, _request: dict[str, Any]) -> int:
-        from nccl_doctor.probe.ports.requests import free_port
-
-        return free_port()
+    def _handler(self, name: str) -> Handler:
+        if "." not in REQUESTS[name]:
+            return handler(name)
+        service, _, method = REQUESTS[name].rpartition(".")
+        if service not in self._services:
+            self._services[service] = _named(service)(self)
+        return getattr(self._services[service], method)  # type: ignore[no-any-return]  # imported late, for speed
 
 
-COUNT_S = 2.0  # time for a device that no longer answers to report its counters
+def handler(name: str) -> Handler:
+    """Return the function for a request that needs no state of the connection."""
+    return _named(REQUESTS[name])  # type: ignore[no-any-return]  # imported late, for speed
 
 
-def _counters(before: dict[str, Any] | None = None) -> dict[str, Any] | None:
-    """Return RDMA's counters, or how much they grew; None if there are none or they were not read in time."""
-    from nccl_doctor.probe import facts
-    from nccl_doctor.probe.facts.rdma import count_rdma, grown
-
-    now: Any = facts.run({"counters": count_rdma}, COUNT_S)["counters"]
-    return None if not now or "$unknown" in now else now if before is None else grown(before, now)
+def _named(path: str) -> Any:  # noqa: ANN401 - a function or a class
+    module, _, name = path.partition(":")
+    return getattr(importlib.import_module(f"nccl_doctor.probe.{module.replace('/', '.')}"), name)
 
 
 def _hello() -> dict[str, Any]:

@@ -293,6 +293,11 @@ MOST_ROUTES = 20000
 _ROUTE = struct.Struct("=BBBBBBBBI")
 
 
+def look_up_ways(request: dict[str, Any]) -> list[dict[str, Any]]:
+    """Answer a request with :func:`look_up`."""
+    return look_up(request["packets"])
+
+
 def look_up(wanted: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return a snapshot.Way for each {"to", "source" or None, "iif" or None}; a refused one has the refusing route."""
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as kernel:

@@ -73,6 +73,25 @@ class Turn:
         return True
 
 
+class Turns:
+    """The turn for the run behind this connection."""
+
+    def __init__(self, _server: object) -> None:
+        self._turn = Turn()
+
+    def take(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Return {"holder": the run that has the turn}, None if it is ours; with "port", also a new trial of it."""
+        holder, port = self._turn.take(request["ticket"]), request["port"]
+        if holder is not None or port is None:
+            return {"holder": holder, "trial": None}
+        from nccl_doctor.probe.ports.requests import try_port
+
+        return {"holder": None, "trial": try_port(port)}
+
+    def end(self, _request: dict[str, Any]) -> None:
+        self._turn.leave()
+
+
 def _serve(listener: socket.socket, ticket: dict[str, Any], since: float) -> None:
     """Tell everyone who connects which run has the turn, until the listener is closed."""
     while True:

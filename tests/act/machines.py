@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from nccl_doctor.act.ports.fleet import Request
+from nccl_doctor.crew.answers import Contract
 from nccl_doctor.model.base import T
 
 Answer = Callable[[dict[str, Any]], Any]
@@ -19,9 +19,9 @@ class FakeMachine:
         self.asked: list[dict[str, Any]] = []
         self._answers = answers
 
-    def ask(self, request: Request[T], **arguments: object) -> T:
-        self.asked.append({"do": request.do, **arguments})
-        return request.answer.validate_python(self._answers[request.do](arguments))
+    def ask(self, contract: Contract[T], **arguments: object) -> T:
+        self.asked.append({"do": contract.name, **arguments})
+        return contract.answer.validate_python(self._answers[contract.name](arguments))
 
     def close(self) -> None:
         return

@@ -13,15 +13,15 @@ import pytest
 
 from nccl_doctor.act.ports import fix_port
 from nccl_doctor.act.ports.fleet import SessionMachine
-from nccl_doctor.collect.connect.session import ProbeSession
+from nccl_doctor.crew.session import ProbeSession
 from nccl_doctor.errors import NotReachedError
 from nccl_doctor.model.ports import HolderJob, PortReport
 from nccl_doctor.probe.ports.requests import look
 from nccl_doctor.report.fix_port import screen
 from nccl_doctor.report.render import render
 from tests.act.machines import FakeMachine, holder_job, trial
-from tests.collect.liars import Liar, lying, opened
 from tests.collect.nodes import node
+from tests.crew.liars import Liar, lying, opened
 from tests.lab.lying_probe import bent
 
 

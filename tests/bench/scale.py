@@ -22,11 +22,11 @@ from typing import Any
 
 from nccl_doctor.cli.main import GARBAGE
 from nccl_doctor.cli.progress import Silent
-from nccl_doctor.collect import probe_answers
-from nccl_doctor.collect.connect.session import ProbeSession
 from nccl_doctor.collect.facts import host_facts
 from nccl_doctor.collect.options import RunOptions
 from nccl_doctor.collect.run import open_run
+from nccl_doctor.crew import answers
+from nccl_doctor.crew.session import ProbeSession
 from nccl_doctor.judge.diagnose import judge
 from nccl_doctor.model.cluster import Cluster, Node
 from nccl_doctor.model.register import all_checks
@@ -86,21 +86,21 @@ def record() -> Recorded:
     told: list[dict[str, Any]] = []
     ask = open_.ask
 
-    def kept(kind: Any, do: str, deadline: float, **arguments: Any) -> Any:
-        answer = ask(kind, do, deadline, **arguments)
+    def kept(contract: Any, deadline: float, **arguments: Any) -> Any:
+        answer = ask(contract, deadline, **arguments)
         told.append(copy.deepcopy(answer))
         return answer
 
     open_.ask = kept
-    with contextlib.suppress(probe_answers.NoAnswerError):  # a fact that this machine is too busy for
+    with contextlib.suppress(answers.NoAnswerError):  # a fact that this machine is too busy for
         timed("facts", lambda: asking(open_, 1.0))
     open_.ask = ask
     listener = [{"address": "127.0.0.1", "port": 0, "step": 0, "tries": 1}]
     until = time.monotonic() + DEADLINE_S
     nonce = {"nonce": "n", "sockets": listener}
-    ports = timed("listen", lambda: open_.ask(probe_answers.LISTENING, "listen", until, **nonce)).ports
+    ports = timed("listen", lambda: open_.ask(answers.LISTEN, until, **nonce)).ports
     targets = {"targets": [["127.0.0.1", list(ports), "n"]], "timeout_s": 5.0}
-    timed("dial", lambda: open_.ask(probe_answers.DIALLED, "dial", until, **targets))
+    timed("dial", lambda: open_.ask(answers.DIAL, until, **targets))
     open_.close()
     return Recorded(open_.hello.model_dump(mode="json"), told[0], delays)
 

@@ -7,7 +7,7 @@ import typer.main
 
 import nccl_doctor
 from nccl_doctor.cli import main
-from nccl_doctor.collect.connect.start import bundle
+from nccl_doctor.crew.start import bundle
 from nccl_doctor.inventory.load import load
 from nccl_doctor.judge.diagnose import judge
 from nccl_doctor.logs.reader import all_wordings

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from nccl_doctor.collect.probe_answers import RankEvent, SmokeEnd
 from nccl_doctor.collect.smoke import allreduce as all_reduce_run
 from nccl_doctor.collect.smoke.allreduce import AllReduceRun, kept, result
 from nccl_doctor.collect.smoke.plan import Plan, SmokeLimits
+from nccl_doctor.crew.answers import RankEvent, SmokeEnd
 from tests.checks.snapshots import patched
 from tests.patience import LONG_S, joined
 

@@ -46,7 +46,7 @@ def job() -> JobRanks:
 
 
 def test_a_look() -> None:
-    look = host_look(LOOK.validate_python(answer()), job(), flight.read)
+    look = host_look(LOOK.answer.validate_python(answer()), job(), flight.read)
     assert [rank.pid for rank in look.ranks] == [1002, 1003]
     told = look.ranks[0].recorder
     assert isinstance(told, Recorded)
@@ -86,7 +86,7 @@ def test_a_recorder_that_is_none(told: Any) -> None:
 def test_one_malformed_part_leaves_the_others(field: str, value: Any) -> None:
     told = answer()
     told["ranks"][1][field] = value
-    look = host_look(LOOK.validate_python(told), job(), flight.read)
+    look = host_look(LOOK.answer.validate_python(told), job(), flight.read)
     assert isinstance(getattr(look.ranks[1], field), Unknown)
     assert isinstance(look.ranks[0].state, RankState)
 
@@ -94,7 +94,7 @@ def test_one_malformed_part_leaves_the_others(field: str, value: Any) -> None:
 def test_ranks_that_were_not_asked_for_are_not_taken() -> None:
     told = answer()
     told["ranks"][1]["pid"] = 4711
-    assert [rank.pid for rank in host_look(LOOK.validate_python(told), job(), flight.read).ranks] == [1002]
+    assert [rank.pid for rank in host_look(LOOK.answer.validate_python(told), job(), flight.read).ranks] == [1002]
 
 
 @pytest.mark.parametrize(
@@ -112,6 +112,6 @@ def test_ranks_that_were_not_asked_for_are_not_taken() -> None:
 def test_a_process_of_anybody_s_hides_no_rank_of_its_host(odd: dict[str, Any]) -> None:
     told = job().model_dump(mode="json", by_alias=True)
     told["ranks"] = [{**told["ranks"][0], "pid": 7, **odd}, *told["ranks"]]
-    found = job_ranks(RANKS.validate_python(told))
+    found = job_ranks(RANKS.answer.validate_python(told))
     assert found.ranks == job().ranks
     assert found.misfits["ranks"].startswith(f"1 of {len(job().ranks) + 1} left out: 0.{next(iter(odd))}")

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from nccl_doctor.collect.probe_answers import NoAnswerError, ProbeError, TrialEnd
 from nccl_doctor.collect.smoke import isolation
 from nccl_doctor.collect.smoke.plan import SmokeLimits
+from nccl_doctor.crew.answers import Contract, NoAnswerError, ProbeError, TrialEnd
 from nccl_doctor.model.cluster import Node
 from nccl_doctor.model.report import IsolationReport
 from tests.checks.snapshots import patched
@@ -37,8 +37,9 @@ class Host:
     silent: frozenset[str] = frozenset()
     asked: list[str] = field(default_factory=list)
 
-    def ask(self, _kind: object, do: str, deadline: float, **_arguments: Any) -> Any:
+    def ask(self, contract: Contract[Any], deadline: float, **_arguments: Any) -> Any:
         """At once, or not before the deadline."""
+        do = contract.name
         self.asked.append(do)
         if do in self.silent:
             self.clock.now = max(self.clock.now, deadline)

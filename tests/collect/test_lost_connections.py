@@ -7,10 +7,10 @@ from typing import Any, cast
 
 import pytest
 
-from nccl_doctor.collect.connect.session import ProbeSession
 from nccl_doctor.collect.mesh.lost_connections import DIALS, MANY_DIALS, ConnectionTrials
 from nccl_doctor.collect.mesh.plan import Target
-from nccl_doctor.collect.probe_answers import DIALLED, Dialled, Hello, ProbeError
+from nccl_doctor.crew.answers import DIAL, Dialled, Hello, ProbeError
+from nccl_doctor.crew.session import ProbeSession
 from nccl_doctor.snapshot.mesh import LostConnections
 from tests.collect.nodes import node
 
@@ -27,7 +27,7 @@ class Somebody:
 
 
 def told(connected: int, failed: list[list[Any]], trips: list[list[Any]] | None = None) -> Dialled:
-    return DIALLED.validate_python({"connected": connected, "failed": failed, "trips": trips or []})
+    return DIAL.answer.validate_python({"connected": connected, "failed": failed, "trips": trips or []})
 
 
 Loss = Callable[[str, str], tuple[int, int]]

@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from nccl_doctor.collect import probe_answers
-from nccl_doctor.collect.connect.session import ProbeSession
 from nccl_doctor.collect.facts.host_facts import Asking, FactLimits
 from nccl_doctor.collect.mesh.failed_dials import CLOSED, find_interceptions
 from nccl_doctor.collect.mesh.mesh import MeshLimits, _trips, disputes, run_mesh
 from nccl_doctor.collect.mesh.plan import Target
-from nccl_doctor.collect.probe_answers import Dialled, Heard, NoAnswerError, TripRow
+from nccl_doctor.crew import answers
+from nccl_doctor.crew.answers import Dialled, Heard, NoAnswerError, TripRow
+from nccl_doctor.crew.session import ProbeSession
 from nccl_doctor.model.base import known
 from nccl_doctor.model.cluster import Cluster
 from nccl_doctor.model.report import FailedDial
@@ -110,7 +110,7 @@ def test_a_port_that_somebody_holds_is_never_dialled(sessions: list[ProbeSession
 
 
 def test_outcomes_are_told_apart(sessions: list[ProbeSession]) -> None:
-    sessions[0].ask(probe_answers.LISTENING, "listen", time.monotonic() + LONG_S, nonce="ours", sockets=[ANY])
+    sessions[0].ask(answers.LISTEN, time.monotonic() + LONG_S, nonce="ours", sockets=[ANY])
     with socket.create_server(("127.0.0.1", 0)) as silent, socket.create_server(("127.0.0.1", 0)) as other:
 
         def greet() -> None:
@@ -122,11 +122,7 @@ def test_outcomes_are_told_apart(sessions: list[ProbeSession]) -> None:
         greeter.start()
         ports = [silent.getsockname()[1], other.getsockname()[1], free_port()]
         answer = sessions[0].ask(
-            probe_answers.DIALLED,
-            "dial",
-            time.monotonic() + LONG_S,
-            targets=[["127.0.0.1", ports, "ours"]],
-            timeout_s=0.5,
+            answers.DIAL, time.monotonic() + LONG_S, targets=[["127.0.0.1", ports, "ours"]], timeout_s=0.5
         )
         joined(greeter)
     assert [(row.port, row.outcome) for row in answer.failed] == list(
@@ -152,8 +148,8 @@ def test_who_waits_for_the_first_words_is_a_proxy(sessions: list[ProbeSession]) 
         ports = [proxy.getsockname()[1], silent.getsockname()[1]]
         deadline = time.monotonic() + LONG_S
         targets = [["127.0.0.1", ports, "ours"]]
-        sessions[0].ask(probe_answers.LISTENING, "listen", deadline, nonce="ours", sockets=[ANY])
-        answer = sessions[0].ask(probe_answers.DIALLED, "dial", deadline, targets=targets, timeout_s=0.5)
+        sessions[0].ask(answers.LISTEN, deadline, nonce="ours", sockets=[ANY])
+        answer = sessions[0].ask(answers.DIAL, deadline, targets=targets, timeout_s=0.5)
         joined(passing)
     assert [(outcome, error) for _, _, outcome, error, *_ in answer.failed] == [
         ("intercepted", None),
@@ -166,54 +162,38 @@ def test_a_port_that_is_held_closed_refuses_whoever_dials_it(sessions: list[Prob
     result = run_mesh(sessions, facts, cluster, LIMITS, lambda _session: None)
     assert find_interceptions(sessions, facts, result, pods=True) == ()
     deadline = time.monotonic() + LONG_S
-    (port,) = sessions[0].ask(probe_answers.LISTENING, "listen", deadline, nonce="ours", sockets=[CLOSED]).ports
-    sessions[1].ask(probe_answers.LISTENING, "listen", deadline, nonce="ours", sockets=[ANY])
-    answer = sessions[1].ask(
-        probe_answers.DIALLED, "dial", deadline, targets=[["127.0.0.1", [port], "ours"]], timeout_s=2
-    )
+    (port,) = sessions[0].ask(answers.LISTEN, deadline, nonce="ours", sockets=[CLOSED]).ports
+    sessions[1].ask(answers.LISTEN, deadline, nonce="ours", sockets=[ANY])
+    answer = sessions[1].ask(answers.DIAL, deadline, targets=[["127.0.0.1", [port], "ours"]], timeout_s=2)
     assert [row.outcome for row in answer.failed] == ["refused"]
 
 
 def test_the_dialling_host_itself_is_a_stranger(sessions: list[ProbeSession]) -> None:
     """As behind docker0's address, which every host has."""
     deadline = time.monotonic() + LONG_S
-    (port,) = sessions[0].ask(probe_answers.LISTENING, "listen", deadline, nonce="mine", sockets=[ANY]).ports
-    answer = sessions[0].ask(
-        probe_answers.DIALLED, "dial", deadline, targets=[["127.0.0.1", [port], "yours"]], timeout_s=2
-    )
+    (port,) = sessions[0].ask(answers.LISTEN, deadline, nonce="mine", sockets=[ANY]).ports
+    answer = sessions[0].ask(answers.DIAL, deadline, targets=[["127.0.0.1", [port], "yours"]], timeout_s=2)
     assert answer.failed[0].outcome == "stranger"
 
 
 def test_a_listener_takes_what_is_sent(sessions: list[ProbeSession]) -> None:
     deadline = time.monotonic() + LONG_S
-    (port,) = sessions[0].ask(probe_answers.LISTENING, "listen", deadline, nonce="ours", sockets=[ANY]).ports
-    (answer,) = sessions[1].ask(
-        probe_answers.PATH_MTU, "path_mtu", deadline, segment=None, targets=[["127.0.0.1", port]], deadline_s=2
-    )
+    (port,) = sessions[0].ask(answers.LISTEN, deadline, nonce="ours", sockets=[ANY]).ports
+    (answer,) = sessions[1].ask(answers.PATH_MTU, deadline, segment=None, targets=[["127.0.0.1", port]], deadline_s=2)
     assert (answer.outcome, answer.unacked) == ("passed", 0)
 
 
 def test_a_name_is_resolved(sessions: list[ProbeSession]) -> None:
     deadline = time.monotonic() + LONG_S
-    (port,) = (
-        sessions[0]
-        .ask(probe_answers.LISTENING, "listen", deadline, nonce="ours", sockets=[{**ANY, "address": ""}])
-        .ports
-    )
-    answer = sessions[0].ask(
-        probe_answers.DIALLED, "dial", deadline, targets=[["localhost", [port], "ours"]], timeout_s=5
-    )
+    (port,) = sessions[0].ask(answers.LISTEN, deadline, nonce="ours", sockets=[{**ANY, "address": ""}]).ports
+    answer = sessions[0].ask(answers.DIAL, deadline, targets=[["localhost", [port], "ours"]], timeout_s=5)
     assert (answer.connected, answer.failed) == (1, ())
 
 
 def test_a_name_that_does_not_resolve_is_no_timeout(sessions: list[ProbeSession]) -> None:
-    sessions[0].ask(probe_answers.LISTENING, "listen", time.monotonic() + LONG_S, nonce="ours", sockets=[])
+    sessions[0].ask(answers.LISTEN, time.monotonic() + LONG_S, nonce="ours", sockets=[])
     answer = sessions[0].ask(
-        probe_answers.DIALLED,
-        "dial",
-        time.monotonic() + LONG_S,
-        targets=[["nowhere.invalid", [9], "ours"]],
-        timeout_s=5,
+        answers.DIAL, time.monotonic() + LONG_S, targets=[["nowhere.invalid", [9], "ours"]], timeout_s=5
     )
     assert answer.failed[0].outcome == "failed"
 
@@ -240,9 +220,9 @@ def test_a_listener_on_ipv6s_loopback_leaves_the_port_to_ours_as_to_torchs(
         assert witness.port == port
         del witness
         deadline = time.monotonic() + LONG_S
-        told = sessions[0].ask(probe_answers.LISTENING, "listen", deadline, nonce="ours", sockets=[wanted])
+        told = sessions[0].ask(answers.LISTEN, deadline, nonce="ours", sockets=[wanted])
         targets = [["127.0.0.1", [port], "ours"]]
-        answer = sessions[0].ask(probe_answers.DIALLED, "dial", deadline, targets=targets, timeout_s=20)
+        answer = sessions[0].ask(answers.DIAL, deadline, targets=targets, timeout_s=20)
     assert list(told.ports) == [port]
     assert answer.connected == 1
 

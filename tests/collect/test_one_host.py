@@ -11,16 +11,16 @@ import pytest
 
 from nccl_doctor.cli.output import exit_code
 from nccl_doctor.cli.progress import Silent
-from nccl_doctor.collect.connect.session import ProbeSession
 from nccl_doctor.collect.facts import host_facts
 from nccl_doctor.collect.hang.hang import HangOptions, take
 from nccl_doctor.collect.mesh import dials
 from nccl_doctor.collect.options import RunOptions
-from nccl_doctor.collect.probe_answers import MalformedError, ProbeError, SmokeEnd
 from nccl_doctor.collect.run import open_run
 from nccl_doctor.collect.smoke import allreduce
 from nccl_doctor.collect.smoke.allreduce import AllReduceRun
 from nccl_doctor.collect.smoke.plan import Plan, SmokeLimits
+from nccl_doctor.crew.answers import MalformedError, ProbeError, SmokeEnd
+from nccl_doctor.crew.session import ProbeSession
 from nccl_doctor.judge.diagnose import judge
 from nccl_doctor.judge.hang_report import report as hang_report
 from nccl_doctor.logs import facts
@@ -32,7 +32,7 @@ from nccl_doctor.snapshot.hang import HangSnapshot
 from nccl_doctor.snapshot.hosts import Snapshot
 from nccl_doctor.snapshot.mesh import Mesh
 from tests.checks.snapshots import patched
-from tests.collect.liars import Bend, Bending
+from tests.crew.liars import Bend, Bending
 from tests.lab.liar import made_up_job
 
 pytestmark = pytest.mark.slow

@@ -4,10 +4,10 @@ from typing import Any, cast
 
 import pytest
 
-from nccl_doctor.collect.connect.session import ProbeSession
 from nccl_doctor.collect.mesh.dials import retry
 from nccl_doctor.collect.mesh.plan import Target
-from nccl_doctor.collect.probe_answers import DIALLED, Dialled, Hello, ProbeError
+from nccl_doctor.crew.answers import DIAL, Dialled, Hello, ProbeError
+from nccl_doctor.crew.session import ProbeSession
 from nccl_doctor.model.report import MachineLoad
 from tests.collect.nodes import node
 
@@ -27,7 +27,7 @@ SESSIONS = cast("list[ProbeSession]", [Somebody("a", 0), Somebody("b", 1), Someb
 
 
 def told(connected: int, failed: list[list[Any]]) -> Dialled:
-    return DIALLED.validate_python({"connected": connected, "failed": failed})
+    return DIAL.answer.validate_python({"connected": connected, "failed": failed})
 
 
 def redialled(failed: list[list[Any]], second: list[list[Any]], connected: int = 1000) -> tuple[list[Any], list[Any]]:

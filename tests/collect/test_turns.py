@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from nccl_doctor.collect import turns
-from nccl_doctor.collect.probe_answers import ConnectionLostError, Holder, TurnAnswer
 from nccl_doctor.collect.turns import Refused, Ticket, Turns
+from nccl_doctor.crew.answers import ConnectionLostError, Contract, Holder, TurnAnswer
 from nccl_doctor.snapshot.network import PortTrial
 from tests.collect.nodes import node
 from tests.patience import LONG_S, joined
@@ -33,9 +33,9 @@ class Session:
     def __init__(self, name: str, host: Host) -> None:
         self.node, self._host, self._ticket = node(name=name), host, ""
 
-    def ask(self, _kind: object, do: str, _deadline: float, **said: Any) -> TurnAnswer | None:
+    def ask(self, contract: Contract[Any], _deadline: float, **said: Any) -> TurnAnswer | None:
         with self._host.lock:
-            if do == "end_turn":
+            if contract.name == "end_turn":
                 if self._host.holder is not None and self._host.holder["run"] == self._ticket:
                     self._host.holder = None
                 return None

@@ -8,9 +8,9 @@ from typing import Any, cast
 
 import pytest
 
-from nccl_doctor.collect.connect.session import ProbeSession
 from nccl_doctor.collect.mesh import failed_dials
-from nccl_doctor.collect.probe_answers import DIALLED, Dialled
+from nccl_doctor.crew.answers import DIAL, Dialled
+from nccl_doctor.crew.session import ProbeSession
 from nccl_doctor.snapshot.access import SshUnreachable, UnreachableFacts
 from tests.collect.nodes import node
 
@@ -24,10 +24,10 @@ class Witness:
         self.deadline = math.inf
         self._rows = rows
 
-    def ask(self, _type: object, _do: str, deadline: float, *, targets: list[list[Any]], timeout_s: float) -> Dialled:
+    def ask(self, _contract: object, deadline: float, *, targets: list[list[Any]], timeout_s: float) -> Dialled:
         self.targets, self.deadline = targets, deadline
         failed = [[index, 22, outcome, error, timeout_s] for index, outcome, error in self._rows]
-        return DIALLED.validate_python({"connected": 0, "failed": failed})
+        return DIAL.answer.validate_python({"connected": 0, "failed": failed})
 
 
 def unreachable(address: str) -> SshUnreachable:

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from nccl_doctor.collect.connect.start import command
+from nccl_doctor.crew.start import command
 from nccl_doctor.probe import progress
 from nccl_doctor.probe.facts import processes
 from nccl_doctor.probe.procs import Table

@@ -23,7 +23,7 @@ def ended(request):
 
 children.remove_scratch = lambda: time.sleep(0.5)  # so that what waited for the child can speak
 server = Server("nonce", 3600, 0.5, str)
-server._handlers["facts"] = ended
+server._handler = lambda _name: ended
 server.serve()
 """
 
@@ -52,7 +52,7 @@ def start(*argv, _start=subprocess.Popen, **options):
 
 subprocess.Popen = start
 server = Server("nonce", 3600, 3600, str)
-server._handlers["facts"] = lambda _request: children.scratch()
+server._handler = lambda _name: lambda _request: children.scratch()
 server.serve()
 """
 

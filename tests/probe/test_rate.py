@@ -104,7 +104,7 @@ def test_no_stream_is_left(port: int) -> None:
 
 
 def test_links_tell_what_drivers_tell() -> None:
-    (told,) = rate.links(["lo"])
+    (told,) = rate.read_links({"interfaces": ["lo"]})
     link = RateLink.model_validate(told)
     assert (link.interface, link.speed_mbps) == ("lo", None)
     assert link.offloads["gso"] is True

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from nccl_doctor.collect.connect.parallel import Reach
+from nccl_doctor.crew.parallel import Reach
 from nccl_doctor.errors import UsageError
 from nccl_doctor.text import machine
 from nccl_doctor.transport.process import LocalTransport, ProcessChannel

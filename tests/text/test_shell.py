@@ -73,7 +73,7 @@ def test_commands_and_lines_are_made_in_one_place_and_templates_are_constants() 
 
 
 QUOTING = {
-    "collect/connect/start.py": "the program that starts the probe",
+    "crew/start.py": "the program that starts the probe",
     "probe/facts/software.py": "the program that a login shell is asked to run",
     "transport/containers/transport.py": "the program that a container's shell runs",
     "transport/ssh/openssh.py": "ssh's own ProxyCommand",
@@ -83,7 +83,7 @@ QUOTING = {
 PROSE = {
     "act/record.py": "with the words that named the hosts, quoted when the record was written",
     "checks/interfaces/interface_down.py": "evidence, with what the kernel answered",
-    "collect/probe_answers.py": "a sentence that begins with our name",
+    "crew/answers.py": "a sentence that begins with our name",
     "inventory/last_check.py": "named in a sentence, with the user's own file",
     "probe/facts/firewall.py": "a sentence that begins with sudo",
     "probe/guard.py": "a sentence that begins with our name",

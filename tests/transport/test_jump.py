@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from nccl_doctor.collect.connect.parallel import Reach
+from nccl_doctor.crew.parallel import Reach
 from nccl_doctor.model.cluster import Node
 from nccl_doctor.model.engines.base import Kind
 from nccl_doctor.model.engines.ssh import SshOptions

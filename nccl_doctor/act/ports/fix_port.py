@@ -20,8 +20,8 @@ from time import sleep
 from typing import Any, NamedTuple
 
 from nccl_doctor.act.ports.fleet import FREE, NAMED, PORT, SIGNAL, Fleet, Machine, SessionMachine, Trial
-from nccl_doctor.collect.connect.parallel import Window, ask_all, fan_out
-from nccl_doctor.collect.connect.session import ProbeSession
+from nccl_doctor.crew.parallel import Window, ask_all, fan_out
+from nccl_doctor.crew.session import ProbeSession
 from nccl_doctor.errors import DoctorError, NotReachedError, UsageError
 from nccl_doctor.inventory import values
 from nccl_doctor.inventory.sources import SourceLocation, read_bytes

@@ -5,22 +5,22 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Generic, Protocol
+from typing import TYPE_CHECKING, Annotated, Protocol
 
 from pydantic import ConfigDict, Field, TypeAdapter
 
-from nccl_doctor.collect import probe_answers
-from nccl_doctor.collect.connect.parallel import apart
+from nccl_doctor.crew.answers import Contract, ProbeError
+from nccl_doctor.crew.parallel import apart
 from nccl_doctor.errors import NotReachedError, UsageError
 from nccl_doctor.model.base import Count, Observed, Pid, Port, Seconds, T
 from nccl_doctor.model.ports import MAX_PROCESSES, Cause, Elsewhere, HolderJob, TcpSocket
-from nccl_doctor.probe.ports.requests import HANDLERS, MOST_NAMED
+from nccl_doctor.probe.facts.firewall import MOST_NAMED
+from nccl_doctor.probe.main import handler
 from nccl_doctor.snapshot.network import PortRange
 from nccl_doctor.text.machine import require_linux
 
 if TYPE_CHECKING:
-    from nccl_doctor.collect.connect.session import ProbeSession
+    from nccl_doctor.crew.session import ProbeSession
     from nccl_doctor.inventory.sources import HostSource
     from nccl_doctor.model.cluster import Node
     from nccl_doctor.model.engines.base import Kind
@@ -78,18 +78,10 @@ class NamedPorts(_Answer):
     ports: Annotated[tuple[Port, ...], Field(max_length=MOST_NAMED)]
 
 
-@dataclass(frozen=True)
-class Request(Generic[T]):
-    """A request to the probe, by its name in probe/ports/requests.py, with the type of its answer."""
-
-    do: str
-    answer: TypeAdapter[T]
-
-
-PORT = Request("port", TypeAdapter(Look))
-SIGNAL = Request("signal", TypeAdapter(Signalled))
-FREE = Request("free", TypeAdapter(FreePorts))
-NAMED = Request("named", TypeAdapter(NamedPorts))
+PORT = Contract("port", TypeAdapter(Look))
+SIGNAL = Contract("signal", TypeAdapter(Signalled))
+FREE = Contract("free", TypeAdapter(FreePorts))
+NAMED = Contract("named", TypeAdapter(NamedPorts))
 
 
 class Machine(Protocol):
@@ -99,7 +91,7 @@ class Machine(Protocol):
     def name(self) -> str:
         """The host's name as the user knows it; "" for this machine."""
 
-    def ask(self, request: Request[T], **arguments: object) -> T:
+    def ask(self, contract: Contract[T], **arguments: object) -> T:
         """Return the answer to a request; NotReachedError if there is none."""
 
     def close(self) -> None: ...
@@ -113,8 +105,8 @@ class ThisMachine:
     def __init__(self) -> None:
         require_linux("this machine")
 
-    def ask(self, request: Request[T], **arguments: object) -> T:
-        return request.answer.validate_python(HANDLERS[request.do](arguments))
+    def ask(self, contract: Contract[T], **arguments: object) -> T:
+        return contract.answer.validate_python(handler(contract.name)(arguments))
 
     def close(self) -> None:
         """Do nothing, since nothing is open."""
@@ -126,13 +118,13 @@ class SessionMachine:
     def __init__(self, session: ProbeSession) -> None:
         self.session, self.name = session, session.node.name
 
-    def ask(self, request: Request[T], **arguments: object) -> T:
+    def ask(self, contract: Contract[T], **arguments: object) -> T:
         def answer(session: ProbeSession) -> T:
-            return session.ask(request.answer, request.do, time.monotonic() + ANSWER_S, **arguments)
+            return session.ask(contract, time.monotonic() + ANSWER_S, **arguments)
 
         try:
             return apart(answer)(self.session)
-        except probe_answers.ProbeError as error:
+        except ProbeError as error:
             raise NotReachedError(f"{self.name}: {error}") from error
 
     def close(self) -> None:
@@ -207,7 +199,7 @@ class Fleet:
 
     def _connect(self, nodes: Sequence[Node]) -> Sequence[Machine]:
         """Return a session on each node, in their order; :meth:`close` ends them."""
-        from nccl_doctor.collect.connect.parallel import Reach
+        from nccl_doctor.crew.parallel import Reach
 
         assert self._transport is not None, "hosts are named"
         until = time.monotonic() + LIFETIME_S + self._grace_s

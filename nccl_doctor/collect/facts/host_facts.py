@@ -18,10 +18,10 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from nccl_doctor.collect import probe_answers
-from nccl_doctor.collect.connect.parallel import Window, ask_all, failure_of, fan_out
-from nccl_doctor.collect.connect.session import ProbeSession
-from nccl_doctor.collect.probe_answers import MalformedError, NoAnswerError, ProbeError, problems, typed_items
+from nccl_doctor.crew import answers
+from nccl_doctor.crew.answers import MalformedError, NoAnswerError, ProbeError, problems, typed_items
+from nccl_doctor.crew.parallel import Window, ask_all, failure_of, fan_out
+from nccl_doctor.crew.session import ProbeSession
 from nccl_doctor.launch.line import meeting_name, read_line
 from nccl_doctor.model.base import MALFORMED, IpAddress, OpenList, Unknown, ip_address, marks, unknown
 from nccl_doctor.model.cluster import Cluster, Node
@@ -154,8 +154,7 @@ class Asking:
         deadline = time.monotonic() + max(0.1, min(share * timeout_s, self._until - time.monotonic())) + GRACE_S
         cluster, node = self._cluster, session.node
         answer = session.ask(
-            probe_answers.FACTS,
-            "facts",
+            answers.FACTS,
             deadline,
             names=self._names.known_to(node),
             trial_port=cluster.master_port if node.node_rank == 0 else None,
@@ -200,7 +199,7 @@ def firewalls_again(
 
     def ask(session: ProbeSession) -> HostFacts:
         deadline = time.monotonic() + limits.timeout_s + GRACE_S
-        told = session.ask(probe_answers.RULES, "firewall", deadline, deadline_s=limits.timeout_s, sudo=limits.sudo)
+        told = session.ask(answers.FIREWALL, deadline, deadline_s=limits.timeout_s, sudo=limits.sudo)
         own, after = facts[session.node.name], told.firewall
         before = own.firewall
         if isinstance(before, FirewallFacts) and isinstance(after, FirewallFacts) and before.nft_text is None:
@@ -223,7 +222,7 @@ def resolve_meeting(
 
     def ask(session: ProbeSession) -> HostFacts:
         own, deadline = facts[session.node.name], time.monotonic() + NAME_S + GRACE_S
-        told = session.ask(probe_answers.RESOLVED, "resolve", deadline, names=[name], deadline_s=NAME_S)
+        told = session.ask(answers.RESOLVE, deadline, names=[name], deadline_s=NAME_S)
         known = own.resolution
         if not isinstance(known, Names) or told.keys() != {name}:
             return own
@@ -241,7 +240,7 @@ def _read_clock(session: ProbeSession, deadline: float) -> Clock | Unknown:
     sent = time.time()
     try:
         # sent again: a late answer to an earlier question has an old time
-        there = session.wait(probe_answers.CLOCK, session.send("clock", deadline), deadline)
+        there = session.wait(answers.CLOCK, session.send(answers.CLOCK, deadline), deadline)
     except ProbeError as error:
         return unknown(str(error))
     received = time.time()

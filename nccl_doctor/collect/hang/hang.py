@@ -21,13 +21,13 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from pydantic import TypeAdapter
 
 from nccl_doctor import __version__
-from nccl_doctor.collect import probe_answers
-from nccl_doctor.collect.connect.parallel import MOST, Reach, Window, apart, ask_all, failure_of, fan_out
-from nccl_doctor.collect.connect.session import ProbeSession
 from nccl_doctor.collect.hang.jobs import Choice, choose, with_counted
 from nccl_doctor.collect.hang.probe_answers import LOOK, RANKS, host_look, job_ranks
 from nccl_doctor.collect.hang.reader import Reader, UnreadableError
-from nccl_doctor.collect.probe_answers import MalformedError
+from nccl_doctor.crew import answers
+from nccl_doctor.crew.answers import Contract, MalformedError
+from nccl_doctor.crew.parallel import MOST, Reach, Window, apart, ask_all, failure_of, fan_out
+from nccl_doctor.crew.session import ProbeSession
 from nccl_doctor.errors import NotReachedError
 from nccl_doctor.model.base import Fact, Phased, Unknown, unknown
 from nccl_doctor.model.cluster import Cluster, Node
@@ -85,9 +85,10 @@ RAS_HOSTS = 2
 Stacks = Literal["read", "pause", "native", "none"]
 Result = TypeVar("Result")
 
-_PIDS = TypeAdapter(tuple[int, ...])
-_STARTERS: TypeAdapter[Fact[tuple[Starter, ...]]] = TypeAdapter(Fact[tuple[Starter, ...]])
-_RAS: TypeAdapter[Phased[Ras]] = TypeAdapter(Phased[Ras])
+_PY_SPY: Contract[None] = Contract("py_spy", TypeAdapter(None))
+_DUMP = Contract("dump", TypeAdapter(tuple[int, ...]))
+_STARTERS: Contract[Fact[tuple[Starter, ...]]] = Contract("starters", TypeAdapter(Fact[tuple[Starter, ...]]))
+_RAS: Contract[Phased[Ras]] = Contract("ras", TypeAdapter(Phased[Ras]))
 
 
 @dataclass(frozen=True)
@@ -170,7 +171,7 @@ class Observation:
         began = self._phase("finding ranks", [session.node.name for session in self._sessions])
 
         def find(session: ProbeSession) -> JobRanks:
-            told = _ask(session, RANKS, "ranks", ANSWER_S)
+            told = _ask(session, RANKS, ANSWER_S)
             try:
                 found = job_ranks(told)
             except MalformedError as error:
@@ -178,7 +179,7 @@ class Observation:
             unnumbered = not isinstance(found.unnumbered, Unknown) and found.unnumbered
             if (found.ranks or unnumbered) and not found.py_spy and self._options.stacks != "none":
                 bundle = pack(session.hello.machine)
-                _ask(session, probe_answers.NOTHING, "py_spy", SHIP_S, bundle=bundle)
+                _ask(session, _PY_SPY, SHIP_S, bundle=bundle)
             return found
 
         told = with_counted(self._everywhere(find))
@@ -201,11 +202,11 @@ class Observation:
 
         def look_at(session: ProbeSession) -> HostLook:
             pids = self._pids(session)
-            answer = _ask(session, LOOK, "look", LOOK_S + 2, pids=pids, stacks=stacks, deadline_s=LOOK_S)
+            answer = _ask(session, LOOK, LOOK_S + 2, pids=pids, stacks=stacks, deadline_s=LOOK_S)
             return host_look(answer, self._jobs[session.node.name], partial(self._reader.dump, session.node.name))
 
         if self._options.dump:
-            self._everywhere(lambda session: _ask(session, _PIDS, "dump", ANSWER_S, pids=self._pids(session)))
+            self._everywhere(lambda session: _ask(session, _DUMP, ANSWER_S, pids=self._pids(session)))
         for number in range(self._options.looks):
             if number:
                 time.sleep(max(0.0, self._options.interval_s))
@@ -220,7 +221,7 @@ class Observation:
             return
         began = self._phase("looking", starting)
         time.sleep(max(0.0, self._options.interval_s))
-        self._starters = self._everywhere(lambda session: _ask(session, _STARTERS, "starters", ANSWER_S))
+        self._starters = self._everywhere(lambda session: _ask(session, _STARTERS, ANSWER_S))
         self._timings["look"] = time.monotonic() - began
 
     def ask_ras(self) -> None:
@@ -232,7 +233,7 @@ class Observation:
 
         @apart
         def ask(session: ProbeSession) -> Phased[Ras]:
-            told = _ask(session, _RAS, "ras", RAS_ANSWER_S, pids=self._pids(session), force=self._options.force)
+            told = _ask(session, _RAS, RAS_ANSWER_S, pids=self._pids(session), force=self._options.force)
             try:
                 for report in told.reports if isinstance(told, Ras) else ():
                     self._reader.look_through(session.node.name, report.text)
@@ -244,7 +245,7 @@ class Observation:
         for session in asked:
             try:
                 told = ask(session)
-            except probe_answers.ProbeError as error:
+            except answers.ProbeError as error:
                 told = unknown(f"NCCL's RAS: {' '.join(str(error).split())}")
             self._ras[session.node.name] = (told,)
             if isinstance(told, Ras):
@@ -285,8 +286,8 @@ class Observation:
             )
 
         try:
-            return probe_answers.attempt(whole)
-        except probe_answers.OwnFaultError as error:
+            return answers.attempt(whole)
+        except answers.OwnFaultError as error:
             return HangHost(node=node, failure=failure_of(error, "hang", "what the probe told is not understood"))
 
     def _with_ranks(self) -> list[ProbeSession]:
@@ -310,7 +311,7 @@ class Observation:
         return found
 
     def _fail(self, name: str, error: Exception) -> None:
-        if isinstance(error, probe_answers.ControllerPausedError):
+        if isinstance(error, answers.ControllerPausedError):
             raise NotReachedError(f"{error}; run it again")
         self._failures.setdefault(name, failure_of(error, "hang", "the probe did not tell of the job"))
 
@@ -319,5 +320,5 @@ class Observation:
         return time.monotonic()
 
 
-def _ask(session: ProbeSession, kind: TypeAdapter[Result], what: str, seconds: float, **arguments: object) -> Result:
-    return session.ask(kind, "watch", time.monotonic() + seconds, what=what, **arguments)
+def _ask(session: ProbeSession, contract: Contract[Result], seconds: float, **arguments: object) -> Result:
+    return session.ask(contract, time.monotonic() + seconds, **arguments)

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from nccl_doctor.collect.hang.reader import MOST_CALLS
-from nccl_doctor.collect.probe_answers import typed, typed_items
+from nccl_doctor.crew.answers import Contract, typed, typed_items
 from nccl_doctor.logs import flight
 from nccl_doctor.model.base import Count, Fact, Phased, Seconds, T, Unknown, unknown
 from nccl_doctor.snapshot import hang
@@ -46,7 +46,7 @@ class RanksAnswer(BaseModel):
     exits: Any = ()
 
 
-RANKS = TypeAdapter(RanksAnswer)
+RANKS = Contract("ranks", TypeAdapter(RanksAnswer))
 _ITEMS: dict[str, TypeAdapter[Any]] = {
     "ranks": TypeAdapter(hang.JobRank),
     "launchers": TypeAdapter(hang.Launcher),
@@ -87,7 +87,7 @@ class _Status(BaseModel):
     last_completed_collective: int = -1
 
 
-LOOK = TypeAdapter(LookAnswer)
+LOOK = Contract("look", TypeAdapter(LookAnswer))
 
 ReadDump = Callable[[str, bytes], flight.Dump | None]  # reads a dump that a rank wrote; ValueError if it can't
 

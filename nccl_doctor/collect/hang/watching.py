@@ -7,9 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from nccl_doctor.collect.connect.parallel import fan_out
-from nccl_doctor.collect.connect.session import ProbeSession
 from nccl_doctor.collect.hang.hang import HangOptions, Observation
+from nccl_doctor.crew.parallel import fan_out
+from nccl_doctor.crew.session import ProbeSession
 from nccl_doctor.errors import NotReachedError
 from nccl_doctor.model.cluster import Cluster
 from nccl_doctor.snapshot.access import AnyAccessFailure

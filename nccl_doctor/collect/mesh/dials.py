@@ -19,12 +19,21 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from nccl_doctor.collect import probe_answers
-from nccl_doctor.collect.connect.parallel import Window, ask_all, fan_out
-from nccl_doctor.collect.connect.session import ProbeSession
 from nccl_doctor.collect.mesh import plan
 from nccl_doctor.collect.mesh.lost_connections import ConnectionTrials
-from nccl_doctor.collect.probe_answers import Dialled, DialRow, Heard, Listening, MalformedError, ProbeError
+from nccl_doctor.crew.answers import (
+    DIAL,
+    LISTEN,
+    UNLISTEN,
+    Dialled,
+    DialRow,
+    Heard,
+    Listening,
+    MalformedError,
+    ProbeError,
+)
+from nccl_doctor.crew.parallel import Window, ask_all, fan_out
+from nccl_doctor.crew.session import ProbeSession
 from nccl_doctor.model.cluster import Cluster, Node
 from nccl_doctor.snapshot.hosts import HostFacts
 from nccl_doctor.snapshot.mesh import LostConnections, Sample
@@ -211,9 +220,7 @@ def listening(
     """
     opened = ask_all(lambda session: open_listeners(session, nonce, sockets(session)), sessions, window=window)
     yield {session.node.name: told for session, told in zip(sessions, opened, strict=True)}
-    ended = ask_all(
-        lambda session: session.ask(probe_answers.HEARD, "unlisten", time.monotonic() + LISTEN_ANSWER_S), sessions
-    )
+    ended = ask_all(lambda session: session.ask(UNLISTEN, time.monotonic() + LISTEN_ANSWER_S), sessions)
     if heard is not None:
         told = zip(sessions, ended, strict=True)
         heard.update({session.node.name: end for session, end in told if isinstance(end, Heard)})
@@ -221,9 +228,7 @@ def listening(
 
 def open_listeners(session: ProbeSession, nonce: str, sockets: list[dict[str, Any]]) -> Listening:
     mine = plan.own_nonce(nonce, session.node.name)
-    told = session.ask(
-        probe_answers.LISTENING, "listen", time.monotonic() + LISTEN_ANSWER_S, nonce=mine, sockets=sockets
-    )
+    told = session.ask(LISTEN, time.monotonic() + LISTEN_ANSWER_S, nonce=mine, sockets=sockets)
     if len(told.ports) != len(sockets) or any(
         port is not None and not plan.could_open(wanted, port) for wanted, port in zip(sockets, told.ports, strict=True)
     ):
@@ -272,7 +277,7 @@ def dial_targets(
     # Resolving takes time, and dials beyond the number made at once wait for their turn, at worst a time-out each.
     rounds = 2 + sum(len(target.ports) for target in targets) // AT_ONCE
     deadline = min(time.monotonic() + rounds * timeout_s + LISTEN_ANSWER_S, latest)
-    told = session.ask(probe_answers.DIALLED, "dial", deadline, targets=wanted, timeout_s=timeout_s)
+    told = session.ask(DIAL, deadline, targets=wanted, timeout_s=timeout_s)
     asked = {(place, port) for place, target in enumerate(targets) for port in target.ports}
     failed = {(row.target, row.port) for row in told.failed}
     reached = {row.target for row in told.trips}

@@ -17,13 +17,13 @@ import secrets
 import time
 from collections.abc import Iterable, Mapping
 
-from nccl_doctor.collect import probe_answers
-from nccl_doctor.collect.connect.parallel import ask_all
-from nccl_doctor.collect.connect.session import ProbeSession
 from nccl_doctor.collect.facts.host_facts import look_up
 from nccl_doctor.collect.mesh.dials import dial_targets, listening
 from nccl_doctor.collect.mesh.plan import Target, address_of, listener, on_link
-from nccl_doctor.collect.probe_answers import Dialled, DialRow, Listening, MalformedError
+from nccl_doctor.crew import answers
+from nccl_doctor.crew.answers import Dialled, DialRow, Listening, MalformedError
+from nccl_doctor.crew.parallel import ask_all
+from nccl_doctor.crew.session import ProbeSession
 from nccl_doctor.firewall.route_lookup import interface_of
 from nccl_doctor.model.report import DialOutcome, FailedDial
 from nccl_doctor.nccl.reachability import LOST
@@ -160,7 +160,7 @@ def _ask(sessions: list[ProbeSession], wanted: dict[str, dict[Packet, None]]) ->
     def ask(session: ProbeSession) -> tuple[Way, ...]:
         packets = list(wanted[session.node.name])[:AT_MOST]
         asked = [{"to": to, "source": source, "iif": iif} for to, source, iif in packets]
-        told = session.ask(probe_answers.WAYS, "ways", time.monotonic() + ANSWER_S, packets=asked)
+        told = session.ask(answers.WAYS, time.monotonic() + ANSWER_S, packets=asked)
         if [(way.to, way.source, way.iif) for way in told] != packets:
             raise session.gone(MalformedError("ways of packets that it was not asked about"))
         return told

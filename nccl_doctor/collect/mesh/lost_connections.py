@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from nccl_doctor.collect.connect.parallel import Window, fan_out
-from nccl_doctor.collect.connect.session import ProbeSession
 from nccl_doctor.collect.mesh import plan
-from nccl_doctor.collect.probe_answers import Dialled, DialRow
+from nccl_doctor.crew.answers import Dialled, DialRow
+from nccl_doctor.crew.parallel import Window, fan_out
+from nccl_doctor.crew.session import ProbeSession
 from nccl_doctor.snapshot.mesh import LostConnections
 from nccl_doctor.text.hostlist import grouped
 

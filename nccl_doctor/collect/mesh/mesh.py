@@ -15,9 +15,6 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from nccl_doctor.collect import probe_answers
-from nccl_doctor.collect.connect.parallel import Window, ask_all
-from nccl_doctor.collect.connect.session import ProbeSession
 from nccl_doctor.collect.mesh import plan
 from nccl_doctor.collect.mesh.dials import (
     LATE,
@@ -29,7 +26,10 @@ from nccl_doctor.collect.mesh.dials import (
     listening,
     together,
 )
-from nccl_doctor.collect.probe_answers import Dialled, Heard, Listening, MalformedError, PathMtuResult
+from nccl_doctor.crew import answers
+from nccl_doctor.crew.answers import Dialled, Heard, Listening, MalformedError, PathMtuResult
+from nccl_doctor.crew.parallel import Window, ask_all
+from nccl_doctor.crew.session import ProbeSession
 from nccl_doctor.model.base import Unknown, unknown
 from nccl_doctor.model.cluster import Cluster, Node
 from nccl_doctor.model.report import DialOutcome, FailedDial
@@ -87,7 +87,7 @@ def _push(session: ProbeSession, targets: list[plan.Target], segment: int | None
     wanted = [[target.address, target.ports[-1]] for target in targets]
     deadline = time.monotonic() + DEADLINE_S + MTU_ANSWER_S
     asked = {"targets": wanted, "deadline_s": DEADLINE_S, "segment": segment}
-    told = session.wait(probe_answers.PATH_MTU, session.send("path_mtu", deadline, **asked), deadline)
+    told = session.wait(answers.PATH_MTU, session.send(answers.PATH_MTU, deadline, **asked), deadline)
     if len(told) != len(wanted):
         raise session.gone(MalformedError("large packets to others than it was asked for"))
     return told
@@ -252,7 +252,7 @@ def dial_rdma(
                     found.append(_rdma_dial(way, row.outcome, error=row.error, seconds=row.seconds))
         if far:
             packets = [{"to": way.to, "source": way.own, "iif": None} for way in far]
-            told = session.ask(probe_answers.WAYS, "ways", time.monotonic() + LISTEN_ANSWER_S, packets=packets)
+            told = session.ask(answers.WAYS, time.monotonic() + LISTEN_ANSWER_S, packets=packets)
             routes = zip(far, told, strict=False)
             found += [_rdma_dial(way, "routed") for way, route in routes if route.dev == way.interface]
         return found

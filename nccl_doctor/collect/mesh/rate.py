@@ -15,12 +15,12 @@ from dataclasses import dataclass, field
 
 from nccl_doctor.checks.allreduce.link import REAL
 from nccl_doctor.checks.rates import suspects
-from nccl_doctor.collect import probe_answers
-from nccl_doctor.collect.connect.parallel import Window, ask_all
-from nccl_doctor.collect.connect.session import ProbeSession
 from nccl_doctor.collect.mesh import plan
 from nccl_doctor.collect.mesh.dials import listening
-from nccl_doctor.collect.probe_answers import MalformedError, NoRate
+from nccl_doctor.crew import answers
+from nccl_doctor.crew.answers import MalformedError, NoRate
+from nccl_doctor.crew.parallel import Window, ask_all
+from nccl_doctor.crew.session import ProbeSession
 from nccl_doctor.model.base import Unknown, unknown
 from nccl_doctor.model.cluster import Cluster, Node
 from nccl_doctor.nccl.host_nccl import nccl_interface
@@ -149,7 +149,7 @@ def run_rates(
 def _links(session: ProbeSession, ends: Ends, interfaces: dict[str, Interfaces]) -> tuple[RateLink, ...]:
     """Return the links under a host's rails; only hardware has a speed, since veth reports the same for all."""
     wanted = [name.partition(":")[0] for name, _ in ends]
-    found = session.ask(probe_answers.LINKS, "links", time.monotonic() + LINKS_S, interfaces=wanted)
+    found = session.ask(answers.LINKS, time.monotonic() + LINKS_S, interfaces=wanted)
     if [link.interface for link in found] != wanted:
         raise session.gone(MalformedError("links that it was not asked for"))
     own = interfaces.get(session.node.name)
@@ -192,8 +192,7 @@ class _Measuring:
 
     def _ask(self, session: ProbeSession, wanted: Wanted) -> Figures | NoRate:
         return session.ask(
-            probe_answers.RATE,
-            "rate",
+            answers.RATE,
             time.monotonic() + ROUND_S,
             address=wanted.address,
             port=self.ports[wanted.dst],

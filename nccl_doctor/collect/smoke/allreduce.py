@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from nccl_doctor.collect import probe_answers
-from nccl_doctor.collect.connect.parallel import AllAtOnce, apart, fan_out
-from nccl_doctor.collect.connect.session import ProbeSession
 from nccl_doctor.collect.smoke.plan import Plan, SmokeLimits, environment, plan
+from nccl_doctor.crew import answers
+from nccl_doctor.crew.parallel import AllAtOnce, apart, fan_out
+from nccl_doctor.crew.session import ProbeSession
 from nccl_doctor.model.base import Phased, Skipped, skipped
 from nccl_doctor.model.cluster import Cluster
 from nccl_doctor.model.report import STAGES, ErrorKind, RankReport, SizeReport, Stage
@@ -78,7 +78,7 @@ def begin_import(session: ProbeSession, deadline: float, *, asked: bool) -> None
     """Have a host import torch in the background, a busy one after its facts; ProbeError if it is lost."""
     load = session.hello.load
     if asked is (load is None or load.queue + 1 > load.cpus):
-        session.send("import_torch", deadline, env=environment(session.node))
+        session.send(answers.IMPORT_TORCH, deadline, env=environment(session.node))
 
 
 def run(
@@ -93,32 +93,32 @@ def run(
     what = plan(cluster, facts, limits)
     port = store_port(sessions[0], what)
     all_reduce = AllReduceRun(what, until - ANSWER_S)
-    numbers = {s.node.name: s.send("smoke", time.monotonic() + SEND_S, **what.request(s.node, port)) for s in sessions}
+    numbers = {
+        s.node.name: s.send(answers.SMOKE, time.monotonic() + SEND_S, **what.request(s.node, port)) for s in sessions
+    }
 
     def stop() -> None:
-        fan_out(lambda session: session.send("stop", time.monotonic() + ANSWER_S), sessions)
+        fan_out(lambda session: session.send(answers.STOP, time.monotonic() + ANSWER_S), sessions)
 
     def follow(session: ProbeSession) -> None:
         name = session.node.name
 
-        def on_event(event: probe_answers.RankEvent) -> None:
+        def on_event(event: answers.RankEvent) -> None:
             all_reduce.event(name, event)
             progress.stage(name, all_reduce.stage(name), event.size.bytes if event.size else None)
 
         @apart
-        def wait(session: ProbeSession) -> probe_answers.SmokeEnd:
-            return session.wait(probe_answers.SMOKE_END, numbers[name], time.monotonic() + POLL_S, on_event)
+        def wait(session: ProbeSession) -> answers.SmokeEnd:
+            return session.wait(answers.SMOKE, numbers[name], time.monotonic() + POLL_S, on_event)
 
         while True:
             try:
                 return all_reduce.end(name, wait(session))
-            except probe_answers.NoAnswerError:
+            except answers.NoAnswerError:
                 if all_reduce.given_up:
-                    return all_reduce.end(
-                        name, probe_answers.SmokeEnd(broken="it gave no answer when it was told to stop")
-                    )
-            except probe_answers.ProbeError as error:
-                return all_reduce.end(name, probe_answers.SmokeEnd(broken=str(error)[:500]))
+                    return all_reduce.end(name, answers.SmokeEnd(broken="it gave no answer when it was told to stop"))
+            except answers.ProbeError as error:
+                return all_reduce.end(name, answers.SmokeEnd(broken=str(error)[:500]))
 
     threading.Thread(target=all_reduce.watch, args=(stop,), daemon=True).start()
     fan_out(follow, sessions, lambda session: progress.done(session.node.name), AllAtOnce(len(sessions)))
@@ -133,7 +133,7 @@ def store_port(master: ProbeSession, what: Plan) -> int:
     """
     if not what.limits.own_port:
         return what.cluster.master_port
-    return master.ask(probe_answers.FREE_PORT, "free_port", time.monotonic() + SEND_S)
+    return master.ask(answers.FREE_PORT, time.monotonic() + SEND_S)
 
 
 @dataclass
@@ -155,7 +155,7 @@ class Rank:
     busy: float | None = None
     times: dict[str, float] = field(default_factory=dict)
 
-    def take(self, event: probe_answers.RankEvent) -> None:
+    def take(self, event: answers.RankEvent) -> None:
         if event.stage is not None:
             self.stage = event.stage
             self.times[self.stage] = round(event.since, 3)
@@ -174,7 +174,7 @@ class AllReduceRun:
         self.ranks: list[Rank] = []
         self.sizes: list[SizeReport] = []
         self.wrong_groups: set[tuple[int, ...]] = set()
-        self.ends: dict[str, probe_answers.SmokeEnd] = {}
+        self.ends: dict[str, answers.SmokeEnd] = {}
         self.timed_out = False
         self._offsets: dict[str, int] = {}
         for host, count in plan.counts.items():
@@ -188,22 +188,22 @@ class AllReduceRun:
         self._stopped_at: float | None = None
         self._changed = threading.Condition()
 
-    def event(self, host: str, event: probe_answers.RankEvent) -> None:
+    def event(self, host: str, event: answers.RankEvent) -> None:
         """Record a report of a rank on this host; MalformedError if it has no such rank, or reports too much."""
         with self._changed:
             self._events[host] = self._events.get(host, 0) + 1
             if event.local_rank >= self._counts[host] or self._events[host] > MOST_EVENTS * self._counts[host]:
-                raise probe_answers.MalformedError("reports of ranks that are not there")
+                raise answers.MalformedError("reports of ranks that are not there")
             number = self._offsets[host] + event.local_rank
             if event.working is not None:
                 self._wait_for_start()
                 return
             if event.size is not None or event.wrong_group is not None:
                 if event.size is not None and number != 0:
-                    raise probe_answers.MalformedError("timings that rank 0 reports")
+                    raise answers.MalformedError("timings that rank 0 reports")
                 group = event.wrong_group or (number,)
                 if number not in group or max(group) >= len(self.ranks):
-                    raise probe_answers.MalformedError("a wrong sum of ranks that are not its own")
+                    raise answers.MalformedError("a wrong sum of ranks that are not its own")
                 self.sizes += [] if event.size is None else [event.size]
                 self.wrong_groups |= set() if event.wrong_group is None else {group}
                 return
@@ -219,7 +219,7 @@ class AllReduceRun:
         first = self._offsets[host]
         return min((rank.stage for rank in self.ranks[first : first + self._counts[host]]), key=STAGES.index)
 
-    def end(self, host: str, answer: probe_answers.SmokeEnd) -> None:
+    def end(self, host: str, answer: answers.SmokeEnd) -> None:
         """Record a host's last answer."""
         with self._changed:
             self.ends[host] = answer
@@ -287,9 +287,9 @@ def result(plan: Plan, all_reduce: AllReduceRun) -> Smoke:
     for name, own in grouped((rank.host, (number, rank)) for number, rank in enumerate(all_reduce.ranks)).items():
         lines = all_reduce.ends[name].output if name in all_reduce.ends else ()
         try:
-            mine, told = probe_answers.attempt(partial(_of_host, own, lines, nccl=plan.backend == "nccl"))
-        except probe_answers.OwnFaultError as error:
-            all_reduce.ends[name] = probe_answers.SmokeEnd(broken=str(error))
+            mine, told = answers.attempt(partial(_of_host, own, lines, nccl=plan.backend == "nccl"))
+        except answers.OwnFaultError as error:
+            all_reduce.ends[name] = answers.SmokeEnd(broken=str(error))
             mine, told = [_rank(number, rank, None) for number, rank in own], None
         ranks += mine
         facts.update({} if told is None else {name: told})
@@ -377,7 +377,7 @@ def _launchers(plan: Plan, all_reduce: AllReduceRun, ranks: Iterable[RankReport]
     explained = {rank.host for rank in ranks if rank.error or rank.exit_code is not None or rank.signal is not None}
     found: dict[str, str] = {}
     for name in plan.counts:
-        end = all_reduce.ends.get(name, probe_answers.SmokeEnd(broken="it gave no answer"))
+        end = all_reduce.ends.get(name, answers.SmokeEnd(broken="it gave no answer"))
         if end.broken is not None:
             found[name] = end.broken
         elif end.signal is not None:

@@ -14,11 +14,11 @@ from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import Literal
 
-from nccl_doctor.collect import probe_answers
-from nccl_doctor.collect.connect.parallel import AllAtOnce, apart, ask_all, fan_out
-from nccl_doctor.collect.connect.session import ProbeSession
-from nccl_doctor.collect.probe_answers import ProbeError
 from nccl_doctor.collect.smoke.plan import Backend, Plan, SmokeLimits, environment, order_of, plan
+from nccl_doctor.crew import answers
+from nccl_doctor.crew.answers import ProbeError
+from nccl_doctor.crew.parallel import AllAtOnce, apart, ask_all, fan_out
+from nccl_doctor.crew.session import ProbeSession
 from nccl_doctor.model.cluster import Cluster
 from nccl_doctor.model.report import IsolationReport, TrialReport
 from nccl_doctor.snapshot.hosts import HostFacts
@@ -135,7 +135,7 @@ class _Groups:
             if seconds < 1:
                 return False
             env = environment(session.node)
-            session.ask(probe_answers.NOTHING, "prepare_trials", deadline + ANSWER_S, env=env, deadline_s=seconds)
+            session.ask(answers.PREPARE_TRIALS, deadline + ANSWER_S, env=env, deadline_s=seconds)
             return True
 
         sessions = self._sessions.values()
@@ -156,7 +156,7 @@ class _Groups:
     def close(self) -> None:
         """End the processes that wait for a further group."""
         deadline = min(time.monotonic(), self._until) + ANSWER_S
-        ask_all(lambda session: session.ask(probe_answers.NOTHING, "end_launcher", deadline), self._sessions.values())
+        ask_all(lambda session: session.ask(answers.END_LAUNCHER, deadline), self._sessions.values())
 
     def _group(self, group: Group, seconds: float) -> bool:
         sessions = [self._sessions[name] for name in group]
@@ -165,7 +165,7 @@ class _Groups:
         away = group[0] != self._plan.cluster.nodes[0].name
         if away or self._plan.limits.own_port:
             address = sessions[0].node.address if away else address
-            port = sessions[0].ask(probe_answers.FREE_PORT, "free_port", min(time.monotonic() + ANSWER_S, self._until))
+            port = sessions[0].ask(answers.FREE_PORT, min(time.monotonic() + ANSWER_S, self._until))
         counts, token = [self._plan.counts[name] for name in group], secrets.token_hex(16)
 
         def works(session: ProbeSession) -> bool:
@@ -179,6 +179,6 @@ class _Groups:
                 "deadline_s": seconds,
             }
             deadline = min(time.monotonic() + seconds + ANSWER_S, self._until)
-            return session.ask(probe_answers.TRIAL_END, "trial", deadline, order=order).ok
+            return session.ask(answers.TRIAL, deadline, order=order).ok
 
         return all(result is True for result in fan_out(apart(works), sessions, window=AllAtOnce(len(group))))

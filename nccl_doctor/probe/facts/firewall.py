@@ -173,6 +173,38 @@ def read_firewall(deadline: float, sudo: bool = True, again: bool = False) -> di
     }
 
 
+def read_again(request: dict[str, Any]) -> dict[str, Any]:
+    """Return the current rules, known or ``$unknown``."""
+    from nccl_doctor.probe import facts
+
+    deadline = time.monotonic() + request["deadline_s"]
+    return facts.run({"firewall": lambda: read_firewall(deadline, request["sudo"], again=True)}, request["deadline_s"])
+
+
+RULES_PATIENCE_S = 5.0
+MOST_NAMED = 64
+NAMED = re.compile(r"(?:\bdports?|\belements =|\"dport\"\}\}, \"right\":)\s*\{?\s*(\d[\d,:\s-]*)")
+"""Destination ports in the output of nft, also in its JSON, and of iptables-save, and elements of sets."""
+SPAN = re.compile(r"(\d{1,5})(?:[:-]\d+)?")
+
+
+def named(_request: dict[str, Any]) -> dict[str, Any]:
+    """Return the first port of each range of destination ports in this host's firewall rules, if we may read them."""
+    try:
+        rules = read_firewall(time.monotonic() + RULES_PATIENCE_S, sudo=False)
+    except Unavailable:
+        return {"ports": []}
+    return {"ports": named_ports(rules)}
+
+
+def named_ports(rules: dict[str, Any]) -> list[int]:
+    """Return the first port of each range of destination ports in a firewall's rules."""
+    saves = rules["iptables"] if isinstance(rules["iptables"], list) else []
+    text = "\n".join([str(rules["nft_text"] or rules["nft"] or ""), *(save["text"] for save in saves)])
+    first = (int(span) for found in NAMED.findall(text) for span in SPAN.findall(found))
+    return list(dict.fromkeys(port for port in first if 0 < port < 1 << 16))[:MOST_NAMED]
+
+
 def _signed(signs: tuple[str, ...], nft: object, iptables: object) -> bool:
     """Return whether the rules contain a manager's names, or could not be read."""
     if not isinstance(nft, str) or not isinstance(iptables, list):

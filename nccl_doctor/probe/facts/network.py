@@ -15,6 +15,7 @@ import json
 import os
 import socket
 import struct
+import time
 import zlib
 from collections import Counter
 from typing import Any
@@ -217,6 +218,11 @@ def unpacked(text: str) -> dict[str, list[Any] | None]:
 def resolve_names(names: dict[str, list[Any] | None], deadline: float) -> dict[str, Any]:
     """Return snapshot.Names with only the names that resolve differently than on others (``[addresses, error]``)."""
     return deviating(resolve(list(dict.fromkeys([*names, socket.gethostname()])), deadline), names)
+
+
+def look_up_names(request: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Answer a request with :func:`resolve`."""
+    return resolve(request["names"], time.monotonic() + request["deadline_s"])
 
 
 def resolve(wanted: list[str], deadline: float) -> dict[str, dict[str, Any]]:

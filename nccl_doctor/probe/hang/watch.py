@@ -19,7 +19,7 @@ import struct
 import time
 import zlib
 from functools import partial
-from typing import Any, Callable
+from typing import Any
 
 from nccl_doctor.probe import children, gpus, privileges, progress, tools
 from nccl_doctor.probe.facts import hardware, run
@@ -38,21 +38,25 @@ RAS_TURNS = 4  # several jobs can share the port (SO_REUSEPORT), and each connec
 class Watch:
     """The ranks of one job on this host, sampled as often as requested."""
 
-    def __init__(self) -> None:
+    def __init__(self, _server: object = None) -> None:
         self._spy = Spy()
         self._exits = Exits()
         self._ranks: dict[int, dict[str, Any]] = {}
         self._found_at = time.monotonic()
-        self.handlers: dict[str, Callable[[dict[str, Any]], Any]] = {
-            "ranks": self._find,
-            "starters": lambda _request: run({"starters": partial(find_launchers, Table())}, ASK_S)["starters"],
-            "py_spy": lambda request: self._spy.install(request["bundle"]),
-            "look": self._look,
-            "dump": self._dump,
-            "ras": lambda request: run({"ras": partial(self._ras, request)}, RAS_S + 1)["ras"],
-        }
 
-    def _find(self, _request: dict[str, Any]) -> dict[str, Any]:
+    def find_starters(self, _request: dict[str, Any]) -> object:
+        """Return a snapshot.Starter for each launcher."""
+        return run({"starters": partial(find_launchers, Table())}, ASK_S)["starters"]
+
+    def take_spy(self, request: dict[str, Any]) -> None:
+        """Keep the py-spy that was sent along."""
+        self._spy.install(request["bundle"])
+
+    def ask_ras(self, request: dict[str, Any]) -> Any:  # noqa: ANN401 - JSON
+        """Return a snapshot.Ras, known or unknown."""
+        return run({"ras": partial(self._ras, request)}, RAS_S + 1)["ras"]
+
+    def find(self, _request: dict[str, Any]) -> dict[str, Any]:
         """Return snapshot.JobRanks, and whether py-spy is available."""
         table = Table()
         found = ranks.find_ranks(table)
@@ -70,7 +74,7 @@ class Watch:
         machine = os.uname().machine
         return {**found, **told, **starters, **exits, "launchers": above, "py_spy": spy is True, "machine": machine}
 
-    def _look(self, request: dict[str, Any]) -> dict[str, Any]:
+    def look(self, request: dict[str, Any]) -> dict[str, Any]:
         """Return a snapshot.HostLook at the ranks with these PIDs; ``stacks`` is the mode of stacks, or None."""
         deadline = time.monotonic() + request["deadline_s"]
         pids = [pid for pid in request["pids"] if pid in self._ranks]
@@ -125,7 +129,7 @@ class Watch:
         dump = recorder.dumped(row, row["age_s"] + time.monotonic() - self._found_at, until)
         return None if dump is None else {"dump": dump}
 
-    def _dump(self, request: dict[str, Any]) -> list[int]:
+    def dump(self, request: dict[str, Any]) -> list[int]:
         deadline = time.monotonic() + DUMP_S
         wanted = [pid for pid in request["pids"] if "rank" in self._ranks.get(pid, {})]
         return [pid for pid in wanted if recorder.ask_for_dump(self._ranks[pid], deadline)]

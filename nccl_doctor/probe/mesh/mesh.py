@@ -212,6 +212,26 @@ def _due(times: dict[socket.socket, float], now: float) -> list[socket.socket]:
     return [sock for sock, _ in itertools.takewhile(lambda item: item[1] <= now, times.items())]
 
 
+class Mesh:
+    """This host's part of a mesh: one set of listeners at a time."""
+
+    def __init__(self, _server: object) -> None:
+        self._end: MeshEnd | None = None
+
+    def listen(self, request: dict[str, Any]) -> dict[str, Any]:
+        self._end = MeshEnd(request["nonce"])
+        return self._end.listen(request["sockets"])
+
+    def dial(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Dial, beside the listeners if there are any."""
+        return (self._end.dial if self._end else dial)(request["targets"], request["timeout_s"])
+
+    def unlisten(self, _request: dict[str, Any]) -> dict[str, Any] | None:
+        """Close the listeners and return answers.Heard; None if there are none."""
+        end, self._end = self._end, None
+        return None if end is None else end.close()
+
+
 def dial(targets: list[list[Any]], timeout_s: float, beside: Beside | None = None) -> dict[str, Any]:
     """Dial as :func:`dial_all`; return {"connected": count, "failed": their rows, "trips": those of the others}."""
     trips: dict[int, tuple[int, int]] = {}
@@ -355,6 +375,12 @@ class Push:
             self.sock.close()
             self.sock = None
         self.result = {"outcome": outcome, "sent": self._sent, "unacked": left, "segment": segment, "error": error}
+
+
+def try_path_mtu(request: dict[str, Any]) -> list[dict[str, Any]]:
+    """Answer a request with :func:`try_all`."""
+    targets = [(address, port) for address, port in request["targets"]]
+    return try_all(targets, request["deadline_s"], request["segment"])
 
 
 def try_all(targets: list[tuple[str, int]], deadline_s: float, segment: int | None = None) -> list[dict[str, Any]]:

@@ -222,9 +222,10 @@ OFFLOADS = {"tso": ETHTOOL_GTSO, "gso": ETHTOOL_GGSO, "gro": ETHTOOL_GGRO}
 DUPLEX = {0: "half", 1: "full"}
 
 
-def links(interfaces: list[str]) -> list[dict[str, Any]]:
+def read_links(request: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return a snapshot.RateLink for each of ``interfaces``, from its driver."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
-        return [_link(asking, name) for name in interfaces]
+        return [_link(asking, name) for name in request["interfaces"]]
 
 
 def _link(asking: socket.socket, name: str) -> dict[str, Any]:

@@ -13,12 +13,11 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import re
 import signal
 import socket
 import threading
 import time
-from typing import Any, Callable, Dict
+from typing import Any
 
 from nccl_doctor.probe import guard, jobs, netlink, procs
 from nccl_doctor.probe.gpus import list_gpu_processes
@@ -33,11 +32,6 @@ PIDFD_SEND_SIGNAL, PIDFD_OPEN = 424, 434
 """Numbers of the system calls, the same on all architectures but alpha (since Linux 5.1)."""
 GPU_PATIENCE_S = 5.0  # nvidia-smi takes seconds if no daemon keeps the driver loaded
 SERVICES = "/etc/services"
-RULES_PATIENCE_S = 5.0
-MOST_NAMED = 64
-NAMED = re.compile(r"(?:\bdports?|\belements =|\"dport\"\}\}, \"right\":)\s*\{?\s*(\d[\d,:\s-]*)")
-"""Destination ports in the output of nft, also in its JSON, and of iptables-save, and elements of sets."""
-SPAN = re.compile(r"(\d{1,5})(?:[:-]\d+)?")
 
 
 def describe(pid: int, table: Table) -> dict[str, Any]:
@@ -62,7 +56,8 @@ def try_port(port: int, *, described: bool = True) -> dict[str, Any]:
     return explain(port, bind_error(port), described=described)
 
 
-def free_port() -> int:
+def free_port(_request: dict[str, Any]) -> int:
+    """Return a port that was free a moment ago."""
     with socket.socket() as trial:
         trial.bind(("", 0))
         port: int = trial.getsockname()[1]
@@ -282,15 +277,6 @@ def free(request: dict[str, Any]) -> dict[str, Any]:
     return {"free": [port for port in fit if bind_error(port) is None], "drawn": told}
 
 
-def named(rules: dict[str, Any]) -> dict[str, Any]:
-    """Return the first port of each range of destination ports in a firewall's rules."""
-    saves = rules["iptables"] if isinstance(rules["iptables"], list) else []
-    text = "\n".join([str(rules["nft_text"] or rules["nft"] or ""), *(save["text"] for save in saves)])
-    first = (int(span) for found in NAMED.findall(text) for span in SPAN.findall(found))
-    return {"ports": list(dict.fromkeys(port for port in first if 0 < port < 1 << 16))[:MOST_NAMED]}
-
-
-HANDLERS: Dict[str, Callable[[Dict[str, Any]], Any]] = {"port": look, "signal": send, "free": free}
 _SIGNALS = {"TERM": signal.SIGTERM, "KILL": signal.SIGKILL}
 
 

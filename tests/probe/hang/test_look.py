@@ -309,13 +309,13 @@ def test_an_old_nccl_is_asked_only_by_force(monkeypatch: pytest.MonkeyPatch) -> 
     looker = watch.Watch()
     looker._ranks = {7: {"started": 1, "told": {"NCCL_RAS_ADDR": "10.255.255.1:1"}}}
     has_loaded(monkeypatch, "2.26.2")
-    told = looker.handlers["ras"]({"pids": [7], "force": False})
+    told = looker.ask_ras({"pids": [7], "force": False})
     assert "2.26.2" in told["refused"]
     assert "--force" in told["refused"]
-    told = looker.handlers["ras"]({"pids": [7], "force": True})
+    told = looker.ask_ras({"pids": [7], "force": True})
     assert told["$unknown"] == "no rank listens on NCCL's RAS port 1 here"  # what it names was not dialled
     looker._ranks = {7: {"started": 1, "told": {"NCCL_RAS_ENABLE": "0"}}}
-    assert "NCCL_RAS_ENABLE=0" in looker.handlers["ras"]({"pids": [7], "force": True})["$unknown"]
+    assert "NCCL_RAS_ENABLE=0" in looker.ask_ras({"pids": [7], "force": True})["$unknown"]
 
 
 def test_two_jobs_on_one_port_are_both_heard(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -325,7 +325,7 @@ def test_two_jobs_on_one_port_are_both_heard(monkeypatch: pytest.MonkeyPatch) ->
         looker = watch.Watch()
         own = os.getpid()
         looker._ranks = {own: {"started": 1, "told": {"NCCL_RAS_ADDR": f"somewhere.invalid:{port}"}}}
-        told = looker.handlers["ras"]({"pids": [own], "force": False})
+        told = looker.ask_ras({"pids": [own], "force": False})
     assert {one["form"] for one in told["reports"]} == {"json", "text"}
     assert set(texts) < {one["text"] for one in told["reports"]}
 

@@ -6,7 +6,7 @@ import threading
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nccl_doctor.collect.connect.parallel import FEWEST, FIRST, MOST, Stage, Window, fan_out, in_turns
+from nccl_doctor.crew.parallel import FEWEST, FIRST, MOST, Stage, Window, fan_out, in_turns
 
 
 def run(window: Window, seconds: list[float]) -> None:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar
+from dataclasses import dataclass
+from typing import Annotated, Any, Generic, Literal, NamedTuple, TypeVar
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic_core import from_json
@@ -231,24 +232,39 @@ class FirewallAgain(base.Observed):
     firewall: base.Fact[FirewallFacts]
 
 
+@dataclass(frozen=True)
+class Contract(Generic[T]):
+    """A request to the probe, by its name there (REQUESTS of probe/main.py), and the type of its answer."""
+
+    name: str
+    answer: TypeAdapter[T]
+
+
+_NOTHING: TypeAdapter[None] = TypeAdapter(None)
+
+FACTS: Contract[dict[str, Any]] = Contract("facts", TypeAdapter(dict[str, Any]))
+CLOCK: Contract[float] = Contract("clock", TypeAdapter(base.SignedSeconds))
+FIREWALL = Contract("firewall", TypeAdapter(FirewallAgain))
+RESOLVE = Contract("resolve", TypeAdapter(Annotated[dict[str, Resolution], Field(max_length=8)]))
+LISTEN = Contract("listen", TypeAdapter(Listening))
+DIAL = Contract("dial", TypeAdapter(Dialled))
+UNLISTEN: Contract[Heard | None] = Contract("unlisten", TypeAdapter(Heard | None))
+WAYS = Contract("ways", TypeAdapter(tuple[Way, ...]))
+PATH_MTU = Contract("path_mtu", TypeAdapter(tuple[PathMtuResult, ...]))
+RATE: Contract[Figures | NoRate] = Contract("rate", TypeAdapter(Figures | NoRate))
+LINKS = Contract("links", TypeAdapter(tuple[RateLink, ...]))
+TURN = Contract("turn", TypeAdapter(TurnAnswer))
+END_TURN = Contract("end_turn", _NOTHING)
+IMPORT_TORCH = Contract("import_torch", _NOTHING)
+SMOKE = Contract("smoke", TypeAdapter(SmokeEnd))
+FREE_PORT: Contract[int] = Contract("free_port", TypeAdapter(Annotated[int, Field(ge=1024, le=65535)]))
+PREPARE_TRIALS = Contract("prepare_trials", _NOTHING)
+TRIAL = Contract("trial", TypeAdapter(TrialEnd))
+END_LAUNCHER = Contract("end_launcher", _NOTHING)
+STOP = Contract("stop", _NOTHING)  # ends the all-reduce; its own answer comes, and none to this
+
 HELLO = TypeAdapter(Hello)
-LISTENING = TypeAdapter(Listening)
-DIALLED = TypeAdapter(Dialled)
-HEARD: TypeAdapter[Heard | None] = TypeAdapter(Heard | None)
-PATH_MTU = TypeAdapter(tuple[PathMtuResult, ...])
-RATE: TypeAdapter[Figures | NoRate] = TypeAdapter(Figures | NoRate)
-LINKS = TypeAdapter(tuple[RateLink, ...])
 RANK_EVENT = TypeAdapter(RankEvent)
-SMOKE_END = TypeAdapter(SmokeEnd)
-TRIAL_END = TypeAdapter(TrialEnd)
-FREE_PORT: TypeAdapter[int] = TypeAdapter(Annotated[int, Field(ge=1024, le=65535)])
-CLOCK: TypeAdapter[float] = TypeAdapter(base.SignedSeconds)
-RULES = TypeAdapter(FirewallAgain)
-RESOLVED = TypeAdapter(Annotated[dict[str, Resolution], Field(max_length=8)])
-TURN = TypeAdapter(TurnAnswer)
-WAYS = TypeAdapter(tuple[Way, ...])
-NOTHING: TypeAdapter[None] = TypeAdapter(None)
-FACTS: TypeAdapter[dict[str, Any]] = TypeAdapter(dict[str, Any])
 WORDS: TypeAdapter[str] = TypeAdapter(base.Clipped)
 TRACEBACK: TypeAdapter[str | None] = TypeAdapter(base.ClippedEnd | None)
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import threading
 import time
 
-from nccl_doctor.collect.connect.parallel import AT_ONCE, fan_out
+from nccl_doctor.crew.parallel import AT_ONCE, fan_out
 
 
 def test_results_come_in_the_order_of_the_items() -> None:

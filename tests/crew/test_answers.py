@@ -14,21 +14,21 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from nccl_doctor.collect import probe_answers
-from nccl_doctor.collect.connect.session import MAX_REQUEST
 from nccl_doctor.collect.facts.host_facts import typed
 from nccl_doctor.collect.mesh.dials import dial_targets, open_listeners
 from nccl_doctor.collect.mesh.plan import Target, listeners, own_nonce
-from nccl_doctor.collect.probe_answers import ConnectionLostError, MalformedError, NoAnswerError, ProbeError
 from nccl_doctor.collect.smoke.allreduce import MOST_EVENTS, AllReduceRun
 from nccl_doctor.collect.smoke.plan import Plan, SmokeLimits
+from nccl_doctor.crew import answers
+from nccl_doctor.crew.answers import ConnectionLostError, MalformedError, NoAnswerError, ProbeError
+from nccl_doctor.crew.session import MAX_REQUEST
 from nccl_doctor.model.base import Unknown, known
 from nccl_doctor.model.cluster import Node
 from nccl_doctor.snapshot.access import AccessFailure
 from nccl_doctor.snapshot.hosts import HostFacts
 from nccl_doctor.transport.base import AccessError
 from tests.checks.snapshots import healthy, patched
-from tests.collect.liars import HELLO, Liar, lying, opened
+from tests.crew.liars import HELLO, Liar, lying, opened
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
@@ -104,7 +104,7 @@ def test_what_the_probe_never_says_ends_the_session_and_is_said(said: bytes | di
     session = lying(said)
     for _ in range(2):
         with pytest.raises(MalformedError, match="it answered what the probe never says"):
-            session.ask(probe_answers.CLOCK, "clock", time.monotonic() + 5)
+            session.ask(answers.CLOCK, time.monotonic() + 5)
     assert session.lost is not None
 
 
@@ -114,7 +114,7 @@ def test_a_line_of_empty_values_is_refused_before_it_takes_memory(value: bytes) 
     tracemalloc.start()
     try:
         with pytest.raises(MalformedError, match="more than 150000 values"):
-            probe_answers.parsed(line)
+            answers.parsed(line)
         assert tracemalloc.get_traced_memory()[1] < 3 * len(line)
     finally:
         tracemalloc.stop()
@@ -123,28 +123,21 @@ def test_a_line_of_empty_values_is_refused_before_it_takes_memory(value: bytes) 
 @pytest.mark.parametrize("end", [b'"]}', b"", b"\\"])
 def test_what_stands_in_texts_is_no_value(end: bytes) -> None:
     """Not even where it looks like the end of one, or never ends."""
-    line = b'{"ok": ["' + b'\\",[\\\\' * probe_answers.MAX_ITEMS + end
+    line = b'{"ok": ["' + b'\\",[\\\\' * answers.MAX_ITEMS + end
     if end == b'"]}':
-        assert len(probe_answers.parsed(line)["ok"][0]) == 4 * probe_answers.MAX_ITEMS
+        assert len(answers.parsed(line)["ok"][0]) == 4 * answers.MAX_ITEMS
     else:
         with pytest.raises(MalformedError, match="damaged JSON"):
-            probe_answers.parsed(line)
+            answers.parsed(line)
 
 
 @CALM
 @given(JSON)
 def test_whatever_json_comes_is_an_answer_or_ends_this_session(value: Any) -> None:
-    for kind in (
-        probe_answers.LISTENING,
-        probe_answers.DIALLED,
-        probe_answers.PATH_MTU,
-        probe_answers.SMOKE_END,
-        probe_answers.CLOCK,
-        probe_answers.FACTS,
-    ):
+    for kind in (answers.LISTEN, answers.DIAL, answers.PATH_MTU, answers.SMOKE, answers.CLOCK, answers.FACTS):
         session = lying({"id": 1, "ok": value})
         with contextlib.suppress(ConnectionLostError):  # and nothing else
-            kind.validate_python(session.ask(kind, "facts", time.monotonic() + 5))  # type: ignore[misc]  # of any kind
+            kind.answer.validate_python(session.ask(kind, time.monotonic() + 5))  # type: ignore[misc]  # of any kind
             assert session.lost is None
             continue
         assert session.lost is not None
@@ -153,15 +146,15 @@ def test_whatever_json_comes_is_an_answer_or_ends_this_session(value: Any) -> No
 def test_a_flood_of_chatter_or_events_ends() -> None:
     megabyte = b"x" * (1 << 20)
     with pytest.raises(MalformedError, match="far more than was asked for"):
-        lying(*[megabyte] * (MAX_REQUEST // len(megabyte) + 1)).ask(probe_answers.CLOCK, "clock", time.monotonic() + 5)
+        lying(*[megabyte] * (MAX_REQUEST // len(megabyte) + 1)).ask(answers.CLOCK, time.monotonic() + 5)
 
 
 def test_an_answer_to_an_earlier_request_is_kept_once() -> None:
     session = opened(Liar(lambda request: [{"id": 1, "ok": 1.5}] * 2 if request["id"] == 2 else []))
     with pytest.raises(NoAnswerError):
-        session.ask(probe_answers.CLOCK, "clock", time.monotonic() + 5)
+        session.ask(answers.CLOCK, time.monotonic() + 5)
     with pytest.raises(MalformedError):
-        session.wait(probe_answers.CLOCK, session.send("clock", time.monotonic() + 5), time.monotonic() + 5)
+        session.wait(answers.CLOCK, session.send(answers.CLOCK, time.monotonic() + 5), time.monotonic() + 5)
 
 
 def test_what_is_asked_again_is_waited_for_and_not_sent_again() -> None:
@@ -169,28 +162,28 @@ def test_what_is_asked_again_is_waited_for_and_not_sent_again() -> None:
     session = opened(Liar(lambda request: asked.append(request) or []))  # type: ignore[func-returns-value]
     for _ in range(2):
         with pytest.raises(NoAnswerError):
-            session.ask(probe_answers.CLOCK, "clock", time.monotonic() + 5)
+            session.ask(answers.CLOCK, time.monotonic() + 5)
     assert [request["do"] for request in asked].count("clock") == 1
 
 
 def test_an_error_of_the_probe_is_no_lie() -> None:
     session = lying({"id": 1, "error": "KeyError: 'names'", "traceback": "Traceback"})
     with pytest.raises(ProbeError, match="KeyError") as caught:
-        session.ask(probe_answers.CLOCK, "clock", time.monotonic() + 5)
+        session.ask(answers.CLOCK, time.monotonic() + 5)
     assert caught.value.traceback == "Traceback"
     assert session.lost is None
 
 
 LATIN_1 = """
 from nccl_doctor.probe.main import Server
-Server("nonce", 60, 60, str)._send({"event": {"local_rank": 0, "error": "no file /data/caf\\udce9.bin"}})
+Server("nonce", 60, 60, str).send({"event": {"local_rank": 0, "error": "no file /data/caf\\udce9.bin"}})
 """
 
 
 def test_what_is_no_utf_8_makes_no_liar_of_an_honest_host() -> None:
     done = subprocess.run([sys.executable, "-c", LATIN_1], capture_output=True, check=True)
-    message = probe_answers.parsed(done.stdout.strip().removeprefix(b"nonce "))
-    assert probe_answers.RANK_EVENT.validate_python(message["event"]).error == "no file /data/caf?.bin"
+    message = answers.parsed(done.stdout.strip().removeprefix(b"nonce "))
+    assert answers.RANK_EVENT.validate_python(message["event"]).error == "no file /data/caf?.bin"
 
 
 FACTS: dict[str, Any] = healthy()["hosts"][0]["facts"]
@@ -284,7 +277,7 @@ PLAN = Plan(patched({}).cluster, SmokeLimits(), {"node1": 1, "node2": 1, "node3"
 def test_a_rank_counts_only_from_the_host_on_which_it_was_placed(event: dict[str, Any]) -> None:
     all_reduce = AllReduceRun(PLAN, time.monotonic() + 60)
     with pytest.raises(MalformedError):
-        all_reduce.event("node2", probe_answers.RANK_EVENT.validate_python(event))
+        all_reduce.event("node2", answers.RANK_EVENT.validate_python(event))
     assert (all_reduce.sizes, all_reduce.wrong_groups, {rank.stage for rank in all_reduce.ranks}) == (
         [],
         set(),
@@ -294,7 +287,7 @@ def test_a_rank_counts_only_from_the_host_on_which_it_was_placed(event: dict[str
 
 def test_reports_without_end_are_refused() -> None:
     all_reduce = AllReduceRun(PLAN, time.monotonic() + 60)
-    event = probe_answers.RANK_EVENT.validate_python({"local_rank": 0, "stage": "torch", "since": 1.0})
+    event = answers.RANK_EVENT.validate_python({"local_rank": 0, "stage": "torch", "since": 1.0})
     for _ in range(MOST_EVENTS):
         all_reduce.event("node2", event)
     with pytest.raises(MalformedError):
@@ -307,4 +300,17 @@ def test_reports_without_end_are_refused() -> None:
 def test_what_no_rank_reports(event: dict[str, Any]) -> None:
     session = lying({"id": 1, "event": event})
     with pytest.raises(MalformedError):
-        session.wait(probe_answers.SMOKE_END, session.send("smoke", 0.0), time.monotonic() + 5, lambda _event: None)
+        session.wait(answers.SMOKE, session.send(answers.SMOKE, 0.0), time.monotonic() + 5, lambda _event: None)
+
+
+def test_each_contract_has_its_handler_and_each_handler_its_contract() -> None:
+    from nccl_doctor.act.ports import fleet
+    from nccl_doctor.collect.hang import hang, probe_answers
+    from nccl_doctor.probe import main
+
+    modules = (answers, hang, probe_answers, fleet)
+    contracts = {one.name for module in modules for one in vars(module).values() if isinstance(one, answers.Contract)}
+    assert contracts == {*main.REQUESTS, "stop"}
+    for path in main.REQUESTS.values():
+        owner, _, method = path.partition(".")
+        assert callable(getattr(main._named(owner), method) if method else main._named(owner))

@@ -9,11 +9,11 @@ from typing import cast
 
 import pytest
 
-from nccl_doctor.collect.connect.parallel import LoadWatch, Reach
-from nccl_doctor.collect.connect.session import PULSE_S, ProbeSession, heartbeat
 from nccl_doctor.collect.options import Progress, RunOptions
-from nccl_doctor.collect.probe_answers import ConnectionLostError, NoAnswerError
 from nccl_doctor.collect.run import Run
+from nccl_doctor.crew.answers import ConnectionLostError, NoAnswerError
+from nccl_doctor.crew.parallel import LoadWatch, Reach
+from nccl_doctor.crew.session import PULSE_S, ProbeSession, heartbeat
 from nccl_doctor.model.cluster import Cluster, Node
 from nccl_doctor.model.report import Load, MachineLoad
 from nccl_doctor.transport.process import LocalTransport, ProcessChannel

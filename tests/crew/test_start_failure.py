@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nccl_doctor.collect.connect.start import SILENT, Start, start_failure
+from nccl_doctor.crew.start import SILENT, Start, start_failure
 
 PYTHON = "/opt/env/bin/python"
 

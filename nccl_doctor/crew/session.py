@@ -17,11 +17,9 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from pydantic import TypeAdapter
-
-from nccl_doctor.collect import probe_answers
-from nccl_doctor.collect.connect import start as bundle
-from nccl_doctor.collect.connect.start import SILENT, Start, start_failure
+from nccl_doctor.crew import answers
+from nccl_doctor.crew import start as bundle
+from nccl_doctor.crew.start import SILENT, Start, start_failure
 from nccl_doctor.model.cluster import Node
 from nccl_doctor.model.engine import place_of
 from nccl_doctor.snapshot.access import ProbeFailed, PythonMissing
@@ -55,37 +53,37 @@ class Messages:
                 continue
             chatter, framed, text = line.partition(self._nonce)
             if framed:
-                message = probe_answers.parsed(text)
+                message = answers.parsed(text)
                 if "silent" in message:
-                    raise probe_answers.HeartbeatLostError(self._silence_s)
+                    raise answers.HeartbeatLostError(self._silence_s)
                 return message
             if chatter.strip():
                 self.chatter.append(chatter[:300].decode(errors="replace"))
 
-    def last_word(self, deadline: float, otherwise: str) -> probe_answers.ConnectionLostError:
+    def last_word(self, deadline: float, otherwise: str) -> answers.ConnectionLostError:
         """Return why a connection accepts nothing more: the probe's last message, if there was one."""
         try:
             while True:
                 self.next(deadline)
-        except probe_answers.HeartbeatLostError as told:
+        except answers.HeartbeatLostError as told:
             return told
-        except probe_answers.ProbeError:
-            return probe_answers.ConnectionLostError(otherwise)
+        except answers.ProbeError:
+            return answers.ConnectionLostError(otherwise)
 
     def _line(self, deadline: float) -> bytes:
         try:
             line = self._channel.read_line(deadline)
             self._allowance.spend(line or b"")
         except TimeoutError:
-            raise probe_answers.NoAnswerError("no answer in time") from None
+            raise answers.NoAnswerError("no answer in time") from None
         except base.FloodError as error:
-            raise probe_answers.MalformedError(str(error)) from error
+            raise answers.MalformedError(str(error)) from error
         except (OSError, ValueError) as error:
-            lost = probe_answers.ConnectionLostError(f"the connection broke: {error}")
+            lost = answers.ConnectionLostError(f"the connection broke: {error}")
             lost.failure = error.failure if isinstance(error, base.LostError) else None
             raise lost from error
         if line is None:
-            raise probe_answers.ConnectionLostError("the connection ended")
+            raise answers.ConnectionLostError("the connection ended")
         return line
 
 
@@ -156,8 +154,8 @@ class ProbeSession:
 
     def __init__(self, node: Node, channel: base.Channel, nonce: str, silence_s: float = SILENCE_S) -> None:
         self.node = node
-        self.hello: probe_answers.Hello
-        self.lost: probe_answers.ConnectionLostError | None = None
+        self.hello: answers.Hello
+        self.lost: answers.ConnectionLostError | None = None
         self._channel, self._silence_s, self._since = channel, silence_s, heartbeat.begin()
         self._messages = Messages(channel, nonce, silence_s)
         self._last_id = 0
@@ -183,10 +181,10 @@ class ProbeSession:
         try:
             header = {"nonce": nonce, "lifetime_s": lifetime_s, "silence_s": silence_s}
             session._greet(header, bound, latest)
-        except (OSError, EOFError, ValueError, probe_answers.ProbeError) as error:
+        except (OSError, EOFError, ValueError, answers.ProbeError) as error:
             broke = isinstance(error, (OSError, EOFError))
-            seen = probe_answers.ConnectionLostError(f"the connection broke: {error}") if broke else error
-            why = session.gone(seen) if isinstance(seen, probe_answers.ConnectionLostError) else seen
+            seen = answers.ConnectionLostError(f"the connection broke: {error}") if broke else error
+            why = session.gone(seen) if isinstance(seen, answers.ConnectionLostError) else seen
             failure = getattr(error, "failure", None) or session._start_failure(why)
             session.close()
             raise base.AccessError(failure) from error
@@ -195,40 +193,42 @@ class ProbeSession:
             raise
         return session
 
-    def send(self, do: str, deadline: float, **arguments: object) -> int:
+    def send(self, contract: answers.Contract[Any], deadline: float, **arguments: object) -> int:
         self._last_id += 1
         self._awaited[self._last_id] = now()
         self._messages.requested()
-        request = {"id": self._last_id, "do": do, **arguments}
+        request = {"id": self._last_id, "do": contract.name, **arguments}
         try:
             self._channel.send(json.dumps(request).encode() + b"\n", deadline)
         except (OSError, EOFError) as error:
-            raise self.gone(self._messages.last_word(deadline, f"the connection broke before {do}: {error}")) from error
+            raise self.gone(
+                self._messages.last_word(deadline, f"the connection broke before {contract.name}: {error}")
+            ) from error
         return self._last_id
 
     def wait(
         self,
-        kind: TypeAdapter[T],
+        contract: answers.Contract[T],
         number: int,
         deadline: float,
-        on_event: Callable[[probe_answers.RankEvent], None] | None = None,
+        on_event: Callable[[answers.RankEvent], None] | None = None,
     ) -> T:
         """Return the answer to a request; after a NoAnswerError it can be waited for again.
 
         After a ConnectionLostError or ProbeError it can't.
         """
         try:
-            return self._answer(kind, number, deadline, on_event)
-        except probe_answers.ConnectionLostError as error:
+            return self._answer(contract, number, deadline, on_event)
+        except answers.ConnectionLostError as error:
             raise self.gone(error) from error
 
-    def ask(self, kind: TypeAdapter[T], do: str, deadline: float, **arguments: object) -> T:
+    def ask(self, contract: answers.Contract[T], deadline: float, **arguments: object) -> T:
         """Send a request and wait as :meth:`wait` does; a request whose answer was late is not sent again."""
-        request = do, json.dumps(arguments)
-        number = self._late.pop(request, None) or self.send(do, deadline, **arguments)
+        request = contract.name, json.dumps(arguments)
+        number = self._late.pop(request, None) or self.send(contract, deadline, **arguments)
         try:
-            return self.wait(kind, number, deadline)
-        except probe_answers.NoAnswerError:
+            return self.wait(contract, number, deadline)
+        except answers.NoAnswerError:
             self._late[request] = number
             raise
 
@@ -236,13 +236,13 @@ class ProbeSession:
         """Return whether an answer is provably missing because its packets are large."""
         return isinstance(self._channel, base.KnowsItsPath) and self._channel.large_packets_vanish(by)
 
-    def gone(self, error: probe_answers.ConnectionLostError) -> probe_answers.ConnectionLostError:
+    def gone(self, error: answers.ConnectionLostError) -> answers.ConnectionLostError:
         """Record that the host's answers are not read any more; return the error: ours if heartbeats were missing."""
         still = heartbeat.longest_gap(self._since)
         ours = still >= self._silence_s - MARGIN_S and not isinstance(
-            error, (probe_answers.MalformedError, probe_answers.OwnFaultError)
+            error, (answers.MalformedError, answers.OwnFaultError)
         )
-        self.lost = probe_answers.ControllerPausedError(still) if ours else error
+        self.lost = answers.ControllerPausedError(still) if ours else error
         return self.lost
 
     def close(self) -> None:
@@ -252,59 +252,57 @@ class ProbeSession:
 
     def _answer(
         self,
-        kind: TypeAdapter[T],
+        contract: answers.Contract[T],
         number: int,
         deadline: float,
-        on_event: Callable[[probe_answers.RankEvent], None] | None,
+        on_event: Callable[[answers.RankEvent], None] | None,
     ) -> T:
         if self.lost is not None:
             raise self.lost
         while True:
             message = self._early.pop(number, None) or self._messages.next(deadline)
             if "event" in message:
-                event = probe_answers.typed(probe_answers.RANK_EVENT, "event", message["event"])
+                event = answers.typed(answers.RANK_EVENT, "event", message["event"])
                 if on_event is None or message.get("id") != number:
-                    raise probe_answers.MalformedError("an event of nothing that runs")
+                    raise answers.MalformedError("an event of nothing that runs")
                 on_event(event)
                 continue
             its = message.get("id")
             if type(its) is not int or its not in self._awaited or its in self._early:
-                raise probe_answers.MalformedError("the answer to a request that nobody made")
+                raise answers.MalformedError("the answer to a request that nobody made")
             if its != number:
                 self._early[its] = message
                 continue
             self._since = max(self._since, self._awaited.pop(number))  # it survived the earlier pause
             if "error" in message:
-                words = probe_answers.typed(probe_answers.WORDS, "error", message["error"])
-                raise probe_answers.ProbeError(
-                    words, probe_answers.typed(probe_answers.TRACEBACK, "traceback", message.get("traceback"))
-                )
+                words = answers.typed(answers.WORDS, "error", message["error"])
+                raise answers.ProbeError(words, answers.typed(answers.TRACEBACK, "traceback", message.get("traceback")))
             if "ok" not in message:
-                raise probe_answers.MalformedError("neither an answer nor an error")
-            return probe_answers.typed(kind, "answer", message["ok"])
+                raise answers.MalformedError("neither an answer nor an error")
+            return answers.typed(contract.answer, "answer", message["ok"])
 
     def _greet(self, header: dict[str, Any], bound: float, latest: float) -> None:
         if self._messages.next(min(time.monotonic() + base.LOGIN_TIMES * bound, latest), bound):
-            raise probe_answers.MalformedError("a word before the probe was sent")
+            raise answers.MalformedError("a word before the probe was sent")
         self._ready = True
         deadline = min(time.monotonic() + bound, latest)
         try:
             self._channel.send(bundle.bundle(), deadline)  # sent separately: it is the same for all hosts
             self._channel.send(json.dumps(header).encode() + b"\n", deadline)
         except TimeoutError:  # an interpreter that reads nothing; the bundle is larger than a pipe's buffer
-            raise probe_answers.NoAnswerError("no answer in time") from None
+            raise answers.NoAnswerError("no answer in time") from None
         heartbeat.add(self._channel)
         message = self._messages.next(deadline)
         if "refused" in message:
-            raise probe_answers.ProbeError(probe_answers.typed(probe_answers.WORDS, "refusal", message["refused"]))
-        self.hello = probe_answers.typed(probe_answers.HELLO, "greeting", message.get("hello"))
+            raise answers.ProbeError(answers.typed(answers.WORDS, "refusal", message["refused"]))
+        self.hello = answers.typed(answers.HELLO, "greeting", message.get("hello"))
 
     def _start_failure(self, error: Exception) -> PythonMissing | ProbeFailed:
         """Return why the probe did not come up."""
-        ours = isinstance(error, probe_answers.ControllerPausedError)  # explains why the loader received nothing
+        ours = isinstance(error, answers.ControllerPausedError)  # explains why the loader received nothing
         stderr = [] if ours else [line for line in self._channel.stderr_tail().splitlines() if line.strip()]
-        silent = isinstance(error, probe_answers.ConnectionLostError) and any(SILENT in line for line in stderr)
-        late = isinstance(error, probe_answers.NoAnswerError) or ours or silent
+        silent = isinstance(error, answers.ConnectionLostError) and any(SILENT in line for line in stderr)
+        late = isinstance(error, answers.NoAnswerError) or ours or silent
         return start_failure(
             Start(
                 python=self.node.python,
@@ -313,7 +311,7 @@ class ProbeSession:
                 came=self._messages.came,
                 ready=self._ready,
                 late=late,
-                lied=isinstance(error, probe_answers.MalformedError),
+                lied=isinstance(error, answers.MalformedError),
                 status=None if late else self._channel.exit_status(time.monotonic() + 1),
                 stderr=stderr[-5:],
                 chatter=self._messages.chatter,

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from nccl_doctor.collect.connect.session import ProbeSession
+from nccl_doctor.crew.session import ProbeSession
 from nccl_doctor.model.cluster import Node
 from nccl_doctor.transport.process import LocalTransport, ProcessChannel
 from tests.collect.nodes import node

@@ -16,13 +16,13 @@ from typing import Any
 
 import pytest
 
-from nccl_doctor.collect import probe_answers
-from nccl_doctor.collect.connect import session as sessions
-from nccl_doctor.collect.connect import start as bundle
-from nccl_doctor.collect.connect.session import ProbeSession
-from nccl_doctor.collect.connect.start import SILENT
 from nccl_doctor.collect.facts.host_facts import _packed
-from nccl_doctor.collect.probe_answers import ConnectionLostError, ControllerPausedError, ProbeError
+from nccl_doctor.crew import answers
+from nccl_doctor.crew import session as sessions
+from nccl_doctor.crew import start as bundle
+from nccl_doctor.crew.answers import ConnectionLostError, ControllerPausedError, ProbeError
+from nccl_doctor.crew.session import ProbeSession
+from nccl_doctor.crew.start import SILENT
 from nccl_doctor.model.cluster import Node
 from nccl_doctor.transport.base import AccessError
 from nccl_doctor.transport.process import LocalTransport, ProcessChannel
@@ -67,7 +67,7 @@ def assert_gone(pid: int) -> None:
 
 def test_the_probe_says_who_it_is(session: ProbeSession) -> None:
     assert session.hello.python == ".".join(map(str, sys.version_info[:3]))
-    assert abs(session.ask(probe_answers.CLOCK, "clock", time.monotonic() + LONG_S) - time.time()) < 5
+    assert abs(session.ask(answers.CLOCK, time.monotonic() + LONG_S) - time.time()) < 5
 
 
 class Lossy(LocalTransport):
@@ -95,32 +95,32 @@ def test_it_leaves_with_its_connection(session: ProbeSession) -> None:
 
 def test_a_request_that_fails_brings_its_real_traceback(session: ProbeSession) -> None:
     with pytest.raises(ProbeError, match="KeyError") as caught:
-        session.ask(probe_answers.FACTS, "facts", time.monotonic() + LONG_S)
+        session.ask(answers.FACTS, time.monotonic() + LONG_S)
     assert "nccl_doctor/probe/" in (caught.value.traceback or "")
-    assert session.ask(probe_answers.CLOCK, "clock", time.monotonic() + LONG_S)
+    assert session.ask(answers.CLOCK, time.monotonic() + LONG_S)
 
 
 def test_a_probe_that_is_killed_ends_the_wait(session: ProbeSession) -> None:
     os.kill(session.hello.pid, signal.SIGKILL)
     with pytest.raises(ProbeError, match="connection"):
-        session.ask(probe_answers.CLOCK, "clock", time.monotonic() + LONG_S)
+        session.ask(answers.CLOCK, time.monotonic() + LONG_S)
 
 
 def test_no_answer_ends_at_the_deadline(session: ProbeSession) -> None:
     os.kill(session.hello.pid, signal.SIGSTOP)
     began = time.monotonic()
     with pytest.raises(ProbeError, match="no answer in time"):
-        session.ask(probe_answers.CLOCK, "clock", began + 0.3)
+        session.ask(answers.CLOCK, began + 0.3)
     assert time.monotonic() - began < 5 * crowd()
     os.kill(session.hello.pid, signal.SIGCONT)
 
 
 def test_an_answer_that_comes_late_is_not_taken_for_the_next(session: ProbeSession) -> None:
     deadline = time.monotonic() + LONG_S
-    first = session.send("clock", deadline)
-    second = session.send("facts", deadline, names=_packed({}), deadline_s=3, trial_port=None)
-    assert "identity" in session.wait(probe_answers.FACTS, second, deadline)
-    assert isinstance(session.wait(probe_answers.CLOCK, first, deadline), float)
+    first = session.send(answers.CLOCK, deadline)
+    second = session.send(answers.FACTS, deadline, names=_packed({}), deadline_s=3, trial_port=None)
+    assert "identity" in session.wait(answers.FACTS, second, deadline)
+    assert isinstance(session.wait(answers.CLOCK, first, deadline), float)
 
 
 def test_its_lifetime_is_bounded_by_the_kernel() -> None:
@@ -158,7 +158,7 @@ def test_a_probe_that_hears_nothing_ends_what_it_runs_and_says_so(
     )
     assert_gone(session.hello.pid)
     with pytest.raises(error, match=words):
-        session.ask(probe_answers.CLOCK, "clock", time.monotonic() + LONG_S)
+        session.ask(answers.CLOCK, time.monotonic() + LONG_S)
     assert isinstance(session.lost, error)
     session.close()
 
@@ -170,11 +170,11 @@ def test_a_host_that_stands_still_itself_does_not_take_us_for_gone(monkeypatch: 
         with contextlib.suppress(ConnectionLostError), contextlib.closing(session):
             os.kill(session.hello.pid, signal.SIGSTOP)
             over = time.monotonic() + silence_s
-            number = session.send("clock", time.monotonic() + LONG_S)
+            number = session.send(answers.CLOCK, time.monotonic() + LONG_S)
             while (left := over - time.monotonic()) >= 0:
                 time.sleep(left + 0.001)
             os.kill(session.hello.pid, signal.SIGCONT)
-            assert session.wait(probe_answers.CLOCK, number, time.monotonic() + LONG_S)
+            assert session.wait(answers.CLOCK, number, time.monotonic() + LONG_S)
             return
     pytest.fail("it took us for gone each time")
 
@@ -188,7 +188,7 @@ def test_tracebacks_show_lines_whether_the_host_runs_our_bytecode_or_compiles(
     monkeypatch.setattr(bundle, "bundle", lambda: made)
     session = opened(node())
     with pytest.raises(ProbeError, match="KeyError: 'targets'") as caught:
-        session.ask(probe_answers.NOTHING, "dial", time.monotonic() + LONG_S)
+        session.ask(answers.DIAL, time.monotonic() + LONG_S)
     session.close()
     assert 'File "<probe>/nccl_doctor/probe/main.py", line ' in (caught.value.traceback or "")
     assert 'request["targets"]' in (caught.value.traceback or "")
@@ -213,7 +213,7 @@ def test_a_pause_that_the_host_outlived_is_no_excuse_for_what_comes_later(
     """One host that dies must not stop the run because this machine stood still long before."""
     paused = sessions.now()
     monkeypatch.setattr(sessions.heartbeat, "longest_gap", lambda since: 63.0 if since < paused else 0.0)
-    assert session.ask(probe_answers.CLOCK, "clock", time.monotonic() + LONG_S)
+    assert session.ask(answers.CLOCK, time.monotonic() + LONG_S)
     assert not isinstance(session.gone(ConnectionLostError("the connection ended")), ControllerPausedError)
 
 
@@ -234,7 +234,7 @@ def test_a_loader_that_heard_nothing_is_tried_again(tmp_path: Path) -> None:
 def test_noise_before_and_between_does_no_harm(tmp_path: Path) -> None:
     noise = 'echo "Welcome!"; printf "no newline {\\"id\\": 1}"; echo warning >&2; exec "$PYTHON" "$@"'
     session = opened(node(interpreter(tmp_path, noise)))
-    assert session.ask(probe_answers.CLOCK, "clock", time.monotonic() + LONG_S)
+    assert session.ask(answers.CLOCK, time.monotonic() + LONG_S)
     session.close()
 
 
@@ -288,5 +288,5 @@ def test_nothing_of_the_python_environment_shadows_the_probe(tmp_path: Path, mon
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     session = opened(node())
-    assert session.ask(probe_answers.CLOCK, "clock", time.monotonic() + LONG_S)
+    assert session.ask(answers.CLOCK, time.monotonic() + LONG_S)
     session.close()

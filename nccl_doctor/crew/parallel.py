@@ -23,8 +23,8 @@ from typing import Generic, TypeVar
 
 import psutil
 
-from nccl_doctor.collect.connect.session import PULSE_S, SILENCE_S, ProbeSession, heartbeat
-from nccl_doctor.collect.probe_answers import ConnectionLostError, NoAnswerError, OwnFaultError, ProbeError, attempt
+from nccl_doctor.crew.answers import ConnectionLostError, NoAnswerError, OwnFaultError, ProbeError, attempt
+from nccl_doctor.crew.session import PULSE_S, SILENCE_S, ProbeSession, heartbeat
 from nccl_doctor.errors import ControllerError, InterruptedLogin
 from nccl_doctor.model.cluster import Node
 from nccl_doctor.model.report import Load, MachineLoad

@@ -1,0 +1,75 @@
+"""The all-reduce's requests: one launcher a connection, which imports torch once for all that follow."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from nccl_doctor.probe import facts
+from nccl_doctor.probe.facts.rdma import count_rdma, grown
+from nccl_doctor.probe.smoke.allreduce import Launcher, early
+
+if TYPE_CHECKING:
+    from nccl_doctor.probe.main import Server
+
+WORKER = "nccl_doctor.probe.smoke.worker"
+"""The worker's module, whose source is passed to the interpreter that imports torch."""
+COUNT_S = 2.0  # time for a device that no longer answers to report its counters
+
+
+class AllReduce:
+    """The launcher of this host's ranks, if there is one."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._launcher: Launcher | None = None
+
+    def import_torch(self, request: dict[str, Any]) -> None:
+        """Import torch ahead, if there is memory for it."""
+        if self._launcher is None:
+            self._launcher = early(request["env"], self._server.source(WORKER))
+
+    def run(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Return answers.SmokeEnd; each rank's reports are sent as events."""
+        launcher = self._started(request["env"])
+        stop, ident = self._server.stop, request["id"]
+        stop.clear()
+        counters = _counters() if request["order"]["backend"] == "nccl" else None
+        try:
+            end = launcher.run(request["order"], lambda event: self._server.send({"id": ident, "event": event}), stop)
+        finally:
+            lines = self._end()
+        return {**end, "output": lines, "counters": counters and _counters(counters)}
+
+    def prepare_trials(self, request: dict[str, Any]) -> None:
+        """Wait until torch is imported."""
+        try:
+            self._started(request["env"]).wait_until_ready(request["deadline_s"])
+        except TimeoutError:
+            self._end()
+            raise
+
+    def try_group(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Run the all-reduce in a group of hosts; the launcher is kept for the next."""
+        self._server.stop.clear()
+        assert self._launcher is not None
+        return {"ok": self._launcher.run(request["order"], lambda _event: None, self._server.stop)["exit"] == 0}
+
+    def end(self, _request: dict[str, Any]) -> None:
+        self._end()
+
+    def _started(self, env: dict[str, str]) -> Launcher:
+        """Return the launcher that has already imported torch, if it has these variables, or a new one."""
+        if self._launcher is not None and self._launcher.env != env:
+            self._end()
+        self._launcher = self._launcher or Launcher(env, self._server.source(WORKER))
+        return self._launcher
+
+    def _end(self) -> list[str]:
+        launcher, self._launcher = self._launcher, None
+        return [] if launcher is None else launcher.close()
+
+
+def _counters(before: dict[str, Any] | None = None) -> dict[str, Any] | None:
+    """Return RDMA's counters, or how much they grew; None if there are none or they were not read in time."""
+    now: Any = facts.run({"counters": count_rdma}, COUNT_S)["counters"]
+    return None if not now or "$unknown" in now else now if before is None else grown(before, now)

@@ -20,13 +20,13 @@ from nccl_doctor.collect.options import Clock, Progress, RunOptions
 from nccl_doctor.collect.smoke import allreduce, isolation
 from nccl_doctor.collect.turns import Refused, Turns, words
 from nccl_doctor.crew.answers import ControllerPausedError, Holder, OwnFaultError, ProbeError
-from nccl_doctor.crew.parallel import CONNECT_S, Reach, failure_of, fan_out
+from nccl_doctor.crew.crew import Crew
+from nccl_doctor.crew.parallel import CONNECT_S, failure_of, fan_out
 from nccl_doctor.crew.session import PATIENT_S, ProbeSession
 from nccl_doctor.errors import NotReachedError
 from nccl_doctor.model.base import NOT_ASKED, PENDING, IpAddress, Phased, Unknown, skipped, unknown
 from nccl_doctor.model.cluster import Cluster
 from nccl_doctor.model.report import IsolationReport, Load
-from nccl_doctor.snapshot.access import AnyAccessFailure
 from nccl_doctor.snapshot.hosts import Host, HostFacts, Snapshot, running_jobs
 from nccl_doctor.snapshot.mesh import Mesh
 from nccl_doctor.snapshot.network import FirewallFacts, Names, PortTrial, ResolverAnswer
@@ -73,12 +73,11 @@ class Run:
     """
 
     def __init__(self, cluster: Cluster, transport: Transport, options: RunOptions, progress: Progress) -> None:
-        self._cluster, self._transport, self._options, self._progress = cluster, transport, options, progress
+        self._cluster, self._options, self._progress = cluster, options, progress
+        self._crew = Crew(cluster.nodes, transport, options.connect_s)
         self.dials: FailedDials | None = None
         self._clock = Clock(options.total_s)
         self._began_at = datetime.now(timezone.utc).isoformat(timespec="seconds")
-        self._opened: dict[str, ProbeSession] = {}
-        self._failures: dict[str, AnyAccessFailure] = {}
         self._facts: dict[str, HostFacts] = {}
         self._names: dict[str, ResolverAnswer] = {}
         self._load: Load | None = None
@@ -117,12 +116,12 @@ class Run:
         self.rate()
         self._go_on()
         self.smoke()
-        self._still_there()
+        self._crew.still_there()
 
     def look(self) -> None:
         """Connect to the hosts, and request each one's facts as soon as it is connected."""
         names = {self._cluster.master_addr, *(node.address for node in self._cluster.nodes)}
-        around = partial(host_facts.look_outside, self._transport, names)
+        around = partial(host_facts.look_outside, self._crew.transport, names)
         asking = Asking(self._cluster, self._options.facts_limits, self._clock.until, around)
 
         imports = self._options.smoke and self._options.import_ahead
@@ -134,17 +133,8 @@ class Run:
             if imports:
                 allreduce.begin_import(session, self._clock.until, asked=True)
 
-        reach = Reach(
-            self._transport,
-            self._options.connect_s,
-            self._clock.until,
-            self._connected,
-            look=look,
-            on_looked=self._looked,
-            silence_s=self._options.silence_s,
-            opened=self._opened,
-            failures=self._failures,
-        )
+        reach = self._crew.reach(self._clock.until, self._connected)
+        reach.look, reach.on_looked, reach.silence_s = look, self._looked, self._options.silence_s
         hosts = [node.name for node in self._cluster.nodes]
         self._progress.phase("connecting", hosts, self._clock.within(self._options.connect_s or CONNECT_S))
         with self._clock.timed("probe"):
@@ -153,19 +143,20 @@ class Run:
         self._clock.timings["probe"] -= reach.connected_s
         self._facts, self._names = asking.all(), asking.common
         silent = [name for name in hosts if name in reach.unanswered.keys() - self._facts.keys()]
-        whys = fan_out(lambda name: failure(reach.unanswered[name], self._opened[name], self._clock.until), silent)
+        whys = fan_out(lambda name: failure(reach.unanswered[name], self._crew.opened[name], self._clock.until), silent)
         for name, why in zip(silent, whys, strict=True):
             lost = failure_of(OwnFaultError(why), "facts", NO_FACTS) if isinstance(why, Exception) else why
-            self._failures[name] = lost
-        self._sessions = [self._opened[name] for name in hosts if name in self._facts]
-        self._failures |= failed_dials.ask_reachability_from_peers(self._sessions, self._failures, self._clock.until)
+            self._crew.failures[name] = lost
+        self._sessions = [session for session in self._crew.sessions if session.node.name in self._facts]
+        failures = self._crew.failures
+        failures |= failed_dials.ask_reachability_from_peers(self._sessions, failures, self._clock.until)
         self._facts = host_facts.resolve_meeting(self._sessions, self._facts, self._cluster)
         self._leave_lost("unreachable hosts were being identified")
 
     def _connected(self, name: str) -> None:
         self._progress.done(name)
         self._clock.busy(name, "connect", 0.0)
-        asked = [name for name in self._opened if name not in self._answered]
+        asked = [name for name in self._crew.opened if name not in self._answered]
         if self._awaited == {name} and asked:
             self._progress.phase("querying", asked)
         self._awaited.discard(name)
@@ -252,12 +243,9 @@ class Run:
 
     def _leave_lost(self, meanwhile: str) -> None:
         """Drop the facts of hosts that no longer answer."""
-        for session in self._sessions:
-            if session.lost is not None:
-                doing = f"the probe ended while {meanwhile}"
-                self._failures[session.node.name] = failure_of(session.lost, "mesh", doing)
-                del self._facts[session.node.name]
-        self._sessions = [session for session in self._sessions if session.lost is None]
+        self._sessions = self._crew.leave_lost(self._sessions, "mesh", f"the probe ended while {meanwhile}")
+        answering = {session.node.name for session in self._sessions}
+        self._facts = {name: facts for name, facts in self._facts.items() if name in answering}
 
     def names(self) -> None:
         """Resolve the names of the hosts file on this machine, if the next steps may depend on them."""
@@ -332,29 +320,22 @@ class Run:
         with self._clock.timed("isolate"):
             try:
                 found = isolation.run(self._sessions, self._facts, self._cluster, self._smoke_limits, self._clock.until)
-                self._still_there()
+                self._crew.still_there()
             except ProbeError as error:
                 found = unknown(f"could not be repeated: {error}")
         self._smoke = smoke.model_copy(update={"isolation": found})
 
     def _go_on(self) -> None:
-        self._still_there()
+        self._crew.still_there()
         self._progress.refresh(self.snapshot, self.dials)
 
-    def _still_there(self) -> None:
-        for session in self._opened.values():
-            if isinstance(session.lost, ControllerPausedError):
-                raise session.lost
-
     def close(self) -> None:
-        """End every probe and connection."""
-        fan_out(lambda session: session.close(), list(self._opened.values()))
-        self._transport.close()
+        self._crew.close()
 
     def snapshot(self) -> Snapshot:
         """Return the snapshot so far."""
         hosts = tuple(
-            Host(node=node, facts=self._facts.get(node.name), failure=self._failures.get(node.name))
+            Host(node=node, facts=self._facts.get(node.name), failure=self._crew.failures.get(node.name))
             for node in self._cluster.nodes
         )
         return Snapshot(

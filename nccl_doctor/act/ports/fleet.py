@@ -20,11 +20,11 @@ from nccl_doctor.snapshot.network import PortRange
 from nccl_doctor.text.machine import require_linux
 
 if TYPE_CHECKING:
+    from nccl_doctor.crew.crew import Crew
     from nccl_doctor.crew.session import ProbeSession
     from nccl_doctor.inventory.sources import HostSource
     from nccl_doctor.model.cluster import Node
     from nccl_doctor.model.engines.base import Kind
-    from nccl_doctor.transport.base import Transport
 
 ANSWER_S = 20.0
 LIFETIME_S = 300.0
@@ -149,13 +149,13 @@ class Fleet:
         self.master: str | None = None  # address at which the job's ranks expect the master; None without a job
         # address at which the job's other hosts expect the target; None without other hosts
         self.address: str | None = None
-        self._grace_s, self._connect_s = grace_s, connect_s
-        self._opened: list[Machine] = []
-        self._transport: Transport | None = None
+        self._grace_s = grace_s
+        self._crew: Crew | None = None  # None for this machine
         self._target: Node | None = None
         self._nodes: tuple[Node, ...] = ()
         if all(named is None for named in (hosts, host, job, inside)):
             return
+        from nccl_doctor.crew.crew import Crew
         from nccl_doctor.inventory.build import Overrides
         from nccl_doctor.inventory.hostfiles import named
         from nccl_doctor.inventory.load import load
@@ -179,7 +179,7 @@ class Fleet:
             self.master_port, self.master, self._nodes = cluster.master_port, cluster.master_addr, cluster.nodes
         self._target = found[0]
         self.address = cluster.master_addr if self._target.node_rank == 0 else self._target.address
-        self._transport = make_transport(kind, cluster)
+        self._crew = Crew(cluster.nodes, make_transport(kind, cluster), connect_s)
 
     def connect(self) -> None:
         """Connect to the target; NotReachedError if it does not answer."""
@@ -192,24 +192,15 @@ class Fleet:
         return [self.target, *(self._connect(others) if others else ())]
 
     def close(self) -> None:
-        for machine in self._opened:
-            machine.close()
-        if self._transport is not None:
-            self._transport.close()
+        if self._crew is not None:
+            self._crew.close()
 
     def _connect(self, nodes: Sequence[Node]) -> Sequence[Machine]:
         """Return a session on each node, in their order; :meth:`close` ends them."""
-        from nccl_doctor.crew.parallel import Reach
-
-        assert self._transport is not None, "hosts are named"
-        until = time.monotonic() + LIFETIME_S + self._grace_s
-        reach = Reach(self._transport, self._connect_s, until, lambda _name: None)
-        try:
-            reach.all(nodes)
-        finally:
-            machines = {name: SessionMachine(session) for name, session in reach.opened.items()}
-            self._opened += machines.values()
-        lost = [(node.name, reach.failures[node.name]) for node in nodes if node.name in reach.failures]
+        assert self._crew is not None, "hosts are named"
+        self._crew.reach(time.monotonic() + LIFETIME_S + self._grace_s).all(nodes)
+        failures = self._crew.failures
+        lost = [(node.name, failures[node.name]) for node in nodes if node.name in failures]
         if lost:
             raise NotReachedError("; ".join(f"{name}: {why.kind}: {why.detail}" for name, why in lost))
-        return [machines[node.name] for node in nodes]
+        return [SessionMachine(self._crew.opened[node.name]) for node in nodes]

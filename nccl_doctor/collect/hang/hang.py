@@ -9,13 +9,12 @@ from __future__ import annotations
 import base64
 import time
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from functools import partial
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from pydantic import TypeAdapter
@@ -25,8 +24,9 @@ from nccl_doctor.collect.hang.jobs import Choice, choose, with_counted
 from nccl_doctor.collect.hang.probe_answers import LOOK, RANKS, host_look, job_ranks
 from nccl_doctor.collect.hang.reader import Reader, UnreadableError
 from nccl_doctor.crew import answers
-from nccl_doctor.crew.answers import Contract, MalformedError
-from nccl_doctor.crew.parallel import MOST, Reach, Window, apart, ask_all, failure_of, fan_out
+from nccl_doctor.crew.answers import Contract, ControllerPausedError, MalformedError
+from nccl_doctor.crew.crew import Crew
+from nccl_doctor.crew.parallel import apart, failure_of
 from nccl_doctor.crew.session import ProbeSession
 from nccl_doctor.errors import NotReachedError
 from nccl_doctor.model.base import Fact, Phased, Unknown, unknown
@@ -107,32 +107,30 @@ class HangOptions:
 
 def take(cluster: Cluster, transport: Transport, options: HangOptions, progress: Progress) -> HangSnapshot:
     """Sample the job and leave every host; UsageError for several jobs, NotReachedError if this machine was paused."""
-    watch = Observation(cluster, transport, options, progress)
+    crew = Crew(cluster.nodes, transport, options.connect_s)
     try:
-        watch.connect()
-        return watch.observe()
+        return observe(cluster, crew, options, progress)
     finally:
-        watch.close()
+        crew.close()
 
 
-class Observation:
-    """An observation of a job, which finds and samples its ranks; new connections are added to ``opened``."""
+def observe(cluster: Cluster, crew: Crew, options: HangOptions, progress: Progress) -> HangSnapshot:
+    """Connect to hosts that are neither connected nor failed, and sample the job; NotReachedError as :func:`take`."""
+    observation = _Observation(cluster, crew, options, progress)
+    try:
+        return observation.run()
+    except ControllerPausedError as error:
+        raise NotReachedError(f"{error}; run it again") from error
+    finally:
+        observation.close()
 
-    def __init__(
-        self,
-        cluster: Cluster,
-        transport: Transport,
-        options: HangOptions,
-        progress: Progress,
-        opened: dict[str, ProbeSession] | None = None,
-    ) -> None:
-        self._cluster, self._transport, self._options, self._progress = cluster, transport, options, progress
+
+class _Observation:
+    def __init__(self, cluster: Cluster, crew: Crew, options: HangOptions, progress: Progress) -> None:
+        self._cluster, self._crew, self._options, self._progress = cluster, crew, options, progress
         self._began = time.monotonic()
         self._reader = Reader(self._began + options.total_s)
         self._began_at = datetime.now(timezone.utc).isoformat(timespec="seconds")
-        self._opened = {} if opened is None else opened
-        self._sessions: list[ProbeSession] = []
-        self._failures: dict[str, AnyAccessFailure] = {}
         self._jobs: dict[str, JobRanks] = {}
         self._looks: dict[str, list[HostLook]] = {}
         self._starters: dict[str, Fact[tuple[Starter, ...]]] = {}
@@ -140,35 +138,22 @@ class Observation:
         self._choice = Choice({}, {}, {}, (), {})
         self._timings: dict[str, float] = {}
 
-    def connect(self, left_out: Mapping[str, AnyAccessFailure] = MappingProxyType({})) -> None:
-        """Connect to the hosts that are not connected yet, except those left out for a reason."""
-        order = [node.name for node in self._cluster.nodes]
-        wanted = [node for node in self._cluster.nodes if node.name not in {*self._opened, *left_out}]
-        began, until = self._phase("connecting", [node.name for node in wanted]), self._began + self._options.total_s
-        reach = Reach(self._transport, self._options.connect_s, until, self._progress.done, opened=self._opened)
-        if wanted:
-            reach.all(wanted)
-        self._failures |= {**left_out, **reach.failures}
-        self._sessions = [self._opened[name] for name in order if name in self._opened]
+    def run(self) -> HangSnapshot:
+        nodes, known = self._cluster.nodes, {*self._crew.opened, *self._crew.failures}
+        began = self._phase("connecting", [node.name for node in nodes if node.name not in known])
+        self._crew.connect(self._began + self._options.total_s, self._progress.done)
         self._timings["connect"] = time.monotonic() - began
-
-    def observe(self) -> HangSnapshot:
-        try:
-            self.find()
-            self.look()
-            self.look_at_starters()
-            self.ask_ras()
-        finally:
-            self._reader.close()
+        self.find()
+        self.look()
+        self.look_at_starters()
+        self.ask_ras()
         return self.snapshot()
 
-    @property
-    def failures(self) -> dict[str, AnyAccessFailure]:
-        """Reasons why hosts could not be observed."""
-        return dict(self._failures)
+    def close(self) -> None:
+        self._reader.close()
 
     def find(self) -> None:
-        began = self._phase("finding ranks", [session.node.name for session in self._sessions])
+        began = self._phase("finding ranks", [session.node.name for session in self._crew.sessions])
 
         def find(session: ProbeSession) -> JobRanks:
             told = _ask(session, RANKS, ANSWER_S)
@@ -186,7 +171,7 @@ class Observation:
         words = () if self._cluster.source == "this machine" else ClusterSource(self._cluster).arguments
         choice = self._choice = choose(told, port=self._cluster.master_port, pid=self._options.pid, words=words)
         for name, why in choice.contradictory_hosts.items():
-            self._fail(name, ValueError(why))
+            self._crew.failures.setdefault(name, _failure(ValueError(why)))
         for name, one in told.items():
             if name not in choice.contradictory_hosts:  # processes of other programs are not reported
                 kept = one.unnumbered if isinstance(one.unnumbered, Unknown) else ()
@@ -252,12 +237,6 @@ class Observation:
                 break
         self._timings["ras"] = time.monotonic() - began
 
-    def close(self) -> None:
-        """End the connections, and with them all that was started on hosts."""
-        self._reader.close()
-        fan_out(lambda session: session.close(), list(self._opened.values()))
-        self._transport.close()
-
     def snapshot(self) -> HangSnapshot:
         """Return the snapshot so far."""
         self._timings["total"] = time.monotonic() - self._began
@@ -282,7 +261,7 @@ class Observation:
                 looks=tuple(self._looks.get(node.name, ())),
                 starters=self._starters.get(node.name, ()),
                 ras=self._ras.get(node.name, ()),
-                failure=self._failures.get(node.name),
+                failure=self._crew.failures.get(node.name),
             )
 
         try:
@@ -291,7 +270,7 @@ class Observation:
             return HangHost(node=node, failure=failure_of(error, "hang", "what the probe told is not understood"))
 
     def _with_ranks(self) -> list[ProbeSession]:
-        return [one for one in self._sessions if one.node.name in self._jobs and self._jobs[one.node.name].ranks]
+        return [one for one in self._crew.sessions if one.node.name in self._jobs and self._jobs[one.node.name].ranks]
 
     def _pids(self, session: ProbeSession) -> list[int]:
         return [rank.pid for rank in self._jobs[session.node.name].ranks] if session.node.name in self._jobs else []
@@ -299,25 +278,16 @@ class Observation:
     def _everywhere(
         self, work: Callable[[ProbeSession], Result], sessions: list[ProbeSession] | None = None
     ) -> dict[str, Result]:
-        """Return the hosts' answers by name; a host that fails is recorded among the failures."""
-        asked = self._sessions if sessions is None else sessions
-        results = ask_all(work, asked, lambda session: self._progress.done(session.node.name), Window(MOST))
-        found: dict[str, Result] = {}
-        for session, result in zip(asked, results, strict=True):
-            if isinstance(result, Exception):
-                self._fail(session.node.name, result)
-            else:
-                found[session.node.name] = result
-        return found
-
-    def _fail(self, name: str, error: Exception) -> None:
-        if isinstance(error, answers.ControllerPausedError):
-            raise NotReachedError(f"{error}; run it again")
-        self._failures.setdefault(name, failure_of(error, "hang", "the probe did not tell of the job"))
+        asked = self._crew.sessions if sessions is None else sessions
+        return self._crew.everywhere(work, asked, _failure, self._progress.done)
 
     def _phase(self, name: str, hosts: list[str]) -> float:
         self._progress.phase(name, hosts)
         return time.monotonic()
+
+
+def _failure(error: Exception) -> AnyAccessFailure:
+    return failure_of(error, "hang", "the probe did not tell of the job")
 
 
 def _ask(session: ProbeSession, contract: Contract[Result], seconds: float, **arguments: object) -> Result:

@@ -7,9 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from nccl_doctor.collect.hang.hang import HangOptions, Observation
-from nccl_doctor.crew.parallel import fan_out
-from nccl_doctor.crew.session import ProbeSession
+from nccl_doctor.collect.hang.hang import HangOptions, observe
+from nccl_doctor.crew.crew import Crew
 from nccl_doctor.errors import NotReachedError
 from nccl_doctor.model.cluster import Cluster
 from nccl_doctor.snapshot.access import AnyAccessFailure
@@ -38,8 +37,7 @@ class Watcher:
         self, cluster: Cluster, connect: Callable[[], Transport], options: HangOptions, progress: Progress
     ) -> None:
         self._cluster, self._connect, self._options, self._progress = cluster, connect, options, progress
-        self._transport = connect()
-        self._opened: dict[str, ProbeSession] = {}
+        self._crew = self._joined()
         self._away: dict[str, _Away] = {}
 
     @property
@@ -56,24 +54,26 @@ class Watcher:
         """Examine the job as ``hang`` does."""
         return self._observe(self._options)
 
+    def _joined(self) -> Crew:
+        return Crew(self._cluster.nodes, self._connect(), self._options.connect_s)
+
     def _observe(self, options: HangOptions) -> HangSnapshot | None:
         now = time.monotonic()
         waiting = {name: away.failure for name, away in self._away.items() if away.at > now}
-        one = Observation(self._cluster, self._transport, options, self._progress, self._opened)
+        self._crew.failures = dict(waiting)
         try:
-            one.connect(waiting)
-            seen = one.observe()
+            seen = observe(self._cluster, self._crew, options, self._progress)
         except NotReachedError:  # a suspended laptop or machine: no host's fault
-            self._drop(list(self._opened))
-            self._transport.close()
-            self._transport = self._connect()
+            self._crew.close()
+            self._crew = self._joined()
             return None
-        self._note(one.failures, waiting)
+        self._note(waiting)
         return seen
 
-    def _note(self, failures: dict[str, AnyAccessFailure], waiting: dict[str, AnyAccessFailure]) -> None:
+    def _note(self, waiting: dict[str, AnyAccessFailure]) -> None:
         """Drop lost connections, and delay the next try of each, a bit longer every time."""
-        self._drop([name for name, session in self._opened.items() if session.lost is not None or name in failures])
+        opened, failures = self._crew.opened, self._crew.failures
+        self._crew.drop([name for name, session in opened.items() if session.lost is not None or name in failures])
         before, now = self._away, time.monotonic()
         self._away = {}
         for name, failure in failures.items():
@@ -84,10 +84,6 @@ class Watcher:
             pause = _FIRST_PAUSE_S if known is None else min(known.pause_s * 2, _LONGEST_PAUSE_S)
             self._away[name] = _Away(failure, pause, now + pause)
 
-    def _drop(self, names: list[str]) -> None:
-        fan_out(lambda session: session.close(), [self._opened.pop(name) for name in names])
-
     def close(self) -> None:
         """End the connections, and with them all that was started on hosts."""
-        self._drop(list(self._opened))
-        self._transport.close()
+        self._crew.close()

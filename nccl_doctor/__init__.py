@@ -2,23 +2,17 @@
 
 How ``nccl-doctor check hosts.yaml`` works:
 
-1. cli/main.py dispatches to the command; cli/check.py makes a ``Request`` from its options (cli/options.py).
-2. cli/run.py ``check_cluster`` has inventory/load.py read the hosts file into a ``Cluster``.
-3. collect/run.py ``open_run`` goes through the phases of a ``Run``: connect and facts, mesh, names, rate, smoke. Before
-   the mesh it waits until no other run tests the same hosts (collect/turns.py).
-4. connect: transport/__init__.py connects to each host; crew/session.py starts probe/main.py there and
-   sends requests. Facts follow at once, host by host: probe/facts/ collects them, and collect/facts/host_facts.py
-   parses each answer into ``HostFacts`` (snapshot/hosts.py).
-5. mesh: collect/mesh/mesh.py has every host listen and connect to the others (probe/mesh/mesh.py). Connections that a
-   busy machine may have lost are tried again (collect/mesh/dials.py). Hosts that this machine can't reach are tested
-   from their peers (collect/mesh/failed_dials.py). checks/view.py ``FailedDials`` finds the causes of other failures.
-   With ``--rate``, collect/mesh/rate.py has the hosts send to each other at full speed (probe/mesh/rate.py).
-6. smoke: collect/smoke/allreduce.py runs an all-reduce (probe/smoke/allreduce.py) and records each rank's progress.
-7. judge/diagnose.py ``judge`` runs the checks of model/register.py (checks/CATEGORY/NAME.py) on the ``Snapshot``
-   (``run_check``). Each check gets a ``View`` (checks/view.py), with what nccl/ and firewall/ derive from the facts.
-   ``attach_consequences`` puts consequences below their cause. If an all-reduce hung without a known cause,
-   collect/smoke/isolation.py tries smaller groups of hosts, and the result is judged again.
-8. judge/summary.py makes the ``Report`` (model/report.py), with the rows of the screen.
+1. cli/main.py dispatches to cli/check.py, and cli/run.py has inventory/load.py read the hosts file into a ``Cluster``.
+2. collect/run.py ``Run`` goes through the phases over one ``Crew`` (crew/crew.py), which starts probe/main.py on each
+   host and sends requests (crew/answers.py ``Contract``).
+3. facts: probe/facts/ collects them, collect/facts/host_facts.py parses them into ``HostFacts`` (snapshot/hosts.py).
+4. mesh: all hosts listen and dial each other (collect/mesh/, probe/mesh/), once no other run does (collect/turns.py).
+5. rate, smoke: streams at full speed, and an all-reduce (collect/mesh/rate.py, collect/smoke/, probe/smoke/).
+6. After the dials, the rates and the all-reduce, the phases ask judge/diagnose.py ``Judge.questions`` what more must be
+   known (model/questions.py), and add the answers to the ``Snapshot``.
+7. judge/diagnose.py ``judge`` runs checks/CATEGORY/NAME.py (model/register.py) on the snapshot; each gets a ``View``
+   (checks/view.py) with what nccl/ and firewall/ derive. judge/attribution.py puts consequences below their cause.
+8. judge/summary.py makes the ``Report`` (model/report.py).
 9. cli/output.py has report/render.py print it in the requested format, and exits with its exit code.
 
 ``nccl-doctor fix`` goes on from there: act/plan.py makes steps of the diagnoses' operations (model/operations/),

@@ -19,14 +19,13 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.live import Live
 
-    from nccl_doctor.checks.view import FailedDials
     from nccl_doctor.model.report import Phase
     from nccl_doctor.snapshot.hosts import Snapshot
 
 
 AGAIN_S = 10.0  # interval of the lines in a log while a phase continues
 
-Decided = Callable[["Snapshot", "FailedDials | None"], "tuple[Phase, ...]"]
+Decided = Callable[["Snapshot"], "tuple[Phase, ...]"]
 """The rows of the checklist that are already decided."""
 
 
@@ -40,7 +39,7 @@ class Silent:
     def stage(self, host: str, stage: str, size: int | None = None) -> None:
         """Record the stage of the all-reduce that a host's rank has reached."""
 
-    def refresh(self, snapshot: Callable[[], Snapshot], dials: FailedDials | None) -> None: ...
+    def refresh(self, snapshot: Callable[[], Snapshot]) -> None: ...
 
     def close(self) -> None: ...
 
@@ -106,9 +105,9 @@ class Checklist(Lines):
         self._console: Console | None = None
         self._live: Live | None = None
 
-    def refresh(self, snapshot: Callable[[], Snapshot], dials: FailedDials | None) -> None:
+    def refresh(self, snapshot: Callable[[], Snapshot]) -> None:
         if self._decided is not None:
-            self._rows = self._decided(snapshot(), dials)
+            self._rows = self._decided(snapshot())
 
     def close(self) -> None:
         super().close()

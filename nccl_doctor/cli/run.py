@@ -26,7 +26,7 @@ from nccl_doctor.collect.smoke.plan import SmokeLimits
 from nccl_doctor.errors import UnwrittenError, UsageError
 from nccl_doctor.inventory.build import Overrides
 from nccl_doctor.inventory.last_check import Hosts, remember
-from nccl_doctor.judge.diagnose import judge
+from nccl_doctor.judge.diagnose import Judge, judge
 from nccl_doctor.judge.summary import decided
 from nccl_doctor.launch.line import LaunchLine, joined, read_line
 from nccl_doctor.launch.shell_variables import is_of_shell
@@ -181,7 +181,7 @@ def _phases_left_out(request: Request, kept: Snapshot | None) -> dict[str, str]:
 
 def look(request: Request, selected: Codes, out: Out) -> Snapshot:
     """Contact the hosts and return the snapshot; phases that no selected check needs are left out."""
-    with _opened(request, selected, out) as run:
+    with _opened(request, selected, out, Judge(out.command, among(selected))) as run:
         if run.interrupted:
             raise KeyboardInterrupt
         return run.snapshot()
@@ -196,24 +196,15 @@ class Judged(NamedTuple):
 
 
 def look_and_judge(request: Request, selected: Codes, out: Out) -> Judged:
-    """Return the judged snapshot of :func:`look`; an unexplained failure of the all-reduce is first isolated."""
-    interrupted = False
-    with _opened(request, selected, out) as run:
-        snapshot = run.snapshot()
-        report = judge(snapshot, out.command, among(selected), run.dials)
-        unexplained = request.isolate and any(found.details.is_unexplained for found in report.diagnoses)
-        if run.interrupted or not unexplained:
-            return Judged(snapshot, report, run.interrupted)
-        try:
-            run.bisect()
-        except KeyboardInterrupt:
-            interrupted = True
-        snapshot = run.snapshot()
-    return Judged(snapshot, judge(snapshot, out.command, among(selected), run.dials), interrupted)
+    """Contact the hosts and judge the snapshot."""
+    judge = Judge(out.command, among(selected), isolate=request.isolate)
+    with _opened(request, selected, out, judge) as run:
+        snapshot, interrupted = run.snapshot(), run.interrupted
+    return Judged(snapshot, judge.report(snapshot), interrupted)
 
 
 @contextmanager
-def _opened(request: Request, selected: Codes, out: Out) -> Iterator[Run]:
+def _opened(request: Request, selected: Codes, out: Out, judge: Judge) -> Iterator[Run]:
     cluster = request.cluster()
     needs = {"mesh", "smoke"}
     if selected is not None:
@@ -228,11 +219,9 @@ def _opened(request: Request, selected: Codes, out: Out) -> Iterator[Run]:
         smoke=request.smoke and "smoke" in needs,
         import_ahead=request.import_ahead,
         smoke_limits=request.smoke_limits,
+        questions=judge.questions,
     )
-    lines = progress(
-        quiet=out.quiet,
-        decided=lambda seen, dials: out.hidden(decided(judge(seen, out.command, among(selected), dials))),
-    )
+    lines = progress(quiet=out.quiet, decided=lambda seen: out.hidden(decided(judge.report(seen))))
 
     def connect() -> Transport:
         standing = request.connections

@@ -8,11 +8,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from nccl_doctor.checks.view import FailedDials
 from nccl_doctor.collect.facts.host_facts import FactLimits
 from nccl_doctor.collect.mesh.mesh import MeshLimits
 from nccl_doctor.collect.smoke.plan import SmokeLimits
 from nccl_doctor.crew.session import SILENCE_S
+from nccl_doctor.model.questions import Question
 from nccl_doctor.snapshot.hosts import Snapshot
 
 
@@ -27,8 +27,8 @@ class Progress(Protocol):
     def stage(self, host: str, stage: str, size: int | None = None) -> None:
         """Record the stage of the all-reduce that a host's rank has reached, and the message size measured last."""
 
-    def refresh(self, snapshot: Callable[[], Snapshot], dials: FailedDials | None) -> None:
-        """Show the results at the end of a phase: the snapshot, and failed dials."""
+    def refresh(self, snapshot: Callable[[], Snapshot]) -> None:
+        """Show the results at the end of a phase."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,8 @@ class RunOptions:
     mesh_limits: MeshLimits = field(default_factory=MeshLimits)
     smoke_limits: SmokeLimits = field(default_factory=SmokeLimits)
     silence_s: float = SILENCE_S
+    # what more must be known: asked after the dials, after each rate was measured once, and after the all-reduce
+    questions: Callable[[Snapshot], tuple[Question, ...]] = lambda _snapshot: ()
 
 
 class Clock:

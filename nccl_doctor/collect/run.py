@@ -11,7 +11,6 @@ from functools import partial
 from itertools import chain
 
 from nccl_doctor import __version__
-from nccl_doctor.checks.view import FailedDials
 from nccl_doctor.collect.facts import host_facts
 from nccl_doctor.collect.facts.host_facts import NO_FACTS, Asking, failure, firewalls_again, look_up
 from nccl_doctor.collect.mesh import failed_dials, rate
@@ -26,6 +25,7 @@ from nccl_doctor.crew.session import PATIENT_S, ProbeSession
 from nccl_doctor.errors import NotReachedError
 from nccl_doctor.model.base import NOT_ASKED, PENDING, IpAddress, Phased, Unknown, skipped, unknown
 from nccl_doctor.model.cluster import Cluster
+from nccl_doctor.model.questions import FaultyGroup, OtherNetworks, SlowRails
 from nccl_doctor.model.report import IsolationReport, Load
 from nccl_doctor.snapshot.hosts import Host, HostFacts, Snapshot, running_jobs
 from nccl_doctor.snapshot.mesh import Mesh
@@ -69,13 +69,12 @@ def open_run(
 class Run:
     """A run over all hosts, phase by phase.
 
-    ``dials`` explains failed dials of the mesh, None without a mesh; ``interrupted``: the user ended it early.
+    ``interrupted``: the user ended it early.
     """
 
     def __init__(self, cluster: Cluster, transport: Transport, options: RunOptions, progress: Progress) -> None:
         self._cluster, self._options, self._progress = cluster, options, progress
         self._crew = Crew(cluster.nodes, transport, options.connect_s)
-        self.dials: FailedDials | None = None
         self._clock = Clock(options.total_s)
         self._began_at = datetime.now(timezone.utc).isoformat(timespec="seconds")
         self._facts: dict[str, HostFacts] = {}
@@ -117,6 +116,8 @@ class Run:
         self._go_on()
         self.smoke()
         self._crew.still_there()
+        if any(isinstance(one, FaultyGroup) for one in self._options.questions(self.snapshot())):
+            self._bisect()
 
     def look(self) -> None:
         """Connect to the hosts, and request each one's facts as soon as it is connected."""
@@ -229,13 +230,12 @@ class Run:
             self._facts.update(firewalls_again(filtered, self._facts, self._options.facts_limits))
             self._facts.update(failed_dials.look_up_routes(self._sessions, self._facts, mesh.failed))
             self._mesh = self._without_lost(mesh)
-            self.dials = FailedDials(self.snapshot())
             seen = self._sessions, self._facts, self._mesh
-            met = failed_dials.find_other_nets(*seen, self.dials.unexplained, limits.dial_s)
+            asked = (one for one in self._options.questions(self.snapshot()) if isinstance(one, OtherNetworks))
+            dials = tuple(dial for question in asked for dial in question.dials)
+            met = failed_dials.find_other_nets(*seen, dials, limits.dial_s)
             taken = failed_dials.find_interceptions(*seen, pods=bool(self._cluster.options(KubeFacts).pods))
             self._mesh = self._without_lost(self._mesh.model_copy(update={"elsewhere": met, "intercepted": taken}))
-            if taken or mesh.hosts > len(self._sessions):
-                self.dials = FailedDials(self.snapshot())
 
     def _without_lost(self, mesh: Mesh) -> Mesh:
         self._leave_lost("the ports were tested")
@@ -279,8 +279,13 @@ class Run:
         def begin(rounds: int, seconds: float) -> None:
             self._start(f"rates: {plural(rounds, 'round')} of TCP at full speed, which load the network", seconds)
 
+        def suspects(found: Rates) -> Iterator[tuple[str, str, int]]:
+            self._rates = found
+            asked = (one for one in self._options.questions(self.snapshot()) if isinstance(one, SlowRails))
+            return (rail for question in asked for rail in question.rails)
+
         with self._clock.timed("rate"):
-            found = rate.run_rates(self._sessions, self._facts, self._cluster, self._clock.left, begin)
+            found = rate.run_rates(self._sessions, self._facts, self._cluster, self._clock.left, begin, suspects)
         self._leave_lost("rates were measured")
         names = {session.node.name for session in self._sessions}
         self._rates = found.among(names) if isinstance(found, Rates) else found
@@ -310,7 +315,7 @@ class Run:
         for rank in self._smoke.ranks if isinstance(self._smoke, Smoke) else ():
             self._clock.busy(rank.host, "smoke", since, since + max(rank.times.values(), default=0.0))
 
-    def bisect(self) -> None:
+    def _bisect(self) -> None:
         """Repeat a failed all-reduce in groups of hosts to find the faulty one, if that can help."""
         smoke = self._smoke
         if not isinstance(smoke, Smoke) or smoke.outcome not in ("failed", "timeout") or len(self._sessions) < 3:
@@ -327,7 +332,7 @@ class Run:
 
     def _go_on(self) -> None:
         self._crew.still_there()
-        self._progress.refresh(self.snapshot, self.dials)
+        self._progress.refresh(self.snapshot)
 
     def close(self) -> None:
         self._crew.close()

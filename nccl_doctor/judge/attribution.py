@@ -29,8 +29,10 @@ def attach_consequences(found: Iterable[Row]) -> tuple[Diagnosis, ...]:
     under: dict[int, list[int]] = {number: [] for number in range(len(rows)) if number not in above}
     for number in above:
         under[_root(number, above)].append(number)
-    return tuple(_diagnosis(rows, root, its, {_root(c, above) for n in its for c in fitting[n]} - {root})
-                 for root, its in under.items())  # fmt: skip
+    made = (_diagnosis(rows, root, its, {_root(c, above) for n in its for c in fitting[n]} - {root})
+             for root, its in under.items())  # fmt: skip
+    # an effect may be graver than its cause
+    return tuple(sorted(made, key=lambda diagnosis: -diagnosis.severity.rank))
 
 
 def _causes(row: Row, rows: list[Row]) -> list[int]:

@@ -13,6 +13,7 @@ from typing import Any
 from nccl_doctor.checks.allreduce.own_diagnostics import findings_of_nccl
 from nccl_doctor.checks.allreduce.symptoms import causes_from_output
 from nccl_doctor.checks.allreduce.virtual_memory import with_limits
+from nccl_doctor.checks.rates import suspects
 from nccl_doctor.checks.view import PHASES, Derived, FailedDials, UnnamedDials, View
 from nccl_doctor.firewall.manager import managed_by
 from nccl_doctor.judge import summary
@@ -21,12 +22,14 @@ from nccl_doctor.model.base import NOT_SELECTED, Skipped, Subjects, Unknown, mar
 from nccl_doctor.model.cluster import Cluster
 from nccl_doctor.model.engine import engines, engines_of, placed
 from nccl_doctor.model.finding import CheckResult, Diagnosis, Finding, Gap, Outcome, Severity
+from nccl_doctor.model.questions import FaultyGroup, OtherNetworks, Question, SlowRails
 from nccl_doctor.model.register import Absent, Check, Unjudged, all_checks, entry
 from nccl_doctor.model.report import HostSummary, RdmaAnswer, Report
 from nccl_doctor.nccl.cluster_nccl import rdma_answers
 from nccl_doctor.snapshot.hosts import NO_GPU, Host, HostFacts, Shown, Snapshot, rocm_gpus
 from nccl_doctor.snapshot.mesh import Mesh
 from nccl_doctor.snapshot.network import Interfaces
+from nccl_doctor.snapshot.rate import Rates
 from nccl_doctor.snapshot.smoke import Smoke
 from nccl_doctor.snapshot.surroundings import PodFacts
 from nccl_doctor.text.hostlist import fold, grouped
@@ -38,6 +41,42 @@ SETTLED = ("interfaces", "environment", "software")
 """Categories of facts that do not change between the query and the all-reduce, so that their checks are more certain
 than a log. (A port may be taken in between.)
 """
+
+
+class Judge:
+    """The judgement of one run, whose snapshot grows.
+
+    The causes of failed dials are kept while the mesh stays the same.
+
+    Args:
+        isolate: whether an all-reduce that failed for no known cause is to be repeated in groups of hosts.
+    """
+
+    def __init__(self, command: str, selected: Selection = lambda _check: True, *, isolate: bool = False) -> None:
+        self._command, self._selected, self._isolate = command, selected, isolate
+        self._mesh: object = None
+        self._dials: FailedDials | None = None
+
+    def report(self, snapshot: Snapshot) -> Report:
+        return judge(snapshot, self._command, self._selected, self._known(snapshot))
+
+    def questions(self, snapshot: Snapshot) -> tuple[Question, ...]:
+        """Return what more must be known after the dials, during the measurement of rates, and after the all-reduce."""
+        if isinstance(snapshot.smoke, Smoke):
+            wanted = self._isolate and snapshot.smoke.outcome in ("failed", "timeout")
+            unexplained = wanted and any(one.details.is_unexplained for one in self.report(snapshot).diagnoses)
+            return (FaultyGroup(),) if unexplained else ()
+        if isinstance(snapshot.rates, Rates):
+            slow = tuple((one.src, one.dst, one.rail) for one in suspects(snapshot.rates))
+            return (SlowRails(slow),) if slow else ()
+        dials = self._known(snapshot)
+        return (OtherNetworks(dials.unexplained),) if dials is not None and dials.unexplained else ()
+
+    def _known(self, snapshot: Snapshot) -> FailedDials | None:
+        if self._mesh is not snapshot.mesh:
+            self._mesh = snapshot.mesh
+            self._dials = FailedDials(snapshot) if isinstance(snapshot.mesh, Mesh) else None
+        return self._dials
 
 
 def judge(

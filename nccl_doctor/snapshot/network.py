@@ -68,6 +68,10 @@ class PciLink(Observed):
         return self.speed < (self.max_speed or 0.0)
 
 
+REAL = ("physical", "bond")
+"""Kinds of links whose reported speed is real; veth always reports 10 Gbit/s (drivers/net/veth.c)."""
+
+
 class Link(Observed):
     """A network interface."""
 

@@ -7,9 +7,9 @@ from unittest import mock
 
 import pytest
 
-from nccl_doctor.checks.view import Derived, FailedDials, View
+from nccl_doctor.checks.view import Derived, View
 from nccl_doctor.firewall import blame
-from nccl_doctor.judge.diagnose import judge
+from nccl_doctor.judge.diagnose import Judge, judge
 from nccl_doctor.model.base import known, skipped, unknown
 from nccl_doctor.nccl.cluster_nccl import cluster_nccl
 from tests.checks.snapshots import load, patched
@@ -29,9 +29,9 @@ def test_what_is_derived_is_made_once_a_judgement() -> None:
 def test_why_dials_failed_is_not_judged_again_where_it_is_known() -> None:
     snapshot = load(Path(__file__).parent / "ports/firewall_blocks_port/fires.json")
     with mock.patch("nccl_doctor.firewall.blame.judge_dials", wraps=blame.judge_dials) as blamed:
-        dials = FailedDials(snapshot)
-        assert dials.unexplained == ()
-        known_already = judge(snapshot, "check", dials=dials)
+        run = Judge("check")
+        assert run.questions(snapshot) == ()
+        known_already = run.report(snapshot)
         assert blamed.call_count == 1
         assert known_already == judge(snapshot, "check")
     assert any(one.name == "firewall-blocks-port" for one in known_already.diagnoses)

@@ -21,7 +21,7 @@ from nccl_doctor.collect.smoke.allreduce import AllReduceRun
 from nccl_doctor.collect.smoke.plan import Plan, SmokeLimits
 from nccl_doctor.crew.answers import MalformedError, ProbeError, SmokeEnd
 from nccl_doctor.crew.session import ProbeSession
-from nccl_doctor.judge.diagnose import judge
+from nccl_doctor.judge.diagnose import Judge, judge
 from nccl_doctor.judge.hang_report import report as hang_report
 from nccl_doctor.logs import facts
 from nccl_doctor.model.cluster import Cluster, Node
@@ -62,7 +62,12 @@ def local_cluster() -> Cluster:
 
 def seen(bend: Bend) -> Snapshot:
     """What a run over three local probes makes of it."""
-    with open_run(local_cluster(), lambda: Bending({LIAR: bend}), RunOptions(smoke=False), Silent()) as run:
+    with open_run(
+        local_cluster(),
+        lambda: Bending({LIAR: bend}),
+        RunOptions(smoke=False, questions=Judge("check").questions),
+        Silent(),
+    ) as run:
         snapshot = run.snapshot()
     return Snapshot.model_validate_json(snapshot.model_dump_json(by_alias=True))
 

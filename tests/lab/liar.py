@@ -34,7 +34,7 @@ from nccl_doctor.collect.hang.hang import HangOptions, take
 from nccl_doctor.collect.options import RunOptions
 from nccl_doctor.collect.run import open_run
 from nccl_doctor.collect.smoke.plan import SmokeLimits
-from nccl_doctor.judge.diagnose import judge
+from nccl_doctor.judge.diagnose import Judge, judge
 from nccl_doctor.judge.hang_report import report as hang_report
 from nccl_doctor.model.cluster import Cluster, Node, access
 from nccl_doctor.model.engines.ssh import SshOptions
@@ -158,12 +158,10 @@ def _judged(one: Lie, nodes: Iterable[Node], transport: Callable[[], Transport],
     port = random.Random(one.seed).randrange(20000, 30000)
     cluster = Cluster(nodes=ranked, master_addr=LOOPBACK, master_port=port)
     limits = SmokeLimits(deadline_s=10, imports_s=40, budget_s=0.2, max_bytes=4096)
-    options = RunOptions(smoke=smoke, smoke_limits=limits, total_s=LONGEST_S / 2)
+    asked = Judge("check", isolate=smoke).questions
+    options = RunOptions(smoke=smoke, smoke_limits=limits, total_s=LONGEST_S / 2, questions=asked)
     with open_run(cluster, transport, options, Silent()) as run:
         snapshot = run.snapshot()
-        if smoke:
-            run.bisect()
-            snapshot = run.snapshot()
     report = judge(snapshot, "check")
     texts = rendered("check", report)
     Snapshot.model_validate_json(snapshot.model_dump_json(by_alias=True))

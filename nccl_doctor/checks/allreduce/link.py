@@ -10,14 +10,11 @@ from nccl_doctor.model.base import Unknown
 from nccl_doctor.model.report import COUNTERS, RankReport, grown_words
 from nccl_doctor.nccl.host_nccl import nccl_interface
 from nccl_doctor.snapshot.hosts import Host, HostFacts, Snapshot
-from nccl_doctor.snapshot.network import PciLink
+from nccl_doctor.snapshot.network import REAL, PciLink
 from nccl_doctor.snapshot.rate import Rates
 from nccl_doctor.snapshot.smoke import Smoke
 from nccl_doctor.snapshot.system import Identity
 from nccl_doctor.text.hostlist import grouped
-
-REAL = ("physical", "bond")
-"""Kinds of interface whose reported speed is real; veth always reports 10 Gbit/s (drivers/net/veth.c)."""
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,6 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from nccl_doctor.checks.allreduce.link import REAL
-from nccl_doctor.checks.rates import suspects
 from nccl_doctor.collect.mesh import plan
 from nccl_doctor.collect.mesh.dials import listening
 from nccl_doctor.crew import answers
@@ -25,7 +23,7 @@ from nccl_doctor.model.base import Unknown, unknown
 from nccl_doctor.model.cluster import Cluster, Node
 from nccl_doctor.nccl.host_nccl import nccl_interface
 from nccl_doctor.snapshot.hosts import Host, HostFacts
-from nccl_doctor.snapshot.network import Interfaces
+from nccl_doctor.snapshot.network import REAL, Interfaces
 from nccl_doctor.snapshot.rate import Figures, LostRate, PairRate, RateLink, Rates
 from nccl_doctor.text import inet
 
@@ -99,8 +97,13 @@ def run_rates(
     cluster: Cluster,
     left_s: Callable[[], float],
     begin: Callable[[int, float], None],
+    suspects: Callable[[Rates], Iterable[tuple[str, str, int]]],
 ) -> Rates | Unknown:
-    """Measure while there is time; ``begin`` is called first with the number of rounds and their seconds."""
+    """Measure while there is time.
+
+    ``begin`` is called first, with the number of rounds and their seconds; ``suspects`` returns sender, receiver and
+    rail of the rates to measure again.
+    """
     names = [session.node.name for session in sessions]
     nodes = {node.name: node for node in cluster.nodes}
     ends = {name: ends_of(nodes[name], facts[name]) for name in names}
@@ -136,10 +139,10 @@ def run_rates(
             lost=tuple(measuring.lost),
             links={name: told for name, told in zip(names, links, strict=True) if not isinstance(told, Exception)},
         )
-        for rate in suspects(found):
+        for rail in suspects(found):
             if left_s() < ROUND_S:
                 break
-            measuring.round([by_pair[rate.src, rate.dst, rate.rail]], alone=True)
+            measuring.round([by_pair[rail]], alone=True)
     if not measuring.rates:
         why = measuring.lost[0].error if measuring.lost else "no time was left"
         return unknown(f"no pair could be measured: {why}")

@@ -1,4 +1,4 @@
-"""The plan of ``nccl-doctor fix``: the steps that mend a report's diagnoses, what is left by hand, and the way back."""
+"""The plan of ``nccl-doctor fix``: the steps that fix a report's diagnoses, what is left by hand, and the way back."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from nccl_doctor.text.shell import word
 def plan(
     report: Report, snapshot: Snapshot, hide: Callable[[str], str] = lambda text: text
 ) -> tuple[tuple[Step, ...], tuple[ByHand, ...]]:
-    """Return the steps that mend a report's diagnoses, gravest first, and what is left by hand.
+    """Return the steps that fix a report's diagnoses, gravest first, and what is left by hand.
 
     A command in which ``hide`` finds a secret could not be shown before it runs, so it is left to a person.
     """

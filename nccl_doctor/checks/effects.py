@@ -27,7 +27,7 @@ NCCL_CONNECTIONS = Effect(
 MASTER = Effect(
     ("no-store", "no-group", *_DIALS, "hostname-unresolvable", "port-in-use", "world-size-mismatch"),
     Reach.ALL,
-    "every rank dials the master's store before anything else (torch, TCPStore)",
+    "every rank connects to the master's store before anything else (torch, TCPStore)",
 )
 NAMES = Effect(
     (

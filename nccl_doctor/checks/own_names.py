@@ -24,8 +24,8 @@ from nccl_doctor.text.hostlist import quoted
 from nccl_doctor.text.inet import is_loopback
 
 CHANCE = (
-    "gloo still works, because the side with the higher address connects; it fails with a second such host, or in "
-    "192.168.0.0/16"
+    "gloo still works here, because of two hosts the one with the higher address connects; it fails as soon as a "
+    "second host has the same fault, or a peer's address is above 127.0.1.1 (192.168.x.x)"
 )
 """Consequence of a name that resolves to a loopback address, in cases in which gloo may still work."""
 

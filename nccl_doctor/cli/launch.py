@@ -62,7 +62,7 @@ def launch(
         ),
     ] = "shell",
 ) -> None:
-    """Print the launch line of the job for each host. Contacts no host."""
+    """Print the job's launch command for each host. Contacts no host."""
 
     def work() -> int:
         import os

@@ -296,7 +296,7 @@ class EngineOptions(JobOptions):
         of_job(
             "--engine",
             metavar="|".join(ENGINES),
-            help="Engine that will run on the hosts: checks its addresses, prints its launch lines.",
+            help="Engine that will run on the hosts: checks its addresses, prints the commands that start it.",
             autocompletion=completing(*ENGINES),
         ),
     ] = None

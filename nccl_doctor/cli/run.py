@@ -49,7 +49,7 @@ BESIDE_SMOKE_S = 240.0
 
 PLACES = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "NNODES",
           "GROUP_RANK")  # fmt: skip
-"""Variables that give a rank's place in the job; they are judged with the launch line."""
+"""Variables that give a rank's place in the job; they are judged with the launch command."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class Request:
     connections: Connections | None = None  # which stay open for a later use; None for those of the run alone
 
     def cluster(self) -> Cluster:
-        """Return the hosts, and the launch line, which names the master if nothing else does."""
+        """Return the hosts, and the launch command, which names the master if nothing else does."""
         if self.known is not None:
             return self.known
         reader = self.which.reader(self.overrides, self.which.hosts, self.reached.transport)

@@ -29,7 +29,12 @@ MAX_REQUEST = 64 << 20  # bytes that a host may send for one request, with chatt
 
 
 class Messages:
-    """Messages of a probe; ``chatter``: other programs' last lines; ``came``: whether the login shell ran our line."""
+    """Messages of a probe.
+
+    Attributes:
+        chatter: the last lines that other programs printed.
+        shell_ready: whether the login shell has run the command that starts the probe.
+    """
 
     def __init__(self, channel: base.Channel, nonce: str, silence_s: float) -> None:
         self._channel, self._silence_s = channel, silence_s
@@ -37,7 +42,7 @@ class Messages:
         self._mark = bundle.login_mark(nonce).encode()
         self._allowance = base.Allowance(base.MAX_GREETING)
         self.chatter: deque[str] = deque(maxlen=5)
-        self.came = False
+        self.shell_ready = False
 
     def requested(self) -> None:
         """Record a request, whose answer may have the maximum size."""
@@ -48,7 +53,7 @@ class Messages:
         while True:
             line = self._line(deadline)
             if line.endswith(self._mark):
-                self.came = True
+                self.shell_ready = True
                 deadline = min(deadline, time.monotonic() + after_login)
                 continue
             chatter, framed, text = line.partition(self._nonce)
@@ -308,7 +313,7 @@ class ProbeSession:
                 python=self.node.python,
                 place=place_of(self.node),
                 error=str(error),
-                came=self._messages.came,
+                shell_ready=self._messages.shell_ready,
                 ready=self._ready,
                 late=late,
                 lied=isinstance(error, answers.MalformedError),

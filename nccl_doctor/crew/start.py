@@ -51,7 +51,7 @@ class Start:
         python: the requested interpreter.
         place: the container in which it was to run, "the docker container train"; empty for the host itself.
         error: the channel's error, or the probe's refusal.
-        came: the login shell reached our line, so its start-up files did not end it.
+        shell_ready: the login shell ran the command that starts the probe, so its start-up files did not end it.
         ready: the interpreter reported that it runs, so neither the shell nor the path is at fault.
         late: a deadline passed, so the machine may be slow.
         lied: it answered something that the probe never sends.
@@ -63,7 +63,7 @@ class Start:
     python: str
     place: str
     error: str
-    came: bool
+    shell_ready: bool
     ready: bool
     late: bool
     lied: bool
@@ -92,7 +92,7 @@ _PYTHON: tuple[tuple[PythonProblem, str, str], ...] = (
 
 def start_failure(start: Start) -> PythonMissing | ProbeFailed:
     evidence, inside = (*start.stderr, *start.chatter), f"in {start.place} " if start.place else ""
-    found = _problem(start) if start.came and not (start.late or start.lied) else None
+    found = _problem(start) if start.shell_ready and not (start.late or start.lied) else None
     if found is not None:
         problem, detail = found
         facts = PythonFacts(python=start.python, problem=problem)
@@ -107,7 +107,7 @@ def start_failure(start: Start) -> PythonMissing | ProbeFailed:
 
 def _cut_off(start: Start) -> bool:
     """Return whether the shell reached our line, and the program was then killed or lost with its session."""
-    return start.came and not start.late and start.status in _KILLED
+    return start.shell_ready and not start.late and start.status in _KILLED
 
 
 def _problem(start: Start) -> tuple[PythonProblem, str] | None:
@@ -145,7 +145,7 @@ def _detail(start: Start) -> str:
         return f"{start.python} did not start the probe: {start.error}"
     if start.late:
         slow = "that interpreter hangs, or needs longer than --connect-timeout gives it"
-        why = slow if start.came else "the login waits or runs something else"
+        why = slow if start.shell_ready else "the login waits or runs something else"
         return f"{start.python} did not start in time: {why}"
     words = next(
         (part(line.strip(), 0, _WORDS) for line in reversed((*start.stderr, *start.chatter)) if line.strip()), ""

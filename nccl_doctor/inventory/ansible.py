@@ -337,7 +337,7 @@ _FOLDERS = "group_vars", "host_vars"
 
 
 def stand_beside(place: SourceLocation) -> bool:
-    """Return whether group_vars or host_vars beside the file make a plain list an inventory."""
+    """Return whether group_vars or host_vars next to the file make a plain list an inventory."""
     return place.is_file and any((Path(place.source).parent / folder).is_dir() for folder in _FOLDERS)
 
 

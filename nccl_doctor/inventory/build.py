@@ -28,7 +28,7 @@ from nccl_doctor.text.inet import is_loopback
 SettledHosts = dict[str, tuple[Entry, Settings]]  # each host by its name, in order, with all its settings
 
 DEVICES = "CUDA_VISIBLE_DEVICES"
-LAUNCH_LINE = "launch line"
+LAUNCH_LINE = "launch command"
 
 
 def build(
@@ -189,7 +189,7 @@ class Overrides:
     env: tuple[str, ...] = ()
     inside: str | None = None
     engine: str | None = None
-    # variables that the launch line sets, which override all others
+    # variables that the launch command sets, which override all others
     line: Mapping[str, str] = field(default_factory=dict)
 
     def applied(self, cluster: Cluster) -> Cluster:

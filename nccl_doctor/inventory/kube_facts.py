@@ -61,7 +61,7 @@ def _unscheduled(pod: Pod, container: Container) -> NotReady | None:
         remedy = "Change what it demands of a node (selector, affinity, tolerations), or give the cluster such a node."
         return NotReady(detail="is pending: no node takes it", evidence=_evidence(found.message), remedy=remedy)
     asked = {name: container.resources.requests.get(name, container.resources.limits.get(name)) for _, name in lacks}
-    what = " and ".join(name + (f" ({count} asked for)" if count is not None else "") for name, count in asked.items())
+    what = " and ".join(name + (f" ({count} requested)" if count is not None else "") for name, count in asked.items())
     remedy = (
         "Ask for less, wait for other jobs to end, or have nodes added; kubectl describe nodes shows what is taken of "
     )

@@ -20,7 +20,7 @@ def operations(found: Diagnosis, snapshot: Snapshot) -> tuple[Command, ...]:
 
 
 def settings(found: Diagnosis, snapshot: Snapshot) -> Mapping[str, str]:
-    """Return the job's variables that mend a diagnosis if they are the same on all hosts; none otherwise.
+    """Return the job's variables that fix a diagnosis if they are the same on all hosts; none otherwise.
 
     What a single host says of itself sets nothing for the others.
     """

@@ -39,7 +39,7 @@ _MOST_SCRIPT = 1 << 16  # bytes of a shell's script
 
 @dataclass(frozen=True)
 class LaunchLine:
-    """A launch line.
+    """A launch command.
 
     Attributes:
         launcher: by its name in probe/options.py; "script" for a script that starts its own ranks.
@@ -179,7 +179,7 @@ def behind_dashes(words: Sequence[str], argv: Sequence[str]) -> tuple[str | None
     behind = len(argv) - argv.index("--") - 1 if "--" in argv else 0
     before, line = words[: len(words) - behind], words[len(words) - behind :]
     if len(before) > 1:
-        raise UsageError(f"unexpected argument {before[1]}; put the launch line after --")
+        raise UsageError(f"unexpected argument {before[1]}; put the launch command after --")
     if "--" in argv:
         out = _out_of_script(line)
         read = read_line(out)
@@ -227,11 +227,11 @@ def _split(words: Sequence[str]) -> list[str]:
     try:
         return shell.split(words[0])
     except ValueError as error:
-        raise UsageError(f"the launch line {quoted(words[0])} has an unmatched quote") from error
+        raise UsageError(f"the launch command {quoted(words[0])} has an unmatched quote") from error
 
 
 def read_line(words: Sequence[str], known: Mapping[str, bool] | None = None) -> LaunchLine:
-    """Parse words as a launch line, with the launcher's ``known`` options; UsageError if that is impossible."""
+    """Parse words as a launch command, with the launcher's ``known`` options; UsageError if that is impossible."""
     every = _split(words)
     if every[:1] == ["env"] and not "".join(every[1:2]).startswith("-"):
         every = every[1:]
@@ -243,7 +243,7 @@ def read_line(words: Sequence[str], known: Mapping[str, bool] | None = None) -> 
     rest = every[front.count :] if front.unread is None else every[len(set_first) :]
     if not rest:
         raise UsageError(
-            "no launch line after --; for example: nccl-doctor check hosts.yaml -- torchrun --nnodes=2 train.py"
+            "no launch command after --; for example: nccl-doctor check hosts.yaml -- torchrun --nnodes=2 train.py"
         )
     if PurePath(rest[0]).suffix in SCRIPTS:
         raise UsageError(f"{shell.word(rest[0])} is a shell script; give the line in it that starts the job")

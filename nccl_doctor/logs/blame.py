@@ -154,7 +154,7 @@ def _order(events: Sequence[Event]) -> Callable[[Event], tuple[int, int, tuple[i
 
 
 def _effects(name: str) -> tuple[str, ...]:
-    """Return names of diagnoses that follow from a cause, besides echoes."""
+    """Return the names of the diagnoses that a cause leads to, except those that every rank reports after any fault."""
     check = entry(name)
     return (*(one for one in check.explains if isinstance(one, str)), *check.in_logs)
 

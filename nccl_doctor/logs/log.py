@@ -268,6 +268,6 @@ def rank_progress(facts: Facts) -> RankProgress:
 
 
 def absent(ranks: set[int], world_size: int | None) -> tuple[int, ...]:
-    """Return a job's ranks that are missing in ``ranks``; None for so many that their logs were hardly given."""
+    """Return the job's ranks that are missing from ``ranks``; none if most of their logs were probably never given."""
     few = (world_size or 0) - len(ranks) <= _MOST_MISSING
     return tuple(sorted(set(range(world_size or 0)) - ranks)) if few else ()

@@ -32,7 +32,7 @@ one of two thousand. The end of a source is always judged.
 """
 
 _STEP = 16 << 10
-"""Bytes that one call of the filter reads; finding a line in them costs three times as much."""
+"""Bytes that the filter reads per call. Locating the line of a match costs three times as much as filtering them."""
 
 _OVERLAP = 256
 """Bytes by which windows overlap, so that no match is split."""

@@ -53,7 +53,7 @@ class Undo(FrozenModel):
 
 
 class Step(FrozenModel):
-    """A command of a plan, which mends a fault or undoes an earlier step.
+    """A command of a plan, which fixes a fault or undoes an earlier step.
 
     Attributes:
         number: its place in the plan, from 1; hosts run in parallel, each in this order.

@@ -47,7 +47,7 @@ class Node(FrozenModel):
     python: str = "python3"  # interpreter for training
     # settings of each engine that reaches it, by the engine's name; :meth:`options` reads them
     access: Annotated[dict[str, Json], Holds.ACCESS] = Field(default_factory=dict)
-    # variables of the training job; origins of those set by an option or the launch line
+    # variables of the training job; origins of those set by an option or the launch command
     env: Annotated[dict[str, str], Holds.ENVIRONMENT] = Field(default_factory=dict)
     env_origins: dict[str, str] = Field(default_factory=dict)
     local: bool = False  # this machine: without SSH
@@ -73,7 +73,7 @@ class Cluster(FrozenModel):
     variables: dict[str, str] = Field(default_factory=dict)
     # settings of an engine for all nodes together, by its name; :meth:`options` reads them
     access: Annotated[dict[str, Json], Holds.ACCESS] = Field(default_factory=dict)
-    line: Annotated[str | None, Holds.LAUNCH_LINE] = None  # launch line of the job, if it is to be judged
+    line: Annotated[str | None, Holds.LAUNCH_LINE] = None  # launch command of the job, if it is to be judged
 
     def options(self, kind: type[EngineOptions]) -> EngineOptions:
         found: EngineOptions = _adapter(kind).validate_python(self.access.get(kind.engine, {}))

@@ -54,7 +54,7 @@ class Command(FrozenModel):
 
 
 class Fix(FrozenModel):
-    """The remedy. ``commands`` mend the fault when pasted, or show what is needed to decide.
+    """The remedy. ``commands`` fix the fault when pasted, or show what is needed to decide.
 
     ``variables`` are those that the commands set for the job, by host; ``launch`` includes them in its lines.
     """

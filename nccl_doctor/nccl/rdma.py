@@ -75,7 +75,7 @@ def roce_version(gid: RdmaGid | None) -> int:
 
 @dataclass(frozen=True)
 class GidChoice:
-    """The GID index that NCCL uses on a port; without an entry if the table is empty there."""
+    """The GID index that NCCL uses on a port; ``entry`` is None if the port's GID table has nothing at that index."""
 
     index: int
     entry: RdmaGid | None

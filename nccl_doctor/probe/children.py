@@ -75,7 +75,7 @@ def scratch() -> str:
 
 
 def leave() -> None:
-    """End all children and remove their folders, also one that is being made; no new one can be made."""
+    """End all children and remove their folders, including any that is being created; no child can start afterwards."""
     _making.acquire(timeout=2.0)
     end_all()
     remove_scratch()

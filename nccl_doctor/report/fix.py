@@ -152,7 +152,7 @@ def _outcome(report: FixReport, screen: Screen) -> Iterator[list[str]]:
         ("New", report.new),
         ("Still there", report.remaining),
         ("Can't be judged any more", report.unjudged),
-        ("Mended", report.mended),
+        ("Fixed", report.mended),
     )
     yield [
         line

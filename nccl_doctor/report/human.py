@@ -364,7 +364,7 @@ def _hang_opening(report: HangReport, screen: Screen) -> Iterator[list[str]]:
 
 def _hang_end(report: HangReport, screen: Screen) -> Iterator[str]:
     for one in report.not_seen if screen.verbose or report.verdict == "unknown" else report.not_seen[:2]:
-        yield from wrap(f"Not observed: {one}", screen.prose, "", "  ")
+        yield from wrap(f"Not available: {one}", screen.prose, "", "  ")
     for one in report.other_jobs[:4]:
         yield from wrap(f"Another job, not examined: {one}", screen.prose, "", "  ")
     seconds = report.timings.get("total", 0)

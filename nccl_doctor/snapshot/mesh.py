@@ -243,7 +243,7 @@ class Mesh(Observed):
 
 
 def accused(hosts: Iterable[str], pairs: Iterable[tuple[str, str]]) -> tuple[str, ...]:
-    """Return the hosts at fault according to these pairs (source, target); the report of one host accuses no other.
+    """Return the hosts at fault according to these failed pairs (source, target).
 
     A source is accused by its own report, a target only by two. If that leaves none, the sources are returned.
     """

@@ -310,7 +310,7 @@ class Engines(Observed):
     fqdn: str | None
     packages: Fact[dict[str, Version]]  # installed versions of "vllm", "sglang", "ray", "deepspeed", …
     ray_nodes: tuple[IpAddress, ...] = ()  # addresses of Ray's nodes that run on this host
-    # options of the launcher in the launch line, with "_" for "-": whether a value follows; empty if unknown
+    # options of the launcher in the launch command, with "_" for "-": whether a value follows; empty if unknown
     options: dict[Annotated[str, Field(pattern=r"^\w{1,64}$")], bool] = Field(default_factory=dict, max_length=512)
 
 

@@ -199,11 +199,11 @@ LAUNCHERS = re.compile(
     r"|mpirun|mpiexec|env|vllm|serve|sglang\.launch_server|sglang|ray|start|uv|run|conda|numactl|nohup|time|bash|docker"
     r"|exec|composer|llamafactory-cli)"
 )
-"""Words of a launch line that start the job and are harmless."""
+"""Words of a launch command that start the job and are harmless."""
 
 
 def _launch_line(line: str, done: Redacted) -> str:
-    """Return a launch line with only the parts needed to judge it: programs, scripts, options, numbers, addresses."""
+    """Return a launch command with only what is needed to judge it: programs, scripts, options, numbers, addresses."""
     words = line.split()
     told: list[str] = []
     for number, word in enumerate(words):
@@ -223,7 +223,7 @@ def _launch_line(line: str, done: Redacted) -> str:
 
 
 def _is_plain(option: str, value: str) -> bool:
-    """Return whether a word of a launch line, possibly an option's value, is harmless."""
+    """Return whether a word of a launch command, possibly an option's value, is harmless."""
     if NUMBER.fullmatch(value) or LAUNCHERS.fullmatch(value) or (value.endswith(".py") and "://" not in value):
         return True
     return option in OPTIONS or (option in PLACES and PLACE.fullmatch(value) is not None)

@@ -52,7 +52,11 @@ class PythonInfo(Observed):
 
 
 class NcclCopy(Observed):
-    """A libnccl in torch's environment; its owner is a package ("nvidia-nccl-cu12", conda's "nccl") or a variable."""
+    """A libnccl in torch's environment.
+
+    ``owner`` is the package that installed it ("nvidia-nccl-cu12", conda's "nccl"), or the environment variable that
+    points to it.
+    """
 
     owner: str
     version: Version | None

@@ -37,7 +37,7 @@ def state_folder(environ: Mapping[str, str]) -> Path | None:
 
 
 def write_atomically(path: Path, data: bytes, *, private: bool = False) -> None:
-    """Write a draft beside the file and rename it, so that nobody reads half of it; OSError on failure.
+    """Write a draft next to the file and rename it, so that nobody reads half of it; OSError on failure.
 
     The file keeps its mode and owner; a new ``private`` file is readable only by its owner. A file that another user
     made in a shared folder is refused, and links are followed as Linux does with ``fs.protected_symlinks``: not if

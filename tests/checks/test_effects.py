@@ -78,7 +78,11 @@ def table() -> Iterator[str]:
             yield from (f"    {line}" for line in row or ("nothing",))
 
 
-_WHOSE = {Reach.OWN: "ranks of its own hosts", Reach.MEETS: "ranks that deal with its hosts", Reach.ALL: "all ranks"}
+_WHOSE = {
+    Reach.OWN: "on the hosts with the fault",
+    Reach.MEETS: "on ranks that communicate with those hosts",
+    Reach.ALL: "on all ranks",
+}
 
 
 def topic() -> Iterator[str]:
@@ -90,9 +94,9 @@ def topic() -> Iterator[str]:
             if isinstance(one, Effect):
                 causes.setdefault(one, []).append(check.name)
     for effect, names in sorted(causes.items(), key=lambda item: item[0].why):
-        under = f", under {effect.backends[0]}" if len(effect.backends) == 1 else ""
+        under = f" (only with {effect.backends[0]})" if len(effect.backends) == 1 else ""
         yield f"## {', '.join(names)}\n"
-        yield f"Shown by {_WHOSE[effect.reach]}{under}: {', '.join(effect.kinds)}.\n"
+        yield f"Symptoms {_WHOSE[effect.reach]}{under}: {', '.join(effect.kinds)}.\n"
         yield f"Why: {effect.why}.\n"
 
 

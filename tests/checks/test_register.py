@@ -52,7 +52,7 @@ def test_a_healthy_cluster_is_judged_whole_and_nothing_is_found() -> None:
     assert absent <= {
         *(one.absent for one in marks(HostFacts, Subjects).values()),
         *(engine.absent for engine in engines()),
-        "no launch line was given",
+        "no launch command was given",
         "no engine is named (--engine) or installed",
         "no round trips were kept",
     }

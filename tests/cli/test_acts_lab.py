@@ -235,7 +235,7 @@ def test_hosts_from_a_pipe_are_read_once(fresh_lab: Lab) -> None:
     """14."""
     rejecting(fresh_lab)
     code, out, err = sh(fresh_lab, "cat hosts.yaml | nccl-doctor fix - --no-smoke --yes")
-    assert (code, "Mended: firewall-blocks-port on node1" in out) == (0, True), (out, err)
+    assert (code, "Fixed: firewall-blocks-port on node1" in out) == (0, True), (out, err)
     line = "torchrun --nnodes=3 --node_rank=0 --nproc_per_node=1 --master_addr=node1 --master_port=29500 train.py"
     for hosts in ("- < hosts.yaml", "<(cat hosts.yaml)"):
         words = (

@@ -334,6 +334,6 @@ def test_check_offers_it(fresh_lab: Lab) -> None:
     finally:
         os.close(mine)
         os.close(theirs)
-    assert "Mended: firewall-blocks-port on node1" in out
+    assert "Fixed: firewall-blocks-port on node1" in out
     words = shlex.split("check hosts.yaml --no-smoke --fix -o json")
     assert run_in(fresh_lab.controller, *words).returncode == 2

@@ -8,7 +8,7 @@ How we know: ``kubectl exec`` was started for the container in which the job run
 first. The marker did not come; kubectl's messages, and how long it was silent, are the evidence. A link to a node that
 is down leaves kubectl silent for minutes, so the wait has its own limit (``--connect-timeout``).
 
-Fix: follows from the reason; where the permission is missing, ask whoever runs the cluster for it in the job's
+Fix: follows from the reason; where the permission is missing, ask the cluster's administrator for it in the job's
 namespace.
 
 References: kubectl-exec(1). Kubernetes, "Authorization Overview": the verb of ``pods/exec`` is create.

@@ -1,6 +1,6 @@
 """The host was reached, but the probe that nccl-doctor runs there returned no answer.
 
-What it means: nothing is known about the host. The cause is mostly a login that can't run commands (a shell like
+What it means: nothing is known about the host. The cause is usually a login that can't run commands (a shell like
 nologin, a forced command, a profile that ends the shell or waits for input), a host without free memory or processes,
 or a defect of nccl-doctor.
 

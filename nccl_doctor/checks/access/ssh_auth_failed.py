@@ -41,7 +41,7 @@ _LOGIN = re.compile(r"\w[\w.+-]*@\w[\w.:%-]*", re.ASCII)
 _TYPED = (
     "A password or a second factor can't be typed here, but a login that stands can be shared: give the host "
     "ControlMaster auto, ControlPath ~/.ssh/cm-%C and ControlPersist 1h in ~/.ssh/config, log in once with ssh, and "
-    "check again. A launcher's ranks need a login that asks for nothing: ask whoever runs the host."
+    "check again. A launcher's ranks need a login that asks for nothing: ask the host's administrator."
 )
 _TOO_MANY = (
     "Name the right key: ssh: identity_file in the hosts file, or for ssh too IdentityFile and IdentitiesOnly yes in "
@@ -67,7 +67,7 @@ _SLURM = re.compile("(?i)slurm|no active job")
 _BY_SLURM = "Slurm lets users in only where they have a job: ask for the nodes first (salloc or sbatch), then check."
 _ACCOUNT = (
     "The key is right. The account is expired, locked, or not let in on that host (PAM's account rules, nologin): "
-    "ask whoever runs it; journalctl -u ssh -u sshd there names the rule."
+    "ask its administrator; journalctl -u ssh -u sshd there names the rule."
 )
 _PASSWORDS = {"password", "keyboard-interactive"}
 

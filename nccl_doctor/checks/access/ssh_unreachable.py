@@ -9,8 +9,8 @@ host is up, but no sshd listens); "no route to host" (the host is down, or a fir
 or a firewall's DROP); connected but silent; an sshd so old that it has only algorithms that ssh no longer accepts;
 connected and closed before the greeting. The last is sshd's MaxStartups: with its default 10:30:100 it drops
 connections once ten wait for their login. It is tried again, with increasing delays, before this is reported. If this
-machine gets no answer at all, two of the other hosts dial its SSH port; if they get an answer, the host is up and only
-this machine is cut off from it.
+machine gets no answer at all, two of the other hosts connect to its SSH port; if they get an answer, the host is up and
+only this machine is cut off from it.
 
 A host behind a jump host (ProxyJump) fails when the jump host does; the message then names the jump host.
 

@@ -8,8 +8,8 @@ imports torch and forks the ranks of its host, or the connection to it, ended. M
 closed by peer") follow from it; `nccl-doctor logs` recognises them. A cause that the output names (a busy port, a full
 /dev/shm) is a diagnosis of its own, and this one is listed below it.
 
-Fix: it depends on the quoted error. SIGKILL mostly comes from the kernel for lack of memory (`dmesg`), a scheduler or a
-person; SIGSEGV and SIGBUS point to torch's or the driver's libraries, or a full /dev/shm.
+Fix: it depends on the quoted error. SIGKILL usually comes from the kernel for lack of memory (`dmesg`), a scheduler or
+a person; SIGSEGV and SIGBUS point to torch's or the driver's libraries, or a full /dev/shm.
 """
 
 from nccl_doctor.checks.allreduce.culprits import MISSING, Culprits, culprits, last_words, stages
@@ -30,7 +30,7 @@ ADVICE = {
 
 @check("NCD702", severity=Severity.ERROR, needs=("smoke",), in_output=True)
 def allreduce_failed(view: View) -> Findings:
-    """Yield a finding if a rank failed; name the ranks whose error is not an echo of another's."""
+    """Yield a finding if a rank failed; name the ranks whose error does not merely follow from another's."""
     smoke = view.smoke
     if smoke.outcome != "failed":
         return

@@ -9,7 +9,7 @@ How we know: the best bus bandwidth of all sizes, compared with the speed that t
 device reports. Below a quarter of that it counts as slow. With gloo at most 10 Gbit/s are expected on any link, since
 one thread adds and copies. It is not judged on a single machine, or if no message was large enough for bandwidth to
 matter more than latency. Where the speed is unknown, as for virtual interfaces, gloo is slow below 10 Mbit/s if its
-ranks hardly used a CPU or waited for one: neither their processors nor other processes were the limit.
+ranks used almost no CPU or waited for one: neither their processors nor other processes were the limit.
 
 Over RDMA, counters of the ports are read before and after (/sys/class/infiniband): packets that were lost, out of
 sequence or not acknowledged, and errors of the link, then determine the advice. Congestion notifications alone are

@@ -1,4 +1,4 @@
-"""Faults in the numbers of a launch line: nodes, ranks, GPUs, sizes, and those of single launchers."""
+"""Faults in the numbers of a launch command: nodes, ranks, GPUs, sizes, and those of single launchers."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from nccl_doctor.text.hostlist import fold, plural
 
 @dataclass(frozen=True)
 class Judged:
-    """A launch line and the hosts that it is judged against."""
+    """A launch command and the hosts that it is judged against."""
 
     view: View
     line: LaunchLine
@@ -55,7 +55,7 @@ def nodes(judged: Judged) -> Iterator[str]:
         return
     if told is not None and not line.spans(count):
         static = ", and a range needs --rdzv_backend=c10d" if ":" in told and line.is_static else ""
-        yield f"the line says {told} nodes, but there are {count} hosts{static}"
+        yield f"the launch command says --nnodes={told}, but there are {count} hosts{static}"
     elif told is None and count > 1 and line.is_placed and not line.table.engine:
         yield f"without --nnodes each of the {count} hosts starts a separate job"
     yield from _rank(judged, told, rank)
@@ -133,7 +133,7 @@ def _slots(judged: Judged, options: Mapping[str, str]) -> Iterator[Fault]:
     ranks = options.get("world_size", "")
     elsewhere = any(name in options for name in ("hostfile", "machinefile", "f", "nproc_per_node"))
     if not named and judged.count > 1 and not elsewhere:
-        yield Unjudged((), "the launch line was not judged: mpirun's hosts are not in it (-H, --hostfile)")
+        yield Unjudged((), "the launch command was not judged: mpirun's hosts are not in it (-H, --hostfile)")
         return
     slots = [part.rpartition(":")[2] if ":" in part else "1" for part in named.split(",") if part]
     if slots and not hydra and all(map(is_number, slots)) and is_number(ranks) and int(ranks) > sum(map(int, slots)):

@@ -70,6 +70,6 @@ def _is_doubtful(name: str) -> bool:
 
 def _hint(name: str, right: Meant | None) -> str:
     if right is not None:
-        return f"; did you mean {right.name}{', whose sense is opposite' if right.opposite else ''}?"
+        return f"; did you mean {right.name}{', which has the opposite meaning' if right.opposite else ''}?"
     told = advice(name)
     return f": {told}." if told is not None else "."

@@ -1,4 +1,4 @@
-"""The launch line after ``--`` can't work as written on these hosts.
+"""The launch command after ``--`` can't work as written on these hosts.
 
 What it means: torchrun or the script exits at once, each host starts a separate job, or ranks wait for a master that
 does not exist. A line from a guide fits its author's machines: number of nodes and ranks, the master's address, a
@@ -48,20 +48,20 @@ from nccl_doctor.text.inet import is_loopback
 from nccl_doctor.text.secrets import part
 
 
-@check("NCD805", phrase="fault in the launch line", severity=Severity.ERROR, row="software")
+@check("NCD805", phrase="fault in the launch command", severity=Severity.ERROR, row="software")
 def launch_line_wrong(view: View) -> Findings:
     cluster = view.snapshot.cluster
     try:
         line = line_to_judge(view.snapshot)
     except (ValueError, UsageError) as error:
-        yield Unjudged((), f"the launch line can't be read: {error}")
+        yield Unjudged((), f"the launch command can't be read: {error}")
         return
     if line is None:
-        yield Absent("no launch line was given")
+        yield Absent("no launch command was given")
         return
     judged = Judged(view, line, dict(planned_nodes(view.snapshot)))
     if line.unread is not None:
-        yield Unjudged((), f"the launch line was not judged: {line.unread}")
+        yield Unjudged((), f"the launch command was not judged: {line.unread}")
     for name, typed in line.lost.items():
         if typed:
             option = line.table.written(name)
@@ -111,7 +111,7 @@ class Faults:
             return "Start no more ranks than each host has GPUs."
         if self.devices or self.lacks_gpus:
             return "Ask for GPUs that every host has, or for the processor."
-        return "Correct the launch line."
+        return "Correct the launch command."
 
 
 _OF_MEETING = {"master_addr", "master_port", "rdzv_endpoint", "rdzv_backend", "rdzv_conf", "local_addr"}
@@ -291,7 +291,7 @@ def _deepspeed(judged: Judged) -> Iterator[Fault]:
     options = judged.line.options
     # without these, it uses /job/hostfile
     if not options.keys() & {"hostfile", "H", "no_ssh", "nnodes", "include", "i"}:
-        yield Unjudged((), "the launch line was not judged: deepspeed's hosts are not in it (--hostfile)")
+        yield Unjudged((), "the launch command was not judged: deepspeed's hosts are not in it (--hostfile)")
     if addr := options.get("master_addr"):
         yield from _wrong_place(judged, f"master address {addr}", addr, options.get("master_port"))
 

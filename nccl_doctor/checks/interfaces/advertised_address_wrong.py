@@ -2,10 +2,10 @@
 
 What it means: Ray, vLLM, SGLang and the like advertise an address of every host, most often the one of the default
 route. If that address belongs to another network or host, or several hosts share it, workers can't be placed on a node,
-sockets can't be bound, and peers dial addresses without a listener.
+sockets can't be bound, and peers connect to addresses without a listener.
 
 How we know: on hosts, the steps of each engine's version, applied to the host's settings: its variables, the kernel's
-way to 8.8.8.8 (nothing is sent), its own name. With --engine, or engine: in the hosts file, the others dial that
+way to 8.8.8.8 (nothing is sent), its own name. With --engine, or engine: in the hosts file, the others connect to that
 address, and a failure is an error; otherwise engines are judged that are installed or whose variables are set. In logs,
 vLLM's "Every node should have a unique IP address. Got 2 nodes … and 1 unique IP addresses"; a placement group of Ray's
 that waits for "node:ADDRESS" in a cluster in which no node has it; ZMQ's "Cannot assign requested address
@@ -79,7 +79,7 @@ class Misled:
     in_logs=("rendezvous-timeout", "script-failed"),
 )
 def advertised_address_wrong(view: View) -> Findings:
-    """Yield one finding per fault, of hosts and programs that share it."""
+    """Yield one finding per fault, for all hosts and programs that share it."""
     cluster = view.snapshot.cluster
     if len(cluster.nodes) < 2:
         yield Absent("one host has no peers that it tells an address")
@@ -146,7 +146,7 @@ def _judge(view: View, program: str, name: str, side: Side) -> Misled | None:
 
 
 def _by_line(view: View, program: str, name: str) -> Advertised | None:
-    """Return the address that the launch line gives the program on the host; None if the line is not for that host."""
+    """Return the address that the launch command gives the program on the host; None if it is not for that host."""
     with suppress(ValueError, UsageError):
         line, option = line_to_judge(view.snapshot), _OPTIONS.get(program)
         if line is None or option is None or line.launcher != program:

@@ -1,10 +1,10 @@
 """GLOO_SOCKET_IFNAME names an interface that does not exist on the host, or that no other host can reach.
 
 What it means: gloo knows neither prefixes nor "^" nor "=": a value copied from NCCL_SOCKET_IFNAME ends the job with
-"Unable to find address for: =eth0". torch uses gloo for CPU tensors, and in many jobs for a barrier beside NCCL.
+"Unable to find address for: =eth0". torch uses gloo for CPU tensors, and many jobs use it for a barrier, too.
 
-A rank advertises the first address of that interface, and its peers dial it: docker0 has the same one everywhere, and
-that of lo leads each host to itself.
+A rank advertises the first address of that interface, and its peers connect to it: docker0 has the same one everywhere,
+and that of lo leads each host to itself.
 
 How we know: the host's interfaces with an address, and the variable as the job will have it. A list with commas means
 several devices, each of which must be there. Whether the others reach an address is judged as for NCCL's own choice: by
@@ -44,7 +44,7 @@ GLOO = Effect(
 GIVEN = Effect(
     (*DIALS, *WAITS, LOST, "peer-died", "wrong-interface", "hostname-loopback"),
     Reach.MEETS,
-    "peers dial the address that a rank's device has (gloo/transport/tcp/address.cc)",
+    "peers connect to the address that a rank's device has (gloo/transport/tcp/address.cc)",
     ("gloo",),
 )
 

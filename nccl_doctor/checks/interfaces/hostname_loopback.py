@@ -4,12 +4,12 @@ What it means: gloo listens on the address of the host's own name and advertises
 Debian's and Ubuntu's installers write it, the other hosts connect to themselves: "Gloo connectFullMesh failed",
 "Connection refused, remote=[127.0.1.1]:…". NCCL is not affected; a job that uses only NCCL runs.
 
-Of two addresses gloo dials the lower one. So a single such host can still connect with peers in 10.0.0.0/8, whose
-addresses are lower than 127.0.1.1: that is a note, not a fault. Two such hosts, or one among peers in 192.168.0.0/16,
-are a fault.
+Of two hosts, the one with the higher address connects to the other. So a single such host can still connect with peers
+in 10.0.0.0/8, whose addresses are lower than 127.0.1.1: that is a note, not a fault. Two such hosts, or one among peers
+in 192.168.0.0/16, are a fault.
 
 How we know: the addresses of each host's own name, in the order in which gloo tries them, and gloo's rule for which
-side dials. ::1 together with the others' IPv4 addresses ends gloo at once ("ss1.ss_family == ss2.ss_family").
+side connects. ::1 together with the others' IPv4 addresses ends gloo at once ("ss1.ss_family == ss2.ss_family").
 
 Fix: set GLOO_SOCKET_IFNAME, or give the name its real address in /etc/hosts.
 

@@ -4,9 +4,9 @@ What it means: ranks that look up the master by name end at different machines, 
 some hosts join, the others wait until their timeout. On a host whose own name resolves to an address that none of its
 interfaces has (an old one, or another host's), gloo falls back to 127.0.0.1, where the others can't reach it: a gloo
 job fails, and so do the helper groups of NCCL jobs (checkpoints, monitored barriers). If gloo still works, because it
-dials the lower of two addresses (see hostname-loopback), that is a note, not a fault. A name that resolves to an
-address family other than the others' ends gloo with "ss1.ss_family == ss2.ss_family". Usually one host's /etc/hosts is
-out of date.
+connects from the higher of two addresses (see hostname-loopback), that is a note, not a fault. A name that resolves to
+an address family other than the others' ends gloo with "ss1.ss_family == ss2.ss_family". Usually one host's /etc/hosts
+is out of date.
 
 How we know: each host resolved every name of the cluster and its own; a name is at fault if two hosts' answers have no
 address in common, unless the host with another answer reached the master by it; a host's own name is at fault if no

@@ -1,7 +1,7 @@
 """The master address is a loopback address, and the job has more than one host.
 
-What it means: every host takes 127.0.0.1, ::1 or "localhost" for itself. The ranks on the other hosts look for the
-master on their own machine, are refused or wait until "The client socket has timed out".
+What it means: on every host, 127.0.0.1, ::1 and "localhost" refer to that host itself. The ranks on the other hosts
+look for the master on their own machine, are refused or wait until "The client socket has timed out".
 
 How we know: `master_addr` of the hosts file, and what each host resolves it to.
 

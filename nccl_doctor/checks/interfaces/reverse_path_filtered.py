@@ -4,9 +4,9 @@ What it means: with rp_filter=1 the kernel drops a packet that comes in by anoth
 would answer. If hosts have two networks and one of them sends through the other network (a static route, a policy
 rule), its packets are dropped silently: connections time out, in one direction or in both.
 
-How we know: dials failed, and the kernel of the host was asked whether it would accept the packet on the interface that
-shares a network with the peer's outgoing interface (as `ip route get TO from SOURCE iif DEV` prints). It refuses, and
-rp_filter is strict there (the higher of net.ipv4.conf.all and the interface's own value).
+How we know: connections failed, and the kernel of the host was asked whether it would accept the packet on the
+interface that shares a network with the peer's outgoing interface (as `ip route get TO from SOURCE iif DEV` prints). It
+refuses, and rp_filter is strict there (the higher of net.ipv4.conf.all and the interface's own value).
 
 Fix: give the peer a route through the right interface, or let the host accept packets that it could answer through any
 interface: rp_filter=2 (loose) on that interface.

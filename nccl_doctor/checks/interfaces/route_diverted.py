@@ -4,10 +4,10 @@ What it means: a VPN client, a container engine or an old script has added a pol
 route. Packets for another host leave by a tunnel or a gateway that does not know it, so connections time out; if
 replies take that route, connections to this host time out, and all others seem unable to reach it.
 
-How we know: dials failed, and the kernels of both ends were asked how they route these packets (as `ip route get
+How we know: connections failed, and the kernels of both ends were asked how they route these packets (as `ip route get
 ADDRESS from OWN` prints): the route uses another interface than the one in whose network the address is, or a gateway
 from a routing table other than main, or a gateway although the destination's netmask has both in one subnet, so that
-the host's own is too narrow. No packet filter explains the dial.
+the host's own is too narrow. No packet filter explains the failure.
 
 Fix: let traffic inside the cluster's own network use the main table, ahead of all other rules; if the route is in the
 main table, delete it or exclude the cluster's network from the VPN. `ip rule` and `ip route show table all` show what

@@ -4,7 +4,7 @@ What it means: NCCL has no port setting: every listener and every connection of 
 `net.ipv4.ip_local_port_range`. When they are exhausted, NCCL ends with "Call to bind failed: Address already in use",
 which is not about the master port, or with "Cannot assign requested address".
 
-If all of them are in use right now, no connection can be made, which is an error: a dial of the host ended with
+If all of them are in use right now, no connection can be made, which is an error: a connection from the host ended with
 EADDRNOTAVAIL.
 
 How we know: the range, less the reserved ports, against an estimate for the job's world size. A rank uses about six

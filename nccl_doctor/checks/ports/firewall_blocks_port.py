@@ -4,10 +4,10 @@ What it means: every rank connects to the master port first (torch's TCPStore). 
 ranks wait until they time out; with one that rejects them, they fail with "No route to host" or "Connection refused";
 with one that redirects them (DNAT or REDIRECT of a container or a proxy), they reach another process.
 
-How we know: every host dialled the master port while nccl-doctor itself listened there, and the dial failed. The
-kernel's actual rules on both hosts (nftables, both kinds of iptables, ipset) were then evaluated for that packet: out
-of the dialling host, into the listening one, and the replies back. The named rule is the first one that blocks the
-packet; its counter is shown before and after the dials.
+How we know: every host connected to the master port while nccl-doctor itself listened there, and the connection failed.
+The kernel's actual rules on both hosts (nftables, both kinds of iptables, ipset) were then evaluated for that packet:
+out of the connecting host, into the listening one, and the replies back. The named rule is the first one that blocks
+the packet; its counter is shown before and after the connections.
 
 Fix: the commands let the cluster's own addresses reach the master port and the ports that NCCL and gloo get from the
 kernel (`net.ipv4.ip_local_port_range`), in the syntax of the rules' manager: firewalld, ufw, nftables or iptables. They

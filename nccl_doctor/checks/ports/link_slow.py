@@ -2,11 +2,12 @@
 
 What it means: every rank of a ring waits for its slowest link, so one bad cable slows the whole job: a cable or
 transceiver with lost lanes, a port that fell back to a lower rate, half duplex, a NIC in a narrow PCIe slot, traffic
-shaping, an MTU that differs, a lossy port. It is an error if less than a tenth is left.
+shaping, an MTU that differs, a lossy port. It is an error, not a warning, if the rate is below a
+tenth of the usual one.
 
 How we know: with `--rate` the hosts send to each other by TCP, between the addresses that NCCL uses, in rounds in which
-each sends to one host and receives from one. A rate of less than half of the usual one, or with 2 % of segments
-retransmitted while others have less than a tenth of that, is measured again while nobody else sends. A host is named,
+each sends to one host and receives from one. A pair is measured again, alone, if its rate is less than half of the
+usual one, or if 2 % of its segments were retransmitted and the others had less than 0.2 %. A host is named,
 with the direction, if its whole row or column of the matrix is bad; a pair if only that is; a rail if it is slow on all
 hosts compared with other rails or its links' speed. If the sending thread lacked a CPU, the reader was late, or
 interrupts filled a CPU, the machine was the limit: then no host is blamed, and the report says so.

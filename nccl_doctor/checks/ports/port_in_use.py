@@ -12,10 +12,10 @@ socket tables then explain its result:
 - `time-wait`: a connection of a program without SO_REUSEADDR ended less than a minute ago. A TIME_WAIT that torch
   itself left does not prevent torch's bind, and is not reported.
 
-Fix: `nccl-doctor fix-port` shows the holder with its whole job, and ends a leftover of yours with `--kill`: a rank that
-lost its launcher and makes no progress. `nccl-doctor fix-port --hosts hosts.yaml --next --write` finds another port and
-writes it into the hosts file. For `outbound`, reserve the port (`net.ipv4.ip_local_reserved_ports`); for `time-wait`,
-wait: `nccl-doctor fix-port --wait`.
+Fix: `nccl-doctor fix-port` shows which process holds the port and the job it belongs to. With `--kill` it ends the
+process if it is a leftover of your own, that is, a rank without a launcher that makes no progress. `nccl-doctor
+fix-port --hosts hosts.yaml --next --write` finds another port and writes it into the hosts file. For `outbound`,
+reserve the port (`net.ipv4.ip_local_reserved_ports`); for `time-wait`, wait: `nccl-doctor fix-port --wait`.
 
 References: ip(7) and socket(7) on SO_REUSEADDR; torch/csrc/distributed/c10d/TCPStoreLibUvBackend.cpp.
 """

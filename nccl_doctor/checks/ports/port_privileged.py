@@ -18,7 +18,7 @@ from nccl_doctor.model.finding import Finding, Severity
 PRIVILEGED = Effect(
     ("port-privileged", "no-store", "port-in-use", "connection-refused", *GIVING_UP),
     Reach.ALL,
-    "rank 0 may not bind the master's port, and the others dial it in vain (ip(7), EACCES)",
+    "rank 0 may not bind the master's port, and the others can't connect to it (ip(7), EACCES)",
 )
 
 

@@ -5,31 +5,31 @@ What it means: NCCL and gloo connect every host to others, in both directions, o
 collective or in its rendezvous.
 
 How we know: every host listened on the master port (the master) and on three ephemeral ports, and every other host
-dialled them; each listener proves with a random word that it is ours. How a dial fails is a hint:
+connected to them; each listener proves with a random word that it is ours. How a connection fails is a hint:
 
 - timed out: something drops the packets silently: a firewall's DROP, a cloud's security group.
 - no route to host: a firewall's REJECT between hosts that can otherwise talk, or a host that does not answer ARP.
 - refused: the host answered that no process listens: a REJECT with tcp-reset, or address translation.
-- network unreachable: the dialling host has no route there.
+- network unreachable: the connecting host has no route there.
 - stranger: another process answered at that address: two hosts with one address, or a proxy.
 
-A host is dialled at every interface over which NCCL or gloo will transfer data. If ranks connect within a host, it also
-dials itself: the master its own port, and a host with several ranks its own ports.
+The others connect to a host at every interface over which NCCL or gloo will transfer data. If ranks connect within a
+host, it also connects to itself: the master its own port, and a host with several ranks its own ports.
 
 The smallest set of hosts that explains all failures is named: one host that is cut off from four others, not the four.
 If several sets are equally small, all are named. If only one direction of a pair fails, the host that reports it is
-named, since the report of one host does not accuse another. If a host reports that a connection failed and the other
-end accepted it, the pair is unknown. Each host also makes 64 connections at once to the next one (32 with more than 16
-hosts), and to a host of which only some ports answer, or only later: if some get no answer and others do, the path
-loses connections by their ports, as a bond with a dead member or one dead route of several does, or it loses packets at
-random.
+named, since the report of one host alone does not put another at fault. If a host reports that a connection failed and
+the other end accepted it, the pair is unknown. Each host also makes 64 connections at once to the next one (32 with
+more than 16 hosts), and to a host of which only some ports answer, or only later: if some get no answer and others do,
+the path loses connections by their ports, as a bond with a dead member or one dead route of several does, or it loses
+packets at random.
 
-Fix: ask whoever runs the network between the two hosts to let all TCP ports through among the cluster's addresses, both
-ways. In a cloud that is the security group of both instances (a rule whose source is the group itself) and the network
-ACL of the subnet, which is stateless and must also admit the replies. Elsewhere it is a firewall between two networks,
-an ACL of a switch, or its port isolation. If a host's own rules could not be read, look at those first, as root: `nft
-list ruleset` and `iptables-save`. Between pods there are the forward chains of their nodes and the network plugin,
-which can't be seen from inside a pod.
+Fix: ask your network administrator to allow all TCP ports between the cluster's hosts, in both directions. In a cloud
+that is the security group of both instances (a rule whose source is the group itself) and the network ACL of the
+subnet, which is stateless and must also admit the replies. Elsewhere it is a firewall between two networks, an ACL of a
+switch, or its port isolation. If a host's own rules could not be read, look at those first, as root: `nft list ruleset`
+and `iptables-save`. Between pods there are the forward chains of their nodes and the network plugin, which can't be
+seen from inside a pod.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -277,9 +277,9 @@ def _look(dials: Sequence[FailedDial], unread: set[str], judged: set[str]) -> Fi
         alone = "See what on that host drops its packets to itself: they travel by lo."
         return pasted(own, commands, needs_root=True) if unread else Fix(summary=alone)
     between = (
-        "whoever runs the network between them to let all TCP ports through among these hosts, both ways, since NCCL "
-        "picks its own: in a cloud, the security group of both and the network ACL of the subnet; else a firewall "
-        "between two nets, or the switch (an ACL, port isolation)."
+        "your network administrator to allow all TCP ports between these hosts in both directions (NCCL uses ephemeral "
+        "ports). In a cloud, check both security groups and the subnet's network ACL; elsewhere, a firewall between "
+        "two subnets, or the switch (ACLs, port isolation)."
     )
     if not unread:
         return Fix(summary=f"Ask {between}")
@@ -311,9 +311,9 @@ def between(kube: KubeFacts, ends: Collection[str]) -> str | None:
     what = "the nodes' own firewall and the cluster's network plugin"
     where = f"the node{'s' * (len(nodes) > 1)} {fold(nodes)}" if nodes else "their nodes"
     look = (
-        f"What is left is {what}: have whoever runs {where} look there, as root, at the rules that forwarded packets "
-        "meet (nft list ruleset, iptables-save: FORWARD), and let all TCP through among the pods' addresses; between "
-        "nodes of a cloud the security group, too."
+        f"What is left is {what}: ask the administrator of {where} to look there, as root, at the rules for "
+        "forwarded packets (nft list ruleset, iptables-save: FORWARD), and to allow all TCP between the pods' "
+        "addresses; between nodes of a cloud in the security group, too."
     )
     if isinstance(kube.policies, Unknown):
         return f"The NetworkPolicies could not be examined: {kube.policies.reason}; see those first. {look}"

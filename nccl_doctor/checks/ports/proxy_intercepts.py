@@ -8,8 +8,8 @@ process.
 In a log, torch's client of the store "failed to connect/validate" several times because it "got 0 bytes": its
 connections are accepted and closed at once, which a store that is starting does not do.
 
-How we know: each host kept a port without a listener, and another host dialled it. A kernel refuses that; here the
-connection was accepted. It is also reported if a listener's random word came only after the dialling host had sent
+How we know: each host kept a port without a listener, and another host connected to it. A kernel refuses that; here the
+connection was accepted. It is also reported if a listener's random word came only after the connecting host had sent
 something. Without a sidecar, a host's own rule that redirects connections is reported instead (firewall-blocks-port).
 
 Fix: keep the job's pods out of the mesh by a label in their template: `sidecar.istio.io/inject: "false"` (for Linkerd

@@ -5,9 +5,9 @@ another site or a VPN, a loaded switch, a duplex mismatch or a lossy port.
 
 How we know: the kernel's measurement of each connection in the port test (TCP_INFO), which costs nothing. A host is
 named if even its shortest round trip, to and from all others, is ten times theirs and 5 ms longer, or if packets were
-retransmitted in half of its dials but in hardly any others. A busy host is ignored. A warning: of 64 connections made
-at once many were answered only after their first packet was repeated, or never, or 32 KiB did not arrive within 1.5 s,
-although full packets did. Either packets are lost at random, or something limits new connections.
+retransmitted in half of its connections but in almost no others. A busy host is ignored. A warning: of 64 connections
+made at once many were answered only after their first packet was repeated, or never, or 32 KiB did not arrive within
+1.5 s, although full packets did. Either packets are lost at random, or something limits new connections.
 
 Fix: `tracepath` to the others shows the path, `ethtool -S` the errors; `nccl-doctor check --rate` measures each pair.
 """

@@ -7,9 +7,9 @@ daemon's, not the host's. GPUs and RDMA devices are there only if they were pass
 
 How we know: the probe runs in the container, and a small script reads the same from the host around it: the network
 namespace, /dev/shm, limits, devices, /etc/hosts. Harmless differences are not reported: a separate network counts if
-dials to or from it failed, a limit if the job needs more and the host has it, RDMA devices if a port is up. Each device
-is opened in the container: ENOENT means that it was not passed in, EACCES and EPERM that its mode or the container's
-device rules refuse it.
+connections to or from it failed, a limit if the job needs more and the host has it, RDMA devices if a port is up. Each
+device is opened in the container: ENOENT means that it was not passed in, EACCES and EPERM that its mode or the
+container's device rules refuse it.
 
 Fix: most settings of a container can't be changed after its start: start it again with the additional options shown
 with the diagnosis. /dev/shm alone can be enlarged while it runs, for as long as it runs.
@@ -132,21 +132,17 @@ def _fix(found: tuple[Aspect, ...], alike: Sequence[Sides]) -> Fix:
     outside = alike[0].outside
     if outside.runtime not in _RUN:
         return Fix(summary=f"{_OTHERS[outside.runtime]} What differs: {', '.join(one.name for one in found)}.")
-    run = " ".join((outside.runtime, "run", *dict.fromkeys(option for one in found for option in one.options)))
+    added = " ".join(dict.fromkeys(option for one in found for option in one.options))
+    recreate = f"Recreate the container on the host: add {added} to its {outside.runtime} run options"
     if [one.name for one in found] != ["shm"]:
-        return Fix(summary=f"Start the container again on the host, with {run} besides its own options.")
+        return Fix(summary=f"{recreate}.")
     commands: list[Command] = []
     for sides in alike:
         gib = enough_gib(known(sides.facts.shm), _shm_needed(sides))
         if gib is None:
-            return Fix(summary=f"Start the container again on the host, with {run} besides its own options.")
+            return Fix(summary=f"{recreate}.")
         commands += on(sides.host.name, InContainer(gib, outside.runtime, sides.outside.name))
-    return Fix(
-        summary=f"Start the container again on the host, with {run} (or --shm-size=8g) besides its own options. Until "
-        "then:",
-        risk="safe",
-        commands=tuple(commands),
-    )
+    return Fix(summary=f"{recreate} (or --shm-size=8g). Until then:", risk="safe", commands=tuple(commands))
 
 
 _OTHERS = {

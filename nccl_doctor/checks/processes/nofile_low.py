@@ -1,6 +1,6 @@
 """Processes started over SSH may open fewer files than a job of this size needs.
 
-What it means: "Too many open files", mostly from a certain number of hosts on: NCCL's bootstrap, the store and gloo
+What it means: "Too many open files", usually from a certain number of hosts on: NCCL's bootstrap, the store and gloo
 have sockets to the other ranks in one process ("Accept failed: Too many open files", "unhandled system error"), and
 data loaders open files in addition.
 

@@ -9,7 +9,7 @@ nvidia_peermem is loaded or the driver's kernel modules are the open ones on Lin
 bridges redirect traffic by Access Control Services (`lspci -vvv`, which only root can read), between GPUs those above
 them; whether the IOMMU translates the GPUs' addresses (/sys/kernel/iommu_groups). On a virtual machine ACS and the
 IOMMU must be on, and the direct path is up to the provider. What can't be read is ignored: the job starts anyway, and
-the all-reduce measures the cost. GeForce GPUs mostly have no P2P, so this is a note for them.
+the all-reduce measures the cost. Most GeForce GPUs have no P2P, so this is a note for them.
 
 Fix: `modprobe nvidia_peermem` (and /etc/modules-load.d), or the driver's open kernel modules; `iommu=pt` on the
 kernel's command line (`amd_iommu=off`, or VT-d off in the firmware, where that is not enough); ACS off in the firmware

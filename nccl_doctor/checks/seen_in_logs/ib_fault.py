@@ -5,7 +5,7 @@ control, or the other side had ended.
 
 How we know: "NET/IB: Got completion from peer … with status=12 … vendor err 129". Status 12: no acknowledgement; 4:
 local memory that the adapter may not read; 10: the other side's memory is gone; 5 only follows from an earlier error.
-"Call to ibv_modify_qp failed" with 22 or 61 is the GID index, with 110, 113 or 101 an unreachable device, mostly in
+"Call to ibv_modify_qp failed" with 22 or 61 is the GID index, with 110, 113 or 101 an unreachable device, usually in
 another network (rdma-pair-unreachable); from 2.24 on the line names the device, the GID index and both GIDs.
 Asynchronous events report links that went down. With a snapshot of the same hosts (`logs --with FILE`, written by
 `check --save`) the two ports are named, and whether they can communicate.

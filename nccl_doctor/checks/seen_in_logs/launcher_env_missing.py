@@ -1,6 +1,6 @@
 """A process was started without the variables that torch.distributed reads.
 
-What it means: RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR or MASTER_PORT is missing, mostly because the script was
+What it means: RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR or MASTER_PORT is missing, usually because the script was
 started with python instead of torchrun, or because it expects --local_rank, which torchrun does not pass.
 
 MPI's own start may fail, too, without the PMI of the launcher.

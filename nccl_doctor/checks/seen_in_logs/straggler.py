@@ -6,8 +6,8 @@ it hangs before the barrier.
 How we know: torch's "Rank 3 failed to pass monitoredBarrier in 60000 ms", Horovod's "Stalled ranks", NCCL's RAS and
 vLLM's list of ranks that did not report.
 
-Fix: Look at that rank: its own log, py-spy dump, the load and the disks of its host. Steps that only one rank does need
-a longer timeout or their own barrier.
+Fix: Look at that rank: its own log, py-spy dump, the load and the disks of its host. Work that only one rank
+performs needs a longer timeout or a barrier of its own.
 
 References: torch/csrc/distributed/c10d/ProcessGroupGloo.cpp (monitoredBarrier); horovod/common/stall_inspector.cc.
 """

@@ -49,7 +49,7 @@ def code_mismatch(view: View) -> Findings:
             of_line = path in (view.snapshot.cluster.line or "").split()
             yield Finding(
                 hosts=tuple(found),
-                message=f"{path}, which the launch line starts, exists on no host."
+                message=f"{path}, which the launch command starts, exists on no host."
                 if of_line
                 else f"{path} has to be the same on all hosts, and is on none of them.",
                 evidence=tuple(dict.fromkeys(f"looked at {entry.resolved}" for entry in found.values())),

@@ -7,7 +7,7 @@ fewer GPUs starts fewer ranks: the world is smaller than intended, and slower.
 How we know: `nvidia-smi` on each host (with ROCm's torch: the GPUs that amdgpu manages), compared with `nproc_per_node`
 and `cuda_visible_devices` in the hosts file, or with CUDA_VISIBLE_DEVICES in the ranks' environment (for AMD's GPUs
 also HIP_VISIBLE_DEVICES, which takes its place, and ROCR_VISIBLE_DEVICES, which comes before). If one GPU is missing
-compared with similar machines, it mostly fell off the bus: see Xid 79 in the kernel's log. If no host has a GPU and
+compared with similar machines, it usually fell off the bus: see Xid 79 in the kernel's log. If no host has a GPU and
 nothing requires one (the hosts file, CUDA_VISIBLE_DEVICES), the job runs on CPUs, and nothing is missing.
 
 Fix: `lspci -d 10de:` shows the NVIDIA devices on the host's PCI bus (AMD's: `lspci -d 1002:`): if one of them is

@@ -45,15 +45,19 @@ FAILURES = (
 """nvidia-smi's own messages; an nvidia-smi that hangs or is not installed says nothing about the driver."""
 
 
+DOWN, CLOSED = "but no working driver", "that can't be used"
+
+
 @dataclass(frozen=True)
 class Fault:
-    """A way in which a driver is down: the phrase behind "no working driver:", the message, and the remedy."""
+    """A way in which GPUs can't be used: the phrase behind ``state``, the message, and the remedy."""
 
     problem: str
     evidence: str
     remedy: str
     commands: tuple[Line | Operation | None, ...] = ()
     reboot: bool = False
+    state: str = DOWN
     lost: str | None = None
     """The bus address of the GPU, if the message names exactly one."""
 
@@ -61,7 +65,7 @@ class Fault:
         if self.lost is not None and gpus > 1:
             return f"The driver of {fold(names)} has lost GPU {self.lost}, one of {gpus}: nvidia-smi fails for all."
         has = "has" if len(names) == 1 else "each have"
-        return f"{fold(names)} {has} {plural(gpus, 'GPU')} but no working driver: {self.problem}."
+        return f"{fold(names)} {has} {plural(gpus, 'GPU')} {self.state}: {self.problem}."
 
     def fix(self, hosts: tuple[str, ...]) -> Fix:
         if self.reboot:
@@ -69,7 +73,11 @@ class Fault:
         return pasted(self.remedy, on_each(hosts, *self.commands) if self.commands else (), needs_root=True)
 
 
-HANGS = Effect(("not-started", "in-kernel", "exit"), Reach.OWN, "a driver that does not answer holds who asks it")
+HANGS = Effect(
+    ("not-started", "in-kernel", "exit"),
+    Reach.OWN,
+    "a process that calls into a driver that does not respond blocks in the kernel",
+)
 
 
 @check(
@@ -133,22 +141,27 @@ def _nvidia(facts: HostFacts, driver: GpuDriver) -> Iterator[Fault]:
         remedy = (
             "Start the container again with its GPUs: docker run --gpus all (nvidia-container-toolkit on the host)."
         )
-        yield Fault("the container was given no GPU", "there is no /dev/nvidia* in it", remedy)
+        yield Fault("the container was given no GPU", "there is no /dev/nvidia* in it", remedy, state=CLOSED)
     elif not nodes:
         remedy = "Make the device nodes:"
         made = NvidiaDevices()
-        yield Fault("there are no device nodes", "there is no /dev/nvidia*", remedy, (made,))
+        yield Fault("there are no device nodes", "there is no /dev/nvidia*", remedy, (made,), state=CLOSED)
     elif refused and inside:
         remedy = (
             "Start the container again: a reload of systemd takes a running one's devices away; the CDI mode of "
             "nvidia-container-toolkit, or docker run with --device for each node, keeps them."
         )
         yield Fault(
-            "the container may no longer open its device nodes", f"can't be used: {', '.join(refused[:4])}", remedy
+            "the container may no longer open its device nodes",
+            f"can't be used: {', '.join(refused[:4])}",
+            remedy,
+            state=CLOSED,
         )
     elif refused:
         remedy = "Let this user into the group that the device nodes belong to (ls -l /dev/nvidia*), and log in again."
-        yield Fault("this user may not open its device nodes", f"can't be used: {', '.join(refused[:4])}", remedy)
+        yield Fault(
+            "this user may not open its device nodes", f"can't be used: {', '.join(refused[:4])}", remedy, state=CLOSED
+        )
     elif facts.gpus == ():
         found = f"the nvidia module {driver.module} is loaded, and nvidia-smi finds no device"
         yield Fault("the driver could not start any GPU", found, _REMEDY, (KERNEL_LOG,))
@@ -200,11 +213,15 @@ def _amd(facts: HostFacts, driver: GpuDriver) -> Iterator[Fault]:
         remedy = (
             "Install amdgpu-dkms with ROCm's support; a container is started with --device /dev/kfd --device /dev/dri."
         )
-        yield Fault("amdgpu lacks ROCm's /dev/kfd", "there is no /dev/kfd", remedy)
+        yield Fault("amdgpu lacks ROCm's /dev/kfd", "there is no /dev/kfd", remedy, state=CLOSED)
     elif refused:
         user = facts.identity.user if isinstance(facts.identity, Identity) else None
         added = line("usermod -aG render,video {user}", user=user) if user else None
         remedy = "Let the user into the groups render and video, and log in again:"
         yield Fault(
-            "this user may not open its device nodes", f"can't be used: {', '.join(refused[:4])}", remedy, (added,)
+            "this user may not open its device nodes",
+            f"can't be used: {', '.join(refused[:4])}",
+            remedy,
+            (added,),
+            state=CLOSED,
         )

@@ -7,12 +7,13 @@ In a log: NCCL's "ncclMaxSharedMem … exceeds device/fn maxSharedMem" before a 
 memory than a GPU of this generation has.
 
 How we know: the NCCL version that torch loads, the GPUs' names and number, the CPU, the network plugin, and
-`nccl_doctor/nccl/known_bad.json`, in which each row names its thread and that thread's last date.
+`nccl_doctor/nccl/known_bad.json`, in which each entry links to the report (a GitHub issue or forum thread) and
+gives the date of its last post.
 
-Fix: the remedy found in the thread, mostly another NCCL version (`pip install nvidia-nccl-cu12==…`; torch accepts a
+Fix: the remedy given in the report, usually another NCCL version (`pip install nvidia-nccl-cu12==…`; torch accepts a
 newer one than its own).
 
-References: the thread that is shown with the diagnosis.
+References: the report that is shown with the diagnosis.
 """
 
 from collections.abc import Iterator

@@ -51,7 +51,7 @@ WHOLE = PortRange(low=32768, high=60999)
 
 @dataclass(frozen=True)
 class Target:
-    """Target of a host's dials: an address, and our ports on it."""
+    """Address that a host connects to, and the ports on which our listeners wait there."""
 
     dst: str
     address: str

@@ -30,8 +30,8 @@ MARGIN_S = 0.3  # collectors that can end by themselves get a deadline that is t
 def collect(request: dict[str, Any]) -> dict[str, object]:
     """Return all facts but the clock, by field of snapshot.HostFacts: JSON, or ``{"$unknown": reason, "traceback"}``.
 
-    In the request, ``launcher`` is that of the launch line, ``same`` are paths to compare, ``inside`` means that this
-    is a container, and ``sudo`` that ``sudo -n`` may be tried.
+    In the request, ``launcher`` is that of the launch command, ``same`` are paths to compare, ``inside`` means that
+    this is a container, and ``sudo`` that ``sudo -n`` may be tried.
     """
     from nccl_doctor.probe.facts.software import Interpreter
 

@@ -29,7 +29,8 @@ HIDES_THE_LINE = ("NCCL_DEBUG_FILE", "NCCL_DEBUG_SUBSYS", "NCCL_DEBUG_TIMESTAMP_
 """Variables that would redirect NCCL's line, hide it, or change its format."""
 
 _USING = rb"NCCL INFO Bootstrap ?: Using (?:\[0\])?(?:(\S+?):(\d+(?:\.\d+){3})|([^\s:]+):(\S+?))<\d+>"
-"""``Bootstrap : Using eth0:10.0.0.5<0>`` (2.8 to 2.23), without the blank (from 2.24.3), ``[0]eth0:…`` (to 2.7).
+"""``Bootstrap : Using eth0:10.0.0.5<0>`` (2.8 to 2.23); from 2.24.3 on without the space before the colon, and
+``[0]eth0:…`` up to 2.7.
 
 Only aliases have a colon in their name, and only IPv4 has aliases.
 """

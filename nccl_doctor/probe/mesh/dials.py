@@ -188,7 +188,7 @@ def _selector() -> selectors.BaseSelector:
 
 
 class Round:
-    """Pending dials, each with a time limit; ``beside`` is served by the same thread."""
+    """Pending dials, each with a time limit; the same thread serves ``beside``, a socket and a callback, meanwhile."""
 
     def __init__(self, timeout_s: float, beside: Beside | None = None) -> None:
         self._timeout_s, self._beside = timeout_s, beside

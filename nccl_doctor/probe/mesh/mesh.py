@@ -223,7 +223,7 @@ class Mesh:
         return self._end.listen(request["sockets"])
 
     def dial(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Dial, beside the listeners if there are any."""
+        """Dial, while the listeners are served if there are any."""
         return (self._end.dial if self._end else dial)(request["targets"], request["timeout_s"])
 
     def unlisten(self, _request: dict[str, Any]) -> dict[str, Any] | None:

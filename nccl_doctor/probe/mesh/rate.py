@@ -5,8 +5,9 @@ the other kernel acknowledges are counted (tcp_info of linux/tcp.h). Streams are
 the connection to the controller, since a socket that is closed or whose process dies drops its unsent data.
 
 Four signs show that this machine and not the network was the limit: the sending thread ran or waited for a CPU most of
-the time, the reader's window was zero, a CPU did only interrupts, or the hypervisor gave no CPU time. Packets that the
-machine's own queues drop (tc-tbf(8), tc-codel(8)) are also retransmitted, but are not lost in the network.
+the time, the reader's window was zero, a CPU was saturated with interrupts, or the hypervisor withheld CPU time
+(steal). Packets that the machine's own queues drop (tc-tbf(8), tc-codel(8)) are also retransmitted, but are not lost in
+the network.
 """
 
 from __future__ import annotations
@@ -187,7 +188,7 @@ def _drops(body: bytes) -> int:
 
 
 def _wanted_ns(tid: int) -> int:
-    """Return nanoseconds that a thread ran or waited (/proc/PID/task/TID/schedstat); if unknown, of all threads."""
+    """Return how long a thread ran or waited for a CPU, in ns; without schedstat, the CPU time of the whole process."""
     with contextlib.suppress(OSError, ValueError), open(f"/proc/self/task/{tid}/schedstat") as told:
         ran, waited, _ = told.read().split()
         return int(ran) + int(waited)

@@ -104,7 +104,7 @@ _MOST_CHIPS = 16  # hosts of a subnet that are shown one by one
 _LEAST, _MOST, _EACH = 62.0, 150.0, 8.0
 """Radius of the smallest and of the largest ring, and the addition for each host, in CSS pixels."""
 _BESIDE, _ABOVE, _LETTER = 24.0, 34.0, 6.8
-"""Room for names in CSS pixels: beside the ring, above and below it, and for each letter."""
+"""Room for names in CSS pixels: to the sides of the ring, above and below it, and for each letter."""
 _LONGEST = 14
 
 

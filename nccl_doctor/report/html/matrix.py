@@ -132,12 +132,12 @@ def groups_of(report: Report, blamed: Collection[str] = ()) -> list[Group]:
 
 
 def margin(groups: Sequence[Group]) -> float:
-    """Return the room for names beside a figure."""
+    """Return the room for names next to a figure."""
     return max(14 + min(max(len(group.name) for group in groups), LONGEST) * _LETTER, 66)
 
 
 def _axis(group: Group, cells: Sequence[View]) -> dict[str, Any]:
-    """Return the name beside a row or column, marked where its hosts are at fault."""
+    """Return the name next to a row or column, marked where its hosts are at fault."""
     blamed = group.blamed and any(cell.mark for cell in cells)
     return {"name": group.name, "label": short(group.name, LONGEST), "blamed": blamed}
 

@@ -139,7 +139,7 @@ def _issued(rank: HangRank) -> str:
 
 
 def render_diff(found: Difference, options: RenderOptions) -> str:
-    """Return the file of ``diff``: new and gone diagnoses, and a table of changed facts."""
+    """Return the HTML page for ``diff``: new and resolved diagnoses, and a table of changed facts."""
     new, gone = found.diagnoses.new, found.diagnoses.gone
     gravest = max((one.severity for one in new), key=lambda severity: severity.rank, default=None)
     kind = gravest.value if gravest else "ok" if gone or found.is_empty else "info"

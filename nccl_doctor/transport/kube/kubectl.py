@@ -80,7 +80,7 @@ _LATER = "See what has become of the pod (kubectl describe pod), and check again
 _DETAIL: dict[Trouble, tuple[str, str]] = {
     "forbidden": (
         "does not allow kubectl exec: `kubectl auth can-i create pods/exec -n {namespace}` says no",
-        "Ask whoever runs the cluster for the right to create pods/exec in the namespace {namespace}.",
+        "Ask the cluster's administrator for the right to create pods/exec in the namespace {namespace}.",
     ),
     "unauthorized": (
         "was not entered: the cluster's API server does not know this user (Unauthorized)",
@@ -92,7 +92,7 @@ _DETAIL: dict[Trouble, tuple[str, str]] = {
     ),
     "kubelet": (
         "was not entered: the API server gets no answer from the kubelet of its node",
-        "See with kubectl get nodes whether its node is Ready, and have it mended or the pod moved.",
+        "See with kubectl get nodes whether its node is Ready, and have it repaired or the pod moved.",
     ),
     "failed": ("was not entered: kubectl exec ended", "See what kubectl exec into that pod says."),
     "no-server": (

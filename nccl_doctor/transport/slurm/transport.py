@@ -1,4 +1,4 @@
-"""Commands as steps of a Slurm job: one ``srun`` per node, beside the job's own steps (``--overlap``).
+"""Commands as steps of a Slurm job: one ``srun`` per node, in addition to the job's own steps (``--overlap``).
 
 srun may silently wait for ever, for the controller or for a node that can't connect back to this machine, so all
 deadlines are ours. Its step can outlive it: if srun is killed together with its helper, the tasks go on and their input

@@ -190,7 +190,7 @@ def test_a_line_that_can_t_be_read_is_not_judged(line: str, said: str) -> None:
     report = judged(line, hosts=2)
     (check,) = (one for one in report.checks if one.name == "launch-line-wrong")
     assert (report.diagnoses, check.outcome, report.complete) == ((), Outcome.UNKNOWN, False)
-    assert f"the launch line was not judged: {said}" in (check.reason or "")
+    assert f"the launch command was not judged: {said}" in (check.reason or "")
 
 
 @pytest.mark.parametrize(

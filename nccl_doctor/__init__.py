@@ -25,15 +25,13 @@ Glossary:
 - probe: the program that runs on a host while we are connected; it leaves nothing there.
 - fact: a typed answer of one host; ``Unknown(reason)`` if it could not be determined, ``Skipped`` if not requested.
 - phase: part of a run: connect, facts, mesh, rate, smoke. mesh: all hosts connect to each other. smoke: the all-reduce.
-- dial: an attempt of one host to connect to another's listener. crew: the hosts as connected. contract: a request to a
-  probe and the type of its answer. question: what a judgement wants to know besides the snapshot.
+- dial: an attempt of one host to connect to another's listener. crew: the hosts as connected.
 - snapshot: all facts and phases of one run. view: the part of it that one check uses.
 - check: a pure function that judges facts. finding: its result. diagnosis: a finding with its code and consequences.
 - consequence: a finding that another finding explains. gap: hosts that a check could not judge.
 - rule: a pattern for a log line. grade: its certainty. signs: the rules and advice of a diagnosis, in one file.
 - remedy, fix: what to do, as prose and commands. operation: a command that changes something, as a value.
-- blame: a host's firewall rule that blocks a connection. turn: the right of one run to test a host.
-- form: human, JSON, JUnit, Prometheus, HTML. report: the document that every form shows.
+- blame: a host's firewall rule that blocks a connection. report: the document that every output format shows.
 """
 
 __version__ = "0.1.0"

@@ -337,15 +337,16 @@ def _rivals(snapshot: HangSnapshot) -> Iterator[str]:
 def _unread(evidence: HangEvidence) -> Iterator[str]:
     reasons = grouped((one.no_stack, one.rank) for one in evidence.present if one.place is None and one.no_stack)
     for reason, ranks in list(reasons.items())[:3]:
-        yield f"no stack of {ranks_of(ranks)}: {reason}"
+        yield f"the stacks of {ranks_of(ranks)}: {reason}"
     problems: dict[str, list[int]] = {}
     for one in evidence.present:
         last = one.looks[-1].recorder if one.looks else None
         if last is None or isinstance(last, Unknown):
-            reason = "the job does not serve it" if last is None else last.reason
+            off = "torch's worker server is off (TORCH_WORKER_SERVER_SOCKET is not set)"
+            reason = off if last is None else last.reason
             problems.setdefault(reason, []).append(one.rank)
     for reason, ranks in list(problems.items())[:2]:
-        yield f"no flight recorder of {ranks_of(ranks)}: {reason}"
+        yield f"the flight recorder of {ranks_of(ranks)}: {reason}"
 
 
 def _ras(snapshot: HangSnapshot, evidence: HangEvidence) -> Iterator[str]:
@@ -353,13 +354,13 @@ def _ras(snapshot: HangSnapshot, evidence: HangEvidence) -> Iterator[str]:
         return
     told = [one for host in snapshot.hosts for one in host.ras]
     if not told:
-        yield "no NCCL RAS: no rank serves it (NCCL before 2.24, or NCCL_RAS_ENABLE=0)"
+        yield "NCCL's RAS: no rank serves it (NCCL before 2.24, or NCCL_RAS_ENABLE=0)"
     for one in told[:1]:
         why = one.refused or "its answer does not mention this job" if isinstance(one, Ras) else one.reason
-        yield f"no NCCL RAS: {why}"
+        yield f"NCCL's RAS: {why}"
 
 
 def _flows(evidence: HangEvidence) -> Iterator[str]:
     last = [one.looks[-1].flows for one in evidence.present if one.looks]
     for reason in sorted(flows.reason for flows in last if isinstance(flows, Unknown))[:1]:
-        yield f"no connections: {reason}"
+        yield f"connections: {reason}"

@@ -56,7 +56,7 @@ def test_without_stacks_and_recorder_less_is_said(training: Training) -> None:
     seen = looked(training, "sleep", "--no-stacks")
     assert seen.told["verdict"] in ("laggard", "unknown")
     assert [rank for rank, _, _ in seen.behind] in ([BAD], [])
-    assert any("no stack of" in one for one in seen.told["not_seen"])
+    assert any("the stacks of" in one for one in seen.told["not_seen"])
     assert seen.code == (1 if seen.told["verdict"] == "laggard" else 3)
     assert {host.name: ours_but_training(host) for host in training.lab.hosts} == {
         host.name: [] for host in training.lab.hosts

@@ -56,7 +56,10 @@ def behind(told: dict[str, Any]) -> list[int]:
 def test_as_the_user_and_without_a_recorder(training: Training) -> None:
     code, told = hang(training.lab, *AS_ALICE)
     assert (code, told["verdict"], behind(told)) == (1, "outside-nccl", [BAD])
-    assert "no flight recorder of ranks 0-3: the job does not serve it" in told["not_seen"]
+    assert (
+        "the flight recorder of ranks 0-3: torch's worker server is off (TORCH_WORKER_SERVER_SOCKET is not set)"
+        in told["not_seen"]
+    )
 
 
 def test_where_ptrace_is_refused(training: Training) -> None:
@@ -69,7 +72,7 @@ def test_where_ptrace_is_refused(training: Training) -> None:
     for host, path in memories:
         host.run(f"umount {path}")
     assert (code, told["verdict"], behind(told)) == (3, "unknown", [])
-    assert any("no stack of ranks 0-3: py-spy: Permission" in one for one in told["not_seen"]), told["not_seen"]
+    assert any("the stacks of ranks 0-3: py-spy: Permission" in one for one in told["not_seen"]), told["not_seen"]
     assert f"rank {BAD} (node2, pid {training.pid(BAD)})" in told["message"]
 
 
@@ -92,6 +95,6 @@ def test_without_any_py_spy(training: Training) -> None:
     code, told = hang(training.lab, *AS_ALICE)
     assert (code, told["verdict"], behind(told)) == (3, "unknown", [])
     missing = "py-spy is not installed on the host, and nccl-doctor's own py-spy has no program to send along"
-    assert f"no stack of ranks 0-3: {missing}" in told["not_seen"]
+    assert f"the stacks of ranks 0-3: {missing}" in told["not_seen"]
     assert f"rank {BAD} (node2, pid {training.pid(BAD)})" in told["message"]
     assert told["next_time"]

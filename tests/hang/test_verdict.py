@@ -417,7 +417,7 @@ def test_without_stacks_nothing_is_claimed() -> None:
     assert judged(job) == ("unknown", [], [])
     told = report(job.snapshot)
     assert "rank 3 (node2, pid 1003)" in told.message
-    assert told.not_seen[0] == "no stack of ranks 0-7: py-spy: Permission denied"
+    assert told.not_seen[0] == "the stacks of ranks 0-7: py-spy: Permission denied"
     assert told.next_time is not None
     assert not told.complete
 

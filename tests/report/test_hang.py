@@ -23,7 +23,8 @@ def test_a_rank_in_its_data_loader() -> None:
         "  num_workers=0. It was looked at for 5 s, and may still be at work; look\n"
         "  longer: --interval 30.\n"
         "\n"
-        "Not observed: no flight recorder of ranks 0-7: the job does not serve it\n"
+        "Not available: the flight recorder of ranks 0-7: torch's worker server is\n"
+        "  off (TORCH_WORKER_SERVER_SOCKET is not set)\n"
         "Verdict: outside-nccl (6.2 s). The job was not touched.\n"
         "More: nccl-doctor explain NCD712\n"
     )

@@ -14,6 +14,7 @@ REASONS = {
     "report/render.py": "the table of forms",
     "model/register.py": "the walk over checks/",
     "logs/signs.py": "the walk over checks/",
+    "probe/main.py": "the handlers of requests, of the probe's own package",
     "probe/facts/__init__.py": "the collectors, of the probe's own package",
 }
 

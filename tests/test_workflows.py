@@ -144,7 +144,7 @@ LOOKS = [
     Look(DDP, "two ranks on one GPU", "software/gpu_overlap/fires", "gpu-overlap",
          ("are the same machine, and both use GPU 0", "cuda_visible_devices")),
     Look(ULTRALYTICS, "the same code and data on all machines", "software/code_mismatch/fires", "code-mismatch",
-         ("train.py on node2 differs from the other hosts", "rsync")),
+         ("train.py on node2 differs from that on the other hosts", "rsync")),
     Look(ULTRALYTICS, "the same versions on all machines", "software/version_mismatch/fires", "version-mismatch",
          ("torch: 2.9.1 on node[1-2], 2.8.0 on node3", "Install the same versions")),
     Look(ULTRALYTICS, "docker run without --ipc=host", "processes/shm_small/fires-dockers-default", "shm-small", ("--ipc=host",)),

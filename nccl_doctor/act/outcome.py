@@ -16,8 +16,8 @@ Fault = tuple[str, str]
 def compared(ran: FixReport, after: Report) -> FixReport:
     """Return the run with what became of each diagnosis that had a step, and with new ones.
 
-    A diagnosis is mended where its check has passed on that host afterwards. Where that check could not judge the host
-    any more, nobody knows.
+    A diagnosis is mended where its check has passed on that host afterwards. If that check could no longer judge the
+    host, the outcome is unknown.
     """
     chosen = _faults(ran.before, {step.mends for step in ran.plan if _was_run(step, ran)})
     now = _faults(after.diagnoses)

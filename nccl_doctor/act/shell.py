@@ -1,8 +1,8 @@
 """A shell on a host that runs the commands that it is sent, one at a time, and nothing else.
 
-If the connection ends, the shell ends the running command and itself; ``timeout`` limits each command. What was
-registered by :meth:`RemoteShell.revert_unless_kept` is run before that, so that a change which keeps us out is taken
-back whatever becomes of this machine: killed, asleep, or cut off.
+If the connection ends, the shell ends the running command and itself; ``timeout`` limits each command. Whatever was
+registered by :meth:`RemoteShell.revert_unless_kept` runs first, so that a change that locks us out is reverted whatever
+happens at this end: process killed, machine asleep, network lost.
 """
 
 from __future__ import annotations
@@ -91,7 +91,8 @@ class RemoteShell:
     def run(self, command: str, seconds: float, *, whole: bool = False) -> Ended:
         """Run a command; TimeoutError, OSError, EOFError or FloodError if its end was not seen.
 
-        ``whole``: its lines are a value, so they are all returned as they are; otherwise they are to be shown.
+        ``whole``: the output is data, so all lines are returned unchanged; otherwise it is meant for display: only the
+        last lines, shortened and with secrets hidden.
         """
         self._number += 1
         until = time.monotonic() + seconds + _KILL_S + ANSWER_S

@@ -21,7 +21,7 @@ SILENCE = Effect(
 NCCL_CONNECTIONS = Effect(
     ("hang", *_DIALS, LOST, "peer-died", "wrong-interface", "nccl-unknown-error", "plugin-fault", "ib-fault"),
     Reach.MEETS,
-    "NCCL's sockets, not the store's or gloo's, have the addresses of the interface that it chose (NCCL_SOCKET_IFNAME)",
+    "NCCL's sockets (not the store's or gloo's) use the addresses of the interface that it chose (NCCL_SOCKET_IFNAME)",
     ("nccl",),
 )
 MASTER = Effect(
@@ -35,7 +35,7 @@ NAMES = Effect(
         *("hostname-loopback", "hostname-mismatch", "hostname-unresolvable"),
     ),
     Reach.MEETS,
-    "gloo connects to the address that a host's own name gives it, and all to the master's name",
+    "gloo connects to the address to which a host's own name resolves, and every rank connects to the master by name",
 )
 RDMA = Effect(
     ("hang", "ib-fault", "gdr-p2p-fault", "nccl-unknown-error", "collective-timeout", "peer-died", LOST),
@@ -84,7 +84,7 @@ SETTING = Effect(
         "wrong-sum",
     ),
     Reach.MEETS,
-    "hosts whose NCCL is set otherwise agree on no algorithm, network or buffer",
+    "hosts whose NCCL is configured differently can't agree on an algorithm, network or buffer size",
     ("nccl",),
 )
 VERSIONS = Effect(
@@ -98,7 +98,7 @@ VERSIONS = Effect(
         "wrong-sum",
     ),
     Reach.MEETS,
-    "what two versions say to each other differs (NCCL's bootstrap, torch's store)",
+    "two versions speak different protocols (NCCL's bootstrap, torch's store)",
 )
 STARTING = Effect(
     ("torch-missing", "not-started", "version-mismatch", "exit"),

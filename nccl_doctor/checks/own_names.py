@@ -24,10 +24,11 @@ from nccl_doctor.text.hostlist import quoted
 from nccl_doctor.text.inet import is_loopback
 
 CHANCE = (
-    "gloo still works here, because of two hosts the one with the higher address connects; it fails as soon as a "
-    "second host has the same fault, or a peer's address is above 127.0.1.1 (192.168.x.x)"
+    "gloo still works here, because between two hosts it is always the one with the higher address that connects; it "
+    "will fail as soon as a second host has the same fault, or a peer's address is above 127.0.1.1 (for example "
+    "192.168.x.x)"
 )
-"""Consequence of a name that resolves to a loopback address, in cases in which gloo may still work."""
+"""The consequence of a name that resolves to a loopback address, where gloo may still work."""
 
 ENOUGH = 128
 """Number of hosts, spread over a larger cluster, with which gloo's connections are simulated."""

@@ -50,7 +50,8 @@ def check(
     ] = None,
     load_from: options.From = None,
     fix: Annotated[
-        bool, options.of_run("--fix", help="Then offer to run the proposed commands, as nccl-doctor fix does.")
+        bool,
+        options.of_run("--fix", help="After the check, offer to run the proposed commands, as nccl-doctor fix does."),
     ] = False,
 ) -> None:
     """Check the hosts before a job: connections, ports, versions, GPUs, and a small all-reduce."""

@@ -32,7 +32,7 @@ class PortOptions:
         typer.Argument(metavar="PORT", help="Port. Without it: from --log, the hosts file, MASTER_PORT, or 29500."),
     ] = None
     file: Annotated[
-        str | None, typer.Argument(metavar="HOSTS", help="Hosts file, as with --hosts; may stand without a port.")
+        str | None, typer.Argument(metavar="HOSTS", help="Hosts file, as with --hosts; the port may be omitted.")
     ] = None
     log: Annotated[
         str | None, typer.Option("--log", metavar="FILE", help="Read the port from this log; - reads stdin.")
@@ -51,14 +51,17 @@ class PortOptions:
         typer.Option(
             "--pid",
             metavar="PID[@START]",
-            help="Process whose job to examine, instead of a port; START is its start time in /proc.",
+            help="Examine the job of this process instead of a port; START is the process's start time in /proc.",
         ),
     ] = None
     kill: Annotated[
         bool, typer.Option("--kill", help="End the whole job that holds the port: SIGTERM, then SIGKILL.")
     ] = False
     force: Annotated[
-        bool, typer.Option("--force", help="End it even if it is attended, still making progress, or not yours.")
+        bool,
+        typer.Option(
+            "--force", help="End it even if someone may be using it, it is making progress, or it is not yours."
+        ),
     ] = False
     yes: Annotated[bool, typer.Option("-y", "--yes", help="Do not ask before --kill.")] = False
     grace_s: Annotated[
@@ -67,7 +70,12 @@ class PortOptions:
     ] = 10.0  # model.ports.GRACE_S
     next_port: Annotated[bool, typer.Option("--next", help="Print a port that is free on every host.")] = False
     write: Annotated[bool, typer.Option("--write", help="With --next, write that port into the hosts file.")] = False
-    wait: Annotated[bool, typer.Option("--wait", help="Wait until a TIME_WAIT or another check has ended.")] = False
+    wait: Annotated[
+        bool,
+        typer.Option(
+            "--wait", help="Wait until TIME_WAIT has expired, or another check that uses the port has finished."
+        ),
+    ] = False
     transport: options.Transport = "auto"
     connect_timeout: options.ConnectTimeout = None
 

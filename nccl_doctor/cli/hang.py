@@ -32,7 +32,7 @@ def hang(
     ] = None,
     no_stacks: Annotated[bool, typer.Option("--no-stacks", help="Do not read the stacks of the ranks.")] = False,
     pause: Annotated[
-        bool, typer.Option("--pause", help="Pause each rank for some milliseconds while its stack is read.")
+        bool, typer.Option("--pause", help="Pause each rank for a few milliseconds while its stack is read.")
     ] = False,
     native: Annotated[
         bool, typer.Option("--native", help="Include C++ frames in stacks; pauses each rank for longer.")
@@ -43,7 +43,8 @@ def hang(
     force: Annotated[
         bool,
         typer.Option(
-            "--force", help="Query NCCL's RAS even before 2.27.3, where this can crash a job that is starting."
+            "--force",
+            help="Query NCCL's RAS even with NCCL older than 2.27.3, where this can crash a job that is starting.",
         ),
     ] = False,
     output: Annotated[str, options.output(WATCH)] = "human",

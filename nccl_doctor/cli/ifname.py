@@ -13,7 +13,7 @@ from nccl_doctor.cli.output import Out, finish, form_of
 RDMA = {"NCD403", "NCD404", "NCD405", "NCD406"}  # faults that keep RDMA devices from connecting
 
 NcclVersion = Annotated[
-    str | None, typer.Option("--nccl-version", metavar="X.Y.Z", help="Answer for this version of NCCL.")
+    str | None, typer.Option("--nccl-version", metavar="X.Y.Z", help="Assume this version of NCCL.")
 ]
 
 Asked = Annotated[

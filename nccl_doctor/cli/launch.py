@@ -41,7 +41,7 @@ def launch(
     job: EngineOptions,
     batch_size: Annotated[
         int | None,
-        typer.Option("--batch-size", metavar="N", min=1, help="Check that N divides by the number of ranks."),
+        typer.Option("--batch-size", metavar="N", min=1, help="Check that N is divisible by the number of ranks."),
     ] = None,
     diagnosable: Annotated[
         bool,

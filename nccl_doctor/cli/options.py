@@ -173,7 +173,10 @@ Rate = Annotated[
     ),
 ]
 RateBesideJobs = Annotated[
-    bool, of_run("-y", "--yes", help="With --rate, measure although training jobs run on the hosts, which it slows.")
+    bool,
+    of_run(
+        "-y", "--yes", help="With --rate, measure even if training jobs are running on the hosts; this slows them down."
+    ),
 ]
 Transport = Annotated[
     str,
@@ -296,7 +299,7 @@ class EngineOptions(JobOptions):
         of_job(
             "--engine",
             metavar="|".join(ENGINES),
-            help="Engine that will run on the hosts: checks its addresses, prints the commands that start it.",
+            help="Engine that will run on the hosts; checks its addresses, and prints the commands that start it.",
             autocompletion=completing(*ENGINES),
         ),
     ] = None

@@ -30,7 +30,10 @@ if TYPE_CHECKING:
 
 MOST_BYTES = 256 << 20  # bytes of a snapshot's file; that of 4,096 hosts has 22 MB
 MOST_VALUES, VALUE_BYTES = 6_000_000, 8
-"""Most values of a snapshot, and the least bytes per value on average; 4,096 hosts have 900,000 values of 25 bytes."""
+"""Maximum number of values of a snapshot, and the least bytes per value on average.
+
+4,096 hosts have 900,000 values of 25 bytes.
+"""
 MOST_CONTAINERS, CONTAINER_BYTES = 1_500_000, 24
 """Most lists and objects, and the least bytes per one; 4,096 hosts have 250,000 of 65 bytes without blanks."""
 FREE = 16_384  # allowed in any snapshot, however small: these take a few megabytes

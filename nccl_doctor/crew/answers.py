@@ -26,7 +26,7 @@ from nccl_doctor.transport.base import AccessError
 T = TypeVar("T")
 
 MAX_ITEMS = 150_000
-"""Most values in an answer, of 100 bytes each; the facts of one of 4,096 hosts have a quarter of that."""
+"""Maximum number of values in an answer, of 100 bytes each; the facts of one of 4,096 hosts have a quarter of that."""
 _REASON = 300  # characters of the reason why a part of an answer is invalid: it may quote that part
 _SEPARATORS = (b",", b"[", b"{")
 _TOKEN = re.compile(rb'"[^"]*"?|[,\[{]')  # a JSON text without escapes, and the separators around each value

@@ -45,7 +45,7 @@ class Messages:
         self.shell_ready = False
 
     def requested(self) -> None:
-        """Record a request, whose answer may have the maximum size."""
+        """Record that a request was sent: its answer may again be up to the maximum size."""
         self._allowance = base.Allowance(MAX_REQUEST)
 
     def next(self, deadline: float, after_login: float = math.inf) -> dict[str, Any]:
@@ -242,7 +242,10 @@ class ProbeSession:
         return isinstance(self._channel, base.KnowsItsPath) and self._channel.large_packets_vanish(by)
 
     def gone(self, error: answers.ConnectionLostError) -> answers.ConnectionLostError:
-        """Record that the host's answers are not read any more; return the error: ours if heartbeats were missing."""
+        """Record that the host's answers are no longer read, and return the error.
+
+        If our heartbeats were missing, that is a :class:`~nccl_doctor.crew.answers.ControllerPausedError`.
+        """
         still = heartbeat.longest_gap(self._since)
         ours = still >= self._silence_s - MARGIN_S and not isinstance(
             error, (answers.MalformedError, answers.OwnFaultError)

@@ -193,7 +193,7 @@ def _limits(
     rules: Callable[[str], Ruleset],
     path: Callable[[str, str, str], Path | None],
 ) -> tuple[Blame, ...]:
-    """Return the hosts whose rules admit fewer connections at a time, from or to a peer, than the job can need."""
+    """Return the hosts whose rules allow fewer simultaneous connections from or to a peer than the job may need."""
     mesh = known(snapshot.mesh)
     found: dict[tuple[str, Direction], Blame] = {}
     for name in (name for name, host in hosts.items() if _has_rates(host)):
@@ -249,7 +249,7 @@ def _has_rates(host: Host) -> bool:
 def _in_the_way(
     packet: Packet, ends: Ends, dialler: Ruleset, listener: Ruleset
 ) -> tuple[list[Objection], tuple[Objection, ...]]:
-    """Return all that blocks a connection, and what may still block it afterwards."""
+    """Return everything that blocks a connection, and what might still block it once that is removed."""
     stopping: list[Objection] = []
     while True:
         found = handshake(packet, ends, dialler, listener)

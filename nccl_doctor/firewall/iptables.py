@@ -124,7 +124,7 @@ Values = tuple[str, ...]
 
 
 def _masked(text: str) -> tuple[int, int]:
-    """Return a number and its mask; all bits without one."""
+    """Return a number and its mask; without a mask, one with all bits set."""
     value, mask = (int(part, 0) for part in f"{text}/0xffffffff".split("/")[:2])
     return value, mask
 
@@ -408,7 +408,7 @@ def load_iptables(text: str, version: Literal[4, 6], origin: Origin, ipsets: Ips
 
 
 def table_names(text: str) -> frozenset[str]:
-    """Return the tables that an ``iptables-save`` lists."""
+    """Return the tables listed in the output of ``iptables-save``."""
     return frozenset(line[1:].strip() for line in text.splitlines() if line.startswith("*"))
 
 

@@ -106,7 +106,7 @@ _FIREWALLD_ZONE = re.compile(r"(?:filter_)?IN_(?!policy_)([A-Za-z0-9_-]+?)(?:_(?
 
 
 def manager_of(rule: RuleRef, facts: FirewallFacts) -> Manager:
-    """Return the tool with whose syntax the rule must be changed."""
+    """Return the tool whose syntax must be used to change the rule."""
     if rule.origin == "nft":
         return "firewalld" if rule.table == "firewalld" else "nftables"
     running = isinstance(facts.firewalld, Firewalld)
@@ -191,7 +191,7 @@ def printable(text: str) -> str:
 
 
 def describe(rule: RuleRef, facts: FirewallFacts) -> str:
-    """Return the rule as its manager shows it, otherwise as the kernel's tools do."""
+    """Return the rule as its manager shows it or, failing that, as the kernel's tools do."""
     if manager_of(rule, facts) == "firewalld":
         direct = direct_rule(rule, facts)
         if direct is not None:

@@ -27,10 +27,10 @@ from nccl_doctor.text.hostlist import grouped
 from nccl_doctor.text.inet import Network
 
 SINGLE = 8
-"""Most addresses that are named one by one; more are joined into networks that contain exactly them."""
+"""Maximum number of addresses that are listed individually; more are merged into networks that cover exactly them."""
 
 _MULTIPORT = 15
-"""Most ports that multiport accepts, where a range counts twice (xt_multiport, XT_MULTI_PORTS)."""
+"""Maximum number of ports that multiport accepts, where a range counts twice (xt_multiport, XT_MULTI_PORTS)."""
 
 _CHAINS = frozenset({"PREROUTING", "INPUT", "OUTPUT", "POSTROUTING"})
 _TABLES = frozenset({"filter", "nat", "mangle", "raw", "security"})

@@ -212,7 +212,7 @@ def _at_work(rank: ObservedRank) -> str:
     if rank.in_kernel:
         return ""
     seconds = rank.interval_s
-    looked = f"It was looked at for {seconds:.0f} s" if seconds >= 1 else "It was looked at once"
+    looked = f"It was observed for only {seconds:.0f} s" if seconds >= 1 else "It was looked at once"
     return f" {looked}, and may still be at work; look longer: --interval {_longer(seconds)}."
 
 

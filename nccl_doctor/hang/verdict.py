@@ -25,7 +25,7 @@ class Judgement:
     culprits: tuple[int, ...]  # ranks that it is about, as far as they were found
     evidence: HangEvidence
     hint: str = ""  # for "unknown": what to look at first
-    patient: bool = True  # it was looked at for seconds only: who works may be slow
+    patient: bool = True  # it was observed for only seconds only: who works may be slow
 
 
 def judge_hang(
@@ -65,7 +65,7 @@ def _is_unawaited(found: Judgement) -> bool:
 
 
 def _all_others_wait(evidence: HangEvidence) -> bool:
-    """Return whether all ranks that are not outside of a collective wait in one."""
+    """Return whether every rank that is not outside a collective is waiting in one."""
     there = len(evidence.waiting) + len(evidence.outside) == len(evidence.present)
     return bool(evidence.waiting and evidence.outside) and there and not evidence.unseen
 

@@ -148,7 +148,7 @@ def _ask(right: str, *arguments: str, what: str = "the pods") -> bytes:
         raise UsageError(f"--kube: the cluster's API server did not answer within {SECONDS:.0f} s") from None
     except KubectlError as error:
         words = {
-            "forbidden": f"you may not {right}: kubectl auth can-i {right} says no; ask the cluster's administrator",
+            "forbidden": f"you are not allowed to {right} (kubectl auth can-i {right}): ask its administrator",
             "unauthorized": "the cluster's API server does not know you; log in to it again",
             "gone": f"there is no {what}",
             "no-such-kind": "the cluster knows no objects of this kind",

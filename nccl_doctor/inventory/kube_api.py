@@ -122,7 +122,7 @@ class _Condition(ApiObject):
 
 
 class StateDetail(ApiObject):
-    """Reason why a container waits or has ended."""
+    """The reason why a container is waiting or has terminated."""
 
     reason: Text = ""
     message: Long = ""
@@ -267,7 +267,7 @@ def _asked(read: Callable[[bytes], Typed], what: str, *arguments: str) -> Typed 
     except TimeoutError:
         return unknown(f"the API server did not tell the {what} in {SECONDS:.0f} s")
     except KubectlError as error:
-        no = f"you may not read {what} (kubectl auth can-i list {what})"
+        no = f"you are not allowed to list {what} (kubectl auth can-i list {what})"
         return unknown(no if error.trouble == "forbidden" else f"{what}: {error.last}")
     except UsageError as error:
         return unknown(str(error))

@@ -128,7 +128,7 @@ def inside(runtime: str, name: str, place: SourceLocation) -> InsideOptions:
 
 
 def variable(text: str, place: SourceLocation) -> str:
-    """Return the name of an environment variable that shells accept."""
+    """Return the text if it is a name that shells accept for an environment variable."""
     if not _VARIABLE.fullmatch(text):
         rule = 'letters, digits and "_", not beginning with a digit'
         raise place.error(f"{quoted(text)} is not a variable name: {rule}")

@@ -59,7 +59,7 @@ class Listing:
 
 @dataclass(frozen=True)
 class Mapping:
-    """A YAML mapping with its place; its keys in order, doubled ones included."""
+    """A YAML mapping with its place; its keys are in order, duplicates included."""
 
     pairs: list[tuple[Tree, Tree]]
     place: SourceLocation

@@ -1,4 +1,4 @@
-"""Judges a snapshot by all checks, and makes the report; describes each host in phrases for ``-v``.
+"""Judges a snapshot with all checks and makes the report; describes each host in phrases for ``-v``.
 
 A check returns findings, or why it could not judge. Consequences of a finding are placed below it.
 """

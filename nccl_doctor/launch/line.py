@@ -474,7 +474,7 @@ def meeting_place(cluster: Cluster, *, static: bool) -> dict[str, str]:
 
 
 def place_of(node: Node, nodes: int) -> dict[str, str]:
-    """Return the settings of a node's place among so many, by torchrun's names."""
+    """Return a node's place among ``nodes`` nodes, as settings with torchrun's names."""
     return {"nnodes": str(nodes), "node_rank": str(node.node_rank)}
 
 

@@ -168,7 +168,7 @@ MAX_RANKS = 256
 """Most GPUs of a process."""
 
 MAX_PROCESSES = 65_536
-"""Most processes that are distinguished, so that a forged log can't fill the memory."""
+"""Maximum number of processes that are distinguished, so that a forged log can't fill the memory."""
 
 
 _OF_SOURCES = frozenset({"exited"})

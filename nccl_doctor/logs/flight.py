@@ -5,8 +5,8 @@ dictionaries; other programs store the same as JSON (torch/csrc/distributed/c10d
 leaves every collective "scheduled": those that ended are ``retired``, or counted as completed in ``pg_status``. JSON
 has no stacks and has some numbers as strings.
 
-The module also compares the recorders of ranks: the first collective that not all called in the same way, or that did
-not end.
+The module also compares the recorders of several ranks, and finds the first collective that some rank called
+differently, or that did not end.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from nccl_doctor.logs.prefix import tidy
 from nccl_doctor.text.bounds import CrowdedError, refuse_crowded
 
 MAX_BYTES = 64 << 20
-"""Most bytes of a dump that is read: torch keeps some thousand records, a few megabytes."""
+"""Maximum number of bytes of a dump that is read: torch keeps some thousand records, a few megabytes."""
 
 _RANK = re.compile(r"rank[_-]?(\d{1,7})|(\d{1,7})(?:\.\w+)?$")
 _NUMBERS = re.compile(r"\d{1,7}")
@@ -35,11 +35,11 @@ _DEFAULT = "0"
 _LARGEST = 1 << 40
 _MOST_SHAPES, _MOST_RECORDS = 64, 100_000
 _MOST_TYPES = 200
-"""Most characters of the types of a collective's inputs."""
+"""Maximum number of characters of the types of a collective's inputs."""
 _MOST_GROUPS, _MOST_RANKS = 1024, 1 << 19
 """Most groups, and most ranks in all of them: eight groups with all ranks of the largest jobs."""
 _LONGEST_RANKS = 1 << 20
-"""Most characters of a group's list of ranks: 131,072 ranks of six digits."""
+"""Maximum number of characters of a group's list of ranks: 131,072 ranks of six digits."""
 
 _MOST_VALUES, _MOST_CONTAINERS = 2_000_000, 400_000
 """Limits for a dump in JSON, which has no stacks: enough for 50,000 calls."""

@@ -58,7 +58,7 @@ class Event:
 
 
 KEPT = 512
-"""Most events of one diagnosis and grade that are kept per source; further ones are counted."""
+"""Maximum number of events of one diagnosis and grade that are kept per source; further ones are counted."""
 
 LAST = KEPT // 8
 """Most further events that are kept at the end of a source."""

@@ -13,16 +13,19 @@ from collections.abc import Callable
 from nccl_doctor.text.bounds import CrowdedError
 
 MOST_MEMORY = 200 << 20
-"""Most bytes of the values: 20,000 calls, ten times torch's default, with stacks of 20 lines take 170 MiB."""
+"""Maximum number of bytes of the values.
+
+20,000 calls, ten times torch's default, with stacks of 20 lines take 170 MiB.
+"""
 
 MOST_VALUES = 6_000_000
 """Most values, including repeated references; those 20,000 calls have fewer."""
 
 DEEPEST = 8
-"""Most levels of lists and maps: a dump, its entries, an entry, its sizes and a size need five."""
+"""Maximum number of levels of lists and maps: a dump, its entries, an entry, its sizes and a size need five."""
 
 _LONGEST_NUMBER = 16
-"""Most bytes of an integer; those of torch have eight."""
+"""Maximum number of bytes of an integer; those of torch have eight."""
 _COST = 80
 """Cost in bytes of an opcode, and of an item in a container or in the memo."""
 

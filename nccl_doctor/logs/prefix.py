@@ -25,14 +25,14 @@ from nccl_doctor.text.bounds import safe_regex
 from nccl_doctor.text.secrets import part
 
 _ESCAPES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?|\x1b[@-_]|\x9b[0-?]*[ -/]*[@-~]")
-"""Control sequences of ECMA-48 (colours, cursor), and the titles that terminals set."""
+"""ECMA-48 control sequences (colours, cursor), and those that set a terminal's title."""
 
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\u200b-\u200f\ufeff]")
 
 MOST_DIGITS = 9
 
 QUOTED = 600
-"""Most characters of a line that are quoted."""
+"""Maximum number of characters of a line that are quoted."""
 
 _ESCAPES_IN_BYTES = re.compile(rb"\x1b\[[0-?]*[ -/]*[@-~]")
 
@@ -155,7 +155,7 @@ _NO_HOSTS = re.compile(
 )
 _MOST_TAGS = 12
 _LONGEST = 600
-"""Most characters of NCCL's prefix."""
+"""Maximum number of characters of NCCL's prefix."""
 
 _BAR = safe_regex(
     r"[^|━]{0,120}?\d{1,3}%\|[^|]{0,200}\|[^\[|]{0,40}\[[^\]|]{0,200}\] ?"

@@ -29,7 +29,7 @@ BLOCK = 1 << 18
 
 _GZIP, _XZ, _ZSTD = b"\x1f\x8b", b"\xfd7zXZ\x00", b"\x28\xb5\x2f\xfd"
 _MOST_MEMORY = 128 << 20
-"""Most bytes of memory for decompression: xz -9 needs 65 MiB, zstd --ultra -22 128 MiB."""
+"""Maximum number of bytes of memory for decompression: xz -9 needs 65 MiB, zstd --ultra -22 128 MiB."""
 _MOST_RATIO, _ENOUGH = 2000, 1 << 30
 """Highest accepted compression ratio (equal lines: 1,000), and bytes up to which it is not checked."""
 _NOT_LOGS = frozenset(

@@ -18,7 +18,7 @@ WEB = (
     r"https?://|HTTPS?Connection|urllib3\.|requests\.exceptions|huggingface\.co\b|huggingface_hub\.|\bwandb[.:]"
     r"|\bpypi\.org|IPv6 network addresses"
 )
-"""Requests to web servers, not to hosts: on clusters, downloads, trackers and look-ups of IPv6 often fail."""
+"""Requests to web servers, not to the job's hosts: on clusters, downloads, trackers and IPv6 look-ups often fail."""
 
 
 class Grade(IntEnum):

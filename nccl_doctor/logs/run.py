@@ -35,7 +35,7 @@ _PART = 16 << 20
 _MOST_PROCESSES = 8
 _HEAD = 64 << 10
 _FEW = 128
-"""Most files for which a long end of each is kept."""
+"""Maximum number of files for which a long end of each is kept."""
 
 
 class Part(NamedTuple):

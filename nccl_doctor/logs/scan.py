@@ -24,11 +24,12 @@ WINDOW = 2048
 """Bytes of a longer line that are judged at a time; the rest is data, or meant to cost time."""
 
 WINDOWS = 64
-"""Most windows that are judged per source; its end is always judged."""
+"""Maximum number of windows that are judged per source; its end is always judged."""
 
 QUOTA = 2048
-"""Most lines of one source that the filter passes to a rule, so that a log of a million equal errors costs no more than
-one of two thousand. The end of a source is always judged.
+"""Maximum number of lines of one source that the filter passes to a rule.
+
+So a log of a million equal errors costs no more than one of two thousand. The end of a source is always judged.
 """
 
 _STEP = 16 << 10

@@ -25,7 +25,7 @@ from nccl_doctor.text.hostlist import fold, ranks_of
 from nccl_doctor.text.shell import line
 
 MOST_LINES = 5
-"""Most lines that are quoted for one cause."""
+"""Maximum number of lines that are quoted for one cause."""
 
 _HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}")
 _DEVICE = re.compile(

@@ -224,7 +224,7 @@ def _size(count: int) -> str:
 
 
 MOST = 4
-"""Most values of each kind in a row."""
+"""Maximum number of values of each kind in a row."""
 
 
 def summed(verdict: LogVerdict, *, whole: bool = False) -> tuple[Phase, ...]:

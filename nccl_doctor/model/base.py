@@ -87,7 +87,7 @@ class Document(FrozenModel):
 MAX_TEXT = 4096  # characters of a text without another limit: Linux' PATH_MAX
 
 MAX_OUTPUT = 16 << 20
-"""Most characters of a program's whole output, such as a packet filter's rules (the probe reads up to 8 MiB)."""
+"""Maximum number of characters of a program's output, such as a packet filter's rules (the probe reads up to 8 MiB)."""
 
 
 MAX_LINES = 64  # texts in a list: lines of evidence, methods, keys

@@ -211,7 +211,7 @@ class CheckResult(FrozenModel):
     reason: str | None = None
     looked_at: str | None = None
     gaps: tuple[Gap, ...] = Field(default=(), exclude=True)
-    """The gaps behind ``reason``, without duplicate reasons; JSON has only the sentence."""
+    """The gaps behind ``reason``, without duplicate reasons; JSON has only ``reason``."""
 
 
 class LogEvent(FrozenModel):

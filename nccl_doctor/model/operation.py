@@ -3,10 +3,7 @@
 A check, or the model of a firewall, makes an operation from typed values. The command that a person pastes and the one
 that ``fix`` runs are the same text of the same object. An operation is judged by its *state*: the lines that its
 ``look`` prints, before and after. ``look`` ends with a status other than 0 if it could not look; then nothing is known.
-What undoes it depends on the state before it alone, so that a record of that state is enough.
-
-:mod:`nccl_doctor.model.operations` has the kinds: of the kernel and of files (``system``), of packet filters
-(``firewall``), and of programs and the job (``programs``).
+What undoes it depends only on the state before it, so a record of that state is enough.
 """
 
 from __future__ import annotations
@@ -75,7 +72,7 @@ class Operation(ABC):
         return False
 
     def undo(self, before: State) -> Line | None:  # noqa: ARG002 - for those that can be undone
-        """Return the command that restores the state before; None if that can't be restored."""
+        """Return the command that restores the previous state; None if that can't be restored."""
         return None
 
 

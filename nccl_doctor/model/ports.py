@@ -30,7 +30,10 @@ LAST_PORT = 65535  # TCP ports have 16 bits (RFC 9293, 3.1)
 LAST_PID = 2**22  # the largest on Linux (proc_sys_kernel(5), pid_max)
 
 MAX_PROCESSES = 4096
-"""Most processes of all jobs with a port; a launcher with eight ranks and their data loaders has about a hundred."""
+"""Maximum number of processes of all jobs with a port.
+
+A launcher with eight ranks and their data loaders has about a hundred.
+"""
 
 _MOST_DIGITS = 9  # int() refuses thousands of digits; leading zeros are allowed
 _MOST_TICK_DIGITS = 18  # a start time in ticks has 64 bits; this is a billion years

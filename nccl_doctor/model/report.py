@@ -331,7 +331,7 @@ Growth = Annotated[dict[PortName, Annotated[dict[CounterName, Count], Field(max_
 
 
 def grown_words(grown: dict[str, dict[str, dict[str, int]]]) -> tuple[str, ...]:
-    """Return lines "node1: mlx5_0:1: 12 packets received out of sequence", the most informative counters first."""
+    """Return lines such as "node1: mlx5_0:1: 12 packets received out of sequence", the most telling counters first."""
     return tuple(
         f"{host}: {port}: {', '.join(f'{its[name]} {words}' for name, (_, words) in COUNTERS.items() if name in its)}"
         for host, ports in grown.items()

@@ -108,7 +108,7 @@ def advice(name: str) -> str | None:
         return None
     words = _words(name)
     if "TIMEOUT" in words:
-        return "torch's time limit of a collective is an argument of the script: init_process_group(timeout=...)"
+        return "torch's timeout for collectives is set in the script, with init_process_group(timeout=...)"
     if "PORT" in words or "PORTS" in words:
         return "NCCL's ports are those of net.ipv4.ip_local_port_range, and the master's is MASTER_PORT"
     return None

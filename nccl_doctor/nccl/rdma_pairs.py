@@ -1,9 +1,9 @@
 """Pairs of RDMA devices that NCCL connects between two hosts, and whether they can communicate.
 
 Channel c of one host is connected to channel c of the next, so devices are paired by their places in each host's list,
-and members of fused devices again by place. NCCL does not check whether two devices reach each other; a RoCE queue pair
-resolves the other's address from the network interface that has its own. Only with NCCL_IB_SUBNET_AWARE_ROUTING=1 (from
-2.30.7) each side chooses a device in a network of the other.
+and members of fused devices again by place. NCCL does not check whether two devices can reach each other; a RoCE queue
+pair resolves its peer's address over the network interface that has the pair's own address. Only with
+NCCL_IB_SUBNET_AWARE_ROUTING=1 (from 2.30.7) each side chooses a device in a network of the other.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Side:
 
 @dataclass(frozen=True)
 class Pair:
-    """Two ports that a channel connects; ``place`` is that of their devices in both lists."""
+    """Two ports that a channel connects; ``place`` is the position of their devices in both lists."""
 
     source: str
     target: str
@@ -191,7 +191,7 @@ def _by_route(a: Side, gid: RdmaGid, net: Network, to: Address) -> Talk:
 
 
 def joined(a: Side, b: Side) -> Iterator[tuple[int, Entry, Entry]]:
-    """Yield the pairs of ports of two hosts that channels connect, by place."""
+    """Yield the pairs of ports, one on each host, that NCCL's channels connect, with the index of their NIC."""
     for place, (one, other) in enumerate(zip(a.rdma.nics, b.rdma.nics, strict=False)):
         here, there = _by_subnet(a, one, b, other) if _aware(a) and _aware(b) else (one, other)
         for turn in range(max(len(here.members), len(there.members))):
@@ -206,7 +206,7 @@ def _aware(side: Side) -> bool:
 
 
 def _by_subnet(a: Side, own: Nic, b: Side, other: Nic) -> tuple[Nic, Nic]:
-    """Return the connector's device, chosen by the listener's networks, then the listener's, chosen by that device."""
+    """Return the connecting side's device, chosen by the listener's networks, and then the listener's by that one's."""
     here = _sharing(a, own, other)
     return here, _sharing(b, other, here)
 

@@ -115,7 +115,10 @@ def release(version: str) -> tuple[int, ...]:
 
 
 def recorder(torch: str | None, prefix: str) -> dict[str, str]:
-    """Return variables with which ranks write their last collectives to ``prefix`` + rank; for any torch if None."""
+    """Return variables that make ranks write their last collectives to ``prefix`` + rank.
+
+    If ``torch`` is None, they suit any version.
+    """
     known = None if torch is None else release(torch)
     if known is not None and known < FIRST:
         return {}

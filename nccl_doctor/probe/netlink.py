@@ -288,7 +288,10 @@ REFUSING = {6: ("blackhole", "EINVAL"), 7: ("unreachable", "EHOSTUNREACH"), 8: (
 """Route types (linux/rtnetlink.h) that refuse packets, and the error of such a packet."""
 
 MOST_ROUTES = 20000
-"""Most routes of all tables that are read to find a refusing one; routers have more, and are not searched."""
+"""Maximum number of routes of all tables that are read to find a refusing one.
+
+Routers have more, and are not searched.
+"""
 
 _ROUTE = struct.Struct("=BBBBBBBBI")
 

@@ -1,7 +1,7 @@
 """Processes, from short reads of /proc/PID: their identity, their files, and their surroundings.
 
-A process is identified by its PID and its start in clock ticks since boot, since a time of day would move when the
-clock is set. Besides its user it may belong to a container, Slurm job, login and systemd unit.
+A process is identified by its PID and its start time in clock ticks since boot, since a wall-clock time would change
+when the clock is set. Besides its user it may belong to a container, Slurm job, login and systemd unit.
 """
 
 from __future__ import annotations
@@ -80,11 +80,13 @@ STARTED = 19  # index of starttime, field 22 of /proc/PID/stat (proc_pid_stat(5)
 STACK = 25  # index of startstack, field 28, which is 0 for those who may not trace the process
 COMMAND_LIMIT = 500
 TEXT_LIMIT = 1 << 18
-"""Most bytes of a file in /proc/PID. A process may declare any amount of its memory as its variables (PR_SET_MM_MAP of
-prctl(2) needs no privilege); those of a job seldom have a tenth of this.
+"""Maximum number of bytes of a file in /proc/PID.
+
+A process may declare any amount of its memory as its variables (PR_SET_MM_MAP of prctl(2) needs no privilege); those of
+a job seldom have a tenth of this.
 """
 KEPT_LIMIT = 1 << 25
-"""Most bytes of variables that a table caches; beyond that it clears the cache."""
+"""Maximum number of bytes of variables that a table caches; beyond that it clears the cache."""
 
 
 class Proc(NamedTuple):
@@ -368,7 +370,7 @@ def _login(pid: int, table: Table) -> int | None:
 
 
 def _held_ports(pid: int) -> Iterator[int]:
-    """Return the local ports of listeners and of only bound sockets in a process's network namespace."""
+    """Return the local ports of sockets that listen or are only bound, in a process's network namespace."""
     with contextlib.suppress(OSError):  # it is gone, or another user's
         yield from (
             flow.socket.local_port

@@ -2,8 +2,8 @@
 
 A job that computes or communicates with its peers is alive, whatever its parent is. Progress is CPU time, bytes read
 from or written to files and pipes, bytes that peers sent or acknowledged, or work of a GPU whose memory it uses. A rank
-that waits in a collective that never ends has none of these, except that NCCL busy-waits: such a rank counts as alive
-and is not ended.
+stuck in a collective has none of these, unless NCCL busy-waits, which uses CPU time: such a rank counts as alive and is
+not ended.
 """
 
 from __future__ import annotations

@@ -57,7 +57,10 @@ def fact(field: str, *, slow: bool = False) -> Callable[[Collector], Collector]:
 
 
 MOST_FILE_BYTES = 1 << 23
-"""Most bytes of one file. Fifty thousand sockets in /proc/net/tcp fit; any user can create more in a namespace."""
+"""Maximum number of bytes of one file.
+
+Fifty thousand sockets in /proc/net/tcp fit; any user can create more in a namespace.
+"""
 FILE_PIECE = 1 << 16
 
 
@@ -186,7 +189,7 @@ def login_folders() -> list[str]:
 
 
 def find(name: str, folders: Sequence[str], *, for_root: bool = False) -> str | None:
-    """Return the path of one of PROGRAMS in these folders that may be run."""
+    """Return the path of a program from PROGRAMS in one of these folders, if it is safe to run."""
     if name not in PROGRAMS:
         raise ValueError(f"{name} is not a program of the list")
     strict = for_root or os.geteuid() == 0

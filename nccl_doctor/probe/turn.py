@@ -80,7 +80,10 @@ class Turns:
         self._turn = Turn()
 
     def take(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Return {"holder": the run that has the turn}, None if it is ours; with "port", also a new trial of it."""
+        """Return {"holder": the run that has the turn, or None if it is ours}.
+
+        If the request names a port and the turn is ours, also {"trial": the result of trying it again}.
+        """
         holder, port = self._turn.take(request["ticket"]), request["port"]
         if holder is not None or port is None:
             return {"holder": holder, "trial": None}

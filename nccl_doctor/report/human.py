@@ -68,7 +68,7 @@ _EVIDENCE = 10
 _CONSEQUENCES = 3
 _LOG_LINES = 3
 LABELLED = re.compile(r"(\w{1,12})  +(\S.*)")
-"""Evidence that begins with a label and a gap; its further lines are indented behind the label."""
+"""Evidence that begins with a label and a gap; continuation lines are aligned after the label."""
 
 
 def diagnosis(found: Diagnosis, screen: Screen) -> Iterator[str]:
@@ -327,8 +327,8 @@ def _counts(diagnoses: tuple[Diagnosis, ...], outcomes: Counter[Outcome]) -> lis
 
 _READ = {
     "read": "stacks read without pausing ranks",
-    "pause": "each rank paused for some milliseconds to read its stack",
-    "native": "each rank paused for some milliseconds to read its stack",
+    "pause": "each rank paused for a few milliseconds to read its stack",
+    "native": "each rank paused for a few milliseconds to read its stack",
     "none": "no stacks (--no-stacks)",
 }
 

@@ -256,7 +256,7 @@ def accused(hosts: Iterable[str], pairs: Iterable[tuple[str, str]]) -> tuple[str
 
 
 EXACT_UP_TO = 14
-"""Most hosts of a group for which all combinations are tried; larger ones are searched greedily."""
+"""Maximum number of hosts of a group for which all combinations are tried; larger ones are searched greedily."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Finds secrets in texts by their form, and hides them in the documents of every report.
+"""Finds secrets in text by their form, and hides them in every document of a report.
 
 Each pattern is bounded, so that the time is proportional to a text's length.
 """
@@ -292,7 +292,10 @@ class _Walk:
         self._text, self._is_secret = cache(without_secrets), cache(names_secret)
 
     def value(self, value: Any) -> Any:  # noqa: ANN401 - any part of a document
-        """Return the value without secrets, by its ``without_secrets`` if there is one; the same object if none."""
+        """Return the value without its secrets, by its own ``without_secrets`` if it has one.
+
+        It is the same object if it has no secrets.
+        """
         kind = type(value)
         if kind is str:
             return self._text(value)

@@ -18,7 +18,10 @@ from nccl_doctor.model.cluster import Node
 from nccl_doctor.snapshot.access import AnyAccessFailure, ProbeFacts, ProbeFailed
 
 MAX_LINE = 32 * 1024 * 1024
-"""Most bytes that wait to be read: real answers are far smaller, and a faulty host must not fill the memory."""
+"""Maximum number of bytes that wait to be read.
+
+Real answers are far smaller, and a faulty host must not fill the memory.
+"""
 MAX_GREETING = 4 << 20  # bytes before a host's first message: a login's banner and the output of a .bashrc
 LINE_COST = 200  # cost of a line besides its own bytes: empty ones take time, too
 TAIL = 8 * 1024
@@ -32,7 +35,7 @@ class FloodError(ValueError):
 
 
 class Allowance:
-    """The bytes that a host may still send: ``most`` in all, with :data:`LINE_COST` per line."""
+    """The bytes that a host may still send: ``most`` in total; each line also costs :data:`LINE_COST`."""
 
     def __init__(self, most: int) -> None:
         self._most = self._left = most
@@ -133,7 +136,7 @@ class Channel(Protocol):
         """Write all of ``data`` to the command's stdin; TimeoutError, or OSError or EOFError if the command is gone."""
 
     def pulse(self) -> None:
-        """Send an empty line between two calls of :meth:`send`, if that does not block; any thread may call it."""
+        """Send an empty line between two calls to :meth:`send`, if that would not block; any thread may call this."""
 
     def read_line(self, deadline: float) -> bytes | None:
         """Return the next line of stdout without newline, None at the end; TimeoutError keeps its bytes. LostError."""

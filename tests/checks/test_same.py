@@ -197,9 +197,9 @@ def test_rules_that_nobody_could_read_come_before_the_network_team() -> None:
         report = judge(patched({"mesh": {"failed": failed}, "hosts": hosts}), "check")
         return next(each for each in report.diagnoses if each.name == "port-unreachable").fix.summary
 
-    assert remedy().startswith("Ask whoever runs the network between them")
+    assert remedy().startswith("Ask your network administrator")
     assert remedy("node1").startswith("Look at the rules of node1 as root first; check --sudo reads them")
-    assert "If nothing there drops it, ask whoever runs the network" in remedy("node1")
+    assert "If nothing there drops it, ask your network administrator" in remedy("node1")
     assert "network" not in only("port-unreachable", "fires-oneself").fix.summary
 
 

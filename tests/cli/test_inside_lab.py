@@ -164,7 +164,7 @@ def test_a_bridge_is_one_diagnosis_and_its_options_end_it(boxes: Lab) -> None:
     found = only(check(boxes, "bridged"), "container-differs", ALL)
     assert (found["facts"]["differs"], found["severity"]) == (["network", "shm"], "error")
     assert "port-unreachable" in {effect["name"] for effect in found["explains"]}
-    options = re.search(r"podman run ((?:--\S+ )+)", found["fix"]["summary"])
+    options = re.search(r"add ((?:--\S+ )+)to its podman run", found["fix"]["summary"])
     assert options
     end(one, "bridged")
     end(three, "bridged")

@@ -28,12 +28,12 @@ from nccl_doctor.model.report import Phase
 Checklist.frames_per_s = 0.001  # none but those that are asked for, so that none is under way when the size changes
 rows = (Phase(name="access", outcome="ok", text="4 hosts answered in 0.6 s"),
         Phase(name="software", outcome="error", text="version mismatch on node3; " + "a long text " * 6))
-lines = progress(quiet=False, decided=lambda _seen, _dials: rows)
+lines = progress(quiet=False, decided=lambda _seen: rows)
 lines.phase("asking", ["node1", "node2"], 600.0)
 while "waiting" not in lines.line: time.sleep(0.05)
 lines._live.refresh()
 assert sys.stdin.readline() == "on\\n"
-lines.refresh(lambda: None, None)
+lines.refresh(lambda: None)
 lines.phase("all-reduce", ["node1", "node2"], 600.0)
 lines.stage("node1", "sizes")
 lines.stage("node2", "started")

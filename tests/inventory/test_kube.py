@@ -155,7 +155,7 @@ def test_why_a_pod_can_not_be_entered(asked: Asked) -> None:
     found = cluster(KubeRequest(selector="app=s"))
     told = {node.name: node.options(KubeOptions).not_ready for node in found.nodes}
     assert {name: why.detail for name, why in told.items() if why is not None} == {
-        "s-0": "is pending: no node has enough nvidia.com/gpu (8 asked for) and memory",
+        "s-0": "is pending: no node has enough nvidia.com/gpu (8 requested) and memory",
         "s-1": "is pending: no node takes it",
         "s-2": "is held back by its scheduling gates",
         "s-3": "does not get its image: ImagePullBackOff",

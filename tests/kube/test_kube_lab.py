@@ -74,7 +74,7 @@ def test_each_pod_that_is_not_there_has_its_reason_and_the_others_are_judged(clu
     told = {tuple(one["hosts"]): (one["name"], one["message"]) for one in run.report["diagnoses"]}
     assert run.code == 1
     assert told == {
-        ("train-3-x3",): ("pod-not-ready", "train-3-x3 is pending: no node has enough nvidia.com/gpu (8 asked for)."),
+        ("train-3-x3",): ("pod-not-ready", "train-3-x3 is pending: no node has enough nvidia.com/gpu (8 requested)."),
         ("train-1-x1",): ("pod-unreachable", "train-1-x1 gave no answer to kubectl exec in 4 s."),
         ("train-2-x2",): (
             "pod-unreachable",
@@ -123,7 +123,7 @@ def test_kubectl_killed_in_the_middle_leaves_nothing_in_the_pod(cluster: KubeClu
         (
             ("pytorchjob/a",),
             {"forbidden": ["list pods"]},
-            "you may not list pods: kubectl auth can-i list pods says no",
+            "you are not allowed to list pods (kubectl auth can-i list pods)",
         ),
         (("sts/a",), {"forbidden": ["get statefulsets"]}, "kubectl auth can-i get statefulsets says no"),
         (("cronjob/a",), {}, '"cronjob/a" is not a KIND/NAME'),

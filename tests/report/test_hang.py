@@ -20,7 +20,7 @@ def test_a_rank_in_its_data_loader() -> None:
         "    stack   rank 3: dataset.py:88 < train.py:300\n"
         "    ranks 0-2,4-7 in all_reduce at train.py:212\n"
         "  Its data loader returns no batch. Check what its workers read, and try\n"
-        "  num_workers=0. It was looked at for 5 s, and may still be at work; look\n"
+        "  num_workers=0. It was observed for only 5 s, and may still be at work; look\n"
         "  longer: --interval 30.\n"
         "\n"
         "Not available: the flight recorder of ranks 0-7: torch's worker server is\n"

@@ -67,7 +67,7 @@ def test_changed_host_key(transport: Transport, server: Sshd, controller: Contro
     controller.know("# a comment\n", "other.example ssh-ed25519 AAAA\n", server.known(keys / "other"))
     found = failure(transport, node(server.port))
     assert found.kind == "ssh-host-key-changed"
-    assert found.detail == f"presented another host key than {controller.known_hosts}:3 has"
+    assert found.detail == f"presented a different host key from the one in {controller.known_hosts}:3"
     assert found.facts.fingerprint == fingerprint(server.host_keys[0])
     assert (found.facts.file, found.facts.line) == (str(controller.known_hosts), 3)
 

@@ -137,7 +137,7 @@ def wait_until_free(machine: Machine, report: PortReport, tell: Tell, *, settle_
 
 
 def next_port(machines: Sequence[Machine], after: int, address: str | None = None) -> int | None:
-    """Return the first port after ``after``, then from 1024, that is free on all machines at ``address``."""
+    """Return the first port above ``after``, wrapping to 1024, that is free everywhere and reachable at ``address``."""
     target, *others = machines
     candidates = chain(range(after + 1, LAST_PORT + 1), range(FIRST, after))
     wanted = (port for port in candidates if port >= FIRST and port not in WELL_KNOWN)
@@ -377,7 +377,7 @@ def _find_error(source: str, named: str, *, must: bool) -> PortError | None:
 
 
 def _is_piped() -> bool:
-    """Return whether something was written into our stdin; an open but empty pipe, as under ssh, does not count."""
+    """Return whether anything has been written to our stdin; an open but empty pipe, as under ssh, does not count."""
     try:
         return stat.S_ISFIFO(os.fstat(0).st_mode) and bool(select.select([0], [], [], 0)[0])
     except OSError:  # closed

@@ -1,1 +1,1 @@
-"""Diagnoses of reaching the hosts."""
+"""Diagnoses about access to the hosts."""

@@ -1,4 +1,4 @@
-"""Findings of the access checks: hosts with the same failure make one."""
+"""Findings of the access checks: hosts with the same failure share one."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar

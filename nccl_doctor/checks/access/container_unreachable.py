@@ -25,7 +25,7 @@ _WITH_COMMANDS = ("docker", "podman", "nerdctl")
 
 @check("NCD109", severity=Severity.ERROR, explains=FOLLOWS, scope="inside", outside=True)
 def container_unreachable(view: View) -> Findings:
-    """Yield one finding for the hosts that failed alike."""
+    """Yield one finding for each group of hosts that failed in the same way."""
     for found in of_engine(view, "container-unreachable", joint=":"):
         problem, runtime, name = (str(found.facts.get(key)) for key in ("problem", "runtime", "name"))
         if problem not in _LET_GO or runtime not in _WITH_COMMANDS or not CONTAINER_NAME.fullmatch(name):

@@ -3,7 +3,7 @@
 What it means: the host was installed again, or its address now belongs to another machine, or somebody intercepts the
 connection. SSH can't distinguish these, so nccl-doctor does not log in.
 
-How we know: the known_hosts line in the message has another key for this host, or marks this one as @revoked. The
+How we know: the known_hosts line in the message has a different key for this host, or marks this one as @revoked. The
 evidence has both fingerprints. As in OpenSSH, a key of another type counts as changed once any key is known; known
 types are requested first, so a host with several keys does not look changed.
 

@@ -7,10 +7,10 @@ How we know: the host's name is resolved on this machine (getaddrinfo), a TCP co
 sshd must greet. The message shows which of these failed: the name does not resolve; the connection was refused (the
 host is up, but no sshd listens); "no route to host" (the host is down, or a firewall's REJECT); no answer at all (down,
 or a firewall's DROP); connected but silent; an sshd so old that it has only algorithms that ssh no longer accepts;
-connected and closed before the greeting. The last is sshd's MaxStartups: with its default 10:30:100 it drops
-connections once ten wait for their login. It is tried again, with increasing delays, before this is reported. If this
-machine gets no answer at all, two of the other hosts connect to its SSH port; if they get an answer, the host is up and
-only this machine is cut off from it.
+connected and closed before the greeting. The last is caused by sshd's MaxStartups: with its default 10:30:100, sshd
+drops connections once ten are waiting to authenticate. It is tried again, with increasing delays, before this is
+reported. If this machine gets no answer at all, two of the other hosts connect to its SSH port; if they get an answer,
+the host is up and only this machine is cut off from it.
 
 A host behind a jump host (ProxyJump) fails when the jump host does; the message then names the jump host.
 
@@ -91,7 +91,7 @@ def _from_peers(view: View, failure: SshUnreachable) -> str:
         return f"{what.format(fold(up))}, so it is up, and {apart} cut off from it"
     if refused:
         means = ", too" if is_refused else ", so it is up, and no sshd listens there"
-        return f"; dials from {fold(refused)} are refused{means}"
+        return f"; connections from {fold(refused)} are refused{means}"
     return f"; {fold(cut_off)} can't reach it there either" if cut_off else ""
 
 

@@ -68,7 +68,7 @@ def _message(smoke: Smoke, found: Culprits) -> str:
     first = found.ranks[0]
     if found.why == "signal":
         name = SIGNALS.get(first.signal or 0, f"signal {first.signal}")
-        return f"Rank {first.rank} on {first.host} was killed by {name}; before that it {MISSING[first.stage]}."
+        return f"Rank {first.rank} on {first.host} was killed by {name}; before that, it {MISSING[first.stage]}."
     if found.why == "launcher":
         return f"{first.host} dropped out of the all-reduce: {smoke.launchers[first.host]}."
     if first.error:
@@ -76,6 +76,4 @@ def _message(smoke: Smoke, found: Culprits) -> str:
         who = found.named if alike else f"rank {first.rank} on {first.host}"
         return f"{capital(who)} failed: {first.error.splitlines()[0]}"
     status = "" if first.exit_code is None else f" with status {first.exit_code}"
-    return (
-        f"Rank {first.rank} on {first.host} exited{status} and printed nothing; before that it {MISSING[first.stage]}."
-    )
+    return f"Rank {first.rank} on {first.host} exited{status} without printing anything: it {MISSING[first.stage]}."

@@ -79,7 +79,7 @@ class Culprits:
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        """The hosts that the repeated all-reduce blames; otherwise those of the ranks."""
+        """The hosts that the repeated all-reduce blames or, if there was none, the hosts of the blamed ranks."""
         return self.isolation.hosts if self.isolation else tuple(dict.fromkeys(rank.host for rank in self.ranks))
 
     @property

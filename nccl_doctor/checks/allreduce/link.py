@@ -40,7 +40,7 @@ def link(snapshot: Snapshot) -> LinkSpeed | None:
 
 
 def _measured(snapshot: Snapshot, smoke: Smoke) -> LinkSpeed | None:
-    """Return the rate of all rails that ``--rate`` measured, for interfaces whose drivers report no speed."""
+    """Return the total rate of all rails as measured by ``--rate``, for interfaces whose drivers report no speed."""
     if not isinstance(snapshot.rates, Rates) or any(rank.network == "IB" for rank in smoke.ranks):
         return None
     if any(rate.limited is not None for rate in snapshot.rates.rates):

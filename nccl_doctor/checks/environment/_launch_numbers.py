@@ -63,7 +63,7 @@ def nodes(judged: Judged) -> Iterator[str]:
     pairs.append([line.variables.get(name) for name in ("WORLD_SIZE", "RANK")])
     for (told, rank), (size, own) in zip(pairs, (("--world-size ", "--rank "), ("WORLD_SIZE=", "RANK=")), strict=True):
         if told and rank and is_number(told) and is_number(rank) and int(rank) >= int(told):
-            yield f"{own}{rank} of {size}{told}: ranks are counted from 0"
+            yield f"{own}{rank} with {size}{told}: ranks are numbered from 0, so the highest is {int(told) - 1}"
         elif told and is_number(told) and line.places_itself and int(told) not in (count, judged.world) and count > 1:
             yield f"{size}{told}, but the {count} hosts have {plural(judged.world, 'rank')}"
 
@@ -101,10 +101,10 @@ def _rank(judged: Judged, nodes: str | None, rank: str | None) -> Iterator[str]:
     """Yield faults in the node rank that the line gives, against the number of nodes that it gives."""
     line, count = judged.line, judged.count
     if line.launcher == "deepspeed" and "no_ssh" in line.options and rank is None and count > 1:
-        yield "--no_ssh without --node_rank: every host takes itself for node 0"
+        yield "--no_ssh without --node_rank: every host regards itself as node 0"
     if line.is_ranked and count > 1 and "node_rank" not in line.lost and (nodes is not None or not line.table.engine):
         if rank is None:
-            yield "without a node rank every host takes itself for node 0"
+            yield "without a node rank every host regards itself as node 0"
         elif not is_number(rank) or int(rank) >= count:
             yield f"node rank {rank} is not in 0 to {count - 1}"
 
@@ -159,13 +159,13 @@ def sizes(judged: Judged) -> Iterator[Fault]:
         return  # it may be meant for a CPU job
     if "nnodes" in line.options and judged.count > 1:
         if wanted > sum(counts.values()):
-            yield f"the parallel sizes need {plural(wanted, 'GPU')}, but the hosts have {sum(counts.values())}"
+            yield f"the parallelism settings need {plural(wanted, 'GPU')}, but the hosts have {sum(counts.values())}"
         elif wanted % judged.count:
-            yield f"the parallel sizes, {wanted} GPUs together, don't divide by {judged.count} hosts"
+            yield f"the parallelism settings need {wanted} GPUs, which can't be divided among {judged.count} hosts"
     elif wanted > max(counts.values()) and line.options.get("distributed_executor_backend") != "ray":
         most = max(counts, key=lambda name: counts[name])
         each = "" if judged.count == 1 else "; without --nnodes each host serves on its own"
-        yield f"the parallel sizes need {plural(wanted, 'GPU')}, but {most} has {counts[most]}{each}"
+        yield f"the parallelism settings need {plural(wanted, 'GPU')}, but {most} has {counts[most]}{each}"
 
 
 def ranks(judged: Judged) -> Iterator[Fault]:

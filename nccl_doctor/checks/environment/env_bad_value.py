@@ -44,7 +44,7 @@ ONE_HOST = Effect(
 REFUSED = Effect(
     (*WAITS, "not-started", "exit", "SIGABRT", "env-bad-value"),
     Reach.MEETS,
-    "a rank that torch's constructors end or hang never joins the others",
+    "a rank that exits or hangs in torch's constructors never joins the others",
 )
 
 
@@ -93,7 +93,7 @@ def env_bad_value(view: View) -> Findings:
 
 
 def _same_host_ids(view: View) -> Findings:
-    """Yield a finding for each value of NCCL_HOSTID on several machines, even an empty one (src/misc/utils.cc)."""
+    """Yield a finding for each value of NCCL_HOSTID that several machines share (src/misc/utils.cc)."""
     ids: dict[str, dict[str, str]] = {}
     for host, own in view.by_host.items():
         variable = own.variables.get("NCCL_HOSTID")

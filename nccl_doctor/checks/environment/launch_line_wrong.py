@@ -1,4 +1,4 @@
-"""The launch command after ``--`` can't work as written on these hosts.
+"""The launch command after -- can't work as written on these hosts.
 
 What it means: torchrun or the script exits at once, each host starts a separate job, or ranks wait for a master that
 does not exist. A line from a guide fits its author's machines: number of nodes and ranks, the master's address, a
@@ -11,7 +11,7 @@ with the hosts: their number and GPUs, the tested master and port, and the optio
 (torch/distributed/run.py, which is read, not run). A batch size is only a warning, because a script may split it or
 give each rank its own.
 
-Fix: the same line with its corrections, one for each host where they differ.
+Fix: the corrected line is shown; if hosts need different lines, one for each.
 
 References: torch/distributed/run.py, torch/distributed/rendezvous.py (env://, tcp://); accelerate launch; deepspeed.
 """
@@ -146,7 +146,7 @@ def _apart(found: Iterable[Fault]) -> tuple[list[str], list[Unjudged]]:
 
 
 def _commands(judged: Judged, meeting: Sequence[str]) -> tuple[Command, ...]:
-    """Return the corrected line, without faults in the meeting: one for all hosts if it fits all."""
+    """Return the corrected launch lines, free of rendezvous faults: a single line if it suits all hosts."""
     counts = {name: place.nproc for name, place in judged.places.items()}
     lacking = {option for option, _ in _lacking(judged)}
     line = replace(judged.line, own=tuple(option for option in judged.line.own if option.written not in lacking))
@@ -217,13 +217,13 @@ def _c10d(judged: Judged, addr: str, port: str | None) -> Iterator[Fault]:
     at = [name for name, host in takes.items() if host]
     if not at and None not in takes.values():
         yield (
-            f"no host takes itself for {addr}, so each would wait for the rendezvous' store: a host does so if its own "
-            "name is, or resolves to, that address"
+            f"no host recognises {addr} as its own, so each would wait for the rendezvous' store: a host does so if "
+            "its own name is, or resolves to, that address"
         )
     elif len(at) > 1:
-        yield f"several hosts take themselves for {addr} ({fold(at)}), so each would wait alone"
+        yield f"several hosts recognise {addr} as their own ({fold(at)}), so each would wait alone"
     elif not at:
-        yield Unjudged((), f"it is not known which host takes itself for {addr}")
+        yield Unjudged((), f"it is not known which host recognises {addr} as its own")
     elif at != [first]:
         yield Unjudged(tuple(at), f"the rendezvous endpoint {addr} is on {at[0]}, and the ports of {first} were tested")
     elif port == "0":

@@ -134,7 +134,7 @@ def _judge(view: View, program: str, name: str, side: Side) -> Misled | None:
     said = _fault(view, own, given, address, {better, *listed})
     known = side.engines.ray_nodes
     if said is None and program == "vllm" and known and given.address not in known:
-        said = "will advertise another address than Ray uses for this host"
+        said = "will advertise a different address from the one that Ray uses for this host"
         better = known[0]
     if said is None:
         return None

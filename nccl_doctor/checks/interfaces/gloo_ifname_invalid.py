@@ -36,7 +36,7 @@ from nccl_doctor.text.inet import address_of
 GLOO = Effect(
     ("gloo-ifname-invalid", "hostname-loopback", *WAITS, LOST, "peer-died"),
     Reach.OWN,
-    "gloo makes no device, and the rank raises what it says (gloo/transport/tcp/device.cc, lookupAddrForIface)",
+    "gloo can't create its device, and the rank raises gloo's error (gloo/transport/tcp/device.cc, lookupAddrForIface)",
     ("gloo",),
 )
 

@@ -1,7 +1,7 @@
 """A host's own name resolves to a loopback address on that host.
 
-What it means: gloo listens on the address of the host's own name and advertises it. If /etc/hosts has 127.0.1.1, as
-Debian's and Ubuntu's installers write it, the other hosts connect to themselves: "Gloo connectFullMesh failed",
+What it means: gloo listens on the address of the host's own name and advertises it. If /etc/hosts maps the name to
+127.0.1.1, as Debian's and Ubuntu's installers do, the other hosts connect to themselves: "Gloo connectFullMesh failed",
 "Connection refused, remote=[127.0.1.1]:…". NCCL is not affected; a job that uses only NCCL runs.
 
 Of two hosts, the one with the higher address connects to the other. So a single such host can still connect with peers
@@ -9,7 +9,8 @@ in 10.0.0.0/8, whose addresses are lower than 127.0.1.1: that is a note, not a f
 in 192.168.0.0/16, are a fault.
 
 How we know: the addresses of each host's own name, in the order in which gloo tries them, and gloo's rule for which
-side connects. ::1 together with the others' IPv4 addresses ends gloo at once ("ss1.ss_family == ss2.ss_family").
+side connects. If the name resolves to ::1 and the others have IPv4 addresses, gloo aborts at once ("ss1.ss_family ==
+ss2.ss_family").
 
 Fix: set GLOO_SOCKET_IFNAME, or give the name its real address in /etc/hosts.
 

@@ -95,7 +95,7 @@ def _lost_words(own: OwnName, given: list[str | None]) -> str:
         return (
             f"{words}, and on {fold(own.lost)} IPv{version} addresses: gloo can't connect different address families."
         )
-    return f"{words}, through which gloo can't connect it with {fold(own.lost)}."
+    return f"{words}, an address over which gloo can't connect {own.host} to {fold(own.lost)}."
 
 
 def _reached(view: View, host: str, name: str) -> bool:

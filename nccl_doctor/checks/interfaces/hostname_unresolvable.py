@@ -73,7 +73,8 @@ def hostname_unresolvable(view: View) -> Findings:
     caught = [each for each in own if each.name not in names]
     if caught:
         what = "gloo falls back to 127.0.0.1" if any(each.lost for each in caught) else CHANCE
-        message = f"{fold(each.host for each in caught)} can't resolve the host's own name: {what}."
+        whose = "its" if len(caught) == 1 else "their"
+        message = f"{fold(each.host for each in caught)} can't resolve {whose} own name: {what}."
         yield finding(view, caught, message)
 
 
@@ -150,7 +151,9 @@ def why(kube: KubeFacts, name: str) -> tuple[str, Fix] | None:
     service_name = service_name.partition(".")[0] or pod_name
     if isinstance(kube.services, Unknown):
         summary = f"See with kubectl get service {service_name} whether there is a headless Service of that name."
-        return f"it is not known whether a Service {service_name} exists: {kube.services.reason}", Fix(summary=summary)
+        return f"whether a Service {service_name} exists is unknown, because {kube.services.reason}", Fix(
+            summary=summary
+        )
     service = next((one for one in kube.services if one.name == service_name), None)
     if service is None:
         return f"there is no Service {service_name} in the namespace {kube.namespace}", _make(kube, service_name)

@@ -4,8 +4,9 @@ What it means: a name without "=" is a prefix: "eth" means eth0, eth1 and eth10,
 listens on the first of them in the kernel's order, whatever the order in the variable, and transfers data over all. A
 single wrong one is enough for a hang or a failed connection.
 
-How we know: NCCL's rules applied to the host's interfaces, or libnccl's own answer; and for each address whether the
-other hosts have it themselves, have a route to it, and, behind a gateway, reached it.
+How we know: NCCL's rules applied to the host's interfaces, or libnccl's own answer; and for each address, whether the
+other hosts have the same address, whether they have a route to it and, if that goes through a gateway, whether they
+reached it.
 
 Fix: put "=" in front, and write the complete names of the intended interfaces.
 

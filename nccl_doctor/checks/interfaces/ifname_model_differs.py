@@ -1,4 +1,4 @@
-"""The host's libnccl chose another interface than nccl-doctor predicts, or failed where it predicts success.
+"""The host's libnccl chose a different interface from the predicted one, or failed where success was predicted.
 
 What it means: nothing for the job by itself: NCCL will use the interface that libnccl reported, and all other diagnoses
 are based on it. But either the model is wrong about this version of NCCL, or something unknown changes NCCL's choice:
@@ -22,7 +22,7 @@ def ifname_model_differs(view: View) -> Findings:
     if differing := {name: one.disagreement for name, one in pictures.items() if one.disagreement is not None}:
         yield Finding(
             hosts=tuple(differing),
-            message=f"On {fold(differing)} libnccl chose another interface than this tool predicts.",
+            message=f"On {fold(differing)} libnccl chose a different interface from the one that this tool predicted.",
             evidence=folded(differing.items()),
             facts=dict(differing),
             fix="Nothing to do for the job; please report it, with a snapshot from check --save.",

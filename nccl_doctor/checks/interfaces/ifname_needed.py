@@ -1,15 +1,16 @@
 """NCCL_SOCKET_IFNAME is not set, and NCCL's own choice of interface is wrong.
 
 What it means: without the variable NCCL uses interfaces named ib…, otherwise all that are not named docker… or lo… (nor
-virbr… from 2.28.3), in the kernel's order. It does not recognise bridges of Docker Compose (br-…), Kubernetes or
-Podman, VPNs and management networks. It listens on the first and transfers data over all of them, so the other hosts
+virbr… from 2.28.3), in the kernel's order. It does not exclude the bridges of Docker Compose (br-…), Kubernetes or
+Podman, nor VPNs or management networks. It listens on the first and transfers data over all of them, so the other hosts
 get addresses that they can't reach: the job hangs, or fails with "Connection refused" or "No route to host". Before
 2.28.3 it even uses interfaces that are down.
 
 How we know: NCCL's rules for the host's version applied to the host's interfaces, or libnccl's own answer; and for each
-address whether the other hosts have it themselves, have a route to it, and, behind a gateway, reached it.
+address, whether the other hosts have the same address, whether they have a route to it and, if that goes through a
+gateway, whether they reached it.
 
-Fix: set the variable to "=" and the name of an interface that all hosts reach; the suggested value was tested with
+Fix: set the variable to "=" and the name of an interface that all hosts reach; the suggested value was checked against
 NCCL's rules.
 
 See NCCL's documentation of NCCL_SOCKET_IFNAME, and src/misc/socket.cc in its source.

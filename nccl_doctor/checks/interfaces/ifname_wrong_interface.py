@@ -8,7 +8,7 @@ exceptions, lo among them, and lo comes first. "^docker0,lo" is what was meant.
 How we know: the address that NCCL will use, and for every other host: whether it has that address itself, has a route
 to it, and, behind a gateway, whether the test connections succeeded. An interface is never judged by its name.
 
-Fix: set the variable to "=" and the name of an interface that all hosts reach; the suggested value was tested with
+Fix: set the variable to "=" and the name of an interface that all hosts reach; the suggested value was checked against
 NCCL's rules.
 
 See NCCL's documentation of NCCL_SOCKET_IFNAME, and src/misc/socket.cc in its source.

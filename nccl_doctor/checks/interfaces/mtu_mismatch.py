@@ -68,7 +68,8 @@ def mtu_mismatch(view: View) -> Findings:
     for (small, large), names in uneven.items():
         yield Finding(
             hosts=tuple(names),
-            message=f"{small[0]} and {large[0]} on {fold(names)} are one port, with MTUs of {small[1]} and {large[1]}.",
+            message=f"{small[0]} and {large[0]} on {fold(names)} are one physical port, but have MTUs of "
+            f"{small[1]} and {large[1]}.",
             evidence=(f"{small[0]} has {small[1]}", f"{large[0]} has {large[1]}"),
             facts={"mtu": dict((small, large))},
             fix=f"Set {large[1]} on {small[0]} as well, on both hosts, in a file of /etc/netplan.",
@@ -91,7 +92,7 @@ def _packets(mtu: int) -> str:
 
 
 def _uneven_halves(view: View, host: str) -> Iterator[tuple[tuple[str, int], tuple[str, int]]]:
-    """Interface and MTU of both halves of a port that differ, the smaller first."""
+    """Yield the interface and MTU of both halves of each port where these differ, the smaller MTU first."""
     side = view.nccl.rdma.sides.get(host)
     for pair in side.rdma.halves if side is not None else ():
         links = [link for entry in pair if (link := view.by_host[host].link(entry.netdev or "")) is not None]

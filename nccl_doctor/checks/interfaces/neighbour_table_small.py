@@ -68,7 +68,7 @@ def neighbour_table_small(view: View) -> Findings:
         yield Finding(
             hosts=tuple(hosts),
             message=f"{peers} hosts of the cluster share a subnet with {fold(hosts)}, whose kernel keeps at most "
-            f"{limit} neighbours.",
+            f"{limit} neighbour entr{'y' if limit == 1 else 'ies'}.",
             evidence=(f"{LIMIT} is {limit}",),
             facts={"limit": limit, "peers": peers},
             details=Details(failed=failed_where(view, lost.__contains__)),

@@ -30,6 +30,8 @@ def firewall_blocks_ephemeral(view: View) -> Findings:
         yield finding(blames, view, f"{rule_of(blames)} {what} to the ports that {who}.")
     for limits in alike(view.dials.firewall.limits):
         most = max(connections_of_peer(view.snapshot, blame.host.name) for blame in limits)
-        words = f"{rule_of(limits)} {whose(limits)}: the port test opened few, but the job can need {most} per peer."
+        words = (
+            f"{rule_of(limits)} {whose(limits)}: the port test opened only a few, but the job may need {most} per peer."
+        )
         yield finding(limits, view, words).model_copy(update={"severity": Severity.WARNING})
     yield from gaps(view, master=False)

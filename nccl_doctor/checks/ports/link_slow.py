@@ -7,16 +7,16 @@ tenth of the usual one.
 
 How we know: with `--rate` the hosts send to each other by TCP, between the addresses that NCCL uses, in rounds in which
 each sends to one host and receives from one. A pair is measured again, alone, if its rate is less than half of the
-usual one, or if 2 % of its segments were retransmitted and the others had less than 0.2 %. A host is named,
+usual one, or if at least 2 % of its segments were retransmitted while the others had less than 0.2 %. A host is named,
 with the direction, if its whole row or column of the matrix is bad; a pair if only that is; a rail if it is slow on all
 hosts compared with other rails or its links' speed. If the sending thread lacked a CPU, the reader was late, or
-interrupts filled a CPU, the machine was the limit: then no host is blamed, and the report says so.
+interrupts filled a CPU, the host's CPU was the bottleneck: then no link is reported, and the report says so.
 
-In every run, current_link_width of each GPU that the job sees is compared with the maximum of both ends of its link.
-Its speed alone is no evidence, since an idle GPU lowers it; and since it may then drop lanes, too, a GPU with lowered
-speed is only a note, unless another idle one has all of its lanes. GPUs that share the CPU's memory (GB10, GH200) are
-ignored. The lanes of the NIC that NCCL's sockets use matter if they are slower than its port; for those of RDMA devices
-see rdma-link-slow.
+In every run, current_link_width of each GPU that the job sees is compared with the maximum that both ends of its link
+support. A lower link speed proves nothing, since an idle GPU lowers it. An idle GPU may drop lanes, too, so missing
+lanes at a lowered speed are reported only as a note, unless another idle GPU has all its lanes. GPUs that share the
+CPU's memory (GB10, GH200) are ignored. The lanes of the NIC that NCCL's sockets use matter if they are slower than its
+port; for those of RDMA devices see rdma-link-slow.
 
 Fix: reseat a GPU or NIC that lacks lanes, without a riser, and check its slot's lanes in the firmware settings.
 Otherwise, on the named host, `ethtool -S` counts errors, `ethtool` shows the negotiated speed, `lspci -vv` the lanes
@@ -182,8 +182,8 @@ def _without_lanes(links: list[tuple[str, str, PciLink]], *, note: bool) -> Find
     return Finding(
         hosts=hosts,
         severity=Severity.INFO if note else None,
-        message=f"The PCIe link of {names} on {fold(hosts)} is slower than it can be: {first.speed:g} GT/s "
-        f"x{first.width} of {first.most}{idle}.",
+        message=f"The PCIe link of {names} on {fold(hosts)} is slower than it could be: {first.speed:g} GT/s "
+        f"x{first.width} instead of {first.most}{idle}.",
         evidence=tuple(
             f"{host}: {name}: {link.speed:g} GT/s x{link.width} of {link.most}, {link.gbps:.0f} Gb/s"
             for host, name, link in links

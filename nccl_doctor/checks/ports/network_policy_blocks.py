@@ -56,4 +56,6 @@ def _fix(kube: KubeFacts, closed: Iterable[PolicyBlame]) -> Fix:
     if not job:
         return Fix(summary=f"{summary}: they have no label of their own in common by which a policy could name them.")
     made = [open_policy(one, job, f"{one.names[0][:200]}-nccl-{one.way}", kube.namespace) for one in closed]
-    return pasted(f"{summary} (with the right to write policies in the namespace):", on(None, *map(apply, made)))
+    return pasted(
+        f"{summary} (this needs permission to create NetworkPolicies in the namespace):", on(None, *map(apply, made))
+    )

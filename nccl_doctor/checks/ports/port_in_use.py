@@ -7,7 +7,7 @@ How we know: the same bind that torch's TCPStore makes (with SO_REUSEADDR, then 
 socket tables then explain its result:
 
 - `listener`: a process listens there, on all addresses or on one: a stale rank, a second job, another service.
-- `bound`: a process has bound the port and does not listen; `ss -l` does not show it.
+- `bound`: a process has bound the port but does not listen; `ss -l` does not show it.
 - `outbound`: the port is the source port of an outgoing connection, since `ip_local_port_range` contains it.
 - `time-wait`: a connection of a program without SO_REUSEADDR ended less than a minute ago. A TIME_WAIT that torch
   itself left does not prevent torch's bind, and is not reported.
@@ -40,7 +40,7 @@ from nccl_doctor.text.hostlist import capital
 from nccl_doctor.text.shell import line
 
 MEANS = {
-    "listener": "a process listens on it",
+    "listener": "a process is listening on it",
     "bound": "a process has bound it but does not listen",
     "outbound": "it is the source port of an outgoing connection",
     "time-wait": "a connection has just closed, and the kernel still holds the port (TIME_WAIT)",
@@ -50,7 +50,7 @@ MEANS = {
 TAKEN = Effect(
     ("port-in-use", "no-store", "no-group", *DIALS, *GIVING_UP, "world-size-mismatch"),
     Reach.ALL,
-    "rank 0 can't open the master's store, and the others wait for it or talk to a stranger (torch, TCPStore)",
+    "rank 0 can't open the master's store, and the others wait for it or talk to some other program (torch, TCPStore)",
 )
 
 

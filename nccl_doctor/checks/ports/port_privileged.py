@@ -39,10 +39,11 @@ def port_privileged(view: View) -> Findings:
         refused = trial.error == "EACCES"
         if not refused and trial.port >= 1024:
             continue
-        why = "may not be opened by this user" if refused else "is below 1024: only root may open it"
+        place = f"port {trial.port} on {host.name}"
+        below = f"Master {place} is below 1024: only root may open it."
         yield Finding(
             hosts=(host.name,),
-            message=f"Master port {trial.port} on {host.name} {why}.",
+            message=f"This user is not allowed to open master {place}." if refused else below,
             evidence=(f"bind to port {trial.port}: {trial.error or 'worked, as root'}",),
             facts={"port": trial.port, "error": trial.error},
             severity=Severity.ERROR if refused else Severity.WARNING,
@@ -53,7 +54,7 @@ def port_privileged(view: View) -> Findings:
 def _advice(case: Case) -> Advice:
     port = f" {case.port}" if case.port else ""
     return advise(
-        f"Port{port} may not be opened by this user: ports below net.ipv4.ip_unprivileged_port_start need root.",
+        f"This user is not allowed to open port{port}: ports below net.ipv4.ip_unprivileged_port_start need root.",
         "Use a master port above 1024.",
     )
 

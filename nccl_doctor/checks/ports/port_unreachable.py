@@ -287,7 +287,7 @@ def _look(dials: Sequence[FailedDial], unread: set[str], judged: set[str]) -> Fi
 
 
 def rail_of(mesh: Mesh, dial: FailedDial) -> Rail | None:
-    """Return the interface that a dial went to, unless it is the host's first."""
+    """Return the rail that a dial targeted; None if it is the host's first interface."""
     return mesh.rails.get(dial.dst, {}).get(dial.address)
 
 

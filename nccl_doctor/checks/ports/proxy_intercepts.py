@@ -105,7 +105,10 @@ _CLOSED = re.compile(r"TCP client failed to connect/validate to host .{1,300}ret
 
 
 def _repeated(scene: Scene) -> list[Event]:
-    """Blame what is between, if a store closes the connections of a rank again and again: its end does so once."""
+    """Blame something in between if a store's connections to a rank are closed again and again.
+
+    A store that ends closes them only once.
+    """
     closed = [event for event in scene.events if event.name == "peer-died" and _CLOSED.search(event.text)]
     times = Counter((event.file, event.prefix.host, event.rank) for event in closed)
     repeated = [event for event in closed if times[event.file, event.prefix.host, event.rank] > 1]

@@ -179,7 +179,7 @@ def _shm(sides: Sides) -> Iterator[Aspect]:
     if shm.total_bytes > WANTED and shm.free_bytes >= needed:
         return
     severity = Severity.ERROR if is_fatal(sides.facts, shm, needed) else Severity.WARNING
-    phrase = f"{shm.total_bytes // MIB} MiB of /dev/shm (the host: {outside // MIB})"
+    phrase = f"{shm.total_bytes // MIB} MiB of /dev/shm (the host: {outside // MIB} MiB)"
     yield Aspect("shm", phrase, ("--ipc=host",), ("shm-small", SHARED_MEMORY), severity)
 
 

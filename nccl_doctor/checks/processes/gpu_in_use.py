@@ -32,7 +32,7 @@ UNSEEN_MIB = 2048
 FULL = Effect(
     ("gpu-memory", "cuda-error"),
     Reach.OWN,
-    "the other process has the memory, or the GPU for itself (EXCLUSIVE_PROCESS)",
+    "another process holds the memory, or has exclusive use of the GPU (EXCLUSIVE_PROCESS)",
     ("nccl",),
 )
 

@@ -6,9 +6,9 @@ data loaders open files in addition.
 
 How we know: RLIMIT_NOFILE of a command over SSH, compared with an estimate: 256 for Python, torch and its libraries,
 and 16 for each rank in the world, since NCCL opens several sockets per peer (and more with NCCL_NSOCKS_PERTHREAD), and
-the first rank's process serves the store and the bootstrap for all. With the common limit of 1024 that is 48 ranks;
-jobs of 32 ranks with several communicators were seen to fail with it. The soft limit counts: NCCL raises it to the hard
-one only in the thread that serves the bootstrap.
+the first rank's process serves the store and the bootstrap for all. The common limit of 1024 is enough for 48 ranks;
+jobs of 32 ranks with several communicators have been seen to fail with it. The soft limit counts: NCCL raises it to the
+hard one only in the thread that serves the bootstrap.
 
 Fix: raise it in the shell that starts the job, `ulimit -n "$(ulimit -Hn)"`, as far as the hard limit goes; and for good
 in /etc/security/limits.d (`* - nofile 1048576`; for root `root - nofile 1048576`, since `*` does not apply to root),

@@ -34,6 +34,9 @@ NO_TASK = Effect(("process-limit-low", "exit", "not-started", "SIGABRT", "nccl-u
 NAMED = Effect(("process-limit-low",), Reach.OWN, _EAGAIN)
 
 
+NO_ROOM = "can't start any"
+
+
 @check(
     "NCD924",
     phrase="process limit is low",
@@ -56,7 +59,7 @@ def process_limit_low(view: View) -> Findings:
         room = max(0, most - used)
         yield Finding(
             hosts=tuple(hosts),
-            message=f"{fold(hosts)} can start {f'only {room}' if room else 'no'} more processes and threads; "
+            message=f"{fold(hosts)} {f'can start only {room}' if room else NO_ROOM} more processes or threads; "
             f"{plural(ranks, 'rank')} there {'needs' if ranks == 1 else 'need'} about {need}.",
             evidence=(f"{name}: at most {most}, {used} in use",),
             facts={"limit": name, "most": most, "used": used, "needed": need, "nproc_per_node": ranks},

@@ -116,7 +116,7 @@ def _unusable(lack: _Lack, hosts: tuple[str, ...]) -> Finding:
             mount = on_each(hosts, ShmFolder(), ShmMount())
             fix = pasted("Mount it, as every distribution does:", mount, needs_root=True)
     else:
-        what = f"The SSH user may not write to shared memory (/dev/shm) on {fold(hosts)}"
+        what = f"The SSH user has no write permission for shared memory (/dev/shm) on {fold(hosts)}"
         chmod = on_each(hosts, FileMode("1777", (SHM,)))
         fix = pasted("Set the usual mode:", chmod, needs_root=True)
     return Finding(

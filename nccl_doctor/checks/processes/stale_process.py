@@ -1,6 +1,6 @@
 """A training process was left behind: its launcher has exited, and nothing supervises it.
 
-What it means: it occupies memory of GPUs, ports and shared memory until somebody ends it. It does no harm to a job that
+What it means: it occupies GPU memory, ports and shared memory until somebody ends it. It does no harm to a job that
 needs none of these, so it is a warning; it is an error if it holds the master port or a GPU that the job needs.
 
 How we know: on every host the processes were listed, and grouped into jobs by parents and by the variables that a
@@ -12,7 +12,7 @@ launcher sets for its ranks. These are left behind:
 - Ray's workers on a host without a raylet;
 - zombies whose parent is alive and does not wait for them: they occupy nothing but their PID, unless one of their
   threads hangs in the driver;
-- memory of a GPU under a PID that no longer exists.
+- GPU memory that is listed for a PID that no longer exists.
 
 A job whose launcher is alive is a running job, however old it is, and so is one that makes progress between two samples
 (CPU time, bytes exchanged with peers or files, a busy GPU), whatever its parent is; neither is reported here.

@@ -97,8 +97,8 @@ def gpudirect_hindered(view: View) -> Findings:
     for (lines, gpus, note), names in grouped(hindered).items():
         yield Finding(
             hosts=tuple(names),
-            message=f"The {gpus} on {fold(names)} can't reach each other directly over PCIe: transfers are slow, or "
-            "hang.",
+            message=f"The {gpus} GPUs on {fold(names)} can't reach each other directly over PCIe: transfers are slow, "
+            "or hang.",
             evidence=lines,
             severity=Severity.INFO if note else None,
             explains=() if note else None,

@@ -5,11 +5,11 @@ each of them as RoCE v1 and v2. NCCL sends the one at its index to the other sid
 ibv_modify_qp failed" with 61 (No data available) or 22 and "local GID ::"; v1 on one side and v2 on the other lets the
 queue pair come up and drops every packet, until completions fail with status 12.
 
-The index is NCCL_IB_GID_INDEX on every port of the job, unchecked, if it is set (before NCCL 2.21, 0 if it is not).
-From 2.21 on, if it is unset or negative, NCCL uses the first RoCE v2 entry with an IPv4 address on each port;
-NCCL_IB_ADDR_FAMILY, NCCL_IB_ADDR_RANGE and NCCL_IB_ROCE_VERSION_NUM change that choice. Without such an entry it uses
-index 0, which is link-local. Tables change: after another address, bond or VLAN, or a reboot, index 3 may have become
-5.
+If NCCL_IB_GID_INDEX is set, NCCL uses it on every port of the job without checking it; before 2.21, it uses index 0 if
+the variable is not set. From 2.21 on, if it is unset or negative, NCCL uses the first RoCE v2 entry with an IPv4
+address on each port; NCCL_IB_ADDR_FAMILY, NCCL_IB_ADDR_RANGE and NCCL_IB_ROCE_VERSION_NUM change that choice. Without
+such an entry it uses index 0, which is link-local. Tables change: after another address, bond or VLAN, or a reboot,
+index 3 may have become 5.
 
 How we know: each port's table under /sys/class/infiniband, and the index that the host's NCCL version uses. An empty
 entry is a fault, and so is a type unlike that of most hosts at the same place. If no host has an IPv4 address on its
@@ -53,7 +53,7 @@ def rdma_gid_missing(view: View) -> Findings:
         else "is missing: no entry in the GID table belongs to an address"
     )
     how = empty if kind == "empty" else f"is {kind} at index {entry.gid.index}"
-    unlike = "" if kind == "empty" else ", which differs from the other hosts"
+    unlike = "" if kind == "empty" else ", unlike on the other hosts"
     yield Finding(
         hosts=hosts,
         message=f"On {fold(hosts)}, the GID that NCCL would use for {names} {how}{unlike}.",

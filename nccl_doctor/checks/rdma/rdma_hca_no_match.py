@@ -34,6 +34,9 @@ EXPLAINS = (SOCKETS, RDMA)
 """The effects if NCCL finds no RDMA device on a host."""
 
 
+APART = "and the two can't connect to each other"
+
+
 @check(
     "NCD405",
     phrase="NCCL_IB_HCA matches no device",
@@ -60,7 +63,7 @@ def rdma_hca_no_match(view: View) -> Findings:
 
 
 def gravity(view: View, names: list[str]) -> Severity | None:
-    """Return an error if NCCL needs RDMA or uses it on other hosts; gloo uses none."""
+    """Return the severity "error" if NCCL needs RDMA or other hosts use it; with gloo, which uses no RDMA, None."""
     rdma = view.nccl.rdma
     return Severity.ERROR if _is_bound(rdma, names) or (rdma.having and not _over_gloo(view)) else None
 
@@ -82,8 +85,8 @@ def end(view: View, names: list[str]) -> str:
     if not others:
         return "NCCL falls back to TCP sockets"
     if _over_gloo(view):
-        return f"NCCL would use TCP sockets there but RDMA on {others}, and these can't connect; gloo uses no RDMA"
-    return f"NCCL uses TCP sockets there but RDMA on {others}, and these can't connect"
+        return f"NCCL would use TCP sockets there but RDMA on {others}, {APART}; gloo uses no RDMA"
+    return f"NCCL uses TCP sockets there but RDMA on {others}, {APART}"
 
 
 def _fix(lists: dict[str, RdmaList]) -> Fix:

@@ -2,8 +2,8 @@
 
 What it means: NCCL connects devices at the same place in each host's list. If one host has fewer, or one that is down,
 some channels share a device, and NCCL logs "Detected mixed local Net device counts across ranks"; all hosts are as slow
-as that one. A host without any uses sockets, which can't connect to the others' RDMA: with GPUs that is an error, since
-the job ends at its start. One host without GPUDirect can slow all from some 180 GB/s to 10.
+as that one. A host that has none uses sockets, which can't connect to the others' RDMA: with GPUs that is an error,
+since the job ends at its start. One host without GPUDirect can slow all of them from about 180 GB/s to 10.
 
 How we know: each host's list as its NCCL version makes it from /sys/class/infiniband and NCCL_IB_HCA; loaded modules
 (nvidia_peermem), and whether the driver's kernel modules are the open ones, which export GPU memory as DMA-BUF. A port
@@ -14,7 +14,7 @@ can't communicate have their own page (rdma-pair-unreachable), and so have GIDs 
 (rdma-link-slow).
 
 Fix: bring the port up (cable, subnet manager, `ip link set … up`), load nvidia_peermem (`modprobe nvidia_peermem`),
-or name the devices that all hosts have in NCCL_IB_HCA.
+or set NCCL_IB_HCA to the devices that all hosts have.
 """
 
 from collections.abc import Iterator
@@ -59,7 +59,7 @@ def rdma_mismatch(view: View) -> Findings:
     bare = [name for name in bare if view.nccl.rdma.having and not sides[name].rdma.closed]
     yield Finding(
         hosts=hosts,
-        message=f"RDMA on {fold(hosts)} is not as on the other hosts: {', '.join(one.subject for one in found)}.",
+        message=f"RDMA on {fold(hosts)} differs from the other hosts in: {', '.join(one.subject for one in found)}.",
         evidence=(*map(str, found), *([f"{fold(bare)}: {end(view, bare)}"] if bare else [])),
         facts={"differences": {one.subject: one.groups for one in found}},
         severity=gravity(view, bare) if bare else None,

@@ -187,7 +187,7 @@ def mismatch(events: Iterable[Event]) -> list[Event]:
 
 
 def waits_of(case: Case) -> list[Work]:
-    """Return what the ranks wait in, the smallest number first."""
+    """Return the collectives that the ranks wait in, by ascending sequence number."""
     known = groups_of(event for reading in case.log.readings for event in reading.events)
     return sorted((one for _, one in works(case.cause.events, known)), key=lambda one: (one.seq, one.group))
 

@@ -1,17 +1,17 @@
 """A collective did not finish in time.
 
 What it means: Some rank did not take part in a collective, or its data did not get through. The log shows the waiting
-ranks; look for the one that is missing in the list, behind in SeqNum, or silent.
+ranks; look for the one that is missing from the list, behind in SeqNum, or silent.
 
 How we know: The watchdog of torch's ProcessGroupNCCL ("Watchdog caught collective operation timeout: WorkNCCL(SeqNum=6,
 OpType=BROADCAST"), gloo's "Timed out waiting 1800000ms for recv operation", Horovod's stalled ranks. nccl2, the default
 backend since torch 2.15, names neither the collective nor its number: "[TC][rank=1][name=0] Operation timed out after
 600012 ms". If no collective had ended before (last completed work -1), the ranks never came together and the network is
 to blame. If all ranks of a host have connected over shared memory and their script prints nothing more, that is a
-warning, since the log may be an excerpt. A log that ends elsewhere without a fault and without an end is a note: only
-the processes show whether the job hangs.
+warning, since the log may be an excerpt. If a log stops anywhere else, with neither a fault nor a normal end, this is
+only a note, because only the processes can show whether the job hangs.
 
-Fix: Compare where each rank is (py-spy dump, torch's flight recorder). Steps that only rank 0 does (checkpoint,
+Fix: Compare where each rank is (py-spy dump, torch's flight recorder). Steps that only rank 0 performs (checkpoint,
 evaluation, download) need a longer timeout or their own barrier.
 
 References: torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp, nccl2/WorkNCCL.cpp (torch 2.15); default timeout 30
@@ -176,7 +176,8 @@ RULES = (
 _PLACES = frozenset({rule.CHOSEN, rule.STARTED, rule.CONNECTED, rule.TABLE, rule.MEETING, rule.TALKING})
 
 _NEAR = 25
-"""Most lines between the last sign of life and the interrupt: enough for a stack trace, too few for training steps."""
+"""Maximum number of lines between the last sign of life and the interrupt: enough for a stack trace, too few for
+training steps."""
 
 _LATER = 3
 """Number of lines of other programs after which a log no longer counts as ending with NCCL's."""

@@ -6,8 +6,8 @@ nvidia-peermem, containers without a common IPC namespace, too many peers.
 How we know: "P2P is disabled between NVLINK connected GPUs", "peer mapping resources exhausted", failed cudaIpc
 calls, "ibv_reg_mr failed … Bad address", MNNVL warnings.
 
-Fix: NCCL_P2P_DISABLE=1 or NCCL_NET_GDR_LEVEL=LOC show which of them it is. Then disable ACS and IOMMU, load
-nvidia-peermem, use --ipc=host.
+Fix: NCCL_P2P_DISABLE=1 or NCCL_NET_GDR_LEVEL=LOC show which of them it is. Then, accordingly, disable ACS and the
+IOMMU, load nvidia-peermem, or use --ipc=host.
 
 References: NCCL's src/graph/paths.cc and src/transport/p2p.cc; NCCL user guide, troubleshooting.
 """

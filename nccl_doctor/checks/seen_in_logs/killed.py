@@ -148,7 +148,7 @@ _FRAME = re.compile(
 """Lines of stacks, and those that Python, torch and trackers print as they end."""
 
 _ABOVE, _STACK, _SOON = 60, 80, 200
-"""Most lines from an exception to the launcher's notice, from its stack's head to the exception, and to later waits."""
+"""Maximum numbers of lines from an exception to the launcher's notice, from its stack's head, and to later waits."""
 
 _ABORT = re.compile(r"exit ?code ?: -6\b|Signal 6 \(SIGABRT\)|: Aborted\b")
 _ENDS_ALL = re.compile(r"Terminating (?:StepId|job step)|[Jj]ob step aborted|Force Terminated StepId|MPI_ABORT was")

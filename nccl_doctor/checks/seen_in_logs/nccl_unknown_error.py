@@ -66,7 +66,7 @@ STRANGER = generic(
 )
 
 NEAR = 20
-"""Most lines between a warning and its hint, since other processes write into the same log."""
+"""Maximum number of lines between a warning and its hint, since other processes write into the same log."""
 
 RULES = (
     STRANGER,  # before any warning

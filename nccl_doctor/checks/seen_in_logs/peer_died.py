@@ -118,7 +118,7 @@ RULES = (
 )
 
 _STACK = 80
-"""Most lines from the head of a stack to the exception that ended the process."""
+"""Maximum number of lines from the head of a stack to the exception that ended the process."""
 
 
 def _is_shutdown_noise(event: Event, reading: Reading, world: int | None, *, others_well: bool) -> bool:
@@ -143,7 +143,7 @@ def _in_trouble(reading: Reading, line: int) -> bool:
 
 
 def _without_shutdown_noise(scene: Scene) -> list[Event]:
-    """Return the events without messages about a store that is gone at the end."""
+    """Return the events, leaving out messages about a store that has already shut down at the end of the job."""
     well = {reading.name for reading in scene.log.readings if reading.well}
     world = scene.log.facts.world_size
 

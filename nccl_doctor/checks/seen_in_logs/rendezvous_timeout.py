@@ -76,7 +76,7 @@ _CALLED = r'c10d_rendezvous_backend\.py", line \d+, in _call_store'
 """torch calls the store that it had already connected to; to connect is ``_create_tcp_store``."""
 _LOST = re.compile(r"RendezvousConnectionError|connection to the [Cc]10d store")
 _STACK = 60
-"""Most lines from such a call to the last line of the exception: 46 with torch 2.13."""
+"""Maximum number of lines from such a call to the last line of the exception: 46 with torch 2.13."""
 
 _LOOPBACK = re.compile(r"127\.\d{1,3}\.\d{1,3}\.\d{1,3}|::1|localhost(?:\.localdomain)?")
 

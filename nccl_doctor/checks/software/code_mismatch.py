@@ -101,7 +101,7 @@ def _different(differs: Difference, found: dict[str, SameEntry]) -> Finding:
     more = [f"and {len(files) - SHOWN} more files"] if len(files) > SHOWN else []
     return Finding(
         hosts=differs.outliers,
-        message=f"{differs.subject} on {fold(differs.outliers)} differs from the other hosts.",
+        message=f"{differs.subject} on {fold(differs.outliers)} differs from that on the other hosts.",
         evidence=(*lines, *shown, *more),
         facts={"path": differs.subject, "resolved": usual.resolved, "files": sorted(files)},
         fix=f"Copy {usual.resolved} from one host to the others (rsync, git pull), or keep it on a file system "

@@ -10,8 +10,8 @@ also HIP_VISIBLE_DEVICES, which takes its place, and ROCR_VISIBLE_DEVICES, which
 compared with similar machines, it usually fell off the bus: see Xid 79 in the kernel's log. If no host has a GPU and
 nothing requires one (the hosts file, CUDA_VISIBLE_DEVICES), the job runs on CPUs, and nothing is missing.
 
-Fix: `lspci -d 10de:` shows the NVIDIA devices on the host's PCI bus (AMD's: `lspci -d 1002:`): if one of them is
-missing in nvidia-smi, its driver or the GPU itself is at fault (`dmesg`; often a power cycle helps). Otherwise set
+Fix: `lspci -d 10de:` shows the NVIDIA devices on the host's PCI bus (AMD's: ... if one of them is missing from
+nvidia-smi's list, its driver or the GPU itself is at fault (see `dmesg`; a power cycle often helps). Otherwise set
 `nproc_per_node` and `cuda_visible_devices` to what the host has.
 """
 
@@ -178,7 +178,7 @@ def _not_judged(facts: HostFacts) -> str | None:
 
 
 class _Short(NamedTuple):
-    """The lack of a node; several nodes may have the same."""
+    """The part that a node lacks; several nodes may lack the same."""
 
     wants: str
     sees: str | None  # phrase for the variables that hide GPUs from the ranks

@@ -8,8 +8,8 @@ kernels one is installed; the device nodes and whether this user may use them; a
 common causes: the kernel was updated and the module not built for it; the driver was updated and the host not rebooted,
 so that module and library have different versions; nouveau uses the GPU; a container was started without its GPUs, or
 lost them when systemd was reloaded; the GPU itself did not start ("No devices were found": see the kernel's log, `dmesg
-| grep NVRM`). A GPU that is passed to virtual machines (vfio-pci) is no fault. If nothing requires GPUs, torch is built
-without CUDA and nvidia-smi is not installed, it is a warning.
+| grep NVRM`). A GPU that is passed to virtual machines (vfio-pci) is no fault. It is only a warning if nothing requires
+GPUs, torch was built without CUDA, and nvidia-smi is not installed.
 
 Fix: the command shown with the diagnosis; each cause has its own.
 

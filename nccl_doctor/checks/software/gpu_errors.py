@@ -3,14 +3,14 @@
 What it means: the job may end with "CUDA error: uncorrectable ECC error encountered" or "unspecified launch failure",
 or hang in a collective, since a rank on a GPU that fell off the bus (Xid 79) never joins it.
 
-How we know: `nvidia-smi`'s counters since the driver was loaded (uncorrected ECC errors, rows that wait for replacement
-or could not be replaced), the error strings that it prints in place of values ("[GPU is lost]", "[GPU requires reset]",
+How we know: `nvidia-smi`'s counters since the driver was loaded (uncorrected ECC errors, rows whose remapping is
+pending or has failed), the error strings that it prints in place of values ("[GPU is lost]", "[GPU requires reset]",
 "[Unknown Error]", ERR!), and the lines "NVRM: Xid" of the last day in the kernel's log, if the user may read it
 (`kernel.dmesg_restrict`); otherwise only nvidia-smi is judged. Xids caused by programs (13, 31, 43, 45, 68, 69) are
-left out: they show a bug in a program, not a faulty GPU. Errors before the driver's message that the GPU needs no
-recovery any more (154, "to 0x0") no longer count.
+left out: they show a bug in a program, not a faulty GPU. Errors logged before the driver reported that the GPU no
+longer needs recovery (Xid 154, "to 0x0") are not counted.
 
-Fix: a reset (`nvidia-smi --gpu-reset -i N`, or a reboot) activates pending replacements; a GPU with new errors needs
+Fix: a reset (`nvidia-smi --gpu-reset -i N`, or a reboot) completes pending remappings; a GPU with new errors needs
 service. NVIDIA's "Xid Errors" page explains each number.
 """
 

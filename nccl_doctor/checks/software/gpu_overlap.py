@@ -24,7 +24,7 @@ from nccl_doctor.text.hostlist import grouped
 SHARED = Effect(
     ("duplicate-gpu", "gpu-memory", "cuda-error", "nccl-unknown-error", *WAITS, *GIVING_UP),
     Reach.OWN,
-    "NCCL refuses two ranks on a GPU (Duplicate GPU detected, init.cc); two jobs share its memory",
+    "NCCL refuses two ranks on one GPU (Duplicate GPU detected, init.cc); two jobs share its memory",
     ("nccl",),
 )
 

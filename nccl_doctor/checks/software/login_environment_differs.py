@@ -30,7 +30,7 @@ from nccl_doctor.snapshot.system import LoginShell, PythonInfo
 from nccl_doctor.text.hostlist import fold, quoted
 
 SEARCHED = frozenset({"LD_LIBRARY_PATH", "PYTHONPATH", "CUDA_HOME", "CUDA_PATH"})
-"""Variables with search paths of libraries and modules, which torch's own wheels don't need."""
+"""Variables with search paths for libraries and modules, which torch's own wheels don't need."""
 
 
 @check("NCD511", phrase="login shell differs", severity=Severity.WARNING, needs=("python",))

@@ -109,7 +109,7 @@ AT_ONCE = 256  # dials that a host makes at the same time (probe/mesh/mesh.py)
 AGAIN = 2.0  # time for a repeated dial, as a multiple of the first
 LISTEN_ANSWER_S = 5.0  # time for listening, and for the report after the last dial timed out
 Dials = tuple[dict[str, list[plan.Target]], list[Dialled | Exception]]
-"""Targets by dialling host, and the results in the hosts' order."""
+"""The targets of each host that dials, and the results in the order of the hosts."""
 
 
 @dataclass

@@ -191,8 +191,8 @@ def disputes(
 ) -> tuple[Disputed, ...]:
     """Return the dials that failed according to their own host but were accepted according to the dialled host.
 
-    A busy host may give up a dial that succeeds a moment later, and a lying host may accuse its peer, so the result is
-    unknown.
+    A busy host may give up on a dial that succeeds a moment later, and a lying host may blame its peer, so the result
+    is unknown.
     """
     owners: dict[str, set[str]] = {}
     for name, own in facts.items():

@@ -37,7 +37,10 @@ START_S = 20.0  # least time for an interpreter to start, from the last sign of 
 IMPORT_TIMES = 2.0  # ratio to the slowest import of torch so far that a rank may take
 ANSWER_S = 8.0  # time for a host to read stacks, learn how ranks died, end the others and report that
 MOST_EVENTS = 400
-"""Most reports of one rank: its stages, its state, and for rank 0 a line per size; no rank sends a quarter as many."""
+"""Maximum number of reports of one rank.
+
+Its stages, its state, and for rank 0 a line per size; no rank sends a quarter as many.
+"""
 SEND_S = 10.0
 POLL_S = 0.25
 

@@ -43,7 +43,7 @@ class SlurmEngine(Engine):
         Flag(
             "slurm_job",
             ("--slurm-job",),
-            "Use the nodes of this Slurm job, through steps in it, without SSH; {chooser} selects among them.",
+            "Use the nodes of this Slurm job, reached by job steps instead of SSH; {chooser} selects among them.",
             metavar="ID",
             default="the current allocation",
         ),

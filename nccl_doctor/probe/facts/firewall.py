@@ -19,7 +19,10 @@ from nccl_doctor.probe import tools
 from nccl_doctor.probe.tools import Unavailable, fact
 
 MAX_BYTES = 8 << 20
-"""Most bytes of one command's output. Tens of thousands of rules (kube-proxy) fit; more would stall the connection."""
+"""Maximum number of bytes of one command's output.
+
+Tens of thousands of rules (kube-proxy) fit; more would stall the connection.
+"""
 CAP_NET_ADMIN = 12  # its bit (linux/capability.h, capabilities(7))
 
 
@@ -107,7 +110,7 @@ class Root:
 
 
 def find(program: str) -> str | None:
-    """Return the path of a program of probe/tools.py in the system's folders, if only root can change it."""
+    """Return the path in the system directories of a program listed in probe/tools.py, if only root can change it."""
     return tools.find(program, tools.SYSTEM, for_root=True)
 
 

@@ -207,7 +207,7 @@ def parse_version(text: str) -> dict[str, str | None]:
 def find_nccl(folders: list[str], prefix: str, environ: Mapping[str, str]) -> list[dict[str, Any]]:
     """Return a snapshot.NcclCopy for each copy, with the size in its wheel's RECORD; packages come first.
 
-    nvidia-nccl-cu12 and -cu13 write the same file: the last one installed owns it, as only the size shows.
+    nvidia-nccl-cu12 and -cu13 write the same file, and the last one installed owns it; only the size shows which.
     """
     places = [(folder, NCCL_WHEEL, f"{folder}/nvidia/nccl/lib") for folder in dict.fromkeys(folders)]
     found: list[dict[str, Any]] = []

@@ -33,7 +33,7 @@ WHEEL = re.compile(r"nvidia_nccl_cu[0-9]+-([0-9]+\.[0-9]+\.[0-9]+)[^/]*\.dist-in
 
 
 class NcclVersions:
-    """The libnccl that processes have loaded, each file looked at once.
+    """The libnccl that each process has loaded; each file is read only once.
 
     Where the path of a mapped file leads is the process's choice, so root looks there with the rights of its user, in
     its root (probe/privileges.py).

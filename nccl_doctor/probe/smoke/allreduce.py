@@ -262,7 +262,7 @@ class Launcher:
             self._held = held.pop_all()
 
     def wait_until_ready(self, seconds: float) -> None:
-        """Wait until torch is imported; TimeoutError if that takes too long, or the process ended."""
+        """Wait until torch is imported; TimeoutError if that takes too long or the process ends first."""
         over = lambda: self._ready or self._process.poll() is not None  # noqa: E731 - read by one loop
         self._output.follow(self._source, time.monotonic() + seconds, over)
         if not self._ready:

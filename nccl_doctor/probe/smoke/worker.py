@@ -131,7 +131,7 @@ def own_store(dist: ModuleType, store: Store, rank: int) -> Any:  # noqa: ANN401
 
 
 def loaded_nccl(torch: ModuleType) -> str:
-    """Return the version of NCCL that torch has really loaded."""
+    """Return the version of NCCL that torch has actually loaded."""
     version = torch.cuda.nccl.version()
     return ".".join(map(str, version)) if isinstance(version, tuple) else str(version)
 
@@ -222,7 +222,7 @@ class Bench:
                     report(wrong_group=members)
 
     def timed(self, values: Tensor) -> float:
-        """Return the seconds of one all-reduce, including its completion on the device."""
+        """Return the duration of one all-reduce in seconds, including its completion on the device."""
         began = time.perf_counter()
         self.dist.all_reduce(values)
         if self.device.type == "cuda":

@@ -115,7 +115,7 @@ class ChoosingTransport:
         return replace(settings, proxy_jump=before, proxy_command=None) if before else settings
 
     def _hops(self, settings: HostSettings, deadline: float) -> list[HostSettings]:
-        """Return the jump hosts to a host, the one nearest to it first; AccessError if they form a loop."""
+        """Return the jump hosts on the way to a host, the one nearest to it first; AccessError if they form a loop."""
         hops: dict[str, HostSettings] = {}
         way = settings
         while jump := way.proxy_jump:

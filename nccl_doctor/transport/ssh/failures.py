@@ -181,7 +181,11 @@ def key_mismatch(
         known_fingerprint=old[1] if old else None,
     )
     place = f"{file}:{line}"
-    detail = f"presented a host key that {place} revokes" if revoked else f"presented another host key than {place} has"
+    detail = (
+        f"presented a host key that {place} revokes"
+        if revoked
+        else f"presented a different host key from the one in {place}"
+    )
     evidence: tuple[str, ...] = (f"it showed {new[0]} {new[1]}",)
     if old is not None and not revoked:
         evidence = (f"{place} holds {old[0]} {old[1]}", *evidence)
@@ -242,5 +246,5 @@ def auth_failed(target: Target, login: Login) -> AccessError:
     elif login.aborted:
         detail = f"closed the connection: user {target.user} offered too many keys that it does not know"
     elif login.methods and "publickey" not in login.methods:
-        detail = f"accepts no SSH keys from user {target.user}"
+        detail = f"does not allow SSH key authentication for user {target.user}"
     return AccessError(access.SshAuthFailed(detail=detail, evidence=bounded(evidence), facts=facts))

@@ -194,7 +194,10 @@ _PLAIN = (
 )  # fmt: skip
 
 _LOG, _LONGEST_LOG = 1 << 20, 16 << 20
-"""Most bytes that are kept from the beginning and from the end of ssh's messages; a server can cause any amount."""
+"""Maximum number of bytes that are kept from the beginning and from the end of ssh's messages.
+
+A server can cause any amount.
+"""
 
 
 class OpensshTransport:

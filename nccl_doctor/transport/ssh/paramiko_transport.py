@@ -202,7 +202,7 @@ class ParamikoChannel:
                 self._arrival.wait(left)
 
     def stderr_tail(self) -> str:
-        """Return the last 8 KiB of stderr, with what has come since the last read."""
+        """Return the last 8 KiB of stderr, including what has arrived since the last read."""
         self._drain_stderr()
         return self._tail.text()
 
@@ -215,7 +215,7 @@ class ParamikoChannel:
         return self._channel.exit_status if self._channel.exit_status >= 0 else None
 
     def start(self, command: str, deadline: float) -> None:
-        """Start the command; `close` of another thread ends it from the moment that the request is sent."""
+        """Start the command; once the request is sent, `close` from another thread ends it."""
         with ends_at(deadline, self):  # paramiko waits without limit for the reply
             self._channel.exec_command(command)
 

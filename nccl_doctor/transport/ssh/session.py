@@ -217,11 +217,14 @@ class ProxyCommandStream:
 
 
 MAX_PACKET = 256 * 1024
-"""Most bytes of a packet: OpenSSH's PACKET_MAX_SIZE. paramiko accepts any length that fits into 32 bits."""
+"""Maximum number of bytes of a packet.
+
+OpenSSH's PACKET_MAX_SIZE. paramiko accepts any length that fits into 32 bits.
+"""
 _OF_A_CHANNEL = (MSG_CHANNEL_DATA, MSG_CHANNEL_EXTENDED_DATA, MSG_CHANNEL_EOF, MSG_CHANNEL_CLOSE)
 """Messages that must not be sent to a closed channel (RFC 4254, section 5.3)."""
 _MAX_VERSIONS = 64 * 1024
-"""Most bytes of a server's version, and of the lines before it (RFC 4253, section 4.2)."""
+"""Maximum number of bytes of a server's version, and of the lines before it (RFC 4253, section 4.2)."""
 
 
 class _Packets(Packetizer):
@@ -376,7 +379,7 @@ class _Watch:
         self._runs = False
 
     def begin(self, deadline: float, session: _Closable) -> int:
-        """Have the session closed at the deadline; return a number to cancel that."""
+        """Close the session at the deadline; return an id with which to cancel this."""
         with self._changed:
             number = next(self._numbers)
             self._watched[number] = session

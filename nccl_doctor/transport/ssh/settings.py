@@ -268,9 +268,15 @@ def _read(name: str, options: SshOptions, values: Values) -> HostSettings:
 
 
 MAX_HANDSHAKES = 8
-"""Most handshakes at once through a jump host: sshd's MaxStartups (10:30:100) drops the eleventh connection."""
+"""Maximum number of handshakes at once through a jump host.
+
+Sshd's MaxStartups (10:30:100) drops the eleventh connection.
+"""
 PLACE_S = 2.0
-"""Most seconds that a host occupies a place; after that it waits behind the jump host, whose handshake is long over."""
+"""Maximum number of seconds that a host occupies a place.
+
+After that it waits behind the jump host, whose handshake is long over.
+"""
 QUEUE = 6.0  # how many times its own limit a host may wait for its turn at a jump host
 
 

@@ -26,8 +26,12 @@ def diagnosis(fixture: str) -> Diagnosis:
 NAMED = [
     ("allreduce_failed/fires-killed", ["node2"], "Rank 1 on node2 was killed by SIGKILL"),
     ("allreduce_failed/fires-killed-and-an-abort", ["node2"], "Rank 1 on node2 was killed by SIGKILL"),
-    ("allreduce_failed/fires-without-a-word", ["node2"], "Rank 1 on node2 exited with status 7 and printed nothing"),
-    ("allreduce_failed/fires-dead-at-the-deadline", ["node2"], "Rank 1 on node2 exited and printed nothing"),
+    (
+        "allreduce_failed/fires-without-a-word",
+        ["node2"],
+        "Rank 1 on node2 exited with status 7 without printing anything",
+    ),
+    ("allreduce_failed/fires-dead-at-the-deadline", ["node2"], "Rank 1 on node2 exited without printing anything"),
     ("allreduce_failed/fires-connection-lost", ["node3"], "node3 dropped out of the all-reduce: the connection ended"),
     ("allreduce_failed/fires-isolated-pair", ["node1", "node2"], "node1 and node2 fail with each other"),
     ("allreduce_timeout/fires-suspended", ["node2"], "rank 1 on node2 was suspended"),

@@ -68,7 +68,7 @@ TWICE = "CUDA_VISIBLE_DEVICES={d} " + YOLO
 """A machine with four GPUs as two nodes."""
 TABLE: list[tuple[str, dict[str, Any], dict[str, Any], dict[str, Any], str, str]] = [
     # guide, hosts as they are, what it prints, what people make of it, what is said, a part of the corrected line
-    (YOLO, {"hosts": 2, "port": 1234}, {"g": 2, "n": 2, "r": 0, "a": MASTER, "b": 64}, {"n": 1}, "says 1 nodes", "--nnodes=2"),
+    (YOLO, {"hosts": 2, "port": 1234}, {"g": 2, "n": 2, "r": 0, "a": MASTER, "b": 64}, {"n": 1}, "says --nnodes=1", "--nnodes=2"),
     (YOLO, {"hosts": 2, "port": 1234}, {"g": 2, "n": 2, "r": 1, "a": MASTER, "b": 64}, {"r": 2}, "not in 0 to 1", "_rank=1"),
     (YOLO, {"hosts": 2, "port": 1234}, {"g": 2, "n": 2, "r": 0, "a": MASTER, "b": 64}, {"a": "192.168.1.2"}, "is not the first host", "--master_addr=10.0.0.1"),
     (YOLO, {"hosts": 2, "port": 1234}, {"g": 2, "n": 2, "r": 0, "a": MASTER, "b": 64}, {"a": "127.0.0.1"}, "would never connect", "--master_addr=10.0.0.1"),
@@ -79,7 +79,7 @@ TABLE: list[tuple[str, dict[str, Any], dict[str, Any], dict[str, Any], str, str]
     (RUN, {"hosts": 1}, {"g": 2, "b": 64, "d": "0,1"}, {"g": "2 --master-prt 1"}, "has no option --master-prt", "--master_port"),
     ("yolo detect train data=coco.yaml device={d} batch={b}", {"hosts": 1}, {"d": "0,1", "b": 64}, {"d": "0,7"}, "asks for GPU 7", ""),
     (URL, {"hosts": 2}, {"a": f"{MASTER}:29500", "n": 2, "r": 0}, {"a": "127.0.0.1:29500"}, "would never connect", "tcp://10.0.0.1:29500"),
-    (URL, {"hosts": 2}, {"a": f"{MASTER}:29500", "n": 2, "r": 1}, {"r": 2}, "ranks are counted from 0", ""),
+    (URL, {"hosts": 2}, {"a": f"{MASTER}:29500", "n": 2, "r": 1}, {"r": 2}, "ranks are numbered from 0", ""),
     (URL, {"hosts": 2}, {"a": f"{MASTER}:29500", "n": 2, "r": 0}, {"a": "172.16.1.186:2222"}, "is not the first host", "tcp://10.0.0.1:29500"),
     (URL, {"hosts": 2}, {"a": f"{MASTER}:29500", "n": 2, "r": 0}, {"a": f"{MASTER}:2222"}, "port 29500 was tested", "tcp://10.0.0.1:29500"),
     (HRNET, {"hosts": 2}, {"a": f"{MASTER}:29500"}, {"a": "127.0.0.1:23456"}, "would never connect", "tcp://10.0.0.1:29500"),
@@ -87,7 +87,7 @@ TABLE: list[tuple[str, dict[str, Any], dict[str, Any], dict[str, Any], str, str]
     ("torchrun --standalone --nproc_per_node={g} train.py{x}", {"hosts": 1}, {"g": 2, "x": ""}, {"g": 8}, "8 ranks per node", "=2"),
     (ELASTIC, {"hosts": 3}, {"n": "1:4", "g": 2, "k": "c10d", "a": f"{MASTER}:29500"}, {"k": "static"}, "a range needs", ""),
     (ELASTIC, {"hosts": 3}, {"n": "3", "g": 2, "k": "c10d", "a": f"{MASTER}:29500"}, {"a": "localhost:29500"}, "would never connect", "endpoint=10.0.0.1:29500"),
-    ("torchrun --nproc_per_node={g} --nnodes={n} --node_rank=0 --master_addr=10.0.0.1 --master_port=29500 train.py", {"hosts": 2, "gpus": 1}, {"g": "gpu", "n": 2}, {"n": 4}, "the line says 4 nodes", "--nnodes=2"),
+    ("torchrun --nproc_per_node={g} --nnodes={n} --node_rank=0 --master_addr=10.0.0.1 --master_port=29500 train.py", {"hosts": 2, "gpus": 1}, {"g": "gpu", "n": 2}, {"n": 4}, "says --nnodes=4", "--nnodes=2"),
     ("accelerate launch --multi_gpu --num_machines {n} --num_processes 4 --machine_rank 0 --main_process_ip {a} --main_process_port 29500 train.py", {"hosts": 2}, {"n": 2, "a": MASTER}, {"a": "127.0.0.1"}, "would never connect", "--main_process_ip=10.0.0.1"),
     ("accelerate launch {k} --num_machines 2 --num_processes 4 --machine_rank 0 --main_process_ip 10.0.0.1 --main_process_port 29500 train.py", {"hosts": 2}, {"k": "--multi_gpu"}, {"k": "--cpu"}, "without a rank", "--multi_gpu"),
     ("accelerate launch --num_machines {n} --machine_rank 0 --main_process_ip 10.0.0.1 --main_process_port 29500{x} train.py", {"hosts": 2}, {"n": 2, "x": ""}, {"x": " --mixed_precison bf16"}, "did you mean --mixed_precision?", "--mixed_precision"),
@@ -95,13 +95,13 @@ TABLE: list[tuple[str, dict[str, Any], dict[str, Any], dict[str, Any], str, str]
     (ACCELERATE, {"hosts": 2, "gpus": 8}, {"g": 16, "p": 29500}, {"p": 0}, "goes with port 0, which is any free port", "--main_process_port=29500"),
     (TITAN, {"hosts": 2, "gpus": 8}, {"a": f"{MASTER}:29500"}, {"a": "localhost:0"}, "would never connect", "--rdzv_endpoint=10.0.0.1:29500"),
     (TITAN, {"hosts": 2, "gpus": 8}, {"a": f"{MASTER}:29500"}, {"a": f"{MASTER}:0"}, "goes with port 0, which is any free port", "--rdzv_endpoint=10.0.0.1:29500"),
-    ("deepspeed --num_nodes {n} --num_gpus 2 --master_addr 10.0.0.1 train.py", {"hosts": 2}, {"n": 2}, {"n": 3}, "the line says 3 nodes", ""),
-    ("srun -N {n} --ntasks-per-node=2 python train.py", {"hosts": 2}, {"n": 2}, {"n": 4}, "the line says 4 nodes", ""),
+    ("deepspeed --num_nodes {n} --num_gpus 2 --master_addr 10.0.0.1 train.py", {"hosts": 2}, {"n": 2}, {"n": 3}, "says --nnodes=3", ""),
+    ("srun -N {n} --ntasks-per-node=2 python train.py", {"hosts": 2}, {"n": 2}, {"n": 4}, "says --nnodes=4", ""),
     (VLLM, {"hosts": 2}, {"tp": 2, "pp": 2, "n": 2, "r": 0, "a": MASTER}, {"a": "127.0.0.1"}, "would never connect", "--master-addr=10.0.0.1"),
     (VLLM, {"hosts": 2}, {"tp": 2, "pp": 2, "n": 2, "r": 0, "a": MASTER}, {"tp": 8}, "need 16 GPUs, but the hosts have 4", ""),
     (SGLANG, {"hosts": 2}, {"tp": 4, "n": 2, "r": 0, "a": f"{MASTER}:29500"}, {"r": 2}, "node rank 2 is not in 0 to 1", "--node-rank=1"),
     (SGLANG, {"hosts": 2}, {"tp": 4, "n": 2, "r": 0, "a": f"{MASTER}:29500"}, {"a": "localhost:29500"}, "would never connect", "--dist-init-addr=10.0.0.1:29500"),
-    (BY_HAND, {"hosts": 2}, {"a": MASTER, "r": 1}, {"r": 2}, "RANK=2 of WORLD_SIZE=2: ranks are counted from 0", ""),
+    (BY_HAND, {"hosts": 2}, {"a": MASTER, "r": 1}, {"r": 2}, "RANK=2 with WORLD_SIZE=2: ranks are numbered from 0", ""),
     (BY_HAND, {"hosts": 2}, {"a": MASTER, "r": 1}, {"a": "localhost"}, "would never connect", "MASTER_ADDR=10.0.0.1 "),
     (TWICE, {"hosts": 2, "gpus": 4, "port": 1234, "devices": ("0,1", "2,3")}, {"d": "2,3", "g": 2, "n": 2, "r": 1, "a": MASTER, "b": 64}, {"d": "0,1"}, "node2 has 2,3 in the hosts file", "CUDA_VISIBLE_DEVICES=2,3 python"),
     (TWICE, {"hosts": 2, "gpus": 4, "port": 1234, "devices": ("0,1", "2,3")}, {"d": "0,1", "g": 2, "n": 2, "r": 0, "a": MASTER, "b": 64}, {"g": 4}, "4 ranks per node need as many GPUs", "--nproc_per_node=2"),
@@ -197,10 +197,10 @@ def test_a_line_that_can_t_be_read_is_not_judged(line: str, said: str) -> None:
     ("line", "said", "mended"),
     [
         ("uv run torchrun train.py", "without --nnodes", "uv run torchrun --nnodes=2"),
-        ("nohup torchrun --nnodes=4 train.py", "says 4 nodes", "nohup torchrun"),
-        ("docker run --rm img torchrun --nnodes=4 t.py", "says 4 nodes", "docker run --rm img torchrun"),
-        ("bash -c 'torchrun --nnodes=4 t.py'", "says 4 nodes", ""),
-        ("'torchrun --nnodes=4 t.py'", "says 4 nodes", "torchrun"),
+        ("nohup torchrun --nnodes=4 train.py", "says --nnodes=4", "nohup torchrun"),
+        ("docker run --rm img torchrun --nnodes=4 t.py", "says --nnodes=4", "docker run --rm img torchrun"),
+        ("bash -c 'torchrun --nnodes=4 t.py'", "says --nnodes=4", ""),
+        ("'torchrun --nnodes=4 t.py'", "says --nnodes=4", "torchrun"),
         (f"srun --ntasks-per-node=8 torchrun {NODES} t.py", "starts 8 of torchrun on each host", ""),
         ("mpirun -np 32 -H node1:8,node2:8 python t.py", "-H has 16 slots", ""),
         ("mpirun -np 2 -H node1,node2 -x MASTER_ADDR=127.0.0.1 python t.py", "would never connect", ""),
@@ -255,7 +255,7 @@ def test_a_line_of_a_documentation_is_right(line: str, hosts: int) -> None:
         ("python train.py --devices 0,8", 1, "asks for GPU 8"),
         ("deepspeed --no_ssh --master_addr 10.0.0.1 train.py", 2, "--no_ssh without --node_rank"),
         (f"{C10D} --rdzv_endpoint=10.0.0.1:29500 --local-addr=localhost t.py", 2, "meet at that host itself"),
-        (f"{C10D} --rdzv_endpoint=10.9.9.9:29500 t.py", 2, "No host takes itself for 10.9.9.9"),
+        (f"{C10D} --rdzv_endpoint=10.9.9.9:29500 t.py", 2, "No host recognises 10.9.9.9 as its own"),
     ],
 )
 def test_a_line_that_is_like_it_and_wrong_is_named(line: str, hosts: int, said: str) -> None:
@@ -300,7 +300,7 @@ def test_a_size_that_is_not_in_the_line_is_not_judged() -> None:
     [
         ("--dist-url tcp://127.0.0.1:23456 --world-size 3 --rank 0", "every host's own address"),
         ("--dist-url tcp://10.0.0.1:23456 --world-size 4 --rank 0", "--world-size 4, but the 3 hosts have 3 ranks"),
-        ("--dist-url=tcp://10.0.0.1:23456 --world_size=3 --rank=5", "--rank 5 of --world-size 3"),
+        ("--dist-url=tcp://10.0.0.1:23456 --world_size=3 --rank=5", "--rank 5 with --world-size 3"),
     ],
 )
 def test_a_script_that_is_told_its_rank_gets_a_line_for_each_host(line: str, fault: str) -> None:

@@ -89,25 +89,26 @@ def judge(
         for check in all_checks()
         if check.function is not None
     ]
-    judged = _with_failed_dials_named(judged, snapshot)
-    judged = _with_causes_from_output(judged, derived)
+    for correct in BEFORE_CAUSES:
+        judged = correct(judged, derived)
     diagnoses = attach_consequences((j.check, finding) for j in judged for finding in j.findings)
     diagnoses = tuple(_placed(diagnosis, snapshot.cluster) for diagnosis in diagnoses)
-    judged = [_without_hidden_facts(j, judged) for j in _with_spared_allreduce(judged, snapshot, diagnoses)]
+    for settle in AFTER_CAUSES:
+        judged = settle(judged, snapshot, diagnoses)
     devices = rdma_answers(derived.nccl.rdma)
     hosts = [_host(host, derived, devices.get(host.name, ())) for host in snapshot.hosts]
     return summary.report(snapshot, command, diagnoses, tuple(j.result for j in judged), hosts)
 
 
-def _with_failed_dials_named(judged: list[CheckRun], snapshot: Snapshot) -> list[CheckRun]:
+def _with_failed_dials_named(judged: list[CheckRun], derived: Derived) -> list[CheckRun]:
     """Return the findings, with one for failed dials that no check explains."""
-    mesh = snapshot.mesh
+    snapshot, mesh = derived.snapshot, derived.snapshot.mesh
     grave = any((one.severity or j.check.severity) is Severity.ERROR for j in judged for one in j.findings)
     if grave or not (isinstance(mesh, Mesh) and mesh.failed):
         return judged
-    derived = Derived(snapshot, UnnamedDials(snapshot))
+    unnamed = Derived(snapshot, UnnamedDials(snapshot))
     again = [j.check.name == "port-unreachable" and j.reason != NOT_SELECTED for j in judged]
-    return [run_check(j.check, derived) if anew else j for j, anew in zip(judged, again, strict=True)]
+    return [run_check(j.check, unnamed) if anew else j for j, anew in zip(judged, again, strict=True)]
 
 
 def _with_spared_allreduce(
@@ -122,7 +123,13 @@ def _with_spared_allreduce(
     return [replace(j, outcome=Outcome.UNKNOWN) if (j.outcome, j.reason) == spared else j for j in judged]
 
 
-def _without_hidden_facts(run: CheckRun, judged: Iterable[CheckRun]) -> CheckRun:
+def _without_hidden_facts(
+    judged: list[CheckRun], _snapshot: Snapshot, _diagnoses: Iterable[Diagnosis]
+) -> list[CheckRun]:
+    return [_without_hidden(run, judged) for run in judged]
+
+
+def _without_hidden(run: CheckRun, judged: Iterable[CheckRun]) -> CheckRun:
     """Return the run without its gaps if found faults explain, on all their hosts, why its facts are missing."""
     hiding = [j for j in judged if j.findings and not set(j.check.hides).isdisjoint(run.check.needs)]
     hidden = {host for j in hiding for finding in j.findings for host in finding.hosts}
@@ -166,6 +173,13 @@ def _with_findings_of_nccl(judged: list[CheckRun], smoke: Smoke) -> list[CheckRu
         if not ((live := by_name.get(name)) and (live.findings or live.reason == NOT_SELECTED)):
             by_name[name] = CheckRun(entry(name), Outcome.FOUND, None, [finding])
     return sorted(by_name.values(), key=lambda j: j.check.code)
+
+
+BEFORE_CAUSES = (_with_failed_dials_named, _with_causes_from_output)
+"""Corrections of the checks' findings, in their order, before consequences are put below their causes."""
+
+AFTER_CAUSES = (_with_spared_allreduce, _without_hidden_facts)
+"""Corrections of the checks' outcomes, in their order, once the causes are known."""
 
 
 def _confirmed(found: Finding, words: Finding, check: Check) -> Finding:

@@ -12,7 +12,7 @@ from nccl_doctor.logs.facts import Facts
 from nccl_doctor.logs.log import Cause, Event, Log, Reading
 from nccl_doctor.logs.reader import from_text
 from nccl_doctor.logs.rule import BROKE_OFF, CHOSEN, COMPLAINED, EXITED, RETURN_CODE, STARTED, TABLE, Grade
-from nccl_doctor.logs.signs import Scene, Stage, echoes, having, on_the_way, signs
+from nccl_doctor.logs.signs import Role, Scene, Stage, echoes, having, on_the_way, signs
 from nccl_doctor.model.register import entry
 from nccl_doctor.text.hostlist import grouped
 
@@ -60,9 +60,9 @@ def _weighed(event: Event, scene: Scene) -> Event:
     shown, names = signs()[event.name], scene.names
     if shown.weigh is not None:
         return replace(event, grade=shown.weigh(event, scene))
-    if shown.dials and scene.log.facts.came_together:
+    if Role.DIALS in shown.roles and scene.log.facts.came_together:
         return event
-    beside = on_the_way() - having("waits") if shown.network else echoes().union(shown.hint_beside)
+    beside = on_the_way() - having(Role.WAITS) if Role.NETWORK in shown.roles else echoes().union(shown.hint_beside)
     wanted = names.intersection(shown.hint_beside) if shown.hint_beside else names
     matters = (bool(wanted) and names <= beside) or event.name in scene.stuck
     return replace(event, grade=shown.hint) if matters else event
@@ -72,7 +72,7 @@ def _stuck_retries(log: Log) -> set[str]:
     """Return diagnoses with retries at the end of a source, so that nothing succeeded after them."""
     stuck: set[str] = set()
     for reading in log.readings:
-        hints = [event for event in reading.events if event.grade is Grade.HINT and event.name in having("retried")]
+        hints = [event for event in reading.events if event.grade is Grade.HINT and event.name in having(Role.RETRIED)]
         complained = any(event.wording in {COMPLAINED, BROKE_OFF} for event in reading.events)
         if hints and (reading.lines - hints[-1].line <= _RETRIES_AT_THE_END or complained):
             stuck.add(hints[-1].name)
@@ -102,7 +102,7 @@ def _begins_again(reading: Reading) -> bool:
     return any(
         event.line > reading.well
         and event.prefix.pid not in old
-        and (event.wording in _BEGINNINGS or (event.grade is Grade.HINT and event.name in having("retried")))
+        and (event.wording in _BEGINNINGS or (event.grade is Grade.HINT and event.name in having(Role.RETRIED)))
         for event in reading.events
     )
 
@@ -122,7 +122,7 @@ def causes(log: Log) -> tuple[Cause, ...]:
     chosen, following = [first], []
     for group in others:
         name = group[0].name
-        weak = group[0].grade < Grade.LIKELY or name in echoes() | having("gives_up")
+        weak = group[0].grade < Grade.LIKELY or name in echoes() | having(Role.GIVES_UP)
         if weak or len(chosen) == MOST_CAUSES or any(name in _effects(cause[0].name) for cause in chosen):
             following.append(group)
         else:
@@ -146,7 +146,7 @@ def _order(events: Sequence[Event]) -> Callable[[Event], tuple[int, int, tuple[i
 
     def key(event: Event) -> tuple[int, int, tuple[int, int, int], int]:
         time = event.prefix.time if timed and event.prefix.time else (0, 0, 0)
-        given_up = event.name in having("gives_up") and event.grade is Grade.GENERIC
+        given_up = event.name in having(Role.GIVES_UP) and event.grade is Grade.GENERIC
         late = 2 + (event.wording == EXITED) if given_up else event.name in echoes()
         return -event.grade, late, time, event.order
 
@@ -161,5 +161,5 @@ def _effects(name: str) -> tuple[str, ...]:
 
 def faults(events: Iterable[Event]) -> set[str]:
     """Return names of the faults that say more than "a process gave up"."""
-    silent = having("gives_up")
+    silent = having(Role.GIVES_UP)
     return {e.name for e in events if e.grade > Grade.HINT and (e.name not in silent or e.grade > Grade.GENERIC)}

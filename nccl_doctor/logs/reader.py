@@ -22,7 +22,7 @@ from nccl_doctor.logs.rule import (
     LogRule,
 )
 from nccl_doctor.logs.scan import QUOTA, Line, Scanner, Table, table
-from nccl_doctor.logs.signs import having, ras_states, rules, signs
+from nccl_doctor.logs.signs import Role, having, ras_states, rules, signs
 from nccl_doctor.nccl.messages import meaning
 from nccl_doctor.nccl.ras import Communicator, RankGroup, RasAnswer, parse_lines
 from nccl_doctor.text.bounds import safe_regex
@@ -105,7 +105,7 @@ class Reader:
 
     def _is_enough(self, rule: LogRule) -> bool:
         """Count the line without reading it if enough lines of its rule are known."""
-        if rule.name in having("of_catalogue"):  # each may be another one
+        if rule.name in having(Role.OF_CATALOGUE):  # each may be another one
             self._asked += 1
             return self._asked > QUOTA
         full = self.reading.counts[rule.name, rule.grade] >= self._most
@@ -121,7 +121,7 @@ class Reader:
         if not prefix.rank_is_task:
             self.reading.facts.note_task(prefix, prefix.rank)
         name, grade, message = rule.name, rule.grade, part[prefix.start :].strip() or part
-        general = name in having("of_catalogue")
+        general = name in having(Role.OF_CATALOGUE)
         doubtful = general or (prefix.level == "WARN" and grade <= Grade.LIKELY)
         known = meaning(message) if doubtful else None
         if known is not None and known.name == "benign":

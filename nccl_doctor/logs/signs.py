@@ -12,9 +12,9 @@ import pkgutil
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from enum import IntEnum
+from enum import Enum, IntEnum
 from functools import cache
-from typing import Any, Literal
+from typing import Any
 
 from nccl_doctor.logs.facts import Interface, Process
 from nccl_doctor.logs.log import Address, Cause, Event, Log, Reading, rank_of_file
@@ -351,6 +351,20 @@ Pass = Callable[[Scene], list[Event]]
 """A function that returns the remaining events, some with another name or grade."""
 
 
+class Role(Enum):
+    """The part that a diagnosis plays among the faults of a log."""
+
+    ECHO = "ranks see it after any fault of another rank, so it is a cause only if nothing else is"
+    NETWORK = "it is about the connection between hosts; its hints count if there are other such faults"
+    WAITS = "a rank waited for others, which says nothing about the connection between hosts"
+    DIALS = "a connection to a known name or address failed"
+    RETRIED = "processes print it while they look for the master, and go on"
+    GIVES_UP = "with a generic grade it says only that a process gave up"
+    UNFINISHED = "it is the diagnosis of a log that ends before all ranks have connected"
+    SILENT = "it is the diagnosis of a log that ends after all ranks have connected"
+    OF_CATALOGUE = "NCCL's catalogue of messages takes precedence over its own patterns"
+
+
 @dataclass(frozen=True)
 class LogSigns:
     """How logs show a diagnosis, and the advice for it: the ``SIGNS`` of its file.
@@ -360,20 +374,12 @@ class LogSigns:
         advice: the function that makes the message and the remedy.
         after: diagnoses that take precedence over this one if a line matches patterns of both with the same grade;
             otherwise the name decides.
-        echo: ranks see it after any fault of another rank, so it is a cause only if nothing else is.
-        network: it is about the connection between hosts; its hints count if there are other such faults.
-        waits: a rank waited for others, which says nothing about the connection between hosts.
-        dials: a connection to a known name or address failed.
-        retried: processes print it while they look for the master, and go on.
-        gives_up: with a generic grade it says only that a process gave up.
-        unfinished: the diagnosis of a log that ends before all ranks have connected; ``silent``: of one that ends after
-            that.
+        roles: what it is among other faults.
         hint: the grade of its hints once they count.
         hint_beside: its hints count only together with these faults, not with any.
         weigh: a function for the grade of a hint, instead of these two.
         passes: functions over a log's events by stage; within a stage they are ordered by the diagnoses' names.
         catalogued: the grade of a warning that is in NCCL's catalogue but in no rule.
-        of_catalogue: whether NCCL's catalogue takes precedence over its own patterns.
         ras: states of ranks and processes in RAS' answers, with their grades.
         interface: a function for the interface or device that a case is about.
         severity: that of a case without anything worse; None means error.
@@ -383,20 +389,12 @@ class LogSigns:
     rules: tuple[LogRule, ...]
     advice: Callable[[Case], Advice]
     after: tuple[str, ...] = ()
-    echo: bool = False
-    network: bool = False
-    waits: bool = False
-    dials: bool = False
-    retried: bool = False
-    gives_up: bool = False
-    unfinished: bool = False
-    silent: bool = False
+    roles: frozenset[Role] = frozenset()
     hint: Grade = Grade.GENERIC
     hint_beside: tuple[str, ...] = ()
     weigh: Callable[[Event, Scene], Grade] | None = None
     passes: Mapping[Stage, Pass] = field(default_factory=dict)
     catalogued: Grade = Grade.LIKELY
-    of_catalogue: bool = False
     ras: Mapping[str, Grade] = field(default_factory=dict)
     interface: Callable[[Case], str | None] | None = None
     severity: Callable[[Case], Severity | None] | None = None
@@ -431,17 +429,14 @@ def rules() -> tuple[LogRule, ...]:
     return (*BENIGN, *(replace(rule, name=name) for name, shown in signs().items() for rule in shown.rules))
 
 
-Trait = Literal["echo", "network", "waits", "dials", "retried", "gives_up", "unfinished", "silent", "of_catalogue"]
-
-
 @cache
-def having(trait: Trait) -> frozenset[str]:
-    return frozenset(name for name, shown in signs().items() if getattr(shown, trait))
+def having(role: Role) -> frozenset[str]:
+    return frozenset(name for name, shown in signs().items() if role in shown.roles)
 
 
 def echoes() -> frozenset[str]:
     """Return the names of diagnoses that are only effects of another rank's fault."""
-    return having("echo")
+    return having(Role.ECHO)
 
 
 @cache
@@ -451,4 +446,4 @@ def ras_states() -> dict[str, tuple[str, Grade]]:
 
 def on_the_way() -> frozenset[str]:
     """Return the names of diagnoses about connections between hosts, and of their effects on ranks."""
-    return having("echo") | having("network")
+    return having(Role.ECHO) | having(Role.NETWORK)

@@ -11,7 +11,7 @@ from nccl_doctor.logs.facts import Facts
 from nccl_doctor.logs.log import Cause, Event, Log, RankProgress, absent, rank_of_file, rank_progress
 from nccl_doctor.logs.prefix import decode, peel, quote
 from nccl_doctor.logs.rule import Grade
-from nccl_doctor.logs.signs import MOST_LINES, Case, having, signs
+from nccl_doctor.logs.signs import MOST_LINES, Case, Role, having, signs
 from nccl_doctor.model.finding import (
     CheckResult,
     Consequence,
@@ -139,7 +139,7 @@ def _unfinished(verdict: LogVerdict) -> Diagnosis | None:
     if not where.reached or facts.ended_well or facts.torn_down or facts.serving:
         return None
     met = where.finished and not where.missing
-    check = entry(next(iter(having("silent" if met else "unfinished"))))
+    check = entry(next(iter(having(Role.SILENT if met else Role.UNFINISHED))))
     last = _last_lines(log)
     spoke = {rank for rank, line in last.items() if rank is not None and "NCCL INFO" not in line.text}
     silent = absent(spoke, facts.world_size) if spoke and met else ()

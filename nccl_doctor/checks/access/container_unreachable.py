@@ -1,14 +1,14 @@
 """The container that the job runs in could not be entered on the host.
 
-What it means: the host was reached, but not the container that `inside:` in the hosts file or `--inside` names: there
-is no such container, it has stopped or is paused, the user may not use docker, the runtime is missing or its service
-does not answer, or the image has no shell. So nothing is known about the job's environment there.
+What it means: the host was reached, but not the container that `inside:` in the hosts file or `--inside` names. Either
+there is no such container, it has stopped or is paused, the user is not allowed to use docker, the runtime is missing
+or its service does not answer, or the image has no shell. So nothing is known about the job's environment there.
 
-How we know: on the host `docker exec -i NAME /bin/sh -c …` was run (podman and nerdctl likewise, apptainer exec, for
-`enter` the host's python3), and ended before the container's shell answered. Its error is quoted; if the name is wrong,
-the running containers are listed.
+How we know: `docker exec -i NAME /bin/sh -c …` was run on the host (likewise for podman and nerdctl; `apptainer exec`;
+for `enter`, the host's python3) and ended before the container's shell answered. Its error is quoted; if the name is
+wrong, the running containers are listed.
 
-Fix: shown with the diagnosis. Commands are for the host, not for the container.
+Fix: shown with the diagnosis. Run the commands on the host, not in the container.
 
 References: docker-exec(1), podman-exec(1), setns(2), capabilities(7).
 """

@@ -1,16 +1,16 @@
-"""A pod of the job is not available: it waits for a node, an image or a container, or it has finished.
+"""A pod of the job is not available: it is waiting for a node, an image or a container, or it has finished.
 
-What it means: a job of fixed size waits for all of its ranks, so one missing pod holds up the others: they wait in
-their rendezvous until it times out, and occupy their GPUs.
+What it means: a fixed-size job waits for all of its ranks, so one missing pod holds up the others: they wait in the
+rendezvous until it times out, and keep their GPUs occupied.
 
 How we know: the cluster's list of the job's pods (``kubectl get pods``): the phase, the conditions of the scheduler,
-and the state of the container in which the job runs. The scheduler reports which resource is short on how many nodes.
-If a pod has ended since then, kubectl reports it when the pod is entered. A pod whose container runs but that is not
-ready is a warning: it is judged like the others, but a headless Service does not give it a name unless it sets
-``publishNotReadyAddresses: true``.
+and the state of the container in which the job runs. The scheduler reports which resource is short, and on how many
+nodes. If a pod has ended since the list was fetched, kubectl reports it when the pod is entered. A pod whose container
+is running but which is not ready yields a warning: it is judged like the others, but a headless Service gives it no
+name unless the Service sets ``publishNotReadyAddresses: true``.
 
-Fix: follows from the reason: request less of the scarce resource, wait, or have nodes added; correct the image's name
-or the registry's secret; find out why the container ends (``kubectl logs --previous``).
+Fix: depends on the reason: request less of the scarce resource, wait, or have nodes added; correct the image's name or
+the registry's secret; or find out why the container exits (``kubectl logs --previous``).
 
 References: Kubernetes, "Pod Lifecycle", "Pod Scheduling Readiness" and "Debug Pods".
 """

@@ -1,18 +1,19 @@
 """The host was reached, but the probe that nccl-doctor runs there returned no answer.
 
 What it means: nothing is known about the host. The cause is usually a login that can't run commands (a shell like
-nologin, a forced command, a profile that ends the shell or waits for input), a host without free memory or processes,
-or a defect of nccl-doctor.
+nologin, a forced command, a profile that ends the shell or waits for input), a host that has run out of memory or
+processes, or a defect of nccl-doctor.
 
 How we know: the probe is sent to the host's Python over the SSH session and answers with a marker; the marker did not
-come, came damaged, or the answers stopped before the last. The stage that it reached and its last output are the
-evidence. If short messages pass and the first long ones do not, in either direction, large packets may be lost between
-this machine and the host: their MTU is larger than the path's, and the message about it is filtered. This is reported
-if a second connection, on which the host sends only small packets, shows that its kernel retransmits the answer again
-and again while it acknowledges our packets on the first connection (a slow host has sent nothing).
+arrive or was damaged, or the answers stopped before the last one. The evidence is the stage that the probe reached and
+its last output. If short messages pass and the first long ones do not, in either direction, large packets may be
+getting lost between this machine and the host because their MTU is larger than the path's and the ICMP message about it
+is filtered. This is reported if a second connection, on which the host sends only small packets, shows that, on the
+first one, the host's kernel keeps retransmitting the answer while acknowledging our packets (a host that is merely slow
+would have sent nothing).
 
-Fix: run ``ssh HOST python3 -c 'print(1)'``: it must print 1 at once. If it does, and the diagnosis stays, it is a
-defect of nccl-doctor; please report it with the output of ``nccl-doctor check -v``.
+Fix: run ``ssh HOST python3 -c 'print(1)'``: it must print 1 at once. If it does and the diagnosis remains, nccl-doctor
+is at fault; please report this with the output of ``nccl-doctor check -v``.
 
 References: sshd(8), "LOGIN PROCESS". nologin(8). sshd_config(5): ForceCommand.
 """

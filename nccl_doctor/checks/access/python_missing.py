@@ -1,19 +1,20 @@
 """The Python interpreter that training uses does not start on the host.
 
-What it means: SSH works, but the host has no such Python, or one that is too old (3.8 is needed), that the user may not
-run, that is built for another CPU, or that is incomplete. The job would fail there with "No such file or directory" or
-at its first import.
+What it means: SSH works, but the host has no such Python, or has one that is too old (3.8 or later is needed), that the
+user is not allowed to run, that is built for a different CPU, or that is incomplete. The job would fail there with "No
+such file or directory" or at its first import.
 
-Or it starts only without what the login sets: a PYTHONHOME or PYTHONPATH that breaks it.
+Or it starts only when isolated from what the login sets, because a PYTHONHOME or PYTHONPATH breaks it.
 
-How we know: the interpreter named for the host (``python`` in the hosts file, else ``python3``) was started over SSH
-without a login shell: folders that a profile or ``conda activate`` adds to PATH in a terminal are missing, as they are
-for a launcher's ranks.
+How we know: the interpreter named for the host (``python`` in the hosts file, or ``python3`` by default) was started
+over SSH without a login shell, so the folders that a profile or ``conda activate`` adds to PATH in a terminal are
+missing, as they are for a launcher's ranks.
 
-Fix: give its full path, ``python: /path/to/env/bin/python`` in the hosts file, for all hosts or for this one; in the
-activated environment ``command -v python`` prints it. Or install Python there.
+Fix: give its full path, ``python: /path/to/env/bin/python`` in the hosts file, for all hosts or for this one; ``command
+-v python`` prints it in the activated environment. Or install Python there.
 
-References: bash(1), "INVOCATION": what a shell that sshd starts reads. PEP 569: the life of Python 3.8.
+References: bash(1), "INVOCATION": the files that a shell started by sshd reads. PEP 569: the release schedule of Python
+3.8.
 """
 
 from nccl_doctor.checks.access._failures import FOLLOWS, findings

@@ -1,24 +1,26 @@
 """The SSH server accepted none of the user's keys.
 
 What it means: the host is up and is the one it should be, but it knows none of the keys that this machine offered.
-nccl-doctor never asks for a password or a passphrase, since neither a run over many hosts nor a launcher can.
+nccl-doctor never asks for a password or a passphrase, since nobody can type one for many hosts at once, or for a
+launcher.
 
 How we know: every key was offered in OpenSSH's order (the identity file that was named, the agent's keys, the default
-files in ~/.ssh), and each was refused. The evidence names them, those that were ignored (a file with a passphrase
-that no agent holds), and the methods that the server would take.
+files in ~/.ssh), and each was refused. The evidence names them, those that were ignored (a file with a passphrase, if
+no agent holds the key), and the methods that the server would accept.
 
-A server that accepts a key and then disconnects refuses the account: it is expired or locked, or refused by
-/etc/nologin or PAM, for example by pam_slurm_adopt ("you have no active jobs on this node"). The message quotes it.
+A server that accepts a key and then disconnects is refusing the account, because it has expired or is locked, or
+because /etc/nologin or PAM refuses it, as pam_slurm_adopt does ("you have no active jobs on this node"). The message
+quotes the server's words.
 
-A second factor can't be typed either, nor a password if the server accepts no keys at all; an open connection of ssh
+Nor can a second factor be typed, or a password if the server accepts no keys at all; an open ssh connection
 (ControlMaster) is used if ~/.ssh/config names one. A server counts the offered keys, so an agent with many keys can
-exhaust the limit before the right one.
+exhaust the server's limit before it offers the right one.
 
 Fix: if others may read the key file, remove their permission. If the key has a passphrase, load it into the agent. If a
 certificate has expired, have it renewed; if it is not valid yet, wait, or set this machine's clock. If the server
 accepts passwords, install the public key with ssh-copy-id, which asks for the password once. Otherwise someone with
-access must add the key to ~/.ssh/authorized_keys on the host, or another user or key is needed, which belongs in the
-hosts file (ssh: user, identity_file) or in ~/.ssh/config.
+access must add the key to ~/.ssh/authorized_keys on the host, or you need a different user or key: name it in the hosts
+file (ssh: user, identity_file) or in ~/.ssh/config.
 
 References: ssh_config(5): IdentityFile, User. sshd_config(5): AuthorizedKeysFile, PermitRootLogin, MaxAuthTries. RFC
 4252, section 7.

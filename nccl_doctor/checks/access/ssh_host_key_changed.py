@@ -1,15 +1,16 @@
-"""The host presented another key than the known one, or a revoked key.
+"""The host presented a different key from the known one, or a revoked key.
 
-What it means: the host was installed again, or its address now belongs to another machine, or somebody intercepts the
-connection. SSH can't distinguish these, so nccl-doctor does not log in.
+What it means: the host was reinstalled, its address now belongs to another machine, or somebody is intercepting the
+connection. SSH can't tell which, so nccl-doctor does not log in.
 
 How we know: the known_hosts line in the message has a different key for this host, or marks this one as @revoked. The
-evidence has both fingerprints. As in OpenSSH, a key of another type counts as changed once any key is known; known
-types are requested first, so a host with several keys does not look changed.
+evidence shows both fingerprints. As in OpenSSH, a key of a different type counts as changed if any key of the host is
+known; known types are requested first, so a host with several keys does not look changed.
 
-Fix: needs judgement, so there is no command. Find out whether the host was installed again, and compare the fingerprint
+Fix: needs judgement, so there is no command. Find out whether the host was reinstalled, and compare the fingerprint
 with ``ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub`` on its console. Only if they agree, remove the line from the
-file and add the new key as for ssh-host-key-unknown. A revoked key should not come back: give the host a new one.
+known_hosts file and add the new key as for ssh-host-key-unknown. A revoked key must not be used again: give the host a
+new one.
 
 References: sshd(8), "SSH_KNOWN_HOSTS FILE FORMAT". ssh-keygen(1): -R, -F. OpenSSH hostfile.c, check_key_in_hostkeys.
 """

@@ -1,17 +1,17 @@
-"""The host's key is in no known_hosts file of this machine.
+"""The host's key is in no known_hosts file on this machine.
 
 What it means: SSH can't verify that the machine that answered is the right one. nccl-doctor verifies every host key and
-accepts none by itself, even if StrictHostKeyChecking is off; mpirun, pdsh and the like hang or fail for the same
+accepts none on its own, even if StrictHostKeyChecking is off; mpirun, pdsh and the like hang or fail for the same
 reason.
 
-How we know: the host's key is searched for in the user's and the system's known_hosts files (including hashed names,
-names with a port, HostKeyAlias and wildcards), under the name that ssh would use. The evidence has its type and its
-SHA256 fingerprint.
+How we know: the host's key was searched for, but not found, in the user's and the system's known_hosts files (including
+hashed names, names with a port, HostKeyAlias and wildcards), under the name that ssh would use. The evidence shows the
+key's type and SHA256 fingerprint.
 
 Fix: compare the fingerprint with that of the host itself, ``ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub`` on its
-console, and only then add the key. The command adds exactly the key with the shown fingerprint; ssh-keyscan would fetch
-a key again, which nobody has compared. If the ``ssh`` program made the connection, only it has seen the key: it shows
-the same fingerprint and asks.
+console, and only then add the key. The command adds exactly the key with the fingerprint shown; ssh-keyscan would fetch
+a key anew, and nobody has compared that one. If the ``ssh`` program made the connection, only that program has seen the
+key: it shows the same fingerprint and asks whether to accept it.
 
 References: sshd(8), "SSH_KNOWN_HOSTS FILE FORMAT". ssh_config(5): UserKnownHostsFile, HostKeyAlias.
 """

@@ -1,18 +1,18 @@
 """An SSH session to the host could not be opened.
 
-What it means: nccl-doctor could not talk to an sshd on the host, so nothing is known about it. A launcher that starts
-ranks over SSH will fail in the same way; and if the host is down, its ranks are missing.
+What it means: nccl-doctor could not talk to an sshd on the host, so nothing is known about the host. A launcher that
+starts ranks over SSH will fail in the same way; and if the host is down, its ranks will be missing.
 
 How we know: the host's name is resolved on this machine (getaddrinfo), a TCP connection is made to its SSH port, and
-sshd must greet. The message shows which of these failed: the name does not resolve; the connection was refused (the
+sshd must send its greeting. The message shows what failed: the name does not resolve; the connection was refused (the
 host is up, but no sshd listens); "no route to host" (the host is down, or a firewall's REJECT); no answer at all (down,
-or a firewall's DROP); connected but silent; an sshd so old that it has only algorithms that ssh no longer accepts;
-connected and closed before the greeting. The last is caused by sshd's MaxStartups: with its default 10:30:100, sshd
-drops connections once ten are waiting to authenticate. It is tried again, with increasing delays, before this is
-reported. If this machine gets no answer at all, two of the other hosts connect to its SSH port; if they get an answer,
-the host is up and only this machine is cut off from it.
+or a firewall's DROP); connected but silent; an sshd so old that it supports only algorithms that ssh no longer accepts;
+connected, but closed before the greeting. The last of these is caused by sshd's MaxStartups: with its default
+10:30:100, sshd drops connections once ten are waiting to authenticate. The connection is retried, with increasing
+delays, before this is reported. If this machine gets no answer at all, two of the other hosts try the host's SSH port;
+if they get an answer, the host is up and only this machine is cut off from it.
 
-A host behind a jump host (ProxyJump) fails when the jump host does; the message then names the jump host.
+A host behind a jump host (ProxyJump) can't be reached if the jump host can't; the message then names the jump host.
 
 Fix: depends on the reason and is shown with the diagnosis. The address, user and port come from the hosts file and from
 ~/.ssh/config, which ``ssh -G HOST`` shows.

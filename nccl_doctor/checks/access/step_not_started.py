@@ -1,13 +1,14 @@
 """A node of the Slurm job did not start the step that nccl-doctor runs there.
 
 What it means: nothing is known about the node. The job's own steps will usually fail for the same reason: slurmd is
-gone, the node is drained or down, the job has ended, the container does not start. If the node runs the step and
+gone, the node is drained or down, the job has ended, or the container does not start. If the node runs the step and
 nothing comes back, the fault is in the connection to the machine that runs nccl-doctor, and the job is not affected
 unless it is started from there.
 
 How we know: `srun --jobid=ID --overlap -w NODE -N1 -n1` is started for each node, and the step first prints a marker.
-Within the limit (`--connect-timeout`, 15 s by default) srun ended with an error, which is quoted in the evidence next
-to the node's state in Slurm's controller; or nothing came, and squeue shows whether the step exists. In a log: "srun:
+Within the limit (`--connect-timeout`, 15 s by default), either srun ended with an error, which the evidence quotes next
+to the node's state according to Slurm's controller, or no marker arrived, and squeue shows whether the step exists. In
+a log: "srun:
 error: Unable to create step".
 
 Fix: depends on the reason and is shown with the diagnosis.

@@ -1,21 +1,21 @@
 """The all-reduce is far slower than the link between the hosts.
 
-What it means: training will spend its time waiting for gradients: a ring all-reduce needs T = 2(N-1)/N * K/B for K
-bytes over links of bandwidth B, nearly independent of the number N of ranks. Common causes: a cable or switch port that
+What it means: training will spend its time waiting for gradients. A ring all-reduce of K bytes over links of bandwidth
+B takes T = 2(N-1)/N * K/B, nearly independently of the number N of ranks. Common causes: a cable or switch port that
 fell back to a lower rate, traffic over an unintended interface, one busy host, a small MTU, or a single TCP connection
 on a fast link (`NCCL_SOCKET_NTHREADS`, `NCCL_NSOCKS_PERTHREAD`).
 
 How we know: the best bus bandwidth of all sizes, compared with the speed that the slowest host's interface or RDMA
-device reports. Below a quarter of that it counts as slow. With gloo at most 10 Gbit/s are expected on any link, since
-one thread adds and copies. It is not judged on a single machine, or if no message was large enough for bandwidth to
-matter more than latency. Where the speed is unknown, as for virtual interfaces, gloo is slow below 10 Mbit/s if its
-ranks used almost no CPU or waited for one: neither their processors nor other processes were the limit.
+device reports. An all-reduce below a quarter of that speed counts as slow. With gloo, at most 10 Gbit/s is expected on
+any link, since one thread does the adding and copying. The speed is not judged on a single machine, or if no message
+was large enough for bandwidth to matter more than latency. Where the speed is unknown, as for virtual interfaces, gloo
+counts as slow below 10 Mbit/s if its ranks neither used much CPU time nor waited for a CPU, so that neither their own
+work nor other processes were the limit.
 
-Over RDMA, counters of the ports are read before and after (/sys/class/infiniband): packets that were lost, out of
-sequence or not acknowledged, and errors of the link, then determine the advice. Congestion notifications alone are
-normal.
+Over RDMA, the ports' counters (/sys/class/infiniband) are read before and after: packets that were lost, out of
+sequence or not acknowledged, and link errors, then determine the advice. Congestion notifications alone are normal.
 
-A rank that took far more time than the others between the all-reduces is named, since they wait for it.
+A rank that took far longer than the others between the all-reduces is named, since the others wait for it.
 
 Fix: `ethtool` on the named host shows the negotiated speed; run with other sizes (`nccl-doctor smoke --max-bytes`).
 """

@@ -1,25 +1,25 @@
 """The all-reduce did not finish within its deadline: some ranks did not arrive.
 
-What it means: the job would hang in the same place, for NCCL's or gloo's timeout of 10 to 30 minutes.
+What it means: the job would hang in the same place until NCCL or gloo times out, after 10 to 30 minutes.
 
-How we know: on every host one process, with the hosts file's interpreter and variables, imported torch and forked the
-ranks, with the variables that torchrun would give them, master address and port among them; each rank reported its
-stages (started, torch imported, store reached, process group up, first all-reduce, sizes measured, done). The deadline
-counts from the moment when all had imported torch. Each remaining rank wrote its Python stack before it was ended. The
-ranks to look at are named by the most certain sign:
+How we know: on every host, one process with the hosts file's interpreter and variables imported torch and forked the
+ranks, which had the variables that torchrun would give them, including the master address and port. Each rank reported
+its stages (started, torch imported, store reached, process group up, first all-reduce, sizes measured, done). The
+deadline runs from the moment when all had imported torch. Each remaining rank wrote its Python stack before it was
+terminated. The ranks to look at are named by the most certain sign:
 
 - ranks that are suspended (SIGSTOP, a debugger, a frozen container) or blocked in the kernel (a network file system, a
   driver that does not answer),
-- ranks that never started, or whose import of torch did not end,
+- ranks that never started, or whose import of torch did not finish,
 - ranks that do something else while all others wait in a collective,
-- ranks that got less far than others: no store: the master's port can't be reached, or rank 0 never opened it. No
-  process group: the ranks can't connect to each other. No first all-reduce: the data connections do not work:
-  interface, firewall on ephemeral ports, RDMA.
+- ranks that did not get as far as others. No store: the master's port can't be reached, or rank 0 never opened it. No
+  process group: the ranks can't connect to each other. No first all-reduce: the data connections do not work
+  (interface, firewall on ephemeral ports, RDMA).
 
-Without such a sign, on three or more hosts, the all-reduce is repeated in groups of hosts (automatically by `check`,
-with `--isolate` by `smoke`), and the host or pair that fails is named.
+If there is no such sign, and there are three or more hosts, the all-reduce is repeated in groups of hosts
+(automatically by `check`; by `smoke` with `--isolate`), and the host or pair that fails is named.
 
-Fix: it depends on the stage; the ranks' stacks and last lines are quoted.
+Fix: depends on the stage; the ranks' stacks and last lines are quoted.
 """
 
 from nccl_doctor.checks.allreduce.culprits import MISSING, Culprits, culprits, last_words, place, stacks, stages

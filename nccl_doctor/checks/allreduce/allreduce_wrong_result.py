@@ -4,12 +4,12 @@ What it means: training would run and compute wrong results. Causes are memory o
 driver, and peer-to-peer transfers that an IOMMU or PCI ACS redirects.
 
 How we know: every rank filled its buffer with values that depend on its rank and on the position, so that a missing or
-duplicate rank or mixed-up positions change the sum. Then a small all-reduce was repeated on each rank alone and between
-neighbours: a rank that is wrong alone, or with both its neighbours, is named; otherwise the pair; otherwise all ranks
-with a wrong sum.
+duplicate rank or mixed-up positions would change the sum. Then a small all-reduce was repeated on each rank alone and
+between neighbours. A rank that is wrong alone, or with both its neighbours, is named; failing that, the pair that is
+wrong; failing that, all ranks with a wrong sum.
 
 Fix: on GPUs, try again with `NCCL_P2P_DISABLE=1` in the hosts file's `env`: if the sum is then right, look at the IOMMU
-and ACS settings of the host. Without GPUs, suspect memory.
+and ACS settings of the host. Without GPUs, suspect the hosts' memory.
 """
 
 from collections import Counter

@@ -1,14 +1,15 @@
 """NCCL uses a slower transport than the hosts have: sockets instead of RDMA, or shared memory instead of NVLink.
 
-What it means: the job runs, at a fraction of the speed. NCCL falls back without an error when libibverbs is missing in
-the training's environment, when no device or port fits `NCCL_IB_HCA`, when `NCCL_IB_DISABLE`, `NCCL_NET` or
-`NCCL_P2P_DISABLE` is set, or when a container does not show the devices.
+What it means: the job runs, but at a fraction of the speed. NCCL falls back without an error when libibverbs is missing
+from the training environment, when no device or port fits `NCCL_IB_HCA`, when `NCCL_IB_DISABLE`, `NCCL_NET` or
+`NCCL_P2P_DISABLE` is set, or when a container does not expose the devices.
 
-How we know: NCCL's lines in the all-reduce ("Using network Socket", "Channel … via SHM"), compared with the hosts'
+How we know: NCCL's log lines from the all-reduce ("Using network Socket", "Channel … via SHM"), compared with the
+hosts'
 devices: active ports under /sys/class/infiniband on every host, NVSwitches on the PCI bus.
 
-Fix: unset the variable if one is named; otherwise read the rank's lines about "NET/IB" (`nccl-doctor smoke --save-logs
-DIR`), and try `ibv_devinfo` in the training's environment.
+Fix: unset the variable if one is named; otherwise read the rank's "NET/IB" lines (`nccl-doctor smoke --save-logs DIR`),
+and try `ibv_devinfo` in the training environment.
 """
 
 from collections.abc import Iterator

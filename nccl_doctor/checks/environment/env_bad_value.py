@@ -1,19 +1,18 @@
-"""NCCL reads the value of a variable differently than intended, or torch refuses it.
+"""NCCL reads the value of a variable differently from what was meant, or torch refuses it.
 
-What it means: numbers are read by C's strtoll as far as possible, and nothing is reported: before 2.32,
-NCCL_IB_DISABLE=true is 0, so InfiniBand stays on. Unknown words are ignored. In a config file, quotes and blanks are
-part of the value.
+What it means: C's strtoll reads numbers as far as it can, and nothing is reported: before 2.32, NCCL_IB_DISABLE=true
+means 0, so InfiniBand stays on. Unknown words are ignored. In a config file, quotes and spaces are part of the value.
 
-How we know: the type of each variable in NCCL's source, the words and ranges with a meaning, and strtoll's result for
-the text. NCCL_COMM_ID must be an address and port on a subnet of the host. NCCL_HOSTID must differ between machines
-(known by their boot ids): NCCL would take them for one, and fail with "Duplicate GPU detected" or in shared memory.
-torch ends with "Invalid value for environment variable", hangs or aborts if a TORCH_NCCL_ or TORCH_FR_ variable is no
-number, or no truth word (1, true, yes, 0, false, no) where it expects one; even an empty value is refused.
-TORCH_DISTRIBUTED_DEBUG must be OFF, INFO or DETAIL. Since torch 2.15 "nccl" is the backend nccl2, unless
-TORCH_DIST_USE_NCCL2=0, and does not read some of these at its start.
+How we know: the type of each variable in NCCL's source, the words and ranges that have a meaning for it, and strtoll's
+result for the text. NCCL_COMM_ID must be an address and port on a subnet of the host. NCCL_HOSTID must differ between
+machines (told apart by their boot ids); if it does not, NCCL takes them for one, and fails with "Duplicate GPU
+detected" or in shared memory. torch ends with "Invalid value for environment variable", hangs or aborts if a
+TORCH_NCCL_ or TORCH_FR_ variable is not a number, or not a Boolean (1, true, yes, 0, false, no) where it expects one;
+even an empty value is refused. TORCH_DISTRIBUTED_DEBUG must be OFF, INFO or DETAIL. Since torch 2.15, "nccl" means the
+backend nccl2 unless TORCH_DIST_USE_NCCL2=0 is set; nccl2 does not read some of these variables when it starts.
 
-Fix: write the value as shown. Its source is shown: the hosts file, the SSH environment, or a line of NCCL's config
-file.
+Fix: write the value as shown, in the place that is named with it: the hosts file, the SSH environment, or a line of
+NCCL's config file.
 
 See NCCL's documentation of its environment variables, and src/misc/param.cc in its source.
 """

@@ -1,13 +1,13 @@
 """An NCCL variable has different values on different hosts, or is set only on some.
 
-What it means: all ranks must agree on the algorithm, the protocol, the number of channels, the network. If one host
-differs, NCCL hangs in its first collective, fails with "invalid usage" or confuses messages. A forgotten /etc/nccl.conf
+What it means: all ranks must agree on the algorithm, the protocol, the number of channels and the network. If one host
+differs, NCCL hangs in its first collective, fails with "invalid usage" or mixes up messages. A forgotten /etc/nccl.conf
 on one machine is the usual cause; it is read by every NCCL job there.
 
-How we know: each host's variables as NCCL would see them: the hosts file's env, the SSH environment, and NCCL's config
-files, with the source of each. Variables that may differ between hosts (names of interfaces and HCAs, paths, logging)
-are left out. TORCH_DIST_USE_NCCL2 chooses torch's backend for NCCL (nccl2 is the default since torch 2.15); ranks of
-two backends never meet.
+How we know: each host's variables as NCCL would see them, from the hosts file's env, the SSH environment and NCCL's
+config files, with the source of each. Variables that may differ between hosts (names of interfaces and HCAs, paths,
+logging) are left out. TORCH_DIST_USE_NCCL2 chooses torch's backend for NCCL (nccl2 is the default since torch 2.15);
+ranks with different backends never meet.
 
 Fix: make them the same; the hosts file's env wins over all other sources.
 """

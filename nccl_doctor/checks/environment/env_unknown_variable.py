@@ -1,16 +1,16 @@
 """A variable named NCCL_…, TORCH_NCCL_… or GLOO_… is unknown to this NCCL, to its plugins, to torch and to gloo.
 
-What it means: NCCL never complains about a name that it does not know. A misspelt variable has no effect, and the job
-runs with the default: NCCL_SOCKET_IFNAMES or NCCL_IB_DISABLED change nothing. There is no NCCL_TIMEOUT: torch's limit
-is an argument of init_process_group. Nor is there a variable for NCCL's ports.
+What it means: NCCL never complains about a name that it does not know. A misspelt variable such as NCCL_SOCKET_IFNAMES
+or NCCL_IB_DISABLED has no effect, and the job runs with the default. There is no NCCL_TIMEOUT: torch's limit is an
+argument of init_process_group. Nor is there a variable for NCCL's ports.
 
-How we know: the names that NCCL's source reads at its releases from 2.3 to 2.30 and those in the libraries of 2.31 and
+How we know: the names that NCCL's source reads in the releases from 2.3 to 2.30 and those in the libraries of 2.31 and
 2.32, with the first and last release of each; the prefixes of known plugins (aws-ofi-nccl's NCCL_OFI_, Google's
-NCCL_FASTRAK_ and others); names of torch's variables, old and new. A name of torch's or gloo's is reported only if it
-is close to a known one.
+NCCL_FASTRAK_ and others); names of torch's variables, old and new. A torch or gloo name is reported only if it is close
+to a known one.
 
-Fix: correct the name, or unset the variable. Its source is shown: the hosts file, the SSH environment, or a line of
-NCCL's config file.
+Fix: correct the name, or unset the variable. The diagnosis says where it is set: the hosts file, the SSH environment,
+or a line of NCCL's config file.
 """
 
 from nccl_doctor.checks.view import Findings, View, check, folded

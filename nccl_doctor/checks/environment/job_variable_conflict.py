@@ -1,17 +1,17 @@
 """Variables that define a rank's place are already set, and contradict the planned job.
 
 What it means: RANK, LOCAL_RANK, WORLD_SIZE, NODE_RANK, MASTER_ADDR, MASTER_PORT, torchrun's PET_ variables or Slurm's
-contradict the hosts file: left from an earlier job, exported in a start file, or copied from a guide. torchrun
-overwrites the first ones for its ranks and uses the PET_ ones as defaults; a script that is started in another way
-(`env://`, `mp.spawn`, mpirun, srun) uses them: its ranks wait for a master that does not exist, or two ranks have the
-same number. Two jobs with one master address and port mix up their ranks.
+contradict the hosts file: they were left over from an earlier job, exported in a start-up file, or copied from a guide.
+torchrun overwrites RANK and the like for its ranks and uses the PET_ variables as defaults; a script that is started in
+another way (`env://`, `mp.spawn`, mpirun, srun) uses what is set, so its ranks wait for a master that does not exist,
+or two ranks have the same number. Two jobs with the same master address and port mix up their ranks.
 
-How we know: the hosts file's env, the variables of a command over SSH, those of a login shell if one was queried (on
-hosts with GPUs or RDMA devices, or without torch), and those of the ranks of running jobs, each compared with the
+How we know: the hosts file's env, the variables of a command run over SSH, those of a login shell if one was queried
+(on hosts with GPUs or RDMA devices, or without torch), and those of the ranks of running jobs, each compared with the
 planned master, nodes and ranks.
 
-Fix: remove them from the hosts file's env and from start files; the launcher sets them. `nccl-doctor launch` prints
-lines with all of them.
+Fix: remove them from the hosts file's env and from start-up files; the launcher sets them. `nccl-doctor launch` prints
+launch lines that contain all of them.
 
 References: torch/distributed/rendezvous.py (env://); torch/distributed/run.py; srun(1), "OUTPUT ENVIRONMENT VARIABLES".
 """

@@ -1,17 +1,17 @@
 """The launch command after -- can't work as written on these hosts.
 
 What it means: torchrun or the script exits at once, each host starts a separate job, or ranks wait for a master that
-does not exist. A line from a guide fits its author's machines: number of nodes and ranks, the master's address, a
-loopback dist-url, a batch size.
+does not exist. A line copied from a guide fits its author's machines: the number of nodes and ranks, the master's
+address, a loopback dist-url, a batch size.
 
 How we know: in a log, the launcher's own words ("torchrun: error: argument --nproc-per-node: expected one argument");
-before the start, the line is read as its launcher would, and never run: torchrun, torch.distributed.launch, accelerate,
-deepspeed, mpirun, srun, or a script with options such as --dist-url, --rank, --batch-size and --device. It is compared
-with the hosts: their number and GPUs, the tested master and port, and the options in the launcher's source there
-(torch/distributed/run.py, which is read, not run). A batch size is only a warning, because a script may split it or
-give each rank its own.
+before the start, the line is parsed as its launcher would parse it, but never run: torchrun, torch.distributed.launch,
+accelerate, deepspeed, mpirun, srun, or a script with options such as --dist-url, --rank, --batch-size and --device. It
+is compared with the hosts: their number and GPUs, the tested master and port, and the options in the launcher's source
+there (torch/distributed/run.py, which is read, not run). A batch size is only a warning, because a script may split it
+or give each rank its own.
 
-Fix: the corrected line is shown; if hosts need different lines, one for each.
+Fix: the corrected line is shown; if hosts need different lines, there is one for each.
 
 References: torch/distributed/run.py, torch/distributed/rendezvous.py (env://, tcp://); accelerate launch; deepspeed.
 """

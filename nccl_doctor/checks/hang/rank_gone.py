@@ -1,13 +1,13 @@
-"""A rank's process has exited or is stopped, and the other ranks wait for it.
+"""A rank's process has exited or is stopped, and the other ranks are waiting for it.
 
 What it means: every collective needs all ranks. If one is killed without its launcher noticing, or is stopped by a
-signal, a debugger or a frozen container, the others wait until their timeout, with NCCL at 100 % of their GPUs.
+signal, a debugger or a frozen container, the others wait until they time out, while NCCL keeps their GPUs 100 % busy.
 
-How we know: each launcher's ranks are numbered consecutively, so a rank that is not among the processes of its host is
-missing; a process's state is in /proc/PID/stat ("T" is stopped, "Z" has ended and was not waited for). The kernel's log
+How we know: each launcher's ranks are numbered consecutively, so a number without a process on its host belongs to a
+missing rank; a process's state is in /proc/PID/stat ("T": stopped; "Z": exited, but not yet reaped). The kernel's log
 shows processes killed for lack of memory.
 
-Fix: A stopped process goes on with SIGCONT. A job that lost a rank must be ended on all hosts and started again; the
+Fix: SIGCONT resumes a stopped process. A job that has lost a rank must be ended on all hosts and started again; the
 rank's log shows why it ended.
 
 References: proc_pid_stat(5); torchrun's TORCHELASTIC variables in torch/distributed/elastic.

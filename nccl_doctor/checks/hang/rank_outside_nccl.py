@@ -1,13 +1,13 @@
-"""Some ranks are outside any collective, and the other ranks wait for them in one.
+"""Some ranks are outside any collective, and the other ranks are waiting for them in one.
 
-What it means: nothing is wrong with the network. These ranks wait for a data loader, a file system, a lock, an answer,
-or simply sleep, and never come to the collective in which the others are.
+What it means: nothing is wrong with the network. These ranks are waiting for a data loader, a file system, a lock or an
+answer, or are simply sleeping, and never reach the collective that the others are in.
 
 How we know: py-spy read the stacks of all ranks twice, without stopping them: those named were at the same line both
-times, did not use the CPU, and read or wrote nothing, while the others were in torch.distributed.
+times, used no CPU time, and read or wrote nothing, while the others were in torch.distributed.
 
-Fix: Look at the named line. State "D" means that the rank waits in the kernel, for a file system or a driver that does
-not answer.
+Fix: Look at the named line. State "D" means that the rank is waiting in the kernel for a file system or a driver that
+does not answer.
 
 References: github.com/benfred/py-spy; proc_pid_stat(5).
 """

@@ -1,15 +1,15 @@
-"""An engine advertises an address where its peers can't reach the host.
+"""An engine advertises an address at which its peers can't reach the host.
 
-What it means: Ray, vLLM, SGLang and the like advertise an address of every host, most often the one of the default
-route. If that address belongs to another network or host, or several hosts share it, workers can't be placed on a node,
-sockets can't be bound, and peers connect to addresses without a listener.
+What it means: Ray, vLLM, SGLang and the like advertise one address for each host, usually that of the default route. If
+that address belongs to another network or host, or several hosts share it, workers can't be placed on a node, sockets
+can't be bound, or peers connect to addresses where nothing listens.
 
-How we know: on hosts, the steps of each engine's version, applied to the host's settings: its variables, the kernel's
-way to 8.8.8.8 (nothing is sent), its own name. With --engine, or engine: in the hosts file, the others connect to that
-address, and a failure is an error; otherwise engines are judged that are installed or whose variables are set. In logs,
-vLLM's "Every node should have a unique IP address. Got 2 nodes … and 1 unique IP addresses"; a placement group of Ray's
-that waits for "node:ADDRESS" in a cluster in which no node has it; ZMQ's "Cannot assign requested address
-(addr='tcp://…')", which is no address of the host that binds it.
+How we know: on hosts, the steps by which each engine's version chooses its address, applied to the host's settings: its
+variables, the kernel's route to 8.8.8.8 (nothing is sent), and its own name. With --engine, or engine: in the hosts
+file, the other hosts connect to that address, and a failure is an error; without either, the engines that are installed
+or whose variables are set are judged. In logs, vLLM's "Every node should have a unique IP address. Got 2 nodes … and 1
+unique IP addresses"; a Ray placement group that waits for "node:ADDRESS" in a cluster where no node has that address;
+ZMQ's "Cannot assign requested address (addr='tcp://…')", which is not an address of the host that binds it.
 
 Fix: Give every host its own address on the job's network: VLLM_HOST_IP for vLLM, a different one on each host, set
 before `ray start` and in the engine's environment; SGLANG_HOST_IP for SGLang; `ray start --node-ip-address`;

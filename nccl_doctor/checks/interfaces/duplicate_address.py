@@ -1,10 +1,10 @@
 """Two machines have the same IP address on the subnet that NCCL uses.
 
-What it means: packets for one machine arrive at the other, depending on ARP caches: connections are refused, reset or
-answered by the wrong machine, and it changes from minute to minute. A cloned machine or a copied static configuration
-does this.
+What it means: depending on ARP caches, packets for one machine arrive at the other: connections are refused, reset or
+answered by the wrong machine, and which of these happens changes from minute to minute. The usual cause is a cloned
+machine or a copied static configuration.
 
-How we know: the address that NCCL uses on a host, or by which the hosts file knows it, is also an address of another
+How we know: the address that NCCL uses on a host, or under which the hosts file lists it, is also an address of another
 machine (boot ids distinguish machines). A bridge that exists only inside each host, such as docker0, may have the same
 address everywhere; if NCCL uses such an address, the diagnosis is ifname-needed or ifname-wrong-interface.
 

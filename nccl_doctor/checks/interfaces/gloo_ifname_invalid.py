@@ -1,13 +1,13 @@
 """GLOO_SOCKET_IFNAME names an interface that does not exist on the host, or that no other host can reach.
 
-What it means: gloo knows neither prefixes nor "^" nor "=": a value copied from NCCL_SOCKET_IFNAME ends the job with
+What it means: gloo supports neither prefixes nor "^" nor "=": a value copied from NCCL_SOCKET_IFNAME ends the job with
 "Unable to find address for: =eth0". torch uses gloo for CPU tensors, and many jobs use it for a barrier, too.
 
-A rank advertises the first address of that interface, and its peers connect to it: docker0 has the same one everywhere,
-and that of lo leads each host to itself.
+A rank advertises the first address of that interface, and its peers connect to it: docker0 has the same address on
+every host, and lo's leads each host to itself.
 
 How we know: the host's interfaces with an address, and the variable as the job will have it. A list with commas means
-several devices, each of which must be there. Whether the others reach an address is judged as for NCCL's own choice: by
+several devices, each of which must exist. Whether the others reach an address is judged as for NCCL's own choice: by
 their routes, by who else has the address, and by the port mesh.
 
 Fix: set the complete name of the interface, without "=" or "^".

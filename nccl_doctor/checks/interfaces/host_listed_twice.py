@@ -1,12 +1,12 @@
 """A machine is listed twice in the hosts file, under two addresses.
 
-What it means: the job has one node more than there are machines. With GPUs both nodes use the same ones, and NCCL ends
-with "Duplicate GPU detected"; without GPUs the ranks of both share one machine's cores and network card, and the master
-port may be needed twice.
+What it means: the job has one more node than there are machines. With GPUs, both nodes use the same ones, and NCCL ends
+with "Duplicate GPU detected"; without GPUs, the ranks of both share one machine's cores and network card, and the
+master port may be needed twice.
 
-How we know: two entries of the list lead to the same machine: the same boot id, and the same addresses on its
-interfaces. If the list shows that one machine is meant as two nodes, nothing is reported: both entries have the same
-address, or each has its own `cuda_visible_devices`.
+How we know: two entries of the list lead to the same machine: they have the same boot id, and the same addresses on
+their interfaces. Nothing is reported if the list shows that one machine is meant to be two nodes, because both entries
+have the same address or each has its own `cuda_visible_devices`.
 
 Fix: remove one of them, or show in the hosts file that two nodes are meant.
 

@@ -4,9 +4,9 @@ What it means: gloo listens on the address of the host's own name and advertises
 127.0.1.1, as Debian's and Ubuntu's installers do, the other hosts connect to themselves: "Gloo connectFullMesh failed",
 "Connection refused, remote=[127.0.1.1]:…". NCCL is not affected; a job that uses only NCCL runs.
 
-Of two hosts, the one with the higher address connects to the other. So a single such host can still connect with peers
-in 10.0.0.0/8, whose addresses are lower than 127.0.1.1: that is a note, not a fault. Two such hosts, or one among peers
-in 192.168.0.0/16, are a fault.
+Of two hosts, the one with the higher address connects to the other. So a single such host can still connect to peers in
+10.0.0.0/8, whose addresses are lower than 127.0.1.1: that is a note, not a fault. Two such hosts, or one among peers in
+192.168.0.0/16, are a fault.
 
 How we know: the addresses of each host's own name, in the order in which gloo tries them, and gloo's rule for which
 side connects. If the name resolves to ::1 and the others have IPv4 addresses, gloo aborts at once ("ss1.ss_family ==
@@ -22,7 +22,7 @@ from nccl_doctor.checks.own_names import CHANCE, finding, own_names
 from nccl_doctor.checks.view import Findings, View, check
 from nccl_doctor.logs.log import Event
 from nccl_doctor.logs.rule import Grade, hint, root
-from nccl_doctor.logs.signs import Advice, Case, LogSigns, Scene, Stage, advise, having
+from nccl_doctor.logs.signs import Advice, Case, LogSigns, Role, Scene, Stage, advise, having
 from nccl_doctor.model.finding import Severity
 from nccl_doctor.text.hostlist import fold
 from nccl_doctor.text.inet import numeric
@@ -88,7 +88,7 @@ RULES = (
 
 def _own_name(scene: Scene) -> list[Event]:
     """Blame gloo's failed connections to loopback addresses on the hosts' own names."""
-    dials = having("dials")
+    dials = having(Role.DIALS)
 
     def failed(event: Event) -> bool:
         return event.name in dials and event.grade > Grade.HINT and "gloo" in event.text and _of_gloo(event)
@@ -116,7 +116,7 @@ def _of_gloo(event: Event) -> bool:
 SIGNS = LogSigns(
     RULES,
     _advice,
-    network=True,
+    roles=frozenset({Role.NETWORK}),
     hint=Grade.LIKELY,
     hint_beside=(
         "collective-timeout",

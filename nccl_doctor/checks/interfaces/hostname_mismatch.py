@@ -1,18 +1,19 @@
 """A name resolves to a wrong address: hosts disagree, or a host's own name resolves to another host.
 
-What it means: ranks that look up the master by name end at different machines, or at addresses that they can't reach:
-some hosts join, the others wait until their timeout. On a host whose own name resolves to an address that none of its
-interfaces has (an old one, or another host's), gloo falls back to 127.0.0.1, where the others can't reach it: a gloo
-job fails, and so do the helper groups of NCCL jobs (checkpoints, monitored barriers). If gloo still works, because it
-connects from the higher of two addresses (see hostname-loopback), that is a note, not a fault. A name that resolves to
-an address family other than the others' ends gloo with "ss1.ss_family == ss2.ss_family". Usually one host's /etc/hosts
-is out of date.
+What it means: ranks that look up the master by name end up at different machines, or at addresses that they can't
+reach: some hosts join, the others wait until their timeout. On a host whose own name resolves to an address that none
+of its interfaces has (an old one, or another host's), gloo falls back to 127.0.0.1, where the others can't reach it: a
+gloo job fails, and so do the helper groups of NCCL jobs (checkpoints, monitored barriers). If gloo still works, because
+it connects from the higher of two addresses (see hostname-loopback), that is a note, not a fault. A name that resolves
+to a different address family from the others ends gloo with "ss1.ss_family == ss2.ss_family". Usually one host's
+/etc/hosts is out of date.
 
-How we know: each host resolved every name of the cluster and its own; a name is at fault if two hosts' answers have no
-address in common, unless the host with another answer reached the master by it; a host's own name is at fault if no
-interface has any of its addresses. A host's own name with a loopback address is another diagnosis (hostname-loopback).
+How we know: each host resolved every name of the cluster and its own. A name is at fault if two hosts' answers have no
+address in common, unless the host with the different answer reached the master through it. A host's own name is at
+fault if no interface has any of its addresses. A host's own name with a loopback address is a separate diagnosis
+(hostname-loopback).
 
-Fix: make /etc/hosts the same on all hosts, or use IP addresses in the hosts file; for a host's own name
+Fix: make /etc/hosts the same on all hosts, or use IP addresses in the hosts file; for a host's own name, setting
 GLOO_SOCKET_IFNAME helps, too.
 """
 
@@ -22,7 +23,7 @@ from nccl_doctor.checks.effects import NAMES
 from nccl_doctor.checks.own_names import CHANCE, OwnName, finding, own_names
 from nccl_doctor.checks.view import Findings, View, check, failed_by, on_each, pasted
 from nccl_doctor.logs.rule import root
-from nccl_doctor.logs.signs import LogSigns, make_advice
+from nccl_doctor.logs.signs import LogSigns, Role, make_advice
 from nccl_doctor.model.finding import Details, Finding, Severity
 from nccl_doctor.snapshot.mesh import Mesh
 from nccl_doctor.snapshot.network import Names, ResolverAnswer, deviations
@@ -127,4 +128,4 @@ RULES = (
     ),
 )
 
-SIGNS = LogSigns(RULES, ADVICE, network=True)
+SIGNS = LogSigns(RULES, ADVICE, roles=frozenset({Role.NETWORK}))

@@ -1,16 +1,16 @@
 """A name that the job uses does not resolve on a host.
 
-What it means: every rank looks up the master address; if that fails it ends with "The IPv4 network addresses of (…)
-cannot be retrieved (gai error: -2 - Name or service not known)". A host that can't resolve its own name makes gloo fall
-back to 127.0.0.1, which the others can't reach (see hostname-loopback for when that matters).
+What it means: every rank looks up the master address; if that fails, the rank ends with "The IPv4 network addresses of
+(…) cannot be retrieved (gai error: -2 - Name or service not known)". A host that can't resolve its own name makes gloo
+fall back to 127.0.0.1, which the others can't reach (see hostname-loopback for when that matters).
 
 How we know: getaddrinfo(3) on each host for the master address, for every host's address in the hosts file, and for the
-host's own name. A name that only this machine's ~/.ssh/config has (Host, HostName) does not resolve on any host, nor
-here: it is only for your login, and does not matter to the ranks unless it is the master's.
+host's own name. A name that exists only in this machine's ~/.ssh/config (Host, HostName) does not resolve on any host,
+or here: it serves only your login, and matters to the ranks only if it is the master's.
 
-Fix: if the master's name is such an alias, set `master_addr` to its address; otherwise add the name to the DNS or to
+Fix: if the master's name is such an alias, set `master_addr` to its address; otherwise add the name to DNS or to
 /etc/hosts, or use IP addresses in the hosts file. Pods get their names from a headless Service with a matching
-selector, and only while they are ready unless it sets publishNotReadyAddresses: true.
+selector, and only while they are ready, unless the Service sets publishNotReadyAddresses: true.
 """
 
 import re
@@ -22,7 +22,7 @@ from nccl_doctor.checks.own_names import CHANCE, finding, is_without_gpus, own_n
 from nccl_doctor.checks.view import Findings, View, apply, check, common_labels, failed_where, folded, pasted
 from nccl_doctor.logs.log import Event
 from nccl_doctor.logs.rule import C10D_CLIENT, WEB, Grade, hint, root
-from nccl_doctor.logs.signs import Advice, Case, LogSigns, Scene, Stage, advise, having
+from nccl_doctor.logs.signs import Advice, Case, LogSigns, Role, Scene, Stage, advise, having
 from nccl_doctor.model.base import Unknown, known
 from nccl_doctor.model.finding import Details, Finding, Fix, Severity, on
 from nccl_doctor.model.operations.programs import ServicePatch
@@ -296,7 +296,7 @@ for the next attempt (c10d/socket.cpp, tryConnect).
 
 def _never_resolved(scene: Scene) -> list[Event]:
     """Blame a name that never resolved and was never dialled."""
-    dialled = {event.address.host for event in scene.events if event.name in having("dials")}
+    dialled = {event.address.host for event in scene.events if event.name in having(Role.DIALS)}
     given_up = {event.address.host for event in scene.events if event.name == "rendezvous-timeout"}
     hints = [event for event in scene.events if event.name == "hostname-unresolvable" and event.grade is Grade.HINT]
     asked = Counter(event.address.host for event in hints if event.address.host is not None)

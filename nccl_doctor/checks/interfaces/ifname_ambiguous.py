@@ -1,8 +1,8 @@
 """NCCL_SOCKET_IFNAME matches several interfaces, and the other hosts can't reach some of them.
 
 What it means: a name without "=" is a prefix: "eth" means eth0, eth1 and eth10, "bond0" means bond0.2093 as well. NCCL
-listens on the first of them in the kernel's order, whatever the order in the variable, and transfers data over all. A
-single wrong one is enough for a hang or a failed connection.
+listens on the first of them in the kernel's order, whatever the order in the variable, and transfers data over all of
+them. A single wrong one is enough to cause a hang or a failed connection.
 
 How we know: NCCL's rules applied to the host's interfaces, or libnccl's own answer; and for each address, whether the
 other hosts have the same address, whether they have a route to it and, if that goes through a gateway, whether they

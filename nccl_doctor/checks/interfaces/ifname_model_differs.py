@@ -1,9 +1,9 @@
 """The host's libnccl chose a different interface from the predicted one, or failed where success was predicted.
 
-What it means: nothing for the job by itself: NCCL will use the interface that libnccl reported, and all other diagnoses
-are based on it. But either the model is wrong about this version of NCCL, or something unknown changes NCCL's choice:
-an NCCL environment plugin, or a patched build. If libnccl failed, its message is shown; the job's NCCL may fail in the
-same way.
+What it means: in itself, nothing for the job: NCCL will use the interface that libnccl reported, and all other
+diagnoses are based on it. But either nccl-doctor's model of this NCCL version is wrong, or something unknown changes
+NCCL's choice, such as an NCCL environment plugin or a patched build. If libnccl failed, its message is shown; the job's
+NCCL may fail in the same way.
 
 How we know: the host's libnccl was loaded in a short-lived process under the job's variables and asked for a unique id,
 which names the interface; the model was given the same addresses, variables and version.

@@ -1,10 +1,10 @@
 """NCCL_SOCKET_IFNAME is not set, and NCCL's own choice of interface is wrong.
 
-What it means: without the variable NCCL uses interfaces named ib…, otherwise all that are not named docker… or lo… (nor
-virbr… from 2.28.3), in the kernel's order. It does not exclude the bridges of Docker Compose (br-…), Kubernetes or
-Podman, nor VPNs or management networks. It listens on the first and transfers data over all of them, so the other hosts
-get addresses that they can't reach: the job hangs, or fails with "Connection refused" or "No route to host". Before
-2.28.3 it even uses interfaces that are down.
+What it means: without the variable, NCCL uses the interfaces named ib… or, if there are none, all that are not named
+docker… or lo… (or, from 2.28.3, virbr…), in the kernel's order. It does not exclude the bridges of Docker Compose
+(br-…), Kubernetes or Podman, or VPNs or management networks. It listens on the first and transfers data over all of
+them, so the other hosts get addresses that they can't reach: the job hangs, or fails with "Connection refused" or "No
+route to host". Before 2.28.3, it even uses interfaces that are down.
 
 How we know: NCCL's rules for the host's version applied to the host's interfaces, or libnccl's own answer; and for each
 address, whether the other hosts have the same address, whether they have a route to it and, if that goes through a

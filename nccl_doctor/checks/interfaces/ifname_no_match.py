@@ -2,13 +2,13 @@
 
 What it means: NCCL does not fall back to another interface. It ends at once with "Bootstrap : no socket interface
 found" and ncclInvalidUsage (ncclInternalError before 2.24.3). A prefix matches the beginning of a name ("eth" means
-eth0 and eth1, and not enp3s0); "=" in front means the complete name, "^" all but these. Blanks and case are
+eth0 and eth1, but not enp3s0); "=" in front means the complete name, "^" all names except these. Spaces and case are
 significant.
 
 How we know: the interfaces of the host in the kernel's order, its variables from the hosts file, the SSH environment
 and NCCL's config files, and NCCL's rules for the version that torch loads there, or libnccl's own answer.
 
-Fix: name an interface that the host has. If the hosts' names differ, the variable must differ, too.
+Fix: name an interface that the host has. If the interfaces' names differ between hosts, the variable must differ, too.
 
 See NCCL's documentation of NCCL_SOCKET_IFNAME, and src/misc/socket.cc in its source.
 """

@@ -1,10 +1,11 @@
 """The interface that NCCL is configured to use is down or has no carrier.
 
-What it means: from 2.28.3 on NCCL ignores interfaces that are not running, and ends with "Bootstrap : no socket
-interface found" if none is left. Before, it uses them as long as they have an address, and the other hosts wait in
+What it means: from 2.28.3 on, NCCL ignores interfaces that are not running, and ends with "Bootstrap : no socket
+interface found" if none is left. Earlier versions use them as long as they have an address, and the other hosts wait in
 vain.
 
-If no interface is set for NCCL, it uses another one on that host, and the other hosts wait in this one's network.
+If no interface is set for NCCL, it uses a different one on that host, while the other hosts wait in the network of the
+one that is down.
 
 How we know: IFF_RUNNING in the interface's flags (netdevice(7)), which the kernel clears if the interface is switched
 off, the cable is unplugged, or the other end is down; NCCL's rules for the host's version; and failed connections to an

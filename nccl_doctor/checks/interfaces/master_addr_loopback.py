@@ -1,13 +1,13 @@
 """The master address is a loopback address, and the job has more than one host.
 
 What it means: on every host, 127.0.0.1, ::1 and "localhost" refer to that host itself. The ranks on the other hosts
-look for the master on their own machine, are refused or wait until "The client socket has timed out".
+look for the master on their own machine, and are refused or wait until "The client socket has timed out".
 
-How we know: `master_addr` of the hosts file, and what each host resolves it to.
+How we know: `master_addr` in the hosts file, and what each host resolves it to.
 
-Fix: set `master_addr` to the address of the first host's network interface. On the first host itself the name may
-resolve to 127.0.1.1, as Debian and Ubuntu set it for a machine's own name: rank 0 listens on all addresses, and reaches
-itself there.
+Fix: set `master_addr` to the address of the first host's network interface. On the first host itself, the name may
+resolve to 127.0.1.1, as Debian and Ubuntu set it for a machine's own name, because rank 0 listens on all addresses and
+reaches itself there.
 """
 
 from nccl_doctor.checks.effects import MASTER

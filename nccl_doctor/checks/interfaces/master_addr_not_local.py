@@ -4,9 +4,9 @@ What it means: rank 0 runs on the first host of the list and opens the TCPStore 
 master address, which belongs to another machine or to none. They wait until "The client socket has timed out", or are
 refused.
 
-How we know: the first host resolved the master address, and none of its interfaces has the result. A translated address
-(a cloud's public address, NAT) looks the same; then the job works only if the translation also leads the first host's
-own ranks back to it, which is rare.
+How we know: the first host resolved the master address, and none of its interfaces has the resulting address. A
+translated address (a cloud's public address, NAT) looks the same; then the job works only if the translation also leads
+the first host's own ranks back to it, which is rare.
 
 Fix: put the master's host first in the list, or set `master_addr` to an address that `ip addr` shows on it.
 """

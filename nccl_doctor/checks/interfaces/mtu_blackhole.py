@@ -1,13 +1,13 @@
 """Large packets between two hosts are lost, although small packets arrive.
 
 What it means: connections open, and then hang at the first full packet: the job stalls while NCCL exchanges its first
-data, or at the first collective. Some link on the path (a switch, a tunnel, a VPN) passes less than the hosts' MTU, and
-the message that would tell them so is filtered.
+data, or at the first collective. Some link on the path (a switch, a tunnel, a VPN) has a smaller MTU than the hosts,
+and the ICMP message that would tell them so is filtered.
 
 How we know: over a connection between the addresses that NCCL will use, packets of full size were sent with the "don't
 fragment" bit, as TCP always does, and never acknowledged. The same bytes were then sent again, in full packets and in
 packets of 1,200 bytes: the full ones were lost again, and the small ones arrived. If the small ones were lost, too, or
-the full ones arrived the second time, the path loses packets of any size (round-trip-long).
+the full ones arrived the second time, the path loses packets of any size (see round-trip-long).
 
 Fix: lower the interfaces' MTU to what the path passes (1500, or 1450 inside a tunnel), or raise it on the switches; let
 ICMP "fragmentation needed" through.

@@ -1,15 +1,15 @@
 """Interfaces on one subnet, over which NCCL connects the hosts, have different MTUs.
 
-What it means: TCP agrees on the smaller of the two ends, and NCCL's RDMA on the smaller of two devices' packet sizes,
-so most jobs run, but slower than they could. UDP does not agree on a size, and a switch or bridge may pass less than
+What it means: TCP uses the smaller MTU of the two ends, and NCCL's RDMA the smaller packet size of the two devices, so
+most jobs run, but more slowly than they could. UDP does not negotiate a size, and a switch or bridge may pass less than
 the larger MTU: then large packets are lost (see mtu-blackhole).
 
 How we know: the MTUs of the interface that NCCL uses on each host and of those under its RoCE devices, compared among
-those on one subnet; and those of the two halves of one port, as a GB10 (DGX Spark) has: an update of its firmware
-was observed to leave one at 1500 while the other, or the peer's, had 9000, and large transfers failed with status 12.
+those on one subnet; and the MTUs of the two halves of one port, as on a GB10 (DGX Spark), where a firmware update was
+seen to leave one half at 1500 while the other, or the peer's, had 9000, so that large transfers failed with status 12.
 
 Fix: set the same MTU on all hosts, and make sure that the switches pass it. On DGX OS, set it in a file in
-/etc/netplan, since settings of ip or nmcli are lost at a reboot.
+/etc/netplan, since settings made with ip or nmcli are lost on reboot.
 
 References: NVIDIA/dgx-spark-playbooks issues 25 and 103; tonyd2wild/DeepSeek-v4-Flash-Vision-Exp-DSpark-1M-NVFP4-KV-2x-
 DGX-Spark issue 38.

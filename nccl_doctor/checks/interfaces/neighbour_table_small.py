@@ -1,10 +1,10 @@
 """A host's subnet has more peers than its kernel keeps neighbour entries for.
 
-What it means: to send to a host on its own network, the kernel needs that host's hardware address in its neighbour
-table (ARP, NDP). The table holds `net.ipv4.neigh.default.gc_thresh3` entries, 1024 by default, for all interfaces and
-containers of the host together. Beyond that, connections to healthy hosts time out at random, and the kernel logs
-"neighbour: arp_cache: neighbor table overflow!". Between gc_thresh2 and gc_thresh3 entries are removed early, which
-only costs time.
+What it means: to send to another host on the same network, the kernel needs that host's hardware address in its
+neighbour table (ARP, NDP). The table holds `net.ipv4.neigh.default.gc_thresh3` entries, 1024 by default, for all
+interfaces and containers of the host together. Beyond that, connections to healthy hosts time out at random, and the
+kernel logs "neighbour: arp_cache: neighbor table overflow!". Between gc_thresh2 and gc_thresh3, entries are removed
+early, which only costs time.
 
 How we know: the limit, compared with the cluster's addresses in the networks of the host's interfaces.
 

@@ -1,17 +1,17 @@
 """Strict reverse-path filtering on a host drops packets from its peers.
 
-What it means: with rp_filter=1 the kernel drops a packet that comes in by another interface than the one by which it
-would answer. If hosts have two networks and one of them sends through the other network (a static route, a policy
-rule), its packets are dropped silently: connections time out, in one direction or in both.
+What it means: with rp_filter=1 the kernel drops a packet that arrives on a different interface from the one through
+which it would answer. If hosts have two networks and one of them sends through the other network (a static route, a
+policy rule), its packets are dropped silently: connections time out, in one direction or in both.
 
 How we know: connections failed, and the kernel of the host was asked whether it would accept the packet on the
-interface that shares a network with the peer's outgoing interface (as `ip route get TO from SOURCE iif DEV` prints). It
-refuses, and rp_filter is strict there (the higher of net.ipv4.conf.all and the interface's own value).
+interface that shares a network with the peer's outgoing interface (what `ip route get TO from SOURCE iif DEV` prints).
+It would not, and rp_filter is strict there (the higher of net.ipv4.conf.all and the interface's own value).
 
 Fix: give the peer a route through the right interface, or let the host accept packets that it could answer through any
 interface: rp_filter=2 (loose) on that interface.
 
-See Documentation/networking/ip-sysctl.rst in the kernel's source, RFC 3704.
+See Documentation/networking/ip-sysctl.rst in the kernel's source, and RFC 3704.
 """
 
 from nccl_doctor.checks.effects import SILENCE

@@ -1,17 +1,17 @@
-"""A host sends packets for its peers elsewhere than into their common subnet.
+"""A host sends packets for its peers somewhere other than into their common subnet.
 
-What it means: a VPN client, a container engine or an old script has added a policy rule (`ip rule`) or a narrower
-route. Packets for another host leave by a tunnel or a gateway that does not know it, so connections time out; if
+What it means: a VPN client, a container engine or an old script has added a policy rule (`ip rule`) or a more specific
+route. Packets for another host leave through a tunnel or a gateway that has no route to it, so connections time out; if
 replies take that route, connections to this host time out, and all others seem unable to reach it.
 
-How we know: connections failed, and the kernels of both ends were asked how they route these packets (as `ip route get
-ADDRESS from OWN` prints): the route uses another interface than the one in whose network the address is, or a gateway
-from a routing table other than main, or a gateway although the destination's netmask has both in one subnet, so that
-the host's own is too narrow. No packet filter explains the failure.
+How we know: connections failed, and the kernels of both ends were asked how they route these packets (what `ip route
+get ADDRESS from OWN` prints). The route uses a different interface from the one whose network contains the address, or
+a gateway from a routing table other than main, or a gateway although both hosts are in one subnet by the destination's
+netmask, which means that the host's own netmask is too narrow. No packet filter explains the failure.
 
 Fix: let traffic inside the cluster's own network use the main table, ahead of all other rules; if the route is in the
-main table, delete it or exclude the cluster's network from the VPN. `ip rule` and `ip route show table all` show what
-there is.
+main table, delete it or exclude the cluster's network from the VPN. `ip rule` and `ip route show table all` show the
+present rules and routes.
 
 See ip-rule(8) and ip-route(8).
 """

@@ -2,14 +2,15 @@
 
 What it means: every connection to that host fails at once with "Network is unreachable", or is sent to a gateway that
 has no route to it either. In a cluster of several subnets, a host whose default route or static route is missing is cut
-off from the hosts on the other subnets; one whose interface has lost its address, from those on the same one.
+off from the hosts on the other subnets; a host whose interface has lost its address is cut off from those on its own
+subnet.
 
 How we know: the main routing table of the host, and the addresses that NCCL will use on the others; where connections
-failed, the answer of its kernel (`ip route get`), and whether its interface of the same name runs without an address.
-If another interface would work for all hosts, NCCL's choice is at fault instead (ifname-wrong-interface,
+failed, also the answer of the host's kernel (`ip route get`), and whether its interface of the same name is up but has
+no address. If another interface would work for all hosts, NCCL's choice is at fault instead (ifname-wrong-interface,
 ifname-needed).
 
-Fix: add the route, as on the other hosts of that subnet; delete a route that refuses packets; give the interface an
+Fix: add the route, as on the other hosts of that subnet; delete a route that refuses packets; or give the interface an
 address.
 """
 

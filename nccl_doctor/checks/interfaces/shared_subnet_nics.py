@@ -1,12 +1,13 @@
 """Two interfaces that NCCL uses on a host are on the same subnet.
 
-What it means: Linux has one route to a subnet, so packets for both addresses leave through one interface, and by
-default either interface answers ARP for both. Traffic of the second one arrives on an unexpected interface: strict
-reverse-path filtering (rp_filter=1) drops it, and some pairs of hosts fail while others work; without it the second
-link is just idle.
+What it means: Linux uses one route to a subnet, so packets for both addresses leave through one interface, and by
+default either interface answers ARP for both. Traffic for the second one arrives on an unexpected interface: strict
+reverse-path filtering (rp_filter=1) drops it, and some pairs of hosts fail while others work; without such filtering,
+the second link is just idle.
 
 How we know: the addresses that NCCL's bootstrap and NET/Socket use, and the host's rp_filter, arp_ignore and
-arp_announce. If arp_ignore is 1, arp_announce 2 and rp_filter not 1, this was set up on purpose.
+arp_announce. If arp_ignore is 1, arp_announce is 2 and rp_filter is not 1, this was set up on purpose, and is not
+reported.
 
 Fix: put each interface into its own subnet, bond them, or let NCCL use one; or set the three sysctls and add source
 routing.

@@ -1,8 +1,8 @@
 """A rank's connection to another rank was refused.
 
-What it means: Nothing listened at the address and port where the connection went: the process there had ended or not
-started yet, or the address belongs to no host of this job (a stale init file, a loopback address, a wrong master
-address).
+What it means: Nothing was listening at the address and port to which the connection was made: the process there had
+ended or had not started yet, or the address belongs to no host of this job (a stale init file, a loopback address, a
+wrong master address).
 
 How we know: NCCL's "Connect to 10.0.0.2<4242> failed : Connection refused" and its older and newer forms, torch's "The
 client socket has failed to connect to … (errno: 111", gloo's "SO_ERROR: Connection refused". NCCL retries for a minute
@@ -16,7 +16,7 @@ torch/csrc/distributed/c10d/socket.cpp.
 """
 
 from nccl_doctor.logs.rule import C10D_CLIENT, WEB, Grade, failed_connects, failed_pairs, hint, likely
-from nccl_doctor.logs.signs import Advice, Case, LogSigns, advise, make_advice
+from nccl_doctor.logs.signs import Advice, Case, LogSigns, Role, advise, make_advice
 from nccl_doctor.model.register import from_logs
 from nccl_doctor.text.inet import is_loopback
 
@@ -76,4 +76,4 @@ RULES = (
     ),
 )
 
-SIGNS = LogSigns(RULES, _advice, echo=True, network=True, dials=True, retried=True, hint=Grade.ROOT)
+SIGNS = LogSigns(RULES, _advice, roles=frozenset({Role.ECHO, Role.NETWORK, Role.DIALS, Role.RETRIED}), hint=Grade.ROOT)

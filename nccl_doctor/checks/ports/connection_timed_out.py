@@ -1,20 +1,20 @@
 """Connections to another host get no answer.
 
-What it means: Something drops the packets silently: a firewall's DROP, a cloud's security group, or a route into a
-network where no host answers.
+What it means: Something is silently dropping the packets: a firewall's DROP, a cloud's security group, or a route into
+a network where no host answers.
 
 How we know: NCCL's "Connect to … failed : Connection timed out" or "exceeded timeouts", torch's errno 110, gloo's
 "timed out connecting". Each attempt takes about two minutes (net.ipv4.tcp_syn_retries).
 
 Fix: Open the ephemeral range between the cluster's hosts, in the hosts' firewalls and in the cloud's rules; set
-NCCL_SOCKET_IFNAME if the address is in the wrong network. `nccl-doctor check` shows which it is.
+NCCL_SOCKET_IFNAME if the address is in the wrong network. `nccl-doctor check` shows which of these is needed.
 
 References: NCCL's src/misc/socket.cc; torch/csrc/distributed/c10d/socket.cpp; tcp(7) on tcp_syn_retries.
 """
 
 from nccl_doctor.logs import rule
 from nccl_doctor.logs.rule import Grade, failed_connects, failed_pairs, generic, hint, likelies, likely, symptom
-from nccl_doctor.logs.signs import LogSigns, make_advice
+from nccl_doctor.logs.signs import LogSigns, Role, make_advice
 from nccl_doctor.model.register import from_logs
 
 from_logs(__name__, "NCD312", errors=("ETIMEDOUT",))
@@ -58,4 +58,4 @@ RULES = (
     ),
 )
 
-SIGNS = LogSigns(RULES, ADVICE, echo=True, network=True, dials=True, retried=True, hint=Grade.ROOT)
+SIGNS = LogSigns(RULES, ADVICE, roles=frozenset({Role.ECHO, Role.NETWORK, Role.DIALS, Role.RETRIED}), hint=Grade.ROOT)

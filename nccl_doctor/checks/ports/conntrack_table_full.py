@@ -2,14 +2,15 @@
 
 What it means: a kernel with a stateful firewall, NAT or kube-proxy keeps an entry for each connection, at most
 `net.netfilter.nf_conntrack_max` of them for all programs and containers together. If the table is full, packets of new
-connections are dropped without a rule: ranks wait for each other, now these and now those, and "nf_conntrack: table
-full, dropping packet" is in the kernel's log.
+connections are dropped although no rule says so: ranks wait for each other, different ones each time, and
+"nf_conntrack: table full, dropping packet" appears in the kernel's log.
 
-How we know: nf_conntrack_count and nf_conntrack_max of the host. It is reported if less than a tenth of the table is
-free, or fewer entries than the job's connections can need (counted as by ephemeral-ports-few).
+How we know: nf_conntrack_count and nf_conntrack_max of the host. This is reported if less than a tenth of the table is
+free, or if fewer entries are free than the job's connections may need (counted as for ephemeral-ports-few).
 
-Fix: raise the limit. An entry takes some 300 bytes. Entries of closed connections stay for some minutes, those of
-connections that nobody closed for five days (nf_conntrack_tcp_timeout_established): look for what makes so many.
+Fix: raise the limit. An entry takes some 300 bytes. Entries of closed connections remain for some minutes; those of
+connections that were never closed remain for five days (nf_conntrack_tcp_timeout_established): find out what opens so
+many.
 
 References: the kernel's Documentation/networking/nf_conntrack-sysctl.rst; net/netfilter/nf_conntrack_core.c.
 """

@@ -1,29 +1,30 @@
-"""A host has fewer ephemeral ports than this job can need.
+"""A host has fewer ephemeral ports than this job may need.
 
 What it means: NCCL has no port setting: every listener and every connection of every rank uses a port of
 `net.ipv4.ip_local_port_range`. When they are exhausted, NCCL ends with "Call to bind failed: Address already in use",
 which is not about the master port, or with "Cannot assign requested address".
 
-If all of them are in use right now, no connection can be made, which is an error: a connection from the host ended with
-EADDRNOTAVAIL.
+If all of them are in use right now, so that a connection from the host failed with EADDRNOTAVAIL, no connection can be
+made, and this is an error.
 
 How we know: the range, less the reserved ports, against an estimate for the job's world size. A rank uses about six
 ports for itself (the bootstrap's listeners, the proxy, gloo) and, if it communicates with every other rank over the
-network, as in all-to-all, one to listen and one to connect for each of them:
+network, as in all-to-all, one to listen on and one to connect from for each of them:
 
     ports of a host = ranks on it * (6 + 2 * world size)
 
-An all-reduce alone needs far fewer, so this is a warning. 256 hosts of 8 ranks exhaust Linux' default range of 28,232
-ports in this way (public issue NVIDIA/nccl#1882).
+An all-reduce alone needs far fewer, so this is a warning. 256 hosts with 8 ranks each exhaust Linux's default range of
+28,232 ports in this way (public issue NVIDIA/nccl#1882).
 
-Fix: widen the range on every host. If the master port is then inside it, the same command reserves it on the master.
+Fix: widen the range on every host. If the master port is then inside the range, the same command reserves that port on
+the master.
 """
 
 from nccl_doctor.checks.ports.port_in_ephemeral_range import RESERVED
 from nccl_doctor.checks.view import Findings, View, check, pairs_of, pasted
 from nccl_doctor.logs.log import Event
 from nccl_doctor.logs.rule import Grade, failed_connects, root
-from nccl_doctor.logs.signs import LogSigns, Scene, Stage, make_advice
+from nccl_doctor.logs.signs import LogSigns, Role, Scene, Stage, make_advice
 from nccl_doctor.model.base import known
 from nccl_doctor.model.effect import DIALS, WAITS, Effect, Reach
 from nccl_doctor.model.finding import Command, Details, Finding, Fix, Severity, on
@@ -126,4 +127,4 @@ def _without_ras(scene: Scene) -> list[Event]:
     return [event for event in scene.events if event.name != "ephemeral-ports-few"]
 
 
-SIGNS = LogSigns(RULES, ADVICE, network=True, hint=Grade.ROOT, passes={Stage.MEANING: _without_ras})
+SIGNS = LogSigns(RULES, ADVICE, roles=frozenset({Role.NETWORK}), hint=Grade.ROOT, passes={Stage.MEANING: _without_ras})

@@ -2,15 +2,16 @@
 
 What it means: opening the master port is not enough. NCCL and gloo have no port setting: each rank listens on a port
 that the kernel chooses from `net.ipv4.ip_local_port_range`, and all hosts connect to each other there, in both
-directions. If a rule blocks them, the job passes its rendezvous and hangs at the first collective.
+directions. If a rule blocks these connections, the job passes its rendezvous, then hangs at the first collective.
 
 How we know: every host listened on such ports and every other host connected to them; a connection failed, and the
-kernel's actual rules on both hosts, evaluated for that packet, block it. firewall-blocks-port explains how. A warning:
-the dials succeeded, but a rule admits only so many connections at a time (limit, hashlimit, connlimit, recent; nft:
-limit, ct count), and the ranks of two hosts can need more: ranks of the peer * (6 + 2 * ranks of the host), counted as
-by ephemeral-ports-few.
+kernel's actual rules on both hosts, evaluated for that packet, block it. firewall-blocks-port explains how. It is a
+warning if the connections succeeded, but a rule admits only so many at a time (limit, hashlimit, connlimit, recent;
+nft: limit, ct count), and the ranks of two hosts may need more: ranks of the peer * (6 + 2 * ranks of the host),
+counted as for ephemeral-ports-few.
 
-Fix: the commands let the cluster's own addresses reach the whole range, in the syntax of the rules' manager.
+Fix: the commands let the cluster's own addresses reach the whole range, in the syntax of the tool that manages the
+rules.
 
 References: ip-sysctl (ip_local_port_range); NCCL's ncclSocketListen binds port 0 (src/misc/socket.cc).
 """

@@ -1,8 +1,8 @@
 """A firewall rule on a host blocks connections to the master port.
 
-What it means: every rank connects to the master port first (torch's TCPStore). With a rule that drops the packets, the
-ranks wait until they time out; with one that rejects them, they fail with "No route to host" or "Connection refused";
-with one that redirects them (DNAT or REDIRECT of a container or a proxy), they reach another process.
+What it means: every rank connects to the master port first (torch's TCPStore). If a rule drops the packets, the ranks
+wait until they time out; if it rejects them, the ranks fail with "No route to host" or "Connection refused"; if it
+redirects them (DNAT or REDIRECT of a container or a proxy), they reach a different process.
 
 How we know: every host tried to connect to the master port while nccl-doctor itself listened there, and the attempt
 failed. The kernel's actual rules on both hosts (nftables, both kinds of iptables, ipset) were then evaluated for that
@@ -10,8 +10,8 @@ packet: out of the connecting host, into the listening one, and the replies back
 blocks the packet; its counter is shown before and after the connections.
 
 Fix: the commands let the cluster's own addresses reach the master port and the ports that NCCL and gloo get from the
-kernel (`net.ipv4.ip_local_port_range`), in the syntax of the rules' manager: firewalld, ufw, nftables or iptables.
-Running them twice does no harm. Do not switch the firewall off: it keeps everybody else out.
+kernel (`net.ipv4.ip_local_port_range`), in the syntax of the tool that manages the rules: firewalld, ufw, nftables or
+iptables. Running them twice does no harm. Do not switch the firewall off: it keeps everybody else out.
 
 References: nft(8), iptables-extensions(8), firewall-cmd(1), ufw(8).
 """

@@ -2,25 +2,26 @@
 
 What it means: every rank of a ring waits for its slowest link, so one bad cable slows the whole job: a cable or
 transceiver with lost lanes, a port that fell back to a lower rate, half duplex, a NIC in a narrow PCIe slot, traffic
-shaping, an MTU that differs, a lossy port. It is an error, not a warning, if the rate is below a
-tenth of the usual one.
+shaping, a mismatched MTU, or a lossy port. This is an error, not a warning, if the rate is below a tenth of the usual
+one.
 
-How we know: with `--rate` the hosts send to each other by TCP, between the addresses that NCCL uses, in rounds in which
-each sends to one host and receives from one. A pair is measured again, alone, if its rate is less than half of the
-usual one, or if at least 2 % of its segments were retransmitted while the others had less than 0.2 %. A host is named,
-with the direction, if its whole row or column of the matrix is bad; a pair if only that is; a rail if it is slow on all
-hosts compared with other rails or its links' speed. If the sending thread lacked a CPU, the reader was late, or
-interrupts filled a CPU, the host's CPU was the bottleneck: then no link is reported, and the report says so.
+How we know: with `--rate`, the hosts send to each other over TCP, between the addresses that NCCL uses, in rounds in
+which each sends to one host and receives from one. A pair is measured again, alone, if its rate is less than half of
+the usual one, or if at least 2 % of its segments were retransmitted while the other pairs had less than 0.2 %. A host
+is named, with the direction, if its whole row or column of the matrix is bad; a pair, if only that pair is bad; a rail,
+if it is slow on all hosts compared with other rails or with its links' speed. If the sending thread lacked a CPU, the
+reader was late, or interrupts filled a CPU, the host's CPU was the bottleneck; no link is then reported, and the report
+says so.
 
 In every run, current_link_width of each GPU that the job sees is compared with the maximum that both ends of its link
-support. A lower link speed proves nothing, since an idle GPU lowers it. An idle GPU may drop lanes, too, so missing
+support. A lower link speed proves nothing, since an idle GPU lowers it. An idle GPU may also drop lanes, so missing
 lanes at a lowered speed are reported only as a note, unless another idle GPU has all its lanes. GPUs that share the
 CPU's memory (GB10, GH200) are ignored. The lanes of the NIC that NCCL's sockets use matter if they are slower than its
-port; for those of RDMA devices see rdma-link-slow.
+port; for those of RDMA devices, see rdma-link-slow.
 
-Fix: reseat a GPU or NIC that lacks lanes, without a riser, and check its slot's lanes in the firmware settings.
-Otherwise, on the named host, `ethtool -S` counts errors, `ethtool` shows the negotiated speed, `lspci -vv` the lanes
-(LnkSta), and `tc qdisc show` traffic shaping; then check the cable and the switch port.
+Fix: reseat a GPU or NIC that lacks lanes, without a riser, and check its slot's lanes in the firmware settings. If no
+lanes are missing, then on the named host `ethtool -S` shows error counts, `ethtool` the negotiated speed, `lspci -vv`
+the lanes (LnkSta), and `tc qdisc show` traffic shaping; then check the cable and the switch port.
 
 References: nvidia-smi(1), pcie.link.width.current: "These may be reduced when the GPU is not in use".
 """

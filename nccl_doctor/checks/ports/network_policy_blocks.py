@@ -1,15 +1,15 @@
 """A NetworkPolicy of the namespace drops connections between the job's pods.
 
 What it means: as soon as one policy selects a pod, all traffic that no policy allows is dropped silently. Policies are
-usually written for services, with the ports on which these listen; NCCL and gloo listen on ports that the kernel
+usually written for services, and list the ports on which those listen; NCCL and gloo listen on ports that the kernel
 chooses, and every pod connects to every other one. The job hangs in its rendezvous, or at its first collective.
 
 How we know: a connection between two pods failed, and the namespace's policies from the API server, evaluated for the
-labels of both pods, their addresses and that port, do not allow it. The connections show whether a cluster's network
-enforces its policies at all; a policy that is not enforced is not reported.
+labels of both pods, their addresses and that port, do not allow it. The test connections show whether a cluster's
+network enforces its policies at all; a policy that is not enforced is not reported.
 
-Fix: an additional policy, which lets the job's pods reach each other on all TCP ports and opens nothing else; policies
-add up, so the others need no change.
+Fix: add a policy that lets the job's pods reach each other on all TCP ports and opens nothing else; policies add up, so
+the others need no change.
 
 References: Kubernetes, "Network Policies". The API reference, NetworkPolicy v1 networking.k8s.io.
 """

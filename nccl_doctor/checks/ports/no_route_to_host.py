@@ -1,19 +1,20 @@
 """A host or its firewall rejects connections as unreachable.
 
-What it means: The kernel got "host unreachable" for the address. Between hosts that can ping each other that is a
-firewall's REJECT (firewalld's default); otherwise an interface in another network, or an address that no host has.
+What it means: The kernel got "host unreachable" for the address. Between hosts that can ping each other, the cause is a
+firewall's REJECT (firewalld's default); between others, it is an interface in a different network, or an address that
+no host has.
 
 How we know: NCCL's "Connect to 10.0.0.2<4242> failed : No route to host", or retries with this message up to the last
-one (NCCL 2.24 and later retry 34 times, logged only at INFO level), torch's and gloo's errno 113.
+one (NCCL 2.24 and later retry 34 times, which is logged only at INFO level), torch's and gloo's errno 113.
 
-Fix: Admit the cluster's own addresses on the host that rejects: `nccl-doctor check` names the rule and a narrow
-command. NCCL's ports come from the whole ephemeral range, so opening only the master port does not help.
+Fix: Admit the cluster's own addresses on the host that rejects them: `nccl-doctor check` names the rule and a command
+that admits no others. NCCL's ports come from the whole ephemeral range, so opening only the master port does not help.
 
 References: NCCL's src/misc/socket.cc and src/os/linux.cc; connect(2) on EHOSTUNREACH.
 """
 
 from nccl_doctor.logs.rule import C10D_CLIENT, WEB, Grade, failed_connects, failed_pairs, hint, root
-from nccl_doctor.logs.signs import LogSigns, make_advice
+from nccl_doctor.logs.signs import LogSigns, Role, make_advice
 from nccl_doctor.model.register import from_logs
 
 from_logs(__name__, "NCD311", errors=("EHOSTUNREACH",))
@@ -48,4 +49,4 @@ RULES = (
     ),
 )
 
-SIGNS = LogSigns(RULES, ADVICE, network=True, dials=True, retried=True, hint=Grade.ROOT)
+SIGNS = LogSigns(RULES, ADVICE, roles=frozenset({Role.NETWORK, Role.DIALS, Role.RETRIED}), hint=Grade.ROOT)

@@ -1,11 +1,11 @@
 """Only root may open the master port.
 
-What it means: rank 0 can't bind a port below `net.ipv4.ip_unprivileged_port_start` (1024 unless changed) and ends
-with "Permission denied" (errno 13, EACCES).
+What it means: rank 0 can't bind a port below `net.ipv4.ip_unprivileged_port_start` (1024 unless changed) and fails with
+"Permission denied" (errno 13, EACCES).
 
-How we know: the bind that torch's TCPStore makes was tried on the first host as the SSH user.
+How we know: we tried the same bind as torch's TCPStore on the first host, as the SSH user.
 
-Fix: choose a master port from 1024 up, outside of the ephemeral range: torchrun's own default is 29500.
+Fix: choose a master port of 1024 or above, outside the ephemeral range; torchrun's own default is 29500.
 """
 
 from nccl_doctor.checks.view import Findings, View, check

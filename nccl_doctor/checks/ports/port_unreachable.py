@@ -1,35 +1,35 @@
 """A host can't open a TCP connection to another host, and no readable firewall rule explains it.
 
 What it means: NCCL and gloo connect every host to others, in both directions, on ports that the kernel chooses from
-`ip_local_port_range`, and all ranks connect to the master port. If such a connection fails, the job hangs at its first
-collective or in its rendezvous.
+`ip_local_port_range`, and all ranks connect to the master port. If such a connection fails, the job hangs in its
+rendezvous or at its first collective.
 
-How we know: every host listened on the master port (the master) and on three ephemeral ports, and every other host
-connected to them; each listener proves with a random word that it is ours. How a connection fails is a hint:
+How we know: every host listened on three ephemeral ports (the master also on the master port), and every other host
+connected to them; each listener proved with a random word that it was ours. How a connection fails is a hint:
 
-- timed out: something drops the packets silently: a firewall's DROP, a cloud's security group.
+- timed out: something drops the packets silently, such as a firewall's DROP or a cloud's security group.
 - no route to host: a firewall's REJECT between hosts that can otherwise talk, or a host that does not answer ARP.
-- refused: the host answered that no process listens: a REJECT with tcp-reset, or address translation.
-- network unreachable: the connecting host has no route there.
-- stranger: another process answered at that address: two hosts with one address, or a proxy.
+- refused: the host answered that no process is listening; the cause is a REJECT with tcp-reset, or address translation.
+- network unreachable: the connecting host has no route to that address.
+- stranger: a different process answered, because two hosts have that address or a proxy intercepts connections to it.
 
-The others connect to a host at every interface over which NCCL or gloo will transfer data. If ranks connect within a
-host, it also connects to itself: the master its own port, and a host with several ranks its own ports.
+The others connect to every interface of a host over which NCCL or gloo will transfer data. If ranks connect within a
+host, it also connects to itself: the master to the master port, and a host with several ranks to its own ports.
 
-The smallest set of hosts that explains all failures is named: one host that is cut off from four others, not the four.
-If several sets are equally small, all are named. If only one direction of a pair fails, the host that reports it is
-named, since the report of one host alone does not put another at fault. If a host reports that a connection failed and
-the other end accepted it, the pair is unknown. Each host also makes 64 connections at once to the next one (32 with
-more than 16 hosts), and to a host of which only some ports answer, or only later: if some get no answer and others do,
-the path loses connections by their ports, as a bond with a dead member or one dead route of several does, or it loses
-packets at random.
+The smallest set of hosts that explains all failures is named: if one host is cut off from four others, that host, not
+the four. If several sets are equally small, all are named. If only one direction between two hosts fails, the host that
+reports it is named, since one host's report alone does not show that another is at fault. If a host reports that a
+connection failed but the other end accepted it, that pair is not judged. Each host also makes 64 connections at once to
+the next host (32 if there are more than 16 hosts), and to any host of which only some ports answer, or answer only
+later. If some get no answer and others do, the path loses either connections with certain ports, as a bond with a dead
+member or one dead route of several does, or packets at random.
 
-Fix: ask your network administrator to allow all TCP ports between the cluster's hosts, in both directions. In a cloud
-that is the security group of both instances (a rule whose source is the group itself) and the network ACL of the
-subnet, which is stateless and must also admit the replies. Elsewhere it is a firewall between two networks, an ACL of a
-switch, or its port isolation. If a host's own rules could not be read, look at those first, as root: `nft list ruleset`
-and `iptables-save`. Between pods there are the forward chains of their nodes and the network plugin, which can't be
-seen from inside a pod.
+Fix: ask your network administrator to allow all TCP ports between the cluster's hosts, in both directions. In a cloud,
+this means the security group of both instances (a rule whose source is the group itself) and the subnet's network ACL,
+which is stateless and must also admit the replies. Elsewhere the cause is a firewall between two networks, or a
+switch's ACL or port isolation. If a host's own rules could not be read, look at those first, as root: `nft list
+ruleset` and `iptables-save`. Between pods, their nodes' forward chains and the network plugin filter as well; neither
+can be seen from inside a pod.
 """
 
 from collections.abc import Collection, Iterator, Sequence

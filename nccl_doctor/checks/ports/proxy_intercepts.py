@@ -1,20 +1,21 @@
-"""A sidecar of a service mesh or a transparent proxy intercepts connections between the hosts.
+"""A service mesh's sidecar or a transparent proxy intercepts connections between the hosts.
 
-What it means: the sidecar's rules redirect every connection to its own process, which accepts it, connects to the
-target afterwards, and may wait for the sender's first bytes, require TLS, close idle connections, or change the
-sender's address. NCCL and gloo then hang, fail with "Connection reset", or get all data of a host through one busy
+What it means: the sidecar's rules redirect every connection to its own process, which accepts it and only then connects
+to the target. It may wait for the sender's first bytes, require TLS, close idle connections, or change the sender's
+address. NCCL and gloo then hang, fail with "Connection reset", or receive all of a host's data through one busy
 process.
 
-In a log, torch's client of the store "failed to connect/validate" several times because it "got 0 bytes": its
-connections are accepted and closed at once, which a store that is starting does not do.
+In a log, torch's store client "failed to connect/validate" several times because it "got 0 bytes": its connections were
+accepted and closed at once, which a store that is still starting does not do.
 
-How we know: each host kept a port without a listener, and another host connected to it. A kernel refuses that; here the
-connection was accepted. It is also reported if a listener's random word came only after the connecting host had sent
-something. Without a sidecar, a host's own rule that redirects connections is reported instead (firewall-blocks-port).
+How we know: each host reserved a port without a listener, and another host connected to it. A kernel refuses such a
+connection; here it was accepted. A proxy is also reported if a listener's random word came only after the connecting
+host had sent something. Without a sidecar, a host's own rule that redirects connections is reported instead
+(firewall-blocks-port).
 
-Fix: keep the job's pods out of the mesh by a label in their template: `sidecar.istio.io/inject: "false"` (for Linkerd
-the annotation `linkerd.io/inject: disabled`), and start the job again. Or exclude NCCL's ports from the proxy; they are
-chosen from the whole ephemeral range.
+Fix: keep the job's pods out of the mesh with a label in their template: `sidecar.istio.io/inject: "false"` (for Linkerd
+the annotation `linkerd.io/inject: disabled`), and start the job again. Or exclude NCCL's ports from the proxy: the
+whole ephemeral range, from which they are chosen.
 
 References: Istio, "Installing the Sidecar" and "Protocol Selection" (server-first protocols). Linkerd, "Protocol
 Detection".

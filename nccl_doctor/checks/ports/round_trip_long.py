@@ -1,15 +1,17 @@
-"""Packets to and from a host take far longer than between other hosts, or are retransmitted.
+"""Packets to and from a host take far longer than those between other hosts, or are retransmitted.
 
-What it means: the job runs, but small messages, of which there are many, wait for that host. Causes are a path through
-another site or a VPN, a loaded switch, a duplex mismatch or a lossy port.
+What it means: the job runs, but its many small messages are slowed down by that host. Possible causes are a path
+through another site or a VPN, a loaded switch, a duplex mismatch or a lossy port.
 
-How we know: the kernel's measurement of each connection in the port test (TCP_INFO), which costs nothing. A host is
+How we know: the kernel's own measurements of each connection in the port test (TCP_INFO), which cost nothing. A host is
 named if even its shortest round trip, to and from all others, is ten times theirs and 5 ms longer, or if packets were
-retransmitted in half of its connections but in almost no others. A busy host is ignored. A warning: of 64 connections
-made at once many were answered only after their first packet was repeated, or never, or 32 KiB did not arrive within
-1.5 s, although full packets did. Either packets are lost at random, or something limits new connections.
+retransmitted in half of its connections but in almost no others. A busy host is ignored. It is a warning if, of 64
+connections made at once, many were answered only after their first packet was repeated, or never, or if 32 KiB did not
+arrive within 1.5 s although full-size packets did. Then either packets are lost at random, or something limits new
+connections.
 
-Fix: `tracepath` to the others shows the path, `ethtool -S` the errors; `nccl-doctor check --rate` measures each pair.
+Fix: `tracepath` to the other hosts shows the path, `ethtool -S` the port's errors; `nccl-doctor check --rate` measures
+each pair.
 """
 
 from collections.abc import Iterator

@@ -1,18 +1,18 @@
 """The job's container lacks something that the host has: its network, shared memory, limits or devices.
 
-What it means: the host is fine, but the job fails or is slow. In a bridge network, the default of docker and podman,
-NCCL advertises an address such as 172.17.0.2: the other hosts can't reach it, or find their own container there.
-/dev/shm has 64 MiB, too little for NCCL's ranks and for data loaders. Limits of locked memory and of open files are the
-daemon's, not the host's. GPUs and RDMA devices are there only if they were passed in.
+What it means: the host is fine, but the job fails or is slow. In a bridge network, docker's and podman's default, NCCL
+advertises an address such as 172.17.0.2, which the other hosts can't reach, or at which they find their own container.
+/dev/shm has only 64 MiB, too little for NCCL's ranks and for data loaders. The limits on locked memory and open files
+are the daemon's, not the host's. GPUs and RDMA devices are there only if they were passed in.
 
-How we know: the probe runs in the container, and a small script reads the same from the host around it: the network
-namespace, /dev/shm, limits, devices, /etc/hosts. Harmless differences are not reported: a separate network counts if
-connections to or from it failed, a limit if the job needs more and the host has it, RDMA devices if a port is up. Each
-device is opened in the container: ENOENT means that it was not passed in, EACCES and EPERM that its mode or the
-container's device rules refuse it.
+How we know: the probe runs in the container, and a small script reads the same facts on the host around it: the network
+namespace, /dev/shm, limits, devices, /etc/hosts. Harmless differences are not reported: a separate network counts only
+if connections to or from it failed, a limit only if the job needs more and the host allows it, and RDMA devices only if
+a port is up. Each device is opened in the container: ENOENT means that it was not passed in, EACCES and EPERM mean that
+its mode or the container's device rules deny access.
 
-Fix: most settings of a container can't be changed after its start: start it again with the additional options shown
-with the diagnosis. /dev/shm alone can be enlarged while it runs, for as long as it runs.
+Fix: most settings of a container can't be changed after its start, so create it again with the additional options shown
+with the diagnosis. Only /dev/shm can be enlarged while the container runs, and only until it stops.
 
 References: docker-run(1): --network, --ipc, --shm-size, --ulimit, --device, --add-host. NCCL's user guide,
 "Troubleshooting", "Docker".

@@ -1,15 +1,15 @@
 """A disk or a user's quota is full.
 
-What it means: A checkpoint, a cache or a log could not be written. The rank that wrote it ends; the others wait for it.
-If /tmp is full, torch.compile, Ray, dumps of a hanging job, and programs with sockets there fail, too.
+What it means: A checkpoint, a cache or a log could not be written. The rank that was writing it exits; the others wait
+for it. If /tmp is full, torch.compile, Ray, dumps of a hanging job, and programs with sockets there fail too.
 
-How we know: check reads how much room and how many files the SSH user has left in TMPDIR, /tmp and /var/tmp
-(statvfs(3)), and reports less than 64 MiB or 100 files. In logs: "[Errno 28] No space left on device" or
-"[Errno 122] Disk quota exceeded" for a file that is not in /dev/shm, torch's "PytorchStreamWriter failed writing file"
-and "unexpected pos".
+How we know: `check` reads how much space and how many files the SSH user has left in TMPDIR, /tmp and /var/tmp
+(statvfs(3)), and reports less than 64 MiB or 100 files. In logs: "[Errno 28] No space left on device" or "[Errno 122]
+Disk quota exceeded" for a file that is not in /dev/shm, torch's "PytorchStreamWriter failed writing file" and
+"unexpected pos".
 
-Fix: df -h, df -i (inodes) and quota -s on the host that is named; remove old files, or point TMPDIR at a disk with
-room; write checkpoints elsewhere, keep fewer of them.
+Fix: run df -h, df -i (inodes) and quota -s on the named host. Remove old files, point TMPDIR at a disk with free space,
+write checkpoints elsewhere, or keep fewer of them.
 
 References: errno(3), ENOSPC and EDQUOT; caffe2/serialize/inline_container.cc; statvfs(3).
 """

@@ -1,17 +1,18 @@
 """Another process uses a GPU that the job needs.
 
-What it means: the job's rank on that GPU runs out of memory, or is slowed down by the other process; with the compute
+What it means: the job's rank on that GPU runs out of memory, or is slowed down by the other process; in the compute
 mode EXCLUSIVE_PROCESS it can't start at all ("CUDA-capable device(s) is/are busy or unavailable").
 
-How we know: nvidia-smi lists the processes with memory on each GPU. The job needs the GPUs that the hosts file names
-(`cuda_visible_devices`), otherwise the first `nproc_per_node`, otherwise all. A process counts if it has a gibibyte or
-more, or an unknown amount; CUDA's context takes a few hundred mebibytes, and a monitor with no more than that does no
-harm. Two gibibytes or more in use without a visible process count, too: their process is in another container, or gone.
+How we know: nvidia-smi lists the processes that hold memory on each GPU. The job needs the GPUs that the hosts file
+names (`cuda_visible_devices`); if it names none, the first `nproc_per_node`; if that is not set either, all. A process
+counts if it holds a gibibyte or more, or an unknown amount: a CUDA context takes a few hundred mebibytes, and a monitor
+with no more than that does no harm. Two gibibytes or more in use without a visible process also count: their process is
+in another container, or has exited.
 
-Its parent shows whether it is a leftover or a colleague's running job: see stale-process.
+The process's parent shows whether it is a leftover or part of a colleague's running job: see stale-process.
 
-Fix: a leftover of yours can be ended; ask the owner of a running job. Or name other GPUs in the hosts file
-(`cuda_visible_devices`).
+Fix: end the process if it is your own leftover; ask its owner if it is a running job; or name other GPUs in the hosts
+file (`cuda_visible_devices`).
 
 References: nvidia-smi(1), --query-compute-apps.
 """

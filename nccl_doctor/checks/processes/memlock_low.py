@@ -1,16 +1,16 @@
 """Processes started over SSH may lock too little memory for RDMA.
 
-What it means: NCCL's InfiniBand transport ends with "Call to ibv_reg_mr failed … Cannot allocate memory" or
-"ibv_create_qp failed", because every buffer that a network card reads is locked in memory.
+What it means: NCCL's InfiniBand transport fails with "Call to ibv_reg_mr failed … Cannot allocate memory" or
+"ibv_create_qp failed", because every buffer that a network card accesses must be locked in memory.
 
 How we know: RLIMIT_MEMLOCK of a command over SSH, on hosts with an RDMA port that is up and that NCCL_IB_HCA,
-NCCL_IB_DISABLE and NCCL_NET do not exclude. The kernel counts all buffers of a process, and NCCL alone registers some
-tens of MiB per channel. The limit does not apply to a process with CAP_IPC_LOCK: root outside of containers, and inside
-if the capability was granted. Your own terminal may show another limit than the job gets: this one is that of a
-non-interactive session, which is how launchers start.
+NCCL_IB_DISABLE and NCCL_NET do not exclude. The kernel counts all registered buffers of a process, and NCCL alone
+registers tens of MiB per channel. The limit does not apply to a process with CAP_IPC_LOCK: root outside containers, and
+inside them if the capability was granted. Your own terminal may show a different limit from the job's: the one read
+here is that of a non-interactive session, such as launchers use.
 
-Fix: `* - memlock unlimited` in /etc/security/limits.d, then log in again; `--ulimit memlock=-1` for Docker;
-`LimitMEMLOCK=infinity` for systemd units such as Slurm's slurmd.
+Fix: put `* - memlock unlimited` in a file in /etc/security/limits.d, then log in again; for Docker, use `--ulimit
+memlock=-1`; for systemd units such as Slurm's slurmd, `LimitMEMLOCK=infinity`.
 """
 
 from nccl_doctor.checks.effects import PINNING

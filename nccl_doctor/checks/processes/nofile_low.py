@@ -1,16 +1,16 @@
 """Processes started over SSH may open fewer files than a job of this size needs.
 
-What it means: "Too many open files", usually from a certain number of hosts on: NCCL's bootstrap, the store and gloo
-have sockets to the other ranks in one process ("Accept failed: Too many open files", "unhandled system error"), and
-data loaders open files in addition.
+What it means: the job fails with "Too many open files", usually above a certain number of hosts: in one process, NCCL's
+bootstrap, the store and gloo have sockets to the other ranks ("Accept failed: Too many open files", "unhandled system
+error"), and data loaders also open files.
 
 How we know: RLIMIT_NOFILE of a command over SSH, compared with an estimate: 256 for Python, torch and its libraries,
 and 16 for each rank in the world, since NCCL opens several sockets per peer (and more with NCCL_NSOCKS_PERTHREAD), and
-the first rank's process serves the store and the bootstrap for all. The common limit of 1024 is enough for 48 ranks;
-jobs of 32 ranks with several communicators have been seen to fail with it. The soft limit counts: NCCL raises it to the
-hard one only in the thread that serves the bootstrap.
+the first rank's process serves the store and the bootstrap for all. By this estimate the common limit of 1024 is enough
+for 48 ranks, but jobs of 32 ranks with several communicators have been seen to fail with it. The soft limit counts,
+because NCCL raises it to the hard limit only in the thread that serves the bootstrap.
 
-Fix: raise it in the shell that starts the job, `ulimit -n "$(ulimit -Hn)"`, as far as the hard limit goes; and for good
+Fix: raise it in the shell that starts the job, `ulimit -n "$(ulimit -Hn)"`, up to the hard limit; raise it permanently
 in /etc/security/limits.d (`* - nofile 1048576`; for root `root - nofile 1048576`, since `*` does not apply to root),
 then log in again. systemd units and Slurm have their own setting (`LimitNOFILE=`).
 """

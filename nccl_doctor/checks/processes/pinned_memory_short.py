@@ -1,14 +1,14 @@
 """The kernel can't pin the memory that RDMA registers, although no limit forbids it.
 
-What it means: NCCL ends with "Call to ibv_reg_mr_iova2 failed with error Cannot allocate memory", as with memlock-low,
-while `ulimit -l` says unlimited. If GPU and CPU share their memory (GB10, DGX Spark), a large model is enough for that:
-the remaining pages belong to the contiguous memory allocator (CMA) and must stay movable.
+What it means: NCCL fails with "Call to ibv_reg_mr_iova2 failed with error Cannot allocate memory", as with memlock-low,
+although `ulimit -l` says unlimited. If the GPU and the CPU share memory (GB10, DGX Spark), loading a large model is
+enough to cause this: the remaining pages belong to the contiguous memory allocator (CMA) and must stay movable.
 
-How we know: CmaFree is larger than CmaTotal in /proc/meminfo, on a host with an RDMA port that NCCL uses: Linux 7.0
-gives the scratch area of kexec handover (KHO) to the allocator as such pages, some 9 GiB on a GB10, and counts them
-only in CmaFree. In a log or in the all-reduce's output: a registration that failed although memlock is unlimited.
+How we know: CmaFree is larger than CmaTotal in /proc/meminfo, on a host with an RDMA port that NCCL uses. Linux 7.0
+gives the scratch area of kexec handover (KHO) to the allocator as CMA pages, some 9 GiB on a GB10, and counts them only
+in CmaFree. In a log or in the all-reduce's output: a registration that failed although memlock is unlimited.
 
-Fix: `kho=off` on the kernel's command line (kdump and kexec work without it), or the previous kernel, 6.17.
+Fix: put `kho=off` on the kernel's command line (kdump and kexec work without KHO), or boot the previous kernel, 6.17.
 
 References: NVIDIA/NV-Kernels pull requests 590 and 591; MiaAI-Lab/DeepSeek-v4-Flash-DSpark-2x-DGX-Spark issue 259.
 """

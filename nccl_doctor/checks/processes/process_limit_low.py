@@ -1,16 +1,16 @@
-"""Fewer processes and threads may be started than the job needs.
+"""A limit allows fewer processes and threads than the job needs.
 
 What it means: ulimit -u, a control group's pids.max or the kernel's threads-max is smaller than what ranks, data
-loaders and their threads need together. Containers often have such a limit: podman's default is 2048, and each rank of
-a machine with many cores may start a thread for each core.
+loaders and their threads need together. Containers often have such a limit: podman's default is 2048, and on a machine
+with many cores each rank may start a thread per core.
 
-How we know: check reads ulimit -u and how many threads the user has, and pids.max and pids.current of the control
-groups. A rank needs 32 tasks (NCCL's proxies, torch's watchdogs and autograd, data loaders), without a GPU 16; with
-fewer than 4 for each rank it can't start. In logs: "fork: retry: Resource temporarily unavailable", BlockingIOError
-[Errno 11], "can't start new thread", OpenBLAS' "pthread_create failed", "std::system_error: Resource temporarily
-unavailable".
+How we know: `check` reads ulimit -u and how many threads the user has, and the control groups' pids.max and
+pids.current. A rank is taken to need 32 tasks (NCCL's proxies, torch's watchdogs and autograd, data loaders), or 16
+without a GPU; with fewer than 4 per rank the job can't start. In logs: "fork: retry: Resource temporarily unavailable",
+BlockingIOError [Errno 11], "can't start new thread", OpenBLAS's "pthread_create failed", "std::system_error: Resource
+temporarily unavailable".
 
-Fix: Raise ulimit -u (or LimitNPROC, TasksMax, docker --pids-limit), or start fewer workers and threads
+Fix: Raise ulimit -u (or LimitNPROC, TasksMax, or docker's --pids-limit), or start fewer workers and threads
 (OMP_NUM_THREADS=1).
 
 References: fork(2) and pthread_create(3), EAGAIN; getrlimit(2), RLIMIT_NPROC; the kernel's cgroup-v2, pids.max.

@@ -1,16 +1,17 @@
 """Shared memory (/dev/shm) is too small for the ranks on the host, missing, or not writable.
 
-What it means: NCCL ends with "Error while creating shared memory segment /dev/shm/nccl-…: No space left on device", or
-a data loader's worker with "Bus error" and "unable to allocate shared memory". Docker gives a container 64 MiB. If it
-can't be used at all, Python's multiprocessing.Lock() fails, and so does every data loader with workers.
+What it means: NCCL fails with "Error while creating shared memory segment /dev/shm/nccl-…: No space left on device", or
+a data loader's worker with "Bus error" and "unable to allocate shared memory". Docker gives a container 64 MiB. If
+/dev/shm can't be used at all, Python's multiprocessing.Lock() fails, and so does every data loader with workers.
 
-How we know: the size of /dev/shm, what is free in it, and whether the SSH user may write there. NCCL's ranks on one
-host communicate through segments of 9.6 MB per channel, and each has one of 33 MB for its network proxy; data loaders
-pass batches there. So 64 MiB are recommended for each rank on the host, and at least 32 with GPUs; and 128 in all,
-since data loaders can fill Docker's 64 even with one rank.
+How we know: the size of /dev/shm, how much of it is free, and whether the SSH user may write there. NCCL's ranks on one
+host communicate through segments of 9.6 MB per channel, and each rank has one of 33 MB for its network proxy; data
+loaders pass batches there. So 64 MiB is recommended for each rank on the host, and less than 32 is an error on hosts
+with GPUs. At least 128 should exist in all, since data loaders can fill Docker's 64 even with one rank.
 
-Fix: enlarge it, `mount -o remount,size=… /dev/shm`, for good in /etc/fstab; start a container with `--ipc=host` or
-`--shm-size`; or remove what dead jobs left there (`ls -l /dev/shm`). Everybody may write there: mode 1777.
+Fix: enlarge it with `mount -o remount,size=… /dev/shm` (permanently in /etc/fstab); start the container with
+`--ipc=host` or `--shm-size`; or remove what dead jobs left there (`ls -l /dev/shm`). Everybody must be able to write
+there (mode 1777).
 """
 
 import math

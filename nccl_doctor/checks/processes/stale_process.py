@@ -1,26 +1,27 @@
 """A training process was left behind: its launcher has exited, and nothing supervises it.
 
 What it means: it occupies GPU memory, ports and shared memory until somebody ends it. It does no harm to a job that
-needs none of these, so it is a warning; it is an error if it holds the master port or a GPU that the job needs.
+needs none of these, so it is only a warning, but it is an error if the process holds the master port or a GPU that the
+job needs.
 
-How we know: on every host the processes were listed, and grouped into jobs by parents and by the variables that a
-launcher sets for its ranks. These are left behind:
+How we know: on every host, processes were listed and grouped into jobs by their parents and by the variables that a
+launcher sets for its ranks. These count as left behind:
 
 - ranks whose launcher is gone: they were started by torchrun, torch.distributed.launch, DeepSpeed, Accelerate, MPI or
   multiprocessing (`LOCAL_RANK`, `--local_rank`, `multiprocessing.spawn`), and their parent is now pid 1 or another
   process that adopts orphans;
 - Ray's workers on a host without a raylet;
-- zombies whose parent is alive and does not wait for them: they occupy nothing but their PID, unless one of their
+- zombies whose parent is alive but does not wait for them: they occupy nothing but their PID, unless one of their
   threads hangs in the driver;
 - GPU memory that is listed for a PID that no longer exists.
 
-A job whose launcher is alive is a running job, however old it is, and so is one that makes progress between two samples
-(CPU time, bytes exchanged with peers or files, a busy GPU), whatever its parent is; neither is reported here.
+A job whose launcher is alive counts as running, however old it is, and so does one that made progress between two
+samples (CPU time, bytes exchanged with peers or files, a busy GPU), whatever its parent is. Neither is reported here.
 
 Fix: `nccl-doctor fix-port --host node2 --pid N@START --kill` ends the whole job, after checking that it is yours and
-still the same process: START is its start in clock ticks since boot. A zombie is gone when its parent waits for it or
-ends. Memory without a process is freed when the last process with the device file open ends (`fuser -v /dev/nvidia*`
-names them), or when root resets the GPU (`nvidia-smi --gpu-reset`).
+that the process is still the same one: START is its start time in clock ticks since boot. A zombie is gone when its
+parent waits for it or ends. Memory without a process is freed when the last process that has the device file open ends
+(`fuser -v /dev/nvidia*` names them), or when root resets the GPU (`nvidia-smi --gpu-reset`).
 
 References: proc_pid_stat(5); torch/distributed/elastic/agent/server/local_elastic_agent.py.
 """

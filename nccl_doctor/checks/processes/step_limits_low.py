@@ -1,19 +1,20 @@
 """The Slurm step, container or login has fewer resources on a node than the job's ranks need.
 
-What it means: Slurm gives a step only what the job requested. With one CPU (`--ntasks-per-node=1` without
-`--cpus-per-task`) all ranks of a node, their data loaders and NCCL's threads share it, and the GPUs wait. If the memory
-is exceeded, the kernel ends a rank ("Killed", "oom_kill event in StepId="). A rank will lack any GPU that the job has
-but the step does not see.
+What it means: Slurm gives a step only what the job requested. With only one CPU (`--ntasks-per-node=1` without
+`--cpus-per-task`), all ranks of a node, their data loaders and NCCL's threads share it, and the GPUs wait. If the ranks
+exceed the memory limit, the kernel kills one ("Killed", "oom_kill event in StepId="). A GPU that the job has but the
+step does not see will be missing for some rank.
 
-How we know: the CPUs that a process of our step may run on (sched_getaffinity(2), and the time that its control group
-allows), the lowest memory limit of its control group and those above it, and the GPUs that nvidia-smi shows there,
-compared with those that `scontrol -d show job` counts for the node. Our step gets all that the job has on the node
-(srun's default without `--exact`), without CPU binding. Less than one CPU or 2 GiB per rank is a warning; 512 MiB are
-not enough to load torch and CUDA. Memory is also judged outside of Slurm: the limit of a container's or a login's
-control group, and what processes may still allocate with vm.overcommit_memory=2 (CommitLimit less Committed_AS).
+How we know: the CPUs that a process of our step may run on (sched_getaffinity(2), and the CPU time that its control
+group allows), the lowest memory limit of its control group and those above it, and the GPUs that nvidia-smi shows
+there, compared with those that `scontrol -d show job` counts for the node. Our step gets everything that the job has on
+the node (srun's default without `--exact`), without CPU binding. Less than one CPU or 2 GiB per rank is a warning; 512
+MiB is not enough to load torch and CUDA. Memory is also judged outside Slurm: the limit of a container's or a login
+session's control group, and what processes may still allocate with vm.overcommit_memory=2 (CommitLimit less
+Committed_AS).
 
-Fix: request more: `#SBATCH --cpus-per-task=N`, repeated for srun (which has ignored sbatch's since 22.05), `--mem=0`
-for all of a node's memory, `--gpus-per-node=N`. For a container, `docker run --memory` or the pod's
+Fix: request more: `#SBATCH --cpus-per-task=N`, repeated for srun (which has ignored sbatch's value since 22.05),
+`--mem=0` for all of a node's memory, `--gpus-per-node=N`. For a container, raise `docker run --memory` or the pod's
 `resources.limits.memory`.
 
 References: srun(1): --cpus-per-task, --exact, --mem. cgroup.conf(5): ConstrainDevices, ConstrainRAMSpace. proc(5):

@@ -1,11 +1,11 @@
 """The folder for temporary files is mounted with noexec.
 
-What it means: `torch.compile` writes the libraries that it builds into TMPDIR (by default /tmp), and can't load them
-from there: "failed to map segment from shared object: Operation not permitted". Other jobs are not affected.
+What it means: `torch.compile` writes the libraries that it builds to TMPDIR (by default /tmp), but can't load them from
+there: "failed to map segment from shared object: Operation not permitted". Other jobs are not affected.
 
-How we know: the mount option of TMPDIR, or of /tmp if it is not set, as the SSH user has it (statvfs(3), ST_NOEXEC).
+How we know: the mount options of the SSH user's TMPDIR, or of /tmp if TMPDIR is not set (statvfs(3), ST_NOEXEC).
 
-Fix: set TMPDIR to a folder on another file system, such as /var/tmp, or TORCHINDUCTOR_CACHE_DIR alone.
+Fix: set TMPDIR, or TORCHINDUCTOR_CACHE_DIR alone, to a folder on another file system, such as /var/tmp.
 
 References: torch/_inductor/runtime/cache_dir_utils.py (`default_cache_dir`); mount(8).
 """

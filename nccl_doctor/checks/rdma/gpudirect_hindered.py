@@ -2,18 +2,19 @@
 
 What it means: every byte takes a detour through the host's memory or the CPU's root complex, and bandwidth falls to a
 fraction (from 180 to 10 GB/s in one case). Between GPUs connected only by PCIe, NCCL's first all-reduce may hang, with
-the GPUs busy at 100 % and a fraction of their power, or, in a few reports, give wrong sums.
+the GPUs 100 % busy at a fraction of their power, or, according to a few reports, give wrong sums.
 
-How we know: on a host with GPUs and an RDMA port that is up, or with several GPUs without NVLink: whether
+How we know: on a host with GPUs and an RDMA port that is up, or with several GPUs without NVLink, we read whether
 nvidia_peermem is loaded or the driver's kernel modules are the open ones on Linux 5.12 or later (DMA-BUF); whether PCI
-bridges redirect traffic by Access Control Services (`lspci -vvv`, which only root can read), between GPUs those above
-them; whether the IOMMU translates the GPUs' addresses (/sys/kernel/iommu_groups). On a virtual machine ACS and the
-IOMMU must be on, and the direct path is up to the provider. What can't be read is ignored: the job starts anyway, and
-the all-reduce measures the cost. Most GeForce GPUs have no P2P, so this is a note for them.
+bridges (between GPUs, those above them) redirect traffic because of Access Control Services (`lspci -vvv` as root); and
+whether the IOMMU translates the GPUs' addresses (/sys/kernel/iommu_groups). On a virtual machine, ACS and the IOMMU
+must be on, and the direct path is up to the provider. What can't be read is ignored, because the job starts anyway and
+the all-reduce measures the cost. Most GeForce GPUs have no P2P, so for them this is only a note.
 
-Fix: `modprobe nvidia_peermem` (and /etc/modules-load.d), or the driver's open kernel modules; `iommu=pt` on the
-kernel's command line (`amd_iommu=off`, or VT-d off in the firmware, where that is not enough); ACS off in the firmware
-settings, or by `setpci -s BRIDGE ECAP_ACS+6.w=0000` until the next boot. NCCL_P2P_DISABLE=1 is a workaround between
+Fix: run `modprobe nvidia_peermem` (and name it in /etc/modules-load.d), or install the driver's open kernel modules;
+put `iommu=pt` on the kernel's command line (where that is not enough, `amd_iommu=off`, or turn VT-d off in the
+firmware); turn ACS off in the firmware settings, or until the next boot with `setpci -s BRIDGE ECAP_ACS+6.w=0000`.
+NCCL_P2P_DISABLE=1 is a workaround between
 GPUs: their data then goes through shared memory.
 
 References: NCCL's guide, "Troubleshooting", GPU Direct and PCI Access Control Services; NVIDIA/nccl issues 631, 2079.

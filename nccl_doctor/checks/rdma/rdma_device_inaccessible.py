@@ -1,18 +1,19 @@
 """The job can't open an RDMA device that is up, or its fabric has no subnet manager.
 
-What it means: /sys shows the device, and its node /dev/infiniband/uverbsN is missing or refuses this user. NCCL says
-"NET/IB : Unable to open device" or nothing, and does not list it: without any left it uses TCP sockets; with fewer than
-elsewhere, later devices are paired with the wrong ones.
+What it means: /sys shows the device, but its node /dev/infiniband/uverbsN is missing or refuses this user. NCCL logs
+"NET/IB : Unable to open device" or nothing, and leaves the device out of its list. If none is left, it uses TCP
+sockets; if there are fewer than on the other hosts, later devices are paired with the wrong ones.
 
-How we know: each device's node is opened as libibverbs does, by the user and in the container of the job. ENOENT: the
-node is missing, as in a container or pod to which it was not passed. EACCES: its mode does not allow this user. EPERM:
-the container's device rules do not. Without the kernel module ib_uverbs no device has a node. A device that NCCL_IB_HCA
-excludes, or whose ports are down, does not count. An InfiniBand port in state INIT or ARMED has a link, but no subnet
-manager has given it an address: NCCL uses only ACTIVE ports (src/transport/net_ib.cc ``ncclIbInit``).
+How we know: each device's node is opened in the same way as libibverbs opens it, as the job's user and in the job's
+container. ENOENT: the node is missing, as in a container or pod to which it was not passed. EACCES: its mode does not
+allow this user. EPERM: the container's device rules do not. Without the kernel module ib_uverbs, no device has a node.
+A device that NCCL_IB_HCA excludes or whose ports are down does not count. An InfiniBand port in state INIT or ARMED has
+a link, but no subnet manager has given it an address: NCCL uses only ACTIVE ports (src/transport/net_ib.cc
+``ncclIbInit``).
 
-Fix: docker and podman: --device=/dev/infiniband --cap-add=IPC_LOCK --ulimit memlock=-1; Kubernetes: request the RDMA
-device plugin's resource; on the host `modprobe ib_uverbs`, and mode 0666 by a udev rule (rdma-core has it). A fabric
-needs a subnet manager: opensm on a host, or that of a managed switch.
+Fix: for docker and podman, add --device=/dev/infiniband --cap-add=IPC_LOCK --ulimit memlock=-1; on Kubernetes, request
+the RDMA device plugin's resource; on the host, run `modprobe ib_uverbs`, and set mode 0666 with a udev rule (rdma-core
+has one). An InfiniBand fabric needs a subnet manager: opensm on a host, or a managed switch's own.
 """
 
 from nccl_doctor.checks.nccl_choice import NEEDS

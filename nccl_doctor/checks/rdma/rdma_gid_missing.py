@@ -1,22 +1,22 @@
-"""The GID that NCCL would use on a RoCE port is missing, or of another type than on the other hosts.
+"""The GID that NCCL would use on a RoCE port is missing, or of a different type from that on the other hosts.
 
 What it means: a RoCE port has a table of GIDs: one link-local and one for each IP address of its network interface,
-each of them as RoCE v1 and v2. NCCL sends the one at its index to the other side. An empty entry ends in "Call to
-ibv_modify_qp failed" with 61 (No data available) or 22 and "local GID ::"; v1 on one side and v2 on the other lets the
-queue pair come up and drops every packet, until completions fail with status 12.
+each as RoCE v1 and as v2. NCCL chooses an index and sends the GID at it to the other side. An empty entry leads to
+"Call to ibv_modify_qp failed" with 61 (No data available) or 22 and "local GID ::". With v1 on one side and v2 on the
+other, the queue pair comes up but every packet is dropped, until completions fail with status 12.
 
-If NCCL_IB_GID_INDEX is set, NCCL uses it on every port of the job without checking it; before 2.21, it uses index 0 if
-the variable is not set. From 2.21 on, if it is unset or negative, NCCL uses the first RoCE v2 entry with an IPv4
-address on each port; NCCL_IB_ADDR_FAMILY, NCCL_IB_ADDR_RANGE and NCCL_IB_ROCE_VERSION_NUM change that choice. Without
-such an entry it uses index 0, which is link-local. Tables change: after another address, bond or VLAN, or a reboot,
-index 3 may have become 5.
+If NCCL_IB_GID_INDEX is set, NCCL uses that index on every port of the job without checking it. Before 2.21, NCCL uses
+index 0 if the variable is not set. From 2.21 on, if the variable is unset or negative, NCCL uses the first RoCE v2
+entry with an IPv4 address on each port; NCCL_IB_ADDR_FAMILY, NCCL_IB_ADDR_RANGE and NCCL_IB_ROCE_VERSION_NUM change
+that choice. Without such an entry it uses index 0, which is link-local. Tables change: when an address, bond or VLAN is
+added, or after a reboot, index 3 may become 5.
 
 How we know: each port's table under /sys/class/infiniband, and the index that the host's NCCL version uses. An empty
-entry is a fault, and so is a type unlike that of most hosts at the same place. If no host has an IPv4 address on its
-RoCE ports, nothing is reported, since link-local GIDs reach each other in one segment.
+entry is a fault, and so is a type that differs from that of the port at the same place in most hosts' lists. If no host
+has an IPv4 address on its RoCE ports, nothing is reported, since link-local GIDs reach each other within one segment.
 
-Fix: from NCCL 2.21 on, unset NCCL_IB_GID_INDEX. If no entry has an address, give one to the port's network interface.
-In containers, share the host's network: entries of other network namespaces can't be used.
+Fix: from NCCL 2.21 on, unset NCCL_IB_GID_INDEX. If no entry has an IP address, give one to the port's network
+interface. In containers, share the host's network, because GIDs of other network namespaces can't be used.
 """
 
 from nccl_doctor.checks.effects import RDMA

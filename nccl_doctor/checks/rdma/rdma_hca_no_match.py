@@ -1,23 +1,23 @@
 """NCCL_IB_HCA matches no RDMA device of a host.
 
 What it means: NCCL logs "NET/IB : No device found." and goes on over TCP sockets, at a tenth of the speed; with
-NCCL_NET=IB it ends with "Failed to initialize any NET plugin" ("network IB not found" before 2.27), which is an error.
-If other hosts use their devices it is also an error: sockets and RDMA can't connect, and the job ends with
-"socketFinalizeAccept: wrong type" at the start, or hangs (before 2.16). Without GPUs it is a warning, since gloo uses
+NCCL_NET=IB it fails with "Failed to initialize any NET plugin" ("network IB not found" before 2.27), so this is an
+error. It is also an error if other hosts use their devices: sockets can't connect to RDMA, and the job fails with
+"socketFinalizeAccept: wrong type" at the start, or (before 2.16) hangs. Without GPUs it is a warning, since gloo uses
 no RDMA.
 
-The value is a list of names of RDMA devices (mlx5_0, rocep1s0f0), never of network interfaces (eth0). A name means
-every device that begins with it; "=" in front of the whole value means complete names, "^" all but these; ":1" after a
-name is a port, counted from 1. Blanks are significant: "mlx5_0, mlx5_1" names a device " mlx5_1". "^" alone matches
-nothing.
+The value is a list of names of RDMA devices (mlx5_0, rocep1s0f0), never of network interfaces (eth0). A name matches
+every device whose name begins with it. In front of the whole value, "=" means that the names are complete, and "^"
+means all devices but these. ":1" after a name is a port, counted from 1. Blanks are significant: "mlx5_0, mlx5_1" names
+a device " mlx5_1", with a blank. "^" alone matches nothing.
 
-How we know: the devices under /sys/class/infiniband whose ports are ACTIVE, and NCCL's rules for the value, from the
-hosts file, the environment and NCCL's config files.
+How we know: the devices under /sys/class/infiniband whose ports are ACTIVE, and the value in the hosts file, the
+environment or NCCL's config files, read by NCCL's rules.
 
 Fix: name existing devices, or unset NCCL_IB_HCA.
 
-References: NVIDIA/nccl issue 234 (a host with InfiniBand and one without hang), NVIDIA/nccl-tests issue 188 ("wrong
-type").
+References: NVIDIA/nccl issue 234 (two hosts hang, one with InfiniBand and one without), NVIDIA/nccl-tests issue 188
+("wrong type").
 """
 
 from nccl_doctor.checks.effects import RDMA, SOCKETS

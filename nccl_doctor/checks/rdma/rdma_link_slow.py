@@ -1,21 +1,21 @@
 """An RDMA device's PCIe link or port is slower than it can be, or than on the other hosts.
 
-What it means: a card that came up with fewer PCIe lanes, or an older speed, and a port at half the rate, slow every
-all-reduce to their own pace, since NCCL's rings wait for the slowest link. NCCL does not report it: it reads the link's
-maximum, not its actual state, and silently uses the lower rate.
+What it means: a card that came up with fewer PCIe lanes or at an older speed, or a port at half the rate, slows every
+all-reduce to its own pace, since NCCL's rings wait for the slowest link. NCCL does not report this: it reads the link's
+maximum, not its actual state, and silently runs at the lower rate.
 
-On a GB10 (DGX Spark) each QSFP port is two devices, with four PCIe lanes each, in domains 0000 and 0002. Each provides
-half of the port's rate, and both are used only if both have an address: 98 and 161 Gb/s were measured. Firmware from
-before April 2026 gives the second one only two lanes.
+On a GB10 (DGX Spark) each QSFP port appears as two devices, with four PCIe lanes each, in PCI domains 0000 and 0002.
+Each provides half of the port's rate, and both are used only if both have an address: 98 Gb/s were measured with one
+half and 161 with both. Firmware from before April 2026 gives the second device only two lanes.
 
-How we know: current_link_width and current_link_speed of the PCI device, compared with the maximum of both ends, if
-that is less than the port's rate or than on other hosts; the lanes of a port's two halves; the port's rate, compared
-with the port at the same place in the other hosts' lists; on a GB10, the GIDs of both halves. Ports that NCCL does not
-use are ignored.
+How we know: current_link_width and current_link_speed of the PCI device, compared with the maximum that both ends
+support, if the resulting rate is lower than the port's rate or than on other hosts; the lanes of a port's two halves;
+the port's rate, compared with the port at the same place in the other hosts' lists; on a GB10, the GIDs of both halves.
+Ports that NCCL does not use are ignored.
 
 Fix: reseat the card, check the slot's lanes in the firmware settings, update the card's firmware; for a port, check its
-cable, the switch port and its speed (`ethtool`, `mlxlink`). On a GB10: `fwupdmgr update`, and addresses in a file in
-/etc/netplan, since those of nmcli are lost at a reboot.
+cable, the switch port and its speed (`ethtool`, `mlxlink`). On a GB10, run `fwupdmgr update`, and put the addresses in
+a file in /etc/netplan, since those set with nmcli are lost at a reboot.
 
 References: NVIDIA/dgx-spark-playbooks issues 25 and 102; tonyd2wild/DeepSeek-v4-Flash-Vision-Exp-DSpark-1M-NVFP4-KV-2x-
 DGX-Spark 35 and 38; forums.developer.nvidia.com 367853, "Second ConnectX-7 PCIe slot wired at Gen5 x2".

@@ -1,16 +1,16 @@
 """Hosts differ in the RDMA devices that NCCL uses, in their port states, or in GPUDirect.
 
-What it means: NCCL connects devices at the same place in each host's list. If one host has fewer, or one that is down,
-some channels share a device, and NCCL logs "Detected mixed local Net device counts across ranks"; all hosts are as slow
-as that one. A host that has none uses sockets, which can't connect to the others' RDMA: with GPUs that is an error,
-since the job ends at its start. One host without GPUDirect can slow all of them from about 180 GB/s to 10.
+What it means: NCCL connects devices at the same place in each host's list. If one host has fewer, or one of its devices
+is down, some channels share a device, NCCL logs "Detected mixed local Net device counts across ranks", and all hosts
+are as slow as that one. A host that has none uses sockets, which can't connect to the others' RDMA; with GPUs that is
+an error, since the job fails at its start. One host without GPUDirect can slow all of them from about 180 GB/s to 10.
 
 How we know: each host's list as its NCCL version makes it from /sys/class/infiniband and NCCL_IB_HCA; loaded modules
 (nvidia_peermem), and whether the driver's kernel modules are the open ones, which export GPU memory as DMA-BUF. A port
-that is down on all hosts is no difference, nor is a device that NCCL_IB_HCA excludes. The majority counts as right.
+that is down on all hosts is not a difference, nor is a device that NCCL_IB_HCA excludes. The majority counts as right.
 
 What does not matter, and is not reported: names, firmware versions, GUIDs and the GIDs themselves. Paired devices that
-can't communicate have their own page (rdma-pair-unreachable), and so have GIDs (rdma-gid-missing) and speeds
+can't communicate have their own page (rdma-pair-unreachable), as do GIDs (rdma-gid-missing) and speeds
 (rdma-link-slow).
 
 Fix: bring the port up (cable, subnet manager, `ip link set … up`), load nvidia_peermem (`modprobe nvidia_peermem`),

@@ -1,14 +1,14 @@
-"""Ranks call different collectives, or with different sizes.
+"""Ranks call different collectives, or the same one with different sizes.
 
-What it means: A collective needs the same call with the same sizes on every rank. If code depends on the rank or its
-data, ranks hang, fail or exchange wrong data.
+What it means: A collective needs the same call with the same sizes on every rank. If the calls depend on the rank or
+its data, ranks hang, fail or exchange wrong data.
 
 How we know: NCCL's "message truncated : receiving 1048576 bytes instead of 65536" and "collective mismatch error",
 torch's "Detected mismatch between collectives" (TORCH_DISTRIBUTED_DEBUG=DETAIL), watchdog lines or flight-recorder
-dumps with one SeqNum and different OpType or sizes.
+dumps with the same SeqNum but a different OpType or different sizes.
 
-Fix: Run once with TORCH_DISTRIBUTED_DEBUG=DETAIL, which names the ranks and the calls. Compare code, NCCL_ALGO and
-NCCL_PROTO of all hosts.
+Fix: Run once with TORCH_DISTRIBUTED_DEBUG=DETAIL, which names the ranks and the calls. Compare the code, NCCL_ALGO and
+NCCL_PROTO on all hosts.
 
 References: NCCL's src/transport/net_socket.cc and net_ib.cc; torch/csrc/distributed/c10d/ProcessGroupWrapper.cpp.
 """

@@ -4,18 +4,18 @@ What it means: Some rank did not take part in a collective, or its data did not 
 ranks; look for the one that is missing from the list, behind in SeqNum, or silent.
 
 How we know: The watchdog of torch's ProcessGroupNCCL ("Watchdog caught collective operation timeout: WorkNCCL(SeqNum=6,
-OpType=BROADCAST"), gloo's "Timed out waiting 1800000ms for recv operation", Horovod's stalled ranks. nccl2, the default
-backend since torch 2.15, names neither the collective nor its number: "[TC][rank=1][name=0] Operation timed out after
-600012 ms". If no collective had ended before (last completed work -1), the ranks never came together and the network is
-to blame. If all ranks of a host have connected over shared memory and their script prints nothing more, that is a
-warning, since the log may be an excerpt. If a log stops anywhere else, with neither a fault nor a normal end, this is
-only a note, because only the processes can show whether the job hangs.
+OpType=BROADCAST"), gloo's "Timed out waiting 1800000ms for recv operation", or Horovod's stalled ranks. nccl2, the
+default backend since torch 2.15, names neither the collective nor its number: "[TC][rank=1][name=0] Operation timed out
+after 600012 ms". If no collective had finished before (last completed work -1), the ranks never came together and the
+network is to blame. If all ranks of a host have connected over shared memory and their script prints nothing more, that
+is only a warning, since the log may be an excerpt. If a log stops anywhere else, with neither a fault nor a normal end,
+that is only a note, because only the processes can show whether the job hangs.
 
 Fix: Compare where each rank is (py-spy dump, torch's flight recorder). Steps that only rank 0 performs (checkpoint,
 evaluation, download) need a longer timeout or their own barrier.
 
 References: torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp, nccl2/WorkNCCL.cpp (torch 2.15); default timeout 30
-minutes to torch 2.1, 10 minutes from 2.2.
+minutes up to torch 2.1, 10 minutes from 2.2 on.
 """
 
 import re
@@ -32,7 +32,7 @@ from nccl_doctor.logs import rule
 from nccl_doctor.logs.facts import Facts, Milestone
 from nccl_doctor.logs.log import Event, Reading, absent, rank_progress
 from nccl_doctor.logs.rule import Grade, clue, generic, hint, symptoms
-from nccl_doctor.logs.signs import Advice, Case, LogSigns, Scene, Stage, advise, by_rank
+from nccl_doctor.logs.signs import Advice, Case, LogSigns, Role, Scene, Stage, advise, by_rank
 from nccl_doctor.model.finding import Severity
 from nccl_doctor.model.register import from_logs
 from nccl_doctor.nccl.versions import recorder
@@ -279,9 +279,7 @@ def likely_hang(case: Case) -> Severity | None:
 SIGNS = LogSigns(
     RULES,
     _advice,
-    echo=True,
-    waits=True,
-    silent=True,
+    roles=frozenset({Role.ECHO, Role.WAITS, Role.SILENT}),
     hint_beside=("collective-timeout", "peer-died"),
     passes={Stage.HANGS: _standing_still},
     catalogued=Grade.SYMPTOM,

@@ -1,14 +1,14 @@
 """A container could not be started.
 
-What it means: The job never began on that host: the image, a mount, the runtime or the hook for GPUs failed.
+What it means: The job never began on that host: the image, a mount, the runtime or the GPU hook failed.
 
-How we know: pyxis' "container start failed" and "failed to import docker image", enroot's and nvidia-container-cli's
+How we know: pyxis's "container start failed" and "failed to import docker image", enroot's and nvidia-container-cli's
 errors, "OCI runtime create failed", Docker's "Error response from daemon", Kubernetes' ImagePullBackOff.
 
-Fix: Start the same image by hand on the named host; check its disk (df /run /tmp), the image's name and credentials,
-and nvidia-container-cli info.
+Fix: Start the same image by hand on the named host; check its disk space (df /run /tmp), the image's name and
+credentials, and the output of nvidia-container-cli info.
 
-References: github.com/NVIDIA/pyxis; github.com/NVIDIA/enroot; runc's create.
+References: github.com/NVIDIA/pyxis; github.com/NVIDIA/enroot; runc create.
 """
 
 from nccl_doctor.logs.rule import likely, root

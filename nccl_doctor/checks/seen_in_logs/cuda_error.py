@@ -1,12 +1,12 @@
 """A CUDA call failed.
 
-What it means: A kernel or a GPU failed, not the network. CUDA reports errors late: the named call may not be the cause,
-and every later call of the process fails, too.
+What it means: A kernel or a GPU failed, not the network. CUDA reports errors late, so the named call may not be the
+cause; every later call of the process fails too.
 
-How we know: "CUDA error: …", NCCL's "Cuda failure …", "unhandled cuda error", Xid lines of the kernel.
+How we know: "CUDA error: …", NCCL's "Cuda failure …", "unhandled cuda error", the kernel's Xid lines.
 
-Fix: CUDA_LAUNCH_BLOCKING=1 finds the call. Xid and ECC errors (dmesg, nvidia-smi -q) mean hardware; "busy or
-unavailable" means another process or exclusive mode.
+Fix: CUDA_LAUNCH_BLOCKING=1 shows which call failed. Xid and ECC errors (dmesg, nvidia-smi -q) point to the hardware;
+"busy or unavailable" points to another process or exclusive mode.
 
 References: CUDA runtime API, cudaError_t; NVIDIA's Xid catalogue.
 """

@@ -4,11 +4,11 @@ What it means: NCCL needs a GPU for each rank of a communicator. Two ranks got t
 not called, because they have the same CUDA_VISIBLE_DEVICES, or because containers of different hosts report the same
 host identity.
 
-How we know: NCCL's "Duplicate GPU detected : rank 0 and rank 1 both on CUDA device 53000" (to 2.29; the number is the
-PCI bus id in hexadecimal without punctuation) and "Multiple Ranks are using the same GPU/Partition" (from 2.30 on).
+How we know: NCCL's "Duplicate GPU detected : rank 0 and rank 1 both on CUDA device 53000" (up to 2.29; the number is
+the PCI bus id in hexadecimal without punctuation) and "Multiple Ranks are using the same GPU/Partition" (from 2.30 on).
 
-Fix: Call torch.cuda.set_device(int(os.environ["LOCAL_RANK"])) before the process group is made, start no more
-processes than GPUs, and give jobs on one host GPUs that do not overlap.
+Fix: Call torch.cuda.set_device(int(os.environ["LOCAL_RANK"])) before the process group is created, start no more
+processes than there are GPUs, and give jobs on one host GPUs that do not overlap.
 
 References: NCCL's src/init.cc.
 """

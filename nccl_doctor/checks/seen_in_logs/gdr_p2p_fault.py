@@ -1,13 +1,13 @@
 """GPUs can't reach each other or the network adapter directly.
 
-What it means: P2P over NVLink or PCIe, CUDA IPC or GPUDirect RDMA failed: PCIe ACS or an IOMMU in between, no
-nvidia-peermem, containers without a common IPC namespace, too many peers.
+What it means: P2P over NVLink or PCIe, CUDA IPC or GPUDirect RDMA failed. Causes are PCIe ACS or an IOMMU in between,
+no nvidia-peermem, containers without a common IPC namespace, or too many peers.
 
 How we know: "P2P is disabled between NVLINK connected GPUs", "peer mapping resources exhausted", failed cudaIpc
 calls, "ibv_reg_mr failed … Bad address", MNNVL warnings.
 
-Fix: NCCL_P2P_DISABLE=1 or NCCL_NET_GDR_LEVEL=LOC show which of them it is. Then, accordingly, disable ACS and the
-IOMMU, load nvidia-peermem, or use --ipc=host.
+Fix: Test with NCCL_P2P_DISABLE=1, then with NCCL_NET_GDR_LEVEL=LOC, to see which of them failed. Then disable ACS and
+the IOMMU, load nvidia-peermem, or use --ipc=host accordingly.
 
 References: NCCL's src/graph/paths.cc and src/transport/p2p.cc; NCCL user guide, troubleshooting.
 """

@@ -1,17 +1,17 @@
 """RDMA over InfiniBand or RoCE failed.
 
-What it means: A queue pair could not be created or a transfer was not acknowledged: link, GID index, VLAN, MTU, flow
-control, or the other side had ended.
+What it means: A queue pair could not be created or a transfer was not acknowledged. The cause is the link, the GID
+index, VLAN, MTU or flow control, or the other side had exited.
 
 How we know: "NET/IB: Got completion from peer … with status=12 … vendor err 129". Status 12: no acknowledgement; 4:
 local memory that the adapter may not read; 10: the other side's memory is gone; 5 only follows from an earlier error.
-"Call to ibv_modify_qp failed" with 22 or 61 is the GID index, with 110, 113 or 101 an unreachable device, usually in
-another network (rdma-pair-unreachable); from 2.24 on the line names the device, the GID index and both GIDs.
-Asynchronous events report links that went down. With a snapshot of the same hosts (`logs --with FILE`, written by
-`check --save`) the two ports are named, and whether they can communicate.
+"Call to ibv_modify_qp failed" with 22 or 61 points to the GID index, with 110, 113 or 101 to an unreachable device,
+usually in another network (rdma-pair-unreachable); from NCCL 2.24 on, the line names the device, the GID index and both
+GIDs. Asynchronous events report links that went down. With a snapshot of the same hosts (`logs --with FILE`, written by
+`check --save`), the diagnosis names the two ports and says whether they can communicate.
 
-Fix: ib_write_bw between the two hosts, ibstat or ethtool for the link. RoCE: unset NCCL_IB_GID_INDEX from NCCL 2.21
-on, set it before. Restrict NCCL_IB_HCA to adapters of one kind.
+Fix: Run ib_write_bw between the two hosts, and ibstat or ethtool to see the link. For RoCE, unset NCCL_IB_GID_INDEX
+from NCCL 2.21 on; set it with earlier versions. Restrict NCCL_IB_HCA to adapters of one kind.
 
 References: NCCL's src/transport/net_ib.cc; infiniband/verbs.h (ibv_wc_status).
 """

@@ -4,10 +4,10 @@ What it means: The kernel, the scheduler, a time limit, a closed terminal or a p
 see closed connections.
 
 How we know: torchrun's "exitcode: -9" of the process that failed first, "Signal 9 (SIGKILL)", exit code 137, "CANCELLED
-… DUE TO TIME LIMIT", SIGHUP of a closed terminal. SIGTERM that torchrun sends to the other workers after the first
-failure does not count. SIGSEGV and SIGABRT mean that the process itself crashed.
+… DUE TO TIME LIMIT", SIGHUP from a closed terminal. The SIGTERM that torchrun sends to the other workers after the
+first failure does not count. SIGSEGV and SIGABRT mean that the process itself crashed.
 
-Fix: dmesg shows the OOM killer's messages, sacct or kubectl describe those of the scheduler. Start long runs under tmux
+Fix: dmesg shows the OOM killer's messages; sacct and kubectl describe show the scheduler's. Start long runs under tmux
 or nohup.
 
 References: signal(7); torch/distributed/elastic/multiprocessing/api.py.
@@ -20,7 +20,7 @@ from dataclasses import replace
 from nccl_doctor.logs.facts import Facts
 from nccl_doctor.logs.log import Event, Reading, label
 from nccl_doctor.logs.rule import EXITED, INTERRUPTED, MEETING, TALKING, TERMINATING, Grade, generic, likelies, likely
-from nccl_doctor.logs.signs import Advice, Case, LogSigns, Scene, Stage, advise
+from nccl_doctor.logs.signs import Advice, Case, LogSigns, Role, Scene, Stage, advise
 from nccl_doctor.model.register import from_logs
 
 from_logs(__name__, "NCD917")
@@ -247,4 +247,6 @@ def _latest_time(event: Event, reading: Reading) -> tuple[int, int, int] | None:
     return event.prefix.time or next((one.prefix.time for one in later), None)
 
 
-SIGNS = LogSigns(RULES, _advice, echo=True, passes={Stage.ENDING: _ended, Stage.CONSEQUENCES: _ended_after_a_wait})
+SIGNS = LogSigns(
+    RULES, _advice, roles=frozenset({Role.ECHO}), passes={Stage.ENDING: _ended, Stage.CONSEQUENCES: _ended_after_a_wait}
+)

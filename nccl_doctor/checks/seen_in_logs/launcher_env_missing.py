@@ -3,13 +3,13 @@
 What it means: RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR or MASTER_PORT is missing, usually because the script was
 started with python instead of torchrun, or because it expects --local_rank, which torchrun does not pass.
 
-MPI's own start may fail, too, without the PMI of the launcher.
+MPI itself may also fail to start if it can't use the launcher's PMI.
 
 How we know: "environment variable RANK expected, but not set", KeyError: 'LOCAL_RANK', "unrecognized arguments:
 --local-rank=0".
 
-Fix: Start it with torchrun, or set the variables from the scheduler's. `nccl-doctor launch` prints the command for each
-host.
+Fix: Start the script with torchrun, or set the variables from the scheduler's own. `nccl-doctor launch` prints the
+command for each host.
 
 References: torch/distributed/rendezvous.py.
 """

@@ -5,7 +5,7 @@ have none.
 
 How we know: "use_libuv was requested but PyTorch was built without libuv support".
 
-Fix: Set USE_LIBUV=0 (in the address: env://?use_libuv=0), or install a torch with libuv.
+Fix: Set USE_LIBUV=0 (or, in the init method's address, env://?use_libuv=0), or install a torch build with libuv.
 
 References: torch/distributed/rendezvous.py; torch/csrc/distributed/c10d/TCPStore.cpp.
 """

@@ -1,11 +1,11 @@
 """A process asked for a GPU that does not exist.
 
-What it means: Its local rank is as large as the number of GPUs that it may see, or larger: more processes than GPUs, a
-global rank used as the local one, or a short CUDA_VISIBLE_DEVICES.
+What it means: Its local rank is as large as the number of GPUs that it may see, or larger: there are more processes
+than GPUs, a global rank is used as the local one, or CUDA_VISIBLE_DEVICES names too few GPUs.
 
 How we know: CUDA's "invalid device ordinal" and torch's "Invalid device id".
 
-Fix: Use LOCAL_RANK for set_device, not RANK; make --nproc_per_node fit the GPUs that the process sees.
+Fix: Use LOCAL_RANK for set_device, not RANK; make --nproc_per_node match the number of GPUs that the process sees.
 
 References: CUDA runtime API, cudaErrorInvalidDevice (101).
 """

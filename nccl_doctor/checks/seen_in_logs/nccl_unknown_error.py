@@ -1,10 +1,10 @@
 """NCCL failed, and the log does not say why.
 
-What it means: There is only a warning without a known cause, or the class of an error ("unhandled system error",
+What it means: The log has only a warning without a known cause, or an error's class ("unhandled system error",
 "internal error").
 
-How we know: NCCL's last line that is not known to be harmless. Without NCCL_DEBUG, torch shows only the text after
-"Last error:".
+How we know: the last line from NCCL that is not known to be harmless. Without NCCL_DEBUG, torch shows only the text
+after "Last error:".
 
 Fix: Run again with NCCL_DEBUG=INFO and pass all ranks' output to `nccl-doctor logs`; `nccl-doctor check` tests NCCL's
 requirements.
@@ -16,7 +16,7 @@ from dataclasses import replace
 
 from nccl_doctor.logs.log import Event
 from nccl_doctor.logs.rule import RAS_ERROR, Grade, clue, generic
-from nccl_doctor.logs.signs import Advice, Case, LogSigns, Scene, Stage, advise
+from nccl_doctor.logs.signs import Advice, Case, LogSigns, Role, Scene, Stage, advise
 from nccl_doctor.model.finding import Severity
 from nccl_doctor.model.register import from_logs
 
@@ -124,9 +124,8 @@ SIGNS = LogSigns(
     RULES,
     _advice,
     after=("cuda-error", "peer-died", "rendezvous-timeout"),
-    echo=True,
+    roles=frozenset({Role.ECHO, Role.OF_CATALOGUE}),
     catalogued=Grade.GENERIC,
-    of_catalogue=True,
     ras={RAS_ERROR: Grade.GENERIC},
     severity=_unknown_warning,
     passes={Stage.MEANING: _with_the_warning},

@@ -1,12 +1,13 @@
 """Memory ran out, on a GPU or on the host.
 
-What it means: A rank ended because an allocation failed or the kernel killed it; the others then wait for it.
+What it means: A rank exited because an allocation failed, or the kernel killed it; the others then wait for it.
 
-How we know: "CUDA out of memory", NCCL's "Failed to CUDA calloc", JAX's RESOURCE_EXHAUSTED; for the host oom-kill,
+How we know: "CUDA out of memory", NCCL's "Failed to CUDA calloc", JAX's RESOURCE_EXHAUSTED; for the host, oom-kill,
 std::bad_alloc, DefaultCPUAllocator.
 
-Fix: A smaller batch, activation checkpointing, sharding; for NCCL's own buffers fewer channels (NCCL_MAX_NCHANNELS). On
-the host fewer workers or more memory for the job. `nccl-doctor check` shows leftover processes on GPUs.
+Fix: Use a smaller batch, activation checkpointing or sharding; for NCCL's own buffers, fewer channels
+(NCCL_MAX_NCHANNELS). On the host, use fewer workers or give the job more memory. `nccl-doctor check` shows leftover
+processes on GPUs.
 
 References: torch's CUDA memory notes; kernel documentation on the OOM killer.
 """

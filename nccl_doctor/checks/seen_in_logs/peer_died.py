@@ -1,12 +1,13 @@
 """A rank exited, and the other ranks lost their connections to it.
 
-What it means: This is only the consequence. The cause is the first error of the rank that ended, on another host or in
-another file; if the kernel killed it, there is no error in any log.
+What it means: This is only the consequence. The cause is the first error of the rank that exited, on another host or in
+another file; if the kernel killed that rank, no log shows an error.
 
 How we know: NCCL's "Connection closed by remote peer", "Connection reset by peer", ncclRemoteError, torch's "TCPStore
 server has shut down too early", gloo's "Connection closed by peer", with no other fault in the log.
 
-Fix: Give the logs of all ranks to `nccl-doctor logs`. Check dmesg and the scheduler's records of the named host.
+Fix: Give the logs of all ranks to `nccl-doctor logs`. Check dmesg on the named host, and the scheduler's records about
+it.
 
 References: NCCL's src/misc/socket.cc (socketProgress); torch/csrc/distributed/c10d/TCPStore.cpp.
 """
@@ -16,7 +17,7 @@ import re
 from nccl_doctor.logs import rule
 from nccl_doctor.logs.log import Event, Reading, rank_progress
 from nccl_doctor.logs.rule import Grade, clue, failed_connects, generic, hint, symptom, symptoms
-from nccl_doctor.logs.signs import Advice, Case, LogSigns, Scene, Stage, advise
+from nccl_doctor.logs.signs import Advice, Case, LogSigns, Role, Scene, Stage, advise
 from nccl_doctor.model.register import from_logs
 from nccl_doctor.text.hostlist import capital, ranks_of
 
@@ -176,7 +177,7 @@ def _after_timeouts(scene: Scene) -> list[Event]:
 SIGNS = LogSigns(
     RULES,
     _advice,
-    echo=True,
+    roles=frozenset({Role.ECHO}),
     passes={Stage.RECOVERY: _without_shutdown_noise, Stage.CONSEQUENCES: _after_timeouts},
     catalogued=Grade.SYMPTOM,
     ras={

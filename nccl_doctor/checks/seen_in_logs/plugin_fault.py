@@ -4,10 +4,10 @@ What it means: A plugin (aws-ofi-nccl, FasTrak, UCX, SHARP …) could not be loa
 connection. NCCL may go on over sockets, many times slower.
 
 How we know: Warnings that begin with "NET/OFI" or another plugin's name, "Failed to initialize any NET plugin",
-"network … not found". A message that no plugin was found at all is normal and no fault.
+"network … not found". A message that no plugin was found at all is normal and not a fault.
 
 Fix: Check that the devices are in the container (/dev/infiniband), that fi_info -p efa lists them, that the security
-group allows traffic between its members, and that the plugin fits this NCCL.
+group allows traffic between its members, and that the plugin is compatible with this version of NCCL.
 
 References: NCCL's src/plugin/net.cc; aws-ofi-nccl.
 """

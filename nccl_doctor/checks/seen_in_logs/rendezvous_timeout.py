@@ -1,14 +1,14 @@
 """Ranks waited for the master or for each other until the timeout.
 
-What it means: Not all ranks joined the rendezvous: a host did not start, has another master address or port or world
+What it means: Not all ranks joined the rendezvous: a host did not start, has a different master address, port or world
 size, or can't reach the master.
 
 How we know: torch's "The client socket has timed out after 60s while trying to connect to (10.0.0.2, 29500)", "Timed
 out after 601 seconds waiting for clients. 3/4 clients joined", the counts of the store-based barrier,
-RendezvousTimeoutError and RendezvousConnectionError, JAX's coordination service.
+RendezvousTimeoutError and RendezvousConnectionError, or errors of JAX's coordination service.
 
-Fix: Start all hosts within the timeout, with the same --rdzv-endpoint or --master_addr and --master_port;
-`nccl-doctor check` tests the port from every host, `nccl-doctor launch` prints the commands.
+Fix: Start all hosts within the timeout, with the same --rdzv-endpoint or --master_addr and --master_port; `nccl-doctor
+check` tests the port from every host, and `nccl-doctor launch` prints the commands.
 
 References: torch/csrc/distributed/c10d/socket.cpp and TCPStore.cpp; torch/distributed/elastic/rendezvous.
 """
@@ -18,7 +18,7 @@ import re
 from nccl_doctor.checks.seen_in_logs.collective_timeout import likely_hang
 from nccl_doctor.logs.log import Address, Event, rank_progress
 from nccl_doctor.logs.rule import MEETING, RAS_STARTING, STARTED, Grade, clue, generic, hint, likelies, likely
-from nccl_doctor.logs.signs import Advice, Case, LogSigns, Scene, Stage, advise
+from nccl_doctor.logs.signs import Advice, Case, LogSigns, Role, Scene, Stage, advise
 from nccl_doctor.model.register import from_logs
 from nccl_doctor.text.hostlist import fold
 
@@ -175,9 +175,7 @@ def _joined_before(scene: Scene) -> list[Event]:
 SIGNS = LogSigns(
     RULES,
     _advice,
-    echo=True,
-    retried=True,
-    unfinished=True,
+    roles=frozenset({Role.ECHO, Role.RETRIED, Role.UNFINISHED}),
     ras={RAS_STARTING: Grade.SYMPTOM},
     severity=likely_hang,
     passes={Stage.MEANING: _joined_before},

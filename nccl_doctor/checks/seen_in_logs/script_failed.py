@@ -1,9 +1,9 @@
-"""The training script itself failed: with an exception, or with an exit code and no output.
+"""The training script itself failed, with an exception or with an exit code and no output.
 
 What it means: NCCL and the network are not to blame; the other ranks then lose their connections or wait in vain.
 
-How we know: torch's "[rank1]: ValueError: …" for an exception that was not caught, an error of shapes or devices, or a
-launcher's "exitcode: 1" or summary in a log where nothing else explains the failure.
+How we know: torch's "[rank1]: ValueError: …" for an exception that was not caught, an error about shapes or devices, or
+a launcher's "exitcode: 1" or summary in a log where nothing else explains the failure.
 
 Fix: Read the traceback of the named rank. If the log has none, `torchrun --log-dir DIR --tee 3` keeps every rank's
 output, and the decorator `record` puts the traceback into torchrun's summary.
@@ -19,7 +19,7 @@ from nccl_doctor.checks.seen_in_logs.killed import ABORTED, CRASHED, only_frames
 from nccl_doctor.launch.plan import nearest
 from nccl_doctor.logs.log import Event, Reading, task_numbers
 from nccl_doctor.logs.rule import EXITED, TERMINATING, USAGE, WEB, Grade, clue, generic, hint, likely
-from nccl_doctor.logs.signs import Advice, Case, LogSigns, Scene, Stage, advise, having
+from nccl_doctor.logs.signs import Advice, Case, LogSigns, Role, Scene, Stage, advise, having
 from nccl_doctor.model.register import from_logs
 from nccl_doctor.text.secrets import part
 
@@ -207,7 +207,7 @@ def _not_missed_for_it(scene: Scene) -> list[Event]:
     What a process did by itself is no consequence of a connection to it that failed, wherever its line stands in a log
     that several processes wrote. The launcher's word about another process is none about this one.
     """
-    missed = having("dials") | having("waits") | {"rendezvous-timeout"}
+    missed = having(Role.DIALS) | having(Role.WAITS) | {"rendezvous-timeout"}
     waiting = {_process(e) for e in scene.events if e.name in missed}
     own = [e for e in scene.events if e.name == "script-failed" and _OWN.match(e.message) and _process(e) is not None]
     first = [e for e in own if waiting and _process(e) not in waiting]
@@ -233,7 +233,7 @@ def _process(event: Event) -> tuple[str | None, int] | None:
 SIGNS = LogSigns(
     RULES,
     _advice,
-    gives_up=True,
+    roles=frozenset({Role.GIVES_UP}),
     weigh=lambda _event, scene: Grade.GENERIC if "script-failed" in scene.stuck else Grade.HINT,
     passes={Stage.MEANING: _summarised, Stage.GIVING_UP: _given_up, Stage.CONSEQUENCES: _not_missed_for_it},
 )

@@ -1,13 +1,13 @@
 """A shared memory segment of another rank could not be opened.
 
-What it means: Ranks of one host do not share /dev/shm or an IPC namespace, the segment was removed (systemd's
-RemoveIPC), or its creator had ended.
+What it means: Ranks on one host do not share /dev/shm or an IPC namespace, the segment was removed (systemd's
+RemoveIPC), or its creator had exited.
 
 How we know: "Error while attaching to shared memory segment", "unlink shared memory … failed, error: No such file or
 directory", "shm_open failed".
 
-Fix: One IPC namespace for all ranks of a host (--ipc=host), RemoveIPC=no in logind.conf. NCCL_SHM_DISABLE=1 shows
-whether all else works.
+Fix: Give all ranks on a host one IPC namespace (--ipc=host), and set RemoveIPC=no in logind.conf. NCCL_SHM_DISABLE=1
+shows whether everything else works.
 
 References: NCCL's src/misc/shmutils.cc; logind.conf(5).
 """

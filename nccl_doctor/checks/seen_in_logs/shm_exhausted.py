@@ -1,12 +1,12 @@
 """Shared memory (/dev/shm) is full or too small.
 
-What it means: NCCL and data loaders exchange data over shared memory. Containers have 64 MB of it by default.
+What it means: NCCL and data loaders exchange data through shared memory. Containers have 64 MB of it by default.
 
-How we know: "Error while creating shared memory segment /dev/shm/nccl-… ", "No space left on device" for a file
-there, "Bus error" (SIGBUS) of a data loader's worker.
+How we know: "Error while creating shared memory segment /dev/shm/nccl-… ", "No space left on device" for a file there,
+"Bus error" (SIGBUS) in a data loader's worker.
 
-Fix: --ipc=host or --shm-size=16g for containers, in Kubernetes an emptyDir with medium: Memory at /dev/shm.
-NCCL_SHM_DISABLE=1 only hides it from NCCL.
+Fix: Use --ipc=host or --shm-size=16g for containers; in Kubernetes, mount an emptyDir with medium: Memory at /dev/shm.
+NCCL_SHM_DISABLE=1 only keeps NCCL from using shared memory.
 
 References: NCCL's src/misc/shmutils.cc; shm_overview(7).
 """

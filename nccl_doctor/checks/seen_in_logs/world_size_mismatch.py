@@ -1,11 +1,11 @@
-"""Ranks and world size do not match.
+"""The ranks and the world size do not match.
 
-What it means: Two processes have the same rank, a rank is not below the world size, hosts have different sizes, or two
-jobs use one address.
+What it means: Two processes have the same rank, a rank is not below the world size, hosts have different world sizes,
+or two jobs use the same address.
 
-How we know: NCCL's "Bootstrap Root : rank 1 of 8 ranks has already checked in" and "mismatch in rank count from
-procs", Lightning's and torch's checks of ranks, MPI's "not enough slots"; two
-tables of nccl-tests at once, each with a rank 0 on another host.
+How we know: NCCL's "Bootstrap Root : rank 1 of 8 ranks has already checked in" and "mismatch in rank count from procs",
+Lightning's and torch's checks of ranks, MPI's "not enough slots", or two tables of nccl-tests at once, each with rank 0
+on a different host.
 
 Fix: Compare RANK, WORLD_SIZE, --nnodes, --node_rank, --nproc_per_node and the scheduler's tasks per node on all
 hosts; `nccl-doctor launch` prints them.

@@ -1,10 +1,10 @@
 """NCCL uses an interface that the other hosts can't reach.
 
-What it means: NCCL chose a loopback, container, bridge or link-local interface, or one in another network than the
+What it means: NCCL chose a loopback, container, bridge or link-local interface, or one in a different network from the
 other hosts' interfaces, and advertised its address.
 
-How we know: The interface is in "Bootstrap : Using docker0:172.17.0.1<0>" or "NET/Socket : Using …". It counts as a
-fault when connections to such an address fail, or when several hosts use one.
+How we know: The log names the interface in "Bootstrap : Using docker0:172.17.0.1<0>" or "NET/Socket : Using …". It
+counts as a fault when connections to such an address fail, or when several hosts use one.
 
 Fix: Set NCCL_SOCKET_IFNAME to the right name on every host, with = in front for an exact match. A list that begins with
 ^ excludes only what it names: `^docker0` admits lo. `nccl-doctor ifname` shows what NCCL chooses and why.
@@ -92,7 +92,7 @@ def _nowhere(scene: Scene) -> list[Event]:
 def _leads_nowhere(event: Event) -> bool:
     """Return whether a dial failed because no other host has the address."""
     address = numeric(event.address.ip or "")
-    if address is None or event.name not in signs.having("dials") or event.grade <= Grade.HINT:
+    if address is None or event.name not in signs.having(signs.Role.DIALS) or event.grade <= Grade.HINT:
         return False
     if address.is_loopback and "gloo" in event.text:  # the host's name is the fault
         return False
@@ -106,7 +106,7 @@ def _weigh(event: Event, scene: Scene) -> Grade:
     names, facts = scene.names | scene.stuck, scene.log.facts
     several = len(facts.hosts) > 1 or (facts.nodes or 1) > 1
     if names:
-        matters = names <= on_the_way() and (bool(names & signs.having("retried")) or several)
+        matters = names <= on_the_way() and (bool(names & signs.having(signs.Role.RETRIED)) or several)
     else:
         matters = several and "Bootstrap" in event.message and not facts.came_together
     return Grade.ROOT if matters else Grade.HINT

@@ -1,15 +1,15 @@
 """The clocks of the hosts differ.
 
-What it means: log lines of different ranks can't be put in order. From 15 s on, `torchrun --rdzv_backend=c10d`
-considers a host dead if its clock is behind: it compares the time that a host wrote into the store with its own, and
-drops a host whose last keep-alive is three intervals of 5 s old
-(torch/distributed/elastic/rendezvous/dynamic_rendezvous.py). A static start (`--master_addr`) is not affected.
-Certificates and Kerberos tickets fail from some minutes on.
+What it means: log lines of different ranks can't be put in order. `torchrun --rdzv_backend=c10d` considers a host dead
+if its clock is 15 s or more behind: it compares the time that the host wrote to the store with its own clock, and drops
+a host whose last keep-alive is three intervals of 5 s old (torch/distributed/elastic/rendezvous/dynamic_rendezvous.py).
+A static start (`--master_addr`) is not affected. From a difference of some minutes on, certificates and Kerberos
+tickets fail.
 
-How we know: each host's time was requested over the open connection; half of the round trip is the error, and only a
-larger difference counts. The median of all hosts counts as right.
+How we know: each host's time was requested over the open connection; half of the round trip is the margin of error, and
+only a larger difference counts. The median of all hosts' clocks counts as right.
 
-Fix: synchronize the host's clock over the network: `timedatectl set-ntp true`, or chrony.
+Fix: synchronize the host's clock over the network with `timedatectl set-ntp true` or chrony.
 """
 
 from statistics import median_low

@@ -1,16 +1,16 @@
 """A file or folder that must be the same on all hosts differs.
 
 What it means: ranks run different programs or read different data. Collectives then don't match (a hang, or "Detected
-mismatch between collectives on ranks"), or the job computes something else than intended.
+mismatch between collectives on ranks"), or the job computes something other than intended.
 
 How we know: the hosts file names what must be the same: `same: [train.py, data/index.json, src]`. A relative path
-starts at the home directory, as for a command over SSH. SHA-256 and sizes are compared, of files and of every file in a
-folder (without `__pycache__`; for a link its target path is compared, and it is not followed); a folder with `.git` is
-compared by its commit, its index (what is staged) and its changed tracked files. git itself is not run, since its
+starts at the home directory, as for a command over SSH. The SHA-256 and size of a file, or of every file in a folder,
+are compared (`__pycache__` is left out; a link is not followed, and its target path is compared). A folder with `.git`
+is compared by its commit, its index (what is staged) and its changed tracked files. git itself is not run, since its
 configuration could start programs. A path that is missing on all hosts is also reported, since it was expected to
 exist.
 
-Fix: copy from one host to the others (`rsync -a`, `git pull`), or keep code and data on a shared file system.
+Fix: copy it from one host to the others (`rsync -a`, `git pull`), or keep code and data on a shared file system.
 """
 
 import hashlib

@@ -1,15 +1,15 @@
 """The NVIDIA driver is too old for the CUDA version that torch was built for.
 
-What it means: `torch.cuda.is_available()` is False with "The NVIDIA driver on your system is too old", or CUDA ends
-with "driver version is insufficient for CUDA runtime version". For parts of two versions ("Driver/library version
-mismatch") see gpu-driver-down.
+What it means: `torch.cuda.is_available()` is False with "The NVIDIA driver on your system is too old", or CUDA fails
+with "driver version is insufficient for CUDA runtime version". If parts of the driver have different versions
+("Driver/library version mismatch"), see gpu-driver-down.
 
 How we know: the driver's version from nvidia-smi, compared with the minimum for torch's CUDA: 580 for CUDA 13,
-525.60.13 for CUDA 12, 450.80.02 for CUDA 11, and the toolkit's own for earlier releases (NVIDIA, "CUDA Compatibility",
-minor version compatibility). With a forward-compatibility package (`cuda-compat`) on LD_LIBRARY_PATH nothing is
-reported. If torch is built without CUDA, there is nothing to compare.
+525.60.13 for CUDA 12, 450.80.02 for CUDA 11, and the driver shipped with the toolkit for earlier releases (NVIDIA,
+"CUDA Compatibility", minor version compatibility). With a forward-compatibility package (`cuda-compat`) on
+LD_LIBRARY_PATH, nothing is reported. If torch is built without CUDA, there is nothing to compare.
 
-Fix: update the driver on the host (and reboot it), or install a torch that is built for an older CUDA.
+Fix: update the driver on the host (and reboot it), or install a torch build for an older CUDA version.
 """
 
 import re

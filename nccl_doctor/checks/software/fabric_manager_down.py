@@ -1,15 +1,15 @@
 """The host has NVSwitches, but the fabric manager that they need is not running.
 
 What it means: CUDA does not start at all: "CUDA error: system not yet initialized" (error 802), or
-`torch.cuda.is_available()` is False, though nvidia-smi shows all GPUs.
+`torch.cuda.is_available()` is False although nvidia-smi shows all GPUs.
 
 How we know: NVSwitches on the PCI bus (A100 and H100 boards), and systemd's answer about nvidia-fabricmanager. In a
 container, where systemd can't be queried, the GPUs' fabric state counts: it is "Completed" once the service has done
-its work. Without either, this can't be judged. In GB200 racks the switches are outside of the host, and nothing is
-checked. For a failed service nv-fabricmanager shows the version: one that is not exactly the driver's exits at the
-start.
+its work. Without either, this can't be judged. In GB200 racks the switches are outside the host, so nothing is checked.
+If the service has failed, its version is read from nv-fabricmanager: unless that is exactly the driver's version, the
+service exits at its start.
 
-Fix: install nvidia-fabricmanager of exactly the driver's version, and start it: `systemctl enable --now
+Fix: install nvidia-fabricmanager in exactly the driver's version, and start it: `systemctl enable --now
 nvidia-fabricmanager`.
 """
 

@@ -1,18 +1,19 @@
 """A node is configured to start more ranks than it has GPUs, or has fewer GPUs than the other nodes.
 
-What it means: the ranks beyond the last GPU end with "CUDA error: invalid device ordinal", and the others wait for them
-until the rendezvous or the first collective times out. If the number of ranks is not set in the hosts file, a node with
-fewer GPUs starts fewer ranks: the world is smaller than intended, and slower.
+What it means: the ranks beyond the last GPU fail with "CUDA error: invalid device ordinal", and the others wait for
+them until the rendezvous or the first collective times out. If the number of ranks is not set in the hosts file, a node
+with fewer GPUs starts fewer ranks, so the world is smaller than intended, and the job slower.
 
-How we know: `nvidia-smi` on each host (with ROCm's torch: the GPUs that amdgpu manages), compared with `nproc_per_node`
-and `cuda_visible_devices` in the hosts file, or with CUDA_VISIBLE_DEVICES in the ranks' environment (for AMD's GPUs
-also HIP_VISIBLE_DEVICES, which takes its place, and ROCR_VISIBLE_DEVICES, which comes before). If one GPU is missing
-compared with similar machines, it usually fell off the bus: see Xid 79 in the kernel's log. If no host has a GPU and
-nothing requires one (the hosts file, CUDA_VISIBLE_DEVICES), the job runs on CPUs, and nothing is missing.
+How we know: `nvidia-smi` on each host (for torch built for ROCm, the GPUs that amdgpu manages), compared with
+`nproc_per_node` and `cuda_visible_devices` in the hosts file, or with CUDA_VISIBLE_DEVICES in the ranks' environment
+(for AMD GPUs also HIP_VISIBLE_DEVICES, which replaces it, and ROCR_VISIBLE_DEVICES, which is applied first). If a host
+has one GPU fewer than similar machines, the GPU has usually fallen off the bus: look for Xid 79 in the kernel's log. If
+no host has a GPU and nothing requires one (the hosts file, CUDA_VISIBLE_DEVICES), the job runs on CPUs, and nothing is
+missing.
 
-Fix: `lspci -d 10de:` shows the NVIDIA devices on the host's PCI bus (AMD's: ... if one of them is missing from
-nvidia-smi's list, its driver or the GPU itself is at fault (see `dmesg`; a power cycle often helps). Otherwise set
-`nproc_per_node` and `cuda_visible_devices` to what the host has.
+Fix: `lspci -d 10de:` shows the NVIDIA devices on the host's PCI bus (`lspci -d 1002:` shows AMD's). If one of them is
+missing from nvidia-smi's list, its driver or the GPU itself is at fault (see `dmesg`; a power cycle often helps). If
+none is missing, set `nproc_per_node` and `cuda_visible_devices` to what the host has.
 """
 
 from collections import Counter

@@ -1,19 +1,19 @@
 """A host has a GPU on its PCI bus, but no working driver for it.
 
 What it means: CUDA finds no device there ("Found no NVIDIA driver", "no CUDA-capable device"), so the ranks exit or,
-with gloo as fallback, silently train on the CPU.
+with gloo as a fallback, silently train on the CPU.
 
 How we know: the GPUs on the PCI bus, the kernel driver of each, whether the nvidia module is loaded, and for which
-kernels one is installed; the device nodes and whether this user may use them; and nvidia-smi's messages. The most
-common causes: the kernel was updated and the module not built for it; the driver was updated and the host not rebooted,
-so that module and library have different versions; nouveau uses the GPU; a container was started without its GPUs, or
-lost them when systemd was reloaded; the GPU itself did not start ("No devices were found": see the kernel's log, `dmesg
-| grep NVRM`). A GPU that is passed to virtual machines (vfio-pci) is no fault. It is only a warning if nothing requires
-GPUs, torch was built without CUDA, and nvidia-smi is not installed.
+kernels it is installed; the device nodes and whether this user may use them; and nvidia-smi's messages. The most common
+causes: the kernel was updated and the module was not built for it; the driver was updated and the host was not
+rebooted, so the module and the library have different versions; nouveau uses the GPU; a container was started without
+its GPUs, or lost them when systemd was reloaded; the GPU itself did not start ("No devices were found": see the
+kernel's log, `dmesg | grep NVRM`). A GPU that is passed through to virtual machines (vfio-pci) is not a fault. The
+diagnosis is only a warning if nothing requires GPUs, torch was built without CUDA, and nvidia-smi is not installed.
 
-Fix: the command shown with the diagnosis; each cause has its own.
+Fix: run the command shown with the diagnosis; each cause has its own.
 
-References: nvidia-smi(1), "RETURN VALUE"; NVIDIA driver README, "Common Problems"; amdgpu's, "ROCm installation
+References: nvidia-smi(1), "RETURN VALUE"; NVIDIA driver README, "Common Problems"; for amdgpu, "ROCm installation
 prerequisites" (the groups render and video).
 """
 

@@ -1,14 +1,14 @@
-"""A GPU reported uncorrected memory errors, or its driver logged errors (Xid) in the last day.
+"""A GPU has reported uncorrected memory errors, or its driver has logged errors (Xid) in the last day.
 
-What it means: the job may end with "CUDA error: uncorrectable ECC error encountered" or "unspecified launch failure",
-or hang in a collective, since a rank on a GPU that fell off the bus (Xid 79) never joins it.
+What it means: the job may fail with "CUDA error: uncorrectable ECC error encountered" or "unspecified launch failure",
+or hang in a collective, since a rank whose GPU fell off the bus (Xid 79) never joins it.
 
 How we know: `nvidia-smi`'s counters since the driver was loaded (uncorrected ECC errors, rows whose remapping is
 pending or has failed), the error strings that it prints in place of values ("[GPU is lost]", "[GPU requires reset]",
-"[Unknown Error]", ERR!), and the lines "NVRM: Xid" of the last day in the kernel's log, if the user may read it
-(`kernel.dmesg_restrict`); otherwise only nvidia-smi is judged. Xids caused by programs (13, 31, 43, 45, 68, 69) are
-left out: they show a bug in a program, not a faulty GPU. Errors logged before the driver reported that the GPU no
-longer needs recovery (Xid 154, "to 0x0") are not counted.
+"[Unknown Error]", ERR!), and the "NVRM: Xid" lines of the last day in the kernel's log. If the user may not read that
+log (`kernel.dmesg_restrict`), only nvidia-smi's output is judged. Xids caused by programs (13, 31, 43, 45, 68, 69) are
+left out, because they show a bug in a program, not a faulty GPU. Errors logged before the driver reported that the GPU
+no longer needs recovery (Xid 154, "to 0x0") are not counted.
 
 Fix: a reset (`nvidia-smi --gpu-reset -i N`, or a reboot) completes pending remappings; a GPU with new errors needs
 service. NVIDIA's "Xid Errors" page explains each number.

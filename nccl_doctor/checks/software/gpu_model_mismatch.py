@@ -1,14 +1,14 @@
 """The job's GPUs are of different models, or have different amounts of memory.
 
 What it means: every step takes as long as on the slowest GPU, and a batch that fits into the largest memory may not fit
-into the smallest. NCCL chooses (algorithm, NVLink, SHARP) what all ranks support.
+into the smallest. NCCL uses only what all ranks support (algorithm, NVLink, SHARP).
 
 How we know: the names and memory sizes in `nvidia-smi` on all hosts, for the GPUs that the job's ranks see. A GPU in
 multi-instance mode reports no memory, so only its name counts. If torch is built for ROCm and no host has an NVIDIA
-GPU, the PCI device ids and memory sizes of the GPUs that the amdgpu driver manages.
+GPU, the PCI device ids and memory sizes of the GPUs that the amdgpu driver manages are compared instead.
 
-Fix: exclude the different hosts, or choose the batch size for the smallest memory. With different GPUs in one machine,
-set `CUDA_DEVICE_ORDER=PCI_BUS_ID`, so that CUDA numbers them as nvidia-smi does.
+Fix: exclude the hosts that differ, or choose the batch size for the smallest memory. If the GPUs within one machine
+differ, set `CUDA_DEVICE_ORDER=PCI_BUS_ID`, so that CUDA numbers them as nvidia-smi does.
 """
 
 from collections import Counter

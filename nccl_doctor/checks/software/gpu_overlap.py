@@ -1,15 +1,15 @@
 """Two nodes of the job use the same GPU.
 
-What it means: NCCL ends with "Duplicate GPU detected : rank 0 and rank 2 both on CUDA device …", or both ranks compete
+What it means: NCCL fails with "Duplicate GPU detected : rank 0 and rank 2 both on CUDA device …", or both ranks compete
 for the GPU's memory until one runs out of it.
 
-How we know: the identifiers (UUIDs) of the GPUs that each node's ranks see, through `cuda_visible_devices` of the hosts
-file. The same identifier on two nodes means that they are one machine under two names or addresses: if the hosts file
-alone shows that, it is refused before any host is contacted. nvidia-smi numbers GPUs by their place on the bus, and so
-does CUDA if CUDA_DEVICE_ORDER=PCI_BUS_ID is set; otherwise it may put the fastest first.
+How we know: the identifiers (UUIDs) of the GPUs that each node's ranks see, given `cuda_visible_devices` in the hosts
+file. The same identifier on two nodes means that they are one machine under two names or addresses. If the hosts file
+alone shows that, the file is refused before any host is contacted. nvidia-smi numbers GPUs by their place on the bus,
+and so does CUDA if CUDA_DEVICE_ORDER=PCI_BUS_ID is set; if it is not, CUDA may put the fastest first.
 
 Fix: give each node its own GPUs: `cuda_visible_devices: "0,1"` on one and `"2,3"` on the other; or remove one of the
-two from the list.
+two nodes from the hosts file.
 """
 
 import itertools

@@ -1,21 +1,22 @@
-"""A login shell has another environment than a command over SSH.
+"""A login shell has a different environment from a command over SSH.
 
-What it means: the check judged one interpreter or one set of variables, and a training that you start from your own
-terminal uses another; or a launcher over SSH (mpirun, DeepSpeed, pdsh) misses variables that are set in `.bashrc` after
-the line that returns for non-interactive shells. A common case is NCCL_SOCKET_IFNAME, set there on one host and not on
+What it means: the check judged one interpreter or one set of variables, and a job that you start from your own terminal
+uses another; or a launcher that uses SSH (mpirun, DeepSpeed, pdsh) misses variables that are set in `.bashrc` after the
+line that returns for non-interactive shells. A common case is NCCL_SOCKET_IFNAME, set there on one host but not on
 another.
 
 How we know: the user's shell was started once as an interactive login shell, without a terminal, to find the
-interpreter by the hosts file's name and the variables for training (NCCL_*, CUDA_*, LD_LIBRARY_PATH and the like).
-Values set in the hosts file apply to both. This is done only if it matters: if torch was not found, or there are GPUs
-or RDMA devices. Shells of the csh family can't be queried; a start file that does not end without a terminal is
-reported only if the interpreter's name depends on PATH.
+interpreter under the name that the hosts file gives, and the variables for training (NCCL_*, CUDA_*, LD_LIBRARY_PATH
+and the like). Values set in the hosts file apply to both. This is done only where it matters: if torch was not found,
+or there are GPUs or RDMA devices. Shells of the csh family can't be queried. A startup file that hangs without a
+terminal is reported only if the interpreter is looked up in PATH.
 
 A difference only in search paths (LD_LIBRARY_PATH, PYTHONPATH) is a note, since torch's wheels find their own
 libraries.
 
 Fix: name the interpreter by its path in the hosts file (`python: /opt/conda/envs/train/bin/python`) and put the
-variables under its `env`: then both are the same everywhere, and `nccl-doctor launch` writes them into its lines.
+variables under its `env`. Then both are the same everywhere, and `nccl-doctor launch` writes them into the commands
+that it prints.
 """
 
 from collections.abc import Iterator

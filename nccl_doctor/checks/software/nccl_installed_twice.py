@@ -1,15 +1,17 @@
 """Two packages or variables provide NCCL to torch, and one silently takes precedence.
 
-What it means: `nvidia-nccl-cu12` and `-cu13` install the same file, so the one installed last owns it, whatever pip
-lists: a hang that a newer NCCL fixes comes back, or hosts differ although their lists of packages don't.
+What it means: `nvidia-nccl-cu12` and `-cu13` install the same file, so the one installed last determines its content,
+whatever pip lists. A hang that a newer NCCL fixes may come back, or hosts may differ although their lists of packages
+don't.
 
-How we know: metadata of the wheels on sys.path and of conda; LD_LIBRARY_PATH and LD_PRELOAD; the dynamic linker's
-answer for torch's library (`ldd libtorch_cuda.so`) if there are several files; the size of the file if there is one. If
-ldd is missing or too slow, it is unknown which file is used, and a copy in LD_LIBRARY_PATH besides one package can't be
-judged: some builds of torch search there first (RUNPATH), others in the package's folder (RPATH).
+How we know: the metadata of the wheels on sys.path and of conda; LD_LIBRARY_PATH and LD_PRELOAD; the dynamic linker's
+answer for torch's library (`ldd libtorch_cuda.so`) if there are several files; the file's size if there is only one. If
+ldd is missing or too slow, it is unknown which file is used, and if there is a copy in LD_LIBRARY_PATH besides one
+package, this can't be judged: some builds of torch search there first (RUNPATH), others in the package's folder
+(RPATH).
 
-Fix: keep the one that fits torch's CUDA (`torch.version.cuda`), and install it again, since uninstalling the other one
-removes the common file. LD_LIBRARY_PATH and LD_PRELOAD should name no other.
+Fix: keep the package that matches torch's CUDA version (`torch.version.cuda`), and install it again, since uninstalling
+the other one removes the file they share. LD_LIBRARY_PATH and LD_PRELOAD should lead to no other copy.
 
 References: marin-community/marin issue 7344, "a silent NCCL path collision"; ld.so(8).
 """

@@ -1,17 +1,17 @@
 """The job's NCCL version has a known fault that affects these hosts.
 
-What it means: somebody with the same GPUs and the same NCCL reported a hang, a crash or wrong results. A note (info)
-means that the cause is not settled.
+What it means: somebody with the same GPUs and the same NCCL version has reported a hang, a crash or wrong results. A
+note (info) means that the cause is not settled.
 
-In a log: NCCL's "ncclMaxSharedMem … exceeds device/fn maxSharedMem" before a CUDA error: its kernels need more shared
-memory than a GPU of this generation has.
+In a log: NCCL's "ncclMaxSharedMem … exceeds device/fn maxSharedMem" before a CUDA error means that its kernels need
+more shared memory than a GPU of this generation has.
 
-How we know: the NCCL version that torch loads, the GPUs' names and number, the CPU, the network plugin, and
-`nccl_doctor/nccl/known_bad.json`, in which each entry links to the report (a GitHub issue or forum thread) and
-gives the date of its last post.
+How we know: the NCCL version that torch loads, the GPUs' names and their number, the CPU, the network plugin, and
+`nccl_doctor/nccl/known_bad.json`, in which each entry links to the report (a GitHub issue or forum thread) and gives
+the date of its last post.
 
 Fix: the remedy given in the report, usually another NCCL version (`pip install nvidia-nccl-cu12==…`; torch accepts a
-newer one than its own).
+newer version than its own).
 
 References: the report that is shown with the diagnosis.
 """

@@ -1,15 +1,15 @@
 """The interpreter that training uses has no torch, or a torch that can't use the host's GPUs.
 
 What it means: `python -m torch.distributed.run` on this host ends at once with "No module named torch", while the other
-hosts wait for it until their rendezvous times out. A torch built without CUDA ends with "Torch not compiled with CUDA
+hosts wait for it until their rendezvous times out. A torch built without CUDA fails with "Torch not compiled with CUDA
 enabled", or silently trains on the CPU.
 
-How we know: the metadata of the packages of the host's training interpreter, as run by a non-interactive SSH command. A
-conda or virtual environment that your login shell activates in `.bashrc` is not active there. For torch itself, its
-build (torch/version.py), compared with the GPUs that nvidia-smi lists and that the job may see.
+How we know: the package metadata of the host's training interpreter, as a non-interactive SSH command runs it. A conda
+or virtual environment that your login shell activates in `.bashrc` is not active there. For torch itself, its build
+(torch/version.py) is compared with the GPUs that nvidia-smi lists and that the job may see.
 
-Fix: name the interpreter of the environment in the hosts file (`python: /opt/train/bin/python`, for all hosts or for
-one), or install torch for the named interpreter.
+Fix: name the environment's interpreter in the hosts file (`python: /opt/train/bin/python`, for all hosts or for one),
+or install torch for the interpreter that is named there now.
 """
 
 from nccl_doctor.checks.effects import STARTING

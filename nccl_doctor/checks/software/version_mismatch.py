@@ -1,28 +1,29 @@
 """Hosts differ in the Python, torch, CUDA, NCCL, NCCL plugin or driver that training will use.
 
-What it means: NCCL refuses to form a communicator from different builds (from 2.23 on with "Mismatched NCCL version
-detected", before that by a hang or "Message truncated"). Different torch releases have different wire formats of store
-and gloo, and different numerical results if they do start.
+What it means: NCCL can't form a communicator from different builds (from 2.23 on it fails with "Mismatched NCCL version
+detected"; before that, it hangs or fails with "Message truncated"). Different torch releases use different wire formats
+for the store and gloo, and give different numerical results if the job does start.
 
 What differs and matters:
 
 - torch's release (2.9 against 2.8, 2.9.0 against 2.9.1) and its CUDA: an error.
-- NCCL's version, from the library that torch really loads, otherwise from torch's wheel: an error.
-- NCCL's plugins (aws-ofi-nccl and the like), present on one host and not on another, or of another version: an error,
-  since the two ends of a connection would use different transports.
-- Python's minor version (3.10 against 3.11): a warning, since pickled objects and compiled extensions may not fit.
-- The driver's branch (570 against 580): a warning, since NCCL would use features of the newer one, such as NVLink
-  SHARP, only on some ranks. For AMD, the release of the amdgpu module (6.8 against 6.10): a ROCm release is supported
-  with drivers up to two releases older or newer.
+- NCCL's version, from the library that torch really loads or, if that is unknown, from torch's wheel: an error.
+- NCCL's plugins (aws-ofi-nccl and the like), present on one host but not on another, or in different versions: an
+  error, since the two ends of a connection would use different transports.
+- Python's minor version (3.10 against 3.11): a warning, since pickled objects and compiled extensions may not be
+  compatible.
+- The driver's branch (570 against 580): a warning, since NCCL would use the newer branch's features, such as NVLink
+  SHARP, only on some ranks. For AMD, the release of the amdgpu module (6.8 against 6.10): a ROCm release supports
+  drivers up to two releases older or newer.
 
 What does not matter, and is not reported: Python's patch release, the driver's minor releases within a branch, the
 kernel, and the build tag in torch's version ("+cu128"; the CUDA version is compared separately).
 
 How we know: the metadata of each host's training interpreter, without importing torch; libnccl's own answer; the
-digests of the plugins' files; nvidia-smi, and for ROCm /sys/module/amdgpu/version; and if the all-reduce ran, what its
+digests of the plugins' files; nvidia-smi, and for ROCm /sys/module/amdgpu/version; and, if the all-reduce ran, what its
 ranks really loaded. The majority counts as right, and the others are named.
 
-Fix: install the same versions everywhere, or name interpreters with them in the hosts file.
+Fix: install the same versions everywhere, or name interpreters that have the same versions in the hosts file.
 """
 
 import re

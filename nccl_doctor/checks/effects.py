@@ -16,7 +16,7 @@ CONNECTIONS = Effect(
 SILENCE = Effect(
     (*WAITS, "connection-timed-out", *GIVING_UP, LOST, "peer-died", "nccl-unknown-error"),
     Reach.MEETS,
-    "packets vanish without an answer: whoever sends them waits",
+    "packets vanish without an answer, so the sender waits",
 )
 NCCL_CONNECTIONS = Effect(
     ("hang", *_DIALS, LOST, "peer-died", "wrong-interface", "nccl-unknown-error", "plugin-fault", "ib-fault"),
@@ -46,19 +46,19 @@ RDMA = Effect(
 PINNING = Effect(
     ("memlock-low", "ib-fault", "nccl-unknown-error"),
     Reach.OWN,
-    "ibv_reg_mr and ibv_create_cq answer ENOMEM beyond what may be locked",
+    "ibv_reg_mr and ibv_create_cq fail with ENOMEM beyond what may be locked",
     ("nccl",),
 )
 SHARED_MEMORY = Effect(
     ("SIGBUS", "shm-exhausted", "shm-attach-failed", "nccl-unknown-error"),
     Reach.OWN,
-    "NCCL keeps its buffers between ranks of a host in /dev/shm; a page without room there raises SIGBUS",
+    "NCCL keeps its buffers between ranks of a host in /dev/shm; a write that finds no room there raises SIGBUS",
     ("nccl",),
 )
 FILES = Effect(
     ("nofile-low", "plugin-fault", "shm-attach-failed", "nccl-unknown-error", "hostname-unresolvable"),
     Reach.OWN,
-    "open(2), socket(2) and accept(2) answer EMFILE",
+    "open(2), socket(2) and accept(2) fail with EMFILE",
 )
 SLOW = Effect(("slow",), Reach.MEETS, "a ring is as fast as its slowest link")
 SOCKETS = Effect(

@@ -1,4 +1,4 @@
-"""``nccl-doctor hang``: the rank, host, pid and line for which a hanging job waits."""
+"""``nccl-doctor hang``: the rank, host, PID and line where a running job hangs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def hang(
     ] = 5.0,
     pid: Annotated[
         int | None,
-        typer.Option("--pid", metavar="PID", help="Process of the job to examine, if several jobs run.", min=1),
+        typer.Option("--pid", metavar="PID", help="Process of the job to examine, if several jobs are running.", min=1),
     ] = None,
     no_stacks: Annotated[bool, typer.Option("--no-stacks", help="Do not read the stacks of the ranks.")] = False,
     pause: Annotated[

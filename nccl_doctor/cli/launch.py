@@ -90,7 +90,7 @@ def launch(
         for warning in result.warnings:
             sys.stderr.write(f"warning: {clean(out.hidden(warning))}\n")
         if any(out.hidden(one.command) != one.command for one in result.commands):
-            sys.stderr.write("warning: the lines hold what looks like a secret, whole, since they are to be pasted\n")
+            sys.stderr.write("warning: the lines show what looks like a secret, since they are to be pasted\n")
         out.show(result)
         return 0
 

@@ -84,7 +84,7 @@ class Tools:
         return self._on_hosts("hang")
 
     def logs(self, text: str = "", path: str = "") -> CallToolResult:
-        """Diagnose a training or NCCL log, given as text or as the path of a file or folder below the server's own."""
+        """Diagnose a training or NCCL log, given as text or as the path of a file or folder under the server's own."""
         if bool(text) == bool(path):
             return _error("logs", "give either text or path")
         if len(text) > MOST_TEXT:
@@ -94,7 +94,7 @@ class Tools:
         files = self._files(path)
         if not files:  # whether it exists is not told
             below = ", ".join(str(folder.resolve()) for folder in self.folders)
-            return _error("logs", f"{path} is no log below {below}, of which this server reads regular files (--logs)")
+            return _error("logs", f"{path} is not a log in {below}, of which this server reads regular files (--logs)")
         return self._run("logs", "--", *map(str, files))
 
     def explain(self, words: str = "") -> CallToolResult:
@@ -133,7 +133,7 @@ class Tools:
         """
         with self._lock:
             if command in self._busy:
-                return _error(command, "another call of it runs; wait for its answer")
+                return _error(command, "another call of it is running; wait for its answer")
             self._busy.add(command)
         try:
             return self._answered(command, words, text)

@@ -274,7 +274,7 @@ class LoginOptions:
 
 @dataclass(frozen=True)
 class JobOptions(LoginOptions):
-    """Settings of the job that can also stand in the hosts file."""
+    """Settings of the job that can also be in the hosts file."""
 
     master_port: Annotated[
         int | None, of_job("--master-port", metavar="PORT", help="Port of the master (rank 0), 1 to 65535.", min=1)
@@ -420,7 +420,7 @@ class WatchOptions:
         False
     )
     wait: Annotated[
-        bool, of_watch("--wait", help="Wait for a job to start; with --keep-watching also for the next.")
+        bool, of_watch("--wait", help="Wait for a job to start; with --keep-watching, also for the next one.")
     ] = False
     every: Annotated[
         float, of_watch("--every", metavar="SECONDS", help="Seconds between two samples, 1 to 3600.", min=1, max=3600)

@@ -345,8 +345,8 @@ def _remainder(batch: int, world: int) -> str:
     if batch % world == 0 and batch > 0:
         return ""
     near = nearest(batch, world)
-    sizes = "batch sizes that do" if len(near) > 1 else "batch size that does"
-    return f"{batch} does not divide evenly among {world} ranks; the nearest {sizes}: {' and '.join(map(str, near))}"
+    sizes = "batch sizes that do are" if len(near) > 1 else "batch size that does is"
+    return f"{batch} does not divide evenly among {world} ranks; the nearest {sizes} {' and '.join(map(str, near))}"
 
 
 def model_size(line: LaunchLine) -> int | None:

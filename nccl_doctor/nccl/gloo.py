@@ -24,7 +24,7 @@ LOOPBACK = "127.0.0.1"
 
 
 def gloo_devices_of(host: Host) -> tuple[Chosen, ...] | Failure | None:
-    """Return gloo's devices in a job on a host; None if a necessary fact is unknown."""
+    """Return the devices that gloo uses for a job on a host; None if a necessary fact is unknown."""
     facts = host.facts
     if facts is None:
         return None
@@ -40,8 +40,9 @@ def gloo_devices(
 ) -> tuple[Chosen, ...] | Failure | None:
     """Return the devices that gloo binds to, or why it does not start.
 
-    One for each name in the comma-separated list. Without the variable it is the first local address of the host's own
-    name, or 127.0.0.1 if there is none; None if that name's resolution is unknown.
+    There is one for each name in the variable's comma-separated list. Without the variable, gloo uses the first local
+    address to which the host's own name resolves, or 127.0.0.1 if there is none. The result is None if it is unknown
+    how that name resolves.
     """
     value = variables.get(GLOO_SOCKET_IFNAME, "")
     if len(value) > 1:
@@ -72,7 +73,7 @@ Reaches = Callable[[str, str], bool]  # whether a host (by name) can reach an ad
 
 
 def lost_to(host: str, addresses: Mapping[str, str], reaches: Reaches) -> tuple[str, ...]:
-    """Return the hosts with which gloo can't connect because of the address of ``host``."""
+    """Return the hosts that gloo can't connect to ``host`` because of the latter's address."""
     own = address_of(addresses[host])
     found = []
     for name, text in addresses.items():

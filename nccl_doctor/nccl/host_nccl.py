@@ -90,7 +90,10 @@ class HostNccl:
 def host_nccl(
     host: Host, overrides: Mapping[str, str] = _AS_IT_IS, version: Version | None = None
 ) -> HostNccl | Unknown:
-    """Return a reached host as NCCL sees it, with other variables (``overrides``) or for another ``version``."""
+    """Return a reached host as NCCL sees it.
+
+    ``overrides`` replace variables, and ``version`` the host's NCCL version.
+    """
     facts = host.facts
     if facts is None:
         return unknown(f"{host.name} was not reached")
@@ -137,7 +140,7 @@ def host_nccl(
 
 
 def _whichever(host: Host, facts: HostFacts, overrides: Mapping[str, str], interfaces: Interfaces) -> Choice | Unknown:
-    """Return the choice on which all versions agree that the host's torch may have."""
+    """Return the choice that is the same in all NCCL versions that the host's torch may have."""
     torch = facts.torch
     names = facts.resolution if isinstance(facts.resolution, Names) else Names(own={})
     old, new = (_variables(host, facts, overrides, version) for version in (OLDEST, CONF_FILE))
@@ -203,9 +206,11 @@ def nccl_version(facts: HostFacts) -> Version | None:
 
 
 def socket_interfaces(host: Host) -> tuple[Chosen, ...]:
-    """Return the interfaces over which NET/Socket transfers data, with GPUs or without.
+    """Return the interfaces over which NET/Socket transfers data, with or without GPUs.
 
-    There are none if NCCL uses RDMA devices, and if a necessary fact is unknown.
+    There are none if NCCL uses RDMA devices or a necessary fact is unknown.
+
+
     """
     side = host_nccl(host)
     if not isinstance(side, HostNccl) or host.facts is None:

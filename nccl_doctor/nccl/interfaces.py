@@ -11,7 +11,7 @@ Rules of NCCL 2.4 to 2.30: src/misc/socket.cc ``ncclSocketGetAddrFromString`` an
 The syntax of NCCL_SOCKET_IFNAME:
 
 ``[^][=]TOKEN[,TOKEN…]``: "^" makes it a list of interfaces to avoid, "=" means complete names instead of prefixes, and
-both apply to the whole list. Blanks and case are significant, the order of the list is not.
+both apply to the whole list. Blanks and case are significant, but the order of the list is not.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Remote:
 
 
 def parse_comm_id(value: str, interfaces: Interfaces, names: Resolver) -> Remote | str | Unknown:
-    """Return the address in NCCL_COMM_ID, or NCCL's message if it refuses it."""
+    """Return the address in NCCL_COMM_ID, or NCCL's message if it refuses the value."""
     if not is_read(value):
         return INVALID
     if value.startswith("["):
@@ -114,7 +114,7 @@ def _bracketed(value: str, interfaces: Interfaces) -> Remote | str | Unknown:
 
 
 def on_subnet(entry: InterfaceAddress, remote: Remote) -> bool:
-    """Return whether the remote address is in the same subnet (``matchSubnet``)."""
+    """Return whether the remote address is in the entry's subnet (``matchSubnet``)."""
     local = numeric(entry.address)
     if local is None or entry.netmask is None or local.version != remote.address.version:
         return False
@@ -158,7 +158,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class Choice:
-    """NCCL's choice on a host: the bootstrap's interface, and NET/Socket's."""
+    """NCCL's choice on a host: the bootstrap's interface and those of NET/Socket."""
 
     bootstrap: Chosen | Failure
     net_socket: tuple[Chosen, ...]
@@ -170,7 +170,7 @@ _NO_NAMES: Resolver = Names(own={})
 def choose(
     interfaces: Interfaces, variables: Mapping[str, str], version: Version, names: Resolver = _NO_NAMES
 ) -> Choice | Unknown:
-    """Return NCCL's choice on a host, config files included in ``variables``."""
+    """Return NCCL's choice on a host; ``variables`` include those from config files."""
     return _choose(interfaces, variables, versions.behaviour(version), names)
 
 
@@ -182,10 +182,12 @@ def choose_all(
     before_conf_file: Mapping[str, str] | None = None,
     oldest: Version = versions.OLDEST,
 ) -> Choice | Unknown:
-    """Return the common choice of all versions from ``oldest`` on; Unknown if they differ.
+    """Return the choice of all versions from ``oldest`` on; Unknown if their choices differ.
 
-    They agree if bootstrap and NET/Socket use the same addresses; messages and result codes are those of the newest
-    version. ``before_conf_file`` are the variables for versions that do not read NCCL_CONF_FILE, if these differ.
+    Choices agree if the bootstrap and NET/Socket use the same addresses; messages and result codes are those of the
+    newest version. ``before_conf_file`` has the variables for versions that do not read NCCL_CONF_FILE, if they differ.
+
+
     """
     older = variables if before_conf_file is None else before_conf_file
     possible = [(since, how) for since, how in versions.CLASSES if since > oldest]
@@ -221,7 +223,10 @@ def _tell(choice: Choice | Unknown) -> str:
 
 
 def _choose(interfaces: Interfaces, variables: Mapping[str, str], how: Behaviour, names: Resolver) -> Choice | Unknown:
-    """Choose as ``bootstrapNetInit`` does (src/bootstrap.cc): NCCL_COMM_ID's subnet alone decides, if it is set."""
+    """Choose as ``bootstrapNetInit`` does (src/bootstrap.cc).
+
+    If NCCL_COMM_ID is set, its subnet alone decides.
+    """
     comm_id = variables.get("NCCL_COMM_ID")
     remote = parse_comm_id(comm_id, interfaces, names) if comm_id is not None else None
     if isinstance(remote, Unknown):
@@ -267,7 +272,10 @@ FAMILIES = {"AF_INET": "inet", "AF_INET6": "inet6"}
 
 
 def _find(interfaces: Interfaces, spec: Spec, how: Behaviour, family: str | None, reason: str) -> tuple[Chosen, ...]:
-    """Return what ``findInterfaces`` in src/misc/socket.cc (src/os/linux.cc from 2.29.2) finds, with each name once."""
+    """Return what ``findInterfaces`` finds, with each name once.
+
+    It is in src/misc/socket.cc, from 2.29.2 on in src/os/linux.cc.
+    """
     found: dict[str, Chosen] = {}
     for entry in usable(interfaces, family, running_only=how.running_only):
         if spec.accepts(entry.interface) and entry.interface not in found:
@@ -288,7 +296,10 @@ def usable(interfaces: Interfaces, family: str | None, *, running_only: bool) ->
 
 
 def _same_subnet(interfaces: Interfaces, remote: Remote) -> tuple[Chosen, ...]:
-    """Return the first match only, as ``ncclFindInterfaceMatchSubnet``, whatever list, family and IFF_RUNNING are."""
+    """Return only the first match, as ``ncclFindInterfaceMatchSubnet`` does.
+
+    The list, the family and IFF_RUNNING do not matter.
+    """
     reason = f"on the subnet of NCCL_COMM_ID ({remote.address})"
     hits = (Chosen(e.interface, e.address, reason) for e in interfaces.addresses if on_subnet(e, remote))
     return tuple(hits)[:1]

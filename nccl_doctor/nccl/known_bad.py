@@ -1,4 +1,4 @@
-"""Known faults of NCCL's versions (known_bad.json), and those that a run's own words fit."""
+"""Known faults of NCCL versions (known_bad.json), and those that match a run's log."""
 
 from __future__ import annotations
 
@@ -23,9 +23,12 @@ ON_ARM = ("GB10", "GH200", "GB200", "GB300")
 
 
 def fitting(version: str, gpus: Iterable[str], ranks: Mapping[str, int]) -> Iterator[dict[str, Any]]:
-    """Yield the rows for a version, the names of GPUs, and the number of ranks by host, as far as a log names them.
+    """Yield the rows that match a version, the names of GPUs, and the number of ranks by host.
+
+    GPUs and ranks are those that a log names.
 
     A row about a plugin's version or about a variable is left out, since a log rarely shows these.
+
     """
     try:
         number = parse_version(version)

@@ -1,25 +1,25 @@
 """Messages of NCCL, RCCL and torch whose meaning is certain: warnings, and errors about a port.
 
-``messages.json`` has the WARN texts of NVIDIA/nccl at 62 tags (2.3.5 to 2.30.7), as printf templates with the first and
-the last tag, by diagnosis. ``benign`` are those after which NCCL goes on unharmed; ``nccl-unknown-error`` has those
-that only its developers can act on.
+``messages.json`` has the WARN texts of NVIDIA/nccl at 62 tags (2.3.5 to 2.30.7), grouped by diagnosis, as printf
+templates with their first and last tag. ``benign`` has those after which NCCL continues normally;
+``nccl-unknown-error`` has those that only its developers can act on.
 
-``rccl_messages.json`` has those that RCCL alone prints (ROCm/rocm-systems, projects/rccl at 2026-11: src/init.cc,
-rccl_wrap.cc, misc, graph, transport), by diagnosis, without releases. Some are errors without a level:
-``host:pid:tid [dev] [FATAL ERROR]: text`` (src/debug.cc).
+``rccl_messages.json`` has those that only RCCL prints (ROCm/rocm-systems, projects/rccl at 2026-11: src/init.cc,
+rccl_wrap.cc, misc, graph, transport), by diagnosis, without releases. Some are errors without a level: ``host:pid:tid
+[dev] [FATAL ERROR]: text`` (src/debug.cc).
 
-Forms of "Address already in use", with the first torch that has each (torch/csrc/distributed/c10d/socket.cpp,
+Forms of "Address already in use", with the first torch version that has each (torch/csrc/distributed/c10d/socket.cpp,
 TCPStoreLibUvBackend.cpp):
 
 - up to 1.10: ``RuntimeError: Address already in use``, without the port
 - 1.11: ``The server socket has failed to bind to [::]:29500 (errno: 98 - Address already in use).``, and the same for
-  ``0.0.0.0`` or, where the address has no text, ``?UNKNOWN?``; errno 13 for a port that only root may have
+  ``0.0.0.0`` or, where the address has no text, ``?UNKNOWN?``; errno 13 for a port that only root may bind
 - 2.1: ``listen fd 5 is bound to port 29501, expected to be bound to port 29500``
 - 2.2 with libuv, the default since 2.4: ``useIpv6: 0, code: -98, name: EADDRINUSE``, without the port
 - 2.7: the same with ``port: 29500, useIpv6: false`` in front; code -48 on macOS
 
-NCCL's own ``Call to bind failed`` is different: it requests any free port from the kernel (src/misc/socket.cc), so it
-fails if the ephemeral ports are exhausted.
+NCCL's own ``Call to bind failed`` is different: NCCL requests any free port from the kernel (src/misc/socket.cc), so
+the call fails if the ephemeral ports are exhausted.
 """
 
 from __future__ import annotations
@@ -42,7 +42,10 @@ _LEAST = 8  # a template needs a literal part of this length, otherwise it would
 
 @dataclass(frozen=True)
 class Meaning:
-    """A known warning: its diagnosis, "benign" or "nccl-unknown-error", and the releases that have it ("": unknown)."""
+    """A known warning: its diagnosis, "benign" or "nccl-unknown-error", and the releases that have it.
+
+    A release is "" if it is unknown.
+    """
 
     name: str
     template: str
@@ -70,7 +73,7 @@ def meaning(text: str) -> Meaning | None:
 
 @cache
 def _entries() -> dict[str, list[tuple[int, _Entry]]]:
-    """Return (position in the order of trial, entry) by a word that each matching text has, or by ""."""
+    """Return (position in the order of matching, entry) by a word that each matching text has, or by ""."""
     long_enough = (entry for entry in map(_entry, catalogue()) if len(entry.plain) >= _LEAST)
     by_word: dict[str, list[tuple[int, _Entry]]] = {}
     ordered = sorted(long_enough, key=lambda entry: (-len(entry.plain), -len(entry.meaning.template)))

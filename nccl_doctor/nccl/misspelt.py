@@ -2,9 +2,9 @@
 
 NCCL, torch and gloo ignore a name that they do not know, so a misspelt one has no effect and leaves no message. A name
 is taken for a misspelt one if its words are those of a known name with a few wrong letters, in another order, without
-the family of NCCL's variables (IB, NET, SOCKET), or with ENABLE for DISABLE. Otherwise nothing is suggested: a similar
-name of another meaning (NCCL_IB_TIMEOUT for NCCL_TIMEOUT) is worse than none. A name may also have blanks or "export"
-before it, in a config file, of which NCCL makes a part of the name.
+the family of NCCL's variables (IB, NET, SOCKET), or with ENABLE for DISABLE. For any other name nothing is suggested,
+because a similar name with a different meaning (NCCL_IB_TIMEOUT for NCCL_TIMEOUT) is worse than none. In a config file,
+a name may also have blanks or "export" before it, which NCCL takes as part of the name.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _GLOOS = (
     " ENABLE_RANK_AS_SEQUENCE_NUMBER"
 )
 GLOO_NAMES = frozenset(f"GLOO_{part}" for part in _GLOOS.split())
-"""Variables of gloo and of torch's backend for it, read in the libraries of torch 2.13."""
+"""Variables of gloo and of torch's backend for it, as found in the libraries of torch 2.13."""
 
 ALIKE = 0.75  # difflib's ratio from which a word counts as a misspelt other one: DEBGU, DEBUG
 ALIKE_AS_A_WHOLE = 0.9  # the same of names without underscores: GIDINDXE, GIDINDEX
@@ -48,7 +48,7 @@ Words = tuple[str, ...]
 
 @dataclass(frozen=True)
 class Meant:
-    """A variable that a misspelt name probably stands for; ``opposite``: it is set by the opposite value."""
+    """A variable that a misspelt name probably stands for; ``opposite``: it needs the opposite value."""
 
     name: str
     opposite: bool = False
@@ -67,14 +67,17 @@ def reader(name: str) -> str | None:
 
 
 def _of_torch(name: str) -> str | None:
-    """Return torch's variable of which the name differs in the first two words: TORH_NCCL_…, TORCH_NCLL_…."""
+    """Return the torch variable whose first two words are misspelt: TORH_NCCL_…, TORCH_NCLL_…."""
     first, second, rest = (*_bare(name).split("_", 2), "", "")[:3]
     right = f"TORCH_NCCL_{rest}"
     return right if right in TORCH_NAMES and _is_alike(first, "TORCH") and _is_alike(second, "NCCL") else None
 
 
 def is_known(name: str) -> bool:
-    """Return whether NCCL, a plugin, torch, gloo or a build reads it, or nothing here says whose variable it is."""
+    """Return whether NCCL, a plugin, torch, gloo or a build reads the variable.
+
+    This is also true if nothing here says whose variable it is.
+    """
     if reader(name) != "NCCL":
         return reader(name) is None or name in TORCH_NAMES or name in GLOO_NAMES
     known = name in register() or name in BUILD_NAMES or name in PYTORCH_NAMES
@@ -103,7 +106,7 @@ def meant(name: str) -> Meant | None:
 
 
 def advice(name: str) -> str | None:
-    """Return where a time limit or a port is set, for which there is no such variable; None for other names."""
+    """Return how to set a time limit or port that has no such variable; None for other names."""
     if reader(name) == "gloo":
         return None
     words = _words(name)
@@ -121,12 +124,12 @@ def _known(*, gloo: bool) -> dict[str, Words]:
 
 
 def _bare(name: str) -> str:
-    """Return the name in capitals, without blanks and what stands before them."""
+    """Return the name in capitals, without blanks and anything before them."""
     return name.upper().split()[-1] if name.strip() else ""
 
 
 def _words(name: str) -> Words:
-    """Return the words behind those that say whose variable it is, in one spelling."""
+    """Return the words after those that say whose variable it is, in a uniform spelling."""
     words = _bare(name).replace("IF_NAME", "IFNAME").split("_")
     while words and words[0] in ("TORCH", "NCCL", "FR", "GLOO"):
         del words[0]

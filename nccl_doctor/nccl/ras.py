@@ -1,7 +1,8 @@
 """Answers of NCCL's RAS service (``ncclras``, port 28028): communicators, ranks, counts, and missing processes.
 
-Text since NCCL 2.24, JSON (``SET FORMAT json``) since 2.28.7 (src/ras/client_support.cc). The text names only the ranks
-of small groups and never the healthy ones; JSON names all ranks, but not processes without a known communicator.
+They are text since NCCL 2.24, or JSON (``SET FORMAT json``) since 2.28.7 (src/ras/client_support.cc). The text names
+only the ranks of small groups and never the healthy ones; JSON names all ranks, but not processes without a known
+communicator.
 
 Answers come from a host, so only numbers in range and short plain words are accepted.
 """
@@ -22,7 +23,7 @@ from nccl_doctor.text.hostlist import grouped
 
 
 class MalformedAnswerError(ValueError):
-    """It is no answer of RAS; the message is one sentence."""
+    """Error for text that is not an answer of RAS; its message is one sentence."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ class RasRank:
 
 @dataclass(frozen=True)
 class RankGroup:
-    """Ranks of one communicator with the same values, of those that differ among its ranks."""
+    """Ranks of one communicator that share a value in which the communicator's ranks differ."""
 
     topic: str  # a collective's name ("AllReduce"; "collective" in NCCL 2.24 and 2.25), "status" or "error"
     value: int | str  # collectives launched, a status, or NCCL's name of an error
@@ -295,7 +296,7 @@ class _Answer(BaseModel):
 
 
 def parse_json(text: str) -> RasAnswer:
-    """Return the answer to ``STATUS`` after ``SET FORMAT json``, or the errors of :func:`parse`."""
+    """Return the answer to ``STATUS`` after ``SET FORMAT json``, or raise the errors of :func:`parse`."""
     try:
         refuse_crowded(text.encode(errors="replace"), values=_MOST_VALUES, containers=_MOST_CONTAINERS, depth=_DEEPEST)
         try:
@@ -337,7 +338,10 @@ _MOST_LINES = 200_000  # lines of a report: more than fit into the 8 MiB that ar
 
 
 def parse(text: str) -> RasAnswer:
-    """Return RAS' answer to ``STATUS`` or ``VERBOSE STATUS``, in either format; CrowdedError, MalformedAnswerError."""
+    """Return RAS's answer to ``STATUS`` or ``VERBOSE STATUS``, in either format.
+
+    It may raise CrowdedError or MalformedAnswerError.
+    """
     if text.lstrip().startswith("{"):
         return parse_json(text)
     if "NCCL version" not in text and "Communicators..." not in text:

@@ -2,11 +2,11 @@
 
 Rules of NCCL 2.18 to 2.30.7: src/transport/net_ib.cc, from 2.29.2 net_ib/init.cc and net_ib/connect.cc
 (``ncclIbInitDevices``, ``ncclIbGetGidIndex``), src/misc/utils.cc ``parseStringList``, and from 2.24 src/graph/topo.cc
-``ncclTopoAutoMerge``. A port is in the list if it is ACTIVE, InfiniBand or Ethernet, and NCCL_IB_HCA accepts it. A port
-that is down is missing, and those after it move up. NCCL_IB_HCA filters but does not order.
+``ncclTopoAutoMerge``. A port is in the list if it is ACTIVE, its link layer is InfiniBand or Ethernet, and NCCL_IB_HCA
+accepts it. A port that is down is missing, and those after it move up. NCCL_IB_HCA filters but does not order.
 
-Compared with the real library, which lists simulated devices without a GPU (scripts/rdma-fuzz): 2.21.5 fuses the same,
-and 2.26 to 2.32.3 list the same ports in the same order and choose the same GIDs; NCCL_IB_SORT_MERGE_NICS and
+Compared with the real library, which lists simulated devices without a GPU (scripts/rdma-fuzz): 2.21.5 fuses the same
+ports, and 2.26 to 2.32.3 list the same ports in the same order and choose the same GIDs; NCCL_IB_SORT_MERGE_NICS and
 NCCL_IB_RAIL_POLICY of 2.32 change neither. Before 2.26, comparing an empty entry ends the connection with an error.
 
 The kernel lists devices in the order of their registration, which the numbers of /dev/infiniband/uverbsN show.
@@ -141,7 +141,7 @@ def _search(table: Mapping[int, RdmaGid], count: int, variables: Variables, vers
 
 
 def _range(text: str, *, v4: bool) -> ipaddress.IPv4Network | ipaddress.IPv6Network | None:
-    """Return NCCL_IB_ADDR_RANGE; None (every address) if it is no range of the family."""
+    """Return NCCL_IB_ADDR_RANGE; None (every address) if it is not a range of the family."""
     if "/" not in text:
         return None
     try:
@@ -166,7 +166,7 @@ class Entry:
 
     @property
     def label(self) -> str:
-        """``mlx5_0``, or with the port number if the device has several ports."""
+        """``mlx5_0``, with the port number if the device has several ports."""
         return f"{self.device.name}:{self.port.number}" if len(self.device.ports) > 1 else self.device.name
 
     @property
@@ -191,7 +191,7 @@ class Nic:
 
 @dataclass(frozen=True)
 class RdmaList:
-    """A host's devices as NCCL lists them; ``off`` is why it does not use any."""
+    """A host's devices as NCCL lists them; ``off`` is the reason if it uses none."""
 
     devices: tuple[RdmaDevice, ...]
     variables: Variables = field(hash=False)
@@ -232,9 +232,13 @@ class RdmaList:
 
     @cached_property
     def refused(self) -> Entry | None:
-        """The first entry whose GID index is beyond its port's table; because of it NCCL from 2.31 on uses no device.
+        """The first entry whose GID index is beyond its port's table.
 
-        Since then ``ncclIbInitDevices`` queries each port's GID (net_ib/init.cc) and fails if there is none.
+        Because of it, NCCL uses no device from 2.31 on.
+
+        Since 2.31 ``ncclIbInitDevices`` queries each port's GID (net_ib/init.cc) and fails if there is none.
+
+
         """
         asked = self.entries if self.version >= GID_READ_AT_INIT else ()
         return next((e for e in asked if e.is_roce and 0 < (e.port.gid_count or 0) <= e.gid.index), None)
@@ -283,7 +287,7 @@ class RdmaList:
 
 
 def list_rdma(devices: Sequence[RdmaDevice], variables: Variables, version: Version | None) -> RdmaList:
-    """Return a host's devices as NCCL of a version lists them; the newest version if none is known."""
+    """Return a host's devices as this version of NCCL lists them, or the newest if it is unknown."""
     return RdmaList(tuple(devices), variables, version or NEWEST, _off(variables))
 
 
@@ -314,14 +318,14 @@ def fuse(entries: Sequence[Entry], variables: Variables, version: Version) -> tu
 
 
 def _card(device: RdmaDevice, *, vfs: bool) -> tuple[str, ...]:
-    """Return the PCI path with function 0, and with device 0 if virtual functions count as their card."""
+    """Return the PCI path with function 0, and device 0 if virtual functions count as part of their card."""
     *way, own = device.pci or ("",)
     zeroed = re.sub(r"(:)..\.(.)$" if vfs else r"(\.)(.)$", r":00.0" if vfs else r".0", own)
     return (*way, zeroed)
 
 
 def _by_card(entries: Iterable[Entry], *, vfs: bool) -> list[list[Entry]]:
-    """Fuse ports as 2.20 to 2.23: at most two ports of one card, chip and link layer."""
+    """Fuse ports as 2.20 to 2.23 do: at most two ports of one card, chip and link layer."""
     groups: list[list[Entry]] = []
 
     def same(first: Entry, other: Entry) -> bool:
@@ -335,7 +339,10 @@ def _by_card(entries: Iterable[Entry], *, vfs: bool) -> list[list[Entry]]:
 
 
 def _by_path(entries: Sequence[Entry], variables: Variables, version: Version, *, vfs: bool) -> list[list[Entry]]:
-    """Fuse ports as from 2.24 on: those in NCCL_NET_FORCE_MERGE, then all within the level's distance of the first."""
+    """Fuse ports as 2.24 and later versions do.
+
+    Those in NCCL_NET_FORCE_MERGE come first, then all within the level's distance of the first port.
+    """
     groups = list(_forced(entries, variables))
     forced = {entry.index for group in groups for entry in group}
     left = [entry for entry in entries if entry.index not in forced]

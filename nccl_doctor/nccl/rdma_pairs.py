@@ -1,9 +1,9 @@
 """Pairs of RDMA devices that NCCL connects between two hosts, and whether they can communicate.
 
 Channel c of one host is connected to channel c of the next, so devices are paired by their places in each host's list,
-and members of fused devices again by place. NCCL does not check whether two devices can reach each other; a RoCE queue
-pair resolves its peer's address over the network interface that has the pair's own address. Only with
-NCCL_IB_SUBNET_AWARE_ROUTING=1 (from 2.30.7) each side chooses a device in a network of the other.
+and so are the members of fused devices. NCCL does not check whether two devices can reach each other; a RoCE queue pair
+resolves its peer's address over the network interface that has the pair's own address. Only with
+NCCL_IB_SUBNET_AWARE_ROUTING=1 (from 2.30.7) does each side choose a device in a network of the other.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ def _by_fabric(a: Side, here: Entry, b: Side, there: Entry) -> Talk:
 
 
 def _by_way(a: Side, here: Entry, b: Side, there: Entry, mesh: Mesh | None) -> Talk:
-    """Return the path of packets from a's port to b's: as observed, otherwise from a's routes."""
+    """Return the path of packets from a's port to b's: as observed, or else by a's routes."""
     gid, target = here.gid.entry, there.gid.entry
     assert gid is not None, "_unlike has seen to it"
     assert target is not None, "likewise"
@@ -206,7 +206,10 @@ def _aware(side: Side) -> bool:
 
 
 def _by_subnet(a: Side, own: Nic, b: Side, other: Nic) -> tuple[Nic, Nic]:
-    """Return the connecting side's device, chosen by the listener's networks, and then the listener's by that one's."""
+    """Return the connecting side's device and the listener's.
+
+    The first is chosen by the listener's networks, the second by the networks of the first.
+    """
     here = _sharing(a, own, other)
     return here, _sharing(b, other, here)
 
@@ -296,7 +299,7 @@ class ClusterRdma:
         return tuple(found)
 
     def lasting(self) -> dict[str, str] | None:
-        """Return NCCL_IB_HCA by host that pairs devices of one network; None if that leaves no device."""
+        """Return, by host, an NCCL_IB_HCA that pairs devices of one network; None if that leaves no device."""
         keys = {name: [_meeting(side, entry) for entry in side.rdma.entries] for name, side in self.sides.items()}
         if not keys or any(key is None for own in keys.values() for key in own):
             return None
@@ -336,7 +339,7 @@ class ClusterRdma:
 
     @cached_property
     def gid_faults(self) -> tuple[tuple[str, Entry, str], ...]:
-        """Host, port and fault of each GID that is missing, or of a type unlike most others at its place."""
+        """Host, port and fault of each GID that is missing, or has a different type from most at its place."""
         return tuple(itertools.chain.from_iterable(self._gids_at(place) for place in range(self._most)))
 
     @property
@@ -369,7 +372,10 @@ class ClusterRdma:
 
 
 def _meeting(side: Side, entry: Entry) -> object:
-    """Return a key that ports share if no gateway is between them; None if unknown or no list can name the device."""
+    """Return a key that ports share if no gateway is between them.
+
+    It is None if it is unknown, or if no list can name the device.
+    """
     if not NAME.fullmatch(entry.device.name):
         return None
     if entry.is_roce:

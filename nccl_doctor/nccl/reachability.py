@@ -4,7 +4,7 @@ There is no list of bad names: docker0 is as good as any interface whose address
 
 All hosts are asked about an address, or in a large cluster those whose answers may differ.
 
-One verdict per pair would be 16 million among 4,096 hosts, but hosts with the same routes give the same answer.
+One verdict per pair would mean 16 million for 4,096 hosts, but hosts with the same routes give the same answer.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ LOST = ("timed-out", "no-route", "unreachable")  # outcomes of a dial that reach
 
 
 class Reachable(Enum):
-    """Answers to whether an address can be reached; UNSURE if nothing shows it."""
+    """Answers to the question whether an address can be reached; UNSURE: nothing shows it."""
 
     YES = "yes"
     NO = "no"
@@ -129,13 +129,13 @@ class Reachability:
 
     @property
     def is_lost(self) -> bool:
-        """True if some hosts can't reach it and none provably can, so that it is at fault."""
+        """True if some hosts can't reach the address and none provably can, so that it is at fault."""
         answers = {verdict.answer for verdict in self.verdicts}
         return Reachable.NO in answers and Reachable.YES not in answers
 
     @property
     def is_unsure(self) -> bool:
-        """True if no host provably reaches it or fails to."""
+        """True if no host provably reaches the address or fails to."""
         return bool(self.verdicts) and all(verdict.answer is Reachable.UNSURE for verdict in self.verdicts)
 
     @property
@@ -170,7 +170,7 @@ MOST_OWNERS = 8  # owners of one address that are considered separately
 
 
 class Peers:
-    """Hosts by rank, which are asked about each other's addresses."""
+    """Hosts, in the order of their ranks, that are asked about each other's addresses."""
 
     def __init__(self, by_host: Mapping[str, HostNccl], mesh: Mesh | None) -> None:
         self._by_host, self._mesh = by_host, mesh
@@ -181,7 +181,7 @@ class Peers:
         """Return the hosts to ask about an address of a host, never that host itself.
 
         In a large cluster these are the master, its neighbours by rank, one host for each set of routes, those that
-        have the address, too, or no route to it, and those whose dials to the host failed.
+        have the address, too, those without a route to it, and those whose dials to the host failed.
         """
         wanted = self._names if len(self._names) <= EVERYBODY_UP_TO else self._some(host, address)
         return (self._by_host[name] for name in wanted if name != host)
@@ -196,7 +196,7 @@ class Peers:
 
     @cached_property
     def _kinds(self) -> list[str]:
-        """Hosts, of which each has another set of routes."""
+        """Hosts, each with a different set of routes."""
         found: dict[object, list[str]] = {}
         for name, one in self._by_host.items():
             routes = one.routes.reason if isinstance(one.routes, Unknown) else tuple(map(str, one.routes))

@@ -1,7 +1,7 @@
 """Settings with which NCCL uses interfaces over which all hosts reach each other.
 
-A suggestion is proven before it is shown: the model is run as if it were in the hosts file, and every address that NCCL
-would then use must be reachable from every other host.
+A suggestion is proven before it is shown: the model is run as if the suggestion were in the hosts file, and every
+address that NCCL would then use must be reachable from every other host.
 """
 
 from __future__ import annotations
@@ -23,7 +23,10 @@ from nccl_doctor.text.inet import Network, network_of, prefix_length
 Plan = dict[str, str]  # by host, the interface to use
 
 _MOST_NETS = 64
-"""Most networks to try for all hosts; a Kubernetes node may have thousands of addresses, each its own network."""
+"""Maximum number of networks to try for all hosts.
+
+A Kubernetes node may have thousands of addresses, each of which is its own network.
+"""
 
 
 @dataclass(frozen=True)
@@ -59,7 +62,7 @@ def suggest(hosts: tuple[Host, ...], now: Mapping[str, HostNccl], mesh: Mesh | N
 
 
 def works(hosts: tuple[Host, ...], plan: Plan, mesh: Mesh | None, accepted: tuple[Reachable, ...]) -> bool:
-    """Return whether only the planned interfaces are used, and reach each other."""
+    """Return whether NCCL uses only the planned interfaces and these reach each other."""
     after: dict[str, HostNccl] = {}
     for host in hosts:
         side = host_nccl(host, {"NCCL_SOCKET_IFNAME": f"={plan[host.name]}"})
@@ -128,7 +131,7 @@ def _merit(plan: Plan, now: Mapping[str, HostNccl], known: Mapping[str, HostNccl
 
 
 def fix(suggestion: Suggestion | None, otherwise: str) -> Fix:
-    """Return the remedy for a report, prose if nothing was proven."""
+    """Return the remedy for a report; it is prose if nothing was proven."""
     if suggestion is None:
         return Fix(summary=otherwise, risk="manual")
     common = suggestion.common
@@ -142,7 +145,7 @@ def fix(suggestion: Suggestion | None, otherwise: str) -> Fix:
 
 
 def move(suggestion: Suggestion, pictures: Mapping[str, HostNccl], master: str) -> Fix:
-    """Return the remedy that moves all of a job to another network."""
+    """Return the remedy that moves a whole job to another network."""
     parts = [
         setting("", name, {host: suggestion.variables(host)[name] for host in suggestion.interfaces})
         for name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")

@@ -1,16 +1,16 @@
 """Sources of NCCL's variables, and which definition takes precedence.
 
 NCCL reads ``$NCCL_CONF_FILE`` (from 2.23.4) or else ``~/.nccl.conf``, then ``/etc/nccl.conf``, and sets what is not set
-yet: so the process environment wins over both, and the first definition over later ones (src/misc/param.cc ``initEnv``
-and ``setEnvFile``, in 2.3 to 2.30; src/param/param.cc beside it from 2.29.7).
+yet, so the process environment wins over both files, and the first definition over later ones (src/misc/param.cc
+``initEnv`` and ``setEnvFile``, in 2.3 to 2.30; also src/param/param.cc from 2.29.7 on).
 
 The register of variables that NCCL, torch and plugins read.
 
 ``known_variables.json`` has those of NCCL: parameters and ``getenv`` calls in NVIDIA/nccl's source at the tags 2.3.5 to
-2.30.7, and strings in the nvidia-nccl wheels 2.31.2 and 2.32.3. "type" is "int" for what ``strtoll`` reads; "since" the
-first version that has it, "last" the last one, "removed" the first one without it.
+2.30.7, and strings in the nvidia-nccl wheels 2.31.2 and 2.32.3. "type" is "int" for what ``strtoll`` reads; "since" is
+the first version that has the variable, "last" the last one, and "removed" the first one without it.
 
-Values that NCCL reads in another way than intended.
+Values that NCCL does not read as intended.
 
 Numbers are read by ``strtoll(value, NULL, 0)``, which reads as far as it can: "1M" is 1, "010" is 8, and "true" is 0
 before 2.32 and the default from 2.32 on (found with the real libraries, scripts/rdma-fuzz); an overflow also gives the
@@ -62,7 +62,10 @@ class Variable:
 
 
 def parse_config(text: str) -> Iterator[tuple[str, str, int]]:
-    """Yield names, values and line numbers as NCCL reads them: not trimmed, "#" a comment only in the first column."""
+    """Yield names, values and line numbers as NCCL reads them.
+
+    Nothing is trimmed, and "#" starts a comment only in the first column.
+    """
     for number, line in enumerate(text.split("\n"), start=1):
         name, equals, value = line.partition("=")
         if equals and not line.startswith("#") and name:
@@ -76,7 +79,10 @@ def _cut(text: str) -> str:
 def resolve(
     node: Mapping[str, str], environment: Mapping[str, str], files: tuple[ConfigFile, ...], version: Version | None
 ) -> dict[str, Variable] | Unknown:
-    """Return all variables that NCCL sees (launcher, process, files) by name; doubtful if its version is unknown."""
+    """Return all variables that NCCL sees (launcher, process, files) by name.
+
+    If NCCL's version is unknown, those that depend on it are marked as doubtful.
+    """
     process = {name: _variable(name, value, ENVIRONMENT) for name, value in environment.items()}
     process |= {name: _variable(name, value, HOSTS_FILE) for name, value in node.items()}
     named = process.get("NCCL_CONF_FILE")
@@ -149,11 +155,11 @@ class Known:
     def absent(self, version: Version) -> str | None:
         """Return why this version does not know the variable; None if it does."""
         if version[:2] < _pair(self.since):
-            return f"NCCL knows it from {self.since} on"
+            return f"NCCL supports it only from {self.since} on"
         if self.removed is not None and version[:2] >= _pair(self.removed):
-            return f"NCCL knows it no more since {self.removed}"
+            return f"NCCL has not supported it since {self.removed}"
         if self.last is not None and version[:2] > _pair(self.last):
-            return f"NCCL knew it up to {self.last}"
+            return f"NCCL supported it up to {self.last}"
         return None
 
 
@@ -204,7 +210,7 @@ RANGES: dict[str, tuple[int, int]] = {
     "NCCL_NSOCKS_PERTHREAD": (1, 64),
     "NCCL_CROSS_NIC": (0, 2),
 }
-"""Smallest and largest value that has a meaning; -2, NCCL's "not set", is always one."""
+"""Smallest and largest value with a meaning; -2, NCCL's "not set", always has one."""
 
 TRUTH = ("true", "false", "yes", "no", "on", "off", "enable", "enabled", "disable", "disabled")
 """Truth words that people write where NCCL expects a number."""
@@ -233,7 +239,10 @@ _LEGACY = (
     " RETHROW_CUDA_ERRORS DUMP_ON_TIMEOUT WAIT_TIMEOUT_DUMP_MILSEC"
 )
 LEGACY_ONLY = frozenset(f"TORCH_NCCL_{name}" for name in _LEGACY.split())
-"""Those that nccl2 does not read at its start (torch 2.15, c10d/nccl2/ProcessGroupNCCLBackend.cpp)."""
+"""Variables of these that nccl2 does not read at its start.
+
+Source: torch 2.15, c10d/nccl2/ProcessGroupNCCLBackend.cpp.
+"""
 NCCL2_SWITCH = "TORCH_DIST_USE_NCCL2"
 _NCCL2_SINCE, _NCCL2_DEFAULT = (2, 14), (2, 15)
 
@@ -241,8 +250,8 @@ _NCCL2_SINCE, _NCCL2_DEFAULT = (2, 14), (2, 15)
 def uses_nccl2(torch: str, switch: str | None) -> bool | None:
     """Return whether "nccl" is the backend nccl2 in a version of torch; None if the version has no numbers.
 
-    ``switch`` is the value of TORCH_DIST_USE_NCCL2: it chooses nccl2 by 1 since torch 2.14, and the older backend by 0
-    since 2.15, in which nccl2 is the default (torch/distributed/distributed_c10d.py).
+    ``switch`` is the value of TORCH_DIST_USE_NCCL2: 1 chooses nccl2 since torch 2.14, and 0 the older backend since
+    2.15, in which nccl2 is the default (torch/distributed/distributed_c10d.py).
     """
     found = re.match(r"(\d{1,4})\.(\d{1,4})", torch, re.ASCII)
     if found is None:
@@ -274,9 +283,12 @@ _IFNAME = f"[^][=]name[,name…], the signs once and in front, at most {MAX_TOKE
 
 @dataclass(frozen=True)
 class BadValue:
-    """A value that NCCL or torch reads in another way than intended, and the allowed ones.
+    """A value that NCCL or torch does not read as intended, and the allowed ones.
 
-    ``reads`` is a phrase after the value; ``may_change``: later versions may accept it; ``is_fatal``: the job ends.
+    ``reads`` is a phrase that follows the value; ``may_change``: later versions may accept it; ``is_fatal``: the job
+    ends.
+
+
     """
 
     reads: str
@@ -294,7 +306,7 @@ def check_value(name: str, value: str, version: Version = NEWEST) -> BadValue | 
     if name == "NCCL_SOCKET_IFNAME":
         return _judge_ifname(value)
     if len(value) > 1 and value[0] == value[-1] and value[0] in "'\"" and name in register():
-        return BadValue("takes the quotes for a part of the value", "the value without quotes")
+        return BadValue("treats the quotes as part of the value", "the value without quotes")
     if words := EXACT_WORDS.get(name) or WORDS.get(name):
         return _judge_words(name, value, words)
     known = register().get(name)
@@ -308,7 +320,7 @@ def _judge_torch(value: str, allowed: str) -> BadValue | None:
         _FLAG: value.lower() in _FLAGS,
         _NUMBER_WORD: number is not None and whole_number(number[1]) in range(-(2**31), 2**31),
     }.get(allowed, value.upper() in _DEBUG_LEVELS)
-    return None if accepted else BadValue("refuses it: ranks abort or hang as they start", allowed, is_fatal=True)
+    return None if accepted else BadValue("refuses it, so ranks abort or hang as they start", allowed, is_fatal=True)
 
 
 def strtoll(value: str) -> tuple[int, str]:
@@ -331,10 +343,10 @@ def _judge_number(name: str, value: str, version: Version) -> BadValue | None:
     if number not in _INT64:
         return BadValue("uses its default, because the number is too large", allowed)
     if rest.strip():
-        reads = "uses its default" if version >= NO_NUMBER and rest == value else f"reads {number}"
+        reads = "uses its default" if version >= NO_NUMBER and rest == value else f"reads it as {number}"
         return BadValue(reads, allowed)
     if number != -2 and not low <= number <= high:
-        return BadValue(f"reads {number}, which is out of range", allowed, may_change=True)
+        return BadValue(f"reads it as {number}, which is out of range", allowed, may_change=True)
     return None
 
 
@@ -349,7 +361,7 @@ def _judge_words(name: str, value: str, words: tuple[str, ...]) -> BadValue | No
         return None
     known = {word.lower() for word in words}
     strange = [token for token in value.removeprefix("^").split(",") if token.lower() not in known]
-    return BadValue(f"does not know {strange[0]!r}", allowed, may_change=True) if strange else None
+    return BadValue(f"does not recognise {strange[0]!r}", allowed, may_change=True) if strange else None
 
 
 def _judge_ifname(value: str) -> BadValue | None:
@@ -359,7 +371,7 @@ def _judge_ifname(value: str) -> BadValue | None:
     signed = [token for token in tokens if token.startswith(("^", "="))]
     named = any(token.partition(":")[0] for token in tokens)
     misread = (
-        (any(token != token.strip() for token in tokens), "treats the blanks as part of the names"),
+        (any(token != token.strip() for token in tokens), "treats the spaces as part of the names"),
         (value[0] in "'\"" or value[-1] in "'\"", "treats the quotes as part of the names"),
         (bool(signed), f"looks for an interface called {signed[0]!r}" if signed else ""),
         (not named, "accepts no interface" if value[0] == "^" else "accepts every interface"),
@@ -369,7 +381,7 @@ def _judge_ifname(value: str) -> BadValue | None:
 
 
 RAILS: Version = (2, 30, 7)
-"""The first version that reads a rail and a plane in NCCL_IB_HCA, and routes by subnets."""
+"""The first version that reads a rail and a plane in NCCL_IB_HCA, and routes by subnet."""
 
 MOST_PORTS = 32  # ``MAX_IB_DEVS``: for the list, and for the items of NCCL_IB_HCA
 INT64 = range(-(2**63), 2**63)
@@ -377,8 +389,10 @@ Variables = Mapping[str, str]
 
 
 NO_NUMBER: Version = (2, 32, 0)
-"""The first version in which a value without a number ("true", "-") means the variable's default; before, it means
-0."""
+"""The first version in which a value without a number ("true", "-") means the variable's default.
+
+In earlier versions, it means 0.
+"""
 
 
 def integer(variables: Variables, name: str, default: int, version: Version) -> int:

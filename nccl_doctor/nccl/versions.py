@@ -6,8 +6,8 @@ unknown version all of them can be tried.
 Also variables that make a job's next failure diagnosable: torch's flight recorder, NCCL's log, Python's stacks after a
 crash.
 
-torch 2.2 brought the recorder (torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp, TORCH_NCCL_TRACE_BUFFER_SIZE), 2.9 the
-names that begin with TORCH_FR (FlightRecorder.hpp) and deprecated the older ones.
+torch 2.2 introduced the recorder (torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp, TORCH_NCCL_TRACE_BUFFER_SIZE). 2.9
+introduced the names that begin with TORCH_FR (FlightRecorder.hpp) and deprecated the older ones.
 """
 
 from __future__ import annotations
@@ -69,7 +69,10 @@ NCCL_OF_TORCH_2_8: Version = (2, 27, 3)
 
 
 def parse_version(text: str) -> Version:
-    """Return the version in "2.27.7", "2.27.5-1" or "2.28"; ValueError for text that is no version from 2.4 on."""
+    """Return the version in "2.27.7", "2.27.5-1" or "2.28".
+
+    It raises ValueError for text that is not a version from 2.4 on.
+    """
     found = _VERSION.fullmatch(text)
     if found is None:
         raise ValueError(f"{text!r} is not an NCCL version; give it as in 2.27.7")
@@ -110,7 +113,7 @@ ENTRIES = "2000"  # collectives that each rank keeps; torch 2.13's default
 
 
 def release(version: str) -> tuple[int, ...]:
-    """Major and minor number of a version of torch."""
+    """Return the major and minor number of a version of torch."""
     return tuple(int(part) for part in version.partition("+")[0].split(".")[:2] if part.isdecimal())
 
 

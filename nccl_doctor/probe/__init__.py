@@ -1,4 +1,6 @@
-"""The code that runs on the hosts, for Python 3.8 with the standard library; imports nothing else from this package.
+"""The code that runs on the hosts, for Python 3.8 with the standard library.
 
-Every ``deadline`` in it is a time of ``time.monotonic``.
+It imports nothing else from this package.
+
+Every ``deadline`` in it is a time on the clock of ``time.monotonic``.
 """

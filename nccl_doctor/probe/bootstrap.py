@@ -1,8 +1,8 @@
 """The first code that runs on a host: makes the shipped modules importable from memory, then serves.
 
-Sent as plain source by crew/start.py, which appends a call of :func:`start`. It must parse on any Python 3,
-so that it can refuse one that is too old; the modules behind it need Python 3.8. They come as source and as code that
-the controller's Python compiled: compiling takes 50 ms, which a host with the same Python saves. Each is packed
+It is sent as plain source by crew/start.py, which appends a call to :func:`start`. It must parse on any Python 3, so
+that it can refuse one that is too old; the modules that it loads need Python 3.8. They come as source and as code that
+the controller's Python compiled, because compiling takes 50 ms, which a host with the same Python saves. Each is packed
 separately, since most hosts need no source at all, and less than half of the code.
 """
 
@@ -19,7 +19,10 @@ from importlib._bootstrap_external import MAGIC_NUMBER
 
 ROOT = "nccl_doctor"
 LEAST_MEMORY = 256 << 20
-"""Least address space in bytes: the probe's threads need 150 MB, and importing torch needs more than twice that."""
+"""Minimum address space in bytes.
+
+The probe's threads need 150 MB, and importing torch needs more than twice that.
+"""
 
 
 class MemoryImporter:
@@ -43,7 +46,7 @@ class MemoryImporter:
         return importlib.machinery.ModuleSpec(fullname, self, is_package=package)  # type: ignore[arg-type]  # no base
 
     def create_module(self, _spec: object) -> None:
-        """Return None for the ordinary kind of module."""
+        """Return None, which stands for the ordinary kind of module."""
 
     def get_source(self, fullname: str) -> str:
         """Return the source of a module, which traceback uses through linecache."""
@@ -66,7 +69,7 @@ def file_name(module: str) -> str:
 
 
 def why_not() -> str:
-    """Return what this interpreter lacks to run the probe; "" for nothing."""
+    """Return what this interpreter lacks to run the probe; "" if it lacks nothing."""
     memory = resource.getrlimit(resource.RLIMIT_AS)[0]
     if 0 <= memory < LEAST_MEMORY:  # RLIM_INFINITY is -1
         return "ulimit -v is " + str(memory >> 10) + " KiB"

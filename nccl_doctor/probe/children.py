@@ -1,12 +1,12 @@
-"""Processes that the probe starts, and their certain end.
+"""Processes that the probe starts, and safety nets that are sure to end them.
 
-Three safety nets: everything is a descendant of the probe, which is a subreaper, so :func:`end_all` finds and kills the
-whole tree; every child has the kernel kill it when the probe dies (PR_SET_PDEATHSIG, prctl(2)); and the all-reduce's
-ranks do the same for the process that forked them.
+There are three: everything is a descendant of the probe, which is a subreaper, so :func:`end_all` finds and kills the
+whole tree; the kernel kills every child when the probe dies (PR_SET_PDEATHSIG, prctl(2)); and likewise the all-reduce's
+ranks when the process that forked them dies.
 
 torch needs a folder for its files. Each folder has a keeper, a shell that waits for the probe's end, however it ends
 (also by SIGKILL or SIGALRM), removes the folder and exits. The folder stays only if the keeper is killed at the same
-moment, as at the end of a whole control group.
+moment, as when a whole control group is killed.
 """
 
 from __future__ import annotations
@@ -53,14 +53,17 @@ def start(
 
 
 def die_with(parent: int) -> None:
-    """Have the kernel kill this child with the thread that forked it; a later change of user would undo it."""
+    """Have the kernel kill this child with the thread that forked it.
+
+    A later change of user would undo this.
+    """
     _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:  # the parent died before the prctl
         os._exit(1)
 
 
 def scratch() -> str:
-    """Return a new folder for a child's files, removed by :func:`remove_scratch` or the probe's end."""
+    """Return a new folder for a child's files, removed by :func:`remove_scratch` or when the probe ends."""
     import tempfile
 
     env = {**os.environ, "PATH": os.pathsep.join([*tools.SYSTEM, *tools.login_folders()])}
@@ -93,7 +96,7 @@ def remove_scratch(patience_s: float = 6.0) -> None:
 
 
 def end_all(patience_s: float = 2.0) -> None:
-    """Kill all descendants of this process, until none is left or the time is over."""
+    """Kill all descendants of this process, until none is left or the time is up."""
     deadline = time.monotonic() + patience_s
     while time.monotonic() < deadline:
         family = set(descendants(os.getpid())) - {keeper.pid for keeper in list(_keepers.values())}

@@ -1,4 +1,4 @@
-"""Runs a program in the namespaces and the root of a process, with no capability that this process may not have.
+"""Runs a program in a process's namespaces and root, with only capabilities that the process may have.
 
     python3 enter.py PID PROGRAM [ARGUMENT ...]
 
@@ -75,14 +75,14 @@ def enter(place: str) -> None:
 
 
 def _others(place: str, order: "tuple[tuple[str, int], ...]") -> "list[tuple[str, int, str]]":
-    """Return the namespaces in which the process differs from this one, of those that the kernel has."""
+    """Return the namespaces in which the process differs from this one, of the kinds that the kernel has."""
     known = [(name, kind, "{}ns/{}".format(place, name)) for name, kind in order]
     return [one for one in known if os.path.exists("/proc/self/ns/" + one[0])
             and os.readlink(one[2]) != os.readlink("/proc/self/ns/" + one[0])]  # fmt: skip
 
 
 def _limit(allowed: int, last: int) -> None:
-    """Drop all capabilities but these, of this number, also for programs that are run as root."""
+    """Drop all capabilities up to number ``last`` but those in ``allowed``, also for programs run as root."""
     for number in range(last + 1):
         if not allowed >> number & 1:
             _prctl(PR_CAPBSET_DROP, number)

@@ -24,7 +24,10 @@ def list_gpus(deadline: float) -> list[dict[str, Any]]:
 
 
 def query(what: str, fields: Sequence[str], deadline: float) -> str:
-    """Return ``nvidia-smi --query-WHAT=FIELDS``, no header or units; "" without NVIDIA's driver and tools."""
+    """Return the output of ``nvidia-smi --query-WHAT=FIELDS``, without header and units.
+
+    It is "" without NVIDIA's driver and tools.
+    """
     argv = ["nvidia-smi", f"--query-{what}={','.join(fields)}", "--format=csv,noheader,nounits"]
     try:
         return output(argv, deadline, accept=(0, NOT_FOUND, BAD_INFOROM))
@@ -36,7 +39,7 @@ def query(what: str, fields: Sequence[str], deadline: float) -> str:
 
 
 def parse_gpus(text: str) -> list[dict[str, Any]]:
-    """Return the rows of ``--format=csv,noheader,nounits``; ValueError with a line that is no row."""
+    """Return the rows of ``--format=csv,noheader,nounits``; ValueError if a line is not a row."""
     lines = [line for line in text.splitlines() if line.strip() and NO_DEVICES not in line and not WARNING.match(line)]
     found = [_gpu(line, place) for place, line in enumerate(lines)]
     driver = next((gpu["driver"] for gpu in found if gpu["driver"]), "")
@@ -44,12 +47,15 @@ def parse_gpus(text: str) -> list[dict[str, Any]]:
 
 
 WARNING = re.compile(r"WARNING: ", re.IGNORECASE)
-"""Beginning of lines behind the rows, such as one about an infoROM (nvidia-smi's exit status 14)."""
+"""Beginning of lines after the rows, such as one about an infoROM (nvidia-smi's exit status 14)."""
 BAD_INFOROM = 14
 FAULT = re.compile(
     r"\[(?!N/A\]|Not (?:Supported|Available|Found)\]|Insufficient Permissions\])([^\[\],]{1,60})\]|(ERR!)"
 )
-"""Words instead of a value that show a fault of the GPU: "[GPU is lost]", "[GPU requires reset]", "[Unknown Error]"."""
+"""Words in place of a value that show a fault of the GPU.
+
+Examples are "[GPU is lost]", "[GPU requires reset]" and "[Unknown Error]".
+"""
 UUID = re.compile(r"(?:(?:GPU|MIG)-)?[0-9a-fA-F][0-9a-fA-F-]{7,63}|\[[^\[\],]{1,60}\]|ERR!|N/A")
 
 
@@ -100,7 +106,10 @@ def list_gpu_processes(deadline: float) -> list[dict[str, Any]]:
 
 
 def parse_gpu_processes(text: str, numbers: str = "") -> list[dict[str, Any]]:
-    """Return the rows of ``--format=csv,noheader,nounits``; memory in MiB, None if the platform does not report it."""
+    """Return the rows of ``--format=csv,noheader,nounits``.
+
+    Memory is in MiB, or None if the platform does not report it.
+    """
     index = {uuid.strip(): int(number) for number, _, uuid in (row.partition(",") for row in numbers.splitlines())}
     found = []
     for line in text.splitlines():

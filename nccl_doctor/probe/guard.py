@@ -1,7 +1,7 @@
 """Decides which processes may be ended: what protects one absolutely, and what ``--force`` overrides.
 
-A job that somebody still watches is no leftover, however idle it is. A process chooses its names, so its name, its
-title and its program all count, but only against ending it; none proves that nobody watches.
+A job that somebody is still watching is no leftover, however idle it is. A process chooses its names, so its name, its
+title and its program all count, but only against ending it; none proves that nobody is watching.
 """
 
 from __future__ import annotations
@@ -140,7 +140,10 @@ class Refusal(NamedTuple):
 
 
 def refusal(job: JobProcesses, holders: Sequence[int], table: Table, grace_s: float) -> Refusal | None:
-    """Return why a job is not ended (for example, younger than ``grace_s``), or None; ``holders`` have the port."""
+    """Return why a job is not ended (for example, because it is younger than ``grace_s``), or None.
+
+    ``holders`` are the processes that hold the port.
+    """
     alive = [pid for pid in job.pids if pid in table.procs]
     # a zombie runs nothing, and can't show what it ran
     running = [pid for pid in alive if table.procs[pid].state != "Z"]
@@ -160,7 +163,7 @@ def refusal(job: JobProcesses, holders: Sequence[int], table: Table, grace_s: fl
 def refusals(
     found: Sequence[JobProcesses], holders: Sequence[int], table: Table, grace_s: float
 ) -> list[Refusal | None]:
-    """Return the refusal of each job as :func:`refusal` does, after two samples of unprotected ones."""
+    """Return the refusal of each job as :func:`refusal` does, after two samples of the unprotected ones."""
     refused = [refusal(job, [pid for pid in holders if pid in job.pids], table, grace_s) for job in found]
     quiet = [place for place, one in enumerate(refused) if one is None]
     for place, sign in zip(quiet, progress.watch([found[place].pids for place in quiet])):
@@ -180,7 +183,7 @@ def refuses(pid: int, table: Table, *, force: bool) -> str | None:
 
 
 def is_own(pid: int, table: Table) -> bool:
-    """Return whether it is a process of our user, in our container, Slurm job and login."""
+    """Return whether a process is one of our user, in our container, Slurm job and login."""
     return table.uid(pid) == os.getuid() and procs.apart(pid, table) is None
 
 
@@ -193,7 +196,7 @@ def user(uid: int) -> str:
 
 
 def age_s(pid: int, table: Table) -> float:
-    """Return seconds since the process was started."""
+    """Return the number of seconds since the process was started."""
     ticks: float = os.sysconf("SC_CLK_TCK")
     return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - table.procs[pid].started / ticks)
 

@@ -68,7 +68,7 @@ PUBLISHERS = frozenset({"docker-proxy", "rootlessport", "rootlessport-child", "s
 
 
 def is_publisher(executable: str) -> bool:
-    """Return whether the base name is that of a program that publishes ports of containers."""
+    """Return whether the base name is that of a program that publishes containers' ports."""
     return executable in PUBLISHERS
 
 
@@ -77,7 +77,7 @@ def is_python(executable: str) -> bool:
 
 
 def program(argv: Sequence[str]) -> str:
-    """Return the module behind ``-m``, the base name of the script or of the program itself, or "-c"."""
+    """Return the module after ``-m``, the base name of the script or of the program itself, or "-c"."""
     if not argv:
         return ""
     name = os.path.basename(argv[0].partition(" ")[0].rstrip(":"))
@@ -102,19 +102,22 @@ def is_launcher(argv: Sequence[str]) -> bool:
 
 
 def service(argv: Sequence[str]) -> str | None:
-    """Return the service that a command line belongs to, such as "sshd"; None for no known service."""
+    """Return the service that a command line belongs to, such as "sshd"; None if there is none."""
     return SERVICES.get(program(argv))
 
 
 def is_spawned(argv: Sequence[str]) -> bool:
-    """Return whether Python's multiprocessing started a command line."""
+    """Return whether Python's multiprocessing started the process with this command line."""
     return any(mark in word for word in argv for mark in SPAWNED)
 
 
 RUN = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "GROUP_RANK")
 """Variables that torchrun sets to the same value for all ranks of a node (torch/distributed/elastic/agent/server)."""
 RANK_VARIABLES = frozenset({"LOCAL_RANK", "TORCHELASTIC_RUN_ID", "OMPI_COMM_WORLD_RANK", "PMI_RANK"})
-"""Variables that torchrun, DeepSpeed, Accelerate and MPI's launchers set for each rank, and people seldom by hand."""
+"""Variables that torchrun, DeepSpeed, Accelerate and MPI's launchers set for each rank.
+
+People seldom set them by hand.
+"""
 RANK_MARKS = ("--local_rank", "--local-rank", "multiprocessing.spawn", "multiprocessing.forkserver")
 """Marks of a rank in a command line: torch.distributed.launch's argument, or a child that multiprocessing started."""
 RAY_WORKER, RAYLET = "ray::", "raylet"
@@ -167,7 +170,7 @@ def is_adopted(proc: Proc, table: Table) -> bool:
 
 
 def is_orphan(pid: int, table: Table) -> bool:
-    """Return whether it is a rank that lost its launcher, or a Ray worker on a host without a raylet."""
+    """Return whether a process is a rank without its launcher, or a Ray worker on a host without a raylet."""
     if is_ray_worker(pid, table) and any(proc.name == RAYLET for proc in table.procs.values()):
         return False
     return is_adopted(table.procs[pid], table) and (is_rank(pid, table) or is_ray_worker(pid, table))
@@ -178,7 +181,7 @@ def is_ray_worker(pid: int, table: Table) -> bool:
 
 
 def is_rank(pid: int, table: Table) -> bool:
-    """Return whether a launcher or Python's multiprocessing started it."""
+    """Return whether a launcher or Python's multiprocessing started a process."""
     line = " ".join(table.argv(pid))
     return not RANK_VARIABLES.isdisjoint(table.environ(pid)) or any(mark in line for mark in RANK_MARKS)
 
@@ -190,7 +193,7 @@ def tops(job: JobProcesses, table: Table) -> list[int]:
 
 
 def _started(parent: Proc, child: Proc, table: Table) -> bool:
-    """Return whether it is the child's launcher, or the Python process that the child is a part of."""
+    """Return whether the parent is the child's launcher, or the Python process that started the child."""
     if table.uid(parent.pid) != table.uid(child.pid):
         return False
     above, below = table.argv(parent.pid), table.argv(child.pid)

@@ -55,20 +55,24 @@ REQUESTS = {
     "dump": "hang/watch:Watch.dump",
     "ras": "hang/watch:Watch.ask_ras",
 }
-"""Handlers by request: the module, and the function there, or the class and method; one object of a class a connection.
+"""Handlers by request: the module, and the function there, or the class and method.
 
-Each is imported at its first request, and takes the request. Their contracts are in crew/answers.py and its users.
+Each connection has one object of a class.
+
+Each handler is imported at its first request, and receives the request. Their contracts are in crew/answers.py and its
+users.
 """
 
 
 class Server:
-    """Server for one controller, until that disconnects.
+    """Server for one controller, until it disconnects.
 
     Args:
         nonce: the mark before every answer, random for each connection.
         lifetime_s: seconds after which the probe ends in any case.
         silence_s: seconds without a byte from the controller after which it ends.
         source: returns the source of a shipped module; the all-reduce passes one to training's interpreter.
+
     """
 
     def __init__(self, nonce: str, lifetime_s: float, silence_s: float, source: Callable[[str], str]) -> None:

@@ -1,8 +1,8 @@
 """The kernel's netlink interface (netlink(7), rtnetlink(7)): messages, dumps, and TCP sockets by sock_diag(7).
 
 Unlike /proc/net/tcp, sock_diag also lists sockets that are only bound (since Linux 6.8, TCP_BOUND_INACTIVE in
-include/net/tcp_states.h), and finds one port without printing the whole table. A kernel without it (gVisor, or a custom
-build) has that table.
+include/net/tcp_states.h), and finds one port without printing the whole table. A kernel without sock_diag (gVisor, or a
+custom build) still has that table.
 
 The kernel's route look-up for a packet honours policy rules, all tables and strict reverse-path filtering; it needs no
 root.
@@ -28,7 +28,7 @@ _ATTRIBUTE = struct.Struct("=HH")
 
 
 class InterruptedDumpError(OSError):
-    """The table changed during the dump: entries may be missing or duplicated."""
+    """The table changed during the dump, so entries may be missing or duplicated."""
 
 
 def request(kind: int, flags: int, number: int, body: bytes) -> bytes:
@@ -110,7 +110,7 @@ STATES = (
 )
 """Names of TCP states by number (include/net/tcp_states.h).
 
-13 (TCP_BOUND_INACTIVE) requests sockets that are only bound; they are reported as 7 (TCP_CLOSE), a state in which no
+13 (TCP_BOUND_INACTIVE) requests sockets that are only bound. They are reported as 7 (TCP_CLOSE), a state in which no
 other socket has a port.
 """
 ALL_STATES = (1 << len(STATES)) - 1
@@ -239,7 +239,10 @@ def plain(address: str) -> str:
 
 
 def read_table(folder: str = "/proc/net") -> list[Flow]:
-    """Return the TCP sockets in tcp and tcp6 of /proc/net or /proc/PID/net with queues; OSError if unreadable."""
+    """Return the TCP sockets, with their queues, in tcp and tcp6 of /proc/net or /proc/PID/net.
+
+    It raises OSError if they can't be read.
+    """
     found = []
     for name in ("tcp", "tcp6"):
         try:
@@ -254,7 +257,10 @@ def read_table(folder: str = "/proc/net") -> list[Flow]:
 
 
 def parse_endpoint(text: str) -> tuple[str, int]:
-    """Return the address and port in such a line; the address consists of words in the machine's byte order."""
+    """Return the address and port in an endpoint of /proc/net/tcp or tcp6.
+
+    The address consists of words in the machine's byte order.
+    """
     address, _, port = text.partition(":")
     words = [int(address[at : at + 8], 16) for at in range(0, len(address), 8)]
     family = socket.AF_INET if len(words) == 1 else socket.AF_INET6
@@ -288,7 +294,7 @@ REFUSING = {6: ("blackhole", "EINVAL"), 7: ("unreachable", "EHOSTUNREACH"), 8: (
 """Route types (linux/rtnetlink.h) that refuse packets, and the error of such a packet."""
 
 MOST_ROUTES = 20000
-"""Maximum number of routes of all tables that are read to find a refusing one.
+"""Maximum number of routes, in all tables together, that are read to find a refusing one.
 
 Routers have more, and are not searched.
 """
@@ -302,7 +308,10 @@ def look_up_ways(request: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def look_up(wanted: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return a snapshot.Way for each {"to", "source" or None, "iif" or None}; a refused one has the refusing route."""
+    """Return a snapshot.Way for each {"to", "source" or None, "iif" or None}.
+
+    A refused one contains the refusing route.
+    """
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as kernel:
         kernel.settimeout(TIMEOUT_S)
         kernel.bind((0, 0))
@@ -340,7 +349,10 @@ def _routes(family: int) -> list[tuple[int, bytes, int, int, int]]:
 
 
 def find_refusal(routes: list[tuple[int, bytes, int, int, int]], to: str, error: str) -> dict[str, Any] | None:
-    """Return snapshot.Refusal: the route with this error, if it is the only best one of its table for the address."""
+    """Return snapshot.Refusal: the route with this error that is its table's best one for the address.
+
+    It is None if there is no such route, or more than one.
+    """
     wanted = socket.inet_pton(_family(to), to)
     size = len(wanted) * 8
     number = int.from_bytes(wanted, "big")

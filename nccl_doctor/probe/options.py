@@ -55,7 +55,7 @@ class Launcher(NamedTuple):
         return near[0] if len(near) == 1 and self.abbreviates else None
 
     def nearest(self, asked: str) -> str | None:
-        """Return the option that may have been misspelled."""
+        """Return the option that may have been misspelt."""
         import difflib
 
         near = difflib.get_close_matches(asked.lstrip("-").replace("-", "_"), self.options, 1)
@@ -75,10 +75,12 @@ class Words(NamedTuple):
     """A command line's words as a launcher reads them.
 
     Attributes:
-        options: those that it knows; for an unknown one the nearest that it knows.
+        options: those that the launcher knows; for an unknown one, the nearest that it knows.
         told: the values of all options, by torchrun's names if they have one; "" for a flag.
-        unknown: options that it does not know, as spelled.
+        unknown: options that it does not know, as they are spelt.
         rest: the engine's model, or the script and its arguments.
+
+
     """
 
     options: Tuple[Option, ...]
@@ -263,7 +265,7 @@ PROGRAMS = {
     "accelerate-launch": ("accelerate", ()), "mpirun": ("mpirun", ()), "mpiexec": ("mpirun", ()), "srun": ("srun", ()),
     "vllm": ("vllm", ("serve",)), "sglang": ("sglang", ("serve",)), "ray": ("ray", ("start",)),
 }  # fmt: skip
-"""The launcher of each program, and the words after the program."""
+"""The launcher of each program, and the words that must follow the program."""
 MODULES = {
     "torch.distributed.run": ("torchrun", ()),
     "torch.distributed.launch": ("launch", ()),

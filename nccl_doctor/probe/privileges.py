@@ -1,8 +1,8 @@
 """Drop root's rights before opening or reading anything that another user has named.
 
 If root opens a path of a user, it follows that user's links with root's rights, and between a check and the open the
-path may change. So a child does it, which first takes the user, the groups and, if different, the root and namespaces
-of the process in question, and drops every capability. It reaches only what that user can reach.
+path may change. So this is done in a child, which first takes the user, the groups and, if different, the root and
+namespaces of the process in question, and drops every capability. It reaches only what that user can reach.
 """
 
 from __future__ import annotations
@@ -41,7 +41,10 @@ class Credentials(NamedTuple):
 
 
 def status_of(place: int) -> dict[str, list[str]]:
-    """Return the fields of a process's status file, by a descriptor of its folder in /proc (proc_pid_status(5))."""
+    """Return the fields of a process's status file (proc_pid_status(5)).
+
+    ``place`` is a descriptor of its folder in /proc.
+    """
     file = os.open("status", os.O_RDONLY, dir_fd=place)
     try:
         lines = os.read(file, 1 << 16).decode("utf-8", "replace").splitlines()
@@ -57,7 +60,10 @@ def credentials(status: dict[str, list[str]]) -> Credentials:
 
 
 def open_process(pid: int, started: int) -> int:
-    """Open /proc/PID of the process that started at these ticks since boot, even if the PID is reused later."""
+    """Open /proc/PID of the process that started at ``started``, in clock ticks since boot.
+
+    The descriptor stays with this process even if the PID is reused later.
+    """
     place = os.open(f"/proc/{pid}", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     now = procs.read_proc(pid)
     if now is None or now.started != started:
@@ -96,7 +102,9 @@ def _prctl(option: int, *values: int) -> None:
 
 
 def enter_for_program(pid: int, started: int, parent: int, *, loads: bool) -> int:
-    """Take the user, root and namespaces of a process, in a child of root that will run a program to read its memory.
+    """Take the user, root and namespaces of a process.
+
+    This is for a child of root that will run a program to read the process's memory.
 
     For a process of root with the same root directory, root's rights are kept, since root itself named its files.
 
@@ -107,8 +115,10 @@ def enter_for_program(pid: int, started: int, parent: int, *, loads: bool) -> in
         loads: whether the program loads libraries by name, which would come from the process's root.
 
     Returns the process's PID as seen from there; in another PID namespace it returns in a child of the caller.
-    CAP_SYS_PTRACE is kept, if root has it, when the kernel would refuse otherwise: with Yama, and for a process with
-    capabilities, that is not dumpable, or in another user namespace (ptrace(2)).
+    CAP_SYS_PTRACE is kept, if root has it, when the kernel would otherwise refuse: with Yama, and for a process that
+    has capabilities, is not dumpable, or is in another user namespace (ptrace(2)).
+
+
     """
     place = open_process(pid, started)
     status, own = status_of(place), status_of(os.open("/proc/self", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
@@ -162,10 +172,13 @@ def _follow(child: int, parent: int) -> None:
 
 
 def answer_of(enter: Callable[[], Place], work: Callable[[Place], bytes], deadline: float, most: int) -> bytes:
-    """Return the result of ``work`` in a forked child after ``enter`` has dropped rights; neither may import anything.
+    """Return the result of ``work`` in a forked child after ``enter`` has dropped rights.
+
+    Neither may import anything.
 
     Raises:
         Unavailable: it failed, did not answer in time, or the result has more than ``most`` bytes.
+
     """
     reading, writing = os.pipe()
     parent, child = os.getpid(), os.fork()

@@ -1,7 +1,7 @@
 """Processes, from short reads of /proc/PID: their identity, their files, and their surroundings.
 
 A process is identified by its PID and its start time in clock ticks since boot, since a wall-clock time would change
-when the clock is set. Besides its user it may belong to a container, Slurm job, login and systemd unit.
+when the clock is set. It belongs to a user, and may also belong to a container, Slurm job, login and systemd unit.
 """
 
 from __future__ import annotations
@@ -20,16 +20,18 @@ MOST_FILES = 1 << 16  # descriptors of one process that are examined
 
 
 FEW_FILES = 1024
-"""Number of files of each process that are examined first: any user can have 120 processes with 20,000 files each."""
+"""Number of files of each process that are examined first.
+
+Any user can have 120 processes with 20,000 files each.
+"""
 MORE_FILES_S = 6.0
 
 
 def pids_by_inode(inodes: set[int], within_s: float = MORE_FILES_S) -> tuple[dict[int, list[int]], bool]:
     """Return all processes that hold each socket, as far as visible; several if it was inherited.
 
-    Returns:
-        The processes by inode, and whether every file was examined; the many files of some are examined only
-        ``within_s`` seconds.
+    Returns: The processes by inode, and whether every file was examined; the files of processes that have many are
+    examined for at most ``within_s`` seconds.
     """
     wanted = {f"socket:[{inode}]": inode for inode in inodes if inode}
     found: dict[int, list[int]] = {}
@@ -59,7 +61,8 @@ def pids_by_inode(inodes: set[int], within_s: float = MORE_FILES_S) -> tuple[dic
 def open_files(pids: set[int] | None = None, first: int = 0, most: int = MOST_FILES) -> Iterator[tuple[int, str, str]]:
     """Yield (pid, link, target) for every /proc/PID/fd link that we may read, of all processes or of these.
 
-    For each process those from position ``first`` to before ``most``, sorted by descriptor.
+    For each process these are the links from position ``first`` up to, but not including, ``most``, sorted by
+    descriptor.
     """
     everybody = (int(entry) for entry in os.listdir("/proc") if entry.isdigit()) if pids is None else pids
     for pid in sorted(everybody):
@@ -255,13 +258,19 @@ USER_SLICE = re.compile(r"/user-(?P<uid>[0-9]+)\.slice(?:/|$)")
 SERVICE = re.compile(r".*/(?P<name>[^/]+)\.service(?:/|$)")
 """Control group of the innermost service, with groups below it (Delegate=, systemd.resource-control(5))."""
 LOGINS = frozenset({"ssh", "sshd", "user", "getty", "serial-getty", "cron", "crond", "atd", "slurmd"})
-"""Services that start processes for users without supervising them; without pam_systemd these stay in their group."""
+"""Services that start processes for users without supervising them.
+
+Without pam_systemd, these processes stay in the service's group.
+"""
 NO_LOGIN = 2**32 - 1  # /proc/PID/loginuid of a process that no login started (proc_pid_loginuid(5))
 MOST_SPACES = 64  # network namespaces that are examined: any user may create as many as they like
 
 
 def unit_of(pid: int, table: Table) -> str | None:
-    """Return the Slurm job or container, by control group or Slurm's variable: "docker container 3f2a40b1c9d2"."""
+    """Return a process's Slurm job or container: "docker container 3f2a40b1c9d2".
+
+    It is found by control group or Slurm's variable.
+    """
     job = SLURM.search(table.text(pid, "cgroup"))
     if job:
         return f"Slurm job {job['job']}" + (f".{job['step']}" if job["step"] else "")
@@ -270,7 +279,10 @@ def unit_of(pid: int, table: Table) -> str | None:
 
 
 def is_contained(pid: int, table: Table) -> bool:
-    """Return whether it is in another container than this process, by its control group or PID namespace."""
+    """Return whether a process is in a different container from this one.
+
+    Its control group or PID namespace shows this.
+    """
     theirs, ours = table.link(pid, "ns/pid"), table.link(os.getpid(), "ns/pid")
     return _container(pid, table) is not None or (theirs is not None and theirs != ours)
 
@@ -307,7 +319,7 @@ def _has_ended(pid: int) -> bool:
 
 
 def service_of(pid: int, table: Table) -> str | None:
-    """Return the systemd service that supervises it; None if there is none, or only one for logins."""
+    """Return the systemd service that supervises a process; None if there is none, or only one for logins."""
     for line in table.text(pid, "cgroup").splitlines():
         found = SERVICE.match(line)
         if found and re.split("[@.]", found["name"])[0] not in LOGINS:
@@ -316,7 +328,7 @@ def service_of(pid: int, table: Table) -> str | None:
 
 
 def surroundings(pid: int, table: Table) -> tuple[str | None, ...]:
-    """Return the container, namespaces and Slurm job, which all processes of one launcher share."""
+    """Return a process's container, namespaces and Slurm job, which all processes of one launcher share."""
     spaces = (table.link(pid, f"ns/{kind}") for kind in ("pid", "mnt"))
     return (_container(pid, table), *spaces, _slurm_job(pid, table))
 

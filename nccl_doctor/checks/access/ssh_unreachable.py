@@ -86,7 +86,7 @@ def _from_peers(view: View, failure: SshUnreachable) -> str:
     up, refused, cut_off = (_who(failure, outcomes) for outcomes in (ANSWERS, ("refused",), UNANSWERED))
     here, is_refused = _dialler(failure), failure.facts.reason == "refused"
     if up:
-        what = "; but {} can reach one there" if is_refused else "; {} can reach it there"
+        what = "; but {} can reach sshd there" if is_refused else "; {} can reach it there"
         apart = f"{here} and {fold(cut_off)} are" if cut_off else f"only {here} is"
         return f"{what.format(fold(up))}, so it is up, and {apart} cut off from it"
     if refused:

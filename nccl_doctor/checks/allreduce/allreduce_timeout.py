@@ -60,7 +60,7 @@ def _what(smoke: Smoke, found: Culprits) -> str:
         return f"{first.host} was lost: {smoke.launchers[first.host]}"
     if found.why == "stopped" and (state := first.state or "").startswith("D"):
         where = f" ({state[2:]})" if len(state) > 2 else ""
-        return f"{found.named} waited in the kernel{where}, as for a file system or a driver that does not answer"
+        return f"{found.named} was waiting in the kernel{where}, as happens if a file system or driver does not answer"
     if found.why == "stopped":
         return f"{found.named} was suspended (SIGSTOP, a debugger, a frozen container)"
     if found.why == "elsewhere":

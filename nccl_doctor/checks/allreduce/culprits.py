@@ -95,7 +95,7 @@ class Culprits:
             return ""
         if self.isolation.culprit == "pair":
             first, second = self.hosts
-            return f"{first} and {second} fail with each other, but each works with other hosts"
+            return f"{first} and {second} fail with each other, but both work with other hosts"
         return f"{fold(self.hosts)} {'fails' if len(self.hosts) == 1 else 'fail'} with hosts that work with each other"
 
     @property

@@ -83,7 +83,7 @@ def own_ways(judged: Judged) -> Iterator[str]:
                 yield f"--{option} names {', '.join(strange)}, which is not among the hosts"
     numbered = line.launcher == "accelerate" and is_number(total) and is_number(machines) and int(machines) > 1
     if numbered and int(total) % int(machines):  # accelerate/commands/launch.py: the total of all machines
-        yield f"--num_processes {total} counts all ranks, and does not divide evenly among {machines} machines"
+        yield f"--num_processes {total} is for all ranks, and does not divide evenly among {machines} machines"
     if line.launcher == "vllm" and is_number(rank) and int(rank) > 0 and "headless" not in line.options:
         yield f"node rank {rank} without --headless starts a second server"
     starts = LLAMA in (PurePath(word).name for word in (*line.start, *line.script)[:1])
@@ -186,7 +186,7 @@ def ranks(judged: Judged) -> Iterator[Fault]:
             if (is_number(told) and int(told) > there) or (told == "gpu" and not there):
                 few.setdefault(there, []).append(host.name)
     for there, hosts in few.items():
-        wants = "--nproc_per_node=gpu needs GPUs" if told == "gpu" else f"{told} ranks per node need as many GPUs"
+        wants = "--nproc_per_node=gpu needs GPUs" if told == "gpu" else f"{told} ranks per node need {told} GPUs"
         yield f"{wants}, but {fold(hosts)} {'has' if len(hosts) == 1 else 'have'} {there or 'none'}"
     planned = {place.node.nproc_per_node for place in judged.places.values()} - {None}
     if told == "0":

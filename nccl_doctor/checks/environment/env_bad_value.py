@@ -71,7 +71,7 @@ def env_bad_value(view: View) -> Findings:
                 failure, allowed = own.choice.bootstrap, "IP:PORT or [IPv6]:PORT on a subnet of every host"
                 bad = None
                 if isinstance(failure, Failure):
-                    bad = BadValue(f"does not start: {failure.reason}", allowed, is_fatal=True)
+                    bad = BadValue(f"does not start, because {failure.reason}", allowed, is_fatal=True)
             if bad is not None and variable.doubt is not None:
                 yield Unjudged((host,), variable.doubt)
             elif bad is not None:
@@ -106,7 +106,7 @@ def _same_host_ids(view: View) -> Findings:
         if len({boots.get(host) or host for host in origins}) > 1:
             yield Finding(
                 hosts=tuple(origins),
-                message=f"NCCL_HOSTID={quoted(value)} is the same on {where}: NCCL takes these machines for one.",
+                message=f"NCCL_HOSTID={quoted(value)} is the same on {where}: NCCL treats these machines as one.",
                 evidence=folded((host, f"NCCL_HOSTID={quoted(value)} ({origin})") for host, origin in origins.items()),
                 facts={"variable": "NCCL_HOSTID", "value": value, "origins": origins},
                 fix="Unset NCCL_HOSTID, or give each machine a value of its own.",

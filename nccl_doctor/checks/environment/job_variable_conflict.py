@@ -103,7 +103,7 @@ def _shared_master(view: View, places: dict[str, PlannedNode]) -> Iterator[Findi
     if jobs:
         yield Finding(
             hosts=tuple(jobs),
-            message=f"A job that runs on {fold(jobs)} has the same master, {snapshot.cluster.master_addr}:{port}.",
+            message=f"A job running on {fold(jobs)} has the same master, {snapshot.cluster.master_addr}:{port}.",
             evidence=folded((host, line) for host, each in jobs.items() for line in each),
             facts={"master_addr": snapshot.cluster.master_addr, "master_port": port},
             fix="Give this job another master port (master_port in the hosts file, or --master-port), or "

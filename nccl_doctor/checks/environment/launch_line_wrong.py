@@ -227,9 +227,9 @@ def _c10d(judged: Judged, addr: str, port: str | None) -> Iterator[Fault]:
     elif at != [first]:
         yield Unjudged(tuple(at), f"the rendezvous endpoint {addr} is on {at[0]}, and the ports of {first} were tested")
     elif port == "0":
-        yield f"rendezvous endpoint {addr} goes with port 0, which is any free port: the other hosts would not know it"
+        yield f"rendezvous endpoint {addr} is used with port 0, any free port, which the other hosts would not know"
     elif port and port != str(judged.view.snapshot.cluster.master_port):
-        yield f"rendezvous endpoint {addr} goes with port {port}, but another port was tested"
+        yield f"rendezvous endpoint {addr} is used with port {port}, but a different port was tested"
     own = judged.line.options.get("local_addr")
     if own is not None and (own == "localhost" or is_loopback(own)):
         yield f"--local-addr={own} has each host's ranks meet at that host itself"
@@ -314,15 +314,15 @@ def _url(judged: Judged) -> Iterator[Fault]:
 def _wrong_place(judged: Judged, words: str, addr: str, port: str | None) -> Iterator[Fault]:
     planned = str(judged.view.snapshot.cluster.master_port)
     if addr == "localhost" or is_loopback(addr):
-        yield f"{words} is every host's own address: with {judged.count} hosts the ranks would never connect"
+        yield f"{words} points each host at itself: with {judged.count} hosts the ranks would never connect"
     elif addr not in next(iter(judged.places.values())).masters and (own := _is_own(judged, addr)) is not True:
         first = judged.view.snapshot.hosts[0].name
         known = f"it is not known whether {addr} is an address of {first}"
         yield (f"{words} is not the first host, {judged.master}" if own is False else Unjudged((first,), known))
     elif port == "0":
-        yield f"{words} goes with port 0, which is any free port: the other hosts would not know it"
+        yield f"{words} is used with port 0, any free port, which the other hosts would not know"
     elif port and port != planned:
-        yield f"{words} goes with port {port}, but port {planned} was tested"
+        yield f"{words} is used with port {port}, but port {planned} was tested"
 
 
 def _is_own(judged: Judged, addr: str) -> bool | None:

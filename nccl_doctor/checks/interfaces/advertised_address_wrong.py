@@ -173,9 +173,9 @@ def _fault(view: View, own: HostNccl, given: Advertised, address: str | None, ri
     if address is None or parsed is None:
         return f"will advertise {given.address}, which does not resolve there"
     if parsed.is_unspecified:
-        return f"will advertise {given.address}, which is not an address: it has no route to 8.8.8.8"
+        return f"will advertise {given.address}, which is not a usable address: the host has no route to 8.8.8.8"
     if parsed.is_loopback:
-        return "will advertise a loopback address, where every host finds itself"
+        return "will advertise a loopback address, at which every host finds only itself"
     return _of_peers(view, own, given, address, right)
 
 
@@ -190,9 +190,9 @@ def _of_peers(view: View, own: HostNccl, given: Advertised, address: str, right:
     said = None
     nets = [net for one in right if one is not None for net in own.networks(one)]
     if Cause.OWN_ADDRESS in standing.causes:
-        said = "will advertise an address that other hosts have too: each would find itself"
+        said = "will advertise an address that other hosts have, too: each would reach itself"
     elif (unmet and not met - unmet.keys()) or standing.is_lost:
-        said = f"will advertise an address of {entry.interface}, where the other hosts can't reach it"
+        said = f"will advertise an address of {entry.interface}, at which the other hosts can't reach it"
     elif given.by is None and address not in right and not any(address_of(address) in net for net in nets):
         used = next((e.interface for e in own.interfaces.addresses if e.address in right), None)
         way = ", which has the route to the internet" if "begins at" in given.why else ""

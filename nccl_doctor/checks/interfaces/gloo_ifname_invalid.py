@@ -44,7 +44,7 @@ GLOO = Effect(
 GIVEN = Effect(
     (*DIALS, *WAITS, LOST, "peer-died", "wrong-interface", "hostname-loopback"),
     Reach.MEETS,
-    "peers connect to the address that a rank's device has (gloo/transport/tcp/address.cc)",
+    "peers connect to the address of a rank's device (gloo/transport/tcp/address.cc)",
     ("gloo",),
 )
 

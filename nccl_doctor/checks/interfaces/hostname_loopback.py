@@ -48,8 +48,8 @@ def hostname_loopback(view: View) -> Findings:
 def _advice(case: Case) -> Advice:
     if any(event.wording == _FALLBACK for event in case.cause.events):
         return advise(
-            f"gloo on {case.who} found no address for the host's own name and used 127.0.0.1, where no other host "
-            "can reach it; the other hosts wait for it.",
+            f"gloo on {case.who} found no address for the host's own name and used 127.0.0.1, at which no other host "
+            "can reach it; the other hosts are waiting for it.",
             "Set GLOO_SOCKET_IFNAME on every host to the interface of the job's network, or make each host's name "
             "known to itself (/etc/hosts). See which:",
             case.check(command="ifname"),

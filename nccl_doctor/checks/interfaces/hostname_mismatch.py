@@ -93,9 +93,7 @@ def _lost_words(own: OwnName, given: list[str | None]) -> str:
     mine = ":" in own.gloo
     if given and all(address is not None and (":" in address) != mine for address in given):
         version = 4 if mine else 6
-        return (
-            f"{words}, and on {fold(own.lost)} IPv{version} addresses: gloo can't connect different address families."
-        )
+        return f"{words}, but on {fold(own.lost)} to IPv{version} addresses: gloo can't mix address families."
     return f"{words}, an address over which gloo can't connect {own.host} to {fold(own.lost)}."
 
 

@@ -55,7 +55,7 @@ def conntrack_table_full(view: View) -> Findings:
         full = used >= most
         state = "full" if full else "nearly full"
         raised = min(max(4 * most, USUAL), LARGEST)
-        end = f"; the job can need {need} more" if need > most - used else ""
+        end = f"; the job may need {need} more" if need > most - used else ""
         yield Finding(
             hosts=tuple(hosts),
             message=f"The conntrack table on {fold(hosts)} is {state}: {used} of {most} entries"

@@ -36,7 +36,7 @@ from nccl_doctor.text.hostlist import fold
 FEW = Effect(
     ("port-in-use", "ephemeral-ports-few", *DIALS, *WAITS, "nccl-unknown-error"),
     Reach.OWN,
-    "bind(2) answers EADDRINUSE and connect(2) EADDRNOTAVAIL where no port is left (ip(7), ip_local_port_range)",
+    "bind(2) fails with EADDRINUSE and connect(2) with EADDRNOTAVAIL if no port is left (ip(7), ip_local_port_range)",
 )
 ANYWAY = ("port-in-use", "ifname-model-differs", FEW)
 WIDE = (15000, 65000)
@@ -66,7 +66,7 @@ def ephemeral_ports_few(view: View) -> Findings:
             widened = _widen(host, view.snapshot.cluster.master_port)
             yield Finding(
                 hosts=(host.name,),
-                message=f"{host.name} has no ephemeral port left: all of {own.low} to {own.high} are taken.",
+                message=f"{host.name} has no ephemeral port left: all from {own.low} to {own.high} are in use.",
                 evidence=(f"{host.name} -> {peers}: no source port left (EADDRNOTAVAIL)",),
                 facts={"low": own.low, "high": own.high, "size": own.size},
                 details=Details(failed=pairs_of(dials)),

@@ -179,7 +179,7 @@ def _without_lanes(links: list[tuple[str, str, PciLink]], *, note: bool) -> Find
     hosts = tuple(dict.fromkeys(host for host, _, _ in links))
     names = ", ".join(dict.fromkeys(name for _, name, _ in links))
     first = links[0][2]
-    idle = "; an idle GPU may lower its speed, too" if note else ""
+    idle = "; an idle GPU may also lower its link speed" if note else ""
     return Finding(
         hosts=hosts,
         severity=Severity.INFO if note else None,

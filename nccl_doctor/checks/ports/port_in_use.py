@@ -42,7 +42,7 @@ from nccl_doctor.text.shell import line
 
 MEANS = {
     "listener": "a process is listening on it",
-    "bound": "a process has bound it but does not listen",
+    "bound": "a process has bound it but is not listening",
     "outbound": "it is the source port of an outgoing connection",
     "time-wait": "a connection has just closed, and the kernel still holds the port (TIME_WAIT)",
     "unknown": "no process visible to this user holds it",

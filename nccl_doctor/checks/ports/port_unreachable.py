@@ -176,7 +176,7 @@ def _all(view: View, group: Group, dials: list[FailedDial], rail: Rail | None) -
     if len(names) == 2:
         return _finding(view, accused(names, pairs), _sentence(dials[0].dst, dials, len(names)), dials, rail)
     if pairs == set(permutations(names, 2)):
-        return _finding(view, names, f"None of {fold(names)} can reach any other", dials, rail)
+        return _finding(view, names, f"None of {fold(names)} can reach any of the others", dials, rail)
     return _finding(view, names, f"Among {fold(names)}, {len(pairs)} directed pairs fail", dials, rail)
 
 

@@ -72,7 +72,7 @@ def proxy_intercepts(view: View) -> Findings:
     # each host was tried, so any failed pair with a proxied end may be explained by it
     failed = [dial for dial in mesh.failed if dial.outcome in TAKEN or not {dial.src, dial.dst}.isdisjoint(proxied)]
     kinds = sorted({one for name in ends if (one := sidecars.get(name))})
-    who = f"The sidecar {', '.join(kinds)} in" if kinds else "A proxy at or between"
+    who = f"The sidecar {', '.join(kinds)} in" if kinds else "A proxy on or between"
     yield Finding(
         hosts=tuple(proxied),
         message=f"{who} {fold(proxied)} accepts connections between the hosts before they reach their target.",

@@ -48,7 +48,7 @@ def round_trip_long(view: View) -> Findings:
             continue
         usual = median(one.shortest_us for one in others)
         if own.shortest_us >= max(TIMES * usual, usual + LEAST_US):
-            words = f"take at least {own.shortest_us / 1e3:.0f} ms; between the other hosts {usual / 1e3:.2f} ms"
+            words = f"take at least {own.shortest_us / 1e3:.0f} ms; between other hosts, {usual / 1e3:.2f} ms"
         elif not lossy and _resends(own, others):
             words = f"were retransmitted in {own.again} of {own.pairs} connections"
         else:
@@ -72,7 +72,7 @@ def _lossy(view: View) -> Iterator[Finding]:
     for group in groups(pairs):
         mine = [one for one in losses if one.src in group.hosts]
         tried, late = sum(one.tried for one in mine), sum(one.resent + one.lost for one in mine)
-        what = f"are lost: the first packet of {late} of {tried} connections had to be repeated"
+        what = f"are lost: the first packet of {late} of {tried} connections had to be resent"
         if not mine:
             what = "are lost or very slow: 32 KiB did not arrive within 1.5 s"
         evidence = [

@@ -166,7 +166,7 @@ def _names(sides: Sides) -> Iterator[Aspect]:
     answers = ((name, told.get(name)) for name in sides.outside.names if numeric(name) is None)
     lost = [name for name, answer in answers if answer is not None and not answer.addresses]
     if lost:
-        phrase = f"no address for {', '.join(lost[:4])}{' …' if len(lost) > 4 else ''}, which the host's /etc/hosts has"
+        phrase = f"no address for {', '.join(lost[:4])}{' …' if len(lost) > 4 else ''}, but the host's /etc/hosts does"
         yield Aspect("names", phrase, ("--add-host=NAME:ADDRESS",), (*NETWORK, CONNECTIONS), Severity.ERROR)
 
 

@@ -61,7 +61,7 @@ def disk_full(view: View) -> Findings:
         df = line("df -h -- {*paths}", paths=plain) if by_size else line("df -i -- {*paths}", paths=plain)
         yield Finding(
             hosts=hosts,
-            message=f"{where} {'has' if len(paths) == 1 else 'have'} {at_most}{room} left: writes of torch, Ray or "
+            message=f"{where} {'has' if len(paths) == 1 else 'have'} {at_most}{room} left: writes by torch, Ray or "
             "data loaders there will fail.",
             facts={"path": paths[0], "paths": paths, "free_bytes" if by_size else "free_files": least},
             fix=pasted(

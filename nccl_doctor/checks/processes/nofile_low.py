@@ -53,7 +53,7 @@ def nofile_low(view: View) -> Findings:
         enough = hard is None or hard >= need
         yield Finding(
             hosts=hosts,
-            message=f"A process on {fold(hosts)} may open {soft} files; a job of {world} ranks needs about {need}.",
+            message=f"A process on {fold(hosts)} may open only {soft} files; {world} ranks need about {need}.",
             evidence=(f"soft limit {soft}, hard limit {'none' if hard is None else hard}",),
             facts={"nofile_soft": soft, "nofile_hard": hard, "needed": need, "world_size": world},
             severity=Severity.ERROR if soft < CERTAIN * world else None,

@@ -29,7 +29,7 @@ WITHOUT_GPU = 16
 LEAST = 4
 """Tasks of a rank: with NCCL and a GPU, with gloo, and the fewest with which gloo ran in tests."""
 
-_EAGAIN = "fork(2) and pthread_create(3) answer EAGAIN"
+_EAGAIN = "fork(2) and pthread_create(3) fail with EAGAIN"
 NO_TASK = Effect(("process-limit-low", "exit", "not-started", "SIGABRT", "nccl-unknown-error"), Reach.OWN, _EAGAIN)
 NAMED = Effect(("process-limit-low",), Reach.OWN, _EAGAIN)
 

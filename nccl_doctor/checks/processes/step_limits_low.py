@@ -41,7 +41,7 @@ FATAL = GIB // 2
 MEMORY = Effect(
     ("SIGKILL", "out-of-memory"),
     Reach.OWN,
-    "the kernel kills a process of a control group that is full (kernel: cgroup-v2, memory.max)",
+    "the kernel kills a process in a control group that is full (kernel: cgroup-v2, memory.max)",
 )
 
 OVERCOMMIT = Effect(
@@ -118,7 +118,7 @@ def _strict(names: list[str], has: int, ranks: int) -> Finding:
     return Finding(
         hosts=tuple(names),
         message=f"With vm.overcommit_memory=2, processes on {fold(names)} may allocate {has / GIB:.2g} GiB more, for "
-        f"{plural(ranks, 'rank')}: torch and CUDA reserve more than they use, and then fail: “Cannot allocate memory”.",
+        f"{plural(ranks, 'rank')}: torch and CUDA reserve more than they use and fail with “Cannot allocate memory”.",
         evidence=(f"CommitLimit less Committed_AS (/proc/meminfo): {has} bytes",),
         facts={"commit_bytes": has, "nproc_per_node": ranks},
         severity=Severity.ERROR if has < FATAL * ranks else None,

@@ -34,7 +34,7 @@ EXPLAINS = (SOCKETS, RDMA)
 """The effects if NCCL finds no RDMA device on a host."""
 
 
-APART = "and the two can't connect to each other"
+APART = "and the two transports can't connect to each other"
 
 
 @check(
@@ -85,7 +85,7 @@ def end(view: View, names: list[str]) -> str:
     if not others:
         return "NCCL falls back to TCP sockets"
     if _over_gloo(view):
-        return f"NCCL would use TCP sockets there but RDMA on {others}, {APART}; gloo uses no RDMA"
+        return f"NCCL would use TCP sockets there but RDMA on {others}, {APART}; gloo does not use RDMA"
     return f"NCCL uses TCP sockets there but RDMA on {others}, {APART}"
 
 

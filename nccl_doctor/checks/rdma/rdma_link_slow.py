@@ -58,7 +58,7 @@ def rdma_link_slow(view: View) -> Findings:
         if slow:
             hosts = ordered(lists, {host for host, _, _ in slow})
             names = ", ".join(dict.fromkeys(entry.label for _, entry, _ in slow))
-            than = "it can be" if what == "PCIe link" else "on the other hosts"
+            than = "it could be" if what == "PCIe link" else "on the other hosts"
             yield Finding(
                 hosts=hosts,
                 message=f"The {what} of {names} on {fold(hosts)} is slower than {than}: {slow[0][2]}.",

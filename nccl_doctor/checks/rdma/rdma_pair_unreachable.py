@@ -72,11 +72,11 @@ def rdma_pair_unreachable(view: View) -> Findings:
 
 def _message(rdma: ClusterRdma, pair: Pair) -> str:
     here, there = f"{pair.source}'s {_place(pair.place)}", f"{pair.target}'s {_place(pair.place)}"
-    pairing = "NCCL connects RDMA devices by their place in each host's list"
+    pairing = "NCCL connects RDMA devices by their position in each host's list"
     if pair.talk.cause is Cause.NETWORK:
         nets = rdma.sides[pair.source].network(pair.here), rdma.sides[pair.target].network(pair.there)
         if all(nets):
-            return f"{pairing}, and {here} ({pair.here}) is in {nets[0]}, {there} ({pair.there}) in {nets[1]}."
+            return f"{pairing}, and {here} ({pair.here}) is in {nets[0]}, but {there} ({pair.there}) is in {nets[1]}."
     return f"{pairing}, and {here} ({pair.here}) can't talk to {there} ({pair.there}): {pair.talk.why}."
 
 

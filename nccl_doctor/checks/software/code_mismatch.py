@@ -51,7 +51,7 @@ def code_mismatch(view: View) -> Findings:
                 hosts=tuple(found),
                 message=f"{path}, which the launch command starts, exists on no host."
                 if of_line
-                else f"{path} has to be the same on all hosts, and is on none of them.",
+                else f"{path} has to be the same on all hosts, but exists on none of them.",
                 evidence=tuple(dict.fromkeys(f"looked at {entry.resolved}" for entry in found.values())),
                 facts={"path": path, "files": []},
                 severity=None if of_line else Severity.WARNING,

@@ -70,14 +70,14 @@ def fabric_manager_down(view: View) -> Findings:
         words = {"missing": "is not installed", "failed": "has failed"}.get(state, f"is {state}")
         yield Finding(
             hosts=tuple(hosts),
-            message=f"{fold(hosts)} {'has' if len(hosts) == 1 else 'have'} NVSwitches, and nvidia-fabricmanager "
+            message=f"{fold(hosts)} {'has' if len(hosts) == 1 else 'have'} NVSwitches, but nvidia-fabricmanager "
             f"{words}{unlike}: CUDA can't start.",
             evidence=(f"systemctl: nvidia-fabricmanager is {state}",),
             facts={"state": state},
             fix=pasted(
                 "Start it:"
                 if startable
-                else f"Install nvidia-fabricmanager {wanted}, and start it; another version exits at its start.",
+                else f"Install nvidia-fabricmanager {wanted}, and start it; a different version exits at startup.",
                 on_each(hosts, START) if startable else (),
                 needs_root=True,
             ),

@@ -135,7 +135,7 @@ def _uneven(counts: dict[str, int], on_the_bus: Line | None) -> Findings:
         yield Finding(
             hosts=fewer,
             message=f"{fold(fewer)} {'has' if len(fewer) == 1 else 'have'} fewer GPUs than the others, so the job "
-            "would be smaller there.",
+            "would have fewer ranks there.",
             evidence=(*(f"{name}: {counts[name]}" for name in fewer), f"{fold(rest)}: {usual}"),
             facts={"gpus": counts},
             severity=Severity.WARNING,

@@ -63,7 +63,7 @@ class Fault:
 
     def words(self, names: Sequence[str], gpus: int) -> str:
         if self.lost is not None and gpus > 1:
-            return f"The driver of {fold(names)} has lost GPU {self.lost}, one of {gpus}: nvidia-smi fails for all."
+            return f"The driver on {fold(names)} has lost GPU {self.lost}, one of {gpus}: nvidia-smi fails for all."
         has = "has" if len(names) == 1 else "each have"
         return f"{fold(names)} {has} {plural(gpus, 'GPU')} {self.state}: {self.problem}."
 

@@ -71,7 +71,7 @@ def gpu_errors(view: View) -> Findings:
             hosts=(host.name,),
             message=said
             or f"A GPU on {host.name} is faulty or needs a reset: "
-            + ("the driver has lost it." if lost else "it reported errors in the last day."),
+            + ("the driver has lost it." if lost else "it has reported errors in the last day."),
             evidence=(*(f"GPU {index}: {fault}" for index, fault in sorted(gone.items())), *counted, *_log(logged)),
             facts={"xids": sorted({x.number for x in logged}), "gpus": sorted(gone)},
             severity=Severity.ERROR if lost else None,

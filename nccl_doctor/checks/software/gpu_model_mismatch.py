@@ -69,7 +69,7 @@ def gpu_model_mismatch(view: View) -> Findings:
     order = numbers if mixed and numbered else ""
     yield Finding(
         hosts=hosts,
-        message=f"The GPUs on {fold(hosts)} differ from the others; the slowest GPU sets the pace of all.",
+        message=f"The GPUs on {fold(hosts)} differ from the others; the slowest GPU sets the pace for all.",
         evidence=(*([str(between)] if between else []), *within),
         facts={"gpus": {name: dict(found) for name, found in kinds.items()}},
         fix=f"Leave these hosts out (-x), or choose the batch size for the smallest memory.{order}",

@@ -1,7 +1,7 @@
 """The job's NCCL version has a known fault that affects these hosts.
 
 What it means: somebody with the same GPUs and the same NCCL version has reported a hang, a crash or wrong results. A
-note (info) means that the cause is not settled.
+note (info) means that the cause is unclear.
 
 In a log: NCCL's "ncclMaxSharedMem … exceeds device/fn maxSharedMem" before a CUDA error means that its kernels need
 more shared memory than a GPU of this generation has.

@@ -53,7 +53,7 @@ def _without_cuda(view: View) -> Findings:
     for (version, name), hosts in grouped(idle).items():
         yield Finding(
             hosts=tuple(hosts),
-            message=f"torch {version} on {fold(hosts)} is built without CUDA and can't use the GPUs there ({name}).",
+            message=f"torch {version} on {fold(hosts)} was built without CUDA and can't use the GPUs there ({name}).",
             evidence=(f"{fold(hosts)}: torch {version}: cuda is None",),
             facts={"torch": version},
             fix="Install a build of torch for CUDA into that environment (pip's default on Linux is one; --index-url "

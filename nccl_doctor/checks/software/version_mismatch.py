@@ -79,7 +79,7 @@ def version_mismatch(view: View) -> Findings:
     verb = "differs" if len(found) == 1 and not subjects.endswith("s") else "differ"
     yield Finding(
         hosts=hosts,
-        message=f"{subjects} on {fold(hosts)} {verb} from the other hosts'.",
+        message=f"{subjects} on {fold(hosts)} {verb} from what the other hosts have.",
         evidence=tuple(map(str, found)),
         facts={"versions": {one.subject: one.groups for one in found}},
         severity=max((MATTERS[one.subject] for one in found), key=lambda each: each.rank),

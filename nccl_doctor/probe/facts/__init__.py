@@ -4,8 +4,9 @@ A collector is a function in this package that :func:`~nccl_doctor.probe.tools.f
 snapshot.HostFacts. Collectors don't wait for each other: an exception, a hanging name server, a dead NFS mount or an
 nvidia-smi that never returns affects only its own fact.
 
-Measured, ms of processor time on each of 8 hosts beside other work: until the probe answers 51, collectors' import
-15 and work 21, mesh 13; the child that asks libnccl 24, sshd 15, programs of the packet filters 4.
+Measured CPU time, in ms on each of 8 hosts that also do other work: 51 until the probe answers, 15 for the collectors'
+import and 21 for their work, 13 for the mesh; 24 for the child that asks libnccl, 15 for sshd, and 4 for the packet
+filters' programs.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ MARGIN_S = 0.3  # collectors that can end by themselves get a deadline that is t
 def collect(request: dict[str, Any]) -> dict[str, object]:
     """Return all facts but the clock, by field of snapshot.HostFacts: JSON, or ``{"$unknown": reason, "traceback"}``.
 
-    In the request, ``launcher`` is that of the launch command, ``same`` are paths to compare, ``inside`` means that
+    In the request, ``launcher`` is that of the launch command, ``same`` has the paths to compare, ``inside`` means that
     this is a container, and ``sudo`` that ``sudo -n`` may be tried.
     """
     from nccl_doctor.probe.facts.software import Interpreter
@@ -93,7 +94,8 @@ def _tasks(request: dict[str, Any], interpreter: object, deadline: float) -> dic
 def run(tasks: dict[str, Callable[[], object]], deadline_s: float) -> dict[str, object]:
     """Run collectors in parallel; facts that are missing after ``deadline_s`` seconds are unknown.
 
-    A thread takes 0.3 ms, so quick collectors share one; as soon as one blocks it, the others get another.
+    Starting a thread takes 0.3 ms, so quick collectors share one; as soon as one of them blocks it, the others get a
+    new one.
     """
     deadline = time.monotonic() + deadline_s
     answers: queue.SimpleQueue[tuple[str, object]] = queue.SimpleQueue()
@@ -151,7 +153,7 @@ def _unknown(reason: str, trace: str | None = None) -> dict[str, object]:
 
 
 def _printable(value: object) -> object:
-    """Return the value with bytes that are not UTF-8 escaped, since JSON has no lone surrogates."""
+    """Return the value with its non-UTF-8 bytes escaped, since JSON has no lone surrogates."""
     if isinstance(value, str):
         return value.encode("utf-8", "backslashreplace").decode()
     if isinstance(value, dict):

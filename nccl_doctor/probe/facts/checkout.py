@@ -1,7 +1,7 @@
 """State of a Git checkout, read from its files: the commit, the index, and modified tracked files.
 
-git itself is never run: its configuration names programs (filters, monitors, hooks), and anybody who can write to it
-would have them run by this user. Formats: gitrepository-layout(5), gitformat-index(5), Git 2.47.
+git itself is never run, because its configuration names programs (filters, monitors, hooks), and anybody who can write
+to it could have programs run by this user. Formats: gitrepository-layout(5), gitformat-index(5), Git 2.47.
 """
 
 from __future__ import annotations
@@ -95,7 +95,10 @@ def _git_folder(root: int) -> int:
 
 
 def _only_root_chose(name: str, file: os.stat_result, folder: os.stat_result) -> None:
-    """As root, require that nobody else can have written a file that names a place, or put it into its folder."""
+    """Require that only root can have written a file that names a place, or put it into its folder.
+
+    This applies only if the probe runs as root.
+    """
     other = file.st_uid != 0 or folder.st_uid != 0 or (file.st_mode | folder.st_mode) & (stat.S_IWGRP | stat.S_IWOTH)
     if os.geteuid() == 0 and other:
         raise Unavailable(f"is a Git checkout whose {name} leads to a place that users other than root chose")
@@ -131,7 +134,7 @@ def _commit(folder: int) -> str:
 
 
 def _common(folder: int) -> int | None:
-    """Open the folder that a worktree shares with its repository; None if ``folder`` is no worktree's."""
+    """Open the folder that a worktree shares with its repository; None if ``folder`` is not a worktree's."""
     name = _text(folder, "commondir")
     if name is None:
         return None

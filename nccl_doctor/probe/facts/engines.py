@@ -23,7 +23,7 @@ PACKAGES = re.compile(
 )
 """Packages by metadata folder (PEP 376); SGLang reads interfaces with netifaces or a fork with that name."""
 OUTSIDE = {"route": (socket.AF_INET, "8.8.8.8"), "route6": (socket.AF_INET6, "2001:4860:4860::8888")}
-"""Addresses whose route engines look up, by field of snapshot.Engines."""
+"""Addresses to which engines look up the route, by field of snapshot.Engines."""
 
 
 @fact("engines")
@@ -47,7 +47,7 @@ def read_engines(interpreter: Interpreter, deadline: float, launcher: str = "") 
 
 
 def options_of(launcher: str, folders: list[str]) -> dict[str, bool]:
-    """Return the options of a launcher, from its source without running it; None if it is not installed."""
+    """Return a launcher's options, read from its source, which is not run; empty if it is not installed."""
     from nccl_doctor.probe.options import SOURCES, source_options
 
     found: dict[str, bool] = {}
@@ -80,7 +80,7 @@ def installed(folders: list[str]) -> dict[str, str]:
 
 
 def raylets() -> list[str]:
-    """Return the addresses of this user's Ray nodes that run here, in this network namespace."""
+    """Return the addresses of this user's Ray nodes that are running here, in this network namespace."""
     found = set[str]()
     for pid in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError):  # it may end meanwhile

@@ -58,7 +58,7 @@ class Root:
         )
 
     def attempt(self, command: list[str]) -> tuple[int, str, str]:
-        """Return exit status, stdout and stderr of a program that ends in time."""
+        """Return the exit status, stdout and stderr of a program that ends in time."""
         program = find(command[0])
         if program is None:
             raise Unavailable("%s is not installed" % command[0])
@@ -126,7 +126,7 @@ FIREWALLD = ("firewalld", "_ZONES", "_direct")
 UFW = ("ufw-", "ufw6-")  # beginnings of ufw's chains (/usr/share/ufw)
 RULES = ('"table"', '"chain"', '"rule"')  # found in nft's JSON of every rule set that has an effect
 MANY = 1 << 20
-"""Characters of nft's JSON from which its text is read only if needed, which takes as long once more."""
+"""Length of nft's JSON from which on its text is read only if needed, since that takes as long again."""
 RATES = ('"limit"', '"ct count"')
 FLAGS = re.compile(r'"table": \{[^}]*"flags"')
 """A table with flags in nft's JSON, which garbles them (nft 1.0.6); the text shows which table is dormant."""
@@ -140,8 +140,8 @@ LEGACY_TABLES = {"ip": "/proc/net/ip_tables_names", "ip6": "/proc/net/ip6_tables
 def read_firewall(deadline: float, sudo: bool = True, again: bool = False) -> dict[str, object]:
     """Return snapshot.FirewallFacts' fields, each known or ``$unknown``.
 
-    The text of many rules is read only in the second look, ``again``, at rules that matter: for the remedy. Otherwise
-    that look reads what the kernel has, for the counters.
+    If there are many rules, their text is read only in the second look (``again``), which is taken if rules matter,
+    because the remedy needs it. If there are few, that look only reads the kernel's state again, for the counters.
     """
     root = Root(deadline, sudo)
     tables = _tables(root) if find("iptables-nft-save") or find("iptables-save") else {}
@@ -187,7 +187,7 @@ def read_again(request: dict[str, Any]) -> dict[str, Any]:
 RULES_PATIENCE_S = 5.0
 MOST_NAMED = 64
 NAMED = re.compile(r"(?:\bdports?|\belements =|\"dport\"\}\}, \"right\":)\s*\{?\s*(\d[\d,:\s-]*)")
-"""Destination ports in the output of nft, also in its JSON, and of iptables-save, and elements of sets."""
+"""Destination ports in the output of nft (text and JSON) and iptables-save, and elements of sets."""
 SPAN = re.compile(r"(\d{1,5})(?:[:-]\d+)?")
 
 
@@ -209,7 +209,7 @@ def named_ports(rules: dict[str, Any]) -> list[int]:
 
 
 def _signed(signs: tuple[str, ...], nft: object, iptables: object) -> bool:
-    """Return whether the rules contain a manager's names, or could not be read."""
+    """Return whether the rules contain a firewall manager's names, or could not be read."""
     if not isinstance(nft, str) or not isinstance(iptables, list):
         return True
     return any(sign in text for text in (nft, *(save["text"] for save in iptables)) for sign in signs)
@@ -223,9 +223,13 @@ def _part(reader: Callable[[], object]) -> object:
 
 
 def _tables(root: Root) -> dict[tuple[str, str], bool]:
-    """Return family and name of each table with chains, and whether iptables-nft wrote it; empty if not known.
+    """Return the family and name of each table with chains, and whether iptables-nft wrote it.
 
-    It is known by the names of its base chains: INPUT at the hook "input" (iptables/nft.c).
+    The result is empty if the tables are unknown.
+
+    A table of iptables-nft is recognised by the names of its base chains: INPUT at the hook "input" (iptables/nft.c).
+
+
     """
     try:
         told = json.loads(root.output("nft", "-j", "list", "chains"))["nftables"]
@@ -241,7 +245,7 @@ def _tables(root: Root) -> dict[tuple[str, str], bool]:
 
 
 def _saved(iptables: object) -> set[tuple[str, str]]:
-    """Return family and name of each table that iptables-nft-save printed."""
+    """Return the family and name of each table that iptables-nft-save printed."""
     saves = iptables if isinstance(iptables, list) else []
     lines = ((save["family"], line) for save in saves if save["backend"] == "nft" for line in save["text"].splitlines())
     return {(family, line[1:].strip()) for family, line in lines if line.startswith("*")}

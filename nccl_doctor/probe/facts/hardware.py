@@ -37,7 +37,7 @@ DENIED = "<access denied>"
 
 @lru_cache(maxsize=1)
 def _pci_devices(root: str) -> list[tuple[str, str, str]]:
-    """Return address, vendor and class (its first two bytes) of each PCI device of NVIDIA's and AMD's."""
+    """Return the address, vendor and class (its first two bytes) of each PCI device from NVIDIA or AMD."""
     devices = f"{root}/sys/bus/pci/devices"
     seen = ((address, read(f"{devices}/{address}/vendor") or "") for address in entries(devices))
     return [(name, maker, (read(f"{devices}/{name}/class") or "")[:6]) for name, maker in seen if maker in VENDORS]
@@ -103,9 +103,10 @@ def read_gpu_driver(root: str = "") -> dict[str, Any] | None:
 
 
 def _amd(device: str) -> dict[str, Any]:
-    """Return the PCI device id, name and memory of an AMD GPU; the last two only with amdgpu loaded.
+    """Return the PCI device id, name and memory of an AMD GPU; the last two only if amdgpu is loaded.
 
     Source: the kernel's documentation, gpu/amdgpu/driver-misc: only some server cards have a ``product_name``.
+
     """
     kind, size = read(f"{device}/device") or "", read(f"{device}/mem_info_vram_total") or ""
     return {
@@ -116,14 +117,20 @@ def _amd(device: str) -> dict[str, Any]:
 
 
 def _node_problem(path: str) -> str | None:
-    """Return the errno of using a device; only the control device is opened, since opening a GPU wakes it."""
+    """Return the errno if a device can't be used.
+
+    Only the control device is opened, since opening a GPU wakes it.
+    """
     if path.endswith("nvidiactl"):
         return problem(path)
     return None if os.access(path, os.R_OK | os.W_OK) else "EACCES"
 
 
 def dmabuf(version: str | None, kernel: str) -> bool | None:
-    """Return whether GPU memory can be exported as DMA-BUF, by /proc/driver/nvidia/version and ``uname -r``."""
+    """Return whether GPU memory can be exported as DMA-BUF.
+
+    This is judged by /proc/driver/nvidia/version and ``uname -r``.
+    """
     numbers = re.match(r"(\d+)\.(\d+)", kernel)
     if not version or not numbers:
         return None
@@ -208,7 +215,7 @@ def parse_plugin_version(data: bytes) -> str | None:
 
 HEALTH_FIELDS = ("index", "pci.bus_id", "mig.mode.current", "ecc.errors.uncorrected.volatile.total", "fabric.state")
 ROW_FIELDS = ("gpu_bus_id", "remapped_rows.pending", "remapped_rows.failure")
-"""Fields of the separate query ``--query-remapped-rows``, known since the A100's drivers."""
+"""Fields of the separate query ``--query-remapped-rows``, available since the A100's drivers."""
 WARNED = re.compile(r"warning: (inforom is corrupted) at gpu ([0-9a-f:.]{4,20})\s*")
 NOT_A_FIELD = re.compile(r'Field "([^"]+)" is not a valid field')
 XID = re.compile(r"NVRM: Xid \((?:PCI:)?([0-9a-fA-F:.]{4,20})\): ([0-9]{1,4})(?:, *(.*))?")
@@ -264,7 +271,7 @@ def parse_gpu_health(text: str, fields: tuple[str, ...]) -> list[dict[str, Any]]
 
 
 def parse_rows(text: str) -> dict[str, tuple[bool | None, bool | None]]:
-    """Return, by bus address, whether memory rows wait for replacement, and whether a replacement failed."""
+    """Return, by bus address, whether memory rows are waiting for replacement, and whether one has failed."""
     found = {}
     for line in text.splitlines():
         parts = [part.strip() for part in line.split(",")]
@@ -275,7 +282,10 @@ def parse_rows(text: str) -> dict[str, tuple[bool | None, bool | None]]:
 
 @fact("xids")
 def xids(path: str = KMSG) -> list[dict[str, Any]]:
-    """Return the snapshot.Xid of the last day, oldest first; PermissionError under kernel.dmesg_restrict."""
+    """Return a snapshot.Xid for each error of the last day, oldest first.
+
+    It raises PermissionError under kernel.dmesg_restrict.
+    """
     if path == KMSG and not any(os.path.exists(sign) for sign in gpus.DEVICES):
         return []
     return parse_xids(read_records(path), time.clock_gettime(time.CLOCK_MONOTONIC))
@@ -293,7 +303,10 @@ def parse_xids(records: list[str], now_s: float) -> list[dict[str, Any]]:
 def _recent(
     records: list[str], pattern: re.Pattern[str], now_s: float, within_s: float
 ) -> Iterator[tuple[re.Match[str], float]]:
-    """Yield matches and their age in records like ``6,1234,987654321,-;text``; the third is microseconds since boot."""
+    """Yield matches and their age in records like ``6,1234,987654321,-;text``.
+
+    The third field is the time in microseconds since boot.
+    """
     for record in records:
         head, _, text = record.partition(";")
         match, stamp = pattern.search(text), head.split(",")[2:3]
@@ -335,7 +348,10 @@ MOST_KILLED = 50
 
 
 def killed(since_s: float) -> list[dict[str, Any]]:
-    """Return snapshot.OomKill of the last ``since_s`` seconds, oldest first; OSError if the log can't be read."""
+    """Return a snapshot.OomKill for each kill of the last ``since_s`` seconds, oldest first.
+
+    It raises OSError if the log can't be read.
+    """
     return parse_killed(read_records(KMSG), time.clock_gettime(time.CLOCK_MONOTONIC), since_s)
 
 

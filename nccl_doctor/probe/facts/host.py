@@ -63,7 +63,7 @@ def container(root: str = "") -> str | None:
 
 @fact("python")
 def python(interpreter: Interpreter) -> dict[str, Any]:
-    """Return snapshot.PythonInfo; ``failure`` is that of starting it as training would."""
+    """Return snapshot.PythonInfo; ``failure`` is that of starting the interpreter as training would."""
     version = ".".join(str(part) for part in sys.version_info[:3])
     folder = os.path.dirname(os.path.abspath(sys.executable))
     above = os.path.dirname(folder)
@@ -112,7 +112,7 @@ FOLDERS = ("/tmp", "/var/tmp")  # noqa: S108 - as tempfile.gettempdir has them w
 
 @fact("temporary")
 def temporary(folders: tuple[str, ...] = FOLDERS) -> list[dict[str, Any]]:
-    """Return a snapshot.TemporaryFolder for TMPDIR, the usual ones and the home folder, without missing ones."""
+    """Return a snapshot.TemporaryFolder for TMPDIR, the usual ones and the home folder, if they exist."""
     found = []
     for path in dict.fromkeys((os.environ.get("TMPDIR") or folders[0], *folders, os.path.expanduser("~"))):
         try:
@@ -187,14 +187,14 @@ CONNTRACK = "/proc/sys/net/netfilter/nf_conntrack_"
 def read_conntrack(root: str = "") -> dict[str, int] | None:
     """Return snapshot.ConntrackTable; None if the kernel tracks no connections. ``root`` is put before every path.
 
-    The limit is that of the whole machine, also in a container (net/netfilter/nf_conntrack_standalone.c).
+    The limit is that of the whole machine, even in a container (net/netfilter/nf_conntrack_standalone.c).
     """
     most, used = (read(f"{root}{CONNTRACK}{name}") for name in ("max", "count"))
     return None if most is None or used is None else {"most": int(most), "used": int(used)}
 
 
 MANY = 32768
-"""Tasks that no job needs; a higher ulimit -u is not compared with the number of the user's threads."""
+"""Number of tasks that no job needs; a higher ulimit -u is not compared with the user's threads."""
 
 
 @fact("tasks")
@@ -229,7 +229,10 @@ UNBOUNDED = 1 << 60  # version 1 of control groups writes the largest number of 
 
 @fact("step")
 def read_step(root: str = "", environ: Mapping[str, str] = os.environ) -> dict[str, Any] | None:
-    """Return snapshot.StepLimits; None outside any job and without a limit. ``root`` is put before every path."""
+    """Return snapshot.StepLimits; None outside a job or without a limit.
+
+    ``root`` is put before every path.
+    """
     is_job = "SLURM_JOB_ID" in environ or bool(SLURM.search(read(root + "/proc/self/cgroup") or ""))
     memory = [
         int(told)
@@ -245,7 +248,7 @@ def read_step(root: str = "", environ: Mapping[str, str] = os.environ) -> dict[s
 
 
 def _groups(controller: str, root: str) -> Iterator[str]:
-    """Yield the folder of this process's control group, and those above it: each limits what is below."""
+    """Yield the folders of this process's control group and of those above it, which also limit it."""
     # "NUMBER:CONTROLLERS:PATH" (cgroups(7)), v2's with no controller
     lines = (line.split(":", 2) for line in (read(root + "/proc/self/cgroup") or "").splitlines())
     paths = {name: path for _, names, path in lines for name in names.split(",")}
@@ -271,7 +274,7 @@ PATTERNS = ("/dev/nvidia[0-9]*", "/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/infi
 
 @fact("surroundings")
 def read_surroundings(inside: bool, patterns: Iterable[str] = PATTERNS) -> dict[str, Any] | None:
-    """Return snapshot.Surroundings; None outside of a container, since opening a GPU wakes it."""
+    """Return snapshot.Surroundings; None outside a container, since opening a GPU wakes it."""
     if not inside:
         return None
     import glob  # 1 ms, and most hosts are no container

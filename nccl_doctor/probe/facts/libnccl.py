@@ -1,11 +1,11 @@
 """Asks a libnccl on the host which interface it would use.
 
 ``ncclGetUniqueId`` opens the bootstrap's listener and reports its address, without a GPU or a driver (tried with NCCL
-2.14 to 2.32). It does so once per process, by that process's environment, and leaves a thread behind, so a child
-process calls it and ends with ``os._exit``. Nothing is written on the host; the child dies with the probe and at its
-deadline.
+2.14 to 2.32). It does so once per process, according to that process's environment, and leaves a thread behind, so a
+child process calls it and ends with ``os._exit``. Nothing is written on the host; the child dies with the probe or at
+its deadline.
 
-This module is also the child: probe/facts/software.py passes it to the interpreter that training would run, which runs
+This module is also the child: probe/facts/software.py passes it to the interpreter that training would use, which runs
 :func:`main`. It imports as little as possible, since every host pays for each import.
 """
 
@@ -29,8 +29,9 @@ HIDES_THE_LINE = ("NCCL_DEBUG_FILE", "NCCL_DEBUG_SUBSYS", "NCCL_DEBUG_TIMESTAMP_
 """Variables that would redirect NCCL's line, hide it, or change its format."""
 
 _USING = rb"NCCL INFO Bootstrap ?: Using (?:\[0\])?(?:(\S+?):(\d+(?:\.\d+){3})|([^\s:]+):(\S+?))<\d+>"
-"""``Bootstrap : Using eth0:10.0.0.5<0>`` (2.8 to 2.23); from 2.24.3 on without the space before the colon, and
-``[0]eth0:…`` up to 2.7.
+"""``Bootstrap : Using eth0:10.0.0.5<0>`` (2.8 to 2.23).
+
+From 2.24.3 on there is no space before the colon; up to 2.7 it is ``[0]eth0:…``.
 
 Only aliases have a colon in their name, and only IPv4 has aliases.
 """
@@ -43,7 +44,7 @@ class _UniqueId(ctypes.Structure):
 
 
 def variables(job: dict[str, str]) -> dict[str, str]:
-    """Return the child's environment: the process's, the job's variables, and those that make NCCL print the line."""
+    """Return the child's variables: the process's, the job's, and those that make NCCL print the line."""
     merged = {**os.environ, **job}
     return {**{name: value for name, value in merged.items() if name not in HIDES_THE_LINE}, "NCCL_DEBUG": "INFO"}
 
@@ -63,7 +64,7 @@ def program(library: str, version: str = "") -> bytes:
 
 
 def understand(output: bytes) -> dict[str, Any]:
-    """Return snapshot.LibncclAnswer from the child's output; ``error``: also why it could not be queried."""
+    """Return snapshot.LibncclAnswer from the child's output; ``error`` may also say why the query failed."""
     import re
 
     log, found, answer = output.rpartition(_ANSWER)
@@ -118,7 +119,10 @@ def call(library: str) -> dict[str, Any]:
 
 
 def spell(number: int) -> str:
-    """Return NcclGetVersion's number as text: 21805 is 2.18.5; before 2.9 it was 2708 for 2.7.8 (src/nccl.h.in)."""
+    """Return NcclGetVersion's number as text: 21805 is 2.18.5.
+
+    Before 2.9 the numbers were shorter: 2708 is 2.7.8 (src/nccl.h.in).
+    """
     thousand = 10000 if number >= 10000 else 1000
     return f"{number // thousand}.{number % thousand // 100}.{number % 100}"
 

@@ -1,8 +1,8 @@
 """Interfaces, addresses, routes, TCP sockets and names, from the kernel and the resolver.
 
 Interfaces and addresses are read by netlink (rtnetlink(7)), as getifaddrs(3) reads them for NCCL: addresses are in the
-order of the kernel's dump, all IPv4 before all IPv6. Facts from drivers come by ioctl(2). All are those of this network
-namespace; /sys/class/net may belong to another one, as in containers that share the host's /sys.
+order of the kernel's dump, all IPv4 before all IPv6. Facts from drivers are read by ioctl(2). All facts are those of
+this network namespace; /sys/class/net may belong to another one, as in containers that share the host's /sys.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ def speed(asking: socket.socket, name: str) -> int | None:
 
 
 def ask_driver(asking: socket.socket, name: str, command: int, size: int) -> bytes:
-    """Return the answer of an interface's driver to an ethtool command, of this size; OSError if it fails."""
+    """Return an interface driver's answer, of this size, to an ethtool command; OSError if that fails."""
     buffer = array.array("B", struct.pack("=I", command) + bytes(size - 4))
     fcntl.ioctl(asking, SIOCETHTOOL, struct.pack("16sP16x", os.fsencode(name), buffer.buffer_info()[0]))
     return buffer.tobytes()
@@ -209,14 +209,20 @@ def list_sockets(ports: set[int]) -> list[dict[str, Any]]:
 
 
 def unpacked(text: str) -> dict[str, list[Any] | None]:
-    """Return the cluster's names, maybe thousands, which collect/facts/host_facts.py sends as JSON, zlib, base64."""
+    """Return the cluster's names, possibly thousands.
+
+    collect/facts/host_facts.py sends them as JSON, compressed by zlib, in base64.
+    """
     names: dict[str, list[Any] | None] = json.loads(zlib.decompress(binascii.a2b_base64(text)).decode())
     return names
 
 
 @fact("resolution")
 def resolve_names(names: dict[str, list[Any] | None], deadline: float) -> dict[str, Any]:
-    """Return snapshot.Names with only the names that resolve differently than on others (``[addresses, error]``)."""
+    """Return snapshot.Names with only the names that resolve differently from how they do on other hosts.
+
+    ``names`` has the others' results (``[addresses, error]``).
+    """
     return deviating(resolve(list(dict.fromkeys([*names, socket.gethostname()])), deadline), names)
 
 
@@ -234,7 +240,7 @@ def resolve(wanted: list[str], deadline: float) -> dict[str, dict[str, Any]]:
 
 
 def deviating(found: dict[str, dict[str, Any]], names: dict[str, list[Any] | None]) -> dict[str, Any]:
-    """Return snapshot.Names: results that differ from those of others, and the usual source address."""
+    """Return snapshot.Names: results that differ from those of other hosts, and the usual source address."""
     sources = Counter(told["source"] for told in found.values() if told.get("source"))
     source = sources.most_common(1)[0][0] if sources else None
     own = {}
@@ -271,7 +277,7 @@ def source_to(family: int, address: tuple[Any, ...]) -> tuple[str | None, str | 
 
 
 def is_literal(name: str) -> bool:
-    """Return whether it is an IP address, not a name."""
+    """Return whether a host's name is an IP address."""
     for family in (socket.AF_INET, socket.AF_INET6):
         try:
             socket.inet_pton(family, name.partition("%")[0])

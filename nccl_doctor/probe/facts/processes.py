@@ -80,7 +80,10 @@ def on_gpus(deadline: float) -> list[dict[str, Any]]:
 
 @fact("master_port")
 def explain_trial(trial: tuple[int, int | None] | None) -> dict[str, Any]:
-    """Return snapshot.PortTrial for a port and the error of the bind, which was tried before any collector ran."""
+    """Return snapshot.PortTrial for a port and the error of its bind.
+
+    The bind was tried before any collector ran.
+    """
     if trial is None:
         return {"$skipped": "only the master's port is tried"}
     from nccl_doctor.probe.ports.requests import explain
@@ -89,7 +92,7 @@ def explain_trial(trial: tuple[int, int | None] | None) -> dict[str, Any]:
 
 
 def _left_behind(found: list[JobProcesses], table: Table) -> list[bool]:
-    """Return whether each job provably has nobody who watches it, and makes no progress."""
+    """Return, for each job, whether provably nobody is watching it and it is making no progress."""
     if not found:
         return []
     from nccl_doctor.probe import guard, progress

@@ -22,7 +22,7 @@ MAX_FILES = 5000
 MOST_LINKS = 40  # as path_resolution(7)
 MOST_ANSWER = 8 << 20
 SKIPPED_FOLDERS = frozenset({".git", "__pycache__", ".ipynb_checkpoints"})
-"""Folders that jobs don't read, and that differ between hosts on which a job ran."""
+"""Folders that jobs don't read, and that differ between hosts on which a job has run."""
 
 
 @fact("same", slow=True)

@@ -1,9 +1,9 @@
 """The software that training would find: torch and its NCCL, and the variables that NCCL, gloo and torch read.
 
-torch is located by the interpreter that training would run, and read from files. The probe itself runs isolated
-(``-I``) and does not see PYTHONPATH or a user's packages, which training does. One child locates torch and queries its
-libnccl, since starting a child costs more than the answers. It gets the second request on stdin, and exits when stdin
-ends. The variables are those of an SSH command and of an interactive login shell.
+torch is located by the interpreter that training would use, and its facts are read from files. The probe itself runs
+isolated (``-I``) and does not see PYTHONPATH or a user's packages, which training does. One child locates torch and
+queries its libnccl, since starting a child costs more than the answers. The child gets the second request on stdin, and
+exits when stdin ends. The variables are those of an SSH command and of an interactive login shell.
 """
 
 from __future__ import annotations
@@ -39,7 +39,10 @@ told = "\\0".join(told).encode("utf-8", "surrogateescape").hex()
 os.write(1, b"\\n" + {CHILD_MARK!r} + told.encode() + b"\\n")
 exec(sys.stdin.buffer.readline())
 """
-"""A script that finds torch as importlib.util.find_spec does, whose import takes 8 ms; it obeys PYTHONPATH, too."""
+"""A script that finds torch as importlib.util.find_spec does, but without its import.
+
+That takes 8 ms. The script obeys PYTHONPATH, too.
+"""
 
 
 class Interpreter:
@@ -87,12 +90,15 @@ class Interpreter:
         return origin or None, path, prefix
 
     def failure(self) -> str | None:
-        """Return the last lines of an interpreter that can't start as training would start it; None if it can."""
+        """Return the last lines of output of an interpreter that can't start as training would start it.
+
+        It is None if the interpreter can start.
+        """
         self._heard.wait(max(0.0, self._deadline - time.monotonic()) + MARGIN_S)
         return self._failure
 
     def decide(self, library: str | None) -> None:
-        """Set the libnccl to query, or None; once, whatever the result of :meth:`torch`."""
+        """Set the libnccl to query, or None; must be called once, whatever the result of :meth:`torch`."""
         self._library = library
         self._decided.set()
 
@@ -142,7 +148,10 @@ def ask_libnccl(interpreter: Interpreter) -> dict[str, Any] | None:
 
 @fact("torch", slow=True)
 def read_torch(env: Mapping[str, str], interpreter: Interpreter, deadline: float) -> dict[str, Any] | None:
-    """Return snapshot.TorchInfo, or None without torch; tell the interpreter which libnccl torch will load."""
+    """Return snapshot.TorchInfo, or None without torch.
+
+    It also tells the interpreter which libnccl torch will load.
+    """
     library: str | None = None
     try:
         found = _read_torch({**os.environ, **env}, interpreter, deadline)
@@ -227,7 +236,7 @@ def find_nccl(folders: list[str], prefix: str, environ: Mapping[str, str]) -> li
 
 
 def _system_library(environ: dict[str, str], prefix: str, deadline: float) -> str | None:
-    """Return the library that ld.so(8) would find: in LD_LIBRARY_PATH, conda's lib folder, or its cache."""
+    """Return the library that ld.so(8) would find in LD_LIBRARY_PATH, conda's lib folder or its own cache."""
     found = _first([*filter(None, environ.get("LD_LIBRARY_PATH", "").split(":")), f"{prefix}/lib"])
     if found:
         return found
@@ -278,8 +287,8 @@ def read_config_files(env: Mapping[str, str]) -> list[dict[str, Any]]:
 
     ``env`` are the job's variables.
 
-    NCCL reads $NCCL_CONF_FILE (since 2.23.4) or else .nccl.conf in the home directory of the password database, then
-    /etc/nccl.conf; it silently ignores files that it can't open (src/misc/param.cc, userHomeDir and setEnvFile).
+    NCCL reads $NCCL_CONF_FILE (since 2.23.4) or else .nccl.conf in the home directory given by the password database,
+    then /etc/nccl.conf; it silently ignores files that it can't open (src/misc/param.cc, userHomeDir and setEnvFile).
     """
     named = env.get("NCCL_CONF_FILE") or os.environ.get("NCCL_CONF_FILE")
     paths = [named] if named else []
@@ -317,7 +326,10 @@ ACTIVE = ("VIRTUAL_ENV", "CONDA_PREFIX")  # variables that an activated environm
 
 
 def read_login_shell(python: str, deadline: float) -> dict[str, Any] | None:
-    """Return snapshot.LoginShell; None for a shell that can't be queried. ``python`` is the hosts file's."""
+    """Return snapshot.LoginShell; None for a shell that can't be queried.
+
+    ``python`` is that of the hosts file.
+    """
     try:
         shell = pwd.getpwuid(os.getuid()).pw_shell or "/bin/sh"
     except KeyError:  # a container with a uid without a name
@@ -353,7 +365,7 @@ def parse_login_shell(printed: bytes) -> tuple[str | None, str | None, Mapping[s
 
 
 def _ask_shell(argv: list[str], deadline: float) -> bytes:
-    """Return the shell's output; its history is not changed, and it gets no terminal to wait at."""
+    """Return the shell's output; its history is not changed, and it has no terminal on which to wait."""
     allowed_s = max(0.1, deadline - time.monotonic())
     # Not a pipe: a background agent of a start-up file would keep it open.
     answer = os.memfd_create("nccl-doctor-login-shell")

@@ -1,1 +1,1 @@
-"""The ranks of a running job on this host: what each of them does, and its information about collectives."""
+"""The ranks of a running job on this host: what each is doing, and what it knows of collectives."""

@@ -1,6 +1,6 @@
-"""Exit statuses of ranks, which are nobody's children here.
+"""Exit statuses of ranks, which are not children of the probe.
 
-A pidfd that is open while its process ends keeps the status, also after the parent has waited for it: PIDFD_GET_INFO
+A pidfd that is open while its process ends keeps the status, even after the parent has waited for it: PIDFD_GET_INFO
 with PIDFD_INFO_EXIT, Linux 6.15 (include/uapi/linux/pidfd.h, fs/pidfs.c). An older kernel shows the status of a zombie
 (proc_pid_stat(5), exit_code), so a thread waits for the end: torch's launchers look for ended ranks only every 0.1 s.
 """
@@ -35,7 +35,7 @@ class Exits:
         self._thread: threading.Thread | None = None
 
     def follow(self, pid: int, started: int) -> None:
-        """Note the end of a process from now on; ``started`` in clock ticks since boot."""
+        """Watch for the end of a process from now on; ``started`` is in clock ticks since boot."""
         if (pid, started) in self._open or len(self._open) >= MOST:
             return
         try:
@@ -93,7 +93,10 @@ def _of_wait(status: int) -> int:
 
 
 def _status(descriptor: int) -> int | None:
-    """Return the exit status, negative for a signal; None before the process was waited for, or on an older kernel."""
+    """Return the exit status, negative for a signal.
+
+    It is None before the process has been waited for, and on an older kernel.
+    """
     answer = bytearray(INFO.pack(INFO_EXIT, *[0] * 13))
     try:
         fcntl.ioctl(descriptor, GET_INFO, answer)

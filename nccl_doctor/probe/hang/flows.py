@@ -3,11 +3,11 @@
 Connections in the probe's network namespace come from sock_diag(7), which counts bytes; those in a container from
 /proc/PID/net/tcp, which has queues but no counters.
 
-RAS' protocol (src/ras/client_support.cc, NCCL 2.24 and later): lines over TCP; "CLIENT PROTOCOL 2" is answered with
+RAS's protocol (src/ras/client_support.cc, NCCL 2.24 and later): lines over TCP; "CLIENT PROTOCOL 2" is answered with
 "SERVER PROTOCOL n", "TIMEOUT s" and "SET FORMAT json" with "OK", and "VERBOSE STATUS" with a report, after which the
 server closes. Lost peers appear only in the text, so both formats are requested. From 2.31 on "DIAGNOSTICS" is answered
-with a comparison of the ranks (GPUs, drivers, ECC, NVLink, variables), or with BUSY; it only reads, and transfers no
-data.
+with a comparison of the ranks (GPUs, drivers, ECC, NVLink, variables), or with BUSY; the comparison only reads, and
+transfers no data.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def _namespace(pid: str) -> str | None:
 
 
 def table_of(pid: int) -> dict[int, dict[str, Any]]:
-    """Return the connections in the table of a process's network namespace, by inode; empty if it has exited."""
+    """Return the connections in a process's network namespace, by inode; empty if the process has exited."""
     try:
         found = netlink.read_table(f"/proc/{pid}/net")
     except OSError:
@@ -88,10 +88,11 @@ MOST_BYTES = 8 << 20
 
 
 def service_port(variables: dict[str, str]) -> int | None:
-    """Return the port of a job's RAS service by its variables; None if it is switched off.
+    """Return the port of a job's RAS service, according to its variables; None if RAS is switched off.
 
     The variables' address is not used, since it could be anything: the service is dialled where a rank listens
     (:func:`listeners`).
+
     """
     if variables.get("NCCL_RAS_ENABLE", "1").strip() == "0":
         return None

@@ -1,9 +1,9 @@
-"""The ranks of a host's jobs, and launchers without ranks: torchrun silently waits for its nodes.
+"""The ranks of a host's jobs, and launchers without ranks, as torchrun silently waits for its nodes.
 
-A rank's children (data loaders) inherit its variables, and a wrapper script above it may have them, too: the topmost
+A rank's children (data loaders) inherit its variables, and a wrapper script above it may have them, too, so the topmost
 Python process with a rank's variables is the rank. Processes started by torch.multiprocessing.spawn, Ray or a notebook
-learn their rank after the start, so /proc does not show it; but each is connected to the job's TCPStore, and the one
-that serves the store is its own client, too. The NCCL that a process has loaded is read from its memory map.
+learn their rank after the start, so /proc does not show it. But each is connected to the job's TCPStore, and the one
+that serves the store is also its own client. The NCCL that a process has loaded is read from its memory map.
 """
 
 from __future__ import annotations
@@ -44,7 +44,10 @@ class NcclVersions:
         self._known: dict[tuple[str, ...], str | None] = {}
 
     def loaded(self, pid: int, started: int) -> dict[str, str | None] | None:
-        """Return {"path", "version"} of a process's libnccl, or None; version None if no file name contains it."""
+        """Return {"path", "version"} of a process's libnccl, or None.
+
+        The version is None if no file name contains it.
+        """
         found = [match[1] for match in IN_MAP.finditer(_memory_map(pid))]
         path = next((one for one in found if "libnccl" in one), found[0] if found else None)
         return None if path is None else {"path": path[-300:], "version": self._version(pid, started, path)}
@@ -87,7 +90,7 @@ def _memory_map(pid: int) -> str:
 
 
 def _version(place: str, path: str) -> str | None:
-    """Return the version in the name of a library, or in that of the wheel that it belongs to; it imports nothing."""
+    """Return the version in the name of a library or of the wheel that it belongs to; nothing is imported."""
     named = FILE.search(os.path.realpath(place)) or FILE.search(path)
     if named:
         return named[1]
@@ -108,9 +111,12 @@ Ends = Dict[str, Any]
 
 
 def clients(table: Table, pids: list[int]) -> list[dict[str, Any]]:
-    """Return the processes that have loaded torch and are connected to something, with their marks of a job.
+    """Return the processes that have loaded torch and are connected to something, with their connections.
 
-    ``dials`` are the remote ends; ``serves`` are those that it also answers itself: ``[address, port, connections]``.
+    ``dials`` are the remote ends; ``serves`` are those that the process also serves itself: ``[address, port,
+    connections]``.
+
+
     """
     held = flows.by_rank([pid for pid in pids if TORCH in _memory_map(pid)])
     found = []

@@ -4,10 +4,10 @@ The server (torch/distributed/elastic/control_plane.py) speaks HTTP on a unix so
 TORCH_WORKER_SERVER_SOCKET; no other socket is contacted, since an unexpected request can crash a program. A pipe
 (TORCH_NCCL_DEBUG_INFO_PIPE_FILE) makes a rank write a dump; it is used only on request.
 
-All of it is done in a child that takes the rank's root, folder, user and groups, drops every capability, and only then
-resolves a path (probe/privileges.py), so it reaches only what the rank itself can reach. It checks the type of a file
-before it opens it, and opens nothing that would block. It loads no code either, since below a container's root that
-would be the container's code.
+All of this is done in a child that takes the rank's root, folder, user and groups, drops every capability, and only
+then resolves a path (probe/privileges.py), so it reaches only what the rank itself can reach. It checks the type of a
+file before it opens it, and opens nothing that would block. It loads no code either, since below a container's root
+that would be the container's code.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class RankFiles(NamedTuple):
         return server
 
     def _look(self, path: str, kind: int) -> int:
-        """Return an O_PATH descriptor of the file, which refers to the same file at each later use."""
+        """Return an O_PATH descriptor of the file, which refers to the same file whenever it is used later."""
         start = self.root if path.startswith("/") else self.folder
         found = os.open(path.lstrip("/"), os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=start)
         if stat.S_IFMT(os.fstat(found).st_mode) != kind:
@@ -68,9 +68,12 @@ class RankFiles(NamedTuple):
 
 
 def ask(pid: int, started: int, work: Callable[[RankFiles], bytes], deadline: float, most: int) -> bytes:
-    """Return the result of work that a child does with the rights of the rank that started at these ticks since boot.
+    """Return the result of work that a child does with the rights of a rank.
+
+    ``started`` is the rank's start in clock ticks since boot.
 
     The work may not import anything.
+
     """
     return privileges.answer_of(partial(_enter, pid, started), work, deadline, most)
 
@@ -109,13 +112,19 @@ KEPT = frozenset(
 )
 DUMPS = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
 DEFAULT_DUMPS = ("/tmp/nccl_trace_rank_", "~/.cache/torch/comm_lib_trace_rank_")  # noqa: S108 - torch's own choice
-"""torch's default paths for dumps (torch/csrc/distributed/c10d/FlightRecorder.cpp, 2.3, and 2.8 on)."""
+"""torch's default paths for dumps, in 2.3 and since 2.8.
+
+Source: torch/csrc/distributed/c10d/FlightRecorder.cpp.
+"""
 TEXT = 300
 LISTENING, STREAM = "00010000", "0001"  # flags and type in a line of /proc/PID/net/unix (proc_pid_net(5))
 
 
 def live(row: dict[str, Any], deadline: float) -> dict[str, Any] | None:
-    """Return the recorders of a running rank as one, cut to their last entries; None if the job does not serve them."""
+    """Return the recorders of a running rank as one, cut to their last entries.
+
+    It is None if the job does not serve them.
+    """
     pid, prefix = row["pid"], row["told"].get("TORCH_WORKER_SERVER_SOCKET")
     path = next(_servers(pid, prefix), None) if prefix else None
     if path is None:
@@ -138,9 +147,11 @@ def live(row: dict[str, Any], deadline: float) -> dict[str, Any] | None:
 
 
 def merged(found: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """Return the documents of a rank's recorders as one; each backend counts its collectives by itself.
+    """Return the documents of a rank's recorders as one; each backend counts its collectives separately.
 
-    A build with CUDA has NCCL's recorder, too; there gloo's part of a group has a name of its own.
+    A build with CUDA has NCCL's recorder, too; there, gloo's part of a group has its own name.
+
+
     """
     if not found:
         raise ValueError("it knows none")
@@ -213,7 +224,7 @@ def ask_for_dump(row: dict[str, Any], deadline: float) -> bool:
 
 
 def _young(files: RankFiles, paths: list[str], oldest: float) -> Iterator[tuple[float, str, int]]:
-    """Return the time, path and descriptor of each regular file written since then."""
+    """Yield the time, path and descriptor of each regular file written since ``oldest``."""
     for path in paths:
         try:
             file = files.open(path, stat.S_IFREG, os.O_RDONLY)

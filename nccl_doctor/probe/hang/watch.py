@@ -1,10 +1,10 @@
 """Samples ranks for the controller, as often as requested, and reads their Python stacks with py-spy.
 
-py-spy is the host's own (probe/tools.py), otherwise the one sent along, run from memory (memfd_create(2)). It opens the
-files that a process has mapped by their names, which the process chooses, so root runs it with the rights of the rank's
-user, in the rank's root (probe/privileges.py). By default it only reads the process's memory and never stops it.
-Pausing, and native frames, which need it, are optional; it never attaches to a process that is already stopped or
-blocked in the kernel, since that could not be released again.
+py-spy is the host's own (probe/tools.py) or, if it has none, the one sent along, run from memory (memfd_create(2)). It
+opens by name the files that a process has mapped, and the process chooses these names, so root runs it with the rights
+of the rank's user, in the rank's root (probe/privileges.py). By default it only reads the process's memory and never
+stops it. Pausing, and native frames, which need it, are optional; py-spy is never attached to a process that is already
+stopped or blocked in the kernel, since that could not be released again.
 """
 
 from __future__ import annotations
@@ -165,12 +165,12 @@ class Watch:
 
 
 def _safe(version: str) -> bool:
-    """Return whether RAS may be queried: before 2.27.3 a query during the start can crash the job."""
+    """Return whether RAS may be queried: before 2.27.3, a query during startup can crash the job."""
     return _numbers(version) >= (2, 27, 3)
 
 
 def _numbers(version: str) -> tuple[int, ...]:
-    """Return the three numbers of a version; none if it has another format."""
+    """Return the three numbers of a version; none if it has a different format."""
     parts = version.split(".")
     return tuple(map(int, parts)) if len(parts) == 3 and all(part.isdigit() for part in parts) else ()
 
@@ -241,7 +241,10 @@ class Spy:
         return self.program is not None
 
     def install(self, bundle: dict[str, Any]) -> None:
-        """Install the py-spy that was sent along (collect/hang/hang.py); if unusable, each dump has the reason."""
+        """Install the py-spy that was sent along (collect/hang/hang.py).
+
+        If it is unusable, each dump contains the reason.
+        """
         if "missing" in bundle or bundle["machine"] != os.uname().machine:
             told = bundle.get("missing") or f"the py-spy that was sent along is for {bundle['machine']}"
             self._problem = f"py-spy is not installed on the host, and {told}"
@@ -312,7 +315,7 @@ def _is_loaded(program: int) -> bool:
 
 
 def _read(child: int, pipe: int, deadline: float) -> tuple[int | None, bytes]:
-    """Return exit status and output; the status is None if the program had to be ended."""
+    """Return the exit status and output; the status is None if the program had to be ended."""
     data, status = b"", None
     try:
         while len(data) < MOST_BYTES and select.select([pipe], [], [], max(0.0, deadline - time.monotonic()))[0]:

@@ -47,7 +47,7 @@ def end_with_reset(sock: socket.socket) -> None:
 
 
 class Dial:
-    """A connection to the first address of a name that accepts it, as torch's TCPStore does."""
+    """A connection to the first of a name's addresses that accepts it, as torch's TCPStore makes it."""
 
     def __init__(self, places: list[Place], nonce: bytes, interface: str = "") -> None:
         self._places, self._nonce, self._interface = list(places), nonce, interface
@@ -59,7 +59,10 @@ class Dial:
         self.sock: socket.socket | None = None
 
     def start(self) -> Outcome | None:
-        """Connect to the next address; return the outcome, or None while pending. :data:`FULL` can be repeated."""
+        """Connect to the next address.
+
+        Return the outcome, or None while pending. After :data:`FULL` it can be called again.
+        """
         self.began = self.began or time.monotonic()
         self._spoken = False
         try:
@@ -82,7 +85,7 @@ class Dial:
         return None if number in (0, errno.EINPROGRESS) else self._failed(OSError(number, os.strerror(number)))
 
     def heard(self) -> Outcome | None:
-        """Return the outcome by the first bytes received: the nonce, other bytes, or an error."""
+        """Return the outcome according to the first bytes received: the nonce, other bytes, or an error."""
         assert self.sock is not None
         try:
             said = self.sock.recv(len(self._nonce))
@@ -101,7 +104,7 @@ class Dial:
         return "connected", None
 
     def late(self) -> Outcome | None:
-        """Return a timed-out dial's outcome; None if bytes are sent and the same time is granted again."""
+        """Return a timed-out dial's outcome; None if it has sent bytes and gets the same time again."""
         try:
             assert self.sock is not None
             self.sock.getpeername()
@@ -156,8 +159,8 @@ def dial_all(
 
     The port is None for an unknown name.
 
-    A fourth element is the interface to send from. ``trips`` receives, by index, the shortest round trip in µs and the
-    number of retransmitted packets; ``beside`` is served meanwhile.
+    An optional fourth element is the interface to send from. ``trips`` receives, by index, the shortest round trip in
+    µs and the number of retransmitted packets; ``beside`` is served meanwhile.
     """
     places = resolved({target[0] for target in targets}, timeout_s)
     results: dict[Key, Ended] = {}
@@ -243,7 +246,7 @@ class Round:
         self._results[key] = (*(outcome or TIMED_OUT), round(now - dial.began, 4), dial.source_port)
 
     def _end_late(self, now: float) -> None:
-        """End the dials whose time is over; they began in this order, and all have the same limit."""
+        """End the dials whose time is up; they began in this order, and all have the same limit."""
         late = list(itertools.takewhile(lambda one: one[1][0] <= now, self._flying.items()))
         for key, (_, dial) in late:
             outcome = dial.late()
@@ -268,7 +271,10 @@ def _room() -> int:
 
 
 def resolved(addresses: set[str], timeout_s: float) -> dict[str, list[Place] | Outcome]:
-    """Return the endpoints of each address, with port 0; names are resolved by the host's resolver in parallel."""
+    """Return the endpoints of each address, with port 0.
+
+    The host's resolver resolves the names, in parallel.
+    """
     found: dict[str, list[Place] | Outcome] = {}
     names = []
     for address in addresses:
@@ -307,7 +313,7 @@ def _may_open(count: int) -> bool:
 
 
 def endpoints(address: str, port: int, flags: int = socket.AI_NUMERICHOST) -> list[Place]:
-    """Return address families and socket addresses; for a name, ``flags`` are 0 and the resolver is used."""
+    """Return address families and socket addresses; for a name, ``flags`` is 0 and the resolver is used."""
     # bytes, as torch passes them: Python's own IDNA is a module that may have to be opened
     found = socket.getaddrinfo(address.encode(), port, type=socket.SOCK_STREAM, flags=flags)
     return [(family, place) for family, _type, _protocol, _name, place in found]

@@ -223,7 +223,7 @@ class Mesh:
         return self._end.listen(request["sockets"])
 
     def dial(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Dial, while the listeners are served if there are any."""
+        """Dial, and meanwhile serve the listeners if there are any."""
         return (self._end.dial if self._end else dial)(request["targets"], request["timeout_s"])
 
     def unlisten(self, _request: dict[str, Any]) -> dict[str, Any] | None:
@@ -233,7 +233,10 @@ class Mesh:
 
 
 def dial(targets: list[list[Any]], timeout_s: float, beside: Beside | None = None) -> dict[str, Any]:
-    """Dial as :func:`dial_all`; return {"connected": count, "failed": their rows, "trips": those of the others}."""
+    """Dial as :func:`dial_all` does.
+
+    The result is {"connected": count, "failed": rows of failed dials, "trips": those of the others}.
+    """
     trips: dict[int, tuple[int, int]] = {}
     results = dial_all(targets, timeout_s, trips, beside)
     failed = [row for row in results if row[2] != "connected"]
@@ -244,8 +247,8 @@ def dial(targets: list[list[Any]], timeout_s: float, beside: Beside | None = Non
 def _open_near(wanted: dict[str, Any]) -> socket.socket:
     """Return a socket that listens on the requested port, or on the nearest free one that the request allows.
 
-    With SO_REUSEADDR two sockets that do not listen yet may bind the same port, and the second listen(2) fails, for
-    example for the probes of a machine that is listed twice. A "mute" socket is only bound.
+    With SO_REUSEADDR, two sockets that are not listening yet may bind the same port, and the second listen(2) fails,
+    for example for the probes of a machine that is listed twice. A "mute" socket is only bound.
     """
     port = wanted["port"]
     for left in range(wanted["tries"], 0, -1):
@@ -267,7 +270,10 @@ def _open_near(wanted: dict[str, Any]) -> socket.socket:
 
 
 def _bound(address: str, port: int) -> socket.socket:
-    """Return a socket bound to an address; with none, to both families like torch's TCPStore, else only to IPv4."""
+    """Return a socket bound to an address.
+
+    Without one, it is bound to both families, like torch's TCPStore, or only to IPv4 if that fails.
+    """
     if address:
         ((family, place),) = endpoints(address, port)
         return _bound_to(family, place)
@@ -300,9 +306,12 @@ TCP_MAXSEG = 2  # linux/tcp.h
 
 
 class Push:
-    """Full segments to a listener, at its first address that accepts a connection; ``result`` is set once it is known.
+    """Full segments to a listener, at its first address that accepts a connection.
+
+    ``result`` is set once it is known.
 
     Only "stalled" is a fault: "reset" means that something answered, and the port mesh judges "not-connected".
+
     """
 
     def __init__(self, places: list[Place], segment: int | None = None) -> None:
@@ -313,7 +322,7 @@ class Push:
         self._connect("no address")
 
     def go_on(self) -> bool:
-        """Send over an established connection, or begin another; return False if that must be waited for."""
+        """Send over an established connection, or begin another; return False if it has to wait."""
         assert self.sock is not None
         number = self.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if number:
@@ -342,7 +351,7 @@ class Push:
             self._end("reset" if number else "passed", os.strerror(number) if number else None)
 
     def end(self) -> None:
-        """End it after its time is over."""
+        """End the transfer when its time is up."""
         if self.result is None and self.sock is not None and self._sent:
             self.look()
         if self.result is None:
@@ -384,10 +393,14 @@ def try_path_mtu(request: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def try_all(targets: list[tuple[str, int]], deadline_s: float, segment: int | None = None) -> list[dict[str, Any]]:
-    """Return the outcome of full segments to each target (answers.PathMtuResult), in their order; all run in parallel.
+    """Return the outcome of full segments to each target, in the order of the targets.
 
-    With ``segment``, segments have at most so many bytes. It takes more than a second (the kernel retransmits after
-    0.2 s).
+    It is an answers.PathMtuResult. All transfers run in parallel.
+
+    With ``segment``, segments have at most that many bytes. The test takes more than a second (the kernel retransmits
+    after 0.2 s).
+
+
     """
     found = resolved({address for address, _ in targets}, deadline_s)
     results: list[dict[str, Any]] = []

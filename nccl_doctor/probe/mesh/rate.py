@@ -1,10 +1,10 @@
 """Streams to another host, whose mesh listener discards the data.
 
-A stream first reads that listener's nonce, so that no large data goes to a stranger. After slow start, the bytes that
-the other kernel acknowledges are counted (tcp_info of linux/tcp.h). Streams are limited by seconds, by bytes, and by
-the connection to the controller, since a socket that is closed or whose process dies drops its unsent data.
+A stream first reads that listener's nonce, so that no bulk data goes to a stranger. After slow start, the bytes that
+the other kernel acknowledges are counted (tcp_info of linux/tcp.h). Streams are limited in time and in bytes, and end
+with the connection to the controller, since a socket that is closed or whose process dies drops its unsent data.
 
-Four signs show that this machine and not the network was the limit: the sending thread ran or waited for a CPU most of
+Four signs show that this machine, not the network, was the limit: the sending thread ran or waited for a CPU most of
 the time, the reader's window was zero, a CPU was saturated with interrupts, or the hypervisor withheld CPU time
 (steal). Packets that the machine's own queues drop (tc-tbf(8), tc-codel(8)) are also retransmitted, but are not lost in
 the network.
@@ -188,7 +188,7 @@ def _drops(body: bytes) -> int:
 
 
 def _wanted_ns(tid: int) -> int:
-    """Return how long a thread ran or waited for a CPU, in ns; without schedstat, the CPU time of the whole process."""
+    """Return how long a thread ran or waited for a CPU, in ns; without schedstat, the process's CPU time."""
     with contextlib.suppress(OSError, ValueError), open(f"/proc/self/task/{tid}/schedstat") as told:
         ran, waited, _ = told.read().split()
         return int(ran) + int(waited)

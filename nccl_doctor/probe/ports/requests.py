@@ -1,11 +1,11 @@
-"""``fix-port``: tries torch's bind of a port, explains a failure, signals processes and finds free ports.
+"""``fix-port``: tries torch's bind, explains its failure, signals processes and finds free ports.
 
-The socket table can't replace the trial: whether a TIME_WAIT or an accepted connection prevents the bind depends on
-SO_REUSEADDR of a socket that may be gone, which no table shows. The table only explains the result.
+The socket table can't replace the trial, because whether a TIME_WAIT or an accepted connection prevents the bind
+depends on the SO_REUSEADDR of a socket that may be gone, which no table shows. The table only explains the result.
 
 A signal reaches only the intended process, however quickly PIDs are reused: a pidfd (Linux 5.3, pidfd_open(2)) stays
-with the process for which it was opened, and its start time is compared after opening and right before the signal. If
-the kernel has no pidfd, or a container's filter refuses it, only the comparison remains.
+with the process for which it was opened, and the process's start time is compared after opening and right before the
+signal. If the kernel has no pidfd, or a container's filter refuses it, only the comparison remains.
 """
 
 from __future__ import annotations
@@ -65,7 +65,10 @@ def free_port(_request: dict[str, Any]) -> int:
 
 
 def explain(port: int, error: int | None, *, described: bool = True) -> dict[str, Any]:
-    """Explain the outcome of :func:`bind_error` by the socket tables; this takes long if there are many processes."""
+    """Explain the outcome of :func:`bind_error` by the socket tables.
+
+    This takes a long time if there are many processes.
+    """
     if error is None:
         return {"port": port, "free": True}
     trial: dict[str, Any] = {"port": port, "free": False, "error": errno.errorcode.get(error, str(error))}
@@ -150,7 +153,10 @@ def _hint(found: list[DiagSocket]) -> str:
 
 
 def unlisted_holders() -> list[int]:
-    """Return processes with a TCP socket that no table lists: one only bound (kernels before 6.8), or unused."""
+    """Return the processes with a TCP socket that no table lists.
+
+    It is only bound (kernels before 6.8), or unused.
+    """
     try:
         listed = {f"socket:[{one.inode}]" for one in netlink.sockets_on(0) if one.state != "BOUND"}
     except OSError:
@@ -166,7 +172,7 @@ def unlisted_holders() -> list[int]:
 
 
 def send_signal(pid: int, started: int, number: signal.Signals) -> bool:
-    """Signal a process that began at ``started`` (ticks since boot); PermissionError for another user's."""
+    """Signal a process that started at ``started`` (ticks since boot); PermissionError for another user's."""
     try:
         descriptor = open_pidfd(pid)
     except ProcessLookupError:
@@ -185,7 +191,7 @@ def send_signal(pid: int, started: int, number: signal.Signals) -> bool:
 
 
 def open_pidfd(pid: int) -> int | None:
-    """Return a pidfd; None if they are not available; ProcessLookupError if the process is gone."""
+    """Return a pidfd; None if pidfds are not available; ProcessLookupError if the process is gone."""
     try:
         own = getattr(os, "pidfd_open", None)  # Python 3.9
         return int(own(pid) if own else _call(PIDFD_OPEN, pid, 0))
@@ -216,7 +222,7 @@ def _call(number: int, *arguments: int | None) -> int:
 
 
 def look(request: dict[str, Any]) -> dict[str, Any]:
-    """Return who holds ``port``, or the job of ``pid`` if that began at ``started``, in ticks since boot."""
+    """Return who holds ``port``, or the job of ``pid`` if that started at ``started`` (ticks since boot)."""
     port, pid = request["port"], request["pid"]
     # Tried first, so that no thread of ours is taken for a holder.
     trial = None if port is None else try_port(port, described=False)
@@ -240,7 +246,10 @@ def look(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def send(request: dict[str, Any]) -> dict[str, Any]:
-    """Signal all or none of ``processes`` ([pid, start in ticks]) and their descendants, or return those that run."""
+    """Signal all or none of ``processes`` ([pid, start in ticks]) and their descendants.
+
+    Without a signal, only return those that are still running.
+    """
     table = Table()
     named = [pid for pid, started in request["processes"] if _lives(pid, started, table)]
     family = list(dict.fromkeys(member for pid in named for member in (pid, *table.descendants(pid))))

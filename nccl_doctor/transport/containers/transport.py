@@ -116,7 +116,7 @@ def failure(entry: Entry, seconds: float | None = None) -> EngineFailure:
     if names is not None:
         more = f" and {len(names) - _MOST} more" if len(names) > _MOST else ""
         running = (
-            f"; running are {', '.join(names[:_MOST])}{more}" if names else "; this user has no running container there"
+            f"; running: {', '.join(names[:_MOST])}{more}" if names else "; this user has no running container there"
         )
     words = {
         "program": program(options),
@@ -141,8 +141,8 @@ def _problem_of(failure: AnyAccessFailure) -> object:
 
 _DETAIL = {
     "missing": "there is no {kind}{running}",
-    "missing enter": "no process {name} runs there",
-    "stopped": "{place} does not run{running}",
+    "missing enter": "no process {name} is running there",
+    "stopped": "{place} is not running{running}",
     "paused": "{place} is paused",
     "forbidden": "the user who logs in may not use {program}{quoted}",
     "forbidden enter": "the user who logs in may not enter {place}",

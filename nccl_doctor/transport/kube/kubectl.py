@@ -79,7 +79,7 @@ def last_line(stderr: str) -> str:
 _LATER = "See what has become of the pod (kubectl describe pod), and check again when it runs."
 _DETAIL: dict[Trouble, tuple[str, str]] = {
     "forbidden": (
-        "does not allow kubectl exec: `kubectl auth can-i create pods/exec -n {namespace}` says no",
+        "may not be entered with kubectl exec: `kubectl auth can-i create pods/exec -n {namespace}` says no",
         "Ask the cluster's administrator for the right to create pods/exec in the namespace {namespace}.",
     ),
     "unauthorized": (
@@ -127,7 +127,7 @@ def failure(options: KubeOptions, entry: Attempt) -> EngineFailure:
     if entry.absent:
         why, detail, remedy = "kubectl", "was not entered: kubectl is not installed here", "Install kubectl."
     elif late:
-        why, detail = "silent", f"gave no answer to kubectl exec in {entry.seconds:.0f} s"
+        why, detail = "silent", f"did not answer kubectl exec within {entry.seconds:.0f} s"
         remedy = (
             "The API server took the request and the kubelet of the pod's node stays silent, or the link to either "
             "does: see with kubectl get nodes whether it is Ready."

@@ -1,6 +1,6 @@
 """Targets of SSH, and the reasons why one was not reached or refused the login, the same for paramiko and ssh.
 
-``detail`` follows the host's name: "node3 (10.0.0.3:22) gave no answer to a TCP connection in 10 s".
+``detail`` follows the host's name: "node3 (10.0.0.3:22) did not answer a TCP connection attempt within 10 s".
 """
 
 from __future__ import annotations
@@ -73,18 +73,18 @@ def unreachable(
 
 def timed_out(target: Target, seconds: float, evidence: tuple[str, ...] = ()) -> AccessError:
     """Return the failure if the TCP connection was not answered."""
-    return unreachable(target, "timed-out", f"gave no answer to a TCP connection in {seconds:.0f} s", evidence)
+    return unreachable(target, "timed-out", f"did not answer a TCP connection attempt within {seconds:.0f} s", evidence)
 
 
 def silent(target: Target, seconds: float) -> AccessError:
     """Return the failure if TCP connected and no SSH greeting came."""
-    detail = f"took the TCP connection but sent no SSH greeting in {seconds:.0f} s: it hangs, or something else listens"
+    detail = f"accepted TCP but sent no SSH greeting within {seconds:.0f} s: it hangs, or something else is listening"
     return unreachable(target, "no-banner", detail)
 
 
 def dropped(target: Target, message: str) -> AccessError:
     """Return the failure of connections closed before the greeting; sshd gives a reason only for MaxStartups."""
-    why = "sshd's MaxStartups is reached, or it bars this machine" if says_dropped(message) else "without a word of why"
+    why = "sshd's MaxStartups is reached, or it bars this machine" if says_dropped(message) else "without saying why"
     detail = f"closed every connection before the SSH greeting{':' if says_dropped(message) else ','} {why}"
     message = re.sub(r"\s+", " ", message).strip()
     return unreachable(target, "dropped", detail, (f'it said "{message[:200]}"',) if message else ())
@@ -106,13 +106,13 @@ def of_os_error(target: Target, error: OSError, seconds: float) -> AccessError:
     if reason == "timed-out" or (reason is None and isinstance(error, TimeoutError)):
         return timed_out(target, seconds)
     if reason is None:
-        return unreachable(target, "failed", f"could not be connected to: {error.strerror or error}")
+        return unreachable(target, "failed", f"could not be reached: {error.strerror or error}")
     return unreachable(target, reason, evidence=(f"connect: {error.strerror}",))
 
 
 def not_forwarded(target: Target, reason: access.Reason, message: str) -> AccessError:
     """Return the failure if the jump host can't connect to the host, or may not."""
-    detail = "" if reason in ("refused", "forwarding") else "could not be connected to from its jump host"
+    detail = "" if reason in ("refused", "forwarding") else "could not be reached from its jump host"
     if reason == "name-unresolved":
         detail = "has a name that does not resolve on its jump host"
     return unreachable(target, reason, detail, (f"the jump host said: {message}",))
@@ -120,7 +120,7 @@ def not_forwarded(target: Target, reason: access.Reason, message: str) -> Access
 
 def stalled(target: Target, stage: str, seconds: float) -> AccessError:
     """Return the failure if an SSH server answered but handshake or login did not end in time."""
-    return unreachable(target, "stalled", f"answered but did not finish {stage} in {seconds:.0f} s")
+    return unreachable(target, "stalled", f"answered but did not finish {stage} within {seconds:.0f} s")
 
 
 def broken(target: Target, stage: str, why: str) -> AccessError:
@@ -244,7 +244,7 @@ def auth_failed(target: Target, login: Login) -> AccessError:
     if login.partial:
         detail = f"accepted {target.user}'s key but asks for a second factor, which needs a terminal"
     elif login.aborted:
-        detail = f"closed the connection: user {target.user} offered too many keys that it does not know"
+        detail = f"closed the connection: user {target.user} offered too many keys unknown to the host"
     elif login.methods and "publickey" not in login.methods:
         detail = f"does not allow SSH key authentication for user {target.user}"
     return AccessError(access.SshAuthFailed(detail=detail, evidence=bounded(evidence), facts=facts))

@@ -163,7 +163,7 @@ def _connection(attempt: Attempt, target: Target, log: str) -> AccessError:
     if attempt.late or reason == "timed-out":
         return failures.timed_out(target, attempt.seconds)
     if reason is None:
-        return failures.unreachable(target, "failed", "could not be connected to with ssh", (words,) if words else ())
+        return failures.unreachable(target, "failed", "could not be reached with ssh", (words,) if words else ())
     return failures.unreachable(target, reason, evidence=(words,))
 
 

@@ -38,7 +38,7 @@ def can_be_run(found: Diagnosis, snapshot: Snapshot) -> bool:
 
 
 def _idle(variables: Mapping[str, str], host: Host) -> bool:
-    """Return whether variables would change nothing on a host: gloo takes the interface without them, too."""
+    """Return whether variables would change nothing on a host because gloo picks that interface anyway."""
     devices = gloo_devices_of(host)
     if variables.keys() != {GLOO_SOCKET_IFNAME} or not isinstance(devices, tuple):
         return False

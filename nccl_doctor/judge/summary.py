@@ -1,6 +1,6 @@
 """The report of a snapshot and its diagnoses: status, rows of the screen, measurements, and the next step.
 
-It is part of judge because the report layer knows only the model and no facts.
+This module is part of judge because the report layer knows the model but no facts.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def status(diagnoses: Iterable[Diagnosis]) -> Literal["ok", "warning", "error"]:
 
 
 def _listed_by(host: Host) -> str | None:
-    """Return the interface with the address under which the hosts file lists a host; None if it is listed by name."""
+    """Return the interface that has a host's listed address; None if the host is listed by name."""
     address = numeric(host.node.address)
     if host.facts is None or host.node.local or address is None:
         return None
@@ -138,7 +138,7 @@ def _start_with(snapshot: Snapshot, line: LaunchLine) -> str:
 
 
 def _mending(snapshot: Snapshot, report: Report) -> str | None:
-    """Return the line that proposes ``fix``, if it has a step for an error."""
+    """Return the line that proposes ``fix``; None if ``fix`` has no step for any error."""
     errors = (found for found in report.diagnoses if found.severity is Severity.ERROR)
     if not any(can_be_run(found, snapshot) for found in errors):
         return None
@@ -174,7 +174,7 @@ def _mesh(snapshot: Snapshot) -> MeshReport | None:
 
 
 def _rates(snapshot: Snapshot) -> tuple[RateReport, ...] | None:
-    """Return the decisive measurement of each sender and receiver, in the order of ranks."""
+    """Return the decisive measurement of each sender and receiver, in rank order."""
     rates = snapshot.rates
     if not isinstance(rates, Rates):
         return None
@@ -226,13 +226,13 @@ OUTCOMES: dict[Severity, RowOutcome] = {Severity.ERROR: "error", Severity.WARNIN
 
 
 def decided(report: Report) -> tuple[Row, ...]:
-    """Return the rows of a run in progress whose checks don't wait for a phase."""
+    """Return the rows of a run in progress whose checks are not waiting for a phase."""
     waiting = {row_of(entry(check.name)) for check in report.checks if check.reason == PENDING}
     return tuple(row for row in report.phases if row.name not in waiting)
 
 
 def row_of(check: Check) -> str:
-    """Return the row of a check: its own, otherwise that of its category."""
+    """Return the row of a check: its own if it names one, or else that of its category."""
     return check.row or next((row for row, categories in ROWS.items() if check.category in categories), check.category)
 
 
@@ -294,7 +294,7 @@ def _why(row: str, text: str, found: Sequence[Diagnosis], gravest: Severity) -> 
 
 
 class _Texts:
-    """A phrase for each row about the hosts' facts."""
+    """Phrases about the hosts' facts, one for each row."""
 
     def __init__(self, snapshot: Snapshot, hosts: Sequence[HostSummary]) -> None:
         self._snapshot, self._hosts = snapshot, hosts
@@ -307,7 +307,7 @@ class _Texts:
         return "" if len(self.facts) == len(hosts) else f"on {len(self.facts)} of {len(hosts)} hosts"
 
     def of(self, row: str) -> str:
-        """Return the phrase of a row, "" where it has none."""
+        """Return the phrase of a row; "" if it has none."""
         method = getattr(self, f"_{row.replace('-', '').lower()}", None)
         return method() if method else ""
 
@@ -330,7 +330,7 @@ class _Texts:
         return ", ".join(f"{name} {' / '.join(sorted(its)[:3])}" for name, its in versions.items() if its)
 
     def _gpus(self) -> str:
-        """Return the number and model of GPUs, for groups of hosts with the same ones."""
+        """Return the number and model of the GPUs, for each group of hosts with the same ones."""
         counts = []
         for host in self._snapshot.hosts:
             gpus = host.facts.gpus if host.facts else ()
@@ -410,7 +410,7 @@ class _Texts:
         return "; ".join(filter(None, (port, *self._running_jobs())))
 
     def _running_jobs(self) -> Iterator[str]:
-        """Yield a phrase for each job of somebody that runs on the hosts, by its master port."""
+        """Yield a phrase for each job running on the hosts, whoever started it, by its master port."""
         facts = {host.name: host.facts for host in self._snapshot.reached if host.facts is not None}
         for port, hosts in running_jobs(facts).items():
             yield f"a job is running on {fold(hosts)}{'' if port is None else f', port {port}'}"

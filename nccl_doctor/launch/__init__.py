@@ -1,4 +1,4 @@
 """Writes and reads the lines that start a job: torchrun, env://, tcp://, Slurm.
 
-A job that can't be started like this raises UsageError with one sentence.
+UsageError, with one sentence, is raised for a job that can't be started like this.
 """

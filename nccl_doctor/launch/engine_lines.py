@@ -1,7 +1,7 @@
 """Writes the lines that start an engine on each host: vLLM, SGLang, Ray, DeepSpeed, Accelerate.
 
-In the syntax of vLLM 0.33 (``--nnodes`` is not in 0.11), SGLang 0.5, Ray 2.60, DeepSpeed 0.19 (``--no_ssh``) and
-Accelerate 1.15. Each host also gets its own address, by the variable or option that the engine reads.
+The syntax is that of vLLM 0.33 (``--nnodes`` is not in 0.11), SGLang 0.5, Ray 2.60, DeepSpeed 0.19 (``--no_ssh``) and
+Accelerate 1.15. Each host also gets its own address, through the variable or option that the engine reads.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ SYNTAX = {
     "deepspeed": "DeepSpeed 0.15 and later (--no_ssh)",
     "accelerate": "Accelerate 1.x",
 }
-"""The engines' versions for which the lines are valid."""
+"""The engine versions for which the lines are valid."""
 _SIZES = {"vllm": ("-tp", "--tensor-parallel-size", "-pp", "--pipeline-parallel-size", "-dp", "--data-parallel-size"),
           "sglang": ("--tp", "--tp-size", "--tensor-parallel-size", "--pp-size", "--dp-size")}  # fmt: skip
 Addresses = Mapping[str, str]  # by host, its address in the cluster's network, if known
 
 
 def engine_commands(job: LaunchPlan, engine: str, own: Addresses) -> tuple[Command, ...]:
-    """Return the line of each node; UsageError if this engine can't be started like this."""
+    """Return the line for each node; raise UsageError if the engine can't be started like this."""
     forms: dict[str, Callable[[LaunchPlan, Start, str | None], Line]] = {
         "vllm": _vllm,
         "sglang": _sglang,
@@ -79,7 +79,7 @@ def _asked(script: Sequence[str], engine: str) -> bool:
 
 
 def _placed(job: LaunchPlan, start: Start, *, static: bool = True) -> dict[str, str]:
-    """Return the settings of a node among several, by torchrun's names."""
+    """Return the settings of a node in a job of several nodes, by torchrun's names."""
     if len(job.starts) == 1:
         return {}
     return {**place_of(start.node, len(job.starts)), **meeting_place(job.cluster, static=static)}
@@ -141,7 +141,7 @@ def _variable(name: str, own: str | None) -> dict[str, str]:
 
 
 def own_addresses(job: LaunchPlan, checked: Mapping[str, str]) -> Addresses:
-    """Return each host's own address: the listed one, otherwise the one from the last check."""
+    """Return each host's own address: the listed one if usable, or else that from the last check."""
     found = {}
     for start in job.starts:
         listed = start.node.address if numeric(start.node.address) is not None else None

@@ -30,9 +30,11 @@ class Wishes(NamedTuple):
     """Options for the start of a job.
 
     Attributes:
-        launcher: by name; None for the one that fits the torch of the last check.
-        form: "slurm" for a batch script, "ssh" for one line that starts all hosts.
+        launcher: its name; None for the one that fits the torch version found by the last check.
+        form: "slurm" for a batch script, "ssh" for one line that starts the job on all hosts.
         use_env: an option of torch.distributed.launch; ``diagnosable``: whether a failure should leave traces.
+
+
     """
 
     launcher: str | None = None
@@ -61,7 +63,7 @@ def split(words: list[str], argv: list[str], *, named: bool, engine: bool = Fals
 
 
 def launched(cluster: Cluster, script: Sequence[str], wishes: Wishes, last: LastResults) -> Launch:
-    """Return the job of a cluster with the results of its last check."""
+    """Return the launch of a job on a cluster, based on the results of the last check."""
     job = plan(cluster, last.hosts, tuple(script), last.torch)
     if wishes.batch_size is not None:
         divides(wishes.batch_size, job.world_size)

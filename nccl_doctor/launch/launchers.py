@@ -1,9 +1,9 @@
-"""Writes the line that starts each node, in the forms that scripts expect. Nothing is run.
+"""Writes the line that starts the job on each node, in the forms that scripts expect. Nothing is run.
 
-One line for this machine can start every host's line over SSH, and end them all with Ctrl-C.
+A single line on this machine can start every host's line over SSH, and Ctrl-C ends them all.
 
 The forms are defined in torch: torch/distributed/run.py (torchrun, whose static rendezvous keeps the list's order and
-allows uneven nproc_per_node; c10d, which numbers nodes by itself), torch/distributed/launch.py of PyTorch before 1.9
+allows uneven nproc_per_node; c10d, which numbers the nodes itself), torch/distributed/launch.py of PyTorch before 1.9
 (world size = nodes times processes), torch/distributed/rendezvous.py (``env://`` and ``tcp://``).
 """
 
@@ -40,7 +40,7 @@ _URL_OPTION = re.compile(r"--(?:dist|init|dist-init)-(?:url|method)")
 
 
 def commands(job: LaunchPlan, launcher: str, *, use_env: bool = False) -> tuple[Command, ...]:
-    """Return the line of each node; UsageError if this launcher can't express it."""
+    """Return the line for each node; raise UsageError if this launcher can't express it."""
     if launcher == "launch":
         job.even("torch.distributed.launch", "it takes nodes times processes for the world size")
     own = {"use_env": ""} if use_env else {}
@@ -55,12 +55,12 @@ def commands(job: LaunchPlan, launcher: str, *, use_env: bool = False) -> tuple[
 
 
 def default_launcher(torch: str | None) -> str:
-    """Return torchrun, or torch.distributed.launch for a torch without torchrun."""
+    """Return torchrun, or torch.distributed.launch for a torch version without torchrun."""
     return "launch" if torch is not None and release(torch) < NO_TORCHRUN else "torchrun"
 
 
 def takes_local_addr(job: LaunchPlan) -> bool:
-    """Return whether torchrun takes --local_addr; UsageError for one without c10d."""
+    """Return whether torchrun takes --local_addr; raise UsageError if it has no c10d rendezvous."""
     if job.torch is not None and release(job.torch) < NO_TORCHRUN:
         raise UsageError(f"torch {job.torch} has no c10d rendezvous, which came with PyTorch 1.9")
     return job.torch is None or release(job.torch) >= LOCAL_ADDR
@@ -92,9 +92,13 @@ def written(
     script: Sequence[str],
     variables: Mapping[str, str] = MappingProxyType({}),
 ) -> Line:
-    """Return a node's line: its variables and these, the program and its options by torchrun's names, the script.
+    """Return a node's line: its variables, the program, the program's options, and the script.
 
-    Without a program, or if it begins with an option, it is the node's Python.
+    The variables are the node's own and ``variables``; ``settings`` has the options by torchrun's names.
+
+    If ``program`` is empty or begins with an option, the node's Python comes before it.
+
+
     """
     exported = secrets(start.variables)
     told = {**start.variables, **variables}
@@ -131,7 +135,10 @@ def _env(job: LaunchPlan, start: Start) -> Line:
 
 
 def _tcp(job: LaunchPlan, start: Start) -> Line:
-    """Return the line of a script that spawns processes and gets its node's number; one with {rank} for each rank."""
+    """Return the line of a script that spawns its processes and is given its node's number.
+
+    If the script has a placeholder for a rank, it is run once for each rank.
+    """
     script, _ = tcp_script(job)
     if not _has_holes(job.script):
         job.even("a script that spawns its own processes", "it multiplies nodes by its own GPUs")
@@ -152,7 +159,7 @@ def _tcp(job: LaunchPlan, start: Start) -> Line:
 
 
 def tcp_script(job: LaunchPlan) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the script with holes for tcp://, and a sentence about replaced words."""
+    """Return the script with placeholders for tcp://, and a sentence about replaced words."""
     master = next((node for node in job.cluster.nodes if job.cluster.master_addr in (node.name, node.address)), None)
     names = {job.cluster.master_addr, *((master.name, master.address) if master else ())}
     right = {f"tcp://{endpoint(name, job.cluster.master_port)}" for name in names}
@@ -200,7 +207,10 @@ def _each_rank(start: Start, of_rank: Callable[[Mapping[str, Line]], Line]) -> L
 
 
 SSH = ("ssh", "-tt", "-n", "-o", "BatchMode=yes")
-"""Options of ssh: a terminal, so that the remote command ends with the connection, and no input, as all share stdin."""
+"""The ssh command and its options.
+
+The terminal makes the remote command end with the connection; there is no input because all connections share stdin.
+"""
 
 
 def start_over_ssh(cluster: Cluster, commands: Iterable[Command]) -> Line:
@@ -216,6 +226,6 @@ def start_over_ssh(cluster: Cluster, commands: Iterable[Command]) -> Line:
 
 
 def _side_by_side(started: Line) -> Line:
-    """Return a script that runs lines in parallel, ends them with Ctrl-C, and fails if any of them does."""
+    """Return a script that runs lines in parallel, ends them on Ctrl-C, and fails if any of them does."""
     wait = """(set --; trap 'kill "$@"' INT TERM; {started} for p in "$@"; do wait "$p" || s=1; done; exit ${{s:-0}})"""
     return shell.script(wait, started=started)

@@ -1,6 +1,6 @@
 """Reads a line that starts a job, without running it, and writes it again with corrections.
 
-Each launcher's options are a table (probe/options.py), with which the probe also reads jobs' command lines.
+Each launcher's options are in a table (probe/options.py), which the probe also uses to read jobs' command lines.
 """
 
 from __future__ import annotations
@@ -42,18 +42,22 @@ class LaunchLine:
     """A launch command.
 
     Attributes:
-        launcher: by its name in probe/options.py; "script" for a script that starts its own ranks.
+        launcher: its name in probe/options.py; "script" for a script that starts its own ranks.
         variables: those set before it.
         start: the words of the launcher, or of the script's interpreter.
         options: the launcher's, by torchrun's names if they have one; "" for a flag.
         own: the known options as they were spelled.
         unknown: options that this launcher does not know, as spelled; the nearest known one is in ``own``.
         script: the script and its arguments.
-        wrapped: those variables that a program before the launcher sets, such as env or docker run.
+        wrapped: the variables that a program before the launcher sets, for example env or docker run.
         started: the words of srun or mpirun that start it on the hosts.
         nested: whether it is inside an argument of a shell, or in a shell script.
         unread: why it is unknown what the line starts; None if it is known.
-        lost: options whose value only the shell knows that runs the line, as typed; "" if each host has the right one.
+        lost: options whose value only the shell that runs the line knows, as typed; "" if each host's shell has the
+        right one.
+
+
+
     """
 
     launcher: str
@@ -70,7 +74,7 @@ class LaunchLine:
     lost: Mapping[str, str] = field(default_factory=dict)
 
     def in_cluster(self, cluster: Cluster) -> LaunchLine:
-        """Return the line with the variables replaced whose value is known; the others are ``lost``."""
+        """Return the line with every variable of known value replaced; the others are ``lost``."""
         known, lost = known_options(self.options, self.variables, cluster)
         return replace(self, options=known, lost=lost)
 
@@ -110,7 +114,10 @@ class LaunchLine:
     def written(
         self, options: Mapping[str, str], script: Sequence[str], variables: Mapping[str, str]
     ) -> tuple[str, ...]:
-        """Return the line's words with these options, script and variables instead; new options come first."""
+        """Return the line's words with these options, script and variables in place of its own.
+
+        New options come first.
+        """
         kept, left = [], dict(options)
         for _, name, written, value in self.own:
             new = left.pop(name, value)
@@ -130,7 +137,7 @@ class LaunchLine:
         return (*starmap(shell.assignment, front.items()), *start, *words)
 
     def spans(self, count: int) -> bool:
-        """Return whether the line's number of nodes, "2" or for c10d "1:4", includes this one."""
+        """Return whether the line's number of nodes, "2" or with c10d "1:4", allows this count."""
         least, sign, most = self.options.get("nnodes", "").partition(":")
         known = is_number(least) and is_number(most or least)
         return known and int(least) <= count <= int(most or least) and not (sign and self.is_static)
@@ -151,21 +158,22 @@ class LaunchLine:
 
     @property
     def is_of_c10d(self) -> bool:
-        """True if the ranks of torchrun meet by its c10d rendezvous."""
+        """True if the ranks of torchrun meet through its c10d rendezvous."""
         return self.launcher == "torchrun" and self.options.get("rdzv_backend") == "c10d"
 
     @property
     def settings_file(self) -> str | None:
-        """The file in which accelerate finds what the line leaves out; it reads its default file without being told.
+        """The file from which accelerate reads what the line leaves out; if none is named, its default one.
 
         accelerate/commands/launch.py, ``_validate_launch_command``; config/config_args.py, ``default_config_file``.
+
         """
         default = "accelerate's default_config.yaml" if self.launcher == "accelerate" else None
         return self.options.get("config_file", default)
 
     @property
     def meets_elsewhere(self) -> bool:
-        """True if ranks meet at a server that is no host of the job."""
+        """True if the ranks meet at a server that is not a host of the job."""
         return self.options.get("rdzv_backend", "").startswith("etcd")
 
     @property
@@ -175,7 +183,10 @@ class LaunchLine:
 
 
 def behind_dashes(words: Sequence[str], argv: Sequence[str]) -> tuple[str | None, tuple[str, ...]]:
-    """Return the hosts file, and the line after "--" (in ``argv``, since click drops it); UsageError for more."""
+    """Return the hosts file, and the line after "--"; raise UsageError for any other words.
+
+    ``argv`` is needed because click drops the "--".
+    """
     behind = len(argv) - argv.index("--") - 1 if "--" in argv else 0
     before, line = words[: len(words) - behind], words[len(words) - behind :]
     if len(before) > 1:
@@ -190,7 +201,10 @@ def behind_dashes(words: Sequence[str], argv: Sequence[str]) -> tuple[str | None
 
 
 def _out_of_script(words: Sequence[str]) -> Sequence[str]:
-    """Return the line in the script on this machine that these words run, if any; it is read, not run."""
+    """Return the line in the script on this machine that these words run; without one, the words.
+
+    The script is read, not run.
+    """
     readers = {*SHELLS, "sbatch"}
     path = next((word for word in words if not word.startswith("-") and PurePath(word).name not in readers), "")
     if words[:1] == ["sbatch"]:  # an option's value may stand before it
@@ -209,7 +223,7 @@ def _out_of_script(words: Sequence[str]) -> Sequence[str]:
 
 
 def joined(words: Sequence[str]) -> Line:
-    """Return the words as one line, quoted for a shell, which replaces the variables in them."""
+    """Return the words as one line, quoted for a shell that expands the variables in them."""
     return shell.script("{line}", line=[*map(shell.with_variables, words)])
 
 
@@ -231,7 +245,10 @@ def _split(words: Sequence[str]) -> list[str]:
 
 
 def read_line(words: Sequence[str], known: Mapping[str, bool] | None = None) -> LaunchLine:
-    """Parse words as a launch command, with the launcher's ``known`` options; UsageError if that is impossible."""
+    """Parse words as a launch command; raise UsageError if that is impossible.
+
+    ``known`` has the launcher's options as installed on the hosts.
+    """
     every = _split(words)
     if every[:1] == ["env"] and not "".join(every[1:2]).startswith("-"):
         every = every[1:]
@@ -269,10 +286,13 @@ def read_line(words: Sequence[str], known: Mapping[str, bool] | None = None) -> 
 
 
 def meeting_name(line: LaunchLine, nodes: int, engines: Iterable[Engines | Unknown | None]) -> str | None:
-    """Return the host name under which torchrun's c10d rendezvous has all ranks meet; None if it is none or not known.
+    """Return the host name at which torchrun's c10d rendezvous makes all ranks meet.
 
-    That is the full name (socket.getfqdn) of the agent with rank 0, unless --local-addr replaces it. Agents are ranked
-    by their names (torch/distributed/elastic/rendezvous/dynamic_rendezvous.py, ``_NodeDesc``, ``next_rendezvous``).
+    None if the ranks don't meet at a host name, or if some host's name is unknown.
+
+    The name is the full one (socket.getfqdn) of the agent with rank 0, unless --local-addr replaces it. Agents are
+    ranked by their names (torch/distributed/elastic/rendezvous/dynamic_rendezvous.py, ``_NodeDesc``,
+    ``next_rendezvous``).
     """
     names = [one.fqdn for one in engines if isinstance(one, Engines) and one.fqdn]
     by_name = line.is_of_c10d and "local_addr" not in line.options and nodes > 1
@@ -280,7 +300,10 @@ def meeting_name(line: LaunchLine, nodes: int, engines: Iterable[Engines | Unkno
 
 
 def line_to_judge(snapshot: Snapshot) -> LaunchLine | None:
-    """Return the line to judge, with the options that its launcher has on the hosts; ValueError, UsageError."""
+    """Return the line to judge, read with the options that its launcher has on the hosts.
+
+    ValueError or UsageError is raised if the line can't be read.
+    """
     if snapshot.cluster.line is None:
         return None
     known = {name: takes for options in host_options(snapshot).values() for name, takes in options.items()}
@@ -350,12 +373,12 @@ def _remainder(batch: int, world: int) -> str:
 
 
 def model_size(line: LaunchLine) -> int | None:
-    """Return the number of GPUs that an engine's line needs, on the hosts that it names or on each.
+    """Return the number of GPUs that an engine's line needs, on all hosts that it names or on each host.
 
-    None if the line does not show it.
+    None if the line does not show that number.
 
-    vLLM's data parallelism over hosts needs no --nnodes: each host has --data-parallel-size-local of it. SGLang's, with
-    --enable-dp-attention, is inside the tensor parallelism.
+    vLLM's data parallelism over several hosts needs no --nnodes: --data-parallel-size-local is each host's share. With
+    --enable-dp-attention, SGLang's data parallelism is part of its tensor parallelism.
     """
     sizes = ["tensor", "pipeline"]
     if line.launcher == "vllm" and "nnodes" not in line.options:
@@ -369,9 +392,12 @@ def model_size(line: LaunchLine) -> int | None:
 
 
 def meant_total(line: LaunchLine, counts: Collection[int]) -> int | None:
-    """Return the number of ranks that accelerate's line means if its total is that of each machine; None if not so.
+    """Return the right total of ranks if accelerate's line gives each machine's number as the total.
+
+    None for any other line.
 
     ``counts`` are the planned ranks of each host.
+
     """
     told, total = line.options.get("world_size", ""), sum(counts)
     per_machine = line.launcher == "accelerate" and is_number(told) and {*counts} == {int(told)}
@@ -379,9 +405,12 @@ def meant_total(line: LaunchLine, counts: Collection[int]) -> int | None:
 
 
 def starts_no_ranks(line: LaunchLine) -> bool:
-    """Return whether accelerate starts one script on each machine, without a rank: ``simple_launcher`` for --cpu.
+    """Return whether accelerate starts one script on each machine, without a rank.
+
+    That is its ``simple_launcher``, which it uses for --cpu.
 
     accelerate/commands/launch.py of 1.15.
+
     """
     several = is_number(line.options.get("nnodes", "")) and int(line.options["nnodes"]) > 1
     return line.launcher == "accelerate" and several and "cpu" in line.options and "mpirun_hostfile" not in line.options
@@ -395,9 +424,12 @@ def needs_all(line: LaunchLine, counts: Mapping[str, int]) -> bool:
 def own_lines(
     line: LaunchLine, cluster: Cluster, counts: Mapping[str, int], gpus: Mapping[str, int], *, spelled_out: bool = False
 ) -> dict[str, tuple[str, ...]]:
-    """Return the words of each host's line; ``counts`` are the planned ranks of each, ``gpus`` its GPUs.
+    """Return the words of each host's line; ``counts`` has its planned ranks, ``gpus`` its GPUs.
 
-    ``spelled_out``: torchrun's c10d rendezvous would fail by the hosts' names, so the lines say what it derives.
+    ``spelled_out``: the hosts' names would make torchrun's c10d rendezvous fail, so the lines state what it derives
+    from them.
+
+
     """
     told, options = line.options.get("nproc_per_node", ""), _of_all(line, cluster, counts)
     ranked = line.is_ranked and not (line.table.engine and not options)
@@ -430,9 +462,11 @@ def own_lines(
 
 
 def c10d_place(node: Node, cluster: Cluster, conf: str = "") -> dict[str, str]:
-    """Return a node's own settings of torchrun's c10d rendezvous: whose store it is, and the address to be met at.
+    """Return a node's settings for the c10d rendezvous: whether it hosts the store, and its address.
 
-    By itself torchrun takes what the host's own name resolves to, for both, and that may be 127.0.1.1.
+    By default torchrun derives both from what the host's own name resolves to, which may be 127.0.1.1.
+
+
     """
     given = [item for item in conf.split(",") if item and not item.startswith("is_host=")]
     return {"rdzv_conf": ",".join([*given, f"is_host={int(node is cluster.nodes[0])}"]), "local_addr": node.address}
@@ -441,9 +475,11 @@ def c10d_place(node: Node, cluster: Cluster, conf: str = "") -> dict[str, str]:
 def _placed(
     line: LaunchLine, script: list[str], node_rank: int, nodes: int, counts: Mapping[str, int]
 ) -> tuple[list[str], dict[str, str]]:
-    """Return the words and variables on a node for a script that takes its rank, with one process per node.
+    """Return a node's words and variables for a script that is given its rank, one process per node.
 
-    Such a script has one rank on each node, or starts the other ranks of its node by itself (imagenet/main.py).
+    Such a script has one rank on each node, or starts the other ranks of its node itself (imagenet/main.py).
+
+
     """
     right = {"--rank": str(node_rank), "--world-size": str(nodes)}
     said = {name: (value, at) for name, value, at in line.arguments if name in right and is_number(value)}

@@ -54,7 +54,7 @@ class CheckedHost(FrozenModel):
 
 
 class LastResults(NamedTuple):
-    """The results of the last check of a cluster: its hosts, the oldest torch on them, and what makes them doubtful."""
+    """The results of the last check of a cluster: hosts, their oldest torch, and reasons for doubt."""
 
     hosts: Mapping[str, CheckedHost]
     torch: str | None
@@ -62,7 +62,7 @@ class LastResults(NamedTuple):
 
 
 def secrets(variables: Mapping[str, str]) -> frozenset[str]:
-    """Return the names of variables that no printed line may hold: the shell that runs it has them."""
+    """Return the names of variables that no printed line may contain; the shell that runs it has them."""
     said = {name: f"{name}={value}" for name, value in variables.items()}
     return frozenset(name for name, text in said.items() if without_secrets(text) != text)
 
@@ -117,12 +117,12 @@ class LaunchPlan:
         return re.sub(r"[^A-Za-z0-9_-]", "_", script.rpartition("/")[2].partition(".")[0]) or "train"
 
     def with_variables(self, variables: Mapping[str, str]) -> LaunchPlan:
-        """Return the job with these variables added; those already set on hosts win."""
+        """Return the job with these variables added; those already set on hosts take precedence."""
         starts = (replace(start, variables={**variables, **start.variables}) for start in self.starts)
         return replace(self, starts=tuple(starts))
 
     def even(self, launcher: str, why: str) -> int:
-        """Return the number of ranks that every node starts; UsageError if nodes differ."""
+        """Return the number of ranks that every node starts; raise UsageError if nodes differ."""
         counts = {start.nproc for start in self.starts}
         if len(counts) > 1:
             told = ", ".join(f"{start.node.name} {start.nproc}" for start in self.starts[:6])
@@ -135,7 +135,7 @@ class LaunchPlan:
 def plan(
     cluster: Cluster, checked: Mapping[str, CheckedHost], script: tuple[str, ...], torch: str | None = None
 ) -> LaunchPlan:
-    """Return the job of a cluster; the hosts file wins over the results in ``checked``."""
+    """Return the job of a cluster; the hosts file takes precedence over the results in ``checked``."""
     unknown = [node.name for node in cluster.nodes if _count(node, checked.get(node.name)) is None]
     if unknown:
         source = ClusterSource(cluster)
@@ -202,7 +202,7 @@ class PlannedNode:
 
 
 class Contradiction(NamedTuple):
-    """A variable that contradicts the plan, with a phrase."""
+    """A variable that contradicts the plan, and a phrase for what is planned."""
 
     name: str
     value: str

@@ -1,4 +1,4 @@
-"""Variables of the shell in a line, as a script for Slurm has them.
+"""Shell variables in a line, as in a script for Slurm.
 
 What Slurm and the hosts file set is known before the start: sbatch(1), "OUTPUT ENVIRONMENT VARIABLES"; srun(1), the
 same section. Other variables are known only to the shell that runs the line.
@@ -33,12 +33,13 @@ def filled(text: str, values: Mapping[str, str]) -> str:
 def known_options(
     options: Mapping[str, str], variables: Mapping[str, str], cluster: Cluster
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """Return a line's options with the variables replaced whose value is known, and those whose value is unknown.
+    """Return a line's options, with variables of known value replaced, and those that stay unknown.
 
     Args:
         options: the line's, as typed.
         variables: those set before it.
         cluster: what Slurm will start the line on.
+
     """
     values = dict.fromkeys(_OF_NODES, str(len(cluster.nodes)))
     values |= {"MASTER_ADDR": cluster.master_addr, "MASTER_PORT": str(cluster.master_port)}

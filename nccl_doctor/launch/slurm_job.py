@@ -38,7 +38,7 @@ TASK = """\
 
 
 def script(job: LaunchPlan, *, c10d: bool = False) -> Line:
-    """Return the script. Slurm orders nodes by name, and torchrun's node ranks follow that, except with c10d."""
+    """Return the script. Slurm orders nodes by name, and torchrun's node ranks follow that order, except with c10d."""
     nodes = [start.node for start in job.starts]
     if len({node.address for node in nodes}) < len(nodes):
         raise UsageError("Slurm starts a machine once: a machine that is two nodes here can't be one of its jobs")

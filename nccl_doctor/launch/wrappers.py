@@ -1,7 +1,7 @@
 """Programs before a launcher, and their effect: variables that they set, and how often they start it.
 
-A table of each program's options with a value, from its manual: env(1), sudo(8), timeout(1), numactl(8), srun(1),
-mpirun(1) of Open MPI 5 and mpiexec of MPICH 4, docker-run(1), apptainer-exec(1), uv and conda run.
+A table has each program's options that take a value, according to its manual: env(1), sudo(8), timeout(1), numactl(8),
+srun(1), mpirun(1) of Open MPI 5 and mpiexec of MPICH 4, docker-run(1), apptainer-exec(1), uv and conda run.
 """
 
 from __future__ import annotations
@@ -30,10 +30,12 @@ class Wrapper(NamedTuple):
     Attributes:
         valued: options whose value is the next word; ``pairs`` take the next two.
         verbs: words of which one must follow its name, such as "run"; none if the program follows directly.
-        places: number of words before the program that are no options: an image, a duration.
+        places: number of words before the program that are not options, such as an image or a duration.
         sets: options that set a variable, NAME=VALUE; ``assigns``: such words may also stand before the program.
         starts: whether it starts the program on several hosts, or several times.
-        flags: its long options without a value, if known; all others then have one.
+        flags: its long options that take no value, if known; all others then take one.
+
+
     """
 
     valued: frozenset[str] = frozenset()
@@ -120,9 +122,11 @@ class Front:
     Attributes:
         count: their number; ``begun`` is that of the words before srun or mpirun.
         variables: variables that they set, by name.
-        started: the words of srun or mpirun, if that starts it.
-        inner: the words in a shell's argument of -c.
+        started: the words of srun or mpirun, if one of them starts it.
+        inner: the words in the argument of a shell's -c.
         unread: why the rest is unknown; None if it is known.
+
+
     """
 
     count: int = 0
@@ -219,7 +223,10 @@ def _read_shell(front: Front, words: Sequence[str]) -> None:
 
 
 def the_start(script: str) -> tuple[str, ...]:
-    """Return the only line in a script that starts a launcher, with variables before it; UsageError if unclear."""
+    """Return the only line in a script that starts a launcher, with the variables set before it.
+
+    UsageError is raised if it is unclear which line that is.
+    """
     found: list[tuple[str, ...]] = []
     variables: dict[str, str] = {}
     for line in _commands(script):

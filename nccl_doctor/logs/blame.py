@@ -1,6 +1,6 @@
 """Separates the cause from its consequences among all faults that a log shows.
 
-The checks declare the meaning of combined events as passes (``signs.Stage``); the remaining events are ordered here.
+The checks declare what combinations of events mean, as passes (``signs.Stage``); the remaining events are ordered here.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from nccl_doctor.text.hostlist import grouped
 MOST_CAUSES = 3
 
 _RETRIES_AT_THE_END = 3
-"""Number of lines after a retry: a log that ends sooner shows no success of the retry."""
+"""Number of lines after a retry; a log that ends sooner does not show that the retry succeeded."""
 
 _BEGINNINGS = frozenset({CHOSEN, STARTED, TABLE})
 
 
 def in_context(log: Log) -> list[Event]:
-    """Return the events that show a fault, some with another name or grade than their line has by itself."""
+    """Return the events that show a fault, some with a name or grade different from their line's own."""
     every = [event for reading in log.readings for event in (*reading.events, *from_text(reading.events))]
     scene = Scene(every, log, {reading.name: reading for reading in log.readings})
     _run(scene, Stage.MEANING, Stage.RECOVERY)
@@ -69,7 +69,7 @@ def _weighed(event: Event, scene: Scene) -> Event:
 
 
 def _stuck_retries(log: Log) -> set[str]:
-    """Return diagnoses with retries at the end of a source, so that nothing succeeded after them."""
+    """Return the diagnoses with retries at the end of a source, after which nothing succeeded."""
     stuck: set[str] = set()
     for reading in log.readings:
         hints = [event for event in reading.events if event.grade is Grade.HINT and event.name in having(Role.RETRIED)]
@@ -80,7 +80,7 @@ def _stuck_retries(log: Log) -> set[str]:
 
 
 def last_run(readings: Sequence[Reading], facts: Facts) -> tuple[list[Reading], Facts]:
-    """Return the readings after the good end of an earlier run (in runs that began before it), and their facts."""
+    """Return the readings without earlier runs that ended well, and the facts of the last run."""
     begun = {reading.name for reading in readings if _begins_again(reading)}
     if not begun:
         return [*readings], facts
@@ -95,7 +95,7 @@ def last_run(readings: Sequence[Reading], facts: Facts) -> tuple[list[Reading], 
 
 
 def _begins_again(reading: Reading) -> bool:
-    """Return whether another run follows a good end: new processes, a rendezvous or a table begin."""
+    """Return whether another run follows a successful end: new processes start, meet or print a table."""
     if not reading.well:
         return False
     old = {event.prefix.pid for event in reading.events if event.line <= reading.well and event.prefix.pid}
@@ -160,6 +160,6 @@ def _effects(name: str) -> tuple[str, ...]:
 
 
 def faults(events: Iterable[Event]) -> set[str]:
-    """Return names of the faults that say more than "a process gave up"."""
+    """Return the names of the faults that say more than "a process gave up"."""
     silent = having(Role.GIVES_UP)
     return {e.name for e in events if e.grade > Grade.HINT and (e.name not in silent or e.grade > Grade.GENERIC)}

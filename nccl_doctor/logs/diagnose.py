@@ -23,16 +23,19 @@ SMALL = 1 << 20
 _RAS_JSON = b'"communicators_count":'
 
 _SAMPLE = 64 << 10
-"""Number of bytes at the beginning from which it is recognised whether a log was wrapped."""
+"""Number of bytes at the beginning that show whether a log was wrapped."""
 
 
 class CutOffError(Exception):
-    """An archive is incomplete: its job was killed while compressing, or it was copied only in part."""
+    """An archive is incomplete: the job was killed while compressing it, or only part of it was copied."""
 
 
 @dataclass(frozen=True)
 class LogSource:
-    """A log: its name, and its bytes in blocks; :class:`CutOffError` if its archive is incomplete."""
+    """A log: its name, and its bytes in blocks.
+
+    Reading the blocks raises :class:`CutOffError` if the archive is incomplete.
+    """
 
     name: str
     blocks: Iterable[bytes]
@@ -51,7 +54,7 @@ class LogVerdict:
 class Investigation:
     """A diagnosis that is updated as logs are read, and can be queried at any time.
 
-    ``live``: the fatal line is awaited, so every block is read at once, wrapped or not.
+    ``live``: a fatal line is awaited, so every block is read immediately, wrapped or not.
     """
 
     def __init__(self, *, live: bool = False) -> None:
@@ -203,17 +206,17 @@ class Investigation:
 
 
 _CONTROLS = bytes({*range(9), *range(14, 27), *range(28, 32), 127})
-"""Control characters that no log has, but for a few: not tabs, line ends, backspaces or escapes."""
+"""Control characters that hardly occur in logs: not tabs, line ends, backspaces or escapes."""
 _MOST_CONTROLS = 0.03
 
 
 def is_binary(head: bytes) -> bool:
-    """Return whether a file that begins so is no text, in any encoding that logs have."""
+    """Return whether a file that begins like this is not text, in any encoding that logs have."""
     return len(head) - len(head.translate(None, _CONTROLS)) > _MOST_CONTROLS * len(head)
 
 
 def is_record_file(head: bytes) -> bool:
-    """Return whether a file that begins so may be a dump of the flight recorder or an answer of RAS."""
+    """Return whether a file that begins like this may be a flight recorder's dump or an answer from RAS."""
     return flight.looks_like_dump(head) or _RAS_JSON in head
 
 

@@ -1,6 +1,6 @@
 """Facts about a run other than faults: versions, interfaces, ranks, and their progress.
 
-It is also used for the all-reduce, whose ranks run with ``NCCL_DEBUG=INFO``: :func:`facts_of`.
+The output of the all-reduce, whose ranks run with ``NCCL_DEBUG=INFO``, is read here too: :func:`facts_of`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,10 @@ from nccl_doctor.text.bounds import safe_regex
 
 
 class Milestone(IntEnum):
-    """Milestones of a process until its NCCL communicator is complete; without NCCL's lines it is at the first."""
+    """Milestones of a process until its NCCL communicator is complete.
+
+    A process without lines from NCCL is at the first one.
+    """
 
     STARTED = 0
     INTERFACE = 1
@@ -165,7 +168,7 @@ CHANNEL_RULES: tuple[FactRule, ...] = (
 """Facts about rings, trees and channels, for which a large job prints hundreds of thousands of lines."""
 
 MAX_RANKS = 256
-"""Most GPUs of a process."""
+"""Maximum number of GPUs of a process."""
 
 MAX_PROCESSES = 65_536
 """Maximum number of processes that are distinguished, so that a forged log can't fill the memory."""
@@ -185,7 +188,7 @@ _REACHED = {
     "bootstrapped": Milestone.BOOTSTRAPPED,
     "connected": Milestone.CONNECTED,
 }
-"""Milestones that a kind of line shows; the process keeps the values in the line."""
+"""Milestone that each kind of line shows; the process keeps the values in the line."""
 
 
 @dataclass
@@ -193,19 +196,25 @@ class Facts:
     """Facts read from a log; dictionaries keep the order of the log.
 
     Attributes:
-        nccl_versions: version to number of lines; torch_versions likewise.
+        nccl_versions: number of lines by version; torch_versions likewise.
         ifname: the value of NCCL_SOCKET_IFNAME, as NCCL prints it.
-        rings: channel to the ranks in ring order, for channels whose order is printed.
-        trees: rank to its ``Trees`` line.
+        rings: by channel, the ranks in ring order, for channels whose order is printed.
+        trees: by rank, its ``Trees`` line.
         rows: number of rows of a benchmark's table; ``busbw`` is its average in GB/s.
-        gave_up: whether a call of NCCL returned an error, or a process ended with an exception.
+        gave_up: whether a call to NCCL returned an error, or a process ended with an exception.
         serving: whether an engine's server answers requests, which it does once all its ranks have connected.
         torn_down: whether a communicator was destroyed or aborted after use.
         summary_host: host of the first failure in torchrun's summary; ``summary_rank`` is its rank.
         ended_well: whether there is a line that only a finished run prints.
-        tasks: pairs of a task of srun and the rank that its own line names.
-        world_size: the largest communicator.
+        tasks: pairs of an srun task and the rank that its own line names.
+        world_size: size of the largest communicator.
         chosen: topic, value and host of NCCL's other choices.
+
+
+
+
+
+
     """
 
     nccl_versions: Counter[str] = field(default_factory=Counter)
@@ -331,7 +340,7 @@ class Facts:
 
     @property
     def tasks_are_ranks(self) -> bool | None:
-        """True if srun's tasks are the ranks by their own lines, False if they are not, None if no line shows it."""
+        """True if srun's task numbers are the ranks, False if they are not, None if no line shows it."""
         return all(task == rank for task, rank in self.tasks) if self.tasks else None
 
     def _rank(self, match: re.Match[str], prefix: Prefix) -> None:

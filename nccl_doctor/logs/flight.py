@@ -3,10 +3,10 @@
 ``TORCH_NCCL_DUMP_ON_TIMEOUT=1`` makes torch write one file per rank (``nccl_trace_rank_3``), a pickle of plain
 dictionaries; other programs store the same as JSON (torch/csrc/distributed/c10d/FlightRecorder.cpp, version 2.x). gloo
 leaves every collective "scheduled": those that ended are ``retired``, or counted as completed in ``pg_status``. JSON
-has no stacks and has some numbers as strings.
+has no stacks, and some numbers as strings.
 
-The module also compares the recorders of several ranks, and finds the first collective that some rank called
-differently, or that did not end.
+The module also compares the dumps of several ranks, and finds the first collective that a rank called differently or
+that did not end.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from nccl_doctor.logs.prefix import tidy
 from nccl_doctor.text.bounds import CrowdedError, refuse_crowded
 
 MAX_BYTES = 64 << 20
-"""Maximum number of bytes of a dump that is read: torch keeps some thousand records, a few megabytes."""
+"""Maximum number of bytes of a dump that is read: torch keeps a few thousand records, a few megabytes."""
 
 _RANK = re.compile(r"rank[_-]?(\d{1,7})|(\d{1,7})(?:\.\w+)?$")
 _NUMBERS = re.compile(r"\d{1,7}")
@@ -37,7 +37,10 @@ _MOST_SHAPES, _MOST_RECORDS = 64, 100_000
 _MOST_TYPES = 200
 """Maximum number of characters of the types of a collective's inputs."""
 _MOST_GROUPS, _MOST_RANKS = 1024, 1 << 19
-"""Most groups, and most ranks in all of them: eight groups with all ranks of the largest jobs."""
+"""Maximum numbers of groups, and of ranks in all groups.
+
+The latter allows eight groups with all ranks of the largest jobs.
+"""
 _LONGEST_RANKS = 1 << 20
 """Maximum number of characters of a group's list of ranks: 131,072 ranks of six digits."""
 
@@ -55,7 +58,7 @@ class Record:
     Attributes:
         group: the process group's name; ``seq`` counts within it.
         shape: sizes and types of the inputs, as text; "" if the dump does not have them.
-        place: ``train.py:212``, the innermost line outside of torch; "" in JSON.
+        place: ``train.py:212``, the innermost line outside torch; "" in JSON.
     """
 
     group: str
@@ -79,7 +82,10 @@ class Record:
 
 @dataclass(frozen=True)
 class Dump:
-    """The collectives that a rank issued, in order; ``groups``: the ranks of groups for which torch lists them."""
+    """The collectives that a rank issued, in order.
+
+    ``groups`` has the ranks of the groups for which torch lists them.
+    """
 
     rank: int
     records: tuple[Record, ...]
@@ -87,7 +93,10 @@ class Dump:
 
 
 def looks_like_dump(head: bytes) -> bool:
-    """Return whether a file that begins so may be a dump: a pickle of protocol 2 and later, or JSON with its keys."""
+    """Return whether a file that begins like this may be a dump.
+
+    A dump is a pickle of protocol 2 or later, or JSON with a dump's keys.
+    """
     return head[:1] == b"\x80" or (
         head.lstrip()[:1] == b"{" and b'"' in head and (b"pg_" in head or b"entries" in head)
     )
@@ -96,10 +105,12 @@ def looks_like_dump(head: bytes) -> bool:
 def read(name: str, data: bytes) -> Dump | None:
     """Return the dump in ``data``.
 
-    None if it is no dump. Nothing in it is executed, and its size is limited.
+    None if ``data`` is not a dump. Nothing in it is executed, and its size is limited.
 
     Raises:
-        CrowdedError: it may be a dump, but needs more memory or time than one of torch.
+        CrowdedError: it may be a dump, but needs more memory or time than one from torch would.
+
+
     """
     try:
         tree = _of_json(data) if data.lstrip()[:1] == b"{" else plain_pickle.read(data)
@@ -120,7 +131,10 @@ def read(name: str, data: bytes) -> Dump | None:
 
 
 def _of_json(data: bytes) -> object:
-    """Return the value of JSON; torch writes ASCII, and other characters would take four times their bytes."""
+    """Return the value of JSON.
+
+    torch writes ASCII; other characters would take four times as much memory.
+    """
     if len(data) * (1 if data.isascii() and b"\\u" not in data else 4) > plain_pickle.MOST_MEMORY:
         raise CrowdedError(f"it takes more than {plain_pickle.MOST_MEMORY >> 20} MiB of memory")
     refuse_crowded(data, values=_MOST_VALUES, containers=_MOST_CONTAINERS, depth=plain_pickle.DEEPEST)
@@ -190,7 +204,7 @@ def _list(value: object, most: int = _MOST_SHAPES) -> list[object]:
 
 
 def _place(frames: object) -> str:
-    """Return the innermost line of a stack outside of torch."""
+    """Return the innermost line of a stack that is outside torch."""
     for frame in _list(frames):
         if isinstance(frame, Mapping):
             file, line = _word(frame.get("filename")), _number(frame.get("line"))
@@ -236,7 +250,7 @@ class Disagreement:
 
 
 def compare(dumps: Iterable[Dump]) -> Disagreement | None:
-    """Return the first point at which ranks differ or that not all have ended; None if all agree and all ended."""
+    """Return the first point at which ranks differ or that some have not ended; None if there is none."""
     by_rank = {dump.rank: dump for dump in dumps}
     places: dict[tuple[str, int], dict[int, Record]] = {}
     members: dict[str, set[int]] = {}

@@ -1,4 +1,4 @@
-"""Data of logs: faults by source, their causes, and the progress of the ranks."""
+"""Data read from logs: faults by source, their causes, and the progress of the ranks."""
 
 from __future__ import annotations
 
@@ -31,9 +31,10 @@ class Event:
     """A fault in a line.
 
     Attributes:
-        name: its diagnosis, which may still change when the whole log is known, like the grade.
+        name: its diagnosis, which like the grade may still change once the whole log is known.
         wording: the pattern or NCCL's template that the line matches.
         order: its position among all lines read.
+
     """
 
     name: str
@@ -53,15 +54,18 @@ class Event:
     def of_file(
         cls, file: str, wording: str, text: str, *, name: str = "", grade: Grade = Grade.CLUE, rank: int | None = None
     ) -> Event:
-        """Return the event for a file that is no log."""
+        """Return the event for a file that is not a log."""
         return cls(name, grade, wording, file, 1, text, text, Prefix(), Address(), rank, order=-1)
 
 
 KEPT = 512
-"""Maximum number of events of one diagnosis and grade that are kept per source; further ones are counted."""
+"""Maximum number of events of one diagnosis and grade that are kept per source.
+
+Further ones are only counted.
+"""
 
 LAST = KEPT // 8
-"""Most further events that are kept at the end of a source."""
+"""Maximum number of further events that are kept at the end of a source."""
 
 _Bytes = bytes
 """Alias of ``bytes``, for classes with a field of that name."""
@@ -70,7 +74,7 @@ _Label = tuple[str | None, int | None, str | None]
 
 
 def label(prefix: Prefix) -> _Label:
-    """Host, rank and address, which distinguish launchers that write into one log."""
+    """Return host, rank and address, which distinguish launchers that write to the same log."""
     return prefix.host, prefix.rank, prefix.ip
 
 
@@ -104,10 +108,12 @@ class Reading:
         counts: number of lines of each diagnosis and grade, including those that were not kept.
         lines: number of complete lines; ``tail`` has the last bytes.
         tracebacks: lines at which the stack of an exception begins.
-        well: the last line that only a finished run prints; ``row``: that of a benchmark's table; otherwise 0.
+        well: number of the last line that only a finished run prints; ``row``: that of the last row of a benchmark's
+        table; both 0 if there is none.
         torn: the last line about the end of communicators, by rank and size.
         summary: the processes in torchrun's summaries of failures.
         failed_hosts: hosts named in the launcher's errors, with srun's tasks there, if it names any.
+
     """
 
     name: str
@@ -126,7 +132,7 @@ class Reading:
     _telling: dict[_Label, dict[str, str]] = field(default_factory=dict)
 
     def after(self, line: int) -> list[_Bytes] | None:
-        """Return the lines after a line, an incomplete one included; None if the tail begins later."""
+        """Return the lines after a line, including an incomplete one; None if the tail begins later."""
         lines = self.tail.split(b"\n")
         first = len(lines) - (self.lines - line) - 1
         cut = first == 0 and self.bytes > len(self.tail)
@@ -177,12 +183,13 @@ _STREAM = re.compile(r"\b(?:std)?(?:out|err)\b")
 
 @dataclass
 class Log:
-    """Everything that was read; dumps of the flight recorder are by file.
+    """Everything that was read; dumps of the flight recorder are keyed by file.
 
     Attributes:
         joined: whether lines were joined that may not belong together, so that their order means nothing.
         cut: sources with an incomplete archive, whose rest is unknown.
         refused: sources that were not read, with the reason: binary files, dumps that exceed the limits.
+
     """
 
     facts: Facts
@@ -228,23 +235,23 @@ _WORDS = {
 }
 
 _MOST_MISSING = 64
-"""Most missing ranks; if more are missing, the logs of their hosts were probably not given."""
+"""Maximum number of missing ranks; if more are missing, their hosts' logs were probably not given."""
 
 
 @dataclass(frozen=True)
 class RankProgress:
-    """Ranks at a log's end by milestone, those that are behind first; ``missing``: ranks without any line."""
+    """Ranks at a log's end by milestone, those furthest behind first; ``missing``: ranks without any line."""
 
     reached: dict[Milestone, tuple[int, ...]]
     missing: tuple[int, ...]
 
     @property
     def finished(self) -> bool:
-        """True if every rank with a line of NCCL completed its communicator."""
+        """True if every rank with a line from NCCL completed its communicator."""
         return set(self.reached) <= {Milestone.COMPLETE}
 
     def phrase(self) -> str:
-        """Return a phrase for each milestone, those that are behind first."""
+        """Return a phrase for each milestone, the earliest first."""
         parts = [f"{ranks_of(ranks)} {_WORDS[milestone]}" for milestone, ranks in self.reached.items()]
         if self.missing:
             parts.append(f"{ranks_of(self.missing)} are not in this log")

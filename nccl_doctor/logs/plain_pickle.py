@@ -2,7 +2,7 @@
 
 It supports the opcodes of protocols 2 to 5 (pickletools in the standard library) for maps, lists, tuples, texts and
 numbers. torch writes each line of a stack once and refers to it in every further call, so lists and maps may be
-referenced again; each reference counts like a copy, and no list or map can be changed after that.
+referenced again; each reference counts as a copy, and no list or map can be changed after that.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ MOST_MEMORY = 200 << 20
 """
 
 MOST_VALUES = 6_000_000
-"""Most values, including repeated references; those 20,000 calls have fewer."""
+"""Maximum number of values, including repeated references; those 20,000 calls have fewer."""
 
 DEEPEST = 8
 """Maximum number of levels of lists and maps: a dump, its entries, an entry, its sizes and a size need five."""
 
 _LONGEST_NUMBER = 16
-"""Maximum number of bytes of an integer; those of torch have eight."""
+"""Maximum number of bytes of an integer; torch's have eight."""
 _COST = 80
 """Cost in bytes of an opcode, and of an item in a container or in the memo."""
 
 
 class NotPlainError(ValueError):
-    """The pickle has other than plain values, or is damaged."""
+    """The pickle contains values that are not plain, or is damaged."""
 
 
 class _Container:
-    """A list, map or tuple while it is read; ``size`` is that of its contents, ``depth`` its number of levels."""
+    """A list, map or tuple being read; ``size`` is that of its contents, ``depth`` its number of levels."""
 
     __slots__ = ("closed", "depth", "size", "value")
 
@@ -215,7 +215,10 @@ _OPERATIONS: dict[int, Callable[[_Machine], None]] = {
 
 
 def read(data: bytes) -> object:
-    """Return the value in the pickle; NotPlainError for other values or damage, CrowdedError beyond the limits."""
+    """Return the value in the pickle.
+
+    NotPlainError is raised for other values or damage, CrowdedError beyond the limits.
+    """
     try:
         return _Machine(data).run()
     except (IndexError, KeyError, TypeError) as error:

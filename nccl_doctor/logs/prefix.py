@@ -1,6 +1,6 @@
 """Removes the prefixes that launchers, containers and loggers put before a message.
 
-Their contents are used: host, rank, process, time. NCCL's own prefixes (src/debug.cc):
+Their contents (host, rank, process, time) are kept. NCCL's own prefixes (src/debug.cc):
 
 - 2.2 to 2.25: ``host:pid:tid [dev] NCCL INFO text`` and ``host:pid:tid [dev] file.cc:12 NCCL WARN text``
 - 2.26 on: WARN after ``[2025-03-01 10:00:33] ``; any level and format with NCCL_DEBUG_TIMESTAMP_FORMAT and _LEVELS
@@ -57,13 +57,13 @@ def number(text: str | None) -> int | None:
 
 
 def decode(line: bytes) -> str:
-    """Return a line as text, with damaged UTF-8 replaced and without escape sequences and control characters."""
+    """Return a line as text, with damaged UTF-8 replaced, without escape sequences or control characters."""
     text = line.decode("utf-8", "replace").rstrip("\r\n")
     return text if text.isprintable() else tidy(text)
 
 
 def tidy(text: str) -> str:
-    """Return the text without escape sequences; tabs and other controls become a space."""
+    """Return the text without escape sequences; each tab or other control character becomes a space."""
     return _CONTROLS.sub(" ", _ESCAPES.sub("", text)).replace("\t", " ")
 
 
@@ -172,9 +172,10 @@ class Prefix:
     Attributes:
         level: "INFO", "WARN" (or ATTN), … if it is a line of NCCL.
         where: ``file.cc:12`` in a WARN of NCCL.
-        task: the number that srun -l prints; a rank only if each task is one, which ``rank_is_task`` supposes.
+        task: the number that srun -l prints; it is a rank only if each task is one, which ``rank_is_task`` assumes.
         time: (date or month and day, time of day) as written; comparable between lines of one log.
         start: index at which the message begins in the line.
+
     """
 
     host: str | None = None
@@ -200,7 +201,7 @@ def records(line: str) -> list[tuple[int, int]]:
 
 
 def without_bars(text: str) -> tuple[str, str]:
-    """Return the line after its progress bars, without and with its prefix; the same line twice if it has none."""
+    """Return the line after its progress bars, without and with its prefix; without bars, the line twice."""
     if "%|" not in text and "━" not in text:
         return text, text
     start = end = _peel_tags(text, {})
@@ -217,7 +218,7 @@ _OF_LAUNCHER = ("slurmstepd: ", "srun: ")
 
 
 def peel(record: str) -> Prefix:
-    """Return a line without the prefixes of launchers, loggers and containers, and their contents."""
+    """Return the contents of a record's prefixes, and where the message after them begins."""
     found: dict[str, str] = {}
     position = _peel_tags(record, found)
     nccl = _nccl(record[position : position + _LONGEST])
@@ -292,11 +293,11 @@ _BEGINS = re.compile(
     rb"INFO|WARN|ERROR|DEBUG|NCCL|"
     rb"[\w.-]+:\d+:\d+ |[\w.-]+: [\w.-]+:\d+|(?:\d+|[\w.-]{2,}): |\s*$)"
 )
-"""Usual beginnings of lines; a line that begins like this is no continuation."""
+"""Usual beginnings of lines; a line that begins like this is not a continuation."""
 
 _NARROW, _WIDE = 40, 512
 _ENOUGH = 2
-"""Least number of wrapped lines with one width in a wrapped log; a single one may just be the longest line."""
+"""Minimum number of lines of the same width in a wrapped log; a single one may be the longest line."""
 
 
 def width(sample: bytes) -> int | None:
@@ -319,13 +320,14 @@ def join(block: bytes, cut_at: int, glue: bytes = b"") -> bytes:
 
 
 _LAST = re.compile(rb"(?P<tags>.{0,200}?)Last error: *\r?")
-"""The line before NCCL's last message in torch's exceptions, behind the prefixes of a launcher."""
+"""The line before NCCL's last message in torch's exceptions, after a launcher's prefixes."""
 
 
 def flow(block: bytes, glue: bytes, whole: Container[int] = ()) -> bytes:
-    """Join every line without a usual beginning, except ``whole`` ones, to the line before.
+    """Join every line without a usual beginning, except those in ``whole``, to the line before.
 
     The lines of torch's exceptions with NCCL's last message are joined whatever they begin with.
+
     """
     pieces: list[tuple[bytes, bool]] = []
     begun, tags = b"", None

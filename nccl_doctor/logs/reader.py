@@ -31,7 +31,7 @@ TAIL = 32 << 10
 """Number of bytes at the end of a source that are kept."""
 
 _SOURCE = re.compile(r"(?:^|\W)raise (?:\w+\.)*\w+(?:\(|$)|(?:^|[\s(,=])f[\"'][^\"'{}]*\{[A-Za-z_]")
-"""A source line in a stack, which contains the template of the message that follows."""
+"""A line of source code in a stack, which contains the template of the message that follows."""
 
 
 class Reader:
@@ -55,7 +55,7 @@ class Reader:
         return events + self._last_words() if self._scanner.passed_over else events
 
     def _last_words(self) -> list[Event]:
-        """Return the events at the end of a source whose patterns had reached their quota before."""
+        """Return the events at the end of a source whose patterns had already reached their quota."""
         judged = {(event.line, event.wording) for event in self.reading.events}
         end = self.reading.tail[self.reading.tail.find(b"\n") + 1 :]
         before = self.reading.lines - end.count(b"\n")
@@ -84,7 +84,7 @@ class Reader:
                     yield from self._event(*match, line.number, shown)
 
     def _match(self, line: Line, part: str) -> tuple[LogRule, re.Match[str]] | None:
-        """Return the rule with the highest grade that a record matches; record facts meanwhile."""
+        """Return the rule with the highest grade that a line's part matches, and record the facts in it."""
         wordings = rules()
         best: tuple[LogRule, re.Match[str]] | None = None
         prefix: Prefix | None = None
@@ -104,7 +104,7 @@ class Reader:
         return None if is_benign else best
 
     def _is_enough(self, rule: LogRule) -> bool:
-        """Count the line without reading it if enough lines of its rule are known."""
+        """Return whether enough lines of the rule are known; if so, only count the line."""
         if rule.name in having(Role.OF_CATALOGUE):  # each may be another one
             self._asked += 1
             return self._asked > QUOTA
@@ -181,11 +181,12 @@ _RANKS_OTHERWISE = re.compile(r"(?:\(rank=|\brank\(s\) \{?)(?P<rank>\d+)|Error: 
 
 
 def address_of(match: re.Match[str], prefixed: int) -> Address:
-    """Return the address that the matched line is about: the one in the rule's groups, otherwise the first.
+    """Return the address that the matched line is about: from the rule's groups, or else the first.
 
     Args:
         match: the rule's.
         prefixed: length of the prefixes, which may hold the address of the process that prints the line.
+
     """
     named = match.groupdict()
     found = _address_in(match.string, match.start(), prefixed)
@@ -206,7 +207,7 @@ def address_of(match: re.Match[str], prefixed: int) -> Address:
 
 
 def _address_in(text: str, start: int, prefixed: int) -> dict[str, str] | None:
-    """Return the first address after ``start``, of the most certain kind; otherwise one before it."""
+    """Return the first address of the most certain kind after ``start``, or else one before it."""
     for piece in (text[start : start + 600], text[max(prefixed, start - 200) : start]):
         for pattern in _ADDRESSES:
             match = pattern.search(piece)
@@ -238,7 +239,7 @@ _BEGINS = safe_regex(r"Process \d|Rank \d|#\d|\d+ (?:ranks?|job process)|Missing
 
 
 def from_text(events: Sequence[Event]) -> list[Event]:
-    """Return the events of RAS' lines in a source, each at the line that names its rank or process."""
+    """Return the events of RAS's lines in a source, each at the line that names its rank or process."""
     lines = [event for event in events if event.wording == RAS_LINE]
     if not lines:
         return []

@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 WRITER_S, _WRITER_LOOK_S = 5.0, 0.05
-"""Seconds to wait for a writer of a named pipe, which may be started later, and between checks."""
+"""Seconds to wait for a named pipe's writer, which may start later, and between checks for it."""
 
 BLOCK = 1 << 18
-"""Bytes read at once: they stay in the CPU cache over all passes, which takes half the time of 4 MB."""
+"""Bytes read at a time: they stay in the CPU cache for all passes, which takes half as long as 4 MB."""
 
 _GZIP, _XZ, _ZSTD = b"\x1f\x8b", b"\xfd7zXZ\x00", b"\x28\xb5\x2f\xfd"
 _MOST_MEMORY = 128 << 20
@@ -48,7 +48,7 @@ def sources(names: Sequence[str]) -> Iterator[LogSource]:
 
 
 def files(name: str) -> list[Path]:
-    """Return the files of a path; for a folder those that may be logs."""
+    """Return the files at a path: for a folder, those in it that may be logs."""
     path = Path(name)
     if not path.exists():
         raise UsageError(f"{name}: no such file or folder")
@@ -65,18 +65,19 @@ def files(name: str) -> list[Path]:
 
 
 def size(names: Sequence[str]) -> int:
-    """Return the bytes of all files on disk; 0 for standard input."""
+    """Return the size in bytes of all files on disk; 0 for standard input."""
     return sum(path.stat().st_size for name in names if name != "-" for path in files(name))
 
 
 def file_blocks(path: Path, *, follow_s: float | None = None) -> Iterator[bytes]:
-    """Yield the contents in blocks, decompressed if necessary.
+    """Yield the contents of a file in blocks, decompressed if necessary.
 
     With ``follow_s``, an empty block is yielded whenever a file or a pipe has nothing new for that many seconds.
 
     Raises:
         UsageError: it can't be read, its compressed data is damaged, or it is a pipe without a writer.
         CutOffError: it is compressed and incomplete; raised after all its data.
+
     """
     try:
         with _opened(path) as file:
@@ -125,7 +126,10 @@ class _Pipe(io.RawIOBase):
 
 
 def _opened(path: Path) -> io.BufferedReader:
-    """Return the open file; a named pipe only if a writer comes in time, since opening it could block for ever."""
+    """Return the open file.
+
+    A named pipe is opened only if a writer comes in time, since opening it could block for ever.
+    """
     unnamed = str(path).startswith(("/dev/", "/proc/"))  # <(command): its writer started before, or is gone
     if unnamed or not stat.S_ISFIFO(path.stat().st_mode):
         return path.open("rb")
@@ -155,7 +159,7 @@ def _first_words(path: Path, descriptor: int) -> bytes:
 
 
 def _piped(file: io.BufferedReader, patience_s: float | None) -> Iterator[bytes]:
-    """Yield data from a pipe; an empty block if nothing came for this many seconds."""
+    """Yield data from a pipe, and an empty block whenever nothing came for this many seconds."""
     while block := file.read1(BLOCK):
         yield block
         while not select.select([file], [], [], patience_s)[0]:
@@ -218,7 +222,7 @@ def compressed(head: bytes) -> bool:
 
 
 def stdin_blocks(patience_s: float | None = None) -> Iterator[bytes]:
-    """Yield standard input as it comes; an empty block if nothing came for this many seconds."""
+    """Yield standard input as it comes, and an empty block whenever nothing came for this many seconds."""
     while True:
         while not select.select([sys.stdin], [], [], patience_s)[0]:
             yield b""

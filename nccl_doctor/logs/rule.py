@@ -1,8 +1,9 @@
 """Rules: a pattern, its diagnosis, and its weight.
 
-It also has patterns that code uses by name, that several diagnoses share, or that only look like faults. A hang has no
-error line; the place where a run stopped shows it. Sources in NCCL: src/init.cc and src/bootstrap.cc; its sockets:
-src/include/socket.h to 2.11, src/misc/socket.cc from 2.12, src/os/linux.cc from 2.29; nccl-tests: src/common.cu.
+The module also has patterns that code uses by name, that several diagnoses share, or whose lines only look like faults.
+A hang has no error line; the place where a run stopped shows it. Sources in NCCL: src/init.cc and src/bootstrap.cc; its
+sockets: src/include/socket.h up to 2.11, src/misc/socket.cc from 2.12, src/os/linux.cc from 2.29; nccl-tests:
+src/common.cu.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ class LogRule:
 
     @property
     def expression(self) -> str:
-        """Pattern in which level ATTN (NCCL 2.32) matches like WARN."""
+        """Pattern in which WARN also matches the level ATTN (NCCL 2.32)."""
         return self.pattern.replace("WARN ", "(?:WARN|ATTN) ")
 
     @cached_property
@@ -69,7 +70,7 @@ class LogRule:
         return safe_regex(self.expression), safe_regex(self.unless) if self.unless else None
 
     def match(self, text: str) -> re.Match[str] | None:
-        """Return the match of the pattern in ``text``; None if there is none, or ``unless`` matches."""
+        """Return the match of the pattern in ``text``; None if there is none, or if ``unless`` matches."""
         pattern, unless = self._compiled
         found = pattern.search(text)
         return None if found is None or (unless is not None and unless.search(text)) else found
@@ -150,7 +151,7 @@ means a signal.
 """
 
 USAGE = r"(?:argument -|unrecognized arguments: |the following arguments are required: |ambiguous option: )"
-"""Words of Python's argparse that refuse a command line, behind the program's name and "error:"."""
+"""Words with which Python's argparse rejects a command line, after the program's name and "error:"."""
 
 TERMINATING = (
     r"(?:Forcefully terminating all other processes|[Ss]ending process \d+ closing signal"
@@ -179,19 +180,21 @@ RAS_LINE = (
     r"|Rank \d+ (?:has .{0,40})?-- (?:GPU|\[process)|Rank \d+ has (?:launched|not launched|status) .{0,80} --"
     r"|Process \d+ on node \S+ managing GPU|(?:ranks|Rank \d+) reported [A-Z][\w ]+)"
 )
-"""A line of RAS' report (``ncclras``) with a fault or its place."""
+"""A line of RAS's report (``ncclras``) with a fault or its place."""
 
 RAS_DEAD, RAS_SILENT, RAS_LEFT = "dead", "silent", "left"
 RAS_STARTING, RAS_BEHIND, RAS_ERROR = "INIT", "behind", "error"
-"""States of processes and ranks in RAS' report, besides its names of errors: no longer reached, without an answer,
-outside of a communicator that others use, not yet in it, behind the others, and any other error.
+"""States of processes and ranks in RAS's report, besides its names of errors.
+
+They are: no longer reached, without an answer, outside a communicator that others use, not yet in it, behind the
+others, and any other error.
 """
 
 RECORDED = "flight recorder"
 """Replacement for a line's pattern if only a dump of torch's flight recorder shows the fault."""
 
 C10D_CLIENT = r"client socket has failed to connect to .*"
-"""torch's store (torch/csrc/distributed/c10d/socket.cpp); the errno follows."""
+"""A failed connection to torch's store (torch/csrc/distributed/c10d/socket.cpp); the errno follows."""
 
 
 def failed_connects(grade: Grade, errno: str, text: str) -> tuple[LogRule, ...]:

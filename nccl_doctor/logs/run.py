@@ -29,13 +29,13 @@ from nccl_doctor.logs.reading import BLOCK, compressed, file_blocks, files, size
 from nccl_doctor.logs.rule import Grade
 
 LONG = 32 << 20
-"""Least bytes for several processes; less is read before they have started."""
+"""Minimum number of bytes for several processes; fewer are read before those have started."""
 
 _PART = 16 << 20
 _MOST_PROCESSES = 8
 _HEAD = 64 << 10
 _FEW = 128
-"""Maximum number of files for which a long end of each is kept."""
+"""Maximum number of files of which a long end is kept."""
 
 
 class Part(NamedTuple):
@@ -98,7 +98,7 @@ def _read(part: Part) -> Reading | None:
 
 
 def _owned(read: Callable[[int], bytes], seek: Callable[[int], int], part: Part) -> Iterator[bytes]:
-    """Yield the lines that begin in the part: from after the line end before its start to the end of its last line."""
+    """Yield the lines that begin in the part, the last one up to its end."""
     position, first = max(part.start - 1, 0), part.start > 0
     seek(position)
     while block := read(BLOCK):
@@ -245,7 +245,10 @@ class LogsRun:
 
 
 def passage(*, to_stderr: bool) -> Callable[[bytes], None]:
-    """Return the output of ``--tee``: unchanged for pipes and files, without control characters for a terminal."""
+    """Return a function that writes the output of ``--tee``.
+
+    Pipes and files get it unchanged, a terminal without control characters.
+    """
     stream = sys.stderr if to_stderr else sys.stdout
     held = b""
 

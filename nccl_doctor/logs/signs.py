@@ -44,11 +44,11 @@ _POD = re.compile(rf".+-[{_SAFE}]{{8,10}}-[{_SAFE}]{{5}}|.+-\d+-[{_SAFE}]{{5}}|[
 """Names of pods of a Deployment or an indexed Job, container IDs, and service names."""
 _OPERATED = re.compile(r"(.+)-(?:master|worker|launcher|chief|ps)(?:-\d+)?")
 _HEADS = ("-master-0", "-launcher", "-chief-0")
-"""Pod names of Kubeflow's training operators; every job has a head pod."""
+"""Endings of head pods' names under Kubeflow's training operators; every job has a head pod."""
 
 
 def reachable(names: Iterable[str]) -> list[str]:
-    """Return the names to which a login is possible, without pods, which have no sshd."""
+    """Return the names without those of pods, which have no sshd and so allow no login."""
     every = list(names)
     operated = {name[: -len(head)] for name in every for head in _HEADS if name.endswith(head)}
     own = {name: _OPERATED.fullmatch(name) for name in every}
@@ -101,11 +101,11 @@ class Case:
 
     @property
     def count(self) -> int:
-        """The number of lines that show the fault, dropped ones included."""
+        """The number of lines that show the fault, including dropped ones."""
         return max(self.log.counts[self.cause.name], len(self.cause.events))
 
     def rank_of(self, event: Event) -> int | None:
-        """Return the rank of an event: its own, its process' according to NCCL, or that in its file's name."""
+        """Return the rank of an event: its own, that of its process according to NCCL, or its file name's."""
         unlike = event.prefix.rank_is_task and self.log.facts.tasks_are_ranks is False
         if event.rank is not None and not (unlike and event.rank == event.prefix.task):
             return event.rank
@@ -211,7 +211,7 @@ class Case:
     def check(self, extra: Iterable[str] = (), *, command: str = "check") -> tuple[Command, ...]:
         """Return ``nccl-doctor check -w …`` for the hosts concerned, the other end, and all hosts that NCCL names.
 
-        None if the log names only the other end, since one host has nothing to dial.
+        There is no command if the log names only the other end, since one host has nothing to dial.
         """
         address = self.address
         actors = [event.prefix.ip for event in self.cause.events if event.prefix.ip and not event.prefix.host]
@@ -253,9 +253,10 @@ _LATE = re.compile(r"\b[Rr]anks? (\d[\d, ]{0,400}) (?:failed to|did not) (?:pass
 
 
 def reported_ranks(event: Event) -> tuple[int, ...]:
-    """Return all ranks in a line that is about others than the one that prints it.
+    """Return all ranks in a line about ranks other than the one that prints it.
 
     NCCL's own diagnostics: ``rank(s) {0-3,9} differ from rank 4``; torch's barrier: ``Ranks 2, 3 failed to pass``.
+
     """
     found = (_RANKS if event.prefix.level == "DIAG" else _LATE).search(event.text)
     parts = re.findall(r"(\d{1,6})(?: ?- ?(\d{1,6}))?", found[1]) if found else ()
@@ -281,7 +282,7 @@ def ifname_command(case: Case) -> tuple[Command, ...]:
 
 
 def not_logged_in(why: str, summary: str) -> Callable[[Case], Advice]:
-    """Return the advice if a launcher could not log in to a host over SSH."""
+    """Return a function for advice if a launcher could not log in to a host over SSH."""
 
     def advice(case: Case) -> Advice:
         host = case.address.host or case.address.ip or next(iter(case.hosts), "a host")
@@ -317,9 +318,9 @@ class Stage(IntEnum):
     GIVING_UP = 4
     """Retries that were given up become faults; other hints are removed."""
     PLACES = 5
-    """Hosts' places are compared if the run has no end, but not if it ended well or lines were joined."""
+    """The hosts' places are compared, unless the run ended well or lines were joined."""
     HANGS = 6
-    """The place at which such a run stopped is found, under the same conditions."""
+    """The place at which the run stopped is found, under the same conditions."""
     CONSEQUENCES = 7
     """Faults that follow from other faults are separated."""
     RECORDS = 8
@@ -348,7 +349,7 @@ class Scene:
 
 
 Pass = Callable[[Scene], list[Event]]
-"""A function that returns the remaining events, some with another name or grade."""
+"""A function that returns the remaining events, some with a different name or grade."""
 
 
 class Role(Enum):
@@ -373,17 +374,19 @@ class LogSigns:
         rules: its patterns; of several of the same grade that match a line, the first counts.
         advice: the function that makes the message and the remedy.
         after: diagnoses that take precedence over this one if a line matches patterns of both with the same grade;
-            otherwise the name decides.
+        among all others, the order of their names decides.
         roles: what it is among other faults.
         hint: the grade of its hints once they count.
         hint_beside: its hints count only together with these faults, not with any.
         weigh: a function for the grade of a hint, instead of these two.
         passes: functions over a log's events by stage; within a stage they are ordered by the diagnoses' names.
         catalogued: the grade of a warning that is in NCCL's catalogue but in no rule.
-        ras: states of ranks and processes in RAS' answers, with their grades.
+        ras: states of ranks and processes in RAS's answers, with their grades.
         interface: a function for the interface or device that a case is about.
         severity: that of a case without anything worse; None means error.
         warning_up_to: up to this grade it is at most a warning, if nothing follows from it.
+
+
     """
 
     rules: tuple[LogRule, ...]

@@ -86,7 +86,7 @@ def first_events(verdict: LogVerdict) -> Iterator[LogEvent]:
 
 
 def finding(case: Case) -> Finding:
-    """Return the finding for a cause, in the form of a live check."""
+    """Return the finding for a cause, in the same form as from a live check."""
     shown = signs()[case.cause.name]
     advice = shown.advice(case)
     fix = _with_known_faults(advice.fix, case)
@@ -102,11 +102,11 @@ def finding(case: Case) -> Finding:
 
 
 _MAY_BE_OF_NCCL = frozenset({"collective-timeout", "rendezvous-timeout", "cuda-error", "nccl-unknown-error", "killed"})
-"""Diagnoses that a fault of NCCL itself can have."""
+"""Diagnoses that a fault in NCCL itself may cause."""
 
 
 def _with_known_faults(fix: Fix, case: Case) -> Fix:
-    """Return the remedy, after known faults of the NCCL version that fit what the log names."""
+    """Return the remedy, preceded by known faults of the NCCL version that fit what the log names."""
     facts = case.log.facts
     version = next(iter(facts.nccl_versions), None)
     if case.cause.name not in _MAY_BE_OF_NCCL or version is None:
@@ -134,7 +134,7 @@ def _reached(where: RankProgress) -> dict[str, list[int]]:
 
 
 def _unfinished(verdict: LogVerdict) -> Diagnosis | None:
-    """Return the finding for a log without a fault and without an end: the run may hang, or go on."""
+    """Return the finding for a log with neither a fault nor an end: the run may be hanging or going on."""
     log, facts, where = verdict.log, verdict.log.facts, rank_progress(verdict.log.facts)
     if not where.reached or facts.ended_well or facts.torn_down or facts.serving:
         return None

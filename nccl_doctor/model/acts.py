@@ -14,7 +14,10 @@ from nccl_doctor.text.hostlist import fold
 
 
 class Machine(FrozenModel):
-    """Identity of a machine, as its own root says: what an undo compares. An empty value is not known."""
+    """Identity of a machine, as reported by its own root user; an undo compares it.
+
+    An empty value is not known.
+    """
 
     machine_id: str = ""
     boot_id: str = ""
@@ -26,7 +29,7 @@ class Machine(FrozenModel):
         return any(mine and theirs and mine != theirs for mine, theirs in pairs)
 
     def was_restarted(self, since: Machine) -> bool:
-        """Return whether the machine was certainly started again since then."""
+        """Return whether the machine has certainly been restarted since then."""
         return bool(self.boot_id and since.boot_id) and self.boot_id != since.boot_id
 
 
@@ -37,9 +40,11 @@ class Undo(FrozenModel):
         look: the command that prints the state; None if there is nothing to look at.
         before: the state before the step; ``after``: the state after it, None if its end was not seen.
         expected: the state that the step was to leave, if that was known.
-        survives_reboot: whether a restart has undone the step by itself.
+        survives_reboot: False if a restart undoes the step by itself.
         settings_before: earlier values of variables in the hosts file.
-        redo: the step's own command, for the case that the undo keeps SSH out.
+        redo: the step's own command, in case the undo blocks SSH.
+
+
     """
 
     look: str | None
@@ -62,9 +67,13 @@ class Step(FrozenModel):
         mends: name of its diagnosis; ``message``: the sentence of that diagnosis.
         undo: how to undo it, as far as known before it is run; None if it can't be undone.
         survives_reboot: None if that depends on the machine.
-        boot_id: that of the checked host; a host with another one is not touched.
-        takes_back: number of the earlier step that it undoes, with ``undoes``.
-        settings: variables of the job that are written into the hosts file instead of a command; None removes one.
+        boot_id: that of the checked host; a host with a different one is not touched.
+        takes_back: number of the earlier step that it undoes; ``undoes`` has the facts about that step.
+        settings: variables of the job that are written to the hosts file instead of running a command; None removes
+        one.
+
+
+
     """
 
     number: int
@@ -89,18 +98,18 @@ class Step(FrozenModel):
 
     @property
     def needs_shell(self) -> bool:
-        """True for a command of a shell; the hosts file is written, and a job ended, by ourselves."""
+        """True for a shell command; nccl-doctor itself writes the hosts file and ends jobs."""
         return not self.settings and not (self.operation is not None and self.operation.ends_process)
 
     @property
     def cuts_connection(self) -> bool:
-        """True if a wrong one could keep SSH from the host, as an undo may, too."""
+        """True if a wrong step could block SSH to the host, as an undo could, too."""
         risky = self.undoes is not None or (self.operation is not None and self.operation.cuts_connection)
         return risky and self.host is not None
 
 
 class ByHand(FrozenModel):
-    """A diagnosis without a step; ``commands`` are for a person, to run or to decide with."""
+    """A diagnosis without a step; ``commands`` are for a person to run, or to help in deciding."""
 
     code: str
     name: str
@@ -125,9 +134,11 @@ class StepResult(FrozenModel):
     Attributes:
         reason: why it was not run, or why its outcome is unknown.
         output: the end of the command's output.
-        was_there: whether the change was in place before the command ran, which then was not run.
-        over: of an undo, whether there is nothing left to undo.
+        was_there: whether the change was already in place, so that the command was not run.
+        over: for an undo, whether there is nothing left to undo.
         at: UTC, ISO 8601, to the second.
+
+
     """
 
     number: int
@@ -142,12 +153,12 @@ class StepResult(FrozenModel):
 
     @property
     def changed_something(self) -> bool:
-        """True if the host may be another than before."""
+        """True if the step may have changed the host."""
         return self.outcome in ("done", "failed", "unknown") and not self.was_there
 
 
 class NamedFault(FrozenModel):
-    """A diagnosis and its hosts; in JSON a text, ``"port-in-use on node[1-2]"``."""
+    """A diagnosis and its hosts; in JSON a string, ``"port-in-use on node[1-2]"``."""
 
     name: str
     hosts: tuple[str, ...] = ()
@@ -166,9 +177,10 @@ class FixReport(Document):
     Attributes:
         note: sentences about the run for the user.
         verdict: the last line of the check after it.
-        mended: diagnoses whose check passed afterwards; ``unjudged``: it could not be judged any more;
+        mended: diagnoses whose check passed afterwards; ``unjudged``: those that could no longer be judged;
             ``remaining`` and ``new`` likewise.
         undo_with: the command that undoes this run.
+
     """
 
     command: Literal["fix"] = "fix"

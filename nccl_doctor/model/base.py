@@ -1,8 +1,8 @@
 """Base classes of all data: immutable models, documents, validated values from hosts, and unknown facts.
 
 Hosts are not trusted: numbers and lengths of texts are limited, texts have no lone surrogates, and addresses, networks,
-interfaces and versions are validated. They stay texts, so that JSON shows what the host sent; ``IpAddress`` and the
-others are separate types for mypy, which only these validators return.
+interfaces and versions are validated. They are kept as texts, so that JSON shows what the host sent; ``IpAddress`` and
+the others are separate types for mypy, which only these validators return.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _NO_SCHEMA = frozenset({"config", "default", "metadata", "serialization"})
 
 
 def _fail_fast(schema: object, *, within: bool = False) -> None:
-    """Make the collections of a model fail fast; nested models have done that for their own."""
+    """Make the collections of a model fail fast; nested models have already done so for theirs."""
     if isinstance(schema, (list, tuple)):
         for inner in schema:
             _fail_fast(inner, within=within)
@@ -54,7 +54,8 @@ def _fail_fast(schema: object, *, within: bool = False) -> None:
 class FrozenModel(BaseModel):
     """Base of pydantic models that can't be changed and refuse unknown fields.
 
-    Validation of a list or an object ends at the first invalid member, since an error takes a hundred times its memory.
+    Validation of a list or an object ends at the first invalid member, since an error takes a hundred times the
+    member's memory.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -100,7 +101,7 @@ def clip(text: str) -> str:
 
 
 def clip_end(text: str) -> str:
-    """Return the text clipped at its beginning, since the end of a traceback is the most informative."""
+    """Return the text clipped at its beginning, since the end of a traceback is its most informative part."""
     return clip(text if len(text) <= MAX_TEXT else f"…{text[1 - MAX_TEXT :]}")
 
 
@@ -117,7 +118,7 @@ class Observed(FrozenModel):
 
 
 class Words(Observed):
-    """Base of sentences about hosts: texts of hosts in them are clipped but never refused."""
+    """Base of sentences about hosts: texts from hosts in them are clipped but never refused."""
 
     @model_validator(mode="before")
     @classmethod
@@ -139,7 +140,7 @@ _SCOPE = re.compile(r"[0-9A-Za-z_.:-]{1,60}", re.ASCII)
 
 @lru_cache(4096)
 def ip_address(text: str) -> _IpAddress:
-    """Return an address, with ``%scope`` for a link-local one; ValueError if it is invalid."""
+    """Return an address, with ``%scope`` for a link-local one; raise ValueError if it is invalid."""
     bare, percent, scope = text.partition("%")
     if percent and not _SCOPE.fullmatch(scope):
         raise ValueError("no scope of an IPv6 address")
@@ -151,7 +152,7 @@ def ip_address(text: str) -> _IpAddress:
 
 @lru_cache(4096)
 def ip_network(text: str) -> _IpNetwork:
-    """Return a network in CIDR notation, whose host bits may be set; ValueError if it is invalid."""
+    """Return a network in CIDR notation, whose host bits may be set; raise ValueError if it is invalid."""
     ipaddress.ip_network(text, strict=False)
     return _IpNetwork(text)
 
@@ -223,7 +224,7 @@ Mark = TypeVar("Mark")
 
 @cache
 def marks(model: type[BaseModel], kind: type[Mark]) -> dict[str, Mark]:
-    """Return the annotation of this kind of each field that has one, or inside its type."""
+    """Return the annotation of this kind for each field that has one, itself or inside its type."""
     found = {name: _mark(kind, field.annotation, field.metadata) for name, field in model.model_fields.items()}
     return {name: mark for name, mark in found.items() if mark is not None}
 
@@ -294,7 +295,7 @@ class Unknown(Observed):
 
     @property
     def late(self) -> bool:
-        """True if only the time was too short (nccl_doctor.probe.facts)."""
+        """True if there was merely too little time (nccl_doctor.probe.facts)."""
         return "no answer in " in self.reason
 
     def __bool__(self) -> NoReturn:
@@ -302,7 +303,7 @@ class Unknown(Observed):
 
 
 class Skipped(Observed):
-    """A fact that was not requested or does not apply, which is no gap."""
+    """A fact that was not requested or does not apply, which is not a gap."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -325,7 +326,7 @@ def skipped(reason: str) -> Skipped:
 
 
 def known(fact: Unknown | Skipped | T) -> T:
-    """Return a fact that a check declares in ``needs``; TypeError if it is not known."""
+    """Return a fact that a check declares in ``needs``; raise TypeError if it is not known."""
     if isinstance(fact, (Unknown, Skipped)):
         raise TypeError(f"not among the needs: {fact.reason}")
     return fact

@@ -1,4 +1,4 @@
-"""The documents of commands other than those with a :class:`~nccl_doctor.model.report.Report`, ``hang`` among them."""
+"""The documents of commands without a :class:`~nccl_doctor.model.report.Report`, including ``hang``."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class InterfaceAnswer(FrozenModel):
 
 
 class Exports(FrozenModel):
-    """Lines to paste, and their hosts (None: all); ``place`` is an addition to the hosts: "from the snapshot"."""
+    """Lines to paste, and their hosts (None: all); ``place`` is added to the hosts: "from the snapshot"."""
 
     hosts: tuple[str, ...] | None
     lines: tuple[str, ...]
@@ -122,7 +122,7 @@ class Difference(Document):
 
     @property
     def is_empty(self) -> bool:
-        """True where nothing changed."""
+        """True if nothing changed."""
         return not (self.changes or self.diagnoses.gone or self.diagnoses.new)
 
 

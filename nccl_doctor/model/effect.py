@@ -17,7 +17,7 @@ WAITS = ("no-store", "no-group", "hang")
 """Kinds of waiting: for the master's store, for the others to join the process group, in a collective."""
 LOST = "lost"  # ranks only report that connections to other ranks ended
 DIALS = ("connection-refused", "connection-timed-out", "no-route-to-host")
-"""Effects in a rank that could not connect, also to a dead peer."""
+"""Effects on a rank that could not connect, including to a dead peer."""
 GIVING_UP = ("collective-timeout", "rendezvous-timeout")
 AFTERMATH = frozenset({*WAITS, LOST, *DIALS, *GIVING_UP, "peer-died"})
 """Effects of anything that prevents another rank from taking part."""
@@ -33,7 +33,7 @@ class Symptom:
     Without a backend it may occur with any.
 
     Kinds: those above; ``not-started``: Python or torch did not start; ``suspended``: by SIGSTOP, a debugger or a
-    freezer; ``in-kernel``: an uninterruptible sleep in a file system or a driver; ``elsewhere``: the rank does
+    freezer; ``in-kernel``: an uninterruptible sleep in a file system or a driver; ``elsewhere``: the rank is doing
     something else while all others wait; ``exit``: without a message; ``gone``: the host or the connection to it;
     ``signal``: one without a name above; ``gpu-memory``: CUDA memory (a host's is ``out-of-memory``); ``wrong-sum``;
     ``slow``; ``no-p2p``: GPUs that NVLink connects use shared memory; and names of diagnoses: that of the finding

@@ -41,7 +41,7 @@ def reaching(nodes: Iterable[Node]) -> Engine:
 
 
 def engines_of(node: Node) -> tuple[Engine, ...]:
-    """Return the engines that a node's commands pass, outermost first; none for this machine itself."""
+    """Return the engines that a node's commands pass through, outermost first; none for this machine."""
     first = reaching((node,))
     inner = (engine for engine in engines() if engine.wraps and engine.name in node.access)
     return (*(() if node.local and first is engines()[0] else (first,)), *inner)
@@ -58,7 +58,7 @@ def place_of(node: Node) -> str:
 
 
 def placed(commands: Iterable[Command], cluster: Cluster, *, inside: bool) -> tuple[Command, ...]:
-    """Return the commands, marked as inside or outside of the container on hosts with one."""
+    """Return the commands, marked as inside or outside the container on hosts with one."""
     side, word = ("inside", "in") if inside else ("outside", "outside")
     places = {node.name: f"{word} {place}" for node in cluster.nodes if (place := place_of(node))}
     return tuple(
@@ -68,7 +68,7 @@ def placed(commands: Iterable[Command], cluster: Cluster, *, inside: bool) -> tu
 
 
 def written(options: Mapping[str, object]) -> Iterator[str]:
-    """Yield the command-line words of engines' given flags, by flag names."""
+    """Yield the command-line words for the engine flags in ``options``, by flag name."""
     for flag in (flag for engine in engines() for flag in engine.flags if flag.name in options):
         yield flag.words[0]
         if options[flag.name]:
@@ -144,7 +144,7 @@ class ClusterSource:
                 yield from ("--env", f"{variable}={text}")
 
     def _is_needed(self, option: str, origin: str) -> bool:
-        """Return whether an option must be repeated, also if its value came from the environment."""
+        """Return whether an option must be repeated, as it must if its value came from the environment."""
         by_options = self.file is None and not self.engine_words
         return by_options or self.cluster.origins.get(origin) == option or origin in self.cluster.variables
 

@@ -2,7 +2,7 @@
 
 All commands in reports are made here: lines to paste, and their hosts.
 
-A claim of one host is never used in a command for another unless something else confirms it
+A claim by one host is never used in a command for another unless something else confirms it
 (:mod:`nccl_doctor.snapshot.hosts`); :mod:`nccl_doctor.text.shell` makes lines from templates and typed values.
 """
 
@@ -67,7 +67,7 @@ class Fix(FrozenModel):
 
     @property
     def can_be_run(self) -> bool:
-        """True if every command is an operation of the host itself, not of the inside of a container."""
+        """True if every command is an operation on the host itself, not inside a container."""
         own = (one.operation is not None and one.side != "inside" for one in self.commands)
         return bool(self.commands) and self.risk != "manual" and all(own)
 
@@ -98,9 +98,10 @@ class Details(FrozenModel):
         failed: source and target of each failed dial that it names; None if it names none.
         pids: the processes that it names; None if it names none.
         rules: the rules of a firewall that block dials, by host.
-        directions: "send" and "receive", as far as only that direction of a host is slow.
+        directions: those in which a host is slow: "send", "receive" or both.
         is_unexplained: whether nothing is known about why an all-reduce failed.
         phrase: its phrase in a row of the screen, with its hosts; "" for that of its check.
+
     """
 
     failed: tuple[tuple[str, str], ...] | None = None
@@ -112,7 +113,7 @@ class Details(FrozenModel):
 
     @property
     def facts(self) -> dict[str, Any]:
-        """Those that users' programs read, too."""
+        """The parts that users' programs also read."""
         found: dict[str, Any] = {}
         if self.rules:
             found["rules"] = {name: list(texts) for name, texts in self.rules.items()}

@@ -1,9 +1,9 @@
-"""A change of a machine as a value: its command, how to look at what it changes, and how to undo it.
+"""A change to a machine, as a value: its command, how to look at what it changes, and how to undo it.
 
 A check, or the model of a firewall, makes an operation from typed values. The command that a person pastes and the one
 that ``fix`` runs are the same text of the same object. An operation is judged by its *state*: the lines that its
-``look`` prints, before and after. ``look`` ends with a status other than 0 if it could not look; then nothing is known.
-What undoes it depends only on the state before it, so a record of that state is enough.
+``look`` prints, before and after. ``look`` exits with a status other than 0 if it could not look; then nothing is
+known. What undoes it depends only on the state before it, so a record of that state is enough.
 """
 
 from __future__ import annotations
@@ -15,26 +15,31 @@ from typing import ClassVar
 from nccl_doctor.text.shell import Line, script
 
 State = tuple[str, ...]
-"""Lines that an operation's ``look`` printed: a host's own words. A line with "#" in front is a note for ``undo``."""
+"""Lines that an operation's ``look`` printed: a host's own words.
+
+A line that begins with "#" is a note for ``undo``.
+"""
 
 QUICK_S, SLOW_S = 60.0, 600.0  # building kernel modules is slow, and so is a process that gets time to exit
 UNKNOWN = 3  # exit status of a ``look`` that could not look
 
 
 def same(state: State, other: State) -> bool:
-    """Return whether two states are equal but for their notes."""
+    """Return whether two states are equal except for their notes."""
     return [text for text in state if text[:1] != "#"] == [text for text in other if text[:1] != "#"]
 
 
 class Operation(ABC):
-    """A change of one machine.
+    """A change to one machine.
 
     Attributes:
         root: it needs root.
         survives_reboot: None if that depends on the machine.
         ends_process: it ends a process, which nobody can undo.
-        cuts_connection: a wrong one could keep SSH from the host.
+        cuts_connection: a wrong one could block SSH to the host.
         deadline_s: time limit of its command in seconds.
+
+
     """
 
     root: ClassVar[bool] = True
@@ -55,7 +60,7 @@ class Operation(ABC):
 
     @property
     def kind(self) -> str:
-        """Text that is equal for operations that differ in their peers' addresses alone."""
+        """Text that is equal for operations that differ only in their peers' addresses."""
         return str(self.line)
 
     @property
@@ -68,7 +73,7 @@ class Operation(ABC):
         return self.expected is not None and state == self.expected
 
     def is_outdated(self, before: State) -> bool:  # noqa: ARG002 - for those that are made from an earlier value
-        """Return whether the machine is no longer as it was when it was checked, so that the change may be wrong."""
+        """Return whether the machine has changed since the check, so that the operation may be wrong."""
         return False
 
     def undo(self, before: State) -> Line | None:  # noqa: ARG002 - for those that can be undone
@@ -77,7 +82,10 @@ class Operation(ABC):
 
 
 def all_of(lines: Sequence[Line | None]) -> Line | None:
-    """Return several lines as one that ends at the first failure; None if there is none, or one can't be pasted."""
+    """Return several lines as one that stops at the first failure.
+
+    None if there are no lines, or if one can't be pasted.
+    """
     joined: Line | None = None
     for one in lines:
         if one is None:
@@ -87,7 +95,7 @@ def all_of(lines: Sequence[Line | None]) -> Line | None:
 
 
 def in_turn(lines: Sequence[Line | None]) -> Line | None:
-    """Return several lines as one that runs them all; None if there is none, or one can't be pasted."""
+    """Return several lines as one that runs them all; None without lines, or if one can't be pasted."""
     joined: Line | None = None
     for one in lines:
         if one is None:

@@ -30,7 +30,7 @@ LAST_PORT = 65535  # TCP ports have 16 bits (RFC 9293, 3.1)
 LAST_PID = 2**22  # the largest on Linux (proc_sys_kernel(5), pid_max)
 
 MAX_PROCESSES = 4096
-"""Maximum number of processes of all jobs with a port.
+"""Maximum number of processes in all jobs that hold a port.
 
 A launcher with eight ranks and their data loaders has about a hundred.
 """
@@ -39,7 +39,7 @@ _MOST_DIGITS = 9  # int() refuses thousands of digits; leading zeros are allowed
 _MOST_TICK_DIGITS = 18  # a start time in ticks has 64 bits; this is a billion years
 Cause = Literal["listener", "bound", "outbound", "time-wait", "unknown"]
 UnixTime = Annotated[float, Field(ge=0, le=253_402_300_799)]
-"""A time up to the end of the year 9999, the last in a datetime."""
+"""A time up to the end of the year 9999, the last that a datetime can hold."""
 
 
 class Identity(NamedTuple):
@@ -152,9 +152,9 @@ class Elsewhere(Observed):
 class Suggestion(FrozenModel):
     """A port to use instead; ``hosts`` are those on which it is free, and ``command`` sets it for a launch.
 
-    ``master`` is the host on which the job's ranks expect it; None means the host of the report. ``reserve`` is the
-    line that keeps outgoing connections from using a port of the ephemeral range, if the firewall opens no other.
-    ``starts`` are the options that set a launcher's port, for the launcher of the job with the old port if it has one.
+    ``master`` is the host on which the job's ranks expect the port; None means the host of the report. ``reserve`` is
+    the line that keeps outgoing connections from using a port of the ephemeral range, if the firewall opens no other.
+    ``starts`` has the options that set a launcher's port, for the launcher of the job on the old port if it has one.
     """
 
     port: int
@@ -166,7 +166,7 @@ class Suggestion(FrozenModel):
 
 
 class PortReport(Document):
-    """``fix-port``: the answer of a call."""
+    """``fix-port``: the answer to a call."""
 
     command: Literal["fix-port"] = "fix-port"
     host: str

@@ -127,7 +127,7 @@ def make_entry(module: str, code: str, severity: Severity, **traits: Unpack[Trai
 
 
 def enter(entry: Check) -> None:
-    """Add an entry; ValueError if its code is already used."""
+    """Add an entry; raise ValueError if its code is already in use."""
     taken = _register.get(entry.code)
     if taken is not None and taken.name != entry.name:
         raise ValueError(f"{entry.code} is both {taken.name} and {entry.name}")
@@ -149,7 +149,10 @@ def all_checks() -> tuple[Check, ...]:
 
 @cache
 def entry(name: str) -> Check:
-    """Return the diagnosis with this name (KeyError); imports only its module, which is ten times faster."""
+    """Return the diagnosis with this name; raise KeyError if there is none.
+
+    Only its module is imported, which is ten times faster.
+    """
     if all(check.name != name for check in _register.values()):
         for module in _modules():
             if module.name.endswith(f".{name.replace('-', '_')}"):
@@ -158,7 +161,7 @@ def entry(name: str) -> Check:
 
 
 def find(word: str) -> tuple[Check, ...]:
-    """Return the checks for a code, name or category, or else of a row of the screen; none if it is unknown."""
+    """Return the checks for a code, name or category, or else for a row; none if the word is unknown."""
     known = word.lower()
     found = tuple(c for c in all_checks() if known in (c.code.lower(), c.name, c.category))
     row = known.replace("-", "")  # "all-reduce" is the row of the category allreduce

@@ -63,7 +63,7 @@ class HostSummary(FrozenModel):
         network: the network of the address that NCCL chose there, "10.0.0.0/24".
         rdma: its RDMA ports in NCCL's order.
         seen: phrases for its facts: versions, GPUs, limits, routes.
-        spent: by phase, the seconds of the run at which its work began and ended.
+        spent: by phase, the seconds into the run at which its work began and ended.
     """
 
     name: str
@@ -171,7 +171,7 @@ class SampleReport(FrozenModel):
 class MeshReport(FrozenModel):
     """The port mesh: of ``pairs`` ordered pairs of hosts, ``tested`` were dialled, at ``ports`` of each host.
 
-    ``sample`` describes them if not all were dialled.
+    ``sample`` describes the dialled pairs if not all were dialled.
     """
 
     hosts: int
@@ -237,16 +237,19 @@ class RankReport(Observed):
     Attributes:
         stage: the last stage that it reached, "none" before the first, in the order of ``times``.
         error_kind: set for errors of our own: a wrong sum, or a torch without NCCL.
-        pid: its PID on the host; interpreter, torch and NCCL are those that it really loaded.
+        pid: its PID on the host; interpreter, torch and NCCL are those that it actually loaded.
         times: seconds from its start to each stage.
-        exit_code: that of exit(3); ``signal`` is the number if it was killed.
+        exit_code: that of exit(3); ``signal`` is the number of the signal that killed it.
         state: for a rank that had to be ended: the state of proc(5), "D nfs_wait" if it was in the kernel.
         stack: for a rank that had to be ended: its main thread's Python frames, innermost first.
-        own_s: seconds outside of the timed all-reduces, during which others may have waited for it.
+        own_s: seconds outside the timed all-reduces, during which others may have waited for it.
         busy: CPUs that its threads used or waited for on average while the sizes were timed.
         interfaces: "eth0:10.0.0.1", as NCCL prints them; ``network`` is "IB", "Socket" or a plugin's name.
         plugin: the network plugin that NCCL loaded, "Libfabric (v8)", which is not used if it finds no device.
         transports: number of channels by transport: "P2P/CUMEM", "SHM/direct/direct", "NET/IB/0/GDRDMA", …
+
+
+
     """
 
     rank: Count
@@ -327,7 +330,7 @@ COUNTERS: dict[str, tuple[Literal["link", "loss", "receiver", "congestion"], str
 PortName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}:[0-9]{1,3}$")]
 CounterName = Annotated[str, Field(pattern=r"^[a-z0-9_]{1,64}$")]
 Growth = Annotated[dict[PortName, Annotated[dict[CounterName, Count], Field(max_length=64)]], Field(max_length=256)]
-"""Growth of counters during the all-reduce by port, "mlx5_0:1", without counters that did not grow."""
+"""Growth of counters during the all-reduce, by port ("mlx5_0:1"), without those that did not grow."""
 
 
 def grown_words(grown: dict[str, dict[str, dict[str, int]]]) -> tuple[str, ...]:
@@ -347,7 +350,7 @@ class LinkShare(FrozenModel):
         name: its interfaces or RDMA devices on ``host``, "eno1".
         gb_per_s: its possible rate in GB/s (10⁹ bytes per second) in each direction.
         links: the links that add up to that, "one 100 Gb/s link".
-        share: the share of it that was reached, 0 to 1.
+        share: the share of ``gb_per_s`` that was reached, 0 to 1.
     """
 
     host: str
@@ -358,7 +361,7 @@ class LinkShare(FrozenModel):
 
 
 class AllReduceReport(FrozenModel):
-    """The all-reduce; fields have the meaning of those in :class:`~nccl_doctor.snapshot.Smoke`."""
+    """The all-reduce; fields have the same meaning as those in :class:`~nccl_doctor.snapshot.Smoke`."""
 
     backend: Literal["nccl", "gloo"]
     reason: str = ""

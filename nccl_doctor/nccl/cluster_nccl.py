@@ -47,7 +47,7 @@ class ClusterNccl:
 
     @cached_property
     def peers(self) -> Peers:
-        """Hosts that could reach an address, by addresses and routes."""
+        """Hosts that could reach an address, according to addresses and routes."""
         return Peers(self.by_host, self.mesh)
 
     @cached_property
@@ -85,7 +85,7 @@ class ClusterNccl:
         return {name: side.address for name, side in self.interfaces.items()}
 
     def lost_devices(self, host: str) -> tuple[Chosen, ...]:
-        """Return the interfaces of NET/Socket alone that other hosts can't reach; None if data goes over RDMA."""
+        """Return the interfaces that only NET/Socket uses and others can't reach; none if RDMA carries data."""
         side = self.by_host[host]
         if host in self.rdma.sides and self.rdma.sides[host].rdma.entries:
             return ()
@@ -127,7 +127,10 @@ class Kind(Enum):
 
 @dataclass(frozen=True)
 class Fault:
-    """The fault of a host's choice; ``problem`` follows "NCCL on HOST". Evidence has the hosts that it is about."""
+    """The fault of a host's choice.
+
+    ``problem`` follows "NCCL on HOST". ``evidence`` is keyed by the host that it is about.
+    """
 
     host: str
     kind: Kind

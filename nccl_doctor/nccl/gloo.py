@@ -3,10 +3,10 @@
 GLOO_SOCKET_IFNAME has complete names only, unlike NCCL's prefixes: gloo/transport/tcp/device.cc ``lookupAddrForIface``;
 the list and the default are torch's (torch/csrc/distributed/c10d/ProcessGroupGloo.cpp and init.cpp).
 
-Of two ranks the one with the higher address connects to the lower one. Bytes are compared as by memcmp(3), and ports if
-they are equal: gloo/transport/tcp/device.cc, ``Device::isInitiator``. So 127.0.0.1 is not dialled if it is the higher
-of the two: a single host that advertises it can still connect with peers in 10.0.0.0/8, but not with those in
-192.168.0.0/16.
+Of two ranks, the one with the higher address connects to the other. The addresses are compared bytewise, as by
+memcmp(3), and the ports if those are equal: gloo/transport/tcp/device.cc, ``Device::isInitiator``. So 127.0.0.1 is not
+dialled if it is the higher of the two: a single host that advertises it can still connect with peers in 10.0.0.0/8, but
+not with those in 192.168.0.0/16.
 """
 
 from __future__ import annotations

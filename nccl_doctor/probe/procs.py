@@ -179,7 +179,7 @@ class Table:
         return found
 
     def argv(self, pid: int) -> tuple[str, ...]:
-        """Return the arguments of a process; empty for kernel threads, zombies and hidden processes."""
+        """Return the arguments of a process; none for kernel threads, zombies and hidden processes."""
         if pid not in self._argv:
             words = self.text(pid, "cmdline").rstrip("\0").split("\0")
             self._argv[pid] = tuple(words) if words != [""] else ()
@@ -192,7 +192,10 @@ class Table:
         return line if len(line) <= COMMAND_LIMIT else line[: COMMAND_LIMIT - 1] + "…"
 
     def environ(self, pid: int) -> dict[str, str]:
-        """Return the variables at the process's start; none if hidden or beyond TEXT_LIMIT: a part could mislead."""
+        """Return the process's initial variables, or none if they are hidden or exceed TEXT_LIMIT.
+
+        Part of them could mislead.
+        """
         if pid not in self._environ:
             data = _read(pid, "environ")
             text = data.decode(errors="replace") if len(data) < TEXT_LIMIT else ""
@@ -205,19 +208,22 @@ class Table:
         return self._environ[pid]
 
     def uid(self, pid: int) -> int:
-        """Return the real user ID, -1 if the process is gone; /proc/PID is root's if it is not dumpable (proc(5))."""
+        """Return the real user ID, or -1 if the process is gone.
+
+        The owner of /proc/PID does not show it: that is root if the process is not dumpable (proc(5)).
+        """
         if pid not in self._uids:
             told = self.status(pid, "Uid")
             self._uids[pid] = int(told.split()[0]) if told else -1
         return self._uids[pid]
 
     def status(self, pid: int, name: str) -> str | None:
-        """Return a value of a process's status file (proc_pid_status(5)); None if it has exited."""
+        """Return a value from a process's status file (proc_pid_status(5)); None if the process has exited."""
         lines = self.text(pid, "status").splitlines()
         return next((line.partition(":")[2].strip() for line in lines if line.startswith(name + ":")), None)
 
     def executable(self, pid: int) -> str:
-        """Return the base name of the executable; of the first argument if the link may not be read."""
+        """Return the base name of the executable, or of the first argument if the link can't be read."""
         path = self.link(pid, "exe")
         if path is None:
             argv = self.argv(pid)
@@ -225,15 +231,15 @@ class Table:
         return os.path.basename(path.replace(" (deleted)", "")) or (self.procs[pid].name if pid in self.procs else "")
 
     def text(self, pid: int, name: str) -> str:
-        """Return a file of the process in /proc, at most TEXT_LIMIT bytes; "" if it is gone or hidden."""
+        """Return the text of a process's file in /proc, at most TEXT_LIMIT bytes; "" if it is gone or hidden."""
         return _read(pid, name).decode(errors="replace")
 
     def opened(self, pid: int) -> list[str]:
-        """Return the targets of its file descriptors, as far as visible."""
+        """Return the targets of the process's file descriptors, as far as they are visible."""
         return [target for _, _, target in open_files({pid})]
 
     def link(self, pid: int, name: str) -> str | None:
-        """Return the target of one of its links in /proc, such as "cwd" or "ns/pid"; None if it is gone or hidden."""
+        """Return the target of a process's link in /proc, such as "cwd"; None if it is gone or hidden."""
         try:
             return os.readlink(f"/proc/{pid}/{name}")
         except OSError:
@@ -362,7 +368,10 @@ def _container(pid: int, table: Table) -> str | None:
 
 
 def _slurm_job(pid: int, table: Table) -> str | None:
-    """Return a process's Slurm job; one that only its variables name counts if it has a running slurmstepd."""
+    """Return a process's Slurm job.
+
+    A job that only the process's variables name counts if it has a running slurmstepd.
+    """
     group = SLURM.search(table.text(pid, "cgroup"))
     if group:
         return group["job"]
@@ -373,7 +382,7 @@ def _slurm_job(pid: int, table: Table) -> str | None:
 
 
 def _login(pid: int, table: Table) -> int | None:
-    """Return the user who logged in, even if sudo changed the user since; None without a login."""
+    """Return the user who logged in, even if sudo has changed the user since; None if nobody did."""
     found = USER_SLICE.search(table.text(pid, "cgroup"))
     if found:
         return int(found["uid"])
@@ -382,7 +391,7 @@ def _login(pid: int, table: Table) -> int | None:
 
 
 def _held_ports(pid: int) -> Iterator[int]:
-    """Return the local ports of sockets that listen or are only bound, in a process's network namespace."""
+    """Yield the local ports of listening and merely bound sockets in a process's network namespace."""
     with contextlib.suppress(OSError):  # it is gone, or another user's
         yield from (
             flow.socket.local_port

@@ -1,9 +1,9 @@
-"""The state of a rank at one moment, and a job's progress between two: CPU, files, peers and GPUs.
+"""The state of a rank at one moment, and a job's progress between two moments.
 
-A job that computes or communicates with its peers is alive, whatever its parent is. Progress is CPU time, bytes read
-from or written to files and pipes, bytes that peers sent or acknowledged, or work of a GPU whose memory it uses. A rank
-stuck in a collective has none of these, unless NCCL busy-waits, which uses CPU time: such a rank counts as alive and is
-not ended.
+A job that is computing or communicating with its peers is alive, whatever its parent is. Progress is CPU time, bytes
+read from or written to files and pipes, bytes that peers sent or acknowledged, or work on a GPU whose memory the job
+uses. A rank stuck in a collective has none of these, unless NCCL busy-waits, which uses CPU time: such a rank counts as
+alive and is not ended.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ STACK_LINES = 12
 
 
 def look(pid: int, started: int, table: Table) -> dict[str, Any] | None:
-    """Return snapshot.RankState; None if the process is gone."""
+    """Return a snapshot.RankState; None if the process is gone."""
     proc = table.procs.get(pid)
     if proc is None or proc.started != started or proc.state in "ZX":
         return None
@@ -47,7 +47,10 @@ def look(pid: int, started: int, table: Table) -> dict[str, Any] | None:
 
 
 def _threads(pid: int) -> tuple[int, dict[str, float]]:
-    """Return the number of threads, and the most seconds that one ran or waited for a CPU (sched-stats.rst)."""
+    """Return the number of threads, and the busiest ones with their CPU and waiting time in seconds.
+
+    Waiting time is time spent waiting for a CPU (sched-stats.rst).
+    """
     try:
         numbers = os.listdir(f"/proc/{pid}/task")
     except OSError:
@@ -63,7 +66,7 @@ def _threads(pid: int) -> tuple[int, dict[str, float]]:
 
 
 def io_bytes(pid: int) -> int | None:
-    """Return the bytes that a process has read and written (proc_pid_io(5))."""
+    """Return the number of bytes that a process has read and written (proc_pid_io(5))."""
     text = tools.read(f"/proc/{pid}/io")
     if text is None:
         return None
@@ -72,7 +75,7 @@ def io_bytes(pid: int) -> int | None:
 
 
 def _wchan(pid: int) -> str | None:
-    """Return the kernel function in which it sleeps; None if it runs, or the function is hidden."""
+    """Return the kernel function in which a process sleeps; None if it is running or that is hidden."""
     text = tools.read(f"/proc/{pid}/wchan")
     return text[:80] if text not in (None, "", "0") else None
 
@@ -98,7 +101,7 @@ GPU_S = 5.0  # nvidia-smi takes seconds if no daemon keeps the driver loaded
 
 
 class Look(NamedTuple):
-    """CPU time and bytes of files and peers that the processes of a job have used so far."""
+    """CPU time that a job's processes have used so far, and bytes exchanged with files and peers."""
 
     at: float
     cpu: dict[int, float]  # seconds, by PID
@@ -108,7 +111,7 @@ class Look(NamedTuple):
 
 
 def watch(jobs: Sequence[Sequence[int]]) -> list[str | None]:
-    """Return a sign of life for each job (its PIDs); None if nothing changed in the whole window."""
+    """Return a sign of life for each job (its PIDs), or None if nothing changed in the whole window."""
     try:
         before = [_look(pids) for pids in jobs]
     except OSError as error:
@@ -155,12 +158,12 @@ def _peer(flow: Flow) -> str:
 
 
 def _bytes(flow: Flow | None) -> int:
-    """Return the bytes received, and the bytes sent and acknowledged; 0 before Linux 4.1, which does not count them."""
+    """Return the number of bytes received, plus those sent and acknowledged; 0 before Linux 4.1."""
     return 0 if flow is None else (flow.acked or 0) + (flow.received or 0)
 
 
 def _moved(before: Look, now: Look) -> str | None:
-    """Return the sign of progress in the second sample; a process that is new in it is one."""
+    """Return a sign of progress between two samples; the work of a new process counts in full."""
     seconds = now.at - before.at
     for inode, flow in now.peers.items():
         moved = _bytes(flow) - _bytes(before.peers.get(inode))
@@ -177,7 +180,10 @@ def _moved(before: Look, now: Look) -> str | None:
 
 
 def _on_gpu(pids: Sequence[int]) -> str | None:
-    """Return the work in the last second of a GPU whose memory the job uses (nvidia-smi(1), utilization.gpu)."""
+    """Return a phrase for the recent work of a GPU whose memory the job uses; None if there was none.
+
+    It covers the last second (nvidia-smi(1), utilization.gpu).
+    """
     try:
         deadline = time.monotonic() + GPU_S
         held = {use["uuid"] for use in gpus.list_gpu_processes(deadline) if use["pid"] in pids}

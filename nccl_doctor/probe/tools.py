@@ -1,14 +1,15 @@
-"""Tools of the probe: all programs of a host that it runs, reading of /proc and /sys, and the list of collectors.
+"""Tools of the probe: the host's programs that it runs, reading /proc and /sys, and the collectors.
 
-A program is found only by its name, in the folders of the login's PATH and the system's folders, never by arguments,
-folder, variables or root of an examined process. As root, nothing is run that anybody else could have put there or
-could change, so nothing can be swapped between check and run. Other users run what their own shell would run.
+A program is found only by its name, in the folders of the login's PATH and the system's folders, never through the
+arguments, folder, variables or root of an examined process. As root, the probe runs nothing that anybody else could
+have put there or could change, so nothing can be swapped between the check and the run. As another user, it runs what
+that user's own shell would run.
 
-Besides these the probe starts, without a search: the interpreter in the hosts file, which also runs the probe
+Besides these, the probe starts without a search: the interpreter in the hosts file, which also runs the probe
 (facts/software.py, smoke/allreduce.py); the login's shell (facts/software.py); /bin/sh with rm and sleep (children.py);
-and the py-spy sent along, from memory (hang/watch.py). Before that, the login's shell has started the interpreter, and
-a container's runtime if the hosts file names one; outside of a container /bin/sh runs cat, df and readlink
-(collect/facts/host_facts.py).
+and the py-spy that was sent along, from memory (hang/watch.py). Before that, the login's shell has started the
+interpreter, and a container's runtime if the hosts file names a container; outside a container, /bin/sh runs cat, df
+and readlink (collect/facts/host_facts.py).
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ class Unavailable(Exception):  # noqa: N818 - it is no error of ours
 
 
 def clock(_request: dict[str, Any]) -> float:
-    """Return the time of this host."""
+    """Return this host's time."""
     return time.time()
 
 
@@ -43,9 +44,12 @@ Collector = TypeVar("Collector", bound=Callable[..., object])
 
 
 def fact(field: str, *, slow: bool = False) -> Callable[[Collector], Collector]:
-    """Register the collector of a field of snapshot.HostFacts, in JSON form; ``slow`` if it starts a program.
+    """Register the collector that returns a field of snapshot.HostFacts as JSON.
 
-    Its parameters are names in ``given`` of probe/facts/__init__.py; others have defaults.
+    ``slow`` means that it starts a program.
+
+    The collector's parameters are names in ``given`` of probe/facts/__init__.py; any others have defaults.
+
     """
 
     def register(collector: Collector) -> Collector:
@@ -59,7 +63,7 @@ def fact(field: str, *, slow: bool = False) -> Callable[[Collector], Collector]:
 MOST_FILE_BYTES = 1 << 23
 """Maximum number of bytes of one file.
 
-Fifty thousand sockets in /proc/net/tcp fit; any user can create more in a namespace.
+That is enough for fifty thousand sockets in /proc/net/tcp; any user can create more in a namespace.
 """
 FILE_PIECE = 1 << 16
 
@@ -74,7 +78,7 @@ def port_range(folder: str = "/proc/sys/net/ipv4") -> dict[str, Any]:
 
 
 def read(path: str) -> str | None:
-    """Return a file's text without surrounding blanks, at most LIMIT bytes; None if it is missing or hidden."""
+    """Return a file's text, at most LIMIT bytes, stripped; None if it is missing or hidden."""
     data = bytearray()
     try:
         with open(path, "rb", buffering=0) as file:
@@ -87,7 +91,7 @@ def read(path: str) -> str | None:
 
 
 def encoded(name: str) -> str | bytes:
-    """Return a host name as bytes if Python's IDNA codec, which takes 2 ms to import, would not change it."""
+    """Return a host name, as bytes if the IDNA codec, which takes 2 ms to import, would not change it."""
     *labels, last = name.split(".")
     return name.encode() if name.isascii() and len(last) < 64 and all(0 < len(one) < 64 for one in labels) else name
 
@@ -96,7 +100,7 @@ WORKERS = 16  # concurrent look-ups: name servers drop queries of a client that 
 
 
 def side_by_side(look: Callable[[str], Any], names: list[str], deadline: float) -> dict[str, Any]:
-    """Return the results that came before the deadline, by name; other calls end with the probe."""
+    """Return the results that came before the deadline, by name; unfinished calls end with the probe."""
     todo: queue.SimpleQueue[str] = queue.SimpleQueue()
     done: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
     for name in names:
@@ -151,7 +155,10 @@ OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
 def output(argv: list[str], deadline: float, accept: Iterable[int] = (0,), env: Mapping[str, str] = os.environ) -> str:
-    """Return the untranslated output of one of PROGRAMS; Unavailable if it failed, or is not trusted or missing."""
+    """Return the untranslated output of one of PROGRAMS.
+
+    Raise Unavailable if it failed or is not trusted, or FileNotFoundError if it is missing.
+    """
     allowed_s = max(0.1, deadline - time.monotonic())
     name, folders = argv[0], login_folders()
     program = find(name, [*folders, *SYSTEM, *MORE])
@@ -182,7 +189,7 @@ def output(argv: list[str], deadline: float, accept: Iterable[int] = (0,), env: 
 
 
 def login_folders() -> list[str]:
-    """Return the folders of the login's PATH; for root only those that nobody else can change."""
+    """Return the folders of the login's PATH; for root, only those that nobody else can change."""
     # an empty or relative one means the current directory
     named = [folder for folder in dict.fromkeys(os.environ.get("PATH", "").split(os.pathsep)) if folder[:1] == "/"]
     return [folder for folder in named if weak_place(folder) is None] if os.geteuid() == 0 else named
@@ -202,7 +209,7 @@ def find(name: str, folders: Sequence[str], *, for_root: bool = False) -> str | 
 def weak_place(path: str) -> str | None:
     """Return the first folder or link on a path that users other than root can change; None if there is none.
 
-    Links are followed step by step, including each folder on the way. In a folder with the sticky bit nobody can
+    Links are followed step by step, and each folder on the way is checked. In a folder with the sticky bit, nobody can
     replace root's files, so such a folder may be a parent, but not the last folder.
     """
     here, names = "/", _parts(path)

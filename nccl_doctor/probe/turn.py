@@ -1,9 +1,12 @@
-"""The turn of a run on this host: one run of nccl-doctor at a time tests ports, measures rates and runs an all-reduce.
+"""The turn of a run on this host.
 
-Two runs that test the same hosts at once would find each other's listeners, stores and load, and report them as faults
-of the cluster. The turn is a Unix socket with a name in the abstract namespace (unix(7)): it leaves no file, is seen by
-all users, belongs to the network namespace as ports do, and the kernel frees it when its process ends. Whoever connects
-to it learns which run has the turn; its user is the kernel's word (SO_PEERCRED), everything else is the holder's own.
+One run of nccl-doctor at a time tests ports, measures rates and runs an all-reduce here.
+
+Two runs that tested the same hosts at once would find each other's listeners, stores and load, and report them as
+faults of the cluster. The turn is a Unix socket with a name in the abstract namespace (unix(7)): it leaves no file, is
+seen by all users, belongs to the network namespace as ports do, and the kernel frees it when its process ends. Whoever
+connects to it learns which run has the turn. The kernel vouches for the holder's user (SO_PEERCRED); everything else is
+the holder's own claim.
 """
 
 from __future__ import annotations
@@ -35,9 +38,8 @@ class Turn:
     def take(self, ticket: dict[str, Any]) -> dict[str, Any] | None:
         """Take the turn for the run with this ticket ({"run", "began", "controller"}).
 
-        Returns:
-            None with the turn, also if another probe of the same run on this host has it; otherwise the holder's
-            ticket with "user" and "held_s", as far as the holder says what it is.
+        Returns: None if the run has the turn, perhaps through another of its probes on this host; otherwise the
+        holder's ticket with "user" and "held_s", as far as the holder tells them.
         """
         holder: dict[str, Any] = {}
         for _ in range(TRIES):
@@ -50,7 +52,7 @@ class Turn:
         return None if holder.get("run") == ticket["run"] else {"user": "", **holder}
 
     def leave(self) -> None:
-        """Give the turn back; without it, do nothing."""
+        """Give the turn back; do nothing if this probe does not have it."""
         listener, self._listener = self._listener, None
         if listener is not None and self._thread is not None:
             listener.shutdown(socket.SHUT_RDWR)  # wakes the thread, which close(2) does not
@@ -82,7 +84,7 @@ class Turns:
     def take(self, request: dict[str, Any]) -> dict[str, Any]:
         """Return {"holder": the run that has the turn, or None if it is ours}.
 
-        If the request names a port and the turn is ours, also {"trial": the result of trying it again}.
+        If the request names a port and the turn is ours, the answer also has {"trial": the result of trying it again}.
         """
         holder, port = self._turn.take(request["ticket"]), request["port"]
         if holder is not None or port is None:

@@ -15,7 +15,7 @@ _MOST_BY_HAND = 12
 
 
 def render(report: FixReport, options: RenderOptions) -> str:
-    """Return the steps that were run and their results; the plan if nothing was run."""
+    """Return the steps that were run and their results, or the plan if nothing was run."""
     screen = Screen.of(options)
     if report.results:
         return joined(_outcome(report, screen))
@@ -37,7 +37,7 @@ class Group:
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        """The hosts of the steps, each once; none for this machine."""
+        """The hosts of the steps, each once; this machine is left out."""
         return tuple(dict.fromkeys(step.host for step in self.steps if step.host is not None))
 
     @property
@@ -98,7 +98,7 @@ def _group(group: Group, screen: Screen, *, undo: bool) -> Iterator[str]:
 
 
 def _kind(step: Step) -> str:
-    """Return text that is equal for steps that differ in their peers' addresses alone."""
+    """Return text that is equal for steps that differ only in their peers' addresses."""
     return step.command if step.operation is None else step.operation.kind
 
 
@@ -125,7 +125,7 @@ def _by_hand(left: Sequence[ByHand], screen: Screen) -> Iterator[str]:
 
 
 def question(steps: Sequence[Step]) -> str:
-    """Return the question before anything is run: ``Run 12 commands on 6 hosts? [y/N/s(elect)] ``."""
+    """Return the question to ask before anything is run: ``Run 12 commands on 6 hosts? [y/N/s(elect)] ``."""
     return f"Run {_counted(steps)}? [y/N/s(elect)] "
 
 
@@ -190,7 +190,7 @@ def _printed(result: StepResult, step: Step, screen: Screen) -> Iterator[str]:
 
 
 def interrupted(report: FixReport) -> str:
-    """Return the message for Ctrl-C: which hosts were changed, which were not, and how to undo it."""
+    """Return the message for Ctrl-C: which hosts were changed, which were not, and how to undo that."""
     changed = grouped((one.host, one) for one in report.results if one.outcome != "not-run" and not one.was_there)
     named = [f"{host or 'this machine'} was changed ({plural(len(its), 'command')})" for host, its in changed.items()]
     hosts = dict.fromkeys(one.host or "this machine" for one in report.results if one.host not in changed)
@@ -200,7 +200,7 @@ def interrupted(report: FixReport) -> str:
 
 
 def script_of(host: str | None, steps: Sequence[Step]) -> str:
-    """Return a shell script with one host's steps; each command is as it was printed."""
+    """Return a shell script with one host's steps; each command appears as it was printed."""
     place = "this machine" if host is None else host
     root = ", as root" if any(step.root for step in steps) else ""
     lines = ["#!/bin/sh", f"# Commands of nccl-doctor for {clean(place)}; run them there{root}.", "set -e"]

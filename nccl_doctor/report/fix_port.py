@@ -1,4 +1,4 @@
-"""Screen of ``fix-port``: who holds the port, and the remedies, as lines to paste."""
+"""Screen of ``fix-port``: who holds the port, and the remedies as lines to paste."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ _STATES = {"LISTEN": "listening", "BOUND": "bound, not listening", "TIME_WAIT": 
 
 
 def render(report: PortReport, options: RenderOptions) -> str:
-    """Return the screen; with ``--quiet`` nothing if the port is free."""
+    """Return the screen; with ``--quiet``, nothing if the port is free."""
     return "" if options.quiet and report.free else screen(report)
 
 
 def screen(report: PortReport, *, asking: bool = False) -> str:
-    """Return the whole screen, with the remedies at the end unless it precedes a question (``asking``)."""
+    """Return the whole screen, ending with the remedies unless a question follows (``asking``)."""
     place = f"on this machine ({report.host})" if report.here else f"on {report.host}"
     if report.port is None:
         state = "is running" if not report.free else "has been ended" if report.ended else "is not there"
@@ -60,7 +60,7 @@ def screen(report: PortReport, *, asking: bool = False) -> str:
 
 
 def confirmation(jobs: tuple[HolderJob, ...]) -> str:
-    """Return the question before a job is ended."""
+    """Return the question to ask before a job is ended."""
     pids = [member.pid for job in jobs for member in job.members]
     what = "this process" if len(pids) == 1 else f"these {len(pids)} processes"
     return clean(f"End {what} ({_pids(pids)})? [y/N] ")
@@ -135,7 +135,7 @@ def _pids(pids: list[int] | tuple[int, ...]) -> str:
 
 
 def _remedies(report: PortReport) -> Iterator[list[str]]:
-    """Yield a block for each remedy: end the holder, look, wait, reserve the port, use another."""
+    """Yield a block for each remedy: end the holder, look, wait, reserve the port, or use another port."""
     if report.free and report.drawn and not report.ended:
         yield from _lost_draw(report)
     if report.free or (report.port is None and report.ended):
@@ -169,7 +169,7 @@ def _remedies(report: PortReport) -> Iterator[list[str]]:
 
 
 def _of_container(report: PortReport) -> Iterator[list[str]]:
-    """Yield how to find the container that publishes the port, if one does."""
+    """Yield instructions for finding the container that publishes the port, if one does."""
     publisher = next((job.publisher for job in report.jobs if job.publisher), None)
     if publisher is not None:
         yield ["A container publishes it. To see which, then stop it or publish another port:"]
@@ -178,12 +178,12 @@ def _of_container(report: PortReport) -> Iterator[list[str]]:
 
 
 def _lifted(report: PortReport) -> str:
-    """Return what ``--force`` does about a refusal."""
+    """Return a phrase for what ``--force`` does about a refusal."""
     return "" if any(job.final for job in report.jobs) else " (--force ends it anyway.)"
 
 
 def _lost_draw(report: PortReport) -> Iterator[list[str]]:
-    """Yield an explanation of how a port that is free now may have been taken, and how to reserve it."""
+    """Yield an explanation of how a port that is now free may have been taken, and how to reserve it."""
     yield wrap(
         "No process holds it now, but it is an ephemeral port: an engine that picks a free port and binds it later "
         "(vLLM, SGLang, verl, accelerate with port 0) may have lost it to another process or to an outgoing "
@@ -212,7 +212,7 @@ def _move_away(report: PortReport) -> Iterator[list[str]]:
 
 
 def in_ephemeral_range(report: PortReport) -> Iterator[list[str]]:
-    """Yield the command that reserves the new port, if the firewall opens no other."""
+    """Yield the command that reserves the new port, if only ephemeral ports were reachable."""
     found = report.suggestion
     if found is not None and found.reserve is not None:
         yield wrap(
@@ -223,7 +223,7 @@ def in_ephemeral_range(report: PortReport) -> Iterator[list[str]]:
 
 
 def _command(made: Line | None) -> str:
-    """Return a line to show, or why it can't be pasted."""
+    """Return the line to show, or a note on why it can't be pasted."""
     text = "" if made is None else made.text
     if LEFT_OUT in text:
         return "(it contains what looks like a secret; --show-secrets shows it)"

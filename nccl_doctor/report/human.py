@@ -1,4 +1,4 @@
-"""Reports on a terminal, including those of ``hang``; the last line on the screen is what to do."""
+"""Reports on a terminal, including those of ``hang``; the last line on the screen says what to do."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _PHASE_NAME = 13  # cells for the name of a phase; the longest is "environment"
 
 
 def render(report: Report, options: RenderOptions) -> str:
-    """Return the screen; with ``--quiet`` only diagnoses and what could not be judged."""
+    """Return the screen; with ``--quiet``, only diagnoses and what could not be judged."""
     screen = Screen.of(options)
     ordered = sorted(report.diagnoses, key=lambda found: -found.severity.rank)[::-1]
     blocks = [list(unjudged(report.checks, screen)), *(list(diagnosis(found, screen)) for found in ordered)]
@@ -68,7 +68,7 @@ _EVIDENCE = 10
 _CONSEQUENCES = 3
 _LOG_LINES = 3
 LABELLED = re.compile(r"(\w{1,12})  +(\S.*)")
-"""Evidence that begins with a label and a gap; continuation lines are aligned after the label."""
+"""Evidence that begins with a label and a gap; continuation lines are aligned with the text after it."""
 
 
 def diagnosis(found: Diagnosis, screen: Screen) -> Iterator[str]:
@@ -104,7 +104,7 @@ def plain(value: object) -> str:
 
 
 def where(found: Diagnosis) -> str:
-    """Return the hosts at fault, after the ranks whose lines in a log show it."""
+    """Return the hosts at fault, preceded by the ranks whose log lines show it."""
     hosts = fold(found.hosts)
     named = (found.entities or {}).get("rank")
     if named is None:
@@ -134,7 +134,7 @@ def _evidence(found: Diagnosis, screen: Screen) -> Iterator[str]:
 
 
 def by_consequence(explained: Iterable[Consequence]) -> dict[tuple[str, str, str], str]:
-    """Return the folded hosts of consequences by code, name and message."""
+    """Return the folded hosts of consequences, by code, name and message."""
     hosts = grouped(((one.code, one.name, one.message), one.hosts) for one in explained)
     return {consequence: fold(chain.from_iterable(each)) for consequence, each in hosts.items()}
 
@@ -211,7 +211,7 @@ def _uses(host: HostSummary) -> str:
 
 
 def matrix(mesh: MeshReport, hosts: Sequence[HostSummary], screen: Screen) -> Iterator[list[str]]:
-    """Yield the mesh by rank: rows are dialling hosts, columns dialled ones."""
+    """Yield the mesh by rank: rows are dialling hosts, and columns are dialled ones."""
     reached = [host for host in hosts if host.reached]
     if mesh.tested < mesh.pairs or not 1 < len(reached) <= _MATRIX:
         return
@@ -255,7 +255,7 @@ def unjudged(checks: tuple[CheckResult, ...], screen: Screen) -> Iterator[str]:
 
 
 def _named(everywhere: tuple[str, ...], each: list[tuple[tuple[str, ...], str]], limit: int) -> str:
-    """Return the checks for a reason, first those that could judge no host."""
+    """Return the checks for a reason, with those that could judge no host first."""
     sets = [(frozenset(hosts), name) for hosts, name in each]
     sets.sort(key=lambda pair: pair[0] != frozenset(everywhere))
     groups = [
@@ -286,12 +286,12 @@ def verdict(report: Report, cause: Diagnosis | None) -> tuple[bool, list[str], s
 
 
 def more(codes: str, cause: Diagnosis | None) -> str:
-    """Return the reference to the pages of diagnoses; "" without a cause."""
+    """Return the reference to the pages of diagnoses, or "" if there is no cause."""
     return "" if cause is None else f"More: nccl-doctor explain {codes}"
 
 
 def summary(report: Report, cause: Diagnosis | None, screen: Screen) -> Iterator[str]:
-    """Yield the line with counts and pages, the cause's first; then the next step."""
+    """Yield the line with the counts and pages, the cause's page first, and then the next step."""
     ready, counts, line = verdict(report, cause)
     alike = [each.code for each in report.diagnoses if cause and each.severity is cause.severity]
     codes = ", ".join(dict.fromkeys([*([cause.code] if cause else []), *alike]))
@@ -334,7 +334,7 @@ _READ = {
 
 
 def render_hang(report: HangReport, options: RenderOptions) -> str:
-    """Return the screen; with ``--quiet`` only diagnoses, and an unknown verdict."""
+    """Return the screen; with ``--quiet``, only diagnoses and an unknown verdict."""
     screen = Screen.of(options)
     blocks = [list(diagnosis(found, screen)) for found in reversed(report.diagnoses)]
     if not options.quiet:

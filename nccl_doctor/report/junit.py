@@ -1,8 +1,8 @@
 """The report as JUnit XML, in the form that Jenkins and GitLab read: a suite per category, a case per check.
 
-A check with a finding of severity ``--fail-on`` or higher is a failure, as for the exit code; less severe findings are
-in the output of a passing case. A check that could not be judged is an error, not "skipped", since skipped cases count
-as passed.
+A check with a finding of severity ``--fail-on`` or higher is a failure, as for the exit code; less severe findings
+appear in the output of a passing case. A check that could not be judged is an error, not "skipped", since skipped cases
+count as passed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 def render(report: Report, options: RenderOptions) -> str:
-    """Return the report's XML; diagnoses without a check are in a suite named after the command."""
+    """Return the report's XML, with diagnoses without a check in a suite named after the command."""
     suites = grouped((check.category, _case(check, report, options.fail_on)) for check in report.checks)
     checked = {check.code for check in report.checks}
     seen = {found.code: found for found in report.diagnoses if found.code not in checked}
@@ -64,7 +64,7 @@ def _case(check: CheckResult, report: Report, fail_on: str) -> ET.Element:
 
 
 def _found(check: CheckResult, report: Report, fail_on: str) -> ET.Element:
-    """Return the diagnoses of this check, or those that its findings follow from."""
+    """Return a case's result with the diagnoses of this check, or those from which its findings follow."""
     own = [found for found in report.diagnoses if found.code == check.code]
     under = [(one, cause) for cause in report.diagnoses for one in cause.explains if one.code == check.code]
     blocks = [_diagnosis(found) for found in own]

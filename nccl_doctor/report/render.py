@@ -1,4 +1,6 @@
-"""Table of all formats of all commands' documents. Functions return strings: no file is written here, no clock is read.
+"""Table of all formats of all commands' documents.
+
+Functions return strings: no file is written here, and no clock is read.
 
 A new format, or the screen of a new command, is a module of this package and a line here.
 """
@@ -59,7 +61,7 @@ FORMS: dict[str, dict[str, str]] = {
     "mcp": {"human": "screens:render_page"},
     "schema": {"human": "screens:render_page"},
 }
-"""Formats of output by command, the default first, each with the module and function that make it."""
+"""Formats of output by command, the default first, each with the module and function that produce it."""
 
 
 def render(command: str, form: str, document: Document, options: RenderOptions = RenderOptions()) -> str:  # noqa: B008 - a NamedTuple can't change
@@ -68,17 +70,21 @@ def render(command: str, form: str, document: Document, options: RenderOptions =
 
 
 def renderer(command: str, form: str) -> Callable[[Any, RenderOptions], str]:
-    """Return the function for a format, whose module is loaded now."""
+    """Return the function for a format, and load its module only now."""
     module, function = FORMS[command][form].split(":")
     make: Callable[[Any, RenderOptions], str] = getattr(import_module(f"nccl_doctor.report.{module}"), function)
     return make
 
 
 def render_json(document: Document, _options: RenderOptions) -> str:
-    """Return the document's JSON: every field, but ``entities`` and ``page`` only where a diagnosis has them.
+    """Return the document as JSON, with every field.
 
-    It is ASCII, so that no host name or log can disturb a terminal or an encoding. Numbers that JSON does not have
+    Only ``entities`` and ``page`` are left out where a diagnosis does not have them.
+
+    It is ASCII, so that no host name or log can upset a terminal or an encoding. Numbers that JSON does not have
     (infinities, not-a-number) become null.
+
+
     """
     tree = _without_empty(json.loads(document.model_dump_json(by_alias=True)))
     return json.dumps(tree, indent=2, allow_nan=False) + "\n"

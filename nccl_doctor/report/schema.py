@@ -1,7 +1,7 @@
 """JSON Schema of the documents that commands print with ``-o json``, made from their models.
 
-It promises what the documents promise: fields are kept, and more may be added. Limits on values, which exist because
-hosts are not trusted, are not promised, and neither are enumerations that grow.
+It promises what the documents promise: fields are kept, and more may be added. It does not promise limits on values,
+which exist because hosts are not trusted, or enumerations, which grow.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ _OF_SOME = ("entities", "page")  # fields of diagnoses that only logs have, or o
 
 
 def adapter_of(command: str) -> TypeAdapter[Document]:
-    """Return the type adapter for a command's documents; KeyError for a command without documents."""
+    """Return the type adapter for a command's documents, or raise KeyError if it has none."""
     return TypeAdapter(reduce(or_, DOCUMENTS[command]))
 
 
 def schema_of(command: str) -> dict[str, Any]:
-    """Return the schema of a command's documents (JSON Schema 2020-12); KeyError for a command without documents."""
+    """Return the JSON Schema (2020-12) of a command's documents, or raise KeyError if it has none."""
     made: dict[str, Any] = _promised(adapter_of(command).json_schema(mode="serialization", by_alias=True))
     for noun, name in _GROWING:
         made.get("$defs", {}).get(noun, {}).get("properties", {}).get(name, {}).pop("enum", None)
@@ -68,7 +68,7 @@ def schema_of(command: str) -> dict[str, Any]:
 
 
 def _promised(tree: Any) -> Any:  # noqa: ANN401 - any part of a schema
-    """Return a part of a schema without values that are not promised, with all fields required."""
+    """Return a part of a schema with all fields required, and without what is not promised."""
     if isinstance(tree, list):
         return [_promised(inner) for inner in tree]
     if not isinstance(tree, dict):

@@ -29,7 +29,7 @@ from nccl_doctor.text.shell import clean, pasteable
 
 
 def render_hosts(cluster: HostList, _options: RenderOptions) -> str:
-    """Return the hosts with their ranks, then every setting with its origin and folded hosts."""
+    """Return the hosts with their ranks, then every setting with its origin and its hosts, folded."""
     count = plural(len(cluster.nodes), "host")
     title = wrap(f"{cluster.source}: {count}, master {cluster.master_addr}:{cluster.master_port}", WIDTH)
     rows, first = [], 0
@@ -77,7 +77,7 @@ def _values(node: Node) -> Iterator[tuple[str, str]]:
 
 
 def render_ifname(answers: InterfaceAnswers, options: RenderOptions) -> str:
-    """Return the table, with similar hosts folded, then a bold line for each setting."""
+    """Return the table, with similar hosts folded, followed by a bold line for each setting."""
     paint, width = painter(options.color), options.width
     if answers.asked is None:
         text = table(("host", "NCCL uses", "why"), _interface_rows(answers.hosts), width)
@@ -102,7 +102,7 @@ def render_ifname(answers: InterfaceAnswers, options: RenderOptions) -> str:
 
 
 def _advertised_rows(answers: InterfaceAnswers, *, verbose: bool) -> Iterator[tuple[str, str, str, str]]:
-    """Yield rows for the addresses that programs advertise, of the engine or of all, with similar hosts folded."""
+    """Yield rows for the addresses that the engine, or each program, advertises; similar hosts are folded."""
     given = [(name, it, one.name) for one in answers.hosts for name, it in one.advertises.items()]
     for name, its in grouped((name, (it, host)) for name, it, host in given).items():
         if verbose or name == answers.engine:
@@ -192,7 +192,7 @@ def render_script(plan: Launch, _options: RenderOptions) -> str:
 
 
 def _draw_ranks(places: tuple[RankPlace, ...]) -> Iterator[str]:
-    """Yield a row per rank, with each node named once; for many ranks a row per node."""
+    """Yield a row per rank, with each node named once, or for many ranks a row per node."""
     rows: list[tuple[str, ...]] = []
     for node, its in grouped((place.node_rank, place) for place in places).items():
         numbers = [[str(place.local_rank), str(place.rank), place.gpu or "-"] for place in its]
@@ -234,7 +234,7 @@ _FACT_NAMES = {  # beginnings of facts' paths, as other screens name them
 
 
 def render_diff(found: Difference, options: RenderOptions) -> str:
-    """Return gone and new diagnoses, then changed facts, by hosts."""
+    """Return resolved and new diagnoses, then changed facts, by hosts."""
     blocks = []
     for turn, diagnoses in (("gone  ", found.diagnoses.gone), ("new   ", found.diagnoses.new)):
         block: list[str] = []
@@ -258,7 +258,7 @@ def render_diff(found: Difference, options: RenderOptions) -> str:
 
 
 def _without_rules(changes: Sequence[Change]) -> list[Change]:
-    """Return the changes, with those of a firewall as one change, since its values are long."""
+    """Return the changes, with a firewall's changes merged into one, since its values are long."""
     facts = [(re.split(r"[.\[]", one.what, maxsplit=1)[0], one) for one in changes]
     hosts = dict.fromkeys(host for fact, one in facts if fact == "firewall" for host in one.hosts)
     rules = [Change(what="firewall", before="rules", after="other rules", hosts=tuple(hosts))] if hosts else []
@@ -266,7 +266,7 @@ def _without_rules(changes: Sequence[Change]) -> list[Change]:
 
 
 def _changed_facts(changes: Sequence[Change]) -> Iterator[str]:
-    """Yield a line per fact, and one for each new or gone item of a list."""
+    """Yield a line per fact, and one per new or missing item of a list."""
     known = [one for one in changes if not (one.before in _NOTHING and one.after in _NOTHING)]
     # by the entry of a list that contains the fact
     entries = (("".join(one.what.partition("]")[:2]), one) for one in known)
@@ -305,7 +305,7 @@ _ITEM = re.compile(r"\s*(?:[-*]|\d+[.)])\s+")
 
 
 def render_page(page: Page | Topic | TopicList, _options: RenderOptions) -> str:
-    """Return a page as ``explain`` prints it, with paragraphs and list items wrapped again."""
+    """Return a page as ``explain`` prints it, with paragraphs and list items rewrapped."""
     if isinstance(page, TopicList):
         rows = [(each.name, each.title) for each in page.topics]
         more = "nccl-doctor explain TOPIC prints one; nccl-doctor codes lists the diagnoses."

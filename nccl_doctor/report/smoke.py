@@ -1,4 +1,4 @@
-"""Screen of the all-reduce with the results of each size, and of the rates of pairs: the worst, and the median."""
+"""Screen of the all-reduce, by size, and of the rates of pairs: the worst ones and the median."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def uses(ranks: Sequence[RankReport]) -> str:
 
 
 def transports(ranks: Sequence[RankReport]) -> str:
-    """Return the number of channels by transport, largest first."""
+    """Return the number of channels by transport, the largest first."""
     counts: Counter[str] = Counter()
     for rank in ranks:
         counts.update(rank.transports)
@@ -94,7 +94,7 @@ def ring_words(result: AllReduceReport) -> str:
 
 
 def _tree(result: AllReduceReport) -> str:
-    """Return ``rank 0 <- 1; 1 <- 2,3``: NCCL's first tree, parents with children."""
+    """Return NCCL's first tree, as parents with their children: ``rank 0 <- 1; 1 <- 2,3``."""
     found = filter(None, map(_PARENT.search, result.trees.values()))
     children = grouped((int(one[2]), one[1]) for one in found if int(one[2]) >= 0)
     parts = [f"{parent} <- {fold_numbers(below)}" for parent, below in sorted(children.items())]
@@ -103,7 +103,7 @@ def _tree(result: AllReduceReport) -> str:
 
 
 def _spark(sizes: Sequence[SizeReport]) -> str:
-    """Return ``▁▂▄▆█  8 B to 64 MiB``: shares of the best bandwidth, of the first type."""
+    """Return the first type's shares of its best bandwidth: ``▁▂▄▆█ 8 B to 64 MiB``."""
     measured = [size for size in sizes if size.dtype == sizes[0].dtype]
     best = max((size.busbw for size in measured), default=0.0)
     if len(measured) < _FEWEST or best <= 0:
@@ -122,7 +122,7 @@ def link_words(link: LinkShare | None) -> str:
 
 
 def counter_words(result: AllReduceReport, most: int = _ROWS) -> str:
-    """Return error counters that grew meanwhile, by port; "" if they were not read."""
+    """Return the error counters that grew during the run, by port; "" if they were not read."""
     lines = grown_words(result.rdma_grown)
     if not lines:
         return f"no error counter grew on {fold(result.rdma_grown)}" if result.rdma_grown else ""
@@ -130,7 +130,7 @@ def counter_words(result: AllReduceReport, most: int = _ROWS) -> str:
 
 
 def _spread(sizes: Sequence[SizeReport]) -> list[SizeReport]:
-    """Return a few evenly spaced rows of each type, and the one with the best rate; -v shows all."""
+    """Return a few evenly spaced rows of each type, and the best one; -v shows all."""
     kinds = grouped((size.dtype, size) for size in sizes)
     most = max(_ROWS // max(len(kinds), 1), 2)
     found: list[SizeReport] = []
@@ -143,7 +143,7 @@ def _spread(sizes: Sequence[SizeReport]) -> list[SizeReport]:
 
 
 def gradient(sizes: Sequence[SizeReport]) -> str:
-    """Return how long a model's gradients take, at the rate of the largest message."""
+    """Return a sentence on how long a model's gradients take at the largest message's rate."""
     largest = max(sizes, key=lambda size: size.bytes)
     if largest.bytes < 1 << 20:
         return ""
@@ -154,10 +154,10 @@ def gradient(sizes: Sequence[SizeReport]) -> str:
 
 
 def size_rows(sizes: Sequence[SizeReport], result: AllReduceReport) -> list[tuple[str, ...]]:
-    """Return the header and a row for each of these sizes, with the type if there is more than one.
+    """Return the header and a row for each of these sizes, with the data type if there are several.
 
     The last column is the ideal time of a ring, T = 2 (N - 1) / N * K / B, at the link's speed, or at the best measured
-    rate if that is unknown (a virtual link); busbw is algbw times 2 (N - 1) / N.
+    rate if the speed is unknown (a virtual link); busbw is algbw times 2 (N - 1) / N.
     """
     typed = len({size.dtype for size in sizes}) > 1
     rate = _best_rate(result)
@@ -171,7 +171,7 @@ def size_rows(sizes: Sequence[SizeReport], result: AllReduceReport) -> list[tupl
 
 
 def ring_formula(result: AllReduceReport) -> str:
-    """Return the sentence that explains the table's last column; "" if it has none."""
+    """Return the sentence that explains the table's last column, or "" if there is no such column."""
     ranks, rate = result.world_size, _best_rate(result)
     if ranks < 2 or not rate:
         return ""
@@ -207,7 +207,7 @@ def time_words(seconds: float) -> str:
 
 
 def rates(measured: Sequence[RateReport], screen: Screen) -> Iterator[list[str]]:
-    """Yield a table of the slowest rates, and a line about all."""
+    """Yield a table of the slowest rates, and a line about all rates."""
     most = _MOST if screen.verbose else _WORST
     worst = sorted(measured, key=lambda one: one.gbps)[: most + (len(measured) == most + 1)]
     if not worst:

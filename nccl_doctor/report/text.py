@@ -33,7 +33,7 @@ def painter(color: bool) -> Paint:
 
 
 def wrap(text: str, width: int = WIDTH, first: str = "", rest: str | None = None) -> list[str]:
-    """Return lines of at most ``width`` cells, with ``first`` before the first and ``rest`` (spaces) before others."""
+    """Return lines of at most ``width`` cells: the first begins with ``first``, others with ``rest``."""
     first = clean(first)
     rest = " " * cell_len(first) if rest is None else rest
     room = max(width - max(cell_len(first), cell_len(rest)), 2)
@@ -58,7 +58,7 @@ def apart(left: str, right: str, width: int) -> list[str]:
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]], width: int) -> list[str]:
-    """Return columns two spaces apart; cells are wrapped within their columns, except the first, a name."""
+    """Return columns two spaces apart; cells are wrapped within their columns, except in the first."""
     grid = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="", show_edge=False)
     for number, title in enumerate(header):
         grid.add_column(Text(clean(title)), no_wrap=number == 0, overflow="fold" if number else "ellipsis")
@@ -75,12 +75,12 @@ def _console(width: int) -> Console:
 
 
 def joined(blocks: Iterable[Sequence[str]]) -> str:
-    """Return blocks of lines with an empty line between them, without empty blocks."""
+    """Return the blocks of lines with an empty line between them; empty blocks are left out."""
     return "\n".join("\n".join([*block, ""]) for block in blocks if any(block))
 
 
 class Screen(NamedTuple):
-    """The screen for a report; only commands exceed its ``width`` in cells."""
+    """The screen for a report; only commands may exceed its ``width`` in cells."""
 
     paint: Paint
     width: int = 80

@@ -1,4 +1,7 @@
-"""Failures to reach a host: all transports report an :class:`AccessFailure`, whose fields are in the JSON."""
+"""Failures to reach a host: all transports report an :class:`AccessFailure`.
+
+Its fields are in the JSON.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ class AccessFacts(Words):
 
     @property
     def ran_out_of_time(self) -> bool:
-        """True for a missed deadline, which a busy machine may cause."""
+        """True if a deadline was missed, which may be due to a busy machine."""
         return bool(getattr(self, "late", False))
 
 
@@ -50,7 +53,7 @@ class UnreachableFacts(SshTarget):
 
     @property
     def ran_out_of_time(self) -> bool:
-        """True for no answer, an unfinished handshake, or a server that dropped one of too many connections."""
+        """True if the answer or handshake did not come in time, or the server had too many connections."""
         return self.late or self.reason in ("timed-out", "no-banner", "stalled", "dropped")
 
 
@@ -74,7 +77,7 @@ class LoginFacts(SshTarget):
 
 
 class UnknownKeyFacts(SshTarget):
-    """The unknown key, and the file in which it could be listed."""
+    """The unknown key, and the file to which it could be added."""
 
     key_type: str
     fingerprint: str
@@ -85,7 +88,7 @@ class UnknownKeyFacts(SshTarget):
 
 
 class ChangedKeyFacts(SshTarget):
-    """The server's key, and the line with another key or a revocation."""
+    """The server's key, and the line with a different key or a revocation."""
 
     file: str
     line: Count
@@ -104,7 +107,10 @@ class PythonFacts(AccessFacts):
 
 
 class ProbeFacts(AccessFacts):
-    """The stage at which the probe failed: connect, login, start, facts, mesh, hang; ``late`` if a deadline passed."""
+    """The stage at which the probe failed: connect, login, start, facts, mesh or hang.
+
+    ``late`` is set if a deadline passed.
+    """
 
     python: str | None = None
     stage: str
@@ -112,7 +118,7 @@ class ProbeFacts(AccessFacts):
 
 
 class EngineFacts(AccessFacts):
-    """Facts specific to an engine; ``late`` if a deadline passed."""
+    """Facts specific to an engine; ``late`` is set if a deadline passed."""
 
     model_config = ConfigDict(extra="allow")
     late: bool = False
@@ -136,7 +142,7 @@ class SshUnreachable(AccessFailure):
 
     @property
     def unresolved(self) -> str | None:
-        """The host's name, if that is what does not resolve here."""
+        """The host's name, if it does not resolve here and that is the reason."""
         own = self.facts.jump_host is None and self.facts.target == self.facts.address
         return self.facts.target if own and self.facts.reason == "name-unresolved" else None
 
@@ -156,7 +162,7 @@ class HostKeyUnknown(AccessFailure):
 
 
 class HostKeyChanged(AccessFailure):
-    """A file has another key for the host, or revokes the server's key."""
+    """A file has a different key for the host, or revokes the server's key."""
 
     kind: Literal["ssh-host-key-changed"] = "ssh-host-key-changed"
     facts: ChangedKeyFacts

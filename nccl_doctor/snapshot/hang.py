@@ -29,7 +29,7 @@ from nccl_doctor.snapshot.access import AnyAccessFailure
 from nccl_doctor.snapshot.system import Xid
 
 Letter = Annotated[str, Field(pattern=r"^[A-Za-z]$")]
-"""A process state of proc_pid_stat(5): "S" sleeping, "D" uninterruptible, "T" stopped, "Z" ended."""
+"""A process state as in proc_pid_stat(5): "S" sleeping, "D" uninterruptible, "T" stopped, "Z" ended."""
 Short = Annotated[str, Field(max_length=512)]
 
 
@@ -60,7 +60,7 @@ class RankState(Observed):
 
 
 class Frame(Observed):
-    """A frame of a stack; ``line`` is 0 if unknown, as in native code."""
+    """A stack frame; ``line`` is 0 if unknown, as in native code."""
 
     function: Short
     file: Short
@@ -90,7 +90,10 @@ class Flow(Observed):
 
 
 class Call(Observed):
-    """A collective that a rank issued; ``seq`` counts within its group; ``place`` is its line, if torch recorded it."""
+    """A collective that a rank issued.
+
+    ``seq`` counts within its group; ``place`` is its source line, if torch recorded it.
+    """
 
     group: Short
     seq: Count
@@ -102,7 +105,7 @@ class Call(Observed):
 
 
 class Recorded(Observed):
-    """torch's flight recorder of a rank."""
+    """The contents of a rank's flight recorder (torch)."""
 
     live: bool  # queried just now; otherwise an existing dump
     age_s: Seconds = 0
@@ -113,7 +116,7 @@ class Recorded(Observed):
 
     @property
     def pending(self) -> bool:
-        """True if a collective has not ended."""
+        """True if any collective has not ended."""
         # The count of ended collectives may lag, since two threads of gloo write it (torch 2.13, after every fourth
         # round of three concurrent all-reduces); the call's own entry is right.
         done = {(call.group, call.seq) for call in self.calls if call.done}
@@ -148,7 +151,7 @@ class User(NamedTuple):
         return self.name == f"uid {self.uid}"
 
     def is_same(self, other: User) -> bool:
-        """Return whether it is the same user on two hosts: by the name, or by the ID if one host has no name for it."""
+        """Return whether both are the same user: by name, or by ID if one host has no name for the ID."""
         unnamed = self.uid is not None and (self.is_nameless or other.is_nameless)
         return self.name == other.name or (unnamed and self.uid == other.uid)
 
@@ -175,12 +178,12 @@ class JobProcess(Observed):
         return User(self.user, self.uid)
 
     def is_alike(self, other: JobProcess) -> bool:
-        """Return whether both belong to the same user, and both are inside or both outside of a container."""
+        """Return whether both processes have the same user, and both or neither are in a container."""
         return self.owner.is_same(other.owner) and self.contained == other.contained
 
 
 class JobRank(JobProcess):
-    """A rank of a launcher; ``counted`` if it had no number and we numbered it."""
+    """A rank of a launcher; ``counted`` is set if the rank had no number and we numbered it."""
 
     rank: Count
     world_size: Annotated[int, Field(ge=1, le=MAX_RANKS)]
@@ -199,7 +202,7 @@ class StoreClient(JobProcess):
 
 
 class Launcher(Observed):
-    """A launcher of ranks; ``defunct`` are ended children that it has not waited for."""
+    """A launcher of ranks; ``defunct`` lists ended children for which it has not waited."""
 
     pid: Pid
     state: Letter
@@ -209,7 +212,7 @@ class Launcher(Observed):
 
 
 class Starter(Observed):
-    """A launcher of torch without ranks; ``state`` is None if it has ended meanwhile."""
+    """A torch launcher without ranks; ``state`` is None if it has ended in the meantime."""
 
     pid: Pid
     state: RankState | None
@@ -222,7 +225,7 @@ class Starter(Observed):
 
 
 class Exit(Observed):
-    """The end of a process that was a rank before; ``status`` is negative for a signal, None if it is not known."""
+    """The end of a former rank's process; ``status`` is negative for a signal, and None if unknown."""
 
     pid: Pid
     started: Count  # as in JobProcess
@@ -245,7 +248,7 @@ class JobRanks(Observed):
 
 
 class OomKill(Observed):
-    """A process that the kernel killed for lack of memory."""
+    """A process that the kernel killed because memory ran out."""
 
     pid: Pid
     name: Short
@@ -256,7 +259,7 @@ SPIN_BUSY, SPIN_POWER = 95, 0.5  # an RTX PRO 6000 that hung in P2P drew 120 of 
 
 
 class GpuWork(Observed):
-    """Work of a GPU: percentage of the last second in which a kernel ran, and power in watts."""
+    """A GPU's work: the percentage of the last second in which a kernel ran, and the power in watts."""
 
     name: Short
     busy: Rate
@@ -265,7 +268,7 @@ class GpuWork(Observed):
 
     @property
     def spins(self) -> bool:
-        """True if a kernel runs all the time with hardly any memory traffic."""
+        """True if a kernel is running all the time with hardly any memory traffic."""
         return self.busy >= SPIN_BUSY and self.power_w < SPIN_POWER * self.limit_w
 
 
@@ -291,7 +294,7 @@ class RasReport(Observed):
 
 
 class Ras(Observed):
-    """The RAS service's answers on a host; ``refused`` is why it was not queried."""
+    """The RAS service's answers on a host; ``refused`` is the reason if it was not queried."""
 
     versions: tuple[Short, ...]
     reports: tuple[RasReport, ...]
@@ -319,7 +322,7 @@ class HangHost(Observed):
 
 
 class HangSnapshot(FrozenModel):
-    """Snapshot of a job, which is judged now, or later from a file."""
+    """Snapshot of a job, to be judged now, or later from a file."""
 
     schema_: Literal[1] = Field(default=1, alias="schema", serialization_alias="schema")
     kind: str = "hang"

@@ -1,13 +1,14 @@
-"""Facts of hosts, the snapshot of a run, and derived values: ranks, and confirmed addresses.
+"""Facts of hosts, the snapshot of a run, and derived values such as ranks and confirmed addresses.
 
-A host may claim any address, and its claims must not become rules on honest hosts: a command for another host contains
-only addresses that something else confirms. Each of these is enough:
+A host may claim any address, and its claims must not become rules on honest hosts. So a command for another host
+contains only addresses that are confirmed independently. Any of these is enough:
 
 - the hosts file names the address;
-- this machine resolves the hosts file's name for the host to it (:attr:`Snapshot.resolved`);
-- the host that the command is for resolves that name to it, which affects only its own command;
-- the host that the command is for dialled it and reached the host's own listener, which sends a nonce of this run and
-  host (:attr:`Mesh.answered`). The claim of a third host is not enough, since two lying hosts could confirm each other.
+- this machine resolves the hosts file's name for the host to the address (:attr:`Snapshot.resolved`);
+- the host that the command is for resolves that name to the address, which affects only its own command;
+- the host that the command is for dialled the address and reached the other host's own listener, which sends a nonce of
+  this run and host (:attr:`Mesh.answered`). A third host's claim is not enough, since two lying hosts could confirm
+  each other.
 """
 
 from __future__ import annotations
@@ -53,7 +54,10 @@ from nccl_doctor.text.inet import Address, numeric
 
 @dataclass(frozen=True)
 class Shown:
-    """Annotation of a fact that ``-v`` shows: its label, and the function for its phrase, if it needs only the fact."""
+    """Annotation of a fact that ``-v`` shows: its label, and its phrase's function.
+
+    There is a function only if the phrase depends on nothing but the fact.
+    """
 
     label: str
     words: Callable[[Any], str | None] | None = None
@@ -85,7 +89,7 @@ def _limit_words(limits: system.ResourceLimits) -> str:
 
 
 def _route_words(routes: tuple[network.Route, ...]) -> str:
-    """Return a phrase for the first default routes of the main table, IPv4 before IPv6."""
+    """Return a phrase for the first few default routes of the main table, IPv4 before IPv6."""
     words = [
         f"{route.destination}{f' via {route.gateway}' if route.gateway else ''} {route.interface}"
         for route in sorted(routes, key=lambda route: route.family)
@@ -167,7 +171,7 @@ class Host(Observed):
         return self.node.name
 
     def beside(self, names: network.Common) -> Host:
-        """Return the host with its resolver answers relative to the common ones."""
+        """Return the host with its resolver answers stored relative to the common ones."""
         if self.facts is None or not isinstance(self.facts.resolution, network.Names):
             return self
         facts = self.facts.model_copy(update={"resolution": self.facts.resolution.beside(names)})
@@ -178,7 +182,7 @@ HOST_ADDRESS: TypeAdapter[str] = TypeAdapter(HostAddress)
 
 
 class Snapshot(Observed):
-    """Snapshot of a run, whose parts are consistent even if it is read from a file."""
+    """Snapshot of a run, with parts that are consistent even if it is read from a file."""
 
     schema_: Literal[1] = Field(default=1, alias="schema", serialization_alias="schema")
     version: str
@@ -226,7 +230,7 @@ class Snapshot(Observed):
 
 
 def nproc(node: Node, facts: HostFacts, *, alone: bool) -> int:
-    """Return the number of ranks that the node starts: as set, else one per GPU, else 1 (2 on a single machine)."""
+    """Return the node's number of ranks: as set, or one per GPU, or else 1 (2 on a single machine)."""
     if node.nproc_per_node is not None:
         return node.nproc_per_node
     named = named_devices(visible_devices(node, facts))
@@ -250,34 +254,40 @@ def gpu_counts(snapshot: Snapshot) -> dict[str, int]:
 
 
 def connections(ranks: int, others: int) -> int:
-    """Return the ports that ranks can need if each talks to this many others: six for itself, two for each of them.
+    """Return the number of ports that ranks may need if each talks to this many others.
 
-    The six: the bootstrap's listeners, the proxy and gloo; the two: one to listen and one to connect, as in all-to-all.
+    A rank needs six for itself, and two for each of the others.
+
+    The six are for the bootstrap's listeners, the proxy and gloo; the two are one to listen and one to connect, as in
+    all-to-all.
     """
     return ranks * (6 + 2 * others)
 
 
 def connections_of_peer(snapshot: Snapshot, name: str) -> int:
-    """Return the most connections between a host and another one that a job can need at once."""
+    """Return the most connections that a job may need at once between a host and any other one."""
     ranks = rank_counts(snapshot)
     return max((connections(ranks[peer], ranks[name]) for peer in ranks.keys() - {name}), default=0)
 
 
 def world_size(snapshot: Snapshot) -> int:
-    """Return the number of all ranks; for a node that was not reached, that in the hosts file, otherwise 1."""
+    """Return the number of all ranks.
+
+    A node that was not reached counts with its number in the hosts file, or else 1.
+    """
     known = rank_counts(snapshot)
     return sum(known.get(host.name, host.node.nproc_per_node or 1) for host in snapshot.hosts)
 
 
 def visible_devices(node: Node, facts: HostFacts) -> str | None:
-    """Return CUDA_VISIBLE_DEVICES of the node's ranks: from the hosts file, otherwise from the host's environment."""
+    """Return CUDA_VISIBLE_DEVICES of the node's ranks, from the hosts file or else the host's environment."""
     if node.cuda_visible_devices is not None or isinstance(facts.env, Unknown):
         return node.cuda_visible_devices
     return facts.env.get("CUDA_VISIBLE_DEVICES")
 
 
 def named_devices(value: str | None) -> tuple[str, ...]:
-    """Return the parts of a value of CUDA_VISIBLE_DEVICES; none if it is not set."""
+    """Return the parts of a value of CUDA_VISIBLE_DEVICES, or none if it is not set."""
     return tuple(part.strip() for part in (value or "").split(",") if part.strip())
 
 
@@ -293,7 +303,7 @@ def gpu_wish(host: Host) -> str | None:
 
 
 def visible_gpus(node: Node, facts: HostFacts) -> tuple[system.Gpu, ...]:
-    """Return the GPUs that a node's ranks see, in order, without parts (``MIG-…``); none if the GPUs are unknown."""
+    """Return the GPUs that a node's ranks see, in order, without parts (``MIG-…``); none if unknown."""
     gpus, devices = () if isinstance(facts.gpus, Unknown) else facts.gpus, visible_devices(node, facts)
     if devices is None:
         return gpus
@@ -307,9 +317,11 @@ def visible_gpus(node: Node, facts: HostFacts) -> tuple[system.Gpu, ...]:
 
 
 def rocm_gpus(facts: HostFacts) -> tuple[system.PciGpu, ...] | None:
-    """Return the GPUs that ROCm's torch sees, in the order of the PCI bus; None without such a torch, or if unknown.
+    """Return the GPUs that ROCm's torch sees, in PCI order; None if torch is not ROCm's, or unknown.
 
-    The integrated graphics of a CPU are left out: they have less than a quarter of the largest GPU's memory.
+    A CPU's integrated graphics are left out; we recognise them by having less than a quarter of the largest GPU's
+    memory.
+
     """
     if isinstance(facts.torch, Unknown) or facts.torch is None or facts.torch.hip is None:
         return None
@@ -321,9 +333,10 @@ def rocm_gpus(facts: HostFacts) -> tuple[system.PciGpu, ...] | None:
 
 
 def rocm_choice(node: Node, facts: HostFacts) -> dict[str, str]:
-    """Return the variables that choose among AMD's GPUs: the first among all, the second among those that are left.
+    """Return the variables that select AMD GPUs: the first from all, the second from those selected.
 
     Sources: ROCm's documentation, "GPU isolation techniques"; torch/cuda/__init__.py, _parse_visible_devices.
+
     """
     env = {**({} if isinstance(facts.env, Unknown) else facts.env), **node.env}
     if (devices := visible_devices(node, facts)) is not None:
@@ -333,7 +346,7 @@ def rocm_choice(node: Node, facts: HostFacts) -> dict[str, str]:
 
 
 def rocm_count(node: Node, facts: HostFacts) -> int | None:
-    """Return the number of AMD GPUs that a node's ranks see; None without ROCm's torch, or if a UUID chooses."""
+    """Return the number of AMD GPUs that ranks see; None if torch is not ROCm's, or a UUID selects."""
     gpus = rocm_gpus(facts)
     count = None if gpus is None else len(gpus)
     for value in rocm_choice(node, facts).values():
@@ -356,7 +369,7 @@ def corroborated_addresses(snapshot: Snapshot, host: str, reader: str) -> frozen
 
 
 def corroborated_by_name(snapshot: Snapshot, name: str, reader: str) -> frozenset[Address]:
-    """Return the confirmed addresses of a name of the hosts file."""
+    """Return the confirmed addresses of a name in the hosts file."""
     hosts = [node.name for node in snapshot.cluster.nodes if node.address == name]
     if name == snapshot.cluster.master_addr:
         hosts.append(snapshot.cluster.nodes[0].name)
@@ -382,7 +395,7 @@ def _usable(texts: Iterable[object]) -> Iterator[Address]:
 
 
 def running_jobs(facts: Mapping[str, HostFacts]) -> dict[int | None, list[str]]:
-    """Return the hosts of each training job that runs, by its master port; None if that is not known."""
+    """Return the hosts of running training jobs by master port, which is None if it is not known."""
     found = grouped(
         (as_port(job.env.get("MASTER_PORT", "")), name)
         for name, own in facts.items()

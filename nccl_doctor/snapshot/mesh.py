@@ -40,7 +40,7 @@ class Stall(Observed):
 
 
 class Interception(Observed):
-    """A connection that was accepted at a port of ``dst`` without a listener."""
+    """A connection that was accepted at a port of ``dst`` that has no listener."""
 
     src: str
     dst: str
@@ -49,7 +49,10 @@ class Interception(Observed):
 
 
 class RdmaDial(Observed):
-    """A TCP connection from an RDMA port's interface to the address in the GID of the port that NCCL pairs it with."""
+    """A TCP connection from an RDMA port's interface to the address of the port with which NCCL pairs it.
+
+    The address is the one in that port's GID.
+    """
 
     src: str
     dst: str
@@ -61,14 +64,14 @@ class RdmaDial(Observed):
 
 
 class Rail(Observed):
-    """A further interface for data besides the first one, and the libraries that use it."""
+    """A data interface besides the first one, and the libraries that use it."""
 
     interface: InterfaceName
     users: tuple[Literal["NCCL", "gloo"], ...]
 
 
 class Trips(Observed):
-    """Round-trip times of the dials from and to a host, measured by its kernel and its peers'."""
+    """Round-trip times of the dials from and to a host, measured by its kernel and its peers' kernels."""
 
     pairs: Count
     shortest_us: Count
@@ -95,7 +98,7 @@ class Sample(Observed):
 
 
 class Disputed(Observed):
-    """A dial with contradicting reports: it failed according to one end and was accepted according to the other."""
+    """A dial with contradictory reports: one end reports that it failed, the other that it was accepted."""
 
     src: str
     dst: str
@@ -105,7 +108,7 @@ class Disputed(Observed):
 
 
 class LostConnections(Observed):
-    """Connections that a path lost, of those ``tried`` at once to one port: ``lost`` are without any answer."""
+    """Connections lost on a path, of those ``tried`` at once to one port; ``lost`` ones had no answer."""
 
     src: str
     dst: str
@@ -117,12 +120,12 @@ class LostConnections(Observed):
 
     @property
     def is_unusual(self) -> bool:
-        """True if more connections were lost or late than on a sound path."""
+        """True if more connections were lost or late than on a healthy path."""
         return self.lost >= LEAST_LOST or self.lost + self.resent >= LEAST_LATE
 
     @property
     def by_port(self) -> bool:
-        """True if the path loses all packets of some connections, and none of the others."""
+        """True if the path loses all packets of some connections, and none of the other connections'."""
         return self.lost >= LEAST_LOST and self.resent <= min(self.lost, RESENT * (self.tried - self.lost))
 
 
@@ -138,7 +141,10 @@ Pair = TypeVar("Pair", FailedDial, Stall, Interception, RdmaDial, Disputed, Lost
 
 
 class Mesh(Observed):
-    """The port mesh: every host dialled every other one, or a sample; dials of a host to itself are no pairs."""
+    """The port mesh: every host dialled every other one, or a sample of them.
+
+    A host's dials to itself do not count as pairs.
+    """
 
     hosts: Count
     pairs: Count  # ordered pairs of hosts; ``tested``: those dialled
@@ -216,7 +222,7 @@ class Mesh(Observed):
 
     @property
     def names(self) -> set[str]:
-        """All hosts in it: in ports, dials, stalls or answers."""
+        """All hosts in the mesh: in ports, dials, stalls or answers."""
         stalls = self.stalls if isinstance(self.stalls, tuple) else ()
         dials: tuple[FailedDial | Stall | Interception | RdmaDial | Disputed, ...] = (
             *self.failed,
@@ -237,7 +243,7 @@ class Mesh(Observed):
 
     @cached_property
     def failures(self) -> dict[tuple[str, str], tuple[FailedDial, ...]]:
-        """The failed dials of each ordered pair of hosts with any, indexed since a large mesh is queried by pair."""
+        """The failed dials by ordered pair of hosts, since a large mesh is queried by pair."""
         found = grouped(((dial.src, dial.dst), dial) for dial in self.failed)
         return {pair: tuple(dials) for pair, dials in found.items()}
 
@@ -245,7 +251,8 @@ class Mesh(Observed):
 def accused(hosts: Iterable[str], pairs: Iterable[tuple[str, str]]) -> tuple[str, ...]:
     """Return the hosts at fault according to these failed pairs (source, target).
 
-    A source is accused by its own report, a target only by two. If that leaves none, the sources are returned.
+    A source is accused by its own report, a target only by two reports. If that accuses nobody, the sources are
+    returned.
     """
     sources: dict[str, set[str]] = {}
     for src, dst in pairs:
@@ -256,7 +263,10 @@ def accused(hosts: Iterable[str], pairs: Iterable[tuple[str, str]]) -> tuple[str
 
 
 EXACT_UP_TO = 14
-"""Maximum number of hosts of a group for which all combinations are tried; larger ones are searched greedily."""
+"""Maximum number of hosts in a group for which all combinations are tried.
+
+Larger groups are searched greedily.
+"""
 
 
 @dataclass(frozen=True)
@@ -274,7 +284,7 @@ class Group:
 
     @property
     def words(self) -> str:
-        """The hosts on both sides, ``node3 and node[1-2]``; all of them if no side is at fault."""
+        """The hosts on both sides, ``node3 and node[1-2]``, or all of them if neither side is at fault."""
         sides = (
             (sorted(self.minimal_cover), sorted(self.hosts - self.minimal_cover)) if self.is_certain else (self.hosts,)
         )
@@ -282,7 +292,7 @@ class Group:
 
 
 def groups(pairs: Iterable[tuple[str, str]]) -> Iterator[Group]:
-    """Yield the failed pairs, divided into groups without common hosts."""
+    """Yield the failed pairs, divided into groups that have no hosts in common."""
     peers: dict[str, set[str]] = {}
     for one, other in pairs:
         peers.setdefault(one, set()).add(other)
@@ -309,7 +319,7 @@ def _minimal_cover(peers: dict[str, set[str]]) -> frozenset[str]:
 
 
 def _by_number(peers: dict[str, set[str]]) -> frozenset[str]:
-    """Return hosts by repeatedly taking the one with the most failed peers; all if they have equally many."""
+    """Return hosts by repeatedly taking the one with the most failed peers, or all if they are equal."""
     if len({len(others) for others in peers.values()}) == 1:
         return frozenset(peers)
     left = {name: set(others) for name, others in peers.items()}

@@ -1,7 +1,7 @@
-"""The network of a host: links, addresses, routes, names, packet filters as printed by their tools, ports and holders.
+"""The network of a host: links, addresses, routes, names, packet filters, ports and their holders.
 
-For names there is one common answer, and for each host only its deviations: for 4,096 hosts and as many names, one
-answer per pair would be 16 million.
+For names, there is one common answer, and for each host only its deviations, since for 4,096 hosts and as many names,
+one answer per pair would mean 16 million.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ GEN3 = 8.0  # GT/s
 
 
 class PciLink(Observed):
-    """A PCIe link as trained, and the maximum of both its ends; speeds are in GT/s."""
+    """A PCIe link as trained, and the maximum that both its ends support; speeds are in GT/s."""
 
     speed: Rate
     width: Count
@@ -54,17 +54,17 @@ class PciLink(Observed):
 
     @property
     def most(self) -> str:
-        """The maximum of both ends: ``32 GT/s x16``."""
+        """The maximum that both ends support: ``32 GT/s x16``."""
         return f"{self.max_speed or self.speed:g} GT/s x{self.max_width or self.width}"
 
     @property
     def lost_lanes(self) -> bool:
-        """True if fewer lanes were trained than both ends have."""
+        """True if fewer lanes were trained than both ends support."""
         return self.width < (self.max_width or 0)
 
     @property
     def lost_speed(self) -> bool:
-        """True if it is slower than both ends can be, as that of an idle GPU is."""
+        """True if the link is slower than both ends support, as that of an idle GPU is."""
         return self.speed < (self.max_speed or 0.0)
 
 
@@ -128,7 +128,7 @@ class Route(Observed):
 
 
 class Refusal(Observed):
-    """A route that refuses packets: the best one in its table, and no other table has a similar one."""
+    """A route that refuses packets: the best one in its table, with none like it in another table."""
 
     kind: Literal["blackhole", "unreachable", "prohibit"]
     destination: IpNetwork
@@ -160,7 +160,7 @@ class IptablesSave(Observed):
 
 
 class Firewalld(Observed):
-    """firewalld according to firewall-cmd: ``--list-all-zones``, runtime and ``--permanent``; active direct rules."""
+    """The state of firewalld: ``--list-all-zones``, runtime and ``--permanent``, and active direct rules."""
 
     default_zone: str
     runtime: Output
@@ -235,7 +235,7 @@ class Names(Observed):
         return self._made(self.own, common)
 
     def get(self, name: str) -> Resolution | None:
-        """Return the host's answer for a name; None where it was not asked."""
+        """Return the host's answer for a name; None if the host was not asked for it."""
         if name in self.own:
             return self.own[name]
         told = self.shared(name)
@@ -249,7 +249,7 @@ class Names(Observed):
         return self._common.get(name) or (None if self.source is None else literal(name))
 
     def relative_to(self, common: Common, changed: Iterable[str]) -> Names:
-        """Return the names relative to another common answer, which differs only in these names."""
+        """Return the names relative to other common answers, which differ only for these names."""
         before = {name: told for name in changed if (told := self.get(name)) is not None}
         own = {name: told for name, told in (before | self.own).items() if not self._follows(name, told, common)}
         return self._made(own, common)
@@ -330,7 +330,7 @@ class Process(Observed):
 
 
 class PortTrial(Observed):
-    """The bind that torch's TCPStore would make, tried on the host (see probe/ports/requests.py)."""
+    """The bind(2) that torch's TCPStore would do, tried on the host (see probe/ports/requests.py)."""
 
     port: Port
     free: bool  # torch could bind the port
@@ -347,7 +347,7 @@ MAX_RESERVED = 1 << 18  # characters of a list of every other port
 
 
 def _spans(text: object) -> object:
-    """Return the ranges in "8080,9000-9010"; other texts are left for validation to refuse."""
+    """Return the ranges in "8080,9000-9010"; anything else is left for validation to refuse."""
     if not isinstance(text, str) or len(text) > MAX_RESERVED:
         return text
     ends = [part.strip().partition("-")[::2] for part in text.split(",") if part.strip()]
@@ -364,14 +364,14 @@ PortSpan = Annotated[tuple[SocketPort, SocketPort], AfterValidator(_ordered)]  #
 
 
 class ConntrackTable(Observed):
-    """The kernel's conntrack table: its limit, and the number of entries of this network namespace."""
+    """The kernel's conntrack table: its limit, and the number of entries in this network namespace."""
 
     most: Count
     used: Annotated[Count, Fleeting()]
 
 
 class PortRange(Observed):
-    """The range of ports that the kernel assigns by itself."""
+    """The range of ports that the kernel assigns on its own."""
 
     low: Port  # first port of net.ipv4.ip_local_port_range; ``high`` is the last one
     high: Port
@@ -390,7 +390,7 @@ class PortRange(Observed):
         return frozenset(chain.from_iterable(range(low, high + 1) for low, high in self.reserved))
 
     def gives(self, port: int) -> bool:
-        """Return whether the kernel may assign this port by itself."""
+        """Return whether the kernel may assign this port on its own."""
         return self.low <= port <= self.high and port not in self.reserved_ports
 
     @property
@@ -399,7 +399,7 @@ class PortRange(Observed):
         return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in self.reserved)
 
     def reserving(self, port: int) -> str:
-        """Return the reserved ports with one more, as the kernel writes them: in order, neighbours as one range."""
+        """Return the reserved ports and one more as the kernel writes them: in order, with neighbours merged."""
         spans: list[list[int]] = []
         for low, high in sorted((*self.reserved, (port, port))):
             if spans and low <= spans[-1][1] + 1:

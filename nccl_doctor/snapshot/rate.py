@@ -44,12 +44,12 @@ class Figures(Observed):
 
     @property
     def reader_is_late(self) -> bool:
-        """True if the receiving machine was the limit."""
+        """True if the receiving machine limited the rate."""
         return self.sender_busy < BUSY and self.reader_late >= WINDOW
 
     @property
     def limited(self) -> str | None:
-        """A phrase for the part of the machine that was the limit; None if it was the network."""
+        """A phrase for what limited the rate in one of the machines; None if the network was the limit."""
         if self.sender_busy >= BUSY:
             return f"the sender wanted a CPU {100 * self.sender_busy:.0f} % of the time"
         if self.reader_late >= WINDOW:
@@ -62,7 +62,10 @@ class Figures(Observed):
 
 
 class PairRate(Figures):
-    """The rate of a rail from ``src`` to ``dst``, with its address; ``alone``: no other host sent meanwhile."""
+    """The rate of a rail from ``src`` to ``dst``, with ``dst``'s address.
+
+    ``alone`` is true if no other host was sending at the time.
+    """
 
     src: str
     dst: str
@@ -74,7 +77,7 @@ class PairRate(Figures):
 
 
 class RateLink(Observed):
-    """An interface according to its driver; values are None if unknown."""
+    """An interface as its driver describes it; values are None if unknown."""
 
     interface: InterfaceName
     speed_mbps: Count | None = None
@@ -92,7 +95,10 @@ class LostRate(Observed):
 
 
 class Rates(Observed):
-    """The rates of all pairs or a sample, each measured at most twice: with the others, and alone if that was slow."""
+    """The rates of all pairs or of a sample, each measured once or twice.
+
+    The first time is with the others, and the second alone, if the first was slow.
+    """
 
     hosts: tuple[str, ...]
     rounds: Count
@@ -112,7 +118,7 @@ class Rates(Observed):
         return self
 
     def among(self, names: Collection[str]) -> Rates:
-        """Return the rates of these hosts only."""
+        """Return the rates with only these hosts."""
         kept = tuple(name for name in self.hosts if name in names)
         return self.model_copy(
             update={
@@ -125,7 +131,7 @@ class Rates(Observed):
 
     @property
     def final(self) -> dict[tuple[str, str, int], PairRate]:
-        """The decisive measurement by pair and rail: the one made alone, if there is one."""
+        """The decisive measurement by pair and rail: the one made alone, if any."""
         found: dict[tuple[str, str, int], PairRate] = {}
         for one in self.rates:
             if one.alone or (one.src, one.dst, one.rail) not in found:

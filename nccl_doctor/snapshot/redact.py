@@ -2,7 +2,7 @@
 
 User names become "user1", "user2", …; values of variables are kept only if their names are on an allow-list; command
 lines keep the program, the script, the names of options, and values of torchrun's own options. Values that checks need
-are kept, so that the verdict is the same.
+are kept, so that the verdict stays the same.
 """
 
 from __future__ import annotations
@@ -36,16 +36,19 @@ NAMES = frozenset(
         *("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"),
     }
 )
-"""Variables that checks read (probe/facts/software.py, but for TORCH_ in general); others lose their values."""
+"""Variables that checks read (probe/facts/software.py, except TORCH_ as a prefix).
+
+Other variables lose their values.
+"""
 
 SECRET = re.compile(r"secret|passw|passphrase|token|credential|api_?key|access_?key|private_?key|auth", re.IGNORECASE)
 """Parts of a variable's name that make its value secret, even with an allowed beginning."""
 
 NOBODY = frozenset({"root", "nobody"})
 HOME = re.compile(r"/(?:home|homes|users|Users)/([A-Za-z_][\w.-]{0,63})")
-"""A home folder and its user, below usual names of the folder of homes."""
+"""A home folder and its user, in one of the usual parent folders."""
 OTHER_HOME = re.compile(r"(/(?:scratch|fsx|u)/)([A-Za-z_][\w.-]{0,63})")
-"""Folders with users' and other folders, whose names are not replaced elsewhere."""
+"""Folders that hold users' and other folders; names found there are not replaced elsewhere."""
 WORD = re.compile(r"(?<![A-Za-z0-9_])[A-Za-z_][\w.-]{0,255}")
 PROSE = re.compile(r"[\s/@'\"=]")
 """Characters of texts and paths. A value without them is a single word that a check may need, and is kept."""
@@ -61,7 +64,7 @@ OPTIONS = frozenset(  # options of Python and torchrun whose values are not secr
 
 @dataclass
 class Redacted:
-    """Record of what was removed so far; ``users`` maps names to replacements."""
+    """Record of what has been removed so far; ``users`` maps names to replacements."""
 
     users: dict[str, str] = field(default_factory=dict)
     variables: set[str] = field(default_factory=set)
@@ -109,7 +112,7 @@ def _users(value: object) -> Iterator[str]:
 
 
 def clean(value: BaseModel, tree: dict[str, Any], done: Redacted) -> dict[str, Any]:
-    """Return the redacted JSON of a model, according to its types and the form of its texts."""
+    """Return the redacted JSON of a model, based on its types and the form of its texts."""
     for name, declared in type(value).model_fields.items():
         key, mark = declared.alias or name, marks(type(value), Holds).get(name)
         if key in tree:
@@ -138,7 +141,7 @@ def _keyed(tree: dict[str, Any], done: Redacted) -> dict[str, Any]:
 
 
 def _untyped(tree: object, done: Redacted, key: str = "") -> object:
-    """Return a redacted part for which the model has no type: engines' options by name; texts; numbers."""
+    """Return a redacted part for which the model has no type: engines' options by name, texts or numbers."""
     if isinstance(tree, dict):
         return _keyed({name: _untyped(part, done, name) for name, part in tree.items()}, done)
     if isinstance(tree, list):
@@ -193,7 +196,7 @@ def _command(line: str, done: Redacted) -> str:
 NUMBER = re.compile(r"[\d.,:x-]{1,100}")
 PLACE = re.compile(r"(?:tcp://)?(?:[\w.-]{1,255}|\[[0-9a-fA-F:]{2,45}\]):\d{1,5}")
 PLACES = frozenset({"dist_url", "init_method", "rdzv_endpoint", "master_addr", "dist_init_addr", "address"})
-"""Options of scripts and engines whose values are addresses."""
+"""Options of scripts and engines that take addresses as values."""
 LAUNCHERS = re.compile(
     r"(?:[\w./-]{0,200}/)?(?:python[\d.]*|torchrun|torch\.distributed\.(?:run|launch)|accelerate|launch|deepspeed|srun"
     r"|mpirun|mpiexec|env|vllm|serve|sglang\.launch_server|sglang|ray|start|uv|run|conda|numactl|nohup|time|bash|docker"
@@ -203,7 +206,10 @@ LAUNCHERS = re.compile(
 
 
 def _launch_line(line: str, done: Redacted) -> str:
-    """Return a launch command with only what is needed to judge it: programs, scripts, options, numbers, addresses."""
+    """Return a launch command with only what is needed to judge it.
+
+    That is programs, scripts, options, numbers and addresses.
+    """
     words = line.split()
     told: list[str] = []
     for number, word in enumerate(words):
@@ -238,7 +244,10 @@ def _valued(word: str, done: Redacted) -> str:
 
 
 def _ssh_option(option: object, done: Redacted) -> object:
-    """Return a redacted option of ssh by its name (ssh_config(5)), since SetEnv and ProxyCommand may hold anything."""
+    """Return an option of ssh, redacted depending on its name (ssh_config(5)).
+
+    SetEnv and ProxyCommand, for example, may hold anything.
+    """
     match = re.match(r"\s*(\w{1,40})[\s=]", option) if isinstance(option, str) else None
     done.command_lines += 1
     return f"{match[1]}=…" if match else "…"

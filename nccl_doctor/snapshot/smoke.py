@@ -46,6 +46,6 @@ class Smoke(Observed):
 
     @property
     def names(self) -> set[str]:
-        """All hosts in it: of ranks, output or launchers."""
+        """All hosts in the all-reduce: those of ranks, output or launchers."""
         ended = self.launchers.keys() | self.launcher_exits.keys() | self.launcher_signals.keys()
         return {rank.host for rank in self.ranks} | self.output.keys() | ended | self.rdma_grown.keys()

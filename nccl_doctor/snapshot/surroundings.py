@@ -1,4 +1,4 @@
-"""The surroundings of a job on a host: a container and its host, a Slurm step, pods and policies of a cluster."""
+"""The surroundings of a job on a host: a container and its host, a Slurm step, or pods and policies."""
 
 from __future__ import annotations
 
@@ -49,7 +49,10 @@ class Outside(Observed):
 
 
 class StepLimits(Observed):
-    """The resources of a node that a process of a Slurm job may use, or of a container or login that limits memory."""
+    """The resources of a node that a process may use in a Slurm job, container or login.
+
+    Of containers and logins, only those that limit memory count.
+    """
 
     cpus: Count  # CPUs that it may run on, or its CPU quota, whichever is less
     memory_bytes: Count | None = None  # for all processes of the step or the job together; None if unlimited
@@ -77,7 +80,7 @@ class Expression(Observed):
 
 
 class Selector(Observed):
-    """A selector of objects by labels; an empty one selects all."""
+    """A selector of objects by label; an empty one selects all."""
 
     labels: dict[Label, Label] = Field(
         default_factory=dict, validation_alias="matchLabels", serialization_alias="matchLabels"
@@ -95,7 +98,7 @@ class Block(Observed):
 
 
 class Peer(Observed):
-    """Peers that a rule admits: pods in selected namespaces, or addresses."""
+    """Peers that a rule admits: either pods in selected namespaces, or addresses."""
 
     pods: Selector | None = Field(default=None, validation_alias="podSelector", serialization_alias="podSelector")
     namespaces: Selector | None = Field(
@@ -105,7 +108,7 @@ class Peer(Observed):
 
 
 class PolicyPort(Observed):
-    """Ports of a rule: a number with the end of its range, the name of a container port, or None for all."""
+    """Ports of a rule: a number with the end of its range, a container port's name, or None for all ports."""
 
     protocol: str = "TCP"
     port: Port | Label | None = None

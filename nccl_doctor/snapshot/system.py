@@ -1,4 +1,4 @@
-"""The host: its identity, software, hardware and limits, and training jobs that run there or were left behind."""
+"""The host: its identity, software, hardware, limits, and training jobs, running or left behind."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class NcclCopy(Observed):
 
 
 class TorchInfo(Observed):
-    """torch of that interpreter, read from metadata without importing it."""
+    """The training interpreter's torch, read from metadata without importing it."""
 
     version: Version  # for example "2.13.0+cpu"
     cuda: Version | None  # CUDA version that it was built for; None for a CPU build
@@ -88,7 +88,7 @@ class LibncclAnswer(Observed):
 
 
 class Gpu(Observed):
-    """A GPU according to nvidia-smi's query mode; memory in MiB."""
+    """A GPU according to nvidia-smi's query mode; memory is in MiB."""
 
     index: Count
     name: str
@@ -100,7 +100,7 @@ class Gpu(Observed):
 
 
 class PciGpu(Observed):
-    """A GPU on the PCI bus, and its kernel driver ("nvidia", "nouveau", "vfio-pci"), or None."""
+    """A GPU on the PCI bus, and its kernel driver ("nvidia", "nouveau", "vfio-pci"), if any."""
 
     address: str
     vendor: Literal["nvidia", "amd"]
@@ -140,7 +140,7 @@ class ResourceLimits(Observed):
 
 
 class Shm(Observed):
-    """The shared-memory file system, in bytes; ``problem`` if it is missing, or this user may not write to it."""
+    """The shared-memory file system; ``problem`` is set if it is missing or our user can't write to it."""
 
     total_bytes: Count
     free_bytes: Annotated[Count, Fleeting()]
@@ -151,7 +151,10 @@ class Shm(Observed):
 
 
 class TemporaryFolder(Observed):
-    """Free space for this user in a folder for temporary files; ``free_files`` is None without a limit."""
+    """Free space for our user in a folder for temporary files.
+
+    ``free_files`` is None if there is no limit.
+    """
 
     path: Path
     free_bytes: Annotated[Count, Fleeting()]
@@ -160,7 +163,10 @@ class TemporaryFolder(Observed):
 
 
 class TaskLimit(Observed):
-    """A limit on the number of processes and threads, and how many of them exist: "ulimit -u" or a control group's."""
+    """A limit on the number of processes and threads, and how many exist.
+
+    It is that of "ulimit -u" or of a control group.
+    """
 
     name: Clipped
     most: Count
@@ -175,14 +181,20 @@ class ConfigFile(Observed):
 
 
 class Clock(Observed):
-    """The host's clock compared with ours: ``offset_s`` is positive if it is ahead, with an error up to ``error_s``."""
+    """The host's clock compared with ours.
+
+    ``offset_s`` is positive if the host's clock is ahead, with an error of up to ``error_s``.
+    """
 
     offset_s: SignedSeconds
     error_s: Seconds
 
 
 class TrainingJob(Observed):
-    """A launcher and its ranks, or what is left of them; probe/jobs.py defines which processes are one job."""
+    """A launcher and its ranks, or what is left of them.
+
+    probe/jobs.py defines which processes belong to one job.
+    """
 
     # "ranks" of a launcher or of multiprocessing; "ray-worker"; "zombie": exited, and not reaped by its parent
     kind: Literal["ranks", "ray-worker", "zombie"]
@@ -208,7 +220,7 @@ class TrainingJob(Observed):
 
 
 class GpuProcess(Observed):
-    """A process with GPU memory, from nvidia-smi."""
+    """A process that uses GPU memory, from nvidia-smi."""
 
     pid: Pid
     gpu: Count | None  # index of the GPU
@@ -233,7 +245,7 @@ PartitionKey = Annotated[str, Field(pattern=r"^0x[0-9a-fA-F]{1,4}$")]  # InfiniB
 
 
 class RdmaPort(Observed):
-    """A port in /sys/class/infiniband, with ibstat's terms."""
+    """A port in /sys/class/infiniband, in ibstat's terms."""
 
     number: Count
     state: str  # "ACTIVE", "DOWN", "INIT", "ARMED", …
@@ -262,7 +274,7 @@ class RdmaDevice(Observed):
 
 
 class PciPaths(Observed):
-    """The paths between GPUs, and to RDMA devices."""
+    """The PCI paths between GPUs, and from GPUs to RDMA devices."""
 
     nvswitches: Count = 0  # NVSwitch devices on the PCI bus
     # systemd's ActiveState of the service that NVSwitches need ("active", "inactive", "failed", …), "missing" if it is
@@ -281,7 +293,7 @@ class PciPaths(Observed):
 
 
 class GpuHealth(Observed):
-    """A GPU's health according to nvidia-smi; values are None if not reported."""
+    """A GPU's health according to nvidia-smi; values that are not reported are None."""
 
     index: Count
     bus_id: str | None = None
@@ -295,7 +307,7 @@ class GpuHealth(Observed):
 
 
 class Xid(Observed):
-    """An error of the driver in the kernel's log: its number, the GPU's PCI address, and its age in seconds."""
+    """A driver error in the kernel's log: its number, the GPU's PCI address, and its age in seconds."""
 
     number: Count
     bus_id: str
@@ -304,7 +316,10 @@ class Xid(Observed):
 
 
 class NcclPlugin(Observed):
-    """A shared library that NCCL loads by itself; ``digest`` is its SHA-256, ``version`` that in the file, if any."""
+    """A shared library that NCCL loads on its own.
+
+    ``digest`` is its SHA-256, and ``version`` is the version in the file, if any.
+    """
 
     name: str
     path: Path

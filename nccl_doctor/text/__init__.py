@@ -1,1 +1,4 @@
-"""Texts and what they denote: host lists, addresses, shell lines, secrets, files. Independent of clusters."""
+"""Texts and what they denote: host lists, addresses, shell lines, secrets and files.
+
+Nothing here depends on clusters.
+"""

@@ -1,9 +1,9 @@
 """Limits on time and memory for untrusted text.
 
-Regular expressions are those of RE2, whose time is linear in the text. JSON is checked before it is parsed, since
-parsed values take up to 150 times its bytes.
+Regular expressions are run by RE2, in time linear in the text. JSON is checked before it is parsed, since the parsed
+values take up to 150 times as many bytes.
 
-With a pattern of three gaps, :mod:`re` takes twelve seconds for a malicious line of 4 kB. In return RE2 has no
+For a pattern with three gaps, :mod:`re` takes twelve seconds on a malicious line of 4 kB. In return, RE2 has no
 lookaround and no back-references.
 """
 
@@ -16,7 +16,10 @@ from typing import cast
 
 
 def safe_regex(pattern: str) -> re.Pattern[str]:
-    """Return the compiled pattern with the interface of :mod:`re`, ASCII only; ``re2.error`` for an invalid one."""
+    """Return the compiled pattern with the interface of :mod:`re`, ASCII only.
+
+    Raise ``re2.error`` if the pattern is invalid.
+    """
     import re2  # importing it takes 10 ms, and most commands don't need it
 
     return cast("re.Pattern[str]", re2.compile(pattern))
@@ -26,9 +29,12 @@ _DIGITS = 20  # of the largest number of 64 bits
 
 
 def whole_number(digits: str) -> int:
-    """Return the number in decimal digits with or without a sign; 2**64 for more digits than a 64-bit number has.
+    """Return the value of decimal digits with or without a sign; 2**64 if there are too many for 64 bits.
 
-    ``int`` refuses thousands of digits, since its time grows with their square (sys.set_int_max_str_digits).
+    ``int`` refuses thousands of digits, since its time grows with the square of their number
+    (sys.set_int_max_str_digits).
+
+
     """
     bare = digits.lstrip("+-").lstrip("0") or "0"
     number = int(bare) if len(bare) <= _DIGITS else 1 << 64
@@ -42,13 +48,16 @@ _STEPS = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
 
 
 class CrowdedError(ValueError):
-    """A document with more values than its kind ever has; the message is a phrase."""
+    """A document with more values than any of its kind ever has; the message is a phrase."""
 
 
 def refuse_crowded(data: bytes, *, values: int, containers: int, depth: int) -> None:
-    """Refuse JSON beyond the limits (:class:`CrowdedError`) and several documents (ValueError), without parsing.
+    """Refuse JSON beyond the limits (:class:`CrowdedError`) or with several documents (ValueError).
+
+    This does not parse it.
 
     ``containers`` are the lists and objects among the ``values``; other errors are left to the parser.
+
     """
     commas = opened = deep = 0
     whole = False
@@ -69,7 +78,7 @@ def refuse_crowded(data: bytes, *, values: int, containers: int, depth: int) -> 
 
 
 def _structures(data: bytes) -> Iterator[bytes]:
-    """Yield the brackets and commas outside of texts, block by block."""
+    """Yield the brackets and commas outside strings, block by block."""
     start, inside = 0, False
     while start < len(data):
         block = data[start : start + _BLOCK]

@@ -13,7 +13,10 @@ from typing import NamedTuple, TypeVar
 MAX_HOSTS = 65_536  # a longer list is a typo, such as ``node[1-99999999]``, and would fill the memory
 
 _MAX_NAME = 320
-"""Longest name: 253 characters of a host name (RFC 1035, 2.3.4), 64 of a user and the "@" between them, rounded up."""
+"""Maximum length of a name, rounded up.
+
+It has 253 characters of a host name (RFC 1035, 2.3.4), 64 of a user, and the "@" between them.
+"""
 
 _MAX_DIGITS = 18
 _PIECE = re.compile(r"\[[^\[\]]*\]|[^\[\],]+|[\[\],]")
@@ -27,7 +30,7 @@ V = TypeVar("V")
 
 
 def grouped(pairs: Iterable[tuple[K, V]]) -> dict[K, list[V]]:
-    """Return the second elements grouped by the first, both in their order, for example hosts by value."""
+    """Return the second elements grouped by the first, both in their original order: hosts by value."""
     groups: dict[K, list[V]] = {}
     for key, value in pairs:
         groups.setdefault(key, []).append(value)
@@ -35,7 +38,7 @@ def grouped(pairs: Iterable[tuple[K, V]]) -> dict[K, list[V]]:
 
 
 def nouns(count: int, noun: str) -> str:
-    """Return the form of a noun for a number: ``rank``, ``ranks``."""
+    """Return the form of a noun that goes with a number: ``rank``, ``ranks``."""
     return noun if count == 1 else f"{noun}s"
 
 
@@ -86,10 +89,11 @@ _Part = str | list[_Range]
 
 
 def expand(pattern: str, *, limit: int = MAX_HOSTS) -> list[str]:
-    """Return the names that ``pattern`` stands for, in order; ValueError with a sentence.
+    """Return the names that ``pattern`` stands for, in order; raise ValueError with a sentence.
 
     The last of several brackets varies fastest, as in pdsh. Padding is kept: ``[08-10]`` gives 08, 09, 10. Duplicates
-    are kept. Names are counted (``limit``) before any is made.
+    are kept. Names are counted (``limit``) before any are made.
+
     """
     items = list(_items(",".join(piece.strip() for piece in pattern.split(","))))
     count = sum(math.prod(_size(part) for part in item) for item in items)
@@ -172,7 +176,7 @@ def _folded(names: tuple[str, ...]) -> str:
 
 
 def _spots(name: str) -> list[tuple[tuple[str, str], str]]:
-    """Return each number in a name, with the texts before and after it."""
+    """Return each number in a name, with the text before and after it."""
     if len(name) > _MAX_NAME or any(char in "[]," or char.isspace() for char in name):
         return []
     found = (match for match in _NUMBER.finditer(name) if len(match[0]) <= _MAX_DIGITS)

@@ -1,4 +1,7 @@
-"""Addresses and networks from texts; each text is parsed only once, since all pairs of hosts need the same ones."""
+"""Addresses and networks from texts.
+
+Each text is parsed only once, since all pairs of hosts need the same ones.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ _KEPT = 1 << 16
 
 @lru_cache(_KEPT)
 def address_of(text: str) -> Address:
-    """Return the address without its zone ("fe80::1%eth0"); ValueError if it is no address."""
+    """Return the address without its zone ("fe80::1%eth0"); raise ValueError if the text is no address."""
     return ipaddress.ip_address(text.partition("%")[0])
 
 
@@ -26,14 +29,14 @@ def numeric(text: str) -> Address | None:
 
 
 def is_loopback(text: str) -> bool:
-    """Return whether it is 127.0.0.0/8 or ::1 in any spelling; False for any name."""
+    """Return whether a text is ::1 or in 127.0.0.0/8, in any spelling; False for any name."""
     address = numeric(text)
     return address is not None and address.is_loopback
 
 
 @lru_cache(_KEPT)
 def network_of(text: str) -> Network:
-    """Return the network of "10.0.1.7/24", whose host part is ignored; ValueError for anything else."""
+    """Return the network of a text like "10.0.1.7/24", ignoring the host part; raise ValueError if none."""
     return ipaddress.ip_network(text, strict=False)
 
 
@@ -44,5 +47,5 @@ def prefix_length(netmask: str) -> int:
 
 
 def endpoint(address: str, port: int) -> str:
-    """Return ``host:port``; an IPv6 address in brackets."""
+    """Return ``host:port``, with an IPv6 address in brackets."""
     return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"

@@ -1,4 +1,4 @@
-"""Services of this machine: atomic writes, caches for threads, and resource limits."""
+"""Services of this machine: atomic writes, thread-safe caches, and resource limits."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _LINKS = 40  # links in a row that Linux follows (path_resolution(7))
 def state_folder(environ: Mapping[str, str]) -> Path | None:
     """Return the folder for files that are kept between runs (XDG Base Directory Specification).
 
-    None if there is no home directory, as in containers with a foreign user ID.
+    Return None if there is no home directory, as in containers with a foreign user ID.
     """
     state = environ.get("XDG_STATE_HOME", "")
     try:
@@ -37,12 +37,13 @@ def state_folder(environ: Mapping[str, str]) -> Path | None:
 
 
 def write_atomically(path: Path, data: bytes, *, private: bool = False) -> None:
-    """Write a draft next to the file and rename it, so that nobody reads half of it; OSError on failure.
+    """Write a draft next to the file and rename it, so that nobody reads half; raise OSError on failure.
 
     The file keeps its mode and owner; a new ``private`` file is readable only by its owner. A file that another user
-    made in a shared folder is refused, and links are followed as Linux does with ``fs.protected_symlinks``: not if
-    another user planted them there. Special files (/dev/null, a named pipe) are written to directly, and open ones
+    made in a shared folder is refused, and so are links that another user planted there, as by Linux with
+    ``fs.protected_symlinks``. Special files (/dev/null, a named pipe) are written to directly, and open ones
     (/dev/stdout, /dev/fd/3) through their descriptors.
+
     """
     number = _descriptor(path)
     if number is not None:
@@ -69,7 +70,7 @@ def write_atomically(path: Path, data: bytes, *, private: bool = False) -> None:
 
 
 def try_file(path: Path) -> None:
-    """Raise the OSError that :func:`write_atomically` would raise; change nothing."""
+    """Raise the OSError that :func:`write_atomically` would raise, if any; change nothing."""
     number = _descriptor(path)
     if number is not None:
         if fcntl.fcntl(number, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY:
@@ -92,7 +93,7 @@ def try_file(path: Path) -> None:
 
 
 def try_folder(folder: Path) -> None:
-    """Raise the OSError that creating the folder, or files in it, would raise."""
+    """Raise the OSError, if any, that creating the folder, or files in it, would raise."""
     there = folder
     while not there.exists() and there != there.parent:
         there = there.parent
@@ -100,7 +101,7 @@ def try_folder(folder: Path) -> None:
 
 
 def _refuse_place(folder: Path) -> None:
-    """Raise the OSError if a file may not be created or replaced there."""
+    """Raise an OSError if no file may be created or replaced in the folder."""
     if not stat.S_ISDIR(folder.stat().st_mode):
         raise _error(errno.ENOTDIR)
     if not os.access(folder, os.W_OK | os.X_OK, effective_ids=True):
@@ -112,7 +113,7 @@ def _error(number: int) -> OSError:
 
 
 def _descriptor(path: Path) -> int | None:
-    """Return our own stream that the path names, since opening it again would truncate it."""
+    """Return our own open stream that the path names, since opening it again would truncate it."""
     name = os.fspath(path)
     found = _OPEN.fullmatch(name)
     number = _STREAMS.get(name) if found is None else int(found[1])
@@ -132,9 +133,12 @@ def _followed(path: Path) -> Path:
 
 
 def _refuse_planted(place: Path) -> None:
-    """Raise the OSError with which Linux refuses a file of another user in a shared folder (protected_regular).
+    """Raise the OSError with which Linux refuses another user's file in a shared folder.
+
+    Linux does so with ``fs.protected_regular``.
 
     Its owner could read the data. Files of the folder's owner are accepted.
+
     """
     try:
         before = place.lstat()
@@ -180,7 +184,10 @@ T = TypeVar("T")
 
 
 def thread_safe_cache(make: Callable[P, T]) -> Callable[P, T]:
-    """Cache results as :func:`functools.cache`, computed once for all threads; keyword arguments are not in the key."""
+    """Cache results like :func:`functools.cache`, but compute each only once for all threads.
+
+    Keyword arguments are not part of the key.
+    """
     kept: dict[Hashable, T] = {}
     locks: dict[Hashable, threading.Lock] = {}
 
@@ -204,7 +211,7 @@ def out_of_threads(error: BaseException | None) -> bool:
 
 
 def describe_thread_limit() -> str:
-    """Return the error for the user, in one sentence."""
+    """Return the error message for the user, in one sentence."""
     limit = resource.getrlimit(resource.RLIMIT_NPROC)[0]
     said = "" if limit == resource.RLIM_INFINITY else f" (ulimit -u is {limit})"
     return (

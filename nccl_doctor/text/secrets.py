@@ -1,6 +1,6 @@
 """Finds secrets in text by their form, and hides them in every document of a report.
 
-Each pattern is bounded, so that the time is proportional to a text's length.
+Each pattern is bounded, so that the time is proportional to the length of the text.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ _WORD = (
 """A value in shells, YAML, JSON, or JSON within JSON: up to the closing quote, a blank or the next name."""
 _VARIABLE = r"[A-Z0-9_]{0,60}(?:TOKEN|KEY|SECRET|PASS|PWD|CRED|AUTH|JWT|PAT)[A-Z0-9_]{0,60}"
 _OF_SHELL = rf"(?-i:[\"']?\$\{{?{_VARIABLE}\}}?[\"']?)(?![^\s,;&)}}\]])"
-"""A variable, whose value only the shell has that runs the command: ``HF_TOKEN="$HF_TOKEN"``."""
+"""A variable whose value is known only to the shell that runs the command: ``HF_TOKEN="$HF_TOKEN"``."""
 _GIVEN = rf"(?!\(left out\))(?!(?:none|null|nil|true|false)\b|\"\"|''|[{{\[(](?:\s|$)|{_OF_SHELL})"
 _NO_COUNT = r"(?![\"']?[-+]?\d[\d.,_]{0,15}[kmb%]?[\"']?(?![\w.]))"
 _KEYS = r"(?:api|access|private|account|auth|service|signing|encryption|license|subscription|storage)[_-]?key"
@@ -97,7 +97,7 @@ _WEAK = (
     r"(?<!bos[_-])(?<!eos[_-])(?<!pad[_-])(?<!unk[_-])(?<!sep[_-])(?<!cls[_-])(?<!mask[_-])(?<!image[_-])"
     r"tokens?(?!iz|s?_?(?:ids?|type|len|count|limit|budget|per)\b)[\w-]{0,64}"
 )
-"""Names with "token" that are not secret: ``tokenizer``, ``eos_token``, ``token_ids``, ``tokens_per_second``."""
+"""Names with "token", except harmless ones: ``tokenizer``, ``eos_token``, ``token_ids``."""
 _STOP = r"\\{0,3}['\"]?"
 
 
@@ -108,21 +108,21 @@ def _named(name: str, guard: str = "") -> str:
 
 
 def _option(name: str, guard: str = "") -> str:
-    """Return the pattern of ``--db-password hunter2``, also in a Python list: ``'--db-password', 'hunter2'``."""
+    """Return the pattern of ``--db-password hunter2``, or ``'--db-password', 'hunter2'`` in a Python list."""
     start = r"(?<![\w%-])--?(?!show-secrets\b)(?:[A-Za-z0-9]{1,40}[_-]){0,6}?"
     return rf"({start}{name}(?:['\"],\s{{0,4}}|\s{{1,4}})){_GIVEN}(?!['\"]?-){guard}{_WORD}"
 
 
 _ENDS = r"(?:key|auth|jwt|pat|creds?)"
-"""Ends of names of secrets and of other things: ``--wandb-key``, ``--sort-key``."""
+"""Endings of names that may be of secrets or of other things: ``--wandb-key``, ``--sort-key``."""
 _LONG = r"(?=['\"]?[^\s'\"/~.$,;&][^\s'\"]{15,4000})(?!['\"]?[A-Za-z_.,:-]{1,4000}(?![^\s'\",;&]))"
-"""A value of 16 characters or more that is no path and no plain word."""
+"""A value of 16 characters or more that is neither a path nor a plain word."""
 _PAIR = r"(?=['\"]?[^\s:@/'\"]{1,100}:[^\s:/'\"])"
 """``user:password``."""
 
 
 class _Shape(NamedTuple):
-    """A pattern, and words of which every match contains one in lower case; its first group is kept."""
+    """A pattern whose first group is kept, and words, one of which is in every match (in lower case)."""
 
     words: tuple[str, ...]
     pattern: str
@@ -218,7 +218,7 @@ def _shape(pattern: str) -> re.Pattern[str]:
 
 @cache
 def _token(start: str) -> re.Pattern[str]:
-    """Return the pattern of a whole token; for a clipped one, that of its rest if recognisable."""
+    """Return the pattern of a whole token, or of what is left of a clipped one if recognisable."""
     left = rf"|[\w.+/=-]{{1,4000}}{CUT}" if len(start) > 2 else ""
     return re.compile(rf"(?:(?<![A-Za-z0-9])|(?<=\\[nrt]))(){re.escape(start)}(?:{_TOKENS[start]}{left})")
 
@@ -233,7 +233,7 @@ def _patterns(text: str) -> Iterator[re.Pattern[str]]:
 
 
 def without_secrets(text: str) -> str:
-    """Return the text, with or without colour codes, with :data:`LEFT_OUT` for each secret."""
+    """Return the text with :data:`LEFT_OUT` for each secret, also if there are colour codes in it."""
     plain = text
     if not text.isprintable():  # as a terminal would show it: without characters that our screens remove
         plain = "".join(letter for letter in CONTROL_SEQUENCE.sub("", text) if letter.isprintable() or letter.isspace())
@@ -244,7 +244,7 @@ def without_secrets(text: str) -> str:
 
 
 def names_secret(name: str) -> bool:
-    """Return whether it is the name of a secret variable or field: ``HF_TOKEN``, ``db_password``."""
+    """Return whether a name is that of a secret variable or field: ``HF_TOKEN``, ``db_password``."""
     return without_secrets(f"{name}=x1") != f"{name}=x1"
 
 
@@ -261,9 +261,11 @@ def part(text: str, start: int, end: int) -> str:
 
 
 def is_key_line(text: str, *, within: bool = False) -> bool:
-    """Return whether it is a line of a private key's body, possibly behind a launcher's rank and time.
+    """Return whether a text is a line of a private key's body, perhaps after a launcher's rank and time.
 
-    ``within``: a key has begun before the line, which may then be shorter.
+    ``within`` means that a key has begun before the line, which may then be shorter.
+
+
     """
     *before, last = text.split() or [""]
     if len(before) > 4 or not all(word[-1] in ":>|]" or word.isdigit() for word in before):
@@ -280,7 +282,7 @@ _BEGIN, _END = "PRIVATE KEY-----", "-----END "
 
 
 def hide_secrets(document: Shown) -> Shown:
-    """Return the document with :data:`LEFT_OUT` for each secret; the same object if it has none."""
+    """Return the document with :data:`LEFT_OUT` for each secret, or the same object if it has none."""
     hidden: Shown = _Walk().value(document)
     return hidden
 
@@ -292,9 +294,10 @@ class _Walk:
         self._text, self._is_secret = cache(without_secrets), cache(names_secret)
 
     def value(self, value: Any) -> Any:  # noqa: ANN401 - any part of a document
-        """Return the value without its secrets, by its own ``without_secrets`` if it has one.
+        """Return the value without its secrets, using its own ``without_secrets`` if it has one.
 
         It is the same object if it has no secrets.
+
         """
         kind = type(value)
         if kind is str:
@@ -322,7 +325,10 @@ class _Walk:
         return value.model_copy(update=changed) if hasattr(value, "model_copy") else replace(value, **changed)
 
     def _mapping(self, tree: dict[Any, Any]) -> dict[Any, Any]:
-        """Return a mapping with the values of secret names hidden completely; hosts and paths may have any name."""
+        """Return a mapping with the values of secret names hidden completely.
+
+        Only identifiers count as names, since hosts and paths may have any name.
+        """
         found = {}
         for name, value in tree.items():
             secret = type(name) is str and name.isidentifier() and self._is_secret(name)
@@ -332,7 +338,7 @@ class _Walk:
         return tree if same else found
 
     def _items(self, items: Iterable[Any]) -> Iterator[Any]:
-        """Yield each item, with log lines of a private key hidden."""
+        """Yield each item, with log lines that belong to a private key hidden."""
         within = False
         for item in items:
             text = item if type(item) is str else getattr(item, "text", None)

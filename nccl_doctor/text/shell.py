@@ -1,11 +1,11 @@
-"""Text for terminals, and for shells into which people paste: sh, bash and zsh read it in the same way.
+"""Text for terminals, and for shells into which people paste it: sh, bash and zsh read it alike.
 
 A :class:`Line` is made only in this module, from a template in our source and values for its holes. In :func:`line`
-every word is quoted, wherever it comes from; in :func:`script` a hole accepts only numbers and other lines.
+every word is quoted, wherever it comes from; in :func:`script`, a hole accepts only numbers and other lines.
 
-Host names, log lines, process titles and rule comments are other people's text. An escape sequence in them could
-repaint the screen, a carriage return overwrite a line, a bidirectional override swap what a command seems to say
-(CVE-2021-42574).
+Host names, log lines, process titles and rule comments are other people's text. In them, an escape sequence could
+repaint the screen, a carriage return could overwrite a line, and a bidirectional override could change what a command
+seems to say (CVE-2021-42574).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
 
 Hole: TypeAlias = "int | str | IPv4Address | IPv6Address | IPv4Network | IPv6Network"
-"""Values for a hole of :func:`line`; text must be printable, and no option at the beginning of a word."""
+"""Values for a hole of :func:`line`; text must be printable, and not an option if it begins a word."""
 
 _PLAIN = re.compile(r"[\w.,:@%/+-]+", re.ASCII)
 _NAME = re.compile(r"[\w.-]+", re.ASCII)
@@ -42,9 +42,11 @@ class Line:
 
 
 def word(text: str) -> str:
-    """Return the text as one shell word, quoted if necessary; in ``NAME=value`` only the value is quoted.
+    """Return the text as one shell word, quoted if necessary; in ``NAME=value``, only the value is quoted.
 
-    A word that begins with "=" is quoted, since zsh would look up a command; :func:`shlex.quote` does not quote it.
+    A word that begins with "=" is quoted, since zsh would look up a command; :func:`shlex.quote` would not quote it.
+
+
     """
     name, sign, value = text.partition("=")
     if sign and _NAME.fullmatch(name):
@@ -57,12 +59,12 @@ def _quoted(text: str) -> str:
 
 
 def line(template: str, **holes: Hole | Sequence[Hole] | Line | None) -> Line | None:
-    """Return a line of one or more commands, in which each hole is a word or a part of one.
+    """Return a line of one or more commands, in which each hole is a word or part of one.
 
     The template has words separated by blanks, ``{name}`` for a hole, and ``{*name}`` for any number of words; separate
-    words that are operators belong to the shell. A line as a value is inserted unquoted, into a hole that is a whole
-    word. Returns None if a text can't be pasted because it is not printable (a line break, an escape) or would be read
-    as an option.
+    words that are operators belong to the shell. A line given as a value is inserted unquoted, into a hole that is a
+    whole word. Return None if a text can't be pasted because it is not printable (a line break, an escape) or would be
+    read as an option.
     """
     words: list[str] = []
     for part in shlex.split(template):
@@ -103,23 +105,23 @@ _ASSIGNED = re.compile(r"[A-Za-z_]\w*=", re.ASCII)
 
 
 class Literal(str):
-    """A word of a user's line in which no shell replaces a variable, since the user quoted it."""
+    """A word of a user's line in which no shell expands variables, since the user quoted it."""
 
     __slots__ = ()
 
 
 def literal(text: str) -> str:
-    """Return a word in which no shell replaces a variable."""
+    """Return a word in which no shell expands variables."""
     return Literal(text) if "$" in text else text
 
 
 def assignment(name: str, value: str) -> str:
-    """Return ``NAME=value`` as a word, in which variables are replaced unless the value is literal."""
+    """Return ``NAME=value`` as a word, in which variables are expanded unless the value is literal."""
     return type(value)(f"{name}={value}")
 
 
 def with_variables(text: str) -> Line:
-    """Return the user's own text as one shell word in which the shell replaces variables, and runs nothing."""
+    """Return the user's own text as one shell word in which the shell expands variables but runs nothing."""
     if isinstance(text, Literal):
         return argument(text)
     rest = _VARIABLE.sub("", text)
@@ -136,7 +138,7 @@ def with_variables(text: str) -> Line:
 
 
 def split(text: str) -> list[str]:
-    """Return the words of a line that a user typed; ValueError for an unmatched quote."""
+    """Return the words of a line that a user typed; raise ValueError if a quote is unmatched."""
     return [*map(unmarked, shlex.split(marked(text)))]
 
 
@@ -144,7 +146,7 @@ _KEPT = re.compile(r"""'[^']*'|"(?:\\.|[^"\\])*"|\\.""", re.DOTALL)
 
 
 def marked(text: str) -> str:
-    """Return a shell's text with a null character for each "$" that the shell keeps, for :func:`unmarked` of a word."""
+    """Return shell text with a null character for each "$" that the shell keeps, for :func:`unmarked`."""
 
     def kept(match: re.Match[str]) -> str:
         quoted = match[0].replace("\\$", "\0")
@@ -154,7 +156,7 @@ def marked(text: str) -> str:
 
 
 def unmarked(word: str) -> str:
-    """Return a word of :func:`marked` text, a :class:`Literal` if a "$" in it is kept."""
+    """Return a word of :func:`marked` text, as a :class:`Literal` if a "$" in it is kept."""
     return Literal(word.replace("\0", "$")) if "\0" in word else word
 
 
@@ -163,7 +165,7 @@ def nested(command: Line | str) -> Line:
 
 
 def host_names(pattern: str) -> Line:
-    """Return a folded list of hosts for a place without quotes; ValueError if that is not safe."""
+    """Return a folded list of hosts for use without quotes; raise ValueError if that is not safe."""
     if not _HOSTS.fullmatch(pattern):
         raise ValueError(f"{pattern!r} is not a list of host names")
     return Line(pattern)
@@ -175,7 +177,7 @@ def program(path: str) -> Line:
 
 
 def assignments(variables: Mapping[str, str], exported: Collection[str] = ()) -> list[Line]:
-    """Return ``NAME=value`` pairs for the beginning of a command; ``exported`` ones have the shell's own value."""
+    """Return ``NAME=value`` pairs to put before a command; ``exported`` ones take the shell's own value."""
     texts = {name: _quoted(value) if value else "" for name, value in variables.items()}
     return [Line(f'{name}="${name}"' if name in exported else f"{name}={text}") for name, text in texts.items()]
 
@@ -201,15 +203,15 @@ _IGNORABLE = re.compile(
     "[\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e\u2060-\u206f\u3164\ufe00-\ufe0f\ufeff"
     "\uffa0\ufff0-\ufff8\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff]"
 )
-"""Characters that are shown as nothing: Default_Ignorable_Code_Point (Unicode 16, DerivedCoreProperties.txt)."""
+"""Characters that are invisible: Default_Ignorable_Code_Point (Unicode 16, DerivedCoreProperties.txt)."""
 
 
 def clean(text: str) -> str:
-    """Return the text on one line, without control characters and without characters that are shown as nothing.
+    """Return the text on one line, without control characters and invisible characters.
 
-    Each line break or tab becomes a space, each lone surrogate U+FFFD. Other control characters (Unicode category Cc),
-    format characters (Cf: bidirectional overrides, zero-width characters), other ignorable ones (variation selectors,
-    tags) and colour sequences are removed.
+    Each line break or tab becomes a space, and each lone surrogate becomes U+FFFD. Other control characters (Unicode
+    category Cc), format characters (Cf: bidirectional overrides, zero-width characters), other ignorable ones
+    (variation selectors, tags) and colour sequences are removed.
     """
     if text.isascii() and text.isprintable():
         return text
@@ -224,5 +226,5 @@ def _shown(character: str) -> str:
 
 
 def pasteable(command: str) -> bool:
-    """Return whether it is a one-line command in which a terminal hides or interprets nothing."""
+    """Return whether a command is a single line in which a terminal hides or interprets nothing."""
     return bool(command.strip()) and clean(command) == command

@@ -1,4 +1,4 @@
-"""Transports to hosts, with a folder for each kind of connection."""
+"""Transports to hosts, with a package for each kind of connection."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Connections:
-    """Connections of a command that contacts the same hosts several times: they stay open until :meth:`close`."""
+    """Connections of a command that contacts hosts several times; they stay open until :meth:`close`."""
 
     def __init__(self, kind: Kind) -> None:
         self._kind = kind
@@ -48,10 +48,12 @@ class _Open:
 
 
 def make_transport(kind: Kind, cluster: Cluster, ssh_config: Path | None = None, *, keeps: bool = False) -> Transport:
-    """Return the transport for the hosts of ``cluster``; its module is loaded only now, since SSH takes long to import.
+    """Return the transport for the hosts of ``cluster``.
 
-    "auto" is the engine that the hosts came from; ``ssh_config`` is read instead of ~/.ssh/config, as with ``ssh -F``;
-    ``keeps``: SSH connections stay open after a command, for the next one on the same host.
+    Its module is loaded only now, since SSH takes long to import.
+
+    "auto" is the engine that the hosts came from. ``ssh_config`` is read instead of ~/.ssh/config, as with ``ssh -F``.
+    With ``keeps``, SSH connections stay open after a command, for the next one on the same host.
     """
     if here := [node.name for node in cluster.nodes if node.local]:
         machine.require_linux(fold(here))
@@ -97,4 +99,4 @@ def _slurm(*_: object) -> Transport:
 
 
 TRANSPORTS: dict[str, Callable[[Kind, Path | None, bool], Transport]] = {"ssh": _ssh, "kube": _kube, "slurm": _slurm}
-"""Functions that create the transport to hosts, by the name of the engine."""
+"""Functions that create the transport to hosts, by engine."""

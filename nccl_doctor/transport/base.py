@@ -20,7 +20,7 @@ from nccl_doctor.snapshot.access import AnyAccessFailure, ProbeFacts, ProbeFaile
 MAX_LINE = 32 * 1024 * 1024
 """Maximum number of bytes that wait to be read.
 
-Real answers are far smaller, and a faulty host must not fill the memory.
+Real answers are far smaller, and a faulty host must not fill our memory.
 """
 MAX_GREETING = 4 << 20  # bytes before a host's first message: a login's banner and the output of a .bashrc
 LINE_COST = 200  # cost of a line besides its own bytes: empty ones take time, too
@@ -28,27 +28,27 @@ TAIL = 8 * 1024
 
 
 class FloodError(ValueError):
-    """A host sends far more than was requested."""
+    """A host sent far more than was requested."""
 
     def __init__(self, most: int) -> None:
         super().__init__(f"far more than was asked for: more than {most} bytes")
 
 
 class Allowance:
-    """The bytes that a host may still send: ``most`` in total; each line also costs :data:`LINE_COST`."""
+    """The bytes that a host may still send of ``most`` in total; each line also costs :data:`LINE_COST`."""
 
     def __init__(self, most: int) -> None:
         self._most = self._left = most
 
     def spend(self, line: bytes) -> None:
-        """Count a received line; FloodError if it exceeds the allowance."""
+        """Count a received line; raise FloodError if it exceeds the allowance."""
         self._left -= len(line) + LINE_COST
         if self._left < 0:
             raise FloodError(self._most)
 
 
 class LineBuffer:
-    """Buffer that takes chunks and returns whole lines, limited in size (``flooded``). Not thread-safe."""
+    """Buffer that takes chunks and returns whole lines, limited in size (``flooded``); not thread-safe."""
 
     def __init__(self, most: int = MAX_LINE) -> None:
         self._most = most
@@ -57,7 +57,7 @@ class LineBuffer:
         self.flooded = False
 
     def feed(self, chunk: bytes) -> None:
-        """Add received bytes; nothing is kept of a host that sends too much."""
+        """Add received bytes; nothing is kept from a host that sends too much."""
         self.flooded = self.flooded or len(self._data) + len(chunk) > self._most
         if self.flooded:
             self._data.clear()
@@ -65,7 +65,7 @@ class LineBuffer:
             self._data += chunk
 
     def pop(self) -> bytes | None:
-        """Return the next whole line without its newline, None without one yet; FloodError if too much waits."""
+        """Return the next whole line without its newline, or None; raise FloodError if too much waits."""
         if self.flooded:
             raise FloodError(self._most)
         end = self._data.find(b"\n", self._searched)
@@ -79,7 +79,7 @@ class LineBuffer:
         return line
 
     def flush(self) -> bytes | None:
-        """Return the next line at the end of output (the last may lack its newline); None if nothing is left."""
+        """Return the next line once the output has ended, or None; the last one may lack its newline."""
         line = self.pop()
         if line is None and self._data:
             line = bytes(self._data)
@@ -110,7 +110,10 @@ class Tail:
 
 
 LOGIN_TIMES = 3.0
-"""Factor on the time limit for a login once a host has answered: name services and home directories may be slow."""
+"""Factor by which a login may exceed the time limit for the first answer.
+
+Name services and home directories may be slow.
+"""
 
 
 class AccessError(Exception):
@@ -133,19 +136,25 @@ class Channel(Protocol):
     """A running command on a host. One thread at a time may use it; any thread may call :meth:`close`."""
 
     def send(self, data: bytes, deadline: float) -> None:
-        """Write all of ``data`` to the command's stdin; TimeoutError, or OSError or EOFError if the command is gone."""
+        """Write all of ``data`` to the command's stdin.
+
+        Raise TimeoutError at the deadline, or OSError or EOFError if the command is gone.
+        """
 
     def pulse(self) -> None:
         """Send an empty line between two calls to :meth:`send`, if that would not block; any thread may call this."""
 
     def read_line(self, deadline: float) -> bytes | None:
-        """Return the next line of stdout without newline, None at the end; TimeoutError keeps its bytes. LostError."""
+        """Return the next line of stdout without its newline, or None at the end.
+
+        Raise TimeoutError at the deadline, keeping the bytes received so far, or LostError.
+        """
 
     def stderr_tail(self) -> str:
         """Return the last 8 KiB of stderr seen so far."""
 
     def exit_status(self, deadline: float) -> int | None:
-        """Return the command's exit status after the end of output (128 + n for signal n); None if unknown."""
+        """Return the command's exit status, after its output has ended; 128 + n for signal n, None if unknown."""
 
     def close(self) -> None:
         """End the command by closing its stdin and the connection. May be called twice; takes a few seconds at most."""
@@ -163,22 +172,25 @@ class Transport(Protocol):
     """Runs commands on hosts."""
 
     def open(self, node: Node, command: str, deadline: float, latest: float = math.inf) -> Channel:
-        """Start ``command``, a POSIX shell line, on ``node``; AccessError if the host was not reached in time.
+        """Start ``command``, a POSIX shell line, on ``node``; raise AccessError if it is not reached in time.
 
-        The deadline is for the host's first answer; a login has :data:`LOGIN_TIMES` that time, until ``latest``.
+        The deadline is for the host's first answer; a login has :data:`LOGIN_TIMES` times as long, but until ``latest``
+        at most.
+
+
         """
 
     def connect_timeout(self, node: Node) -> float | None:  # noqa: ARG002 - nobody configures most of them
-        """Return the seconds that the user's configuration gives a host to answer; None if it says nothing."""
+        """Return the seconds that the user's configuration allows a host to answer; None if it sets no limit."""
         return None
 
     def close(self) -> None:
-        """Close what is shared between hosts. May be called twice; channels are closed before, by their owners."""
+        """Close what hosts share. May be called twice; the channels' owners close them beforehand."""
         return
 
 
 def close_all(ends: Iterable[Callable[[], None]]) -> None:
-    """Call functions that close something in parallel, and wait for them."""
+    """Call functions that close something, all in parallel, and wait for them."""
     closing = [threading.Thread(target=close, daemon=True) for close in ends]
     for thread in closing:
         thread.start()
@@ -190,7 +202,7 @@ _KEPT, _LONGEST = 5, 300  # of a host's output before our command: the last line
 
 
 class Greeting:
-    """A host's output before a mark, which our command prints first: the last lines are kept, shortened."""
+    """A host's output before the mark that our command prints first; the last lines are kept, shortened."""
 
     def __init__(self, read_line: Callable[[float], bytes | None], mark: str) -> None:
         self._read_line, self._mark = read_line, mark.encode()
@@ -198,7 +210,10 @@ class Greeting:
         self.lines: deque[bytes] = deque(maxlen=_KEPT)
 
     def ends(self, deadline: float) -> bool:
-        """Wait for a line that ends with the mark; False if the output ended. TimeoutError allows another try."""
+        """Wait for a line that ends with the mark; return False if the output ended first.
+
+        After a TimeoutError, it may be called again.
+        """
         try:
             while (line := self._read_line(deadline)) is not None:
                 self._allowance.spend(line)
@@ -229,7 +244,7 @@ def if_free(lock: threading.Lock) -> Iterator[bool]:
 
 
 def remaining(deadline: float) -> float:
-    """Return the seconds until ``deadline``; TimeoutError if it has passed."""
+    """Return the seconds until ``deadline``; raise TimeoutError if it has passed."""
     left = deadline - time.monotonic()
     if left <= 0:
         raise TimeoutError
@@ -241,7 +256,7 @@ _FIRST_S, _LONGEST_S = 0.2, 2.0
 
 
 def pause(attempt: int, deadline: float) -> bool:
-    """Wait after the ``attempt``-th try, counted from 1, for a growing random time; return False to stop trying."""
+    """Wait for a random, growing time after the ``attempt``-th try, from 1; return False to stop trying."""
     length = min(_LONGEST_S, _FIRST_S * 2 ** (attempt - 1)) * random.uniform(0.5, 1.0)  # noqa: S311 - no secret
     if attempt >= _ATTEMPTS or time.monotonic() + length >= deadline:
         return False

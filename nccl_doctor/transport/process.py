@@ -1,4 +1,4 @@
-"""Local processes: channels in their own process groups, and the transport of this machine."""
+"""Local processes: channels to them, each in its own process group, and the transport of this machine."""
 
 from __future__ import annotations
 
@@ -26,7 +26,10 @@ _WORDS = 5  # last lines of a program's output
 
 
 class ProcessChannel:
-    """Channel to a local process, read in the caller's thread; ``grace_s``: time to exit after the end of stdin."""
+    """Channel to a local process, read in the caller's thread.
+
+    ``grace_s`` is the time that the process has to exit after the end of its stdin.
+    """
 
     def __init__(self, argv: list[str], environment: dict[str, str] | None = None) -> None:
         self.grace_s, self.forced = _GRACE_S, False
@@ -50,7 +53,7 @@ class ProcessChannel:
             os.set_blocking(pipe.fileno(), False)
 
     def send(self, data: bytes, deadline: float) -> None:
-        """Write all of ``data``, and read the command's output meanwhile."""
+        """Write all of ``data``, reading the command's output in the meantime."""
         view = memoryview(data)
         with self._busy, self._writing:
             while view:
@@ -82,11 +85,11 @@ class ProcessChannel:
             self._stdin.close()
 
     def unread(self, lines: list[bytes]) -> None:
-        """Put lines back that :meth:`read_line` returned."""
+        """Put back lines that :meth:`read_line` returned."""
         self._lines.push_back(lines)
 
     def bound_files(self, most: int) -> None:
-        """End the program if it writes more bytes than that to a file, where the system supports it."""
+        """Have the system, if it can, end the program if it writes more than ``most`` bytes to a file."""
         if sys.platform == "linux":
             with contextlib.suppress(ProcessLookupError):
                 resource.prlimit(self._process.pid, resource.RLIMIT_FSIZE, (most, most))
@@ -99,7 +102,7 @@ class ProcessChannel:
         return self._tail.text()
 
     def exit_status(self, deadline: float) -> int | None:
-        """Return the exit status, 128 + n if signal n ended it; None if it still runs at the deadline."""
+        """Return the exit status, or 128 + n for signal n; None if the command outlasts the deadline."""
         try:
             while self._process.poll() is None and not self._closing.is_set():
                 with self._busy:  # a command that still writes must not block on a full pipe
@@ -115,7 +118,7 @@ class ProcessChannel:
         return self._process.poll() is None
 
     def close(self) -> None:
-        """Close stdin, and end the process group if the command has not exited after the grace period."""
+        """Close stdin, and end the process group if the command has not exited by the end of the grace period."""
         if self._closing.is_set():
             return
         self._closing.set()
@@ -134,7 +137,10 @@ class ProcessChannel:
             self._closed = True
 
     def _pump(self, deadline: float, *, writing: bool = False) -> bool:
-        """Wait for a pipe, read what is there, and return whether stdin accepts more; False after a time slice, too."""
+        """Wait for a pipe, read what is there, and return whether stdin accepts more data.
+
+        Return False also when a time slice ends.
+        """
         with selectors.DefaultSelector() as selector:
             for pipe in {self._stdout, self._stderr} - self._ended:
                 selector.register(pipe, selectors.EVENT_READ)
@@ -155,7 +161,7 @@ class ProcessChannel:
         return bool(chunk)
 
     def _read_stderr(self) -> None:
-        """Read available output once, since a host may send more as fast as it is read."""
+        """Read available output only once, since a host may send more as fast as we read."""
         for _ in range(_CHUNKS):
             if self._stderr in self._ended or not self._read(self._stderr):
                 return
@@ -181,7 +187,7 @@ class LocalTransport(Transport):
     """Transport in which every node is this machine."""
 
     def open(self, node: Node, command: str, deadline: float, latest: float = math.inf) -> ProcessChannel:  # noqa: ARG002 - nothing to choose or wait for
-        """Start ``command`` with /bin/sh, whatever the node's name."""
+        """Start ``command`` with /bin/sh, regardless of the node's name."""
         try:
             return ProcessChannel(["/bin/sh", "-c", command])
         except OSError as error:

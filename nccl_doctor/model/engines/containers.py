@@ -18,7 +18,10 @@ RUNTIMES: tuple[Runtime, ...] = get_args(Runtime)
 
 @dataclass(frozen=True)
 class InsideOptions:
-    """The place of commands on the host: ``runtime`` None is the host itself; ``name`` as in inventory/values.py."""
+    """The place of commands on the host; ``runtime`` is None for the host itself.
+
+    ``name`` is as in inventory/values.py.
+    """
 
     engine: ClassVar[str] = "inside"
 

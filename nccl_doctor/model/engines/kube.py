@@ -13,7 +13,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class NotReady:
-    """Reason why a pod can't be entered, from the pod list; ``detail`` continues the sentence after its name."""
+    """Reason why a pod can't be entered, according to the pod list.
+
+    ``detail`` continues the sentence after the pod's name.
+    """
 
     detail: str
     remedy: str

@@ -1,4 +1,4 @@
-"""Operations on packet filters: TCP between a host and its peers is let through."""
+"""Operations on packet filters that let TCP through between a host and its peers."""
 
 from __future__ import annotations
 
@@ -29,14 +29,17 @@ class _Allow(Operation):
 
 @dataclass(frozen=True)
 class FirewalldAllow(_Allow):
-    """Entries of firewalld, at run time or for good.
+    """Entries of firewalld, at run time or permanent.
 
-    There is no reload: it would apply what others have prepared, and discard what was set at run time alone.
+    firewalld is not reloaded because that would apply what others have prepared, and discard what was set only at run
+    time.
 
     Attributes:
         entries: pairs such as ("source", "10.0.0.2") or ("rich-rule", "rule family=…"), for options --add-source=….
         zone: None for direct rules.
         direct: a direct rule's family, table, chain, priority and words, in place of ``entries``.
+
+
     """
 
     permanent: bool
@@ -55,7 +58,7 @@ class FirewalldAllow(_Allow):
 
     @property
     def look(self) -> Line | None:
-        """Print "yes" or "no" for each entry, and as notes which files the zone has."""
+        """Print "yes" or "no" for each entry, and the zone's files as notes."""
         queries = [self._call("query", (place,)) for place in range(max(1, len(self.entries)))]
         asked = [one and script("{one}; [ $? -lt 2 ] || exit {unknown}", one=one, unknown=UNKNOWN) for one in queries]
         kept = [line("[ ! -e {file} ] || echo {note}", file=file, note=f"#{file}") for file in self._files]
@@ -66,9 +69,11 @@ class FirewalldAllow(_Allow):
         return len(state) >= count and all(word == "yes" for word in state[:count])
 
     def undo(self, before: State) -> Line | None:
-        """Return the line that removes the entries that were not there, and with them new files of the zone.
+        """Return the line that removes the entries that were not there before, and the zone's new files.
 
-        A file that says anything else than the zone as firewalld has it (``/usr/lib``) stays.
+        A file that differs from firewalld's own definition of the zone (``/usr/lib``) stays.
+
+
         """
         count = max(1, len(self.entries))
         new = [place for place, word in enumerate(before[:count]) if word == "no"]
@@ -85,7 +90,7 @@ class FirewalldAllow(_Allow):
 
     @property
     def _files(self) -> tuple[str, ...]:
-        """The zone's own file, and firewalld's copy of the one before."""
+        """The zone's own file, and firewalld's copy of the previous one."""
         file = f"{ZONES}/{self.zone}.xml"
         return (file, f"{file}.old") if self.permanent and self.zone is not None else ()
 
@@ -114,12 +119,12 @@ def _blank(words: Sequence[Line | None]) -> Line | None:
 
 
 _OPTIONS = frozenset({"-s", "-d", "-p", "-m", "-j", "-t", "--dports", *map(str, range(-32769, 0))})
-"""Words with a minus that operations have: options of iptables, and priorities."""
+"""Words beginning with a minus that operations use: options of iptables, and priorities."""
 
 
 @dataclass(frozen=True)
 class NftAllow(_Allow):
-    """A rule at the beginning of a chain of nftables, with a comment by which it is known."""
+    """A rule at the beginning of a chain of nftables, with a comment by which it is recognised."""
 
     family: str
     table: str
@@ -164,7 +169,10 @@ class NftAllow(_Allow):
 
 @dataclass(frozen=True)
 class IptablesAllow(_Allow):
-    """A rule at the beginning of a built-in chain; ``program`` is the variant of iptables that wrote the others."""
+    """A rule at the beginning of a built-in chain.
+
+    ``program`` is the iptables variant that wrote the other rules.
+    """
 
     program: str
     table: str
@@ -203,7 +211,7 @@ class IptablesAllow(_Allow):
 
 @dataclass(frozen=True)
 class UfwAllow(_Allow):
-    """A rule of ufw for one peer; ``first`` puts it before the user's own rules."""
+    """A ufw rule for one peer; ``first`` puts it before the user's own rules."""
 
     ports: str
     outgoing: bool

@@ -1,4 +1,4 @@
-"""Operations on services, containers, Kubernetes' objects, processes, and the job's own settings."""
+"""Operations on services, containers, Kubernetes objects, processes, and the job's own settings."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from nccl_doctor.text.shell import Line, line, script
 
 @dataclass(frozen=True)
 class ServiceStart(Operation):
-    """A service of systemd that is started, now and at each boot."""
+    """A systemd service that is started, now and at each boot."""
 
     unit: str
     survives_reboot: ClassVar[bool | None] = True
@@ -32,14 +32,14 @@ class ServiceStart(Operation):
         return ("enabled", "active")
 
     def undo(self, before: State) -> Line | None:
-        """Return the lines that stop and disable it, as it was before."""
+        """Return the lines that restore the service's previous state: stopped, disabled, or both."""
         verbs = [("disable", before[:1] == ("disabled",)), ("stop", before[1:2] in (("inactive",), ("failed",)))]
         return all_of([line("systemctl {verb} {unit}", verb=verb, unit=self.unit) for verb, was in verbs if was])
 
 
 @dataclass(frozen=True)
 class ContainerStart(Operation):
-    """A container that is started, or let run again (``verb``); what it runs then is its own affair."""
+    """A container that is started or unpaused (``verb``); what it then runs is its own affair."""
 
     runtime: str
     verb: str
@@ -54,7 +54,7 @@ class ContainerStart(Operation):
 
 @dataclass(frozen=True)
 class KubeApply(Operation):
-    """An object of Kubernetes that is created or changed; ``text`` is its JSON."""
+    """A Kubernetes object that is created or changed; ``text`` is its JSON."""
 
     text: str
     root: ClassVar[bool] = False
@@ -68,7 +68,7 @@ class KubeApply(Operation):
 
 @dataclass(frozen=True)
 class ServicePatch(Operation):
-    """A Service of Kubernetes that gives names to pods before they are ready."""
+    """A Kubernetes Service that gives names to pods before they are ready."""
 
     name: str
     namespace: str
@@ -85,13 +85,14 @@ class ServicePatch(Operation):
 
 @dataclass(frozen=True)
 class EndJob(Operation):
-    """The end of a leftover job of one's own, as ``fix-port --kill`` ends it: never with ``--force``.
+    """The end of one's own leftover job by ``fix-port --kill``, never with ``--force``.
 
     Attributes:
         text: the command of fix-port that does it.
         host: name of the node.
         pid: a process of the job, with the time of its start in clock ticks since boot.
         port: the port that it holds; None if that does not matter.
+
     """
 
     text: Line

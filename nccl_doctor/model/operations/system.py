@@ -19,7 +19,7 @@ _BARE = re.compile(r"[\w./-]+", re.ASCII)
 class SysctlSet(Operation):
     """Kernel settings: names, and their values.
 
-    ``earlier`` are the values of the first settings when the host was checked, from which the new ones were made.
+    ``earlier`` has the values of the first settings when the host was checked; the new ones were derived from them.
     """
 
     settings: tuple[tuple[str, str], ...]
@@ -33,7 +33,7 @@ class SysctlSet(Operation):
 
     @property
     def look(self) -> Line | None:
-        """Print each value behind "=", since a value may be empty."""
+        """Print each value after "=", since a value may be empty."""
         if not all(_BARE.fullmatch(name) for name, _ in self.settings):
             return None
         names = [line("{name}", name=name) for name, _ in self.settings]
@@ -47,11 +47,11 @@ class SysctlSet(Operation):
 
     @property
     def expected(self) -> State:
-        """The values, with single blanks as the shell prints them."""
+        """The values, with single spaces as the shell prints them."""
         return _printed(value for _, value in self.settings)
 
     def is_outdated(self, before: State) -> bool:
-        """Return whether a setting has another value than when the host was checked."""
+        """Return whether a setting has changed since the host was checked."""
         return before[: len(self.earlier)] != _printed(self.earlier)
 
     def undo(self, before: State) -> Line | None:
@@ -76,7 +76,7 @@ def _restored(name: str, value: str) -> Line | None:
 
 @dataclass(frozen=True)
 class HostsEntry(Operation):
-    """Entries of /etc/hosts: addresses and names. The file may lack its last newline, which an undo restores."""
+    """Entries of /etc/hosts: addresses and names. The file may lack its last newline; an undo restores that state."""
 
     entries: tuple[tuple[str, str], ...]
     survives_reboot: ClassVar[bool | None] = True
@@ -87,14 +87,14 @@ class HostsEntry(Operation):
 
     @property
     def line(self) -> Line | None:
-        """Append the entries that are not there, behind a newline if the file lacks its last one."""
+        """Append the missing entries, after a newline if the file lacks its last one."""
         end = script("tail -c1 /etc/hosts | grep -q . && echo >> /etc/hosts")
         once = [line("grep -qxF {one} /etc/hosts || echo {one} >> /etc/hosts", one=entry) for entry in self.lines]
         return in_turn([end, *once])
 
     @property
     def look(self) -> Line | None:
-        """Print whether the last newline is missing, and the number of lines that are equal to each entry."""
+        """Print whether the last newline is missing, and how many lines equal each entry."""
         counts = [line("grep -cxF -e {entry} /etc/hosts", entry=entry) for entry in self.lines]
         readable = script("[ -r /etc/hosts ] || exit {unknown}", unknown=UNKNOWN)
         end = script("tail -c1 /etc/hosts | grep -q . && echo open || echo closed")
@@ -190,7 +190,7 @@ class IpRouteDelete(Operation):
         return shown and script("{shown} || exit {unknown}", shown=shown, unknown=UNKNOWN)
 
     def holds(self, state: State) -> bool:
-        """Return whether no such route is there."""
+        """Return whether there is no such route."""
         return not state
 
     def undo(self, before: State) -> Line | None:
@@ -211,7 +211,7 @@ def _metric(route: list[str]) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class LinkUp(Operation):
-    """An interface that is set up."""
+    """An interface that is brought up."""
 
     name: str
     cuts_connection: ClassVar[bool] = True
@@ -233,7 +233,7 @@ class LinkUp(Operation):
 
 @dataclass(frozen=True)
 class LinkMtu(Operation):
-    """The MTU of an interface, in bytes; ``earlier`` is the one when the host was checked."""
+    """The MTU of an interface, in bytes; ``earlier`` is the one that it had when the host was checked."""
 
     name: str
     mtu: int
@@ -255,7 +255,7 @@ class LinkMtu(Operation):
         return (str(self.mtu),)
 
     def is_outdated(self, before: State) -> bool:
-        """Return whether the MTU is another one than when the host was checked."""
+        """Return whether the MTU has changed since the host was checked."""
         return self.earlier is not None and before != (str(self.earlier),)
 
     def undo(self, before: State) -> Line | None:
@@ -265,7 +265,7 @@ class LinkMtu(Operation):
 
 @dataclass(frozen=True)
 class Remount(Operation):
-    """A larger /dev/shm; with a runtime that of a container."""
+    """A larger /dev/shm; with a ``runtime``, that of a container."""
 
     gib: int
     runtime: str = ""
@@ -297,7 +297,7 @@ class Remount(Operation):
         return (size := _size(state)) is not None and size >= self.gib * GIB
 
     def undo(self, before: State) -> Line | None:
-        """Return the line that makes it as large as before."""
+        """Return the line that restores the previous size."""
         size = _size(before)
         return None if size is None else self._sized(f"{size}k")
 
@@ -335,7 +335,7 @@ class ShmFolder(Operation):
         return ("there",)
 
     def undo(self, before: State) -> Line | None:
-        """Return the line that removes it, if it is empty."""
+        """Return the line that removes the folder if it is empty."""
         return line("rmdir /dev/shm") if before == ("missing",) else None
 
 
@@ -396,7 +396,7 @@ class OwnFileMode(FileMode):
 
 @dataclass(frozen=True)
 class ModuleLoad(Operation):
-    """A kernel module that is loaded; it stays, since others may use it by now."""
+    """A kernel module that is loaded; it stays, since others may be using it by now."""
 
     name: str
 

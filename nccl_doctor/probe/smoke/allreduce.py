@@ -1,13 +1,13 @@
 """Runs the all-reduce on this host: one process imports torch and forks as many ranks as the job would have here.
 
 The worker (worker.py) is passed in memory to the training's interpreter as ``/proc/PID/fd/N``. It may be started long
-before it is needed, and serves several all-reduces, since importing torch takes longer than everything else. Temporary
-files are in a known folder and are removed with the processes, and so is shared memory that killed ranks could not
-remove. Ranks report with marked lines; their other output is kept.
+before it is needed, and serves several all-reduces, since importing torch takes longer than anything else. Temporary
+files are in a known folder. They are removed when the processes end, as is shared memory that killed ranks could not
+remove. Ranks report in marked lines; their other output is kept.
 
 NCCL creates ``nccl-XXXXXX`` with mkstemp and unlinks it once the peer has attached (2.30.7, src/misc/shmutils.cc), so a
 rank that is killed in between leaves it behind. The name does not show who created it, and a segment that nobody has
-open may still be needed, so only segments that our descendants were seen to use are removed.
+open may still be needed. So we remove only segments that we saw our descendants use.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ PAUSE_S = 1.0  # between two checks if the directory shows no new name; each rea
 
 
 class Segments:
-    """The shared memory segments that our descendants have used since creation."""
+    """The shared memory segments that our descendants have used since this object was created."""
 
     def __init__(self) -> None:
         self._before = _names()
@@ -42,7 +42,7 @@ class Segments:
         self._next = 0.0
 
     def look(self, *, at_once: bool = False) -> None:
-        """Record what descendants have mapped or open now; a new name is examined at once."""
+        """Record what descendants have mapped or open, at most every PAUSE_S unless a name is new."""
         names = _names()
         fresh = not names <= self._listed
         self._listed |= names
@@ -52,7 +52,7 @@ class Segments:
         self._next = time.monotonic() + PAUSE_S
 
     def sweep(self) -> list[str]:
-        """Remove recorded segments that still exist and that no process uses, and return their names."""
+        """Remove the recorded segments that still exist but that no process uses, and return their names."""
         left = {name for name in self._made & _names() if OURS.fullmatch(name)}
         gone = sorted(left - _held(int(entry) for entry in os.listdir("/proc") if entry.isdigit())) if left else []
         for name in gone:
@@ -68,7 +68,7 @@ def _names() -> set[str]:
 
 
 def _held(pids: Iterable[int]) -> set[str]:
-    """Return the names in the folder that these processes have mapped or open."""
+    """Return the names of the folder's files that these processes have mapped or open."""
     used: set[str] = set()
     for pid in pids:
         # it has ended, or belongs to another user, who can't open our segments (their mode is 0600)
@@ -86,7 +86,10 @@ FRAMES = 12
 
 
 class Ranks:
-    """The ranks of this host by local rank; ``launcher`` forks them, and writes its stack to the file ``stack``."""
+    """The ranks of this host by local rank.
+
+    ``launcher`` forks them, and writes its own stack to the file ``stack``.
+    """
 
     def __init__(self, count: int, emit: Callable[[Dict[str, Any]], None], launcher: int, stack: int) -> None:
         self.count = count
@@ -102,7 +105,7 @@ class Ranks:
 
     @property
     def ends_known(self) -> bool:
-        """True once the launcher has reported how every dead rank of the last look died."""
+        """True once the launcher has reported how each rank that the last look found dead ended."""
         return self._unexplained <= self._exit_codes.keys()
 
     def event(self, event: dict[str, Any]) -> None:
@@ -117,7 +120,7 @@ class Ranks:
         self._emit(event)
 
     def look(self) -> bool:
-        """Report {"local_rank", "state", "stack"} of each rank; return True if only the parent knows how one died."""
+        """Report each rank's "state" and "stack"; return True if only the launcher knows how one died."""
         states = {rank: _state(self._pids.get(rank, self._launcher)) for rank in range(self.count)}
         living = {rank: state for rank, state in states.items() if state is not None and state[0] not in "ZX"}
         for pid in {self._pids[rank] for rank in living if rank in self._pids}:
@@ -147,12 +150,12 @@ class Ranks:
             os.close(file)
 
     def _stack_file(self, rank: int) -> int:
-        """Return the file to which the rank's process writes its stack; before the fork that of its launcher."""
+        """Return the file to which the rank's process writes its stack: before the fork, the launcher's."""
         return self._launcher_stack if self._pids.get(rank) == self._launcher else self._files[rank]
 
 
 def _state(pid: int) -> str | None:
-    """Return the letter of "state" in proc(5), followed by the kernel function if it is uninterruptible."""
+    """Return the process's state letter (proc(5)), with the kernel function if it is uninterruptible."""
     proc = procs.read_proc(pid)
     if proc is None or proc.state != "D":
         return None if proc is None else proc.state
@@ -175,7 +178,7 @@ Emit = Callable[[Dict[str, Any]], None]
 
 
 class Output:
-    """The ranks' output: events are forwarded, the first and the last lines are kept."""
+    """The ranks' output: events are forwarded, and the first and last lines are kept."""
 
     def __init__(self, mark: str, emit: Emit) -> None:
         self._mark, self._emit = mark.encode(), emit
@@ -190,7 +193,7 @@ class Output:
         return [*self._head, *self._tail]
 
     def feed(self, block: bytes) -> None:
-        """Process bytes that were read."""
+        """Process bytes that have been read."""
         *lines, self._rest = (self._rest + block).split(b"\n")
         for line in lines:
             before, found, event = line.partition(self._mark)
@@ -213,7 +216,7 @@ class Output:
     def follow(self, source: int, until: float, stop: Callable[[], bool]) -> bool:
         """Read until the last writer is gone (True), or until ``stop`` or the deadline (False).
 
-        Output written before ``stop`` is still read, since a launcher's last line is why it ended.
+        Output written before ``stop`` is still read, since a launcher's last line says why it ended.
         """
         with selectors.DefaultSelector() as selector:
             selector.register(source, selectors.EVENT_READ)
@@ -262,7 +265,7 @@ class Launcher:
             self._held = held.pop_all()
 
     def wait_until_ready(self, seconds: float) -> None:
-        """Wait until torch is imported; TimeoutError if that takes too long or the process ends first."""
+        """Wait until torch is imported; raise TimeoutError if it takes too long or the process ends first."""
         over = lambda: self._ready or self._process.poll() is not None  # noqa: E731 - read by one loop
         self._output.follow(self._source, time.monotonic() + seconds, over)
         if not self._ready:
@@ -270,11 +273,11 @@ class Launcher:
             raise TimeoutError(f"torch was not imported in {seconds:.0f} s; it said: {last[0]}")
 
     def run(self, order: dict[str, Any], emit: Emit, stop: threading.Event) -> dict[str, Any]:
-        """Run one all-reduce, and forward the ranks' reports until the deadline at the latest.
+        """Run one all-reduce, and forward the ranks' reports, until the deadline at the latest.
 
-        For ``order`` see worker.py; its deadline is the last resort if the controller is silent. The exit status is 0
-        if all ranks ended well and 1 if not; the launcher's own if it exited before them, or None with the signal that
-        killed it; both are None if it had to be ended.
+        For ``order`` see worker.py; its deadline is the last resort if the controller is silent. "exit" is 0 if all
+        ranks ended well and 1 if not. If the launcher ended before them, it is the launcher's own exit status, or None
+        with the "signal" that killed it; both are None if the launcher had to be ended.
         """
         ranks = self._ranks = Ranks(order["count"], emit, self._process.pid, self._stack)
         self._number, self._good = self._number + 1, None
@@ -313,7 +316,7 @@ class Launcher:
         }
 
     def close(self) -> list[str]:
-        """End the process and every rank, and clean up after them; return the lines that they printed."""
+        """End the process and every rank, clean up after them, and return the lines that they printed."""
         try:
             self._process.kill()
             self._process.wait()
@@ -349,7 +352,7 @@ class Launcher:
 
 
 def early(env: dict[str, str], worker: str) -> Launcher | None:
-    """Return a launcher that imports torch in the background; None if memory is short."""
+    """Return a launcher that is importing torch in the background; None if memory is short."""
     # without swapping, by proc(5)
     available = re.search(r"^MemAvailable:\s+(\d+) kB$", tools.read("/proc/meminfo") or "", re.MULTILINE)
     if not available or int(available[1]) < NEEDED_KIB:

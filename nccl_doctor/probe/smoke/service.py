@@ -1,4 +1,4 @@
-"""The all-reduce's requests: one launcher a connection, which imports torch once for all that follow."""
+"""Requests for all-reduces: one launcher per connection, which imports torch once for all of them."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ class AllReduce:
         self._launcher: Launcher | None = None
 
     def import_torch(self, request: dict[str, Any]) -> None:
-        """Import torch ahead, if there is memory for it."""
+        """Import torch in advance, if there is enough memory for it."""
         if self._launcher is None:
             self._launcher = early(request["env"], self._server.source(WORKER))
 
     def run(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Return answers.SmokeEnd; each rank's reports are sent as events."""
+        """Return an answers.SmokeEnd; each rank's reports are sent as events."""
         launcher = self._started(request["env"])
         stop, ident = self._server.stop, request["id"]
         stop.clear()
@@ -49,7 +49,7 @@ class AllReduce:
             raise
 
     def try_group(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Run the all-reduce in a group of hosts; the launcher is kept for the next."""
+        """Run the all-reduce in a group of hosts; the launcher is kept for the next group."""
         self._server.stop.clear()
         assert self._launcher is not None
         return {"ok": self._launcher.run(request["order"], lambda _event: None, self._server.stop)["exit"] == 0}
@@ -58,7 +58,7 @@ class AllReduce:
         self._end()
 
     def _started(self, env: dict[str, str]) -> Launcher:
-        """Return the launcher that has already imported torch, if it has these variables, or a new one."""
+        """Return the existing launcher if it has these variables, or else a new one."""
         if self._launcher is not None and self._launcher.env != env:
             self._end()
         self._launcher = self._launcher or Launcher(env, self._server.source(WORKER))
@@ -70,6 +70,6 @@ class AllReduce:
 
 
 def _counters(before: dict[str, Any] | None = None) -> dict[str, Any] | None:
-    """Return RDMA's counters, or how much they grew; None if there are none or they were not read in time."""
+    """Return the RDMA counters, or their growth; None if there are none or they were not read in time."""
     now: Any = facts.run({"counters": count_rdma}, COUNT_S)["counters"]
     return None if not now or "$unknown" in now else now if before is None else grown(before, now)

@@ -1,19 +1,16 @@
-"""Imports torch once and forks this host's ranks of the all-reduce; a program, never imported.
+"""Imports torch once and forks this host's ranks of the all-reduce; it is a program, never imported.
 
-It is started as training's interpreter would be, and does not use CUDA before the fork, since a child could not use it
-then (torch/cuda/__init__.py, "Cannot re-initialize CUDA in forked subprocess"). Orders come as lines of JSON, each for
-all ranks of one all-reduce; events go to stdout behind a mark. A rank reports each stage when it is reached, so that
-the last one shows where it hangs:
+It is started as training's interpreter would be, and does not use CUDA before the fork, since the children could not
+use it afterwards (torch/cuda/__init__.py, "Cannot re-initialize CUDA in forked subprocess"). Orders come as lines of
+JSON, each for all ranks of one all-reduce; events go to stdout after a mark. A rank reports each stage when it reaches
+it, so that the last one shows where the rank hangs:
 
-    started     the interpreter runs (the probe says so, for all ranks: probe/smoke/allreduce.py)
-    torch       torch is imported, and the rank is a process of its own
-    store       the master's TCPStore answers
-    group       the process group is up: all ranks met
-    allreduce   the first all-reduce gave the right sum
-    sizes       sizes are measured
-    done        the group is taken down
+started the interpreter is running (the probe reports this for all ranks: probe/smoke/allreduce.py) torch torch is
+imported, and the rank is a process of its own store the master's TCPStore answers group the process group is up: all
+ranks have met allreduce the first all-reduce gave the right sum sizes the sizes have been measured done the group has
+been taken down
 
-Values depend on rank and position, so that a sum without a rank or with mixed-up positions is never right.
+Values depend on rank and position, so that a sum that lacks a rank or mixes up positions is never right.
 """
 
 from __future__ import annotations
@@ -43,18 +40,20 @@ MOST_ACCUSED = 64
 PR_SET_PDEATHSIG = 1
 GRACE_S = 1.0  # time for the other ranks of a host to report, once one of them has died
 GAIN, PLATEAU_BYTES = 1.1, 1 << 20
-"""If bandwidth grew by less than this factor over two doublings, from this size on, it has reached its plateau; if only
-that is wanted, sizes are two doublings apart.
+"""Factor of growth that shows bandwidth's plateau, and the smallest size for which it does.
+
+Bandwidth has reached its plateau if it grew by less than the factor over two doublings. If only the plateau is wanted,
+sizes are two doublings apart.
 """
 
 
 def write_event(**event: object) -> None:
-    """Write a line with one write(2) of less than PIPE_BUF, so that lines of ranks don't mix (pipe(7))."""
+    """Write a line with one write(2) of less than PIPE_BUF, so that ranks' lines don't mix (pipe(7))."""
     os.write(1, (CONFIG["mark"] + json.dumps(event) + "\n").encode())
 
 
 def report(**event: object) -> None:
-    """Report an event of this rank; its time counts from the order."""
+    """Report an event of this rank, with the time since the order was sent."""
     write_event(**event, local_rank=int(os.environ["LOCAL_RANK"]), since=time.monotonic() - ORDER["began"])
 
 
@@ -62,17 +61,17 @@ ORDER: dict[str, Any] = {}  # request for which the ranks were forked: see :func
 
 
 def end_with_parent() -> None:
-    """Have the kernel end this rank when its parent dies (prctl(2)), since ranks have their own sessions."""
+    """Have the kernel end this rank when its parent dies (prctl(2)), since each rank has its own session."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def write_stack_on_signal(path: str) -> None:
-    """On SIGUSR1 write the main thread's stack, even if that thread hangs with the interpreter's lock."""
+    """On SIGUSR1, write the main thread's stack, even if that thread hangs while holding the GIL."""
     faulthandler.register(signal.SIGUSR1, file=os.open(path, os.O_WRONLY | os.O_APPEND), all_threads=False)
 
 
 def all_reduce() -> None:
-    """Run the stages of a rank; :func:`guarded` reports an exception with its text."""
+    """Run the stages of a rank; :func:`guarded` reports any exception with its text."""
     import torch
     import torch.distributed as dist
     from torch.distributed.rendezvous import rendezvous
@@ -117,10 +116,12 @@ class Store(Protocol):
 
 
 def own_store(dist: ModuleType, store: Store, rank: int) -> Any:  # noqa: ANN401 - torch's own, which mypy can't see
-    """Return the store with all keys below this all-reduce's token, so that no stranger's rank joins the group.
+    """Return the store with this all-reduce's token before all keys, so that no foreign rank joins.
 
-    Rank 0, whose process serves the store, says whose it is. The others don't wait for that: they wait in
-    ``init_process_group``, where a stack shows it.
+    Rank 0, whose process serves the store, records in it whose it is. The others don't wait for that here but in
+    ``init_process_group``, where their stacks show it.
+
+
     """
     if rank == 0:
         store.set(STORE_KEY, ORDER["token"])
@@ -142,7 +143,7 @@ def weight(rank: int) -> int:
 
 
 class WrongSumError(Exception):
-    """The all-reduce ended with a wrong result."""
+    """The all-reduce gave a wrong result."""
 
 
 class WithoutNcclError(RuntimeError):
@@ -150,7 +151,7 @@ class WithoutNcclError(RuntimeError):
 
 
 ERROR_KINDS = {WrongSumError: "wrong-sum", WithoutNcclError: "no-nccl"}
-"""Kinds of errors that the controller judges by more than their text."""
+"""Kinds of errors that the controller does not judge by their text alone."""
 
 
 class Device(Protocol):
@@ -175,10 +176,11 @@ class Bench:
         self.inside_s = 0.0
 
     def fill(self, dtype: object, count: int) -> tuple[Any, Any]:
-        """Return this rank's values, and the sums that are right over all ranks.
+        """Return this rank's values, and the correct sums over all ranks.
 
-        In float32 position p of rank r has (p mod 97 + 1) (r mod 13 + 1), and every sum is exact. bfloat16 is exact
-        only to 256 (8 bits of mantissa), so there each position is non-zero on only one rank.
+        In float32, position p of rank r has (p mod 97 + 1) (r mod 13 + 1), and every sum is exact. bfloat16 is exact
+        only up to 256 (8 bits of mantissa), so there each position is non-zero on one rank only.
+
         """
         torch = self.torch
         cycle = torch.arange(1, PATTERN + 1, dtype=dtype, device=self.device)
@@ -190,7 +192,10 @@ class Bench:
         return values, positions
 
     def checked(self, dtype: object, count: int) -> Tensor:
-        """Run an all-reduce; every rank raises :class:`WrongSumError` after a wrong sum on any, which is reported."""
+        """Run an all-reduce and check the sums; report a wrong one on any rank.
+
+        Every rank then raises :class:`WrongSumError`.
+        """
         values, expected = self.fill(dtype, count)
         self.timed(values)
         differs = values != expected
@@ -208,7 +213,7 @@ class Bench:
         return summed
 
     def locate_wrong_rank(self) -> None:
-        """Repeat a small all-reduce on each rank alone and between ring neighbours, and report wrong ones."""
+        """Repeat a small all-reduce on each rank alone and between ring neighbours, and report wrong results."""
         ranks = range(min(self.world, MOST_ACCUSED))
         groups = [[rank] for rank in ranks]
         groups += [sorted((rank, (rank + 1) % self.world)) for rank in ranks if self.world > 2]
@@ -238,7 +243,7 @@ class Bench:
         return [float(value) for value in values]
 
     def measure(self) -> None:
-        """Time float32, and on GPUs bfloat16, each with a part of the budget."""
+        """Time float32, and on GPUs also bfloat16, each with an equal part of the budget."""
         dtypes = [self.torch.float32]
         if self.device.type == "cuda":
             dtypes.append(self.torch.bfloat16)
@@ -257,10 +262,12 @@ class Bench:
         return min(wanted, -int(self.slowest(-float(free // 8))[0]))
 
     def measure_sizes(self, dtype: object, largest: int, budget_s: float) -> None:
-        """Time sizes from 8 bytes on, doubled while the next one fits the budget; rank 0 reports the medians.
+        """Time sizes from 8 bytes, doubling while the next one fits the budget; rank 0 reports the medians.
 
-        algbw = bytes / seconds; busbw = algbw * 2 (n - 1) / n, as nccl-tests' PERFORMANCE.md defines them; in 10⁹
+        algbw = bytes / seconds and busbw = algbw * 2 (n - 1) / n, as nccl-tests' PERFORMANCE.md defines them, in 10⁹
         bytes/s. If the order has "plateau", fewer sizes are timed, until the plateau is reached.
+
+
         """
         name = str(dtype).rpartition(".")[2]
         width = 4 if name == "float32" else 2
@@ -285,7 +292,10 @@ class Bench:
 
 
 def cpu_wanted_s() -> float:
-    """Return the seconds in which this process's threads ran or waited for a CPU (/proc/PID/task/TID/schedstat)."""
+    """Return the seconds that this process's threads ran or waited for a CPU.
+
+    Source: /proc/PID/task/TID/schedstat.
+    """
     wanted = 0
     for thread in os.listdir("/proc/self/task"):
         with contextlib.suppress(OSError, ValueError), open(f"/proc/self/task/{thread}/schedstat") as told:
@@ -313,7 +323,7 @@ def leave(status: int) -> None:
 
 
 def fork_rank(local_rank: int) -> int:
-    """Start a rank with the order's variables and its own numbers; return its PID."""
+    """Start a rank with the order's variables and its own rank numbers; return its PID."""
     pid = os.fork()
     if pid == 0:
         os.setsid()
@@ -326,7 +336,7 @@ def fork_rank(local_rank: int) -> int:
 
 
 def wait_for_ranks(pids: list[int], seconds: float) -> bool:
-    """Wait for all ranks, report how failed ones ended, and kill the rest; return True if all ended well."""
+    """Wait for all ranks, report how failed ones ended, kill the rest, and return True if all ended well."""
     deadline = time.monotonic() + seconds
     left = {pid: local_rank for local_rank, pid in enumerate(pids)}
     good = True
@@ -349,10 +359,11 @@ def wait_for_ranks(pids: list[int], seconds: float) -> bool:
 
 
 def serve() -> None:
-    """Import torch, then run one order after the other, until stdin ends.
+    """Import torch, then run one order after another until the input ends.
 
     An order: ``{"number", "token", "first_rank", "count", "variables": of the job, "stacks": [path for each rank],
     "began": time.monotonic of its sender, "backend", "budget_s", "max_bytes", "plateau", "deadline_s"}``.
+
     """
     end_with_parent()
     # Python 3.12 warns about forks beside threads; some libraries start threads on import, and allow it.

@@ -1,6 +1,6 @@
-"""From a template to one file that loads nothing from the network and runs only our own script.
+"""From a template to a single file that loads nothing from the network and runs only our own script.
 
-Templates read the documents themselves; the values of each figure come from its own module.
+Templates read the documents themselves; the values of each figure come from the figure's own module.
 """
 
 from __future__ import annotations
@@ -29,14 +29,17 @@ View = SimpleNamespace  # values as a template reads them
 
 
 class Table(NamedTuple):
-    """A table of cells as text."""
+    """A table with cells of text."""
 
     header: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
 
 
 def short(text: str, most: int) -> str:
-    """Return at most this many characters, without the middle, since both ends distinguish hosts."""
+    """Return at most this many characters of a text.
+
+    The middle is left out, since both ends distinguish hosts.
+    """
     if len(text) <= most:
         return text
     end = (most - 1) // 2
@@ -49,7 +52,7 @@ def document(template: str, **values: object) -> str:
 
 
 def head(report: Document, options: RenderOptions) -> View:
-    """Return the head of a page: the command, time, user, and version."""
+    """Return the head of a page: the command, time, user and version."""
     observed, made = (
         "" if at is None else f"{datetime.fromtimestamp(at, timezone.utc):%Y-%m-%d %H:%M:%S UTC}"
         for at in (options.observed_at, options.made_at)
@@ -71,7 +74,7 @@ def pages(diagnoses: Iterable[Diagnosis], options: RenderOptions) -> dict[str, t
 
 
 def gravest_first(diagnoses: Iterable[Diagnosis]) -> list[Diagnosis]:
-    """Return the diagnoses by severity, those of the same severity in the order of the report."""
+    """Return the diagnoses by severity, and those of the same severity in the order of the report."""
     return sorted(diagnoses, key=lambda found: -found.severity.rank)
 
 

@@ -1,4 +1,4 @@
-"""Figures other than the mesh: curves of the all-reduce, the ring and its networks, a table of hosts, their times."""
+"""Figures other than the mesh: all-reduce curves, ring and networks, a table of hosts, and times."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SIZE_TICKS = 6
 
 
 class _Scale(NamedTuple):
-    """A logarithmic axis, which maps ``low`` to ``high`` to CSS pixels."""
+    """A logarithmic axis, which maps the range from ``low`` to ``high`` to CSS pixels."""
 
     low: float
     high: float
@@ -28,14 +28,14 @@ class _Scale(NamedTuple):
     end: float
 
     def at(self, value: float) -> float:
-        """Return the position of a value; values beyond the axis are at its end."""
+        """Return the position of a value; values beyond the axis are placed at its end."""
         inside = min(max(value, self.low), self.high)
         share = log10(inside / self.low) / max(log10(self.high / self.low), 1e-9)
         return round(self.start + share * (self.end - self.start), 1)
 
 
 def charts(smoke: AllReduceReport) -> tuple[View, ...]:
-    """Return charts of time and busbw by size; none if fewer than two sizes were measured."""
+    """Return charts of time and busbw by size, or none if fewer than two sizes were measured."""
     sizes = [one for one in smoke.sizes if one.bytes > 0 and one.seconds > 0 and one.busbw > 0]
     if len({one.bytes for one in sizes}) < 2:
         return ()
@@ -102,14 +102,14 @@ MOST_STOPS = 64  # hosts of a ring that are drawn
 _NAMED = 32  # hosts up to which each has its name beside it
 _MOST_CHIPS = 16  # hosts of a subnet that are shown one by one
 _LEAST, _MOST, _EACH = 62.0, 150.0, 8.0
-"""Radius of the smallest and of the largest ring, and the addition for each host, in CSS pixels."""
+"""Radius of the smallest and of the largest ring, and the increase per host, in CSS pixels."""
 _BESIDE, _ABOVE, _LETTER = 24.0, 34.0, 6.8
-"""Room for names in CSS pixels: to the sides of the ring, above and below it, and for each letter."""
+"""Space for names in CSS pixels: beside the ring, above and below it, and for each letter."""
 _LONGEST = 14
 
 
 def nets(report: Report) -> tuple[View, ...]:
-    """Return hosts by the network that NCCL chose, largest group first, those without one last."""
+    """Return hosts by the network that NCCL chose, the largest group first, those without one last."""
     against = reversed(report.of_category("interfaces"))
     wrong = {host: f"{one.code} {one.name}" for one in against for host in one.hosts}
     chosen = []
@@ -135,7 +135,7 @@ def _folded(hosts: list[View]) -> list[View]:
 
 
 def ring(report: Report) -> View | None:
-    """Return the ring of the all-reduce, otherwise that of the ranks; None for fewer than two hosts."""
+    """Return the ring of the all-reduce, or else of the ranks; None for fewer than two hosts."""
     hosts = _order(report)
     if not 2 <= len(hosts) <= MOST_STOPS:
         return None
@@ -204,7 +204,7 @@ _LONGEST_DEVICE = 20
 
 
 def rails(report: Report) -> View | None:
-    """Return RDMA devices by place in hosts' lists, as NCCL connects them; None for fewer than two hosts."""
+    """Return RDMA devices by their index on hosts, as NCCL connects them; None for fewer than two hosts."""
     places = {host.name: _places(host) for host in sorted(report.hosts, key=lambda host: host.node_rank) if host.rdma}
     lost = {name: {other for port in chain(*its) for other in port.apart} for name, its in places.items()}
     shown = sorted(places, key=lambda name: not lost[name])[:_MOST_COLUMNS]
@@ -274,7 +274,7 @@ def host_table(report: Report) -> View | None:
 
 
 def _usual(values: Sequence[str]) -> str | None:
-    """Return the value of more than half of at least three hosts; otherwise None."""
+    """Return the value that more than half of at least three hosts have, or None without one."""
     known = [value for value in values if value]
     if len(known) < _COMPARED_FROM:
         return None
@@ -295,7 +295,7 @@ def _row(host: HostSummary, values: Sequence[str], usual: Sequence[str | None], 
 
 
 def _cell(text: str, sort: str, *, unusual: bool = False) -> View:
-    """Return a cell with a host's value; ``unusual`` if most hosts have another."""
+    """Return a cell with a host's value; it is ``unusual`` if most hosts have a different one."""
     return View(text=text, sort=sort, unusual=unusual)
 
 
@@ -313,7 +313,7 @@ _AT_LEAST_S = 1.0  # and this much longer than it
 
 
 def waterfall(report: Report) -> View | None:
-    """Return the time of each phase on each host; None if times were not recorded."""
+    """Return the time of each phase on each host, or None if no times were recorded."""
     hosts = [host for host in report.hosts if host.spent]
     total = max((until for host in hosts for _, until in host.spent.values()), default=0.0)
     if total <= 0:

@@ -1,4 +1,7 @@
-"""Figure of the port mesh: rows dial columns; with more than 64 hosts neighbours by rank share a row."""
+"""Figure of the port mesh: rows dial columns.
+
+With more than 64 hosts, hosts with neighbouring ranks share a row.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +57,7 @@ class Group(NamedTuple):
 
 
 class _Mesh:
-    """The dials of each pair, and their outcome."""
+    """The dials of each pair, and their outcomes."""
 
     def __init__(self, mesh: MeshReport, hosts: Sequence[HostSummary], report: Report) -> None:
         self.failed = grouped(((dial.src, dial.dst), dial) for dial in mesh.failed)
@@ -132,12 +135,12 @@ def groups_of(report: Report, blamed: Collection[str] = ()) -> list[Group]:
 
 
 def margin(groups: Sequence[Group]) -> float:
-    """Return the room for names next to a figure."""
+    """Return the space for names next to a figure."""
     return max(14 + min(max(len(group.name) for group in groups), LONGEST) * _LETTER, 66)
 
 
 def _axis(group: Group, cells: Sequence[View]) -> dict[str, Any]:
-    """Return the name next to a row or column, marked where its hosts are at fault."""
+    """Return the name next to a row or column, marked if its hosts are at fault."""
     blamed = group.blamed and any(cell.mark for cell in cells)
     return {"name": group.name, "label": short(group.name, LONGEST), "blamed": blamed}
 
@@ -170,7 +173,7 @@ def _cell(src: Group, dst: Group, dials: _Mesh, x: float) -> View:
 
 
 def _causes(report: Report) -> Callable[[str, str], str]:
-    """Return the diagnosis for each failed pair: one that names the pair, otherwise one about its hosts."""
+    """Return a function giving a failed pair's diagnosis: one that names the pair, or else its hosts."""
     named: dict[tuple[str, str], str] = {}
     hosts: dict[str, str] = {}
     network = {found.code for category in ("interfaces", "ports") for found in report.of_category(category)}
@@ -186,7 +189,10 @@ def _causes(report: Report) -> Callable[[str, str], str]:
 
 
 def _dialled(mesh: MeshReport, hosts: Sequence[HostSummary]) -> Callable[[HostSummary, HostSummary], bool]:
-    """Return a function that tells whether a pair was tested; in a sample that depends on the distance of the ranks."""
+    """Return a function that tells whether a pair was tested.
+
+    In a sample, that depends on the distance between the ranks.
+    """
     sample = mesh.sample
     if sample is None:
         return lambda src, dst: src is not dst

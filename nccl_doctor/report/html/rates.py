@@ -1,4 +1,7 @@
-"""Figures of the rates, one per rail: rows send to columns; with more than 64 hosts neighbours by rank share a row."""
+"""Figures of the rates, one per rail: rows send to columns.
+
+With more than 64 hosts, hosts with neighbouring ranks share a row.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ _LEGEND = [*((kind, mark, words) for _, kind, mark, words in _BANDS), ("untried"
 
 
 def rate_matrices(report: Report) -> list[View]:
-    """Return a figure for each rail; none if nothing was measured."""
+    """Return a figure for each rail, or none if nothing was measured."""
     rails = grouped((_rail(one, report), one) for one in report.rates or ())
     return [_picture(name, its, report) for name, its in rails.items()]
 

@@ -1,4 +1,7 @@
-"""Complete HTML files: one layout for ``check``, ``smoke`` and ``logs``, separate ones for ``hang`` and ``diff``."""
+"""Complete HTML files.
+
+There is one layout for ``check``, ``smoke`` and ``logs``, and one each for ``hang`` and ``diff``.
+"""
 
 from __future__ import annotations
 
@@ -69,7 +72,7 @@ def _headline(report: Report) -> tuple[View, str]:
 
 
 def _smoke_words(smoke: AllReduceReport) -> list[tuple[str, str]]:
-    """Return all known facts about the all-reduce besides its figures."""
+    """Return all known facts about the all-reduce apart from its figures."""
     known = (
         ("backend", f"{plural(len(smoke.ranks), 'rank')}, {backend(smoke)}"),
         ("uses", uses(smoke.ranks)),
@@ -89,7 +92,7 @@ def _smoke_words(smoke: AllReduceReport) -> list[tuple[str, str]]:
 
 
 def render_hang(report: HangReport, options: RenderOptions) -> str:
-    """Return the file of ``hang``: the verdict, the ranks by place, and a table of all ranks."""
+    """Return the HTML page for ``hang``: the verdict, the ranks by place, and a table of all ranks."""
     kind = "error" if report.verdict in STANDS_STILL else "unknown" if report.verdict == "unknown" else "ok"
     words = report.verdict.replace("nccl", "the collective").replace("-", " ")
     job, hosts = report.job, plural(report.hosts, "host")
@@ -112,7 +115,7 @@ def render_hang(report: HangReport, options: RenderOptions) -> str:
 
 
 def _stands(ranks: tuple[HangRank, ...]) -> Iterator[View]:
-    """Return ranks by frame and number of issued collectives, the largest group first."""
+    """Yield groups of ranks by frame and number of issued collectives, the largest first."""
     groups = grouped(((_stand_of(one), _issued(one), one.behind), one) for one in ranks)
     most = max(map(len, groups.values()), default=1)
     for (where, issued, behind), its in sorted(groups.items(), key=lambda group: (-len(group[1]), group[1][0].rank)):
@@ -157,7 +160,7 @@ def render_diff(found: Difference, options: RenderOptions) -> str:
 
 
 def timeline(events: Sequence[LogEvent]) -> View | None:
-    """Return the events in order, with ranks that reported the same at once as one."""
+    """Return the events in order, with ranks that reported the same thing at once merged into one."""
     if not events:
         return None
     timed = all(event.at is not None for event in events)

@@ -1,1 +1,1 @@
-"""Containers on hosts, or namespaces of a process, in which commands run (``inside:`` in the hosts file)."""
+"""Containers on hosts, or a process's namespaces, in which commands run (hosts file: ``inside:``)."""

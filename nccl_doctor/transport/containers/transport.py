@@ -1,7 +1,7 @@
-"""Commands in a container on the host, and why one did not start there.
+"""Commands in a container on the host, and the reason if one did not start there.
 
-The host's shell prints a mark after its start-up files, and the container's shell another one: a failure before the
-first is the login's, a failure between them that of the container or its runtime.
+The host's shell prints a mark after its start-up files, and the container's shell prints another one. A failure before
+the first is the login's; a failure between them is the container's or its runtime's.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def enter_line(options: InsideOptions, command: str) -> str:
 
 
 def listing(options: InsideOptions) -> str | None:
-    """Return a shell line that lists running containers, name first; None if the runtime has no such command."""
+    """Return a shell line that lists running containers, name first; None if the runtime can't list them."""
     return None if options.runtime is None or options.runtime not in _LIST else f"exec {_LIST[options.runtime]}"
 
 
@@ -80,7 +80,7 @@ def _prefix(options: InsideOptions) -> str:
 
 @cache
 def _entering() -> str:
-    """Return the command that runs ``probe/enter.py`` with the host's Python, in words that no shell changes."""
+    """Return the command that runs ``probe/enter.py`` on the host's Python, in words no shell changes."""
     packed = base64.b64encode(zlib.compress((files(probe) / "enter.py").read_bytes(), 9)).decode()
     program = f'import base64, zlib; exec(zlib.decompress(base64.b64decode("{packed}")))'
     return f"python3 -I -S -c {shlex.quote(program)}"
@@ -96,7 +96,7 @@ class Entry(NamedTuple):
 
 
 def problem(entry: Entry) -> Problem:
-    """Return why the command did not run in the container."""
+    """Return the reason why the command did not run in the container."""
     enters, text = re.escape(program(entry.options)), "\n".join(entry.output)
     absent = rf"(?:^|[\s:]){enters}: (?:command )?not found|command not found: {enters}|unknown command:? \W*{enters}"
     if re.search(absent, text, re.IGNORECASE | re.MULTILINE):
@@ -105,7 +105,7 @@ def problem(entry: Entry) -> Problem:
 
 
 def failure(entry: Entry, seconds: float | None = None) -> EngineFailure:
-    """Return the failure that these signs show; after this many seconds there was neither an end nor an answer."""
+    """Return the failure that these signs show; ``seconds`` is the time without an end or an answer."""
     found = problem(entry) if seconds is None else "late"
     options = entry.options
     facts = EngineFacts.model_validate(
@@ -135,7 +135,7 @@ def failure(entry: Entry, seconds: float | None = None) -> EngineFailure:
 
 
 def _problem_of(failure: AnyAccessFailure) -> object:
-    """Return the problem in the runtime's output, like :func:`problem`; None for an earlier failure."""
+    """Return the problem in the runtime's output, as :func:`problem` does; None for an earlier failure."""
     return (failure.facts.model_extra or {}).get("problem") if isinstance(failure, EngineFailure) else None
 
 
@@ -179,7 +179,10 @@ _LISTED, _LINE = 200, 300  # running containers that are listed, and characters 
 _LISTING_S = 5.0
 _AGAIN_S, _MOMENT_S = 10.0, 20.0
 _TRIES, _PAUSE_S = 4, 1.0
-"""Attempts after an unknown message, and seconds between them: messages vary while a container starts or ends."""
+"""Attempts after an unknown message, and seconds between them.
+
+Messages vary while a container is starting or ending.
+"""
 _WORDS = 5  # of a host's stderr before the login: the last lines
 
 
@@ -190,7 +193,7 @@ class InsideTransport:
         self._outside = outside
 
     def open(self, node: Node, command: str, deadline: float, latest: float = math.inf) -> Channel:
-        """Start ``command`` in the node's container, or on the node itself if it names none; AccessError on failure."""
+        """Start ``command`` in the node's container, or on the node if it has none, or raise AccessError."""
         if node.options(InsideOptions).runtime is None:
             return self._outside.open(node, command, deadline, latest)
         first: AccessError | None = None
@@ -235,7 +238,7 @@ class InsideTransport:
         self._outside.close()
 
     def _why_ended(self, node: Node, deadline: float) -> AnyAccessFailure | None:
-        """Return why the container can't be entered any more; this may take a moment beyond the deadline."""
+        """Return the reason why the container can no longer be entered; may run slightly past the deadline."""
         now = time.monotonic()
         try:
             self.open(node, "exit", now + _AGAIN_S, max(deadline, now + _MOMENT_S)).close()
@@ -257,7 +260,7 @@ class InsideTransport:
         raise AccessError(failure(entry))
 
     def _running(self, node: Node) -> list[str] | None:
-        """Return the running containers on the host; None if it does not answer."""
+        """Return the running containers on the host; None if the host does not list them."""
         lists = listing(node.options(InsideOptions))
         if lists is None:
             return None
@@ -287,7 +290,7 @@ class _InsideChannel:
         self.stderr_tail, self.exit_status = channel.stderr_tail, channel.exit_status
 
     def read_line(self, deadline: float) -> bytes | None:
-        """Return the next line; None at the end of output; LostError if the container has ended."""
+        """Return the next line, or None at the end of output; raise LostError if the container has ended."""
         line = self._channel.read_line(deadline)
         if line is None and not self._closing and (failure := self._why(deadline)) is not None:
             raise LostError(failure)

@@ -1,1 +1,1 @@
-"""Pods, entered with kubectl exec, with the user's own configuration and permissions."""
+"""Pods, entered by kubectl exec with the user's own configuration and permissions."""

@@ -1,4 +1,7 @@
-"""Runs kubectl with our own deadline, since a link of the cluster may be silent for minutes, and explains failures."""
+"""Runs kubectl with our own deadline, and explains failures.
+
+Without the deadline, a broken link in the cluster could keep it silent for minutes.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,7 @@ _WORDS: tuple[tuple[Trouble, str], ...] = (
     ),
     ("no-server", r"Unable to connect|connection to the server|dial tcp|no such host|TLS handshake|x509|i/o timeout"),
 )
-"""Messages of client-go, the API server, the kubelet and runc, in the order in which they are searched."""
+"""Messages of client-go, the API server, the kubelet and runc, in the order of the search."""
 
 
 class KubectlError(Exception):
@@ -44,7 +47,10 @@ class KubectlError(Exception):
 
 
 def kubectl(*arguments: str, seconds: float, text: str = "") -> bytes:
-    """Return the output of ``kubectl ARGUMENTS``; FileNotFoundError, TimeoutError, or KubectlError if it failed."""
+    """Return the output of ``kubectl ARGUMENTS``.
+
+    Raise FileNotFoundError, TimeoutError, or KubectlError if it failed.
+    """
     deadline, channel = time.monotonic() + seconds, ProcessChannel(["kubectl", *arguments], english())
     try:
         if text:
@@ -66,12 +72,12 @@ def kubectl(*arguments: str, seconds: float, text: str = "") -> bytes:
 
 
 def trouble(stderr: str) -> Trouble:
-    """Return the kind of failure that kubectl's message means."""
+    """Return the kind of failure that kubectl's message indicates."""
     return next((name for name, words in _WORDS if re.search(words, stderr, re.IGNORECASE)), "failed")
 
 
 def last_line(stderr: str) -> str:
-    """Return its last message, on one line of limited length."""
+    """Return kubectl's last message, on one line of limited length."""
     lines = [re.sub(r"\s+", " ", line).strip() for line in stderr.splitlines() if line.strip()]
     return lines[-1][:400] if lines else ""
 
@@ -122,7 +128,7 @@ class Attempt:
 
 
 def failure(options: KubeOptions, entry: Attempt) -> EngineFailure:
-    """Return the failure that kubectl's end or lack of output shows."""
+    """Return the failure that kubectl's exit or lack of output indicates."""
     late, last = entry.seconds is not None, ""
     if entry.absent:
         why, detail, remedy = "kubectl", "was not entered: kubectl is not installed here", "Install kubectl."

@@ -17,7 +17,7 @@ class KubeTransport(Transport):
     """Transport that starts one kubectl per pod, which runs the command there."""
 
     def open(self, node: Node, command: str, deadline: float, latest: float = math.inf) -> ProcessChannel:  # noqa: ARG002 - no login takes longer than the first answer
-        """Start ``command`` in the node's pod; AccessError if the pod can't be entered."""
+        """Start ``command`` in the node's pod; raise AccessError if the pod can't be entered."""
         options = node.options(KubeOptions)
         if options.not_ready is not None:
             raise AccessError(not_ready(options, options.not_ready))

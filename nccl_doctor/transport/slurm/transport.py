@@ -1,11 +1,11 @@
 """Commands as steps of a Slurm job: one ``srun`` per node, in addition to the job's own steps (``--overlap``).
 
-srun may silently wait for ever, for the controller or for a node that can't connect back to this machine, so all
-deadlines are ours. Its step can outlive it: if srun is killed together with its helper, the tasks go on and their input
-does not end, until the probe misses the heartbeat. So every run has a name, which its steps carry, and a keeper: a
-shell that outlives us by seconds and cancels the remaining steps with that name, at once if no srun is left to end
-them. Slurm still lists a step while slurmstepd tries to notify an srun that is gone: for 2.3 s if the machine refuses,
-for 22 s if it drops packets (22.05).
+srun may wait silently forever, for the controller or for a node that can't connect back to this machine, so all
+deadlines are ours. A step can outlive its srun: if srun is killed together with its helper, the tasks go on and their
+input does not end, until the probe misses the heartbeat. So every run has a name, which its steps carry, and a keeper:
+a shell that outlives us by a few seconds and cancels the remaining steps with that name, immediately if no srun is left
+to end them. Slurm still lists a step while slurmstepd is trying to notify an srun that is gone: for 2.3 s if srun's
+machine refuses the connection, for 22 s if it drops packets (22.05).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from nccl_doctor.transport.process import ProcessChannel
 KIND = "step-not-started"
 _ASKING_S = 5.0
 _IDLE = re.compile("lacks support for cpu binding|Application launch failed|Job step aborted|forcing job termination")
-"""Messages of srun that follow from others or have no meaning here."""
+"""srun's messages that follow from other messages or mean nothing here."""
 _STATE = re.compile(r"\bState=(\S+)")
 _WHY = re.compile(r"\bReason=(.+?)(?: \[.*)?$", re.MULTILINE)
 
@@ -85,7 +85,7 @@ _CAUSES = (  # srun's messages that show a cause, with its reason, detail and re
 
 
 def classify(node: str, options: SlurmOptions, output: Sequence[str], *, late: bool, started: bool) -> EngineFailure:
-    """Return the failure that srun's messages or its silence show; ``started``: Slurm has the step."""
+    """Return the failure that srun's messages or silence indicate; ``started`` if Slurm lists the step."""
     lines = [re.sub(r"^srun: (?:error: )?", "", line).strip() for line in output if not _IDLE.search(line)]
     shown = [said for pattern, *said in _CAUSES if any(re.search(pattern, line) for line in lines)]
     if shown:
@@ -121,7 +121,7 @@ def step_exists(job: str, name: str, node: str) -> bool:
 
 
 def _asked(*argv: str) -> list[str]:
-    """Return the output lines of a Slurm command; none if it fails, since they are only additional information."""
+    """Return the output lines of a Slurm command, or none if it fails: they are only extra information."""
     try:
         done = subprocess.run(
             argv, capture_output=True, timeout=_ASKING_S, check=False, stdin=subprocess.DEVNULL, encoding="utf-8",
@@ -140,9 +140,9 @@ _KEEPER_S = 20.0
 
 _FINDS_THE_JOB = frozenset({"SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_CLUSTERS", "SLURM_WORKING_CLUSTER"})
 _OF_OUR_STEP = "SLURM_PROCID SLURM_LOCALID SLURM_NODEID SLURM_NTASKS SLURM_NPROCS SLURM_NNODES SLURM_JOB_NUM_NODES"
-"""Variables of our step with one task, whose values are not the job's."""
+"""Variables of our one-task step, whose values are not the job's."""
 _OF_OUR_CONTAINER = "RANK LOCAL_RANK WORLD_SIZE MASTER_ADDR"
-"""Variables that enroot's hook for PyTorch derives from them (conf/hooks/extra/50-slurm-pytorch.sh)."""
+"""Variables that enroot's PyTorch hook derives from those (conf/hooks/extra/50-slurm-pytorch.sh)."""
 _OURS = "HOME,USER,LOGNAME,SHELL,LANG"  # variables that a step gets from a machine outside the job
 KEEPER = """\
 trap '' HUP INT TERM
@@ -173,9 +173,10 @@ for signal in $signals; do
   again=$answered
 done
 """
-"""Shell script that ends our steps after this process has ended without reporting that all is done. A running srun
-passes on the end of its input, and has 3 s; on SIGTERM the probe removes its files. The second look finds a step that
-was being started during the first.
+"""Shell script that ends our steps if this process ends without reporting that all is done.
+
+A running srun passes on the end of its input, for which it has 3 s; on SIGTERM, the probe removes its files. The second
+look finds any step that was being started during the first.
 """
 
 
@@ -190,7 +191,7 @@ class SlurmTransport:
         self._left = False
 
     def open(self, node: Node, command: str, deadline: float, latest: float = math.inf) -> Channel:
-        """Start ``command`` as a step on ``node``; AccessError if it did not start in time, or Slurm refused it."""
+        """Start ``command`` as a step on ``node``; raise AccessError if refused or not started in time."""
         options, mark = node.options(SlurmOptions), f"ncdoctor-{secrets.token_hex(8)}"
         self._keep(options.job)
         foreign = f"{_OF_OUR_STEP} {_OF_OUR_CONTAINER}" if options.container else _OF_OUR_STEP
@@ -227,7 +228,7 @@ class SlurmTransport:
         return CONTAINER_S if node.options(SlurmOptions).container else STEP_S
 
     def close(self) -> None:
-        """End the keeper if every step has ended; otherwise wait until it has ended the others."""
+        """End the keeper if every step has ended, or else wait until it has ended the remaining ones."""
         with self._lock:
             keeper, self._keeper = self._keeper, None
         if keeper is None:
@@ -262,7 +263,7 @@ class SlurmTransport:
 
 
 def environment() -> dict[str, str]:
-    """Return our environment without Slurm's variables of our own step, which srun would take for options."""
+    """Return our environment without our own step's Slurm variables, which srun would take as options."""
     return {
         name: value for name, value in os.environ.items() if not name.startswith("SLURM_") or name in _FINDS_THE_JOB
     }

@@ -1,1 +1,1 @@
-"""SSH connections to hosts: by paramiko, or by the ssh program if only that can do it."""
+"""SSH connections to hosts: by paramiko, or by the ssh program if only that can make them."""

@@ -28,9 +28,13 @@ _ASKING_S = 10.0  # time for ``ssh -G``; a Match exec may be slow
 
 
 class ChoosingTransport:
-    """Transport that is local for this machine, otherwise paramiko, or the ``ssh`` program if requested or needed.
+    """Transport that is local for this machine, and paramiko or the ``ssh`` program for others.
 
-    ``keeps``: paramiko's connections stay open for later commands with the same options.
+    ``ssh`` is used if it is requested or needed.
+
+    With ``keeps``, paramiko's connections stay open for later commands with the same options.
+
+
     """
 
     def __init__(self, kind: Kind, ssh_config: Path | None = None, *, keeps: bool = False) -> None:
@@ -47,7 +51,7 @@ class ChoosingTransport:
             self._paramiko = ParamikoTransport(self._resolve_jump, alone=not self._either, keeps=keeps)
 
     def open(self, node: Node, command: str, deadline: float, latest: float = math.inf) -> Channel:
-        """Start ``command`` on ``node``; AccessError, or ControllerError for a fault of this machine."""
+        """Start ``command`` on ``node``; raise AccessError, or ControllerError if this machine is at fault."""
         if node.local:
             return self._local.open(node, command, deadline)
         try:
@@ -98,7 +102,7 @@ class ChoosingTransport:
                 raise
 
     def close(self) -> None:
-        """Close the shared connections, and those that interrupted callers had begun."""
+        """Close the shared connections, and those that interrupted callers had started."""
         self._openssh.close()
         if self._paramiko is not None:
             self._paramiko.close()
@@ -115,7 +119,7 @@ class ChoosingTransport:
         return replace(settings, proxy_jump=before, proxy_command=None) if before else settings
 
     def _hops(self, settings: HostSettings, deadline: float) -> list[HostSettings]:
-        """Return the jump hosts on the way to a host, the one nearest to it first; AccessError if they form a loop."""
+        """Return the jump hosts on the way to a host, nearest to it first; raise AccessError for a loop."""
         hops: dict[str, HostSettings] = {}
         way = settings
         while jump := way.proxy_jump:
@@ -127,7 +131,7 @@ class ChoosingTransport:
 
 
 def _beyond_paramiko(paramiko: ParamikoTransport, way: list[HostSettings]) -> str:
-    """Return what only OpenSSH supports on the way to a host; "" for nothing."""
+    """Return what only OpenSSH supports on the way to a host, or "" if there is nothing."""
     for host in way:
         if host.beyond:
             return ", ".join(host.beyond)

@@ -1,8 +1,8 @@
-"""OpenSSH's configuration for a host: ``ssh -G``, its tokens, and which options are implemented here.
+"""OpenSSH's configuration for a host: ``ssh -G``, its tokens, and the options implemented here.
 
-There are three kinds of options: those without influence on the connection and login, those implemented here exactly,
-and those for which the host is left to the ``ssh`` program. An unknown option is of the third kind if its value is not
-the default compiled into this machine's ssh.
+There are three kinds of options: those that do not affect the connection or login, those that are implemented exactly
+here, and those for which the host is left to the ``ssh`` program. An unknown option is of the third kind unless its
+value is the default compiled into this machine's ssh.
 """
 
 from __future__ import annotations
@@ -48,14 +48,16 @@ WITHOUT_BEARING = frozenset(
     casignaturealgorithms hostbasedacceptedalgorithms hostbasedkeytypes securitykeyprovider tag obscurekeystroketiming
     channeltimeout ignoreunknown warnweakcrypto""".split()  # noqa: SIM905 - words, not quotes
 )
-"""Options without influence: canonical names are resolved in the answer, certificates and hardware keys go through ssh,
-and GSSAPI is tried afterwards.
+"""Options that do not affect the connection or login.
+
+Canonical names are already resolved in the answer, certificates and hardware keys go through ssh, and GSSAPI is tried
+afterwards.
 """
 _TOKEN = re.compile(r"%(.)|\$\{([^}]*)\}", re.DOTALL)
 
 
 TELL_APART = ("host", "match", "include", "canonical", "proxy")
-"""Beginnings of keywords whose value may differ by host."""
+"""Beginnings of keywords with values that may differ by host."""
 MOST_INCLUDED = 4  # depth of files that include one another
 
 
@@ -68,7 +70,7 @@ class ConfigError(Exception):
 
 
 class BeyondError(Exception):
-    """Only the ssh program can do this: read a value, or use a key."""
+    """Only the ssh program can do this: read a certain value, or use a certain key."""
 
 
 class NoAccountError(Exception):
@@ -81,7 +83,10 @@ def exists(config: Path | None) -> bool:
 
 
 def ask(arguments: list[str], name: str, deadline: float) -> Values:
-    """Return the options that ``ssh -G`` prints for ``name``; ConfigError, or TimeoutError of a slow Match exec."""
+    """Return the options that ``ssh -G`` prints for ``name``.
+
+    Raise ConfigError, or TimeoutError, for example if a Match exec is slow.
+    """
     left = remaining(deadline)
     # files, not pipes: a background process of a Match exec would keep pipes open after ssh has exited
     with tempfile.TemporaryFile() as told, tempfile.TemporaryFile() as complaint:
@@ -112,7 +117,7 @@ def _lines(file: IO[bytes]) -> list[str]:
 
 
 class Answers:
-    """Answers of ``ssh -G``, which take 5 ms each: a single one for all hosts if no file distinguishes hosts."""
+    """Answers of ``ssh -G``, which take 5 ms each: just one for all hosts if no file distinguishes them."""
 
     def __init__(self, config: Path | None) -> None:
         self._config = config
@@ -120,7 +125,7 @@ class Answers:
         self._asking = threading.Lock()
 
     def of(self, arguments: list[str], name: str, deadline: float) -> Values:
-        """Return the answer of :func:`ask`; TimeoutError also if another thread's query took all the time."""
+        """Return the answer of :func:`ask`; raise TimeoutError also if another thread's query took too long."""
         words = [*(["-F", str(self._config)] if self._config else []), *arguments]
         if "-o" in arguments or not self._alike:
             return ask(words, name, deadline)
@@ -139,7 +144,7 @@ class Answers:
 
 
 def _names_no_host(path: Path, folder: Path, depth: int = 0) -> bool:
-    """Return whether a file has the same values for every host; False also if that is uncertain."""
+    """Return whether a file certainly has the same values for every host."""
     try:
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     except FileNotFoundError:
@@ -178,11 +183,11 @@ USUAL = {
     "pubkeyauthentication": ["true"],
     "verifyhostkeydns": ["false"],
 }
-"""Settings with which paramiko complies anyway, as ``ssh -G`` prints them."""
+"""Settings that paramiko follows anyway, as ``ssh -G`` prints them."""
 
 
 def beyond(values: Values) -> tuple[str, ...]:
-    """Return the options that are set and that only the ssh program supports."""
+    """Return the options that are set but that only the ssh program supports."""
     unknown = values.keys() - IMPLEMENTED - WITHOUT_BEARING
     unusual = [key for key in unknown if values[key] != USUAL.get(key)]
     defaults = compiled_in() if unusual else {}
@@ -190,7 +195,7 @@ def beyond(values: Values) -> tuple[str, ...]:
 
 
 def fill(text: str, tokens: dict[str, str], *, environment: bool = True) -> str:
-    """Replace the %-tokens of ssh_config(5), and ``${VARIABLE}`` where allowed; BeyondError for an unknown one."""
+    """Replace ssh_config(5)'s %-tokens, and ``${VARIABLE}`` where allowed; raise BeyondError if unknown."""
 
     def replace(match: re.Match[str]) -> str:
         letter, variable = match.groups()
@@ -207,7 +212,10 @@ def fill(text: str, tokens: dict[str, str], *, environment: bool = True) -> str:
 
 
 def files(values: Iterable[str], tokens: dict[str, str]) -> tuple[Path, ...]:
-    """Return the paths of an option that lists several; BeyondError if relative, or with blanks but no quotes."""
+    """Return the paths of an option that lists several.
+
+    Raise BeyondError if a path is relative, or has blanks but no quotes.
+    """
     words = [fill(word, tokens) for value in values for word in value.split(" ")]
     paths = tuple(expand(word) for word in words if word not in ("", "none"))
     if not all(path.is_absolute() for path in paths):
@@ -216,7 +224,7 @@ def files(values: Iterable[str], tokens: dict[str, str]) -> tuple[Path, ...]:
 
 
 def host_tokens(*, name: str, hostname: str, port: int, user: str, alias: str | None) -> dict[str, str]:
-    """Return the tokens with the same meaning in every version of OpenSSH, which excludes ``%C`` and ``%j``."""
+    """Return the tokens with the same meaning in every version of OpenSSH, so without ``%C`` and ``%j``."""
     here = socket.gethostname()
     return {
         "d": account().pw_dir,
@@ -236,7 +244,7 @@ PROXY_TOKENS = frozenset("hnpr")  # tokens that ProxyCommand and ProxyJump accep
 
 
 def expand(path: str) -> Path:
-    """Return a path with ``~`` expanded as ssh does: to the home of the account, whatever $HOME is."""
+    """Return a path with ``~`` expanded as ssh does: to the account's home, whatever $HOME is."""
     if path == "~" or path.startswith("~/"):
         return Path(account().pw_dir) / path[2:]
     try:

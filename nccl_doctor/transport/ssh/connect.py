@@ -1,4 +1,4 @@
-"""SSH connections with paramiko, from the TCP connection to the login: allowed algorithms, and keys to try."""
+"""SSH connections with paramiko, from TCP to the login: allowed algorithms, and keys to try."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from nccl_doctor.transport.ssh.session import GreetedStream, ProxyCommandStream,
 from nccl_doctor.transport.ssh.settings import HostSettings
 
 _SORTS = {"kex": "key exchange", "key_types": "host key algorithm", "ciphers": "cipher", "digests": "MAC"}
-"""Names of the kinds of algorithms, by paramiko's names."""
+"""Our names for the kinds of algorithms, by paramiko's names."""
 
 
 class DroppedError(Exception):
@@ -36,7 +36,7 @@ def negotiate(
     entries: KnownKeys,
     span: tuple[float, float],
 ) -> None:
-    """Do the handshake within ``span`` and check the host's key; after a DroppedError it may be tried again."""
+    """Do the handshake within ``span`` and check the host's key; after a DroppedError, it may be retried."""
     started, deadline = span
     name = known_hosts.entry_name(settings.hostname, settings.port, settings.host_key_alias)
     _choose_algorithms(transport, settings, target, entries.matching(name))
@@ -66,7 +66,7 @@ def negotiate(
 def _choose_algorithms(
     transport: SshSession, settings: HostSettings, target: Target, known: Sequence[KnownKey]
 ) -> None:
-    """Restrict paramiko to what the SSH configuration allows, the types of the host's known keys first."""
+    """Restrict paramiko to the algorithms that the SSH configuration allows, types of known keys first."""
     options = transport.get_security_options()
     for sort in ("ciphers", "digests", "kex", "key_types"):
         here = tuple(getattr(options, sort))
@@ -109,7 +109,7 @@ def _why_no_session(
 def log_in(
     transport: SshSession, settings: HostSettings, target: Target, span: tuple[float, float], *, alone: bool
 ) -> None:
-    """Log in with a key within ``span``; AccessError, or BeyondError if only ssh can use a key."""
+    """Log in with a key within ``span``; raise AccessError, or BeyondError if only ssh can use a key."""
     started, deadline = span
     try:
         transport.auth_timeout = remaining(deadline) + 1
@@ -128,7 +128,7 @@ def log_in(
 
 
 def _try_keys(transport: SshSession, user: str, identities: Identities) -> Login:
-    """Offer one key after another; return a description of the keys if none was accepted."""
+    """Offer one key after another; return a description of the keys if none is accepted."""
     offered: list[str] = []
     notes = list(identities.notes)
     methods: list[str] = []
@@ -198,7 +198,10 @@ class Deadlines(NamedTuple):
 def establish(
     settings: HostSettings, connect: Callable[[], Stream], entries: KnownKeys, by: Deadlines, *, hop: bool, alone: bool
 ) -> SshSession:
-    """Return a session after login, with retries if it was dropped; AccessError, or BeyondError if only ssh can."""
+    """Return a session after the login, with retries if the connection was dropped.
+
+    Raise AccessError, or BeyondError if only ssh can log in.
+    """
     target, started, deadline = settings.target(hop=hop), time.monotonic(), by.handshake
     attempt, dropped = 0, None
     while True:

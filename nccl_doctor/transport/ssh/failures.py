@@ -1,4 +1,6 @@
-"""Targets of SSH, and the reasons why one was not reached or refused the login, the same for paramiko and ssh.
+"""Targets of SSH, and reasons for failures, the same for paramiko and ssh.
+
+A target was not reached, or refused the login.
 
 ``detail`` follows the host's name: "node3 (10.0.0.3:22) did not answer a TCP connection attempt within 10 s".
 """
@@ -17,7 +19,7 @@ from nccl_doctor.transport.base import AccessError
 
 @dataclass(frozen=True)
 class Target:
-    """A host to which a connection was tried."""
+    """A host to which we tried to connect."""
 
     name: str  # as given to ssh, so that ~/.ssh/config applies
     address: str
@@ -43,7 +45,10 @@ _WORDS: tuple[tuple[access.Reason, str], ...] = (
 _LONGEST = 2048
 _MOST_NAMES, _OFFER = 12, 300  # of a server's algorithms: a dozen identifies it, and a hostile server could fill a page
 _EXTENSIONS = ("ext-info-", "kex-strict-")
-"""Prefixes of entries in the list of key exchanges that are none (RFC 8308; OpenSSH's PROTOCOL, section 1.10)."""
+"""Prefixes of entries in the list of key exchange methods that are not methods.
+
+Sources: RFC 8308; OpenSSH's PROTOCOL, section 1.10.
+"""
 _ERRNO: dict[int, access.Reason] = {
     errno.ECONNREFUSED: "refused",
     errno.ETIMEDOUT: "timed-out",
@@ -65,25 +70,31 @@ _DETAIL: dict[access.Reason, str] = {
 def unreachable(
     target: Target, reason: access.Reason, detail: str = "", evidence: tuple[str, ...] = (), *, late: bool = False
 ) -> AccessError:
-    """Return why no SSH session came up; retried if this machine was ``late``, unless it is about time itself."""
+    """Return the failure to establish an SSH session.
+
+    It is retried if this machine was ``late``, unless it is about time itself.
+    """
     facts = access.UnreachableFacts(**dict(target.facts), reason=reason, via=target.via, late=late)
     words = detail or _DETAIL[reason]
     return AccessError(access.SshUnreachable(detail=words, evidence=bounded(evidence), facts=facts))
 
 
 def timed_out(target: Target, seconds: float, evidence: tuple[str, ...] = ()) -> AccessError:
-    """Return the failure if the TCP connection was not answered."""
+    """Return the failure for a TCP connection that was not answered."""
     return unreachable(target, "timed-out", f"did not answer a TCP connection attempt within {seconds:.0f} s", evidence)
 
 
 def silent(target: Target, seconds: float) -> AccessError:
-    """Return the failure if TCP connected and no SSH greeting came."""
+    """Return the failure if TCP connected but no SSH greeting came."""
     detail = f"accepted TCP but sent no SSH greeting within {seconds:.0f} s: it hangs, or something else is listening"
     return unreachable(target, "no-banner", detail)
 
 
 def dropped(target: Target, message: str) -> AccessError:
-    """Return the failure of connections closed before the greeting; sshd gives a reason only for MaxStartups."""
+    """Return the failure for connections closed before the greeting.
+
+    sshd gives a reason only for MaxStartups.
+    """
     why = "sshd's MaxStartups is reached, or it bars this machine" if says_dropped(message) else "without saying why"
     detail = f"closed every connection before the SSH greeting{':' if says_dropped(message) else ','} {why}"
     message = re.sub(r"\s+", " ", message).strip()
@@ -96,7 +107,10 @@ def is_dropped(error: AccessError) -> bool:
 
 
 def says_dropped(message: str) -> bool:
-    """Return whether this is sshd's message for a dropped connection (sshd.c; the second since OpenSSH 9.8)."""
+    """Return whether this is sshd's message for a dropped connection.
+
+    Source: sshd.c; the second message is used since OpenSSH 9.8.
+    """
     return "MaxStartups" in message or "Not allowed at this time" in message
 
 
@@ -111,7 +125,7 @@ def of_os_error(target: Target, error: OSError, seconds: float) -> AccessError:
 
 
 def not_forwarded(target: Target, reason: access.Reason, message: str) -> AccessError:
-    """Return the failure if the jump host can't connect to the host, or may not."""
+    """Return the failure if the jump host can't connect to the host, or is not allowed to."""
     detail = "" if reason in ("refused", "forwarding") else "could not be reached from its jump host"
     if reason == "name-unresolved":
         detail = "has a name that does not resolve on its jump host"
@@ -119,7 +133,7 @@ def not_forwarded(target: Target, reason: access.Reason, message: str) -> Access
 
 
 def stalled(target: Target, stage: str, seconds: float) -> AccessError:
-    """Return the failure if an SSH server answered but handshake or login did not end in time."""
+    """Return the failure if an SSH server answered, but the handshake or login did not end in time."""
     return unreachable(target, "stalled", f"answered but did not finish {stage} within {seconds:.0f} s")
 
 
@@ -129,7 +143,10 @@ def broken(target: Target, stage: str, why: str) -> AccessError:
 
 
 def no_common(target: Target, sort: str, theirs: str, ours: Iterable[str] = ()) -> AccessError:
-    """Return the failure if the server offers no acceptable algorithm of a kind; ``theirs`` is a list with commas."""
+    """Return the failure if the server offers no acceptable algorithm of a kind.
+
+    ``theirs`` is a comma-separated list.
+    """
     names = [name for name in theirs.split(",") if not name.startswith(_EXTENSIONS)]
     offer = ", ".join(names[:_MOST_NAMES])[:_OFFER]
     detail = f"answered but has no {sort} that is taken here: it offers only {offer}"
@@ -150,7 +167,7 @@ def bounded(lines: Iterable[str]) -> tuple[str, ...]:
 def host_key_unknown(
     target: Target, key_type: str, fingerprint: str, known_hosts_file: Path, line: str | None = None
 ) -> AccessError:
-    """Return the failure of an unknown host key; ``line`` is the line to add, if the key was seen."""
+    """Return the failure for an unknown host key; ``line`` is the line to add, if the key was seen."""
     facts = access.UnknownKeyFacts(
         **dict(target.facts),
         key_type=key_type,
@@ -168,7 +185,7 @@ def host_key_unknown(
 def key_mismatch(
     target: Target, *, where: tuple[str, int], new: tuple[str, str], old: tuple[str, str] | None, revoked: bool
 ) -> AccessError:
-    """Return the failure of a changed or revoked key, from (file, line) and (type, fingerprint)."""
+    """Return the failure for a changed or revoked key, from (file, line) and (type, fingerprint) pairs."""
     file, line = where
     facts = access.ChangedKeyFacts(
         **dict(target.facts),

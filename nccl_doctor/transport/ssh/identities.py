@@ -34,7 +34,7 @@ PLAIN_TYPES = frozenset(  # keys that are neither certificates nor in hardware
 
 @dataclass(frozen=True)
 class Identity:
-    """A key with its description: source, type and fingerprint."""
+    """A key with a description of it: source, type and fingerprint."""
 
     key: paramiko.PKey
     source: str
@@ -44,7 +44,7 @@ class Identity:
 
 
 class _Agent(AgentSSH):
-    """An agent at a given socket; paramiko's own supports only $SSH_AUTH_SOCK and waits for it without limit."""
+    """An agent at a given socket; paramiko's own class knows only $SSH_AUTH_SOCK and has no time limit."""
 
     def __init__(self, connection: socket.socket) -> None:
         super().__init__()
@@ -55,8 +55,9 @@ class _Agent(AgentSSH):
 def gather(settings: HostSettings, deadline: float) -> Iterator[Identities]:
     """Yield the keys for a host in ssh's order (sshconnect2.c, pubkey_prepare), while the agent is connected.
 
-    First the agent's keys that have a file, then the agent's other keys, then the files. A key in the hosts file comes
-    before all of them, so that an agent full of other keys does not exhaust the server's number of tries.
+    First come the agent's keys that have a file, then the agent's other keys, then the files. A key in the hosts file
+    comes before all of these, so that an agent full of other keys does not exhaust the number of tries that the server
+    allows.
     """
     agent: list[Identity] = []
     answered = False
@@ -82,14 +83,14 @@ _REQUEST_IDENTITIES = b"\0\0\0\1\x0b"  # SSH_AGENTC_REQUEST_IDENTITIES after its
 
 
 class Agents:
-    """The agents used for logins, each tested once, since ssh would wait at every host for an agent that hangs."""
+    """The agents used for logins, each tested once, since ssh would wait for a hung agent at every host."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._silent: dict[str, float | None] = {}
 
     def require(self, way: Iterable[HostSettings]) -> None:
-        """Raise ControllerError for a login to a host and its jump hosts that would wait for a silent agent."""
+        """Raise ControllerError if a login to a host or its jump hosts would wait for a silent agent."""
         for settings in way:
             path = _agent_path(settings)
             if path is None or "controlpath" in settings.beyond:
@@ -110,7 +111,7 @@ class Agents:
 
 
 def _silent_for(path: str) -> float | None:
-    """Return the seconds without an answer of an agent; None if it answers, or there is none."""
+    """Return the seconds that an agent was silent; None if it answered or does not exist."""
     bound = min(_LONGEST_S, AGENT_S * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1)))
     end = time.monotonic() + bound
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
@@ -133,7 +134,7 @@ def _silent_for(path: str) -> float | None:
 
 
 class Identities:
-    """Keys of an agent and of files, in order."""
+    """Keys from an agent and from files, in order."""
 
     def __init__(self, settings: HostSettings, agent: list[Identity], *, answered: bool) -> None:
         self._settings, self._held, self.agent = settings, agent, answered
@@ -210,7 +211,10 @@ def _read(path: Path) -> str:
 
 
 def _public_blob(path: Path) -> bytes:
-    """Return a file's public key, from .pub or itself (authfile.c, sshkey_load_public); empty without one."""
+    """Return a file's public key, from .pub or the file itself, or b"" if there is none.
+
+    Source: authfile.c, sshkey_load_public.
+    """
     return _public_key(path, _read(path), _read(Path(f"{path}.pub")))
 
 
@@ -243,7 +247,7 @@ def _exposed(path: Path) -> bool:
 
 
 def _load(path: Path) -> paramiko.PKey | str | None:
-    """Return the key of a file; None if it needs a passphrase; a phrase if it is invalid."""
+    """Return the key in a file, None if it needs a passphrase, or a phrase if it is invalid."""
     try:
         return _private_key(path, path.read_bytes())
     except OSError as error:

@@ -1,7 +1,7 @@
 """Known host keys, read and never written: sshd(8), "SSH_KNOWN_HOSTS FILE FORMAT".
 
-Verdicts are those of OpenSSH (``check_key_in_hostkeys`` in hostfile.c): if a name has any plain key, another key counts
-as changed, whatever its type.
+Verdicts are those of OpenSSH (``check_key_in_hostkeys`` in hostfile.c): if a name has any plain key, a different key
+counts as changed, whatever its type.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Marker = Literal["", "@cert-authority", "@revoked"]
 
 @dataclass(frozen=True)
 class KnownKey:
-    """A line of a known_hosts file, counted from 1; ``key`` is in the format of the protocol."""
+    """A line of a known_hosts file, numbered from 1; ``key`` is in the protocol's format."""
 
     path: Path
     line: int
@@ -94,14 +94,17 @@ def parse(path: Path, text: str) -> Iterator[KnownKey]:
 
 
 def entry_name(hostname: str, port: int, alias: str | None = None) -> str:
-    """Return the name of a host in the files; an alias (HostKeyAlias) has no port."""
+    """Return a host's name in known_hosts files; an alias (HostKeyAlias) has no port."""
     if alias:
         return alias.lower()
     return hostname.lower() if port == 22 else f"[{hostname.lower()}]:{port}"
 
 
 def match_key(entries: KnownKeys, name: str, key: bytes) -> KeyMatch:
-    """Return whether ``key`` is that of ``name`` (:func:`entry_name`); an entry without the port only confirms."""
+    """Return the verdict on ``key`` for ``name`` (:func:`entry_name`).
+
+    An entry without the port can only confirm or revoke a key.
+    """
     there = entries.matching(name)
     for entry in there:
         if entry.marker == "@revoked" and entry.key == key:
@@ -128,7 +131,7 @@ def fingerprint(key: bytes) -> str:
 
 
 def key_type(key: bytes) -> str:
-    """Return the type inside a key, such as "ssh-ed25519" (RFC 4253, section 6.6); "" if it is no key."""
+    """Return the type named in a key, such as "ssh-ed25519" (RFC 4253, 6.6); "" if it is not a key."""
     length = int.from_bytes(key[:4], "big")
     return key[4 : 4 + length].decode("ascii", errors="replace") if len(key) >= 4 + length else ""
 
@@ -152,7 +155,7 @@ def _matches(patterns: str, name: str) -> bool:
 
 
 def _glob(pattern: str, name: str) -> bool:
-    """Return whether a pattern matches; only * and ? are special, brackets enclose a host with a port."""
+    """Return whether a pattern matches; only * and ? are special, since brackets enclose a host with a port."""
     if "*" not in pattern and "?" not in pattern:
         return pattern == name
     return fnmatch.fnmatchcase(name, pattern.replace("[", "[[]"))

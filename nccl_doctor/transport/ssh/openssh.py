@@ -1,4 +1,4 @@
-"""Connections by the ``ssh`` program, which is slower but supports all of OpenSSH, and its error messages.
+"""Connections by the ``ssh`` program, which is slower but complete, and its error messages.
 
 Messages of ``ssh -v`` are those of OpenSSH 7.4 to 10 in the C locale.
 """
@@ -49,12 +49,15 @@ _NO_GREETING = re.compile(rf"timed out during banner exchange|{_HUNG_UP.pattern}
 _RESOLVED = re.compile(r"debug1: Connecting to (\S+) \[([^\]]*)\] port (\d+)")
 
 _SORTS = {"key exchange method": "key exchange", "host key type": "host key algorithm"}
-"""ssh's names for kinds of algorithms, if ours differ (connect.py)."""
+"""Our names for kinds of algorithms, by ssh's names, where these differ (connect.py)."""
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """A failed run of ssh: ``log`` has its messages, ``stderr`` others'; ``late``: it was ended at the deadline."""
+    """A failed run of ssh: ``log`` has its messages, and ``stderr`` those of others.
+
+    ``late`` means that it was ended at the deadline.
+    """
 
     settings: HostSettings
     log: str
@@ -64,7 +67,7 @@ class Attempt:
 
 
 def classify(attempt: Attempt, jump: Target | None = None) -> AccessError:
-    """Return the failure that the attempt shows: that of ``jump``, the last jump host, if it ended there."""
+    """Return the failure that the attempt shows, for ``jump``, the last jump host, if it ended there."""
     if jump is not None and not _GREETED.search(attempt.log):
         through = re.search(r"open failed: (.*)", attempt.stderr)
         # each jump host behind another one reports its proxy command
@@ -81,7 +84,7 @@ def classify(attempt: Attempt, jump: Target | None = None) -> AccessError:
 
 
 def logs_in(log: str) -> bool:
-    """Return whether the handshake is over; with an open ControlMaster it was over before."""
+    """Return whether the handshake is over; with an open ControlMaster, it was over beforehand."""
     return _HANDSHAKEN.search(log) is not None
 
 
@@ -168,7 +171,7 @@ def _connection(attempt: Attempt, target: Target, log: str) -> AccessError:
 
 
 def _greeting(attempt: Attempt, target: Target, log: str, words: str) -> AccessError:
-    """Return the failure if the connection was established and no SSH greeting came."""
+    """Return the failure if the connection was established but no SSH greeting came."""
     if attempt.late or "timed out during banner exchange" in log:
         return failures.silent(target, attempt.seconds)
     if not _HUNG_UP.search(log):  # ssh itself gave up, for example because of an unset variable in the configuration
@@ -187,16 +190,16 @@ def _last_words(log: str) -> str:
 
 
 _STRICT = ("BatchMode=yes", "StrictHostKeyChecking=yes", "UpdateHostKeys=no")
-"""Options with which ssh asks for nothing and adds no key to a known_hosts file."""
+"""Options that keep ssh from asking for anything and from adding keys to known_hosts files."""
 _PLAIN = (
     "ControlMaster=no", "ClearAllForwardings=yes", "ForwardAgent=no", "ForwardX11=no", "PermitLocalCommand=no",
     "RemoteCommand=none", "RequestTTY=no", "ConnectionAttempts=1", "ServerAliveInterval=15", "ServerAliveCountMax=3",
 )  # fmt: skip
 
 _LOG, _LONGEST_LOG = 1 << 20, 16 << 20
-"""Maximum number of bytes that are kept from the beginning and from the end of ssh's messages.
+"""Maximum number of bytes of ssh's messages: kept from each end, and written in all.
 
-A server can cause any amount.
+A server could cause any number of them.
 """
 
 
@@ -212,7 +215,7 @@ class OpensshTransport:
     def open(
         self, settings: HostSettings, options: SshOptions, command: str, deadline: float, latest: float = math.inf
     ) -> ProcessChannel:
-        """Start ``command`` on the host that ``settings`` describe; AccessError if it was not reached."""
+        """Start ``command`` on the host that ``settings`` describe; raise AccessError if it is not reached."""
         started, target = time.monotonic(), settings.target()
         bound = deadline - started
         with self._places(settings.proxy_jump).place(target, QUEUE * bound):
@@ -237,7 +240,7 @@ class OpensshTransport:
         close_all(one.close for one in entering)
 
     def _places(self, jump: str | None) -> Places:
-        """Return the places for handshakes: its own for a host reached directly, else those of its jump host."""
+        """Return the places for handshakes: a directly reached host's own, or else its jump host's."""
         if jump is None:
             return Places()
         with self._lock:
@@ -293,7 +296,7 @@ class OpensshTransport:
             raise classify(attempt, jump)
 
     def _entered(self, channel: ProcessChannel) -> None:
-        """Leave a channel to its owner, who will close it."""
+        """Hand a channel over to its owner, who will close it."""
         with self._lock:
             self._entering.discard(channel)
 
@@ -309,7 +312,7 @@ class OpensshTransport:
         return argv + arguments(options)
 
     def _through(self, jumps: str, seconds: int) -> str:
-        """Return the proxy command that ssh uses for ProxyJump, but strict about the jump host's key."""
+        """Return the proxy command that ssh uses for ProxyJump, made strict about the jump host's key."""
         before, name, options = split_jump(jumps)
         argv = ["ssh", "-v", *(["-F", str(self._config)] if self._config else [])]
         for option in (*_STRICT, "CheckHostIP=no", f"ConnectTimeout={seconds}"):
@@ -322,13 +325,13 @@ class OpensshTransport:
 
 @dataclass(frozen=True)
 class _Log:
-    """ssh's messages about the connection, apart from the host's output; ssh writes them to ``path``."""
+    """ssh's messages about the connection, separate from the host's output; ssh writes them to ``path``."""
 
     file: IO[bytes]
     path: str
 
     def text(self) -> str:
-        """Return all messages so far, without the middle if there are too many."""
+        """Return all messages so far, with the middle left out if there are too many."""
         size = self.file.seek(0, os.SEEK_END)
         self.file.seek(0)
         head = self.file.read(_LOG)
@@ -338,7 +341,7 @@ class _Log:
 
 @contextmanager
 def _log() -> Iterator[_Log]:
-    """Yield an unnamed file, gone when this process ends; a named one if there is no /proc (macOS)."""
+    """Yield an unnamed file, gone when this process ends, or a named one if there is no /proc (macOS)."""
     with tempfile.TemporaryFile() as file:
         path = f"/proc/{os.getpid()}/fd/{file.fileno()}"
         if Path(path).exists():
@@ -349,7 +352,10 @@ def _log() -> Iterator[_Log]:
 
 
 def _unwritten(settings: HostSettings) -> str:
-    """Return options that keep ssh from writing addresses (CheckHostIP) to the user's first known_hosts file."""
+    """Return an option that keeps ssh from writing to the user's first known_hosts file.
+
+    ssh would write addresses there (CheckHostIP).
+    """
     if "userknownhostsfile" in settings.beyond:
         return "CheckHostIP=no"
     files = " ".join(f'"{path}"' for path in (os.devnull, *settings.user_known_hosts))

@@ -1,9 +1,9 @@
 """Runs commands with paramiko; the connection to a jump host is shared.
 
-Hosts that are tried again share a new connection, since the failure of the first one, for example a jump host that was
-late or a stalled connection, is not the fault of the hosts behind it.
+Hosts that are tried again share a new connection to the jump host. If the first one failed, for example because the
+jump host was late or the connection stalled, that is not the fault of the hosts behind it.
 
-Whether large packets of a host are lost on their way to us, its kernel knows. An MTU black hole lets small packets
+Only the host's kernel knows whether its large packets are lost on their way to us. An MTU black hole lets small packets
 through, so the host receives our packets and its acknowledgements arrive, while its answer is retransmitted again and
 again. A host that is only slow has sent nothing yet; on a broken path, or a connection that a firewall has forgotten,
 no acknowledgement arrives. The kernel is queried over a second connection, on which the host sends only small packets,
@@ -59,18 +59,24 @@ ResolveJump = Callable[[str, float], HostSettings]
 
 SMALL_MSS = 1200  # bytes of a segment that pass wherever IPv6's smallest MTU (1280; RFC 8200, section 5) does
 TIMES = 3
-"""Unacknowledged retransmissions of a segment after which Linux suspects the path (tcp_retries1, ip-sysctl)."""
+"""Number of unacknowledged retransmissions of a segment after which Linux suspects the path.
+
+Source: ip-sysctl, tcp_retries1.
+"""
 _ROW = re.compile(
     r"^ *\d+: [0-9A-F]+:[0-9A-F]{4} (?P<address>[0-9A-F]+):(?P<port>[0-9A-F]{4}) 0[18] "
     r"(?P<queued>[0-9A-F]{8}):[0-9A-F]{8} 01:[0-9A-F]{8} (?P<times>[0-9A-F]{8}) "
 )
-"""A line of /proc/net/tcp (proc(5)) in a state in which the host may send, with its retransmission timer running."""
+"""A line of /proc/net/tcp (proc(5)) for a socket that may send and whose retransmission timer runs."""
 _ACKED = slice(120, 128)  # tcpi_bytes_acked in struct tcp_info (linux/tcp.h), since Linux 4.1
 _MOST = 64 * 1024
 
 
 def mtu_blackhole(session: SshSession, speak: Callable[[], None], again: Callable[[], SshSession], by: float) -> bool:
-    """Return whether only large packets are lost: ``speak`` needs no answer, ``again`` opens another session."""
+    """Return whether only large packets are lost.
+
+    ``speak`` sends something that needs no answer; ``again`` opens another session.
+    """
     held = session.connection()
     if held is None or not hasattr(socket, "TCP_INFO"):
         return False
@@ -95,7 +101,10 @@ def mtu_blackhole(session: SshSession, speak: Callable[[], None], again: Callabl
 
 
 def is_resent(row: str, address: str, port: int) -> bool:
-    """Return whether a row of the host's (little-endian) /proc/net/tcp or tcp6 shows repeated retransmissions."""
+    """Return whether a row of the host's /proc/net/tcp or tcp6 shows repeated retransmissions.
+
+    The host is assumed to be little-endian.
+    """
     found = _ROW.match(row)
     if found is None:
         return False
@@ -116,15 +125,18 @@ _SLICE_S = 0.05  # stdout and stderr are emptied this often while we send: their
 _CLOSE_S = 2.0
 _STATUS_S = 0.5
 REUSE_S = 5.0
-"""Seconds for a command to start in a kept session, which a firewall may have forgotten while nothing was sent."""
+"""Seconds that a command has to start in a kept session.
+
+A firewall may have forgotten the session while nothing was sent.
+"""
 _HANG_UP_S = 0.5  # a command that sshd may not signal, since it is root's, costs this much
 
 
 class _Arrival(threading.Event):
-    """Event that is set when anything is received on stdout or stderr, or they end.
+    """Event that is set when anything is received on stdout or stderr, or when one of them ends.
 
-    paramiko's clear() is ignored, since clearing for one stream would hide data of the other. A reader resets the event
-    before it reads.
+    paramiko's clear() is ignored, since clearing the event for one stream would hide data of the other. A reader resets
+    it with ``forget`` before it reads.
     """
 
     forget = threading.Event.clear
@@ -136,7 +148,8 @@ class _Arrival(threading.Event):
 class ParamikoChannel:
     """A command on a host.
 
-    ``small`` opens another session, in which the host sends small packets; ``keeps``: the session outlives the command.
+    ``small`` opens another session, in which the host sends small packets; with ``keeps``, the session outlives the
+    command.
     """
 
     def __init__(
@@ -150,7 +163,7 @@ class ParamikoChannel:
         self._closing, self._sending = threading.Event(), threading.Lock()
 
     def send(self, data: bytes, deadline: float) -> None:
-        """Write all of ``data``, reading meanwhile what the command prints."""
+        """Write all of ``data``, reading what the command prints in the meantime."""
         view = memoryview(data)
         with self._sending, ends_at(deadline, self._session):  # paramiko blocks without limit on a full TCP buffer
             while view:
@@ -207,7 +220,7 @@ class ParamikoChannel:
         return self._tail.text()
 
     def exit_status(self, deadline: float) -> int | None:
-        """Return the command's exit status; None if the connection broke, a signal ended it, or the deadline passed."""
+        """Return the exit status, or None if the connection broke, a signal ended it, or the deadline passed."""
         while not self._channel.status_event.wait(_SLICE_S):
             if time.monotonic() >= deadline:
                 return None
@@ -215,12 +228,12 @@ class ParamikoChannel:
         return self._channel.exit_status if self._channel.exit_status >= 0 else None
 
     def start(self, command: str, deadline: float) -> None:
-        """Start the command; once the request is sent, `close` from another thread ends it."""
+        """Start the command; once the request is sent, `close` in another thread ends the command."""
         with ends_at(deadline, self):  # paramiko waits without limit for the reply
             self._channel.exec_command(command)
 
     def close(self) -> None:
-        """End the command as a terminal does when it is closed; close the channel and then the connection."""
+        """End the command as a closing terminal does, and close the channel and then the connection."""
         # sshd only closes the command's stdin: a shell that waits for something else would stay forever
         if self._closing.is_set():
             return
@@ -253,7 +266,7 @@ class ParamikoChannel:
             return
 
     def _drain(self) -> None:
-        """Read available data of both streams once, without waiting; a host may send more as fast as it is read."""
+        """Read both streams' available data once, without waiting: a host may send as fast as we read."""
         for _ in range(_CHUNKS):
             if not self._channel.recv_ready():
                 break
@@ -281,10 +294,12 @@ class _Jump(NamedTuple):
 
 
 class ParamikoTransport:
-    """Transport with one session per command, or per host and its settings.
+    """Transport with one session per command, or one per host and settings.
 
-    ``alone``: ssh does not take over what paramiko can't do. ``keeps``: a later command for the same settings object
-    runs in the same session, if that still works; otherwise in a new one.
+    With ``alone``, ssh does not take over what paramiko can't do. With ``keeps``, a later command for the same settings
+    object runs in the same session if that still works, or else in a new one.
+
+
     """
 
     def __init__(self, resolve_jump: ResolveJump, *, alone: bool, keeps: bool = False) -> None:
@@ -299,9 +314,10 @@ class ParamikoTransport:
         self._known: dict[tuple[Path, ...], known_hosts.KnownKeys] = {}
 
     def open(self, settings: HostSettings, command: str, deadline: float, latest: float = math.inf) -> ParamikoChannel:
-        """Start ``command`` on the host; AccessError, or BeyondError if only the ssh program can use the keys.
+        """Start ``command`` on the host; raise AccessError, or BeyondError if only ssh can use the keys.
 
         A command that did not start in a kept session within :data:`REUSE_S` seconds is started again in a new one.
+
         """
         target, began = settings.target(), time.monotonic()
         for known, session in tuple(self._kept):
@@ -331,7 +347,7 @@ class ParamikoTransport:
         return opened
 
     def _start(self, session: SshSession, command: str, deadline: float, settings: HostSettings) -> ParamikoChannel:
-        """Start a command in a session; if it did not start, its channel is closed."""
+        """Start a command in a session; if it does not start, close its channel."""
 
         def small(by: float) -> SshSession:
             turn = self._tries[settings.target()]
@@ -349,14 +365,17 @@ class ParamikoTransport:
         return opened
 
     def _add(self, channel: ParamikoChannel) -> None:
-        """Have `close` end the channel's command; EOFError if the transport is closed."""
+        """Register a channel, so that `close` ends its command; raise EOFError if the transport is closed."""
         with self._lock:
             if self._ended:
                 raise EOFError("the run has ended")
             self._channels.add(channel)
 
     def close(self) -> None:
-        """Close the channels of interrupted callers, then the sessions with jump hosts; no command starts any more."""
+        """Close the channels of interrupted callers, then the sessions with jump hosts.
+
+        After that, no command can start.
+        """
         with self._lock:
             self._ended = True
             jumps, self._jumps = list(self._jumps.values()), {}
@@ -376,7 +395,10 @@ class ParamikoTransport:
         hop: bool = False,
         mss: int | None = None,
     ) -> tuple[SshSession, float]:
-        """Return the ``turn``-th try's session and deadline; a host's time begins with its place at the jump host."""
+        """Return the session and deadline of the ``turn``-th try.
+
+        A host's time begins when it gets its place at the jump host.
+        """
         if hop and settings.connect_timeout is not None:
             bound = min(bound, settings.connect_timeout)
         jump = self._jump(settings.proxy_jump, bound, latest, turn) if settings.proxy_jump else None
@@ -395,14 +417,14 @@ class ParamikoTransport:
             return session, by.login
 
     def known_keys(self, settings: HostSettings) -> known_hosts.KnownKeys:
-        """Return the entries of all known_hosts files for the host, read once."""
+        """Return the entries of all known_hosts files for the host; each set of files is read once."""
         paths = settings.known_hosts
         if paths not in self._known:
             self._known[paths] = known_hosts.read(paths)
         return self._known[paths]
 
     def _jump(self, jumps: str, bound: float, latest: float, turn: int) -> _Jump:
-        """Return the session with the last of ``jumps``, which the first thread opens while the others wait."""
+        """Return the session with the last of ``jumps``; the first thread opens it while the others wait."""
         deadline = min(latest, time.monotonic() + LOGIN_TIMES * bound)
         jump = self._resolve_jump(jumps, deadline)
         target = jump.target(hop=True)

@@ -1,4 +1,4 @@
-"""paramiko's session, which keeps the server's messages, and the stream below it.
+"""paramiko's session, which keeps the server's messages, and its underlying stream.
 
 The stream is a TCP connection, a proxy command, or a channel through a jump host; every wait has a limit.
 """
@@ -33,8 +33,10 @@ _GREETING = 1024
 _LAST_WORDS = 2048
 _USER_TIMEOUT_MS = 30_000
 _POLL_S = 1.0
-"""Seconds between paramiko's checks whether its session was closed, of which close() notifies it at once. With its own
-ten checks a second, slow hosts took a tenth of the controller's time.
+"""Seconds between paramiko's checks of whether its session was closed.
+
+close() notifies it immediately anyway. With paramiko's own ten checks a second, slow hosts took a tenth of the
+controller's time.
 """
 _GRACE_S = 0.2  # for a proxy command to exit after its host has disconnected
 
@@ -46,10 +48,10 @@ class Stream(Protocol):
         """Send bytes, and return how many were accepted."""
 
     def recv(self, size: int, /) -> bytes:
-        """Receive up to this many bytes; b"" at the end."""
+        """Receive up to this many bytes, or b"" at the end."""
 
     def settimeout(self, seconds: float | None, /) -> None:
-        """Set the seconds that recv and send may wait."""
+        """Set the number of seconds that recv and send may wait."""
 
     def fileno(self) -> int:
         """Return the file descriptor, for poll(2)."""
@@ -58,7 +60,10 @@ class Stream(Protocol):
 
 
 class GreetedStream:
-    """Stream that keeps the first KiB received, and records whether the server closed it, which paramiko does not."""
+    """Stream that keeps the first KiB received, and records whether the server closed it.
+
+    paramiko does not record the latter.
+    """
 
     def __init__(self, inner: Stream) -> None:
         self.inner, self.head, self.ended = inner, b"", False
@@ -92,7 +97,7 @@ class GreetedStream:
         return data
 
     def peer(self) -> str:
-        """Return the peer's address; empty if it is not our own TCP connection."""
+        """Return the peer's address, or "" if the stream is not our own TCP connection."""
         return str(self.inner.getpeername()[0]) if isinstance(self.inner, socket.socket) else ""
 
     def settimeout(self, seconds: float | None) -> None:
@@ -100,7 +105,7 @@ class GreetedStream:
         self.inner.settimeout(None if seconds is None else max(seconds, _POLL_S))
 
     def close(self) -> None:
-        """Close the stream below, and wake threads that wait for it."""
+        """Close the underlying stream, and wake threads that are waiting for it."""
         self._closed = True
         if isinstance(self.inner, socket.socket):
             _wake(self.inner)
@@ -113,7 +118,7 @@ class GreetedStream:
 
 
 def look_up(target: Target, deadline: float) -> list[tuple[Any, ...]]:
-    """Return getaddrinfo(3)'s result before a deadline; a resolver that takes longer is abandoned in its thread."""
+    """Return getaddrinfo(3)'s result before a deadline; a slower resolver is abandoned in its thread."""
     answer: queue.SimpleQueue[list[tuple[Any, ...]] | OSError | UnicodeError] = queue.SimpleQueue()
 
     def ask() -> None:
@@ -135,7 +140,10 @@ def look_up(target: Target, deadline: float) -> list[tuple[Any, ...]]:
 
 
 def dial(target: Target, deadline: float, bound: float, mss: int | None = None) -> socket.socket:
-    """Return a connection to a target's first address that answers, else AccessError; ``mss`` limits both ends."""
+    """Return a connection to a target's first address that answers, or raise AccessError.
+
+    ``mss`` limits the segments of both ends.
+    """
     addresses = look_up(target, deadline)
     last: OSError = TimeoutError()
     for place, (family, kind, protocol, _, address) in enumerate(addresses):
@@ -200,7 +208,7 @@ class ProxyCommandStream:
         return self._last_words or (f"it ended with status {status}" if status else None)
 
     def close(self) -> None:
-        """Close the connection, and end a command that does not exit by itself. Any thread may call this."""
+        """Close the connection, and end the command if it does not exit on its own. Any thread may call this."""
         with self._closing:
             if self._stderr.closed:
                 return
@@ -219,7 +227,7 @@ class ProxyCommandStream:
 MAX_PACKET = 256 * 1024
 """Maximum number of bytes of a packet.
 
-OpenSSH's PACKET_MAX_SIZE. paramiko accepts any length that fits into 32 bits.
+This is OpenSSH's PACKET_MAX_SIZE; paramiko accepts any length that fits into 32 bits.
 """
 _OF_A_CHANNEL = (MSG_CHANNEL_DATA, MSG_CHANNEL_EXTENDED_DATA, MSG_CHANNEL_EOF, MSG_CHANNEL_CLOSE)
 """Messages that must not be sent to a closed channel (RFC 4254, section 5.3)."""
@@ -228,7 +236,10 @@ _MAX_VERSIONS = 64 * 1024
 
 
 class _Packets(Packetizer):
-    """Packetizer that limits packets and the version, which come before the server is authenticated."""
+    """Packetizer that limits packets and the version.
+
+    Both arrive before the server is authenticated.
+    """
 
     _before = 0
 
@@ -250,7 +261,7 @@ Feed = Callable[[paramiko.Channel, paramiko.Message], None]
 
 
 def _within_window(feed: Feed) -> Feed:
-    """Limit a channel's data: paramiko counts its window (RFC 4254, section 5.2) but keeps all it receives."""
+    """Limit a channel's data, since paramiko counts its window (RFC 4254, 5.2) but keeps all it receives."""
 
     def take(channel: paramiko.Channel, message: paramiko.Message) -> None:
         feed(channel, message)
@@ -261,10 +272,14 @@ def _within_window(feed: Feed) -> Feed:
 
 
 class SshSession(paramiko.Transport):
-    """Session that reports to each thread, in the server's words, why its channel was not opened or the session ended.
+    """Session that reports failures to each thread in the server's own words.
 
-    paramiko keeps one last exception for all threads, without the message, which distinguishes "refused" from "no
+    It says why the thread's channel was not opened, or why the session ended.
+
+    paramiko keeps only one last exception for all threads, without the message, which distinguishes "refused" from "no
     route".
+
+
     """
 
     _channel_handler_table: ClassVar[dict[int, Feed]] = {
@@ -294,7 +309,7 @@ class SshSession(paramiko.Transport):
         return number
 
     def _send_user_message(self, data: paramiko.Message) -> None:
-        """Drop messages to a closed channel, since OpenSSH would end the whole session."""
+        """Drop messages to a closed channel, since OpenSSH would end the whole session over them."""
         # paramiko checks first and sends later, without a lock (Channel.send; sshd's channels.c,
         # channel_from_packet_id)
         text = data.asbytes()
@@ -339,15 +354,15 @@ class SshSession(paramiko.Transport):
         return banner.decode(errors="replace") if isinstance(banner, bytes) else str(banner or "")
 
     def connection(self) -> socket.socket | None:
-        """Return the TCP connection below; None if it is not our own."""
+        """Return the underlying TCP connection, or None if it is not our own."""
         return self._stream.inner if isinstance(self._stream.inner, socket.socket) else None
 
     def takes_more(self) -> bool:
-        """Return whether a short message can be sent without blocking, since one of many hosts may be dead."""
+        """Return whether a short message can be sent without blocking, in case the host is dead."""
         return self.clear_to_send.is_set() and _takes_more(self._stream.inner)
 
     def get_exception(self) -> Exception | None:
-        """Return why this thread's channel was not opened; otherwise why the session ended."""
+        """Return the reason why this thread's channel was not opened, or else why the session ended."""
         refusal = self._refusals.pop(self._wanted.pop(threading.get_ident(), -1), None)
         error = super().get_exception()
         return refusal or (None if isinstance(error, paramiko.ChannelException) else error)
@@ -369,7 +384,7 @@ class _Closable(Protocol):
 
 
 class _Watch:
-    """Watcher that closes sessions at their deadlines: one thread for all, since a host has a dozen of them."""
+    """Watcher that closes sessions at their deadlines; one thread does so for all, a dozen per host."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -379,7 +394,7 @@ class _Watch:
         self._runs = False
 
     def begin(self, deadline: float, session: _Closable) -> int:
-        """Close the session at the deadline; return an id with which to cancel this."""
+        """Have the session closed at the deadline; return an id with which to cancel this."""
         with self._changed:
             number = next(self._numbers)
             self._watched[number] = session
@@ -419,7 +434,10 @@ _WATCH = _Watch()
 
 @contextmanager
 def ends_at(deadline: float, session: _Closable) -> Iterator[None]:
-    """Close the session, or a channel with its session, at the deadline: some waits of paramiko have no limit."""
+    """Close the session at the deadline, since some of paramiko's waits have no limit.
+
+    A channel may be given instead; it is closed with its session.
+    """
     number = _WATCH.begin(deadline, session)
     try:
         yield

@@ -1,4 +1,7 @@
-"""Settings for the connection to a host: from OpenSSH's configuration and the hosts file, or OpenSSH's defaults."""
+"""Settings for the connection to a host.
+
+They come from OpenSSH's configuration and the hosts file, or are OpenSSH's defaults.
+"""
 
 from __future__ import annotations
 
@@ -48,9 +51,10 @@ OPENSSH_ALGORITHMS: Mapping[str, tuple[str, ...]] = {
         *("hmac-sha2-256", "hmac-sha2-512", "hmac-sha1"),
     ),
 }
-"""Algorithms that OpenSSH 10.0's client offers by default (ssh_config(5), "The default is"), best first, without
-certificates and hardware keys, which go through the ssh program. paramiko by itself would also accept CBC, MD5 and
-truncated MACs.
+"""Algorithms that OpenSSH 10.0's client offers by default (ssh_config(5), "The default is").
+
+They are listed best first, without certificates and hardware keys, which go through the ssh program. On its own,
+paramiko would also accept CBC, MD5 and truncated MACs.
 """
 
 
@@ -130,7 +134,10 @@ def asked(name: str, options: SshOptions) -> Target:
 _ALIAS_S = 5.0
 
 DEFAULT_KEYS = ("id_rsa", "id_ecdsa", "id_ecdsa_sk", "id_ed25519", "id_ed25519_sk")
-"""OpenSSH's default key files in its order (readconf.c, fill_default_options), without the removed DSA and XMSS."""
+"""OpenSSH's default key files, in its order, without DSA and XMSS, which were removed.
+
+Source: readconf.c, fill_default_options.
+"""
 _ALGORITHMS = {
     "ciphers": ("ciphers",),
     "digests": ("macs",),
@@ -149,10 +156,12 @@ def resolve(
 ) -> HostSettings:
     """Return the settings for ``name``.
 
-    ``options`` win. AccessError if the name is invalid, or ssh rejects it.
+    ``options`` win. Raise AccessError if the name is invalid or ssh rejects it.
 
-    ``ssh -G`` is run if OpenSSH's client and a configuration exist. Without the client no configuration is read, and
+    ``ssh -G`` is run if OpenSSH's client and a configuration exist. Without the client, no configuration is read, and
     OpenSSH's defaults and the hosts file apply.
+
+
     """
     check_name(name, options)
     target = asked(name, options)
@@ -175,7 +184,7 @@ def resolve(
 
 
 def ssh_alias(name: str) -> str | None:
-    """Return the HostName of a name in ~/.ssh/config; None if it has none, or ssh can't be run."""
+    """Return the HostName of a name in ~/.ssh/config, or None if it has none or ssh can't be run."""
     try:
         hostname = resolve(name, SshOptions(), time.monotonic() + _ALIAS_S).hostname
     except (AccessError, ControllerError):
@@ -184,12 +193,12 @@ def ssh_alias(name: str) -> str | None:
 
 
 def unread_configuration(config: Path | None = None) -> bool:
-    """Return whether there is a configuration but no OpenSSH client to read it."""
+    """Return whether there is an SSH configuration but no OpenSSH client to read it."""
     return shutil.which("ssh") is None and ssh_config.exists(config)
 
 
 def _read(name: str, options: SshOptions, values: Values) -> HostSettings:
-    """Return the settings in an answer of ``ssh -G``, or defaults; options that only ssh supports are listed."""
+    """Return the settings in an answer of ``ssh -G``, or the defaults, with a list of ssh-only options."""
     beyond = list(ssh_config.beyond(values))
 
     def first(key: str) -> str | None:
@@ -268,27 +277,30 @@ def _read(name: str, options: SshOptions, values: Values) -> HostSettings:
 
 
 MAX_HANDSHAKES = 8
-"""Maximum number of handshakes at once through a jump host.
+"""Maximum number of simultaneous handshakes through a jump host.
 
-Sshd's MaxStartups (10:30:100) drops the eleventh connection.
+With the default MaxStartups (10:30:100), sshd may drop the eleventh connection.
 """
 PLACE_S = 2.0
 """Maximum number of seconds that a host occupies a place.
 
-After that it waits behind the jump host, whose handshake is long over.
+After that, it is waiting for something behind the jump host, whose handshake is long over.
 """
 QUEUE = 6.0  # how many times its own limit a host may wait for its turn at a jump host
 
 
 class Places:
-    """Places for simultaneous handshakes through one jump host; a host that is silent, dead or slow loses its place."""
+    """Places for simultaneous handshakes through one jump host.
+
+    A host that is silent, dead or slow loses its place.
+    """
 
     def __init__(self) -> None:
         self._free = threading.BoundedSemaphore(MAX_HANDSHAKES)
 
     @contextmanager
     def place(self, target: Target, seconds: float) -> Iterator[None]:
-        """Occupy a place for at most :data:`PLACE_S`; AccessError if none becomes free in time."""
+        """Occupy a place for at most :data:`PLACE_S`; raise AccessError if none becomes free in time."""
         if not self._free.acquire(timeout=max(0.0, seconds)):
             raise failures.stalled(target, "waiting for its turn at the jump host", seconds)
         once = threading.Lock()
@@ -308,7 +320,10 @@ class Places:
 
 
 def split_jump(jumps: str) -> tuple[str, str, SshOptions]:
-    """Return the parts of jump hosts: "a,ops@b:2222" gives ("a", "b", user ops, port 2222); IPv6 in brackets."""
+    """Return the parts of jump hosts: "a,ops@b:2222" gives ("a", "b", user ops, port 2222).
+
+    IPv6 addresses are in brackets.
+    """
     before, _, last = jumps.rpartition(",")
     user, _, place = last.strip().removeprefix("ssh://").rpartition("@")
     name, separator, port = place.rpartition(":")

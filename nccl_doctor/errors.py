@@ -8,7 +8,7 @@
     ├── UnwrittenError          2   a requested file could not be written; the report stands on stdout
     └── NotReachedError         3   a host that a command is about did not answer
 
-A fault found on a host is no exception but a diagnosis: see :mod:`nccl_doctor.model.report`.
+A fault found on a host is not an exception but a diagnosis: see :mod:`nccl_doctor.model.report`.
 """
 
 from __future__ import annotations
@@ -35,8 +35,9 @@ class HostsFileError(DoctorError):
 
     Args:
         path: the file as the user named it.
-        line: its line, counted from 1; None where the whole file is meant.
+        line: its line, counted from 1; None if the whole file is meant.
         problem: what is wrong and what is allowed.
+
     """
 
     def __init__(self, path: str, line: int | None, problem: str) -> None:
@@ -53,11 +54,11 @@ class SnapshotError(DoctorError):
 
 
 class UnwrittenError(DoctorError):
-    """A file that was asked for could not be written at the end; the report stands on stdout."""
+    """A requested file could not be written at the end; the report is on stdout."""
 
 
 class InterruptedLogin(KeyboardInterrupt):
-    """Ctrl-C during the login to hosts; ``hosts`` had not finished it."""
+    """Ctrl-C during the login to hosts; ``hosts`` are those that had not finished it."""
 
     def __init__(self, hosts: tuple[str, ...]) -> None:
         self.hosts = hosts

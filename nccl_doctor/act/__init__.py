@@ -1,1 +1,1 @@
-"""The only room that changes hosts: a plan of operations, running it with a record, and the outcome."""
+"""The only package that changes hosts: plans of operations, their recorded runs, and the outcomes."""

@@ -1,4 +1,4 @@
-"""Steps of ``fix`` that need no shell: the end of a leftover job, and variables of the job in the hosts file."""
+"""Steps of ``fix`` that need no shell: ending a leftover job, and setting variables in the hosts file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The outcome of ``nccl-doctor fix``: what the check after it says of what was chosen, never what a command said."""
+"""The outcome of ``nccl-doctor fix``, judged by the check that follows it, never by a command's output."""
 
 from __future__ import annotations
 
@@ -10,14 +10,16 @@ from nccl_doctor.model.report import Report
 from nccl_doctor.text.hostlist import grouped
 
 Fault = tuple[str, str]
-"""A name of a diagnosis, and a host; "" for one that is about no host."""
+"""The name of a diagnosis, and its host; "" if it concerns no host."""
 
 
 def compared(ran: FixReport, after: Report) -> FixReport:
-    """Return the run with what became of each diagnosis that had a step, and with new ones.
+    """Return the run with the outcome of each diagnosis that had a step, and with new diagnoses.
 
-    A diagnosis is mended where its check has passed on that host afterwards. If that check could no longer judge the
-    host, the outcome is unknown.
+    A diagnosis is fixed if its check has passed on that host afterwards. If that check could no longer judge the host,
+    the outcome is unknown.
+
+
     """
     chosen = _faults(ran.before, {step.mends for step in ran.plan if _was_run(step, ran)})
     now = _faults(after.diagnoses)
@@ -43,7 +45,7 @@ def compared(ran: FixReport, after: Report) -> FixReport:
 
 
 def exit_code(ran: FixReport, after: int) -> int:
-    """Return the code of the check after it; 1 if a chosen step failed, or its diagnosis was not seen to pass."""
+    """Return the exit code of the check after the run, or 1 if a chosen step failed or did not help."""
     failed = any(result.outcome != "done" for result in ran.results)
     chosen = {step.mends for step in ran.plan if _was_run(step, ran)}
     still = {fault.name for fault in (*ran.remaining, *ran.unjudged)} & chosen

@@ -1,4 +1,4 @@
-"""The plan of ``nccl-doctor fix``: the steps that fix a report's diagnoses, what is left by hand, and the way back."""
+"""The plan of ``nccl-doctor fix``: steps for the diagnoses, what is left to do by hand, and the undo."""
 
 from __future__ import annotations
 
@@ -19,9 +19,11 @@ from nccl_doctor.text.shell import word
 def plan(
     report: Report, snapshot: Snapshot, hide: Callable[[str], str] = lambda text: text
 ) -> tuple[tuple[Step, ...], tuple[ByHand, ...]]:
-    """Return the steps that fix a report's diagnoses, gravest first, and what is left by hand.
+    """Return the steps that fix a report's diagnoses, most severe first, and what is left to do by hand.
 
-    A command in which ``hide`` finds a secret could not be shown before it runs, so it is left to a person.
+    A command in which ``hide`` finds a secret could not be shown before it runs, so it is left to the user.
+
+
     """
     steps: list[Step] = []
     by_hand: list[ByHand] = []
@@ -82,7 +84,7 @@ def _step(command: Command, operation: Operation, named: dict[str, Any], *, disr
 
 
 def undo_plan(ran: Sequence[RanStep], file: str | None) -> tuple[Step, ...]:
-    """Return the steps that undo steps of a record, the last one first; ``file`` is the changed hosts file."""
+    """Return the steps that undo a record's steps, last one first; ``file`` is the changed hosts file."""
     back: list[Step] = []
     for one in reversed(ran):
         if not one.can_be_undone:

@@ -1,8 +1,8 @@
 """The record of what ``nccl-doctor fix`` did: a small file for each run, readable only by its owner.
 
 It is in ``$XDG_STATE_HOME/nccl-doctor/fix``. Each step is written before it is run, with the state that it found and
-the command that undoes it, and again after it; so whatever ends the run, the record suffices for the undo. It holds
-texts rather than operations, so that a later release can undo what an earlier one did.
+the command that undoes it, and again afterwards, so that whatever ends the run, the record is enough to undo it. It
+holds text rather than operations, so that a later release can undo what an earlier one did.
 """
 
 from __future__ import annotations
@@ -32,11 +32,16 @@ class RanStep(FrozenModel):
     Attributes:
         address: where the host was reached; "" for this machine.
         look, before, after, expected, survives_reboot, machine: as in :class:`~nccl_doctor.model.acts.Undo`.
-        undo: the command that restores the state before; None if there is none.
-        settings: variables that were written into the hosts file, and ``settings_before`` their earlier values.
-        outcome: "unknown" from its beginning to its end.
-        undone: it has been undone, or a look has shown that nothing is left of it.
-        left: an undo has left it alone, since somebody else had changed it.
+        undo: the command that restores the earlier state; None if there is none.
+        settings: variables that were written into the hosts file; ``settings_before`` holds their earlier values.
+        outcome: "unknown" until the step has ended.
+        undone: the step has been undone, or a look has shown that nothing is left of it.
+        left: an undo has left the step alone, since somebody else had changed its result.
+
+
+
+
+
     """
 
     number: int
@@ -66,7 +71,7 @@ class RanStep(FrozenModel):
 
     @property
     def can_be_undone(self) -> bool:
-        """True if it may have changed something that can be restored."""
+        """True if the step may have changed something that can be restored."""
         changed = self.after is None or not same(self.after, self.before)
         return not self.undone and bool(self.settings or (self.undo is not None and changed))
 
@@ -91,7 +96,7 @@ class Record(FrozenModel):
 
 
 class Journal:
-    """The record of a run that goes on; all hosts' threads write it."""
+    """The record of a run in progress, written by all hosts' threads."""
 
     def __init__(self, path: Path, record: Record) -> None:
         self.path, self.record = path, record
@@ -99,7 +104,7 @@ class Journal:
 
     @classmethod
     def begin(cls, identifier: str, hosts: str, file: str | None, environ: Mapping[str, str]) -> Journal:
-        """Write the record of a run before its first step; DoctorError if that fails."""
+        """Write the record of a run before its first step; raise DoctorError if that fails."""
         began_at = datetime.now(timezone.utc)
         record = Record(hosts=hosts, began_at=began_at.isoformat(timespec="seconds"), file=file)
         path = _folder(environ) / f"{identifier}-{began_at:%Y%m%dT%H%M%S%f}-{os.getpid()}.json"
@@ -107,7 +112,7 @@ class Journal:
         return cls(path, record)
 
     def write(self, step: RanStep) -> None:
-        """Write a step, in place of an earlier entry of it; DoctorError if that fails, with the record as before."""
+        """Write a step over its earlier entry; if that fails, keep the record as it was and raise DoctorError."""
         with self._lock:
             others = (one for one in self.record.steps if one.number != step.number)
             steps = tuple(sorted((*others, step), key=lambda one: one.number))
@@ -130,13 +135,13 @@ def entry(step: Step, **known: object) -> RanStep:
 
 
 def latest(identifier: str, environ: Mapping[str, str]) -> Journal | None:
-    """Return the newest record for a list of hosts with something to undo, one that was left alone last."""
+    """Return the newest record with something to undo for these hosts; one that was left alone comes last."""
     found = list(_of_hosts(identifier, environ))
     return next((one for one in found if not one.record.is_left), found[0] if found else None)
 
 
 def all_open(environ: Mapping[str, str]) -> list[Record]:
-    """Return the records of all lists of hosts with something to undo, the newest first."""
+    """Return the records with something to undo, for all lists of hosts, newest first."""
     return sorted((one.record for one in _of_hosts("*", environ)), key=lambda one: one.began_at, reverse=True)
 
 
@@ -148,9 +153,11 @@ def _of_hosts(identifier: str, environ: Mapping[str, str]) -> Iterator[Journal]:
 
 
 def _folder(environ: Mapping[str, str]) -> Path:
-    """Return the folder of the records, which belongs to us as all folders below the home do.
+    """Return the folder of the records; raise DoctorError unless it and its parent belong to us.
 
-    Root with another user's HOME keeps its records in its own home: that user could plant a link.
+    Root with another user's HOME keeps its records in its own home, since that user could plant a link.
+
+
     """
     state = state_folder(environ)
     if state is None:

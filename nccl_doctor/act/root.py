@@ -1,4 +1,7 @@
-"""Ways to become root on a host; sudo's password goes only to the standard input of a sudo that belongs to root."""
+"""Ways to become root on a host.
+
+The password for sudo goes only to the standard input of a sudo that root owns.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,7 @@ _ASK = script(
 
 @dataclass(frozen=True)
 class RootAccess:
-    """A way to become root on a host: the login itself, ``sudo -n``, or sudo with a password; or why there is none."""
+    """A way to become root on a host (the login itself, ``sudo -n`` or a password), or why there is none."""
 
     way: Literal["login", "sudo", "password", "none"]
     sudo: str = ""
@@ -61,7 +64,7 @@ def node_at(node: Node, *, outside: bool) -> Node:
 
 
 def unshared(node: Node) -> Node:
-    """Return the node without shared connections (ssh_config(5), ControlPath), which outlive a closed door."""
+    """Return the node without shared connections (ssh_config(5), ControlPath), which outlive a lockout."""
     options = node.options(SshOptions)
     alone = {**node.access.get(SshOptions.engine, {}), "options": (*options.options, "ControlPath=none")}
     return node.model_copy(update={"access": {**node.access, SshOptions.engine: alone}})
@@ -96,7 +99,7 @@ _STATUS = re.compile(rf"status (\d{{1,3}}) ({'|'.join(map(re.escape, PROGRAMS))}
 
 
 def read_root_access(lines: Sequence[str]) -> RootAccess:
-    """Return how to become root, by the output of ``id -u`` and ``sudo -n``."""
+    """Return how to become root, according to the output of ``id -u`` and ``sudo -n``."""
     if [line for line in lines if line.isdecimal()][:1] == ["0"]:
         return LOGIN
     ended = _STATUS.fullmatch(lines[-1]) if lines else None
@@ -112,9 +115,12 @@ def read_root_access(lines: Sequence[str]) -> RootAccess:
 
 
 def wait_until_ready(channel: Channel, nonce: str, password: bytes | None, *, root: bool) -> Machine:
-    """Return the identity of the machine once the shell with this nonce answers; RootRefusedError if sudo refuses.
+    """Return the identity of the machine once the shell with this nonce answers.
 
-    The password is sent once, as the first line. If sudo did not ask for it, the shell passes over that line.
+    Raise RootRefusedError if sudo refuses.
+
+    The password is sent once, as the first line. If sudo did not ask for it, the shell skips that line.
+
     """
     until = time.monotonic() + ANSWER_S
     allowance = Allowance(MOST_OUTPUT)

@@ -1,8 +1,9 @@
-"""Runs the steps of a plan: hosts in parallel, the steps of each host in order, each recorded before and after it.
+"""Runs the steps of a plan: hosts in parallel, each host's steps in order, recorded before and after.
 
-A step first looks at what it is about. What is there already is not run; what could not be looked at is not changed.
-After steps that could keep SSH out, a second connection is opened while the first one stands; if that fails, these
-steps are taken back over the first one. Until then the host's shell itself takes them back if the first one ends.
+A step first looks at the state that it is to change. If that is already as wanted, or could not be determined, nothing
+is changed. After steps that could lock SSH out, a second connection is opened while the first is still open. If that
+fails, these steps are undone over the first one. Until then, the host's shell itself undoes them if the first
+connection ends.
 """
 
 from __future__ import annotations
@@ -54,10 +55,11 @@ class Execution:
         transport: opens channels to them.
         roots: the way to become root on each host whose steps need it.
         by_us: runs a step that needs no shell.
-        journal: the record; None for an undo, whose record is that of the steps that it takes back.
+        journal: the record; None for an undo, which uses the record of the steps that it undoes.
         password: sudo's password, for the hosts whose way is "password".
         on_host: called with a host's name once its steps have ended.
         stop: set if no further step may begin.
+
     """
 
     nodes: Mapping[str, Node]
@@ -71,7 +73,7 @@ class Execution:
     _open: set[Channel] = field(default_factory=set)
 
     def run(self, steps: Sequence[Step]) -> list[StepResult]:
-        """Run the steps; an interrupt ends each host after its running command, a second one at once."""
+        """Run the steps; an interrupt stops each host after its running command, a second one immediately."""
         per_host: dict[str | None, list[Step]] = {}
         for step in steps:
             per_host.setdefault(step.host, []).append(step)
@@ -103,7 +105,7 @@ class Execution:
             channel.close()
 
     def _wrong_password(self, steps: Sequence[Step]) -> str:
-        """Try the password on one host, so that a wrong one counts once; return why it is refused there."""
+        """Try the password on one host, so that a wrong one counts only once; return why it is refused there."""
         first = next((step for step in steps if step.root and self._way(step).way == "password"), None)
         if first is None or self.password is None:
             return ""
@@ -186,7 +188,7 @@ class Execution:
     def _kept_open(
         self, steps: Sequence[Step], results: list[StepResult], begun: Sequence[RanStep], opened: _Opened
     ) -> list[StepResult]:
-        """Return the results; steps that keep a second connection out are taken back, and have failed."""
+        """Return the results; steps that keep a second connection out are undone and count as failed."""
         risky = {step.number for step in steps if step.cuts_connection}
         changed = [one for one in results if one.number in risky and one.changed_something]
         if not changed:
@@ -211,7 +213,7 @@ class Execution:
         return [_ended(one, "failed", f"{LOCKED_OUT} {back[one.number]}") if one in changed else one for one in results]
 
     def _second_connection(self, step: Step) -> bool:
-        """Return whether another connection to the host can be opened now; one that asks who we are is open."""
+        """Return whether another connection to the host can be opened now; one whose login is refused counts."""
         mark = secrets.token_hex(8)
         try:
             channel = self._channel(step, f"echo {mark}", fresh=True)
@@ -244,7 +246,7 @@ class _Opened:
 
 
 class _StoppedError(Exception):
-    """A step ends before its command; ``over``: nothing is left to be done."""
+    """The end of a step before its command is run; ``over``: nothing is left to be done."""
 
     def __init__(self, outcome: StepOutcome, reason: str = "", *, over: bool = False) -> None:
         super().__init__(reason)
@@ -290,7 +292,7 @@ class _Taking:
             raise _StoppedError("changed", "it was lost when the host was restarted", over=True)
 
     def _changed(self, operation: Operation | None, at: str) -> dict[str, object]:
-        """Run an operation, with its record; return the fields of the result."""
+        """Run and record an operation; return the fields of the result."""
         look = None if operation is None else operation.look
         before = () if look is None else self._state(str(look))
         if operation is not None and look is not None and operation.holds(before):
@@ -358,7 +360,7 @@ class _Taking:
         return told | {"over": True}
 
     def _state(self, look: str) -> State:
-        """Return what a look prints; _StoppedError if it could not look."""
+        """Return what a look prints; raise _StoppedError if the look fails."""
         looked = self.opened.shell.run(look, ANSWER_S, whole=True)
         if looked.status:
             shown = looked.lines and not self.opened.shell.hides(looked.lines)
@@ -382,7 +384,7 @@ def _ended(result: StepResult, outcome: StepOutcome, reason: str) -> StepResult:
 
 
 def _reverted(undo: str | None, shell: RemoteShell) -> str:
-    """Take a step back over the connection that still stands; return what became of it."""
+    """Undo a step over the connection that is still open, and return what became of the step."""
     if undo is None:
         return "the host may not be reachable any more: it can't be taken back"
     try:

@@ -51,8 +51,9 @@ wait "$guard"
 done
 [ ! "$back" ] || (run {quick} "$back") >/dev/null 2>&1
 """
-"""A program for /bin/sh that says which machine it is on, and runs the command of each line that begins with the nonce;
-other lines, such as a password that sudo did not ask for, are passed over.
+"""A program for /bin/sh that says which machine it is on and runs the lines that begin with the nonce.
+
+Other lines, such as a password that sudo did not ask for, are skipped.
 """
 
 
@@ -72,27 +73,27 @@ class Ended:
 
 
 class RemoteShell:
-    """A shell on a host that is ready; ``hidden`` takes what must not be shown out of its output."""
+    """A ready shell on a host; ``hidden`` removes from its output what must not be shown."""
 
     def __init__(self, channel: Channel, nonce: str, hidden: Callable[[str], str] = lambda text: text) -> None:
         self._channel, self._nonce, self._hidden, self._number = channel, nonce, hidden, 0
 
     def revert_unless_kept(self, undo: str) -> None:
-        """Have the shell run ``undo`` before those that it was sent earlier, if the connection ends before `keep`."""
+        """Have the shell run ``undo``, ahead of earlier ones, if the connection ends before `keep`."""
         self._channel.send(f"{self._nonce} revert 0 {undo}\n".encode(), time.monotonic() + ANSWER_S)
 
     def keep(self) -> None:
         self._channel.send(f"{self._nonce} keep\n".encode(), time.monotonic() + ANSWER_S)
 
     def hides(self, lines: Iterable[str]) -> bool:
-        """Return whether there is something in a text that must not be shown."""
+        """Return whether a text contains something that must not be shown."""
         return any(self._hidden(line) != line for line in lines)
 
     def run(self, command: str, seconds: float, *, whole: bool = False) -> Ended:
-        """Run a command; TimeoutError, OSError, EOFError or FloodError if its end was not seen.
+        """Run a command; raise TimeoutError, OSError, EOFError or FloodError if its end was not seen.
 
-        ``whole``: the output is data, so all lines are returned unchanged; otherwise it is meant for display: only the
-        last lines, shortened and with secrets hidden.
+        ``whole``: the output is data, so all lines are returned unchanged. Without it, only the last lines are returned
+        for display, shortened and with secrets hidden.
         """
         self._number += 1
         until = time.monotonic() + seconds + _KILL_S + ANSWER_S

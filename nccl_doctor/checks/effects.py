@@ -1,6 +1,6 @@
-"""Effects of causes on an all-reduce that several checks share; an effect of one check alone is in that check's file.
+"""Effects on an all-reduce that several checks share; those of a single check are in that check's file.
 
-Their kinds are :data:`~nccl_doctor.model.effect.KINDS`; an exception has the name of the diagnosis that its message
+Their kinds are :data:`~nccl_doctor.model.effect.KINDS`; an exception is named after the diagnosis that its message
 leads to in logs.
 """
 

@@ -21,7 +21,7 @@ EXPLAINS = ("port-unreachable", NCCL_CONNECTIONS)
 """The effects of addresses that can't reach each other."""
 
 MISLED = ("route-missing", *EXPLAINS)
-"""The effects if NCCL's choice of interface is the reason."""
+"""The effects of addresses that can't reach each other because of NCCL's choice of interface."""
 
 OTHERWISE = (
     "No single interface name was found by which all hosts provably reach each other: look at the addresses and routes "
@@ -63,7 +63,7 @@ def findings(view: View, kind: Kind) -> Iterator[Finding | Unjudged]:
 
 
 def _idle_peers(view: View, group: list[Fault]) -> tuple[str, ...]:
-    """Return the hosts whose own interface is down, if all other hosts reach them; otherwise none."""
+    """Return the hosts whose own interface is down, if all other hosts reach them; none if not."""
     nccl = view.nccl
     standings = [nccl.bootstrap[fault.host] for fault in group if fault.host in nccl.bootstrap]
     lost = {one.source for each in standings for one in each.verdicts if one.answer is Reachable.NO}
@@ -98,7 +98,7 @@ def _fix(nccl: ClusterNccl, group: list[Fault]) -> Fix:
 
 
 def bring_up(nccl: ClusterNccl, hosts: tuple[str, ...], name: str, other: str = "") -> Fix:
-    """Return the remedy for an interface that is not running; ``other`` is another remedy."""
+    """Return the remedy for an interface that is not running; ``other`` is an alternative."""
     links = [nccl.by_host[host].link(name) for host in hosts]
     if any(link is None or "up" in link.flags for link in links):
         return Fix(summary=f"Look at the cable and the switch port of {name}{other}.")

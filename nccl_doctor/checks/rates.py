@@ -1,10 +1,10 @@
 """Slow hosts, pairs and rails, found by comparing measured rates: the fewest that explain all bad ones.
 
-A rate is bad if it is less than half of the usual one, or if it loses packets and the others do not. It must be so
-again while nobody else sends, and no machine may have been the limit. If nearly a whole row of the matrix is bad, its
-host sends badly; if a column is, its host receives badly; what remains are pairs. The usual rate is the median of the
-hosts' best rates, not of all pairs: of three hosts, one that is slow in both directions spoils four of six pairs, but
-only two of six best rates.
+A rate is bad if it is less than half of the usual one, or if it loses packets and the others do not. It must be bad
+again while nobody else is sending, and no machine may have been the bottleneck. If nearly a whole row of the matrix is
+bad, its host sends badly; if a column is, its host receives badly; what remains are pairs. The usual rate is the median
+of the hosts' best rates, not of all pairs: of three hosts, one that is slow in both directions spoils four of six
+pairs, but only two of six best rates.
 """
 
 from collections import Counter
@@ -242,7 +242,7 @@ def _slower_rail(rail: Rail, measured: list[Rail], rates: Rates) -> float | None
 
 
 def link_gbps(rates: Rates, rate: PairRate) -> float | None:
-    """Return the speed of the slower one of the two links under a rate; None where a driver does not tell."""
+    """Return the speed of the slower of the two links behind a rate; None if a driver does not report it."""
     there = {link.interface: link for link in rates.links.get(rate.dst, ())}
     own = rates.link(rate.src, rate.interface)
     other = there.get(rate.peer_interface)

@@ -125,12 +125,12 @@ class View:
 
     @cached_property
     def by_host(self) -> dict[str, HostNccl]:
-        """NCCL's choice by host of this view, for checks with ``needs_nccl``."""
+        """NCCL's choice for each host of this view, for checks with ``needs_nccl``."""
         return {host.name: self.nccl.by_host[host.name] for host in self.hosts}
 
     @property
     def kube(self) -> KubeFacts:
-        """The pods in the cluster API's words; empty outside Kubernetes."""
+        """The pods as reported by the cluster's API; empty outside Kubernetes."""
         return self.derived.kube
 
     @property
@@ -166,7 +166,7 @@ class View:
 
 
 Phase = Literal["mesh", "smoke", "rates"]
-"""The fields of :class:`~nccl_doctor.snapshot.Snapshot` without which some check can't judge at all."""
+"""The fields of :class:`~nccl_doctor.snapshot.Snapshot` without which some checks can't judge at all."""
 
 PHASES: tuple[Phase, ...] = get_args(Phase)
 
@@ -252,7 +252,7 @@ def difference(subject: str, values: Mapping[str, str]) -> Difference | None:
 
 
 def minority(values: Mapping[str, object]) -> tuple[str, ...]:
-    """Return the hosts without the majority's value; all if there is no majority."""
+    """Return the hosts without the majority's value; all hosts if there is no majority."""
     usual, count = Counter(values.values()).most_common(1)[0]
     return tuple(host for host, value in values.items() if value != usual or count * 2 <= len(values))
 
@@ -276,7 +276,7 @@ def failed_by(view: View, address: str, sources: Collection[str]) -> Pairs:
 
 
 def failed_where(view: View, follows: Callable[[FailedDial], bool]) -> Pairs:
-    """Return the pairs whose unexplained failed dials may all follow from this."""
+    """Return the pairs all of whose unexplained failed dials satisfy ``follows``."""
     otherwise = {(dial.src, dial.dst) for dial in view.dials.unexplained if not follows(dial)}
     return pairs_of(dial for dial in view.dials.unexplained if (dial.src, dial.dst) not in otherwise)
 

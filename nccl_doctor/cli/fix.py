@@ -134,7 +134,7 @@ class _Fix:
         self._of_root: set[str] = set()
 
     def mend(self, snapshot: Snapshot, report: Report) -> int:
-        """Run what a report's diagnoses propose; return the code of the check after it, or 1."""
+        """Run what a report's diagnoses propose; return the exit code of the check that follows, or 1."""
         from nccl_doctor.act.outcome import exit_code as code_of_run
         from nccl_doctor.act.plan import plan
         from nccl_doctor.model.acts import FixReport
@@ -347,7 +347,7 @@ class _Fix:
             raise UsageError("--ask-sudo asks for the password on a terminal, and there is none") from None
 
     def _checked_again(self, ran: FixReport) -> tuple[FixReport, int]:
-        """Return the run with what the check after it says, and the code of that check."""
+        """Return the run with the results of the check that follows it, and that check's exit code."""
         from nccl_doctor.act.outcome import compared
         from nccl_doctor.cli.run import look_and_judge
 
@@ -397,9 +397,11 @@ def _verdict(report: Report) -> str:
 
 
 def _ask(text: str, answers: tuple[str, ...]) -> str:
-    """Ask on the terminal; return the answer's first letter if it is one of these, otherwise "".
+    """Ask on the terminal; return the answer's first letter if it is in ``answers``, otherwise "".
 
-    What was typed before the question is discarded: it was no answer to it.
+    What was typed before the question is discarded, since it is not an answer to it.
+
+
     """
     if sys.stdin.isatty():
         termios.tcflush(sys.stdin.fileno(), termios.TCIFLUSH)

@@ -92,7 +92,7 @@ class PortOptions:
         return replace(self, port=port, file=None, hosts=file)
 
     def process(self) -> Identity | None:
-        """Return the process that ``--pid`` names; UsageError if there is none."""
+        """Return the process that ``--pid`` names; raise UsageError if there is none."""
         from nccl_doctor.model.ports import as_identity
 
         process = None if self.pid is None else as_identity(self.pid)
@@ -110,7 +110,7 @@ class PortOptions:
         return (*words, *(word for option, value in named.items() if value is not None for word in (option, value)))
 
     def job(self) -> HostSource | None:
-        """Return the requested hosts of an engine; inside an allocation those of its job."""
+        """Return the requested hosts of an engine or, inside an allocation, those of its job."""
         if self.host is None and not self.engine:
             return None
         from nccl_doctor.inventory.load import requested

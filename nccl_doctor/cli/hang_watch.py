@@ -217,7 +217,7 @@ def _tell(sample: HangSnapshot, found: HangReport, kept: KeepOptions, command: l
 
 
 def _stamped(file: Path | None, stamp: str) -> Path | None:
-    """Return a file name with a time stamp before its extension; a name that is no plain file is unchanged."""
+    """Return a file name with a time stamp before its extension, or unchanged if it is not a plain file."""
     if file is None or (file.exists() and not file.is_file()):
         return file
     return file.with_name(f"{file.stem}-{stamp}{file.suffix}")

@@ -85,7 +85,7 @@ def logs(
 
 @contextmanager
 def _bar(files: list[str], *, quiet: bool) -> Iterator[Callable[[int], None]]:
-    """Show a progress bar on stderr for long input if that is a terminal, and yield its counter."""
+    """Show a progress bar for long input if stderr is a terminal, and yield its counter."""
     from nccl_doctor.logs.reading import size
 
     total = size(files)

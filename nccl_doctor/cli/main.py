@@ -1,4 +1,4 @@
-"""Entry point and table of commands. The modules of commands import the rest when they run."""
+"""Entry point and table of commands. The command modules import the rest when they run."""
 
 from __future__ import annotations
 
@@ -25,8 +25,10 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 GARBAGE = (50_000, 20, 50)
-"""Thresholds of the garbage collector. A run keeps nearly all objects that it makes, and every collection visits them:
-with 4,096 hosts that takes a fifth of the time at CPython's (700, 10, 10).
+"""Thresholds of the garbage collector.
+
+A run keeps nearly all objects that it makes, and every collection visits them: with 4,096 hosts, that would take a
+fifth of the time at CPython's (700, 10, 10).
 """
 
 
@@ -68,11 +70,12 @@ def _run() -> None:
 class _End:
     """Exit that ends the process before the interpreter shuts down under running threads, which would abort it.
 
-    A thread may hold the lock of stderr, or be inside a library that it can't be unwound from; all that would be lost
-    by an abort is the exit code.
+    A thread may hold the lock of stderr, or be inside a library that it can't be unwound from; an abort would lose only
+    the exit code.
 
     Attributes:
         code: exit code of the command; while it is unknown, the interpreter exits in its usual way.
+
     """
 
     def __init__(self) -> None:
@@ -255,13 +258,16 @@ def _in_words(message: str) -> str:
 
 
 def _wants_json(args: list[str]) -> bool:
-    """Return whether unreadable arguments contain ``-o json``; those behind "--" belong to a script."""
+    """Return whether unreadable arguments contain ``-o json``; those after "--" belong to a script."""
     ours = itertools.takewhile(lambda word: word != "--", args)
     return _JSON.search("\0".join(ours)) is not None
 
 
 def app(first: str = "") -> typer.Typer:
-    """Return the command line, with only the command that the first word names: to register all takes 15 ms."""
+    """Return the command line with only the command that the first word names.
+
+    To register all commands takes 15 ms.
+    """
     made = typer.Typer(
         no_args_is_help=True,
         pretty_exceptions_enable=False,

@@ -31,7 +31,10 @@ PROGRAM = (
     "-c",
     "import sys; sys.path[:] = filter(None, sys.path); from nccl_doctor.cli.main import main; main()",
 )
-"""Ourselves, without the current folder on the path: an agent's server is started in folders of others' code."""
+"""This program, without the current folder on the path.
+
+An agent's server is started in folders with other people's code.
+"""
 LIMIT_S = 900.0
 MOST_OUTPUT = 32 << 20  # bytes of a command's JSON
 MOST_TEXT = 16 << 20  # characters of a log that is given as text
@@ -110,7 +113,7 @@ class Tools:
         return self._run("diff", "--", before, after)
 
     def _files(self, path: str) -> list[Path]:
-        """Return the regular files of a path below the server's folders; none if it is elsewhere, or too large."""
+        """Return a path's regular files, if it is below the server's folders and they are not too large."""
         folders = [folder.resolve() for folder in self.folders]
         try:
             place = Path(folders[0], path).resolve(strict=True)
@@ -129,7 +132,7 @@ class Tools:
     def _run(self, command: str, *words: str, text: str | None = None) -> CallToolResult:
         """Run a command and return its JSON and its screen, or an error if it printed no document.
 
-        One call of a command runs at a time: an agent that repeats itself loads nobody.
+        Only one call of each command runs at a time, so an agent that repeats itself overloads nobody.
         """
         with self._lock:
             if command in self._busy:
@@ -216,7 +219,7 @@ def _answer(command: str, written: bytes | None, otherwise: str) -> CallToolResu
 
 
 def _visible(value: Any) -> Any:  # noqa: ANN401 - any JSON
-    """Return the JSON without characters that nobody sees, in which a log could hide words for an agent."""
+    """Return the JSON without invisible characters, in which a log could hide words for an agent."""
     if isinstance(value, str):
         return "\n".join(map(clean, value.split("\n")))
     if isinstance(value, dict):

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from nccl_doctor.model.register import Check
 
 Codes = set[str] | None
-"""Codes of the checks to run; None means all, without an import of the checks."""
+"""Codes of the checks to run; None means all, without importing the checks."""
 
 
 class _Options(Protocol):
@@ -223,7 +223,7 @@ class NameOptions:
     def reader(
         self, overrides: Overrides, path: str | None = None, transport: str | None = None
     ) -> Callable[[Mapping[str, str]], Cluster]:
-        """Read the hosts once; return a function that makes a cluster of them with variables of the environment."""
+        """Read the hosts once; return a function that makes them a cluster, given more environment variables."""
         from nccl_doctor.inventory.load import load, read, requested
 
         engine = requested(self.engine, transport, os.environ, named=path is not None)
@@ -369,7 +369,7 @@ class SelectOptions:
     ] = None
 
     def codes(self) -> Codes:
-        """Return the codes for words (code, name or category); UsageError for other words."""
+        """Return the codes for words (code, name or category); raise UsageError for other words."""
         if not self.only and not self.skip:
             return None
         from nccl_doctor.model.register import all_checks

@@ -38,7 +38,7 @@ SUFFIXES = {".html": "html", ".json": "json", ".xml": "junit", ".prom": "prometh
 
 
 def form_of(command: str, form: str, file: Path | None) -> str:
-    """Return the requested format; otherwise the one that the file's extension names, if the command has it."""
+    """Return the requested format or, without one, that of the file's extension if the command has it."""
     named = SUFFIXES.get(file.suffix.lower(), "") if file is not None and form == "human" else ""
     return named if named in FORMS[command] else form
 
@@ -77,7 +77,7 @@ class Out(NamedTuple):
         return document if self.show_secrets else hide_secrets(document)
 
     def write(self, text: str) -> None:
-        """Print the text, or write it to the file; DoctorError if that fails."""
+        """Print the text, or write it to the file; raise DoctorError if that fails."""
         if self.file is not None:
             # readable only by its owner, unless another user's service reads it (node_exporter, a CI's agent)
             write_file(self.file, text, private=self.show_secrets or self.form not in ("prometheus", "junit"))
@@ -95,7 +95,7 @@ class Out(NamedTuple):
             raise DoctorError(unwritten(error)) from error
 
     def show(self, document: Document, observed_at: float | None = None) -> None:
-        """Print the document without secrets; UnwrittenError if stdout had to replace the file."""
+        """Print the document without secrets; raise UnwrittenError if stdout had to replace the file."""
         document = self.hidden(document)
         options = RenderOptions(self.colored, self.width, self.verbose, self.quiet, observed_at, fail_on=self.fail_on)
         if self.form == "html":
@@ -249,7 +249,7 @@ def error_document(command: str, message: str) -> None:
 
 
 def discard_stdout() -> None:
-    """Redirect stdout to /dev/null after its reader (a pager, head) left or its disk is full."""
+    """Redirect stdout to /dev/null if its reader (a pager, head) has left or its disk is full."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

@@ -194,7 +194,7 @@ class Wait:
         return max(self.stages.values(), key=STAGES.index)
 
     def _behind(self) -> list[str]:
-        """Return the awaited hosts; if ranks report stages, those behind the first."""
+        """Return the awaited hosts; if ranks report stages, only those behind the leading one."""
         waiting = [name for name in self.hosts if name not in self.done]
         if not self.stages:
             return waiting

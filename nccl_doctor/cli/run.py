@@ -244,7 +244,10 @@ def total_s(asked: float | None, smoke: SmokeLimits) -> float:
 
 
 def _refuse_nothing_to_judge(selected: Codes, left_out: Mapping[str, str], *, rate: bool) -> None:
-    """Raise UsageError if nothing, or not the requested rates, would be checked: the result would look good."""
+    """Raise UsageError if nothing, or not the requested rates, would be checked.
+
+    The result of such a run would look good.
+    """
     if selected is None:
         return
     some = [check for check in all_checks() if check.function and check.code in selected]

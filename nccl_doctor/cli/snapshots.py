@@ -30,12 +30,15 @@ if TYPE_CHECKING:
 
 MOST_BYTES = 256 << 20  # bytes of a snapshot's file; that of 4,096 hosts has 22 MB
 MOST_VALUES, VALUE_BYTES = 6_000_000, 8
-"""Maximum number of values of a snapshot, and the least bytes per value on average.
+"""Maximum number of values in a snapshot, and the minimum of bytes per value on average.
 
 4,096 hosts have 900,000 values of 25 bytes.
 """
 MOST_CONTAINERS, CONTAINER_BYTES = 1_500_000, 24
-"""Most lists and objects, and the least bytes per one; 4,096 hosts have 250,000 of 65 bytes without blanks."""
+"""Maximum number of lists and objects, and the minimum of bytes per one.
+
+4,096 hosts have 250,000 of 65 bytes without blanks.
+"""
 FREE = 16_384  # allowed in any snapshot, however small: these take a few megabytes
 DEEPEST = 32
 
@@ -45,7 +48,7 @@ AnySnapshot = TypeVar("AnySnapshot", Snapshot, "HangSnapshot")
 
 
 def read_snapshot(path: Path, kind: type[AnySnapshot] = Snapshot) -> AnySnapshot:  # type: ignore[assignment]  # mypy: python/mypy#3737
-    """Return a snapshot of this kind that ``--save`` wrote; SnapshotError for anything else.
+    """Return a snapshot of this kind that ``--save`` wrote; raise SnapshotError for anything else.
 
     Reading needs 64 MiB and at most 32 times the size of the file: values are counted before any is made, and the first
     invalid one ends the reading.
@@ -65,7 +68,10 @@ def read_snapshot(path: Path, kind: type[AnySnapshot] = Snapshot) -> AnySnapshot
 
 
 def _read_options(cluster: Cluster) -> None:
-    """Read the engines' options once, which a snapshot holds as plain JSON; ValidationError for invalid ones."""
+    """Read the engines' options, which are plain JSON in a snapshot, once.
+
+    Raise ValidationError for invalid ones.
+    """
     cluster.options(KubeFacts)
     for node in cluster.nodes:
         for engine in engines():
@@ -73,7 +79,7 @@ def _read_options(cluster: Cluster) -> None:
 
 
 def _parsed(data: bytes) -> object:
-    """Return the parsed JSON; ValueError if it is larger or denser than a snapshot."""
+    """Return the parsed JSON; raise ValueError if it is larger or denser than a snapshot."""
     if len(data) > MOST_BYTES:
         raise ValueError(f"bigger than {MOST_BYTES >> 20} MiB")
     values = min(MOST_VALUES, FREE + len(data) // VALUE_BYTES)
@@ -86,7 +92,7 @@ def _parsed(data: bytes) -> object:
 
 
 def of_snapshot(document: Judged, nodes: Iterable[Node]) -> Judged:
-    """Return the document of a snapshot from a file: without commands for this machine."""
+    """Return the document of a snapshot from a file, without commands for this machine."""
     from nccl_doctor.judge.from_file import judged_from_file
 
     here = this_machine()
@@ -107,7 +113,7 @@ def keep(snapshot: Snapshot | HangSnapshot, kept: KeepOptions) -> None:
 
 
 def save_logs(folder: Path | None, output: Mapping[str, Iterable[str]]) -> None:
-    """Write the ranks' output to one private file per host; DoctorError if that fails."""
+    """Write the ranks' output to one private file per host; raise DoctorError if that fails."""
     if folder is None:
         return
     try:
@@ -121,7 +127,10 @@ def save_logs(folder: Path | None, output: Mapping[str, Iterable[str]]) -> None:
 
 
 def write_hosts(report: Report, passed: Path | None, failed: Path | None, least: Severity | None) -> None:
-    """Write passed and failed hosts, one per line, by diagnoses from ``least`` on, or by reachability (None)."""
+    """Write passed and failed hosts, one per line.
+
+    A host has failed if it was not reached or has a diagnosis of at least ``least`` (None: only if it was not reached).
+    """
     at_fault = {host.name for host in report.hosts if not host.reached}
     for diagnosis in report.diagnoses:
         if least is not None and diagnosis.severity.rank >= least.rank:

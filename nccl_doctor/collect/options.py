@@ -20,7 +20,7 @@ class Progress(Protocol):
     """Observer of a run's progress."""
 
     def phase(self, name: str, hosts: list[str], limit_s: float | None = None) -> None:
-        """Begin a phase that waits for these hosts, at most ``limit_s`` seconds."""
+        """Begin a phase that waits for these hosts, for at most ``limit_s`` seconds."""
 
     def done(self, host: str) -> None: ...
 
@@ -63,7 +63,7 @@ class Clock:
         self.spent: dict[str, dict[str, tuple[float, float]]] = {}
 
     def now(self) -> float:
-        """Return seconds since the run began."""
+        """Return the seconds since the run began."""
         return time.monotonic() - self._began
 
     def within(self, seconds: float) -> float:
@@ -71,24 +71,24 @@ class Clock:
         return min(seconds, max(self.until - time.monotonic(), 0.1))
 
     def left(self) -> float:
-        """Return seconds until the run's end."""
+        """Return the seconds until the run's end."""
         return self.until - time.monotonic()
 
     def lacks(self, seconds: float, what: str) -> str | None:
-        """Return why there is no time for something that may take this many seconds; None if there is."""
+        """Return why there is no time for something that may take this many seconds; None if there is time."""
         if self.within(seconds) == seconds:
             return None
         return f"--timeout {self._total_s:.0f} leaves no time for {what}, which may take {seconds:.0f} s"
 
     def busy(self, host: str, phase: str, since: float, until: float | None = None) -> None:
-        """Record that a host was busy with a phase until then, or until now; the latest end counts."""
+        """Record that a host was busy with a phase up to ``until`` (by default now); the latest end counts."""
         end = self.now() if until is None else until
         _, latest = self.spent.setdefault(host, {}).get(phase, (0.0, 0.0))
         self.spent[host][phase] = (round(since, 3), round(max(end, latest), 3))
 
     @contextmanager
     def timed(self, phase: str) -> Iterator[float]:
-        """Record the time that the block takes, and yield the seconds at its beginning."""
+        """Record the time that the block takes, and yield the time at which it began."""
         began = self.now()
         try:
             yield began

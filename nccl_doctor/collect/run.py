@@ -1,4 +1,7 @@
-"""From a cluster to a snapshot: connect, facts, mesh, all-reduce; in the end all that was started ends, too."""
+"""From a cluster to a snapshot: connect, query facts, test the mesh, run the all-reduce.
+
+At the end, everything that was started is ended, too.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +48,10 @@ TURN_SHARE = 0.5  # of the time that is left, which a run waits for other runs t
 def open_run(
     cluster: Cluster, connect: Callable[[], Transport], options: RunOptions, progress: Progress
 ) -> Iterator[Run]:
-    """Query every host, again if this machine was paused, and stay connected in the block; else NotReachedError."""
+    """Query every host, again if this machine was paused, and stay connected in the block.
+
+    Raises NotReachedError if this machine is paused once more or too little time is left.
+    """
     until = time.monotonic() + options.total_s
     run = Run(cluster, connect(), options, progress)
     try:
@@ -92,9 +98,11 @@ class Run:
         self._refused: Unknown | None = None  # why the hosts are not tested: another run tests them
 
     def all(self) -> None:
-        """Run every phase; ControllerPausedError if this machine was paused, after which no host is at fault.
+        """Run every phase; raise ControllerPausedError if this machine was paused, which is no host's fault.
 
-        An interrupt after the facts ends the phases: what was found until then can be judged.
+        An interrupt after the facts were queried ends the phases, and what was found until then can be judged.
+
+
         """
         self.look()
         try:
@@ -248,7 +256,7 @@ class Run:
         self._facts = {name: facts for name, facts in self._facts.items() if name in answering}
 
     def names(self) -> None:
-        """Resolve the names of the hosts file on this machine, if the next steps may depend on them."""
+        """Resolve the names in the hosts file on this machine, if the next steps may depend on them."""
         seen = [facts.resolution.own for facts in self._facts.values() if isinstance(facts.resolution, Names)]
         lost = any(not told.addresses for told in chain(self._names.values(), *(own.values() for own in seen)))
         if lost or (isinstance(self._mesh, Mesh) and self._mesh.failed):

@@ -1,9 +1,11 @@
-"""Turns of the runs that test the same hosts: one at a time tests ports, measures rates and runs an all-reduce.
+"""Turns of the runs that test the same hosts.
+
+One run at a time tests ports, measures rates and runs an all-reduce.
 
 Each host gives its turn to one run (probe/turn.py). A run needs all its hosts at once, and two runs that each have some
 would wait for each other for ever. So the run that began later gives back what it has and begins again, while the one
-that began first keeps what it has (wait-die, Rosenkrantz, Stearns and Lewis 1978). The order is that of (time, random
-number), the same for both runs, however their clocks differ.
+that began first keeps what it has (wait-die, Rosenkrantz, Stearns and Lewis 1978). The order is by (time, random
+number), which is the same for both runs however much their clocks differ.
 """
 
 from __future__ import annotations
@@ -54,7 +56,7 @@ class Refused:
 
 
 def words(holder: Holder) -> str:
-    """Return "another check of alice from gpu01", as far as it is known."""
+    """Return a phrase such as "another check of alice from gpu01", as far as it is known."""
     by, where = f" of {holder.user}" if holder.user else "", f" from {holder.controller}" if holder.controller else ""
     return f"another check{by}{where}"
 
@@ -68,15 +70,18 @@ class Turns:
     _held: set[str] = field(default_factory=set)
 
     def take(self, until: float, port: dict[str, int], waits: Callable[[Holder], None]) -> PortTrial | Refused | None:
-        """Take the turn of every host, until this time (monotonic) at the latest; no host is held if that fails.
+        """Take the turn of every host; if that fails, no host is held.
 
         Args:
             until: time on the monotonic clock; each host is asked at least once.
-            port: by host, the port to be tried anew there once the turn is ours.
-            waits: called with a holder as often as one is met.
+            port: by host, the port to be tried again there once the turn is ours.
+            waits: called with the holder each time that one is met.
 
-        Returns:
-            The new trial, None without a port; or who did not give the turn.
+        Returns: The new trial (None without a port), or the hosts that did not give their turns.
+
+
+
+
         """
         trial: PortTrial | None = None
         began = time.monotonic()
@@ -110,7 +115,7 @@ class Turns:
             time.sleep(random.uniform(*PAUSE_S))  # noqa: S311 - no secret
 
     def leave(self) -> None:
-        """Give back the turns that are held; a lost host has done that by itself."""
+        """Give back the turns that are held; a lost host has already released its own."""
         held = [session for session in self.sessions if session.lost is None and session.node.name in self._held]
         self._held.clear()
         ask_all(lambda session: session.ask(END_TURN, time.monotonic() + ANSWER_S), held)

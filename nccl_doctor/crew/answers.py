@@ -26,7 +26,10 @@ from nccl_doctor.transport.base import AccessError
 T = TypeVar("T")
 
 MAX_ITEMS = 150_000
-"""Maximum number of values in an answer, of 100 bytes each; the facts of one of 4,096 hosts have a quarter of that."""
+"""Maximum number of values in an answer, of 100 bytes each.
+
+The facts of a host among 4,096 have a quarter as many.
+"""
 _REASON = 300  # characters of the reason why a part of an answer is invalid: it may quote that part
 _SEPARATORS = (b",", b"[", b"{")
 _TOKEN = re.compile(rb'"[^"]*"?|[,\[{]')  # a JSON text without escapes, and the separators around each value
@@ -45,7 +48,10 @@ class NoAnswerError(ProbeError):
 
 
 class ConnectionLostError(ProbeError):
-    """The connection broke, so the host answers nothing more; ``failure``: the reason, if the transport knows it."""
+    """The connection broke, so the host answers nothing more.
+
+    ``failure`` is the reason, if the transport knows it.
+    """
 
     failure: AnyAccessFailure | None = None
 
@@ -83,7 +89,7 @@ class OwnFaultError(ConnectionLostError):
 
 
 def attempt(work: Callable[[], T]) -> T:
-    """Process a host's answer; OwnFaultError for any unforeseen exception."""
+    """Process a host's answer; raise OwnFaultError for any unforeseen exception."""
     try:
         return work()
     except (ProbeError, AccessError, DoctorError):
@@ -104,14 +110,14 @@ class Hello(base.Observed):
 
 
 class Listening(base.Observed):
-    """Ports in the order of the requested listeners, None if one could not be opened; errors by their places."""
+    """Ports in the order of the requested listeners, None for any that failed, and errors by their places."""
 
     ports: tuple[base.Port | None, ...]
     errors: dict[str, base.Clipped]
 
 
 class DialRow(NamedTuple):
-    """A dial that did not reach our listener, and its seconds; ``target`` is the place in the list of targets."""
+    """A dial that did not reach our listener, and its seconds; ``target`` is an index into the targets."""
 
     target: base.Count
     port: base.Port
@@ -147,14 +153,17 @@ class Accepted(NamedTuple):
 
 
 class Heard(base.Observed):
-    """Connections to a host's listeners; ``crowds``: how often a peer's connection displaced its own oldest one."""
+    """Connections to a host's listeners.
+
+    ``crowds`` says how often a peer's new connection displaced that peer's oldest one.
+    """
 
     accepted: Annotated[tuple[Accepted, ...], Field(max_length=4096)] = ()
     crowds: Annotated[tuple[tuple[base.HostAddress, base.Count], ...], Field(max_length=4096)] = ()
 
 
 class PathMtuResult(base.Observed):
-    """The outcome of full-size packets to a target (probe/mesh/mesh.py)."""
+    """The outcome of sending full-size packets to a target (probe/mesh/mesh.py)."""
 
     outcome: Literal["passed", "stalled", "reset", "not-connected"]
     sent: base.Count
@@ -191,7 +200,10 @@ class RankEvent(base.Observed):
 
 
 class SmokeEnd(base.Observed):
-    """A host's end of the all-reduce: ``exit`` is 0, 1 or the launcher's status; ``broken``: why there is no answer."""
+    """The end of the all-reduce on a host.
+
+    ``exit`` is 0, 1 or the launcher's status; ``broken`` says why there is no answer.
+    """
 
     exit: base.Signed | None = None
     signal: Annotated[int, Field(ge=1, le=128)] | None = None
@@ -202,7 +214,7 @@ class SmokeEnd(base.Observed):
 
 
 class TrialEnd(base.Observed):
-    """The outcome of the all-reduce over a group for this host's ranks."""
+    """The outcome of a group's all-reduce for this host's ranks."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -210,7 +222,10 @@ class TrialEnd(base.Observed):
 
 
 class Holder(base.Observed):
-    """The run that has a host's turn, by its own words but for ``user``; "" if the kernel does not tell that."""
+    """The run that has a host's turn, in its own words.
+
+    Only ``user`` comes from the kernel; it is "" if the kernel does not tell it.
+    """
 
     user: base.Clipped
     run: base.Clipped = ""
@@ -220,7 +235,7 @@ class Holder(base.Observed):
 
 
 class TurnAnswer(base.Observed):
-    """The run that has the turn, None if it is ours; and a new trial of the master port, if that was requested."""
+    """The run that has the turn (None if ours), and a new trial of the master port, if requested."""
 
     holder: Holder | None
     trial: PortTrial | None
@@ -270,7 +285,10 @@ TRACEBACK: TypeAdapter[str | None] = TypeAdapter(base.ClippedEnd | None)
 
 
 def parsed(text: bytes) -> dict[str, Any]:
-    """Return a line of the probe as an object; MalformedError if it is none or has too many values."""
+    """Return a line from the probe as an object.
+
+    Raises MalformedError if it is not an object or has too many values.
+    """
     if sum(map(text.count, _SEPARATORS)) > MAX_ITEMS:
         values = texts = 0  # separators within texts don't count
         for token in _TOKEN.finditer(text.replace(b"\\\\", b"").replace(b'\\"', b"")):
@@ -290,7 +308,7 @@ def parsed(text: bytes) -> dict[str, Any]:
 
 
 def typed(kind: TypeAdapter[T], what: str, value: object) -> T:
-    """Return a part of an answer as its type; MalformedError if it does not fit."""
+    """Return a part of an answer as its type; raise MalformedError if it does not fit."""
     try:
         return kind.validate_python(value)
     except ValidationError as error:
@@ -300,8 +318,7 @@ def typed(kind: TypeAdapter[T], what: str, value: object) -> T:
 def typed_items(kind: TypeAdapter[T], values: list[Any]) -> tuple[tuple[T, ...], str | None]:
     """Validate a list item by item, since any local user can put an invalid item into it.
 
-    Returns:
-        The items that fit, and how many don't, with the reason of the first; None where all do.
+    Returns: The items that fit, and how many don't, with the reason for the first; None if all do.
     """
     fitting: list[T] = []
     reasons: list[str] = []

@@ -1,4 +1,7 @@
-"""The hosts as connected: connect, ask everywhere, lose, close. No other room opens connections."""
+"""The connections to the hosts: connect, ask everywhere, drop lost hosts, close.
+
+No other package opens connections.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,7 @@ class Crew:
         return [self.opened[node.name] for node in self.nodes if node.name in self.opened]
 
     def reach(self, until: float, on_done: Callable[[str], None] = lambda _name: None) -> Reach:
-        """Return what connects to hosts, not later than ``until`` on the monotonic clock, and fills this crew."""
+        """Return the object that connects to hosts, by ``until`` (monotonic clock), and fills this crew."""
         return Reach(self.transport, self._connect_s, until, on_done, opened=self.opened, failures=self.failures)
 
     def connect(self, until: float, on_done: Callable[[str], None] = lambda _name: None) -> None:
@@ -53,7 +56,10 @@ class Crew:
         failure: Callable[[Exception], AnyAccessFailure],
         on_done: Callable[[str], None],
     ) -> dict[str, T]:
-        """Return the hosts' answers by name; a host that gives none is among the failures, if it was not before."""
+        """Return the hosts' answers by name.
+
+        A host that gives none is added to the failures, unless it is among them already.
+        """
         results = ask_all(ask, sessions, lambda session: on_done(session.node.name), Window(MOST))
         found: dict[str, T] = {}
         for session, result in zip(sessions, results, strict=True):
@@ -66,14 +72,14 @@ class Crew:
         return found
 
     def leave_lost(self, sessions: Sequence[ProbeSession], stage: str, doing: str) -> list[ProbeSession]:
-        """Return the sessions that still answer; the others' hosts are among the failures."""
+        """Return the sessions that still answer; the hosts of the others are added to the failures."""
         for session in sessions:
             if session.lost is not None:
                 self.failures[session.node.name] = failure_of(session.lost, stage, doing)
         return [session for session in sessions if session.lost is None]
 
     def still_there(self) -> None:
-        """Raise ControllerPausedError if this machine was paused, after which no host is at fault."""
+        """Raise ControllerPausedError if this machine was paused, which is no host's fault."""
         for session in self.opened.values():
             if isinstance(session.lost, ControllerPausedError):
                 raise session.lost

@@ -1,13 +1,13 @@
 """Queries and connections to many hosts at once; the failure of one host does not affect the others.
 
 Small requests go to all hosts at once (:class:`AllAtOnce`). Handshakes, and requests that cost a host or this machine
-work, take turns (:class:`Window`): with a fixed number at once, a healthy host could time out while it waits for
-others. Here a host's time begins with its turn. Turns come as handshakes end, sooner while they end fast; a host that
-is silent, because it is dead or slow to log in, does not hold up the others.
+work, take turns (:class:`Window`), because with a fixed number at once, a healthy host could time out while it waited
+for others. Here a host's time begins with its turn. Turns come as handshakes end, and faster while these end quickly; a
+host that is silent, because it is dead or slow to log in, does not hold up the others.
 
-A host's answer is parsed in that host's own worker. A failure there other than the connection's is a bug of ours that
-the answer has triggered: it is reported as such, that host is asked nothing more, and the others are judged. A host
-that timed out is tried again by itself before it is reported.
+A host's answer is parsed in that host's own worker. Any failure there except the connection's is a bug of ours that the
+answer has triggered. It is reported as such, that host is asked nothing more, and the others are judged. A host that
+timed out is tried again by itself before it is reported.
 """
 
 from __future__ import annotations
@@ -46,7 +46,10 @@ _SILENCE_S = 1.0
 
 @dataclass
 class Window:
-    """Limit of simultaneous work: ``limit`` items, without silent ones; ``usual`` is the time of successful ones."""
+    """Limit on simultaneous work: ``limit`` items, not counting silent ones.
+
+    ``usual`` is the usual time of successful ones.
+    """
 
     limit: float = FIRST
     usual: float = 0.0
@@ -58,7 +61,7 @@ class Window:
         return len(self._active(now)) < int(self.limit) and len(self._began) < IN_ALL
 
     def wait(self, now: float) -> float | None:
-        """Return the seconds until one more may begin although none has ended; None if it must wait for an end."""
+        """Return the seconds until one more may begin even if none ends; None if it must wait for an end."""
         if len(self._began) >= IN_ALL:
             return None
         return max(0.01, min(self._active(now), default=now) + self._silence() - now)
@@ -88,7 +91,7 @@ class Window:
 
 @dataclass
 class AllAtOnce(Window):
-    """A fixed number at once, however long they take, for requests that cost nothing."""
+    """A fixed number of items at once, however long they take, for requests that cost nothing."""
 
     limit: float = AT_ONCE
 
@@ -96,7 +99,7 @@ class AllAtOnce(Window):
         return len(self._began) < self.limit
 
     def wait(self, _now: float) -> None:
-        """Return None: only an end makes room."""
+        """Return None, since only an end makes room."""
 
     def end(self, number: int, _now: float, *, well: bool) -> None:  # noqa: ARG002 - as a window
         del self._began[number]
@@ -112,10 +115,12 @@ class Stage(Generic[Item]):
 
 
 def in_turns(items: Iterable[Item], *stages: Stage[Item], until: float = math.inf) -> list[Exception | None]:
-    """Take every item through all stages, one thread per turn; return why each failed, None if it did not.
+    """Take every item through all stages, one thread per turn, and return each one's failure or None.
 
-    Threads are daemons, so that Ctrl-C never waits for a host. An item that has not ended at ``until`` (monotonic) is
-    abandoned with a :class:`TimeoutError`. A ControllerError, a fault of this machine, is raised.
+    Threads are daemons, so that Ctrl-C never waits for a host. An item that has not ended by ``until`` (monotonic
+    clock) is abandoned with a :class:`TimeoutError`. A ControllerError, a fault of this machine, is raised.
+
+
     """
     todo = list(items)
     ends: list[Exception | None] = [None] * len(todo)
@@ -189,7 +194,10 @@ def ask_all(
     on_done: Callable[[ProbeSession], None] = lambda _session: None,
     window: Window | None = None,
 ) -> list[T | Exception]:
-    """Return answers like :func:`fan_out`; a bug ends one session only; late hosts get more time with a window."""
+    """Return answers as :func:`fan_out` does, but a bug ends only one session.
+
+    With a window, late hosts get more time.
+    """
     work, todo = apart(ask), list(sessions)
     results = fan_out(work, todo, on_done, window)
     late = [place for place, result in enumerate(results) if isinstance(result, NoAnswerError)]
@@ -212,7 +220,10 @@ def apart(ask: Callable[[ProbeSession], T]) -> Callable[[ProbeSession], T]:
 
 
 def failure_of(error: Exception, stage: str, doing: str) -> AnyAccessFailure:
-    """Return why a host is unknown after an error of :func:`ask_all` in a stage of ``ProbeFacts`` (``doing``)."""
+    """Return why nothing is known about a host after an error of :func:`ask_all`.
+
+    ``stage`` is one of ``ProbeFacts``; ``doing`` is a phrase for what was being done.
+    """
     if isinstance(error, ConnectionLostError) and error.failure is not None:
         return error.failure
     lines = (getattr(error, "traceback", None) or "").strip().splitlines()[-_LINES:]
@@ -224,7 +235,10 @@ _TICK_S = 0.05
 
 
 class LoadWatch:
-    """Measurement of how busy this machine is, from creation to :meth:`stop`; an answer may be late for that."""
+    """Measurement of how busy this machine is, from creation to :meth:`stop`.
+
+    An answer may be late because of that load.
+    """
 
     def __init__(self) -> None:
         self._lag_s = 0.0
@@ -252,7 +266,10 @@ CONNECT_S = 10.0
 """Seconds for a host to answer if neither ``--connect-timeout`` nor the user's ssh configuration sets a limit."""
 PATIENCE = 4.0  # a host that takes this many times longer than the others is more than one of many
 Look = Callable[[ProbeSession, float], None]
-"""A function that asks a host within a share of its time; it raises :class:`NoAnswerError` if more time may help."""
+"""A function that asks a host within a share of its time.
+
+It raises :class:`NoAnswerError` if more time may help.
+"""
 
 
 @dataclass
@@ -301,14 +318,14 @@ class Reach:
         return Load(controller=controller, hosts=hosts, second_try=self.again)
 
     def _quiet_share(self, usual: float, load: MachineLoad) -> float:
-        """Return the factor for the timeout of a second try, by the speed of the others; larger on a busy machine."""
+        """Return the second try's share of the timeout, by the others' speed; larger on a busy machine."""
         most = max(1.0, load.queue / load.cpus) if load.busy else 1.0
         alone = min(most, PATIENCE) if load.busy else 0.0
         wanted = PATIENCE * usual / (self.connect_s or CONNECT_S) if usual else alone
         return min(most, max(AGAIN, wanted))
 
     def _try(self, nodes: Sequence[Node], share: float) -> float:
-        """Try each host once, for a share of its time; return the usual time of an answer, 0 without one."""
+        """Try each host once, for a share of its time; return the usual answer time, or 0 if none answered."""
         window = Window()
 
         def connected(node: Node) -> None:

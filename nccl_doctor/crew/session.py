@@ -1,9 +1,9 @@
 """Session with a probe on a host: starts it over a transport's channel and exchanges requests and answers.
 
-Every second a heartbeat goes to every host: a probe that misses it for a while ends all that it runs, since we may be
-gone. (An unplugged cable, a sleeping laptop or a suspended run closes no connection.) One thread sends them all, so no
-channel may block in its :meth:`~nccl_doctor.transport.base.Channel.pulse`. Heartbeats are also late if this machine
-itself was paused, which is no host's fault.
+Every second, a heartbeat goes to every host. A probe that misses it for a while ends everything that it runs, since we
+may be gone. (An unplugged cable, a sleeping laptop or a suspended run closes no connection.) One thread sends them all,
+so no channel may block in its :meth:`~nccl_doctor.transport.base.Channel.pulse`. Heartbeats are also late if this
+machine itself was paused, which is no host's fault.
 """
 
 from __future__ import annotations
@@ -29,11 +29,12 @@ MAX_REQUEST = 64 << 20  # bytes that a host may send for one request, with chatt
 
 
 class Messages:
-    """Messages of a probe.
+    """Messages from a probe.
 
     Attributes:
         chatter: the last lines that other programs printed.
         shell_ready: whether the login shell has run the command that starts the probe.
+
     """
 
     def __init__(self, channel: base.Channel, nonce: str, silence_s: float) -> None:
@@ -49,7 +50,10 @@ class Messages:
         self._allowance = base.Allowance(MAX_REQUEST)
 
     def next(self, deadline: float, after_login: float = math.inf) -> dict[str, Any]:
-        """Return the next message, ``after_login`` seconds after login at most; NoAnswerError, ConnectionLostError."""
+        """Return the next message, at most ``after_login`` seconds after login.
+
+        Raises NoAnswerError or ConnectionLostError.
+        """
         while True:
             line = self._line(deadline)
             if line.endswith(self._mark):
@@ -110,7 +114,7 @@ class Heartbeat:
         self._last: float | None = None  # None until a message is due
 
     def begin(self) -> float:
-        """Start the heartbeat, once, and return the time for :meth:`longest_gap`."""
+        """Start the heartbeat unless it is running, and return the time for :meth:`longest_gap`."""
         with self._lock:
             if self._last is None:
                 self._last = now()
@@ -155,7 +159,7 @@ T = TypeVar("T")
 
 
 class ProbeSession:
-    """A probe that answers; ``lost`` is why its answers are no longer read."""
+    """A probe that answers; ``lost`` says why its answers are no longer read."""
 
     def __init__(self, node: Node, channel: base.Channel, nonce: str, silence_s: float = SILENCE_S) -> None:
         self.node = node
@@ -179,7 +183,10 @@ class ProbeSession:
         latest: float = math.inf,
         silence_s: float = SILENCE_S,
     ) -> ProbeSession:
-        """Connect by the deadline and start the probe in as much time again, until ``latest``; or raise AccessError."""
+        """Connect by the deadline, and start the probe within as much time again, but by ``latest``.
+
+        Raises AccessError if that fails.
+        """
         nonce, bound = secrets.token_hex(16), deadline - time.monotonic()
         channel = transport.open(node, bundle.command(node.python, nonce, silence_s), deadline, latest)
         session = cls(node, channel, nonce, silence_s)
@@ -220,7 +227,7 @@ class ProbeSession:
     ) -> T:
         """Return the answer to a request; after a NoAnswerError it can be waited for again.
 
-        After a ConnectionLostError or ProbeError it can't.
+        After a ConnectionLostError or any other ProbeError, it can't.
         """
         try:
             return self._answer(contract, number, deadline, on_event)
@@ -244,7 +251,7 @@ class ProbeSession:
     def gone(self, error: answers.ConnectionLostError) -> answers.ConnectionLostError:
         """Record that the host's answers are no longer read, and return the error.
 
-        If our heartbeats were missing, that is a :class:`~nccl_doctor.crew.answers.ControllerPausedError`.
+        If our heartbeats were missing, the error is a :class:`~nccl_doctor.crew.answers.ControllerPausedError`.
         """
         still = heartbeat.longest_gap(self._since)
         ours = still >= self._silence_s - MARGIN_S and not isinstance(

@@ -1,6 +1,6 @@
 """How a probe is started on a host, and why it did not start.
 
-``python -`` would read stdin to its end before it runs anything, so the command line holds a loader that reads exactly
+``python -`` would read stdin to its end before running anything, so the command line holds a loader that reads exactly
 the bundle's length; the rest of stdin then carries requests. The loader exits if nothing comes for a while.
 
 Messages are recognised as dash, bash, zsh, fish, tcsh, busybox's ash, ld.so and Python print them, in English.
@@ -49,7 +49,7 @@ class Start:
 
     Attributes:
         python: the requested interpreter.
-        place: the container in which it was to run, "the docker container train"; empty for the host itself.
+        place: the container in which it was to run, such as "the docker container train"; empty for the host itself.
         error: the channel's error, or the probe's refusal.
         shell_ready: the login shell ran the command that starts the probe, so its start-up files did not end it.
         ready: the interpreter reported that it runs, so neither the shell nor the path is at fault.
@@ -58,6 +58,7 @@ class Start:
         status: the command's exit status; None if unknown.
         stderr: its last lines.
         chatter: the last lines on stdout that were not the probe's.
+
     """
 
     python: str
@@ -163,11 +164,12 @@ LOADER = (
     "for _ in iter(lambda:len(b)<{size},False)];zlib.crc32(b)=={crc} or sys.exit(e);"
     "d=zlib.decompressobj();exec(compile(d.decompress(b),n,'exec'))"
 )
-"""Loader that reports that it is ready, with the nonce and an empty object, and reads the probe only then, since a
-login that runs something else would take the probe for commands. The nonce is written backwards, so that an echo of the
-command line does not look like the report. Length and digest come first, since some channels lose bytes
-(kubernetes#112834). Other probes recognise it by the name at its beginning. A virtualenv from before 2020 finds the
-standard library only by its site module.
+"""Loader that reports that it is ready, with the nonce and an empty object.
+
+Only then does it read the probe, since a login that runs something else would take the probe for commands. The nonce is
+written backwards, so that an echo of the command line does not look like the report. Length and digest come first,
+since some channels lose bytes (kubernetes#112834). Other probes recognise it by the name at its beginning. A virtualenv
+from before 2020 finds the standard library only through its site module.
 """
 
 
@@ -209,13 +211,13 @@ def login_mark(nonce: str) -> str:
 def command(python: str, nonce: str, silence_s: float) -> str:
     """Return the command that starts the probe with a host's interpreter.
 
-    ``nonce`` (letters and digits) marks its messages.
+    ``nonce`` (letters and digits) marks the probe's messages.
 
-    Its loader ends when nothing has come for ``silence_s``.
+    Its loader exits if nothing has come for ``silence_s``.
 
     ``exec`` avoids a shell that would have to end, too. Double quotes without $, ` and ! mean the same in sh, csh and
     fish. ``-I``: no file in a home directory and no PYTHON* variable can shadow a module; ``-S``: no installed package
-    runs code at start-up, which takes 5 ms or hundreds.
+    runs code at start-up, which can take from 5 ms to hundreds.
     """
     loader = LOADER.format(
         size=len(bundle()),

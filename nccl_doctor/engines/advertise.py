@@ -62,7 +62,7 @@ class Side:
         return tuple(map(int, re.findall(r"\d+", known[package])[:3])) if package in known else None
 
     def interface(self, address: str) -> str:
-        """Return the interface that has an address, as a phrase behind "at"."""
+        """Return the interface that has an address, as a phrase to follow "at"."""
         return next((e.interface for e in self.interfaces.addresses if e.address == address), "no interface of its own")
 
 
@@ -78,7 +78,10 @@ def _variable(name: str) -> Step:
 
 
 def _nic(side: Side) -> Advertised | None:
-    """Return the address by SGLANG_LOCAL_IP_NIC, which needs netifaces; a wrong name is ignored."""
+    """Return the address of the interface that SGLANG_LOCAL_IP_NIC names.
+
+    This needs netifaces; a wrong name is ignored.
+    """
     name = side.variables.get("SGLANG_LOCAL_IP_NIC")
     if not name:
         return None
@@ -187,7 +190,7 @@ def _vllms_store(side: Side) -> Advertised | None:
 
 
 def ucx_interfaces(side: Side) -> tuple[str, ...]:
-    """Return the interfaces to which UCX_NET_DEVICES restricts UCX; none if it uses all, or RDMA devices."""
+    """Return the interfaces to which UCX_NET_DEVICES restricts UCX; none if it uses all or RDMA devices."""
     named = side.variables.get("UCX_NET_DEVICES", "all").split(",")
     return () if "all" in named or any(":" in name or not name for name in named) else tuple(named)
 
@@ -257,9 +260,10 @@ class Ports:
 
     Attributes:
         last: last port of the range that begins at ``first``.
-        of: their use, as a phrase behind "which are".
+        of: their use, as a phrase to follow "which are".
         by: the option or variable that changes them.
         only_with: the command-line option without which they are not used; "" if they always are.
+
     """
 
     first: int
@@ -324,7 +328,7 @@ def advertised(program: str, side: Side) -> Advertised:
 
 
 def programs(side: Side) -> Iterator[str]:
-    """Yield the programs that are installed there or whose variables are set."""
+    """Yield the programs that are installed on the host or whose variables are set."""
     for program in STEPS:
         meant = any(side.variables.get(name) for name in VARIABLES.get(program, ()))
         if (meant and (program != "ucx" or ucx_interfaces(side))) or side.version(

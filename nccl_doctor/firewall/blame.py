@@ -1,8 +1,10 @@
-"""Compares failed dials with the rules of both hosts and the pods' NetworkPolicies: which host and rules block them.
+"""Compares failed dials with the rules of both hosts and the pods' NetworkPolicies.
 
-NetworkPolicies are evaluated by networking.k8s.io/v1: a pod that no policy selects for a direction is open in it;
-otherwise traffic passes if a rule of at least one of these policies allows it, and all else is dropped. Their effect on
-pods in the node's network is undefined there.
+The result is which host and rules block them.
+
+NetworkPolicies are evaluated as networking.k8s.io/v1 defines them: a pod that no policy selects for a direction is open
+in it; otherwise, traffic passes if a rule of at least one policy that selects the pod allows it, and all else is
+dropped. Their effect on pods in the node's network is undefined there.
 """
 
 from __future__ import annotations
@@ -47,10 +49,13 @@ class Blame:
     """A host that blocks dials in one direction.
 
     Attributes:
-        rules: all rules that block them, the first one that they meet first.
+        rules: all rules that block them; the first one is the one that they meet first.
         doubtful: later rules that may also block them; the remedy opens those, too.
-        unexpected_outcomes: dials that failed in another way than the rule causes.
-        unexpected_passes: dials that passed although the host's rules should block them: source, port.
+        unexpected_outcomes: dials that failed in a different way from the one that the rule causes.
+        unexpected_passes: dials that passed although the host's rules should block them, as source and port.
+
+
+
     """
 
     host: Host
@@ -65,7 +70,7 @@ class Blame:
     unexpected_passes: list[tuple[str, int]] = field(default_factory=list)
 
     def enter(self, dial: FailedDial, objection: Objection, *, first: bool) -> None:
-        """Add a dial and a rule that blocks it; ``first``: the rule that it meets first."""
+        """Add a dial and a rule that blocks it; ``first`` means that the dial meets this rule first."""
         rule = objection.verdict.rule
         if rule is not None and rule not in self.rules:
             self.rules.append(rule)
@@ -113,8 +118,9 @@ class ExplainedDials:
 
     Attributes:
         redirected: connections that a rule redirects.
-        limits: hosts with rules that let the few dials through, and may stop a job's many.
+        limits: hosts with rules that let the few dials through but may stop a job's many connections.
         doubted: the rules that may drop some of many connections made at once.
+
     """
 
     blames: tuple[Blame, ...]
@@ -193,7 +199,7 @@ def _limits(
     rules: Callable[[str], Ruleset],
     path: Callable[[str, str, str], Path | None],
 ) -> tuple[Blame, ...]:
-    """Return the hosts whose rules allow fewer simultaneous connections from or to a peer than the job may need."""
+    """Return the hosts whose rules allow fewer connections at once with a peer than the job may need."""
     mesh = known(snapshot.mesh)
     found: dict[tuple[str, Direction], Blame] = {}
     for name in (name for name, host in hosts.items() if _has_rates(host)):
@@ -226,16 +232,23 @@ def _connected(mesh: Mesh, name: str, end: str) -> Iterator[FailedDial]:
 
 
 def admits(rule: RuleRef | None) -> int:
-    """Return the number of connections that a rule admits at a time: its burst or count, or its rate in a second.
+    """Return the number of connections that a rule admits at a time.
 
-    -1 if it has no such limit.
+    This is its burst or count, or its rate per second.
+
+    It is -1 if the rule has no such limit.
+
+
     """
     found = [] if rule is None else list(_RATE.finditer(rule.text))
     return max((0 if one["slow"] else whole_number(one["number"]) for one in found), default=-1)
 
 
 def _has_rates(host: Host) -> bool:
-    """Return whether a rule may limit a rate or a number, quickly, since a Kubernetes node has 10,000 rules."""
+    """Return whether a rule may limit a rate or a number.
+
+    Only the text is searched, which is fast, since a Kubernetes node has 10,000 rules.
+    """
     assert host.facts
     facts = host.facts.firewall
     if not isinstance(facts, FirewallFacts):
@@ -294,7 +307,7 @@ def compiled(host: Host, *, after: bool = False) -> Ruleset:
 
 
 class _Captured:
-    """Captured rules as a key, by identity: comparing all of them would take longer than to parse them."""
+    """Captured rules as a key by identity, since comparing them would take longer than parsing them."""
 
     def __init__(self, facts: FirewallFacts) -> None:
         self.facts = facts
@@ -340,8 +353,8 @@ def opening(
 
     It leaves out addresses that are only ``claimed`` by their hosts, unless there are no others.
 
-    The ports are the master port and the host's own ephemeral range; what it sends also goes to ranges that at least
-    two hosts have, since the word of a single one opens nothing elsewhere.
+    The ports are the master port and the host's own ephemeral range; what the host sends also goes to ranges that at
+    least two hosts have, since a single host's word opens nothing elsewhere.
     """
     mesh = known(snapshot.mesh)
     assert blame.host.facts is not None, "its rules are known"
@@ -389,10 +402,10 @@ def _peers(blame: Blame, snapshot: Snapshot, mesh: Mesh, listens: Mapping[str, s
 
 
 def _peers_by_chance(blame: Blame, hosts: Mapping[str, Host], listens: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Yield the peers, the host itself included, that the rules block at other ports than those of the test.
+    """Yield the peers, including the host itself, that the rules block at ports other than those tested.
 
-    Each connection has other ports on both sides, and a rule may be about a part of the range. What is blocked whatever
-    the ports was seen to fail.
+    Each connection has different ports at both ends, and a rule may apply to only part of the range. Whatever is
+    blocked on all ports has already been seen to fail.
     """
     rules, own = blame.ruleset, blame.host
     places = {_place(rule) for rule in blame.rules}

@@ -1,4 +1,7 @@
-"""The rules of a host, and a TCP connection between two hosts: every packet of the handshake passes every rule."""
+"""The rules of a host, and a TCP connection between two hosts.
+
+Every packet of the handshake passes through every rule.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +47,7 @@ class Ruleset:
         return next((r.packets for r in same), None)
 
     def objections(self, packet: Packet) -> tuple[PacketVerdict, ...]:
-        """Return verdicts that block a packet on this host, or may; a certain one first."""
+        """Return the verdicts that block a packet on this host, or may block it, certain ones first."""
         journey = Journey(groups=self.facts.groups, bridges=frozenset(self.facts.bridges))
         unread = (PacketVerdict("unknown", reason=reason) for reason in self.missing)
         found = (*through(self.deciding, packet, journey), *unread)
@@ -114,8 +117,10 @@ class Ends:
 
     Attributes:
         path_back: whether the listener's route back uses the same interface.
-        ttl: the initial time to live of the dialler's packets, `ttl_back` that of the replies; None if unknown.
-        is_direct: whether there is no router in between, which would decrement it.
+        ttl: the initial time to live of the dialler's packets; ``ttl_back`` is that of the replies; None if unknown.
+        is_direct: whether there is no router in between, which would decrement the time to live.
+
+
     """
 
     oif: str
@@ -160,7 +165,7 @@ def syn(saddr: str, daddr: str, dport: int, sport: Span = (1024, 65535)) -> Pack
 
 
 def handshake(syn: Packet, ends: Ends, dialler: Ruleset, listener: Ruleset) -> tuple[Objection, ...]:
-    """Return all that blocks a connection, up to the first packet that is certainly blocked."""
+    """Return everything that blocks a connection, up to the first packet that is certainly blocked."""
     back = replace(syn, saddr=syn.daddr, daddr=syn.saddr, sport=syn.dport, dport=syn.sport, reply=True)
     segments: tuple[tuple[Segment, Packet], ...] = (
         ("SYN", syn),
@@ -204,7 +209,7 @@ _SEEN_AS: dict[str, DialOutcome] = {
 
 
 def reject_outcome(how: str, version: int) -> DialOutcome:
-    """Return how a dial fails that meets a reject, which is spelled as in nft or iptables."""
+    """Return how a dial that meets a reject fails; the reject is spelled as in nft or iptables."""
     if how in _RESETS:
         return "refused"
     code = how.rsplit(maxsplit=1)[-1].removeprefix("icmp6-").removeprefix("icmp-")

@@ -91,7 +91,7 @@ Ipsets = Mapping[str, Ipset]
 
 
 def load_ipsets(text: str) -> dict[str, Ipset]:
-    """Return the sets of an ``ipset save`` by name."""
+    """Return the sets in the output of ``ipset save``, by name."""
     found: dict[str, Ipset] = {}
     for line in text.splitlines():
         try:
@@ -293,7 +293,7 @@ class Option:
 
 
 def options(words: list[str]) -> Iterator[Option]:
-    """Split a rule's words into options; IndexError if free text is missing."""
+    """Split a rule's words into options; raise IndexError if free text is missing."""
     at, negated = 0, False
     while at < len(words):
         name, at = words[at], at + 1
@@ -325,7 +325,10 @@ _WORD = re.compile(r"""\s*(?:"([^"\\]*)"|([^\s"'\\]+))(?=\s|$)""")
 
 
 def _words(line: str) -> list[str]:
-    """Return the words as :func:`shlex.split` does, which is slow: only escapes, and quotes inside a word, need it."""
+    """Return the words as :func:`shlex.split` does, but faster.
+
+    Only escapes, and quotes inside a word, need that function.
+    """
     words, at = [], 0
     while at < len(line):
         found = _WORD.match(line, at)

@@ -1,4 +1,6 @@
-"""Managers of firewall rules; rules are changed in the syntax of their manager, which would overwrite other changes.
+"""Managers of firewall rules.
+
+Rules are changed in the syntax of their manager, which would overwrite any other change.
 
 firewalld's direct rules are iptables rules that it stores and loads as they were given.
 """
@@ -37,7 +39,7 @@ _SHORT = {
     "--source-port": "--sport",
     "--destination-port": "--dport",
 }
-"""Short forms of options: iptables(8) accepts both, iptables-save prints the short ones."""
+"""Short forms of options: iptables(8) accepts both forms, and iptables-save prints the short ones."""
 
 
 @dataclass(frozen=True)
@@ -57,9 +59,12 @@ class DirectRule:
 
 
 def direct_rule(rule: RuleRef, facts: FirewallFacts) -> DirectRule | None:
-    """Return the direct rule that iptables prints like this; the longest of several.
+    """Return the direct rule that iptables prints like this, or the longest of several.
 
-    iptables-save adds modules, masks and defaults, and sorts, so the given words are a part of those that it prints.
+    iptables-save adds modules, masks and defaults, and reorders options, so the given words are only some of those that
+    it prints.
+
+
     """
     if rule.origin == "nft" or rule.place is None:
         return None
@@ -119,7 +124,10 @@ def manager_of(rule: RuleRef, facts: FirewallFacts) -> Manager:
 
 
 def managed_by(facts: FirewallFacts) -> str:
-    """Return the manager of a host's rules, or ""; if it did not answer in time, it is known by its chains."""
+    """Return the manager of a host's rules, or "".
+
+    A manager that did not answer in time is recognised by its chains.
+    """
     nft = facts.nft if isinstance(facts.nft, str) else ""
     if isinstance(facts.firewalld, Firewalld) or (
         isinstance(facts.firewalld, Unknown) and _FIREWALLD_TABLE.search(nft)
@@ -138,7 +146,7 @@ def _ufw_writes_here(facts: FirewallFacts) -> bool:
 
 
 def zone_of(rule: RuleRef, facts: FirewallFacts) -> str | None:
-    """Return firewalld's zone of a rule, or else the default zone."""
+    """Return firewalld's zone for a rule, or else the default zone."""
     if found := _FIREWALLD_ZONE.match(rule.chain):
         return found[1]
     return facts.firewalld.default_zone if isinstance(facts.firewalld, Firewalld) else None
@@ -166,7 +174,7 @@ class Zone:
 
 
 def zones(listing: str) -> dict[str, Zone]:
-    """Return the zones of a ``firewall-cmd --list-all-zones`` by name."""
+    """Return the zones in the output of ``firewall-cmd --list-all-zones``, by name."""
     found: dict[str, Zone] = {}
     name = ""
     for line in listing.splitlines():

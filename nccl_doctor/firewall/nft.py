@@ -166,7 +166,7 @@ Objects = list[tuple[str, dict[str, Any]]]
 
 
 def objects(ruleset: str) -> Objects:
-    """Return the listed objects by kind, "table" or "rule"; ValueError for no listing."""
+    """Return the listed objects by kind, "table" or "rule"; raise ValueError if it is not a listing."""
     document = json.loads(ruleset)
     if "nftables" not in document:
         raise ValueError("no list of nftables objects")

@@ -60,7 +60,7 @@ def names(item: Json) -> list[str]:
 
 
 def span(item: Json) -> Span | None:
-    """Return the numbers that an element covers; None if it is no number, address, range or prefix."""
+    """Return the numbers that an element covers; None if it is not a number, address, range or prefix."""
     if isinstance(item, dict):
         if "range" in item:
             low, high = (span(end) for end in item["range"])

@@ -1,12 +1,12 @@
-"""Commands that open a rule narrowly, in the syntax of its manager, only for the cluster's own addresses.
+"""Commands that open a rule narrowly, in its manager's syntax, only for the cluster's own addresses.
 
-Each may be pasted twice without a further change, and survives a reload of its manager. The text of a command is ours
-or has been checked letter by letter: if a host's name for a table, chain or zone is no plain word, there is advice
-instead.
+Each command may be pasted twice without further effect, and its change survives a reload of the manager. The text of a
+command is ours or has been checked letter by letter. If a host's name for a table, chain or zone is not a plain word,
+advice is given instead.
 
-Defines the traffic to let through, and the remedy for it.
+This module defines the traffic to let through, and the remedy for it.
 
-For firewalld these are sources of the zone "trusted", or rich rules if a zone already has the peers.
+For firewalld, the commands add sources to the zone "trusted", or rich rules if a zone already has the peers.
 """
 
 from __future__ import annotations
@@ -27,7 +27,10 @@ from nccl_doctor.text.hostlist import grouped
 from nccl_doctor.text.inet import Network
 
 SINGLE = 8
-"""Maximum number of addresses that are listed individually; more are merged into networks that cover exactly them."""
+"""Maximum number of addresses that are listed individually.
+
+More are merged into networks that cover exactly these.
+"""
 
 _MULTIPORT = 15
 """Maximum number of ports that multiport accepts, where a range counts twice (xt_multiport, XT_MULTI_PORTS)."""
@@ -78,7 +81,7 @@ def is_built_in(rule: RuleRef) -> bool:
 
 
 def merged(spans: Iterable[Span]) -> tuple[Span, ...]:
-    """Return the ports in the fewest ranges, since nft and iptables refuse overlaps."""
+    """Return the ports as the fewest possible ranges, since nft and iptables refuse overlaps."""
     found: list[Span] = []
     for low, high in sorted(spans):
         if found and low <= found[-1][1] + 1:
@@ -172,7 +175,7 @@ BY_HAND = "no single command is safe here: let the cluster's own addresses throu
 
 
 def remedy(rule: RuleRef, facts: FirewallFacts, opening: Opening) -> Remedy:
-    """Return the remedy with which an opening passes a rule; without commands if judgement is needed."""
+    """Return the remedy that lets an opening pass a rule; it has no commands if judgement is needed."""
     manager = manager_of(rule, facts)
     if manager == "firewalld":
         return _firewalld(rule, facts, opening)

@@ -1,6 +1,8 @@
-"""Compares failed dials with both kernels' route look-ups: routes that lead elsewhere, or reverse-path filters.
+"""Compares failed dials with both kernels' route look-ups.
 
-Also derives, from the facts of both hosts, the addresses and interfaces of a dial.
+It finds routes that lead elsewhere, and reverse-path filters.
+
+It also derives, from the facts of both hosts, the addresses and interfaces of a dial.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ class Path:
     ends: Ends
 
     def syn_to(self, port: int, source_port: int | None = None) -> Packet:
-        """Return the packet to another port, from any port of the dialler's range if the own one is unknown."""
+        """Return the packet to another port, from any port of the dialler's range if its own one is unknown."""
         sport = self.syn.sport if source_port is None else (source_port, source_port)
         return replace(self.syn, dport=(port, port), sport=sport)
 
@@ -59,7 +61,7 @@ def path_of(address: str, source: Host, target: Host, listens: Mapping[str, str]
 
 
 def _ttl_of(facts: HostFacts) -> int | None:
-    """Return IPv4's time to live of the packets that a host sends (net.ipv4.ip_default_ttl, ip-sysctl.rst)."""
+    """Return the IPv4 time to live of packets that a host sends (net.ipv4.ip_default_ttl, ip-sysctl.rst)."""
     told = facts.sysctls.get("net.ipv4.ip_default_ttl") if isinstance(facts.sysctls, dict) else None
     return int(told) if told is not None and 0 < int(told) < 256 else None
 
@@ -114,7 +116,7 @@ def interface_of(facts: HostFacts, address: str) -> str | None:
 
 
 def link_of(facts: HostFacts, name: str | None) -> Link | None:
-    """Return the interface with a name, if it is known."""
+    """Return the interface with this name, if it is known."""
     links = facts.interfaces.links if isinstance(facts.interfaces, Interfaces) else ()
     return next((link for link in links if link.name == name), None)
 
@@ -133,7 +135,7 @@ def route_to(facts: HostFacts, address: str) -> str | None:
 
 
 MAIN_TABLES = (253, 254, 255)
-"""Tables default, main and local (rtnetlink(7)); every other table is used because of a policy rule."""
+"""Tables default, main and local (rtnetlink(7)); any other table is used only through a policy rule."""
 
 NO_WAY = {
     "EHOSTUNREACH": "an `unreachable` route stands there",
@@ -150,7 +152,7 @@ STRICT = 1
 counts."""
 
 FILTERED = ("EINVAL", "EXDEV")
-"""Errors for an incoming packet that rp_filter drops: since Linux 6.x, and before."""
+"""Errors for an incoming packet that rp_filter drops: from Linux 6.x on, and before that."""
 
 Kind = Literal["no-way", "no-address", "down", "diverted", "masked", "filtered"]
 
@@ -161,8 +163,8 @@ class RouteFault:
 
     Attributes:
         host: the host with the fault; ``way`` is its kernel's answer.
-        usual: the interface in whose network the destination is, or would be if it had an address or were up, or by the
-            destination's own netmask ("masked"), or that was filtered.
+        usual: the interface in whose network the destination is, or would be if that interface had an address or were
+        up, or is by the destination's own netmask ("masked"); or the interface that filtered the packet.
     """
 
     host: str
@@ -258,7 +260,7 @@ def _leaving(host: Host, way: Way) -> Iterator[RouteFault]:
 
 
 def _masked(host: Host, peer: HostFacts, way: Way) -> Iterator[RouteFault]:
-    """Yield a fault if a gateway is used for a peer whose own netmask has both addresses in one subnet."""
+    """Yield a fault if a gateway is used for a peer whose own netmask puts both addresses in one subnet."""
     if host.facts is None or way.error is not None or way.gateway is None or way.table not in (*MAIN_TABLES, None):
         return
     holder = interface_of(peer, way.to)
@@ -297,10 +299,11 @@ def _networks_of(facts: HostFacts, address: str) -> Iterator[tuple[Network, str]
 
 
 def _unaddressed(facts: HostFacts, target: HostFacts, out: Way) -> tuple[str, Network] | None:
-    """Return the interface without an address that has the same name as the target's.
+    """Return the interface that has the same name as the target's but no address.
 
-    The name alone is no proof, since members of a bond or a bridge have no address either. None if the host is in the
-    target's network with another interface, or has a gateway to it through an interface that the target does not have.
+    The name alone is no proof, since members of a bond or a bridge have no address either. The result is None if the
+    host is in the target's network with another interface, or has a gateway to it through an interface that the target
+    does not have.
     """
     there = address_of(out.to)
     name = interface_of(target, out.to)

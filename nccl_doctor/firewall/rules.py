@@ -40,7 +40,7 @@ def some(values: Iterable[Tri]) -> Tri:
 
 
 Span = tuple[int, int]
-"""A range of ports with both ends. A port that is chosen at run time is represented by the whole range."""
+"""A range of ports, both ends included. A port that is chosen at run time is represented by the whole range."""
 
 
 def within(value: Span, element: Span) -> Tri:
@@ -67,10 +67,12 @@ class Packet:
     """A TCP segment on its path through one host.
 
     Attributes:
-        state: of connection tracking: "new" for the first SYN, "established" from the SYN-ACK on.
+        state: that of connection tracking: "new" for the first SYN, "established" from the SYN-ACK on.
         flags: by nft's names; "ecn" and "cwr" are unknown (net.ipv4.tcp_ecn).
         path_back: whether the route to ``saddr`` uses ``iif``, which reverse-path filters check; None if unknown.
-        ttl: the least and the greatest possible time to live of IPv4; None if unknown.
+        ttl: the least and greatest possible IPv4 time to live; None if unknown.
+
+
     """
 
     direction: Direction
@@ -125,7 +127,7 @@ class PacketVerdict:
     Attributes:
         how: the kind of reject, as nft or iptables spells it; ``reason`` is that of an unknown verdict.
         rule: the rule that decided or can't be evaluated; None if nothing blocks the packet.
-        instead: other rules that block it if the unknown test has the other result.
+        instead: other rules that block the packet if the unknown test has the other result.
     """
 
     kind: Literal["accept", "drop", "reject", "redirect", "unknown"]
@@ -218,7 +220,8 @@ Step = When | Action
 class Rule:
     """A rule of a chain: its place in the listing, and how its steps are read.
 
-    A Kubernetes node has 25,000 rules, and a packet meets some of them, so a rule is read when the first one meets it.
+    A Kubernetes node has 25,000 rules, of which a packet meets only some, so a rule is read when the first packet meets
+    it.
     """
 
     ref: RuleRef
@@ -240,7 +243,7 @@ class BaseChain:
     Attributes:
         priority: lower ones see the packet first; ``nat``: it sees only the first packet of a connection.
         tracked: whether it comes after connection tracking (priority -200; never on ingress or egress).
-        scope: for a chain of a bridge or a device, whose device nft 1.0 does not show, so that its effect is unknown.
+        scope: "host", or "bridge" or "device" for a chain whose device nft 1.0 does not show, so its effect is unknown.
     """
 
     hook: str
@@ -274,7 +277,7 @@ class BaseChain:
 
 
 def unsure(_packet: Packet, _journey: Journey) -> Tri:
-    """Return the test for properties that are not captured: rates, times, owners."""
+    """Return unsure, as the test of properties that are not captured: rates, times, owners."""
     return None
 
 
@@ -295,7 +298,10 @@ def guarded(read: Callable[[Packet, Journey], T | None]) -> Callable[[Packet, Jo
 
 
 DEEPEST = 64
-"""Most nested jumps to follow. The kernel refuses more than 16 (NFT_JUMP_STACK_SIZE); this ends forged loops."""
+"""Maximum number of nested jumps to follow.
+
+The kernel refuses more than 16 (NFT_JUMP_STACK_SIZE); this ends forged loops.
+"""
 
 _ON, _BACK, _END = 1, 2, 4
 """Results of a step, a rule or a chain, as bits: on to the next, back to the caller, a verdict."""
@@ -379,7 +385,7 @@ class _Walk:
 
 
 def walk(base: BaseChain, packet: Packet, journey: Journey) -> PacketVerdict | None:
-    """Walk a packet through a base chain; return its objection, None if it accepts."""
+    """Walk a packet through a base chain; return its objection, or None if it accepts the packet."""
     way = _Walk(base, packet, journey)
     if way.chain(base.rules, sure=True, depth=0) & _BACK:
         way.ends.append(PacketVerdict(base.policy, rule=base.policy_ref))

@@ -1,1 +1,1 @@
-"""Judges whether a running job hangs, and for which rank the others wait. Pure functions."""
+"""Judges whether a running job is hanging, and for which rank the others are waiting. Pure functions."""

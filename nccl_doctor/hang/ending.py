@@ -13,7 +13,7 @@ from nccl_doctor.text.hostlist import capital, grouped, ranks_of
 
 INTERRUPT, HANG_UP, TERMINATE = 2, 1, 15  # signal(7)
 ON_REQUEST = frozenset({-INTERRUPT, -HANG_UP, -TERMINATE})
-"""Statuses of ranks that somebody ended: a user, a scheduler, or a launcher whose other rank failed."""
+"""Statuses of ranks ended by a user, a scheduler, or a launcher after another of its ranks failed."""
 NAMES = {**SIGNALS, INTERRUPT: "SIGINT", HANG_UP: "SIGHUP"}
 
 OUT_OF_MEMORY = "Look at the kernel's log there (dmesg): its OOM killer sends SIGKILL, and so do people and schedulers."
@@ -34,7 +34,7 @@ def ending(ranks: Iterable[tuple[str, JobRank]], later: Iterable[HangSnapshot]) 
 
     Args:
         ranks: those that were found, each with its host.
-        later: the samples after the last one with a rank, which have the exit statuses.
+        later: the samples after the last one with a rank; they have the exit statuses.
     """
     statuses = {
         (host.name, one.pid, one.started): one.status
@@ -71,7 +71,7 @@ def _words(some: list[tuple[str, JobRank, int]]) -> str:
 
 
 def how(status: int, count: int = 1) -> str:
-    """Return the exit status of so many ranks in words: "exited with status 1", "was killed by SIGKILL"."""
+    """Return the exit status of ``count`` ranks in words: "exited with status 1", "was killed by SIGKILL"."""
     if status >= 0:
         return f"exited with status {status}"
     return f"{'was' if count == 1 else 'were'} killed by {NAMES.get(-status, f'signal {-status}')}"

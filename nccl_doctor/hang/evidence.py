@@ -53,7 +53,7 @@ class HangEvidence:
 
     @property
     def outside(self) -> list[ObservedRank]:
-        """The ranks outside of a collective; a rank that waits in the kernel is one, whatever its stack showed."""
+        """The ranks outside of a collective; one that waits in the kernel counts, whatever its stack showed."""
         return [one for one in self.present if one.waits is False or (one.in_kernel and one.waits is None)]
 
     @property
@@ -77,7 +77,7 @@ class HangEvidence:
 
 
 def _spinning(host: HangHost) -> GpuWork | None:
-    """Return the first GPU that is busy-waiting, if one is in each sample and none works."""
+    """Return the first GPU that is busy-waiting, if there is one in each sample and none is working."""
     last = None
     for look in host.looks:
         busy = [] if isinstance(look.gpus, Unknown) else [one for one in look.gpus if one.busy > 0]
@@ -88,7 +88,10 @@ def _spinning(host: HangHost) -> GpuWork | None:
 
 
 def gather_evidence(snapshot: HangSnapshot, homes: Mapping[int, str] = MappingProxyType({})) -> HangEvidence:
-    """Gather what a snapshot of a job shows of each rank; ``homes``: hosts on which a watch has seen ranks."""
+    """Gather what a snapshot of a job shows of each rank.
+
+    ``homes`` has the hosts on which a watch has seen ranks.
+    """
     ranks = observed_rank.observed_ranks(snapshot)
     gone, unseen = lost(snapshot, ranks, homes) if ranks else ((), ())
     return HangEvidence(
@@ -107,7 +110,7 @@ def gather_evidence(snapshot: HangSnapshot, homes: Mapping[int, str] = MappingPr
 
 
 def counted_calls(snapshot: HangSnapshot) -> int:
-    """Return how many collectives all ranks have launched according to NCCL's RAS; 0 if it does not count them."""
+    """Return the sum of all ranks' launched collectives by NCCL's RAS; 0 if it does not count them."""
     answers = _answers(snapshot)[-1:]
     return sum(sum(rank.counts.values()) for answer in answers for one in answer.communicators for rank in one.ranks)
 
@@ -152,7 +155,10 @@ def lost(
 
 
 def _homes_by_ras(snapshot: HangSnapshot, ranks: dict[int, ObservedRank]) -> dict[int, str]:
-    """Return the hosts of ranks for which NCCL's RAS has no data, by found ranks that it lists at the same address."""
+    """Return the hosts of ranks for which NCCL's RAS has no data.
+
+    They are known from found ranks that it lists at the same address.
+    """
     by_pid = _pids(snapshot, ranks)
     homes: dict[int, str] = {}
     for answer in _answers(snapshot):
@@ -216,7 +222,7 @@ def divergence(ranks: dict[int, ObservedRank]) -> Divergence | None:
 
 
 def _apart(last: dict[int, Call], ranks: int) -> Divergence | None:
-    """Return the divergence if every rank waits in its last call and these belong to several groups."""
+    """Return the divergence if every rank waits in its last call and these calls are of several groups."""
     places = Counter((call.group, call.seq) for call in last.values())
     if len(places) < 2 or len(last) < ranks or any(call.done for call in last.values()):
         return None
@@ -245,7 +251,7 @@ class RasView:
 
 
 def ras_view(snapshot: HangSnapshot, ranks: dict[int, ObservedRank]) -> RasView | None:
-    """Return None if no service answered, or none that knows a process of this job."""
+    """Return RAS' view; None if no service answered that knows a process of this job."""
     by_pid = _pids(snapshot, ranks)
     answers = [answer for answer in _answers(snapshot) if _ours(answer, ranks)]
     if not answers:
@@ -267,7 +273,7 @@ def ras_view(snapshot: HangSnapshot, ranks: dict[int, ObservedRank]) -> RasView 
 
 
 Launched = Mapping[str, tuple[RankGroup, ...]]
-"""Collectives with different counts in a communicator, and the groups of ranks for each, furthest behind first."""
+"""Collectives whose counts differ in a communicator, each with its groups of ranks, the slowest first."""
 
 
 def _numbered(
@@ -284,7 +290,7 @@ def _numbered(
 
 
 def _behind(launched: Launched) -> Iterator[tuple[RasRank, str]]:
-    """Return ranks that have launched fewer of some collective than others."""
+    """Yield ranks that have launched fewer of some collective than others have."""
     for topic, groups in launched.items():
         most = max(int(group.value) for group in groups)
         for group in groups:
@@ -293,7 +299,7 @@ def _behind(launched: Launched) -> Iterator[tuple[RasRank, str]]:
 
 
 def _crossed(launched: Launched) -> Iterator[tuple[RasRank, str]]:
-    """Return ranks of a communicator with their counts, if these can't belong to one sequence of calls.
+    """Yield ranks of a communicator with their counts, if these can't belong to one sequence of calls.
 
     Of two ranks that make the same calls in the same order, the one further ahead has launched at least as many of each
     collective.
@@ -355,7 +361,7 @@ def _pids(snapshot: HangSnapshot, ranks: dict[int, ObservedRank]) -> ByPid:
 
 
 def _by_pid(pid: int | None, host: str | None, by_pid: ByPid) -> int | None:
-    """Return the rank with this PID and address; otherwise with this PID, if no other rank has it."""
+    """Return the rank with this PID and address, or else the one with this PID if no other rank has it."""
     if pid is None:
         return None
     rank = by_pid.get((pid, host), by_pid.get((pid, None), -1))

@@ -45,7 +45,7 @@ def stalled(judged: Judgement) -> Iterator[tuple[str, Finding]]:
 
 
 def even(judged: Judgement) -> Iterator[tuple[str, Finding]]:
-    """Yield a finding for ranks that all wait in the same collective, with no rank or connection to blame."""
+    """Yield a finding for ranks all waiting in the same collective, with no rank or connection to blame."""
     evidence = judged.evidence
     if evidence.stalled or judged.culprits:
         return
@@ -140,7 +140,7 @@ LONGEST_INTERVAL_S = 300
 
 
 def _longer(watched_s: float) -> int:
-    """Return an interval between two samples (s) that tells slow from stuck better than the last."""
+    """Return an interval between two samples (s) that tells slow from stuck better than the last one."""
     return min(LONGEST_INTERVAL_S, max(30, 2 * round(watched_s)))
 
 
@@ -208,7 +208,7 @@ def _outside(judged: Judgement) -> Iterator[tuple[str, Finding]]:
 
 
 def _at_work(rank: ObservedRank) -> str:
-    """Return that a short look can't tell slow from stuck; empty for a rank that waits in the kernel."""
+    """Return a note that a short look can't tell slow from stuck; empty for a rank waiting in the kernel."""
     if rank.in_kernel:
         return ""
     seconds = rank.interval_s

@@ -91,7 +91,7 @@ def place(threads: Sequence[Thread], pid: int) -> StackPlace | None:
 
 
 def _called(frames: Sequence[Frame]) -> str:
-    """Return the outermost function, wrappers apart, called from the user's line, without its class in torch."""
+    """Return the outermost function, wrappers apart, that the user's line called, without its class."""
     python = [frame for frame in frames if frame.file.endswith(".py") or frame.file.startswith("<")]
     named = [frame.function.rpartition(".")[2] for frame in reversed(python) if not _WRAPPER.search(frame.function)]
     return next((function for function in named if function not in _BARE), named[0] if named else "")
@@ -101,7 +101,7 @@ BUSY = 0.2  # share of a CPU that a working rank uses; helper threads use less
 WANTING = 0.6
 """Share of the time for which a thread of a working rank runs or waits for a CPU.
 
-Only single threads count, since on a busy machine each wake-up of a helper thread waits, too, and many add up.
+Each thread is judged by itself, since on a busy machine each wake-up of a helper thread waits, too, and many add up.
 """
 READING = 1 << 20  # bytes read or written between two samples; helpers do less
 STOPPED = "Tt"
@@ -123,7 +123,7 @@ class ObservedRank:
 
     @property
     def rank(self) -> int:
-        """The rank's number in the job, from 0 on."""
+        """The rank's number in the job, counted from 0."""
         return self.job_rank.rank
 
     @property
@@ -139,14 +139,14 @@ class ObservedRank:
 
     @property
     def gone(self) -> str | None:
-        """Reason why the rank can't take part: its process exited or is stopped; None if it can."""
+        """Reason why the rank can't take part: its process has exited or is stopped; None if it can."""
         if self.looks and self.looks[-1].state is None:
             return "ended while it was sampled"
         return "is stopped" if self.stopped else None
 
     @property
     def in_kernel(self) -> str | None:
-        """Kernel function in which the rank waited uninterruptibly in every sample; else None."""
+        """Kernel function in which the rank waited uninterruptibly in every sample, or None."""
         stuck = self.states and all(state.state == "D" for state in self.states)
         if not stuck or len({state.wchan for state in self.states}) > 1:
             return None
@@ -187,7 +187,7 @@ class ObservedRank:
 
 
 def worked(first: RankState, last: RankState, interval_s: float) -> bool:
-    """Return whether the rank or a child process used CPU or I/O for much of that time."""
+    """Return whether the rank or a child process used CPU or I/O for much of the interval."""
     if interval_s <= 0:
         return False
     used = [_less(last.cpu_s, first.cpu_s)]
@@ -223,7 +223,7 @@ def observed_ranks(snapshot: HangSnapshot) -> dict[int, ObservedRank]:
 
 
 def world_size(ranks: dict[int, ObservedRank]) -> int:
-    """Return the number of ranks of the job; 0 where no rank was found."""
+    """Return the number of ranks of the job; 0 if no rank was found."""
     return max((one.job_rank.world_size for one in ranks.values()), default=0)
 
 

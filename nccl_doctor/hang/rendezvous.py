@@ -1,7 +1,9 @@
-"""Launchers that wait for each other before any rank exists: which is missing, or was started with other settings.
+"""Launchers that are waiting for each other before any rank exists.
 
-torchrun numbers its nodes when ``--nnodes`` of them have met at one store. If a node was not started, has another port
-or id, or shares its ``--node_rank`` with another, all others wait and print nothing.
+The question is which one is missing or was started with different settings.
+
+torchrun numbers its nodes when ``--nnodes`` of them have met at one store. If a node was not started, has a different
+port or id, or shares its ``--node_rank`` with another, all others wait and print nothing.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ class Waiting:
     starter: Starter
 
     def option(self, name: str, default: str = "") -> str:
-        """Return the value of a launcher's option, by torchrun's name of the option."""
+        """Return the value of a launcher's option, by torchrun's name for the option."""
         return self.starter.asked.get(name, default)
 
     @property
@@ -54,12 +56,12 @@ class Waiting:
 
     @property
     def meeting(self) -> tuple[str, ...]:
-        """Settings that the nodes of a job share; addresses may be names of one machine."""
+        """Settings that the nodes of a job share; not the address, since several may name one machine."""
         return self.option("nnodes", "1"), self.backend, self.option("rdzv_id", "none"), self.place[1]
 
     @property
     def nodes(self) -> int:
-        """The number of nodes that it waits for, MIN of "MIN:MAX"; 0 if unknown."""
+        """The number of nodes that it waits for, or the MIN of "MIN:MAX"; 0 if unknown."""
         least = self.option("nnodes", "1").partition(":")[0]
         is_count = len(least) <= _DIGITS and least.isascii() and least.isdecimal()
         return int(least) if is_count and int(least) <= MOST_NODES else 0
@@ -138,7 +140,7 @@ def _works(first: Starter, last: Starter, interval_s: float) -> bool:
 
 
 def find_launchers_fault(rendezvous: Rendezvous) -> RendezvousFault | None:
-    """Return the most certain reason why no rank is started."""
+    """Return the most certain reason why no rank has started."""
     some = rendezvous.waiting
     if not some or rendezvous.works:
         return None
@@ -250,7 +252,7 @@ def find_ranks_fault(snapshot: HangSnapshot, ranks: dict[int, ObservedRank]) -> 
 
 
 def _elsewhere(snapshot: HangSnapshot, ranks: dict[int, ObservedRank], missing: set[int]) -> RendezvousFault | None:
-    """Return the missing ranks that were started for another job or another meeting place."""
+    """Return the missing ranks that were started for a different job or rendezvous."""
     if any(one.place is not None and not one.place.starts for one in ranks.values() if not one.gone):
         return None
     one = next(iter(ranks.values())).job_rank

@@ -1,7 +1,7 @@
 """A watched job as a state machine: samples in, events out. It neither waits nor prints.
 
 :class:`JobProgress` knows what advanced, and for how long nothing has. :class:`JobWatch` adds when the job has to be
-examined closely, and what a hang, a lost rank and an end are.
+examined closely, and what counts as a hang, a lost rank or the end.
 """
 
 from __future__ import annotations
@@ -28,8 +28,11 @@ LEAVING_S = 330.0
 """Seconds from the end of ranks to that of their launchers; torch waits up to 300 s (elastic/agent/server/api.py)."""
 
 State = Literal["no-job", "new-job", "moves", "still", "blind", "ending"]
-"""Result of a sample: no rank found; other processes than before; progress; no progress; nothing comparable; or only
-the launchers of ranks that have ended."""
+"""Result of a sample.
+
+In this order: no rank found; different processes from before; progress; no progress; nothing comparable; only the
+launchers of ranks that have ended.
+"""
 
 
 @dataclass
@@ -166,7 +169,7 @@ class Event:
         wants: what to give to :meth:`JobWatch.examined`, after ``pause_s`` seconds; None if the watch can go on.
         fault: a hang or a lost rank that is to be reported, judged from ``sample``.
         ended: how the job ended.
-        puzzle: why nothing is reported although the job does not advance; None if that was said within an hour.
+        puzzle: why nothing is reported although the job does not advance; None if that was said within the last hour.
     """
 
     state: State
@@ -182,8 +185,9 @@ class JobWatch:
     """The state of a watch: reports the job's first hang or lost rank, and how it ended.
 
     Args:
-        after_s: seconds without progress from which the job is examined closely.
+        after_s: seconds without progress after which the job is examined closely.
         interval_s: seconds between two close looks, both of which must agree on a hang.
+
     """
 
     def __init__(self, after_s: float, interval_s: float) -> None:
@@ -208,7 +212,7 @@ class JobWatch:
         self.progress, self.ranks = JobProgress(launchers=self.progress.launchers), {}
 
     def feed(self, sample: HangSnapshot, now: float) -> Event:
-        """Add a sample; ``now`` in seconds on the watcher's clock."""
+        """Add a sample; ``now`` is in seconds on the watcher's clock."""
         before, self._last = self._last, sample
         state = self._state = self.progress.feed(sample, now)
         found = {rank.rank: (host, rank) for host, rank in found_ranks(sample)}
@@ -227,7 +231,7 @@ class JobWatch:
         return self._if_due(now)
 
     def examined(self, sample: HangSnapshot | None, now: float) -> Event:
-        """Add what the last event wanted; None if it could not be had."""
+        """Add what the last event asked for; None if it could not be obtained."""
         if self._why == "end":
             if sample is None or self._last is None or self.progress.feed(sample, now) not in ("no-job", self._state):
                 return Event(self._state)

@@ -1,9 +1,9 @@
 """Ansible inventories in INI and YAML: groups, the variables that they pass down, and hosts in file order.
 
-In INI ``[group]``, ``[group:children]`` and ``[group:vars]``, in YAML groups with ``hosts``, ``children`` and ``vars``;
-ranges of host names have colons. Only the variables for the connection to a host are read. By Ansible's documentation,
-"How to build your inventory", host variables win over group variables, group_vars files over the inventory, a child
-group over its parent, and on the same level the last group by name.
+INI has ``[group]``, ``[group:children]`` and ``[group:vars]``; YAML has groups with ``hosts``, ``children`` and
+``vars``. Ranges of host names have colons. Only the variables for the connection to a host are read. According to
+Ansible's documentation, "How to build your inventory", host variables win over group variables, group_vars files over
+the inventory, a child group over its parent, and on the same level the last group by name.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ Variables = dict[str, Sourced[str]]
 
 @dataclass
 class Group:
-    """A group: its hosts, groups and variables; ``filed`` are those of group_vars."""
+    """A group: its hosts, groups and variables; ``filed`` are the variables of group_vars."""
 
     hosts: list[str] = field(default_factory=list)
     children: dict[str, SourceLocation] = field(default_factory=dict)
@@ -221,7 +221,7 @@ _WITH_PORT = re.compile(r"((?:[^:\[\]]|\[[^\[\]]*\])+):([0-9]+)")
 
 
 def read_ini(text: str, place: SourceLocation) -> Inventory:
-    """Read an inventory in INI, or raise at its first wrong line."""
+    """Read an inventory in INI, or raise an error at its first invalid line."""
     inventory = Inventory(place)
     name, kind = "ungrouped", ""
     for number, raw in enumerate(text.split("\n"), start=1):
@@ -300,7 +300,7 @@ def looks_like_group(tree: Tree) -> bool:
 
 
 def read_yaml(tree: Tree, place: SourceLocation) -> Inventory:
-    """Read an inventory in YAML, or raise at its first wrong line."""
+    """Read an inventory in YAML, or raise an error at its first invalid line."""
     inventory = Inventory(place)
     for name, (where, group) in as_mapping(tree, "the inventory").items():
         _group(name, where, group, inventory)

@@ -1,6 +1,6 @@
 """From a parsed inventory to the cluster: common settings, defaults, ranks, and the origin of each value.
 
-Also options that override the hosts file, and which listed host is this machine.
+It also applies options that override the hosts file, and finds which listed host is this machine.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ LAUNCH_LINE = "launch command"
 def build(
     parsed: ParsedInventory, exclude: Collection[str], here: ThisMachine, only: Collection[str] | None = None
 ) -> Cluster:
-    """Return the cluster of the hosts in ``only`` and not in ``exclude``, with node ranks in this order."""
+    """Return the cluster of the hosts in ``only`` but not in ``exclude``; node ranks follow their order."""
     settings: SettledHosts = {}
     for entry in parsed.entries:
         if entry.name.value in settings:
@@ -178,7 +178,7 @@ def _node(rank: int, entry: Entry, given: Settings, local: str | None, origins: 
 
 @dataclass(frozen=True)
 class Overrides:
-    """Options that win over the hosts file; None and empty mean not given."""
+    """Options that win over the hosts file; None or an empty value means not given."""
 
     python: str | None = None
     master_port: int | None = None
@@ -296,7 +296,7 @@ def own_addresses() -> frozenset[str]:
 
 
 def canonical(named: str) -> str:
-    """Return the canonical spelling of a host, for addresses that of RFC 5952."""
+    """Return the canonical spelling of a host; for an address, that is the one of RFC 5952."""
     try:
         return str(ipaddress.ip_address(named.partition("%")[0]))
     except ValueError:
@@ -316,7 +316,7 @@ def training_python(environ: Mapping[str, str]) -> tuple[str, str]:
     """Return the interpreter that a training job on this machine would use, and why.
 
     An active environment decides through PATH. Without one, ``.venv/bin/nccl-doctor check`` means its own environment,
-    unless pipx or uv made that only for the tool (shown by the file that each leaves in it).
+    unless pipx or uv made that one only for the tool, as the file that each leaves in it shows.
     """
     prefix = Path(sys.prefix)
     in_venv = sys.prefix != sys.base_prefix

@@ -1,6 +1,6 @@
-"""Edits of a hosts file in YAML: another master port, or variables of the job.
+"""Edits of a hosts file in YAML: a new master port, or variables of the job.
 
-Only these values change; comments, order, quotes and line ends stay. An edit that would change more is refused.
+Only these values change; comments, order, quotes and line endings are kept. An edit that would change more is refused.
 """
 
 from __future__ import annotations
@@ -32,7 +32,10 @@ def write_master_port(path: str, port: int) -> None:
 
 
 def read_env(path: str, names: Iterable[str]) -> dict[str, str | None]:
-    """Return the values that the file sets for all hosts, None for those that it does not set; HostsFileError."""
+    """Return the values that the file sets for all hosts; None for those that it does not set.
+
+    Raises HostsFileError if the file can't be read.
+    """
     try:
         return env_of(decode(Path(path).read_bytes(), path), path, names)
     except OSError as error:
@@ -94,7 +97,10 @@ def with_env(text: str, variables: Mapping[str, str | None], source: str) -> str
 
 
 def _rest_of(text: str, place: SourceLocation, names: frozenset[str], what: str) -> list[tuple[object, object]]:
-    """Return the parts that an edit must not change; HostsFileError if the file has no place for ``what``."""
+    """Return the parts that an edit must not change.
+
+    Raises HostsFileError if the file has no place for ``what``.
+    """
     rest = None
     with suppress(DoctorError):
         rest = _rest(parse(text, place), names)

@@ -3,7 +3,7 @@
 Open MPI (orte_hosts(7)): ``node1 slots=8 max_slots=16``; MPICH (hydra): ``node1:8``; DeepSpeed (launcher/runner.py):
 ``worker-0 slots=4``; PBS ($PBS_NODEFILE) repeats the name for each rank.
 
-Also hosts named by a pattern, in ``-w``, in Slurm's list, or in a line of a file.
+It also reads hosts named by a pattern, in ``-w``, in Slurm's list, or on a line of a file.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _COUNTED = re.compile(r"([^:]+):([0-9]+)")
 
 
 def read_hostfile(text: str, place: SourceLocation) -> ParsedInventory:
-    """Read MPI's or DeepSpeed's hostfile, or raise at its first wrong line."""
+    """Read MPI's or DeepSpeed's hostfile, or raise an error at its first invalid line."""
     entries: list[Entry] = []
     for number, line in enumerate(text.split("\n"), start=1):
         here, (host, *rest) = place.at(number), line.partition("#")[0].split(maxsplit=1) or [""]
@@ -77,7 +77,10 @@ def _options(text: str, place: SourceLocation) -> dict[str, str]:
 
 
 def _counted(entries: list[Entry]) -> list[Entry]:
-    """Return the hosts as PBS means them: a bare name listed n times has n ranks; with slots it is a duplicate."""
+    """Return the hosts as PBS means them: a bare name listed n times has n ranks.
+
+    A repeated name with slots is a duplicate.
+    """
     times = Counter(entry.name.value for entry in entries)
     with_slots = {entry.name.value for entry in entries if entry.own.nproc_per_node}
     first: dict[int | str, Entry] = {}
@@ -102,7 +105,7 @@ SSH_KEYS = ("user", "port", "identity_file")
 
 
 def read(tree: Tree, place: SourceLocation) -> ParsedInventory:
-    """Read a hosts file of ours, or raise at its first wrong line."""
+    """Read a hosts file of ours, or raise an error at its first invalid line."""
     keys = _known(tree, "the hosts file", TOP_KEYS)
     shared = _settings(keys, "for all hosts")
     if "hosts" not in keys:

@@ -1,7 +1,8 @@
-"""Types for the Kubernetes API's answers: of each object only the fields that are used.
+"""Types for the Kubernetes API's answers, with only the fields of each object that are used.
 
-Names follow RFC 1123, so they are safe in a command; an answer of another shape leads to one sentence. Services,
-NetworkPolicies and labels of a namespace that may not be read are unknown, with the permission that is missing.
+Names follow RFC 1123, so they are safe in a command; an answer of a different shape leads to a one-sentence error.
+Services, NetworkPolicies and labels of a namespace that we may not read are unknown, with the missing permission as the
+reason.
 """
 
 from __future__ import annotations
@@ -180,7 +181,7 @@ POD_LIST = TypeAdapter(PodList)
 
 
 def typed(kind: TypeAdapter[T], answer: bytes, what: str) -> T:
-    """Return an answer of the API as its type; UsageError with the name of a wrong field."""
+    """Return an answer of the API as its type; raise a UsageError that names any invalid field."""
     try:
         return kind.validate_python(from_json(answer, allow_inf_nan=False))
     except ValidationError as error:
@@ -274,7 +275,10 @@ def _asked(read: Callable[[bytes], Typed], what: str, *arguments: str) -> Typed 
 
 
 def _policy(policy: _Policy) -> Policy:
-    """Return a policy with its implied types: Ingress without ``policyTypes``, and Egress where it has such rules."""
+    """Return a policy with its implied types.
+
+    Without ``policyTypes``, these are Ingress, and Egress if it has such rules.
+    """
     spec = policy.spec
     types = spec.types or ("Ingress", *(("Egress",) if spec.egress is not None else ()))
     inwards = tuple(Rule(peers=rule.sources, ports=rule.ports) for rule in spec.ingress)

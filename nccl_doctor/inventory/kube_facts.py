@@ -1,7 +1,7 @@
 """From a pod in the API to the facts that are kept, and how to enter the pod.
 
-Also why a pod can't be entered yet or any more, with one sentence for each reason, and which pods of a list are the
-job's nodes, in which order.
+It also tells why a pod can't be entered yet or any more, in one sentence for each reason, and which pods of a list are
+the job's nodes, and in which order.
 """
 
 from __future__ import annotations
@@ -191,7 +191,10 @@ _INDEXES = (
         "apps.kubernetes.io/pod-index",
     ),
 )
-"""Labels of the API itself, of JobSet, LeaderWorkerSet and Kubeflow's training operator: which Job, which pod of it."""
+"""Labels with the index of a pod's Job, and of the pod in it.
+
+They are those of the API itself, JobSet, LeaderWorkerSet and Kubeflow's training operator.
+"""
 _REPLICATED = "jobset.sigs.k8s.io/replicatedjob-name"
 _ROLE = "training.kubeflow.org/replica-type"
 _OVER = ("Succeeded", "Failed")

@@ -45,7 +45,7 @@ class LastCheck(FrozenModel):
 
 @dataclass(frozen=True)
 class Hosts:
-    """The list of hosts of a check: the hosts file, otherwise names."""
+    """The list of hosts of a check: the hosts file, or else names."""
 
     file: str | None
     cluster: Cluster
@@ -67,7 +67,7 @@ class Hosts:
 
     @property
     def identifier(self) -> str:
-        """The name of files for this list, 16 hexadecimal digits."""
+        """The name of files for this list: 16 hexadecimal digits."""
         return hashlib.sha256(self.key.encode()).hexdigest()[:16]
 
     @property
@@ -151,6 +151,6 @@ def recommended(diagnoses: tuple[Diagnosis, ...]) -> dict[str, dict[str, str]]:
 
 
 def _path(hosts: Hosts, environ: Mapping[str, str]) -> Path | None:
-    """Return the file of this list; None without a home directory (containers with a foreign uid)."""
+    """Return the file of this list; None without a home directory (in containers with an unknown UID)."""
     folder = state_folder(environ)
     return None if folder is None else folder / f"{hosts.identifier}.json"

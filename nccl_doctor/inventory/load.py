@@ -48,7 +48,8 @@ def load(  # noqa: PLR0913 - each is a word of the command line
     ``path`` is the hosts file (``-`` is standard input). ``where`` is the pattern of ``-w``, which names hosts or
     selects among those of the file; ``exclude`` is that of ``-x``. ``engine`` finds hosts instead of a file;
     ``transport`` reaches hosts that are named. ``environ`` has Slurm's and the master's variables. If ``here`` is None,
-    this machine's names and addresses are looked up. What has been read already is ``parsed``: a pipe can be read once.
+    this machine's names and addresses are looked up. ``parsed`` is what has already been read, since a pipe can be read
+    only once.
     """
     left_out = expanded(exclude, SourceLocation("-x", is_file=False)) if exclude is not None else []
     if parsed is None:
@@ -79,7 +80,7 @@ def read(
     transport: str | None,
     overrides: Overrides,
 ) -> ParsedInventory:
-    """Read the hosts of a command, for the arguments of :func:`load`."""
+    """Read the hosts of a command; the arguments are those of :func:`load`."""
     if engine is not None:
         if engine.login and (overrides.user is not None or overrides.port is not None):
             raise UsageError(f"--user and --port are for SSH; {engine.login}")

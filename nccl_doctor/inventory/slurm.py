@@ -44,7 +44,7 @@ _GPUS = re.compile(r"(?:^|,)gpu(?::[A-Za-z0-9_.-]+)?:(?P<count>[0-9]{1,4})(?=\(|
 
 @dataclass(frozen=True)
 class SlurmRequest:
-    """The requested job; its nodes are reached with ``steps`` or over SSH."""
+    """The requested job; its nodes are reached with job steps (``steps``) or over SSH."""
 
     job: str
     container_image: str = ""

@@ -1,4 +1,4 @@
-"""The parts of an inventory, each with its place in the source; reading files.
+"""The parts of an inventory, each with its place in the source, and the reading of files.
 
 Hosts files and other documents are read with limits on size and time. A hosts file that is not text is refused.
 """
@@ -76,7 +76,7 @@ class Settings:
 
     @property
     def says_how_to_log_in(self) -> bool:
-        """True if an SSH option is among them."""
+        """True if an SSH option is among these settings."""
         return bool(self.user or self.port or self.identity_file or self.ssh_options)
 
 
@@ -94,7 +94,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class ParsedInventory:
-    """Contents of one source of hosts; ``access`` are an engine's facts about all of them."""
+    """Contents of one source of hosts; ``access`` has an engine's facts about all of them."""
 
     place: SourceLocation
     entries: list[Entry]
@@ -110,10 +110,10 @@ class HostSource(Protocol):
 
     @property
     def login(self) -> str:
-        """Reason why ``--user`` and ``--port`` have no effect on these hosts; else empty."""
+        """Reason why ``--user`` and ``--port`` have no effect on these hosts; empty if they have one."""
 
     def read(self, where: str | None, environ: Mapping[str, str]) -> ParsedInventory:
-        """Return the hosts that ``where`` selects; UsageError if they can't be found."""
+        """Return the hosts that ``where`` selects; raise UsageError if they can't be found."""
 
 
 MAX_BYTES = 1 << 20  # enough for 65,536 hosts, one per line; anything larger is another kind of file
@@ -140,7 +140,7 @@ def read_text(path: str) -> str:
 
 
 def decode(data: bytes, path: str) -> str:
-    """Return the text of ``data``, without a byte order mark, or a HostsFileError."""
+    """Return the text of ``data``, without a byte order mark, or raise a HostsFileError."""
     if len(data) > MAX_BYTES:
         raise HostsFileError(path, None, f"bigger than {MAX_BYTES >> 20} MiB, too big for a hosts file")
     if b"\0" in data:
@@ -157,7 +157,10 @@ def decode(data: bytes, path: str) -> str:
 
 
 def read_bytes(path: str, what: str = "a hosts file", most: int = MAX_BYTES, patience_s: float = 0.0) -> bytes:
-    """Return a file or pipe (10 s or more), at most ``most`` + 1 bytes; HostsFileError, OSError or ValueError."""
+    """Return the first ``most`` + 1 bytes of a file or pipe, which has 10 s or more.
+
+    Raises HostsFileError, OSError or ValueError.
+    """
     if path == STDIN:  # read directly: behind ssh it may be a socket, which can't be opened by name
         if os.isatty(0):
             raise HostsFileError(STDIN, None, f"is a terminal; pipe {what} in, or name a file")

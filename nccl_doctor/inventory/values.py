@@ -1,4 +1,4 @@
-"""Validation of single values of hosts files and options."""
+"""Validation of single values in hosts files and options."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _SSH_FLAGS: dict[str, tuple[str, ...]] = {
 
 
 def host(text: str, place: SourceLocation) -> str:
-    """Return a host name (RFC 1123, and "_", too), or an IP address."""
+    """Return a host name (RFC 1123, with "_" allowed, too) or an IP address."""
     if text.startswith("-"):
         raise place.error(f'{quoted(text)} is not a host name: it begins with "-", which ssh would read as an option')
     if ":" in text:
@@ -155,7 +155,7 @@ def devices(text: str, place: SourceLocation) -> str:
     """Return a value of CUDA_VISIBLE_DEVICES; an empty one hides every GPU.
 
     CUDA C++ Programming Guide, "CUDA Environment Variables": indexes, ``GPU-…`` or ``MIG-…`` identifiers, joined by
-    commas; an entry that is invalid or a duplicate hides itself and all entries behind it, so it is refused here.
+    commas; an entry that is invalid or a duplicate hides itself and all entries after it, so it is refused here.
     """
     tokens = device_list(text)
     if not all(_DEVICE.fullmatch(token) for token in tokens):

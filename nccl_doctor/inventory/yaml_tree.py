@@ -90,7 +90,7 @@ def as_list(tree: Tree, what: str) -> list[Tree]:
 
 
 def as_mapping(tree: Tree, what: str) -> dict[str, tuple[SourceLocation, Tree]]:
-    """Return keys with place and value; null is an empty mapping."""
+    """Return the keys with their places and values; null is an empty mapping."""
     _plainly_written(tree)
     if isinstance(tree, Scalar) and tree.is_null:
         return {}

@@ -1,1 +1,1 @@
-"""From a snapshot to its report: run the checks, attach consequences to causes, summarize, compare."""
+"""From a snapshot to its report: run the checks, attach consequences to causes, summarise and compare."""

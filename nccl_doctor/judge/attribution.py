@@ -48,7 +48,7 @@ def _root(number: int, above: dict[int, int]) -> int:
 
 
 def fit(cause: Row, row: Row) -> int:
-    """Return the number of kinds of symptoms in the effects with which a cause explains a finding; 0 if it does not."""
+    """Return the number of kinds of symptoms in the effects by which a cause explains a finding, or 0."""
     (check, finding), (follower, shown) = cause, row
     stated = check.explains if finding.explains is None else finding.explains
     hosts, mine = frozenset(finding.hosts), finding.details.failed

@@ -38,8 +38,9 @@ from nccl_doctor.text.inet import network_of, prefix_length
 Selection = Callable[[Check], bool]
 
 SETTLED = ("interfaces", "environment", "software")
-"""Categories of facts that do not change between the query and the all-reduce, so that their checks are more certain
-than a log. (A port may be taken in between.)
+"""Categories of facts that do not change between the query and the all-reduce.
+
+Their checks are therefore more certain than a log. (A port, by contrast, may be taken in between.)
 """
 
 
@@ -61,7 +62,7 @@ class Judge:
         return judge(snapshot, self._command, self._selected, self._known(snapshot))
 
     def questions(self, snapshot: Snapshot) -> tuple[Question, ...]:
-        """Return what more must be known after the dials, during the measurement of rates, and after the all-reduce."""
+        """Return what else must be known after the dials, while rates are measured, and after the all-reduce."""
         if isinstance(snapshot.smoke, Smoke):
             wanted = self._isolate and snapshot.smoke.outcome in ("failed", "timeout")
             unexplained = wanted and any(one.details.is_unexplained for one in self.report(snapshot).diagnoses)
@@ -130,7 +131,7 @@ def _without_hidden_facts(
 
 
 def _without_hidden(run: CheckRun, judged: Iterable[CheckRun]) -> CheckRun:
-    """Return the run without its gaps if found faults explain, on all their hosts, why its facts are missing."""
+    """Return the run without its gaps if faults found on all their hosts explain the missing facts."""
     hiding = [j for j in judged if j.findings and not set(j.check.hides).isdisjoint(run.check.needs)]
     hidden = {host for j in hiding for finding in j.findings for host in finding.hosts}
     covered = all(gap.hosts and hidden.issuperset(gap.hosts) for gap in run.gaps)
@@ -183,7 +184,7 @@ AFTER_CAUSES = (_with_spared_allreduce, _without_hidden_facts)
 
 
 def _confirmed(found: Finding, words: Finding, check: Check) -> Finding:
-    """Return a check's finding, with its effects if the ranks' output also names it on one of its hosts."""
+    """Return a check's finding, with more effects if the ranks' output also names it on one of its hosts."""
     if set(found.hosts).isdisjoint(words.hosts):
         return found
     own = check.explains if found.explains is None else found.explains
@@ -249,7 +250,7 @@ UNREACHED = "no host was reached"
 
 @dataclass
 class CheckRun:
-    """The outcome of a check, the reason, and its findings."""
+    """The outcome of a check, the reason for it, and its findings."""
 
     check: Check
     outcome: Outcome
@@ -306,7 +307,7 @@ def run_check(check: Check, derived: Derived) -> CheckRun:
 
 
 def _nothing_to_judge(check: Check, snapshot: Snapshot, hosts: list[Host]) -> str | None:
-    """Return why a check that found nothing had nothing to judge; None if it had something."""
+    """Return why a check that found nothing had nothing to judge; None if it had something to judge."""
     engine = next((engine for engine in engines() if engine.name == check.scope), None)
     if engine is not None and not _in_scope(check, snapshot):
         return engine.absent

@@ -1,7 +1,7 @@
 """Snapshots from files, compared fact by fact and judged without commands for this machine.
 
-A snapshot may come from anybody. A command for this machine would be made only from its names, paths and keys: it might
-trust a certificate authority, open a system file, or apply a policy in the cluster.
+A snapshot may come from anybody. A command for this machine would be made only from the snapshot's names, paths and
+keys, so it might trust a certificate authority, open a system file, or apply a policy in the cluster.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ def topic_names() -> list[str]:
 
 
 def find_pages(words: str) -> tuple[Page | Topic | TopicList, ...]:
-    """Return the pages that the words mean; raises UsageError where they mean none."""
+    """Return the pages that the words mean; raise UsageError if they mean none."""
     asked = words.strip()
     codes = asked.replace(",", " ").split()
     topics = topic_names()
@@ -42,7 +42,7 @@ def find_pages(words: str) -> tuple[Page | Topic | TopicList, ...]:
 
 
 def _read(topic: str) -> tuple[str, str]:
-    """Return the title and text of a topic; code blocks are indented by four columns, as in a diagnosis' page."""
+    """Return the title and text of a topic; code blocks are indented by four columns, as for a diagnosis."""
     title, _, text = _COMMENT.sub("", (TOPICS / f"{topic}.md").read_text(encoding="utf-8")).partition("\n")
     text = _FENCE.sub(lambda block: re.sub(r"^(?=.)", "    ", block[1], flags=re.MULTILINE), text)
     return title.removeprefix("# "), _HEADING.sub("", text).strip("\n")

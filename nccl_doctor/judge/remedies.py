@@ -1,4 +1,4 @@
-"""Remedies that ``nccl-doctor fix`` may run: operations of hosts, and variables of the job in the hosts file."""
+"""Remedies that ``nccl-doctor fix`` may run: operations on hosts, and job variables in the hosts file."""
 
 from __future__ import annotations
 
@@ -20,9 +20,11 @@ def operations(found: Diagnosis, snapshot: Snapshot) -> tuple[Command, ...]:
 
 
 def settings(found: Diagnosis, snapshot: Snapshot) -> Mapping[str, str]:
-    """Return the job's variables that fix a diagnosis if they are the same on all hosts; none otherwise.
+    """Return the job's variables that fix a diagnosis, or none if they are not the same on all hosts.
 
-    What a single host says of itself sets nothing for the others.
+    What a single host says about itself sets nothing for the others.
+
+
     """
     wanted = found.fix.variables
     first, *others = wanted.values() or ({},)

@@ -205,7 +205,7 @@ class Investigation:
         return found
 
 
-_CONTROLS = bytes({*range(9), *range(14, 27), *range(28, 32), 127})
+_CONTROLS = bytes({*range(8), *range(14, 27), *range(28, 32), 127})
 """Control characters that hardly occur in logs: not tabs, line ends, backspaces or escapes."""
 _MOST_CONTROLS = 0.03
 

@@ -1,1 +1,1 @@
-"""fix-port: finds who holds a port, and frees it."""
+"""fix-port: finds the process that holds a port, and frees the port."""

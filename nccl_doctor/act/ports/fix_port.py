@@ -2,7 +2,7 @@
 
 The port comes from the argument, a log, the hosts file, MASTER_PORT, or torch's default.
 
-A free port is useless if a firewall drops its packets; only a port to which every host really connected is suggested.
+A free port is useless if a firewall drops its packets, so only a port to which every host has connected is suggested.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ MOST_PROCESSES = 1 << 15  # processes of a job, with all that it started while i
 FIRST = 1024
 FEW, MANY = 16, 512  # ports tested at once: the first ones are mostly free, and each costs a trial
 HALVES, TRIALS = 192, 2
-"""Ports that the other hosts try at once if a firewall blocks them, and number of attempts."""
+"""Number of ports per attempt if a firewall blocks the first ones, and number of attempts."""
 DIAL_S = 3.0
 AT_ONCE = 64
-"""Number of ports that are tried at once: fewer than a host dials at once, so that they cost one time-out."""
+"""Number of ports that are tried at once: few enough for a host to dial within one time-out."""
 WELL_KNOWN = frozenset(
     {
         *(2049, 2222, 3000, 3306, 4444, 5000, 5432, 5555, 6006, 6379, 6443, 6817, 6818, 6819, 7860, 8000, 8080, 8265),
@@ -53,13 +53,13 @@ WELL_KNOWN = frozenset(
 )
 """Ports that services on training clusters often use, running or not.
 
-They include NFS, Slurm's daemons, Ray, Dask, Kubernetes' agent, notebooks and dashboards, NCCL's own RAS (28028) and
+They include NFS, Slurm's daemons, Ray, Dask, the kubelet, notebooks and dashboards, NCCL's own RAS (28028) and
 torchrun's c10d rendezvous (29400).
 """
 
 
 class Ended(NamedTuple):
-    """The result of ending a job: PIDs that are gone, PIDs that still run, and why some were not signalled."""
+    """The result of ending a job: PIDs that are gone, PIDs still running, and why some were not signalled."""
 
     gone: tuple[int, ...]
     left: tuple[int, ...]
@@ -113,10 +113,12 @@ def end(machine: Machine, jobs: Iterable[HolderJob], grace_s: float, *, force: b
 
 
 def wait_until_free(machine: Machine, report: PortReport, tell: Tell, *, settle_s: float = SETTLE_S) -> PortReport:
-    """Try the port again as long as waiting can help: for a TIME_WAIT, or for another run of nccl-doctor.
+    """Retry the port as long as waiting can help, for a TIME_WAIT or another run of nccl-doctor to end.
 
-    A socket whose process has just exited may have neither an owner nor a TIME_WAIT: it has ``settle_s`` seconds from
-    the first answer without a reason to wait.
+    A socket whose process has just exited may have neither an owner nor a TIME_WAIT. It is given ``settle_s`` seconds
+    from the first answer that shows no reason to wait.
+
+
     """
     began = closing_since = time.monotonic()
     waited = False
@@ -191,10 +193,12 @@ def suggestion(fleet: Fleet, after: int, holders: Iterable[HolderJob] = ()) -> S
 
     See :func:`next_port`.
 
-    ``holders`` are the processes with the old port.
+    ``holders`` are the processes that hold the old port.
 
-    torchrun and torch.distributed.launch read PET_MASTER_PORT (torch/distributed/argparse_util.py), ``env://`` reads
+    torchrun and torch.distributed.launch read PET_MASTER_PORT (torch/distributed/argparse_util.py); ``env://`` reads
     MASTER_PORT (torch/distributed/rendezvous.py).
+
+
     """
     machines = fleet.all()
     port = next_port(machines, after, fleet.address)
@@ -220,7 +224,7 @@ def suggestion(fleet: Fleet, after: int, holders: Iterable[HolderJob] = ()) -> S
 def _wait(
     alive: Callable[[], list[tuple[int, int]]], seconds: float, tell: Callable[[str, float], None]
 ) -> list[tuple[int, int]]:
-    """Wait until all processes have exited or the time is over, and return those that still run."""
+    """Wait until all processes have exited or time is up, and return those that are still running."""
     deadline = time.monotonic() + seconds
     while (living := alive()) and (left := deadline - time.monotonic()) > 0:
         tell(" ".join(str(pid) for pid, _ in living[:8]) + (" …" if len(living) > 8 else ""), left)
@@ -241,7 +245,7 @@ class Steps(NamedTuple):
 
 
 def about_port(fleet: Fleet, port: int, process: Identity | None, steps: Steps) -> PortReport:
-    """Examine a port, or what one process has on it, and do the steps."""
+    """Examine a port, or what one process holds there, and take the steps."""
     report = look(fleet.target, port, process, steps.grace_s)
     if report.gone and not report.free:
         report = look(fleet.target, port, None, steps.grace_s)
@@ -261,13 +265,13 @@ def about_port(fleet: Fleet, port: int, process: Identity | None, steps: Steps) 
 
 
 def about_process(fleet: Fleet, process: Identity, steps: Steps) -> PortReport:
-    """Examine the job of a process, whatever port it has, and end it if asked to."""
+    """Examine the job of a process, whichever port it uses, and end the job if asked to."""
     report = look(fleet.target, None, process, steps.grace_s)
     return _kill(report, fleet.target, steps) if steps.kill and report.jobs else report
 
 
 def end_leftover(machine: Machine, port: int | None, process: Identity, steps: Steps) -> PortReport:
-    """End the job of a process, and wait until the port is free; without the process, nothing is done."""
+    """End the job of a process, and wait until the port is free; do nothing if the process is gone."""
     report = look(machine, None, process, steps.grace_s)
     if report.gone or not report.jobs:
         return report.model_copy(update={"gone": True})
@@ -278,7 +282,7 @@ def end_leftover(machine: Machine, port: int | None, process: Identity, steps: S
 
 
 def moved(fleet: Fleet, port: int) -> PortReport:
-    """Return the next port that is free on every host, to replace this one; DoctorError if there is none."""
+    """Return the next port that is free on every host, in place of this one, or raise DoctorError."""
     found = suggestion(fleet, port)
     if found is None:
         raise DoctorError("no port from 1024 to 65535 is free on every host and fit for a job")
@@ -312,7 +316,10 @@ def _why_not(report: PortReport, *, force: bool) -> str | None:
 
 
 def reached(target: Machine, others: Sequence[Machine], address: str, ports: Sequence[int]) -> dict[str, set[int]]:
-    """Return the target's free ports that every host reaches, as in a mesh; NotReachedError if a host is silent."""
+    """Return, by host, the target's free ports that it reaches, dialled as in a mesh.
+
+    Raise NotReachedError if a host is silent.
+    """
     from nccl_doctor.collect.mesh.dials import dial_targets, listening
     from nccl_doctor.collect.mesh.plan import Target, listener
 
@@ -339,7 +346,7 @@ MOST_BYTES = 64 << 20  # bytes of a log; the error is near the start of a rank's
 
 
 def wanted_port(argument: str | None, log: str | None, hosts_port: int | None) -> tuple[int, str | None]:
-    """Return the port, and its source unless that is the argument; UsageError if nothing names one."""
+    """Return the port, and its source unless that is the argument; raise UsageError if nothing names one."""
     if argument is not None and argument != STDIN:
         return _port(argument, "PORT"), None
     source = log if log is not None else STDIN if argument == STDIN or _is_piped() else None

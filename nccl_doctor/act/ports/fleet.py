@@ -66,7 +66,7 @@ class Signalled(_Answer):
 
 
 class FreePorts(_Answer):
-    """Ports that a job could use, and those that the kernel assigns by itself."""
+    """Ports that a job could use, and those that the kernel assigns on its own."""
 
     free: Annotated[tuple[Port, ...], Field(max_length=1 << 16)]
     drawn: PortRange | None = None
@@ -92,7 +92,7 @@ class Machine(Protocol):
         """The host's name as the user knows it; "" for this machine."""
 
     def ask(self, contract: Contract[T], **arguments: object) -> T:
-        """Return the answer to a request; NotReachedError if there is none."""
+        """Return the answer to a request; raise NotReachedError if there is none."""
 
     def close(self) -> None: ...
 
@@ -132,7 +132,7 @@ class SessionMachine:
 
 
 class Fleet:
-    """This machine alone; or one host of a hosts file, by default the master; or one that was named directly."""
+    """This machine alone, one host of a hosts file (by default the master), or one that was named itself."""
 
     def __init__(  # noqa: PLR0913, PLR0917 - each is an option of the command
         self,
@@ -182,12 +182,12 @@ class Fleet:
         self._crew = Crew(cluster.nodes, make_transport(kind, cluster), connect_s)
 
     def connect(self) -> None:
-        """Connect to the target; NotReachedError if it does not answer."""
+        """Connect to the target; raise NotReachedError if it does not answer."""
         if self._target is not None:
             (self.target,) = self._connect((self._target,))
 
     def all(self) -> list[Machine]:
-        """Connect to every host of the job and return them, the target first; NotReachedError on failure."""
+        """Connect to every host of the job and return them, the target first, or raise NotReachedError."""
         others = tuple(node for node in self._nodes if self._target is None or node.name != self._target.name)
         return [self.target, *(self._connect(others) if others else ())]
 
@@ -196,7 +196,7 @@ class Fleet:
             self._crew.close()
 
     def _connect(self, nodes: Sequence[Node]) -> Sequence[Machine]:
-        """Return a session on each node, in their order; :meth:`close` ends them."""
+        """Return a session on each node, in the nodes' order; :meth:`close` ends the sessions."""
         assert self._crew is not None, "hosts are named"
         self._crew.reach(time.monotonic() + LIFETIME_S + self._grace_s).all(nodes)
         failures = self._crew.failures

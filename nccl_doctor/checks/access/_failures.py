@@ -26,8 +26,8 @@ def findings(
 ) -> Iterator[Finding]:
     """Yield one finding for all failures with the same remedy.
 
-    The sentence is the hosts' names, ``joint`` (if the detail does not continue it), the detail, then ``addition``. The
-    remedy's summary names no host; ``kind`` separates failures of one type.
+    The sentence consists of the hosts' names, ``joint`` (unless the detail continues the sentence), the detail and
+    ``addition``. The remedy's summary names no host; ``kind`` separates failures of one type.
     """
     alike = grouped(
         ((failure.detail, addition(failure), _hop(failure), remedy((failure,)).summary), (host, failure))
@@ -65,7 +65,7 @@ def _hop(failure: AccessFailure) -> str | None:
 
 
 def _facts(hosts: tuple[Host, ...], failures: Sequence[AccessFailure]) -> dict[str, Any]:
-    """Return the facts that all share, and those that differ under "by_host"."""
+    """Return the facts that all hosts share and, under "by_host", those that differ."""
     without = {"jump_host"}  # without a jump host
     each = [failure.facts.model_dump(mode="json", exclude=None if _hop(failure) else without) for failure in failures]
     common = {key: value for key, value in each[0].items() if all(one.get(key) == value for one in each)}

@@ -46,12 +46,12 @@ _SAID = {
     r"account is currently not available": "The user's login shell is nologin: name a user who may run commands (ssh: "
     "user in the hosts file), or have an administrator give this one a shell (usermod -s /bin/bash).",
 }
-"""Messages of sshd (session.c), PAM and nologin(8) as they end a login, and the remedy for each."""
+"""Messages with which sshd (session.c), PAM and nologin(8) end a login, and the remedy for each."""
 
 
 @check("NCD106", severity=Severity.ERROR, explains=FOLLOWS)
 def probe_failed(view: View) -> Findings:
-    """Yield one finding for the hosts that failed alike, and one for malformed facts."""
+    """Yield one finding for the hosts that failed in the same way, and one for malformed facts."""
     yield from findings(view, ProbeFailed, _remedy, joint=":")
     for host, facts in view.facts:
         malformed = [(field, value) for field, value in facts if isinstance(value, Unknown) and value.malformed]

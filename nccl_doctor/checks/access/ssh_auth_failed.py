@@ -38,7 +38,10 @@ from nccl_doctor.snapshot.access import SshAuthFailed
 from nccl_doctor.text.shell import Line, line, script
 
 _LOGIN = re.compile(r"\w[\w.+-]*@\w[\w.:%-]*", re.ASCII)
-"""A user name that is safe to paste: ssh passes it to shells (ProxyCommand, Match exec) without our quotes."""
+"""A user name that is safe to paste.
+
+That matters since ssh passes it to shells (ProxyCommand, Match exec) without our quotes.
+"""
 
 _TYPED = (
     "A password or a second factor can't be typed here, but a login that stands can be shared: give the host "

@@ -25,7 +25,7 @@ from nccl_doctor.snapshot.access import HostKeyChanged
 
 @check("NCD104", severity=Severity.ERROR, explains=FOLLOWS, scope="ssh")
 def ssh_host_key_changed(view: View) -> Findings:
-    """Yield one finding for each known_hosts line that does not agree."""
+    """Yield one finding for each known_hosts line that does not match."""
     return findings(view, HostKeyChanged, _remedy)
 
 

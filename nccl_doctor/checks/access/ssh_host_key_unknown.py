@@ -30,7 +30,7 @@ from nccl_doctor.snapshot.access import HostKeyUnknown
 from nccl_doctor.text.shell import line
 
 _LINE = re.compile(r"[\w.:\[\]-]+ (?P<type>[a-z0-9@.-]+) (?P<key>[A-Za-z0-9+/]+={0,2})", re.ASCII)
-"""A known_hosts line of one plain name and its key, without marker, pattern or list of names."""
+"""A known_hosts line with one plain name and its key, without marker, pattern or list of names."""
 
 
 @check("NCD103", severity=Severity.ERROR, explains=FOLLOWS, scope="ssh")

@@ -72,12 +72,12 @@ _OTHER = "See whether ssh with the host's name works; its -v shows where it stop
 
 @check("NCD101", severity=Severity.ERROR, explains=FOLLOWS, scope="ssh")
 def ssh_unreachable(view: View) -> Findings:
-    """Yield one finding for the hosts that failed alike."""
+    """Yield one finding for the hosts that failed in the same way."""
     return findings(view, SshUnreachable, _remedy, addition=partial(_from_peers, view))
 
 
 def _from_peers(view: View, failure: SshUnreachable) -> str:
-    """Describe whether other hosts reach the host, or that they can't resolve its name."""
+    """Describe whether other hosts reach the host, or which can't resolve its name either."""
     name = failure.unresolved or ""
     told = ((host.name, facts.resolution) for host, facts in view.facts)
     answers = ((host, names.get(name)) for host, names in told if isinstance(names, Names))
@@ -115,7 +115,7 @@ def _remedy(failures: tuple[SshUnreachable, ...]) -> Fix:
 
 
 def _zeros(failures: tuple[SshUnreachable, ...]) -> str:
-    """Return a hint if the names that do not resolve have leading zeros, as node[01-09] makes them."""
+    """Return a hint if the names that do not resolve have leading zeros, such as those from node[01-09]."""
     names = [failure.unresolved for failure in failures if failure.unresolved]
     bare = [_PADDED.sub("", name) for name in names]
     if not names or any(name == other for name, other in zip(names, bare, strict=True)):
@@ -124,7 +124,7 @@ def _zeros(failures: tuple[SshUnreachable, ...]) -> str:
 
 
 _NOT_REACHED = r"host=(?P<host>\S+) was not reachable via ssh"
-"""deepspeed/launcher/runner.py, before it starts anything."""
+"""Message of deepspeed/launcher/runner.py before it starts anything."""
 _SSH_FAILED = r"pdsh@\S+: (?P<host>\S+): ssh exited with exit code 255\b"
 """ssh(1): the exit status is that of the command, or 255 if ssh itself failed."""
 
@@ -151,7 +151,10 @@ RULES = (
 
 
 def _weigh(_event: Event, scene: Scene) -> Grade:
-    """Grade messages of a launcher's daemons: after NCCL's first line the ranks had started, so they are no cause."""
+    """Grade messages of a launcher's daemons.
+
+    After NCCL's first line they are not the cause, because the ranks had started.
+    """
     facts = scene.log.facts
     return Grade.HINT if facts.processes or facts.nccl_versions else Grade.GENERIC
 

@@ -26,7 +26,7 @@ from nccl_doctor.text.secrets import part
 
 @check("NCD110", severity=Severity.ERROR, explains=FOLLOWS, scope="slurm")
 def step_not_started(view: View) -> Findings:
-    """Yield one finding for the nodes that failed alike."""
+    """Yield one finding for the nodes that failed in the same way."""
     return of_engine(view, "step-not-started")
 
 

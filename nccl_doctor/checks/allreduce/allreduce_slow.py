@@ -35,7 +35,7 @@ LATENCIES = 10
 
 @check("NCD704", severity=Severity.WARNING, needs=("smoke",))
 def allreduce_slow(view: View) -> Findings:
-    """Yield a finding if the link is hardly used, or all ranks wait for one."""
+    """Yield a finding if the link is hardly used, or if all ranks wait for one of them."""
     smoke, speed = view.smoke, link(view.snapshot)
     late = straggler(smoke)
     if smoke.outcome == "ok" and speed is None and late is None and _waits_for_bytes(smoke):
@@ -76,7 +76,7 @@ GROWTH = 2  # seconds of the largest message as a multiple of those of the small
 
 
 def _waits_for_bytes(smoke: Smoke) -> bool:
-    """Return whether a network of less than 10 Mbit/s, and neither latency nor a processor, limits gloo's ranks."""
+    """Return whether a network below 10 Mbit/s, not latency or a processor, limits gloo's ranks."""
     hosts = {rank.host for rank in smoke.ranks}
     if smoke.backend != "gloo" or len(smoke.sizes) < 2 or len(hosts) < 2 or best(smoke) >= LEAST_GB_PER_S:
         return False

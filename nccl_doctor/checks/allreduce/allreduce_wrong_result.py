@@ -51,7 +51,7 @@ def allreduce_wrong_result(view: View) -> Findings:
 
 
 def _source(smoke: Smoke) -> tuple[int, ...]:
-    """Return the ranks that were wrong by themselves; else the one that all wrong pairs share; else one pair."""
+    """Return the ranks that were wrong on their own, or the one that all wrong pairs share, or one pair."""
     alone = tuple(group[0] for group in smoke.wrong_groups if len(group) == 1)
     if alone:
         return alone

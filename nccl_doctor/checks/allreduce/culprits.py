@@ -1,4 +1,4 @@
-"""The ranks to blame for a failed all-reduce, from their reports, their output, and its repetition in groups."""
+"""The ranks to blame for a failed all-reduce, from reports, output, and a repetition in groups."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -44,12 +44,14 @@ MISSING: dict[Stage, str] = {
 """The action that a rank did not take, by the last stage that it reached."""
 
 Why = Literal["signal", "error", "exit", "launcher", "stopped", "start", "elsewhere", "behind", "echo"]
-"""The ranks were killed; raised an error; exited without one; lost their launcher or the connection to it; are stopped
-or blocked in the kernel; never started or still import torch; do something else while all others wait in a collective;
-got less far than others; or show only that they lost other ranks.
+"""The ranks were killed.
+
+Raised an error; exited without one; lost their launcher or the connection to it; are stopped or blocked in the kernel;
+never started or are still importing torch; are doing something else while all others wait in a collective; did not get
+as far as others; or show only that they lost other ranks.
 """
 OWN_FAULT: frozenset[Why] = frozenset({"signal", "error", "exit", "launcher", "stopped", "start", "elsewhere"})
-"""Reasons for which the ranks themselves are at fault, and not a connection between two of them."""
+"""Reasons that put the fault in the ranks themselves, not in a connection between two of them."""
 
 _MOST_TRIALS = 8
 _FRAME = re.compile(r'File "(?P<file>[^"]*)", line (?P<line>\d+) in (?P<name>.*)')

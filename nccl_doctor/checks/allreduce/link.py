@@ -28,7 +28,7 @@ class LinkSpeed:
 
 
 def link(snapshot: Snapshot) -> LinkSpeed | None:
-    """Return the slowest host's link; None on one machine, or where unknown."""
+    """Return the slowest host's link; None if there is only one machine, or if it is unknown."""
     smoke = snapshot.smoke
     if not isinstance(smoke, Smoke) or machines(snapshot) < 2:
         return None
@@ -58,7 +58,7 @@ def links_words(gbps: list[float]) -> str:
 
 
 def best(smoke: Smoke) -> float:
-    """Return the highest bus bandwidth measured, in GB/s; 0 without any."""
+    """Return the highest measured bus bandwidth, in GB/s; 0 if none was measured."""
     return max((size.busbw for size in smoke.sizes), default=0.0)
 
 
@@ -75,7 +75,7 @@ def ideal_seconds(size: int, ranks: int, gb_per_s: float) -> float:
 
 
 def machines(snapshot: Snapshot) -> int:
-    """Return the machines that the nodes run on; nodes with the same boot id are one machine."""
+    """Return the number of machines that the nodes run on; nodes with the same boot id are one machine."""
     told = ((host.name, host.facts.identity if host.facts else None) for host in snapshot.hosts)
     return len({(one.boot_id if isinstance(one, Identity) else None) or name for name, one in told})
 
@@ -96,7 +96,7 @@ def _of_host(host: Host, smoke: Smoke, snapshot: Snapshot) -> LinkSpeed | None:
 
 
 def _rdma(host: Host, facts: HostFacts) -> LinkSpeed | None:
-    """Return the link of all active ports together, since NCCL spreads its channels over them."""
+    """Return the combined link of all active ports, since NCCL spreads its channels over them."""
     if isinstance(facts.rdma, Unknown):
         return None
     ports = [(device, port) for device in facts.rdma for port in device.ports if port.state == "ACTIVE"]
@@ -108,7 +108,7 @@ def _rdma(host: Host, facts: HostFacts) -> LinkSpeed | None:
 
 
 def _ethernet(host: str, facts: HostFacts, names: set[str]) -> LinkSpeed | None:
-    """Return the link of the named interfaces together, each limited by its PCIe slot if that is known."""
+    """Return the combined link of the named interfaces, each limited by its PCIe slot if that is known."""
     if isinstance(facts.interfaces, Unknown) or not names:
         return None
     links = [one for one in facts.interfaces.links if one.name in names and one.kind in REAL]
@@ -126,7 +126,7 @@ def _speed(host: str, names: Sequence[str], gbps: list[float], slots: Sequence[P
 
 
 def _gloo(host: Host, facts: HostFacts, snapshot: Snapshot) -> set[str]:
-    """Return the interfaces that GLOO_SOCKET_IFNAME names; otherwise the one that leads to another host."""
+    """Return the interfaces that GLOO_SOCKET_IFNAME names; if it is unset, the one that leads to a peer."""
     named = host.node.env.get("GLOO_SOCKET_IFNAME")
     if named:
         return set(named.split(","))
@@ -155,14 +155,17 @@ def counters(smoke: Smoke) -> tuple[tuple[str, ...], str | None]:
 
 TIMES = 3.0
 LEAST_S = 2.0
-"""Seconds by which a rank must be slower than the others; a smaller difference is noise of a busy machine."""
+"""Seconds by which a rank must be slower than the others.
+
+A smaller difference is noise on a busy machine.
+"""
 
 
 def straggler(smoke: Smoke) -> RankReport | None:
     """Return the rank that took far more time by itself than the others.
 
-    All ranks leave an all-reduce together, but a rank that needs long for the same work in between is late for the
-    next.
+    All ranks leave an all-reduce together, but a rank that takes long for the same work in between is late for the next
+    one.
     """
     times = {rank.rank: rank.own_s for rank in smoke.ranks if rank.own_s is not None}
     if len(times) < 3 or len(times) < len(smoke.ranks):

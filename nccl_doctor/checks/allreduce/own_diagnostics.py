@@ -22,7 +22,10 @@ def _report_of(smoke: Smoke) -> dict[str, list[str]]:
 
 
 def diagnostics_words(smoke: Smoke) -> str | None:
-    """Return how NCCL's own diagnostics went: ``own diagnostics in 3.6 ms, without a finding``; None where none ran."""
+    """Return how NCCL's own diagnostics went: ``own diagnostics in 3.6 ms, without a finding``.
+
+    Return None if none ran.
+    """
     from nccl_doctor.logs.verdict import summed
 
     report = _report_of(smoke)

@@ -16,7 +16,7 @@ _ON_A_GPU = re.compile(r"CUDA|HIP|cuda|GPU")
 
 
 def shown(found: Culprits) -> tuple[Symptom, ...]:
-    """Return the symptoms of the ranks to blame, on the hosts that the repeated all-reduce blames, if there was one."""
+    """Return the symptoms of the ranks to blame, on the hosts that a repeated all-reduce blames, if any."""
     kinds: dict[str, list[RankReport]] = {}
     for rank in found.ranks:
         kinds.setdefault(_kind(rank, found), []).append(rank)

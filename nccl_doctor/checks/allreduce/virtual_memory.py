@@ -1,4 +1,4 @@
-"""Limits on the virtual memory of a process (``ulimit -v``), of which the errors of torch say nothing."""
+"""Limits on the virtual memory of a process (``ulimit -v``), which torch's errors do not mention."""
 
 from nccl_doctor.model.base import Unknown
 from nccl_doctor.model.finding import Finding, Fix
@@ -6,11 +6,14 @@ from nccl_doctor.snapshot.hosts import HostFacts, Snapshot
 from nccl_doctor.text.hostlist import fold, grouped
 
 ENOUGH = 4 << 30
-"""Bytes with which torch surely starts; importing torch 2.13 took 0.7 GiB on two CPUs, and each thread takes more."""
+"""Bytes with which torch is sure to start.
+
+Importing torch 2.13 took 0.7 GiB on two CPUs, and each thread takes more.
+"""
 
 
 def with_limits(found: Finding, snapshot: Snapshot) -> Finding:
-    """Return a finding about failed ranks, with the limits on virtual memory of its hosts if they may be the reason."""
+    """Return a finding about failed ranks, with limits on virtual memory if these may be the reason."""
     hosts = ((host, host.facts) for host in snapshot.reached if host.facts and host.name in found.hosts)
     limits = grouped((size, host.name) for host, facts in hosts if (size := _too_little(facts)))
     if not limits:

@@ -1,4 +1,4 @@
-"""Faults in the numbers of a launch command: nodes, ranks, GPUs, sizes, and those of single launchers."""
+"""Faults in the numbers of a launch command: nodes, ranks, GPUs, sizes, and those that only one launcher has."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ class Judged:
 
     @property
     def world(self) -> int:
-        """The number of all ranks, from the line if it gives the ranks per node."""
+        """The total number of ranks, taken from the line if it gives the ranks per node."""
         told = self.line.options.get("nproc_per_node", "")
         planned = sum(place.nproc for place in self.places.values())
         return max(1, int(told) * self.count if is_number(told) else planned)
@@ -196,7 +196,7 @@ def ranks(judged: Judged) -> Iterator[Fault]:
 
 
 def idle(judged: Judged) -> Iterator[str]:
-    """Yield a doubt if accelerate's total, which counts the ranks of all machines, is meant for each of them."""
+    """Yield a doubt if accelerate's total, which counts all machines' ranks, seems meant for each machine."""
     told, meant = (
         judged.line.options.get("world_size"),
         meant_total(judged.line, [place.nproc for place in judged.places.values()]),

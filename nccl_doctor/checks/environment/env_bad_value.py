@@ -120,7 +120,7 @@ _ANY = make_advice(
     "Correct or unset the variable or the file that the line names; look into ~/.nccl.conf and /etc/nccl.conf too:",
 )
 _TOPOLOGY = re.compile(r"XML|Attribute \S{1,40} of node \S{1,40} not found|NCCL_TOPO_FILE")
-"""Words of NCCL's reader of topologies (src/graph/xml.h, xml.cc)."""
+"""Words in the messages of NCCL's topology parser (src/graph/xml.h, xml.cc)."""
 
 
 def _advice(case: Case) -> Advice:

@@ -68,7 +68,7 @@ def env_mismatch(view: View) -> Findings:
 
 
 def _backends(view: View) -> Findings:
-    """Yield a finding where a variable makes torch use another backend for NCCL on some hosts."""
+    """Yield a finding where a variable makes torch use a different backend for NCCL on some hosts."""
     if is_without_gpus(view):
         return
     used = on_nccl2(view)

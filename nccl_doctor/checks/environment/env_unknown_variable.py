@@ -33,7 +33,7 @@ READERS = {"NCCL": "an NCCL", "torch": "a torch", "gloo": "a gloo"}
     needs_nccl=True,
 )
 def env_unknown_variable(view: View) -> Findings:
-    """Yield one finding per name; info where another version may know it."""
+    """Yield one finding per name; info if another version may know it."""
     found: dict[tuple[str, str | None, str | None], dict[str, str]] = {}
     for host, own in view.by_host.items():
         for name, variable in own.variables.items():
@@ -64,7 +64,7 @@ def env_unknown_variable(view: View) -> Findings:
 
 
 def _is_doubtful(name: str) -> bool:
-    """Return whether nobody reads it; of torch's and gloo's names, whether it is a misspelt or an invented one, too."""
+    """Return whether nobody reads the variable and, if torch's or gloo's, it is misspelt or invented."""
     return not is_known(name) and (reader(name) == "NCCL" or meant(name) is not None or advice(name) is not None)
 
 

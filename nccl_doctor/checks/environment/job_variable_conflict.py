@@ -31,7 +31,7 @@ from nccl_doctor.text.hostlist import fold, quoted
 
 @check("NCD804", phrase="variables contradict the job", severity=Severity.WARNING, needs=("env",), explains=(MASTER,))
 def job_variable_conflict(view: View) -> Findings:
-    """Yield findings for variables, and for jobs on the same master."""
+    """Yield findings for variables, and for jobs with the same master."""
     places = dict(planned_nodes(view.snapshot))
     said: dict[bool, dict[str, list[str]]] = {True: {}, False: {}}
     for host, facts in view.facts:

@@ -156,7 +156,7 @@ def _commands(judged: Judged, meeting: Sequence[str]) -> tuple[Command, ...]:
 
 
 def _passes(judged: Judged, words: Sequence[str]) -> bool:
-    """Return whether a corrected line has no fault itself: only such a line is printed."""
+    """Return whether a corrected line has no fault itself, since only such lines are printed."""
     again = replace(judged, line=read_line(words).in_cluster(judged.view.snapshot.cluster))
     return not _faults(again).all
 
@@ -210,7 +210,10 @@ def _meeting(judged: Judged) -> Iterator[Fault]:
 
 
 def _c10d(judged: Judged, addr: str, port: str | None) -> Iterator[Fault]:
-    """Yield faults in torchrun's c10d rendezvous, whose store may be on any host, and whose ranks meet by a name."""
+    """Yield faults in torchrun's c10d rendezvous.
+
+    Its store may be on any host, and its ranks meet under a host's name.
+    """
     hosts = judged.view.snapshot.hosts
     first = hosts[0].name
     takes = _stores(judged, addr)
@@ -351,7 +354,7 @@ def _own_ports(judged: Judged) -> Iterator[str]:
 
 
 def _shared(judged: Judged) -> Iterator[str]:
-    """Yield faults in the line's CUDA_VISIBLE_DEVICES, if one machine is two nodes."""
+    """Yield faults in the line's CUDA_VISIBLE_DEVICES, if one machine serves as two nodes."""
     rank, said = judged.line.options.get("node_rank", ""), judged.line.variables.get("CUDA_VISIBLE_DEVICES")
     for host in judged.view.snapshot.hosts if said is not None else ():
         planned = host.node.cuda_visible_devices

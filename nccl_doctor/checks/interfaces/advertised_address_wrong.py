@@ -61,8 +61,9 @@ class Misled:
     """A host on which a program tells its peers a wrong address.
 
     Attributes:
-        fault: the phrase behind "vLLM on node1 ", the same for all hosts with this fault.
+        fault: the phrase after "vLLM on node1 ", the same for all hosts with this fault.
         better: the address at which the others reach the host, if one is known.
+
     """
 
     host: str
@@ -124,7 +125,7 @@ def _faults(
 
 
 _SIDE_CHANNELS = {"vllm": ("nixl", "mooncake", "ucx"), "sglang": ("mooncake", "ucx")}
-"""Side channels of each engine; one that was set wrongly is an error, too."""
+"""Side channels of each engine; a wrong setting for one is an error, too."""
 
 
 def _judge(view: View, program: str, name: str, side: Side) -> Misled | None:
@@ -146,7 +147,7 @@ def _judge(view: View, program: str, name: str, side: Side) -> Misled | None:
 
 
 def _by_line(view: View, program: str, name: str) -> Advertised | None:
-    """Return the address that the launch command gives the program on the host; None if it is not for that host."""
+    """Return the program's address in the launch command, or None if that command is for other hosts."""
     with suppress(ValueError, UsageError):
         line, option = line_to_judge(view.snapshot), _OPTIONS.get(program)
         if line is None or option is None or line.launcher != program:
@@ -212,7 +213,7 @@ def _numeric(view: View, name: str, side: Side, given: Advertised) -> str | None
 
 
 def _right_address(view: View, name: str, own: HostNccl) -> tuple[str | None, list[str]]:
-    """Return the host's address on the interface that suits NCCL, and those under which it is listed."""
+    """Return the host's address on the interface that suits NCCL, and those by which the host is listed."""
     host = next(host for host in view.snapshot.hosts if host.name == name)
     names = host.facts.resolution if host.facts is not None and isinstance(host.facts.resolution, Names) else None
     told = names.get(host.node.address) if names is not None else None

@@ -93,7 +93,7 @@ def _may(reaches: Mapping[str, bool], peer: str, _address: str) -> bool:
 
 
 def _unreachable(view: View) -> Findings:
-    """Yield one finding for each value whose address other hosts dial and do not reach."""
+    """Yield one finding for each value whose address other hosts dial but do not reach."""
     nccl = view.nccl
     lost: dict[str, dict[str, tuple[str, str]]] = {}
     values: dict[str, str] = {}

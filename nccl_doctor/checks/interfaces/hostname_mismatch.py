@@ -88,7 +88,7 @@ def hostname_mismatch(view: View) -> Findings:
 
 
 def _lost_words(own: OwnName, given: list[str | None]) -> str:
-    """Describe why gloo can't connect the host with some others by the host's own name."""
+    """Describe why gloo can't connect the host to some others by the host's own name."""
     words = f"On {own.host} the host's own name resolves to {own.gloo}"
     mine = ":" in own.gloo
     if given and all(address is not None and (":" in address) != mine for address in given):

@@ -127,13 +127,13 @@ def _finding(view: View, hosts: tuple[str, ...], names: list[str], *, is_fatal: 
 
 
 def _entry(snapshot: Snapshot, names: list[str], host: str) -> HostsEntry | None:
-    """Return the entries for /etc/hosts; None where a name's address is not certain."""
+    """Return the entries for /etc/hosts; None if a name's address is not certain."""
     entries = tuple((str(_address(snapshot, name, host) or ""), name) for name in names)
     return HostsEntry(entries) if all(address for address, _ in entries) else None
 
 
 def _address(snapshot: Snapshot, name: str, host: str) -> Address | None:
-    """Return the single address of a name, of IPv4 where there are both."""
+    """Return the only address of a name, or its only IPv4 address if it has both families."""
     resolutions = [each.facts.resolution for each in snapshot.hosts if each.facts]
     answers = [names.get(name) for names in resolutions if isinstance(names, Names)]
     texts = {str(address) for answer in answers if answer is not None for address in answer.addresses}

@@ -31,5 +31,5 @@ from nccl_doctor.nccl.cluster_nccl import Kind
     explains=MISLED,
 )
 def ifname_needed(view: View) -> Findings:
-    """Yield a finding where NCCL's own choice can't be reached."""
+    """Yield a finding if the address of NCCL's own choice can't be reached."""
     yield from findings(view, Kind.NEEDED)

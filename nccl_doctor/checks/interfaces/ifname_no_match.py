@@ -33,7 +33,7 @@ from nccl_doctor.text.shell import word
     in_logs=("ib-fault", "plugin-fault", "wrong-interface"),
 )
 def ifname_no_match(view: View) -> Findings:
-    """Yield a finding where NCCL finds no interface at all, although some are running."""
+    """Yield a finding if NCCL finds no interface at all, although some are running."""
     yield from findings(view, Kind.NO_MATCH)
 
 

@@ -30,5 +30,5 @@ from nccl_doctor.nccl.cluster_nccl import Kind
     explains=MISLED,
 )
 def ifname_wrong_interface(view: View) -> Findings:
-    """Yield a finding where the variable leads to an address out of reach."""
+    """Yield a finding if the variable leads to an unreachable address."""
     yield from findings(view, Kind.WRONG)

@@ -59,7 +59,7 @@ def mtu_blackhole(view: View) -> Findings:
 
 
 def is_lossy(view: View, stall: Stall) -> bool:
-    """Return whether the path loses packets of any size: small ones, too, or not all full ones."""
+    """Return whether the path loses packets of any size: also small ones, or only some full-sized ones."""
     ends = {stall.src, stall.dst}
     # a first packet is small; where many are lost, a full one that is lost twice proves no size
     losses = any({one.src, one.dst} == ends and not one.by_port for one in view.mesh.lost_connections)

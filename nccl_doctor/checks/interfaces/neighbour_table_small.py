@@ -31,7 +31,10 @@ from nccl_doctor.text.inet import Network, address_of
 NAME = "net.ipv4.neigh.default.gc_thresh"
 LIMIT = f"{NAME}3"
 FEW = 128
-"""Linux' default for gc_thresh1: up to this number no entry is ever removed, whatever the other limits are."""
+"""The default gc_thresh1 of Linux: the number of entries up to which none is ever removed.
+
+That holds whatever the other limits are.
+"""
 
 ROOM = 4
 """Entries of the raised limit for each peer: gateways, storage and containers need some too."""
@@ -81,7 +84,7 @@ _Cache = dict[tuple[frozenset[Network], bool], frozenset[str]]
 
 
 def _peers(facts: HostFacts, names: frozenset[str], cache: _Cache) -> int:
-    """Return the cluster's IPv4 addresses in the host's own subnets."""
+    """Return the number of the cluster's IPv4 addresses in the host's own subnets."""
     interfaces, resolved = known(facts.interfaces), known(facts.resolution)
     nets = frozenset(
         ipaddress.ip_interface(f"{entry.address}/{entry.netmask}").network

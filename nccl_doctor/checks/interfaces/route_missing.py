@@ -116,7 +116,7 @@ def route_missing(view: View) -> Findings:
 def _alike(
     lacking: dict[str, dict[str, str]], view: View, reasons: dict[str, dict[str, str | None]]
 ) -> Iterable[tuple[str, ...]]:
-    """Yield the hosts that lack the same routes and have one remedy."""
+    """Yield the hosts that lack the same routes and have the same remedy."""
     keyed = {
         name: (frozenset({*targets, name}), _remedy(view.by_host[name], targets.values(), reasons[name].values()))
         for name, targets in lacking.items()
@@ -181,7 +181,7 @@ def _deletions(host: str, facts: HostFacts, targets: Iterable[str]) -> tuple[Com
 
 
 def _unaddressed(found: Hindered) -> Finding:
-    """Return the finding for an interface without an address of its network."""
+    """Return the finding for an interface without an address in its network."""
     lacking = dict.fromkeys((fault.usual, fault.network) for fault in found.route_faults)
     nets = " and ".join(f"{interface} has no address in {network}" for interface, network in lacking)
     how = "as the other hosts have it (`ip address add ADDRESS/PREFIX dev NAME`; for good: in what sets up the network)"

@@ -108,7 +108,7 @@ def shared(own: HostNccl) -> dict[Network, tuple[str, ...]]:
 
 
 def effective(sysctls: dict[str, str], key: str, link: str) -> int:
-    """Return the higher of the values for "all" and for the link (ip-sysctl.rst); 0 without such a setting."""
+    """Return the higher of the values for "all" and for the link (ip-sysctl.rst); 0 if neither is set."""
     return max(int(sysctls.get(f"net.ipv4.conf.{where}.{key}", "0")) for where in ("all", link))
 
 

@@ -73,13 +73,13 @@ def stops_master(blame: Blame, snapshot: Snapshot) -> bool:
 
 
 def by_rule(view: View, *, master: bool) -> list[list[Blame]]:
-    """Return hosts with the same rule, by whether it blocks the master port."""
+    """Return hosts grouped by their rule: those whose rule blocks the master port, or the others."""
     found = alike(view.dials.firewall.blames)
     return [each for each in found if any(stops_master(blame, view.snapshot) for blame in each) is master]
 
 
 def alike(blames: Sequence[Blame]) -> list[list[Blame]]:
-    """Return hosts grouped by their rule, by node rank."""
+    """Return hosts grouped by their rule, in order of node rank."""
     blames = sorted(blames, key=lambda blame: (blame.host.node.node_rank, blame.direction))
     inward = {blame.host.name: blame for blame in blames if blame.direction == "input" and blame.redirects}
 

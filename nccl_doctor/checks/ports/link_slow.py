@@ -49,7 +49,7 @@ DOES = {("send",): "sends", ("receive",): "receives", ("send", "receive"): "send
 
 
 SHARED = re.compile(r"\bG[BH]\d\d")
-"""Names of GPUs that reach the processor by NVLink."""
+"""Names of GPUs that are connected to the processor by NVLink."""
 
 
 # NCCL's own measurement of each rank's network (NCCL DIAG).
@@ -147,7 +147,7 @@ def _lanes(view: View, rates: Rates | None) -> Findings:
 
 
 def _gpu_links(host: Host, facts: HostFacts) -> Iterator[tuple[str, PciLink]]:
-    """Yield address and link of each GPU that the job sees and that a driver holds."""
+    """Yield the address and link of each GPU that the job sees and that is bound to a driver."""
     driver, gpus, health = facts.gpu_driver, facts.gpus, facts.gpu_health
     if driver is None or isinstance(driver, Unknown):
         return
@@ -163,7 +163,7 @@ def _gpu_links(host: Host, facts: HostFacts) -> Iterator[tuple[str, PciLink]]:
 
 
 def _nic_links(view: View) -> Iterator[tuple[str, str, PciLink]]:
-    """Host, name and link of each interface that NCCL's sockets use and whose PCIe link is slower than its port."""
+    """Yield host, name and link of NCCL's socket interfaces whose PCIe link is slower than their port."""
     for host, _ in view.facts:
         own, side = view.nccl.by_host.get(host.name), view.nccl.rdma.sides.get(host.name)
         if own is None or own.chosen is None or (side is not None and side.rdma.entries):

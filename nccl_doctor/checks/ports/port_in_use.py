@@ -152,11 +152,11 @@ def _fix(cluster: Cluster, host: Host, trial: PortTrial) -> Fix:
 
 
 _DRAWN = 32768
-"""The first of the ports that Linux gives out by default (ip_local_port_range)."""
+"""The first of the ports that Linux assigns by default (ip_local_port_range)."""
 
 
 _SERVER = re.compile(r"error while attempting to bind on address|[Uu]vicorn|[Gg]unicorn|HTTPServer")
-"""asyncio's words for a port in use, written by HTTP servers; torch and NCCL use others."""
+"""asyncio's message for a port in use, written by HTTP servers; torch and NCCL use different words."""
 
 
 def _advice(case: Case) -> Advice:

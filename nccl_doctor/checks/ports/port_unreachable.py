@@ -170,7 +170,7 @@ def _sentence(name: str, dials: list[FailedDial], count: int) -> str:
 
 
 def _all(view: View, group: Group, dials: list[FailedDial], rail: Rail | None) -> Finding:
-    """Return the finding if no host is more likely than the others."""
+    """Return the finding if no host is more likely to be at fault than the others."""
     names = tuple(node.name for node in view.snapshot.cluster.nodes if node.name in group.hosts)
     pairs = {(dial.src, dial.dst) for dial in dials}
     if len(names) == 2:
@@ -248,7 +248,7 @@ def _refused_at_home(sentence: str, dials: Sequence[FailedDial], evidence: Seque
 
 
 def _by_the_other_address(view: View, dials: Sequence[FailedDial]) -> str | None:
-    """Advice for a case in which all hosts reach the master port, but only at NCCL's address."""
+    """Return the advice if all hosts reach the master port, but only at NCCL's address."""
     cluster, mesh = view.snapshot.cluster, view.mesh
     master = cluster.nodes[0].name
     address = view.nccl.addresses.get(master)
@@ -303,7 +303,7 @@ def _leave_out(view: View, rail: Rail) -> Fix | None:
 
 
 def between(kube: KubeFacts, ends: Collection[str]) -> str | None:
-    """Return what to check between pods, in order; None without pods."""
+    """Return what to check between pods, in order; None if there are no pods."""
     pods = [kube.pods[name] for name in ends if name in kube.pods]
     if not pods:
         return None

@@ -102,7 +102,7 @@ def _advice(case: Case) -> Advice:
 
 
 _CLOSED = re.compile(r"TCP client failed to connect/validate to host .{1,300}retrying.{1,200}got 0 bytes")
-"""torch's client of the store, which has connected and gets no answer (torch/csrc/distributed/c10d/TCPStore.cpp)."""
+"""Message of torch's store client if it gets no answer (torch/csrc/distributed/c10d/TCPStore.cpp)."""
 
 
 def _repeated(scene: Scene) -> list[Event]:

@@ -159,7 +159,7 @@ def _network(sides: Sides) -> Iterator[Aspect]:
 
 
 def _names(sides: Sides) -> Iterator[Aspect]:
-    """Return names in the host's /etc/hosts that do not resolve in the container."""
+    """Yield names in the host's /etc/hosts that do not resolve in the container."""
     told = sides.facts.resolution
     if not isinstance(told, Names) or is_unreached(sides.view.snapshot, sides.host):
         return

@@ -29,7 +29,10 @@ from nccl_doctor.text.hostlist import fold
 BASE = 256
 PER_RANK = 16
 CERTAIN = 2
-"""The least number of sockets per rank in the process of the store; with fewer no job of this size can start."""
+"""The least number of sockets per rank in the process of the store.
+
+With fewer, no job of this size can start.
+"""
 
 
 @check(
@@ -69,7 +72,7 @@ def nofile_low(view: View) -> Findings:
 
 
 def _raise(view: View, hosts: Sequence[str]) -> str:
-    """Return where the hard limit is raised: pam_limits applies ``*`` to everybody but root (limits.conf(5))."""
+    """Return where to raise the hard limit: pam_limits applies ``*`` to all but root (limits.conf(5))."""
     identities = [
         known(facts.identity)
         for host, facts in view.facts

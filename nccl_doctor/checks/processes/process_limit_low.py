@@ -47,7 +47,7 @@ NO_ROOM = "can't start any"
     row="limits",
 )
 def process_limit_low(view: View) -> Findings:
-    """Yield one finding for hosts with the same limit and use, from the tightest limit of each."""
+    """Yield one finding for hosts with the same limit and usage, judged by the tightest limit of each."""
     low: list[tuple[tuple[str, int, int, int, int], str]] = []
     for host, facts in view.facts:
         limit = min(known(facts.tasks), key=lambda one: one.most - one.used, default=None)

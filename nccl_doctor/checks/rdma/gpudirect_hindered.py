@@ -62,7 +62,7 @@ NO_WAY = "neither nvidia_peermem is loaded nor DMA-BUF to be had"
 
 
 LINKED = re.compile(r"SXM|HBM3\b|NVL\b|G[BH]\d\d\d")
-"""Names of GPUs that NVLink connects with each other, also without an NVSwitch."""
+"""Names of GPUs that NVLink connects to each other, even without an NVSwitch."""
 
 PEERS = Effect(
     ("hang", "wrong-sum", "gdr-p2p-fault", "collective-timeout", "cuda-error"),
@@ -74,7 +74,10 @@ PEERS = Effect(
 
 @check("NCD402", phrase="GPUDirect is hindered", severity=Severity.WARNING, needs=("pci", "gpus"), explains=(PEERS,))
 def gpudirect_hindered(view: View) -> Findings:
-    """Yield one finding per set of hindrances, with all its hosts; without any, findings about those between GPUs."""
+    """Yield one finding per set of hindrances, with all its hosts.
+
+    If there are none, yield findings about those between GPUs.
+    """
     for host, facts in view.facts:
         if known(facts.gpus) and isinstance(facts.rdma, Unknown):
             yield Unjudged((host.name,), facts.rdma.reason)
@@ -119,7 +122,7 @@ def _hindrances(facts: HostFacts) -> Iterator[str]:
 
 
 def _between(host: Host, facts: HostFacts) -> tuple[tuple[str, ...], str, bool] | None:
-    """Return hindrances between GPUs connected only by PCIe, which GPUs, and whether they are GeForce."""
+    """Return hindrances between GPUs connected only by PCIe, the GPUs, and whether they are GeForce."""
     pci, gpus = known(facts.pci), visible_gpus(host.node, facts)
     env = {**({} if isinstance(facts.env, Unknown) else facts.env), **host.node.env}
     linked = pci.nvswitches or any(LINKED.search(gpu.name) for gpu in gpus)

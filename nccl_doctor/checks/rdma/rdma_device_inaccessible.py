@@ -61,7 +61,7 @@ def rdma_device_inaccessible(view: View) -> Findings:
 
 
 def _unmanaged(view: View) -> Findings:
-    """Yield one finding for all InfiniBand ports that wait for a subnet manager."""
+    """Yield one finding for all InfiniBand ports that are waiting for a subnet manager."""
     rdma = view.nccl.rdma
     waiting = {
         name: ports

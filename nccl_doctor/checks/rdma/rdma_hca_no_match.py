@@ -31,7 +31,7 @@ from nccl_doctor.snapshot.hosts import gpu_wish
 from nccl_doctor.text.hostlist import fold, grouped, quoted
 
 EXPLAINS = (SOCKETS, RDMA)
-"""The effects if NCCL finds no RDMA device on a host."""
+"""The effects of a host on which NCCL finds no RDMA device."""
 
 
 APART = "and the two transports can't connect to each other"
@@ -63,7 +63,7 @@ def rdma_hca_no_match(view: View) -> Findings:
 
 
 def gravity(view: View, names: list[str]) -> Severity | None:
-    """Return the severity "error" if NCCL needs RDMA or other hosts use it; with gloo, which uses no RDMA, None."""
+    """Return the severity "error" if NCCL needs RDMA, or if other hosts use it and the job is not on gloo."""
     rdma = view.nccl.rdma
     return Severity.ERROR if _is_bound(rdma, names) or (rdma.having and not _over_gloo(view)) else None
 

@@ -89,7 +89,7 @@ def rdma_link_slow(view: View) -> Findings:
 
 
 def has_gb10(facts: HostFacts) -> bool:
-    """Return whether it is a DGX Spark or a similar machine with a GB10."""
+    """Return whether the host is a DGX Spark or a similar machine with a GB10."""
     return not isinstance(facts.gpus, Unknown) and any("GB10" in gpu.name.split() for gpu in facts.gpus)
 
 

@@ -69,7 +69,7 @@ def rdma_mismatch(view: View) -> Findings:
 
 
 def _profile(rdma: RdmaList, facts: HostFacts, names: set[str]) -> Iterator[tuple[str, str]]:
-    """Return all that has to be equal, by subject; ``names`` are those of devices that NCCL uses on some host."""
+    """Yield all that must be equal, by subject; ``names`` are devices that NCCL uses on some host."""
     # otherwise the cause that hides them has its own diagnosis
     if not rdma.closed and (rdma.entries or not rdma.present):
         yield "devices in NCCL's list", str(len(rdma.entries))

@@ -102,7 +102,7 @@ _MUST_AGREE = frozenset(
 
 @dataclass(frozen=True)
 class Work:
-    """A collective that a rank waits in; ``group`` is "" if unknown."""
+    """A collective that a rank is waiting in; ``group`` is "" if unknown."""
 
     rank: int
     group: str
@@ -113,7 +113,7 @@ class Work:
 
 @dataclass(frozen=True)
 class Place:
-    """A collective in which ranks wait; the numbers of different process groups can't be compared."""
+    """A collective in which ranks are waiting; the numbers of different process groups can't be compared."""
 
     group: str
     seq: int
@@ -125,9 +125,14 @@ Groups = dict[tuple[int, int], str]
 
 
 def groups_of(events: Iterable[Event]) -> Groups:
-    """Return the groups that lines name: that of the timeout only in new versions, later ones of the same rank in all.
+    """Return the groups that lines name.
 
-    Without torch's own prefix a rank is that within a group, so that two ranks may look like one: then "".
+    The line of the timeout names one only in new versions; later lines of the same rank do so in all.
+
+    Without torch's own prefix, a rank is the one within its group, so two ranks may look like one; the group is then
+    "".
+
+
     """
     known: Groups = {}
     for event in events:
@@ -141,7 +146,7 @@ def groups_of(events: Iterable[Event]) -> Groups:
 
 
 def works(events: Iterable[Event], known: Groups) -> list[tuple[Event, Work]]:
-    """Return the lines that name a collective, with it; if only one group is known, all are of that."""
+    """Return the lines that name a collective, with that; all belong to the group if only one is known."""
     only = next(iter(known.values())) if len(set(known.values())) == 1 else ""
     found: list[tuple[Event, Work]] = []
     for event in events:
@@ -155,7 +160,10 @@ def works(events: Iterable[Event], known: Groups) -> list[tuple[Event, Work]]:
 
 
 def are_comparable(found: Iterable[Work]) -> bool:
-    """Return whether the numbers are of one process group; a rank at two of no known group is in two, or ran twice."""
+    """Return whether the numbers belong to one process group.
+
+    A rank that is at two numbers of no known group is in two groups, or ran twice.
+    """
     at: dict[int, tuple[int, str]] = {}
     groups: set[str] = set()
     for each in found:
@@ -187,7 +195,7 @@ def mismatch(events: Iterable[Event]) -> list[Event]:
 
 
 def waits_of(case: Case) -> list[Work]:
-    """Return the collectives that the ranks wait in, by ascending sequence number."""
+    """Return the collectives that the ranks are waiting in, by ascending sequence number."""
     known = groups_of(event for reading in case.log.readings for event in reading.events)
     return sorted((one for _, one in works(case.cause.events, known)), key=lambda one: (one.seq, one.group))
 

@@ -84,14 +84,14 @@ def _advice(case: Case) -> Advice:
 
 
 def _of_the_whole_job(case: Case) -> set[int]:
-    """Return the ranks that gave up by the lines of nccl2, if all name the group of all ranks, whose name is 0."""
+    """Return the ranks that gave up according to nccl2, if all its lines name group 0, that of all ranks."""
     named = [(event.rank, found[1]) for event in case.cause.events if (found := _NCCL2.search(event.text))]
     ranks = {rank for rank, _ in named if rank is not None}
     return ranks if all(name == "0" for _, name in named) else set()
 
 
 def _silence(case: Case) -> Advice:
-    """Return whether the ranks had just connected and no line follows."""
+    """Return the advice for a log in which no line follows the ranks' connections."""
     where = rank_progress(case.log.facts).phrase() or "a rank had its communicator"
     shared = any(event.wording == rule.SHARED for reading in case.log.readings for event in reading.events)
     way = ", over shared memory (SHM)" if shared else ""
@@ -189,7 +189,7 @@ _TABLE_OF_GPUS = re.compile(
 
 
 def stalled(readings: list[Reading], facts: Facts) -> list[Event]:
-    """Return events that show where the run stopped; none if the run may still go on."""
+    """Return events that show where the run stopped; none if the run may still be going on."""
     for reading in readings:
         found = _complained(reading, facts) or _interrupted(reading) or _empty_table(reading, facts) or _busy(reading)
         if found:

@@ -53,7 +53,7 @@ _SAYS = {
     "RTR failed": "the port is still down, or its GID is not registered yet",
     "WQE stall": "what was posted is not done: the peer, its link or a switch does not answer",
 }
-"""Meanings of words that NCCL prints since 2.31."""
+"""Meanings of words that NCCL has printed since 2.31."""
 _ERRNO = re.compile(r"ibv_modify_qp failed with (?:error .*errno )?(\d+)")
 _WORDS = {"Connection timed out": 110, "No route to host": 113, "Network is unreachable": 101, "No data available": 61}
 _WORDS |= {"Invalid argument": 22, "No such device": 19}

@@ -145,7 +145,7 @@ _FRAME = re.compile(
     rb"\s|$|Traceback|During handling|The above exception|[\w.]*(?:Error|Exception)\b|\^|[~^ ]+$|\S+: +File |=+$|-+$"
     rb"|.{0,120}destroy_process_group\(\) was not called|wandb: |Exception ignored in|.{0,200}resource_tracker: "
 )
-"""Lines of stacks, and those that Python, torch and trackers print as they end."""
+"""Lines of stack traces, and those that Python, torch and experiment trackers print as they end."""
 
 _ABOVE, _STACK, _SOON = 60, 80, 200
 """Maximum numbers of lines from an exception to the launcher's notice, from its stack's head, and to later waits."""
@@ -242,7 +242,10 @@ def _ended_after_a_wait(scene: Scene) -> list[Event]:
 
 
 def _latest_time(event: Event, reading: Reading) -> tuple[int, int, int] | None:
-    """Return when a line was written at the latest: its own time, or that of the next line of a fault that has one."""
+    """Return the latest time at which a line can have been written.
+
+    That is its own time, or the time of the next line about a fault that has one.
+    """
     later = (one for one in reading.events if one.order >= event.order and one.prefix.time is not None)
     return event.prefix.time or next((one.prefix.time for one in later), None)
 

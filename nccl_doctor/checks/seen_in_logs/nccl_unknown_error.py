@@ -58,7 +58,7 @@ HINTED = clue(
     r"HINT: (?:In many cases|To confirm)",
     "n1:1:2 [0] x.cc:1 NCCL WARN HINT: To confirm, set NCCL_CROSS_NIC=0 to disable cross-rail communication (see x).",
 )
-"""NCCL's own advice (2.31 and later), two lines behind a warning."""
+"""NCCL's own advice (2.31 and later), two lines after a warning."""
 
 STRANGER = generic(
     r"Handshake receive from .{1,80} failed, discarding peer connection|peer sent invalid or duplicate socket index \d",

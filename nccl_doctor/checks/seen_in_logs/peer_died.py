@@ -54,7 +54,7 @@ def _advice(case: Case) -> Advice:
 
 
 _EXIT_BARRIER = r"torchelastic/agent/terminal_state"
-"""The key that torchrun waits for after its workers' end, until the other launchers have come so far, too."""
+"""The key that torchrun waits for after its workers' end, until the other launchers get there, too."""
 _OF_LAUNCHER = re.compile(r"RendezvousConnectionError|connection to the C10d store has failed")
 
 RULES = (

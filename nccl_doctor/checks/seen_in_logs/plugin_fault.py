@@ -44,7 +44,7 @@ def _advice(case: Case) -> Advice:
 
 
 _SHIM = r"NCCL/NET \(shim\) mismatch "
-"""GKE's shim before its plugins (TCPXO, gIB) compares the job's variables with the tested ones."""
+"""Message of GKE's shim for its plugins (TCPXO, gIB), which compares variables with the tested ones."""
 _RECOMMENDED = _SHIM + r"recommended: "
 
 RULES = (

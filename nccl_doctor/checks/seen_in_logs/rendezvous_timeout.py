@@ -46,7 +46,7 @@ def _advice(case: Case) -> Advice:
 
 
 def _begun(case: Case) -> Advice:
-    """Return the advice for a log that ends while ranks initialise NCCL: no time-out is in it."""
+    """Return the advice for a log that ends, without a time-out, while ranks are initialising NCCL."""
     facts, where = case.log.facts, rank_progress(case.log.facts)
     place = f" on {fold(facts.hosts)}" if facts.hosts else ""
     whole = not where.missing and facts.world_size is not None
@@ -73,7 +73,7 @@ def _begun(case: Case) -> Advice:
 
 
 _CALLED = r'c10d_rendezvous_backend\.py", line \d+, in _call_store'
-"""torch calls the store that it had already connected to; to connect is ``_create_tcp_store``."""
+"""A call by torch to the store that it is already connected to; ``_create_tcp_store`` would connect."""
 _LOST = re.compile(r"RendezvousConnectionError|connection to the [Cc]10d store")
 _STACK = 60
 """Maximum number of lines from such a call to the last line of the exception: 46 with torch 2.13."""
@@ -162,7 +162,7 @@ RULES = (
 
 
 def _joined_before(scene: Scene) -> list[Event]:
-    """Treat a lost connection to the store as the end of the master's launcher: nobody waited."""
+    """Treat a lost connection to the store as the end of the master's launcher, since nobody waited."""
     calls = [event for event in scene.events if event.wording == _CALLED]
 
     def was_called(event: Event) -> object:

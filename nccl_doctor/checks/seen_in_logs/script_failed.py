@@ -138,11 +138,11 @@ _LAST_WORDS = 1
 """Lines that may follow the exception at the end of a source, besides stack frames."""
 
 _SERVED = re.compile(rb'HTTP/1\.[01]" [1-5]\d\d')
-"""Signs that a server goes on, so that only a request failed."""
+"""Signs that a server is still running, so that only a request failed."""
 
 
 _STOPPED = re.compile(r"terminated with code [1-9]|MPI_ABORT was invoked|[Jj]ob step aborted")
-"""Words with which launchers end the other ranks because one had failed."""
+"""Messages with which launchers end the other ranks after one has failed."""
 
 
 def _given_up(scene: Scene) -> list[Event]:
@@ -204,8 +204,8 @@ _OWN = re.compile(r"(?:[\w.]+\.)?" + _PLAIN + r"(?:: |$)")
 def _not_missed_for_it(scene: Scene) -> list[Event]:
     """Blame an exception of a process that others could not connect to, or waited for.
 
-    What a process did by itself is no consequence of a connection to it that failed, wherever its line stands in a log
-    that several processes wrote. The launcher's word about another process is none about this one.
+    What a process did on its own is not a consequence of a failed connection to it, wherever its line stands in a log
+    that several processes wrote. A launcher's message about another process says nothing about this one.
     """
     missed = having(Role.DIALS) | having(Role.WAITS) | {"rendezvous-timeout"}
     waiting = {_process(e) for e in scene.events if e.name in missed}

@@ -117,7 +117,7 @@ def _crowded_barrier(scene: Scene) -> list[Event]:
 
 
 def _separate_tables(scene: Scene) -> list[Event]:
-    """Blame benchmarks that have begun on a second host before the first had its result."""
+    """Blame benchmarks that began on a second host before the first had its result."""
     running: dict[str, Event] = {}
     separate: dict[str, Event] = {}
     for event in scene.events:

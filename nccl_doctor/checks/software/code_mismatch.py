@@ -67,7 +67,7 @@ def _is_of_line(view: View, path: str) -> bool:
 
 
 def _summary(entry: SameEntry) -> str:
-    """Summarize an entry so that different entries have different summaries."""
+    """Summarise an entry so that different entries have different summaries."""
     if entry.kind == "missing":
         return "missing"
     changed = hashlib.sha256(repr(sorted(entry.files.items())).encode()).hexdigest()[:12] if entry.files else ""

@@ -127,7 +127,7 @@ def _amd(view: View) -> Findings:
 
 
 def _uneven(counts: dict[str, int], on_the_bus: Line | None) -> Findings:
-    """Yield one finding for the hosts that have fewer GPUs than most; ``on_the_bus`` lists those there."""
+    """Yield one finding for the hosts that have fewer GPUs than most; ``on_the_bus`` lists those on PCI."""
     usual = max(Counter(counts.values()).items(), key=lambda item: (item[1], item[0]))[0] if counts else 0
     fewer = tuple(name for name, count in counts.items() if count < usual)
     if fewer:
@@ -179,7 +179,7 @@ def _not_judged(facts: HostFacts) -> str | None:
 
 
 class _Short(NamedTuple):
-    """The part that a node lacks; several nodes may lack the same."""
+    """A node's shortage of GPUs; several nodes may have the same one."""
 
     wants: str
     sees: str | None  # phrase for the variables that hide GPUs from the ranks
@@ -191,7 +191,7 @@ class _Short(NamedTuple):
     look: Line | None
 
     def finding(self, hosts: tuple[str, ...]) -> Finding:
-        """Return the finding for the nodes that lack the same."""
+        """Return the finding for the nodes with this shortage."""
         are, have = ("is", "has") if len(hosts) == 1 else ("are each", "have")
         lack = self.sees or f"{have} {plural(self.gpus, 'GPU')}"
         return Finding(
@@ -212,7 +212,10 @@ def _short(
     *,
     own: bool,
 ) -> _Short:
-    """Return the lack of a node whose ranks see ``visible`` GPUs; ``own``: its environment has the variables."""
+    """Return the shortage of a node whose ranks see ``visible`` GPUs.
+
+    ``own``: the node's environment has the variables.
+    """
     named = " and ".join(f"{name}={value}" for name, value in choice.items())
     hidden = choice and not missing
     models = grouped((gpu.name, str(gpu.index)) for gpu in gpus if isinstance(gpu, Gpu))
@@ -248,7 +251,7 @@ def _advice(case: Case) -> Advice:
 
 
 _NOT_FOUND = r"nvmlDeviceGetHandleByPciBusId\w{0,8}\(.{0,60}\) failed: Not Found"
-"""NVML's word for a PCI address that this container does not show (src/misc/nvmlwrap.cc)."""
+"""NVML's message for a PCI address that this container does not show (src/misc/nvmlwrap.cc)."""
 
 # CUDA's error 100, and messages of launchers, Ray and NCCL about too few GPUs.
 RULES = (

@@ -50,7 +50,7 @@ DOWN, CLOSED = "but no working driver", "that can't be used"
 
 @dataclass(frozen=True)
 class Fault:
-    """A way in which GPUs can't be used: the phrase behind ``state``, the message, and the remedy."""
+    """A way in which GPUs can't be used: the phrase after ``state``, the message, and the remedy."""
 
     problem: str
     evidence: str
@@ -200,7 +200,10 @@ def _not_loaded(facts: HostFacts, driver: GpuDriver, nouveau: bool) -> Fault:
 
 
 def _amd(facts: HostFacts, driver: GpuDriver) -> Iterator[Fault]:
-    """Yield findings about ROCm, only if torch is built for it, since a CPU's integrated graphics may be AMD's, too."""
+    """Yield findings about ROCm, but only if torch is built for it.
+
+    A CPU's integrated graphics may be AMD's, too.
+    """
     gpus = [gpu for gpu in driver.gpus if gpu.vendor == "amd" and gpu.driver != "vfio-pci"]
     if not gpus or not isinstance(facts.torch, TorchInfo) or facts.torch.hip is None:
         return

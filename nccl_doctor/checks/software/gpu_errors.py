@@ -31,7 +31,7 @@ PROGRAMS_OWN = frozenset({13, 31, 43, 45, 68, 69})
 """Xids that a faulty program causes on a sound GPU (NVIDIA's "Xid Errors", column "User app error")."""
 RECOVERY = 154
 LOST = frozenset({79, 119, 120, 140, RECOVERY})
-"""Xids after which no job runs: the GPU fell off the bus, its GSP is silent, uncorrected ECC error, reset needed."""
+"""Xids after which no job runs: GPU off the bus, silent GSP, uncorrected ECC error, or reset needed."""
 
 
 MENDED = re.compile(r"recovery action changed from .{1,60} to 0x0\b")
@@ -174,7 +174,7 @@ _MEANING = {
     149: "an NVLink error",
     154: "the driver says what the GPU needs: a reset, a reboot or a drain",
 }
-"""Meanings of Xids, by NVIDIA's Xid catalogue."""
+"""Meanings of Xids, from NVIDIA's Xid catalogue."""
 
 
 def meaning_of_xid(case: Case) -> Advice | None:

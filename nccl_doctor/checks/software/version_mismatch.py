@@ -88,7 +88,7 @@ def version_mismatch(view: View) -> Findings:
 
 
 def _versions(facts: HostFacts) -> dict[str, str]:
-    """Return the versions to compare; without torch, those of Python and driver."""
+    """Return the versions to compare; if torch is missing, those of Python and the driver."""
     python = known(facts.python)
     found = {"Python": ".".join(python.version.split(".")[:2])}
     if isinstance(facts.torch, TorchInfo):
@@ -109,7 +109,7 @@ def _versions(facts: HostFacts) -> dict[str, str]:
 
 
 _UNLOADED = re.compile(r"Failed to load NCCL library from (?P<path>\S{1,300}\w)")
-"""vLLM's words (vllm/distributed/device_communicators/pynccl_wrapper.py)."""
+"""vLLM's message (vllm/distributed/device_communicators/pynccl_wrapper.py)."""
 
 
 def _advice(case: Case) -> Advice:
@@ -184,7 +184,10 @@ _SIZES = re.compile(r"mismatch in info from procs, nranks (?P<one>\d{1,9}) vs (?
 
 
 def _other_builds(scene: Scene) -> list[Event]:
-    """Blame NCCL versions if sockets' messages name both src/misc/socket.cc (to 2.28) and src/os/linux.cc (2.29 on)."""
+    """Blame NCCL versions if socket messages name both src/misc/socket.cc and src/os/linux.cc.
+
+    The former is used up to 2.28, the latter since 2.29.
+    """
     files: dict[str, set[str]] = {"os/linux.cc": set(), "misc/socket.cc": set()}
     for event in scene.events:
         file = event.prefix.where.partition(":")[0].rpartition("src/")[2]

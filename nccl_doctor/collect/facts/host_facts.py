@@ -134,7 +134,10 @@ def _addresses(name: str | None) -> tuple[IpAddress, ...]:
 
 
 LookOutside = Callable[[Node, float], Outside | Unknown | None]
-"""A function that looks at the host around a node's container until a deadline; None if the node is no container."""
+"""A function that looks at the host around a node's container until a deadline.
+
+It returns None if the node is not a container.
+"""
 
 
 class Asking:
@@ -149,7 +152,7 @@ class Asking:
         self._launcher = read_line(shlex.split(cluster.line)).launcher if cluster.line else ""
 
     def __call__(self, session: ProbeSession, share: float) -> None:
-        """Ask one host, or wait again for an earlier request; NoAnswerError if more time may help."""
+        """Ask one host, or wait again for an earlier request; raise NoAnswerError if more time may help."""
         timeout_s = self._limits.timeout_s
         deadline = time.monotonic() + max(0.1, min(share * timeout_s, self._until - time.monotonic())) + GRACE_S
         cluster, node = self._cluster, session.node
@@ -195,7 +198,10 @@ class Asking:
 def firewalls_again(
     sessions: list[ProbeSession], facts: dict[str, HostFacts], limits: FactLimits
 ) -> dict[str, HostFacts]:
-    """Return the facts with the current firewall rules, whose counters have advanced since, and the text of many."""
+    """Return the facts with the firewall rules as they are now, whose counters have advanced since.
+
+    The text of long rule sets, which was left out at first, is added.
+    """
 
     def ask(session: ProbeSession) -> HostFacts:
         deadline = time.monotonic() + limits.timeout_s + GRACE_S
@@ -253,7 +259,7 @@ OPEN_LISTS: dict[str, TypeAdapter[Any]] = {
 
 
 def typed(answer: dict[str, Any]) -> HostFacts:
-    """Return the probe's answer as facts; those that do not fit are unknown; MalformedError if it is no set of facts.
+    """Return the probe's answer as facts, of which malformed ones are unknown, or raise MalformedError.
 
     In lists to which any local user can add items, those that do not fit are left out and counted. Other lists, such as
     routes and GPUs, would be wrong without an item, so they are unknown as a whole.
@@ -312,7 +318,7 @@ _LIMIT = re.compile(r"(Max open files|Max locked memory) +(unlimited|\d{1,20}) +
 def look_outside(
     transport: Transport, wanted: Collection[str], node: Node, deadline: float
 ) -> Outside | Unknown | None:
-    """Look at the host of a node's container, resolving the names ``wanted``; None if the node is no container."""
+    """Look at the host of a node's container, resolving the names ``wanted``; None if the node is not one."""
     options = node.options(InsideOptions)
     if options.runtime is None:
         return None

@@ -69,7 +69,7 @@ def own_program() -> Path | None:
 
 
 def built_for(program: bytes) -> str:
-    """Return the architecture of a Linux program, as ``uname -m`` prints it; else why it is not one."""
+    """Return the architecture of a Linux program, as ``uname -m`` prints it, or why it is not one."""
     if not program.startswith(b"\x7fELF"):
         return "another system than Linux"
     number = int.from_bytes(program[18:20], "little")
@@ -106,7 +106,10 @@ class HangOptions:
 
 
 def take(cluster: Cluster, transport: Transport, options: HangOptions, progress: Progress) -> HangSnapshot:
-    """Sample the job and leave every host; UsageError for several jobs, NotReachedError if this machine was paused."""
+    """Sample the job and leave every host.
+
+    Raise UsageError for several jobs, and NotReachedError if this machine was paused.
+    """
     crew = Crew(cluster.nodes, transport, options.connect_s)
     try:
         return observe(cluster, crew, options, progress)
@@ -115,7 +118,10 @@ def take(cluster: Cluster, transport: Transport, options: HangOptions, progress:
 
 
 def observe(cluster: Cluster, crew: Crew, options: HangOptions, progress: Progress) -> HangSnapshot:
-    """Connect to hosts that are neither connected nor failed, and sample the job; NotReachedError as :func:`take`."""
+    """Connect to hosts that are neither connected nor failed, and sample the job.
+
+    Raise NotReachedError as :func:`take` does.
+    """
     observation = _Observation(cluster, crew, options, progress)
     try:
         return observation.run()
@@ -200,7 +206,7 @@ class _Observation:
         self._timings["look"] = time.monotonic() - began
 
     def look_at_starters(self) -> None:
-        """Take a second sample if there is no rank yet: one that imports torch will have worked in between."""
+        """Take a second sample if there is no rank yet, since one that imports torch will have progressed."""
         starting = [name for name, job in self._jobs.items() if not isinstance(job.starters, Unknown) and job.starters]
         if self._with_ranks() or not starting:
             return

@@ -47,7 +47,10 @@ class Choice(NamedTuple):
 
 
 def choose(found: dict[str, JobRanks], *, port: int, pid: int | None, words: tuple[str, ...] = ()) -> Choice:
-    """Return the job of ``pid``, else the one on most hosts, else the one at ``port``; UsageError if several remain."""
+    """Return the job of ``pid``, or else the one on most hosts, or else the one at ``port``.
+
+    Raise UsageError if several remain.
+    """
     jobs = _jobs(found)
     meant = sorted(jobs) if pid is None else sorted(_of_process(pid, found, jobs))
     if len(meant) > 1:
@@ -107,7 +110,7 @@ def _misnumbered_ranks(jobs: Jobs, chosen: HangingJob) -> Iterator[tuple[Hanging
 
 
 def _of_process(pid: int, found: dict[str, JobRanks], jobs: Jobs) -> set[HangingJob]:
-    """Return the jobs with a rank of this PID, otherwise of a launcher's ranks; none for a launcher without ranks."""
+    """Return the jobs with a rank of this PID or, if it is a launcher's, with one of its ranks, if any."""
     below = {
         name: {child for one in told.launchers if one.pid == pid for child in one.children}
         for name, told in found.items()

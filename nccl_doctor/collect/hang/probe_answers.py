@@ -81,7 +81,7 @@ class LookAnswer(BaseModel):
 
 
 class _Status(BaseModel):
-    """A group's entry in ``pg_status``; -1 if nothing was issued or ended yet."""
+    """A group's entry in ``pg_status``; -1 if nothing has been issued or has ended yet."""
 
     last_enqueued_collective: int = -1
     last_completed_collective: int = -1

@@ -57,14 +57,17 @@ class Reader:
         self._closed = False
 
     def dump(self, host: str, name: str, data: bytes) -> flight.Dump | None:
-        """Return the last calls of a dump, and of each group; None if it is no dump, UnreadableError if too large."""
+        """Return the last calls of a dump, and of each group; None if it is not a dump.
+
+        Raise UnreadableError if the dump is too large.
+        """
         told = self._ask(host, "dump", name, data)
         if told is None:
             return None
         return flight.Dump(told["rank"], tuple(flight.Record(**record) for record in told["records"]), {})
 
     def look_through(self, host: str, answer: str) -> None:
-        """Check an answer of RAS; UnreadableError if parsing it would exceed the limits."""
+        """Check an answer of RAS; raise UnreadableError if parsing it would exceed the limits."""
         self._ask(host, "ras", "", answer.encode(errors="replace"))
 
     def close(self) -> None:
@@ -151,7 +154,10 @@ class Reader:
 
 
 def serve() -> None:
-    """Answer documents from standard input until it ends; only for a separate process, since it limits its process."""
+    """Answer documents from standard input until it ends.
+
+    Run this only in a separate process, since it sets limits on its process.
+    """
     from resource import RLIMIT_AS, RLIMIT_CORE
 
     _bind(RLIMIT_AS, MEMORY)

@@ -31,7 +31,7 @@ class _Away:
 
 
 class Watcher:
-    """Connections to a job's hosts. A sample takes some milliseconds of a host's time, and no new connection."""
+    """Connections to a job's hosts. A sample takes a few milliseconds of a host's time, and needs no new connection."""
 
     def __init__(
         self, cluster: Cluster, connect: Callable[[], Transport], options: HangOptions, progress: Progress
@@ -46,7 +46,7 @@ class Watcher:
         return tuple(self._away)
 
     def sample(self, *, stacks: bool) -> HangSnapshot | None:
-        """Take one sample; None if this machine was paused meanwhile."""
+        """Take one sample; return None if this machine was paused meanwhile."""
         kind = self._options.stacks if stacks else "none"
         return self._observe(replace(self._options, looks=1, stacks=kind))
 

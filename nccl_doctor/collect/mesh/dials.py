@@ -1,12 +1,12 @@
-"""The listeners of a mesh, and rounds of dials to them, with repetition of lost dials.
+"""The listeners of a mesh, and rounds of dials to them, in which lost dials are repeated.
 
 A host that has no file descriptor left for a dial, because the others' connections use them all, dials again when they
 are done. If it still has none, the result is unknown and says nothing about the network.
 
-With 64 hosts on two processors 3, and once 229, of 12,159 dials took longer than their three seconds. If a rule or a
+With 64 hosts on two processors, 3 (and once 229) of 12,159 dials took longer than their three seconds. If a rule or a
 switch drops packets, the second try fails like the first and costs one more time-out. With 100 hosts on two busy
-processors most dials were late, so dials of busy hosts are repeated as long as that helps. A reset may also be a sign
-of lateness: of a full queue (tcp_abort_on_overflow), or of a listener that was not read in time.
+processors, most dials were late, so dials of busy hosts are repeated as long as that helps. A reset may also be a sign
+of delay: a full queue (tcp_abort_on_overflow), or a listener that was not read in time.
 """
 
 from __future__ import annotations
@@ -76,7 +76,10 @@ def _again(
     dial: Callable[[ProbeSession, list[plan.Target]], Dialled],
     lost: Callable[[Dialled | Exception], list[DialRow]],
 ) -> list[Dialled | Exception]:
-    """Return the answers without the dials that succeeded now; unchanged for a host that does not answer again."""
+    """Return the answers without the dials that have now succeeded.
+
+    The answer of a host that does not answer again is unchanged.
+    """
 
     def again(place: int) -> Dialled | Exception:
         session, first = sessions[place], answers[place]

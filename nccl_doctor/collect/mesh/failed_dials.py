@@ -7,7 +7,8 @@ Each host keeps a port closed (bound, without a listener), and the host before i
 such a dial under any load; a proxy accepts the connection first and looks for its target afterwards. This is tried if
 the hosts are pods, or if a dial was accepted but led nowhere.
 
-The dialling host is asked first, for its source address; then both, for the route back and the incoming filter.
+The dialling host is asked first, for its source address; then both hosts are asked for the route back and the incoming
+filter.
 """
 
 from __future__ import annotations
@@ -205,7 +206,7 @@ other results say nothing: the peer could not open a socket, or had no source ad
 def ask_reachability_from_peers(
     sessions: list[ProbeSession], failures: Mapping[str, AnyAccessFailure], until: float
 ) -> dict[str, SshUnreachable]:
-    """Return the failures of hosts with the results of dials by two peers, made before ``until``."""
+    """Return the hosts' failures, with the results of dials that two peers made before ``until``."""
     latest = time.monotonic() + TAKES_S
     chosen = [session for session in sessions if not session.node.local][:PEERS]
     lost = {
@@ -238,7 +239,10 @@ def ask_reachability_from_peers(
 
 
 def _resolve(lost: Mapping[str, SshUnreachable]) -> list[tuple[str, str]]:
-    """Return hosts and addresses as this machine resolves them, without forwarded (127.0.0.1) and link-local ones."""
+    """Return each host with the addresses to which this machine resolves it.
+
+    Forwarded (127.0.0.1) and link-local addresses are left out.
+    """
     if not lost:
         return []
     known, _ = look_up((failure.facts.address for failure in lost.values()), NAMES_S)

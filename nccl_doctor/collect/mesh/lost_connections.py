@@ -1,9 +1,11 @@
-"""Paths that lose some connections and pass others: by their ports (a dead member of a bond or route), or at random.
+"""Paths that lose some connections but pass others.
 
-Such a path passes most dials of the mesh, and a dial that it lost succeeds when repeated from another source port. So
-many dials are made to one port at once. Only what the kernels say counts, however busy the programs at both ends are: a
-first packet without an answer, or repeated after a second. With 22 runnable processes per CPU, none of 4,864
-connections of a sound path was lost or late.
+The loss depends on the ports (a dead member of a bond or of a multipath route) or is random.
+
+Such a path passes most dials of the mesh, and a dial that it lost succeeds when repeated from another source port.
+Therefore, many dials are made to one port at once. However busy the programs at both ends are, only what the kernels
+report counts: a first packet that gets no answer or is repeated after a second. With 22 runnable processes per CPU,
+none of 4,864 connections of a sound path was lost or late.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ Answers = list[Dialled | Exception]
 
 @dataclass(frozen=True)
 class Trial:
-    """Many dials from the host at ``place`` to a port of its target with this index."""
+    """Many dials from the host at ``place`` to a port of its target at ``index``."""
 
     place: int
     index: int
@@ -45,10 +47,13 @@ class ConnectionTrials:
     """Trials of the paths of a mesh: its targets by dialling host, and the answers in the hosts' order.
 
     Attributes:
-        first: the answers before lost dials were repeated, ``answers`` those after it.
-        dial: makes the dials of a host, each within this number of seconds.
+        first: the answers before lost dials were repeated; ``answers`` are those afterwards.
+        dial: makes the dials of a host, each within the given number of seconds.
         dial_s: seconds for one dial.
-        master: the master's name and port, which proves nothing since a firewall often opens only that port.
+        master: the master's name and port; that port proves nothing, since a firewall often opens only that one.
+
+
+
     """
 
     sessions: list[ProbeSession]
@@ -60,10 +65,10 @@ class ConnectionTrials:
     master: tuple[str, int]
 
     def run(self) -> tuple[Answers, tuple[LostConnections, ...]]:
-        """Return the answers with a failed dial for each path that loses connections by their ports, and all losses.
+        """Return the answers, with a failed dial for each path that loses connections by port, and all losses.
 
-        Late dials of a path that loses packets at random are no failed ones. If a path loses connections, both its ends
-        are tried with other hosts.
+        Late dials on a path that loses packets at random do not count as failed. If a path loses connections, both its
+        ends are tried with other hosts.
         """
         trials: dict[tuple[int, int], Trial] = {}
         for trial in (*self._doubtful(), *self._neighbours()):
@@ -110,7 +115,7 @@ class ConnectionTrials:
         return self.targets[self._names[trial.place]][trial.index]
 
     def _reached(self, place: int) -> Iterator[tuple[int, list[int]]]:
-        """Yield the index of each target that a host reached, with the ports that answered, except the master's."""
+        """Yield the index of each target that a host reached, with the answering ports except the master port."""
         after, name = self.answers[place], self._names[place]
         if isinstance(after, Exception):
             return
@@ -121,7 +126,7 @@ class ConnectionTrials:
                 yield index, ports
 
     def _doubtful(self) -> Iterator[Trial]:
-        """Yield trials of targets that answered on some port, but not on another, or only when dialled again."""
+        """Yield trials of targets that answered on one port but not on another, or only when dialled again."""
         for place, before in enumerate(self.first):
             reached = dict(self._reached(place))
             rows = [] if isinstance(before, Exception) else [row for row in before.failed if _is_late(row)]
@@ -129,9 +134,10 @@ class ConnectionTrials:
                 yield Trial(place, row.target, row.port)
 
     def _silent(self) -> Iterator[Trial]:
-        """Yield, between only two hosts, trials of targets that no dial reached.
+        """Yield trials of targets that no dial reached, if there are only two hosts.
 
-        A path that loses half of its connections loses three of three in one mesh of eight, and no other pair shows it.
+        A path that loses half of its connections loses three of three in one mesh out of eight, and no other pair
+        reveals it.
         """
         for place, after in enumerate(self.answers if len(self._names) == 2 else ()):
             reached = {index for index, _ in self._reached(place)}
@@ -142,7 +148,10 @@ class ConnectionTrials:
                     yield trial
 
     def _neighbours(self) -> Iterator[Trial]:
-        """Yield trials from each host to the addresses of the next host that it reached: each is tried both ways."""
+        """Yield trials from each host to the addresses of the next host that it reached.
+
+        Each host is thus tried in both directions.
+        """
         for place, name in enumerate(self._names):
             near = (*self._names[place + 1 :], *self._names[:place])
             reached = grouped((self.targets[name][index].dst, (index, ports)) for index, ports in self._reached(place))
@@ -150,7 +159,7 @@ class ConnectionTrials:
             yield from (Trial(place, index, ports[-1]) for index, ports in reached.get(following, ()))
 
     def _beside(self, ends: set[tuple[str, str]]) -> Iterator[Trial]:
-        """Yield trials of other pairs with one of these ends, reached or not, which show whose path is at fault."""
+        """Yield trials of other pairs with one of these ends, reached or not, to show whose path is at fault."""
         sources, targets = {src for src, _ in ends}, {dst for _, dst in ends}
         for place, name in enumerate(self._names if ends else ()):
             for index, to in enumerate(self.targets[name] if isinstance(self.answers[place], Dialled) else ()):
@@ -189,7 +198,7 @@ class ConnectionTrials:
         return found
 
     def _dialled(self, trials: list[Trial], seconds: float) -> list[_Tried]:
-        """Return the connections that were lost of many to each of these ports of one host's targets."""
+        """Make many connections to each of these ports of one host's targets, and return the lost ones."""
         wanted = [replace(self._target(trial), ports=(trial.port,)) for trial in trials]
         session, count = self.sessions[trials[0].place], DIALS if len(self._names) <= FEW_HOSTS else MANY_DIALS
         told = self.dial(session, [target for target in wanted for _ in range(count)], seconds)
@@ -221,5 +230,8 @@ def _is_unanswered(row: DialRow) -> bool:
 
 
 def _is_late(row: DialRow) -> bool:
-    """Return whether packets of the dial may be lost; without the handshake's last one, a dial looks intercepted."""
+    """Return whether packets of the dial may have been lost.
+
+    Without the handshake's last packet, a dial looks intercepted.
+    """
     return row.outcome in ("timed-out", "intercepted")

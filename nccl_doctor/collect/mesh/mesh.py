@@ -1,4 +1,4 @@
-"""The port mesh: every host listens, every host dials every other one, in both directions.
+"""The port mesh: every host listens and dials every other, so each pair is tested in both directions.
 
 Each host listens on a sample of its ephemeral range, from which NCCL's and gloo's ports come; the master also listens
 on the master port, if it is free. A port that another program holds is never dialled, since NCCL before 2.27.3 crashes
@@ -111,7 +111,7 @@ def run_mesh(
     limits: MeshLimits,
     on_done: Callable[[ProbeSession], None],
 ) -> Mesh:
-    """Open the listeners, dial them all, close them."""
+    """Open the listeners, dial them all, and close them."""
     nonce = secrets.token_hex(16)
     names = [session.node.name for session in sessions]
 
@@ -189,10 +189,11 @@ NOT_CONNECTED = frozenset({"timed-out", "refused", "no-route", "unreachable"})
 def disputes(
     failed: Sequence[FailedDial], facts: Mapping[str, HostFacts], heard: Mapping[str, Heard]
 ) -> tuple[Disputed, ...]:
-    """Return the dials that failed according to their own host but were accepted according to the dialled host.
+    """Return the dials that failed according to the dialling host but that the dialled host accepted.
 
     A busy host may give up on a dial that succeeds a moment later, and a lying host may blame its peer, so the result
     is unknown.
+
     """
     owners: dict[str, set[str]] = {}
     for name, own in facts.items():
@@ -229,10 +230,10 @@ def dial_rdma(
     nonce: str,
     ports: dict[str, tuple[int, ...]],
 ) -> tuple[RdmaDial, ...]:
-    """Return the dials between the interfaces of RDMA ports that NCCL connects; none without such ports.
+    """Return the dials between the interfaces of RDMA ports that NCCL connects, if there are any.
 
-    No host dials into another network: a host answers for all its addresses on each of its interfaces, also on one that
-    RDMA packets for that address can't reach. Instead the kernel is asked whether a route leads there.
+    No host dials into another network, because a host answers for all its addresses on each of its interfaces, even on
+    one that RDMA packets for that address can't reach. Instead, the kernel is asked whether a route leads there.
     """
     ways = grouped((way.src, way) for way in plan.rdma_ways(nodes, facts) if ports.get(way.dst))
     some = [session for session in sessions if session.node.name in ways]
@@ -269,7 +270,10 @@ def _rdma_dial(way: Way, outcome: str, **more: object) -> RdmaDial:
 def _trips(
     names: list[str], targets: dict[str, list[plan.Target]], dialled: list[Dialled | Exception]
 ) -> dict[str, Trips]:
-    """Return the round trips of each host, in both directions; a pair may have been dialled at several addresses."""
+    """Return the round trips of each host, in both directions.
+
+    A pair may have been dialled at several addresses.
+    """
     found: dict[str, dict[tuple[str, str], tuple[int, int]]] = {}
     for name, answer in zip(names, dialled, strict=True):
         for row in () if isinstance(answer, Exception) else answer.trips:
@@ -290,7 +294,7 @@ def _trips(
 
 
 def _listening(opened: Mapping[str, Listening | Exception]) -> tuple[dict[str, tuple[int, ...]], dict[str, str]]:
-    """Return the ports that each host listens on, and why it does not listen on some."""
+    """Return the ports that each host listens on, and why it is not listening on others."""
     ports: dict[str, tuple[int, ...]] = {}
     silent: dict[str, str] = {}
     for name, answer in opened.items():

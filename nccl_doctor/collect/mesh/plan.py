@@ -1,15 +1,16 @@
-"""Plans the port mesh: the pairs that dial, their ports and addresses. Pure.
+"""Plans the port mesh: the pairs that dial, their ports and addresses. Pure functions.
 
-A host claims the address of its NCCL interface, and often nothing else confirms it, since the plan has a name in
-another network. Each dialling host therefore judges a claim by its own knowledge. It dials the names in the plan, the
-addresses to which it resolves them, addresses in its own networks or behind a route of its own other than the default
-route, and addresses in the same private block as one of its own: a routed fabric gives every rack a subnet of
-10.0.0.0/8 and its hosts only a default route, and clouds give a /32. It dials nothing else, and never a loopback,
-multicast, broadcast or metadata address that the plan does not name; that pair is not tested, and the report says why.
+A host claims the address of its NCCL interface, and often nothing else confirms it, since the name in the plan belongs
+to another network. Each dialling host therefore judges a claim by its own knowledge. It dials the names in the plan,
+the addresses to which it resolves them, addresses in its own networks or behind a route of its own other than the
+default route, and addresses in the same private block as one of its own, because a routed fabric gives every rack a
+subnet of 10.0.0.0/8 and its hosts only a default route, and clouds assign a /32. It dials nothing else, and never a
+loopback, multicast, broadcast or metadata address that the plan does not name; a pair with such an address is not
+tested, and the report says why.
 
-NCCL transfers data over every interface that NCCL_SOCKET_IFNAME matches, gloo over every one that GLOO_SOCKET_IFNAME
-names: the first with the first of each other host, the second with the second. Only addresses in a network of the
-dialling host are tried; for those behind gateways the routes are enough.
+NCCL transfers data over every interface that NCCL_SOCKET_IFNAME matches, and gloo over every one that
+GLOO_SOCKET_IFNAME names. The first interface is paired with the first one of each other host, the second with the
+second. Only addresses in a network of the dialling host are tried; for those behind gateways, the routes are enough.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ TRIES = 16  # ports that a listener tries if the first ones are in use
 FIRST_UNPRIVILEGED = 1024
 """Lowest port of a range: the default of net.ipv4.ip_unprivileged_port_start (ip-sysctl.rst)."""
 WHOLE = PortRange(low=32768, high=60999)
-"""Linux' default for net.ipv4.ip_local_port_range, for hosts whose value could not be read."""
+"""Linux's default for net.ipv4.ip_local_port_range, for hosts whose value could not be read."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ def own_nonce(nonce: str, name: str) -> str:
 
 
 def sampled(order: Sequence[str], size: MeshSize) -> Sample | None:
-    """Sample pairs of hosts, in a circle by rank: each dials as many as dial it; None means all pairs."""
+    """Sample pairs of hosts in the ring of ranks: each dials as many as dial it; None means all pairs."""
     count = len(order)
     if size == "full" or count <= ALL_PAIRS_UP_TO:
         return None
@@ -86,7 +87,10 @@ def partners(names: Collection[str], sample: Sample | None) -> dict[str, list[st
 
 
 def suspects(failed: Iterable[tuple[str, str]]) -> tuple[str, ...]:
-    """Return the fewest hosts that explain the failed pairs; None if so many that a sample is enough."""
+    """Return the fewest hosts that explain the failed pairs.
+
+    The result is empty if there are so many that a sample is enough.
+    """
     found = sorted(name for group in groups(failed) for name in group.minimal_cover)
     return tuple(found) if len(found) <= MOST_SUSPECTS else ()
 
@@ -94,8 +98,8 @@ def suspects(failed: Iterable[tuple[str, str]]) -> tuple[str, ...]:
 def listeners(facts: HostFacts, master_port: int | None, seed: str) -> list[dict[str, Any]]:
     """Return the listeners to open on a host: the master port if given, and a sample of its ephemeral range.
 
-    NCCL and gloo bind port 0, so they may get any port of the range except reserved ones; rules and cloud ACLs often
-    open only a part of the range, hence a port at each end. If a port is taken, the next one in ``step`` is used.
+    NCCL and gloo bind port 0, so they may get any port of the range except reserved ones. Firewall rules and cloud ACLs
+    often open only part of the range, hence a port at each end. If a port is taken, the next one in ``step`` is used.
     """
     own = facts.port_range if isinstance(facts.port_range, PortRange) else WHOLE
     draw = random.Random(seed)  # noqa: S311 - no secret
@@ -112,14 +116,14 @@ def listener(port: int = 0, step: int = 0, tries: int = 1, **more: bool) -> dict
 
 
 def could_open(wanted: dict[str, Any], port: int) -> bool:
-    """Return whether a requested listener may have this port: a step further, or the kernel's choice."""
+    """Return whether a requested listener may be at this port, by stepping on or by the kernel's choice."""
     if wanted["port"] == 0:
         return port >= FIRST_UNPRIVILEGED
     return port in range(wanted["port"], wanted["port"] + (wanted["step"] or 1) * wanted["tries"], wanted["step"] or 1)
 
 
 def _unreserved(port: int, step: int, reserved: frozenset[int], own: PortRange) -> int:
-    """Return the first port from here on that is not reserved; 0, the kernel's choice, if none is left."""
+    """Return the first unreserved port from ``port`` on, or 0 (the kernel's choice) if none is left."""
     while port in reserved:
         port += step
     return port if own.low <= port <= own.high else 0
@@ -130,12 +134,15 @@ PRIVATE = tuple(map(ipaddress.ip_network, _BLOCKS))
 """Private address blocks: RFC 1918, the shared space of RFC 6598, unique local addresses (RFC 4193)."""
 _SERVICES = "169.254.169.254", "169.254.170.2", "100.100.100.200", "fd00:ec2::254", "fd20:ce::254"
 METADATA = frozenset(map(ipaddress.ip_address, _SERVICES))
-"""Addresses at which clouds (also ECS, Alibaba; AWS and GCP over IPv6) give credentials to a host's processes."""
+"""Addresses at which clouds give credentials to a host's processes.
+
+They include those of ECS and Alibaba, and of AWS and GCP over IPv6.
+"""
 _BROADCAST = ipaddress.ip_address("255.255.255.255")
 
 
 def address_of(node: Node, facts: HostFacts) -> str:
-    """Return the address on which NCCL will listen: its interface's, otherwise that of the host's own name."""
+    """Return the address on which NCCL will listen: its interface's or else that of the host's own name."""
     chosen = nccl_interface(Host(node=node, facts=facts))
     if chosen is not None:
         return chosen.address
@@ -177,7 +184,7 @@ def own_networks(source: HostFacts) -> Iterator[inet.Network]:
 
 @dataclass(frozen=True)
 class Rails:
-    """The interfaces that NCCL and gloo use on a host; those of gloo keep their places."""
+    """The interfaces that NCCL and gloo use on a host; those of gloo keep their order."""
 
     nccl: tuple[Chosen, ...] = ()
     gloo: tuple[Chosen, ...] = ()
@@ -242,7 +249,7 @@ def rail_targets(
 
 
 def rdma_ways(nodes: dict[str, Node], facts: dict[str, HostFacts]) -> list[Way]:
-    """Return the connections between RDMA ports that NCCL makes, if the dialling host may dial the address."""
+    """Return NCCL's connections between RDMA ports, if the dialling host may dial their addresses."""
     if not any(isinstance(own.rdma, tuple) and own.rdma for own in facts.values()):
         return []
     seen = {name: host_nccl(Host(node=nodes[name], facts=own)) for name, own in facts.items()}
@@ -256,7 +263,7 @@ def rdma_ways(nodes: dict[str, Node], facts: dict[str, HostFacts]) -> list[Way]:
 
 
 def advertised_by(cluster: Cluster, node: Node, facts: HostFacts) -> str | None:
-    """Return the address that the cluster's engine advertises on a host; None if it is no address."""
+    """Return the address that the cluster's engine advertises on a host; None if that is not an address."""
     if cluster.engine not in STEPS:
         return None
     side = side_of(cluster, Host(node=node, facts=facts))
@@ -272,7 +279,7 @@ def engine_targets(
     source: HostFacts,
     ports: Mapping[str, tuple[int, ...]],
 ) -> Iterator[Target]:
-    """Yield the addresses that the partners' engines advertise and that nothing dials yet, each with one port."""
+    """Yield addresses that the partners' engines advertise and nothing dials yet, each with one port."""
     dialled = {(target.dst, target.address) for target in mine}
     for dst in partners_of:
         address = given.get(dst)
@@ -291,7 +298,10 @@ def on_own(source: HostFacts, address: str) -> bool:
 def own_targets(
     node: Node, facts: HostFacts, address: str, cluster: Cluster, mine: tuple[int, ...]
 ) -> Iterator[Target]:
-    """Yield a host's dials to itself at the address that others use: for the master's store and ranks on one host."""
+    """Yield a host's dials to itself at the address that others use.
+
+    The master's store and several ranks on one host need them.
+    """
     wanted = [port for port in mine if port == cluster.master_port and node.node_rank == 0]
     if nproc(node, facts, alone=False) > 1:
         wanted += mine[-1:]
@@ -307,7 +317,7 @@ def partner_targets(
     source: HostFacts,
     ports: dict[str, tuple[int, ...]],
 ) -> tuple[list[Target], dict[str, str]]:
-    """Return partners' addresses with their ports, the master's, and addresses by partner that nothing confirms."""
+    """Return targets at the partners and the master, and unconfirmed addresses by partner."""
     targets: list[Target] = []
     doubtful: dict[str, str] = {}
     for name in partners_of:

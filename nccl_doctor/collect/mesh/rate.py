@@ -1,8 +1,9 @@
-"""Measures rates in rounds of streams: in each round every host sends to one host and receives from one.
+"""Measures rates in rounds of streams: in each, every host sends to one host and receives from one.
 
 In small clusters every pair is measured; in larger ones the neighbours by rank, which a ring uses, and random others.
 Each rail is measured by itself, with the source bound to its address. Slow rates are measured again while nobody else
-sends: a host whose outgoing link is full is also late with acknowledgements, and a busy machine is no slow link.
+is sending, because a host whose outgoing link is full is also late with acknowledgements, and a busy machine does not
+mean a slow link.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ Ends = tuple[tuple[str, str], ...]
 
 
 def ends_of(node: Node, facts: HostFacts) -> Ends:
-    """Return NCCL's interfaces on a host; otherwise gloo's; otherwise only the bootstrap's."""
+    """Return NCCL's interfaces on a host, or else gloo's, or else only the bootstrap's."""
     used = plan.of_host(node, facts)
     found = tuple((one.name, one.address) for one in (used.nccl or used.gloo))
     chosen = nccl_interface(Host(node=node, facts=facts))
@@ -63,7 +64,7 @@ def ends_of(node: Node, facts: HostFacts) -> Ends:
 
 
 def distances(count: int) -> list[int]:
-    """Return, for each round, the distance in the circle of ranks from a host to the one that it sends to."""
+    """Return, for each round, the distance in the ring of ranks from a host to the one that it sends to."""
     if count <= ALL_PAIRS_UP_TO:
         return [*range(1, count)]
     draw = random.Random(count)  # noqa: S311 - no secret
@@ -99,10 +100,12 @@ def run_rates(
     begin: Callable[[int, float], None],
     suspects: Callable[[Rates], Iterable[tuple[str, str, int]]],
 ) -> Rates | Unknown:
-    """Measure while there is time.
+    """Measure rates while there is time.
 
-    ``begin`` is called first, with the number of rounds and their seconds; ``suspects`` returns sender, receiver and
-    rail of the rates to measure again.
+    ``begin`` is called first, with the number of rounds and the seconds that they take; ``suspects`` returns the
+    sender, receiver and rail of each rate to measure again.
+
+
     """
     names = [session.node.name for session in sessions]
     nodes = {node.name: node for node in cluster.nodes}
@@ -150,7 +153,10 @@ def run_rates(
 
 
 def _links(session: ProbeSession, ends: Ends, interfaces: dict[str, Interfaces]) -> tuple[RateLink, ...]:
-    """Return the links under a host's rails; only hardware has a speed, since veth reports the same for all."""
+    """Return the links under a host's rails.
+
+    Only hardware gets a speed, since every veth reports the same one.
+    """
     wanted = [name.partition(":")[0] for name, _ in ends]
     found = session.ask(answers.LINKS, time.monotonic() + LINKS_S, interfaces=wanted)
     if [link.interface for link in found] != wanted:
@@ -179,7 +185,7 @@ class _Measuring:
     _streams: dict[tuple[str, int], int] = field(default_factory=dict)
 
     def round(self, wanted: Iterable[Wanted], *, alone: bool = False) -> None:
-        """Run one stream of each sender at the same time."""
+        """Run one stream from each sender, all at the same time."""
         by_src = {one.src: one for one in wanted if one.dst in self.ports and self.sessions[one.src].lost is None}
         asked = [self.sessions[name] for name in by_src]
         for one, told in zip(by_src.values(), ask_all(lambda s: self._ask(s, by_src[s.node.name]), asked), strict=True):

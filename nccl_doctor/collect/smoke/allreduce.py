@@ -1,6 +1,6 @@
-"""The all-reduce: starts it on all hosts at once over the existing connections, and follows it to its end.
+"""Starts the all-reduce on all hosts at once over the existing connections, and follows it to its end.
 
-The ranks' reports are kept unchanged; in the end the facts for the checks are made from them.
+The ranks' reports are kept unchanged; at the end, the facts for the checks are made from them.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ ANSWER_S = 8.0  # time for a host to read stacks, learn how ranks died, end the 
 MOST_EVENTS = 400
 """Maximum number of reports of one rank.
 
-Its stages, its state, and for rank 0 a line per size; no rank sends a quarter as many.
+They are its stages, its state and, for rank 0, a line per size; no rank sends a quarter of that number.
 """
 SEND_S = 10.0
 POLL_S = 0.25
@@ -78,7 +78,10 @@ def why_not(cluster: Cluster, facts: dict[str, HostFacts], mesh: Phased[Mesh]) -
 
 
 def begin_import(session: ProbeSession, deadline: float, *, asked: bool) -> None:
-    """Have a host import torch in the background, a busy one after its facts; ProbeError if it is lost."""
+    """Have a host import torch in the background, a busy one after its facts.
+
+    Raises ProbeError if the host is lost.
+    """
     load = session.hello.load
     if asked is (load is None or load.queue + 1 > load.cpus):
         session.send(answers.IMPORT_TORCH, deadline, env=environment(session.node))
@@ -92,7 +95,10 @@ def run(
     until: float,
     progress: Progress,
 ) -> Smoke:
-    """Start every node's ranks at once and follow them, at most to ``until``; ProbeError if that can't begin."""
+    """Start every node's ranks at once and follow them, until ``until`` at the latest.
+
+    Raises ProbeError if they can't be started.
+    """
     what = plan(cluster, facts, limits)
     port = store_port(sessions[0], what)
     all_reduce = AllReduceRun(what, until - ANSWER_S)
@@ -132,7 +138,7 @@ def run(
 def store_port(master: ProbeSession, what: Plan) -> int:
     """Return the port of the ranks' store on the master.
 
-    Once the port test has judged the master port, it is left to the jobs that may start meanwhile.
+    Once the port test has judged the master port, it is left to jobs that may start in the meantime.
     """
     if not what.limits.own_port:
         return what.cluster.master_port
@@ -169,7 +175,10 @@ class Rank:
 
 
 class AllReduceRun:
-    """State of the threads that read from hosts and of the one that watches the time; ``ranks`` by node."""
+    """State shared by the threads that read from hosts and the one that watches the time.
+
+    ``ranks`` are ordered by node.
+    """
 
     def __init__(self, plan: Plan, until: float, clock: Callable[[], float] = time.monotonic) -> None:
         """Begin now, and end at ``until`` at the latest."""
@@ -192,7 +201,10 @@ class AllReduceRun:
         self._changed = threading.Condition()
 
     def event(self, host: str, event: answers.RankEvent) -> None:
-        """Record a report of a rank on this host; MalformedError if it has no such rank, or reports too much."""
+        """Record a report of a rank on this host.
+
+        Raises MalformedError if the host has no such rank or sends too many reports.
+        """
         with self._changed:
             self._events[host] = self._events.get(host, 0) + 1
             if event.local_rank >= self._counts[host] or self._events[host] > MOST_EVENTS * self._counts[host]:
@@ -231,7 +243,10 @@ class AllReduceRun:
             self._changed.notify_all()
 
     def watch(self, stop: Callable[[], None]) -> None:
-        """Call ``stop`` once, at the deadline or a moment after the first failure; return when all hosts ended."""
+        """Call ``stop`` once, at the deadline or a moment after the first failure.
+
+        Returns when all hosts have ended.
+        """
         with self._changed:
             while len(self.ends) < len(self._offsets):
                 left = self.left_s
@@ -370,7 +385,10 @@ def _rank(number: int, rank: Rank, facts: Facts | None) -> RankReport:
 
 
 def _died(rank: RankReport) -> bool:
-    """Return whether a rank died before the deadline; ranks that lose peers later may abort."""
+    """Return whether a rank died before the deadline.
+
+    SIGABRT does not count, since ranks that lose peers later may abort.
+    """
     died = rank.state == "X" or rank.signal is not None or rank.exit_code is not None
     return died and not rank.ok and rank.error is None and rank.signal != signal.SIGABRT
 

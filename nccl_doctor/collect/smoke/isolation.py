@@ -1,9 +1,11 @@
-"""Isolates the fault behind a failed all-reduce: repeats it in groups of hosts until one host or one pair is left.
+"""Isolates the fault behind a failed all-reduce.
 
-The halves of a failing group are tried at once. If one of them fails, the search goes on in it; if both work, the fault
-is between them, and pieces of one are tried with pieces of the other. Two hosts that fail together are then tried with
-others, which distinguishes a host that fails with everybody from two that fail only with each other. With n hosts that
-takes at most 2 + 2 log2(n) rounds. One fault is found at a time.
+The all-reduce is repeated in groups of hosts until one host or one pair is left.
+
+The halves of a failing group are tried at the same time. If one of them fails, the search goes on in it; if both work,
+the fault is between them, and pieces of one are tried with pieces of the other. Two hosts that fail together are then
+tried with others, which distinguishes a host that fails with everybody from two that fail only with each other. With n
+hosts, this takes at most 2 + 2 log2(n) rounds. One fault is found at a time.
 """
 
 from __future__ import annotations
@@ -25,7 +27,10 @@ from nccl_doctor.snapshot.hosts import HostFacts
 
 Group = tuple[str, ...]
 Attempt = Callable[[Sequence[Group]], Sequence[bool]]
-"""A function that runs the all-reduce in several disjoint groups at once, and returns True for those that worked."""
+"""A function that runs the all-reduce in several disjoint groups at once.
+
+It returns True for each group that worked.
+"""
 
 
 class NoTimeError(Exception):
@@ -33,7 +38,10 @@ class NoTimeError(Exception):
 
 
 def bisect(hosts: Group, attempt: Attempt) -> IsolationReport:
-    """Return the verdict on at least three hosts that failed together; ``attempt`` may raise :class:`NoTimeError`."""
+    """Return the verdict on at least three hosts that failed together.
+
+    ``attempt`` may raise :class:`NoTimeError`.
+    """
     search = _Search(attempt)
     try:
         pair = search.failing_pair(hosts)
@@ -59,7 +67,7 @@ class _Search:
         return self._between(*halves)
 
     def _between(self, first_group: Group, second_group: Group) -> Group | None:
-        """Search two groups that fail together although each works alone."""
+        """Search for a failing pair between two groups that fail together although each works alone."""
         if len(first_group) == len(second_group) == 1:
             return first_group + second_group
         first, second = _halves(first_group), _halves(second_group)
@@ -103,7 +111,7 @@ def _halves(group: Group) -> tuple[Group, Group]:
 
 
 TRIAL_S: dict[Backend, float] = {"gloo": 6.0, "nccl": 30.0}
-"""Seconds for one group: gloo connects in milliseconds, NCCL starts the GPUs and detects the topology."""
+"""Seconds for one group: gloo connects in milliseconds; NCCL starts the GPUs and detects the topology."""
 ANSWER_S = 5.0  # time for an answer that needs no work; the end of all trials is one such request
 TRIAL_BYTES, TRIAL_BUDGET_S = 1 << 20, 0.5
 """Bytes of the largest message (enough for full-size packets), and seconds for all messages."""
@@ -112,7 +120,10 @@ TRIAL_BYTES, TRIAL_BUDGET_S = 1 << 20, 0.5
 def run(
     sessions: list[ProbeSession], facts: dict[str, HostFacts], cluster: Cluster, limits: SmokeLimits, until: float
 ) -> IsolationReport:
-    """Repeat a failed all-reduce in parts of the cluster; at ``until`` (monotonic) all hosts are abandoned."""
+    """Repeat a failed all-reduce in parts of the cluster.
+
+    At ``until`` (monotonic clock), all hosts are abandoned.
+    """
     groups = _Groups(sessions, plan(cluster, facts, limits), until - ANSWER_S)
     try:
         groups.prepare()
@@ -146,7 +157,10 @@ class _Groups:
                 raise ProbeError(f"{session.node.name}: {result}")
 
     def attempt(self, groups: Sequence[Group]) -> list[bool]:
-        """Run disjoint groups at once; a silent host has failed. NoTimeError if there is no time for a round."""
+        """Run disjoint groups at once; a silent host counts as failed.
+
+        Raises NoTimeError if there is no time for a round.
+        """
         seconds = TRIAL_S[self._plan.backend]
         if time.monotonic() + ANSWER_S + seconds + ANSWER_S > self._until:
             raise NoTimeError
@@ -154,7 +168,7 @@ class _Groups:
         return [result is True for result in results]
 
     def close(self) -> None:
-        """End the processes that wait for a further group."""
+        """End the processes that are waiting for another group."""
         deadline = min(time.monotonic(), self._until) + ANSWER_S
         ask_all(lambda session: session.ask(answers.END_LAUNCHER, deadline), self._sessions.values())
 

@@ -1,4 +1,4 @@
-"""Plans the all-reduce: backend, ranks, and each host's command and variables. Pure."""
+"""Plans the all-reduce: backend, ranks, and each host's command and variables. Pure functions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from nccl_doctor.text.hostlist import fold, plural
 Backend = Literal["nccl", "gloo"]
 
 LARGEST: dict[Backend, int] = {"nccl": 1 << 30, "gloo": 1 << 26}
-"""Bytes of the largest message by default: NVLink and InfiniBand reach their speed near a gigabyte."""
+"""Bytes of the largest message by default: NVLink and InfiniBand reach full speed near a gigabyte."""
 OF_TORCHRUN = {"OMP_NUM_THREADS": "1", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
 """Variables that torchrun sets unless they are set already (distributed/run.py and
 elastic/agent/server/local_elastic_agent.py, 2.13)."""
@@ -52,7 +52,7 @@ class SmokeLimits:
 
 @dataclass(frozen=True)
 class Plan:
-    """The all-reduce of a cluster: ranks by host in the order of node ranks, the backend, and the reason for it."""
+    """The all-reduce of a cluster: ranks by host in node-rank order, the backend, and the reason for it."""
 
     cluster: Cluster
     limits: SmokeLimits
@@ -125,7 +125,7 @@ def environment(node: Node) -> dict[str, str]:
 def choose_backend(
     cluster: Cluster, facts: dict[str, HostFacts], counts: dict[str, int], wanted: Backend | None
 ) -> tuple[Backend, str]:
-    """Return NCCL if every rank has a GPU, otherwise gloo; and the reason, as a phrase."""
+    """Return NCCL if every rank has a GPU, otherwise gloo, and the reason as a phrase."""
     if wanted is not None:
         return wanted, "as asked for"
     short: dict[str, list[str]] = {}

@@ -213,7 +213,7 @@ STARTS = [
     Start(ULTRALYTICS, "torch.distributed.run, a batch that is a multiple", TWO, ("--", "train.py", "--batch", "64"),
           ("-m torch.distributed.run --nnodes=2 --node_rank=1 --nproc_per_node=2", "--batch 64 over 4 ranks: 16 each")),
     Start(ULTRALYTICS, "a batch that does not divide", TWO, ("--", "train.py", "--batch", "63"),
-          ("63 does not divide evenly among 4 ranks; the nearest batch sizes that do: 60 and 64",)),
+          ("63 does not divide evenly among 4 ranks; the nearest batch sizes that do are 60 and 64",)),
     Start(YOLO, "NCCL_DEBUG=INFO and NCCL_IB_DISABLE=1 before the next try", TWO,
           ("--diagnosable", "--env", "NCCL_IB_DISABLE=1", "--", "train.py"),
           ("NCCL_DEBUG=INFO", "NCCL_IB_DISABLE=1", "# after a failure, on each host: nccl-doctor logs ")),

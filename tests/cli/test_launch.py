@@ -74,7 +74,7 @@ def test_one_line_for_ssh_and_the_next_failures_records(hosts: Path) -> None:
     said = ("hosts.yaml", "--format", "ssh", "--diagnosable", "--", "train.py", "--batch", "63")
     out, err = started(hosts, *said)
     assert err.startswith(
-        "warning: --batch 63 does not divide evenly among 4 ranks; the nearest batch sizes that do: 60 and 64"
+        "warning: --batch 63 does not divide evenly among 4 ranks; the nearest batch sizes that do are 60 and 64"
     )
     (line,) = [line for line in out.splitlines() if line and not line.startswith("#")]
     assert line.count("ssh -tt -n -o BatchMode=yes node") == 2
@@ -102,7 +102,7 @@ def test_slurm_is_a_script(hosts: Path) -> None:
 
 WRONG: list[tuple[tuple[str, ...], str]] = [
     (("hosts.yaml",), "no script given"),
-    (("hosts.yaml", "--batch-size", "65", "--", "t.py"), "the nearest batch sizes that do: 64 and 68"),
+    (("hosts.yaml", "--batch-size", "65", "--", "t.py"), "the nearest batch sizes that do are 64 and 68"),
     (("hosts.yaml", "--rdzv", "--launcher", "env", "--", "t.py"), "--rdzv is --launcher c10d"),
     (("nope.yaml", "--", "t.py"), "nope.yaml: no such file"),
     (("hosts.yaml", "t.py", "--", "--epochs"), "unexpected argument t.py"),

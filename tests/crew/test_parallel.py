@@ -51,7 +51,7 @@ def test_a_host_that_was_late_gets_a_second_try_and_only_then_is_accused() -> No
     transport = Slow({"node1": 1, "node2": math.inf})
     reach, load = reached(transport, 3)
     assert list(reach.failures) == ["node2"]
-    assert reach.failures["node2"].detail == "gave no answer to a TCP connection in 10 s"
+    assert reach.failures["node2"].detail == "did not answer a TCP connection attempt within 10 s"
     assert sorted(transport.tries) == ["node0", "node1", "node1", "node2", "node2"]
     assert load.second_try == ("node1",)
     assert set(load.hosts) == {"node0", "node1"}

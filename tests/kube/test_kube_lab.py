@@ -75,7 +75,7 @@ def test_each_pod_that_is_not_there_has_its_reason_and_the_others_are_judged(clu
     assert run.code == 1
     assert told == {
         ("train-3-x3",): ("pod-not-ready", "train-3-x3 is pending: no node has enough nvidia.com/gpu (8 requested)."),
-        ("train-1-x1",): ("pod-unreachable", "train-1-x1 gave no answer to kubectl exec in 4 s."),
+        ("train-1-x1",): ("pod-unreachable", "train-1-x1 did not answer kubectl exec within 4 s."),
         ("train-2-x2",): (
             "pod-unreachable",
             "train-2-x2 was not entered: the API server gets no answer from the kubelet of its node.",
@@ -125,7 +125,7 @@ def test_kubectl_killed_in_the_middle_leaves_nothing_in_the_pod(cluster: KubeClu
             {"forbidden": ["list pods"]},
             "you are not allowed to list pods (kubectl auth can-i list pods)",
         ),
-        (("sts/a",), {"forbidden": ["get statefulsets"]}, "kubectl auth can-i get statefulsets says no"),
+        (("sts/a",), {"forbidden": ["get statefulsets"]}, "(kubectl auth can-i get statefulsets)"),
         (("cronjob/a",), {}, '"cronjob/a" is not a KIND/NAME'),
         (("job/A;b",), {}, '"A;b" is not a name in Kubernetes'),
         (("-n", "A b", "-l", "a=b"), {}, "-n: "),

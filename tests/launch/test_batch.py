@@ -9,7 +9,7 @@ from nccl_doctor.launch.line import batch_notes, divides
 
 
 @pytest.mark.parametrize(
-    ("batch", "nearest"), [(65, "64 and 72"), (9, "8 and 16"), (7, "that does: 8"), (1, "that does: 8")]
+    ("batch", "nearest"), [(65, "64 and 72"), (9, "8 and 16"), (7, "that does is 8"), (1, "that does is 8")]
 )
 def test_a_batch_that_does_not_divide(batch: int, nearest: str) -> None:
     with pytest.raises(UsageError, match=nearest):
@@ -23,7 +23,7 @@ def test_the_nearest_batches_do_divide(batch: int, world: int) -> None:
         divides(batch, world)
         assert batch % world == 0
     except UsageError as error:
-        near = [int(word) for word in str(error).rpartition(":")[2].split() if word.isdigit()]
+        near = [int(word) for word in str(error).rpartition("that do")[2].split() if word.isdigit()]
         assert near
         assert all(number > 0 and number % world == 0 and abs(number - batch) < world for number in near)
 
@@ -41,7 +41,7 @@ def test_the_nearest_batches_do_divide(batch: int, world: int) -> None:
 def test_a_scripts_own_batch_is_read(words: tuple[str, ...]) -> None:
     notes, (warning,) = batch_notes(words, 8)
     assert not notes
-    assert "65 does not divide evenly among 8 ranks; the nearest batch sizes that do: 64 and 72" in warning
+    assert "65 does not divide evenly among 8 ranks; the nearest batch sizes that do are 64 and 72" in warning
     assert batch_notes(tuple(word.replace("65", "64") for word in words), 8)[1] == []
 
 

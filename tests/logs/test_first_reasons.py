@@ -62,7 +62,7 @@ CASES = {
     "one host that begins": (f"{begun()}\n{IOMMU}", "rendezvous-timeout", "All 2 ranks on n1 began to initialise NCCL and none completed", "iommu=pt"),
     "hosts of unequal size": (
         f"{VERSION.format('2.31.2')}\n" + "\n".join(START.format(host=h, r=r).replace("nranks 2", "nranks 3") for h, r in (("n1", 0), ("n1", 1), ("n2", 2))),
-        "rendezvous-timeout", "log ends", "deadlocks at its start if hosts have unequal numbers of ranks",
+        "rendezvous-timeout", "log ends", "deadlocks at startup if hosts have different numbers of ranks",
     ),
 }  # fmt: skip
 

@@ -255,7 +255,7 @@ def test_dropped_without_a_word_names_no_reason(transport: Transport) -> None:
         found = failure(transport, node(port), seconds=2.0)
     assert (found.kind, found.facts.reason) == ("ssh-unreachable", "dropped")
     assert "MaxStartups" not in found.detail
-    assert "without a word" in found.detail
+    assert "without saying why" in found.detail
 
 
 def test_dropped_twice_and_then_served(transport: Transport, server: Sshd, controller: Controller) -> None:

@@ -43,7 +43,7 @@ NAMED = [
     ("allreduce_wrong_result/fires-with-both-neighbours", ["node2"], "the error comes from rank 1 on node2"),
     ("allreduce_wrong_result/fires-between-two", ["node2", "node3"], "from rank 1 on node2 and rank 2 on node3"),
     ("allreduce_slow/fires", ["node1"], "0.099 of 1.2 GB/s, 8 % of eno1 on node1"),
-    ("allreduce_slow/fires-straggler", ["node2"], "wait for rank 1 on node2"),
+    ("allreduce_slow/fires-straggler", ["node2"], "waiting for rank 1 on node2"),
     ("transport_fallback/fires", ["node1", "node2", "node3"], "TCP sockets on node[1-3]"),
     ("transport_fallback/fires-shared-memory", ["node2"], "through shared memory"),
 ]
@@ -287,7 +287,7 @@ def test_what_killed_a_launcher_is_known_by_number(ended: str) -> None:
 
 
 def test_a_torch_without_nccl_is_the_reason_alone() -> None:
-    error = "RuntimeError: torch 2.13.0+cpu is built without NCCL"
+    error = "RuntimeError: torch 2.13.0+cpu was built without NCCL"
     rank = {"local_rank": 0, "stage": "torch", "ok": False, "error": error, "error_kind": "no-nccl"}
     ranks = [{**rank, "rank": number, "host": f"node{number + 1}"} for number in range(3)]
     c10d = "[W socket.cpp:204] [c10d] The client socket has failed to connect to [node1]:29500 (errno: 111)."

@@ -2,8 +2,8 @@
 
 A step first looks at the state that it is to change. If that is already as wanted, or could not be determined, nothing
 is changed. After steps that could lock SSH out, a second connection is opened while the first is still open. If that
-fails, these steps are undone over the first one. Until then, the host's shell itself undoes them if the first
-connection ends.
+fails, these steps are undone over the first one. Until the second connection has succeeded, the host's own shell undoes
+them if the first connection ends.
 """
 
 from __future__ import annotations

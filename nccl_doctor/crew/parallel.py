@@ -99,7 +99,7 @@ class AllAtOnce(Window):
         return len(self._began) < self.limit
 
     def wait(self, _now: float) -> None:
-        """Return None, since only an end makes room."""
+        """Return None (no time to wait for): only when an item ends can the next one begin."""
 
     def end(self, number: int, _now: float, *, well: bool) -> None:  # noqa: ARG002 - as a window
         del self._began[number]

@@ -157,7 +157,7 @@ def lost(
 def _homes_by_ras(snapshot: HangSnapshot, ranks: dict[int, ObservedRank]) -> dict[int, str]:
     """Return the hosts of ranks for which NCCL's RAS has no data.
 
-    They are known from found ranks that it lists at the same address.
+    Such a rank's host is that of a rank that was found and that RAS lists at the same address.
     """
     by_pid = _pids(snapshot, ranks)
     homes: dict[int, str] = {}

@@ -131,7 +131,10 @@ def _without_hidden_facts(
 
 
 def _without_hidden(run: CheckRun, judged: Iterable[CheckRun]) -> CheckRun:
-    """Return the run without its gaps if faults found on all their hosts explain the missing facts."""
+    """Return the run of a check.
+
+    Drop its gaps if, on every host that has one, another fault already explains the missing facts.
+    """
     hiding = [j for j in judged if j.findings and not set(j.check.hides).isdisjoint(run.check.needs)]
     hidden = {host for j in hiding for finding in j.findings for host in finding.hosts}
     covered = all(gap.hosts and hidden.issuperset(gap.hosts) for gap in run.gaps)

@@ -3,7 +3,7 @@
 ``TORCH_NCCL_DUMP_ON_TIMEOUT=1`` makes torch write one file per rank (``nccl_trace_rank_3``), a pickle of plain
 dictionaries; other programs store the same as JSON (torch/csrc/distributed/c10d/FlightRecorder.cpp, version 2.x). gloo
 leaves every collective "scheduled": those that ended are ``retired``, or counted as completed in ``pg_status``. JSON
-has no stacks, and some numbers as strings.
+dumps contain no stacks, and store some numbers as strings.
 
 The module also compares the dumps of several ranks, and finds the first collective that a rank called differently or
 that did not end.
@@ -131,9 +131,9 @@ def read(name: str, data: bytes) -> Dump | None:
 
 
 def _of_json(data: bytes) -> object:
-    """Return the value of JSON.
+    """Parse JSON and return its value.
 
-    torch writes ASCII; other characters would take four times as much memory.
+    Torch writes ASCII; a text with other characters would take four times as much memory.
     """
     if len(data) * (1 if data.isascii() and b"\\u" not in data else 4) > plain_pickle.MOST_MEMORY:
         raise CrowdedError(f"it takes more than {plain_pickle.MOST_MEMORY >> 20} MiB of memory")

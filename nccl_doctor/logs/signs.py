@@ -368,7 +368,7 @@ class Role(Enum):
 
 @dataclass(frozen=True)
 class LogSigns:
-    """How logs show a diagnosis, and the advice for it: the ``SIGNS`` of its file.
+    """How a diagnosis is recognized in logs, and the advice for it: ``SIGNS`` in the diagnosis's file.
 
     Attributes:
         rules: its patterns; of several of the same grade that match a line, the first counts.
@@ -385,6 +385,7 @@ class LogSigns:
         interface: a function for the interface or device that a case is about.
         severity: that of a case without anything worse; None means error.
         warning_up_to: up to this grade it is at most a warning, if nothing follows from it.
+
 
 
     """

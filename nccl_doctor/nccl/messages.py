@@ -73,7 +73,10 @@ def meaning(text: str) -> Meaning | None:
 
 @cache
 def _entries() -> dict[str, list[tuple[int, _Entry]]]:
-    """Return (position in the order of matching, entry) by a word that each matching text has, or by ""."""
+    """Return the entries, each with its position in the matching order, in a dict.
+
+    The key is a word that every text matching the entry contains, or "" if there is none.
+    """
     long_enough = (entry for entry in map(_entry, catalogue()) if len(entry.plain) >= _LEAST)
     by_word: dict[str, list[tuple[int, _Entry]]] = {}
     ordered = sorted(long_enough, key=lambda entry: (-len(entry.plain), -len(entry.meaning.template)))

@@ -1,4 +1,4 @@
-"""Answers of NCCL's RAS service (``ncclras``, port 28028): communicators, ranks, counts, and missing processes.
+"""Answers from NCCL's RAS service (``ncclras``, port 28028): communicators, ranks, counts, and missing processes.
 
 They are text since NCCL 2.24, or JSON (``SET FORMAT json``) since 2.28.7 (src/ras/client_support.cc). The text names
 only the ranks of small groups and never the healthy ones; JSON names all ranks, but not processes without a known

@@ -100,7 +100,7 @@ class ChangedKeyFacts(SshTarget):
 
 
 class PythonFacts(AccessFacts):
-    """The requested interpreter, and its fault."""
+    """The requested Python interpreter, and what is wrong with it."""
 
     python: str | None = None
     problem: PythonProblem = "missing"

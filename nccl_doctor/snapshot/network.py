@@ -386,7 +386,7 @@ class PortRange(Observed):
 
     @cached_property
     def reserved_ports(self) -> frozenset[int]:
-        """Each of the reserved ports."""
+        """All reserved ports."""
         return frozenset(chain.from_iterable(range(low, high + 1) for low, high in self.reserved))
 
     def gives(self, port: int) -> bool:

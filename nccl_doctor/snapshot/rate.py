@@ -97,7 +97,7 @@ class LostRate(Observed):
 class Rates(Observed):
     """The rates of all pairs or of a sample, each measured once or twice.
 
-    The first time is with the others, and the second alone, if the first was slow.
+    The first measurement runs alongside the others; if it was slow, the pair is measured again, alone.
     """
 
     hosts: tuple[str, ...]

@@ -51,7 +51,7 @@ class Outside(Observed):
 class StepLimits(Observed):
     """The resources of a node that a process may use in a Slurm job, container or login.
 
-    Of containers and logins, only those that limit memory count.
+    Containers and logins are considered only if they limit memory.
     """
 
     cpus: Count  # CPUs that it may run on, or its CPU quota, whichever is less

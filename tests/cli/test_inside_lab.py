@@ -138,7 +138,7 @@ def test_what_keeps_out(boxes: Lab) -> None:
     run = check(boxes, [{"nerdctl": "train"}, {"podman": "stopped"}, {"enter": 4_000_000}])
     assert [(found["hosts"], found["message"]) for found in run.report["diagnoses"]] == [
         (["node1"], "node1: there is no program nerdctl."),
-        (["node3"], "node3: no process 4000000 runs there."),
+        (["node3"], "node3: no process 4000000 is running there."),
     ]
     run = check(boxes, [{"podman": "train"}] * 3, ssh={"user": "alice"})
     assert only(run, "container-unreachable", ALL)["message"].endswith("; this user has no running container there.")
@@ -244,7 +244,7 @@ def test_a_container_that_stops_in_the_middle_is_named(boxes: Lab, phase: str) -
         report = json.loads(running.communicate()[0])
     (found,) = report["diagnoses"]
     assert found["hosts"] == ["node2"]
-    assert f"the podman container {phase} does not run; running: train" in json.dumps(found)
+    assert f"the podman container {phase} is not running; running: train" in json.dumps(found)
     if phase == "facts":
         assert found["name"] == "container-unreachable"
         (command,) = found["fix"]["commands"]

@@ -113,7 +113,7 @@ class ThisMachine:
 
 
 class SessionMachine:
-    """A host behind a session."""
+    """A host that is queried over a probe session."""
 
     def __init__(self, session: ProbeSession) -> None:
         self.session, self.name = session, session.node.name

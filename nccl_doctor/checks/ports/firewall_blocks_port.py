@@ -40,7 +40,10 @@ UNTESTED = {
 }
 
 EXPLAINS = ("port-unreachable", CONNECTIONS)
-"""The effects; failed dials without a known rule count only if some of the host's rules are not understood."""
+"""The diagnoses that this one explains.
+
+A failed dial that no known rule explains is included only if some of the host's rules could not be interpreted.
+"""
 
 
 @check("NCD301", severity=Severity.ERROR, needs=("mesh",), explains=EXPLAINS, row="firewall")

@@ -6,8 +6,8 @@ a data loader's worker with "Bus error" and "unable to allocate shared memory". 
 
 How we know: the size of /dev/shm, how much of it is free, and whether the SSH user may write there. NCCL's ranks on one
 host communicate through segments of 9.6 MB per channel, and each rank has one of 33 MB for its network proxy; data
-loaders pass batches there. So 64 MiB is recommended for each rank on the host, and less than 32 is an error on hosts
-with GPUs. At least 128 should exist in all, since data loaders can fill Docker's 64 even with one rank.
+loaders pass batches there. So 64 MiB per rank is recommended, and less than 32 MiB per rank is an error on hosts with
+GPUs. At least 128 should exist in all, since data loaders can fill Docker's 64 even with one rank.
 
 Fix: enlarge it with `mount -o remount,size=… /dev/shm` (permanently in /etc/fstab); start the container with
 `--ipc=host` or `--shm-size`; or remove what dead jobs left there (`ls -l /dev/shm`). Everybody must be able to write

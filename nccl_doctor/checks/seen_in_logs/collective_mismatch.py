@@ -162,7 +162,8 @@ def works(events: Iterable[Event], known: Groups) -> list[tuple[Event, Work]]:
 def are_comparable(found: Iterable[Work]) -> bool:
     """Return whether the numbers belong to one process group.
 
-    A rank that is at two numbers of no known group is in two groups, or ran twice.
+    If a rank has two different sequence numbers and the group is not known, it belongs to two groups, or the job ran
+    twice.
     """
     at: dict[int, tuple[int, str]] = {}
     groups: set[str] = set()

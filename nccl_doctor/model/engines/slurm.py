@@ -64,7 +64,7 @@ class SlurmEngine(Engine):
     )
 
     def lacks(self, node: Node) -> frozenset[str]:
-        """Return the login shell, since inside the job only its own environment matters."""
+        """Return "login_shell" as lacking if we run inside the job, where only the job's own environment matters."""
         return frozenset({"login_shell"}) if node.options(SlurmOptions).inside else frozenset()
 
     def gpus(self, node: Node) -> int:

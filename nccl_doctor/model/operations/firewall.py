@@ -22,7 +22,7 @@ class _Allow(Operation):
 
     @property
     def kind(self) -> str:
-        """The command, with the same word for each peer."""
+        """The command, with every peer's address replaced by the same placeholder."""
         peers = "|".join(map(re.escape, sorted(self.peers, key=len, reverse=True)))
         return re.sub(rf"(?<![\w.:])(?:{peers})(?![\w.:])", "PEER", str(self.line)) if peers else str(self.line)
 
@@ -69,9 +69,10 @@ class FirewalldAllow(_Allow):
         return len(state) >= count and all(word == "yes" for word in state[:count])
 
     def undo(self, before: State) -> Line | None:
-        """Return the line that removes the entries that were not there before, and the zone's new files.
+        """Return the command line that removes both the entries that were not there before and the zone's new files.
 
         A file that differs from firewalld's own definition of the zone (``/usr/lib``) stays.
+
 
 
         """

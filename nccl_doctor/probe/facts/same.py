@@ -47,7 +47,7 @@ def _entry(path: str, deadline: float) -> dict[str, Any]:
 
 
 def _stranger(path: str) -> int | None:
-    """Return the user besides root who can influence where a path leads; Unavailable if there are several."""
+    """Return the user besides root who can influence where a path leads; raise Unavailable for several."""
     number, owners = resolve(path)
     os.close(number)
     strangers = sorted(owners - {0})

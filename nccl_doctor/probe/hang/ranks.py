@@ -35,8 +35,8 @@ WHEEL = re.compile(r"nvidia_nccl_cu[0-9]+-([0-9]+\.[0-9]+\.[0-9]+)[^/]*\.dist-in
 class NcclVersions:
     """The libnccl that each process has loaded; each file is read only once.
 
-    Where the path of a mapped file leads is the process's choice, so root looks there with the rights of its user, in
-    its root (probe/privileges.py).
+    A process chooses where the path of a file that it maps leads. So a probe that runs as root opens the file with the
+    rights of the process's user, and inside the process's root directory (probe/privileges.py).
     """
 
     def __init__(self, deadline: float) -> None:

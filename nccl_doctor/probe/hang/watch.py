@@ -212,7 +212,7 @@ MOST_THREADS = 16
 MOST_FRAMES, MOST_OTHER_FRAMES = 48, 12
 TEXT = 300
 MODES = {"read": ["--nonblocking"], "pause": [], "native": ["--native"]}
-"""Options of ``py-spy dump`` by mode of stacks."""
+"""Options for ``py-spy dump``, by the mode of reading stacks."""
 UNTOUCHABLE = "DTt"
 """States in which a process can't be attached to: ptrace(2) would block, or change the kind of its stop."""
 

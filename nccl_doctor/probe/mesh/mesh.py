@@ -393,12 +393,13 @@ def try_path_mtu(request: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def try_all(targets: list[tuple[str, int]], deadline_s: float, segment: int | None = None) -> list[dict[str, Any]]:
-    """Return the outcome of full segments to each target, in the order of the targets.
+    """Send full-size segments to each target, and return the outcomes in the order of the targets.
 
     It is an answers.PathMtuResult. All transfers run in parallel.
 
     With ``segment``, segments have at most that many bytes. The test takes more than a second (the kernel retransmits
     after 0.2 s).
+
 
 
     """

@@ -52,7 +52,10 @@ def describe(pid: int, table: Table) -> dict[str, Any]:
 
 
 def try_port(port: int, *, described: bool = True) -> dict[str, Any]:
-    """Return snapshot.PortTrial of torch's bind; ``described``: with holders' details, which may take seconds."""
+    """Bind as torch does, and return the outcome as a snapshot.PortTrial.
+
+    ``described``: with holders' details, which may take seconds.
+    """
     return explain(port, bind_error(port), described=described)
 
 

@@ -105,7 +105,7 @@ class Ranks:
 
     @property
     def ends_known(self) -> bool:
-        """True once the launcher has reported how each rank that the last look found dead ended."""
+        """True if the launcher has reported the exit status of every rank that was dead at the last look."""
         return self._unexplained <= self._exit_codes.keys()
 
     def event(self, event: dict[str, Any]) -> None:

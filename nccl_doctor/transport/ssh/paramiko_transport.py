@@ -397,7 +397,7 @@ class ParamikoTransport:
     ) -> tuple[SshSession, float]:
         """Return the session and deadline of the ``turn``-th try.
 
-        A host's time begins when it gets its place at the jump host.
+        A host's time limit starts to run when it gets its turn at the jump host.
         """
         if hop and settings.connect_timeout is not None:
             bound = min(bound, settings.connect_timeout)

@@ -23,11 +23,7 @@ class Standing:
 
 
 _ACCESS, _ENDS, _CHECK = "tests/cli/test_access_lab.py", "tests/cli/test_end_lab.py", "tests/cli/test_check_lab.py"
-_SSH, _JUMP, _SESSION = (
-    "tests/transport/test_as_ssh.py",
-    "tests/transport/test_jump.py",
-    "tests/collect/test_session.py",
-)
+_SSH, _JUMP, _SESSION = ("tests/transport/test_as_ssh.py", "tests/transport/test_jump.py", "tests/crew/test_session.py")
 
 LINES = (
     Standing("Slurm lets in who has a job", "255, PAM's words", "ssh-auth-failed with those words", f"{_ACCESS}::test_the_servers_own_words_end_the_search"),

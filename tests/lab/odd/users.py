@@ -213,7 +213,7 @@ ROWS = (
     ),
     Row(
         "passwords alone",
-        ("ssh-auth-failed", "accepts no SSH keys from user root", "the server takes: password", "ControlMaster auto"),
+        ("ssh-auth-failed", "does not allow SSH key authentication for user root", "the server takes: password", "ControlMaster auto"),
         sshd("PubkeyAuthentication no", "PasswordAuthentication yes"),
         DENIED,
     ),

@@ -37,7 +37,6 @@ class HostsFileError(DoctorError):
         path: the file as the user named it.
         line: its line, counted from 1; None if the whole file is meant.
         problem: what is wrong and what is allowed.
-
     """
 
     def __init__(self, path: str, line: int | None, problem: str) -> None:

@@ -204,7 +204,7 @@ def main() -> int:
     command = "serve" if "serve" in sys.argv[1:] else "build"
     clean = ["--clean"] if command == "build" else []
     quiet = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
-    argv = [sys.executable, "-m", "mkdocs", "--quiet", command, *clean, "-f", config]
+    argv = [sys.executable, "-m", "mkdocs", "--quiet", command, *clean, "-f", str(config)]
     return subprocess.run(argv, env=quiet, check=False).returncode
 
 

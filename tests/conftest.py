@@ -60,9 +60,8 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_finish(session: pytest.Session) -> None:
     """What was collected stays: thousands of tests need no garbage collector to look through them again and again.
 
-    Nor do they need the tool's own objects looked through more often than the tool does.
-
-    Forks share what programs of the lab are forked from, where they will need it all.
+    Nor do they need the tool's own objects looked through more often than the tool does. Forks share what programs of
+    the lab are forked from, where they will need it all.
     """
     option = session.config.option
     labs = sum(item.get_closest_marker("lab") is not None for item in session.items)

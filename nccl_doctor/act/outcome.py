@@ -18,8 +18,6 @@ def compared(ran: FixReport, after: Report) -> FixReport:
 
     A diagnosis is fixed if its check has passed on that host afterwards. If that check could no longer judge the host,
     the outcome is unknown.
-
-
     """
     chosen = _faults(ran.before, {step.mends for step in ran.plan if _was_run(step, ran)})
     now = _faults(after.diagnoses)

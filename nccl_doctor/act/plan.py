@@ -22,8 +22,6 @@ def plan(
     """Return the steps that fix a report's diagnoses, most severe first, and what is left to do by hand.
 
     A command in which ``hide`` finds a secret could not be shown before it runs, so it is left to the user.
-
-
     """
     steps: list[Step] = []
     by_hand: list[ByHand] = []

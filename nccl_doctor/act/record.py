@@ -37,11 +37,6 @@ class RanStep(FrozenModel):
         outcome: "unknown" until the step has ended.
         undone: the step has been undone, or a look has shown that nothing is left of it.
         left: an undo has left the step alone, since somebody else had changed its result.
-
-
-
-
-
     """
 
     number: int
@@ -156,8 +151,6 @@ def _folder(environ: Mapping[str, str]) -> Path:
     """Return the folder of the records; raise DoctorError unless it and its parent belong to us.
 
     Root with another user's HOME keeps its records in its own home, since that user could plant a link.
-
-
     """
     state = state_folder(environ)
     if state is None:

@@ -1,7 +1,4 @@
-"""Ways to become root on a host.
-
-The password for sudo goes only to the standard input of a sudo that root owns.
-"""
+"""Ways to become root on a host. The password for sudo goes only to the standard input of a sudo that root owns."""
 
 from __future__ import annotations
 
@@ -117,10 +114,8 @@ def read_root_access(lines: Sequence[str]) -> RootAccess:
 def wait_until_ready(channel: Channel, nonce: str, password: bytes | None, *, root: bool) -> Machine:
     """Return the identity of the machine once the shell with this nonce answers.
 
-    Raise RootRefusedError if sudo refuses.
-
-    The password is sent once, as the first line. If sudo did not ask for it, the shell skips that line.
-
+    Raise RootRefusedError if sudo refuses. The password is sent once, as the first line. If sudo did not ask for it,
+    the shell skips that line.
     """
     until = time.monotonic() + ANSWER_S
     allowance = Allowance(MOST_OUTPUT)

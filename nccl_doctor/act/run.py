@@ -59,7 +59,6 @@ class Execution:
         password: sudo's password, for the hosts whose way is "password".
         on_host: called with a host's name once its steps have ended.
         stop: set if no further step may begin.
-
     """
 
     nodes: Mapping[str, Node]

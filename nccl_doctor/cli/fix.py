@@ -400,8 +400,6 @@ def _ask(text: str, answers: tuple[str, ...]) -> str:
     """Ask on the terminal; return the answer's first letter if it is in ``answers``, otherwise "".
 
     What was typed before the question is discarded, since it is not an answer to it.
-
-
     """
     if sys.stdin.isatty():
         termios.tcflush(sys.stdin.fileno(), termios.TCIFLUSH)

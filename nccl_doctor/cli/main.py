@@ -75,7 +75,6 @@ class _End:
 
     Attributes:
         code: exit code of the command; while it is unknown, the interpreter exits in its usual way.
-
     """
 
     def __init__(self) -> None:
@@ -264,10 +263,7 @@ def _wants_json(args: list[str]) -> bool:
 
 
 def app(first: str = "") -> typer.Typer:
-    """Return the command line with only the command that the first word names.
-
-    To register all commands takes 15 ms.
-    """
+    """Return the command line with only the command that the first word names. To register all commands takes 15 ms."""
     made = typer.Typer(
         no_args_is_help=True,
         pretty_exceptions_enable=False,

@@ -68,10 +68,7 @@ def read_snapshot(path: Path, kind: type[AnySnapshot] = Snapshot) -> AnySnapshot
 
 
 def _read_options(cluster: Cluster) -> None:
-    """Read the engines' options, which are plain JSON in a snapshot, once.
-
-    Raise ValidationError for invalid ones.
-    """
+    """Read the engines' options, which are plain JSON in a snapshot, once. Raise ValidationError for invalid ones."""
     cluster.options(KubeFacts)
     for node in cluster.nodes:
         for engine in engines():

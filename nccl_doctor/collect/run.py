@@ -73,10 +73,7 @@ def open_run(
 
 
 class Run:
-    """A run over all hosts, phase by phase.
-
-    ``interrupted``: the user ended it early.
-    """
+    """A run over all hosts, phase by phase. ``interrupted``: the user ended it early."""
 
     def __init__(self, cluster: Cluster, transport: Transport, options: RunOptions, progress: Progress) -> None:
         self._cluster, self._options, self._progress = cluster, options, progress
@@ -101,8 +98,6 @@ class Run:
         """Run every phase; raise ControllerPausedError if this machine was paused, which is no host's fault.
 
         An interrupt after the facts were queried ends the phases, and what was found until then can be judged.
-
-
         """
         self.look()
         try:

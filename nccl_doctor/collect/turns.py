@@ -78,10 +78,6 @@ class Turns:
             waits: called with the holder each time that one is met.
 
         Returns: The new trial (None without a port), or the hosts that did not give their turns.
-
-
-
-
         """
         trial: PortTrial | None = None
         began = time.monotonic()

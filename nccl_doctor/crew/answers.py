@@ -26,10 +26,7 @@ from nccl_doctor.transport.base import AccessError
 T = TypeVar("T")
 
 MAX_ITEMS = 150_000
-"""Maximum number of values in an answer, of 100 bytes each.
-
-The facts of a host among 4,096 have a quarter as many.
-"""
+"""Maximum number of values in an answer, of 100 bytes each. The facts of a host among 4,096 have a quarter as many."""
 _REASON = 300  # characters of the reason why a part of an answer is invalid: it may quote that part
 _SEPARATORS = (b",", b"[", b"{")
 _TOKEN = re.compile(rb'"[^"]*"?|[,\[{]')  # a JSON text without escapes, and the separators around each value
@@ -48,10 +45,7 @@ class NoAnswerError(ProbeError):
 
 
 class ConnectionLostError(ProbeError):
-    """The connection broke, so the host answers nothing more.
-
-    ``failure`` is the reason, if the transport knows it.
-    """
+    """The connection broke, so the host answers nothing more. ``failure`` is the reason, if the transport knows it."""
 
     failure: AnyAccessFailure | None = None
 

@@ -1,7 +1,4 @@
-"""The connections to the hosts: connect, ask everywhere, drop lost hosts, close.
-
-No other package opens connections.
-"""
+"""The connections to the hosts: connect, ask everywhere, drop lost hosts, close. No other package opens connections."""
 
 from __future__ import annotations
 

@@ -119,8 +119,6 @@ def in_turns(items: Iterable[Item], *stages: Stage[Item], until: float = math.in
 
     Threads are daemons, so that Ctrl-C never waits for a host. An item that has not ended by ``until`` (monotonic
     clock) is abandoned with a :class:`TimeoutError`. A ControllerError, a fault of this machine, is raised.
-
-
     """
     todo = list(items)
     ends: list[Exception | None] = [None] * len(todo)
@@ -266,10 +264,7 @@ CONNECT_S = 10.0
 """Seconds for a host to answer if neither ``--connect-timeout`` nor the user's ssh configuration sets a limit."""
 PATIENCE = 4.0  # a host that takes this many times longer than the others is more than one of many
 Look = Callable[[ProbeSession, float], None]
-"""A function that asks a host within a share of its time.
-
-It raises :class:`NoAnswerError` if more time may help.
-"""
+"""A function that asks a host within a share of its time. It raises :class:`NoAnswerError` if more time may help."""
 
 
 @dataclass

@@ -34,7 +34,6 @@ class Messages:
     Attributes:
         chatter: the last lines that other programs printed.
         shell_ready: whether the login shell has run the command that starts the probe.
-
     """
 
     def __init__(self, channel: base.Channel, nonce: str, silence_s: float) -> None:

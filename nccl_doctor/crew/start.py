@@ -58,7 +58,6 @@ class Start:
         status: the command's exit status; None if unknown.
         stderr: its last lines.
         chatter: the last lines on stdout that were not the probe's.
-
     """
 
     python: str
@@ -211,9 +210,7 @@ def login_mark(nonce: str) -> str:
 def command(python: str, nonce: str, silence_s: float) -> str:
     """Return the command that starts the probe with a host's interpreter.
 
-    ``nonce`` (letters and digits) marks the probe's messages.
-
-    Its loader exits if nothing has come for ``silence_s``.
+    ``nonce`` (letters and digits) marks the probe's messages. Its loader exits if nothing has come for ``silence_s``.
 
     ``exec`` avoids a shell that would have to end, too. Double quotes without $, ` and ! mean the same in sh, csh and
     fish. ``-I``: no file in a home directory and no PYTHON* variable can shadow a module; ``-S``: no installed package

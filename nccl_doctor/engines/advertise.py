@@ -263,7 +263,6 @@ class Ports:
         of: their use, as a phrase to follow "which are".
         by: the option or variable that changes them.
         only_with: the command-line option without which they are not used; "" if they always are.
-
     """
 
     first: int

@@ -53,9 +53,6 @@ class Blame:
         doubtful: later rules that may also block them; the remedy opens those, too.
         unexpected_outcomes: dials that failed in a different way from the one that the rule causes.
         unexpected_passes: dials that passed although the host's rules should block them, as source and port.
-
-
-
     """
 
     host: Host
@@ -120,7 +117,6 @@ class ExplainedDials:
         redirected: connections that a rule redirects.
         limits: hosts with rules that let the few dials through but may stop a job's many connections.
         doubted: the rules that may drop some of many connections made at once.
-
     """
 
     blames: tuple[Blame, ...]
@@ -234,11 +230,7 @@ def _connected(mesh: Mesh, name: str, end: str) -> Iterator[FailedDial]:
 def admits(rule: RuleRef | None) -> int:
     """Return the number of connections that a rule admits at a time.
 
-    This is its burst or count, or its rate per second.
-
-    It is -1 if the rule has no such limit.
-
-
+    This is its burst or count, or its rate per second. It is -1 if the rule has no such limit.
     """
     found = [] if rule is None else list(_RATE.finditer(rule.text))
     return max((0 if one["slow"] else whole_number(one["number"]) for one in found), default=-1)
@@ -351,10 +343,9 @@ def opening(
 ) -> Opening:
     """Return the opening that is needed on a host, for the peers of all ``blames``, which are alike.
 
-    It leaves out addresses that are only ``claimed`` by their hosts, unless there are no others.
-
-    The ports are the master port and the host's own ephemeral range; what the host sends also goes to ranges that at
-    least two hosts have, since a single host's word opens nothing elsewhere.
+    It leaves out addresses that are only ``claimed`` by their hosts, unless there are no others. The ports are the
+    master port and the host's own ephemeral range; what the host sends also goes to ranges that at least two hosts
+    have, since a single host's word opens nothing elsewhere.
     """
     mesh = known(snapshot.mesh)
     assert blame.host.facts is not None, "its rules are known"

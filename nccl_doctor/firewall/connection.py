@@ -119,8 +119,6 @@ class Ends:
         path_back: whether the listener's route back uses the same interface.
         ttl: the initial time to live of the dialler's packets; ``ttl_back`` is that of the replies; None if unknown.
         is_direct: whether there is no router in between, which would decrement the time to live.
-
-
     """
 
     oif: str

@@ -63,8 +63,6 @@ def direct_rule(rule: RuleRef, facts: FirewallFacts) -> DirectRule | None:
 
     iptables-save adds modules, masks and defaults, and reorders options, so the given words are only some of those that
     it prints.
-
-
     """
     if rule.origin == "nft" or rule.place is None:
         return None

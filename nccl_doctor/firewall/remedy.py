@@ -27,10 +27,7 @@ from nccl_doctor.text.hostlist import grouped
 from nccl_doctor.text.inet import Network
 
 SINGLE = 8
-"""Maximum number of addresses that are listed individually.
-
-More are merged into networks that cover exactly these.
-"""
+"""Maximum number of addresses that are listed individually. More are merged into networks that cover exactly these."""
 
 _MULTIPORT = 15
 """Maximum number of ports that multiport accepts, where a range counts twice (xt_multiport, XT_MULTI_PORTS)."""

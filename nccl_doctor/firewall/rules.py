@@ -71,8 +71,6 @@ class Packet:
         flags: by nft's names; "ecn" and "cwr" are unknown (net.ipv4.tcp_ecn).
         path_back: whether the route to ``saddr`` uses ``iif``, which reverse-path filters check; None if unknown.
         ttl: the least and greatest possible IPv4 time to live; None if unknown.
-
-
     """
 
     direction: Direction

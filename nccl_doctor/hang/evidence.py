@@ -88,10 +88,7 @@ def _spinning(host: HangHost) -> GpuWork | None:
 
 
 def gather_evidence(snapshot: HangSnapshot, homes: Mapping[int, str] = MappingProxyType({})) -> HangEvidence:
-    """Gather what a snapshot of a job shows of each rank.
-
-    ``homes`` has the hosts on which a watch has seen ranks.
-    """
+    """Gather what a snapshot of a job shows of each rank. ``homes`` has the hosts on which a watch has seen ranks."""
     ranks = observed_rank.observed_ranks(snapshot)
     gone, unseen = lost(snapshot, ranks, homes) if ranks else ((), ())
     return HangEvidence(

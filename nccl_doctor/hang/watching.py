@@ -187,7 +187,6 @@ class JobWatch:
     Args:
         after_s: seconds without progress after which the job is examined closely.
         interval_s: seconds between two close looks, both of which must agree on a hang.
-
     """
 
     def __init__(self, after_s: float, interval_s: float) -> None:

@@ -84,10 +84,7 @@ MOST_COMPARED = 1 << 18  # characters
 
 
 def _compared(snapshot: HangSnapshot) -> LogVerdict | None:
-    """Return RAS' diagnostics (NCCL 2.31 and later), read as a log; None if there are none.
-
-    They compare the ranks.
-    """
+    """Return RAS' diagnostics (NCCL 2.31 and later), read as a log; None if there are none. They compare the ranks."""
     answers = [answer for host in snapshot.hosts for answer in host.ras if isinstance(answer, Ras)]
     texts = [one.text for answer in answers for one in answer.reports if one.form == DIAGNOSTICS]
     return diagnose([LogSource("RAS", [texts[0][:MOST_COMPARED].encode()])]) if texts else None

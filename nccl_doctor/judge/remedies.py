@@ -23,8 +23,6 @@ def settings(found: Diagnosis, snapshot: Snapshot) -> Mapping[str, str]:
     """Return the job's variables that fix a diagnosis, or none if they are not the same on all hosts.
 
     What a single host says about itself sets nothing for the others.
-
-
     """
     wanted = found.fix.variables
     first, *others = wanted.values() or ({},)

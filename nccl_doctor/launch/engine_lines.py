@@ -144,8 +144,8 @@ def own_addresses(job: LaunchPlan, checked: Mapping[str, str]) -> Addresses:
     """Return each host's own address: the listed one if usable, or else that from the last check."""
     found = {}
     for start in job.starts:
-        listed = start.node.address if numeric(start.node.address) is not None else None
-        own = None if listed is not None and is_loopback(listed) else listed
-        if address := own or checked.get(start.node.name):
+        listed = start.node.address
+        usable = numeric(listed) is not None and not is_loopback(listed)
+        if address := listed if usable else checked.get(start.node.name):
             found[start.node.name] = address
     return found

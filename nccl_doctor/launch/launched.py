@@ -11,13 +11,12 @@ from nccl_doctor.errors import UsageError
 from nccl_doctor.launch import slurm_job
 from nccl_doctor.launch.engine_lines import engine_commands, engine_notes, own_addresses
 from nccl_doctor.launch.launchers import commands, default_launcher, start_over_ssh, tcp_script
-from nccl_doctor.launch.line import batch_notes, divides
+from nccl_doctor.launch.line import SCRIPTS, batch_notes, divides, split_at_dashes
 from nccl_doctor.launch.plan import LastResults, LaunchPlan, plan, secrets
 from nccl_doctor.model.cluster import Cluster
 from nccl_doctor.model.engine import place_of, placed
-from nccl_doctor.model.finding import Command, on
-from nccl_doctor.nccl.versions import DIAGNOSTICS
-from nccl_doctor.nccl.versions import diagnosable as recorded
+from nccl_doctor.model.finding import on
+from nccl_doctor.nccl.versions import DIAGNOSTICS, diagnosable
 from nccl_doctor.text import shell
 
 if TYPE_CHECKING:
@@ -33,8 +32,6 @@ class Wishes(NamedTuple):
         launcher: its name; None for the one that fits the torch version found by the last check.
         form: "slurm" for a batch script, "ssh" for one line that starts the job on all hosts.
         use_env: an option of torch.distributed.launch; ``diagnosable``: whether a failure should leave traces.
-
-
     """
 
     launcher: str | None = None
@@ -47,23 +44,36 @@ class Wishes(NamedTuple):
 
 def split(words: list[str], argv: list[str], *, named: bool, engine: bool = False) -> tuple[str | None, list[str]]:
     """Return the hosts file, and the script (or the ``engine``'s model) with its arguments after "--"."""
-    behind = len(argv) - argv.index("--") - 1 if "--" in argv else len(words) - (not named)
-    before, script = words[: len(words) - behind], words[len(words) - behind :]
-    if len(before) > 1:
-        raise UsageError(f"unexpected argument {before[1]}; put the script after --")
+    hosts, after = split_at_dashes(words, argv, len(words) - (not named), "the script")
+    script = list(after)
     if engine:
-        return (before[0] if before else None), script
+        return hosts, script
     if not script:
         raise UsageError("no script given; for example: nccl-doctor launch hosts.yaml -- train.py --epochs 3")
     if _STARTER.fullmatch(PurePath(script[0]).name):
         raise UsageError(f"leave out {shell.word(script[0])}: the printed lines start the script themselves")
-    if PurePath(script[0]).suffix in {".sh", ".bash", ".sbatch", ".slurm"}:
+    if PurePath(script[0]).suffix in SCRIPTS:
         raise UsageError(f"{shell.word(script[0])} is a shell script; give the Python script that it starts")
-    return (before[0] if before else None), script
+    return hosts, script
+
+
+def _refuse(cluster: Cluster, wishes: Wishes) -> None:
+    """Raise UsageError for a format that can't start the job."""
+    if wishes.form in ("slurm", "ssh") and any(map(place_of, cluster.nodes)):
+        why = "starts no job in a container, where it would outlive its connection"
+        hint = "start each host's line in its container, as --format shell prints them"
+        raise UsageError(f"--format {wishes.form} {why}; {hint}")
+    if wishes.form == "slurm" and wishes.launcher not in (None, "torchrun", "c10d"):
+        raise UsageError(f"--format slurm starts torchrun; --launcher {wishes.launcher} has no batch script here")
+    if wishes.form == "ssh" and cluster.engine is not None and wishes.launcher is None:
+        raise UsageError("--format ssh starts no engine; each host has a line of its own, in its own shell")
 
 
 def launched(cluster: Cluster, script: Sequence[str], wishes: Wishes, last: LastResults) -> Launch:
     """Return the launch of a job on a cluster, based on the results of the last check."""
+    from nccl_doctor.model.documents import Launch
+
+    _refuse(cluster, wishes)
     job = plan(cluster, last.hosts, tuple(script), last.torch)
     if wishes.batch_size is not None:
         divides(wishes.batch_size, job.world_size)
@@ -75,54 +85,24 @@ def launched(cluster: Cluster, script: Sequence[str], wishes: Wishes, last: Last
         notes += unprinted
     if wishes.diagnosable:
         traces = f"/tmp/{job.name}-{job.digest}"  # noqa: S108 - a file a rank, named after the job
-        job = job.with_variables(recorded(job.torch, traces))
+        job = job.with_variables(diagnosable(job.torch, traces))
         notes.append(f"after a failure, on each host: nccl-doctor logs {shell.word(traces)}.*")
     if wishes.diagnostics:
         job = job.with_variables(DIAGNOSTICS)
-    if wishes.form in ("slurm", "ssh") and any(map(place_of, cluster.nodes)):
-        why = "starts no job in a container, where it would outlive its connection"
-        hint = "start each host's line in its container, as --format shell prints them"
-        raise UsageError(f"--format {wishes.form} {why}; {hint}")
-    if wishes.form == "slurm" and wishes.launcher not in (None, "torchrun", "c10d"):
-        raise UsageError(f"--format slurm starts torchrun; --launcher {wishes.launcher} has no batch script here")
-    if cluster.engine is not None and wishes.launcher is None and wishes.form != "slurm":
-        return _of_engine(job, cluster.engine, wishes, last)
-    launcher = "slurm" if wishes.form == "slurm" else wishes.launcher or default_launcher(job.torch)
-    warnings += tcp_script(job)[1] if launcher == "tcp" else ()
-    if launcher == "slurm":
-        lines = on(None, slurm_job.script(job, c10d=wishes.launcher == "c10d"))
+    if wishes.form == "slurm":
+        launcher, lines = "slurm", on(None, slurm_job.script(job, c10d=wishes.launcher == "c10d"))
+    elif cluster.engine is not None and wishes.launcher is None:
+        known = {name: one.address for name, one in last.hosts.items() if one.address is not None}
+        launcher, own = cluster.engine, own_addresses(job, known)
+        lines, more = engine_commands(job, launcher, own), engine_notes(job, launcher, own)
+        notes, warnings = [*more[0], *notes], [*more[1], *warnings]
     else:
+        launcher = wishes.launcher or default_launcher(job.torch)
+        warnings += tcp_script(job)[1] if launcher == "tcp" else ()
         lines = commands(job, launcher, use_env=wishes.use_env)
     if wishes.form == "ssh":
         lines = on(None, start_over_ssh(cluster, lines))
         notes.append("starts in each host's home directory; Ctrl-C ends it on all of them")
-    return _launch(job, launcher, lines, notes, [*warnings, *last.doubts])
-
-
-def _unprinted(job: LaunchPlan, form: str) -> list[str]:
-    names = sorted({name for start in job.starts for name in secrets(start.variables)})
-    if not names:
-        return []
-    place = {"ssh": "in your login's profile on each host", "slurm": "in the shell that runs sbatch"}
-    return [f"secrets are not printed: export {', '.join(names)} {place.get(form, 'in the shell that runs a line')}"]
-
-
-def _of_engine(job: LaunchPlan, engine: str, wishes: Wishes, last: LastResults) -> Launch:
-    if wishes.form in ("slurm", "ssh"):
-        raise UsageError(f"--format {wishes.form} starts no engine; each host has a line of its own, in its own shell")
-    known = {name: one.address for name, one in last.hosts.items() if one.address is not None}
-    own = own_addresses(job, known)
-    notes, warnings = engine_notes(job, engine, own)
-    notes += _unprinted(job, wishes.form)
-    return _launch(job, engine, engine_commands(job, engine, own), notes, [*warnings, *last.doubts])
-
-
-def _launch(
-    job: LaunchPlan, launcher: str, lines: tuple[Command, ...], notes: list[str], warnings: list[str]
-) -> Launch:
-    from nccl_doctor.model.documents import Launch
-
-    cluster = job.cluster
     return Launch(
         launcher=launcher,
         master_addr=cluster.master_addr,
@@ -131,5 +111,13 @@ def _launch(
         ranks=job.ranks,
         commands=placed(lines, cluster, inside=True),
         notes=tuple(notes),
-        warnings=tuple(warnings),
+        warnings=(*warnings, *last.doubts),
     )
+
+
+def _unprinted(job: LaunchPlan, form: str) -> list[str]:
+    names = sorted({name for start in job.starts for name in secrets(start.variables)})
+    if not names:
+        return []
+    place = {"ssh": "in your login's profile on each host", "slurm": "in the shell that runs sbatch"}
+    return [f"secrets are not printed: export {', '.join(names)} {place.get(form, 'in the shell that runs a line')}"]

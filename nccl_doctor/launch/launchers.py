@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 
 from nccl_doctor.errors import UsageError
-from nccl_doctor.launch.line import LaunchLine, c10d_place, joined, meeting_place, place_of
-from nccl_doctor.launch.plan import LaunchPlan, Start, secrets
+from nccl_doctor.launch.line import LaunchLine, arguments_of, c10d_place, joined, meeting_place, place_of, tcp_url
+from nccl_doctor.launch.plan import LaunchPlan, Start, names_of, secrets
 from nccl_doctor.model.cluster import Cluster
 from nccl_doctor.model.engines.ssh import SshOptions
 from nccl_doctor.model.finding import Command, on
@@ -31,7 +31,7 @@ NO_TORCHRUN = (1, 9)
 LOCAL_ADDR = (2, 0)
 """The first version of PyTorch whose torchrun has --local_addr."""
 PER_RANK = ("rank", "local_rank")
-SPAWN_OPTIONS = ("--dist-url", "{url}", "--world-size", "{nnodes}", "--rank", "{node_rank}")
+SPAWN_OPTIONS = {"--dist-url": "{url}", "--world-size": "{nnodes}", "--rank": "{node_rank}"}
 """Options of scripts that use mp.spawn (pytorch/examples' imagenet/main.py and scripts derived from it); they count
 nodes, not ranks."""
 
@@ -94,11 +94,8 @@ def written(
 ) -> Line:
     """Return a node's line: its variables, the program, the program's options, and the script.
 
-    The variables are the node's own and ``variables``; ``settings`` has the options by torchrun's names.
-
-    If ``program`` is empty or begins with an option, the node's Python comes before it.
-
-
+    The variables are the node's own and ``variables``; ``settings`` has the options by torchrun's names. If ``program``
+    is empty or begins with an option, the node's Python comes before it.
     """
     exported = secrets(start.variables)
     told = {**start.variables, **variables}
@@ -112,10 +109,6 @@ def written(
     return joined(line.written(settings, [*map(shell.literal, script)], {}))
 
 
-def _start(variables: Mapping[str, str], start: Start) -> list[Line]:
-    return [*shell.assignments(variables, secrets(variables)), shell.program(start.node.python)]
-
-
 def _env(job: LaunchPlan, start: Start) -> Line:
     own = {
         "MASTER_ADDR": job.cluster.master_addr,
@@ -127,9 +120,10 @@ def _env(job: LaunchPlan, start: Start) -> Line:
 
     def of_rank(rank: Mapping[str, Line]) -> Line:
         front = shell.assignments({**start.variables, **own}, secrets(start.variables))
-        python, script = shell.program(start.node.python), shell.words(job.script, {})
-        template = "{front} RANK={rank} LOCAL_RANK={local_rank} {python} {script}"
-        return shell.script(template, front=front, python=python, script=script, **rank)
+        program = [shell.program(start.node.python), *shell.words(job.script, {})]
+        return shell.script(
+            "{front} RANK={rank} LOCAL_RANK={local_rank} {program}", front=front, program=program, **rank
+        )
 
     return _each_rank(start, of_rank)
 
@@ -143,7 +137,7 @@ def _tcp(job: LaunchPlan, start: Start) -> Line:
     if not _has_holes(job.script):
         job.even("a script that spawns its own processes", "it multiplies nodes by its own GPUs")
     values = {
-        "url": _url(job),
+        "url": tcp_url(job.cluster),
         "world_size": str(job.world_size),
         "nnodes": str(len(job.starts)),
         "node_rank": str(start.node.node_rank),
@@ -151,7 +145,7 @@ def _tcp(job: LaunchPlan, start: Start) -> Line:
     fixed = {name: shell.argument(value) for name, value in values.items()}
 
     def of_rank(rank: Mapping[str, Line]) -> Line:
-        front = _start(start.variables, start)
+        front = [*shell.assignments(start.variables, secrets(start.variables)), shell.program(start.node.python)]
         return shell.script("{front} {script}", front=front, script=shell.words(script, {**fixed, **rank}))
 
     per_rank = any(f"{{{name}}}" in text for text in script for name in PER_RANK)
@@ -160,41 +154,31 @@ def _tcp(job: LaunchPlan, start: Start) -> Line:
 
 def tcp_script(job: LaunchPlan) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the script with placeholders for tcp://, and a sentence about replaced words."""
-    master = next((node for node in job.cluster.nodes if job.cluster.master_addr in (node.name, node.address)), None)
-    names = {job.cluster.master_addr, *((master.name, master.address) if master else ())}
-    right = {f"tcp://{endpoint(name, job.cluster.master_port)}" for name in names}
-    wanted = {} if _has_holes(job.script) else dict(zip(SPAWN_OPTIONS[2::2], SPAWN_OPTIONS[3::2], strict=True))
+    right = {f"tcp://{endpoint(name, job.cluster.master_port)}" for name in names_of(job.cluster)}
+    wanted = {} if _has_holes(job.script) else SPAWN_OPTIONS
     words, there, replaced = list(job.script), set(), []
-    for place, word in enumerate(job.script):
-        option, sign, value = word.partition("=")
-        at = place if sign else place + 1
-        value = value if sign else "".join(job.script[at : at + 1])
-        name, hole = option.replace("_", "-"), ""
+    for spelled, value, at, option, front in arguments_of(job.script):
+        name, hole = spelled, ""
         if _URL_OPTION.fullmatch(name) and "://" in value:
-            name = SPAWN_OPTIONS[0]
+            name = "--dist-url"
             hole = "{url}" if value.startswith(("tcp://", "env://")) and value not in right else ""
             host = value.removeprefix("tcp://").rpartition(":")[0].strip("[]")
             own = host == "localhost" or is_loopback(host)
-            by = f"{_url(job)}{', for that is an address of each host itself' if own else ''}"
+            by = f"{tcp_url(job.cluster)}{', for that is an address of each host itself' if own else ''}"
         elif name in wanted and value.isdecimal():
             hole, by = wanted[name], str(len(job.starts)) if name == "--world-size" else "each host's own"
         else:
             continue
         there.add(name)
         if hole:
-            words[at] = f"{option}={hole}" if sign else hole
+            words[at] = front + hole
             replaced += [] if value == by else [f"{option} {value} by {by}"]
-    needed = () if _has_holes(job.script) else zip(SPAWN_OPTIONS[::2], SPAWN_OPTIONS[1::2], strict=True)
-    words += [word for option, hole in needed if option not in there for word in (option, hole)]
+    words += [word for option, hole in wanted.items() if option not in there for word in (option, hole)]
     return tuple(words), (f"replaced in the script's arguments: {'; '.join(replaced)}",) if replaced else ()
 
 
 def _has_holes(script: tuple[str, ...]) -> bool:
     return any(f"{{{name}}}" in text for text in script for name in ("url", "rank", "node_rank"))
-
-
-def _url(job: LaunchPlan) -> str:
-    return f"tcp://{endpoint(job.cluster.master_addr, job.cluster.master_port)}"
 
 
 def _each_rank(start: Start, of_rank: Callable[[Mapping[str, Line]], Line]) -> Line:

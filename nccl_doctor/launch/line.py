@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import starmap, takewhile
 from pathlib import Path, PurePath
+from typing import NamedTuple
 
 from nccl_doctor.errors import UsageError
 from nccl_doctor.launch.plan import is_number, nearest
@@ -37,6 +38,28 @@ _PYTHON = re.compile(r"python[\d.]*")
 _MOST_SCRIPT = 1 << 16  # bytes of a shell's script
 
 
+class Argument(NamedTuple):
+    """An option of a script."""
+
+    name: str  # with "-" for "_"
+    value: str  # "" for a flag at the end
+    at: int  # index of the word with the value
+    spelled: str  # the name as typed
+    front: str  # what precedes the value in its word: "NAME=", or ""
+
+
+def arguments_of(script: Sequence[str]) -> tuple[Argument, ...]:
+    """Return a script's options: --batch 64, --batch=64 and batch=64."""
+    found = []
+    for place, word in enumerate(script):
+        spelled, sign, value = word.partition("=")
+        if word.startswith("-") or sign:
+            at = place if sign else place + 1
+            value = value if sign else "".join(script[at : at + 1])
+            found.append(Argument(spelled.replace("_", "-"), value, at, spelled, f"{spelled}=" if sign else ""))
+    return tuple(found)
+
+
 @dataclass(frozen=True)
 class LaunchLine:
     """A launch command.
@@ -55,9 +78,6 @@ class LaunchLine:
         unread: why it is unknown what the line starts; None if it is known.
         lost: options whose value only the shell that runs the line knows, as typed; "" if each host's shell has the
         right one.
-
-
-
     """
 
     launcher: str
@@ -93,7 +113,7 @@ class LaunchLine:
     @property
     def url(self) -> str | None:
         """The script's own tcp:// address."""
-        return next((value for _, value, _ in self.arguments if value.startswith("tcp://")), None)
+        return next((each.value for each in self.arguments if each.value.startswith("tcp://")), None)
 
     @property
     def places_itself(self) -> bool:
@@ -101,15 +121,9 @@ class LaunchLine:
         return self.launcher == "script" and not self.started
 
     @property
-    def arguments(self) -> list[tuple[str, str, int]]:
-        """The script's options: name with "-" for "_", value, and the index of the value among its words."""
-        found = []
-        for place, word in enumerate(self.script):
-            name, sign, value = word.partition("=")
-            if word.startswith("-") or sign:
-                at = place if sign else place + 1
-                found.append((name.replace("_", "-"), value if sign else "".join(self.script[at : at + 1]), at))
-        return found
+    def arguments(self) -> tuple[Argument, ...]:
+        """The script's options."""
+        return arguments_of(self.script)
 
     def written(
         self, options: Mapping[str, str], script: Sequence[str], variables: Mapping[str, str]
@@ -143,18 +157,15 @@ class LaunchLine:
         return known and int(least) <= count <= int(most or least) and not (sign and self.is_static)
 
     @property
-    def is_placed(self) -> bool:
-        """True if each host gets its own line with its place in the job."""
-        return self.table.placed
-
-    @property
     def table(self) -> Launcher:
         return LAUNCHERS[self.launcher]
 
     @property
     def is_static(self) -> bool:
         """True if the line numbers the nodes, and gives the master's address and port separately."""
-        return self.is_placed and self.options.get("rdzv_backend", "static") == "static" and self.launcher != "sglang"
+        return (
+            self.table.placed and self.options.get("rdzv_backend", "static") == "static" and self.launcher != "sglang"
+        )
 
     @property
     def is_of_c10d(self) -> bool:
@@ -166,7 +177,6 @@ class LaunchLine:
         """The file from which accelerate reads what the line leaves out; if none is named, its default one.
 
         accelerate/commands/launch.py, ``_validate_launch_command``; config/config_args.py, ``default_config_file``.
-
         """
         default = "accelerate's default_config.yaml" if self.launcher == "accelerate" else None
         return self.options.get("config_file", default)
@@ -182,22 +192,30 @@ class LaunchLine:
         return self.is_static or self.launcher == "sglang"
 
 
-def behind_dashes(words: Sequence[str], argv: Sequence[str]) -> tuple[str | None, tuple[str, ...]]:
-    """Return the hosts file, and the line after "--"; raise UsageError for any other words.
+def split_at_dashes(
+    words: Sequence[str], argv: Sequence[str], others: int, what: str
+) -> tuple[str | None, Sequence[str]]:
+    """Return the hosts file and the words after "--", of which there are ``others`` if "--" is left out.
 
     ``argv`` is needed because click drops the "--".
     """
-    behind = len(argv) - argv.index("--") - 1 if "--" in argv else 0
-    before, line = words[: len(words) - behind], words[len(words) - behind :]
+    behind = len(argv) - argv.index("--") - 1 if "--" in argv else others
+    before, after = words[: len(words) - behind], words[len(words) - behind :]
     if len(before) > 1:
-        raise UsageError(f"unexpected argument {before[1]}; put the launch command after --")
+        raise UsageError(f"unexpected argument {before[1]}; put {what} after --")
+    return (before[0] if before else None), after
+
+
+def behind_dashes(words: Sequence[str], argv: Sequence[str]) -> tuple[str | None, tuple[str, ...]]:
+    """Return the hosts file, and the line after "--"; raise UsageError for any other words."""
+    hosts, line = split_at_dashes(words, argv, 0, "the launch command")
     if "--" in argv:
         out = _out_of_script(line)
         read = read_line(out)
         # of several words, the user's shell has replaced the variables that were not quoted
         kept = {word for word in read.script if "$" in word} if out is line and len(line) > 1 else ()
         line = [shell.Literal(word) if word in kept else word for word in out]
-    return (before[0] if before else None), tuple(line)
+    return hosts, tuple(line)
 
 
 def _out_of_script(words: Sequence[str]) -> Sequence[str]:
@@ -288,11 +306,9 @@ def read_line(words: Sequence[str], known: Mapping[str, bool] | None = None) -> 
 def meeting_name(line: LaunchLine, nodes: int, engines: Iterable[Engines | Unknown | None]) -> str | None:
     """Return the host name at which torchrun's c10d rendezvous makes all ranks meet.
 
-    None if the ranks don't meet at a host name, or if some host's name is unknown.
-
-    The name is the full one (socket.getfqdn) of the agent with rank 0, unless --local-addr replaces it. Agents are
-    ranked by their names (torch/distributed/elastic/rendezvous/dynamic_rendezvous.py, ``_NodeDesc``,
-    ``next_rendezvous``).
+    None if the ranks don't meet at a host name, or if some host's name is unknown. The name is the full one
+    (socket.getfqdn) of the agent with rank 0, unless --local-addr replaces it. Agents are ranked by their names
+    (torch/distributed/elastic/rendezvous/dynamic_rendezvous.py, ``_NodeDesc``, ``next_rendezvous``).
     """
     names = [one.fqdn for one in engines if isinstance(one, Engines) and one.fqdn]
     by_name = line.is_of_c10d and "local_addr" not in line.options and nodes > 1
@@ -342,7 +358,8 @@ def batch_notes(script: tuple[str, ...], world: int) -> tuple[list[str], list[st
     Only the script knows whether it splits a batch or gives each rank one of that size, so nothing is refused.
     """
     notes, warnings = [], []
-    for _, option, size in _batches(script):
+    for argument in _batches(script):
+        option, size = argument.spelled, int(argument.value)
         wrong = _remainder(size, world)
         if _EACH.fullmatch(option):
             notes.append(f"{option} {size} on each of {plural(world, 'rank')}: a batch of {size * world}")
@@ -353,15 +370,13 @@ def batch_notes(script: tuple[str, ...], world: int) -> tuple[list[str], list[st
     return notes, warnings
 
 
-def _batches(script: Sequence[str]) -> Iterator[tuple[int, str, int]]:
-    """Yield the index of each batch size's word, its option, and the size: --batch 64, --batch=64 and batch=64."""
-    for place, word in enumerate(script):
-        option, sign, value = word.partition("=")
-        at = place if sign else place + 1
-        size = value if sign else "".join(script[at : at + 1])
-        named = _EACH.fullmatch(option) or (_WHOLE.fullmatch(option) and (sign or option.startswith("-")))
-        if named and _NUMBER.fullmatch(size):
-            yield at, option, int(size)
+def _batches(script: Sequence[str]) -> list[Argument]:
+    """Return the options with a batch size."""
+    return [
+        each
+        for each in arguments_of(script)
+        if (_EACH.fullmatch(each.spelled) or _WHOLE.fullmatch(each.spelled)) and _NUMBER.fullmatch(each.value)
+    ]
 
 
 def _remainder(batch: int, world: int) -> str:
@@ -375,10 +390,9 @@ def _remainder(batch: int, world: int) -> str:
 def model_size(line: LaunchLine) -> int | None:
     """Return the number of GPUs that an engine's line needs, on all hosts that it names or on each host.
 
-    None if the line does not show that number.
-
-    vLLM's data parallelism over several hosts needs no --nnodes: --data-parallel-size-local is each host's share. With
-    --enable-dp-attention, SGLang's data parallelism is part of its tensor parallelism.
+    None if the line does not show that number. vLLM's data parallelism over several hosts needs no --nnodes:
+    --data-parallel-size-local is each host's share. With --enable-dp-attention, SGLang's data parallelism is part of
+    its tensor parallelism.
     """
     sizes = ["tensor", "pipeline"]
     if line.launcher == "vllm" and "nnodes" not in line.options:
@@ -394,10 +408,7 @@ def model_size(line: LaunchLine) -> int | None:
 def meant_total(line: LaunchLine, counts: Collection[int]) -> int | None:
     """Return the right total of ranks if accelerate's line gives each machine's number as the total.
 
-    None for any other line.
-
-    ``counts`` are the planned ranks of each host.
-
+    None for any other line. ``counts`` are the planned ranks of each host.
     """
     told, total = line.options.get("world_size", ""), sum(counts)
     per_machine = line.launcher == "accelerate" and is_number(told) and {*counts} == {int(told)}
@@ -407,10 +418,7 @@ def meant_total(line: LaunchLine, counts: Collection[int]) -> int | None:
 def starts_no_ranks(line: LaunchLine) -> bool:
     """Return whether accelerate starts one script on each machine, without a rank.
 
-    That is its ``simple_launcher``, which it uses for --cpu.
-
-    accelerate/commands/launch.py of 1.15.
-
+    That is its ``simple_launcher``, which it uses for --cpu. accelerate/commands/launch.py of 1.15.
     """
     several = is_number(line.options.get("nnodes", "")) and int(line.options["nnodes"]) > 1
     return line.launcher == "accelerate" and several and "cpu" in line.options and "mpirun_hostfile" not in line.options
@@ -428,8 +436,6 @@ def own_lines(
 
     ``spelled_out``: the hosts' names would make torchrun's c10d rendezvous fail, so the lines state what it derives
     from them.
-
-
     """
     told, options = line.options.get("nproc_per_node", ""), _of_all(line, cluster, counts)
     ranked = line.is_ranked and not (line.table.engine and not options)
@@ -465,8 +471,6 @@ def c10d_place(node: Node, cluster: Cluster, conf: str = "") -> dict[str, str]:
     """Return a node's settings for the c10d rendezvous: whether it hosts the store, and its address.
 
     By default torchrun derives both from what the host's own name resolves to, which may be 127.0.1.1.
-
-
     """
     given = [item for item in conf.split(",") if item and not item.startswith("is_host=")]
     return {"rdzv_conf": ",".join([*given, f"is_host={int(node is cluster.nodes[0])}"]), "local_addr": node.address}
@@ -478,23 +482,21 @@ def _placed(
     """Return a node's words and variables for a script that is given its rank, one process per node.
 
     Such a script has one rank on each node, or starts the other ranks of its node itself (imagenet/main.py).
-
-
     """
     right = {"--rank": str(node_rank), "--world-size": str(nodes)}
-    said = {name: (value, at) for name, value, at in line.arguments if name in right and is_number(value)}
+    said = {each.name: each for each in line.arguments if each.name in right and is_number(each.value)}
     alone = all(count == 1 for count in counts.values())
     words = list(script)
-    if "--rank" in said and (alone or said.get("--world-size", ("",))[0] == str(nodes)):
-        for name, (_, at) in said.items():
-            words[at] = f"{words[at].partition('=')[0]}={right[name]}" if "=" in words[at] else right[name]
+    if "--rank" in said and (alone or ("--world-size" in said and said["--world-size"].value == str(nodes))):
+        for name, argument in said.items():
+            words[argument.at] = argument.front + right[name]
     variables = {"RANK": str(node_rank), "WORLD_SIZE": str(nodes)} if alone and "RANK" in line.variables else {}
     return words, {name: value for name, value in variables.items() if name in line.variables}
 
 
 def _of_all(line: LaunchLine, cluster: Cluster, counts: Mapping[str, int]) -> dict[str, str]:
     """Return the options that each host's line must have; none for an engine that each host can start alone."""
-    if not line.is_placed or (line.table.engine and "nnodes" not in line.options and not needs_all(line, counts)):
+    if not line.table.placed or (line.table.engine and "nnodes" not in line.options and not needs_all(line, counts)):
         return {}
     options = {} if line.spans(len(cluster.nodes)) else {"nnodes": str(len(cluster.nodes))}
     if (total := meant_total(line, counts.values())) is not None:
@@ -509,6 +511,10 @@ def meeting_place(cluster: Cluster, *, static: bool) -> dict[str, str]:
     return {"rdzv_endpoint": endpoint(cluster.master_addr, cluster.master_port)}
 
 
+def tcp_url(cluster: Cluster) -> str:
+    return f"tcp://{endpoint(cluster.master_addr, cluster.master_port)}"
+
+
 def place_of(node: Node, nodes: int) -> dict[str, str]:
     """Return a node's place among ``nodes`` nodes, as settings with torchrun's names."""
     return {"nnodes": str(nodes), "node_rank": str(node.node_rank)}
@@ -518,12 +524,12 @@ def _better_script(line: LaunchLine, cluster: Cluster, ranks: int) -> list[str]:
     """Return the script's words with the cluster's address, and with batch sizes that all ranks can share."""
     told, script = line.options.get("nproc_per_node", ""), list(line.script)
     world = max(1, int(told) * len(cluster.nodes) if is_number(told) else ranks)
-    url = f"tcp://{endpoint(cluster.master_addr, cluster.master_port)}"
-    better = {at: url for _, value, at in line.arguments if value.startswith("tcp://")}
-    for at, option, size in _batches(script):
-        if _remainder(size, world) and not _EACH.fullmatch(option):
-            better[at] = str(min(nearest(size, world), key=lambda near: (abs(near - size), -near)))
-    for at, value in better.items():
-        name, sign, _ = script[at].partition("=")
-        script[at] = f"{name}={value}" if sign else value
+    for each in line.arguments:
+        if each.value.startswith("tcp://"):
+            script[each.at] = each.front + tcp_url(cluster)
+    for each in _batches(script):
+        size = int(each.value)
+        if _remainder(size, world) and not _EACH.fullmatch(each.spelled):
+            near = min(nearest(size, world), key=lambda near: (abs(near - size), -near))
+            script[each.at] = f"{each.front}{near}"
     return script

@@ -12,6 +12,7 @@ import hashlib
 import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
 from pydantic import Field
@@ -39,7 +40,8 @@ RANKS = ("RANK", "SLURM_PROCID")
 LOCAL_RANKS = ("LOCAL_RANK", "SLURM_LOCALID")
 WORLDS = ("WORLD_SIZE", "SLURM_NTASKS", "SLURM_NPROCS")
 COUNTS = ("LOCAL_WORLD_SIZE", "PET_NPROC_PER_NODE")
-OF_A_JOB = (*ADDRESSES, *PORTS, *ENDPOINTS, *NODES, *PLACES, *RANKS, *LOCAL_RANKS, *WORLDS, *COUNTS)
+GROUPS = (ADDRESSES, PORTS, ENDPOINTS, NODES, PLACES, RANKS, LOCAL_RANKS, WORLDS, COUNTS)
+OF_A_JOB = tuple(chain(*GROUPS))
 COUNTED_THERE = frozenset({"gpu", "cpu", "auto"})
 """Words that torchrun's --nproc_per_node accepts besides a number."""
 
@@ -98,11 +100,10 @@ class LaunchPlan:
 
         places = []
         for start in self.starts:
-            node_rank, host = start.node.node_rank, start.node.name
-            for local in range(start.nproc):
-                gpu = start.gpus[local] if start.gpus is not None and local < len(start.gpus) else None
-                rank = start.first + local
-                places.append(RankPlace(rank=rank, node_rank=node_rank, host=host, local_rank=local, gpu=gpu))
+            node_rank, host, gpus = start.node.node_rank, start.node.name, dict(enumerate(start.gpus or ()))
+            for at in range(start.nproc):
+                rank, gpu = start.first + at, gpus.get(at)
+                places.append(RankPlace(rank=rank, node_rank=node_rank, host=host, local_rank=at, gpu=gpu))
         return tuple(places)
 
     @property
@@ -201,21 +202,11 @@ class PlannedNode:
     masters: frozenset[str]
 
 
-class Contradiction(NamedTuple):
-    """A variable that contradicts the plan, and a phrase for what is planned."""
-
-    name: str
-    value: str
-    planned: str
-
-
-def contradictions(variables: Mapping[str, str], place: PlannedNode) -> Iterator[Contradiction]:
-    """Yield variables that the plan contradicts, in :data:`OF_A_JOB`'s order."""
-    for name in OF_A_JOB:
-        value = variables.get(name)
-        planned = None if value is None else _planned(name, value.strip(), place)
-        if value is not None and planned is not None:
-            yield Contradiction(name, value, planned)
+def contradictions(variables: Mapping[str, str], place: PlannedNode) -> Iterator[tuple[str, str, str]]:
+    """Yield name and value of each variable that contradicts the plan, and a phrase for what is planned."""
+    for name in filter(variables.__contains__, OF_A_JOB):
+        if planned := _planned(name, variables[name].strip(), place):
+            yield name, variables[name], planned
 
 
 def is_number(text: str) -> bool:
@@ -224,38 +215,30 @@ def is_number(text: str) -> bool:
 
 
 def _planned(name: str, value: str, place: PlannedNode) -> str | None:
-    port = place.cluster.master_port
-    if name in ADDRESSES:
-        return None if value in place.masters else f"the master is {place.cluster.master_addr}"
-    if name in PORTS:
-        return None if value == str(port) else f"the master port is {port}"
+    """Return what is planned in place of this value; None for a right one."""
+    port, nodes = str(place.cluster.master_port), len(place.cluster.nodes)
     if name in ENDPOINTS:
         host, _, told = value.rpartition(":")
-        same = (host or value).strip("[]") in place.masters and (not host or told == str(port))
+        same = (host or value).strip("[]") in place.masters and (not host or told == port)
         return None if same else f"the master is {place.cluster.master_addr}:{port}"
     if name in NODES:
-        count, (least, _, most) = len(place.cluster.nodes), value.partition(":")  # torchrun accepts "2" and "1:4"
-        spans = is_number(least) and is_number(most or least) and int(least) <= count <= int(most or least)
-        return None if spans else f"there {'is 1 node' if count == 1 else f'are {count} nodes'}"
-    if name in COUNTS:
-        return None if value in COUNTED_THERE or value == str(place.nproc) else f"it starts {place.nproc} ranks"
-    return _numbered(name, value, place)
-
-
-def _numbered(name: str, value: str, place: PlannedNode) -> str | None:
-    if name in PLACES:
-        own = place.node.node_rank
-        return None if value == str(own) else f"its node rank is {own}"
-    if name in WORLDS:
-        return None if value == str(place.world) else f"the world size is {place.world}"
+        least, _, most = value.partition(":")  # torchrun accepts "2" and "1:4"
+        spans = is_number(least) and is_number(most or least) and int(least) <= nodes <= int(most or least)
+        return None if spans else f"there {'is 1 node' if nodes == 1 else f'are {nodes} nodes'}"
     what, first = ("rank", place.first) if name in RANKS else ("local rank", 0)
-    if place.nproc == 1:
-        return None if value == str(first) else f"its {what} is {first}"
-    return f"its {what}s are {first} to {first + place.nproc - 1}, each its own"
+    several = f"its {what}s are {first} to {first + place.nproc - 1}, each its own"
+    of_rank = ({str(first)}, f"its {what} is {first}") if place.nproc == 1 else (set[str](), several)
+    right, planned = {
+        ADDRESSES: (place.masters, f"the master is {place.cluster.master_addr}"),
+        PORTS: ({port}, f"the master port is {port}"),
+        COUNTS: ({*COUNTED_THERE, str(place.nproc)}, f"it starts {place.nproc} ranks"),
+        PLACES: ({str(place.node.node_rank)}, f"its node rank is {place.node.node_rank}"),
+        WORLDS: ({str(place.world)}, f"the world size is {place.world}"),
+    }.get(next(names for names in GROUPS if name in names), of_rank)
+    return None if value in right else planned
 
 
-def names_of(cluster: Cluster, resolved: Collection[str]) -> frozenset[str]:
-    """Return all names and addresses of the master: the planned one, the first node's, and resolved ones."""
-    first = cluster.nodes[0]
-    own = (first.name, first.address) if cluster.master_addr in (first.name, first.address) else ()
-    return frozenset({cluster.master_addr, *own, *resolved})
+def names_of(cluster: Cluster, resolved: Collection[str] = ()) -> frozenset[str]:
+    """Return all names and addresses of the master: the planned one, those of its node, and resolved ones."""
+    own = [(node.name, node.address) for node in cluster.nodes if cluster.master_addr in (node.name, node.address)]
+    return frozenset({cluster.master_addr, *chain(*own), *resolved})

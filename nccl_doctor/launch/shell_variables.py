@@ -23,23 +23,17 @@ def is_of_shell(text: str) -> bool:
 
 
 def filled(text: str, values: Mapping[str, str]) -> str:
-    return (
-        text
-        if isinstance(text, Literal)
-        else _VARIABLE.sub(lambda match: values.get(match["braced"] or match["plain"], match[0]), text)
-    )
+    if isinstance(text, Literal):
+        return text
+    return _VARIABLE.sub(lambda match: values.get(match["braced"] or match["plain"], match[0]), text)
 
 
 def known_options(
     options: Mapping[str, str], variables: Mapping[str, str], cluster: Cluster
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """Return a line's options, with variables of known value replaced, and those that stay unknown.
+    """Return a line's options with known variables replaced, and, as typed, those whose value stays unknown.
 
-    Args:
-        options: the line's, as typed.
-        variables: those set before it.
-        cluster: what Slurm will start the line on.
-
+    Known are the ``variables`` set before the line, and those that Slurm sets when it starts the line on the cluster.
     """
     values = dict.fromkeys(_OF_NODES, str(len(cluster.nodes)))
     values |= {"MASTER_ADDR": cluster.master_addr, "MASTER_PORT": str(cluster.master_port)}

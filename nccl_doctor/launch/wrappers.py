@@ -34,8 +34,6 @@ class Wrapper(NamedTuple):
         sets: options that set a variable, NAME=VALUE; ``assigns``: such words may also stand before the program.
         starts: whether it starts the program on several hosts, or several times.
         flags: its long options that take no value, if known; all others then take one.
-
-
     """
 
     valued: frozenset[str] = frozenset()
@@ -125,8 +123,6 @@ class Front:
         started: the words of srun or mpirun, if one of them starts it.
         inner: the words in the argument of a shell's -c.
         unread: why the rest is unknown; None if it is known.
-
-
     """
 
     count: int = 0

@@ -209,12 +209,6 @@ class Facts:
         tasks: pairs of an srun task and the rank that its own line names.
         world_size: size of the largest communicator.
         chosen: topic, value and host of NCCL's other choices.
-
-
-
-
-
-
     """
 
     nccl_versions: Counter[str] = field(default_factory=Counter)

@@ -109,8 +109,6 @@ def read(name: str, data: bytes) -> Dump | None:
 
     Raises:
         CrowdedError: it may be a dump, but needs more memory or time than one from torch would.
-
-
     """
     try:
         tree = _of_json(data) if data.lstrip()[:1] == b"{" else plain_pickle.read(data)

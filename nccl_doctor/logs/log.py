@@ -34,7 +34,6 @@ class Event:
         name: its diagnosis, which like the grade may still change once the whole log is known.
         wording: the pattern or NCCL's template that the line matches.
         order: its position among all lines read.
-
     """
 
     name: str
@@ -59,10 +58,7 @@ class Event:
 
 
 KEPT = 512
-"""Maximum number of events of one diagnosis and grade that are kept per source.
-
-Further ones are only counted.
-"""
+"""Maximum number of events of one diagnosis and grade that are kept per source. Further ones are only counted."""
 
 LAST = KEPT // 8
 """Maximum number of further events that are kept at the end of a source."""
@@ -113,7 +109,6 @@ class Reading:
         torn: the last line about the end of communicators, by rank and size.
         summary: the processes in torchrun's summaries of failures.
         failed_hosts: hosts named in the launcher's errors, with srun's tasks there, if it names any.
-
     """
 
     name: str
@@ -189,7 +184,6 @@ class Log:
         joined: whether lines were joined that may not belong together, so that their order means nothing.
         cut: sources with an incomplete archive, whose rest is unknown.
         refused: sources that were not read, with the reason: binary files, dumps that exceed the limits.
-
     """
 
     facts: Facts

@@ -175,7 +175,6 @@ class Prefix:
         task: the number that srun -l prints; it is a rank only if each task is one, which ``rank_is_task`` assumes.
         time: (date or month and day, time of day) as written; comparable between lines of one log.
         start: index at which the message begins in the line.
-
     """
 
     host: str | None = None
@@ -327,7 +326,6 @@ def flow(block: bytes, glue: bytes, whole: Container[int] = ()) -> bytes:
     """Join every line without a usual beginning, except those in ``whole``, to the line before.
 
     The lines of torch's exceptions with NCCL's last message are joined whatever they begin with.
-
     """
     pieces: list[tuple[bytes, bool]] = []
     begun, tags = b"", None

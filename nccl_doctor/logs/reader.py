@@ -186,7 +186,6 @@ def address_of(match: re.Match[str], prefixed: int) -> Address:
     Args:
         match: the rule's.
         prefixed: length of the prefixes, which may hold the address of the process that prints the line.
-
     """
     named = match.groupdict()
     found = _address_in(match.string, match.start(), prefixed)

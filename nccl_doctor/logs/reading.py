@@ -77,7 +77,6 @@ def file_blocks(path: Path, *, follow_s: float | None = None) -> Iterator[bytes]
     Raises:
         UsageError: it can't be read, its compressed data is damaged, or it is a pipe without a writer.
         CutOffError: it is compressed and incomplete; raised after all its data.
-
     """
     try:
         with _opened(path) as file:

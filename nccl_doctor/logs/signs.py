@@ -256,7 +256,6 @@ def reported_ranks(event: Event) -> tuple[int, ...]:
     """Return all ranks in a line about ranks other than the one that prints it.
 
     NCCL's own diagnostics: ``rank(s) {0-3,9} differ from rank 4``; torch's barrier: ``Ranks 2, 3 failed to pass``.
-
     """
     found = (_RANKS if event.prefix.level == "DIAG" else _LATE).search(event.text)
     parts = re.findall(r"(\d{1,6})(?: ?- ?(\d{1,6}))?", found[1]) if found else ()
@@ -385,9 +384,6 @@ class LogSigns:
         interface: a function for the interface or device that a case is about.
         severity: that of a case without anything worse; None means error.
         warning_up_to: up to this grade it is at most a warning, if nothing follows from it.
-
-
-
     """
 
     rules: tuple[LogRule, ...]

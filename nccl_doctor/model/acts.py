@@ -14,10 +14,7 @@ from nccl_doctor.text.hostlist import fold
 
 
 class Machine(FrozenModel):
-    """Identity of a machine, as reported by its own root user; an undo compares it.
-
-    An empty value is not known.
-    """
+    """Identity of a machine, as reported by its own root user; an undo compares it. An empty value is not known."""
 
     machine_id: str = ""
     boot_id: str = ""
@@ -43,8 +40,6 @@ class Undo(FrozenModel):
         survives_reboot: False if a restart undoes the step by itself.
         settings_before: earlier values of variables in the hosts file.
         redo: the step's own command, in case the undo blocks SSH.
-
-
     """
 
     look: str | None
@@ -71,9 +66,6 @@ class Step(FrozenModel):
         takes_back: number of the earlier step that it undoes; ``undoes`` has the facts about that step.
         settings: variables of the job that are written to the hosts file instead of running a command; None removes
         one.
-
-
-
     """
 
     number: int
@@ -137,8 +129,6 @@ class StepResult(FrozenModel):
         was_there: whether the change was already in place, so that the command was not run.
         over: for an undo, whether there is nothing left to undo.
         at: UTC, ISO 8601, to the second.
-
-
     """
 
     number: int
@@ -180,7 +170,6 @@ class FixReport(Document):
         mended: diagnoses whose check passed afterwards; ``unjudged``: those that could no longer be judged;
             ``remaining`` and ``new`` likewise.
         undo_with: the command that undoes this run.
-
     """
 
     command: Literal["fix"] = "fix"

@@ -101,7 +101,6 @@ class Details(FrozenModel):
         directions: those in which a host is slow: "send", "receive" or both.
         is_unexplained: whether nothing is known about why an all-reduce failed.
         phrase: its phrase in a row of the screen, with its hosts; "" for that of its check.
-
     """
 
     failed: tuple[tuple[str, str], ...] | None = None

@@ -38,8 +38,6 @@ class Operation(ABC):
         ends_process: it ends a process, which nobody can undo.
         cuts_connection: a wrong one could block SSH to the host.
         deadline_s: time limit of its command in seconds.
-
-
     """
 
     root: ClassVar[bool] = True

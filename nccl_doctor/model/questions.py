@@ -16,10 +16,7 @@ class OtherNetworks:
 
 @dataclass(frozen=True)
 class SlowRails:
-    """The rates of these rails while nobody else is sending.
-
-    Each rail has its sender, its receiver and its number.
-    """
+    """The rates of these rails while nobody else is sending. Each rail has its sender, its receiver and its number."""
 
     rails: tuple[tuple[str, str, int], ...]
 

@@ -247,9 +247,6 @@ class RankReport(Observed):
         interfaces: "eth0:10.0.0.1", as NCCL prints them; ``network`` is "IB", "Socket" or a plugin's name.
         plugin: the network plugin that NCCL loaded, "Libfabric (v8)", which is not used if it finds no device.
         transports: number of channels by transport: "P2P/CUMEM", "SHM/direct/direct", "NET/IB/0/GDRDMA", …
-
-
-
     """
 
     rank: Count

@@ -209,8 +209,6 @@ def socket_interfaces(host: Host) -> tuple[Chosen, ...]:
     """Return the interfaces over which NET/Socket transfers data, with or without GPUs.
 
     There are none if NCCL uses RDMA devices or a necessary fact is unknown.
-
-
     """
     side = host_nccl(host)
     if not isinstance(side, HostNccl) or host.facts is None:

@@ -186,8 +186,6 @@ def choose_all(
 
     Choices agree if the bootstrap and NET/Socket use the same addresses; messages and result codes are those of the
     newest version. ``before_conf_file`` has the variables for versions that do not read NCCL_CONF_FILE, if they differ.
-
-
     """
     older = variables if before_conf_file is None else before_conf_file
     possible = [(since, how) for since, how in versions.CLASSES if since > oldest]
@@ -223,10 +221,7 @@ def _tell(choice: Choice | Unknown) -> str:
 
 
 def _choose(interfaces: Interfaces, variables: Mapping[str, str], how: Behaviour, names: Resolver) -> Choice | Unknown:
-    """Choose as ``bootstrapNetInit`` does (src/bootstrap.cc).
-
-    If NCCL_COMM_ID is set, its subnet alone decides.
-    """
+    """Choose as ``bootstrapNetInit`` does (src/bootstrap.cc). If NCCL_COMM_ID is set, its subnet alone decides."""
     comm_id = variables.get("NCCL_COMM_ID")
     remote = parse_comm_id(comm_id, interfaces, names) if comm_id is not None else None
     if isinstance(remote, Unknown):

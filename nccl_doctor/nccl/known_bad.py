@@ -25,10 +25,8 @@ ON_ARM = ("GB10", "GH200", "GB200", "GB300")
 def fitting(version: str, gpus: Iterable[str], ranks: Mapping[str, int]) -> Iterator[dict[str, Any]]:
     """Yield the rows that match a version, the names of GPUs, and the number of ranks by host.
 
-    GPUs and ranks are those that a log names.
-
-    A row about a plugin's version or about a variable is left out, since a log rarely shows these.
-
+    GPUs and ranks are those that a log names. A row about a plugin's version or about a variable is left out, since a
+    log rarely shows these.
     """
     try:
         number = parse_version(version)

@@ -234,11 +234,8 @@ class RdmaList:
     def refused(self) -> Entry | None:
         """The first entry whose GID index is beyond its port's table.
 
-        Because of it, NCCL uses no device from 2.31 on.
-
-        Since 2.31 ``ncclIbInitDevices`` queries each port's GID (net_ib/init.cc) and fails if there is none.
-
-
+        Because of it, NCCL uses no device from 2.31 on. Since 2.31 ``ncclIbInitDevices`` queries each port's GID
+        (net_ib/init.cc) and fails if there is none.
         """
         asked = self.entries if self.version >= GID_READ_AT_INIT else ()
         return next((e for e in asked if e.is_roce and 0 < (e.port.gid_count or 0) <= e.gid.index), None)

@@ -287,8 +287,6 @@ class BadValue:
 
     ``reads`` is a phrase that follows the value; ``may_change``: later versions may accept it; ``is_fatal``: the job
     ends.
-
-
     """
 
     reads: str

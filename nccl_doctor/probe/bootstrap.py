@@ -19,10 +19,7 @@ from importlib._bootstrap_external import MAGIC_NUMBER
 
 ROOT = "nccl_doctor"
 LEAST_MEMORY = 256 << 20
-"""Minimum address space in bytes.
-
-The probe's threads need 150 MB, and importing torch needs more than twice that.
-"""
+"""Minimum address space in bytes. The probe's threads need 150 MB, and importing torch needs more than twice that."""
 
 
 class MemoryImporter:

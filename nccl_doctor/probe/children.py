@@ -53,10 +53,7 @@ def start(
 
 
 def die_with(parent: int) -> None:
-    """Have the kernel kill this child with the thread that forked it.
-
-    A later change of user would undo this.
-    """
+    """Have the kernel kill this child with the thread that forked it. A later change of user would undo this."""
     _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:  # the parent died before the prctl
         os._exit(1)

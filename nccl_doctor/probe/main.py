@@ -57,10 +57,8 @@ REQUESTS = {
 }
 """Handlers by request: the module, and the function there, or the class and method.
 
-Each connection has one object of a class.
-
-Each handler is imported at its first request, and receives the request. Their contracts are in crew/answers.py and its
-users.
+Each connection has one object of a class. Each handler is imported at its first request, and receives the request.
+Their contracts are in crew/answers.py and its users.
 """
 
 
@@ -72,7 +70,6 @@ class Server:
         lifetime_s: seconds after which the probe ends in any case.
         silence_s: seconds without a byte from the controller after which it ends.
         source: returns the source of a shipped module; the all-reduce passes one to training's interpreter.
-
     """
 
     def __init__(self, nonce: str, lifetime_s: float, silence_s: float, source: Callable[[str], str]) -> None:

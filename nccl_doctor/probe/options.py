@@ -79,8 +79,6 @@ class Words(NamedTuple):
         told: the values of all options, by torchrun's names if they have one; "" for a flag.
         unknown: options that it does not know, as they are spelt.
         rest: the engine's model, or the script and its arguments.
-
-
     """
 
     options: Tuple[Option, ...]

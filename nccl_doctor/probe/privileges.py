@@ -104,9 +104,8 @@ def _prctl(option: int, *values: int) -> None:
 def enter_for_program(pid: int, started: int, parent: int, *, loads: bool) -> int:
     """Take the user, root and namespaces of a process.
 
-    This is for a child of root that will run a program to read the process's memory.
-
-    For a process of root with the same root directory, root's rights are kept, since root itself named its files.
+    This is for a child of root that will run a program to read the process's memory. For a process of root with the
+    same root directory, root's rights are kept, since root itself named its files.
 
     Args:
         pid: its PID.
@@ -117,8 +116,6 @@ def enter_for_program(pid: int, started: int, parent: int, *, loads: bool) -> in
     Returns the process's PID as seen from there; in another PID namespace it returns in a child of the caller.
     CAP_SYS_PTRACE is kept, if root has it, when the kernel would otherwise refuse: with Yama, and for a process that
     has capabilities, is not dumpable, or is in another user namespace (ptrace(2)).
-
-
     """
     place = open_process(pid, started)
     status, own = status_of(place), status_of(os.open("/proc/self", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
@@ -178,7 +175,6 @@ def answer_of(enter: Callable[[], Place], work: Callable[[Place], bytes], deadli
 
     Raises:
         Unavailable: it failed, did not answer in time, or the result has more than ``most`` bytes.
-
     """
     reading, writing = os.pipe()
     parent, child = os.getpid(), os.fork()

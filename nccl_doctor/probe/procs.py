@@ -20,10 +20,7 @@ MOST_FILES = 1 << 16  # descriptors of one process that are examined
 
 
 FEW_FILES = 1024
-"""Number of files of each process that are examined first.
-
-Any user can have 120 processes with 20,000 files each.
-"""
+"""Number of files of each process that are examined first. Any user can have 120 processes with 20,000 files each."""
 MORE_FILES_S = 6.0
 
 

@@ -46,10 +46,8 @@ Collector = TypeVar("Collector", bound=Callable[..., object])
 def fact(field: str, *, slow: bool = False) -> Callable[[Collector], Collector]:
     """Register the collector that returns a field of snapshot.HostFacts as JSON.
 
-    ``slow`` means that it starts a program.
-
-    The collector's parameters are names in ``given`` of probe/facts/__init__.py; any others have defaults.
-
+    ``slow`` means that it starts a program. The collector's parameters are names in ``given`` of
+    probe/facts/__init__.py; any others have defaults.
     """
 
     def register(collector: Collector) -> Collector:

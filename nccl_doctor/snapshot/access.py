@@ -1,7 +1,4 @@
-"""Failures to reach a host: all transports report an :class:`AccessFailure`.
-
-Its fields are in the JSON.
-"""
+"""Failures to reach a host: all transports report an :class:`AccessFailure`. Its fields are in the JSON."""
 
 from __future__ import annotations
 

@@ -256,10 +256,8 @@ def gpu_counts(snapshot: Snapshot) -> dict[str, int]:
 def connections(ranks: int, others: int) -> int:
     """Return the number of ports that ranks may need if each talks to this many others.
 
-    A rank needs six for itself, and two for each of the others.
-
-    The six are for the bootstrap's listeners, the proxy and gloo; the two are one to listen and one to connect, as in
-    all-to-all.
+    A rank needs six for itself, and two for each of the others. The six are for the bootstrap's listeners, the proxy
+    and gloo; the two are one to listen and one to connect, as in all-to-all.
     """
     return ranks * (6 + 2 * others)
 
@@ -321,7 +319,6 @@ def rocm_gpus(facts: HostFacts) -> tuple[system.PciGpu, ...] | None:
 
     A CPU's integrated graphics are left out; we recognise them by having less than a quarter of the largest GPU's
     memory.
-
     """
     if isinstance(facts.torch, Unknown) or facts.torch is None or facts.torch.hip is None:
         return None
@@ -336,7 +333,6 @@ def rocm_choice(node: Node, facts: HostFacts) -> dict[str, str]:
     """Return the variables that select AMD GPUs: the first from all, the second from those selected.
 
     Sources: ROCm's documentation, "GPU isolation techniques"; torch/cuda/__init__.py, _parse_visible_devices.
-
     """
     env = {**({} if isinstance(facts.env, Unknown) else facts.env), **node.env}
     if (devices := visible_devices(node, facts)) is not None:

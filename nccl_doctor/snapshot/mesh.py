@@ -263,10 +263,7 @@ def accused(hosts: Iterable[str], pairs: Iterable[tuple[str, str]]) -> tuple[str
 
 
 EXACT_UP_TO = 14
-"""Maximum number of hosts in a group for which all combinations are tried.
-
-Larger groups are searched greedily.
-"""
+"""Maximum number of hosts in a group for which all combinations are tried. Larger groups are searched greedily."""
 
 
 @dataclass(frozen=True)

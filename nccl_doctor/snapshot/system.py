@@ -151,10 +151,7 @@ class Shm(Observed):
 
 
 class TemporaryFolder(Observed):
-    """Free space for our user in a folder for temporary files.
-
-    ``free_files`` is None if there is no limit.
-    """
+    """Free space for our user in a folder for temporary files. ``free_files`` is None if there is no limit."""
 
     path: Path
     free_bytes: Annotated[Count, Fleeting()]
@@ -191,10 +188,7 @@ class Clock(Observed):
 
 
 class TrainingJob(Observed):
-    """A launcher and its ranks, or what is left of them.
-
-    probe/jobs.py defines which processes belong to one job.
-    """
+    """A launcher and its ranks, or what is left of them. probe/jobs.py defines which processes belong to one job."""
 
     # "ranks" of a launcher or of multiprocessing; "ray-worker"; "zombie": exited, and not reaped by its parent
     kind: Literal["ranks", "ray-worker", "zombie"]

@@ -33,8 +33,6 @@ def whole_number(digits: str) -> int:
 
     ``int`` refuses thousands of digits, since its time grows with the square of their number
     (sys.set_int_max_str_digits).
-
-
     """
     bare = digits.lstrip("+-").lstrip("0") or "0"
     number = int(bare) if len(bare) <= _DIGITS else 1 << 64
@@ -54,10 +52,8 @@ class CrowdedError(ValueError):
 def refuse_crowded(data: bytes, *, values: int, containers: int, depth: int) -> None:
     """Refuse JSON beyond the limits (:class:`CrowdedError`) or with several documents (ValueError).
 
-    This does not parse it.
-
-    ``containers`` are the lists and objects among the ``values``; other errors are left to the parser.
-
+    This does not parse it. ``containers`` are the lists and objects among the ``values``; other errors are left to the
+    parser.
     """
     commas = opened = deep = 0
     whole = False

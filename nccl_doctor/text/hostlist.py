@@ -93,7 +93,6 @@ def expand(pattern: str, *, limit: int = MAX_HOSTS) -> list[str]:
 
     The last of several brackets varies fastest, as in pdsh. Padding is kept: ``[08-10]`` gives 08, 09, 10. Duplicates
     are kept. Names are counted (``limit``) before any are made.
-
     """
     items = list(_items(",".join(piece.strip() for piece in pattern.split(","))))
     count = sum(math.prod(_size(part) for part in item) for item in items)

@@ -1,7 +1,4 @@
-"""Addresses and networks from texts.
-
-Each text is parsed only once, since all pairs of hosts need the same ones.
-"""
+"""Addresses and networks from texts. Each text is parsed only once, since all pairs of hosts need the same ones."""
 
 from __future__ import annotations
 

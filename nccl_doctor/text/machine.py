@@ -43,7 +43,6 @@ def write_atomically(path: Path, data: bytes, *, private: bool = False) -> None:
     made in a shared folder is refused, and so are links that another user planted there, as by Linux with
     ``fs.protected_symlinks``. Special files (/dev/null, a named pipe) are written to directly, and open ones
     (/dev/stdout, /dev/fd/3) through their descriptors.
-
     """
     number = _descriptor(path)
     if number is not None:
@@ -135,10 +134,8 @@ def _followed(path: Path) -> Path:
 def _refuse_planted(place: Path) -> None:
     """Raise the OSError with which Linux refuses another user's file in a shared folder.
 
-    Linux does so with ``fs.protected_regular``.
-
-    Its owner could read the data. Files of the folder's owner are accepted.
-
+    Linux does so with ``fs.protected_regular``. Its owner could read the data. Files of the folder's owner are
+    accepted.
     """
     try:
         before = place.lstat()

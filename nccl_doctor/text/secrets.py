@@ -264,8 +264,6 @@ def is_key_line(text: str, *, within: bool = False) -> bool:
     """Return whether a text is a line of a private key's body, perhaps after a launcher's rank and time.
 
     ``within`` means that a key has begun before the line, which may then be shorter.
-
-
     """
     *before, last = text.split() or [""]
     if len(before) > 4 or not all(word[-1] in ":>|]" or word.isdigit() for word in before):
@@ -297,7 +295,6 @@ class _Walk:
         """Return the value without its secrets, using its own ``without_secrets`` if it has one.
 
         It is the same object if it has no secrets.
-
         """
         kind = type(value)
         if kind is str:

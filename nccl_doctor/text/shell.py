@@ -45,8 +45,6 @@ def word(text: str) -> str:
     """Return the text as one shell word, quoted if necessary; in ``NAME=value``, only the value is quoted.
 
     A word that begins with "=" is quoted, since zsh would look up a command; :func:`shlex.quote` would not quote it.
-
-
     """
     name, sign, value = text.partition("=")
     if sign and _NAME.fullmatch(name):

@@ -50,10 +50,9 @@ class _Open:
 def make_transport(kind: Kind, cluster: Cluster, ssh_config: Path | None = None, *, keeps: bool = False) -> Transport:
     """Return the transport for the hosts of ``cluster``.
 
-    Its module is loaded only now, since SSH takes long to import.
-
-    "auto" is the engine that the hosts came from. ``ssh_config`` is read instead of ~/.ssh/config, as with ``ssh -F``.
-    With ``keeps``, SSH connections stay open after a command, for the next one on the same host.
+    Its module is loaded only now, since SSH takes long to import. "auto" is the engine that the hosts came from.
+    ``ssh_config`` is read instead of ~/.ssh/config, as with ``ssh -F``. With ``keeps``, SSH connections stay open after
+    a command, for the next one on the same host.
     """
     if here := [node.name for node in cluster.nodes if node.local]:
         machine.require_linux(fold(here))

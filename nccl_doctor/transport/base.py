@@ -176,8 +176,6 @@ class Transport(Protocol):
 
         The deadline is for the host's first answer; a login has :data:`LOGIN_TIMES` times as long, but until ``latest``
         at most.
-
-
         """
 
     def connect_timeout(self, node: Node) -> float | None:  # noqa: ARG002 - nobody configures most of them

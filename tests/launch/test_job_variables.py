@@ -48,4 +48,4 @@ def test_what_the_plan_contradicts(name: str, value: str) -> None:
 def test_one_rank_may_say_its_own_number() -> None:
     alone = PlannedNode(CLUSTER, NODES[1], nproc=1, first=1, world=2, masters=frozenset())
     assert list(contradictions({"RANK": "1", "LOCAL_RANK": "0", "SLURM_PROCID": "1"}, alone)) == []
-    assert [one.planned for one in contradictions({"RANK": "0"}, alone)] == ["its rank is 1"]
+    assert [planned for _, _, planned in contradictions({"RANK": "0"}, alone)] == ["its rank is 1"]

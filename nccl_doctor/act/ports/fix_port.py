@@ -117,8 +117,6 @@ def wait_until_free(machine: Machine, report: PortReport, tell: Tell, *, settle_
 
     A socket whose process has just exited may have neither an owner nor a TIME_WAIT. It is given ``settle_s`` seconds
     from the first answer that shows no reason to wait.
-
-
     """
     began = closing_since = time.monotonic()
     waited = False
@@ -191,14 +189,9 @@ def _free_on_all(machines: Sequence[Machine], ports: list[int], *, ephemeral: bo
 def suggestion(fleet: Fleet, after: int, holders: Iterable[HolderJob] = ()) -> Suggestion | None:
     """Return the next port, and the line that sets it for the next start from the same shell.
 
-    See :func:`next_port`.
-
-    ``holders`` are the processes that hold the old port.
-
-    torchrun and torch.distributed.launch read PET_MASTER_PORT (torch/distributed/argparse_util.py); ``env://`` reads
-    MASTER_PORT (torch/distributed/rendezvous.py).
-
-
+    See :func:`next_port`. ``holders`` are the processes that hold the old port. torchrun and torch.distributed.launch
+    read PET_MASTER_PORT (torch/distributed/argparse_util.py); ``env://`` reads MASTER_PORT
+    (torch/distributed/rendezvous.py).
     """
     machines = fleet.all()
     port = next_port(machines, after, fleet.address)

@@ -155,10 +155,7 @@ def counters(smoke: Smoke) -> tuple[tuple[str, ...], str | None]:
 
 TIMES = 3.0
 LEAST_S = 2.0
-"""Seconds by which a rank must be slower than the others.
-
-A smaller difference is noise on a busy machine.
-"""
+"""Seconds by which a rank must be slower than the others. A smaller difference is noise on a busy machine."""
 
 
 def straggler(smoke: Smoke) -> RankReport | None:

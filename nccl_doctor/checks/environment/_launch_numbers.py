@@ -56,10 +56,12 @@ def nodes(judged: Judged) -> Iterator[str]:
     if told is not None and not line.spans(count):
         static = ", and a range needs --rdzv_backend=c10d" if ":" in told and line.is_static else ""
         yield f"the launch command says --nnodes={told}, but there are {count} hosts{static}"
-    elif told is None and count > 1 and line.is_placed and not line.table.engine:
+    elif told is None and count > 1 and line.table.placed and not line.table.engine:
         yield f"without --nnodes each of the {count} hosts starts a separate job"
     yield from _rank(judged, told, rank)
-    pairs = [[next((v for n, v, _ in line.arguments if n == o), None) for o in ("--world-size", "--rank")]]
+    pairs = [
+        [next((each.value for each in line.arguments if each.name == o), None) for o in ("--world-size", "--rank")]
+    ]
     pairs.append([line.variables.get(name) for name in ("WORLD_SIZE", "RANK")])
     for (told, rank), (size, own) in zip(pairs, (("--world-size ", "--rank "), ("WORLD_SIZE=", "RANK=")), strict=True):
         if told and rank and is_number(told) and is_number(rank) and int(rank) >= int(told):
@@ -115,7 +117,7 @@ def started(judged: Judged) -> Iterator[Fault]:
     if line.launcher == "mpirun":
         yield from _slots(judged, line.options)
         return
-    if not line.started or not line.is_placed:
+    if not line.started or not line.table.placed:
         return
     front = read_words(LAUNCHERS["srun"], line.started[1:]).told
     tasks, each = front.get("world_size"), front.get("nproc_per_node")
@@ -207,8 +209,8 @@ def idle(judged: Judged) -> Iterator[str]:
 
 def devices(judged: Judged) -> Iterator[Fault]:
     """Yield faults in a script's --device: numbers without a GPU on a host. Lightning's --devices N is a count."""
-    named = ((name, value) for name, value, _ in judged.line.arguments if name in ("--device", "--devices", "device"))
-    option, value = next(named, ("", ""))
+    named = (each for each in judged.line.arguments if each.name in ("--device", "--devices", "device"))
+    option, value = next(((each.name, each.value) for each in named), ("", ""))
     asked = [part for part in value.removeprefix("cuda:").split(",") if is_number(part)]
     if not asked and value != "cuda":
         return

@@ -182,7 +182,7 @@ def _meeting(judged: Judged) -> Iterator[Fault]:
     line, options = judged.line, judged.line.options
     if line.launcher == "deepspeed" and judged.count > 1:
         yield from _deepspeed(judged)
-    if not line.is_placed or judged.count == 1 or "standalone" in options:
+    if not line.table.placed or judged.count == 1 or "standalone" in options:
         return
     if line.meets_elsewhere:
         where = options.get("rdzv_endpoint", "the default endpoint")
@@ -310,7 +310,7 @@ def _url(judged: Judged) -> Iterator[Fault]:
     url = judged.line.url
     if url is not None and judged.count > 1:
         addr, port = _split(url.removeprefix("tcp://"))
-        option = next(name for name, value, _ in judged.line.arguments if value == url)
+        option = next(each.name for each in judged.line.arguments if each.value == url)
         yield from _wrong_place(judged, f"{option} {url}", addr or "", port)
 
 

@@ -63,7 +63,6 @@ class Misled:
     Attributes:
         fault: the phrase after "vLLM on node1 ", the same for all hosts with this fault.
         better: the address at which the others reach the host, if one is known.
-
     """
 
     host: str

@@ -29,10 +29,7 @@ from nccl_doctor.text.hostlist import fold
 BASE = 256
 PER_RANK = 16
 CERTAIN = 2
-"""The least number of sockets per rank in the process of the store.
-
-With fewer, no job of this size can start.
-"""
+"""The least number of sockets per rank in the process of the store. With fewer, no job of this size can start."""
 
 
 @check(

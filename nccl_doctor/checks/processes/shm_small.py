@@ -55,10 +55,7 @@ class _Lack:
     row="limits",
 )
 def shm_small(view: View) -> Findings:
-    """Yield one finding for hosts with the same lack.
-
-    Hosts with too little are grouped with those that have none.
-    """
+    """Yield one finding for hosts with the same lack. Hosts with too little are grouped with those that have none."""
     lacks: dict[_Lack, dict[str, int]] = {}
     for host, facts in view.facts:
         shm = known(facts.shm)

@@ -127,12 +127,8 @@ Groups = dict[tuple[int, int], str]
 def groups_of(events: Iterable[Event]) -> Groups:
     """Return the groups that lines name.
 
-    The line of the timeout names one only in new versions; later lines of the same rank do so in all.
-
-    Without torch's own prefix, a rank is the one within its group, so two ranks may look like one; the group is then
-    "".
-
-
+    The line of the timeout names one only in new versions; later lines of the same rank do so in all. Without torch's
+    own prefix, a rank is the one within its group, so two ranks may look like one; the group is then "".
     """
     known: Groups = {}
     for event in events:

@@ -245,7 +245,6 @@ def _latest_time(event: Event, reading: Reading) -> tuple[int, int, int] | None:
     """Return the latest time at which a line could have been written.
 
     That is its own time, or the time of the next line about a fault that has one.
-
     """
     later = (one for one in reading.events if one.order >= event.order and one.prefix.time is not None)
     return event.prefix.time or next((one.prefix.time for one in later), None)

@@ -200,10 +200,7 @@ def _not_loaded(facts: HostFacts, driver: GpuDriver, nouveau: bool) -> Fault:
 
 
 def _amd(facts: HostFacts, driver: GpuDriver) -> Iterator[Fault]:
-    """Yield findings about ROCm, but only if torch is built for it.
-
-    A CPU's integrated graphics may be AMD's, too.
-    """
+    """Yield findings about ROCm, but only if torch is built for it. A CPU's integrated graphics may be AMD's, too."""
     gpus = [gpu for gpu in driver.gpus if gpu.vendor == "amd" and gpu.driver != "vfio-pci"]
     if not gpus or not isinstance(facts.torch, TorchInfo) or facts.torch.hip is None:
         return

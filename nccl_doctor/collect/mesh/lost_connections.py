@@ -51,9 +51,6 @@ class ConnectionTrials:
         dial: makes the dials of a host, each within the given number of seconds.
         dial_s: seconds for one dial.
         master: the master's name and port; that port proves nothing, since a firewall often opens only that one.
-
-
-
     """
 
     sessions: list[ProbeSession]

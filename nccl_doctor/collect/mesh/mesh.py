@@ -193,7 +193,6 @@ def disputes(
 
     A busy host may give up on a dial that succeeds a moment later, and a lying host may blame its peer, so the result
     is unknown.
-
     """
     owners: dict[str, set[str]] = {}
     for name, own in facts.items():
@@ -270,10 +269,7 @@ def _rdma_dial(way: Way, outcome: str, **more: object) -> RdmaDial:
 def _trips(
     names: list[str], targets: dict[str, list[plan.Target]], dialled: list[Dialled | Exception]
 ) -> dict[str, Trips]:
-    """Return the round trips of each host, in both directions.
-
-    A pair may have been dialled at several addresses.
-    """
+    """Return the round trips of each host, in both directions. A pair may have been dialled at several addresses."""
     found: dict[str, dict[tuple[str, str], tuple[int, int]]] = {}
     for name, answer in zip(names, dialled, strict=True):
         for row in () if isinstance(answer, Exception) else answer.trips:

@@ -104,8 +104,6 @@ def run_rates(
 
     ``begin`` is called first, with the number of rounds and the seconds that they take; ``suspects`` returns the
     sender, receiver and rail of each rate to measure again.
-
-
     """
     names = [session.node.name for session in sessions]
     nodes = {node.name: node for node in cluster.nodes}
@@ -153,10 +151,7 @@ def run_rates(
 
 
 def _links(session: ProbeSession, ends: Ends, interfaces: dict[str, Interfaces]) -> tuple[RateLink, ...]:
-    """Return the links under a host's rails.
-
-    Only hardware gets a speed, since every veth reports the same one.
-    """
+    """Return the links under a host's rails. Only hardware gets a speed, since every veth reports the same one."""
     wanted = [name.partition(":")[0] for name, _ in ends]
     found = session.ask(answers.LINKS, time.monotonic() + LINKS_S, interfaces=wanted)
     if [link.interface for link in found] != wanted:

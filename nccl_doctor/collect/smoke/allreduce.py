@@ -78,10 +78,7 @@ def why_not(cluster: Cluster, facts: dict[str, HostFacts], mesh: Phased[Mesh]) -
 
 
 def begin_import(session: ProbeSession, deadline: float, *, asked: bool) -> None:
-    """Have a host import torch in the background, a busy one after its facts.
-
-    Raises ProbeError if the host is lost.
-    """
+    """Have a host import torch in the background, a busy one after its facts. Raises ProbeError if the host is lost."""
     load = session.hello.load
     if asked is (load is None or load.queue + 1 > load.cpus):
         session.send(answers.IMPORT_TORCH, deadline, env=environment(session.node))

@@ -38,10 +38,7 @@ class NoTimeError(Exception):
 
 
 def bisect(hosts: Group, attempt: Attempt) -> IsolationReport:
-    """Return the verdict on at least three hosts that failed together.
-
-    ``attempt`` may raise :class:`NoTimeError`.
-    """
+    """Return the verdict on at least three hosts that failed together. ``attempt`` may raise :class:`NoTimeError`."""
     search = _Search(attempt)
     try:
         pair = search.failing_pair(hosts)
@@ -120,10 +117,7 @@ TRIAL_BYTES, TRIAL_BUDGET_S = 1 << 20, 0.5
 def run(
     sessions: list[ProbeSession], facts: dict[str, HostFacts], cluster: Cluster, limits: SmokeLimits, until: float
 ) -> IsolationReport:
-    """Repeat a failed all-reduce in parts of the cluster.
-
-    At ``until`` (monotonic clock), all hosts are abandoned.
-    """
+    """Repeat a failed all-reduce in parts of the cluster. At ``until`` (monotonic clock), all hosts are abandoned."""
     groups = _Groups(sessions, plan(cluster, facts, limits), until - ANSWER_S)
     try:
         groups.prepare()

@@ -38,8 +38,6 @@ class FirewalldAllow(_Allow):
         entries: pairs such as ("source", "10.0.0.2") or ("rich-rule", "rule family=…"), for options --add-source=….
         zone: None for direct rules.
         direct: a direct rule's family, table, chain, priority and words, in place of ``entries``.
-
-
     """
 
     permanent: bool
@@ -72,9 +70,6 @@ class FirewalldAllow(_Allow):
         """Return the command line that removes both the entries that were not there before and the zone's new files.
 
         A file that differs from firewalld's own definition of the zone (``/usr/lib``) stays.
-
-
-
         """
         count = max(1, len(self.entries))
         new = [place for place, word in enumerate(before[:count]) if word == "no"]
@@ -170,10 +165,7 @@ class NftAllow(_Allow):
 
 @dataclass(frozen=True)
 class IptablesAllow(_Allow):
-    """A rule at the beginning of a built-in chain.
-
-    ``program`` is the iptables variant that wrote the other rules.
-    """
+    """A rule at the beginning of a built-in chain. ``program`` is the iptables variant that wrote the other rules."""
 
     program: str
     table: str

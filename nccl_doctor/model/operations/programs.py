@@ -92,7 +92,6 @@ class EndJob(Operation):
         host: name of the node.
         pid: a process of the job, with the time of its start in clock ticks since boot.
         port: the port that it holds; None if that does not matter.
-
     """
 
     text: Line

@@ -225,11 +225,8 @@ def _part(reader: Callable[[], object]) -> object:
 def _tables(root: Root) -> dict[tuple[str, str], bool]:
     """Return the family and name of each table with chains, and whether iptables-nft wrote it.
 
-    The result is empty if the tables are unknown.
-
-    A table of iptables-nft is recognised by the names of its base chains: INPUT at the hook "input" (iptables/nft.c).
-
-
+    The result is empty if the tables are unknown. A table of iptables-nft is recognised by the names of its base
+    chains: INPUT at the hook "input" (iptables/nft.c).
     """
     try:
         told = json.loads(root.output("nft", "-j", "list", "chains"))["nftables"]

@@ -106,7 +106,6 @@ def _amd(device: str) -> dict[str, Any]:
     """Return the PCI device id, name and memory of an AMD GPU; the last two only if amdgpu is loaded.
 
     Source: the kernel's documentation, gpu/amdgpu/driver-misc: only some server cards have a ``product_name``.
-
     """
     kind, size = read(f"{device}/device") or "", read(f"{device}/mem_info_vram_total") or ""
     return {
@@ -117,10 +116,7 @@ def _amd(device: str) -> dict[str, Any]:
 
 
 def _node_problem(path: str) -> str | None:
-    """Return the errno if a device can't be used.
-
-    Only the control device is opened, since opening a GPU wakes it.
-    """
+    """Return the errno if a device can't be used. Only the control device is opened, since opening a GPU wakes it."""
     if path.endswith("nvidiactl"):
         return problem(path)
     return None if os.access(path, os.R_OK | os.W_OK) else "EACCES"

@@ -229,10 +229,7 @@ UNBOUNDED = 1 << 60  # version 1 of control groups writes the largest number of 
 
 @fact("step")
 def read_step(root: str = "", environ: Mapping[str, str] = os.environ) -> dict[str, Any] | None:
-    """Return snapshot.StepLimits; None outside a job or without a limit.
-
-    ``root`` is put before every path.
-    """
+    """Return snapshot.StepLimits; None outside a job or without a limit. ``root`` is put before every path."""
     is_job = "SLURM_JOB_ID" in environ or bool(SLURM.search(read(root + "/proc/self/cgroup") or ""))
     memory = [
         int(told)

@@ -31,9 +31,8 @@ HIDES_THE_LINE = ("NCCL_DEBUG_FILE", "NCCL_DEBUG_SUBSYS", "NCCL_DEBUG_TIMESTAMP_
 _USING = rb"NCCL INFO Bootstrap ?: Using (?:\[0\])?(?:(\S+?):(\d+(?:\.\d+){3})|([^\s:]+):(\S+?))<\d+>"
 """``Bootstrap : Using eth0:10.0.0.5<0>`` (2.8 to 2.23).
 
-From 2.24.3 on there is no space before the colon; up to 2.7 it is ``[0]eth0:…``.
-
-Only aliases have a colon in their name, and only IPv4 has aliases.
+From 2.24.3 on there is no space before the colon; up to 2.7 it is ``[0]eth0:…``. Only aliases have a colon in their
+name, and only IPv4 has aliases.
 """
 
 _ANSWER = b"\nnccl-doctor-libnccl "

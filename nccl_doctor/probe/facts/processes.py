@@ -80,10 +80,7 @@ def on_gpus(deadline: float) -> list[dict[str, Any]]:
 
 @fact("master_port")
 def explain_trial(trial: tuple[int, int | None] | None) -> dict[str, Any]:
-    """Return snapshot.PortTrial for a port and the error of its bind.
-
-    The bind was tried before any collector ran.
-    """
+    """Return snapshot.PortTrial for a port and the error of its bind. The bind was tried before any collector ran."""
     if trial is None:
         return {"$skipped": "only the master's port is tried"}
     from nccl_doctor.probe.ports.requests import explain

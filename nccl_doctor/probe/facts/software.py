@@ -148,10 +148,7 @@ def ask_libnccl(interpreter: Interpreter) -> dict[str, Any] | None:
 
 @fact("torch", slow=True)
 def read_torch(env: Mapping[str, str], interpreter: Interpreter, deadline: float) -> dict[str, Any] | None:
-    """Return snapshot.TorchInfo, or None without torch.
-
-    It also tells the interpreter which libnccl torch will load.
-    """
+    """Return snapshot.TorchInfo, or None without torch. It also tells the interpreter which libnccl torch will load."""
     library: str | None = None
     try:
         found = _read_torch({**os.environ, **env}, interpreter, deadline)
@@ -285,10 +282,9 @@ def read_environment(environ: Mapping[str, str] | None = None) -> dict[str, str]
 def read_config_files(env: Mapping[str, str]) -> list[dict[str, Any]]:
     """Return a snapshot.ConfigFile for each place where NCCL may look, whether it exists or not.
 
-    ``env`` are the job's variables.
-
-    NCCL reads $NCCL_CONF_FILE (since 2.23.4) or else .nccl.conf in the home directory given by the password database,
-    then /etc/nccl.conf; it silently ignores files that it can't open (src/misc/param.cc, userHomeDir and setEnvFile).
+    ``env`` are the job's variables. NCCL reads $NCCL_CONF_FILE (since 2.23.4) or else .nccl.conf in the home directory
+    given by the password database, then /etc/nccl.conf; it silently ignores files that it can't open
+    (src/misc/param.cc, userHomeDir and setEnvFile).
     """
     named = env.get("NCCL_CONF_FILE") or os.environ.get("NCCL_CONF_FILE")
     paths = [named] if named else []
@@ -326,10 +322,7 @@ ACTIVE = ("VIRTUAL_ENV", "CONDA_PREFIX")  # variables that an activated environm
 
 
 def read_login_shell(python: str, deadline: float) -> dict[str, Any] | None:
-    """Return snapshot.LoginShell; None for a shell that can't be queried.
-
-    ``python`` is that of the hosts file.
-    """
+    """Return snapshot.LoginShell; None for a shell that can't be queried. ``python`` is that of the hosts file."""
     try:
         shell = pwd.getpwuid(os.getuid()).pw_shell or "/bin/sh"
     except KeyError:  # a container with a uid without a name

@@ -92,7 +92,6 @@ def service_port(variables: dict[str, str]) -> int | None:
 
     The variables' address is not used, since it could be anything: the service is dialled where a rank listens
     (:func:`listeners`).
-
     """
     if variables.get("NCCL_RAS_ENABLE", "1").strip() == "0":
         return None

@@ -115,8 +115,6 @@ def clients(table: Table, pids: list[int]) -> list[dict[str, Any]]:
 
     ``dials`` are the remote ends; ``serves`` are those that the process also serves itself: ``[address, port,
     connections]``.
-
-
     """
     held = flows.by_rank([pid for pid in pids if TORCH in _memory_map(pid)])
     found = []

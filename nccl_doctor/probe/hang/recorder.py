@@ -70,10 +70,7 @@ class RankFiles(NamedTuple):
 def ask(pid: int, started: int, work: Callable[[RankFiles], bytes], deadline: float, most: int) -> bytes:
     """Return the result of work that a child does with the rights of a rank.
 
-    ``started`` is the rank's start in clock ticks since boot.
-
-    The work may not import anything.
-
+    ``started`` is the rank's start in clock ticks since boot. The work may not import anything.
     """
     return privileges.answer_of(partial(_enter, pid, started), work, deadline, most)
 
@@ -112,10 +109,7 @@ KEPT = frozenset(
 )
 DUMPS = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
 DEFAULT_DUMPS = ("/tmp/nccl_trace_rank_", "~/.cache/torch/comm_lib_trace_rank_")  # noqa: S108 - torch's own choice
-"""torch's default paths for dumps, in 2.3 and since 2.8.
-
-Source: torch/csrc/distributed/c10d/FlightRecorder.cpp.
-"""
+"""torch's default paths for dumps, in 2.3 and since 2.8. Source: torch/csrc/distributed/c10d/FlightRecorder.cpp."""
 TEXT = 300
 LISTENING, STREAM = "00010000", "0001"  # flags and type in a line of /proc/PID/net/unix (proc_pid_net(5))
 
@@ -150,8 +144,6 @@ def merged(found: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """Return the documents of a rank's recorders as one; each backend counts its collectives separately.
 
     A build with CUDA has NCCL's recorder, too; there, gloo's part of a group has its own name.
-
-
     """
     if not found:
         raise ValueError("it knows none")

@@ -157,10 +157,8 @@ def dial_all(
 ) -> list[list[Any]]:
     """Dial each ``[address, ports, nonce]`` and return ``[index, port, outcome, error, seconds, source port]``.
 
-    The port is None for an unknown name.
-
-    An optional fourth element is the interface to send from. ``trips`` receives, by index, the shortest round trip in
-    µs and the number of retransmitted packets; ``beside`` is served meanwhile.
+    The port is None for an unknown name. An optional fourth element is the interface to send from. ``trips`` receives,
+    by index, the shortest round trip in µs and the number of retransmitted packets; ``beside`` is served meanwhile.
     """
     places = resolved({target[0] for target in targets}, timeout_s)
     results: dict[Key, Ended] = {}
@@ -271,10 +269,7 @@ def _room() -> int:
 
 
 def resolved(addresses: set[str], timeout_s: float) -> dict[str, list[Place] | Outcome]:
-    """Return the endpoints of each address, with port 0.
-
-    The host's resolver resolves the names, in parallel.
-    """
+    """Return the endpoints of each address, with port 0. The host's resolver resolves the names, in parallel."""
     found: dict[str, list[Place] | Outcome] = {}
     names = []
     for address in addresses:

@@ -308,10 +308,8 @@ TCP_MAXSEG = 2  # linux/tcp.h
 class Push:
     """Full segments to a listener, at its first address that accepts a connection.
 
-    ``result`` is set once it is known.
-
-    Only "stalled" is a fault: "reset" means that something answered, and the port mesh judges "not-connected".
-
+    ``result`` is set once it is known. Only "stalled" is a fault: "reset" means that something answered, and the port
+    mesh judges "not-connected".
     """
 
     def __init__(self, places: list[Place], segment: int | None = None) -> None:
@@ -395,13 +393,8 @@ def try_path_mtu(request: dict[str, Any]) -> list[dict[str, Any]]:
 def try_all(targets: list[tuple[str, int]], deadline_s: float, segment: int | None = None) -> list[dict[str, Any]]:
     """Send full-size segments to each target, and return the outcomes in the order of the targets.
 
-    It is an answers.PathMtuResult. All transfers run in parallel.
-
-    With ``segment``, segments have at most that many bytes. The test takes more than a second (the kernel retransmits
-    after 0.2 s).
-
-
-
+    It is an answers.PathMtuResult. All transfers run in parallel. With ``segment``, segments have at most that many
+    bytes. The test takes more than a second (the kernel retransmits after 0.2 s).
     """
     found = resolved({address for address, _ in targets}, deadline_s)
     results: list[dict[str, Any]] = []

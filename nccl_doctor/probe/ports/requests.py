@@ -156,10 +156,7 @@ def _hint(found: list[DiagSocket]) -> str:
 
 
 def unlisted_holders() -> list[int]:
-    """Return the processes with a TCP socket that no table lists.
-
-    It is only bound (kernels before 6.8), or unused.
-    """
+    """Return the processes with a TCP socket that no table lists. It is only bound (kernels before 6.8), or unused."""
     try:
         listed = {f"socket:[{one.inode}]" for one in netlink.sockets_on(0) if one.state != "BOUND"}
     except OSError:

@@ -86,10 +86,7 @@ FRAMES = 12
 
 
 class Ranks:
-    """The ranks of this host by local rank.
-
-    ``launcher`` forks them, and writes its own stack to the file ``stack``.
-    """
+    """The ranks of this host by local rank. ``launcher`` forks them, and writes its own stack to the file ``stack``."""
 
     def __init__(self, count: int, emit: Callable[[Dict[str, Any]], None], launcher: int, stack: int) -> None:
         self.count = count

@@ -120,8 +120,6 @@ def own_store(dist: ModuleType, store: Store, rank: int) -> Any:  # noqa: ANN401
 
     Rank 0, whose process serves the store, records in it whose it is. The others don't wait for that here but in
     ``init_process_group``, where their stacks show it.
-
-
     """
     if rank == 0:
         store.set(STORE_KEY, ORDER["token"])
@@ -180,7 +178,6 @@ class Bench:
 
         In float32, position p of rank r has (p mod 97 + 1) (r mod 13 + 1), and every sum is exact. bfloat16 is exact
         only up to 256 (8 bits of mantissa), so there each position is non-zero on one rank only.
-
         """
         torch = self.torch
         cycle = torch.arange(1, PATTERN + 1, dtype=dtype, device=self.device)
@@ -266,8 +263,6 @@ class Bench:
 
         algbw = bytes / seconds and busbw = algbw * 2 (n - 1) / n, as nccl-tests' PERFORMANCE.md defines them, in 10⁹
         bytes/s. If the order has "plateau", fewer sizes are timed, until the plateau is reached.
-
-
         """
         name = str(dtype).rpartition(".")[2]
         width = 4 if name == "float32" else 2
@@ -292,10 +287,7 @@ class Bench:
 
 
 def cpu_wanted_s() -> float:
-    """Return the seconds that this process's threads ran or waited for a CPU.
-
-    Source: /proc/PID/task/TID/schedstat.
-    """
+    """Return the seconds that this process's threads ran or waited for a CPU. Source: /proc/PID/task/TID/schedstat."""
     wanted = 0
     for thread in os.listdir("/proc/self/task"):
         with contextlib.suppress(OSError, ValueError), open(f"/proc/self/task/{thread}/schedstat") as told:
@@ -363,7 +355,6 @@ def serve() -> None:
 
     An order: ``{"number", "token", "first_rank", "count", "variables": of the job, "stacks": [path for each rank],
     "began": time.monotonic of its sender, "backend", "budget_s", "max_bytes", "plateau", "deadline_s"}``.
-
     """
     end_with_parent()
     # Python 3.12 warns about forks beside threads; some libraries start threads on import, and allow it.

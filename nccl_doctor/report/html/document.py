@@ -36,10 +36,7 @@ class Table(NamedTuple):
 
 
 def short(text: str, most: int) -> str:
-    """Return at most this many characters of a text.
-
-    The middle is left out, since both ends distinguish hosts.
-    """
+    """Return at most this many characters of a text. The middle is left out, since both ends distinguish hosts."""
     if len(text) <= most:
         return text
     end = (most - 1) // 2

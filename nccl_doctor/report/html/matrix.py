@@ -1,7 +1,4 @@
-"""Figure of the port mesh: rows dial columns.
-
-With more than 64 hosts, hosts with neighbouring ranks share a row.
-"""
+"""Figure of the port mesh: rows dial columns. With more than 64 hosts, hosts with neighbouring ranks share a row."""
 
 from __future__ import annotations
 

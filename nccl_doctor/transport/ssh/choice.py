@@ -30,11 +30,8 @@ _ASKING_S = 10.0  # time for ``ssh -G``; a Match exec may be slow
 class ChoosingTransport:
     """Transport that is local for this machine, and paramiko or the ``ssh`` program for others.
 
-    ``ssh`` is used if it is requested or needed.
-
-    With ``keeps``, paramiko's connections stay open for later commands with the same options.
-
-
+    ``ssh`` is used if it is requested or needed. With ``keeps``, paramiko's connections stay open for later commands
+    with the same options.
     """
 
     def __init__(self, kind: Kind, ssh_config: Path | None = None, *, keeps: bool = False) -> None:

@@ -91,10 +91,7 @@ def silent(target: Target, seconds: float) -> AccessError:
 
 
 def dropped(target: Target, message: str) -> AccessError:
-    """Return the failure for connections closed before the greeting.
-
-    sshd gives a reason only for MaxStartups.
-    """
+    """Return the failure for connections closed before the greeting. sshd gives a reason only for MaxStartups."""
     why = "sshd's MaxStartups is reached, or it bars this machine" if says_dropped(message) else "without saying why"
     detail = f"closed every connection before the SSH greeting{':' if says_dropped(message) else ','} {why}"
     message = re.sub(r"\s+", " ", message).strip()

@@ -298,8 +298,6 @@ class ParamikoTransport:
 
     With ``alone``, ssh does not take over what paramiko can't do. With ``keeps``, a later command for the same settings
     object runs in the same session if that still works, or else in a new one.
-
-
     """
 
     def __init__(self, resolve_jump: ResolveJump, *, alone: bool, keeps: bool = False) -> None:
@@ -317,7 +315,6 @@ class ParamikoTransport:
         """Start ``command`` on the host; raise AccessError, or BeyondError if only ssh can use the keys.
 
         A command that did not start in a kept session within :data:`REUSE_S` seconds is started again in a new one.
-
         """
         target, began = settings.target(), time.monotonic()
         for known, session in tuple(self._kept):

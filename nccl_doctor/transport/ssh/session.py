@@ -236,10 +236,7 @@ _MAX_VERSIONS = 64 * 1024
 
 
 class _Packets(Packetizer):
-    """Packetizer that limits packets and the version.
-
-    Both arrive before the server is authenticated.
-    """
+    """Packetizer that limits packets and the version. Both arrive before the server is authenticated."""
 
     _before = 0
 
@@ -274,12 +271,8 @@ def _within_window(feed: Feed) -> Feed:
 class SshSession(paramiko.Transport):
     """Session that reports failures to each thread in the server's own words.
 
-    It says why the thread's channel was not opened, or why the session ended.
-
-    paramiko keeps only one last exception for all threads, without the message, which distinguishes "refused" from "no
-    route".
-
-
+    It says why the thread's channel was not opened, or why the session ended. paramiko keeps only one last exception
+    for all threads, without the message, which distinguishes "refused" from "no route".
     """
 
     _channel_handler_table: ClassVar[dict[int, Feed]] = {

@@ -156,12 +156,9 @@ def resolve(
 ) -> HostSettings:
     """Return the settings for ``name``.
 
-    ``options`` win. Raise AccessError if the name is invalid or ssh rejects it.
-
-    ``ssh -G`` is run if OpenSSH's client and a configuration exist. Without the client, no configuration is read, and
-    OpenSSH's defaults and the hosts file apply.
-
-
+    ``options`` win. Raise AccessError if the name is invalid or ssh rejects it. ``ssh -G`` is run if OpenSSH's client
+    and a configuration exist. Without the client, no configuration is read, and OpenSSH's defaults and the hosts file
+    apply.
     """
     check_name(name, options)
     target = asked(name, options)
@@ -290,10 +287,7 @@ QUEUE = 6.0  # how many times its own limit a host may wait for its turn at a ju
 
 
 class Places:
-    """Places for simultaneous handshakes through one jump host.
-
-    A host that is silent, dead or slow loses its place.
-    """
+    """Places for simultaneous handshakes through one jump host. A host that is silent, dead or slow loses its place."""
 
     def __init__(self) -> None:
         self._free = threading.BoundedSemaphore(MAX_HANDSHAKES)

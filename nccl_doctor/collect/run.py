@@ -228,6 +228,8 @@ class Run:
                 (lost.src, lost.dst) for lost in mesh.lost_connections
             }
             ends = {name for pair in pairs for name in pair}
+            if self._cluster.master_port not in mesh.ports.get(self._cluster.nodes[0].name, ()):  # it was not dialled
+                ends |= {session.node.name for session in self._sessions}
             hosts = [session for session in self._sessions if session.node.name in ends]
             filtered = [one for one in hosts if isinstance(self._facts[one.node.name].firewall, FirewallFacts)]
             self._facts.update(firewalls_again(filtered, self._facts, self._options.facts_limits))

@@ -68,6 +68,8 @@ def compile_rules(facts: FirewallFacts) -> Ruleset:
     """Parse captured rules; parts that can't be parsed are listed as missing."""
     missing: list[str] = []
     saves = _known(facts.iptables, missing) or ()
+    if facts.nft_left_out:
+        missing.append(f"the rules of {', '.join(facts.nft_left_out)} were not read")
     sets = iptables.load_ipsets(_known(facts.ipsets, missing) or "")
     bases = [base for save in saves if save.backend == "legacy" for base in _iptables(save, sets)]
     ruleset = _known(facts.nft, missing)

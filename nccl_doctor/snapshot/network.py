@@ -172,6 +172,7 @@ class FirewallFacts(Observed):
     """The packet filters of a host, as printed by their tools; rules and comments are untrusted text."""
 
     nft: Fact[Output | None]  # ``nft -j list ruleset``; None if the kernel has no nf_tables
+    nft_left_out: tuple[str, ...] = ()  # large tables, family and name, whose chains are in ``nft`` without rules
     nft_text: Fact[Output | None] = None  # ``nft -a list ruleset``: the same, readable
     iptables: Fact[tuple[IptablesSave, ...]]  # the tables that iptables shows, of both back ends
     ipsets: Fact[Output | None] = None  # ``ipset save``; None if no rule uses a set

@@ -68,8 +68,12 @@ IPSET = (
 MANY = (
     "{ echo 'table ip many { chain services {'; seq 9000 | sed 's/.*/tcp dport & accept/'; echo '} }'; } | nft -f -; "
 )
+SERVICES = "{ echo 'table ip services {'; seq 300 | sed 's/.*/chain s& { accept; }/'; echo '}'; } | nft -f -; "
 REJECTS = {
     "among-many": Rules(MANY + nft(f"tcp dport 29500 {RESET}"), "tcp dport 29500 reject with tcp reset"),
+    "among-many-chains": Rules(
+        SERVICES + nft(f"tcp dport 29500 {RESET}", table="ip services"), "tcp dport 29500 reject with tcp reset"
+    ),
     "tcp-reset": Rules(nft(f"tcp dport 29500 {RESET}"), "chain input, handle"),
     **{
         f"icmpx-{code}": Rules(nft(f"tcp dport 29500 reject with icmpx {code}"), "reject", outcome)

@@ -130,6 +130,27 @@ def test_the_text_of_many_rules_is_read_only_where_they_matter(host: Host, part:
     assert (first, again) == (("table inet t\n", None) if part else (None, "table inet t\n"))
 
 
+def test_the_rules_of_a_table_with_many_chains_are_read_only_where_they_matter(host: Host) -> None:
+    """kube-proxy has a chain for each service, which takes half a second to list."""
+    services = [{"family": "ip", "table": "kube-proxy", "name": f"s{i}"} for i in range(firewall.MANY_CHAINS)]
+    hook = {"family": "ip", "table": "kube-proxy", "name": "pre", "hook": "prerouting"}
+    other = {"family": "inet", "table": "filter", "name": "in", "hook": "input"}
+    told = json.dumps({"nftables": [{"chain": one} for one in (*services, hook, other)]})
+    (host.folder / "chains").write_text(told)
+    host.program(
+        "nft",
+        f'case "$*" in "-j list chains") cat {host.folder}/chains ;; "-j list table inet filter") '
+        """echo '{"nftables": [{"rule": "small"}]}' ;; *"list ruleset") echo '{"chain": "all"}' ;; *) exit 1 ;; esac""",
+    )
+    first = collect()
+    assert isinstance(first.nft, str)
+    assert json.loads(first.nft) == {"nftables": [{"rule": "small"}, {"chain": hook}]}
+    assert (first.nft_left_out, first.nft_text) == (("ip kube-proxy",), None)
+    again = FirewallFacts.model_validate(firewall.read_firewall(time.monotonic() + LONG_S, again=True))
+    assert (again.nft, again.nft_left_out) == ('{"chain": "all"}\n', ())
+    assert isinstance(again.nft_text, str)
+
+
 MANAGED = "-A INPUT -m set --match-set s src -j DROP\\n-A INPUT -j INPUT_ZONES\\n-A INPUT -j ufw-before-input\\n"
 
 

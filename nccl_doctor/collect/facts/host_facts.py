@@ -200,7 +200,7 @@ def firewalls_again(
 ) -> dict[str, HostFacts]:
     """Return the facts with the firewall rules as they are now, whose counters have advanced since.
 
-    The text of long rule sets, which was left out at first, is added.
+    What was left out at first is added: the text of long rule sets, and the rules of large tables.
     """
 
     def ask(session: ProbeSession) -> HostFacts:
@@ -208,8 +208,12 @@ def firewalls_again(
         told = session.ask(answers.FIREWALL, deadline, deadline_s=limits.timeout_s, sudo=limits.sudo)
         own, after = facts[session.node.name], told.firewall
         before = own.firewall
-        if isinstance(before, FirewallFacts) and isinstance(after, FirewallFacts) and before.nft_text is None:
-            before = before.model_copy(update={"nft_text": after.nft_text})
+        if isinstance(before, FirewallFacts) and isinstance(after, FirewallFacts):
+            if before.nft_left_out:  # without counters from before, nothing can be compared
+                both = before.model_copy(update={"nft": after.nft, "nft_text": after.nft_text, "nft_left_out": ()})
+                return own.model_copy(update={"firewall": both})
+            if before.nft_text is None:
+                before = before.model_copy(update={"nft_text": after.nft_text})
         return own.model_copy(update={"firewall": before, "firewall_after": after})
 
     found = zip(sessions, ask_all(ask, sessions, window=Window()), strict=True)

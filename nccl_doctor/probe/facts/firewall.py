@@ -33,6 +33,7 @@ class Root:
         self.deadline = deadline
         self._sudo: list[str] = []
         self._wraps = True
+        self._late = ""  # which program used all the time
         if os.geteuid() == 0:
             told = re.search(r"^CapEff:\s*(\w+)", tools.read("/proc/self/status") or "", re.MULTILINE)
             if told and not int(told[1], 16) >> CAP_NET_ADMIN & 1:
@@ -72,7 +73,7 @@ class Root:
     def _run(self, command: list[str], name: str) -> tuple[int, str, str]:
         left = self.deadline - time.monotonic()
         if left <= 0:
-            raise Unavailable("no time was left to run " + name)
+            raise Unavailable(self._late or "no time was left to run " + name)
         try:
             process = subprocess.Popen(
                 command,
@@ -92,13 +93,17 @@ class Root:
                 process.wait(2)
             for pipe in filter(None, (process.stdout, process.stderr)):
                 pipe.close()
-            raise Unavailable("%s did not end in %.1f s" % (name, left)) from error
+            raise self._too_late(name, left) from error
         if process.returncode in (124, 137):
-            raise Unavailable("%s did not end in %.1f s" % (name, left))
+            raise self._too_late(name, left)
         if len(printed) > MAX_BYTES:
             raise Unavailable("%s prints more than %d MiB of rules" % (name, MAX_BYTES >> 20))
         text, words = (told.decode("utf-8", "backslashreplace") for told in (printed, complaint))
         return process.returncode, text, words
+
+    def _too_late(self, name: str, seconds: float) -> Unavailable:
+        self._late = "%s did not end in %.1f s" % (name, seconds)
+        return Unavailable(self._late)
 
     def output(self, *command: str) -> str:
         """Return the stdout of a program; raises :class:`Unavailable` with its stderr."""
@@ -125,6 +130,7 @@ FIREWALLD = ("firewalld", "_ZONES", "_direct")
 """firewalld's table in nftables, and its chains in iptables (firewall/core/nftables.py, ipXtables.py)."""
 UFW = ("ufw-", "ufw6-")  # beginnings of ufw's chains (/usr/share/ufw)
 RULES = ('"table"', '"chain"', '"rule"')  # found in nft's JSON of every rule set that has an effect
+MANY_CHAINS = 256  # of a table, from which on its rules are read only if needed
 MANY = 1 << 20
 """Length of nft's JSON from which on its text is read only if needed, since that takes as long again."""
 RATES = ('"limit"', '"ct count"')
@@ -141,20 +147,27 @@ def read_firewall(deadline: float, sudo: bool = True, again: bool = False) -> di
     """Return snapshot.FirewallFacts' fields, each known or ``$unknown``.
 
     If there are many rules, their text is read only in the second look (``again``), which is taken if rules matter,
-    because the remedy needs it. If there are few, that look only reads the kernel's state again, for the counters.
+    because the remedy needs it; so are all rules of a table with many chains, of which the first look has only those
+    at hooks. If there are few, that look only reads the kernel's state again, for the counters.
     """
     root = Root(deadline, sudo)
-    tables = _tables(root) if find("iptables-nft-save") or find("iptables-save") else {}
+    chains = _chains(root)
+    tables = _tables(chains)
     written = {table for table, is_written in tables.items() if is_written}
     iptables = _part(lambda: _iptables(root, hidden=True)) if written else None
     # nft takes three times as long for such tables as iptables-save, and prints four times as much
     others = [table for table in tables if table not in written & _saved(iptables)]
-    few = others if len(others) <= FEW_TABLES and len(others) < len(tables) else None
-    nft = _part(lambda: _nft(root, "-j", few))
+    large = [table for table in _large(chains) if table not in written]
+    left_out = [] if again else large
+    small = [table for table in others if table not in left_out]
+    few = small if len(small) <= FEW_TABLES and len(small) < len(tables) else None
+    left_out = [] if few is None else left_out
+    nft = _part(lambda: _nft(root, "-j", few, [one for one in chains if _table(one) in left_out and "hook" in one]))
     if iptables is None:
         hidden = not isinstance(nft, str) or any(sign in nft for sign in XTABLES)
         iptables = _part(lambda: _iptables(root, hidden))
     many = isinstance(nft, str) and len(nft) > MANY and not any(sign in nft for sign in RATES) and not FLAGS.search(nft)
+    many = many or bool(large)
     brief = again or (isinstance(nft, str) and not any(sign in nft for sign in RULES) and iptables == [])
     wants_sets = not again and isinstance(iptables, list) and any("--match-set" in save["text"] for save in iptables)
     try:
@@ -163,6 +176,7 @@ def read_firewall(deadline: float, sudo: bool = True, again: bool = False) -> di
         interfaces = []
     return {
         "nft": nft,
+        "nft_left_out": [" ".join(table) for table in left_out],
         "nft_text": _part(lambda: _nft(root, "-a", few) if again == many and (again or not brief) else None),
         "iptables": iptables,
         "ipsets": _part(lambda: root.output("ipset", "save") if wants_sets else None),
@@ -194,7 +208,7 @@ SPAN = re.compile(r"(\d{1,5})(?:[:-]\d+)?")
 def named(_request: dict[str, Any]) -> dict[str, Any]:
     """Return the first port of each range of destination ports in this host's firewall rules, if we may read them."""
     try:
-        rules = read_firewall(time.monotonic() + RULES_PATIENCE_S, sudo=False)
+        rules = read_firewall(time.monotonic() + RULES_PATIENCE_S, sudo=False, again=True)
     except Unavailable:
         return {"ports": []}
     return {"ports": named_ports(rules)}
@@ -222,23 +236,41 @@ def _part(reader: Callable[[], object]) -> object:
         return {"$unknown": str(error)}
 
 
-def _tables(root: Root) -> dict[tuple[str, str], bool]:
-    """Return the family and name of each table with chains, and whether iptables-nft wrote it.
+Chain = dict[str, str]  # as nft's JSON describes it; a chain without a "hook" is called by others
 
-    The result is empty if the tables are unknown. A table of iptables-nft is recognised by the names of its base
-    chains: INPUT at the hook "input" (iptables/nft.c).
-    """
+
+def _chains(root: Root) -> list[Chain]:
+    """Return all chains, without their rules; none if they are unknown."""
     try:
         told = json.loads(root.output("nft", "-j", "list", "chains"))["nftables"]
         chains = [entry["chain"] for entry in told if "chain" in entry]
-        found: dict[tuple[str, str], bool] = {}
-        for one in chains:
-            table = one["family"], one["table"]
-            is_base = one["table"] in XT_TABLES and one["name"] == one.get("hook", "").upper()
-            found[table] = found.get(table, False) or is_base
-    except (Unavailable, ValueError, KeyError, TypeError, AttributeError):
-        return {}
+        return [one for one in chains if all(isinstance(one[key], str) for key in ("family", "table", "name"))]
+    except (Unavailable, ValueError, KeyError, TypeError):
+        return []
+
+
+def _table(chain: Chain) -> tuple[str, str]:
+    return chain["family"], chain["table"]
+
+
+def _tables(chains: list[Chain]) -> dict[tuple[str, str], bool]:
+    """Return the family and name of each table with chains, and whether iptables-nft wrote it.
+
+    Such a table is recognised by the names of its base chains: INPUT at the hook "input" (iptables/nft.c).
+    """
+    found: dict[tuple[str, str], bool] = {}
+    for one in chains:
+        is_base = one["table"] in XT_TABLES and one["name"] == str(one.get("hook", "")).upper()
+        found[_table(one)] = found.get(_table(one), False) or is_base
     return found
+
+
+def _large(chains: list[Chain]) -> list[tuple[str, str]]:
+    """Return the tables with many chains, as kube-proxy's nftables mode has one for each service."""
+    count: dict[tuple[str, str], int] = {}
+    for one in chains:
+        count[_table(one)] = count.get(_table(one), 0) + 1
+    return [table for table, chains_in_it in count.items() if chains_in_it > MANY_CHAINS]
 
 
 def _saved(iptables: object) -> set[tuple[str, str]]:
@@ -248,12 +280,16 @@ def _saved(iptables: object) -> set[tuple[str, str]]:
     return {(family, line[1:].strip()) for family, line in lines if line.startswith("*")}
 
 
-def _nft(root: Root, form: str, tables: list[tuple[str, str]] | None = None) -> str | None:
+def _nft(
+    root: Root, form: str, tables: list[tuple[str, str]] | None = None, chains: list[Chain] | None = None
+) -> str | None:
+    """Return these tables, and these chains without rules; without ``tables``, all rules."""
     if tables is not None:
         told = [root.output("nft", form, "list", "table", *table) for table in tables]
         if form != "-j":
             return "".join(told)
-        return json.dumps({"nftables": [entry for text in told for entry in json.loads(text)["nftables"]]})
+        listed = [entry for text in told for entry in json.loads(text)["nftables"]]
+        return json.dumps({"nftables": [*listed, *({"chain": one} for one in chains or ())]})
     if find("nft"):
         return root.output("nft", form, "list", "ruleset")
     if not os.path.exists(NF_TABLES):

@@ -64,7 +64,7 @@ SLOW = Effect(("slow",), Reach.MEETS, "a ring is as fast as its slowest link")
 SOCKETS = Effect(
     ("transport-fallback", "slow"),
     Reach.MEETS,
-    "ranks that can't use RDMA on one host use TCP sockets on all",
+    "if the ranks of one host can't use RDMA, the ranks of all hosts use TCP sockets",
     ("nccl",),
 )
 CUDA = Effect(

@@ -24,9 +24,8 @@ from nccl_doctor.text.hostlist import quoted
 from nccl_doctor.text.inet import is_loopback
 
 CHANCE = (
-    "gloo still works here, because it is always the host with the higher address that connects to the other; it "
-    "will fail as soon as a second host has the same fault, or a peer's address is above 127.0.1.1 (for example "
-    "192.168.x.x)"
+    "gloo still works here, because the host with the higher address always connects to the other; it will fail as "
+    "soon as a second host has the same fault, or a peer's address is above 127.0.1.1 (for example 192.168.x.x)"
 )
 """The consequence of a name that resolves to a loopback address, where gloo may still work."""
 

@@ -44,7 +44,11 @@ class FixOptions:
     dry_run: Annotated[bool, of_fix("--dry-run", help="Print the plan and run nothing.")] = False
     script: Annotated[
         Path | None,
-        of_fix("--script", metavar="FILE", help="Write a shell script for each host, FILE-HOST, and run nothing."),
+        of_fix(
+            "--script",
+            metavar="FILE",
+            help="Run nothing; write a shell script for each host (fix.sh: fix-node1.sh, …).",
+        ),
     ] = None
     ask_sudo: AskSudo = False
     undo: Annotated[bool, of_fix("--undo", help="Undo what the last run changed on these hosts.")] = False

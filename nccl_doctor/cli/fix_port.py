@@ -39,7 +39,11 @@ class PortOptions:
     ] = None
     hosts: Annotated[
         str | None,
-        typer.Option("--hosts", metavar="FILE", help="Hosts file: examine its master, find a free port on all hosts."),
+        typer.Option(
+            "--hosts",
+            metavar="FILE",
+            help="Hosts file: examine the port on its master; with --next, find a port that is free on all hosts.",
+        ),
     ] = None
     host: Annotated[str | None, typer.Option("-w", "--host", metavar="NAME", help="Host to examine.")] = None
     engine: dict[str, Any] = field(
@@ -58,10 +62,7 @@ class PortOptions:
         bool, typer.Option("--kill", help="End the whole job that holds the port: SIGTERM, then SIGKILL.")
     ] = False
     force: Annotated[
-        bool,
-        typer.Option(
-            "--force", help="End it even if someone may be using it, it is making progress, or it is not yours."
-        ),
+        bool, typer.Option("--force", help="End it even if it may be in use, is making progress, or is not yours.")
     ] = False
     yes: Annotated[bool, typer.Option("-y", "--yes", help="Do not ask before --kill.")] = False
     grace_s: Annotated[

@@ -23,12 +23,21 @@ def hang(
     interval: Annotated[
         float,
         typer.Option(
-            "--interval", metavar="SECONDS", help="Seconds between two samples, 0.5 to 300.", min=0.5, max=300
+            "--interval",
+            metavar="SECONDS",
+            help="Seconds between the two samples of a close look, 0.5 to 300.",
+            min=0.5,
+            max=300,
         ),
     ] = 5.0,
     pid: Annotated[
         int | None,
-        typer.Option("--pid", metavar="PID", help="Process of the job to examine, if several jobs are running.", min=1),
+        typer.Option(
+            "--pid",
+            metavar="PID",
+            help="Examine the job that this process belongs to, if several jobs are running.",
+            min=1,
+        ),
     ] = None,
     no_stacks: Annotated[bool, typer.Option("--no-stacks", help="Do not read the stacks of the ranks.")] = False,
     pause: Annotated[

@@ -19,7 +19,10 @@ from nccl_doctor.cli.output import finish, supports_ansi
 LONG = 64 << 20  # bytes from which on a progress bar is shown: smaller logs are read at once
 
 Files = Annotated[
-    list[str], typer.Argument(metavar="FILE… | -", help="Logs or folders of logs, also .gz, .xz, .zst; - reads stdin.")
+    list[str],
+    typer.Argument(
+        metavar="FILE… | -", help="Log files or folders of them, also compressed (.gz, .xz, .zst); - reads stdin."
+    ),
 ]
 Tee = Annotated[
     bool,

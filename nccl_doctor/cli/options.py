@@ -129,7 +129,7 @@ def complete_check(incomplete: str) -> list[str]:
 def output(command: str) -> object:
     """Return the option ``-o`` of a command with its formats; :mod:`nccl_doctor.cli.output` refuses others."""
     complete = completing(*FORMS[command])
-    more = "; prometheus with --watch and --output-file" if command == "hang --watch" else ""
+    more = "; prometheus needs --watch and --output-file" if command == "hang --watch" else ""
     text = f"Output format{more}."
     return of_output("-o", "--output", metavar="|".join(FORMS[command]), help=text, autocompletion=complete)
 
@@ -191,7 +191,10 @@ Transport = Annotated[
 Save = Annotated[
     Path | None, of_output("--save", metavar="SNAPSHOT", help="Save everything that was collected to this file.")
 ]
-From = Annotated[Path | None, of_output("--from", metavar="SNAPSHOT", help="Judge a saved snapshot; contact no host.")]
+From = Annotated[
+    Path | None,
+    of_output("--from", metavar="SNAPSHOT", help="Diagnose from a saved snapshot, without contacting any host."),
+]
 Inside = Annotated[
     str | None,
     of_hosts(
@@ -423,14 +426,17 @@ class WatchOptions:
         bool, of_watch("--wait", help="Wait for a job to start; with --keep-watching, also for the next one.")
     ] = False
     every: Annotated[
-        float, of_watch("--every", metavar="SECONDS", help="Seconds between two samples, 1 to 3600.", min=1, max=3600)
+        float,
+        of_watch(
+            "--every", metavar="SECONDS", help="Seconds between samples while watching, 1 to 3600.", min=1, max=3600
+        ),
     ] = 60.0
     after: Annotated[
         float,
         of_watch(
             "--after",
             metavar="SECONDS",
-            help="Time without progress before a close look, 1 to 86400.",
+            help="Examine the job closely after this long without progress, 1 to 86400.",
             min=1,
             max=86400,
         ),

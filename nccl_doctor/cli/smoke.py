@@ -32,7 +32,7 @@ def smoke(
         options.of_run(
             "--smoke-budget",
             metavar="SECONDS",
-            help="Time to spend on measuring message sizes.",
+            help="Time to spend on measuring bandwidths at different message sizes.",
             min=0,
             max=options.LONGEST_S,
         ),

@@ -212,8 +212,8 @@ def _at_work(rank: ObservedRank) -> str:
     if rank.in_kernel:
         return ""
     seconds = rank.interval_s
-    looked = f"It was observed for only {seconds:.0f} s" if seconds >= 1 else "It was looked at once"
-    return f" {looked}, and may still be at work; look longer: --interval {_longer(seconds)}."
+    looked = f"The rank was observed for only {seconds:.0f} s" if seconds >= 1 else "The rank was observed only once"
+    return f" {looked} and may still be working; use --interval {_longer(seconds)} to observe it for longer."
 
 
 def _advice(rank: ObservedRank) -> str:

@@ -116,7 +116,7 @@ def _next_step(snapshot: Snapshot, report: Report) -> str | None:
     if not reaching(snapshot.cluster.nodes).launches:
         return None
     if len(snapshot.cluster.nodes) == 1 and snapshot.cluster.nodes[0].local:
-        return "Several machines:  nccl-doctor check hosts.yaml"
+        return "For several machines:  nccl-doctor check hosts.yaml"
     words = " ".join(map(shell.word, ClusterSource(snapshot.cluster).check_words))
     if any("--no-smoke" not in what for what in report.left_out):
         return f"Full check:  nccl-doctor check {words}"
@@ -124,17 +124,17 @@ def _next_step(snapshot: Snapshot, report: Report) -> str | None:
     if line is not None:
         return _start_with(snapshot, line)
     started = {"vllm": " -- MODEL", "sglang": " -- MODEL", "ray": ""}.get(snapshot.cluster.engine or "", " -- train.py")
-    return f"Start with:  nccl-doctor launch {words}{started}"
+    return f"To get the launch commands:  nccl-doctor launch {words}{started}"
 
 
 def _start_with(snapshot: Snapshot, line: LaunchLine) -> str:
     """Return the user's own line, with each host's place in the job."""
     if line.nested:
-        return f"Start with:  {snapshot.cluster.line}"
+        return f"Start the job with:  {snapshot.cluster.line}"
     lines = pasteable(own_lines(line, snapshot.cluster, rank_counts(snapshot), gpu_counts(snapshot)))
     if lines[0].host is None:
-        return f"Start with:  {lines[0].command}"
-    return "\n".join(("Start with:", *(f"  {one.host}:  {one.command}" for one in lines)))
+        return f"Start the job with:  {lines[0].command}"
+    return "\n".join(("Start the job with:", *(f"  {one.host}:  {one.command}" for one in lines)))
 
 
 def _mending(snapshot: Snapshot, report: Report) -> str | None:
@@ -315,7 +315,7 @@ class _Texts:
         hosts = self._snapshot.hosts
         away = [host.name for host in hosts if host.facts is None]
         if away:
-            return f"{len(hosts) - len(away)} of {len(hosts)} hosts answered; not {fold(away)}"
+            return f"{len(hosts) - len(away)} of {len(hosts)} hosts answered; no answer from {fold(away)}"
         if len(hosts) == 1 and hosts[0].node.local:
             return "this machine, without SSH"
         return f"{plural(len(hosts), 'host')} answered in {self._snapshot.timings.get('connect', 0.0):.1f} s"
@@ -365,7 +365,7 @@ class _Texts:
                 own = sorted({dst for _, dst in mesh.failures})
                 return f"{fold(own)} can't reach {'its own address' if len(own) == 1 else 'their own addresses'}"
             count = mesh.pairs if mesh.sample is None else mesh.tested
-            return f"{len(bad)} of {count} pairs failed: into {fold(sorted(set(bad)))}"
+            return f"{len(bad)} of {count} pairs failed, all towards {fold(sorted(set(bad)))}"
         share = "" if mesh.tested == mesh.pairs else f" ({100 * mesh.tested / mesh.pairs:.2g} %)"
         if share and mesh.sample is not None:
             peers = f"{len(mesh.sample.distances) - 2} random peers per host"

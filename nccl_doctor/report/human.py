@@ -86,7 +86,7 @@ def diagnosis(found: Diagnosis, screen: Screen) -> Iterator[str]:
     most = len(follows) if screen.verbose else _CONSEQUENCES
     for (code, name, message), hosts in islice(follows.items(), most):
         on = f" on {hosts}" if hosts else ""
-        yield from wrap(f"As a result: {message} ({code} {name}{on})", screen.prose, "  ", "    ")
+        yield from wrap(f"Same cause: {message} ({code} {name}{on})", screen.prose, "  ", "    ")
     if most < len(follows):
         yield f"  … and {len(follows) - most} more; -v shows them"
     yield from _fix(found.fix, screen)
@@ -276,7 +276,7 @@ def verdict(report: Report, cause: Diagnosis | None) -> tuple[bool, list[str], s
     if not ready and cause is None:
         counts.insert(0, "No faults found")
     total = report.timings.get("total")
-    took = "" if total is None else f"{',' if gaps else ''} in {total:.1f} s"
+    took = "" if total is None else f" ({total:.1f} s)"
     line = ("Ready. " if ready else "") + ", ".join(counts) + took + "."
     if not report.complete and not gaps:
         line += " Not everything could be checked."
@@ -328,7 +328,7 @@ def _counts(diagnoses: tuple[Diagnosis, ...], outcomes: Counter[Outcome]) -> lis
 _READ = {
     "read": "stacks read without pausing ranks",
     "pause": "each rank paused for a few milliseconds to read its stack",
-    "native": "each rank paused for a few milliseconds to read its stack",
+    "native": "each rank paused while its stack, with native frames, was read",
     "none": "no stacks (--no-stacks)",
 }
 

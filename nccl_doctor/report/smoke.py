@@ -161,7 +161,7 @@ def size_rows(sizes: Sequence[SizeReport], result: AllReduceReport) -> list[tupl
     """
     typed = len({size.dtype for size in sizes}) > 1
     rate = _best_rate(result)
-    best = "" if not rate else "link's best" if result.link else "at the best rate"
+    best = "" if not rate else "ideal (link)" if result.link else "ideal"
     rows = [("size", "type" if typed else "", "time", "algbw", "busbw", best)]
     for size in sizes:
         ideal = time_words(size.seconds * size.busbw / rate) if rate else ""
@@ -175,7 +175,7 @@ def ring_formula(result: AllReduceReport) -> str:
     ranks, rate = result.world_size, _best_rate(result)
     if ranks < 2 or not rate:
         return ""
-    return f"Ideal time of a ring: 2 (n - 1) / n · size / rate, with n = {ranks} and {rate_words(rate)}."
+    return f"ideal: time of a ring, 2 (n - 1) / n · size / rate, with n = {ranks} and {rate_words(rate)}."
 
 
 def _best_rate(result: AllReduceReport) -> float:

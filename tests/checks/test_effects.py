@@ -80,7 +80,7 @@ def table() -> Iterator[str]:
 
 _WHOSE = {
     Reach.OWN: "on the hosts with the fault",
-    Reach.MEETS: "on ranks that communicate with those hosts",
+    Reach.MEETS: "on ranks that communicate with a host with the fault",
     Reach.ALL: "on all ranks",
 }
 

@@ -185,7 +185,7 @@ def test_where_one_host_or_none_was_reached_nobody_says_ok_for_the_others(make_l
     rows = dict(re.findall(r"^  (\S+) +(\S+ {2,}\S.*(?:\n {8,}.*)*)$", shown.stdout, re.MULTILINE))
     said = {name: " ".join(row.split()) for name, row in rows.items()}
     assert (shown.returncode, "Ready" in shown.stdout) == (1, False)
-    assert said["access"] == "FAIL 1 of 3 hosts answered; not node[2-3]"
+    assert said["access"] == "FAIL 1 of 3 hosts answered; no answer from node[2-3]"
     assert {name: said[name] for name in ("interfaces", "ports", "firewall")} == dict.fromkeys(
         ("interfaces", "ports", "firewall"), "? fewer than two hosts were reached"
     )

@@ -32,7 +32,8 @@ def test_a_full_job_is_ready_and_nothing_is_left_of_the_steps(slurm: Slurm, job:
     assert run.report["smoke"]["ok"]
     assert run.report["smoke"]["world_size"] == 4
     assert (
-        run.report["next_step"] == f"Start with:  nccl-doctor launch --slurm-job {job} {' '.join(python)} -- train.py"
+        run.report["next_step"]
+        == f"To get the launch commands:  nccl-doctor launch --slurm-job {job} {' '.join(python)} -- train.py"
     )
     # its controller hears of a step's end from the nodes, in its own time
     slurm.lab.controller.wait_until(lambda: slurm.steps(job) == [], "the end of all steps")

@@ -56,7 +56,7 @@ def test_a_busy_machine_says_how_late_its_threads_were_where_they_were(lag_s: fl
 def test_a_failed_dial_shows_where_it_was_going() -> None:
     dial = {"src": "node2", "dst": "node1", "address": "10.0.0.1", "port": 29500, "outcome": "timed-out"}
     seen = rows({"mesh": {"failed": [dial]}, "smoke": {"$skipped": "could not succeed"}})
-    assert seen["ports"] == ("error", "1 of 6 pairs failed: into node1")
+    assert seen["ports"] == ("error", "1 of 6 pairs failed, all towards node1")
     assert seen["all-reduce"] == ("skip", "could not succeed")
 
 
@@ -64,7 +64,7 @@ def test_a_host_that_fails_to_dial_itself_is_no_pair() -> None:
     lost = {"dst": "node1", "address": "10.0.0.1", "port": 29500, "outcome": "timed-out"}
     own, other = {"src": "node1", **lost}, {"src": "node2", **lost}
     skipped = {"smoke": {"$skipped": "could not succeed"}}
-    assert rows({"mesh": {"failed": [own, other]}, **skipped})["ports"] == ("error", "1 of 6 pairs failed: into node1")
+    assert rows({"mesh": {"failed": [own, other]}, **skipped})["ports"] == ("error", "1 of 6 pairs failed, all towards node1")
     assert rows({"mesh": {"failed": [own]}, **skipped})["ports"] == ("error", "node1 can't reach its own address")
 
 
@@ -248,7 +248,7 @@ def test_what_was_not_judged_is_the_next_step(patch: dict[str, Any], selected: S
 def test_who_wants_no_all_reduce_learns_how_to_start() -> None:
     report = judge(patched({"smoke": {"$skipped": "not asked for (--no-smoke)"}}), "check")
     assert report.left_out == ("the all-reduce (--no-smoke)",)
-    assert report.next_step == "Start with:  nccl-doctor launch hosts.yaml -- train.py"
+    assert report.next_step == "To get the launch commands:  nccl-doctor launch hosts.yaml -- train.py"
 
 
 @pytest.mark.parametrize(
@@ -264,7 +264,7 @@ def test_who_wants_no_all_reduce_learns_how_to_start() -> None:
     ],
 )
 def test_the_next_step_starts_what_the_hosts_are_for(cluster: dict[str, Any], words: str) -> None:
-    assert judge(patched({"cluster": cluster}), "check").next_step == f"Start with:  nccl-doctor launch {words}"
+    assert judge(patched({"cluster": cluster}), "check").next_step == f"To get the launch commands:  nccl-doctor launch {words}"
 
 
 @pytest.mark.parametrize(

@@ -82,7 +82,7 @@ def healthy() -> Report:
             ),
         ),
         timings={"connect": 0.4, "probe": 0.3, "mesh": 0.2, "smoke": 4.1, "total": 6.2},
-        next_step="Start with:  nccl-doctor launch hosts.yaml -- train.py",
+        next_step="To get the launch commands:  nccl-doctor launch hosts.yaml -- train.py",
     )
 
 

@@ -118,7 +118,7 @@ def test_a_logs_path_is_given_once() -> None:
 def test_many_consequences_are_cut() -> None:
     explains = tuple(Consequence(code=f"NCD70{n}", name="x", hosts=(), message=f"Effect {n}.") for n in range(5))
     report = healthy().model_copy(update={"diagnoses": (FIREWALL.model_copy(update={"explains": explains}),)})
-    assert "  As a result: Effect 2. (NCD702 x)\n  … and 2 more; -v shows them\n" in screen(report)
+    assert "  Same cause: Effect 2. (NCD702 x)\n  … and 2 more; -v shows them\n" in screen(report)
 
 
 @pytest.mark.parametrize(

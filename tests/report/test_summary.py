@@ -26,41 +26,41 @@ def unjudged(*gaps: list[Gap]) -> str:
 @pytest.mark.parametrize(
     ("update", "end"),
     [
-        ({}, "Ready. 57 checks passed in 6.2 s."),
+        ({}, "Ready. 57 checks passed (6.2 s)."),
         ({"timings": {}}, "Ready. 57 checks passed."),
-        ({"checks": passed(1)}, "Ready. 1 check passed in 6.2 s."),
-        ({"checks": ()}, "No faults found in 6.2 s."),
+        ({"checks": passed(1)}, "Ready. 1 check passed (6.2 s)."),
+        ({"checks": ()}, "No faults found (6.2 s)."),
         ({"checks": (), "timings": {}}, "No faults found."),
-        ({"complete": False}, "No faults found, 57 checks passed in 6.2 s. Not everything could be checked."),
-        ({"diagnoses": (NOTE,)}, "Ready. 1 note, 57 checks passed in 6.2 s. More: nccl-doctor explain NCD601"),
-        ({"diagnoses": (STALE,)}, "1 warning, 57 checks passed in 6.2 s. More: nccl-doctor explain NCD601"),
+        ({"complete": False}, "No faults found, 57 checks passed (6.2 s). Not everything could be checked."),
+        ({"diagnoses": (NOTE,)}, "Ready. 1 note, 57 checks passed (6.2 s). More: nccl-doctor explain NCD601"),
+        ({"diagnoses": (STALE,)}, "1 warning, 57 checks passed (6.2 s). More: nccl-doctor explain NCD601"),
         (
             {"diagnoses": (UNREACHABLE, UNREACHABLE)},
-            "2 errors, 0 warnings, 57 checks passed in 6.2 s.\nMore: nccl-doctor explain NCD101",
+            "2 errors, 0 warnings, 57 checks passed (6.2 s). More: nccl-doctor explain NCD101",
         ),
         (
             {"diagnoses": (STALE, UNREACHABLE, UNREACHABLE.model_copy(update={"code": "NCD105"}))},
-            "2 errors, 1 warning, 57 checks passed in 6.2 s.\nMore: nccl-doctor explain NCD101, NCD105",
+            "2 errors, 1 warning, 57 checks passed (6.2 s).\nMore: nccl-doctor explain NCD101, NCD105",
         ),
         (
             {"checks": (*passed(3), check(Outcome.UNKNOWN, "no root"), check(Outcome.SKIP)), "complete": False},
-            "No faults found, 3 checks passed, 1 could not be judged, in 6.2 s.",
+            "No faults found, 3 checks passed, 1 could not be judged (6.2 s).",
         ),
         (
             {"checks": (*passed(3), check(Outcome.SKIP, "not asked for (--mesh none)"))},
-            "No faults found, 3 checks passed in 6.2 s. Not checked: the ports between hosts\n(--mesh none).",
+            "No faults found, 3 checks passed (6.2 s). Not checked: the ports between hosts\n(--mesh none).",
         ),
         (
             {"checks": (*passed(3), *(check(Outcome.SKIP, "not selected", f"NCD30{n}") for n in range(5)))},
-            "No faults found, 3 checks passed in 6.2 s. Not checked: 5 checks that were not\nselected.",
+            "No faults found, 3 checks passed (6.2 s). Not checked: 5 checks that were not\nselected.",
         ),
         (
             {"checks": (*passed(3), check(Outcome.SKIP, "not selected")), "command": "smoke"},
-            "Ready. 3 checks passed in 6.2 s.",
+            "Ready. 3 checks passed (6.2 s).",
         ),
         (
             {"checks": (*passed(3), check(Outcome.CRASH, "KeyError: 'x'"))},
-            "No faults found, 3 checks passed, 1 crashed, in 6.2 s.",
+            "No faults found, 3 checks passed, 1 crashed (6.2 s).",
         ),
     ],
 )
@@ -71,12 +71,12 @@ def test_the_last_line_counts(update: dict[str, Any], end: str) -> None:
 
 def test_the_next_step_is_the_very_last() -> None:
     report = healthy().model_copy(update={"next_step": "Start with:  train"})
-    assert render(report, "human", color=False).endswith("in 6.2 s.\nStart with:  train\n")
+    assert render(report, "human", color=False).endswith("(6.2 s).\nStart with:  train\n")
 
 
 def test_a_next_step_that_hides_something_is_not_shown() -> None:
     report = healthy().model_copy(update={"next_step": "Start with:  \u202etrain"})
-    assert render(report, "human", color=False).endswith("in 6.2 s.\n")
+    assert render(report, "human", color=False).endswith("(6.2 s).\n")
 
 
 def test_what_could_not_be_judged_is_folded_by_reason() -> None:

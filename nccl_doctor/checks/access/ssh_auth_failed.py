@@ -1,8 +1,8 @@
 """The SSH server accepted none of the user's keys.
 
 What it means: the host is up and is the one it should be, but it knows none of the keys that this machine offered.
-nccl-doctor never asks for a password or a passphrase, since nobody can type one for many hosts at once, or for a
-launcher.
+nccl-doctor never asks for a password or a passphrase, since nobody can type one for many hosts at once, and a launcher
+such as mpirun could not ask for one either.
 
 How we know: every key was offered in OpenSSH's order (the identity file that was named, the agent's keys, the default
 files in ~/.ssh), and each was refused. The evidence names them, those that were ignored (a file with a passphrase, if

@@ -8,14 +8,14 @@ sshd must send its greeting. The message shows what failed: the name does not re
 host is up, but no sshd listens); "no route to host" (the host is down, or a firewall's REJECT); no answer at all (down,
 or a firewall's DROP); connected but silent; an sshd so old that it supports only algorithms that ssh no longer accepts;
 connected, but closed before the greeting. The last of these is caused by sshd's MaxStartups: with its default
-10:30:100, sshd drops connections once ten are waiting to authenticate. The connection is retried, with increasing
-delays, before this is reported. If this machine gets no answer at all, two of the other hosts try the host's SSH port;
-if they get an answer, the host is up and only this machine is cut off from it.
+10:30:100, sshd drops connections once ten are waiting to authenticate. The connection is retried with increasing delays
+before the fault is reported. If this machine gets no answer at all, two of the other hosts try the host's SSH port; if
+they get an answer, the host is up and only this machine is cut off from it.
 
 A host behind a jump host (ProxyJump) can't be reached if the jump host can't; the message then names the jump host.
 
 Fix: depends on the reason and is shown with the diagnosis. The address, user and port come from the hosts file and from
-~/.ssh/config, which ``ssh -G HOST`` shows.
+~/.ssh/config, which `ssh -G HOST` shows.
 
 References: ssh_config(5): HostName, Port, ProxyJump. sshd_config(5): MaxStartups, AllowTcpForwarding. connect(2),
 "Errors".
@@ -86,13 +86,14 @@ def _from_peers(view: View, failure: SshUnreachable) -> str:
     up, refused, cut_off = (_who(failure, outcomes) for outcomes in (ANSWERS, ("refused",), UNANSWERED))
     here, is_refused = _dialler(failure), failure.facts.reason == "refused"
     if up:
-        what = "; but {} can reach sshd there" if is_refused else "; {} can reach it there"
+        what = f" from {here}, although {{}} can reach its sshd" if is_refused else "; {} can reach it there"
         apart = f"{here} and {fold(cut_off)} are" if cut_off else f"only {here} is"
-        return f"{what.format(fold(up))}, so it is up, and {apart} cut off from it"
+        return f"{what.format(fold(up))}: the host is up, and {apart} cut off from it"
+    nobody = ": no sshd listens there" if is_refused else ""
     if refused:
         means = ", too" if is_refused else ", so it is up, and no sshd listens there"
-        return f"; connections from {fold(refused)} are refused{means}"
-    return f"; {fold(cut_off)} can't reach it there either" if cut_off else ""
+        return f"{nobody}; connections from {fold(refused)} are refused{means}"
+    return f"{nobody}; {fold(cut_off)} can't reach it there either" if cut_off else nobody
 
 
 def _dialler(failure: SshUnreachable) -> str:

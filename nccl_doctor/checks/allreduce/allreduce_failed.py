@@ -3,10 +3,10 @@
 What it means: the job would fail in the same way, because the test's ranks had the hosts file's interpreter and
 variables, and the master address and port that torchrun would give them.
 
-How we know: the rank was killed by a signal, reported an exception, or ended without a message; or the process that
-imports torch and forks the ranks of its host, or the connection to it, ended. Messages from other ranks ("Connection
-closed by peer") are consequences of this; `nccl-doctor logs` recognises them. A cause that the output names (a busy
-port, a full /dev/shm) has its own diagnosis, below which this one is listed.
+How we know: the rank was killed by a signal, reported an exception, or ended without a message. The same is reported if
+a host's launcher process (which imports torch and forks the ranks) ended, or if the connection to it was lost. Messages
+from other ranks ("Connection closed by peer") are consequences of this; `nccl-doctor logs` recognises them. A cause
+that the output names (a busy port, a full /dev/shm) has its own diagnosis, below which this one is listed.
 
 Fix: depends on the quoted error. SIGKILL usually comes from the kernel when memory runs out (`dmesg`), from a scheduler
 or from a person; SIGSEGV and SIGBUS point to torch's or the driver's libraries, or to a full /dev/shm.

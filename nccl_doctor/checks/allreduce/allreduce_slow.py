@@ -48,8 +48,10 @@ def allreduce_slow(view: View) -> Findings:
     evidence, message = [], ""
     if speed is not None:
         evidence.append(f"{speed.name} on {speed.host} could give {figure(speed.gb_per_s, 3)} GB/s")
-        share = f"{100 * reached / speed.gb_per_s:.0f} % of {speed.name} on {speed.host}"
-        message = f"The all-reduce reached {figure(reached)} of {figure(speed.gb_per_s)} GB/s, {share}."
+        most = f"the {figure(speed.gb_per_s)} GB/s possible ({speed.name} on {speed.host})"
+        message = (
+            f"The all-reduce reached only {figure(reached)} GB/s, {100 * reached / speed.gb_per_s:.0f} % of {most}."
+        )
     evidence.append(f"the best of {len(smoke.sizes)} sizes reached {figure(reached, 3)} GB/s of bus bandwidth")
     if late is not None:
         others = sorted(rank.own_s or 0.0 for rank in smoke.ranks if rank is not late)

@@ -4,7 +4,7 @@ What it means: RANK, LOCAL_RANK, WORLD_SIZE, NODE_RANK, MASTER_ADDR, MASTER_PORT
 contradict the hosts file: they were left over from an earlier job, exported in a start-up file, or copied from a guide.
 torchrun overwrites RANK and the like for its ranks and uses the PET_ variables as defaults; a script that is started in
 another way (`env://`, `mp.spawn`, mpirun, srun) uses what is set, so its ranks wait for a master that does not exist,
-or two ranks have the same number. Two jobs with the same master address and port mix up their ranks.
+or two ranks have the same number. If two jobs use the same master address and port, ranks of one join the other.
 
 How we know: the hosts file's env, the variables of a command run over SSH, those of a login shell if one was queried
 (on hosts with GPUs or RDMA devices, or without torch), and those of the ranks of running jobs, each compared with the

@@ -125,7 +125,7 @@ def _unreachable(view: View) -> Findings:
         given = ", ".join(dict.fromkeys(address for address, _ in hosts.values()))
         yield Finding(
             hosts=tuple(hosts),
-            message=f"{GLOO_SOCKET_IFNAME}={quoted(value)} makes gloo advertise {given} on {fold(hosts)}, which no "
+            message=f"On {fold(hosts)}, {GLOO_SOCKET_IFNAME}={quoted(value)} makes gloo advertise {given}, which no "
             "other host can reach.",
             evidence=folded((host, f"{address}: {why}") for host, (address, why) in hosts.items()),
             facts={GLOO_SOCKET_IFNAME: value},

@@ -1,12 +1,12 @@
-"""A name resolves to a wrong address: hosts disagree, or a host's own name resolves to another host.
+"""A name resolves to the wrong address: hosts disagree, or a host's own name resolves to another host.
 
 What it means: ranks that look up the master by name end up at different machines, or at addresses that they can't
-reach: some hosts join, the others wait until their timeout. On a host whose own name resolves to an address that none
+reach: some hosts join, the others wait until they time out. On a host whose own name resolves to an address that none
 of its interfaces has (an old one, or another host's), gloo falls back to 127.0.0.1, where the others can't reach it: a
-gloo job fails, and so do the helper groups of NCCL jobs (checkpoints, monitored barriers). If gloo still works, because
-it connects from the higher of two addresses (see hostname-loopback), that is a note, not a fault. A name that resolves
-to a different address family from the others ends gloo with "ss1.ss_family == ss2.ss_family". Usually one host's
-/etc/hosts is out of date.
+gloo job fails, and so do the helper groups of NCCL jobs (checkpoints, monitored barriers). Of two hosts, the one with
+the higher address connects to the other, so gloo may still work (see hostname-loopback); then this is a note, not a
+fault. If a name resolves to an address of another family than the other names do, gloo aborts with "ss1.ss_family ==
+ss2.ss_family". Usually one host's /etc/hosts is out of date.
 
 How we know: each host resolved every name of the cluster and its own. A name is at fault if two hosts' answers have no
 address in common, unless the host with the different answer reached the master through it. A host's own name is at

@@ -1,9 +1,9 @@
 """NCCL_SOCKET_IFNAME selects an interface on which the other hosts can't reach NCCL.
 
 What it means: NCCL listens on the first interface that the variable matches, in the kernel's order, and advertises its
-address. If that interface is lo or a container engine's bridge, or is in a network that the other hosts are not in,
+address. If that interface is lo or a container engine's bridge, or is on a network that the other hosts are not on,
 they can't connect: "Connection refused", "No route to host", or a hang. "^docker" is a frequent cause: a list with "^"
-replaces NCCL's own exceptions, lo among them, so lo is matched, and comes first. "^docker0,lo" is what was meant.
+replaces NCCL's default exclusions, among them lo; so lo matches, and it comes first. "^docker0,lo" is what was meant.
 
 How we know: the address that NCCL will use, and for every other host: whether it has that address itself, whether it
 has a route to it and, if that goes through a gateway, whether the test connections succeeded. An interface is never

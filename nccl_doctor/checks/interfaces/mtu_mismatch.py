@@ -4,9 +4,10 @@ What it means: TCP uses the smaller MTU of the two ends, and NCCL's RDMA the sma
 most jobs run, but more slowly than they could. UDP does not negotiate a size, and a switch or bridge may pass less than
 the larger MTU: then large packets are lost (see mtu-blackhole).
 
-How we know: the MTUs of the interface that NCCL uses on each host and of those under its RoCE devices, compared among
-those on one subnet; and the MTUs of the two halves of one port, as on a GB10 (DGX Spark), where a firmware update was
-seen to leave one half at 1500 while the other, or the peer's, had 9000, so that large transfers failed with status 12.
+How we know: on each host, the MTUs of the interface that NCCL's sockets use and of the interfaces under its RoCE
+devices are compared with those of the other hosts' interfaces on the same subnet. The two halves of one port are
+compared as well: on a GB10 (DGX Spark), a firmware update left one half at 1500 while the other half, or the peer, had
+9000, and large transfers failed with completion status 12 (no acknowledgement).
 
 Fix: set the same MTU on all hosts, and make sure that the switches pass it. On DGX OS, set it in a file in
 /etc/netplan, since settings made with ip or nmcli are lost on reboot.

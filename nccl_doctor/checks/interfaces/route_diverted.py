@@ -1,4 +1,4 @@
-"""A host sends packets for its peers somewhere other than into their common subnet.
+"""A host does not send packets for its peers directly over the subnet that they share.
 
 What it means: a VPN client, a container engine or an old script has added a policy rule (`ip rule`) or a more specific
 route. Packets for another host leave through a tunnel or a gateway that has no route to it, so connections time out; if
@@ -40,7 +40,8 @@ def route_diverted(view: View) -> Findings:
         peers = sorted(found.peers)
         yield Finding(
             hosts=(found.host,),
-            message=f"{found.host} sends packets for {fold(peers)} {ways}, not into their common subnet.",
+            message=f"{found.host} sends packets for {fold(peers)} {ways}, not directly over the subnet that they "
+            "share.",
             evidence=tuple(dict.fromkeys(evidence for _, evidence in lines)),
             facts={"to": peers},
             details=Details(failed=tuple(found.pairs)),

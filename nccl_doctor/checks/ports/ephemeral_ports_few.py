@@ -78,7 +78,7 @@ def ephemeral_ports_few(view: View) -> Findings:
     for (low, high, size, needed), hosts in short.items():
         yield Finding(
             hosts=tuple(host.name for host in hosts),
-            message=f"There are only {size} ephemeral ports ({low} to {high}); the job may need {needed}.",
+            message=f"Only {size} of the ephemeral ports {low} to {high} are free to use; the job may need {needed}.",
             evidence=(f"{needed} = ranks on the host * (6 + 2 * {world}), if every rank talks to every other one",),
             facts={"low": low, "high": high, "size": size, "needed": needed, "world_size": world},
             explains=ANYWAY,  # no dial has failed because of it yet

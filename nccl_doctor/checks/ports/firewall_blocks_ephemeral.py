@@ -5,10 +5,10 @@ that the kernel chooses from `net.ipv4.ip_local_port_range`, and all hosts conne
 directions. If a rule blocks these connections, the job passes its rendezvous, then hangs at the first collective.
 
 How we know: every host listened on such ports and every other host connected to them; a connection failed, and the
-kernel's actual rules on both hosts, evaluated for that packet, block it. firewall-blocks-port explains how. It is a
-warning if the connections succeeded, but a rule admits only so many at a time (limit, hashlimit, connlimit, recent;
-nft: limit, ct count), and the ranks of two hosts may need more: ranks of the peer * (6 + 2 * ranks of the host),
-counted as for ephemeral-ports-few.
+kernel's actual rules on both hosts, evaluated for that packet, block it. firewall-blocks-port explains how. The
+diagnosis is only a warning if the connections succeeded although a rule limits their number at a time (iptables: limit,
+hashlimit, connlimit, recent; nft: limit, ct count) to fewer than the ranks of two hosts may need, that is, the number
+of ranks on the peer * (6 + 2 * the number of ranks on the host), as for ephemeral-ports-few.
 
 Fix: the commands let the cluster's own addresses reach the whole range, in the syntax of the tool that manages the
 rules.

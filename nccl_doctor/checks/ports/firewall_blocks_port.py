@@ -33,7 +33,7 @@ from nccl_doctor.model.report import FailedDial
 from nccl_doctor.snapshot.hosts import Snapshot
 from nccl_doctor.text.hostlist import fold, grouped
 
-OWN = "its own outgoing connections"
+OWN = "the host's own outgoing connections"
 UNTESTED = {
     NOT_DIALLED: "not tested because the port is busy; concluded from the rules",
     LIMITED: "connected, by a rule that admits only so many",

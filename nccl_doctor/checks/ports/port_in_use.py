@@ -3,18 +3,18 @@
 What it means: rank 0 can't open torch's TCPStore and ends with "Address already in use" (EADDRINUSE); the other ranks
 wait for it until they time out.
 
-How we know: the same bind that torch's TCPStore makes (with SO_REUSEADDR, then listen) was tried on the first host. The
+How we know: the same bind that torch's TCPStore makes (with SO_REUSEADDR, then listen) was tried on the master. The
 socket tables then explain its result:
 
 - `listener`: a process listens there, on all addresses or on one: a stale rank, a second job, another service.
 - `bound`: a process has bound the port but does not listen; `ss -l` does not show it.
 - `outbound`: the port is the source port of an outgoing connection, which is possible because `ip_local_port_range`
   contains it.
-- `time-wait`: a connection of a program without SO_REUSEADDR ended less than a minute ago. A TIME_WAIT that torch
-  itself left does not prevent torch's bind, and is not reported.
+- `time-wait`: a connection of a program without SO_REUSEADDR ended less than a minute ago. A socket in
+  TIME_WAIT that torch itself left does not prevent torch's bind, and is not reported.
 
-Fix: `nccl-doctor fix-port` shows which process holds the port and the job it belongs to. With `--kill`, it ends that
-process if it is a leftover of your own, that is, a rank that has no launcher and makes no progress. `nccl-doctor
+Fix: `nccl-doctor fix-port` shows which process holds the port and the job it belongs to. With `--kill`, it ends the
+whole job if it is a leftover of your own, that is, if its ranks have no launcher and make no progress. `nccl-doctor
 fix-port --hosts hosts.yaml --next --write` finds another port and writes it into the hosts file. For `outbound`,
 reserve the port (`net.ipv4.ip_local_reserved_ports`); for `time-wait`, wait: `nccl-doctor fix-port --wait`.
 

@@ -52,8 +52,11 @@ def disk_full(view: View) -> Findings:
     for (by_size, rows), paths in alike.items():
         free = dict(rows)
         hosts, least = tuple(free), min(free.values())
-        room = f"{least // MIB} MiB" if by_size else f"room for {least} files"
-        at_most = "" if len(set(free.values())) == 1 else "as little as "
+        is_even = len(set(free.values())) == 1
+        if by_size:
+            room = f"{'' if is_even else 'as little as '}{least // MIB} MiB left"
+        else:
+            room = f"room for {'only' if is_even else 'as few as'} {least} more files"
         plain = [path for path in paths if _PLAIN.fullmatch(path)]
         strange = ["the folder in TMPDIR"] if len(plain) < len(paths) else []
         where = f"{capital(' and '.join((*plain, *strange)))} on {fold(hosts)}"
@@ -61,8 +64,8 @@ def disk_full(view: View) -> Findings:
         df = line("df -h -- {*paths}", paths=plain) if by_size else line("df -i -- {*paths}", paths=plain)
         yield Finding(
             hosts=hosts,
-            message=f"{where} {'has' if len(paths) == 1 else 'have'} {at_most}{room} left: writes by torch, Ray or "
-            "data loaders there will fail.",
+            message=f"{where} {'has' if len(paths) == 1 else 'have'} {room}: torch, Ray and "
+            "data loaders will fail to write there.",
             facts={"path": paths[0], "paths": paths, "free_bytes" if by_size else "free_files": least},
             fix=pasted(
                 f"Remove old files there, or set TMPDIR to a folder with room.{look}",

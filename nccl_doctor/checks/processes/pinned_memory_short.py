@@ -48,7 +48,7 @@ def pinned_memory_short(view: View) -> Findings:
     for (total, free, shared), hosts in grouped(short).items():
         yield Finding(
             hosts=tuple(hosts),
-            message=f"{free - total >> 10} MiB of the memory of {fold(hosts)} can't be pinned for RDMA buffers.",
+            message=f"{free - total >> 10} MiB of memory on {fold(hosts)} can't be pinned for RDMA buffers.",
             evidence=(f"/proc/meminfo: CmaFree {free} kB, CmaTotal {total} kB",),
             facts={"cma_free_kib": free, "cma_total_kib": total},
             severity=Severity.WARNING if shared else None,

@@ -16,7 +16,8 @@ launcher sets for its ranks. These count as left behind:
 - GPU memory that is listed for a PID that no longer exists.
 
 A job whose launcher is alive counts as running, however old it is, and so does one that made progress between two
-samples (CPU time, bytes exchanged with peers or files, a busy GPU), whatever its parent is. Neither is reported here.
+samples (CPU time, bytes exchanged with peers, read or written, a busy GPU), whoever its parent is. Neither is reported
+here.
 
 Fix: `nccl-doctor fix-port --host node2 --pid N@START --kill` ends the whole job, after checking that it is yours and
 that the process is still the same one: START is its start time in clock ticks since boot. A zombie is gone when its

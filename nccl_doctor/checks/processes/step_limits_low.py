@@ -41,13 +41,13 @@ FATAL = GIB // 2
 MEMORY = Effect(
     ("SIGKILL", "out-of-memory"),
     Reach.OWN,
-    "the kernel kills a process in a control group that is full (kernel: cgroup-v2, memory.max)",
+    "the kernel kills a process in a control group that has reached its limit (kernel: cgroup-v2, memory.max)",
 )
 
 OVERCOMMIT = Effect(
     ("out-of-memory",),
     Reach.OWN,
-    "the kernel grants no memory beyond its limit (kernel: Documentation/mm/overcommit-accounting.rst)",
+    "the kernel grants a process no memory beyond the limit (kernel: Documentation/mm/overcommit-accounting.rst)",
 )
 
 

@@ -1,8 +1,8 @@
 """The job can't open an RDMA device that is up, or its fabric has no subnet manager.
 
-What it means: /sys shows the device, but its node /dev/infiniband/uverbsN is missing or refuses this user. NCCL logs
-"NET/IB : Unable to open device" or nothing, and leaves the device out of its list. If none is left, it uses TCP
-sockets; if there are fewer than on the other hosts, later devices are paired with the wrong ones.
+What it means: /sys shows the device, but the device file /dev/infiniband/uverbsN is missing, or this user may not open
+it. NCCL logs "NET/IB : Unable to open device" or nothing, and leaves the device out of its list. If none is left, it
+uses TCP sockets; if there are fewer than on the other hosts, later devices are paired with the wrong ones.
 
 How we know: each device's node is opened in the same way as libibverbs opens it, as the job's user and in the job's
 container. ENOENT: the node is missing, as in a container or pod to which it was not passed. EACCES: its mode does not

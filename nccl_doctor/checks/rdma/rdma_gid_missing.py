@@ -1,9 +1,10 @@
 """The GID that NCCL would use on a RoCE port is missing, or of a different type from that on the other hosts.
 
 What it means: a RoCE port has a table of GIDs: one link-local and one for each IP address of its network interface,
-each as RoCE v1 and as v2. NCCL chooses an index and sends the GID at it to the other side. An empty entry leads to
-"Call to ibv_modify_qp failed" with 61 (No data available) or 22 and "local GID ::". With v1 on one side and v2 on the
-other, the queue pair comes up but every packet is dropped, until completions fail with status 12.
+each as RoCE v1 and as v2. NCCL chooses an index and sends the GID at that index to the other side. An empty entry leads
+to "Call to ibv_modify_qp failed" with errno 61 (No data available) or 22 (Invalid argument); the message also shows
+"local GID ::". With v1 on one side and v2 on the other, the queue pair comes up but every packet is dropped, until
+completions fail with status 12.
 
 If NCCL_IB_GID_INDEX is set, NCCL uses that index on every port of the job without checking it. Before 2.21, NCCL uses
 index 0 if the variable is not set. From 2.21 on, if the variable is unset or negative, NCCL uses the first RoCE v2
@@ -46,17 +47,16 @@ def rdma_gid_missing(view: View) -> Findings:
         return
     hosts = tuple(dict.fromkeys(host for host, _, _ in faults))
     _, entry, kind = faults[0]
-    names = ", ".join(dict.fromkeys(str(port) for _, port, _ in faults))
+    ports = tuple(dict.fromkeys(str(port) for _, port, _ in faults))
     empty = (
-        f"is empty ({entry.gid.why})"
-        if entry.gid.pinned
-        else "is missing: no entry in the GID table belongs to an address"
+        f"empty ({entry.gid.why})" if entry.gid.pinned else "missing: no entry in the GID table belongs to an address"
     )
-    how = empty if kind == "empty" else f"is {kind} at index {entry.gid.index}"
+    how = empty if kind == "empty" else f"{kind} at index {entry.gid.index}"
     unlike = "" if kind == "empty" else ", unlike on the other hosts"
     yield Finding(
         hosts=hosts,
-        message=f"On {fold(hosts)}, the GID that NCCL would use for {names} {how}{unlike}.",
+        message=f"On {fold(hosts)}, the GID{'s' * (len(ports) > 1)} that NCCL would use for {' and '.join(ports)} "
+        f"{'is' if len(ports) == 1 else 'are'} {how}{unlike}.",
         evidence=tuple(
             f"{host}: {port}: index {port.gid.index} ({port.gid.why}): {what}; {_table(port)}"
             for host, port, what in faults

@@ -111,7 +111,11 @@ def _links(lists: dict[str, RdmaList]) -> Iterator[tuple[str, Entry, str]]:
         lanes = max(widths, default=0)
         others = (one for name, its, one in links if name != host and its.label == entry.label and one is not None)
         if link.width < lanes:  # whatever the width of the slot
-            yield host, entry, f"{link.speed:g} GT/s x{link.width}, but x{lanes} for the other half of its port"
+            yield (
+                host,
+                entry,
+                f"{link.speed:g} GT/s x{link.width}, whereas the other half of the same port has x{lanes}",
+            )
         elif (link.lost_lanes or link.lost_speed) and link.gbps < max(
             (entry.port.rate_gbps or 0.0, *(one.gbps for one in others))
         ):

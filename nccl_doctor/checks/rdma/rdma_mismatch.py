@@ -59,7 +59,8 @@ def rdma_mismatch(view: View) -> Findings:
     bare = [name for name in bare if view.nccl.rdma.having and not sides[name].rdma.closed]
     yield Finding(
         hosts=hosts,
-        message=f"RDMA on {fold(hosts)} differs from the other hosts' in: {', '.join(one.subject for one in found)}.",
+        message=f"RDMA on {fold(hosts)} is not set up as on the other hosts; different: "
+        f"{', '.join(one.subject for one in found)}.",
         evidence=(*map(str, found), *([f"{fold(bare)}: {end(view, bare)}"] if bare else [])),
         facts={"differences": {one.subject: one.groups for one in found}},
         severity=gravity(view, bare) if bare else None,

@@ -2,28 +2,29 @@
 
 What it means: NCCL connects the first RDMA device of each host's list with the first of the next host's, the second
 with the second, and so on. It does not check whether they can reach each other. If they can't, the job fails with "Call
-to ibv_modify_qp failed" and 110 (Connection timed out), 101 or 113 (from NCCL 2.24 on after a minute of retries), or
-hangs.
+to ibv_modify_qp failed" and errno 110 (Connection timed out), 101 or 113, or it hangs; from NCCL 2.24 on, it fails only
+after a minute of retries.
 
     node1 [0] mlx5_0  10.1.0.1  ----x----  node2 [0] mlx5_0  10.2.0.2
     node1 [1] mlx5_1  10.2.0.1  ----x----  node2 [1] mlx5_1  10.1.0.2
 
 The list contains the ports that are ACTIVE and that NCCL_IB_HCA accepts, in the kernel's order or, from NCCL 2.29.7 on,
 in the order of PCI addresses. NCCL_IB_HCA only filters; the order of its entries changes nothing. A port that is down
-is missing, and those after it move up, so with separate networks all of these are paired with the wrong ones. From 2.20
-on, the ports of one card count as one device, whose first port is paired with the other's first.
+is left out, and the ports after it move up one place; if each rail has a network of its own, all of them are then
+paired with the wrong ports. From 2.20 on, the ports of one card count as one device, whose first port is paired with
+the other's first.
 
 How we know: each host's list as its NCCL version makes it, the network of the address in each port's GID, and the
-routes of that network interface, since RoCE packets use no other; for InfiniBand, the subnet prefix and the partition
-key at index NCCL_IB_PKEY. The port test connects the paired interfaces, each bound to its own address. If there is no
-answer within one network, the switch drops packets. To a different network, a policy rule of the kernel (`ip rule`)
-counts as a route. A path through a default gateway is not judged, and packet filters are ignored, since they don't see
-RDMA packets.
+routes through the port's own network interface, since RoCE packets leave through no other interface; for InfiniBand,
+the subnet prefix and the partition key at index NCCL_IB_PKEY. The port test connects the paired interfaces, each bound
+to its own address. If there is no answer within one network, the switch drops packets. If the two devices are in
+different networks, a policy rule of the kernel (`ip rule`) that matches counts as a route. A path through a default
+gateway is not judged, and packet filters are ignored, since they don't see RDMA packets.
 
-Fix: cable the hosts in the same way, or assign addresses so that devices at the same place are in one network. If
-neither is possible, list matching devices in NCCL_IB_HCA with "=" in front, and a separate list for each host if the
-names differ. From NCCL 2.30.7 on, NCCL_IB_SUBNET_AWARE_ROUTING=1 on all hosts makes NCCL choose a device in the other
-device's network.
+Fix: cable the hosts in the same way, or assign addresses so that devices at the same position in the lists are in one
+network. If neither is possible, list matching devices in NCCL_IB_HCA with "=" in front, and a separate list for each
+host if the names differ. From NCCL 2.30.7 on, NCCL_IB_SUBNET_AWARE_ROUTING=1 on all hosts makes NCCL choose a device in
+the other device's network.
 """
 
 from collections.abc import Iterator

@@ -6,7 +6,7 @@ How we know: "Error while creating shared memory segment /dev/shm/nccl-… ", "N
 "Bus error" (SIGBUS) in a data loader's worker.
 
 Fix: Use --ipc=host or --shm-size=16g for containers; in Kubernetes, mount an emptyDir with medium: Memory at /dev/shm.
-NCCL_SHM_DISABLE=1 only keeps NCCL from using shared memory.
+NCCL_SHM_DISABLE=1 keeps only NCCL from using shared memory; data loaders still need it.
 
 References: NCCL's src/misc/shmutils.cc; shm_overview(7).
 """

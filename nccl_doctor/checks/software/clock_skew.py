@@ -39,7 +39,11 @@ def clock_skew(view: View) -> Findings:
     if not off:
         return
     worst = max(map(abs, off.values()))
-    breaks = " With --rdzv_backend=c10d, torchrun considers such hosts dead." if worst > C10D_S else ""
+    breaks = (
+        " With --rdzv_backend=c10d, torchrun considers a host dead whose clock is that far off."
+        if worst > C10D_S
+        else ""
+    )
     yield Finding(
         hosts=tuple(off),
         message=f"The {nouns(len(off), 'clock')} of {fold(off)} {'is' if len(off) == 1 else 'are'} off by up to "

@@ -21,7 +21,7 @@ from nccl_doctor.model.base import known
 from nccl_doctor.model.finding import Finding, Severity
 from nccl_doctor.model.register import Unjudged
 from nccl_doctor.snapshot.system import SameEntry
-from nccl_doctor.text.hostlist import fold, grouped
+from nccl_doctor.text.hostlist import fold, grouped, quoted
 
 SHOWN = 8
 
@@ -101,7 +101,7 @@ def _different(differs: Difference, found: dict[str, SameEntry]) -> Finding:
     more = [f"and {len(files) - SHOWN} more files"] if len(files) > SHOWN else []
     return Finding(
         hosts=differs.outliers,
-        message=f"{differs.subject} on {fold(differs.outliers)} differs from that on the other hosts.",
+        message=f"{quoted(differs.subject)} on {fold(differs.outliers)} differs from the copy on the other hosts.",
         evidence=(*lines, *shown, *more),
         facts={"path": differs.subject, "resolved": usual.resolved, "files": sorted(files)},
         fix=f"Copy {usual.resolved} from one host to the others (rsync, git pull), or keep it on a file system "

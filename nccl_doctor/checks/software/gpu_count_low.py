@@ -8,8 +8,8 @@ How we know: `nvidia-smi` on each host (for torch built for ROCm, the GPUs that 
 `nproc_per_node` and `cuda_visible_devices` in the hosts file, or with CUDA_VISIBLE_DEVICES in the ranks' environment
 (for AMD GPUs also HIP_VISIBLE_DEVICES, which replaces it, and ROCR_VISIBLE_DEVICES, which is applied first). If a host
 has one GPU fewer than similar machines, the GPU has usually fallen off the bus: look for Xid 79 in the kernel's log. If
-no host has a GPU and nothing requires one (the hosts file, CUDA_VISIBLE_DEVICES), the job runs on CPUs, and nothing is
-missing.
+no host has a GPU, and neither the hosts file nor CUDA_VISIBLE_DEVICES asks for one, the job runs on CPUs, and nothing
+is missing.
 
 Fix: `lspci -d 10de:` shows the NVIDIA devices on the host's PCI bus (`lspci -d 1002:` shows AMD's). If one of them is
 missing from nvidia-smi's list, its driver or the GPU itself is at fault (see `dmesg`; a power cycle often helps). If
@@ -193,7 +193,7 @@ class _Short(NamedTuple):
     def finding(self, hosts: tuple[str, ...]) -> Finding:
         """Return the finding for the nodes with this shortage."""
         are, have = ("is", "has") if len(hosts) == 1 else ("are each", "have")
-        lack = self.sees or f"{have} {plural(self.gpus, 'GPU')}"
+        lack = self.sees or f"{have} {plural(self.gpus, 'GPU') if self.gpus else 'no GPU'}"
         return Finding(
             hosts=hosts,
             message=f"{fold(hosts)} {are} to {self.wants}, but {lack}.",

@@ -19,7 +19,7 @@ from nccl_doctor.model.effect import GIVING_UP, WAITS, Effect, Reach
 from nccl_doctor.model.finding import Finding, Severity
 from nccl_doctor.snapshot.hosts import visible_gpus
 from nccl_doctor.snapshot.system import Gpu
-from nccl_doctor.text.hostlist import grouped
+from nccl_doctor.text.hostlist import fold_numbers, grouped
 
 SHARED = Effect(
     ("duplicate-gpu", "gpu-memory", "cuda-error", "nccl-unknown-error", *WAITS, *GIVING_UP),
@@ -49,8 +49,8 @@ def gpu_overlap(view: View) -> Findings:
         shared = [gpu for uuid, gpu in used[name].items() if uuid in used[other]]
         yield Finding(
             hosts=(name, other),
-            message=f"{name} and {other} are the same machine, and both use GPU "
-            f"{', '.join(str(gpu.index) for gpu in shared)}.",
+            message=f"{name} and {other} are the same machine, and both use "
+            f"GPU{'s' * (len(shared) > 1)} {fold_numbers(gpu.index for gpu in shared)}.",
             evidence=tuple(f"GPU {gpu.index} ({gpu.name}), {gpu.uuid}: on {name} and on {other}" for gpu in shared),
             facts={"uuids": [gpu.uuid for gpu in shared]},
             fix="Set cuda_visible_devices on each of the two in the hosts file, to GPUs of its own, or take "

@@ -36,7 +36,7 @@ from nccl_doctor.text.secrets import part
 FAULT = Effect(
     ("hang", "collective-timeout", "cuda-error", "SIGABRT"),
     Reach.OWN,
-    "the report that the entry names; `shows` in the entry lists what the first all-reduce shows",
+    "the symptoms are those of the public report that the diagnosis names",
     ("nccl",),
 )
 

@@ -41,8 +41,8 @@ _CAUSES = (  # srun's messages that show a cause, with its reason, detail and re
         "slurmd",
         "did not start the step: its slurmd does not answer",
         (
-            "See on the node whether slurmd runs (systemctl status slurmd) and whether its log tells why not; a job "
-            "there won't start either. Leave the node out with -x, or resubmit with sbatch --exclude."
+            "On the node, check whether slurmd is running (systemctl status slurmd); if not, its log may say why. A "
+            "job there won't start either. Leave the node out with -x, or resubmit with sbatch --exclude."
         ),
     ),
     (

@@ -58,7 +58,7 @@ _ERRNO: dict[int, access.Reason] = {
 }
 _DETAIL: dict[access.Reason, str] = {
     "name-unresolved": "has a name that does not resolve on this machine",
-    "refused": "refused the TCP connection: no sshd listens there",
+    "refused": "refused the TCP connection",
     "no-route": 'answered "no route to host": it is down, or a firewall rejects the connection',
     "unreachable": "is on a network that this machine has no route to",
     "not-ssh": "answered, but not as an SSH server",

@@ -1,14 +1,14 @@
 """The exceptions that end a command, and their exit codes.
 
     DoctorError                 2   an error of this tool; one sentence, no traceback
-    ├── UsageError              2   an argument or option that can't be served
-    ├── HostsFileError          2   FILE:LINE: what is wrong, what is allowed
-    ├── ControllerError         2   this machine can't log in anywhere
+    ├── UsageError              2   an invalid argument or option
+    ├── HostsFileError          2   an invalid hosts file; the message is FILE:LINE: what is wrong, what is allowed
+    ├── ControllerError         2   this machine can't log in to any host
     ├── SnapshotError           2   a snapshot that can't be read or written
-    ├── UnwrittenError          2   a requested file could not be written; the report stands on stdout
-    └── NotReachedError         3   a host that a command is about did not answer
+    ├── UnwrittenError          2   a requested file could not be written; the report is on stdout
+    └── NotReachedError         3   the host that a command examines did not answer
 
-A fault found on a host is not an exception but a diagnosis: see :mod:`nccl_doctor.model.report`.
+A fault found on a host is not an exception but a diagnosis (see :mod:`nccl_doctor.model.report`).
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ class DoctorError(Exception):
 
 
 class UsageError(DoctorError):
-    """An argument or option that can't be served."""
+    """An invalid argument or option."""
 
 
 class HostsFileError(DoctorError):
-    """A hosts file that can't be read or understood.
+    """A hosts file that can't be read or parsed.
 
     Args:
         path: the file as the user named it.
-        line: its line, counted from 1; None if the whole file is meant.
+        line: the line number, counted from 1; None if the problem concerns the whole file.
         problem: what is wrong and what is allowed.
     """
 
@@ -45,7 +45,7 @@ class HostsFileError(DoctorError):
 
 
 class ControllerError(DoctorError):
-    """This machine can't log in anywhere, which is no host's fault."""
+    """This machine can't log in to any host, and the cause is not on the hosts."""
 
 
 class SnapshotError(DoctorError):
@@ -57,7 +57,7 @@ class UnwrittenError(DoctorError):
 
 
 class InterruptedLogin(KeyboardInterrupt):
-    """Ctrl-C during the login to hosts; ``hosts`` are those that had not finished it."""
+    """Ctrl-C during the login to hosts; ``hosts`` are the hosts to which the login was not complete."""
 
     def __init__(self, hosts: tuple[str, ...]) -> None:
         self.hosts = hosts
@@ -65,13 +65,13 @@ class InterruptedLogin(KeyboardInterrupt):
 
 
 class NotReachedError(DoctorError):
-    """The host that a command is about did not answer, so nothing is known about it."""
+    """The host that a command examines did not answer, so nothing is known about it."""
 
     exit_code = 3
 
 
 def describe(fault: BaseException) -> str:
-    """Return a phrase for an internal error: its type, its message, and the last line of our code in its traceback."""
+    """Describe an internal error by its type, its message, and the last line of nccl_doctor in its traceback."""
     place, trace = "", fault.__traceback__
     while trace is not None:
         path = Path(trace.tb_frame.f_code.co_filename)

@@ -1,10 +1,10 @@
-"""Slow hosts, pairs and rails, found by comparing measured rates: the fewest that explain all bad ones.
+"""Finds the smallest set of slow hosts, pairs and rails that explains all bad measured rates.
 
-A rate is bad if it is less than half of the usual one, or if it loses packets and the others do not. It must be bad
-again while nobody else is sending, and no machine may have been the bottleneck. If nearly a whole row of the matrix is
-bad, its host sends badly; if a column is, its host receives badly; what remains are pairs. The usual rate is the median
-of the hosts' best rates, not of all pairs: of three hosts, one that is slow in both directions spoils four of six
-pairs, but only two of six best rates.
+A rate is bad if it is less than half of the usual rate, or if it shows packet loss and the others do not. A bad rate
+counts only if it is bad again while no other host is sending, and if no machine was the bottleneck. If nearly a whole
+row of the matrix is bad, that host sends badly; if nearly a whole column is bad, that host receives badly. The other
+bad rates are blamed on pairs. The usual rate is the median of the hosts' best rates, not of all rates, because one
+host of three that is slow in both directions spoils four of six rates, but only two of six best rates.
 """
 
 from collections import Counter
@@ -53,7 +53,7 @@ class SlowLink:
 
     @property
     def is_lossy(self) -> bool:
-        """True if a host is as fast as the others but loses packets."""
+        """True if a host, pair or rail is fast enough but loses packets."""
         return self.share >= SLOW
 
 
@@ -67,7 +67,6 @@ class Rail:
 
     @cached_property
     def bests(self) -> list[float]:
-        """Each host's best rate as a sender, and as a receiver."""
         found: dict[tuple[Direction, str], float] = {}
         for rate in self.rates.values():
             ends: tuple[tuple[Direction, str], ...] = ("send", rate.src), ("receive", rate.dst)
@@ -77,7 +76,7 @@ class Rail:
 
     @cached_property
     def usual(self) -> float:
-        """The rate at which most hosts can send or receive here."""
+        """The rate at which most hosts can send or receive on this rail."""
         return median_high(self.bests)
 
     @cached_property
@@ -93,7 +92,7 @@ class Rail:
         return self._is_slow(rate) or self._is_lossy(rate)
 
     def is_bad_again(self, rate: PairRate) -> bool:
-        """Return whether both measurements were bad for the same reason; a paused machine loses packets, too."""
+        """Return whether the rate was bad both times for the same reason, since a paused machine also loses packets."""
         first = self.first[rate.src, rate.dst]
         return rate.alone and any(bad(rate) and bad(first) for bad in (self._is_slow, self._is_lossy))
 
@@ -105,13 +104,12 @@ class Rail:
 
     @cached_property
     def hosts(self) -> tuple[str, ...]:
-        """Hosts that send or receive in these measurements."""
         return tuple(dict.fromkeys(name for pair in self.rates for name in pair))
 
 
 @dataclass
 class Judgement:
-    """Findings of measured rates; ``limited``: by host, how the machine itself limited a rate that looked slow."""
+    """Slow links, and for each host in ``limited``, how that host itself limited a rate that looked slow."""
 
     slow: list[SlowLink] = field(default_factory=list)
     limited: dict[str, str] = field(default_factory=dict)
@@ -126,7 +124,7 @@ def rails(rates: Rates) -> list[Rail]:
 
 
 def suspects(rates: Rates) -> list[PairRate]:
-    """Return the rates to measure again: of the bad ones, some of each row, column and rail."""
+    """Return rates to measure again, at most ``TRIALS`` per sender and per receiver on each rail."""
     found: list[PairRate] = []
     measured = rails(rates)
     for rail in measured:
@@ -143,7 +141,7 @@ def suspects(rates: Rates) -> list[PairRate]:
 
 
 def judge_rates(rates: Rates) -> Judgement:
-    """Return the hosts, pairs and rails that are slow or lose packets; the rails of a host are one entry."""
+    """Return the hosts, pairs and rails that are slow or lose packets; all bad rails of one host form one entry."""
     judgement = Judgement()
     hosts: dict[str, list[tuple[Rail, Direction, list[PairRate]]]] = {}
     pairs: dict[frozenset[str], list[tuple[Rail, PairRate]]] = {}
@@ -166,7 +164,7 @@ Line = tuple[str, Direction, list[PairRate]]
 
 
 def _explained(rail: Rail, judgement: Judgement) -> tuple[list[Line], list[PairRate]]:
-    """Return rows and columns that are bad as a whole, and the bad rates that none of them explains."""
+    """Return the rows and columns that are bad as a whole, and the bad rates outside them."""
     looked_bad = {pair: rate for pair, rate in rail.rates.items() if rail.is_bad(rate)}
     lines, _ = _cover(looked_bad, set(rail.rates))
     both = Counter(host for host, _, _ in lines)
@@ -181,7 +179,7 @@ def _explained(rail: Rail, judgement: Judgement) -> tuple[list[Line], list[PairR
 
 
 def _cover(bad: dict[tuple[str, str], PairRate], known: set[tuple[str, str]]) -> tuple[list[Line], list[PairRate]]:
-    """Return the rows and columns that are bad as a whole, worst first, and the other bad rates."""
+    """Return rows and columns that are bad as a whole, those with most bad rates first, and the remaining bad rates."""
     bad, known = dict(bad), set(known)
     lines: list[Line] = []
     while (best := max(_lines(bad, known), key=lambda line: len(line[2]), default=None)) is not None:
@@ -232,7 +230,7 @@ def _of_rails(measured: list[Rail], rates: Rates, judgement: Judgement) -> Itera
 
 
 def _slower_rail(rail: Rail, measured: list[Rail], rates: Rates) -> float | None:
-    """Return the rate that a whole rail should have: its links' speed, or the rate of the other rails."""
+    """Return the rate that a rail should reach, judged by its links or by other rails; None if the rail is not slow."""
     speeds = [speed for rate in rail.rates.values() if (speed := link_gbps(rates, rate)) is not None]
     if len(speeds) == len(rail.rates):
         usual = median(speeds)
@@ -242,7 +240,7 @@ def _slower_rail(rail: Rail, measured: list[Rail], rates: Rates) -> float | None
 
 
 def link_gbps(rates: Rates, rate: PairRate) -> float | None:
-    """Return the speed of the slower of the two links behind a rate; None if a driver does not report it."""
+    """Return the speed in Gbit/s of the slower of a connection's two links; None if a driver does not report one."""
     there = {link.interface: link for link in rates.links.get(rate.dst, ())}
     own = rates.link(rate.src, rate.interface)
     other = there.get(rate.peer_interface)

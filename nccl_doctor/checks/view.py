@@ -1,6 +1,6 @@
-"""The view of a check: the snapshot, and what follows from all hosts together, computed on first use.
+"""What a check sees: the snapshot, and conclusions from all hosts together, which are computed on first use.
 
-A live check::
+Example of a check::
 
     @check("NCD501", severity=Severity.ERROR, needs=("torch",), explains=(STARTING,))
     def torch_missing(view: View) -> Findings: ...
@@ -42,11 +42,10 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 Findings = Iterator[Finding | Unjudged | Absent]
-"""The result of a check."""
 
 
 class FailedDials:
-    """Failed dials of the mesh, and their causes as far as the hosts show them."""
+    """Failed connections of the port test, with their causes where the collected facts show them."""
 
     def __init__(self, snapshot: Snapshot, nccl: ClusterNccl | None = None) -> None:
         self._snapshot = snapshot
@@ -54,32 +53,32 @@ class FailedDials:
 
     @cached_property
     def firewall(self) -> ExplainedDials:
-        """The failed dials that hosts' packet filters explain; needs the mesh."""
+        """Failed connections that hosts' packet filters explain; requires the mesh."""
         return blame.judge_dials(self._snapshot, self._nccl.addresses)
 
     @cached_property
     def route_faults(self) -> dict[FailedDial, RouteFault]:
-        """The kernel's answer for the packets of each failed dial that no filter explains."""
+        """Routing faults, by failed connection, for failures that no packet filter explains."""
         mesh = self._snapshot.mesh
         return find_route_faults(self._snapshot, self.firewall.unexplained(mesh)) if isinstance(mesh, Mesh) else {}
 
     @cached_property
     def policies(self) -> dict[FailedDial, tuple[PolicyBlame, ...]]:
-        """The NetworkPolicies that drop each failed dial that no packet filter explains."""
+        """NetworkPolicies that block connections, by failed connection, for failures that no packet filter explains."""
         mesh = self._snapshot.mesh
         kube = self._snapshot.cluster.options(KubeFacts)
         return policy_blames(kube, self.firewall.unexplained(mesh)) if isinstance(mesh, Mesh) and kube.pods else {}
 
     @cached_property
     def unexplained(self) -> tuple[FailedDial, ...]:
-        """Failed dials that no packet filter, route or NetworkPolicy explains."""
+        """Failed connections that no packet filter, route, NetworkPolicy or intercepting proxy explains."""
         mesh, explained = self._snapshot.mesh, self.route_faults.keys() | self.policies.keys()
         rest = self.firewall.unexplained(mesh) if isinstance(mesh, Mesh) else ()
         return tuple(dial for dial in rest if dial not in explained and dial.outcome != "intercepted")
 
 
 class UnnamedDials(FailedDials):
-    """Failed dials, for a run in which no check could explain them."""
+    """Failed connections of a run in which no check could explain them."""
 
     @cached_property
     def unexplained(self) -> tuple[FailedDial, ...]:
@@ -88,7 +87,7 @@ class UnnamedDials(FailedDials):
 
 
 class Derived:
-    """The conclusions from a snapshot; ``dials`` are the failed dials, if they are known already."""
+    """Conclusions drawn from a snapshot; ``dials`` are the failed connections, if already known."""
 
     def __init__(self, snapshot: Snapshot, dials: FailedDials | None = None) -> None:
         self.snapshot = snapshot
@@ -100,7 +99,7 @@ class Derived:
 
     @cached_property
     def kube(self) -> KubeFacts:
-        """The pods as the cluster's API describes them; empty outside Kubernetes."""
+        """The pods as reported by the cluster's API; empty outside Kubernetes."""
         return self.snapshot.cluster.options(KubeFacts)
 
     @cached_property
@@ -110,7 +109,7 @@ class Derived:
 
 @dataclass(frozen=True)
 class View:
-    """The snapshot, what follows from it, and the hosts whose needed facts are known."""
+    """The snapshot, the conclusions from it, and the hosts for which all facts that the check needs are known."""
 
     derived: Derived
     hosts: tuple[Host, ...]
@@ -125,7 +124,7 @@ class View:
 
     @cached_property
     def by_host(self) -> dict[str, HostNccl]:
-        """NCCL's choice for each host of this view, for checks with ``needs_nccl``."""
+        """NCCL's choice of interface for each host of this view, for checks with ``needs_nccl``."""
         return {host.name: self.nccl.by_host[host.name] for host in self.hosts}
 
     @property
@@ -156,17 +155,16 @@ class View:
                 yield host, host.facts
 
     def nproc(self, host: Host, facts: HostFacts) -> int:
-        """Return the number of ranks that the job starts on a host."""
         return nproc(host.node, facts, alone=len(self.snapshot.cluster.nodes) == 1)
 
     def hosts_by(self, key: Callable[[HostFacts], K | None]) -> dict[K, tuple[str, ...]]:
-        """Return the hosts grouped by the result of ``key`` for their facts, without those for which it is None."""
+        """Group hosts by the result of ``key`` for their facts; hosts for which the result is None are left out."""
         groups = grouped((value, host.name) for host, facts in self.facts if (value := key(facts)) is not None)
         return {value: tuple(names) for value, names in groups.items()}
 
 
 Phase = Literal["mesh", "smoke", "rates"]
-"""The fields of :class:`~nccl_doctor.snapshot.Snapshot` without which some checks can't judge at all."""
+"""Fields of :class:`~nccl_doctor.snapshot.Snapshot` that some checks require."""
 
 PHASES: tuple[Phase, ...] = get_args(Phase)
 
@@ -174,7 +172,7 @@ PHASES: tuple[Phase, ...] = get_args(Phase)
 def check(
     code: str, *, severity: Severity, needs: tuple[str, ...] = (), scope: Scope = "all", **traits: "Unpack[Traits]"
 ) -> Callable[[CheckFunction], CheckFunction]:
-    """Register the function as its module's check; raise TypeError for unknown needs."""
+    """Register a function as its module's check; raise TypeError if ``needs`` contains an unknown fact."""
     if strange := set(needs) - HostFacts.model_fields.keys() - set(PHASES):
         raise TypeError(f"{code} needs {', '.join(sorted(strange))}, which is not a fact of a host")
 
@@ -187,7 +185,7 @@ def check(
 
 
 def folded(lines: Iterable[tuple[str, str]]) -> tuple[str, ...]:
-    """Combine pairs of host and evidence into lines ``node[1-3]: line``, in order."""
+    """Combine pairs of host and text into lines such as ``node[1-3]: text``, in order."""
     hosts = grouped((text, host) for host, text in lines)
     return tuple(f"{fold(dict.fromkeys(those))}: {text}" for text, those in hosts.items())
 
@@ -197,12 +195,12 @@ def on_each(hosts: Iterable[str], *lines: Line | Operation | None) -> tuple[Comm
 
 
 def pasted(summary: str, commands: tuple[Command, ...], *, needs_root: bool = False) -> Fix:
-    """Return a fix with safe commands; prose only if none can be pasted."""
+    """Return a fix with commands marked safe, or a manual fix without commands if ``commands`` is empty."""
     return Fix(summary=summary, risk="safe" if commands else "manual", needs_root=needs_root, commands=commands)
 
 
 def ports_of(dials: Iterable[FailedDial], most: int = 4) -> str:
-    """Return the ports that were dialled: "80,443", or the first and last."""
+    """Format the target ports of connections, as "80,443", or as "80-90" if there are more than ``most``."""
     ports = sorted({dial.port for dial in dials})
     return ",".join(map(str, ports)) if len(ports) <= most else f"{ports[0]}-{ports[-1]}"
 
@@ -219,7 +217,7 @@ _IDENTITY = (
 
 
 def common_labels(kube: KubeFacts) -> dict[str, str]:
-    """Return the first label that names the job and that all pods share."""
+    """Return the first label that names the job and has the same value on all pods; empty if there is none."""
     for key in _IDENTITY:
         values = {pod.labels.get(key) for pod in kube.pods.values()}
         if len(values) == 1 and (value := values.pop()):
@@ -229,7 +227,7 @@ def common_labels(kube: KubeFacts) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Difference:
-    """A property that differs between hosts: hosts by value, the most common first, then in their order."""
+    """A property that differs between hosts, with the hosts for each value; the most common value comes first."""
 
     subject: str
     groups: dict[str, list[str]]
@@ -244,7 +242,7 @@ class Difference:
 
 
 def difference(subject: str, values: Mapping[str, str]) -> Difference | None:
-    """Return the difference among hosts' values; None where there is none."""
+    """Return how the hosts' values differ; None if all are equal."""
     groups = grouped((value, host) for host, value in values.items())
     if len(groups) < 2:
         return None
@@ -252,18 +250,18 @@ def difference(subject: str, values: Mapping[str, str]) -> Difference | None:
 
 
 def minority(values: Mapping[str, object]) -> tuple[str, ...]:
-    """Return the hosts without the majority's value; all hosts if there is no majority."""
+    """Return the hosts whose value is not the majority's, or all hosts if there is no majority."""
     usual, count = Counter(values.values()).most_common(1)[0]
     return tuple(host for host, value in values.items() if value != usual or count * 2 <= len(values))
 
 
 def ordered(order: Mapping[str, object], hosts: set[str]) -> tuple[str, ...]:
-    """Return these hosts in the order of the hosts file."""
+    """Return ``hosts`` in the order of the keys of ``order``."""
     return tuple(name for name in order if name in hosts)
 
 
 Pairs = tuple[tuple[str, str], ...]
-"""Source and target of dials, sorted."""
+"""Sources and targets of connections, sorted."""
 
 
 def pairs_of(dials: Iterable[FailedDial]) -> Pairs:
@@ -271,18 +269,17 @@ def pairs_of(dials: Iterable[FailedDial]) -> Pairs:
 
 
 def failed_by(view: View, address: str, sources: Collection[str]) -> Pairs:
-    """Return the failed dials of the hosts to this address, as :func:`failed_where` does."""
+    """Return the pairs whose failed connections all lead from ``sources`` to ``address``; see :func:`failed_where`."""
     return failed_where(view, lambda dial: dial.src in sources and dial.address == address)
 
 
 def failed_where(view: View, follows: Callable[[FailedDial], bool]) -> Pairs:
-    """Return the pairs all of whose unexplained failed dials satisfy ``follows``."""
+    """Return the pairs of hosts whose unexplained failed connections all satisfy ``follows``."""
     otherwise = {(dial.src, dial.dst) for dial in view.dials.unexplained if not follows(dial)}
     return pairs_of(dial for dial in view.dials.unexplained if (dial.src, dial.dst) not in otherwise)
 
 
 def described(job: TrainingJob) -> str:
-    """Describe a job in a line: user, age, ranks, place and command."""
     what = [f"pid {job.pid} of {job.user}", f"started {age_words(job.age_s)} ago"]
     what += [plural(job.ranks, "rank")] if job.ranks else []
     what += [f"in {job.unit}"] if job.unit else []
@@ -290,7 +287,7 @@ def described(job: TrainingJob) -> str:
 
 
 def fix_port(cluster: Cluster, node: Node, what: Line | None) -> tuple[Command, ...]:
-    """Return the ``nccl-doctor fix-port`` command for a host, to paste on this machine."""
+    """Return the ``nccl-doctor fix-port`` command for a host, to be pasted on this machine."""
     return on(None, _fix_port(cluster, node, what))
 
 
@@ -307,7 +304,7 @@ def _fix_port(cluster: Cluster, node: Node, what: Line | None) -> Line | None:
 
 
 def _options(words: Words) -> Line | None:
-    """Return options with untrusted values; None if one can't be pasted."""
+    """Format options with untrusted values; return None if a value can't be pasted safely."""
     joined = script("")
     for option, value in words:
         more = line("{option} {*value}", option=argument(option), value=() if value is None else (value,))
@@ -318,7 +315,6 @@ def _options(words: Words) -> Line | None:
 
 
 def apply(made: Mapping[str, object]) -> KubeApply:
-    """Return the operation that creates or changes a Kubernetes object."""
     return KubeApply(json.dumps(made, separators=(",", ":")))
 
 

@@ -1,1 +1,1 @@
-"""Commands: flags in, exit code out; no logic."""
+"""Commands, which only turn options into calls and results into exit codes."""

@@ -1,4 +1,4 @@
-"""``nccl-doctor check``."""
+"""The command ``nccl-doctor check``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``nccl-doctor diff``."""
+"""The command ``nccl-doctor diff``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``nccl-doctor explain`` and ``nccl-doctor codes``."""
+"""The commands ``nccl-doctor explain`` and ``nccl-doctor codes``."""
 
 from __future__ import annotations
 

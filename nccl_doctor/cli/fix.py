@@ -1,4 +1,4 @@
-"""``nccl-doctor fix``: run the commands that a check proposes, after one confirmation, then check again."""
+"""The command ``nccl-doctor fix``, which runs the commands that a check proposes and then checks again."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ Yes = Annotated[bool, of_fix("-y", "--yes", help="Run the safe commands without 
 
 @dataclass(frozen=True)
 class FixOptions:
-    """Options for the plan."""
+    """Options for planning, running and undoing commands."""
 
     yes: Yes = False
     dry_run: Annotated[bool, of_fix("--dry-run", help="Print the plan and run nothing.")] = False
@@ -108,7 +108,7 @@ def fix(
 def mend(
     request: Request, connections: Connections, wanted: FixOptions, out: Out, snapshot: Snapshot, report: Report
 ) -> int:
-    """Plan, ask, run over the check's connections, and check again over new ones; return the exit code."""
+    """Plan, ask, run over the check's connections, and check again over new connections; return the exit code."""
     return _Fix(request, connections, wanted, out, snapshot.cluster).mend(snapshot, report)
 
 
@@ -124,7 +124,7 @@ def _list(wanted: FixOptions) -> int:
 
 
 class _Fix:
-    """A run of ``fix`` over the hosts of a cluster: asks and prints; nccl_doctor/act does the rest."""
+    """A run of ``fix`` on a cluster's hosts. This class asks and prints; nccl_doctor/act plans and runs the steps."""
 
     def __init__(
         self, request: Request, connections: Connections, wanted: FixOptions, out: Out, cluster: Cluster
@@ -138,7 +138,7 @@ class _Fix:
         self._of_root: set[str] = set()
 
     def mend(self, snapshot: Snapshot, report: Report) -> int:
-        """Run what a report's diagnoses propose; return the exit code of the check that follows, or 1."""
+        """Run the commands that a report proposes; return the exit code of the check that follows, or 1."""
         from nccl_doctor.act.outcome import exit_code as code_of_run
         from nccl_doctor.act.plan import plan
         from nccl_doctor.model.acts import FixReport
@@ -161,7 +161,7 @@ class _Fix:
         return code_of_run(ran, code)
 
     def _is_only_shown(self, document: FixReport) -> bool:
-        """Show a plan that is not to be run, and write its scripts; return False for one that is to be run."""
+        """Show a plan that is not to be run and write its scripts; return False if the plan is to be run."""
         if self._wanted.script is not None:
             scripts = _write_scripts(self._wanted.script, document.plan)
             written = f"Written: {', '.join(scripts) or 'no script: there is no command'}."
@@ -173,7 +173,7 @@ class _Fix:
         return shown
 
     def take_back(self) -> int:
-        """Offer to undo the last run's steps; return 0 if nothing of them is left."""
+        """Offer to undo the last run's steps; return 0 if all of them are undone."""
         from nccl_doctor.act.plan import undo_plan
         from nccl_doctor.act.record import all_open, latest, undo_line
         from nccl_doctor.model.acts import FixReport
@@ -210,7 +210,7 @@ class _Fix:
         return 0 if all(result.over for result in ran.results) else 1
 
     def _run(self, document: FixReport, undoing: Journal | None = None) -> FixReport | None:
-        """Ask, and run what was chosen; return None if nothing was, after saying so."""
+        """Ask, then run the chosen steps; return None if nothing was chosen, after reporting this."""
         from nccl_doctor.act import record
         from nccl_doctor.act.run import Execution
         from nccl_doctor.cli.progress import progress
@@ -253,7 +253,6 @@ class _Fix:
     def _roots(
         self, steps: Sequence[Step], transport: Transport, phase: Callable[[str, list[str]], None]
     ) -> dict[str | None, RootAccess]:
-        """Return how to become root on each host whose steps need it."""
         from nccl_doctor.act.root import LOGIN, RootAccess, root_access
         from nccl_doctor.crew.parallel import fan_out
 
@@ -275,7 +274,7 @@ class _Fix:
     def _without_root(
         self, document: FixReport, roots: Mapping[str | None, RootAccess]
     ) -> tuple[FixReport, dict[int, StepResult]]:
-        """Return the plan with a note about hosts without a way to become root, and the results of their steps."""
+        """Return the plan with a note about hosts on which fix can't become root, and results for their steps."""
         from nccl_doctor.model.acts import StepResult
         from nccl_doctor.text.hostlist import fold, grouped
 
@@ -294,7 +293,7 @@ class _Fix:
         return document.model_copy(update={"note": note}), refused
 
     def _choose(self, document: FixReport, steps: Sequence[Step]) -> list[Step] | None:
-        """Return the steps that were chosen; None if nothing is to be run, after showing why."""
+        """Return the chosen steps; None if nothing is to be run, after showing why."""
         safe = [step for step in steps if step.risk == "safe"]
         why = ""
         if not steps:
@@ -309,7 +308,7 @@ class _Fix:
         return safe if self._wanted.yes else self._ask_for(document, steps, safe)
 
     def _ask_for(self, document: FixReport, steps: Sequence[Step], safe: Sequence[Step]) -> list[Step] | None:
-        """Show the plan on stderr and ask; ask for each disruptive step separately."""
+        """Show the plan on stderr and ask which steps to run; ask about each disruptive step separately."""
         from nccl_doctor.report.fix import groups, plan_screen, question
         from nccl_doctor.report.render import RenderOptions
 
@@ -333,7 +332,7 @@ class _Fix:
         return sorted(chosen, key=lambda step: step.number)
 
     def _password(self, steps: Sequence[Step], roots: Mapping[str | None, RootAccess]) -> bytes | None:
-        """Ask for the password if a chosen step needs it; the prompt names the hosts that get it."""
+        """Ask for the sudo password if a chosen step needs it; the prompt names the hosts to which it is sent."""
         hosts = {step.host: roots[step.host].way for step in steps if step.root and step.host in roots}
         wanting = [host for host, way in hosts.items() if host is not None and way == "password"]
         if not wanting:
@@ -351,7 +350,7 @@ class _Fix:
             raise UsageError("--ask-sudo asks for the password on a terminal, and there is none") from None
 
     def _checked_again(self, ran: FixReport) -> tuple[FixReport, int]:
-        """Return the run with the results of the check that follows it, and that check's exit code."""
+        """Check again; return the run with the results of that check, and the check's exit code."""
         from nccl_doctor.act.outcome import compared
         from nccl_doctor.cli.run import look_and_judge
 
@@ -383,7 +382,7 @@ class _Fix:
 def _by_us(
     step: Step, *, nodes: Mapping[str, Node], transport: Transport, file: str | None, journal: Journal | None
 ) -> StepResult:
-    """Run a step that needs no shell."""
+    """Run a step that needs no shell, because this program ends a job or sets variables itself."""
     from nccl_doctor.act.jobs import end_job, set_variables
     from nccl_doctor.model.operations.programs import EndJob
 
@@ -401,9 +400,9 @@ def _verdict(report: Report) -> str:
 
 
 def _ask(text: str, answers: tuple[str, ...]) -> str:
-    """Ask on the terminal; return the answer's first letter if it is in ``answers``, otherwise "".
+    """Ask on the terminal; return the answer's first letter if it is one of ``answers``, otherwise "".
 
-    What was typed before the question is discarded, since it is not an answer to it.
+    Input typed before the question is discarded, since it does not answer this question.
     """
     if sys.stdin.isatty():
         termios.tcflush(sys.stdin.fileno(), termios.TCIFLUSH)

@@ -1,4 +1,4 @@
-"""Addresses that vLLM, SGLang, Ray and other engines advertise on a host. Pure functions."""
+"""Finds the addresses that vLLM, SGLang, Ray and other engines advertise on a host. Pure functions."""
 
 ENGINES = ("vllm", "sglang", "ray", "deepspeed", "accelerate")
-"""Programs that ``--engine`` accepts."""
+"""Allowed values of ``--engine``."""

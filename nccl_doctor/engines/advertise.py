@@ -1,10 +1,10 @@
-"""The address that each program advertises to its peers, by the steps in which it looks for one.
+"""The address that each program advertises to its peers, and the steps by which the program finds it.
 
-Taken from the source and from runs of: vLLM 0.11 to 0.33 (vllm/utils/network_utils.py ``get_ip``), SGLang 0.4.6, 0.5.5
-and 0.5.23 (srt/utils/network.py ``get_local_ip_auto``), Ray 2.44 (ray/_private/services.py) and 2.60
+Sources: the source code and test runs of vLLM 0.11 to 0.33 (vllm/utils/network_utils.py ``get_ip``), SGLang 0.4.6,
+0.5.5 and 0.5.23 (srt/utils/network.py ``get_local_ip_auto``), Ray 2.44 (ray/_private/services.py) and 2.60
 (src/ray/util/network_util.cc), DeepSpeed 0.19 (launcher/runner.py), torch 2.13 (elastic/agent/server/api.py,
-ProcessGroupGloo.cpp), NIXL in vLLM 0.33 and ai-dynamo 1.6, Mooncake 0.3, UCX 1.22. A version between two of them is
-treated as the newer one.
+ProcessGroupGloo.cpp), NIXL in vLLM 0.33 and ai-dynamo 1.6, Mooncake 0.3, UCX 1.22. A version between two of these is
+treated like the newer one.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ LOOPBACK = "127.0.0.1"
 
 @dataclass(frozen=True)
 class Advertised:
-    """The address that a program advertises; None if it exits without one.
+    """The address that a program advertises to its peers.
 
     Attributes:
-        address: an address, or a name that the peers resolve.
-        why: the step that led to it, as a phrase.
-        by: the variable or option that sets it; None for the program's own choice.
+        address: an address, or a name that the peers resolve; None if the program exits without an address.
+        why: the step that led to the address, as a phrase.
+        by: the variable or option that sets the address; None if the program chooses the address itself.
     """
 
     address: str | None
@@ -46,7 +46,7 @@ class Advertised:
 
 @dataclass(frozen=True)
 class Side:
-    """A host as its programs see it; ``towards`` is its source address for packets to the master."""
+    """A host as seen by programs on it; ``towards`` is the host's source address for packets to the master."""
 
     hostname: str
     engines: Engines
@@ -57,12 +57,12 @@ class Side:
     towards: str | None
 
     def version(self, package: str) -> tuple[int, ...] | None:
-        """Return the numbers of an installed package's version; none for a branch name."""
+        """Return the version numbers of a package; None if it is not installed, an empty tuple for a branch name."""
         known = {} if isinstance(self.engines.packages, Unknown) else self.engines.packages
         return tuple(map(int, re.findall(r"\d+", known[package])[:3])) if package in known else None
 
     def interface(self, address: str) -> str:
-        """Return the interface that has an address, as a phrase to follow "at"."""
+        """Return the name of the interface that has an address, or a phrase that can also follow "at"."""
         return next((e.interface for e in self.interfaces.addresses if e.address == address), "no interface of its own")
 
 
@@ -78,10 +78,7 @@ def _variable(name: str) -> Step:
 
 
 def _nic(side: Side) -> Advertised | None:
-    """Return the address of the interface that SGLANG_LOCAL_IP_NIC names.
-
-    This needs netifaces; a wrong name is ignored.
-    """
+    """Return the address of the interface named by SGLANG_LOCAL_IP_NIC; SGLang ignores an unknown interface."""
     name = side.variables.get("SGLANG_LOCAL_IP_NIC")
     if not name:
         return None
@@ -108,7 +105,7 @@ def _by_way(side: Side, address: str | None, there: str) -> Advertised | None:
 
 
 def _towards(side: Side) -> Advertised | None:
-    """Return Ray's address: on a worker, the source address for packets to the head."""
+    """Return the address that Ray derives from a route: to 8.8.8.8 on the head, to the head on a worker."""
     if side.is_first:
         return _route(side)
     way = f"its way to the master begins at {side.interface(side.towards)}" if side.towards is not None else ""
@@ -142,7 +139,7 @@ def _inet_first(side: Side) -> str | None:
 
 
 def _first(side: Side) -> Advertised | None:
-    """Return the first word of ``hostname -I``, which omits loopback and link-local addresses."""
+    """Return the first address that ``hostname -I`` prints, which omits loopback and link-local addresses."""
     there = (e.address for e in side.interfaces.addresses if not is_loopback(e.address))
     address = next((one for one in there if not one.startswith("fe80:")), None)
     return None if address is None else Advertised(address, "hostname -I gives it first")
@@ -163,7 +160,7 @@ def _full_name(side: Side) -> Advertised | None:
 
 
 def _dynamo(side: Side) -> Advertised | None:
-    """Return dynamo.vllm's address for NIXL: the host's own name comes first, unlike in vLLM."""
+    """Return dynamo.vllm's address for NIXL; unlike vLLM, dynamo.vllm tries the host's own name first."""
     if side.version("ai_dynamo") is None:
         return None
     own = {entry.address for entry in side.interfaces.addresses}
@@ -174,7 +171,7 @@ def _dynamo(side: Side) -> Advertised | None:
 
 
 def _by_metadata(side: Side) -> Advertised | None:
-    """Return Mooncake's address with a metadata server: that of the first running interface, docker0 included."""
+    """Return the address that Mooncake uses with a metadata server: the first running interface's, even docker0's."""
     if side.variables.get("MOONCAKE_TE_META_DATA_SERVER", "P2PHANDSHAKE") == "P2PHANDSHAKE":
         return None
     running = {link.name for link in side.interfaces.links if {"up", "running"} <= {*link.flags} and link.name != "lo"}
@@ -185,12 +182,12 @@ def _by_metadata(side: Side) -> Advertised | None:
 
 
 def _vllms_store(side: Side) -> Advertised | None:
-    """Return Mooncake's address in vLLM, which passes its own."""
+    """Return the address of Mooncake's store in vLLM, which passes its own address to the store."""
     return advertised("vllm", side) if side.version("vllm") and not side.version("sglang") else None
 
 
 def ucx_interfaces(side: Side) -> tuple[str, ...]:
-    """Return the interfaces to which UCX_NET_DEVICES restricts UCX; none if it uses all or RDMA devices."""
+    """Return the interfaces to which UCX_NET_DEVICES restricts UCX; empty if UCX uses RDMA or all devices."""
     named = side.variables.get("UCX_NET_DEVICES", "all").split(",")
     return () if "all" in named or any(":" in name or not name for name in named) else tuple(named)
 
@@ -234,7 +231,7 @@ STEPS: dict[str, tuple[tuple[tuple[int, ...], tuple[Step, ...]], ...]] = {
     "mooncake": (((0,), (_by_metadata, *map(_variable, _STORES), _vllms_store, _else("localhost", "its default"))),),
     "ucx": (((0,), (_ucx,)),),
 }
-"""Steps of each program by the version that introduced them, oldest first."""
+"""The steps of each program, by the version that introduced them, oldest first."""
 
 TITLES = {
     "vllm": "vLLM", "sglang": "SGLang", "ray": "Ray", "deepspeed": "DeepSpeed", "accelerate": "Accelerate",
@@ -242,7 +239,7 @@ TITLES = {
     "ucx": "UCX",
 }  # fmt: skip
 ALWAYS = ("vllm", "sglang", "ray", "gloo", "torchrun")
-"""Programs that are judged on every host, installed or not."""
+"""Programs whose addresses are determined on every host, even if they are not installed."""
 PACKAGES = {"mooncake": "mooncake_transfer_engine"}
 VARIABLES = {
     "vllm": ("VLLM_HOST_IP",),
@@ -256,13 +253,13 @@ VARIABLES = {
 
 @dataclass(frozen=True)
 class Ports:
-    """Ports that an engine uses besides those on its command line.
+    """A range of ports that an engine uses in addition to the ports on its command line.
 
     Attributes:
-        last: last port of the range that begins at ``first``.
-        of: their use, as a phrase to follow "which are".
-        by: the option or variable that changes them.
-        only_with: the command-line option without which they are not used; "" if they always are.
+        last: the last port of the range that begins at ``first``.
+        of: the purpose of the ports, as a phrase to follow "which are".
+        by: the option or variable that changes the ports.
+        only_with: the command-line option without which the ports are not used; "" if they are always used.
     """
 
     first: int
@@ -291,11 +288,11 @@ PORTS = {
         Ports(52365, 52365, "its agent's", "--dashboard-agent-listen-port"),
     ),
 }
-"""Default ports by engine: vLLM from 0.22 on (NIXL's was 5557 before), SGLang 0.5, Ray 2."""
+"""Default ports by engine, for vLLM 0.22 and later (earlier versions used 5557 for NIXL), SGLang 0.5 and Ray 2."""
 
 
 def side_of(cluster: Cluster, host: Host) -> Side | Unknown:
-    """Return a reached host as its programs see it."""
+    """Return a host as seen by programs on it, or Unknown with the reason if facts are missing."""
     facts = host.facts
     if facts is None:
         return unknown(f"{host.name} was not reached")
@@ -319,7 +316,7 @@ def side_of(cluster: Cluster, host: Host) -> Side | Unknown:
 
 
 def advertised(program: str, side: Side) -> Advertised:
-    """Return the address that the installed version of a program, or else the newest, advertises."""
+    """Return the address that a program's installed version advertises; the newest version's if none is installed."""
     version = side.version(PACKAGES.get(program, program))
     fitting = [steps for since, steps in STEPS[program] if not version or since <= version]
     found = (step(side) for step in fitting[-1])
@@ -337,7 +334,7 @@ def programs(side: Side) -> Iterator[str]:
 
 
 def tell(snapshot: Snapshot, answers: InterfaceAnswers) -> InterfaceAnswers:
-    """Return the answers of ``ifname`` with the addresses that each program would advertise."""
+    """Return the output of ``nccl-doctor ifname``, extended by the address that each program would advertise."""
     from nccl_doctor.model.documents import AdvertisedAddress
 
     def of_host(host: Host) -> dict[str, AdvertisedAddress]:

@@ -1,6 +1,7 @@
-"""Pure models of how the kernel treats a packet under given firewall rules.
+"""Models of how the kernel treats a packet under given firewall rules; pure functions.
 
-Captured text is parsed into ``rules`` (by ``nft`` and ``iptables``), which a packet passes one by one; a ``connection``
-passes the rules of two hosts. For failed dials, ``blame`` finds the rule, ``manager`` its manager and syntax, and
-``remedy`` the commands that open it. ``route_lookup`` compares dials with the kernels' routes.
+``nft`` and ``iptables`` parse captured text into the classes of ``rules``, which evaluates the rules for one packet.
+``connection`` evaluates the rules of two hosts for a TCP handshake. For failed connections, ``blame`` finds the
+blocking rule, ``manager`` the program that manages this rule, and ``remedy`` the commands that open it.
+``route_lookup`` compares failed connections with the kernels' routes.
 """

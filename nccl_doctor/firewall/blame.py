@@ -1,10 +1,8 @@
-"""Compares failed dials with the rules of both hosts and the pods' NetworkPolicies.
+"""Finds the hosts, firewall rules and NetworkPolicies that block failed connection attempts.
 
-The result is which host and rules block them.
-
-NetworkPolicies are evaluated as networking.k8s.io/v1 defines them: a pod that no policy selects for a direction is open
-in it; otherwise, traffic passes if a rule of at least one policy that selects the pod allows it, and all else is
-dropped. Their effect on pods in the node's network is undefined there.
+NetworkPolicies are evaluated as networking.k8s.io/v1 defines them. If no policy selects a pod for a direction, all
+traffic of the pod in this direction is allowed. Otherwise, traffic is dropped unless a rule of at least one policy that
+selects the pod allows it. The effect of policies on pods in the node's network is undefined.
 """
 
 from __future__ import annotations
@@ -32,27 +30,27 @@ from nccl_doctor.text.bounds import whole_number
 from nccl_doctor.text.inet import network_of, numeric
 
 NOT_DIALLED = "not dialled"
-"""Error of a dial that was not made because the port is in use; the rules for it are still judged."""
+"""``error`` of a connection that was not attempted because the port is in use; the rules are still evaluated for it."""
 
 LIMITED = "limited"
-"""Error of a dial that succeeded although a rule admits only some connections at a time."""
+"""``error`` of a connection that succeeded although a rule admits only a limited number of connections at a time."""
 
 _RATE = re.compile(
     r"(?:--(?:(?:hash)?limit(?:-above|-upto|-burst)?|connlimit-(?:above|upto)|hitcount) "
     r"|(?:limit rate|ct count)(?: over)? |burst )(?P<number>\d+)(?P<slow>/(?:min|hour|day))?"
 )
-"""A rate or a count of packets or connections, as iptables and nft print them."""
+"""A limit on the rate or number of packets or connections, as printed by iptables or nft."""
 
 
 @dataclass
 class Blame:
-    """A host that blocks dials in one direction.
+    """A host whose rules block connections in one direction.
 
     Attributes:
-        rules: all rules that block them; the first one is the one that they meet first.
-        doubtful: later rules that may also block them; the remedy opens those, too.
-        unexpected_outcomes: dials that failed in a different way from the one that the rule causes.
-        unexpected_passes: dials that passed although the host's rules should block them, as source and port.
+        rules: all rules that block the connections; the first one in the list is also the first one on their path.
+        doubtful: later rules that may also block the connections; the remedy opens these rules, too.
+        unexpected_outcomes: connections that failed in a different way from the one that the rule causes.
+        unexpected_passes: source and port of each connection that succeeded although the host's rules should block it.
     """
 
     host: Host
@@ -67,7 +65,7 @@ class Blame:
     unexpected_passes: list[tuple[str, int]] = field(default_factory=list)
 
     def enter(self, dial: FailedDial, objection: Objection, *, first: bool) -> None:
-        """Add a dial and a rule that blocks it; ``first`` means that the dial meets this rule first."""
+        """Add a connection and a rule that blocks it; ``first`` is true if no other rule blocks it earlier."""
         rule = objection.verdict.rule
         if rule is not None and rule not in self.rules:
             self.rules.append(rule)
@@ -79,7 +77,7 @@ class Blame:
                 self.unexpected_outcomes.append(dial)
 
     def doubt(self, objection: Objection) -> None:
-        """Add a rule that may block dials that other rules block, too."""
+        """Add a rule that may block connections that other rules certainly block."""
         rule = objection.verdict.rule
         if rule is not None and rule not in self.doubtful:
             self.doubtful.append(rule)
@@ -95,13 +93,13 @@ class Blame:
 
     @property
     def manager(self) -> Manager:
-        """The program that manages the first rule that blocks the dials."""
+        """The program that manages the first blocking rule."""
         return manager_of(self.rules[0], self.facts)
 
 
 @dataclass(frozen=True)
 class Gap:
-    """A failed dial that unread or unclear rules may explain; ``rule`` is the text of the unclear one."""
+    """A failed connection that unread or undecidable rules may explain; ``rule`` is the text of an undecidable rule."""
 
     dial: FailedDial
     hosts: tuple[str, ...]
@@ -111,12 +109,12 @@ class Gap:
 
 @dataclass(frozen=True)
 class ExplainedDials:
-    """Failed dials that rules explain or may explain.
+    """Failed connections that rules explain or may explain.
 
     Attributes:
         redirected: connections that a rule redirects.
-        limits: hosts with rules that let the few dials through but may stop a job's many connections.
-        doubted: the rules that may drop some of many connections made at once.
+        limits: hosts whose rules let the few test connections through but may block some of a job's many connections.
+        doubted: for connections lost among many simultaneous ones, the rule that may have dropped them.
     """
 
     blames: tuple[Blame, ...]
@@ -126,13 +124,13 @@ class ExplainedDials:
     doubted: Mapping[LostConnections, RuleRef] = field(default_factory=dict)
 
     def unexplained(self, mesh: Mesh) -> tuple[FailedDial, ...]:
-        """Failed dials of the mesh that no known rule blocks."""
+        """Return the failed connections of the mesh that no known rule blocks."""
         stopped = {dial for blame in self.blames for dial in blame.dials}
         return tuple(dial for dial in mesh.failed if dial not in stopped)
 
 
 def judge_dials(snapshot: Snapshot, listens: Mapping[str, str]) -> ExplainedDials:
-    """Compare each failed dial with the rules on its path; ``listens`` are NCCL's addresses."""
+    """Find the rules on the path of each failed connection; ``listens`` contains the address of NCCL on each host."""
     mesh = known(snapshot.mesh)
     hosts = {host.name: host for host in snapshot.reached}
     rules = cache(lambda name: compiled(hosts[name]))  # a Kubernetes node has 10,000 rules: only where they matter
@@ -195,7 +193,7 @@ def _limits(
     rules: Callable[[str], Ruleset],
     path: Callable[[str, str, str], Path | None],
 ) -> tuple[Blame, ...]:
-    """Return the hosts whose rules allow fewer connections at once with a peer than the job may need."""
+    """Return the hosts whose rules admit fewer simultaneous connections with a peer than the job may need."""
     mesh = known(snapshot.mesh)
     found: dict[tuple[str, Direction], Blame] = {}
     for name in (name for name, host in hosts.items() if _has_rates(host)):
@@ -217,7 +215,7 @@ def _limits(
 
 
 def _connected(mesh: Mesh, name: str, end: str) -> Iterator[FailedDial]:
-    """Yield the dials to a host (from it if ``end`` is "src") that reached an ephemeral port, marked as limited."""
+    """Yield successful connections to an ephemeral port of a host, or from the host if ``end`` is "src", as limited."""
     targets = {name: mesh.answered.get(name, {})} if end == "dst" else mesh.answered
     for dst, answered in targets.items():
         for address, sources in answered.items() if mesh.ports.get(dst) else ():
@@ -228,18 +226,18 @@ def _connected(mesh: Mesh, name: str, end: str) -> Iterator[FailedDial]:
 
 
 def admits(rule: RuleRef | None) -> int:
-    """Return the number of connections that a rule admits at a time.
+    """Return the number of connections that a rule admits at a time; -1 if the rule has no such limit.
 
-    This is its burst or count, or its rate per second. It is -1 if the rule has no such limit.
+    The number is the largest of the rule's burst, its count, and its rate per second.
     """
     found = [] if rule is None else list(_RATE.finditer(rule.text))
     return max((0 if one["slow"] else whole_number(one["number"]) for one in found), default=-1)
 
 
 def _has_rates(host: Host) -> bool:
-    """Return whether a rule may limit a rate or a number.
+    """Return whether a rule of the host may limit a rate or a number.
 
-    Only the text is searched, which is fast, since a Kubernetes node has 10,000 rules.
+    The text of the rules is searched, because parsing the 10,000 rules of a Kubernetes node would be slow.
     """
     assert host.facts
     facts = host.facts.firewall
@@ -254,7 +252,7 @@ def _has_rates(host: Host) -> bool:
 def _in_the_way(
     packet: Packet, ends: Ends, dialler: Ruleset, listener: Ruleset
 ) -> tuple[list[Objection], tuple[Objection, ...]]:
-    """Return everything that blocks a connection, and what might still block it once that is removed."""
+    """Return all rules that block a connection, and the rules that may still block it once these are removed."""
     stopping: list[Objection] = []
     while True:
         found = handshake(packet, ends, dialler, listener)
@@ -270,7 +268,7 @@ def _in_the_way(
 
 
 def _by_counters(objection: Objection, after: Ruleset) -> Objection:
-    """Return, of several possible rules, the one whose counter has grown."""
+    """Choose, among the rules that may have blocked a packet, the rule whose counter has grown."""
     verdict = objection.verdict
     grown = {one: growth(one.rule, after) for one in (*verdict.instead, verdict) if one.rule is not None}
     likely = [one for one, by in grown.items() if by] or [one for one, by in reversed(grown.items()) if by is None]
@@ -278,7 +276,7 @@ def _by_counters(objection: Objection, after: Ruleset) -> Objection:
 
 
 def _undialled(snapshot: Snapshot, mesh: Mesh, listens: Mapping[str, str]) -> Iterator[FailedDial]:
-    """Yield dials to a master port on which we could not listen."""
+    """Yield connections to the master port that were not attempted because the probe could not listen on the port."""
     port = snapshot.cluster.master_port
     master = next((host for host in snapshot.reached if host.node.node_rank == 0), None)
     if master is None or port in mesh.ports.get(master.name, (port,)):
@@ -289,7 +287,7 @@ def _undialled(snapshot: Snapshot, mesh: Mesh, listens: Mapping[str, str]) -> It
 
 
 def compiled(host: Host, *, after: bool = False) -> Ruleset:
-    """Return the rules of a host before the dials, or after them."""
+    """Return the rules of a host as captured before the connection tests or, if ``after``, after the tests."""
     assert host.facts
     facts = host.facts.firewall_after if after else host.facts.firewall
     if isinstance(facts, FirewallFacts):
@@ -299,7 +297,7 @@ def compiled(host: Host, *, after: bool = False) -> Ruleset:
 
 
 class _Captured:
-    """Captured rules as a key by identity, since comparing them would take longer than parsing them."""
+    """A cache key for captured rules, compared by identity because comparing the text takes longer than parsing it."""
 
     def __init__(self, facts: FirewallFacts) -> None:
         self.facts = facts
@@ -313,7 +311,7 @@ class _Captured:
 
 @lru_cache(maxsize=128)
 def _rules_of(captured: _Captured) -> Ruleset:
-    """Return the parsed rules of a host, which are asked for before and after further queries."""
+    """Parse a host's rules, which are cached because they are needed before and after further queries."""
     return compile_rules(captured.facts)
 
 
@@ -341,11 +339,11 @@ def opening(
     listens: Mapping[str, str],
     claimed: Sequence[tuple[str, str]] = (),
 ) -> Opening:
-    """Return the opening that is needed on a host, for the peers of all ``blames``, which are alike.
+    """Return the traffic to let through on a host, for the peers of all ``blames``, which are alike.
 
-    It leaves out addresses that are only ``claimed`` by their hosts, unless there are no others. The ports are the
-    master port and the host's own ephemeral range; what the host sends also goes to ranges that at least two hosts
-    have, since a single host's word opens nothing elsewhere.
+    Addresses that are only ``claimed`` by their hosts are left out, unless there are no others. The ports are the
+    master port and the host's own ephemeral range. Outgoing traffic is also opened for ephemeral ranges that at least
+    two hosts have, because a range that only one host reports is not trusted.
     """
     mesh = known(snapshot.mesh)
     assert blame.host.facts is not None, "its rules are known"
@@ -359,7 +357,7 @@ def opening(
 
 
 def unconfirmed(blames: Sequence[Blame], snapshot: Snapshot, listens: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
-    """Return the hosts and addresses that an opening admits only because these hosts claim them."""
+    """Return each host and address that an opening admits only because the host itself claims the address."""
     mesh = known(snapshot.mesh)
     peers = dict.fromkeys(peer for blame in blames for peer in _peers(blame, snapshot, mesh, listens))
     readers = [blame.host.name for blame in blames]
@@ -393,10 +391,10 @@ def _peers(blame: Blame, snapshot: Snapshot, mesh: Mesh, listens: Mapping[str, s
 
 
 def _peers_by_chance(blame: Blame, hosts: Mapping[str, Host], listens: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Yield the peers, including the host itself, that the rules block at ports other than those tested.
+    """Yield the peers, including the host itself, that the rules may block on ports that were not tested.
 
-    Each connection has different ports at both ends, and a rule may apply to only part of the range. Whatever is
-    blocked on all ports has already been seen to fail.
+    Each connection has different ports at both ends, and a rule may apply to only part of the range. Connections that
+    are blocked on all ports have already failed in the test.
     """
     rules, own = blame.ruleset, blame.host
     places = {_place(rule) for rule in blame.rules}
@@ -423,7 +421,7 @@ def _place(rule: RuleRef | None) -> tuple[object, ...]:
 
 
 def remedies(blame: Blame, way: Opening) -> Remedy:
-    """Return commands for all blocking rules, or advice if judgement is needed."""
+    """Return commands for all blocking rules, or only advice if an administrator must decide."""
     found = [remedy(rule, blame.facts, way) for rule in blame.rules]
     advice = " ".join(dict.fromkeys(part.advice for part in found if part.advice))
     if any(not part.operations for part in found):
@@ -437,7 +435,7 @@ Way = Literal["ingress", "egress"]
 
 @dataclass(frozen=True)
 class PolicyBlame:
-    """The policies that block a dial into or out of a pod."""
+    """The policies that block a connection into or out of a pod."""
 
     pod: str
     way: Way
@@ -457,7 +455,7 @@ def policy_blames(kube: KubeFacts, dials: Iterable[FailedDial]) -> dict[FailedDi
 
 
 def blame_policies(kube: KubeFacts, policies: Sequence[Policy], dial: FailedDial) -> Iterator[PolicyBlame]:
-    """Yield the policies that drop a dial: the target's for ingress, the source's for egress."""
+    """Yield the policies that block a connection: the target pod's ingress and the source pod's egress policies."""
     source, target = kube.pods.get(dial.src), kube.pods.get(dial.dst)
     if source is None or target is None or source is target:
         return
@@ -484,7 +482,7 @@ def blame_policies(kube: KubeFacts, policies: Sequence[Policy], dial: FailedDial
 
 
 def open_policy(closed: PolicyBlame, job: Mapping[str, str], name: str, namespace: str) -> dict[str, Any]:
-    """Return a NetworkPolicy that opens a job's blocked pods, selected by their own labels."""
+    """Return a NetworkPolicy that allows TCP within a job; it selects pods by the closed policy's and job's labels."""
     first = closed.policies[0].pods
     chosen = first.model_copy(update={"labels": {**first.labels, **job}})
     inwards = closed.way == "ingress"

@@ -1,7 +1,4 @@
-"""The rules of a host, and a TCP connection between two hosts.
-
-Every packet of the handshake passes through every rule.
-"""
+"""Evaluates the firewall rules of two hosts for every packet of a TCP handshake between them."""
 
 from __future__ import annotations
 
@@ -23,7 +20,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Ruleset:
-    """The base chains of a host; ``missing`` has a phrase for each part that could not be read."""
+    """The base chains of a host; ``missing`` contains a phrase for each part that could not be read."""
 
     facts: FirewallFacts
     bases: tuple[BaseChain, ...]
@@ -41,20 +38,20 @@ class Ruleset:
                 yield from (rule.ref for rule in chain)
 
     def count(self, rule: RuleRef) -> int | None:
-        """Return the packet counter of the rule at this place, if it has one."""
+        """Return the packet counter of the rule at the same place; None if it has no counter."""
         place = (rule.origin, rule.family, rule.table, rule.chain, rule.place)
         same = (r for r in self.rules() if (r.origin, r.family, r.table, r.chain, r.place) == place)
         return next((r.packets for r in same), None)
 
     def objections(self, packet: Packet) -> tuple[PacketVerdict, ...]:
-        """Return the verdicts that block a packet on this host, or may block it, certain ones first."""
+        """Return the verdicts that block or may block a packet on this host; certain verdicts come first."""
         journey = Journey(groups=self.facts.groups, bridges=frozenset(self.facts.bridges))
         unread = (PacketVerdict("unknown", reason=reason) for reason in self.missing)
         found = (*through(self.deciding, packet, journey), *unread)
         return tuple(sorted(found, key=lambda verdict: not verdict.blocks))
 
     def past(self, verdicts: Sequence[PacketVerdict]) -> Ruleset:
-        """Return the rules without the base chains that decided."""
+        """Return the rules without the base chains that produced these verdicts."""
         opened = {_base(verdict.rule, verdict.rule.base) for verdict in verdicts if verdict.rule is not None}
         shut = (base for base in self.bases if _base(base.policy_ref, base.policy_ref.chain) not in opened)
         return replace(self, bases=tuple(shut))
@@ -118,9 +115,9 @@ class Ends:
     """The two interfaces of a connection, and what is known about the path between them.
 
     Attributes:
-        path_back: whether the listener's route back uses the same interface.
-        ttl: the initial time to live of the dialler's packets; ``ttl_back`` is that of the replies; None if unknown.
-        is_direct: whether there is no router in between, which would decrement the time to live.
+        path_back: whether the listener's route back uses the interface ``iif``; None if unknown.
+        ttl: the initial time to live of the dialler's packets, and ``ttl_back`` that of the replies; None if unknown.
+        is_direct: True if no router on the path decrements the time to live.
     """
 
     oif: str
@@ -142,11 +139,11 @@ class Objection:
 
     @property
     def outcomes(self) -> frozenset[DialOutcome]:
-        """The outcomes with which a dial that meets the rule may fail.
+        """Possible outcomes of a connection attempt that meets the rule.
 
-        A reject may look like a drop: the kernel limits ICMP errors per host (net.ipv4.icmp_ratelimit), and the error
-        itself must pass the rules of both hosts. A SYN that is retransmitted because its reply was blocked counts as
-        established, so it may meet another rule.
+        A reject may look like a drop, because the kernel limits ICMP errors per host (net.ipv4.icmp_ratelimit), and
+        because the error itself must pass the rules of both hosts. A SYN that is retransmitted because its reply was
+        blocked counts as established, so the SYN may meet another rule.
         """
         if self.verdict.kind == "redirect":
             return _ANYTHING  # it depends on the receiver's answer
@@ -160,12 +157,12 @@ class Objection:
 
 
 def syn(saddr: str, daddr: str, dport: int, sport: Span = (1024, 65535)) -> Packet:
-    """Return the first segment of a connection, on no host yet."""
+    """Return the SYN packet of a connection, without interfaces."""
     return Packet("output", ip_address(saddr), ip_address(daddr), sport, (dport, dport))
 
 
 def handshake(syn: Packet, ends: Ends, dialler: Ruleset, listener: Ruleset) -> tuple[Objection, ...]:
-    """Return everything that blocks a connection, up to the first packet that is certainly blocked."""
+    """Return the objections to a connection, up to the first packet of the handshake that is certainly blocked."""
     back = replace(syn, saddr=syn.daddr, daddr=syn.saddr, sport=syn.dport, dport=syn.sport, reply=True)
     segments: tuple[tuple[Segment, Packet], ...] = (
         ("SYN", syn),
@@ -205,11 +202,11 @@ _SEEN_AS: dict[str, DialOutcome] = {
     **dict.fromkeys(("host-unreachable", "addr-unreachable", "host-prohibited"), "no-route"),
     "port-unreachable": "refused",
 }
-"""Errors of connect(2) by ICMP code: icmp_err_convert (net/ipv4/icmp.c), icmpv6_err_convert (net/ipv6/icmp.c)."""
+"""Outcomes of connect(2) by ICMP code: icmp_err_convert (net/ipv4/icmp.c) and icmpv6_err_convert (net/ipv6/icmp.c)."""
 
 
 def reject_outcome(how: str, version: int) -> DialOutcome:
-    """Return how a dial that meets a reject fails; the reject is spelled as in nft or iptables."""
+    """Return the outcome of a connection attempt that is rejected; ``how`` is spelled as in nft or iptables."""
     if how in _RESETS:
         return "refused"
     code = how.rsplit(maxsplit=1)[-1].removeprefix("icmp6-").removeprefix("icmp-")
@@ -219,7 +216,7 @@ def reject_outcome(how: str, version: int) -> DialOutcome:
 
 
 def counted(rules: Sequence[tuple[RuleRef, Ruleset]]) -> str:
-    """Return the sum of one rule's counters on some hosts, before and after the dials."""
+    """Return a phrase with the sum of one rule's packet counters on several hosts, before and after the tests."""
     pairs = [(rule.packets, after.count(rule)) for rule, after in rules if rule.packets is not None]
     if not pairs:
         return ""
@@ -230,6 +227,6 @@ def counted(rules: Sequence[tuple[RuleRef, Ruleset]]) -> str:
 
 
 def growth(rule: RuleRef, after: Ruleset) -> int | None:
-    """Return the number of packets that a rule counted until it was read again, if it has a counter."""
+    """Return the number of packets that a rule counted between the two captures; None if a counter is missing."""
     later = after.count(rule)
     return None if rule.packets is None or later is None else later - rule.packets

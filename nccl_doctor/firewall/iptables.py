@@ -1,4 +1,4 @@
-"""Parser of the output of iptables-save and ``ipset save`` (iptables-extensions(8), ipset(8))."""
+"""Parser for the output of iptables-save and ``ipset save`` (see iptables-extensions(8), ipset(8))."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from nccl_doctor.text.inet import Address, Network
 
 @dataclass(frozen=True)
 class Member:
-    """An element of a set: its parts by dimension; ``nomatch`` excludes it from a wider element."""
+    """An element of an ipset, with one part for each dimension; ``nomatch`` excludes it from a wider element."""
 
     parts: tuple[str, ...]
     nomatch: bool = False
@@ -49,14 +49,14 @@ class Member:
 
 @dataclass
 class Ipset:
-    """A set; ``kinds`` are its dimensions: "ip", "net", "port", "iface", "mac", "mark", or "set" in a list of sets."""
+    """An ipset; each of its ``kinds`` is "ip", "net", "port", "iface", "mac", "mark", or "set" for a list of sets."""
 
     kinds: tuple[str, ...]
     netmask: int | None = None
     members: list[Member] = field(default_factory=list)
 
     def holds(self, packet: Packet, sides: tuple[str, ...], ipsets: Ipsets) -> Tri:
-        """Return whether the set contains the packet, with each dimension taken from "src" or "dst"."""
+        """Return whether the set contains the packet; ``sides`` contains "src" or "dst" for each dimension."""
         if self.kinds == ("set",):
             inner = [ipsets.get(member.parts[0]) for member in self.members]
             return some(None if other is None else other.holds(packet, sides, ipsets) for other in inner)
@@ -124,7 +124,7 @@ Values = tuple[str, ...]
 
 
 def _masked(text: str) -> tuple[int, int]:
-    """Return a number and its mask; without a mask, one with all bits set."""
+    """Parse a number with an optional mask, such as "0x1/0xff"; the default mask has all 32 bits set."""
     value, mask = (int(part, 0) for part in f"{text}/0xffffffff".split("/")[:2])
     return value, mask
 
@@ -216,13 +216,13 @@ def _ttl(allowed: Callable[[int], Span], values: Values) -> Test:
 
 
 def _limit(below: bool, values: Values) -> Test:
-    """Return the test of ``--limit 1000/s`` or ``--hashlimit-above``, whose result is ``below`` under that rate."""
+    """Return the test for ``--limit 1000/s`` or ``--hashlimit-above``; the result is ``below`` under the given rate."""
     rate, _, unit = values[0].partition("/")
     return _fixed(below) if int(rate) >= AMPLE and unit in {"s", "sec", "second"} else unsure
 
 
 def _set(ipsets: Ipsets, values: Values) -> Test:
-    """Return the test of ``--match-set NAME src,dst``; unsure for a set whose members were not captured."""
+    """Return the test for ``--match-set NAME src,dst``, which is unsure if the members of the set were not captured."""
     found = ipsets.get(values[0])
     if found is None:
         return unsure
@@ -235,7 +235,7 @@ _OF_LIMITS = (
     *("--hashlimit-dstmask", "--hashlimit-htable-size", "--hashlimit-htable-max", "--hashlimit-htable-expire"),
     "--hashlimit-htable-gcinterval",
 )
-"""Details of a limit, which test nothing by themselves."""
+"""Parameters of a limit, which test nothing by themselves."""
 
 OPTIONS: dict[str, Callable[[Values], Test]] = {
     "-m": lambda values: unsure if values[0] in _SILENT_MODULES else _fixed(True),
@@ -272,10 +272,10 @@ OPTIONS: dict[str, Callable[[Values], Test]] = {
 
 
 _FREE_TEXT = frozenset({"--comment", "--log-prefix", "--nflog-prefix", "--ulog-prefix", "--string", "--name"})
-"""Options with free text, which may look like an option."""
+"""Options whose value is free text, which may look like another option."""
 
 _SILENT_MODULES: frozenset[str] = frozenset({"socket", "rpfilter", "eui64", "cluster", "tcpmss"})
-"""Modules that test something even if no option is printed."""
+"""Match modules that test something even if iptables-save prints no option for them."""
 
 _GO_ON = frozenset(
     {"LOG", "NFLOG", "ULOG", "AUDIT", "TRACE", "CLASSIFY", "TOS", "DSCP", "TTL", "HL", "SECMARK", "CONNSECMARK"}
@@ -285,7 +285,7 @@ _GO_ON = frozenset(
 
 @dataclass(frozen=True)
 class Option:
-    """An option of a rule: ``! --name value value``."""
+    """An option of a rule, such as ``! --name value value``."""
 
     name: str
     values: tuple[str, ...]
@@ -293,7 +293,7 @@ class Option:
 
 
 def options(words: list[str]) -> Iterator[Option]:
-    """Split a rule's words into options; raise IndexError if free text is missing."""
+    """Split a rule's words into options; raise IndexError if an option lacks its free text."""
     at, negated = 0, False
     while at < len(words):
         name, at = words[at], at + 1
@@ -312,7 +312,7 @@ def options(words: list[str]) -> Iterator[Option]:
 
 
 def steps(line: str, chains: Collection[str], ipsets: Ipsets) -> tuple[Step, ...]:
-    """Return the steps of a rule, ``-A CHAIN …``; ``chains`` are those of its table."""
+    """Return the steps of a rule (``-A CHAIN …``); ``chains`` are the names of the chains in the same table."""
     parts = list(options(_words(line)[2:]))
     target = next((index for index, part in enumerate(parts) if part.name in {"-j", "-g"}), len(parts))
     tests = tuple(When(_test(part, ipsets)) for part in parts[:target])
@@ -325,10 +325,7 @@ _WORD = re.compile(r"""\s*(?:"([^"\\]*)"|([^\s"'\\]+))(?=\s|$)""")
 
 
 def _words(line: str) -> list[str]:
-    """Return the words as :func:`shlex.split` does, but faster.
-
-    Only escapes, and quotes inside a word, need that function.
-    """
+    """Split a line like :func:`shlex.split`, but faster; only escapes and quotes inside a word need that function."""
     words, at = [], 0
     while at < len(line):
         found = _WORD.match(line, at)
@@ -381,7 +378,7 @@ _POLICY = re.compile(r"^:(\S+) (\S+)(?: \[(\d+):\d+\])?")
 _RULE = re.compile(r"^(?:\[(\d+):\d+\] )?(-A (\S+).*)$")
 
 _PRIORITIES = {"raw": -300, "mangle": -150, "nat": -100, "filter": 0, "security": 50}
-"""NF_IP_PRI_* (linux/include/uapi/linux/netfilter_ipv4.h); source NAT comes at 100."""
+"""Priorities of tables: NF_IP_PRI_* in linux/include/uapi/linux/netfilter_ipv4.h; source NAT has priority 100."""
 
 _HOOKS = frozenset({"PREROUTING", "INPUT", "OUTPUT", "POSTROUTING"})
 
@@ -394,7 +391,7 @@ class _Table:
 
 
 def load_iptables(text: str, version: Literal[4, 6], origin: Origin, ipsets: Ipsets) -> tuple[BaseChain, ...]:
-    """Return the base chains of one ``iptables-save`` or ``ip6tables-save``, by priority."""
+    """Return the base chains in the output of ``iptables-save`` or ``ip6tables-save``, sorted by priority."""
     bases: list[BaseChain] = []
     table = _Table("")
     for line in text.splitlines():
@@ -411,7 +408,6 @@ def load_iptables(text: str, version: Literal[4, 6], origin: Origin, ipsets: Ips
 
 
 def table_names(text: str) -> frozenset[str]:
-    """Return the tables listed in the output of ``iptables-save``."""
     return frozenset(line[1:].strip() for line in text.splitlines() if line.startswith("*"))
 
 

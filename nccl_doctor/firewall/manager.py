@@ -1,8 +1,7 @@
-"""Managers of firewall rules.
+"""Finds the program that manages a firewall rule, such as firewalld or ufw.
 
-Rules are changed in the syntax of their manager, which would overwrite any other change.
-
-firewalld's direct rules are iptables rules that it stores and loads as they were given.
+Rules must be changed in the syntax of their manager, which would overwrite any other change. firewalld's direct rules
+are iptables rules that firewalld stores and loads unchanged.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from nccl_doctor.snapshot.network import Firewalld, FirewallFacts
 from nccl_doctor.text.inet import Network
 
 _SUFFIX = "_direct"
-"""Suffix of firewalld's chains with direct rules in iptables; its nftables back end has them in INPUT itself."""
+"""Suffix of firewalld's iptables chains for direct rules; its nftables back end adds direct rules to INPUT itself."""
 
 _SHORT = {
     "--protocol": "-p",
@@ -39,17 +38,17 @@ _SHORT = {
     "--source-port": "--sport",
     "--destination-port": "--dport",
 }
-"""Short forms of options: iptables(8) accepts both forms, and iptables-save prints the short ones."""
+"""Short forms of options; iptables(8) accepts both forms, and iptables-save prints the short form."""
 
 
 @dataclass(frozen=True)
 class DirectRule:
-    """A line of ``firewall-cmd --direct --get-all-rules``: ``ipv4 filter INPUT 0 -p tcp --dport 80 -j DROP``.
+    """A line from ``firewall-cmd --direct --get-all-rules``, such as ``ipv4 filter INPUT 0 -p tcp --dport 80 -j DROP``.
 
     Attributes:
         text: the line, which is untrusted.
         place: family, table and chain.
-        priority: lower ones come first; any integer (firewalld.direct(5)).
+        priority: any integer; rules with a lower priority come first (firewalld.direct(5)).
     """
 
     text: str
@@ -59,10 +58,10 @@ class DirectRule:
 
 
 def direct_rule(rule: RuleRef, facts: FirewallFacts) -> DirectRule | None:
-    """Return the direct rule that iptables prints like this, or the longest of several.
+    """Return the direct rule that iptables-save prints as ``rule``; the longest one if several fit.
 
-    iptables-save adds modules, masks and defaults, and reorders options, so the given words are only some of those that
-    it prints.
+    iptables-save adds modules, masks and defaults, and reorders options, so a direct rule's words are only some of the
+    printed words.
     """
     if rule.origin == "nft" or rule.place is None:
         return None
@@ -74,7 +73,7 @@ def direct_rule(rule: RuleRef, facts: FirewallFacts) -> DirectRule | None:
 
 
 def is_direct_chain(rule: RuleRef) -> bool:
-    """Return whether a rule's chain holds only direct rules."""
+    """Return whether a rule's chain contains only direct rules."""
     return rule.origin != "nft" and rule.chain.endswith(_SUFFIX)
 
 
@@ -100,10 +99,10 @@ def _words(words: list[str]) -> Counter[str]:
 Manager = Literal["firewalld", "ufw", "docker", "nftables", "iptables"]
 
 _FIREWALLD_CHAIN = re.compile(r"(INPUT|OUTPUT|PREROUTING|IN|PRE)_")
-"""firewalld's chains with its iptables back end: INPUT_ZONES, IN_public_allow, … (firewalld/core/ipXtables.py)."""
+"""Chains of firewalld's iptables back end, such as INPUT_ZONES or IN_public_allow (firewalld/core/ipXtables.py)."""
 
 _FIREWALLD_TABLE = re.compile(r'"table": ?"firewalld"')
-"""A chain of its table with the nftables back end, in nft's JSON (firewall/core/nftables.py)."""
+"""A chain in the table of firewalld's nftables back end, as printed in nft's JSON (firewall/core/nftables.py)."""
 
 _FIREWALLD_ZONE = re.compile(r"(?:filter_)?IN_(?!policy_)([A-Za-z0-9_-]+?)(?:_(?:pre|log|deny|allow|post))?$")
 
@@ -122,10 +121,7 @@ def manager_of(rule: RuleRef, facts: FirewallFacts) -> Manager:
 
 
 def managed_by(facts: FirewallFacts) -> str:
-    """Return the manager of a host's rules, or "".
-
-    A manager that did not answer in time is recognised by its chains.
-    """
+    """Return the manager of a host's rules, or ""; a manager that timed out is recognised by its chains."""
     nft = facts.nft if isinstance(facts.nft, str) else ""
     if isinstance(facts.firewalld, Firewalld) or (
         isinstance(facts.firewalld, Unknown) and _FIREWALLD_TABLE.search(nft)
@@ -144,7 +140,7 @@ def _ufw_writes_here(facts: FirewallFacts) -> bool:
 
 
 def zone_of(rule: RuleRef, facts: FirewallFacts) -> str | None:
-    """Return firewalld's zone for a rule, or else the default zone."""
+    """Return the firewalld zone to which a rule belongs, or else the default zone."""
     if found := _FIREWALLD_ZONE.match(rule.chain):
         return found[1]
     return facts.firewalld.default_zone if isinstance(facts.firewalld, Firewalld) else None
@@ -152,14 +148,14 @@ def zone_of(rule: RuleRef, facts: FirewallFacts) -> str | None:
 
 @dataclass(frozen=True)
 class Zone:
-    """A zone of firewalld: its settings by name, as listed."""
+    """A firewalld zone, with its settings by name as ``firewall-cmd`` lists them."""
 
     name: str
     settings: dict[str, str]
 
     @property
     def nets(self) -> Iterator[Network]:
-        """Source networks of the zone, for any interface, without MAC addresses and ipsets."""
+        """Source networks of the zone, for any interface; MAC addresses and ipsets are left out."""
         for source in self.settings.get("sources", "").split():
             with suppress(ValueError):
                 yield ip_network(source, strict=False)
@@ -191,7 +187,7 @@ LONGEST = 160
 
 
 def printable(text: str) -> str:
-    """Return one line of harmless characters, cut to :data:`LONGEST`."""
+    """Return the text as one line of printable characters, cut to :data:`LONGEST` characters."""
     line = "".join(letter if letter.isprintable() else "?" for letter in " ".join(text.split()))
     return line if len(line) <= LONGEST else line[: LONGEST - 1] + "…"
 

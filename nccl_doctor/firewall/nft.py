@@ -1,7 +1,4 @@
-"""``nft -j list ruleset`` as base chains (libnftables-json(5); checked against nftables 1.0.6).
-
-Statements become the steps of a rule, and the listing becomes chains.
-"""
+"""Parser for the output of ``nft -j list ruleset`` (libnftables-json(5); checked against nftables 1.0.6)."""
 
 from __future__ import annotations
 
@@ -46,7 +43,7 @@ _RATES = frozenset({"limit", "quota", "ct count"})
 
 
 def steps(expressions: list[Any], sets: Sets) -> tuple[Step, ...]:
-    """Return the steps of a rule's ``expr``."""
+    """Return the steps of a rule, parsed from its ``expr`` in nft's JSON."""
     return tuple(step for expression in expressions for step in _steps(expression, sets))
 
 
@@ -76,7 +73,7 @@ def _steps(expression: Json, sets: Sets) -> Iterator[Step]:
 
 
 def _rate(limit: dict[str, Any]) -> Test:
-    """Return the test of ``limit rate 1000/second``, or ``limit rate over …``."""
+    """Return the test for ``limit rate 1000/second`` or ``limit rate over …``."""
     if limit.get("per") != "second" or limit["rate"] < AMPLE or "rate_unit" in limit:
         return unsure
     is_over = bool(limit.get("inv", False))
@@ -150,7 +147,7 @@ def _compare(value: Value, operator: str, right: Json, sets: Sets) -> Tri:
 
 _VERSIONS = {"ip": {4}, "ip6": {6}, "inet": {4, 6}, "netdev": {4, 6}, "bridge": {4, 6}}
 _CONNTRACK = -200
-"""NF_IP_PRI_CONNTRACK: chains with a lower priority see packets before connection tracking."""
+"""Value of NF_IP_PRI_CONNTRACK; chains with a lower priority see packets before connection tracking."""
 
 _XTABLES = frozenset({"filter", "nat", "mangle", "raw", "security"})
 
@@ -159,14 +156,14 @@ _CHAIN = re.compile(r"^\tchain (.+?) \{")
 _HANDLE = re.compile(r" # handle (\d+)$")
 
 RuleKey = tuple[str, str, str, int]
-"""Family, table, chain, handle."""
+"""Family, table, chain and handle of a rule."""
 
 Table = tuple[str, str]
 Objects = list[tuple[str, dict[str, Any]]]
 
 
 def objects(ruleset: str) -> Objects:
-    """Return the listed objects by kind, "table" or "rule"; raise ValueError if it is not a listing."""
+    """Return each listed object with its kind, such as "table" or "rule"; raise ValueError if this is not a listing."""
     document = json.loads(ruleset)
     if "nftables" not in document:
         raise ValueError("no list of nftables objects")
@@ -174,7 +171,7 @@ def objects(ruleset: str) -> Objects:
 
 
 def xtables(listing: Objects) -> frozenset[Table]:
-    """Return tables that iptables-nft wrote, recognised by chains' names and by a hidden match."""
+    """Return the tables written by iptables-nft, recognised by chain names or by a match that nft does not show."""
     return frozenset(
         (body["family"], body["table"])
         for kind, body in listing
@@ -184,9 +181,9 @@ def xtables(listing: Objects) -> frozenset[Table]:
 
 
 def load(listing: Objects, text: str, without: Collection[Table] = ()) -> tuple[BaseChain, ...]:
-    """Return the base chains that an IP packet may pass, by priority.
+    """Return the base chains that an IP packet may pass, sorted by priority.
 
-    ``text`` is the output of ``nft -a list ruleset``, for the rules' texts; tables in ``without`` are parsed elsewhere.
+    ``text``, the output of ``nft -a list ruleset``, has the rules' text. Tables in ``without`` are parsed elsewhere.
     """
     texts = rule_texts(text)
     tables = {
@@ -238,7 +235,7 @@ def _base(table: Table, body: dict[str, Any], chains: dict[str, tuple[Rule, ...]
 
 
 def rule_texts(text: str) -> dict[RuleKey, str]:
-    """Return each rule's text without its handle; lines of one rule are joined."""
+    """Return the text of each rule, joined to one line, without the handle."""
     texts: dict[RuleKey, str] = {}
     family = table = chain = ""
     pending: list[str] = []
@@ -258,7 +255,7 @@ def rule_texts(text: str) -> dict[RuleKey, str]:
 
 
 def dormant(text: str) -> frozenset[tuple[str, str]]:
-    """Return tables that are switched off; nft 1.0.6 garbles that flag in JSON."""
+    """Return the tables with the flag ``dormant``, which nft 1.0.6 garbles in JSON."""
     found: set[tuple[str, str]] = set()
     here = ("", "")
     for line in text.splitlines():

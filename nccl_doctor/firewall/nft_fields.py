@@ -1,4 +1,4 @@
-"""Values of nft expressions for a TCP packet on its host and hook, and membership of values in sets."""
+"""Evaluates nft expressions for a TCP packet, and tests whether sets contain the results."""
 
 from __future__ import annotations
 
@@ -14,44 +14,42 @@ Json = Any
 
 
 class Absent:
-    """Raised if the packet has no such field, so that the rule does not match."""
+    """The value of a field that the packet does not have, so a rule that tests the field does not match."""
 
 
 class Unsure:
-    """A value that was not captured, so that every test of it is unsure."""
+    """A value that was not captured, so every test of the value is unsure."""
 
 
 @dataclass(frozen=True)
 class Bits:
-    """A bit field: bits that are set, and bits that may be set; all others are clear."""
+    """A bit field: the bits in ``on`` are set, the bits in ``open`` may be set, and all others are clear."""
 
     on: frozenset[str]
     open: frozenset[str] = frozenset()
 
     def any(self, names: Collection[str]) -> Tri:
-        """Return whether any of these bits is set."""
         if self.on.intersection(names):
             return True
         return None if self.open.intersection(names) else False
 
     def exactly(self, names: Collection[str]) -> Tri:
-        """Return whether exactly these bits are set."""
         if self.on.difference(names) or set(names) - self.on - self.open:
             return False
         return None if self.open else True
 
     def masked(self, names: Collection[str]) -> Bits:
-        """Return the field with all other bits cleared."""
+        """Return the field with all bits except ``names`` cleared."""
         return Bits(self.on.intersection(names), self.open.intersection(names))
 
 
 Value = Span | str | bool | Bits | Absent | Unsure | list[Any]
 Sets = Callable[[str], list[Any]]
-"""A function that returns the elements of a named set, and raises KeyError for an unknown one."""
+"""A function that returns the elements of a named set; it raises KeyError for an unknown name."""
 
 
 def names(item: Json) -> list[str]:
-    """Return the bit names in ``"a"``, ``["a", "b"]`` or ``{"|": ["a", "b"]}``; none for a plain 0."""
+    """Return the bit names in ``"a"``, ``["a", "b"]`` or ``{"|": ["a", "b"]}``; an empty list for 0."""
     if isinstance(item, dict):
         item = item.get("|", [])
     if isinstance(item, list):
@@ -60,7 +58,7 @@ def names(item: Json) -> list[str]:
 
 
 def span(item: Json) -> Span | None:
-    """Return the numbers that an element covers; None if it is not a number, address, range or prefix."""
+    """Return the range that an element covers; None if the element is not a number, address, range or prefix."""
     if isinstance(item, dict):
         if "range" in item:
             low, high = (span(end) for end in item["range"])
@@ -113,14 +111,14 @@ def _equals(value: Value, item: Json) -> Tri:
 
 
 NUMBERS = {"tcp": 6, "ipv4": 2, "ipv6": 10, "ip": 0x0800, "ip6": 0x86DD}
-"""Numbers of protocols, which nft prints if it does not know the name: IPPROTO_*, NFPROTO_* and ETH_P_*."""
+"""Protocol numbers (IPPROTO_*, NFPROTO_*, ETH_P_*), which nft prints instead of names that it does not know."""
 
 _NOT_FRAGMENT = 0x3FFF
-"""All bits of the fragment field except "don't fragment" and the reserved one; they are 0 in a TCP handshake."""
+"""Mask of the fragment field without "don't fragment" and the reserved bit; all its bits are 0 in a TCP handshake."""
 
 
 def field(expression: Json, packet: Packet, journey: Journey) -> Value:
-    """Return the packet's value of an expression."""
+    """Return the value of an expression for the packet."""
     if not isinstance(expression, dict) or len(expression) != 1:
         return Unsure()
     ((kind, body),) = expression.items()

@@ -1,12 +1,10 @@
-"""Commands that open a rule narrowly, in its manager's syntax, only for the cluster's own addresses.
+"""Commands that let only the cluster's own addresses through a blocking rule, in the syntax of its manager.
 
-Each command may be pasted twice without further effect, and its change survives a reload of the manager. The text of a
-command is ours or has been checked letter by letter. If a host's name for a table, chain or zone is not a plain word,
+Running a command twice has no further effect, and its change survives a reload of the manager. All text in a command is
+either fixed or validated character by character. If the name of a table, chain or zone on a host is not a plain word,
 advice is given instead.
 
-This module defines the traffic to let through, and the remedy for it.
-
-For firewalld, the commands add sources to the zone "trusted", or rich rules if a zone already has the peers.
+For firewalld, the commands add sources to the zone "trusted", or rich rules to a zone that already contains the peers.
 """
 
 from __future__ import annotations
@@ -27,10 +25,10 @@ from nccl_doctor.text.hostlist import grouped
 from nccl_doctor.text.inet import Network
 
 SINGLE = 8
-"""Maximum number of addresses that are listed individually. More are merged into networks that cover exactly these."""
+"""Maximum number of addresses listed individually. More addresses are merged into networks that cover exactly these."""
 
 _MULTIPORT = 15
-"""Maximum number of ports that multiport accepts, where a range counts twice (xt_multiport, XT_MULTI_PORTS)."""
+"""Maximum number of ports in iptables' multiport match, where a range counts twice (xt_multiport, XT_MULTI_PORTS)."""
 
 _CHAINS = frozenset({"PREROUTING", "INPUT", "OUTPUT", "POSTROUTING"})
 _TABLES = frozenset({"filter", "nat", "mangle", "raw", "security"})
@@ -38,11 +36,11 @@ _TABLES = frozenset({"filter", "nat", "mangle", "raw", "security"})
 
 @dataclass(frozen=True)
 class Opening:
-    """TCP between this host and its peers.
+    """TCP traffic between a host and its peers that is to be let through.
 
     Attributes:
-        direction: "input" admits packets from the peers, "output" admits packets to them.
-        ports: those of the listener, and ephemeral ones; the same opening admits the replies.
+        direction: "input" admits packets from the peers, "output" admits packets to the peers.
+        ports: the listener's port and ephemeral ports, so that the same opening also admits the replies.
     """
 
     direction: Direction
@@ -58,7 +56,7 @@ class Opening:
         return [str(net.network_address) if net.num_addresses == 1 else str(net) for net in nets]
 
     def multiports(self) -> Iterator[str]:
-        """Yield the ports in lists of the size that iptables' multiport accepts."""
+        """Yield comma-separated lists of ports, each short enough for iptables' multiport match."""
         size = _MULTIPORT // 2
         for start in range(0, len(self.ports), size):
             yield ",".join(port_words(self.ports[start : start + size], ":"))
@@ -66,19 +64,19 @@ class Opening:
 
 @dataclass(frozen=True)
 class Remedy:
-    """Operations, or ``advice`` if they are not enough."""
+    """Operations that open a rule, or ``advice`` if operations are not enough."""
 
     operations: tuple[Operation, ...] = ()
     advice: str = ""
 
 
 def is_built_in(rule: RuleRef) -> bool:
-    """Return whether an iptables rule is in a built-in chain, whose name is safe to print."""
+    """Return whether an iptables rule is reached from a built-in chain, whose name is safe to print."""
     return rule.base in _CHAINS and rule.table in _TABLES
 
 
 def merged(spans: Iterable[Span]) -> tuple[Span, ...]:
-    """Return the ports as the fewest possible ranges, since nft and iptables refuse overlaps."""
+    """Return the ports as the fewest possible ranges, because nft and iptables refuse overlapping ranges."""
     found: list[Span] = []
     for low, high in sorted(spans):
         if found and low <= found[-1][1] + 1:
@@ -97,7 +95,7 @@ _ZONE_NAME = re.compile(r"[A-Za-z0-9_/-]{1,64}")
 _PRIORITY = re.compile(r'priority="(-?\d{1,5})"')
 _MULTI = ("-p", "tcp", "-m", "multiport", "--dports")
 _FIRST = -32768
-"""Priority of the first rich rules (firewalld.richlanguage(5))."""
+"""The lowest priority, which puts a rich rule first (firewalld.richlanguage(5))."""
 
 
 _BY_FIREWALLD = "A {} of firewalld does it: see `firewall-cmd {}`, and let the cluster's own addresses through there."
@@ -166,13 +164,13 @@ def _entries(peer: str, runtime: dict[str, Zone], opening: Opening) -> Iterator[
 
 
 _NFT_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_./-]{0,127}")
-"""Names that nft accepts unquoted (scanner.l): it parses its arguments again, so shell quotes don't help."""
+"""Names that nft accepts unquoted (scanner.l); shell quotes don't help, because nft parses its arguments again."""
 
 BY_HAND = "no single command is safe here: let the cluster's own addresses through ahead of this rule, by hand"
 
 
 def remedy(rule: RuleRef, facts: FirewallFacts, opening: Opening) -> Remedy:
-    """Return the remedy that lets an opening pass a rule; it has no commands if judgement is needed."""
+    """Return the remedy that lets traffic pass a rule; it has no operations if an administrator must decide."""
     manager = manager_of(rule, facts)
     if manager == "firewalld":
         return _firewalld(rule, facts, opening)

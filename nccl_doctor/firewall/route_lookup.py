@@ -1,8 +1,6 @@
-"""Compares failed dials with both kernels' route look-ups.
+"""Finds routes and reverse-path filters that explain failed connections, by both kernels' route look-ups.
 
-It finds routes that lead elsewhere, and reverse-path filters.
-
-It also derives, from the facts of both hosts, the addresses and interfaces of a dial.
+The module also derives the addresses and interfaces of a connection from the facts of both hosts.
 """
 
 from __future__ import annotations
@@ -26,19 +24,19 @@ DEFAULT_RANGE = (32768, 60999)
 
 @dataclass(frozen=True)
 class Path:
-    """The first packet of a dial, and its interfaces."""
+    """The first packet of a connection, and the interfaces on its path."""
 
     syn: Packet
     ends: Ends
 
     def syn_to(self, port: int, source_port: int | None = None) -> Packet:
-        """Return the packet to another port, from any port of the dialler's range if its own one is unknown."""
+        """Return the packet to another port; without ``source_port``, it has the dialler's whole ephemeral range."""
         sport = self.syn.sport if source_port is None else (source_port, source_port)
         return replace(self.syn, dport=(port, port), sport=sport)
 
 
 def path_of(address: str, source: Host, target: Host, listens: Mapping[str, str]) -> Path | None:
-    """Return the path from one host to an address of another, if known."""
+    """Return the path from one host to an address of another host; None if it is unknown."""
     assert source.facts
     assert target.facts
     found = dialled_address(source, address)
@@ -89,7 +87,7 @@ def dialled_address(host: Host, target: str) -> str | None:
 
 
 def source_address(host: Host, target: str, listens: Mapping[str, str]) -> str | None:
-    """Return the source address of a host: from its kernel, from NCCL's interface, or its own."""
+    """Return a host's source address for a target: as its kernel reports, or NCCL's address, or the node's."""
     facts = host.facts
     assert facts
     meant = dialled_address(host, target)
@@ -116,13 +114,12 @@ def interface_of(facts: HostFacts, address: str) -> str | None:
 
 
 def link_of(facts: HostFacts, name: str | None) -> Link | None:
-    """Return the interface with this name, if it is known."""
     links = facts.interfaces.links if isinstance(facts.interfaces, Interfaces) else ()
     return next((link for link in links if link.name == name), None)
 
 
 def route_to(facts: HostFacts, address: str) -> str | None:
-    """Return the interface of the most specific route with the lowest metric in the main table."""
+    """Return the interface of the main table's most specific route to an address; the lowest metric breaks ties."""
     if not isinstance(facts.routes, tuple):
         return None
     wanted = ip_address(address)
@@ -135,36 +132,35 @@ def route_to(facts: HostFacts, address: str) -> str | None:
 
 
 MAIN_TABLES = (253, 254, 255)
-"""Tables default, main and local (rtnetlink(7)); any other table is used only through a policy rule."""
+"""The routing tables default, main and local (rtnetlink(7)). Other tables are used only through policy rules."""
 
 NO_WAY = {
     "EHOSTUNREACH": "an `unreachable` route stands there",
     "EACCES": "a `prohibit` route or rule stands there",
     "EINVAL": "a `blackhole` route stands there",
 }
-"""Errors of the kernel for routes that refuse packets, and their meanings."""
+"""The kernel's errors for routes that refuse packets, with their meanings."""
 
 NO_ROUTE = "ENETUNREACH"
 """The kernel's error if no route matches."""
 
 STRICT = 1
-"""Strict filtering by net.ipv4.conf.*.rp_filter (ip-sysctl.rst); the higher of conf.all and the interface's own value
-counts."""
+"""Strict mode of net.ipv4.conf.*.rp_filter; the higher of conf.all and the interface's value counts (ip-sysctl.rst)."""
 
 FILTERED = ("EINVAL", "EXDEV")
-"""Errors for an incoming packet that rp_filter drops: from Linux 6.x on, and before that."""
+"""Errors for an incoming packet that rp_filter drops: EINVAL from Linux 6.x on, EXDEV before."""
 
 Kind = Literal["no-way", "no-address", "down", "diverted", "masked", "filtered"]
 
 
 @dataclass(frozen=True)
 class RouteFault:
-    """A routing fault that keeps packets of a dial from arriving.
+    """A routing fault that keeps packets of a connection from arriving.
 
     Attributes:
-        host: the host with the fault; ``way`` is its kernel's answer.
-        usual: the interface in whose network the destination is, or would be if that interface had an address or were
-        up, or is by the destination's own netmask ("masked"); or the interface that filtered the packet.
+        host: the host with the fault; ``way`` is the answer of this host's kernel.
+        usual: the interface in whose network the destination is, or would be if the interface had an address or were
+        up. For "masked", the destination's own netmask counts. For "filtered", the interface that dropped the packet.
     """
 
     host: str
@@ -175,7 +171,7 @@ class RouteFault:
 
 
 def find_route_faults(snapshot: Snapshot, dials: Iterable[FailedDial]) -> dict[FailedDial, RouteFault]:
-    """Return the first routing fault that each dial's packets meet; none if the kernels pass them."""
+    """Return the most likely routing fault for each failed connection; connections without a fault are left out."""
     hosts = {host.name: host for host in snapshot.reached}
     known: dict[tuple[str, str, str], RouteFault | None] = {}
     found: dict[FailedDial, RouteFault] = {}
@@ -214,7 +210,7 @@ def _likeliest(faults: list[RouteFault]) -> RouteFault | None:
 
 
 def _along(source: Host, target: Host, address: str) -> Iterator[RouteFault]:
-    """Yield the faults on a dial's path: outgoing, incoming, reply outgoing, reply incoming."""
+    """Yield the faults on a connection's path: SYN leaving, SYN arriving, reply leaving, reply arriving."""
     assert source.facts is not None
     assert target.facts is not None
     out = _asked(source.facts, address, None)
@@ -260,7 +256,7 @@ def _leaving(host: Host, way: Way) -> Iterator[RouteFault]:
 
 
 def _masked(host: Host, peer: HostFacts, way: Way) -> Iterator[RouteFault]:
-    """Yield a fault if a gateway is used for a peer whose own netmask puts both addresses in one subnet."""
+    """Yield a fault if packets take a gateway although the peer's own netmask puts both addresses in one subnet."""
     if host.facts is None or way.error is not None or way.gateway is None or way.table not in (*MAIN_TABLES, None):
         return
     holder = interface_of(peer, way.to)
@@ -299,11 +295,11 @@ def _networks_of(facts: HostFacts, address: str) -> Iterator[tuple[Network, str]
 
 
 def _unaddressed(facts: HostFacts, target: HostFacts, out: Way) -> tuple[str, Network] | None:
-    """Return the interface that has the same name as the target's but no address.
+    """Return the interface that has no address although the target's interface of the same name has one.
 
-    The name alone is no proof, since members of a bond or a bridge have no address either. The result is None if the
-    host is in the target's network with another interface, or has a gateway to it through an interface that the target
-    does not have.
+    The name alone is no proof, because members of a bond or bridge have no address either. The result is None if the
+    host is in the target's network with another interface, or uses a gateway to the target through an interface that
+    the target does not have.
     """
     there = address_of(out.to)
     name = interface_of(target, out.to)

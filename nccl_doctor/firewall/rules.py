@@ -1,7 +1,7 @@
-"""A packet filter as rules, a packet, and its path through them, with the answers yes, no and unsure.
+"""Evaluates packet filter rules for a packet in three-valued logic: yes, no and unsure.
 
-If a test can't be evaluated, both branches are followed, and all possible verdicts are collected. If they agree, the
-verdict is certain.
+If a test can't be evaluated, both branches are followed, and all possible verdicts are collected. If the verdicts
+agree, the result is certain.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ Tri = bool | None
 
 
 def negate(value: Tri) -> Tri:
-    """Return NOT; unsure stays unsure."""
+    """Return the negation; None (unsure) stays None."""
     return None if value is None else not value
 
 
 def every(values: Iterable[Tri]) -> Tri:
-    """Return AND: one False decides."""
+    """Return the conjunction; one False decides, even if other values are None."""
     answer: Tri = True
     for value in values:
         if value is False:
@@ -35,7 +35,7 @@ def every(values: Iterable[Tri]) -> Tri:
 
 
 def some(values: Iterable[Tri]) -> Tri:
-    """Return OR: one True decides."""
+    """Return the disjunction; one True decides, even if other values are None."""
     return negate(every(negate(value) for value in values))
 
 
@@ -44,19 +44,17 @@ Span = tuple[int, int]
 
 
 def within(value: Span, element: Span) -> Tri:
-    """Return whether an element contains all of a value (True), none of it (False), or some (unsure)."""
+    """Return True if the range ``element`` contains all of ``value``, False if none of it, None if only a part."""
     if element[0] <= value[0] and value[1] <= element[1]:
         return True
     return False if value[1] < element[0] or element[1] < value[0] else None
 
 
 AMPLE = 100
-"""Packets per second above which a rate limit admits the few packets of a dial, unless other traffic exhausts it."""
+"""Packets per second above which a rate limit admits a connection's few packets, unless other traffic exhausts it."""
 
 Direction = Literal["input", "output"]
-"""Side of a host: "input" is all that an incoming packet passes (ingress, prerouting, input), "output" all that an
-outgoing one passes (output, postrouting, egress).
-"""
+"""Hooks that a packet passes: ingress, prerouting, input for "input"; output, postrouting, egress for "output"."""
 
 State = Literal["new", "established"]
 Origin = Literal["nft", "iptables-nft", "iptables-legacy"]
@@ -67,10 +65,10 @@ class Packet:
     """A TCP segment on its path through one host.
 
     Attributes:
-        state: that of connection tracking: "new" for the first SYN, "established" from the SYN-ACK on.
-        flags: by nft's names; "ecn" and "cwr" are unknown (net.ipv4.tcp_ecn).
+        state: the state in connection tracking: "new" for the first SYN, "established" from the SYN-ACK on.
+        flags: TCP flags as nft names them; whether "ecn" and "cwr" are set is unknown (net.ipv4.tcp_ecn).
         path_back: whether the route to ``saddr`` uses ``iif``, which reverse-path filters check; None if unknown.
-        ttl: the least and greatest possible IPv4 time to live; None if unknown.
+        ttl: the lowest and highest possible IPv4 time to live; None if unknown.
     """
 
     direction: Direction
@@ -99,12 +97,12 @@ class Packet:
 
 @dataclass(frozen=True)
 class RuleRef:
-    """Place of a rule. All names and the text come from the host and are untrusted.
+    """A rule and its place. All names and the text come from the host and are untrusted.
 
     Attributes:
         place: nft's handle, or the rule's number in ``iptables -L --line-numbers``; None for a policy.
-        packets: its counter, if it has one.
-        base: the base chain that leads to the rule; ``hook`` is that chain's.
+        packets: the rule's packet counter; None if it has none.
+        base: the base chain that leads to the rule; ``hook`` is the hook of this base chain.
     """
 
     origin: Origin
@@ -123,9 +121,9 @@ class PacketVerdict:
     """The verdict on a packet on one host.
 
     Attributes:
-        how: the kind of reject, as nft or iptables spells it; ``reason`` is that of an unknown verdict.
+        how: the kind of reject, as nft or iptables spells it; ``reason`` explains an unknown verdict.
         rule: the rule that decided or can't be evaluated; None if nothing blocks the packet.
-        instead: other rules that block the packet if the unknown test has the other result.
+        instead: verdicts of other rules, which block the packet if the unknown test has the other result.
     """
 
     kind: Literal["accept", "drop", "reject", "redirect", "unknown"]
@@ -142,9 +140,9 @@ class PacketVerdict:
 
 @dataclass
 class Journey:
-    """A packet's state from hook to hook on one host; None for a value that a rule may or may not have set.
+    """A packet's state from hook to hook on one host; a value is None if it is unknown whether a rule has set it.
 
-    ``early``: connection tracking has not seen the packet yet; ``groups`` are those of interfaces, by name.
+    ``early`` is true until connection tracking has seen the packet; ``groups`` maps interfaces to their groups.
     """
 
     mark: int | None = 0
@@ -159,7 +157,7 @@ Test = Callable[[Packet, Journey], Tri]
 
 @dataclass(frozen=True)
 class When:
-    """A condition: the rule goes on only if the test holds."""
+    """A condition; the rest of the rule is applied only if the test holds."""
 
     test: Test
 
@@ -183,14 +181,14 @@ class Reject:
 
 @dataclass(frozen=True)
 class Redirect:
-    """Redirects the connection: DNAT, or REDIRECT to another port, if known."""
+    """Redirects the connection by DNAT or REDIRECT; ``port`` is the new port, or None if unknown."""
 
     port: int | None = None
 
 
 @dataclass(frozen=True)
 class Jump:
-    """Jumps to another chain; ``back``: the caller goes on after it (``jump``, not ``goto``)."""
+    """Jumps to another chain; if ``back``, evaluation returns to the caller afterwards (``jump``, not ``goto``)."""
 
     chain: str
     back: bool
@@ -198,14 +196,14 @@ class Jump:
 
 @dataclass(frozen=True)
 class SetMark:
-    """Sets the packet's mark; None if the new one is unknown."""
+    """Sets the packet's mark; the function returns None if the new mark is unknown."""
 
     mark: Callable[[Packet, Journey], int | None]
 
 
 @dataclass(frozen=True)
 class Branch:
-    """A verdict map: the first matching case acts; without one the rule goes on."""
+    """A verdict map. The first matching case applies; if no case matches, the rest of the rule is applied."""
 
     cases: tuple[tuple[Test, Action], ...]
 
@@ -216,10 +214,9 @@ Step = When | Action
 
 @dataclass(frozen=True)
 class Rule:
-    """A rule of a chain: its place in the listing, and how its steps are read.
+    """A rule of a chain, which is parsed only when the first packet meets it.
 
-    A Kubernetes node has 25,000 rules, of which a packet meets only some, so a rule is read when the first packet meets
-    it.
+    A Kubernetes node has 25,000 rules, of which a packet meets only some.
     """
 
     ref: RuleRef
@@ -227,7 +224,7 @@ class Rule:
 
     @cached_property
     def steps(self) -> tuple[Step, ...]:
-        """The steps in order; a rule of unknown form may do anything."""
+        """The steps in order; a rule that can't be parsed is treated as one that may do anything."""
         try:
             return self.read()
         except _STRANGE:
@@ -239,8 +236,9 @@ class BaseChain:
     """A base chain, with the chains of its table that it may jump to.
 
     Attributes:
-        priority: lower ones see the packet first; ``nat``: it sees only the first packet of a connection.
-        tracked: whether it comes after connection tracking (priority -200; never on ingress or egress).
+        priority: base chains with a lower priority see the packet first.
+        nat: whether the base chain sees only the first packet of a connection.
+        tracked: whether the base chain comes after connection tracking (priority -200; never on ingress or egress).
         scope: "host", or "bridge" or "device" for a chain whose device nft 1.0 does not show, so its effect is unknown.
     """
 
@@ -275,12 +273,12 @@ class BaseChain:
 
 
 def unsure(_packet: Packet, _journey: Journey) -> Tri:
-    """Return unsure, as the test of properties that are not captured: rates, times, owners."""
+    """Return None (unsure); the test for properties that are not captured, such as rates, times and owners."""
     return None
 
 
 _STRANGE = (AttributeError, LookupError, TypeError, ValueError)
-"""Errors in parsing that mean an unknown form of rule."""
+"""Exceptions from the parser that indicate an unknown form of rule."""
 
 
 def guarded(read: Callable[[Packet, Journey], T | None]) -> Callable[[Packet, Journey], T | None]:
@@ -296,18 +294,15 @@ def guarded(read: Callable[[Packet, Journey], T | None]) -> Callable[[Packet, Jo
 
 
 DEEPEST = 64
-"""Maximum number of nested jumps to follow.
-
-The kernel refuses more than 16 (NFT_JUMP_STACK_SIZE); this ends forged loops.
-"""
+"""Maximum number of nested jumps, which ends forged loops; the kernel refuses more than 16 (NFT_JUMP_STACK_SIZE)."""
 
 _ON, _BACK, _END = 1, 2, 4
-"""Results of a step, a rule or a chain, as bits: on to the next, back to the caller, a verdict."""
+"""Bits for the result of a step, rule or chain: continue with the next, return to the caller, end with a verdict."""
 
 
 @dataclass
 class _Walk:
-    """A walk through one base chain; ``ends`` collects every possible verdict."""
+    """Evaluates one base chain for a packet; ``ends`` collects every possible verdict."""
 
     base: BaseChain
     packet: Packet
@@ -383,7 +378,7 @@ class _Walk:
 
 
 def walk(base: BaseChain, packet: Packet, journey: Journey) -> PacketVerdict | None:
-    """Walk a packet through a base chain; return its objection, or None if it accepts the packet."""
+    """Evaluate a base chain for a packet; return the verdict against the packet, or None if the chain accepts it."""
     way = _Walk(base, packet, journey)
     if way.chain(base.rules, sure=True, depth=0) & _BACK:
         way.ends.append(PacketVerdict(base.policy, rule=base.policy_ref))
@@ -415,7 +410,7 @@ _HOOKS: dict[Direction, tuple[str, ...]] = {
 
 
 def through(bases: Sequence[BaseChain], packet: Packet, journey: Journey) -> Iterator[PacketVerdict]:
-    """Yield objections of a host's base chains (by priority) to a packet, in the order in which it meets them."""
+    """Yield the verdicts against a packet, in the order in which it passes ``bases``, which are sorted by priority."""
     for base in [base for hook in _HOOKS[packet.direction] for base in bases if base.hook == hook]:
         if packet.version not in base.versions or (base.nat and packet.state != "new"):
             continue

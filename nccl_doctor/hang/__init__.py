@@ -1,1 +1,1 @@
-"""Judges whether a running job is hanging, and for which rank the others are waiting. Pure functions."""
+"""Judges whether a running job is hanging, and which rank the others are waiting for. Pure functions."""

@@ -1,4 +1,4 @@
-"""How a watched job ended, by the exit statuses of its ranks."""
+"""Judges how a watched job ended, from the exit statuses of its ranks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from nccl_doctor.text.hostlist import capital, grouped, ranks_of
 
 INTERRUPT, HANG_UP, TERMINATE = 2, 1, 15  # signal(7)
 ON_REQUEST = frozenset({-INTERRUPT, -HANG_UP, -TERMINATE})
-"""Statuses of ranks ended by a user, a scheduler, or a launcher after another of its ranks failed."""
+"""Exit statuses of ranks that were ended by a user, a scheduler, or a launcher after another of its ranks failed."""
 NAMES = {**SIGNALS, INTERRUPT: "SIGINT", HANG_UP: "SIGHUP"}
 
 OUT_OF_MEMORY = "Look at the kernel's log there (dmesg): its OOM killer sends SIGKILL, and so do people and schedulers."
@@ -22,7 +22,7 @@ LOG = "The log of that rank shows why it exited: nccl-doctor logs LOG."
 
 @dataclass(frozen=True)
 class Ending:
-    """The verdict on a job that has ended; ``sentence`` follows "The job"; ``finding`` says which ranks failed."""
+    """The verdict on a job that has ended; ``sentence`` continues "The job", and ``finding`` names the failed ranks."""
 
     verdict: HangVerdict
     sentence: str
@@ -33,8 +33,8 @@ def ending(ranks: Iterable[tuple[str, JobRank]], later: Iterable[HangSnapshot]) 
     """Judge how a job ended.
 
     Args:
-        ranks: those that were found, each with its host.
-        later: the samples after the last one with a rank; they have the exit statuses.
+        ranks: the ranks that were found, each with its host.
+        later: the samples taken after the last sample with a rank; these samples contain the exit statuses.
     """
     statuses = {
         (host.name, one.pid, one.started): one.status
@@ -63,7 +63,7 @@ def _of(statuses: dict[tuple[str, int, int], int | None], host: str, rank: JobRa
 
 
 def _words(some: list[tuple[str, JobRank, int]]) -> str:
-    """Return the ranks by host and status: "rank 1 on node2 was killed by SIGKILL; ranks 2-3 on node3 exited …"."""
+    """Return the ranks by host and status, such as "rank 1 on node2 was killed by SIGKILL; ranks 2-3 on node3 …"."""
     groups = grouped(((host, status), rank.rank) for host, rank, status in some)
     parts = [f"{ranks_of(ranks)} on {host} {how(status, len(ranks))}" for (host, status), ranks in groups.items()]
     more = [f"and {len(parts) - 4} more groups of ranks"] if len(parts) > 4 else []
@@ -71,7 +71,7 @@ def _words(some: list[tuple[str, JobRank, int]]) -> str:
 
 
 def how(status: int, count: int = 1) -> str:
-    """Return the exit status of ``count`` ranks in words: "exited with status 1", "was killed by SIGKILL"."""
+    """Return the exit status of ``count`` ranks in words, such as "exited with status 1" or "was killed by SIGKILL"."""
     if status >= 0:
         return f"exited with status {status}"
     return f"{'was' if count == 1 else 'were'} killed by {NAMES.get(-status, f'signal {-status}')}"

@@ -1,4 +1,4 @@
-"""Evidence for the verdict: where the calls of a job's ranks differ, and which ranks can't take part."""
+"""Gathers evidence for the verdict: where the calls of a job's ranks differ, and which ranks can't take part."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CHATTER = 1 << 20  # bytes between two samples that NCCL's own services (RAS) ma
 
 @dataclass(frozen=True)
 class HangEvidence:
-    """Evidence for a verdict."""
+    """What a snapshot shows about a job, as evidence for a verdict."""
 
     ranks: dict[int, ObservedRank]  # those that were found, by rank; ``world_size`` counts all
     world_size: int
@@ -48,28 +48,28 @@ class HangEvidence:
 
     @property
     def waiting(self) -> list[ObservedRank]:
-        """The ranks whose stacks are in a collective."""
+        """The ranks that wait in a collective."""
         return [one for one in self.present if one.waits is True]
 
     @property
     def outside(self) -> list[ObservedRank]:
-        """The ranks outside of a collective; one that waits in the kernel counts, whatever its stack showed."""
+        """The ranks outside any collective; a rank that waits in the kernel is included even without a stack."""
         return [one for one in self.present if one.waits is False or (one.in_kernel and one.waits is None)]
 
     @property
     def stalled(self) -> list[Link]:
-        """Connections with unacknowledged data."""
+        """Connections with unacknowledged data, except connections to lost ranks."""
         gone = {one.rank for one in self.lost}
         return [link for link in self.links if link.stalled and link.target not in gone]
 
     @property
     def nccl(self) -> bool:
-        """True if a rank has loaded NCCL; Python goes on in such ranks while their GPUs wait."""
+        """True if a rank has loaded NCCL; Python code in such a rank continues while the GPU waits."""
         return any(one.job_rank.nccl for one in self.ranks.values())
 
     @property
     def moves(self) -> bool:
-        """True if the job advanced between the samples: calls, bytes, or lines of waiting ranks."""
+        """True if the job advanced between the samples, as shown by calls, bytes, or lines of code of waiting ranks."""
         moved = sum(link.moved for link in self.links)
         if any(one.calls_moved for one in self.present) or moved > (CHATTER if self.serves_ras or self.nccl else 0):
             return True
@@ -77,7 +77,7 @@ class HangEvidence:
 
 
 def _spinning(host: HangHost) -> GpuWork | None:
-    """Return the first GPU that is busy-waiting, if there is one in each sample and none is working."""
+    """Return a GPU that is busy-waiting, if every sample shows such a GPU and no sample shows a GPU that is working."""
     last = None
     for look in host.looks:
         busy = [] if isinstance(look.gpus, Unknown) else [one for one in look.gpus if one.busy > 0]
@@ -88,7 +88,7 @@ def _spinning(host: HangHost) -> GpuWork | None:
 
 
 def gather_evidence(snapshot: HangSnapshot, homes: Mapping[int, str] = MappingProxyType({})) -> HangEvidence:
-    """Gather what a snapshot of a job shows of each rank. ``homes`` has the hosts on which a watch has seen ranks."""
+    """Gather what a snapshot shows about a job; ``homes`` maps ranks to the hosts on which a watch has seen them."""
     ranks = observed_rank.observed_ranks(snapshot)
     gone, unseen = lost(snapshot, ranks, homes) if ranks else ((), ())
     return HangEvidence(
@@ -107,7 +107,7 @@ def gather_evidence(snapshot: HangSnapshot, homes: Mapping[int, str] = MappingPr
 
 
 def counted_calls(snapshot: HangSnapshot) -> int:
-    """Return the sum of all ranks' launched collectives by NCCL's RAS; 0 if it does not count them."""
+    """Return the number of collectives that all ranks have launched, as counted by NCCL's RAS; 0 without counts."""
     answers = _answers(snapshot)[-1:]
     return sum(sum(rank.counts.values()) for answer in answers for one in answer.communicators for rank in one.ranks)
 
@@ -127,7 +127,7 @@ class Lost:
 def lost(
     snapshot: HangSnapshot, ranks: dict[int, ObservedRank], sampled: Mapping[int, str]
 ) -> tuple[tuple[Lost, ...], tuple[int, ...]]:
-    """Return the ranks that are gone, and those that could not be searched for."""
+    """Return the ranks that can't take part, and the ranks that could not be searched for."""
     dead = ((one, why) for one in ranks.values() if (why := one.gone))
     here = [Lost(one.rank, (one.host,), one.job_rank.pid, why, stopped=one.stopped) for one, why in dead]
     absent = sorted(set(range(world_size(ranks))) - set(ranks))
@@ -152,10 +152,7 @@ def lost(
 
 
 def _homes_by_ras(snapshot: HangSnapshot, ranks: dict[int, ObservedRank]) -> dict[int, str]:
-    """Return the hosts of ranks for which NCCL's RAS has no data.
-
-    Such a rank's host is that of a rank that was found and that RAS lists at the same address.
-    """
+    """Return the host of each rank without data in NCCL's RAS, if a rank that was found has the same address in RAS."""
     by_pid = _pids(snapshot, ranks)
     homes: dict[int, str] = {}
     for answer in _answers(snapshot):
@@ -186,7 +183,7 @@ def _absent(rank: int, host: HangHost) -> Lost:
 
 @dataclass(frozen=True)
 class Divergence:
-    """Point at which the ranks diverge."""
+    """The point at which the calls of ranks diverge."""
 
     where: str  # "number 17 of group 0"
     outliers: tuple[int, ...]  # ranks that differ from most, or have made fewer calls
@@ -197,7 +194,7 @@ class Divergence:
 
 
 def divergence(ranks: dict[int, ObservedRank]) -> Divergence | None:
-    """Return the first call in which ranks differ, or that some have not reached."""
+    """Return the first call in which ranks differ or that some ranks have not reached; None if there is none."""
     told = {number: one.recorded for number, one in ranks.items() if one.recorded is not None}
     known = {number: one for number, one in told.items() if one is not None}
     # an old dump describes the past, and is only compared with others of its age
@@ -219,7 +216,7 @@ def divergence(ranks: dict[int, ObservedRank]) -> Divergence | None:
 
 
 def _apart(last: dict[int, Call], ranks: int) -> Divergence | None:
-    """Return the divergence if every rank waits in its last call and these calls are of several groups."""
+    """Return a divergence if every rank waits in its last call and these calls differ in group or number."""
     places = Counter((call.group, call.seq) for call in last.values())
     if len(places) < 2 or len(last) < ranks or any(call.done for call in last.values()):
         return None
@@ -237,7 +234,7 @@ def _dump(number: int, recorded: Recorded, groups: set[str]) -> flight.Dump:
 
 @dataclass(frozen=True)
 class RasView:
-    """RAS' view of the job's ranks."""
+    """What NCCL's RAS reports about the job's ranks."""
 
     behind: dict[int, str]  # rank to a phrase for how it is behind
     lost: dict[int, str]  # ranks whose process RAS does not reach in time, each with a phrase
@@ -248,7 +245,7 @@ class RasView:
 
 
 def ras_view(snapshot: HangSnapshot, ranks: dict[int, ObservedRank]) -> RasView | None:
-    """Return RAS' view; None if no service answered that knows a process of this job."""
+    """Return what NCCL's RAS reports about the job; None if no answer names a process of this job."""
     by_pid = _pids(snapshot, ranks)
     answers = [answer for answer in _answers(snapshot) if _ours(answer, ranks)]
     if not answers:
@@ -270,7 +267,7 @@ def ras_view(snapshot: HangSnapshot, ranks: dict[int, ObservedRank]) -> RasView 
 
 
 Launched = Mapping[str, tuple[RankGroup, ...]]
-"""Collectives whose counts differ in a communicator, each with its groups of ranks, the slowest first."""
+"""Collectives whose counts differ in a communicator, each with its groups of ranks; the slowest group comes first."""
 
 
 def _numbered(
@@ -287,7 +284,7 @@ def _numbered(
 
 
 def _behind(launched: Launched) -> Iterator[tuple[RasRank, str]]:
-    """Yield ranks that have launched fewer of some collective than others have."""
+    """Yield the ranks that have launched some collective less often than other ranks, each with a phrase."""
     for topic, groups in launched.items():
         most = max(int(group.value) for group in groups)
         for group in groups:
@@ -296,10 +293,10 @@ def _behind(launched: Launched) -> Iterator[tuple[RasRank, str]]:
 
 
 def _crossed(launched: Launched) -> Iterator[tuple[RasRank, str]]:
-    """Yield ranks of a communicator with their counts, if these can't belong to one sequence of calls.
+    """Yield a communicator's ranks with their counts, if these counts can't result from one sequence of calls.
 
-    Of two ranks that make the same calls in the same order, the one further ahead has launched at least as many of each
-    collective.
+    If two ranks make the same calls in the same order, the rank that is ahead has launched each collective at least as
+    often as the other rank.
     """
     members = {member.rank: member for groups in launched.values() for group in groups for member in group.ranks}
     counts: dict[int, list[int]] = {}
@@ -315,7 +312,7 @@ def _crossed(launched: Launched) -> Iterator[tuple[RasRank, str]]:
 
 
 DIAGNOSTICS = "diagnostics"
-"""Format of RAS' answers about diagnostics, which :mod:`nccl_doctor.judge.hang_report` reads."""
+"""Format name of RAS diagnostics, which :mod:`nccl_doctor.judge.hang_report` reads."""
 
 
 def _answers(snapshot: HangSnapshot) -> list[RasAnswer]:
@@ -344,7 +341,7 @@ def _ours(answer: RasAnswer, ranks: dict[int, ObservedRank]) -> bool:
 
 
 ByPid = dict[tuple[int, str | None], int]
-"""Ranks by PID and address, and by PID alone; -1 means several."""
+"""Ranks by PID and address, and by PID and None; -1 means that several ranks have this PID."""
 
 
 def _pids(snapshot: HangSnapshot, ranks: dict[int, ObservedRank]) -> ByPid:
@@ -358,7 +355,7 @@ def _pids(snapshot: HangSnapshot, ranks: dict[int, ObservedRank]) -> ByPid:
 
 
 def _by_pid(pid: int | None, host: str | None, by_pid: ByPid) -> int | None:
-    """Return the rank with this PID and address, or else the one with this PID if no other rank has it."""
+    """Return the rank with this PID and address, or else the only rank with this PID."""
     if pid is None:
         return None
     rank = by_pid.get((pid, host), by_pid.get((pid, None), -1))

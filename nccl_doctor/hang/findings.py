@@ -1,4 +1,4 @@
-"""Findings for a verdict: the fault, the evidence, and the remedy."""
+"""Builds the findings for a verdict, each with the fault, the evidence and the remedy."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from nccl_doctor.text.shell import line
 
 
 def stalled(judged: Judgement) -> Iterator[tuple[str, Finding]]:
-    """Yield a finding about connections between ranks with unacknowledged data."""
+    """Yield a finding if connections between ranks have unacknowledged data."""
     evidence = judged.evidence
     links = evidence.stalled if judged.verdict == "transport" else [one for one in evidence.links if one.stalled]
     if not links:
@@ -45,7 +45,7 @@ def stalled(judged: Judgement) -> Iterator[tuple[str, Finding]]:
 
 
 def even(judged: Judgement) -> Iterator[tuple[str, Finding]]:
-    """Yield a finding for ranks all waiting in the same collective, with no rank or connection to blame."""
+    """Yield a finding if all ranks wait in the same collective, with no rank or connection to blame."""
     evidence = judged.evidence
     if evidence.stalled or judged.culprits:
         return
@@ -87,7 +87,7 @@ NEXT_TIME = (
 
 
 def findings(judged: Judgement) -> list[tuple[str, Finding]]:
-    """Return the findings by their diagnoses' names, the cause first."""
+    """Return each finding with the name of its diagnosis; the cause comes first."""
     makers = {
         "gone": (_gone, stalled),
         "transport": (stalled, even, _behind),
@@ -140,7 +140,7 @@ LONGEST_INTERVAL_S = 300
 
 
 def _longer(watched_s: float) -> int:
-    """Return an interval between two samples (s) that tells slow from stuck better than the last one."""
+    """Return a longer interval between two samples, in seconds, to distinguish a slow rank from a stuck rank."""
     return min(LONGEST_INTERVAL_S, max(30, 2 * round(watched_s)))
 
 
@@ -208,7 +208,7 @@ def _outside(judged: Judgement) -> Iterator[tuple[str, Finding]]:
 
 
 def _at_work(rank: ObservedRank) -> str:
-    """Return a note that a short look can't tell slow from stuck; empty for a rank waiting in the kernel."""
+    """Return a note that a short look can't distinguish slow from stuck; "" for a rank that waits in the kernel."""
     if rank.in_kernel:
         return ""
     seconds = rank.interval_s
@@ -282,7 +282,7 @@ def _behind(judged: Judgement) -> Iterator[tuple[str, Finding]]:
 
 
 def _stack(rank: ObservedRank) -> Iterator[str]:
-    """Yield the user's lines, innermost first."""
+    """Yield lines with the rank's stack: the user's lines of code, innermost first, and the kernel's functions."""
     if rank.place is not None:
         files = [f"{file.rpartition('/')[2]}:{line}" for file, line in rank.place.path[:FRAMES]]
         yield f"stack   rank {rank.rank}: {' < '.join(files)}"
@@ -296,7 +296,7 @@ MOST_RIVALS = 4
 
 
 def gaps(snapshot: HangSnapshot, evidence: HangEvidence) -> tuple[str, ...]:
-    """Return what could not be examined and may matter for the verdict, most important first."""
+    """Return phrases for what could not be examined but may matter for the verdict; the most important come first."""
     some = (_ranks_unknown(snapshot, evidence), _rivals(snapshot), _unread(evidence), _ras(snapshot, evidence))
     return tuple(chain(*some, _flows(evidence)))
 
@@ -325,7 +325,7 @@ def _ranks_unknown(snapshot: HangSnapshot, evidence: HangEvidence) -> Iterator[s
 
 
 def _rivals(snapshot: HangSnapshot) -> Iterator[str]:
-    """Yield processes with the same rank as one that was examined; either may be a leftover."""
+    """Yield phrases for processes with the same rank as an examined process; either process may be a leftover."""
     found = [(host, one) for host in snapshot.hosts for one in host.rivals]
     for host, one in found[:MOST_RIVALS]:
         other = next((rank.pid for rank in host.job.ranks if rank.rank == one.rank), None) if host.job else None

@@ -1,4 +1,4 @@
-"""Each rank as its samples show it: whether it exists, where it is, and whether it advanced or worked."""
+"""What the samples show about each rank: whether it exists, which code it runs, and whether it advanced or worked."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from nccl_doctor.snapshot.hang import Flow, Frame, HangSnapshot, JobRank, RankLo
 from nccl_doctor.text.hostlist import grouped, ranks_of
 
 _LIBRARY = re.compile(r"/(?:site|dist)-packages/|/lib(?:64)?/python3|^<frozen |\.so[.0-9]*$|^(?!.*\.py$)[^/<]*$")
-"""Files of frames that the user did not write; a native frame's file is a library or missing."""
+"""Files of stack frames that are not the user's code; a native frame has a library as its file, or no file."""
 _COLLECTIVE = re.compile(
     r"torch/distributed/(?:distributed_c10d|c10d_logger|_functional_collectives\w*|collective_utils|rendezvous)\.py$"
     r"|torch/distributed/(?:fsdp|_composable|pipelining|algorithms|nn)/|torch/nn/parallel/distributed\.py$"
@@ -22,12 +22,12 @@ _BACKWARD = re.compile(r"torch/autograd/(?:graph|__init__)\.py$|torch/_tensor\.p
 _LOADER = re.compile(r"torch/utils/data/")
 _SYNC = re.compile(r"torch/cuda/")
 _BARE = frozenset({"__next__", "__call__", "_call_impl", "_wrapped_call_impl"})
-"""Function names without information; the function that they call is shown instead."""
+"""Uninformative function names; the function that such a function calls is shown instead."""
 _WRAPPER = re.compile(r"wrapper|decorate|inner$")
 
 
 class Kind(Enum):
-    """Kind of a rank's work at a place; in BACKWARD and SYNC it may wait for the others or compute."""
+    """What a rank does at a place; in BACKWARD and SYNC, it may wait for other ranks or compute."""
 
     COLLECTIVE = "collective"
     BACKWARD = "backward"
@@ -38,7 +38,7 @@ class Kind(Enum):
 
 @dataclass(frozen=True)
 class StackPlace:
-    """Frame of a rank's stack."""
+    """The place in the code at which a rank is, according to its stack."""
 
     kind: Kind
     # the library function that the user's frame called, such as "all_reduce"; "" if it called none
@@ -50,17 +50,17 @@ class StackPlace:
 
     @property
     def line(self) -> str:
-        """The user's file and line, "train.py:212"; empty if there is none."""
+        """File and line of the user's frame, such as "train.py:212"; "" if there is no such frame."""
         return "" if self.own is None else f"{PurePosixPath(self.own.file).name}:{self.own.line}"
 
     @property
     def frame(self) -> str | None:
-        """The user's line with its function, "train.py:212 in step"; None if there is none."""
+        """File, line and function of the user's frame, such as "train.py:212 in step"; None without such a frame."""
         return None if self.own is None else f"{self.line} in {self.own.function}"
 
     @property
     def waits(self) -> bool:
-        """True if an idle rank in this frame may wait for the others."""
+        """True if an idle rank at this place may be waiting for other ranks."""
         return self.kind in (Kind.COLLECTIVE, Kind.BACKWARD, Kind.SYNC)
 
     def __str__(self) -> str:
@@ -70,7 +70,7 @@ class StackPlace:
 
 
 def place(threads: Sequence[Thread], pid: int) -> StackPlace | None:
-    """Return the place of the main thread; None without a stack."""
+    """Return the main thread's place in the code; None if the stack is missing."""
     # in a container, the id of a thread may equal the PID that its process has outside
     known = [one for one in threads if one.name == "MainThread"] or [one for one in threads if one.tid == pid]
     main = next(iter(known or threads), None)
@@ -91,7 +91,7 @@ def place(threads: Sequence[Thread], pid: int) -> StackPlace | None:
 
 
 def _called(frames: Sequence[Frame]) -> str:
-    """Return the outermost function, wrappers apart, that the user's line called, without its class."""
+    """Return the outermost function that the user's line called, without the class name; wrappers are skipped."""
     python = [frame for frame in frames if frame.file.endswith(".py") or frame.file.startswith("<")]
     named = [frame.function.rpartition(".")[2] for frame in reversed(python) if not _WRAPPER.search(frame.function)]
     return next((function for function in named if function not in _BARE), named[0] if named else "")
@@ -99,9 +99,9 @@ def _called(frames: Sequence[Frame]) -> str:
 
 BUSY = 0.2  # share of a CPU that a working rank uses; helper threads use less
 WANTING = 0.6
-"""Share of the time for which a thread of a working rank runs or waits for a CPU.
+"""Minimum share of the time for which a thread of a working rank runs or waits for a CPU.
 
-Each thread is judged by itself, since on a busy machine each wake-up of a helper thread waits, too, and many add up.
+Threads are judged separately, because on a busy machine helper threads also wait at each wake-up, which adds up.
 """
 READING = 1 << 20  # bytes read or written between two samples; helpers do less
 STOPPED = "Tt"
@@ -110,7 +110,7 @@ Ends = tuple[tuple[str, int], tuple[str, int]]
 
 @dataclass(frozen=True)
 class ObservedRank:
-    """A rank as all its samples show it."""
+    """What all samples show about a rank."""
 
     host: str
     job_rank: JobRank  # its process's answer when it was found
@@ -128,7 +128,7 @@ class ObservedRank:
 
     @property
     def place(self) -> StackPlace | None:
-        """The innermost frame of the user's code in the last sample."""
+        """The rank's place in the code in the last sample; None if unknown."""
         return self.places[-1] if self.places else None
 
     @property
@@ -139,7 +139,7 @@ class ObservedRank:
 
     @property
     def gone(self) -> str | None:
-        """Reason why the rank can't take part: its process has exited or is stopped; None if it can."""
+        """Phrase for why the rank can't take part: its process has ended or is stopped; None if it can take part."""
         if self.looks and self.looks[-1].state is None:
             return "ended while it was sampled"
         return "is stopped" if self.stopped else None
@@ -154,31 +154,31 @@ class ObservedRank:
 
     @property
     def recorded(self) -> Recorded | None:
-        """Its flight recorder in the last sample."""
+        """The rank's flight recorder in the last sample; None if it is not available."""
         last = self.looks[-1].recorder if self.looks else None
         return None if isinstance(last, Unknown) else last
 
     @property
     def calls_moved(self) -> int:
-        """The number of collectives that it issued between the samples, by its flight recorder."""
+        """Number of collectives that the rank issued between the samples, according to its flight recorder."""
         recorders = (look.recorder for look in self.looks)
         counts = [sum(one.issued.values()) for one in recorders if isinstance(one, Recorded) and one.live]
         return counts[-1] - counts[0] if len(counts) > 1 else 0
 
     @property
     def stepped(self) -> bool:
-        """True if it was at another line of the user's code in the last sample."""
+        """True if the rank was at different lines of the user's code in the first and the last sample."""
         known = [one for one in self.places if one is not None]
         return len(known) > 1 and known[0].path != known[-1].path
 
     @property
     def works(self) -> bool:
-        """True if it :func:`worked` between the first and the last sample."""
+        """True if the rank :func:`worked` between the first and the last sample."""
         return len(self.states) > 1 and worked(self.states[0], self.states[-1], self.interval_s)
 
     @property
     def waits(self) -> bool | None:
-        """True if it waits in a collective, by its stack or else its flight recorder; None if neither shows it."""
+        """True if the rank waits in a collective, as its stack or flight recorder shows; None if neither shows it."""
         recorded = self.recorded
         pending = recorded is not None and recorded.live and recorded.pending
         if pending and (self.place is None or self.place.waits or not self.place.called):
@@ -187,7 +187,7 @@ class ObservedRank:
 
 
 def worked(first: RankState, last: RankState, interval_s: float) -> bool:
-    """Return whether the rank or a child process used CPU or I/O for much of the interval."""
+    """Return whether the rank or a child process used much CPU time or I/O during the interval."""
     if interval_s <= 0:
         return False
     used = [_less(last.cpu_s, first.cpu_s)]
@@ -229,7 +229,7 @@ def world_size(ranks: dict[int, ObservedRank]) -> int:
 
 @dataclass(frozen=True)
 class Link:
-    """A connection between two ranks, as ``source`` sees it; ``target`` is None if its owner was not examined."""
+    """A connection between two ranks, as seen by ``source``; ``target`` is None if the peer was not examined."""
 
     source: int
     target: int | None
@@ -243,7 +243,7 @@ class Link:
 
     @property
     def stalled(self) -> bool:
-        """True if data was retransmitted or the window probed, and nothing was acknowledged."""
+        """True if the kernel retransmitted data or probed the window, but nothing was acknowledged."""
         unmoved = self.first.acked == self.last.acked
         # the kernel answers for a peer that only does not read
         unheard = self.last.retransmits or self.last.probes > 1
@@ -251,7 +251,7 @@ class Link:
 
 
 def links(ranks: dict[int, ObservedRank]) -> list[Link]:
-    """Return the TCP connections of ranks that existed in both samples, except those to the store."""
+    """Return the ranks' TCP connections that exist in the first and the last sample, except those to the store."""
     owner = {ends: one.rank for one in ranks.values() for ends, _ in _ends(one, -1)}
     found = []
     for one in ranks.values():
@@ -290,7 +290,7 @@ KERNEL_WORDS = {  # beginnings of kernel functions, each with a phrase for what 
 
 
 def doing(rank: ObservedRank) -> str:
-    """Return a phrase for the rank's state that can follow its name."""
+    """Return a phrase for what the rank is doing, to follow the rank's name."""
     if rank.gone:
         return rank.gone
     if rank.place is not None:
@@ -306,13 +306,13 @@ def doing(rank: ObservedRank) -> str:
 
 
 def folded(ranks: Iterable[ObservedRank]) -> dict[str, tuple[int, ...]]:
-    """Return the ranks grouped by what they do, the largest group first."""
+    """Return the ranks grouped by what they are doing; the largest group comes first."""
     found = grouped((doing(one), one.rank) for one in ranks)
     return {words: tuple(numbers) for words, numbers in sorted(found.items(), key=lambda item: -len(item[1]))}
 
 
 def rank_words(ranks: Iterable[ObservedRank], most: int = 6) -> str:
-    """Return ``ranks 0-2,4-7 in all_reduce at train.py:26; rank 3 at train.py:17 in step``."""
+    """Return a phrase such as ``ranks 0-2,4-7 in all_reduce at train.py:26; rank 3 at train.py:17 in step``."""
     found = folded(ranks)
     parts = [f"{ranks_of(numbers)} {words}" for words, numbers in list(found.items())[:most]]
     return "; ".join(parts) + (f"; and {len(found) - most} more places" if len(found) > most else "")
@@ -324,7 +324,7 @@ def places(ranks: Iterable[ObservedRank]) -> Iterator[str]:
 
 
 def named(ranks: Iterable[ObservedRank]) -> str:
-    """Return ``rank 3 (node2, pid 4711)``; for many ranks only the numbers."""
+    """Return a phrase such as ``rank 3 (node2, pid 4711)``; for more than four ranks, only their numbers."""
     some = list(ranks)
     if len(some) <= 4:
         return ", ".join(f"rank {one.rank} ({one.host}, pid {one.job_rank.pid})" for one in some)

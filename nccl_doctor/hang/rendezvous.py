@@ -1,9 +1,7 @@
-"""Launchers that are waiting for each other before any rank exists.
+"""Finds out why launchers wait for each other before any rank exists, or why ranks do not meet.
 
-The question is which one is missing or was started with different settings.
-
-torchrun numbers its nodes when ``--nnodes`` of them have met at one store. If a node was not started, has a different
-port or id, or shares its ``--node_rank`` with another, all others wait and print nothing.
+torchrun numbers its nodes when ``--nnodes`` nodes have met at one store. If a node was not started, has a different
+port or id, or has the same ``--node_rank`` as another node, all other nodes wait and print nothing.
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ from nccl_doctor.text.hostlist import capital, fold, grouped, plural, ranks_of
 
 STATIC, C10D = "static", "c10d"
 PORTS = {STATIC: "29500", C10D: "29400"}
-"""torchrun's default ports (torch/distributed/run.py; c10d_rendezvous_backend.py)."""
+"""torchrun's default ports by backend (torch/distributed/run.py, c10d_rendezvous_backend.py)."""
 MOST_NODES = 1 << 16
 _DIGITS = 5  # of that
 LAST_CALL_S = 60.0  # twice what torchrun waits for more nodes once it has the minimum (dynamic_rendezvous.py)
@@ -33,7 +31,7 @@ class Waiting:
     starter: Starter
 
     def option(self, name: str, default: str = "") -> str:
-        """Return the value of a launcher's option, by torchrun's name for the option."""
+        """Return the value of a launcher's option; ``name`` is torchrun's name for the option."""
         return self.starter.asked.get(name, default)
 
     @property
@@ -56,24 +54,24 @@ class Waiting:
 
     @property
     def meeting(self) -> tuple[str, ...]:
-        """Settings that the nodes of a job share; not the address, since several may name one machine."""
+        """Settings that all nodes of a job share, except the address, because a machine may have several addresses."""
         return self.option("nnodes", "1"), self.backend, self.option("rdzv_id", "none"), self.place[1]
 
     @property
     def nodes(self) -> int:
-        """The number of nodes that it waits for, or the MIN of "MIN:MAX"; 0 if unknown."""
+        """Number of nodes that the launcher waits for (MIN, if ``--nnodes`` is "MIN:MAX"); 0 if unknown."""
         least = self.option("nnodes", "1").partition(":")[0]
         is_count = len(least) <= _DIGITS and least.isascii() and least.isdecimal()
         return int(least) if is_count and int(least) <= MOST_NODES else 0
 
     @property
     def meets(self) -> bool:
-        """True if it waits for other nodes; a static start of one node does not."""
+        """True if the launcher waits for other nodes; a static start of a single node does not wait."""
         return self.nodes != 1 or self.backend != STATIC
 
     @property
     def connected(self) -> bool:
-        """True if it is connected to the store."""
+        """True if the launcher is connected to the store."""
         return any(str(port) == self.place[1] and state == "ESTABLISHED" for _, port, state in self.starter.dials)
 
     @property
@@ -84,7 +82,7 @@ class Waiting:
 
 @dataclass(frozen=True)
 class Rendezvous:
-    """Findings about launchers that have no ranks yet."""
+    """The launchers that have no ranks yet, and the hosts without launchers."""
 
     waiting: tuple[Waiting, ...]  # launchers that waited; ``works``: those still busy, starting or importing torch
     works: tuple[Waiting, ...]
@@ -93,7 +91,7 @@ class Rendezvous:
 
 
 def find_launchers(snapshot: HangSnapshot) -> Rendezvous:
-    """Return the launchers without ranks; one that appeared or ended between the samples counts as working."""
+    """Return the launchers without ranks; a launcher that appeared or ended between the samples counts as working."""
     waiting: list[Waiting] = []
     works: list[Waiting] = []
     absent, unseen = [], []
@@ -118,7 +116,7 @@ def find_launchers(snapshot: HangSnapshot) -> Rendezvous:
 
 
 def _largest_job(waiting: list[Waiting]) -> tuple[Waiting, ...]:
-    """Return the launchers of the largest job, without jobs that are complete or share a host with it."""
+    """Return the launchers of the largest job, and of jobs that may belong to it: incomplete ones on other hosts."""
     groups = sorted(grouped((one.meeting, one) for one in waiting).values(), key=lambda some: -len(some))
     found: list[Waiting] = []
     for some in groups:
@@ -140,7 +138,7 @@ def _works(first: Starter, last: Starter, interval_s: float) -> bool:
 
 
 def find_launchers_fault(rendezvous: Rendezvous) -> RendezvousFault | None:
-    """Return the most certain reason why no rank has started."""
+    """Return the most certain reason why no rank has started; None if a launcher is still working."""
     some = rendezvous.waiting
     if not some or rendezvous.works:
         return None
@@ -150,7 +148,7 @@ def find_launchers_fault(rendezvous: Rendezvous) -> RendezvousFault | None:
 
 
 def _different(some: tuple[Waiting, ...]) -> RendezvousFault | None:
-    """Return the launchers that can't meet; addresses are not compared, since several may name one machine."""
+    """Return the fault if options differ. Addresses are not compared, because a machine may have several addresses."""
     options: dict[str, Callable[[Waiting], str]] = {
         "--nnodes": lambda one: one.option("nnodes", "1"),
         "--rdzv_backend": lambda one: one.backend,
@@ -169,7 +167,7 @@ def _different(some: tuple[Waiting, ...]) -> RendezvousFault | None:
 
 
 def _same_number(some: tuple[Waiting, ...]) -> RendezvousFault | None:
-    """Return two launchers with the same node rank; without ``--node_rank`` every node has rank 0."""
+    """Return the fault if launchers have the same node rank; without ``--node_rank``, every node has rank 0."""
     if any(one.backend != STATIC for one in some):
         return None
     groups = grouped((one.option("node_rank", "0"), one.host) for one in some)
@@ -210,7 +208,7 @@ def _missing_number(some: tuple[Waiting, ...]) -> str:
 
 
 def _at_store(some: tuple[Waiting, ...]) -> RendezvousFault:
-    """Return the fault if enough launchers exist: some don't reach the store, none does, or all do."""
+    """Return the fault of launchers that are all present, by whether none, some or all of them reach the store."""
     away = [one for one in some if not one.connected]
     # other stores, such as etcd, are only contacted now and then
     if not away or len(away) == len(some) or any(one.backend not in PORTS for one in some):
@@ -227,7 +225,7 @@ def _at_store(some: tuple[Waiting, ...]) -> RendezvousFault:
 
 @dataclass(frozen=True)
 class RendezvousFault:
-    """A reason why ranks, or launchers without ranks, wait for each other in vain, and the remedy."""
+    """A reason why ranks, or launchers without ranks, wait for each other in vain, with the remedy."""
 
     hosts: tuple[str, ...]
     message: str
@@ -246,13 +244,13 @@ class RendezvousFault:
 
 
 def find_ranks_fault(snapshot: HangSnapshot, ranks: dict[int, ObservedRank]) -> RendezvousFault | None:
-    """Return why the ranks have not met, if that can be seen."""
+    """Return the reason why the ranks have not met; None if it is unknown."""
     missing = set(range(world_size(ranks))) - set(ranks)
     return _elsewhere(snapshot, ranks, missing) or _twice(snapshot, missing) or _without_store(ranks)
 
 
 def _elsewhere(snapshot: HangSnapshot, ranks: dict[int, ObservedRank], missing: set[int]) -> RendezvousFault | None:
-    """Return the missing ranks that were started for a different job or rendezvous."""
+    """Return the fault if missing ranks were started for a different job or rendezvous."""
     if any(one.place is not None and not one.place.starts for one in ranks.values() if not one.gone):
         return None
     one = next(iter(ranks.values())).job_rank
@@ -283,7 +281,7 @@ def _elsewhere(snapshot: HangSnapshot, ranks: dict[int, ObservedRank], missing: 
 
 
 def _twice(snapshot: HangSnapshot, missing: set[int]) -> RendezvousFault | None:
-    """Return a rank that two processes have while another rank is missing."""
+    """Return the fault if two processes have the same rank while another rank is missing."""
     found = grouped((rank.rank, (host.name, rank)) for host in snapshot.hosts if host.job for rank in host.job.ranks)
     double = {number: some for number, some in found.items() if len(some) > 1}
     if not double or len(missing) < len(double) or any(host.failure for host in snapshot.hosts):
@@ -301,7 +299,7 @@ def _twice(snapshot: HangSnapshot, missing: set[int]) -> RendezvousFault | None:
 
 
 def _without_store(ranks: dict[int, ObservedRank]) -> RendezvousFault | None:
-    """Return the fault if all ranks wait for the others and some are not connected to their store."""
+    """Return the fault if all ranks wait in ``init_process_group`` and some are not connected to the store."""
     some = [one for one in ranks.values() if not one.gone]
     if not all(one.place is not None and one.place.starts and one.looks for one in some):
         return None

@@ -1,10 +1,10 @@
-"""A single verdict from the evidence.
+"""Derives a single verdict from the evidence.
 
 The verdicts are: rank gone, transport, different collectives, outside NCCL, behind, slow, unknown.
 
-The most certain comes first: a missing process needs no stacks; unacknowledged data is the network's fault; only then
-do the ranks' places count. While a rank is working, wherever it is, the others are waiting for it, so nothing is
-hanging.
+The most certain verdict comes first. A missing process is certain without any stacks, and unacknowledged data is the
+network's fault. Only then do the ranks' places in the code count. As long as a rank is working, the other ranks are
+only waiting for it, so nothing is hanging.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from nccl_doctor.text.hostlist import grouped
 
 @dataclass(frozen=True)
 class Judgement:
-    """Verdict on a job."""
+    """The verdict on a job, with its evidence."""
 
     verdict: HangVerdict
     culprits: tuple[int, ...]  # ranks that it is about, as far as they were found
@@ -34,11 +34,11 @@ class Judgement:
 def judge_hang(
     snapshot: HangSnapshot, *, patient: bool = True, homes: Mapping[int, str] = MappingProxyType({})
 ) -> Judgement:
-    """Return why a job is hanging, or that it is not.
+    """Judge whether a job is hanging, and why.
 
-    If ``patient``, a rank that is working is expected to reach the collective. If not, because the others have already
-    waited long, it counts as outside of NCCL, whatever it is doing there. ``homes`` has the hosts on which a watch has
-    seen the job's ranks.
+    If ``patient``, a working rank is expected to reach the collective. Otherwise, the other ranks have already waited
+    long, so a working rank counts as outside NCCL, whatever it is doing. ``homes`` maps ranks to the hosts on which a
+    watch has seen them.
     """
     return replace(_judge(gather_evidence(snapshot, homes), patient=patient), patient=patient)
 
@@ -64,10 +64,7 @@ def _judge(evidence: HangEvidence, *, patient: bool) -> Judgement:
 
 
 def _is_unawaited(found: Judgement) -> bool:
-    """Return whether ranks are outside of NCCL and no rank is waiting for them.
-
-    Within seconds, slow looks like stuck.
-    """
+    """Return whether ranks are outside NCCL but no rank is waiting for them, so the ranks may only be slow."""
     return found.verdict == "outside-nccl" and not found.evidence.waiting and not found.evidence.unseen
 
 
@@ -78,7 +75,7 @@ def _all_others_wait(evidence: HangEvidence) -> bool:
 
 
 def _unmet(evidence: HangEvidence) -> Judgement | None:
-    """Return the verdict that ranks can't meet, since the missing ones were started with different values."""
+    """Return the verdict that ranks can't meet, for example because some were started with different values."""
     if evidence.rendezvous_fault is None or evidence.moves:
         return None
     ranks = tuple(rank for rank in evidence.rendezvous_fault.ranks if rank in evidence.ranks)
@@ -86,7 +83,7 @@ def _unmet(evidence: HangEvidence) -> Judgement | None:
 
 
 def _gone(evidence: HangEvidence) -> Judgement | None:
-    """Return the verdict that the others are waiting for ranks without a process, unless they advance."""
+    """Return the verdict that ranks are gone; if the job still advances, their processes or hosts must be known."""
     sure = [one for one in evidence.lost if one.rank in evidence.ranks or len(one.hosts) == 1]
     if not evidence.lost or (evidence.moves and not sure):
         return None
@@ -113,10 +110,7 @@ def _transport(evidence: HangEvidence) -> Judgement | None:
 
 
 def _works(evidence: HangEvidence) -> Judgement | None:
-    """Return the verdict that the others are waiting for a rank that is working.
-
-    That may be a validation, a checkpoint or a compilation.
-    """
+    """Return the verdict that the others wait for a working rank (in a validation, checkpoint or compilation)."""
     busy = [one for one in evidence.outside if one.works or one.stepped]
     if not evidence.nccl:  # their ranks use the CPU while they wait, too
         computes = [one for one in evidence.waiting if one.place and one.place.kind in (Kind.BACKWARD, Kind.SYNC)]
@@ -133,10 +127,7 @@ def _different(evidence: HangEvidence) -> Judgement | None:
 
 
 def _outside(evidence: HangEvidence) -> Judgement | None:
-    """Return the verdict that ranks are outside of NCCL.
-
-    Either others are waiting for them, or they are in the kernel or a data loader.
-    """
+    """Return the verdict that ranks are outside NCCL while others wait for them, or in the kernel or a data loader."""
     outside = evidence.outside
     # If most ranks are at their own lines, for example in ``work.wait()`` or ``.item()``, it is unknown which ones
     # wait: C++ leaves no frame, and a minority in a collective may be the ranks that are ahead.
@@ -151,7 +142,7 @@ def _outside(evidence: HangEvidence) -> Judgement | None:
 
 
 def _crossed(evidence: HangEvidence) -> Judgement | None:
-    """Return the verdict that some ranks are waiting in one group for ranks that are waiting in another."""
+    """Return the verdict that some ranks are waiting in one group for ranks that are waiting in another group."""
     if evidence.divergence is not None and evidence.divergence.crossed and not evidence.unseen:
         return Judgement("different-collectives", evidence.divergence.outliers, evidence)
     return None
@@ -166,10 +157,7 @@ def _behind(evidence: HangEvidence) -> Judgement | None:
 
 
 def _apart(evidence: HangEvidence) -> Judgement | None:
-    """Return the verdict that ranks are waiting for each other.
-
-    All of them are waiting, in different calls, and none is missing.
-    """
+    """Return the verdict that all ranks are waiting for each other in different calls, and no rank is missing."""
     all_wait = len(evidence.waiting) == len(evidence.present) and len(evidence.ranks) >= evidence.world_size
     # with NCCL a rank may be at a later line while its GPU is in the same collective: there lines prove nothing
     if evidence.nccl or evidence.unseen or not all_wait:
@@ -183,10 +171,7 @@ def _apart(evidence: HangEvidence) -> Judgement | None:
 
 
 def _even(evidence: HangEvidence) -> Judgement | None:
-    """Return the verdict that data does not arrive.
-
-    Either all ranks have launched the same calls, or GPUs are busy-waiting at one place.
-    """
+    """Return the verdict that data does not arrive: all ranks made the same calls, or GPUs busy-wait at one place."""
     counted = evidence.ras is not None and evidence.ras.even
     spins = evidence.nccl and evidence.spinning and len({str(one.place) for one in evidence.waiting}) == 1
     if (

@@ -1,7 +1,7 @@
-"""A watched job as a state machine: samples in, events out. It neither waits nor prints.
+"""A state machine for a watched job, which turns samples into events; it neither waits nor prints.
 
-:class:`JobProgress` knows what advanced, and for how long nothing has. :class:`JobWatch` adds when the job has to be
-examined closely, and what counts as a hang, a lost rank or the end.
+:class:`JobProgress` records what advanced, and for how long nothing has. :class:`JobWatch` decides when the job has to
+be examined closely, and what counts as a hang, a lost rank or the end.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ LEAST_SAMPLES = 3
 """Number of samples without progress before a job is examined closely, however far apart they are."""
 
 LEAVING_S = 330.0
-"""Seconds from the end of ranks to that of their launchers; torch waits up to 300 s (elastic/agent/server/api.py)."""
+"""Maximum time in seconds that launchers outlive their ranks; torch waits up to 300 s (elastic/agent/server/api.py)."""
 
 State = Literal["no-job", "new-job", "moves", "still", "blind", "ending"]
 """Result of a sample.
 
-In this order: no rank found; different processes from before; progress; no progress; nothing comparable; only the
-launchers of ranks that have ended.
+The states mean, in this order: no rank was found; the processes are not those from before; progress; no progress;
+nothing could be compared; only the launchers of ended ranks exist.
 """
 
 
 @dataclass
 class JobProgress:
-    """State of a watch: the last sample, and when each rank was last seen to advance, on the watcher's clock.
+    """The progress of a watched job. All times are in seconds on the watcher's clock.
 
     Attributes:
         since: when the job last advanced, or was first found.
         samples: number of consecutive samples without progress.
-        ranks: when each rank last advanced.
+        ranks: when each rank was last seen to advance.
         began: when the watch first found a job; None before that.
         launchers: host and PID of each launcher that had ranks.
     """
@@ -97,7 +97,7 @@ class JobProgress:
         self.since, self.samples = now, 0
 
     def _wait_for_ranks(self, now: float) -> State:
-        """Add a sample of launchers that have no rank yet."""
+        """Add a sample that shows launchers but no rank."""
         if self.began is None or self.ranks:
             self.began = now if self.began is None else self.began
             self._begin_anew(now, set())
@@ -139,7 +139,7 @@ def _moved(rank: ObservedRank, both: HangEvidence) -> bool:
 
 
 def paired(before: HangSnapshot, sample: HangSnapshot) -> HangSnapshot:
-    """Return two samples as one snapshot, with two looks at the processes that are in both."""
+    """Combine two samples into one snapshot, with two looks at each process that is in both samples."""
     earlier = {host.name: host for host in before.hosts}
     hosts = tuple(_both(earlier.get(host.name), host) for host in sample.hosts)
     return sample.model_copy(update={"hosts": hosts})
@@ -157,19 +157,19 @@ def found_ranks(sample: HangSnapshot) -> Iterator[tuple[str, JobRank]]:
 
 
 Wanted = Literal["sample", "examination"]
-"""A further sample without stacks, or an examination as close as that of ``hang``, before the next sample."""
+"""What a watch needs before the next sample: a sample without stacks, or an examination as close as ``hang`` makes."""
 
 
 @dataclass(frozen=True)
 class Event:
-    """Meaning of a sample for the watch.
+    """What a sample means for the watch.
 
     Attributes:
-        state: the job's, compared with the sample before.
-        wants: what to give to :meth:`JobWatch.examined`, after ``pause_s`` seconds; None if the watch can go on.
+        state: the state of the job, compared with the previous sample.
+        wants: what to pass to :meth:`JobWatch.examined` after ``pause_s`` seconds; None if the watch can go on.
         fault: a hang or a lost rank that is to be reported, judged from ``sample``.
-        ended: how the job ended.
-        puzzle: why nothing is reported although the job does not advance; None if that was said within the last hour.
+        ended: how the job ended; None if it has not ended.
+        puzzle: why nothing is reported although the job does not advance; None if this was said within the last hour.
     """
 
     state: State
@@ -182,7 +182,7 @@ class Event:
 
 
 class JobWatch:
-    """The state of a watch: reports the job's first hang or lost rank, and how it ended.
+    """The state of a watch, which reports the job's first hang or lost rank, and how the job ended.
 
     Args:
         after_s: seconds without progress after which the job is examined closely.
@@ -204,7 +204,7 @@ class JobWatch:
         self._puzzle, self._puzzled_at = "", -HOUR_S
 
     def unseen(self) -> None:
-        """Forget the samples: this machine was asleep, and the time without progress is unknown."""
+        """Forget the samples, because this machine was asleep and the time without progress is unknown."""
         self.progress = JobProgress(began=self.progress.began, launchers=self.progress.launchers)
 
     def forget(self) -> None:
@@ -230,7 +230,7 @@ class JobWatch:
         return self._if_due(now)
 
     def examined(self, sample: HangSnapshot | None, now: float) -> Event:
-        """Add what the last event asked for; None if it could not be obtained."""
+        """Add the sample that the last event requested; None if the sample could not be obtained."""
         if self._why == "end":
             if sample is None or self._last is None or self.progress.feed(sample, now) not in ("no-job", self._state):
                 return Event(self._state)
@@ -275,7 +275,7 @@ class JobWatch:
         return self._if_due(now)
 
     def _settle(self, judged: Judgement | None, now: float) -> Event:
-        """Go on watching after a close look that showed no hang, or two that differ."""
+        """Continue watching after a close look that showed no hang, or two close looks with different verdicts."""
         if judged is not None and judged.verdict in ("not-hanging", "slow"):
             self.progress.moved(now)
             return Event(self._state)

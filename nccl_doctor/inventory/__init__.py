@@ -1,5 +1,4 @@
-"""Sources of hosts: files, patterns, Slurm, Kubernetes.
+"""Reads hosts from files, patterns, Slurm and Kubernetes.
 
-Input that can't be understood raises HostsFileError if it is in a file, and UsageError otherwise, with a one-sentence
-message.
+Invalid input raises HostsFileError if it is in a file, and UsageError otherwise, with a one-sentence message.
 """

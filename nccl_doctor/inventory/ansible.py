@@ -1,9 +1,10 @@
-"""Ansible inventories in INI and YAML: groups, the variables that they pass down, and hosts in file order.
+"""Reads Ansible inventories in INI and YAML: groups, the variables that they pass down, and hosts in file order.
 
-INI has ``[group]``, ``[group:children]`` and ``[group:vars]``; YAML has groups with ``hosts``, ``children`` and
-``vars``. Ranges of host names have colons. Only the variables for the connection to a host are read. According to
-Ansible's documentation, "How to build your inventory", host variables win over group variables, group_vars files over
-the inventory, a child group over its parent, and on the same level the last group by name.
+INI files have ``[group]``, ``[group:children]`` and ``[group:vars]``; YAML files have groups with ``hosts``,
+``children`` and ``vars``. Ranges of host names contain colons. Only the variables that configure the connection to a
+host are read. Precedence follows "How to build your inventory" in Ansible's documentation: host variables override
+group variables, group_vars files override the inventory, a child group overrides its parent, and among groups of the
+same level the last one by name wins.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _RANGE = re.compile(r"\[([0-9]{1,9}|[a-zA-Z]):([0-9]{1,9}|[a-zA-Z])(?::([0-9]{1,
 
 
 def expand(pattern: str, place: SourceLocation) -> list[str]:
-    """Return the names of Ansible's ranges: ``node[01:04]``, ``db-[a:c]``, ``[1:9:2]``; at most 65,536 names."""
+    """Expand Ansible's ranges, such as ``node[01:04]``, ``db-[a:c]`` or ``[1:9:2]``, to at most 65,536 names."""
     parts: list[list[str]] = []
     position, count = 0, 1
     for match in _RANGE.finditer(pattern):
@@ -80,7 +81,7 @@ Variables = dict[str, Sourced[str]]
 
 @dataclass
 class Group:
-    """A group: its hosts, groups and variables; ``filed`` are the variables of group_vars."""
+    """A group, with its hosts, child groups and variables; ``filed`` contains the variables from group_vars."""
 
     hosts: list[str] = field(default_factory=list)
     children: dict[str, SourceLocation] = field(default_factory=dict)
@@ -98,13 +99,13 @@ class Inventory:
     members: int = 0
 
     def group(self, name: str, place: SourceLocation) -> Group:
-        """Return the group of that name, after creating it if necessary."""
+        """Return the group with this name, and create it if necessary."""
         if name not in self.groups and len(self.groups) >= MAX_GROUPS:
             raise place.error(f"more than {MAX_GROUPS} groups")
         return self.groups.setdefault(name, Group())
 
     def add(self, group: Group, pattern: str, place: SourceLocation, variables: Variables) -> None:
-        """Put a pattern's hosts into a group, and merge their variables."""
+        """Add the hosts of a pattern to a group, and merge ``variables`` into their own variables."""
         names = expand(pattern, place)
         self.members += len(names)
         if self.members > MAX_MEMBERS:
@@ -117,7 +118,7 @@ class Inventory:
             group.hosts.append(name)
 
     def parsed(self) -> ParsedInventory:
-        """Return the hosts, with the variables that their groups pass down."""
+        """Return the hosts, with the variables inherited from their groups."""
         if not self.hosts:
             raise self.place.error("the inventory names no host; at least one is needed")
         order = self._top_down()
@@ -221,7 +222,7 @@ _WITH_PORT = re.compile(r"((?:[^:\[\]]|\[[^\[\]]*\])+):([0-9]+)")
 
 
 def read_ini(text: str, place: SourceLocation) -> Inventory:
-    """Read an inventory in INI, or raise an error at its first invalid line."""
+    """Read an inventory in INI format, or raise an error at its first invalid line."""
     inventory = Inventory(place)
     name, kind = "ungrouped", ""
     for number, raw in enumerate(text.split("\n"), start=1):
@@ -294,13 +295,13 @@ _PARTS = ("hosts", "children", "vars")
 
 
 def looks_like_group(tree: Tree) -> bool:
-    """Return whether a mapping has only the parts of a group."""
+    """Return whether a mapping has keys, and only keys of a group: hosts, children, vars."""
     keys = [key.text if isinstance(key, Scalar) else "" for key, _ in tree.pairs] if isinstance(tree, Mapping) else []
     return bool(keys) and set(keys) <= set(_PARTS)
 
 
 def read_yaml(tree: Tree, place: SourceLocation) -> Inventory:
-    """Read an inventory in YAML, or raise an error at its first invalid line."""
+    """Read an inventory in YAML format, or raise an error at its first invalid line."""
     inventory = Inventory(place)
     for name, (where, group) in as_mapping(tree, "the inventory").items():
         _group(name, where, group, inventory)
@@ -337,12 +338,12 @@ _FOLDERS = "group_vars", "host_vars"
 
 
 def stand_beside(place: SourceLocation) -> bool:
-    """Return whether group_vars or host_vars next to the file make a plain list an inventory."""
+    """Return whether a plain list is an Ansible inventory, because group_vars or host_vars is next to the file."""
     return place.is_file and any((Path(place.source).parent / folder).is_dir() for folder in _FOLDERS)
 
 
 def lay_over(inventory: Inventory) -> None:
-    """Merge the variables of group_vars and host_vars over those of groups and hosts, except encrypted files."""
+    """Override variables of groups and hosts by those in group_vars and host_vars; encrypted files are skipped."""
     if not inventory.place.is_file:
         return
     of_groups, of_hosts = (Path(inventory.place.source).parent / folder for folder in _FOLDERS)

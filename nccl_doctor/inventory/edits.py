@@ -1,4 +1,4 @@
-"""Edits of a hosts file in YAML: a new master port, or variables of the job.
+"""Changes the master port or the job's variables in a YAML hosts file.
 
 Only these values change; comments, order, quotes and line endings are kept. An edit that would change more is refused.
 """
@@ -32,7 +32,7 @@ def write_master_port(path: str, port: int) -> None:
 
 
 def read_env(path: str, names: Iterable[str]) -> dict[str, str | None]:
-    """Return the values that the file sets for all hosts; None for those that it does not set.
+    """Return the variables that the file sets for all hosts, with None for each variable that it does not set.
 
     Raises HostsFileError if the file can't be read.
     """
@@ -43,7 +43,7 @@ def read_env(path: str, names: Iterable[str]) -> dict[str, str | None]:
 
 
 def write_env(path: str, variables: Mapping[str, str | None]) -> None:
-    """Set variables of the job for all hosts, or remove them (None)."""
+    """Set the job's variables for all hosts in a hosts file; a variable whose value is None is removed."""
     _rewrite(path, lambda text: with_env(text, variables, path))
 
 
@@ -71,7 +71,7 @@ def with_master_port(text: str, port: int, source: str) -> str:
 
 
 def env_of(text: str, source: str, names: Iterable[str]) -> dict[str, str | None]:
-    """Return the values that a hosts file sets for all hosts; None for those that it does not set."""
+    """Return the variables that a hosts file sets for all hosts, with None for each variable that it does not set."""
     tree = parse(text, SourceLocation(source))
     mine = _mapping(tree, ENV)
     values = {key.text: value.text for key, value in mine if isinstance(key, Scalar) and isinstance(value, Scalar)}
@@ -79,7 +79,7 @@ def env_of(text: str, source: str, names: Iterable[str]) -> dict[str, str | None
 
 
 def with_env(text: str, variables: Mapping[str, str | None], source: str) -> str:
-    """Return the text of a hosts file with variables set for all hosts, and without those whose value is None."""
+    """Return the text of a hosts file with variables set for all hosts; variables whose value is None are removed."""
     place, names = SourceLocation(source), frozenset(variables)
     rest = _rest_of(text, place, names, "variables")
     own = _set_by_hosts(parse(text, place)) & names
@@ -97,7 +97,7 @@ def with_env(text: str, variables: Mapping[str, str | None], source: str) -> str
 
 
 def _rest_of(text: str, place: SourceLocation, names: frozenset[str], what: str) -> list[tuple[object, object]]:
-    """Return the parts that an edit must not change. Raises HostsFileError if the file has no place for ``what``."""
+    """Return the parts that an edit must not change; raise HostsFileError if the file has no place for ``what``."""
     rest = None
     with suppress(DoctorError):
         rest = _rest(parse(text, place), names)
@@ -119,7 +119,7 @@ def _edit(text: str, port: int) -> tuple[int, int, str]:
 def _before_all(
     text: str, mapping: MappingStartEvent, parts: Sequence[Event], words: str, more: str
 ) -> tuple[int, int, str]:
-    """Return the edit that puts a pair at the beginning of a mapping; ``more`` goes below it, indented."""
+    """Return the edit that inserts a pair at the beginning of a mapping; ``more`` is inserted below, indented."""
     if mapping.flow_style:
         at = mapping.start_mark.index + 1
         return at, at, f"{words}{' ' * bool(more)}{more}, "
@@ -156,7 +156,7 @@ def _with_variable(text: str, name: str, value: str) -> str:
 
 
 def _without_variable(text: str, name: str) -> str:
-    """Return the text without a variable, and without "env" if it has no other."""
+    """Return the text without a variable, and without "env" if this contains no other variable."""
     _, parts = _top(text)
     for at, (key, start) in enumerate(zip(parts[::2], parts[1::2], strict=True)):
         if isinstance(key, ScalarEvent) and key.value == ENV and isinstance(start, MappingStartEvent):
@@ -224,7 +224,7 @@ def _from(text: str, start: MappingStartEvent) -> Iterator[Event]:
 
 
 def _rest(tree: Tree, names: frozenset[str]) -> list[tuple[object, object]]:
-    """Return the pairs of a file without those named, which are top-level keys or variables in "env"."""
+    """Return the pairs of a file, except those in ``names``, which are top-level keys or variables in "env"."""
     pairs = tree.pairs if isinstance(tree, yaml_tree.Mapping) else ()
     kept: list[tuple[object, object]] = []
     for key, value in pairs:

@@ -1,9 +1,9 @@
-"""Our own hosts file (YAML), and hostfiles of MPI and DeepSpeed, with one host and its ranks per line.
+"""Reads nccl-doctor's own hosts files (YAML), and hostfiles of MPI and DeepSpeed, with a host and its ranks per line.
 
-Open MPI (orte_hosts(7)): ``node1 slots=8 max_slots=16``; MPICH (hydra): ``node1:8``; DeepSpeed (launcher/runner.py):
-``worker-0 slots=4``; PBS ($PBS_NODEFILE) repeats the name for each rank.
+A line is ``node1 slots=8 max_slots=16`` for Open MPI (orte_hosts(7)), ``node1:8`` for MPICH (hydra), and ``worker-0
+slots=4`` for DeepSpeed (launcher/runner.py). PBS ($PBS_NODEFILE) repeats the name for each rank.
 
-It also reads hosts named by a pattern, in ``-w``, in Slurm's list, or on a line of a file.
+The module also expands patterns of host names in ``-w``, in Slurm's list, or on a line of a file.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from nccl_doctor.text.hostlist import MAX_HOSTS, expand, quoted
 
 
 def expanded(pattern: str, place: SourceLocation, limit: int = MAX_HOSTS) -> list[str]:
-    """Return :func:`nccl_doctor.text.hostlist.expand` of the pattern; errors name the place."""
+    """Expand a pattern with :func:`nccl_doctor.text.hostlist.expand`; errors name the place."""
     try:
         return expand(pattern, limit=limit)
     except ValueError as error:
@@ -32,7 +32,7 @@ def expanded(pattern: str, place: SourceLocation, limit: int = MAX_HOSTS) -> lis
 
 
 def named(pattern: str, place: SourceLocation, own: Settings, shared: Settings, limit: int = MAX_HOSTS) -> list[Entry]:
-    """Return the hosts that a pattern names; ``user@`` before a name is the login."""
+    """Return the hosts that a pattern names; ``user@`` before a name sets the login user."""
     entries = []
     for text in expanded(pattern, place, limit):
         login, at, name = text.rpartition("@")
@@ -47,7 +47,7 @@ _COUNTED = re.compile(r"([^:]+):([0-9]+)")
 
 
 def read_hostfile(text: str, place: SourceLocation) -> ParsedInventory:
-    """Read MPI's or DeepSpeed's hostfile, or raise an error at its first invalid line."""
+    """Read a hostfile of MPI or DeepSpeed; raise an error at the first invalid line."""
     entries: list[Entry] = []
     for number, line in enumerate(text.split("\n"), start=1):
         here, (host, *rest) = place.at(number), line.partition("#")[0].split(maxsplit=1) or [""]
@@ -77,10 +77,7 @@ def _options(text: str, place: SourceLocation) -> dict[str, str]:
 
 
 def _counted(entries: list[Entry]) -> list[Entry]:
-    """Return the hosts as PBS means them: a bare name listed n times has n ranks.
-
-    A repeated name with slots is a duplicate.
-    """
+    """Merge hosts as in PBS: a bare name listed n times has n ranks. A repeated name with slots stays a duplicate."""
     times = Counter(entry.name.value for entry in entries)
     with_slots = {entry.name.value for entry in entries if entry.own.nproc_per_node}
     first: dict[int | str, Entry] = {}
@@ -105,7 +102,7 @@ SSH_KEYS = ("user", "port", "identity_file")
 
 
 def read(tree: Tree, place: SourceLocation) -> ParsedInventory:
-    """Read a hosts file of ours, or raise an error at its first invalid line."""
+    """Read a hosts file in nccl-doctor's own format; raise an error at the first invalid line."""
     keys = _known(tree, "the hosts file", TOP_KEYS)
     shared = _settings(keys, "for all hosts")
     if "hosts" not in keys:

@@ -1,4 +1,4 @@
-"""The pods of a job as the hosts of a run (``--kube KIND/NAME`` or ``--kube -l LABELS``), ordered by their indexes."""
+"""Reads the pods of a job as hosts (``--kube KIND/NAME`` or ``--kube -l LABELS``), ordered by their indexes."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _MASTER = ("MASTER_ADDR", "PET_MASTER_ADDR", "LWS_LEADER_ADDRESS")
 
 @dataclass(frozen=True)
 class KubeRequest:
-    """The requested pods: KIND/NAME, and labels for ``kubectl -l``."""
+    """The pods requested on the command line, by KIND/NAME or by labels for ``kubectl -l``."""
 
     job: str = ""
     selector: str | None = None
@@ -47,7 +47,7 @@ class KubeRequest:
 
     @property
     def words(self) -> tuple[str, ...]:
-        """Command-line words for this choice of pods."""
+        """Command-line arguments that select these pods."""
         options = (("-n", self.namespace), ("-l", self.selector))
         job = (self.job,) if self.job else ()
         return ("--kube", *job, *(word for option, value in options if value is not None for word in (option, value)))
@@ -76,7 +76,7 @@ def request(
     *,
     named: bool,
 ) -> KubeRequest | None:
-    """Return the pods that ``--kube``, ``-l`` and ``-n`` select together, if given."""
+    """Return the request made by ``--kube``, ``-l`` and ``-n``; None without ``--kube``."""
     if "kube" not in options:
         if "namespace" in options or "selector" in options:
             raise UsageError("-n and -l select pods; use them with --kube")
@@ -161,7 +161,7 @@ def _ask(right: str, *arguments: str, what: str = "the pods") -> bytes:
 
 
 def parsed(pods: Sequence[Pod], place: SourceLocation, **more: object) -> ParsedInventory:
-    """Return the pods as hosts; ``more`` are further fields of KubeFacts."""
+    """Return the pods as hosts; ``more`` contains further fields of KubeFacts."""
     chosen = [(pod, training_container(pod)) for pod in pods]
     known = {pod.metadata.name: facts(pod, container) for pod, container in chosen}
     ports = (Sourced(values.port(text, place), noted) for text, noted in _variables(chosen, _PORTS, place))

@@ -1,8 +1,8 @@
-"""Types for the Kubernetes API's answers, with only the fields of each object that are used.
+"""Types for responses of the Kubernetes API, with only the fields of each object that are used.
 
-Names follow RFC 1123, so they are safe in a command; an answer of a different shape leads to a one-sentence error.
-Services, NetworkPolicies and labels of a namespace that we may not read are unknown, with the missing permission as the
-reason.
+Names follow RFC 1123, so they are safe in a command. A response of a different shape leads to a one-sentence error.
+Services, NetworkPolicies and namespace labels that the user is not allowed to read are Unknown, with the missing
+permission as the reason.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 
 class ApiObject(BaseModel):
-    """Base of all objects: null counts as missing, and unknown fields are ignored."""
+    """Base class of all API objects; a null counts as a missing field, and unknown fields are ignored."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
 
@@ -160,7 +160,7 @@ class _PodStatus(ApiObject):
 
 
 class Pod(ApiObject):
-    """A pod of the list."""
+    """A pod in a response of the API."""
 
     metadata: _Metadata
     spec: _PodSpec
@@ -172,7 +172,7 @@ class Pod(ApiObject):
 
 
 class PodList(ApiObject):
-    """The answer to ``kubectl get pods -o json``."""
+    """The output of ``kubectl get pods -o json``."""
 
     items: tuple[Pod, ...] = ()
 
@@ -181,7 +181,7 @@ POD_LIST = TypeAdapter(PodList)
 
 
 def typed(kind: TypeAdapter[T], answer: bytes, what: str) -> T:
-    """Return an answer of the API as its type; raise a UsageError that names any invalid field."""
+    """Parse a response of the API; raise a UsageError that names the first invalid field."""
     try:
         return kind.validate_python(from_json(answer, allow_inf_nan=False))
     except ValidationError as error:
@@ -251,7 +251,7 @@ def _labels(answer: bytes) -> dict[str, str]:
 
 
 def read_namespace(namespace: str) -> dict[str, Any]:
-    """Return fields of :class:`~nccl_doctor.snapshot.surroundings.KubeFacts`, queried in parallel."""
+    """Return values for fields of :class:`~nccl_doctor.snapshot.surroundings.KubeFacts`, queried in parallel."""
     within = ("-n", namespace)
     with ThreadPoolExecutor(3) as pool:
         answers: dict[str, Future[Any]] = {
@@ -275,10 +275,7 @@ def _asked(read: Callable[[bytes], Typed], what: str, *arguments: str) -> Typed 
 
 
 def _policy(policy: _Policy) -> Policy:
-    """Return a policy with its implied types.
-
-    Without ``policyTypes``, these are Ingress, and Egress if it has such rules.
-    """
+    """Convert a policy; without ``policyTypes``, its types are Ingress, and Egress if it has egress rules."""
     spec = policy.spec
     types = spec.types or ("Ingress", *(("Egress",) if spec.egress is not None else ()))
     inwards = tuple(Rule(peers=rule.sources, ports=rule.ports) for rule in spec.ingress)

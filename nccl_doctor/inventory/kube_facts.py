@@ -1,7 +1,7 @@
-"""From a pod in the API to the facts that are kept, and how to enter the pod.
+"""Extracts from a pod in the API the facts that checks need, and finds the container to enter.
 
-It also tells why a pod can't be entered yet or any more, in one sentence for each reason, and which pods of a list are
-the job's nodes, and in which order.
+The module also explains why a pod can't be entered yet or any more, in one sentence for each reason, and selects and
+sorts the pods that are the nodes of a job.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def not_ready(pod: Pod, container: Container) -> NotReady | None:
 
 
 def unready(pod: Pod) -> str | None:
-    """Return why the cluster reports a running pod as not ready, if it does."""
+    """Return why the cluster reports a running pod as not ready; None if the pod is ready."""
     lacking = [one.name for one in pod.status.containers if not one.ready]
     condition = next((one for one in pod.status.conditions if one.type == "Ready"), None)
     if condition is None or condition.status == "True":
@@ -108,7 +108,7 @@ def _evidence(message: str) -> tuple[str, ...]:
 
 
 SIDECARS = frozenset({"istio-proxy", "linkerd-proxy", "consul-dataplane", "kuma-sidecar", "envoy", "cilium-envoy"})
-"""Containers of service meshes, which accept connections on behalf of a pod."""
+"""Names of service-mesh containers, which accept connections on behalf of a pod."""
 _DEFAULT = "kubectl.kubernetes.io/default-container"
 _NETWORKS = "k8s.v1.cni.cncf.io/network-status"
 _OWN = frozenset({"pytorch", "trainer", "node"})  # names of the training container in Kubeflow's operators
@@ -118,7 +118,7 @@ _DEVICE = re.compile(r"(nvidia\.com|amd\.com)/[\w.-]+|rdma/[\w.-]+|vpc\.amazonaw
 
 
 def training_container(pod: Pod) -> Container:
-    """Return the training container: kubectl exec's default, Kubeflow's, one with devices, or the first."""
+    """Return the training container: ``kubectl exec``'s default, or Kubeflow's, or one with devices, or the first."""
     containers = pod.spec.containers
     named = {one.name: one for one in containers}
     wished = pod.metadata.annotations.get(_DEFAULT, "")
@@ -129,7 +129,6 @@ def training_container(pod: Pod) -> Container:
 
 
 def facts(pod: Pod, container: Container) -> PodFacts:
-    """Return the facts of a pod that checks may need."""
     spec, security = pod.spec, container.security
     shm = next((one.name for one in container.mounts if one.path.rstrip("/") == "/dev/shm"), "")  # noqa: S108 - a name
     volumes = (one.empty_dir for one in spec.volumes if shm and one.name == shm)
@@ -166,7 +165,7 @@ def devices(container: Container) -> dict[str, int]:
 
 
 def quantity(text: object) -> int | None:
-    """Return a quantity of the API, such as ``64Gi``, as a number, if it is whole."""
+    """Return the number that a quantity of the API, such as ``64Gi``, stands for; None if it is not whole."""
     found = re.fullmatch(r"([0-9]{1,15})([A-Za-z]{0,2})", str(text))
     return int(found[1]) * _UNITS[found[2]] if found and found[2] in _UNITS else None
 
@@ -191,10 +190,7 @@ _INDEXES = (
         "apps.kubernetes.io/pod-index",
     ),
 )
-"""Labels with the index of a pod's Job, and of the pod in it.
-
-They are those of the API itself, JobSet, LeaderWorkerSet and Kubeflow's training operator.
-"""
+"""Labels of Kubernetes, JobSet, LeaderWorkerSet and Kubeflow with the index of a Job, and of a pod in its Job."""
 _REPLICATED = "jobset.sigs.k8s.io/replicatedjob-name"
 _ROLE = "training.kubeflow.org/replica-type"
 _OVER = ("Succeeded", "Failed")
@@ -214,7 +210,7 @@ def rank(pod: Pod) -> Rank:
 
 
 def current(pods: Iterable[Pod]) -> list[Pod]:
-    """Return the pods in order, one per place: a living one before one that has ended, then the newest."""
+    """Return the pods in rank order; of several pods for one rank, prefer one that has not ended, then the newest."""
     by_place: dict[tuple[Rank, str], Pod] = {}
     for pod in pods:
         place = rank(pod), pod.owner.name if pod.owner else ""

@@ -1,7 +1,7 @@
-"""The last check of a list of hosts, kept for ``nccl-doctor launch`` and ``fix``.
+"""Stores the last check of a list of hosts for ``nccl-doctor launch`` and ``fix``.
 
-It is a small file for each hosts file (or list of names) under ``$XDG_STATE_HOME/nccl-doctor`` (XDG Base Directory
-Specification). It holds host names, counts and recommended variables, and is readable only by its owner.
+For each hosts file (or list of names), there is a small file under ``$XDG_STATE_HOME/nccl-doctor`` (XDG Base Directory
+Specification). The file contains host names, counts and recommended variables, and is readable only by its owner.
 """
 
 from __future__ import annotations
@@ -33,7 +33,13 @@ OLD_S = 86_400.0
 
 
 class LastCheck(FrozenModel):
-    """The last check: SHA-256 of its hosts file or names, time in seconds (UTC), errors by name with their hosts."""
+    """The last check of a list of hosts.
+
+    Attributes:
+        digest: SHA-256 of the hosts file or the names.
+        checked_at: time in seconds since the epoch (UTC).
+        errors: the name of each error, with its hosts.
+    """
 
     digest: str
     checked_at: float
@@ -45,18 +51,18 @@ class LastCheck(FrozenModel):
 
 @dataclass(frozen=True)
 class Hosts:
-    """The list of hosts of a check: the hosts file, or else names."""
+    """The list of hosts of a check, given as a hosts file or as names."""
 
     file: str | None
     cluster: Cluster
 
     @classmethod
     def named(cls, file: str | None, cluster: Cluster) -> Hosts:
-        """Return the arguments for these hosts on a command line; a pipe is replaced by the names."""
+        """Create the list for a command's hosts; a hosts file that is a pipe is replaced by the names."""
         return cls(None if file is None else ClusterSource(cluster).file, cluster)
 
     def __str__(self) -> str:
-        """Return the arguments with which ``nccl-doctor check`` names these hosts."""
+        """Return the arguments that name these hosts to ``nccl-doctor check``."""
         names = fold([node.name for node in self.cluster.nodes])
         return f"-w {shell.word(names)}" if self.file is None else shell.word(self.file)
 
@@ -67,7 +73,7 @@ class Hosts:
 
     @property
     def identifier(self) -> str:
-        """The name of files for this list: 16 hexadecimal digits."""
+        """The base name of files about this list: 16 hexadecimal digits."""
         return hashlib.sha256(self.key.encode()).hexdigest()[:16]
 
     @property
@@ -83,7 +89,7 @@ class Hosts:
 
 
 def remember(hosts: Hosts, snapshot: Snapshot, report: Report, checked_at: float, environ: Mapping[str, str]) -> None:
-    """Store a check's result, if the state folder can be written."""
+    """Store the result of a check; do nothing if the state folder can't be written."""
     digest = hosts.digest
     if digest is None:
         return
@@ -110,7 +116,7 @@ def remember(hosts: Hosts, snapshot: Snapshot, report: Report, checked_at: float
 
 
 def recall(hosts: Hosts, environ: Mapping[str, str]) -> LastCheck | None:
-    """Return the last check of a list; None if there is none, or it is from another release."""
+    """Return the last check of a list; None if none is stored, or if it was stored by an incompatible release."""
     path = _path(hosts, environ)
     try:
         return LastCheck.model_validate_json(path.read_bytes()) if path is not None else None
@@ -119,14 +125,14 @@ def recall(hosts: Hosts, environ: Mapping[str, str]) -> LastCheck | None:
 
 
 def last_results(hosts: Hosts, environ: Mapping[str, str], now: float) -> LastResults:
-    """Return the results of the last check of a list, with doubts; ``now`` is in seconds since the epoch."""
+    """Return the results of the last check of a list, with warnings; ``now`` is in seconds since the epoch."""
     last = recall(hosts, environ)
     found = doubts(last, hosts, now)
     return LastResults({}, None, found) if last is None else LastResults(last.hosts, last.torch, found)
 
 
 def doubts(last: LastCheck | None, hosts: Hosts, now: float) -> tuple[str, ...]:
-    """Return warnings about the last check: failed, incomplete, old, or of other hosts."""
+    """Return a warning if the last check failed, was incomplete, is old, or was made for other hosts."""
     again = f"nccl-doctor check {hosts}"
     if last is None:
         return (f"{hosts} has not been checked yet; run: {again}",)
@@ -151,6 +157,6 @@ def recommended(diagnoses: tuple[Diagnosis, ...]) -> dict[str, dict[str, str]]:
 
 
 def _path(hosts: Hosts, environ: Mapping[str, str]) -> Path | None:
-    """Return the file of this list; None without a home directory (in containers with an unknown UID)."""
+    """Return the file for a list; None without a home directory, such as in a container with an unknown UID."""
     folder = state_folder(environ)
     return None if folder is None else folder / f"{hosts.identifier}.json"

@@ -1,4 +1,4 @@
-"""The hosts of a run, from the first of: a hosts file, a Slurm job, ``-w``, Slurm's own list, this machine alone."""
+"""Finds the hosts of a run: in a hosts file, or else from a Slurm job, ``-w``, Slurm's list, or this machine alone."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ def load(  # noqa: PLR0913 - each is a word of the command line
 ) -> Cluster:
     """Return the cluster that a command works on.
 
-    ``path`` is the hosts file (``-`` is standard input). ``where`` is the pattern of ``-w``, which names hosts or
-    selects among those of the file; ``exclude`` is that of ``-x``. ``engine`` finds hosts instead of a file;
-    ``transport`` reaches hosts that are named. ``environ`` has Slurm's and the master's variables. If ``here`` is None,
-    this machine's names and addresses are looked up. ``parsed`` is what has already been read, since a pipe can be read
-    only once.
+    ``path`` is the hosts file (``-`` for standard input). ``where`` is the pattern of ``-w``, which names hosts or
+    selects hosts of the file; ``exclude`` is the pattern of ``-x``. ``engine`` finds hosts instead of a file, and
+    ``transport`` reaches named hosts. ``environ`` has Slurm's and the master's variables. If ``here`` is None, this
+    machine's names and addresses are looked up. ``parsed`` is an inventory that has already been read, because a pipe
+    can be read only once.
     """
     left_out = expanded(exclude, SourceLocation("-x", is_file=False)) if exclude is not None else []
     if parsed is None:
@@ -111,7 +111,7 @@ def _parsed(path: str | None, where: str | None, environ: Mapping[str, str], *, 
 def requested(
     options: Mapping[str, Any], transport: str | None, environ: Mapping[str, str], *, named: bool
 ) -> HostSource | None:
-    """Return the engine's hosts that options or the environment name; without a transport nobody is contacted."""
+    """Return the source of hosts that options or the environment name; without a transport, nothing is contacted."""
     sources = [engine for engine in engines() if engine.finds_hosts]
     given = [engine.flags[0].words[0] for engine in sources if engine.flags[0].name in options]
     if len(given) > 1:

@@ -1,6 +1,6 @@
-"""The nodes of a Slurm job, their order and number of ranks, from scontrol, which knows running jobs.
+"""Reads the nodes of a Slurm job, their order and number of ranks from scontrol, which lists only current jobs.
 
-The order is that of ``scontrol show hostnames``, from which launch recipes take their master and srun its node ranks.
+The order is that of ``scontrol show hostnames``, from which launch recipes take the master and srun takes node ranks.
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ JOB_ID = "SLURM_JOB_ID"
 NODELIST = "SLURM_JOB_NODELIST"
 ANSWER_S = 15.0
 _WORDS = 200
-"""Limits for scontrol: seconds for its answer, and characters of its error that are shown. A busy controller answers
-within seconds, and scontrol gives up after 10 (MessageTimeout).
+"""Limits for scontrol: seconds for its answer, and characters of its error message that are shown.
+
+A busy controller answers within seconds, and scontrol gives up after 10 s (MessageTimeout).
 """
 
 _NUMBER = re.compile(r"[0-9]{1,10}([_+][0-9]{1,7})?")
@@ -44,7 +45,7 @@ _GPUS = re.compile(r"(?:^|,)gpu(?::[A-Za-z0-9_.-]+)?:(?P<count>[0-9]{1,4})(?=\(|
 
 @dataclass(frozen=True)
 class SlurmRequest:
-    """The requested job; its nodes are reached with job steps (``steps``) or over SSH."""
+    """The requested job, whose nodes are reached with job steps if ``steps`` is true, and otherwise over SSH."""
 
     job: str
     container_image: str = ""
@@ -57,7 +58,7 @@ class SlurmRequest:
         return "a job's steps run as its own user" if self.steps else ""
 
     def read(self, where: str | None, environ: Mapping[str, str]) -> ParsedInventory:
-        """Return the nodes of a running job; ``where`` selects among them."""
+        """Return the nodes of a running job; ``where`` selects some of the nodes."""
         if self.steps and shutil.which("srun") is None:
             raise UsageError(_NO_SLURM.format(program="srun"))
         job, rest = _job(self.job)
@@ -95,7 +96,7 @@ class SlurmRequest:
 def request(
     options: Mapping[str, Any], transport: str | None, environ: Mapping[str, str], *, named: bool
 ) -> SlurmRequest | None:
-    """Return the job that options or the environment name, if any; without a transport its node list is enough."""
+    """Return the requested job, if any; without a transport and scontrol, the environment's job is ignored."""
     steps, asked = transport in (None, "auto", "slurm"), options.get("slurm_job")
     image, name = options.get("container_image") or "", options.get("container_name") or ""
     if asked is not None and named:

@@ -1,4 +1,4 @@
-"""The parts of an inventory, each with its place in the source, and the reading of files.
+"""Defines the parts of an inventory, each with its place in the source, and reads files.
 
 Hosts files and other documents are read with limits on size and time. A hosts file that is not text is refused.
 """
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class SourceLocation:
-    """The place of a value: a file and line, ``-w``, or a variable; ``note`` is for ``nccl-doctor hosts``."""
+    """The place where a value is set: a file and line, ``-w``, or a variable; ``note`` is for ``nccl-doctor hosts``."""
 
     source: str
     line: int | None = None
@@ -34,11 +34,9 @@ class SourceLocation:
         return f"{where} ({self.note})" if self.note else where
 
     def at(self, line: int) -> SourceLocation:
-        """Return the same source at another line."""
         return replace(self, line=line)
 
     def noted(self, note: str) -> SourceLocation:
-        """Return the same place with a note."""
         return replace(self, note=note)
 
     def error(self, problem: str) -> DoctorError:
@@ -49,7 +47,7 @@ class SourceLocation:
 
 @dataclass(frozen=True)
 class Sourced(Generic[T]):
-    """A value and its place."""
+    """A value and the place where it is set."""
 
     value: T
     place: SourceLocation
@@ -57,7 +55,7 @@ class Sourced(Generic[T]):
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings of a host, of a group, or of all; None means not set."""
+    """Settings of one host, of a group, or of all hosts; None means not set."""
 
     python: Sourced[str] | None = None
     user: Sourced[str] | None = None
@@ -82,7 +80,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Entry:
-    """A listed host; ``own`` wins over ``shared``; ``access`` is how an engine reaches it, if not by SSH or locally."""
+    """A listed host. ``own`` overrides ``shared``; ``access`` is how an engine reaches it, if not by SSH or locally."""
 
     name: Sourced[str]
     address: Sourced[str]
@@ -94,7 +92,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class ParsedInventory:
-    """Contents of one source of hosts; ``access`` has an engine's facts about all of them."""
+    """The contents of one source of hosts; ``access`` contains an engine's facts about all these hosts."""
 
     place: SourceLocation
     entries: list[Entry]
@@ -106,11 +104,11 @@ class ParsedInventory:
 
 
 class HostSource(Protocol):
-    """An engine's hosts that options or the environment name."""
+    """A source of hosts in an engine, such as a Slurm job, as selected by options or the environment."""
 
     @property
     def login(self) -> str:
-        """Reason why ``--user`` and ``--port`` have no effect on these hosts; empty if they have one."""
+        """Reason why ``--user`` and ``--port`` have no effect on these hosts; "" if they have an effect."""
 
     def read(self, where: str | None, environ: Mapping[str, str]) -> ParsedInventory:
         """Return the hosts that ``where`` selects; raise UsageError if they can't be found."""
@@ -157,7 +155,7 @@ def decode(data: bytes, path: str) -> str:
 
 
 def read_bytes(path: str, what: str = "a hosts file", most: int = MAX_BYTES, patience_s: float = 0.0) -> bytes:
-    """Return the first ``most`` + 1 bytes of a file or pipe, which has 10 s or more.
+    """Return the first ``most`` + 1 bytes of a file or pipe, read within ``patience_s`` (at least 10 s).
 
     Raises HostsFileError, OSError or ValueError.
     """

@@ -1,4 +1,4 @@
-"""Validation of single values in hosts files and options."""
+"""Validates single values in hosts files and options."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ _SSH_FLAGS: dict[str, tuple[str, ...]] = {
     "-6": ("AddressFamily=inet6",),
     **{f"-{letters}": () for letters in ("v", "vv", "vvv", "t", "tt", *"CqaAxXYTnkK")},
 }
-"""Flags of ssh(1) and the options that they stand for; the last ones don't change authentication."""
+"""Flags of ssh(1) with the options that they stand for; flags without options don't change authentication."""
 
 
 def host(text: str, place: SourceLocation) -> str:
-    """Return a host name (RFC 1123, with "_" allowed, too) or an IP address."""
+    """Return the text if it is a host name (RFC 1123, but "_" is allowed, too) or an IP address."""
     if text.startswith("-"):
         raise place.error(f'{quoted(text)} is not a host name: it begins with "-", which ssh would read as an option')
     if ":" in text:
@@ -63,7 +63,7 @@ def port(text: str, place: SourceLocation) -> int:
 
 
 def nproc(text: str, place: SourceLocation, words: tuple[str, ...] = ()) -> int:
-    """Return the number of ranks on one host (at least 1) in a text; 0 for one of ``words``."""
+    """Parse the number of ranks on one host (at least 1); return 0 if the text is among ``words``."""
     if text in words:
         return 0
     if not _NUMBER.fullmatch(text) or not 1 <= int(text) <= MAX_NPROC:
@@ -73,19 +73,19 @@ def nproc(text: str, place: SourceLocation, words: tuple[str, ...] = ()) -> int:
 
 
 def nproc_per_node(text: str, place: SourceLocation) -> int:
-    """Return the number of ranks on one host; 0 for torchrun's ``gpu`` and ``auto``: as many as it has GPUs."""
+    """Parse the number of ranks on one host; return 0 for torchrun's ``gpu`` and ``auto`` (one rank per GPU)."""
     return nproc(text, place, ("gpu", "auto"))
 
 
 def path(text: str, place: SourceLocation) -> str:
-    """Return a file's path: absolute, from the home directory (``~/``), or relative."""
+    """Return the text if it is a file path: absolute, from the home directory (``~/``), or relative."""
     if not text or has_control(text) or text.startswith("-"):
         raise place.error(f'{quoted(text)} is not a file path: it is empty, has control characters, or begins with "-"')
     return text
 
 
 def ssh_options(text: str, place: SourceLocation) -> tuple[str, ...]:
-    """Return arguments of ssh(1) in the form of ``-o``, without irrelevant ones."""
+    """Convert arguments of ssh(1) to values for ``-o``; irrelevant flags are dropped."""
     try:
         words = shlex.split(text)
     except ValueError as error:
@@ -105,7 +105,7 @@ def ssh_options(text: str, place: SourceLocation) -> tuple[str, ...]:
 
 
 def python(text: str, place: SourceLocation) -> str:
-    """Return an interpreter: a name on PATH or a path, without arguments."""
+    """Return the text if it is an interpreter: a name on PATH or a path, without arguments."""
     path(text, place)
     if any(char.isspace() for char in text) and not text.startswith(("/", "~/")):
         rule = "a name such as python3.11 or a path such as /opt/train/bin/python, without arguments"
@@ -114,7 +114,7 @@ def python(text: str, place: SourceLocation) -> str:
 
 
 def inside(runtime: str, name: str, place: SourceLocation) -> InsideOptions:
-    """Return a container: its runtime and name, or for "enter" a PID."""
+    """Return a container, given by its runtime and name, or by "enter" and a PID."""
     kind = next((one for one in RUNTIMES if one == runtime), None)
     if kind is None:
         rule = f"allowed are {', '.join(RUNTIMES)}"
@@ -136,7 +136,7 @@ def variable(text: str, place: SourceLocation) -> str:
 
 
 def variable_value(text: str, place: SourceLocation) -> str:
-    """Return the value of an environment variable: any text on one line."""
+    """Return the text if it can be the value of an environment variable: any text on one line."""
     if has_control(text.replace("\t", " ")):
         raise place.error(
             f"{quoted(text)} can't be a variable's value: control characters and line breaks are not allowed"
@@ -145,17 +145,17 @@ def variable_value(text: str, place: SourceLocation) -> str:
 
 
 def engine(text: str, place: SourceLocation) -> str:
-    """Return the name of the engine that will run on the hosts."""
+    """Return the text if it is the name of a known engine, which will run on the hosts."""
     if text not in ENGINES:
         raise place.error(f"{quoted(text)} is not a known engine; allowed are {', '.join(ENGINES)}")
     return text
 
 
 def devices(text: str, place: SourceLocation) -> str:
-    """Return a value of CUDA_VISIBLE_DEVICES; an empty one hides every GPU.
+    """Return a valid value of CUDA_VISIBLE_DEVICES; an empty value hides every GPU.
 
-    CUDA C++ Programming Guide, "CUDA Environment Variables": indexes, ``GPU-…`` or ``MIG-…`` identifiers, joined by
-    commas; an entry that is invalid or a duplicate hides itself and all entries after it, so it is refused here.
+    Entries are indexes, ``GPU-…`` or ``MIG-…`` identifiers, joined by commas. An invalid or duplicate entry hides
+    itself and all entries after it, so it is refused here (CUDA C++ Programming Guide, "CUDA Environment Variables").
     """
     tokens = device_list(text)
     if not all(_DEVICE.fullmatch(token) for token in tokens):
@@ -171,7 +171,7 @@ def device_list(text: str) -> list[str]:
 
 
 def shared_devices(first: str, other: str) -> list[str]:
-    """Return the GPUs that two values share; CUDA allows abbreviated identifiers."""
+    """Return the GPUs that are in both values; CUDA allows abbreviated identifiers."""
     return [
         a
         for a in device_list(first)

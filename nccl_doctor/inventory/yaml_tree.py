@@ -1,7 +1,7 @@
-"""YAML as a tree of texts and lines, and conversions of its parts.
+"""Parses YAML into a tree of texts with their lines, and converts parts of the tree.
 
-The tree is made from the parser's events, and no value is ever constructed: ``1``, ``true`` and ``0,1`` stay as
-written, a tag creates no Python object, and an alias is a leaf, so that nothing grows beyond the file.
+The tree is built from the parser's events, so no value is ever constructed: ``1``, ``true`` and ``0,1`` stay as
+written, a tag creates no Python object, and an alias is a leaf. Nothing can grow beyond the size of the file.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from nccl_doctor.text.hostlist import quoted
 
 @dataclass(frozen=True)
 class Scalar:
-    """A single value, as written; ``plain`` if it has no quotes."""
+    """A single value as written; ``plain`` is true if the value has no quotes."""
 
     text: str
     plain: bool
@@ -36,13 +36,13 @@ class Scalar:
 
     @property
     def is_null(self) -> bool:
-        """True for YAML 1.2's null (core schema, 10.3.2): nothing at all, ``~`` or ``null``."""
+        """True for null in YAML 1.2 (core schema, 10.3.2), which is written as nothing, ``~`` or ``null``."""
         return self.plain and self.text in ("", "~", "null", "Null", "NULL")
 
 
 @dataclass(frozen=True)
 class Alias:
-    """``*name``, never followed."""
+    """An alias (``*name``), which is never resolved."""
 
     place: SourceLocation
     tag: None = None
@@ -59,7 +59,7 @@ class Listing:
 
 @dataclass(frozen=True)
 class Mapping:
-    """A YAML mapping with its place; its keys are in order, duplicates included."""
+    """A YAML mapping with its place; its pairs are in order and may contain duplicate keys."""
 
     pairs: list[tuple[Tree, Tree]]
     place: SourceLocation

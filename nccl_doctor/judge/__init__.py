@@ -1,1 +1,1 @@
-"""From a snapshot to its report: run the checks, attach consequences to causes, summarise and compare."""
+"""Turns a snapshot into a report: runs the checks, attaches consequences to causes, summarises and compares."""

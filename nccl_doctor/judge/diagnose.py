@@ -1,6 +1,6 @@
-"""Judges a snapshot with all checks and makes the report; describes each host in phrases for ``-v``.
+"""Judges a snapshot with all checks and creates the report; describes each host in phrases for ``-v``.
 
-A check returns findings, or why it could not judge. Consequences of a finding are placed below it.
+A check returns findings, or the reason why it could not judge. Consequences of a finding are listed below it.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ Selection = Callable[[Check], bool]
 SETTLED = ("interfaces", "environment", "software")
 """Categories of facts that do not change between the query and the all-reduce.
 
-Their checks are therefore more certain than a log. (A port, by contrast, may be taken in between.)
+Checks of these categories are therefore more reliable than a log. (A port, by contrast, may be taken in between.)
 """
 
 
 class Judge:
-    """The judgement of one run, whose snapshot grows.
+    """Judges the snapshot of one run while it grows.
 
-    The causes of failed dials are kept while the mesh stays the same.
+    The causes of failed connections are cached as long as the mesh stays the same.
 
     Args:
-        isolate: whether an all-reduce that failed for no known cause is to be repeated in groups of hosts.
+        isolate: whether an all-reduce that failed without a known cause is to be repeated in groups of hosts.
     """
 
     def __init__(self, command: str, selected: Selection = lambda _check: True, *, isolate: bool = False) -> None:
@@ -62,7 +62,7 @@ class Judge:
         return judge(snapshot, self._command, self._selected, self._known(snapshot))
 
     def questions(self, snapshot: Snapshot) -> tuple[Question, ...]:
-        """Return what else must be known after the dials, while rates are measured, and after the all-reduce."""
+        """Return what else must be asked after the connection tests, during rate tests, or after the all-reduce."""
         if isinstance(snapshot.smoke, Smoke):
             wanted = self._isolate and snapshot.smoke.outcome in ("failed", "timeout")
             unexplained = wanted and any(one.details.is_unexplained for one in self.report(snapshot).diagnoses)
@@ -102,7 +102,7 @@ def judge(
 
 
 def _with_failed_dials_named(judged: list[CheckRun], derived: Derived) -> list[CheckRun]:
-    """Return the findings, with one for failed dials that no check explains."""
+    """Add a finding for failed connections that no check explains, unless another finding is an error."""
     snapshot, mesh = derived.snapshot, derived.snapshot.mesh
     grave = any((one.severity or j.check.severity) is Severity.ERROR for j in judged for one in j.findings)
     if grave or not (isinstance(mesh, Mesh) and mesh.failed):
@@ -131,10 +131,7 @@ def _without_hidden_facts(
 
 
 def _without_hidden(run: CheckRun, judged: Iterable[CheckRun]) -> CheckRun:
-    """Return the run of a check.
-
-    Drop its gaps if, on every host that has one, another fault already explains the missing facts.
-    """
+    """Drop the gaps of a check if other findings explain the missing facts on every host that has a gap."""
     hiding = [j for j in judged if j.findings and not set(j.check.hides).isdisjoint(run.check.needs)]
     hidden = {host for j in hiding for finding in j.findings for host in finding.hosts}
     covered = all(gap.hosts and hidden.issuperset(gap.hosts) for gap in run.gaps)
@@ -145,7 +142,7 @@ def _without_hidden(run: CheckRun, judged: Iterable[CheckRun]) -> CheckRun:
 
 
 def _placed(diagnosis: Diagnosis, cluster: Cluster) -> Diagnosis:
-    """Return the diagnosis with the place of each command; those that need root run on the container's host."""
+    """Add to each command the place where it is run; commands that need root are run on the container's host."""
     fix = diagnosis.fix
     commands = placed(fix.commands, cluster, inside=not (fix.needs_root or entry(diagnosis.name).outside))
     return diagnosis.model_copy(update={"fix": fix.model_copy(update={"commands": commands})})
@@ -171,7 +168,7 @@ def _with_causes_from_output(judged: list[CheckRun], derived: Derived) -> list[C
 
 
 def _with_findings_of_nccl(judged: list[CheckRun], smoke: Smoke) -> list[CheckRun]:
-    """Add the findings of NCCL's own diagnostics that no check of ours reports."""
+    """Add the findings of NCCL's own diagnostics that no check reports."""
     by_name = {j.check.name: j for j in judged}
     for name, finding in findings_of_nccl(smoke):
         if not ((live := by_name.get(name)) and (live.findings or live.reason == NOT_SELECTED)):
@@ -180,14 +177,14 @@ def _with_findings_of_nccl(judged: list[CheckRun], smoke: Smoke) -> list[CheckRu
 
 
 BEFORE_CAUSES = (_with_failed_dials_named, _with_causes_from_output)
-"""Corrections of the checks' findings, in their order, before consequences are put below their causes."""
+"""Functions that correct the checks' findings, in this order, before consequences are attached to their causes."""
 
 AFTER_CAUSES = (_with_spared_allreduce, _without_hidden_facts)
-"""Corrections of the checks' outcomes, in their order, once the causes are known."""
+"""Functions that correct the checks' outcomes, in this order, once the causes are known."""
 
 
 def _confirmed(found: Finding, words: Finding, check: Check) -> Finding:
-    """Return a check's finding, with more effects if the ranks' output also names it on one of its hosts."""
+    """Return a check's finding, with more effects if the ranks' output shows the same fault on one of its hosts."""
     if set(found.hosts).isdisjoint(words.hosts):
         return found
     own = check.explains if found.explains is None else found.explains
@@ -219,11 +216,11 @@ def _network(host: Host, address: str) -> str | None:
 
 
 _WORDS: dict[str, Callable[[Any], str | None]] = {"firewall": lambda it: managed_by(it) or "none"}
-"""Phrases for facts that need modules above the snapshot; others are declared at their fields."""
+"""Phrases for facts that need modules which the snapshot can't import; others are declared at their fields."""
 
 
 def describe_host(facts: HostFacts, pod: PodFacts | None = None) -> dict[str, str]:
-    """Return the phrase of each shown fact by its label, after those of a pod."""
+    """Return a phrase for each shown fact, by label; the description of the pod comes first."""
     found = {} if pod is None else {"pod": _pod(pod)}
     for name, declared in HostFacts.model_fields.items():
         for shown in (part for part in declared.metadata if isinstance(part, Shown)):
@@ -269,7 +266,7 @@ class CheckRun:
 
 
 def run_check(check: Check, derived: Derived) -> CheckRun:
-    """Run a check over all hosts; a crash affects only its own outcome."""
+    """Run a check over all hosts; a crash of the check affects only its own outcome."""
     snapshot = derived.snapshot
     phases = [getattr(snapshot, need) for need in check.needs if need in PHASES]
     away = next((phase for phase in phases if isinstance(phase, (Skipped, Unknown))), None)
@@ -310,7 +307,7 @@ def run_check(check: Check, derived: Derived) -> CheckRun:
 
 
 def _nothing_to_judge(check: Check, snapshot: Snapshot, hosts: list[Host]) -> str | None:
-    """Return why a check that found nothing had nothing to judge; None if it had something to judge."""
+    """Return the reason why a check without findings had nothing to judge; None if it had something to judge."""
     engine = next((engine for engine in engines() if engine.name == check.scope), None)
     if engine is not None and not _in_scope(check, snapshot):
         return engine.absent
@@ -324,7 +321,7 @@ def _nothing_to_judge(check: Check, snapshot: Snapshot, hosts: list[Host]) -> st
 
 
 def _in_scope(check: Check, snapshot: Snapshot) -> tuple[Host, ...]:
-    """Return the hosts that a check judges, reached or not."""
+    """Return the hosts that a check judges, including hosts that were not reached."""
     if check.scope in ("all", "master"):
         return snapshot.hosts[:1] if check.scope == "master" else snapshot.hosts
     return tuple(host for host in snapshot.hosts if check.scope in {engine.name for engine in engines_of(host.node)})

@@ -1,6 +1,6 @@
-"""The document of ``fix-port``: who holds a port, and the result.
+"""The JSON document of ``fix-port``: the processes that hold a port, and what was done about them.
 
-Its parts also come from hosts, so numbers and lengths of texts are limited.
+Some of the values come from hosts, so the sizes of numbers and texts are limited.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from nccl_doctor.model.base import (
 )
 
 GRACE_S = 10.0
-"""Seconds from SIGTERM to SIGKILL. A process younger than that is not ended, since it may just be starting."""
+"""Seconds from SIGTERM to SIGKILL. A process younger than this is not ended, because it may still be starting."""
 
 LAST_PORT = 65535  # TCP ports have 16 bits (RFC 9293, 3.1)
 LAST_PID = 2**22  # the largest on Linux (proc_sys_kernel(5), pid_max)
@@ -32,25 +32,25 @@ LAST_PID = 2**22  # the largest on Linux (proc_sys_kernel(5), pid_max)
 MAX_PROCESSES = 4096
 """Maximum number of processes in all jobs that hold a port.
 
-A launcher with eight ranks and their data loaders has about a hundred.
+For comparison, a launcher with eight ranks and their data loaders has about a hundred processes.
 """
 
 _MOST_DIGITS = 9  # int() refuses thousands of digits; leading zeros are allowed
 _MOST_TICK_DIGITS = 18  # a start time in ticks has 64 bits; this is a billion years
 Cause = Literal["listener", "bound", "outbound", "time-wait", "unknown"]
 UnixTime = Annotated[float, Field(ge=0, le=253_402_300_799)]
-"""A time up to the end of the year 9999, the last that a datetime can hold."""
+"""Unix time up to the end of the year 9999, the latest that :class:`datetime.datetime` can represent."""
 
 
 class Identity(NamedTuple):
-    """A process: its PID, and its start in clock ticks since boot, or None if the start does not matter."""
+    """A process: its PID, and its start time in clock ticks since boot, or None if the start time does not matter."""
 
     pid: int
     started: int | None = None
 
 
 class GpuUse(Observed):
-    """Memory on a GPU; ``gpu`` is its index and ``memory_mib`` is in MiB, each None if unknown."""
+    """A process's use of a GPU. ``gpu`` is the GPU's index, and ``memory_mib`` is in MiB; each is None if unknown."""
 
     pid: Pid
     gpu: Count | None
@@ -70,7 +70,7 @@ class Member(Observed):
 
 
 class Holder(Observed):
-    """A process with a socket on the port, or requested by its PID."""
+    """A process that has a socket on the port, or whose PID the user passed to ``fix-port``."""
 
     pid: Pid
     user: UserName
@@ -88,7 +88,7 @@ class Holder(Observed):
 
 
 class ListedHolder(Holder):
-    """A holder in the JSON document, with facts about its job."""
+    """A holder as shown in the JSON document, with facts about its job."""
 
     unit: str | None
     gpus: tuple[GpuUse, ...]
@@ -104,7 +104,7 @@ class ListedHolder(Holder):
 
 
 class HolderJob(Observed):
-    """Processes that belong together and end together."""
+    """Processes that belong together and are ended together."""
 
     root: Pid
     orphan: bool
@@ -142,7 +142,7 @@ class TcpSocket(Observed):
 
 
 class Elsewhere(Observed):
-    """A process in another network namespace in which the port is taken."""
+    """A process in another network namespace where the port is in use."""
 
     pid: Pid
     command: str
@@ -150,11 +150,11 @@ class Elsewhere(Observed):
 
 
 class Suggestion(FrozenModel):
-    """A port to use instead; ``hosts`` are those on which it is free, and ``command`` sets it for a launch.
+    """A port to use instead. It is free on ``hosts``, and ``command`` sets it for the next launch.
 
     ``master`` is the host on which the job's ranks expect the port; None means the host of the report. ``reserve`` is
-    the line that keeps outgoing connections from using a port of the ephemeral range, if the firewall opens no other.
-    ``starts`` has the options that set a launcher's port, for the launcher of the job on the old port if it has one.
+    the line that keeps outgoing connections from using the port, if the firewall opens only ports of the ephemeral
+    range. ``starts`` has command lines that set the port, for the launcher of the job on the old port or else torch's.
     """
 
     port: int
@@ -166,7 +166,7 @@ class Suggestion(FrozenModel):
 
 
 class PortReport(Document):
-    """``fix-port``: the answer to a call."""
+    """The result of ``fix-port``."""
 
     command: Literal["fix-port"] = "fix-port"
     host: str
@@ -209,20 +209,20 @@ class PortReport(Document):
 
     @property
     def ends_by_itself(self) -> bool:
-        """True if waiting frees the port: the kernel holds it (TIME_WAIT), or another run of nccl-doctor."""
+        """True if waiting frees the port, because it is in TIME_WAIT or because another run of nccl-doctor holds it."""
         of_check = bool(self.jobs) and all(job.of_check for job in self.jobs)
         return not self.free and (self.cause == "time-wait" or of_check)
 
 
 def as_port(text: str) -> int | None:
-    """Return the TCP port in a text of digits, or None."""
+    """Return the TCP port that a string of digits represents, or None if the string is not a valid port."""
     if not (text.isascii() and text.isdecimal()) or len(text) > _MOST_DIGITS:
         return None
     return int(text) if 1 <= int(text) <= LAST_PORT else None
 
 
 def as_identity(text: str) -> Identity | None:
-    """Return the process for "48112" or "48112@5731034", or None."""
+    """Return the process given as "48112" or "48112@5731034" (PID and start time), or None if the text is invalid."""
     pid, at, started = text.partition("@")
     words = (pid, started) if at else (pid,)
     if not all(word.isascii() and word.isdecimal() and len(word) <= _MOST_TICK_DIGITS for word in words):
@@ -231,7 +231,7 @@ def as_identity(text: str) -> Identity | None:
 
 
 def age_words(seconds: float) -> str:
-    """Return a duration in a short form: "3 h"."""
+    """Return a duration in a short form such as "3 h"."""
     for unit, length in (("days", 86400), ("h", 3600), ("min", 60)):
         if seconds >= 2 * length:
             return f"{seconds / length:.0f} {unit}"

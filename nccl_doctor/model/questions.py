@@ -1,4 +1,4 @@
-"""Questions about a snapshot: a judgement asks them, and :mod:`nccl_doctor.collect` contacts hosts to answer them."""
+"""Questions about a snapshot that :mod:`nccl_doctor.collect` answers by contacting the hosts again."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from nccl_doctor.model.report import FailedDial
 
 @dataclass(frozen=True)
 class OtherNetworks:
-    """The networks over which the hosts of these failed dials can connect."""
+    """Asks over which networks the hosts of these failed connection attempts can reach each other."""
 
     dials: tuple[FailedDial, ...]
 
 
 @dataclass(frozen=True)
 class SlowRails:
-    """The rates of these rails while nobody else is sending. Each rail has its sender, its receiver and its number."""
+    """Asks how fast these rails are while no other host sends. A rail has a sender, a receiver and a number."""
 
     rails: tuple[tuple[str, str, int], ...]
 
 
 @dataclass(frozen=True)
 class FaultyGroup:
-    """The hosts that fail the all-reduce by themselves."""
+    """Asks which hosts still fail if the all-reduce is repeated in smaller groups."""
 
 
 Question = OtherNetworks | SlowRails | FaultyGroup

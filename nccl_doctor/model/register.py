@@ -1,8 +1,8 @@
-"""The register of diagnoses: code, name, page, severity and effects of each.
+"""The register of diagnoses: code, name, page, severity and effects of each diagnosis.
 
-A module of ``checks/CATEGORY`` registers itself when it is imported: a live check with
-:func:`nccl_doctor.checks.view.check`, a diagnosis that only logs or only running jobs show with :func:`from_logs` or
-:func:`from_hang`.
+Each module of ``checks/CATEGORY`` registers itself when it is imported. Live checks use
+:func:`nccl_doctor.checks.view.check`, diagnoses that are found only in logs use :func:`from_logs`, and diagnoses that
+are found only in running jobs use :func:`from_hang`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Unjudged:
-    """Yielded by a check if the verdict on some hosts depends on an unknown fact."""
+    """Yielded by a check that cannot judge some hosts because a fact is unknown."""
 
     hosts: tuple[str, ...]
     reason: str
@@ -44,7 +44,7 @@ CheckFunction = Callable[..., Iterator[Finding | Unjudged | Absent]]  # takes a 
 
 
 class Traits(TypedDict, total=False):
-    """Declarations of a diagnosis besides its code; :class:`Check` explains them."""
+    """Optional arguments for registering a diagnosis. :class:`Check` explains the fields."""
 
     explains: tuple[str | Effect, ...]
     in_logs: tuple[str, ...]
@@ -62,7 +62,7 @@ class Traits(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Check:
-    """A register entry."""
+    """A diagnosis in the register."""
 
     code: str  # "NCD" and three digits, never renumbered or reused
     name: str
@@ -94,7 +94,7 @@ class Check:
 
     @property
     def heading(self) -> dict[str, Any]:
-        """Heading of the page: the fields of ``CodeEntry``."""
+        """The heading of the diagnosis's page, with the fields of ``CodeEntry``."""
         return {name: getattr(self, name) for name in ("code", "name", "severity", "category")}
 
 
@@ -103,17 +103,17 @@ _register: dict[str, Check] = {}
 
 
 def from_logs(module: str, code: str, *, severity: Severity = Severity.ERROR, **traits: Unpack[Traits]) -> None:
-    """Register the calling module (pass ``__name__``) as a diagnosis that only logs show."""
+    """Register the calling module (pass ``__name__``) as a diagnosis that is found only in logs."""
     enter(make_entry(module, code, severity, **traits))
 
 
 def from_hang(module: str, code: str, **traits: Unpack[Traits]) -> None:
-    """Register the calling module (pass ``__name__``) as a diagnosis of a job that hangs."""
+    """Register the calling module (pass ``__name__``) as a diagnosis for hanging jobs."""
     enter(make_entry(module, code, Severity.ERROR, **traits))
 
 
 def make_entry(module: str, code: str, severity: Severity, **traits: Unpack[Traits]) -> Check:
-    """Return the entry for a module below ``checks``, from its path and docstring."""
+    """Return the register entry for a module below ``checks``, using the module's path and docstring."""
     *_, category, stem = module.split(".")
     traits.setdefault("phrase", stem.replace("_", " "))
     return Check(
@@ -127,7 +127,7 @@ def make_entry(module: str, code: str, severity: Severity, **traits: Unpack[Trai
 
 
 def enter(entry: Check) -> None:
-    """Add an entry; raise ValueError if its code is already in use."""
+    """Register a diagnosis; raise ValueError if another diagnosis already uses its code."""
     taken = _register.get(entry.code)
     if taken is not None and taken.name != entry.name:
         raise ValueError(f"{entry.code} is both {taken.name} and {entry.name}")
@@ -135,7 +135,7 @@ def enter(entry: Check) -> None:
 
 
 def _modules() -> Iterator[pkgutil.ModuleInfo]:
-    """Return the names of the modules in checks/, which can't be imported here because they import this module."""
+    """Yield the modules in checks/, which cannot be imported at the top because they import this module."""
     return pkgutil.walk_packages(importlib.import_module(PACKAGE).__path__, f"{PACKAGE}.")
 
 
@@ -149,9 +149,9 @@ def all_checks() -> tuple[Check, ...]:
 
 @cache
 def entry(name: str) -> Check:
-    """Return the diagnosis with this name; raise KeyError if there is none.
+    """Return the diagnosis with this name; raise KeyError if no diagnosis has it.
 
-    Only its module is imported, which is ten times faster.
+    Only the module of this diagnosis is imported, which is ten times faster than importing all.
     """
     if all(check.name != name for check in _register.values()):
         for module in _modules():
@@ -161,7 +161,7 @@ def entry(name: str) -> Check:
 
 
 def find(word: str) -> tuple[Check, ...]:
-    """Return the checks for a code, name or category, or else for a row; none if the word is unknown."""
+    """Return the checks with this code, name or category, or else those of this row; empty if the word is unknown."""
     known = word.lower()
     found = tuple(c for c in all_checks() if known in (c.code.lower(), c.name, c.category))
     row = known.replace("-", "")  # "all-reduce" is the row of the category allreduce

@@ -1,7 +1,7 @@
-"""Models of an answer: a report with its rows, diagnoses and measurements.
+"""Models of a report, with its hosts, diagnoses and measurements.
 
 All models are immutable and can be converted to JSON and back. The JSON of :class:`Report` is the document that ``-o
-json`` prints; fields may be added but never changed.
+json`` prints; fields may be added to it but never changed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from nccl_doctor.model.finding import CheckResult, Diagnosis, LogEvent, Outcome
 
 
 class NcclInterface(FrozenModel):
-    """The interface that NCCL's bootstrap uses on a host, and the source of that answer."""
+    """The interface that NCCL's bootstrap uses on a host, as reported by libnccl or computed by our model of NCCL."""
 
     name: str
     address: str
@@ -40,7 +40,7 @@ class NcclInterface(FrozenModel):
 
 
 class RdmaAnswer(FrozenModel):
-    """A port in NCCL's list of a host's RDMA devices."""
+    """An RDMA port in NCCL's device list on a host."""
 
     device: str
     port: int
@@ -57,13 +57,13 @@ class RdmaAnswer(FrozenModel):
 
 
 class HostSummary(FrozenModel):
-    """One host of the report.
+    """A host in the report.
 
     Attributes:
-        network: the network of the address that NCCL chose there, "10.0.0.0/24".
-        rdma: its RDMA ports in NCCL's order.
-        seen: phrases for its facts: versions, GPUs, limits, routes.
-        spent: by phase, the seconds into the run at which its work began and ended.
+        network: the network of the address that NCCL chose on the host, such as "10.0.0.0/24".
+        rdma: the host's RDMA ports in NCCL's order.
+        seen: facts about the host as phrases, by topic: versions, GPUs, limits, routes.
+        spent: for each phase, the seconds from the start of the run to the beginning and the end of the phase's work.
     """
 
     name: str
@@ -81,7 +81,7 @@ PhaseOutcome = Literal["ok", "warning", "error", "unknown", "n/a", "skip"]
 
 
 class Phase(FrozenModel):
-    """A row of the screen: a category, its outcome, and a phrase."""
+    """A row of the terminal output: a category, its outcome, and a phrase."""
 
     name: str
     outcome: PhaseOutcome
@@ -95,9 +95,9 @@ class MachineLoad(FrozenModel):
     """How busy a machine was.
 
     Attributes:
-        queue: number of runnable processes, the one-minute average of proc_loadavg(5).
-        cpus: number of CPUs that they share.
-        lag_s: greatest delay with which a thread of ours woke up; None if not measured.
+        queue: number of runnable processes, averaged over one minute (proc_loadavg(5)).
+        cpus: number of CPUs that these processes share.
+        lag_s: longest delay, in seconds, before one of our threads woke up; None if not measured.
     """
 
     queue: float = Field(ge=0, le=2**31)
@@ -106,23 +106,23 @@ class MachineLoad(FrozenModel):
 
     @property
     def busy(self) -> bool:
-        """True if there are two waiting programs per CPU, or a thread waited half a second for a CPU."""
+        """True if the load is at least two per CPU, or one of our threads woke up at least half a second late."""
         return self.queue >= 2 * self.cpus or (self.lag_s or 0.0) >= 0.5
 
     @property
     def words(self) -> str:
-        """The load as a phrase, for evidence about a host that was late."""
+        """The load as a phrase, used as evidence when a host's answer was late."""
         late = f", threads up to {self.lag_s:.1f} s late" if (self.lag_s or 0.0) >= 0.1 else ""
         return f"this machine was busy meanwhile: load {self.queue:.1f} on {self.cpus} CPUs{late}"
 
 
 class Load(FrozenModel):
-    """Load of the measuring machines, which may be why an answer is late.
+    """The load of the controller and the hosts, which may explain late answers.
 
     Attributes:
-        controller: the machine on which nccl-doctor ran, while it connected.
-        hosts: the hosts that answered, at the start of their probes.
-        second_try: hosts that answered only at the second try.
+        controller: load of the machine on which nccl-doctor ran, measured while it connected to the hosts.
+        hosts: loads of the hosts that answered, measured at the start of their probes.
+        second_try: hosts that answered only the second connection attempt.
     """
 
     controller: MachineLoad
@@ -135,13 +135,13 @@ DialOutcome = Literal[
     "no-source-address", "failed",
 ]  # fmt: skip
 DialSeconds = Annotated[float, Field(ge=0, le=3600)]
-"""Duration of a dial; its limit is a few seconds, and twice that in a second attempt."""
+"""Duration of a connection attempt. Its time limit is a few seconds, and twice as long for a second attempt."""
 
 
 class FailedDial(Observed):
-    """A TCP connection from ``src`` to ``dst`` that did not reach our listener; ``error`` is an errno's name.
+    """A TCP connection from ``src`` to ``dst`` that did not reach our listener; ``error`` is the name of an errno.
 
-    ``seconds`` is its duration, and ``source_port`` that of the dialling socket; None if not recorded.
+    ``seconds`` is the duration of the attempt, and ``source_port`` is its local port; each is None if not recorded.
     """
 
     src: str
@@ -155,12 +155,12 @@ class FailedDial(Observed):
 
 
 class SampleReport(FrozenModel):
-    """The dialled pairs of a large mesh: the master and each host, ring neighbours both ways, and random others.
+    """Pairs tested in a large mesh: the master with each host, ring neighbours in both directions, and random pairs.
 
     Attributes:
         random_peers: number of random peers that each host dialled.
         distances: distances, in the ring of all hosts, to the hosts that each host dialled.
-        dialled_by_all: hosts with a failed dial, which all others then dialled.
+        dialled_by_all: hosts that were dialled by all others because a first connection attempt had failed.
     """
 
     random_peers: int
@@ -169,9 +169,9 @@ class SampleReport(FrozenModel):
 
 
 class MeshReport(FrozenModel):
-    """The port mesh: of ``pairs`` ordered pairs of hosts, ``tested`` were dialled, at ``ports`` of each host.
+    """The port mesh. Of ``pairs`` ordered pairs of hosts, ``tested`` were tested, at the ``ports`` of each host.
 
-    ``sample`` describes the dialled pairs if not all were dialled.
+    ``sample`` describes the tested pairs; it is None if all pairs were tested.
     """
 
     hosts: int
@@ -183,15 +183,15 @@ class MeshReport(FrozenModel):
 
 
 class RateReport(FrozenModel):
-    """The rate of TCP from ``src`` through its ``interface`` to ``dst``.
+    """TCP throughput from ``src`` through its ``interface`` to ``dst``.
 
     Attributes:
-        gbps: rate acknowledged by the other kernel, in Gb/s (10⁹ bits per second).
+        gbps: rate at which the receiving kernel acknowledged data, in Gb/s (10⁹ bits per second).
         rtt_us: round-trip time under this load, in µs.
-        of_link: share of the slower link's speed, if drivers report it.
+        of_link: fraction of the slower link's speed; None if the drivers do not report link speeds.
         streams: number of simultaneous TCP connections.
-        limited: a phrase for the part of the machine that was the limit; None if it was the network.
-        alone: whether it was measured again with nobody else sending, because it was slow at first.
+        limited: a phrase for the part of the machine that limited the rate; None if it was the network.
+        alone: True if a low rate was measured again while no other host was sending.
     """
 
     src: str
@@ -207,7 +207,7 @@ class RateReport(FrozenModel):
 
 
 def gbps_words(gbps: float) -> str:
-    """Return a rate in Gb/s, or in Mb/s or kb/s if it is small."""
+    """Return a rate as text in Gb/s, or in Mb/s or kb/s if it is small."""
     for unit, scale in (("Gb/s", 1.0), ("Mb/s", 1e3)):
         if gbps * scale >= 1:
             return f"{gbps * scale:.1f} {unit}" if gbps * scale < 100 else f"{gbps * scale:.0f} {unit}"
@@ -215,7 +215,7 @@ def gbps_words(gbps: float) -> str:
 
 
 def gbps_span(values: Iterable[float]) -> str:
-    """Return ``9.3 to 9.4 Gb/s``, or one number if they are the same."""
+    """Return a range of rates such as ``9.3 to 9.4 Gb/s``, or a single rate if all are printed alike."""
     rates = sorted(values)
     low, high = gbps_words(rates[0]), gbps_words(rates[-1])
     number, _, unit = low.partition(" ")
@@ -223,7 +223,7 @@ def gbps_span(values: Iterable[float]) -> str:
 
 
 Reported = Literal["started", "torch", "store", "group", "allreduce", "sizes", "done"]
-"""Stages that a rank of the all-reduce reports, in order (probe/smoke/worker.py)."""
+"""Stages that a rank of the all-reduce reports, in this order (probe/smoke/worker.py)."""
 Stage = Literal["none", Reported]  # the last stage that a rank reported; "none" before the first
 STAGES: tuple[Stage, ...] = get_args(Stage)
 
@@ -232,21 +232,21 @@ ErrorKind = Literal["wrong-sum", "no-nccl"]
 
 
 class RankReport(Observed):
-    """The progress of a rank.
+    """The progress of a rank in the all-reduce.
 
     Attributes:
-        stage: the last stage that it reached, "none" before the first, in the order of ``times``.
-        error_kind: set for errors of our own: a wrong sum, or a torch without NCCL.
-        pid: its PID on the host; interpreter, torch and NCCL are those that it actually loaded.
-        times: seconds from its start to each stage.
-        exit_code: that of exit(3); ``signal`` is the number of the signal that killed it.
-        state: for a rank that had to be ended: the state of proc(5), "D nfs_wait" if it was in the kernel.
-        stack: for a rank that had to be ended: its main thread's Python frames, innermost first.
-        own_s: seconds outside the timed all-reduces, during which others may have waited for it.
-        busy: CPUs that its threads used or waited for on average while the sizes were timed.
-        interfaces: "eth0:10.0.0.1", as NCCL prints them; ``network`` is "IB", "Socket" or a plugin's name.
-        plugin: the network plugin that NCCL loaded, "Libfabric (v8)", which is not used if it finds no device.
-        transports: number of channels by transport: "P2P/CUMEM", "SHM/direct/direct", "NET/IB/0/GDRDMA", …
+        stage: the last stage that the rank reached, or "none"; ``times`` has the stages in order.
+        error_kind: set for errors that nccl-doctor detects itself: a wrong sum, or a torch without NCCL.
+        pid: the rank's PID on the host. The interpreter, torch and NCCL are those that the rank actually loaded.
+        times: seconds from the rank's start to each stage.
+        exit_code: the exit status (exit(3)); ``signal`` is the number of the signal that killed the rank.
+        state: process state of a rank that had to be killed (proc(5)), such as "D nfs_wait" if it was in the kernel.
+        stack: Python frames of the main thread of a rank that had to be killed, innermost first.
+        own_s: seconds that the rank spent outside the timed all-reduces, while other ranks may have waited for it.
+        busy: average number of CPUs that the rank's threads used or waited for while the sizes were timed.
+        interfaces: as NCCL prints them ("eth0:10.0.0.1"). ``network`` is "IB", "Socket" or the name of a plugin.
+        plugin: network plugin that NCCL loaded, such as "Libfabric (v8)". NCCL uses it only if it finds a device.
+        transports: number of channels by transport, such as "P2P/CUMEM", "SHM/direct/direct" or "NET/IB/0/GDRDMA".
     """
 
     rank: Count
@@ -273,7 +273,7 @@ class RankReport(Observed):
 
 
 class SizeReport(Observed):
-    """Results for a message size: median seconds, and GB/s (10⁹ bytes) as nccl-tests defines them."""
+    """Results for one message size: the median time, and bandwidths in GB/s (10⁹ bytes) as defined by nccl-tests."""
 
     bytes: Count
     seconds: Seconds
@@ -283,18 +283,18 @@ class SizeReport(Observed):
 
 
 class TrialReport(Observed):
-    """The all-reduce over a group of hosts."""
+    """A repetition of the all-reduce in a group of hosts."""
 
     hosts: tuple[str, ...]
     ok: bool
 
 
 class IsolationReport(Observed):
-    """The culprit of a failed all-reduce, found by repeating it in groups of hosts.
+    """The cause of a failed all-reduce, found by repeating the all-reduce in groups of hosts.
 
     Attributes:
-        culprit: "host": each of ``hosts`` fails with hosts that work with others; "pair": these two fail together but
-            work with others; None without a verdict, for the reason in ``end``.
+        culprit: "host": each of ``hosts`` fails with hosts that work with others. "pair": these two hosts fail together
+            but work with others. None: no culprit was found, for the reason in ``end``.
     """
 
     culprit: Literal["host", "pair"] | None
@@ -323,11 +323,11 @@ COUNTERS: dict[str, tuple[Literal["link", "loss", "receiver", "congestion"], str
     "rp_cnp_handled": ("congestion", "congestion notices obeyed"),
     "port_xmit_wait": ("congestion", "ticks with data to send and no credit"),
 }
-"""Counters of an RDMA port: the meaning of their growth, and what they count."""
+"""RDMA port counters: the kind of problem that a growing counter indicates, and what the counter counts."""
 PortName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}:[0-9]{1,3}$")]
 CounterName = Annotated[str, Field(pattern=r"^[a-z0-9_]{1,64}$")]
 Growth = Annotated[dict[PortName, Annotated[dict[CounterName, Count], Field(max_length=64)]], Field(max_length=256)]
-"""Growth of counters during the all-reduce, by port ("mlx5_0:1"), without those that did not grow."""
+"""Increases of counters during the all-reduce, by port (such as "mlx5_0:1"), without counters that did not change."""
 
 
 def grown_words(grown: dict[str, dict[str, dict[str, int]]]) -> tuple[str, ...]:
@@ -344,10 +344,10 @@ class LinkShare(FrozenModel):
     """The slowest link in an all-reduce over several machines.
 
     Attributes:
-        name: its interfaces or RDMA devices on ``host``, "eno1".
-        gb_per_s: its possible rate in GB/s (10⁹ bytes per second) in each direction.
-        links: the links that add up to that, "one 100 Gb/s link".
-        share: the share of ``gb_per_s`` that was reached, 0 to 1.
+        name: the link's interfaces or RDMA devices on ``host``, such as "eno1".
+        gb_per_s: maximum rate in each direction, in GB/s (10⁹ bytes per second).
+        links: the links whose rates add up to ``gb_per_s``, such as "one 100 Gb/s link".
+        share: fraction of ``gb_per_s`` that was reached, 0 to 1.
     """
 
     host: str
@@ -358,7 +358,7 @@ class LinkShare(FrozenModel):
 
 
 class AllReduceReport(FrozenModel):
-    """The all-reduce; fields have the same meaning as those in :class:`~nccl_doctor.snapshot.Smoke`."""
+    """Result of the all-reduce; its fields have the same meaning as in :class:`~nccl_doctor.snapshot.Smoke`."""
 
     backend: Literal["nccl", "gloo"]
     reason: str = ""
@@ -380,7 +380,7 @@ MOST_NAMES = 3
 
 
 class Report(Document):
-    """The document that all judging commands print."""
+    """The JSON document of all commands that diagnose."""
 
     status: Literal["ok", "warning", "error"]
     complete: bool
@@ -400,7 +400,7 @@ class Report(Document):
 
     @property
     def left_out(self) -> tuple[str, ...]:
-        """Phrases for parts that were left out on request and that other commands judge."""
+        """Phrases for parts that were skipped on request and that other commands check."""
         skipped = [check for check in self.checks if check.outcome is Outcome.SKIP and self.command == "check"]
         reasons = {check.reason for check in skipped}
         phases = {"--no-smoke": "the all-reduce", "--mesh none": "the ports between hosts"}

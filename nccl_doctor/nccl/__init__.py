@@ -1,1 +1,1 @@
-"""Pure models of NCCL's behaviour, by version."""
+"""Models of NCCL's behaviour in each version, as pure functions."""

@@ -1,4 +1,4 @@
-"""NCCL's choices on all hosts, their faults, and the answer of ``nccl-doctor ifname``."""
+"""NCCL's choices of interface on all hosts, faults in these choices, and the results of ``nccl-doctor ifname``."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ MOST_NAMED = 4  # interfaces of a host in one sentence
 
 @dataclass(frozen=True)
 class ClusterNccl:
-    """NCCL's choices on the hosts that were reached; ``unknown`` has the reasons why some are unknown."""
+    """NCCL's choices on the hosts that were reached. ``unknown`` gives the reasons for hosts with an unknown choice."""
 
     snapshot: Snapshot
     by_host: dict[str, HostNccl]
@@ -42,12 +42,11 @@ class ClusterNccl:
 
     @property
     def mesh(self) -> Mesh | None:
-        """The port mesh, if it was run."""
         return self.snapshot.mesh if isinstance(self.snapshot.mesh, Mesh) else None
 
     @cached_property
     def peers(self) -> Peers:
-        """Hosts that could reach an address, according to addresses and routes."""
+        """Hosts that could reach an address, according to addresses, routes and the port mesh."""
         return Peers(self.by_host, self.mesh)
 
     @cached_property
@@ -60,7 +59,7 @@ class ClusterNccl:
 
     @cached_property
     def rdma(self) -> ClusterRdma:
-        """The RDMA devices of hosts as NCCL lists and connects them, if known."""
+        """The RDMA devices of each host as NCCL lists and connects them, for hosts whose devices are known."""
         told = ((host.name, host.facts.rdma) for host in self.snapshot.reached if host.facts is not None)
         sides = {
             name: Side(self.by_host[name], list_rdma(devices, self.by_host[name].values, self.by_host[name].version))
@@ -71,21 +70,20 @@ class ClusterNccl:
 
     @cached_property
     def suggestion(self) -> Suggestion | None:
-        """A setting that is proven to work; None if there is none."""
+        """Interface names with which NCCL provably works on all hosts; None if no such names were found."""
         return suggest(self.snapshot.reached, self.by_host, self.mesh)
 
     @cached_property
     def interfaces(self) -> dict[str, NcclInterface]:
-        """The interface that NCCL uses on each host, if any."""
+        """The interface that NCCL uses, for each host on which NCCL finds an interface."""
         return {name: side.interface for name, side in self.by_host.items() if side.interface is not None}
 
     @property
     def addresses(self) -> dict[str, str]:
-        """The address at which each host's NCCL listens."""
         return {name: side.address for name, side in self.interfaces.items()}
 
     def lost_devices(self, host: str) -> tuple[Chosen, ...]:
-        """Return the interfaces that only NET/Socket uses and others can't reach; none if RDMA carries data."""
+        """Return interfaces that NET/Socket alone uses and other hosts can't reach; none if RDMA carries the data."""
         side = self.by_host[host]
         if host in self.rdma.sides and self.rdma.sides[host].rdma.entries:
             return ()
@@ -94,19 +92,19 @@ class ClusterNccl:
         return tuple(use for use, peers in asked if reachability(side, use.address, peers, self.mesh).is_lost)
 
     def wanted(self, host: str) -> str | None:
-        """Return NCCL_SOCKET_IFNAME as NCCL reads it on the host; None if unset."""
+        """Return the host's NCCL_SOCKET_IFNAME as NCCL reads it; None if it is unset."""
         variable = self.by_host[host].variables.get("NCCL_SOCKET_IFNAME")
         return variable.value if variable is not None and is_read(variable.value) else None
 
     def is_idle(self, host: str) -> bool:
-        """Return whether the bootstrap's interface is down, which NCCL before 2.28.3 uses anyway."""
+        """Return whether the bootstrap's interface is not running; NCCL before 2.28.3 uses such an interface anyway."""
         side = self.by_host[host]
         link = side.link(side.chosen.name) if side.chosen is not None else None
         return link is not None and "running" not in link.flags
 
 
 def cluster_nccl(snapshot: Snapshot, version: Version | None = None) -> ClusterNccl:
-    """Return the choices of NCCL on the hosts of a snapshot, for ``version`` or the hosts' own versions."""
+    """Return NCCL's choices on the hosts of a snapshot, for ``version`` or else for each host's own version."""
     seen = {host.name: host_nccl(host, version=version) for host in snapshot.reached}
     return ClusterNccl(
         snapshot,
@@ -116,7 +114,7 @@ def cluster_nccl(snapshot: Snapshot, version: Version | None = None) -> ClusterN
 
 
 class Kind(Enum):
-    """Faults of NCCL's choice of interface, by the names of their diagnoses."""
+    """Faults in NCCL's choice of interface; the values are names of diagnoses."""
 
     NO_MATCH = "ifname-no-match"
     WRONG = "ifname-wrong-interface"
@@ -127,9 +125,9 @@ class Kind(Enum):
 
 @dataclass(frozen=True)
 class Fault:
-    """The fault of a host's choice.
+    """A fault in NCCL's choice of interface on a host.
 
-    ``problem`` follows "NCCL on HOST". ``evidence`` is keyed by the host that it is about.
+    ``problem`` is a phrase that follows "NCCL on HOST". ``evidence`` maps each observation to the hosts it is about.
     """
 
     host: str
@@ -143,7 +141,6 @@ class Fault:
 
 
 def faults(nccl: ClusterNccl) -> Iterator[Fault]:
-    """Yield the fault of each host's choice of interface, if any."""
     for side in nccl.by_host.values():
         found = _no_interface(nccl, side) if side.chosen is None else _bad_interface(nccl, side, side.chosen)
         if found is not None:
@@ -210,7 +207,7 @@ def _is_anothers_fault(nccl: ClusterNccl, side: HostNccl, chosen: Chosen, causes
 
 
 def answers(snapshot: Snapshot, version: Version | None = None) -> InterfaceAnswers:
-    """Return the answer for each host, for ``version`` or its own version."""
+    """Return the result of ``ifname`` for each host, for ``version`` or else for the host's own version."""
     from nccl_doctor.model.documents import InterfaceAnswers
 
     nccl = cluster_nccl(snapshot, version)
@@ -225,7 +222,7 @@ def answers(snapshot: Snapshot, version: Version | None = None) -> InterfaceAnsw
 
 
 def answers_for(snapshot: Snapshot, address: Address, version: Version | None = None) -> InterfaceAnswers:
-    """Return, for each host, the interface with the address or in its network, and the setting for NCCL to use it."""
+    """Return each host's interface with the address or in its network, and the setting that makes NCCL use it."""
     from nccl_doctor.model.documents import InterfaceAnswers
 
     plain = answers(snapshot, version)
@@ -316,7 +313,7 @@ def _exports(found: tuple[InterfaceAnswer, ...]) -> tuple[Exports, ...]:
 
 
 def describe_gids(rdma: ClusterRdma, gids: Sequence[str]) -> str | None:
-    """Return the ports with these GIDs, and whether they can connect; None if no host has them."""
+    """Describe the ports with these GIDs, and whether they can connect to each other; None if no host has the GIDs."""
     wanted = {(address.ipv4_mapped or address) if isinstance(address, ipaddress.IPv6Address) else address
               for gid in gids if (address := numeric(gid)) is not None}  # fmt: skip
     for pair in rdma.pairs:

@@ -1,12 +1,12 @@
 """gloo's choice of address on a host, and which of two hosts connects to the other.
 
-GLOO_SOCKET_IFNAME has complete names only, unlike NCCL's prefixes: gloo/transport/tcp/device.cc ``lookupAddrForIface``;
-the list and the default are torch's (torch/csrc/distributed/c10d/ProcessGroupGloo.cpp and init.cpp).
+Unlike NCCL's variable, GLOO_SOCKET_IFNAME takes complete names and not prefixes (gloo/transport/tcp/device.cc,
+``lookupAddrForIface``). Its syntax as a list and its default come from torch (ProcessGroupGloo.cpp and init.cpp in
+torch/csrc/distributed/c10d).
 
-Of two ranks, the one with the higher address connects to the other. The addresses are compared bytewise, as by
-memcmp(3), and the ports if those are equal: gloo/transport/tcp/device.cc, ``Device::isInitiator``. So 127.0.0.1 is not
-dialled if it is the higher of the two: a single host that advertises it can still connect with peers in 10.0.0.0/8, but
-not with those in 192.168.0.0/16.
+Of two ranks, the one with the higher address connects to the other. Addresses are compared as by memcmp(3), and equal
+addresses by their ports (gloo/transport/tcp/device.cc, ``Device::isInitiator``). So nobody dials 127.0.0.1 if it is the
+higher one: a single host that advertises it can connect with peers in 10.0.0.0/8, but not with peers in 192.168.0.0/16.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ LOOPBACK = "127.0.0.1"
 
 
 def gloo_devices_of(host: Host) -> tuple[Chosen, ...] | Failure | None:
-    """Return the devices that gloo uses for a job on a host; None if a necessary fact is unknown."""
+    """Return the devices that gloo uses for a job on a host; None if a fact needed for this is unknown."""
     facts = host.facts
     if facts is None:
         return None
@@ -38,11 +38,11 @@ def gloo_devices_of(host: Host) -> tuple[Chosen, ...] | Failure | None:
 def gloo_devices(
     interfaces: Interfaces, variables: Mapping[str, str], hostname: Resolution | None
 ) -> tuple[Chosen, ...] | Failure | None:
-    """Return the devices that gloo binds to, or why it does not start.
+    """Return the devices to which gloo binds, or the reason why gloo fails to start.
 
-    There is one for each name in the variable's comma-separated list. Without the variable, gloo uses the first local
-    address to which the host's own name resolves, or 127.0.0.1 if there is none. The result is None if it is unknown
-    how that name resolves.
+    There is one device for each name in GLOO_SOCKET_IFNAME, a comma-separated list. If the variable is not set, gloo
+    uses the first local address to which the host's own name resolves, or else 127.0.0.1. The result is None if it is
+    unknown how the host's name resolves.
     """
     value = variables.get(GLOO_SOCKET_IFNAME, "")
     if len(value) > 1:
@@ -64,7 +64,7 @@ def gloo_devices(
 
 
 def exact(interfaces: Interfaces, name: str, reason: str) -> Chosen | None:
-    """Return the first address of the interface with exactly this name."""
+    """Return the first address of the interface with exactly this name; None if there is none."""
     found = (entry.address for entry in interfaces.addresses if entry.interface == name)
     return next((Chosen(name, address, reason) for address in found), None)
 
@@ -73,7 +73,7 @@ Reaches = Callable[[str, str], bool]  # whether a host (by name) can reach an ad
 
 
 def lost_to(host: str, addresses: Mapping[str, str], reaches: Reaches) -> tuple[str, ...]:
-    """Return the hosts that gloo can't connect to ``host`` because of the latter's address."""
+    """Return the hosts whose gloo can't connect to ``host`` because of the address that ``host`` uses."""
     own = address_of(addresses[host])
     found = []
     for name, text in addresses.items():
@@ -85,6 +85,6 @@ def lost_to(host: str, addresses: Mapping[str, str], reaches: Reaches) -> tuple[
 
 
 def is_initiator(own: str, other: str) -> bool:
-    """Return whether the host at ``own`` connects to ``other``."""
+    """Return whether the rank at address ``own`` connects to the rank at ``other``."""
     here, there = address_of(own), address_of(other)
     return here.version == there.version and here.packed >= there.packed

@@ -1,4 +1,4 @@
-"""NCCL on one host: the host's addresses and variables, and the interface that NCCL uses."""
+"""NCCL on one host: the host's addresses and variables, and the interface that NCCL chooses."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _AS_IT_IS: Mapping[str, str] = {}
 
 @dataclass(frozen=True)
 class HostNccl:
-    """A host as NCCL sees it, and NCCL's choice there."""
+    """A host's addresses, routes and variables as NCCL sees them, and the interface that NCCL chooses there."""
 
     host: str
     machine: str | None  # equal for two nodes on one machine and in one network namespace (containers share a boot id)
@@ -38,7 +38,7 @@ class HostNccl:
 
     @property
     def chosen(self) -> Chosen | None:
-        """The interface on which the bootstrap listens; None if NCCL finds none and fails."""
+        """The interface on which the bootstrap listens; None if NCCL finds no interface and fails."""
         return self.choice.bootstrap if isinstance(self.choice.bootstrap, Chosen) else None
 
     @property
@@ -55,11 +55,11 @@ class HostNccl:
 
     @property
     def interface(self) -> NcclInterface | None:
-        """The interface that NCCL uses, unless libnccl itself failed."""
+        """The interface that NCCL uses; None if NCCL finds no interface or the host's libnccl failed."""
         return None if self.source == "model" and self.disagreement is not None else self.summary
 
     def link(self, interface: str) -> Link | None:
-        """Return the link of an interface or of its alias ("eth0:1")."""
+        """Return the link of an interface or of an alias such as "eth0:1"."""
         name = interface.partition(":")[0]
         return next((link for link in self.interfaces.links if link.name == name), None)
 
@@ -71,17 +71,15 @@ class HostNccl:
         ]
 
     def owns(self, address: str) -> bool:
-        """Return whether the address is one of the host's own."""
         return any(entry.address == address for entry in self.interfaces.addresses)
 
     def route_to(self, address: str) -> Route | None:
-        """Return the route in the main table that the kernel would use, if any."""
+        """Return the route in the main table that the kernel would use; None if no route matches."""
         there = address_of(address)
         return next((route for network, route in self.routes_by_merit if there in network), None)
 
     @cached_property
     def routes_by_merit(self) -> list[tuple[Network, Route]]:
-        """Routes of the main table, most specific first."""
         routes = () if isinstance(self.routes, Unknown) else self.routes
         parsed = [(network_of(route.destination), route) for route in routes]
         return sorted(parsed, key=lambda item: (-item[0].prefixlen, item[1].metric))
@@ -90,9 +88,9 @@ class HostNccl:
 def host_nccl(
     host: Host, overrides: Mapping[str, str] = _AS_IT_IS, version: Version | None = None
 ) -> HostNccl | Unknown:
-    """Return a reached host as NCCL sees it.
+    """Return the host as NCCL sees it; Unknown if the host was not reached or a necessary fact is unknown.
 
-    ``overrides`` replace variables, and ``version`` the host's NCCL version.
+    ``overrides`` replace variables of the host, and ``version`` replaces the host's NCCL version.
     """
     facts = host.facts
     if facts is None:
@@ -140,7 +138,7 @@ def host_nccl(
 
 
 def _whichever(host: Host, facts: HostFacts, overrides: Mapping[str, str], interfaces: Interfaces) -> Choice | Unknown:
-    """Return the choice that is the same in all NCCL versions that the host's torch may have."""
+    """Return the choice if it is the same in all NCCL versions that the host's torch may use, otherwise Unknown."""
     torch = facts.torch
     names = facts.resolution if isinstance(facts.resolution, Names) else Names(own={})
     old, new = (_variables(host, facts, overrides, version) for version in (OLDEST, CONF_FILE))
@@ -194,7 +192,7 @@ def _with_answer(
 
 
 def nccl_version(facts: HostFacts) -> Version | None:
-    """Return the NCCL version that the host's torch loads, or the requested one."""
+    """Return the NCCL version that the host's torch loads, or else that of the libnccl that was queried."""
     of_torch = facts.torch.nccl if facts.torch is not None and not isinstance(facts.torch, Unknown) else None
     for text in (of_torch, facts.libnccl.version if isinstance(facts.libnccl, LibncclAnswer) else None):
         if text is not None:
@@ -208,7 +206,7 @@ def nccl_version(facts: HostFacts) -> Version | None:
 def socket_interfaces(host: Host) -> tuple[Chosen, ...]:
     """Return the interfaces over which NET/Socket transfers data, with or without GPUs.
 
-    There are none if NCCL uses RDMA devices or a necessary fact is unknown.
+    The result is empty if NCCL uses RDMA devices or if a necessary fact is unknown.
     """
     side = host_nccl(host)
     if not isinstance(side, HostNccl) or host.facts is None:
@@ -217,6 +215,6 @@ def socket_interfaces(host: Host) -> tuple[Chosen, ...]:
 
 
 def nccl_interface(host: Host) -> NcclInterface | None:
-    """Return the interface that NCCL uses on a host, if any."""
+    """Return the interface that NCCL uses on a host; None if there is none or it is unknown."""
     one = host_nccl(host)
     return one.interface if isinstance(one, HostNccl) else None

@@ -1,17 +1,17 @@
 """NCCL's choice of interface as a pure function, for all versions from 2.4 on.
 
-NCCL considers interfaces in the order of getifaddrs(3), all IPv4 addresses before all IPv6 ones. The bootstrap listens
-on the first accepted one; NET/Socket uses all accepted ones, at most 16.
+NCCL considers interfaces in the order of getifaddrs(3), all IPv4 addresses before all IPv6 addresses. The bootstrap
+listens on the first accepted interface; NET/Socket uses all accepted interfaces, at most 16.
 
-NCCL_COMM_ID makes the bootstrap use the interface in the subnet of its address.
+If NCCL_COMM_ID is set, the bootstrap uses the interface in the subnet of that address.
 
-Rules of NCCL 2.4 to 2.30: src/misc/socket.cc ``ncclSocketGetAddrFromString`` and ``ncclFindInterfaceMatchSubnet``
-(src/include/socket.h before 2.12.7).
+The rules are those of NCCL 2.4 to 2.30, from ``ncclSocketGetAddrFromString`` and ``ncclFindInterfaceMatchSubnet`` in
+src/misc/socket.cc (src/include/socket.h before 2.12.7).
 
 The syntax of NCCL_SOCKET_IFNAME:
 
 ``[^][=]TOKEN[,TOKEN…]``: "^" makes it a list of interfaces to avoid, "=" means complete names instead of prefixes, and
-both apply to the whole list. Blanks and case are significant, but the order of the list is not.
+both signs apply to the whole list. Blanks and case are significant, but the order of the list is not.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ MAX_TOKENS = 16  # NCCL 2.4 to 2.30, src/include/socket.h ``MAX_IFS``: further t
 
 @dataclass(frozen=True)
 class Spec:
-    """A list of interfaces as NCCL reads it; an empty list matches every interface."""
+    """An interface list such as NCCL_SOCKET_IFNAME as NCCL parses it. An empty list matches every interface."""
 
     exclude: bool
     exact: bool
     tokens: tuple[str, ...]
 
     def listed(self, name: str) -> bool:
-        """Return whether the list contains a name, ignoring "^" (src/misc/utils.cc ``matchIfList``)."""
+        """Return whether the list contains a name, regardless of "^" (src/misc/utils.cc, ``matchIfList``)."""
         return not self.tokens or (name in self.tokens if self.exact else name.startswith(self.tokens))
 
     def accepts(self, name: str) -> bool:
@@ -50,7 +50,7 @@ class Spec:
 
 
 def parse_spec(text: str, *, both_signs: bool = True) -> Spec:
-    """Parse a value as NCCL does (src/misc/socket.cc ``findInterfaces``, src/misc/utils.cc ``parseStringList``)."""
+    """Parse a value as NCCL does (src/misc/socket.cc, ``findInterfaces``; src/misc/utils.cc, ``parseStringList``)."""
     exclude = text.startswith("^")
     rest = text[1:] if exclude else text
     exact = rest.startswith("=") and (both_signs or not exclude)
@@ -60,29 +60,29 @@ def parse_spec(text: str, *, both_signs: bool = True) -> Spec:
 
 
 def is_read(value: str | None) -> bool:
-    """Return whether NCCL reads the value at all (``strlen(env) > 1``)."""
+    """Return whether NCCL reads the value at all, which it does if ``strlen(env) > 1``."""
     return value is not None and len(value.encode(errors="surrogateescape")) > 1
 
 
 INVALID = "Invalid NCCL_COMM_ID, please use format: <ipv4>:<port> or [<ipv6>]:<port> or <hostname>:<port>"
-"""NCCL's message (src/bootstrap.cc)."""
+"""NCCL's message for an invalid NCCL_COMM_ID (src/bootstrap.cc)."""
 
 
 @dataclass(frozen=True)
 class Remote:
-    """The address in NCCL_COMM_ID; ``scope_id`` is 0 except for link-local IPv6."""
+    """The address in NCCL_COMM_ID. ``scope_id`` is 0 unless the address is a link-local IPv6 address."""
 
     address: Address
     port: int
     scope_id: int = 0
 
     def __str__(self) -> str:
-        """Return the address as NCCL prints it: ``10.0.0.5<29600>``."""
+        """Return the address as NCCL prints it, such as ``10.0.0.5<29600>``."""
         return f"{self.address}<{self.port}>"
 
 
 def parse_comm_id(value: str, interfaces: Interfaces, names: Resolver) -> Remote | str | Unknown:
-    """Return the address in NCCL_COMM_ID, or NCCL's message if it refuses the value."""
+    """Return the address in NCCL_COMM_ID, or NCCL's error message if the value is invalid."""
     if not is_read(value):
         return INVALID
     if value.startswith("["):
@@ -114,7 +114,7 @@ def _bracketed(value: str, interfaces: Interfaces) -> Remote | str | Unknown:
 
 
 def on_subnet(entry: InterfaceAddress, remote: Remote) -> bool:
-    """Return whether the remote address is in the entry's subnet (``matchSubnet``)."""
+    """Return whether the remote address is in the subnet of a local address (NCCL's ``matchSubnet``)."""
     local = numeric(entry.address)
     if local is None or entry.netmask is None or local.version != remote.address.version:
         return False
@@ -133,14 +133,14 @@ def _atoi(text: str) -> int:
 MAX_INTERFACES = 16  # NCCL 2.4 to 2.30, src/include/socket.h ``MAX_IFS``: NET/Socket uses no more
 
 OFF_SUBNET = "NET/Socket : No usable listening interface found"
-"""NCCL's message (src/bootstrap.cc); up to 2.26.6 a line about the remote address comes before it."""
+"""NCCL's message (src/bootstrap.cc). Up to 2.26.6, a line about the remote address precedes it."""
 
 INVALID_ARGUMENT, SYSTEM_ERROR = 4, 2  # ncclResult_t (src/nccl.h.in)
 
 
 @dataclass(frozen=True)
 class Chosen:
-    """An interface that NCCL uses: its address, and the reason as a phrase."""
+    """An interface that NCCL uses, its address, and the reason for the choice as a phrase."""
 
     name: str
     address: str
@@ -149,7 +149,7 @@ class Chosen:
 
 @dataclass(frozen=True)
 class Failure:
-    """A failure of the library: its message, the reason, and its ncclResult_t (gloo has none)."""
+    """A failure of NCCL or gloo: its message, the reason, and its ncclResult_t, or None for gloo."""
 
     words: str
     reason: str
@@ -158,7 +158,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class Choice:
-    """NCCL's choice on a host: the bootstrap's interface and those of NET/Socket."""
+    """The interfaces that NCCL chooses on a host, for the bootstrap and for NET/Socket."""
 
     bootstrap: Chosen | Failure
     net_socket: tuple[Chosen, ...]
@@ -170,7 +170,7 @@ _NO_NAMES: Resolver = Names(own={})
 def choose(
     interfaces: Interfaces, variables: Mapping[str, str], version: Version, names: Resolver = _NO_NAMES
 ) -> Choice | Unknown:
-    """Return NCCL's choice on a host; ``variables`` include those from config files."""
+    """Return NCCL's choice on a host; ``variables`` must include those from NCCL's config files."""
     return _choose(interfaces, variables, versions.behaviour(version), names)
 
 
@@ -182,10 +182,10 @@ def choose_all(
     before_conf_file: Mapping[str, str] | None = None,
     oldest: Version = versions.OLDEST,
 ) -> Choice | Unknown:
-    """Return the choice of all versions from ``oldest`` on; Unknown if their choices differ.
+    """Return the choice that all versions from ``oldest`` on make; Unknown if their choices differ.
 
-    Choices agree if the bootstrap and NET/Socket use the same addresses; messages and result codes are those of the
-    newest version. ``before_conf_file`` has the variables for versions that do not read NCCL_CONF_FILE, if they differ.
+    Choices count as equal if the bootstrap and NET/Socket use the same addresses; messages and result codes are taken
+    from the newest version. ``before_conf_file`` has the variables for versions that do not read NCCL_CONF_FILE.
     """
     older = variables if before_conf_file is None else before_conf_file
     possible = [(since, how) for since, how in versions.CLASSES if since > oldest]
@@ -221,7 +221,7 @@ def _tell(choice: Choice | Unknown) -> str:
 
 
 def _choose(interfaces: Interfaces, variables: Mapping[str, str], how: Behaviour, names: Resolver) -> Choice | Unknown:
-    """Choose as ``bootstrapNetInit`` does (src/bootstrap.cc). If NCCL_COMM_ID is set, its subnet alone decides."""
+    """Choose as ``bootstrapNetInit`` does (src/bootstrap.cc). If NCCL_COMM_ID is set, only its subnet matters."""
     comm_id = variables.get("NCCL_COMM_ID")
     remote = parse_comm_id(comm_id, interfaces, names) if comm_id is not None else None
     if isinstance(remote, Unknown):
@@ -263,13 +263,13 @@ def _find_interfaces(
 
 
 FAMILIES = {"AF_INET": "inet", "AF_INET6": "inet6"}
-"""Values of NCCL_SOCKET_FAMILY; any other value counts as unset (src/misc/socket.cc ``envSocketFamily``)."""
+"""Values of NCCL_SOCKET_FAMILY. Any other value has no effect (src/misc/socket.cc, ``envSocketFamily``)."""
 
 
 def _find(interfaces: Interfaces, spec: Spec, how: Behaviour, family: str | None, reason: str) -> tuple[Chosen, ...]:
-    """Return what ``findInterfaces`` finds, with each name once.
+    """Return the interfaces that ``findInterfaces`` finds, each name once.
 
-    It is in src/misc/socket.cc, from 2.29.2 on in src/os/linux.cc.
+    Source: src/misc/socket.cc, from 2.29.2 on src/os/linux.cc.
     """
     found: dict[str, Chosen] = {}
     for entry in usable(interfaces, family, running_only=how.running_only):
@@ -279,7 +279,7 @@ def _find(interfaces: Interfaces, spec: Spec, how: Behaviour, family: str | None
 
 
 def usable(interfaces: Interfaces, family: str | None, *, running_only: bool) -> list[InterfaceAddress]:
-    """Return the family's addresses on running interfaces, without ``::1`` (127.0.0.1 is kept)."""
+    """Return the family's addresses without ``::1``, although 127.0.0.1 is kept. A ``family`` of None means both."""
     idle = {link.name for link in interfaces.links if "running" not in link.flags} if running_only else set()
     return [
         entry
@@ -291,9 +291,9 @@ def usable(interfaces: Interfaces, family: str | None, *, running_only: bool) ->
 
 
 def _same_subnet(interfaces: Interfaces, remote: Remote) -> tuple[Chosen, ...]:
-    """Return only the first match, as ``ncclFindInterfaceMatchSubnet`` does.
+    """Return only the first interface in the subnet, as ``ncclFindInterfaceMatchSubnet`` does.
 
-    The list, the family and IFF_RUNNING do not matter.
+    NCCL_SOCKET_IFNAME, the address family and IFF_RUNNING do not matter.
     """
     reason = f"on the subnet of NCCL_COMM_ID ({remote.address})"
     hits = (Chosen(e.interface, e.address, reason) for e in interfaces.addresses if on_subnet(e, remote))

@@ -1,4 +1,4 @@
-"""Known faults of NCCL versions (known_bad.json), and those that match a run's log."""
+"""Known bugs in NCCL versions (known_bad.json), and the bugs that may affect the job of a log."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from nccl_doctor.nccl.versions import parse_version
 
 @cache
 def rows() -> tuple[dict[str, Any], ...]:
-    """Known faults; .github/CONTRIBUTING.md explains the rows."""
+    """Return the known bugs; .github/CONTRIBUTING.md explains the fields."""
     return tuple(json.loads((Path(nccl.__path__[0]) / "known_bad.json").read_text("utf-8")))
 
 
 ON_ARM = ("GB10", "GH200", "GB200", "GB300")
-"""Names of GPUs that are on boards with NVIDIA's ARM processors."""
+"""Names of GPUs on boards with ARM processors from NVIDIA."""
 
 
 def fitting(version: str, gpus: Iterable[str], ranks: Mapping[str, int]) -> Iterator[dict[str, Any]]:
-    """Yield the rows that match a version, the names of GPUs, and the number of ranks by host.
+    """Yield the rows that match an NCCL version, GPU names, and the number of ranks on each host.
 
-    GPUs and ranks are those that a log names. A row about a plugin's version or about a variable is left out, since a
-    log rarely shows these.
+    GPUs and ranks are those that a log mentions. Rows about a plugin's version or about a variable are left out, since
+    logs rarely mention these.
     """
     try:
         number = parse_version(version)

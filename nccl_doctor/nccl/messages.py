@@ -1,25 +1,25 @@
-"""Messages of NCCL, RCCL and torch whose meaning is certain: warnings, and errors about a port.
+"""Messages from NCCL, RCCL and torch whose meaning is certain: warnings, and errors about a port.
 
-``messages.json`` has the WARN texts of NVIDIA/nccl at 62 tags (2.3.5 to 2.30.7), grouped by diagnosis, as printf
-templates with their first and last tag. ``benign`` has those after which NCCL continues normally;
-``nccl-unknown-error`` has those that only its developers can act on.
+``messages.json`` contains the WARN texts from NVIDIA/nccl at 62 tags (2.3.5 to 2.30.7), grouped by diagnosis, as printf
+templates with the first and last tag of each. The group ``benign`` has messages after which NCCL continues normally;
+``nccl-unknown-error`` has messages that only NCCL's developers can act on.
 
-``rccl_messages.json`` has those that only RCCL prints (ROCm/rocm-systems, projects/rccl at 2026-11: src/init.cc,
-rccl_wrap.cc, misc, graph, transport), by diagnosis, without releases. Some are errors without a level: ``host:pid:tid
-[dev] [FATAL ERROR]: text`` (src/debug.cc).
+``rccl_messages.json`` contains messages that only RCCL prints (ROCm/rocm-systems, projects/rccl at 2026-11:
+src/init.cc, rccl_wrap.cc, misc, graph, transport), grouped by diagnosis, without releases. Some are errors without a
+level: ``host:pid:tid [dev] [FATAL ERROR]: text`` (src/debug.cc).
 
-Forms of "Address already in use", with the first torch version that has each (torch/csrc/distributed/c10d/socket.cpp,
-TCPStoreLibUvBackend.cpp):
+Forms of "Address already in use", with the first torch version that prints each form
+(torch/csrc/distributed/c10d/socket.cpp, TCPStoreLibUvBackend.cpp):
 
 - up to 1.10: ``RuntimeError: Address already in use``, without the port
 - 1.11: ``The server socket has failed to bind to [::]:29500 (errno: 98 - Address already in use).``, and the same for
-  ``0.0.0.0`` or, where the address has no text, ``?UNKNOWN?``; errno 13 for a port that only root may bind
+  ``0.0.0.0`` or, if the address has no text form, ``?UNKNOWN?``; errno 13 for a port that only root may bind
 - 2.1: ``listen fd 5 is bound to port 29501, expected to be bound to port 29500``
 - 2.2 with libuv, the default since 2.4: ``useIpv6: 0, code: -98, name: EADDRINUSE``, without the port
 - 2.7: the same with ``port: 29500, useIpv6: false`` in front; code -48 on macOS
 
-NCCL's own ``Call to bind failed`` is different: NCCL requests any free port from the kernel (src/misc/socket.cc), so
-the call fails if the ephemeral ports are exhausted.
+NCCL's own ``Call to bind failed`` has another cause: NCCL requests any free port from the kernel (src/misc/socket.cc),
+so the call fails if the ephemeral ports are exhausted.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _LEAST = 8  # a template needs a literal part of this length, otherwise it would
 
 @dataclass(frozen=True)
 class Meaning:
-    """A known warning: its diagnosis, "benign" or "nccl-unknown-error", and the releases that have it.
+    """A known warning: its diagnosis, "benign" or "nccl-unknown-error", and the first and last release that print it.
 
     A release is "" if it is unknown.
     """
@@ -62,7 +62,7 @@ class _Entry:
 
 @lru_cache(2048)
 def meaning(text: str) -> Meaning | None:
-    """Return the meaning of a text after ``NCCL WARN`` or ``Last error:``, if known."""
+    """Return the meaning of a text that follows ``NCCL WARN`` or ``Last error:``; None if it is unknown."""
     by_word = _entries()
     words = {"", *_WORD.findall(text)}
     for _, entry in heapq.merge(*(by_word[word] for word in words if word in by_word), key=lambda pair: pair[0]):
@@ -73,9 +73,9 @@ def meaning(text: str) -> Meaning | None:
 
 @cache
 def _entries() -> dict[str, list[tuple[int, _Entry]]]:
-    """Return the entries, each with its position in the matching order, in a dict.
+    """Return the known warnings, by a word that every text matching the warning contains, or "" if there is none.
 
-    The key is a word that every text matching the entry contains, or "" if there is none.
+    Each warning has its position in the matching order.
     """
     long_enough = (entry for entry in map(_entry, catalogue()) if len(entry.plain) >= _LEAST)
     by_word: dict[str, list[tuple[int, _Entry]]] = {}
@@ -138,7 +138,7 @@ _MEANS: dict[Kind, str] = {
 
 @dataclass(frozen=True)
 class PortError:
-    """An error about a port in a text."""
+    """An error about a port, found in a text."""
 
     # "in-use"; "privileged": for root; "handed-over": a socket for another port; "ephemeral": NCCL's own bind
     kind: Kind
@@ -151,7 +151,7 @@ class PortError:
 
 
 def find_port_error(text: str) -> PortError | None:
-    """Return the port error in a log or in pasted lines, if any."""
+    """Return the port error in a log or in pasted lines, or None."""
     rest = _NCCL.sub("", text)
     for kind, pattern in _WORDINGS:
         match = re.search(pattern, rest, re.DOTALL)

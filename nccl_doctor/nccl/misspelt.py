@@ -1,10 +1,10 @@
-"""Names of variables that nobody reads, and what was meant by them.
+"""Names of variables that no program reads, and the variables that were probably meant.
 
-NCCL, torch and gloo ignore a name that they do not know, so a misspelt one has no effect and leaves no message. A name
-is taken for a misspelt one if its words are those of a known name with a few wrong letters, in another order, without
-the family of NCCL's variables (IB, NET, SOCKET), or with ENABLE for DISABLE. For any other name nothing is suggested,
-because a similar name with a different meaning (NCCL_IB_TIMEOUT for NCCL_TIMEOUT) is worse than none. In a config file,
-a name may also have blanks or "export" before it, which NCCL takes as part of the name.
+NCCL, torch and gloo ignore unknown names, so a misspelt name has no effect and causes no message. A name counts as
+misspelt if its words are those of a known name with a few wrong letters, in another order, without the family of
+NCCL's variables (IB, NET, SOCKET), or with ENABLE for DISABLE. For any other name, nothing is suggested, because a
+similar name with a different meaning (NCCL_IB_TIMEOUT for NCCL_TIMEOUT) is worse than no suggestion. In a config file,
+a name may also follow blanks or "export", which NCCL treats as part of the name.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _GLOOS = (
     " ENABLE_RANK_AS_SEQUENCE_NUMBER"
 )
 GLOO_NAMES = frozenset(f"GLOO_{part}" for part in _GLOOS.split())
-"""Variables of gloo and of torch's backend for it, as found in the libraries of torch 2.13."""
+"""Variables of gloo and of torch's gloo backend, as found in the libraries of torch 2.13."""
 
 ALIKE = 0.75  # difflib's ratio from which a word counts as a misspelt other one: DEBGU, DEBUG
 ALIKE_AS_A_WHOLE = 0.9  # the same of names without underscores: GIDINDXE, GIDINDEX
@@ -48,14 +48,14 @@ Words = tuple[str, ...]
 
 @dataclass(frozen=True)
 class Meant:
-    """A variable that a misspelt name probably stands for; ``opposite``: it needs the opposite value."""
+    """The variable that a misspelt name probably stands for. ``opposite`` means that the opposite value is needed."""
 
     name: str
     opposite: bool = False
 
 
 def reader(name: str) -> str | None:
-    """Return whose variable the name seems to be: NCCL's, torch's or gloo's; None for others."""
+    """Return which library's variable the name seems to be: "NCCL", "torch" or "gloo"; None for other names."""
     first, _, rest = _bare(name).partition("_")
     if _of_torch(name) is not None:
         return "torch"
@@ -67,7 +67,7 @@ def reader(name: str) -> str | None:
 
 
 def _of_torch(name: str) -> str | None:
-    """Return the torch variable whose first two words are misspelt: TORH_NCCL_…, TORCH_NCLL_…."""
+    """Return the torch variable meant by a name that misspells the first two words, such as TORH_NCCL_…."""
     first, second, rest = (*_bare(name).split("_", 2), "", "")[:3]
     right = f"TORCH_NCCL_{rest}"
     return right if right in TORCH_NAMES and _is_alike(first, "TORCH") and _is_alike(second, "NCCL") else None
@@ -76,7 +76,7 @@ def _of_torch(name: str) -> str | None:
 def is_known(name: str) -> bool:
     """Return whether NCCL, a plugin, torch, gloo or a build reads the variable.
 
-    This is also true if nothing here says whose variable it is.
+    The result is also True if the name does not look like a variable of NCCL, torch or gloo.
     """
     if reader(name) != "NCCL":
         return reader(name) is None or name in TORCH_NAMES or name in GLOO_NAMES
@@ -85,7 +85,7 @@ def is_known(name: str) -> bool:
 
 
 def meant(name: str) -> Meant | None:
-    """Return the known variable that was probably meant; None if none is close or several are."""
+    """Return the known variable that was probably meant; None if no name or more than one is similar."""
     same = HABITS.get(_bare(name), f"NCCL_{_bare(name).partition('_')[2]}")
     if same in register():
         return Meant(same)
@@ -106,7 +106,7 @@ def meant(name: str) -> Meant | None:
 
 
 def advice(name: str) -> str | None:
-    """Return how to set a time limit or port that has no such variable; None for other names."""
+    """Return advice on setting a timeout or port for which no variable exists; None for other names."""
     if reader(name) == "gloo":
         return None
     words = _words(name)
@@ -124,12 +124,12 @@ def _known(*, gloo: bool) -> dict[str, Words]:
 
 
 def _bare(name: str) -> str:
-    """Return the name in capitals, without blanks and anything before them."""
+    """Return the name in capitals, without anything before its last blank."""
     return name.upper().split()[-1] if name.strip() else ""
 
 
 def _words(name: str) -> Words:
-    """Return the words after those that say whose variable it is, in a uniform spelling."""
+    """Return the words of a name in a uniform spelling, without the prefixes TORCH, NCCL, FR and GLOO."""
     words = _bare(name).replace("IF_NAME", "IFNAME").split("_")
     while words and words[0] in ("TORCH", "NCCL", "FR", "GLOO"):
         del words[0]

@@ -1,10 +1,9 @@
-"""Answers from NCCL's RAS service (``ncclras``, port 28028): communicators, ranks, counts, and missing processes.
+"""Parsers for answers from NCCL's RAS service (``ncclras``, port 28028).
 
-They are text since NCCL 2.24, or JSON (``SET FORMAT json``) since 2.28.7 (src/ras/client_support.cc). The text names
-only the ranks of small groups and never the healthy ones; JSON names all ranks, but not processes without a known
-communicator.
-
-Answers come from a host, so only numbers in range and short plain words are accepted.
+An answer describes communicators, ranks, operation counts and missing processes. It is text since NCCL 2.24, or JSON
+(``SET FORMAT json``) since 2.28.7 (src/ras/client_support.cc). Text names only the ranks of small groups and never
+healthy ranks; JSON names all ranks, but no processes without a known communicator.
+Only numbers in range and short plain words are accepted, because answers come from a host.
 """
 
 from __future__ import annotations
@@ -23,12 +22,12 @@ from nccl_doctor.text.hostlist import grouped
 
 
 class MalformedAnswerError(ValueError):
-    """Error for text that is not an answer of RAS; its message is one sentence."""
+    """Raised for text that is not an answer from RAS. The message is one sentence."""
 
 
 @dataclass(frozen=True)
 class RasProcess:
-    """A process of the job; ``host`` is its address in NCCL's bootstrap."""
+    """A process of the job. ``host`` is its address in NCCL's bootstrap."""
 
     host: str
     pid: int
@@ -37,7 +36,7 @@ class RasProcess:
 
 @dataclass(frozen=True)
 class RasRank:
-    """A rank of a communicator; values are None if RAS has no information about its process."""
+    """A rank of a communicator. Values are None if RAS has no information about the rank's process."""
 
     rank: int
     host: str | None = None
@@ -51,7 +50,7 @@ class RasRank:
 
 @dataclass(frozen=True)
 class RankGroup:
-    """Ranks of one communicator that share a value in which the communicator's ranks differ."""
+    """Ranks of one communicator that have the same value of ``topic``, in which the communicator's ranks differ."""
 
     topic: str  # a collective's name ("AllReduce"; "collective" in NCCL 2.24 and 2.25), "status" or "error"
     value: int | str  # collectives launched, a status, or NCCL's name of an error
@@ -61,7 +60,7 @@ class RankGroup:
 
 @dataclass(frozen=True)
 class Communicator:
-    """A communicator and its ranks; ``hash`` has 16 hexadecimal digits, as NCCL prints it."""
+    """A communicator and its ranks. ``hash`` has 16 hexadecimal digits, as NCCL prints it."""
 
     hash: str
     # None in text, which says it of groups of communicators only; ``ranks``: all that answered; JSON only
@@ -72,14 +71,14 @@ class Communicator:
     groups: tuple[RankGroup, ...] = ()  # how the ranks differ, largest group first; empty if they agree
 
     def launched(self) -> dict[str, tuple[RankGroup, ...]]:
-        """Return collectives with different counts, each with its groups of ranks, furthest behind first."""
+        """Return the collectives with unequal launch counts, each with its groups of ranks, lowest count first."""
         found = grouped((group.topic, group) for group in self.groups if isinstance(group.value, int))
         return {topic: tuple(sorted(groups, key=lambda one: int(one.value))) for topic, groups in found.items()}
 
 
 @dataclass(frozen=True)
 class RasAnswer:
-    """An answer of the service."""
+    """An answer from the RAS service."""
 
     nccl_version: str = ""
     communicators: tuple[Communicator, ...] = ()
@@ -217,7 +216,7 @@ _IN_PROGRESS = 7
 _MISSING_COMMA = re.compile(r"([}\d])(\s*)(?=\{|\"status\")")  # of missing ranks, and between them: 2.28.7 to 2.28.9
 
 _MOST_VALUES, _MOST_CONTAINERS, _DEEPEST = 2_000_000, 200_000, 8
-"""Limits for an answer: a rank has three objects and some thirty values, and RAS sends at most 8 MiB."""
+"""Limits for an answer. A rank has three objects and about thirty values, and RAS sends at most 8 MiB."""
 _MOST_TOPICS = 64  # names of collectives, of all ranks together: NCCL knows a dozen
 
 _Count = Annotated[int, Field(ge=0, lt=1 << 64)]
@@ -296,7 +295,7 @@ class _Answer(BaseModel):
 
 
 def parse_json(text: str) -> RasAnswer:
-    """Return the answer to ``STATUS`` after ``SET FORMAT json``, or raise the errors of :func:`parse`."""
+    """Parse RAS's answer to ``STATUS`` after ``SET FORMAT json``; raise the same errors as :func:`parse`."""
     try:
         refuse_crowded(text.encode(errors="replace"), values=_MOST_VALUES, containers=_MOST_CONTAINERS, depth=_DEEPEST)
         try:
@@ -338,9 +337,9 @@ _MOST_LINES = 200_000  # lines of a report: more than fit into the 8 MiB that ar
 
 
 def parse(text: str) -> RasAnswer:
-    """Return RAS's answer to ``STATUS`` or ``VERBOSE STATUS``, in either format.
+    """Parse RAS's answer to ``STATUS`` or ``VERBOSE STATUS``, in text or JSON form.
 
-    It may raise CrowdedError or MalformedAnswerError.
+    Raises CrowdedError for an answer that is too large, and MalformedAnswerError for other invalid answers.
     """
     if text.lstrip().startswith("{"):
         return parse_json(text)

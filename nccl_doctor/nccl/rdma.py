@@ -1,15 +1,15 @@
-"""NCCL's list of RDMA devices as a pure function: numbers, NCCL_IB_HCA, fused devices, and the GID of each port.
+"""NCCL's list of RDMA devices as a pure function: order, NCCL_IB_HCA, fused devices, and the GID of each port.
 
-Rules of NCCL 2.18 to 2.30.7: src/transport/net_ib.cc, from 2.29.2 net_ib/init.cc and net_ib/connect.cc
-(``ncclIbInitDevices``, ``ncclIbGetGidIndex``), src/misc/utils.cc ``parseStringList``, and from 2.24 src/graph/topo.cc
-``ncclTopoAutoMerge``. A port is in the list if it is ACTIVE, its link layer is InfiniBand or Ethernet, and NCCL_IB_HCA
-accepts it. A port that is down is missing, and those after it move up. NCCL_IB_HCA filters but does not order.
-
-Compared with the real library, which lists simulated devices without a GPU (scripts/rdma-fuzz): 2.21.5 fuses the same
-ports, and 2.26 to 2.32.3 list the same ports in the same order and choose the same GIDs; NCCL_IB_SORT_MERGE_NICS and
-NCCL_IB_RAIL_POLICY of 2.32 change neither. Before 2.26, comparing an empty entry ends the connection with an error.
-
-The kernel lists devices in the order of their registration, which the numbers of /dev/infiniband/uverbsN show.
+The rules are those of NCCL 2.18 to 2.30.7: ``ncclIbInitDevices`` and ``ncclIbGetGidIndex`` in src/transport/net_ib.cc
+(from 2.29.2 on in net_ib/init.cc and net_ib/connect.cc), ``parseStringList`` in src/misc/utils.cc, and, from 2.24 on,
+``ncclTopoAutoMerge`` in src/graph/topo.cc. A port is in the list if it is ACTIVE, its link layer is InfiniBand or
+Ethernet, and NCCL_IB_HCA accepts it. A port that is down is not listed, so later ports move up. NCCL_IB_HCA filters but
+does not order.
+The model was compared with the real library, which lists simulated devices without a GPU (scripts/rdma-fuzz): 2.21.5
+fuses the same ports, and 2.26 to 2.32.3 list the same ports in the same order and choose the same GIDs, regardless of
+NCCL_IB_SORT_MERGE_NICS and NCCL_IB_RAIL_POLICY in 2.32. Before 2.26, an empty GID entry ends the connection with an
+error when it is compared.
+The kernel lists devices in the order of registration, as the numbers in /dev/infiniband/uverbsN show.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ LINK_LOCAL = 0xFE80 << 48  # the upper half of fe80::/64
 
 @lru_cache(4096)
 def address_of(gid: str) -> ipaddress.IPv6Address:
-    """Return the 16 bytes of a GID in the kernel's notation; zeros if it is invalid."""
+    """Return a GID, written as the kernel prints it, as an IPv6 address; "::" if it is invalid."""
     try:
         return ipaddress.IPv6Address(gid)
     except ValueError:
@@ -51,31 +51,30 @@ def address_of(gid: str) -> ipaddress.IPv6Address:
 
 
 def ip_of(gid: RdmaGid) -> Address:
-    """Return the address in a GID: IPv4 if it is a mapped one."""
+    """Return the IP address in a GID: IPv4 if the GID is an IPv4-mapped address, otherwise IPv6."""
     whole = address_of(gid.gid)
     return whole.ipv4_mapped or whole
 
 
 def _is_v4(number: ipaddress.IPv6Address) -> bool:
-    """Return whether a GID is a mapped IPv4 address, including multicast ones (``getGidAddrFamily``)."""
+    """Return whether a GID is an IPv4-mapped address, unicast or multicast (NCCL's ``getGidAddrFamily``)."""
     return int(number) >> 32 in (0xFFFF, 0xFF0E << 80 | 0xFFFF)
 
 
 def is_usable(gid: RdmaGid | None) -> bool:
-    """Return whether a GID is neither empty nor link-local."""
     number = int(address_of(gid.gid)) if gid is not None else 0
     return number != 0 and number >> 64 != LINK_LOCAL
 
 
 def roce_version(gid: RdmaGid | None) -> int:
-    """Return the RoCE version, 2 or 1; -1 if the kernel does not report it."""
+    """Return the RoCE version of a GID, 2 or 1; -1 if the kernel does not report it."""
     kind = gid.type if gid is not None else None
     return 2 if kind == "RoCE v2" else 1 if kind == "IB/RoCE v1" else -1
 
 
 @dataclass(frozen=True)
 class GidChoice:
-    """The GID index that NCCL uses on a port; ``entry`` is None if the port's GID table has nothing at that index."""
+    """The GID index that NCCL uses on a port. ``entry`` is None if the port's GID table is empty at that index."""
 
     index: int
     entry: RdmaGid | None
@@ -88,7 +87,7 @@ BEYOND = 31  # entries after the last one in use that the probe reads, too (prob
 
 
 def choose_gid(port: RdmaPort, variables: Variables, version: Version) -> GidChoice:
-    """Return the choice on a port (``ncclIbGetGidIndex``)."""
+    """Return the GID that NCCL chooses on a port (``ncclIbGetGidIndex``)."""
     table = {gid.index: gid for gid in port.gids}
     infiniband = port.link_layer == "InfiniBand"
     if infiniband and version >= FLID_INDEX:
@@ -120,7 +119,7 @@ EMPTY = "::"  # an empty entry reads as this address, which is IPv6
 
 
 def _search(table: Mapping[int, RdmaGid], count: int, variables: Variables, version: Version) -> int:
-    """Return the result of ``ncclUpdateGidIndex`` for the whole table, which stays 0 without a match."""
+    """Return the index that ``ncclUpdateGidIndex`` chooses from the whole table, or 0 if no entry matches."""
     v4 = variables.get("NCCL_IB_ADDR_FAMILY") != "AF_INET6"
     roce = integer(variables, "NCCL_IB_ROCE_VERSION_NUM", 2, version)
     span = _range(variables.get("NCCL_IB_ADDR_RANGE", ""), v4=v4)
@@ -141,7 +140,7 @@ def _search(table: Mapping[int, RdmaGid], count: int, variables: Variables, vers
 
 
 def _range(text: str, *, v4: bool) -> ipaddress.IPv4Network | ipaddress.IPv6Network | None:
-    """Return NCCL_IB_ADDR_RANGE; None (every address) if it is not a range of the family."""
+    """Return NCCL_IB_ADDR_RANGE as a network; None (every address) if it is not a range of this address family."""
     if "/" not in text:
         return None
     try:
@@ -152,7 +151,7 @@ def _range(text: str, *, v4: bool) -> ipaddress.IPv4Network | ipaddress.IPv6Netw
 
 @dataclass(frozen=True)
 class Entry:
-    """A port in NCCL's list, ``[index]`` of "NET/IB : Using"."""
+    """A port in NCCL's list. ``index`` is the number in brackets in NCCL's log line "NET/IB : Using"."""
 
     index: int
     device: RdmaDevice
@@ -166,7 +165,7 @@ class Entry:
 
     @property
     def label(self) -> str:
-        """``mlx5_0``, with the port number if the device has several ports."""
+        """The device's name, such as ``mlx5_0``, with the port number if the device has several ports."""
         return f"{self.device.name}:{self.port.number}" if len(self.device.ports) > 1 else self.device.name
 
     @property
@@ -181,7 +180,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Nic:
-    """A device as channels use it: a port of the list, or several fused ports."""
+    """A NIC as NCCL's channels use it: one port of the list, or several fused ports."""
 
     members: tuple[Entry, ...]
 
@@ -191,7 +190,7 @@ class Nic:
 
 @dataclass(frozen=True)
 class RdmaList:
-    """A host's devices as NCCL lists them; ``off`` is the reason if it uses none."""
+    """A host's RDMA devices as NCCL lists them. If NCCL uses none, ``off`` is the reason."""
 
     devices: tuple[RdmaDevice, ...]
     variables: Variables = field(hash=False)
@@ -204,7 +203,7 @@ class RdmaList:
 
     @cached_property
     def present(self) -> tuple[tuple[RdmaDevice, RdmaPort], ...]:
-        """Ports that NCCL would use if NCCL_IB_HCA accepted them."""
+        """The ports that NCCL would use if NCCL_IB_HCA were not set."""
         up = ((device, port) for device in self._in_order() if device.problem is None for port in device.ports)
         return tuple((device, port) for device, port in up if port.state == "ACTIVE" and port.link_layer in LAYERS)
 
@@ -226,15 +225,15 @@ class RdmaList:
 
     @property
     def untold(self) -> str | None:
-        """A variable of 2.32 that orders or fuses devices in an unknown way; None if none is set."""
+        """A variable new in 2.32 that is set and orders or fuses devices in an unknown way; None if none is set."""
         named = (name for name in UNTOLD if self.version >= UNTOLD_SINCE and self.variables.get(name))
         return next((f"{name}={self.variables[name]}" for name in named), None)
 
     @cached_property
     def refused(self) -> Entry | None:
-        """The first entry whose GID index is beyond its port's table.
+        """The first entry whose GID index is beyond the end of its port's table; None before NCCL 2.31.
 
-        Because of it, NCCL uses no device from 2.31 on. Since 2.31 ``ncclIbInitDevices`` queries each port's GID
+        Because of this entry, NCCL uses no RDMA device: since 2.31, ``ncclIbInitDevices`` queries each port's GID
         (net_ib/init.cc) and fails if there is none.
         """
         asked = self.entries if self.version >= GID_READ_AT_INIT else ()
@@ -252,14 +251,13 @@ class RdmaList:
 
     @cached_property
     def down(self) -> tuple[tuple[RdmaDevice, RdmaPort], ...]:
-        """Ports that NCCL_IB_HCA accepts but that are down."""
         every = ((device, port) for device in self._in_order() for port in device.ports)
         accepted = (pair for pair in every if self.off is None and self.spec.accepts(pair[0].name, pair[1].number))
         return tuple((d, p) for d, p in accepted if p.state != "ACTIVE" and p.link_layer in (*LAYERS, None))
 
     @cached_property
     def closed(self) -> tuple[RdmaDevice, ...]:
-        """Devices with an active port that NCCL can't open, among those that NCCL_IB_HCA accepts."""
+        """The devices that NCCL_IB_HCA accepts and that have an active port, but that NCCL can't open."""
         shut = (device for device in self._in_order() if self.off is None and device.problem is not None)
         return tuple(
             device
@@ -272,7 +270,7 @@ class RdmaList:
 
     @cached_property
     def nics(self) -> tuple[Nic, ...]:
-        """The devices that channels use, with fused ports as one, in the list's order."""
+        """The NICs that NCCL's channels use, in the list's order; fused ports count as one NIC."""
         return fuse(self.entries, self.variables, self.version)
 
     def _in_order(self) -> list[RdmaDevice]:
@@ -284,7 +282,7 @@ class RdmaList:
 
 
 def list_rdma(devices: Sequence[RdmaDevice], variables: Variables, version: Version | None) -> RdmaList:
-    """Return a host's devices as this version of NCCL lists them, or the newest if it is unknown."""
+    """Return a host's RDMA devices as this version of NCCL lists them, or as the newest does if ``version`` is None."""
     return RdmaList(tuple(devices), variables, version or NEWEST, _off(variables))
 
 
@@ -300,7 +298,7 @@ def _pci_number(device: RdmaDevice) -> int:
 
 
 LEVELS = ("LOC", "PORT", "PIX", "PXB", "P2C", "PXN", "PHB", "SYS")
-"""Values of NCCL_NET_MERGE_LEVEL, nearest first (src/graph/topo.cc ``nicPathKvList``)."""
+"""Values of NCCL_NET_MERGE_LEVEL, from near to far (src/graph/topo.cc, ``nicPathKvList``)."""
 
 
 def fuse(entries: Sequence[Entry], variables: Variables, version: Version) -> tuple[Nic, ...]:
@@ -315,14 +313,14 @@ def fuse(entries: Sequence[Entry], variables: Variables, version: Version) -> tu
 
 
 def _card(device: RdmaDevice, *, vfs: bool) -> tuple[str, ...]:
-    """Return the PCI path with function 0, and device 0 if virtual functions count as part of their card."""
+    """Return the PCI path with function 0, and also device 0 if virtual functions count as part of their card."""
     *way, own = device.pci or ("",)
     zeroed = re.sub(r"(:)..\.(.)$" if vfs else r"(\.)(.)$", r":00.0" if vfs else r".0", own)
     return (*way, zeroed)
 
 
 def _by_card(entries: Iterable[Entry], *, vfs: bool) -> list[list[Entry]]:
-    """Fuse ports as 2.20 to 2.23 do: at most two ports of one card, chip and link layer."""
+    """Fuse ports as NCCL 2.20 to 2.23 do: at most two ports of the same card, chip and link layer."""
     groups: list[list[Entry]] = []
 
     def same(first: Entry, other: Entry) -> bool:
@@ -336,9 +334,9 @@ def _by_card(entries: Iterable[Entry], *, vfs: bool) -> list[list[Entry]]:
 
 
 def _by_path(entries: Sequence[Entry], variables: Variables, version: Version, *, vfs: bool) -> list[list[Entry]]:
-    """Fuse ports as 2.24 and later versions do.
+    """Fuse ports as NCCL 2.24 and later versions do.
 
-    Those in NCCL_NET_FORCE_MERGE come first, then all within the level's distance of the first port.
+    Ports in NCCL_NET_FORCE_MERGE are fused first, then all ports within the merge level's distance of the first port.
     """
     groups = list(_forced(entries, variables))
     forced = {entry.index for group in groups for entry in group}
@@ -379,7 +377,7 @@ def _forced(entries: Sequence[Entry], variables: Variables) -> Iterator[list[Ent
 
 
 def _distance(first: Entry, other: Entry, *, vfs: bool) -> int:
-    """Return the distance between two devices, as an index into LEVELS."""
+    """Return the distance between two devices as an index into LEVELS."""
     here, there = first.device, other.device
     if here.pci and there.pci and _card(here, vfs=vfs) == _card(there, vfs=vfs):
         return LEVELS.index("PORT")

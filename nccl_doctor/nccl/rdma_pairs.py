@@ -1,9 +1,9 @@
 """Pairs of RDMA devices that NCCL connects between two hosts, and whether they can communicate.
 
-Channel c of one host is connected to channel c of the next, so devices are paired by their places in each host's list,
-and so are the members of fused devices. NCCL does not check whether two devices can reach each other; a RoCE queue pair
-resolves its peer's address over the network interface that has the pair's own address. Only with
-NCCL_IB_SUBNET_AWARE_ROUTING=1 (from 2.30.7) does each side choose a device in a network of the other.
+Channel c of one host is connected to channel c of the next host, so devices are paired by their positions in each
+host's list, and so are the members of fused devices. NCCL does not check whether two devices can reach each other; a
+RoCE queue pair resolves its peer's address over the network interface that has the queue pair's own address. Only with
+NCCL_IB_SUBNET_AWARE_ROUTING=1 (from 2.30.7 on) does each side choose a device in one of the other side's networks.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ LISTED = 2  # members of the listening device whose GIDs the other side receives
 
 
 class Cause(Enum):
-    """Reason why two devices can't communicate."""
+    """Why two devices can't communicate."""
 
     LAYER = "link layer"
     GID = "GID"  # the index is empty on one side, or of another type or family
@@ -45,7 +45,7 @@ class Cause(Enum):
 
 @dataclass(frozen=True)
 class Talk:
-    """The answer for two devices, its evidence, and the reason if they can't communicate."""
+    """Whether two devices can communicate, with the evidence, and with the cause if they can't."""
 
     answer: Reachable
     why: str
@@ -54,7 +54,7 @@ class Talk:
 
 @dataclass(frozen=True)
 class Side:
-    """A host: its list, addresses and routes."""
+    """A host's addresses and routes, and its list of RDMA devices."""
 
     nccl: HostNccl
     rdma: RdmaList
@@ -64,7 +64,7 @@ class Side:
         return self.nccl.host
 
     def network(self, entry: Entry) -> Network | None:
-        """Return the network of a port's GID, the widest if its address occurs twice; None if unknown."""
+        """Return the network of a port's GID, the widest if several have the GID's address; None if unknown."""
         gid = entry.gid.entry
         if gid is None or not entry.is_roce or not is_usable(gid):
             return None
@@ -73,7 +73,7 @@ class Side:
 
 @dataclass(frozen=True)
 class Pair:
-    """Two ports that a channel connects; ``place`` is the position of their devices in both lists."""
+    """Two ports that a channel connects. ``place`` is the position of their devices in both hosts' lists."""
 
     source: str
     target: str
@@ -84,7 +84,6 @@ class Pair:
 
 
 def can_talk(a: Side, here: Entry, b: Side, there: Entry, mesh: Mesh | None = None) -> Talk:
-    """Return whether two ports can communicate in both directions."""
     if here.port.link_layer != there.port.link_layer:
         kinds = (f"{one} is {'RoCE' if one.is_roce else 'InfiniBand'}" for one in (here, there))
         return Talk(Reachable.NO, " and ".join(kinds), Cause.LAYER)
@@ -104,7 +103,7 @@ def can_talk(a: Side, here: Entry, b: Side, there: Entry, mesh: Mesh | None = No
 
 
 def _unlike(here: Entry, there: Entry) -> str | None:
-    """Return how two GIDs differ in properties that must be the same."""
+    """Return the types of two GIDs if they differ, or which GID is missing; None if the GIDs match."""
     one, other = here.gid.entry, there.gid.entry
     if one is None or other is None:
         return f"GID index {(here if one is None else there).gid.index} is empty"
@@ -142,7 +141,7 @@ def _by_fabric(a: Side, here: Entry, b: Side, there: Entry) -> Talk:
 
 
 def _by_way(a: Side, here: Entry, b: Side, there: Entry, mesh: Mesh | None) -> Talk:
-    """Return the path of packets from a's port to b's: as observed, or else by a's routes."""
+    """Return whether packets get from a's port to b's, as observed, or else according to a's routes."""
     gid, target = here.gid.entry, there.gid.entry
     assert gid is not None, "_unlike has seen to it"
     assert target is not None, "likewise"
@@ -164,9 +163,9 @@ ARP_S = 2.0
 
 
 def is_unanswered(dial: RdmaDial) -> bool:
-    """Return whether the kernel's address resolution (ARP) got no answer, which takes three seconds.
+    """Return whether ARP got no answer, which the kernel reports after three seconds.
 
-    A packet filter's REJECT gives the same error at once, but affects only TCP, since RDMA packets bypass it.
+    A packet filter's REJECT causes the same error at once, but only for TCP, because RDMA packets bypass the filter.
     """
     return dial.outcome == "no-route" and dial.seconds is not None and dial.seconds >= ARP_S
 
@@ -176,7 +175,7 @@ def _holds(net: Network, address: Address) -> bool:
 
 
 def _by_route(a: Side, gid: RdmaGid, net: Network, to: Address) -> Talk:
-    """Return whether a port's own interface has a route to another network."""
+    """Return whether the port's own interface has a route to an address in another network."""
     if roce_version(gid) == 1:
         return Talk(Reachable.NO, f"RoCE v1 leaves no network: {to} is not in {net}", Cause.NETWORK)
     if isinstance(a.nccl.routes, Unknown):
@@ -191,7 +190,7 @@ def _by_route(a: Side, gid: RdmaGid, net: Network, to: Address) -> Talk:
 
 
 def joined(a: Side, b: Side) -> Iterator[tuple[int, Entry, Entry]]:
-    """Yield the pairs of ports, one on each host, that NCCL's channels connect, with the index of their NIC."""
+    """Yield the pairs of ports, one on each host, that NCCL's channels connect, with the position of their NICs."""
     for place, (one, other) in enumerate(zip(a.rdma.nics, b.rdma.nics, strict=False)):
         here, there = _by_subnet(a, one, b, other) if _aware(a) and _aware(b) else (one, other)
         for turn in range(max(len(here.members), len(there.members))):
@@ -206,9 +205,9 @@ def _aware(side: Side) -> bool:
 
 
 def _by_subnet(a: Side, own: Nic, b: Side, other: Nic) -> tuple[Nic, Nic]:
-    """Return the connecting side's device and the listener's.
+    """Return the device of the connecting host and the device of the listening host.
 
-    The first is chosen by the listener's networks, the second by the networks of the first.
+    The first is chosen by the listener's networks, and the second by the networks of the first.
     """
     here = _sharing(a, own, other)
     return here, _sharing(b, other, here)
@@ -236,7 +235,7 @@ def _subnet(entry: Entry, length: int) -> tuple[int, int] | None:
 
 @dataclass(frozen=True)
 class Way:
-    """The path of packets from a port's interface to another's address; ``apart``: the main table has no route."""
+    """A path from a port's interface to another port's address; ``apart``: the main routing table has no route."""
 
     src: str
     dst: str
@@ -248,19 +247,19 @@ class Way:
 
 @dataclass(frozen=True)
 class ClusterRdma:
-    """The device lists of all hosts for which they are known."""
+    """The RDMA device lists of all hosts for which they are known."""
 
     sides: Mapping[str, Side]
     mesh: Mesh | None
 
     @property
     def having(self) -> tuple[str, ...]:
-        """The hosts where NCCL finds an RDMA device."""
+        """The hosts on which NCCL finds an RDMA device."""
         return tuple(name for name, side in self.sides.items() if side.rdma.entries)
 
     @property
     def ways(self) -> Iterator[Way]:
-        """The paths of packets between RoCE ports, in both directions, for pairs with matching GIDs."""
+        """The paths of packets between RoCE ports in both directions, for all pairs with matching GIDs."""
         for pair in self.pairs:
             if pair.here.is_roce and pair.talk.cause in (None, Cause.NETWORK, Cause.SILENT):
                 for src, one, dst, other in (
@@ -274,7 +273,7 @@ class ClusterRdma:
 
     @cached_property
     def pairs(self) -> tuple[Pair, ...]:
-        """Pairs of devices that channels connect, between the compared hosts."""
+        """The pairs of ports that channels connect; in large clusters, only for some pairs of hosts."""
         return tuple(
             Pair(a.host, b.host, place, here, there, can_talk(a, here, b, there, self.mesh))
             for a, b in self._compared()
@@ -283,12 +282,11 @@ class ClusterRdma:
 
     @cached_property
     def unreachable(self) -> tuple[Pair, ...]:
-        """Pairs that can't connect for a reason other than their GIDs."""
         return tuple(p for p in self.pairs if p.talk.answer is Reachable.NO and p.talk.cause is not Cause.GID)
 
     @cached_property
     def at_fault(self) -> tuple[tuple[tuple[str, ...], tuple[Pair, ...]], ...]:
-        """Hosts at fault for pairs that can't connect, with these pairs; both hosts if it is unknown which."""
+        """Hosts at fault for pairs that can't connect, with these pairs; both hosts if it is unknown which one is."""
         failed = {(pair.source, pair.target) for pair in self.unreachable}
         found: list[tuple[tuple[str, ...], tuple[Pair, ...]]] = []
         for group in groups(failed):
@@ -299,7 +297,7 @@ class ClusterRdma:
         return tuple(found)
 
     def lasting(self) -> dict[str, str] | None:
-        """Return, by host, an NCCL_IB_HCA that pairs devices of one network; None if that leaves no device."""
+        """Return values of NCCL_IB_HCA, by host, that pair devices in one network; None if that leaves no device."""
         keys = {name: [_meeting(side, entry) for entry in side.rdma.entries] for name, side in self.sides.items()}
         if not keys or any(key is None for own in keys.values() for key in own):
             return None
@@ -321,7 +319,7 @@ class ClusterRdma:
         )
 
     def with_variables(self, more: Mapping[str, Mapping[str, str]]) -> ClusterRdma:
-        """Return the cluster's RDMA lists with these additional variables, by host."""
+        """Return a copy of the cluster's device lists with additional variables, which are given by host."""
         sides = {
             name: replace(
                 side,
@@ -333,13 +331,13 @@ class ClusterRdma:
 
     @property
     def works(self) -> bool:
-        """True if all hosts have the same number of devices, each with a GID and a partner."""
+        """True if all hosts have the same number of devices, and each device has a GID and can reach its partners."""
         counts = {len(side.rdma.entries) for side in self.sides.values()}
         return len(counts) == 1 and counts != {0} and not (self.unreachable or self.gid_faults)
 
     @cached_property
     def gid_faults(self) -> tuple[tuple[str, Entry, str], ...]:
-        """Host, port and fault of each GID that is missing, or has a different type from most at its place."""
+        """Host, port and fault of each GID that is missing, or unlike most of the GIDs at the same position."""
         return tuple(itertools.chain.from_iterable(self._gids_at(place) for place in range(self._most)))
 
     @property
@@ -372,9 +370,9 @@ class ClusterRdma:
 
 
 def _meeting(side: Side, entry: Entry) -> object:
-    """Return a key that ports share if no gateway is between them.
+    """Return a value that is equal for ports without a gateway between them.
 
-    It is None if it is unknown, or if no list can name the device.
+    The result is None if it is unknown, or if NCCL_IB_HCA cannot contain the device's name.
     """
     if not NAME.fullmatch(entry.device.name):
         return None

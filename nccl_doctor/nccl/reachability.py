@@ -1,10 +1,10 @@
-"""Reachability of the addresses that NCCL chose, from routes and the port mesh.
+"""Whether other hosts can reach the addresses that NCCL chose, according to routes and the port mesh.
 
-There is no list of bad names: docker0 is as good as any interface whose address the other hosts reach.
+Names of interfaces play no role: docker0 is as good as any interface whose address the other hosts reach.
 
-All hosts are asked about an address, or in a large cluster those whose answers may differ.
+Reachability of an address is determined from all hosts, or in a large cluster from hosts whose results may differ.
 
-One verdict per pair would mean 16 million for 4,096 hosts, but hosts with the same routes give the same answer.
+Testing every pair would take 16 million tests for 4,096 hosts, but hosts with the same routes give the same result.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ LOST = ("timed-out", "no-route", "unreachable")  # outcomes of a dial that reach
 
 
 class Reachable(Enum):
-    """Answers to the question whether an address can be reached; UNSURE: nothing shows it."""
+    """Whether an address can be reached; UNSURE means that there is no evidence either way."""
 
     YES = "yes"
     NO = "no"
@@ -37,7 +37,7 @@ class Reachable(Enum):
 
 
 class Cause(Enum):
-    """Causes of unreachability; SILENT: the host answers only in another subnet."""
+    """Why an address can't be reached. SILENT means that the host answers only in another subnet."""
 
     LOOPBACK = "loopback"
     OWN_ADDRESS = "own address"
@@ -48,7 +48,7 @@ class Cause(Enum):
 
 @dataclass(frozen=True)
 class PairReach:
-    """The answer for ``source`` and an address, its evidence, and the cause if it is unreachable."""
+    """Whether ``source`` can reach an address, with the evidence, and with the cause if it can't."""
 
     source: str
     answer: Reachable
@@ -57,7 +57,6 @@ class PairReach:
 
 
 def reach(source: HostNccl, target: HostNccl, address: str, mesh: Mesh | None) -> PairReach:
-    """Return whether ``source`` can connect to the address that ``target`` uses."""
     there = address_of(address)
     if source.machine is not None and source.machine == target.machine:
         return PairReach(source.host, Reachable.YES, "the same machine")
@@ -123,24 +122,23 @@ def _is_island(source: HostNccl, target: HostNccl, there: str) -> bool:
 
 @dataclass(frozen=True)
 class Reachability:
-    """Reachability of one address of a host from the other hosts."""
+    """Whether each of the other hosts can reach one address of a host."""
 
     verdicts: tuple[PairReach, ...]
 
     @property
     def is_lost(self) -> bool:
-        """True if some hosts can't reach the address and none provably can, so that it is at fault."""
+        """True if at least one host can't reach the address and none provably can, so the address is at fault."""
         answers = {verdict.answer for verdict in self.verdicts}
         return Reachable.NO in answers and Reachable.YES not in answers
 
     @property
     def is_unsure(self) -> bool:
-        """True if no host provably reaches the address or fails to."""
+        """True if it is unknown for every host whether it can reach the address."""
         return bool(self.verdicts) and all(verdict.answer is Reachable.UNSURE for verdict in self.verdicts)
 
     @property
     def causes(self) -> set[Cause]:
-        """The causes for the hosts that can't reach it."""
         return {verdict.cause for verdict in self.verdicts if verdict.cause is not None}
 
     def reasons(self, answer: Reachable) -> dict[str, tuple[str, ...]]:
@@ -149,7 +147,7 @@ class Reachability:
 
 
 def reachability(target: HostNccl, address: str, peers: Iterable[HostNccl], mesh: Mesh | None) -> Reachability:
-    """Return the reachability of an address of ``target`` from other hosts."""
+    """Return whether the other hosts can reach an address of ``target``."""
     return Reachability(tuple(reach(peer, target, address, mesh) for peer in peers))
 
 
@@ -170,7 +168,7 @@ MOST_OWNERS = 8  # owners of one address that are considered separately
 
 
 class Peers:
-    """Hosts, in the order of their ranks, that are asked about each other's addresses."""
+    """Hosts, in rank order, from which the reachability of each other's addresses is determined."""
 
     def __init__(self, by_host: Mapping[str, HostNccl], mesh: Mesh | None) -> None:
         self._by_host, self._mesh = by_host, mesh
@@ -178,10 +176,10 @@ class Peers:
         self._ranks = {name: rank for rank, name in enumerate(self._names)}
 
     def of(self, host: str, address: str) -> Iterator[HostNccl]:
-        """Return the hosts to ask about an address of a host, never that host itself.
+        """Yield the hosts from which to test an address of a host, never that host itself.
 
-        In a large cluster these are the master, its neighbours by rank, one host for each set of routes, those that
-        have the address, too, those without a route to it, and those whose dials to the host failed.
+        In a large cluster these are the master, the host's neighbours by rank, one host for each set of routes, hosts
+        with the same address, hosts without a route to the address, and hosts whose connections to the host failed.
         """
         wanted = self._names if len(self._names) <= EVERYBODY_UP_TO else self._some(host, address)
         return (self._by_host[name] for name in wanted if name != host)
@@ -196,7 +194,7 @@ class Peers:
 
     @cached_property
     def _kinds(self) -> list[str]:
-        """Hosts, each with a different set of routes."""
+        """Return hosts with different sets of routes, one for each set."""
         found: dict[object, list[str]] = {}
         for name, one in self._by_host.items():
             routes = one.routes.reason if isinstance(one.routes, Unknown) else tuple(map(str, one.routes))
@@ -210,7 +208,6 @@ class Peers:
 
     @cached_property
     def _cut_off(self) -> dict[str, list[str]]:
-        """Hosts without a route to an address, by address."""
         return grouped((address, name) for name, one in self._by_host.items() for address in one.unreachable)
 
     @cached_property

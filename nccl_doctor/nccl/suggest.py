@@ -1,6 +1,6 @@
 """Settings with which NCCL uses interfaces over which all hosts reach each other.
 
-A suggestion is proven before it is shown: the model is run as if the suggestion were in the hosts file, and every
+Each suggestion is verified before it is shown: the model is run as if the suggestion were in the hosts file, and every
 address that NCCL would then use must be reachable from every other host.
 """
 
@@ -25,30 +25,30 @@ Plan = dict[str, str]  # by host, the interface to use
 _MOST_NETS = 64
 """Maximum number of networks to try for all hosts.
 
-A Kubernetes node may have thousands of addresses, each of which is its own network.
+A Kubernetes node may have thousands of addresses, each in a network of its own.
 """
 
 
 @dataclass(frozen=True)
 class Suggestion:
-    """The name of the interface that each host should use."""
+    """For each host, the name of the interface that it should use."""
 
     interfaces: Plan
 
     @property
     def common(self) -> str | None:
-        """The name that is right for all hosts; None if they differ."""
+        """The interface name if it is the same for all hosts, otherwise None."""
         names = set(self.interfaces.values())
         return names.pop() if len(names) == 1 else None
 
     def variables(self, host: str) -> dict[str, str]:
-        """Return the variables to set on a host; gloo does not know "="."""
+        """Return the variables to set on a host. NCCL needs "=" for a complete name, and gloo does not support it."""
         name = self.interfaces[host]
         return {"NCCL_SOCKET_IFNAME": f"={name}", "GLOO_SOCKET_IFNAME": name}
 
 
 def suggest(hosts: tuple[Host, ...], now: Mapping[str, HostNccl], mesh: Mesh | None) -> Suggestion | None:
-    """Return the best setting that provably works, if any; ``now`` is NCCL's current choice."""
+    """Return the best setting that is proven to work; None if there is none. ``now`` is NCCL's current choice."""
     free = {host.name: host_nccl(host, {"NCCL_SOCKET_IFNAME": "=lo"}) for host in hosts}
     known = {name: side for name, side in free.items() if isinstance(side, HostNccl)}
     if not known or len(known) < len(hosts):
@@ -62,7 +62,7 @@ def suggest(hosts: tuple[Host, ...], now: Mapping[str, HostNccl], mesh: Mesh | N
 
 
 def works(hosts: tuple[Host, ...], plan: Plan, mesh: Mesh | None, accepted: tuple[Reachable, ...]) -> bool:
-    """Return whether NCCL uses only the planned interfaces and these reach each other."""
+    """Return whether NCCL would use only the planned interfaces, and these can reach each other."""
     after: dict[str, HostNccl] = {}
     for host in hosts:
         side = host_nccl(host, {"NCCL_SOCKET_IFNAME": f"={plan[host.name]}"})
@@ -131,7 +131,7 @@ def _merit(plan: Plan, now: Mapping[str, HostNccl], known: Mapping[str, HostNccl
 
 
 def fix(suggestion: Suggestion | None, otherwise: str) -> Fix:
-    """Return the remedy for a report; it is prose if nothing was proven."""
+    """Return the fix with this suggestion; without a suggestion, a fix that consists only of the text ``otherwise``."""
     if suggestion is None:
         return Fix(summary=otherwise, risk="manual")
     common = suggestion.common
@@ -145,7 +145,7 @@ def fix(suggestion: Suggestion | None, otherwise: str) -> Fix:
 
 
 def move(suggestion: Suggestion, pictures: Mapping[str, HostNccl], master: str) -> Fix:
-    """Return the remedy that moves a whole job to another network."""
+    """Return the fix that moves a whole job to another network."""
     parts = [
         setting("", name, {host: suggestion.variables(host)[name] for host in suggestion.interfaces})
         for name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
@@ -161,7 +161,7 @@ def move(suggestion: Suggestion, pictures: Mapping[str, HostNccl], master: str) 
 
 
 def setting(summary: str, variable: str, values: Mapping[str, str]) -> Fix:
-    """Return the remedy that sets a variable of the job on each host."""
+    """Return the fix that sets one of the job's variables on each host."""
     lines = {host: export(variable, value) for host, value in values.items()}
     if not all(lines.values()):
         return Fix(summary=summary)

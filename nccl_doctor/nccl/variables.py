@@ -1,21 +1,21 @@
 """Sources of NCCL's variables, and which definition takes precedence.
 
-NCCL reads ``$NCCL_CONF_FILE`` (from 2.23.4) or else ``~/.nccl.conf``, then ``/etc/nccl.conf``, and sets what is not set
-yet, so the process environment wins over both files, and the first definition over later ones (src/misc/param.cc
-``initEnv`` and ``setEnvFile``, in 2.3 to 2.30; also src/param/param.cc from 2.29.7 on).
+NCCL reads ``$NCCL_CONF_FILE`` (from 2.23.4 on) or else ``~/.nccl.conf``, and then ``/etc/nccl.conf``. It sets only
+variables that are not set yet, so the process environment overrides both files, and the first definition overrides
+later ones (``initEnv`` and ``setEnvFile``, in src/misc/param.cc of 2.3 to 2.30 and in src/param/param.cc since 2.29.7).
 
 The register of variables that NCCL, torch and plugins read.
 
-``known_variables.json`` has those of NCCL: parameters and ``getenv`` calls in NVIDIA/nccl's source at the tags 2.3.5 to
-2.30.7, and strings in the nvidia-nccl wheels 2.31.2 and 2.32.3. "type" is "int" for what ``strtoll`` reads; "since" is
-the first version that has the variable, "last" the last one, and "removed" the first one without it.
+``known_variables.json`` lists NCCL's variables: parameters and ``getenv`` calls in NVIDIA/nccl's source at the tags
+2.3.5 to 2.30.7, and strings in the nvidia-nccl wheels 2.31.2 and 2.32.3. "type" is "int" for values that ``strtoll``
+reads; "since" is the first version with the variable, "last" the last one, and "removed" the first one without it.
 
 Values that NCCL does not read as intended.
 
-Numbers are read by ``strtoll(value, NULL, 0)``, which reads as far as it can: "1M" is 1, "010" is 8, and "true" is 0
-before 2.32 and the default from 2.32 on (found with the real libraries, scripts/rdma-fuzz); an overflow also gives the
-default (src/misc/param.cc ``ncclLoadParam``). NCCL ignores unknown words. NCCL_IB_HCA has its own grammar
-(src/misc/utils.cc ``parseStringList``, ``matchIfList``).
+Numbers are read by ``strtoll(value, NULL, 0)``, which stops at the first invalid character: "1M" is 1, and "010" is 8.
+"true" is 0 before 2.32 and the default from 2.32 on (found with the real libraries, scripts/rdma-fuzz); an overflow
+also gives the default (src/misc/param.cc, ``ncclLoadParam``). NCCL ignores unknown words. NCCL_IB_HCA has its own
+grammar (src/misc/utils.cc, ``parseStringList`` and ``matchIfList``).
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from nccl_doctor.text.bounds import whole_number
 from nccl_doctor.text.secrets import LEFT_OUT
 
 NEWEST: Version = (2, 30, 7)
-"""The version that is assumed if none is known."""
+"""The NCCL version that is assumed if the version is unknown."""
 
 SYSTEM_FILE = "/etc/nccl.conf"
 USER_FILE = "/.nccl.conf"
-"""End of the path of the user's own file; NCCL reads the home directory from the password database."""
+"""End of the path of the user's own file. NCCL reads the home directory from the password database."""
 
 LONGEST = 1023  # bytes of a name or a value in a config file; NCCL cuts off the rest
 
@@ -53,7 +53,7 @@ ENVIRONMENT = "environment"
 
 @dataclass(frozen=True)
 class Variable:
-    """A variable as NCCL sees it: its value, where that is set, and any doubt."""
+    """A variable as NCCL sees it: its value, the place where it is set, and the reason if the value is uncertain."""
 
     name: str
     value: str
@@ -64,7 +64,7 @@ class Variable:
 def parse_config(text: str) -> Iterator[tuple[str, str, int]]:
     """Yield names, values and line numbers as NCCL reads them.
 
-    Nothing is trimmed, and "#" starts a comment only in the first column.
+    Nothing is stripped, and "#" starts a comment only in the first column.
     """
     for number, line in enumerate(text.split("\n"), start=1):
         name, equals, value = line.partition("=")
@@ -79,9 +79,9 @@ def _cut(text: str) -> str:
 def resolve(
     node: Mapping[str, str], environment: Mapping[str, str], files: tuple[ConfigFile, ...], version: Version | None
 ) -> dict[str, Variable] | Unknown:
-    """Return all variables that NCCL sees (launcher, process, files) by name.
+    """Return all variables that NCCL sees by name, from the hosts file, the process environment and config files.
 
-    If NCCL's version is unknown, those that depend on it are marked as doubtful.
+    If NCCL's version is unknown, variables that depend on the version are marked as doubtful.
     """
     process = {name: _variable(name, value, ENVIRONMENT) for name, value in environment.items()}
     process |= {name: _variable(name, value, HOSTS_FILE) for name, value in node.items()}
@@ -139,12 +139,12 @@ _TORCHS = (
     " USE_TENSOR_REGISTER_ALLOCATOR_HOOK"
 )
 PYTORCH_NAMES = frozenset(f"NCCL_{part}" for part in _TORCHS.split())
-"""Variables of torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp, which are called TORCH_NCCL_… from torch 2.2 on."""
+"""Variables in torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp, called TORCH_NCCL_… from torch 2.2 on."""
 
 
 @dataclass(frozen=True)
 class Known:
-    """A variable of NCCL; ``last`` and ``removed`` as in the register."""
+    """A variable of NCCL. The module docstring explains ``last`` and ``removed``."""
 
     name: str
     type: Literal["int", "text"] | None
@@ -153,7 +153,7 @@ class Known:
     removed: str | None = None
 
     def absent(self, version: Version) -> str | None:
-        """Return why this version does not know the variable; None if it does."""
+        """Return why this version does not read the variable; None if it does."""
         if version[:2] < _pair(self.since):
             return f"NCCL supports it only from {self.since} on"
         if self.removed is not None and version[:2] >= _pair(self.removed):
@@ -181,7 +181,7 @@ _NUMBER = re.compile(r"[ \t\n\v\f\r]*([+-]?)(0[xX][0-9a-fA-F]+|0[0-7]*|[1-9][0-9
 _INT64 = range(-(2**63), 2**63)
 
 PATHS = ("LOC", "NVL", "NVB", "C2C", "PIX", "PXB", "P2C", "PXN", "PHB", "SYS", "DIS")
-"""Path types of src/graph/topo.cc ``topoPathTypeStr``; a leading digit means the old numbering."""
+"""Path types in src/graph/topo.cc, ``topoPathTypeStr``. A value that begins with a digit uses the old numbering."""
 
 WORDS: dict[str, tuple[str, ...]] = {
     "NCCL_DEBUG": ("NONE", "VERSION", "WARN", "INFO", "ABORT", "TRACE"),
@@ -189,8 +189,8 @@ WORDS: dict[str, tuple[str, ...]] = {
     "NCCL_PROTO": ("LL", "LL128", "Simple"),
     "NCCL_ALGO": ("Ring", "Tree", "CollNet", "CollNetDirect", "CollNetChain", "NVLS", "NVLSTree", "PAT"),
 }
-"""Words that NCCL accepts, in upper or lower case; NCCL_PROTO and NCCL_ALGO are lists with commas and an optional "^"
-(src/graph/tuning.cc).
+"""Words that NCCL accepts, in upper or lower case. The values of NCCL_PROTO and NCCL_ALGO are comma-separated lists
+with an optional "^" in front (src/graph/tuning.cc).
 """
 
 EXACT_WORDS: dict[str, tuple[str, ...]] = {  # case-sensitive (``strcmp``)
@@ -210,10 +210,10 @@ RANGES: dict[str, tuple[int, int]] = {
     "NCCL_NSOCKS_PERTHREAD": (1, 64),
     "NCCL_CROSS_NIC": (0, 2),
 }
-"""Smallest and largest value with a meaning; -2, NCCL's "not set", always has one."""
+"""Smallest and largest meaningful value. -2 is always allowed, because for NCCL it means "not set"."""
 
 TRUTH = ("true", "false", "yes", "no", "on", "off", "enable", "enabled", "disable", "disabled")
-"""Truth words that people write where NCCL expects a number."""
+"""Words for true and false that people write where NCCL expects a number."""
 
 _TORCH_NUMBERS = "ASYNC_ERROR_HANDLING RANKS_PER_ROOT HEARTBEAT_TIMEOUT_SEC WAIT_TIMEOUT_DUMP_MILSEC COORD_CHECK_MILSEC"
 _TORCH_FLAGS = (
@@ -239,7 +239,7 @@ _LEGACY = (
     " RETHROW_CUDA_ERRORS DUMP_ON_TIMEOUT WAIT_TIMEOUT_DUMP_MILSEC"
 )
 LEGACY_ONLY = frozenset(f"TORCH_NCCL_{name}" for name in _LEGACY.split())
-"""Variables of these that nccl2 does not read at its start.
+"""Variables of torch's NCCL backend that the nccl2 backend does not read when it starts.
 
 Source: torch 2.15, c10d/nccl2/ProcessGroupNCCLBackend.cpp.
 """
@@ -248,10 +248,10 @@ _NCCL2_SINCE, _NCCL2_DEFAULT = (2, 14), (2, 15)
 
 
 def uses_nccl2(torch: str, switch: str | None) -> bool | None:
-    """Return whether "nccl" is the backend nccl2 in a version of torch; None if the version has no numbers.
+    """Return whether "nccl" means the nccl2 backend in a version of torch; None if the version can't be parsed.
 
-    ``switch`` is the value of TORCH_DIST_USE_NCCL2: 1 chooses nccl2 since torch 2.14, and 0 the older backend since
-    2.15, in which nccl2 is the default (torch/distributed/distributed_c10d.py).
+    ``switch`` is the value of TORCH_DIST_USE_NCCL2. Since torch 2.14, 1 selects nccl2. Since torch 2.15, nccl2 is the
+    default, and 0 selects the older backend (torch/distributed/distributed_c10d.py).
     """
     found = re.match(r"(\d{1,4})\.(\d{1,4})", torch, re.ASCII)
     if found is None:
@@ -283,10 +283,10 @@ _IFNAME = f"[^][=]name[,name…], the signs once and in front, at most {MAX_TOKE
 
 @dataclass(frozen=True)
 class BadValue:
-    """A value that NCCL or torch does not read as intended, and the allowed ones.
+    """A value that NCCL or torch does not read as intended, and the values that are allowed.
 
-    ``reads`` is a phrase that follows the value; ``may_change``: later versions may accept it; ``is_fatal``: the job
-    ends.
+    ``reads`` is a phrase that follows the value. ``may_change`` means that later versions may accept the value, and
+    ``is_fatal`` that the job ends because of it.
     """
 
     reads: str
@@ -296,7 +296,7 @@ class BadValue:
 
 
 def check_value(name: str, value: str, version: Version = NEWEST) -> BadValue | None:
-    """Return the fault of a variable's value in this version of NCCL, or in torch from 2.2 on, if there is one."""
+    """Return the fault in a variable's value in this version of NCCL, or in torch from 2.2 on; None if it has none."""
     if allowed := TORCH_VALUES.get(name) or TORCH_NCCL_VALUES.get(name):
         return _judge_torch(value, allowed)
     if not value:
@@ -312,7 +312,7 @@ def check_value(name: str, value: str, version: Version = NEWEST) -> BadValue | 
 
 
 def _judge_torch(value: str, allowed: str) -> BadValue | None:
-    """Judge a value as c10d/Utils.hpp reads it: ``getCvarBool``, or ``getCvarInt`` by std::stoi (32 bits)."""
+    """Judge a value as c10d/Utils.hpp reads it, by ``getCvarBool``, or by ``getCvarInt`` with std::stoi (32 bits)."""
     number = re.match(r"[ \t\n\v\f\r]*([+-]?[0-9]+)", value)
     accepted = {
         _FLAG: value.lower() in _FLAGS,
@@ -322,7 +322,7 @@ def _judge_torch(value: str, allowed: str) -> BadValue | None:
 
 
 def strtoll(value: str) -> tuple[int, str]:
-    """Return the number that C's function reads with base 0, and the rest."""
+    """Return the number that C's strtoll with base 0 reads from the value, and the text after the number."""
     found = _NUMBER.match(value)
     if found is None or found.group(2) is None:
         return 0, value
@@ -379,7 +379,7 @@ def _judge_ifname(value: str) -> BadValue | None:
 
 
 RAILS: Version = (2, 30, 7)
-"""The first version that reads a rail and a plane in NCCL_IB_HCA, and routes by subnet."""
+"""The first version that reads a rail and a plane in NCCL_IB_HCA, and that routes by subnet."""
 
 MOST_PORTS = 32  # ``MAX_IB_DEVS``: for the list, and for the items of NCCL_IB_HCA
 INT64 = range(-(2**63), 2**63)
@@ -389,12 +389,12 @@ Variables = Mapping[str, str]
 NO_NUMBER: Version = (2, 32, 0)
 """The first version in which a value without a number ("true", "-") means the variable's default.
 
-In earlier versions, it means 0.
+In earlier versions, such a value means 0.
 """
 
 
 def integer(variables: Variables, name: str, default: int, version: Version) -> int:
-    """Return a variable's number as NCCL reads it (``ncclLoadParam``); the default if unset, empty or too large."""
+    """Return a variable as NCCL reads numbers (``ncclLoadParam``); the default if it is unset, empty or too large."""
     value = variables.get(name, "")
     number, rest = strtoll(value)
     ignored = version >= NO_NUMBER and rest == value
@@ -403,7 +403,7 @@ def integer(variables: Variables, name: str, default: int, version: Version) -> 
 
 @dataclass(frozen=True)
 class Item:
-    """An entry of NCCL_IB_HCA; port None means any."""
+    """An entry in NCCL_IB_HCA. A ``port`` of None means any port."""
 
     name: str
     port: int | None = None
@@ -413,14 +413,14 @@ class Item:
 
 @dataclass(frozen=True)
 class HcaSpec:
-    """NCCL_IB_HCA as NCCL reads it; an empty list matches everything."""
+    """NCCL_IB_HCA as NCCL parses it. An empty list matches every port."""
 
     exclude: bool
     exact: bool
     items: tuple[Item, ...]
 
     def find(self, name: str, port: int) -> Item | None:
-        """Return the first item that matches (``matchIfList``)."""
+        """Return the first item that matches (``matchIfList``), or None."""
         fits = (i for i in self.items if (name == i.name if self.exact else name.startswith(i.name)))
         return next((item for item in fits if item.port in (None, port)), None)
 
@@ -432,7 +432,7 @@ _ATOI = re.compile(r"[ \t\n\v\f\r]*([+-]?[0-9]+)")
 
 
 def parse_hca(text: str, version: Version = NEWEST) -> HcaSpec:
-    """Parse a value: ``["^"]["="] name[:port[:rail[:plane]]] {"," …}``; blanks are significant and never trimmed."""
+    """Parse ``["^"]["="] name[:port[:rail[:plane]]] {"," …}``. Blanks are significant and never stripped."""
     exclude = text.startswith("^")
     rest = text[1:] if exclude else text
     exact = rest.startswith("=")

@@ -1,13 +1,13 @@
-"""NCCL versions, and the changes between them in the choice of interface.
+"""NCCL versions, and how the choice of interface changed between them.
 
-A rule that changed is a field of :class:`Behaviour`; :data:`CLASSES` has every combination that existed, so that for an
-unknown version all of them can be tried.
+Each rule that changed is a field of :class:`Behaviour`. :data:`CLASSES` contains every combination that existed, so all
+of them can be tried if the version is unknown.
 
-Also variables that make a job's next failure diagnosable: torch's flight recorder, NCCL's log, Python's stacks after a
-crash.
+The module also has variables that help to diagnose a job's next failure: those of torch's flight recorder, NCCL's log,
+and Python's stack traces after a crash.
 
-torch 2.2 introduced the recorder (torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp, TORCH_NCCL_TRACE_BUFFER_SIZE). 2.9
-introduced the names that begin with TORCH_FR (FlightRecorder.hpp) and deprecated the older ones.
+torch 2.2 introduced the recorder (torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp, TORCH_NCCL_TRACE_BUFFER_SIZE).
+torch 2.9 introduced the names that begin with TORCH_FR (FlightRecorder.hpp) and deprecated the older names.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from dataclasses import dataclass, replace
 Version = tuple[int, int, int]
 
 LAST_OF_SERIES = 999
-"""Patch level assumed for a version given as "2.28": all changes known here came with the first release of a series."""
+"""Patch level assumed for a version such as "2.28". All changes known here came with the first release of a series."""
 
 _VERSION = re.compile(r"\s*v?(\d{1,3})\.(\d{1,3})(?:\.(\d{1,3})(?:\.\S*)?)?(?:[-+]\S*)?\s*")
 
 
 @dataclass(frozen=True)
 class Behaviour:
-    """Rules of choice in a range of NCCL versions."""
+    """The rules by which a range of NCCL versions chooses interfaces."""
 
     # "^=" is read as "exclude" and "exact". Before 2.7.3 only the first character is a sign (src/misc/utils.cc
     # ``parseStringList`` of 2.4, taken for 2.5 and 2.6 too; src/include/socket.h ``findInterfaces`` of 2.7.3).
@@ -63,15 +63,15 @@ NEWEST = (2, 32)  # the last series whose variables and values are known here
 
 _TORCH_2_8 = (2, 8)
 NCCL_OF_TORCH_2_8: Version = (2, 27, 3)
-"""The version that torch 2.8's wheels require for every CUDA version; older wheels for CUDA 11 required 2.21.5
+"""NCCL version that torch 2.8's wheels require for every CUDA version; older wheels for CUDA 11 required 2.21.5
 (pytorch's RELEASE.md, .ci/docker/ci_commit_pins, and the wheels' requirements).
 """
 
 
 def parse_version(text: str) -> Version:
-    """Return the version in "2.27.7", "2.27.5-1" or "2.28".
+    """Return the version that a text such as "2.27.7", "2.27.5-1" or "2.28" represents.
 
-    It raises ValueError for text that is not a version from 2.4 on.
+    Raises ValueError if the text is not a version or if the version is older than 2.4.
     """
     found = _VERSION.fullmatch(text)
     if found is None:
@@ -84,26 +84,26 @@ def parse_version(text: str) -> Version:
 
 
 def behaviour(version: Version) -> Behaviour:
-    """Return this version's rules of choice; those of 2.4 for anything older."""
+    """Return the rules of a version; those of 2.4 for older versions."""
     return max((entry for entry in CLASSES if entry[0] <= max(version, OLDEST)), key=lambda entry: entry[0])[1]
 
 
 def newer(version: Version | None) -> str | None:
-    """Return a phrase for a version newer than those known here."""
+    """Return a phrase for a version that is newer than those known here; None for other versions."""
     if version is None or version[:2] <= NEWEST:
         return None
     return f"so it was up to {'.'.join(map(str, NEWEST))}; this is {show(version)}"
 
 
 def oldest_with(torch: str) -> Version:
-    """Return the oldest NCCL that was released with this version of torch."""
+    """Return the oldest NCCL version that may have been released with this version of torch."""
     numbers = re.match(r"(\d{1,3})\.(\d{1,3})", torch)
     at_least = numbers is not None and (int(numbers[1]), int(numbers[2])) >= _TORCH_2_8
     return NCCL_OF_TORCH_2_8 if at_least else OLDEST
 
 
 def show(version: Version) -> str:
-    """Return a version in the usual notation: "2.27.7", or "2.28" without a patch level."""
+    """Return a version in the usual notation, such as "2.27.7", or "2.28" without a patch level."""
     return ".".join(str(part) for part in version if part != LAST_OF_SERIES)
 
 
@@ -113,14 +113,13 @@ ENTRIES = "2000"  # collectives that each rank keeps; torch 2.13's default
 
 
 def release(version: str) -> tuple[int, ...]:
-    """Return the major and minor number of a version of torch."""
     return tuple(int(part) for part in version.partition("+")[0].split(".")[:2] if part.isdecimal())
 
 
 def recorder(torch: str | None, prefix: str) -> dict[str, str]:
-    """Return variables that make ranks write their last collectives to ``prefix`` + rank.
+    """Return variables that make each rank write its last collectives to a file called ``prefix`` + rank.
 
-    If ``torch`` is None, they suit any version.
+    If ``torch`` is None, the variables work with any version of torch.
     """
     known = None if torch is None else release(torch)
     if known is not None and known < FIRST:
@@ -132,9 +131,9 @@ def recorder(torch: str | None, prefix: str) -> dict[str, str]:
 
 
 DIAGNOSTICS = {"NCCL_RUN_DIAGNOSTICS": "1", "NCCL_RUN_RAS_DIAGNOSTICS": "1"}
-"""Variables with which a new communicator runs NCCL's own diagnostics, in milliseconds, before it sends data."""
+"""Variables that make a new communicator run NCCL's own diagnostics, which take milliseconds, before it sends data."""
 DIAGNOSTICS_SINCE: Version = (2, 31, 0)
-"""First version with these variables; older ones ignore them."""
+"""First version with these variables. Older versions ignore them."""
 
 
 def diagnosable(torch: str | None, prefix: str) -> dict[str, str]:

@@ -1,6 +1,6 @@
-"""The code that runs on the hosts, for Python 3.8 with the standard library.
+"""The code that runs on the hosts; it needs Python 3.8 and only the standard library.
 
-It imports nothing else from this package.
+It imports no other part of this package.
 
-Every ``deadline`` in it is a time on the clock of ``time.monotonic``.
+Every ``deadline`` in this code is a time on the clock of ``time.monotonic``.
 """

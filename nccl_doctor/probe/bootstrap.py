@@ -1,9 +1,9 @@
-"""The first code that runs on a host: makes the shipped modules importable from memory, then serves.
+"""The first code that runs on a host: makes the probe's modules importable from memory, and then starts the server.
 
-It is sent as plain source by crew/start.py, which appends a call to :func:`start`. It must parse on any Python 3, so
-that it can refuse one that is too old; the modules that it loads need Python 3.8. They come as source and as code that
-the controller's Python compiled, because compiling takes 50 ms, which a host with the same Python saves. Each is packed
-separately, since most hosts need no source at all, and less than half of the code.
+crew/start.py sends this file as plain source, followed by a call to :func:`start`. It must parse on any Python 3, so
+that it can refuse a version that is too old; the modules that it loads need Python 3.8. Each module is sent as source
+and as code that the controller's Python compiled, which saves a host with the same Python the 50 ms for compiling. Each
+is packed separately, because most hosts need no source at all, and less than half of the code.
 """
 
 import gc
@@ -23,30 +23,30 @@ LEAST_MEMORY = 256 << 20
 
 
 class MemoryImporter:
-    """Importer of the modules in this bundle: nothing is written on the host, and tracebacks show real lines.
+    """Imports the probe's modules from memory: nothing is written on the host, and tracebacks show the source.
 
-    It implements the import protocol without its base classes, since importlib.abc takes 11 ms to import.
+    It implements the import protocol without its base classes, because importing importlib.abc takes 11 ms.
     """
 
     def __init__(self, modules: "dict[str, tuple[bytes, bytes]]", native: bool) -> None:
-        """Take packed source and code by module name (packages: ".__init__"); ``native``: the code can be run."""
+        """Take packed source and code by module name (packages: ".__init__"), and whether the code fits this Python."""
         self.modules = modules
         self._native = native
 
     def find_spec(
         self, fullname: str, _path: object = None, _target: object = None
     ) -> "importlib.machinery.ModuleSpec | None":
-        """Return the spec of one of these modules, None for any other; see importlib.abc."""
+        """Return the spec of one of these modules, or None for any other module (see importlib.abc)."""
         package = fullname + ".__init__" in self.modules
         if not package and fullname not in self.modules:
             return None
         return importlib.machinery.ModuleSpec(fullname, self, is_package=package)  # type: ignore[arg-type]  # no base
 
     def create_module(self, _spec: object) -> None:
-        """Return None, which stands for the ordinary kind of module."""
+        """Return None, so that Python creates an ordinary module."""
 
     def get_source(self, fullname: str) -> str:
-        """Return the source of a module, which traceback uses through linecache."""
+        """Return the source of a module, which tracebacks show through linecache."""
         return zlib.decompress(self._packed(fullname)[0]).decode()
 
     def get_code(self, fullname: str) -> types.CodeType:
@@ -66,7 +66,7 @@ def file_name(module: str) -> str:
 
 
 def why_not() -> str:
-    """Return what this interpreter lacks to run the probe; "" if it lacks nothing."""
+    """Return why this interpreter can't run the probe; "" if it can."""
     memory = resource.getrlimit(resource.RLIMIT_AS)[0]
     if 0 <= memory < LEAST_MEMORY:  # RLIM_INFINITY is -1
         return "ulimit -v is " + str(memory >> 10) + " KiB"
@@ -76,7 +76,7 @@ def why_not() -> str:
 
 
 def start(packed: bytes) -> None:
-    """Read the header line (nonce, lifetime, silence) and serve with the modules until the connection ends."""
+    """Read the header line (nonce, lifetime, silence), and run the server until the connection ends."""
     line = b""
     while not line.endswith(b"\n"):  # byte by byte: what follows the line belongs to the server
         line += os.read(0, 1) or sys.exit()

@@ -1,12 +1,12 @@
-"""Processes that the probe starts, and safety nets that are sure to end them.
+"""Starts the probe's child processes and makes sure that they end.
 
-There are three: everything is a descendant of the probe, which is a subreaper, so :func:`end_all` finds and kills the
-whole tree; the kernel kills every child when the probe dies (PR_SET_PDEATHSIG, prctl(2)); and likewise the all-reduce's
-ranks when the process that forked them dies.
+There are three safeguards. Everything is a descendant of the probe, which is a subreaper, so :func:`end_all` finds and
+kills the whole tree. The kernel kills every child when the probe dies (PR_SET_PDEATHSIG, prctl(2)). Likewise, it kills
+the all-reduce's ranks when the process that forked them dies.
 
-torch needs a folder for its files. Each folder has a keeper, a shell that waits for the probe's end, however it ends
-(also by SIGKILL or SIGALRM), removes the folder and exits. The folder stays only if the keeper is killed at the same
-moment, as when a whole control group is killed.
+torch needs a folder for its files. Each folder has a keeper, a shell that waits for the probe's end, also by SIGKILL or
+SIGALRM, and then removes the folder and exits. The folder stays only if the keeper is killed at the same moment, as
+when a whole control group is killed.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 _libc = ctypes.CDLL(None, use_errno=True)
 KEEPER = 'trap "" HUP INT TERM; read _; n=0; while ! rm -rf -- "$0" && [ $n -lt 50 ]; do n=$((n+1)); sleep 0.1; done'
-"""Script of the keeper, whose stdin ends with the probe; dying ranks may still write meanwhile."""
+"""Script of the keeper. Its stdin closes when the probe ends; dying ranks may still be writing to the folder."""
 _keepers: dict[str, subprocess.Popen[bytes]] = {}
 _making = threading.Lock()  # held while a directory has no keeper yet, and for good once the probe exits
 
 
 def become_subreaper() -> None:
-    """Make orphaned descendants children of this process (Linux ≥3.4, prctl(2))."""
+    """Make orphaned descendants children of this process (prctl(2), since Linux 3.4)."""
     _libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def start(
     argv: list[str], env: dict[str, str], output: int, stdin: int = subprocess.DEVNULL
 ) -> subprocess.Popen[bytes]:
-    """Start a program in its own session, killed with the probe's main thread, which alone may call this."""
+    """Start a program in its own session; call only from the main thread, because the program dies with the caller."""
     parent = os.getpid()
     return subprocess.Popen(
         argv,
@@ -53,14 +53,14 @@ def start(
 
 
 def die_with(parent: int) -> None:
-    """Have the kernel kill this child with the thread that forked it. A later change of user would undo this."""
+    """Have the kernel kill this child when the thread that forked it dies. A later change of user would undo this."""
     _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:  # the parent died before the prctl
         os._exit(1)
 
 
 def scratch() -> str:
-    """Return a new folder for a child's files, removed by :func:`remove_scratch` or when the probe ends."""
+    """Create a folder for a child's files, which :func:`remove_scratch` or the end of the probe removes."""
     import tempfile
 
     env = {**os.environ, "PATH": os.pathsep.join([*tools.SYSTEM, *tools.login_folders()])}
@@ -82,7 +82,7 @@ def leave() -> None:
 
 
 def remove_scratch(patience_s: float = 6.0) -> None:
-    """Remove what :func:`scratch` made, after the children have ended; a second caller also waits until all is gone."""
+    """Remove the folders from :func:`scratch` after the children have ended; concurrent callers wait, too."""
     deadline = time.monotonic() + patience_s
     for folder, keeper in list(_keepers.items()):
         assert keeper.stdin is not None
@@ -93,7 +93,7 @@ def remove_scratch(patience_s: float = 6.0) -> None:
 
 
 def end_all(patience_s: float = 2.0) -> None:
-    """Kill all descendants of this process, until none is left or the time is up."""
+    """Kill all descendants of this process, until none is left or ``patience_s`` seconds have passed."""
     deadline = time.monotonic() + patience_s
     while time.monotonic() < deadline:
         family = set(descendants(os.getpid())) - {keeper.pid for keeper in list(_keepers.values())}
@@ -109,7 +109,7 @@ def end_all(patience_s: float = 2.0) -> None:
 
 
 def descendants(root: int) -> list[int]:
-    """Return all living descendants of a process, from /proc/PID/stat; zombies are left out."""
+    """Return the PIDs of all living descendants of a process, without zombies (from /proc/PID/stat)."""
     children: dict[int, list[int]] = {}
     for entry in os.listdir("/proc"):
         if entry.isdigit():

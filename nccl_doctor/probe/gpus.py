@@ -1,4 +1,4 @@
-"""The host's GPUs and the processes that use their memory, from nvidia-smi's query mode."""
+"""The host's GPUs and the processes that use GPU memory, as reported by nvidia-smi's query options."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from nccl_doctor.probe.tools import Unavailable, output
 
 FIELDS = ("index", "name", "uuid", "memory.total", "memory.used", "driver_version")
 DEVICES = ("/dev/nvidia0", "/proc/driver/nvidia", "/dev/dxg")
-"""Files of a driver: NVIDIA's device and /proc folder, and WSL's."""
+"""Files that show a GPU driver: NVIDIA's device and /proc folder, and WSL's device."""
 NO_DEVICES = "No devices were found"
 NOT_FOUND = 6  # nvidia-smi's exit status with that message (nvidia-smi(1), "RETURN VALUE")
 
 
 def list_gpus(deadline: float) -> list[dict[str, Any]]:
-    """Return a snapshot.Gpu for each GPU; none without NVIDIA's driver and tools."""
+    """Return a snapshot.Gpu for each GPU; empty without NVIDIA's driver and tools."""
     try:
         return parse_gpus(query("gpu", FIELDS, deadline))
     except ValueError as error:
@@ -26,7 +26,7 @@ def list_gpus(deadline: float) -> list[dict[str, Any]]:
 def query(what: str, fields: Sequence[str], deadline: float) -> str:
     """Return the output of ``nvidia-smi --query-WHAT=FIELDS``, without header and units.
 
-    It is "" without NVIDIA's driver and tools.
+    The result is "" without NVIDIA's driver and tools.
     """
     argv = ["nvidia-smi", f"--query-{what}={','.join(fields)}", "--format=csv,noheader,nounits"]
     try:
@@ -39,7 +39,7 @@ def query(what: str, fields: Sequence[str], deadline: float) -> str:
 
 
 def parse_gpus(text: str) -> list[dict[str, Any]]:
-    """Return the rows of ``--format=csv,noheader,nounits``; ValueError if a line is not a row."""
+    """Parse rows of ``--format=csv,noheader,nounits``; raise ValueError if a line is not a row."""
     lines = [line for line in text.splitlines() if line.strip() and NO_DEVICES not in line and not WARNING.match(line)]
     found = [_gpu(line, place) for place, line in enumerate(lines)]
     driver = next((gpu["driver"] for gpu in found if gpu["driver"]), "")
@@ -47,12 +47,12 @@ def parse_gpus(text: str) -> list[dict[str, Any]]:
 
 
 WARNING = re.compile(r"WARNING: ", re.IGNORECASE)
-"""Beginning of lines after the rows, such as one about an infoROM (nvidia-smi's exit status 14)."""
+"""Start of lines that follow the rows, such as one about an infoROM (nvidia-smi's exit status 14)."""
 BAD_INFOROM = 14
 FAULT = re.compile(
     r"\[(?!N/A\]|Not (?:Supported|Available|Found)\]|Insufficient Permissions\])([^\[\],]{1,60})\]|(ERR!)"
 )
-"""Words in place of a value that show a fault of the GPU.
+"""Words that nvidia-smi prints instead of a value if the GPU has a fault.
 
 Examples are "[GPU is lost]", "[GPU requires reset]" and "[Unknown Error]".
 """
@@ -87,18 +87,18 @@ def _gpu(line: str, place: int) -> dict[str, Any]:
 
 
 def _mib(text: str) -> int | None:
-    """Return a number of MiB; None for "[N/A]", "[Not Supported]" and the like, as for a GPU in MIG mode."""
+    """Return a number of MiB; None for text such as "[N/A]" or "[Not Supported]", as for a GPU in MIG mode."""
     return int(text) if re.fullmatch(r"[0-9]{1,15}", text) else None
 
 
 SIGNS = ("/proc/driver/nvidia", "/dev/nvidiactl", "/dev/dxg")
-"""Signs of a driver; without one nvidia-smi is not started."""
+"""Files that show a GPU driver. If none exists, nvidia-smi is not started."""
 WORK_FIELDS = ("name", "utilization.gpu", "power.draw", "power.limit")
 PROCESS_FIELDS = ("gpu_uuid", "pid", "used_memory")
 
 
 def list_gpu_processes(deadline: float) -> list[dict[str, Any]]:
-    """Return a snapshot.GpuUse for each process and GPU; none without an NVIDIA driver."""
+    """Return a snapshot.GpuUse for each process and GPU; empty without an NVIDIA driver."""
     if not any(os.path.exists(path) for path in SIGNS):
         return []
     rows = query("compute-apps", PROCESS_FIELDS, deadline)
@@ -106,7 +106,7 @@ def list_gpu_processes(deadline: float) -> list[dict[str, Any]]:
 
 
 def parse_gpu_processes(text: str, numbers: str = "") -> list[dict[str, Any]]:
-    """Return the rows of ``--format=csv,noheader,nounits``.
+    """Parse rows of ``--format=csv,noheader,nounits``.
 
     Memory is in MiB, or None if the platform does not report it.
     """
@@ -124,7 +124,7 @@ def parse_gpu_processes(text: str, numbers: str = "") -> list[dict[str, Any]]:
 
 
 def work(deadline: float) -> list[dict[str, Any]]:
-    """Return a snapshot.GpuWork for each GPU, except those that lack one of the numbers."""
+    """Return a snapshot.GpuWork for each GPU for which nvidia-smi reports all of the numbers."""
     rows = (row.rsplit(",", 3) for row in query("gpu", WORK_FIELDS, deadline).splitlines())
     fit = (
         row
@@ -135,6 +135,6 @@ def work(deadline: float) -> list[dict[str, Any]]:
 
 
 def utilization(deadline: float) -> dict[str, int | None]:
-    """Return the utilisation of each GPU in the last second, in percent, by UUID; None if unknown."""
+    """Return each GPU's utilisation in the last second in percent, by UUID; None if unknown."""
     rows = (row.partition(",") for row in query("gpu", ("uuid", "utilization.gpu"), deadline).splitlines())
     return {uuid.strip(): int(told) if told.strip().isdigit() else None for uuid, _, told in rows}

@@ -1,7 +1,7 @@
-"""Decides which processes may be ended: what protects one absolutely, and what ``--force`` overrides.
+"""Decides which processes may be ended: what protects a process absolutely, and what ``--force`` overrides.
 
-A job that somebody is still watching is no leftover, however idle it is. A process chooses its names, so its name, its
-title and its program all count, but only against ending it; none proves that nobody is watching.
+A job that somebody is still watching is not a leftover, however idle it is. A process can choose its own names, so its
+name, its title and its program can all protect it, but none of them proves that nobody is watching.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ STEP = "slurmstepd"
 
 
 def watcher(job: JobProcesses, table: Table) -> str | None:
-    """Return a sentence about what watches over a job; None if provably nothing does."""
+    """Return a sentence about what is watching over a job; None if provably nothing is."""
     alive = [pid for pid in job.pids if pid in table.procs and table.procs[pid].state != "Z"]
     for pid in alive:
         if jobs.is_launcher(table.argv(pid)):
@@ -43,7 +43,7 @@ def watcher(job: JobProcesses, table: Table) -> str | None:
 
 
 def attended(pids: Sequence[int], table: Table) -> str | None:
-    """Return why someone may be working in one of these processes, or a service may own it."""
+    """Return why someone may be working in one of these processes, or which service owns one; None otherwise."""
     for pid in pids:
         service = procs.service_of(pid, table)
         if service is not None:
@@ -102,11 +102,11 @@ def _of_top(pid: int, table: Table) -> str | None:
 GRACE_S = 10.0  # the same as port_model.GRACE_S: a younger process may still be starting
 Kind = Literal["protected", "foreign", "not-training", "young", "watched", "alive"]
 SSHD = frozenset({"sshd", "sshd-session", "sshd-auth", "dropbear"})
-"""OpenSSH's server (several programs from 9.8 on), and dropbear."""
+"""Names of OpenSSH's server, which consists of several programs from 9.8 on, and of dropbear."""
 
 
 def protected(pid: int, table: Table) -> str | None:
-    """Return why a process is never signalled, not even with ``--force``; None if it may be."""
+    """Return why a process must never be signalled, not even with ``--force``; None if it may be."""
     proc = table.procs[pid]
     if pid == 1:
         return "pid 1 is the system's own"
@@ -123,7 +123,7 @@ def protected(pid: int, table: Table) -> str | None:
 
 
 def _ends_with_its_owner(pid: int, table: Table) -> str | None:
-    """Return why a process is not the one to end: it serves a container, or another run of nccl-doctor."""
+    """Return why a process should not be ended: it serves a container or belongs to another run of nccl-doctor."""
     if jobs.is_publisher(table.executable(pid)):
         return f"pid {pid} ({table.executable(pid)}) publishes a container's port, which ends with the container"
     if jobs.of_check(pid, table):
@@ -132,7 +132,7 @@ def _ends_with_its_owner(pid: int, table: Table) -> str | None:
 
 
 class Refusal(NamedTuple):
-    """Reason why a job is not ended."""
+    """The reason why a job is not ended."""
 
     reason: str  # a sentence without its full stop
     # "protected" can't be overridden, the others by ``--force``; "watched" and "alive" are not leftovers
@@ -140,7 +140,7 @@ class Refusal(NamedTuple):
 
 
 def refusal(job: JobProcesses, holders: Sequence[int], table: Table, grace_s: float) -> Refusal | None:
-    """Return why a job is not ended (for example, because it is younger than ``grace_s``), or None.
+    """Return why a job must not be ended, such as an age of less than ``grace_s`` seconds; None if it may be.
 
     ``holders`` are the processes that hold the port.
     """
@@ -163,7 +163,7 @@ def refusal(job: JobProcesses, holders: Sequence[int], table: Table, grace_s: fl
 def refusals(
     found: Sequence[JobProcesses], holders: Sequence[int], table: Table, grace_s: float
 ) -> list[Refusal | None]:
-    """Return the refusal of each job as :func:`refusal` does, after two samples of the unprotected ones."""
+    """Return each job's refusal (see :func:`refusal`); a job that makes progress between two samples is refused too."""
     refused = [refusal(job, [pid for pid in holders if pid in job.pids], table, grace_s) for job in found]
     quiet = [place for place, one in enumerate(refused) if one is None]
     for place, sign in zip(quiet, progress.watch([found[place].pids for place in quiet])):
@@ -183,12 +183,12 @@ def refuses(pid: int, table: Table, *, force: bool) -> str | None:
 
 
 def is_own(pid: int, table: Table) -> bool:
-    """Return whether a process is one of our user, in our container, Slurm job and login."""
+    """Return whether a process belongs to our user and runs in our container, Slurm job and login."""
     return table.uid(pid) == os.getuid() and procs.apart(pid, table) is None
 
 
 def user(uid: int) -> str:
-    """Return the login name, or the number if the name is unknown."""
+    """Return the user's name, or the number if the name is unknown."""
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
@@ -196,7 +196,6 @@ def user(uid: int) -> str:
 
 
 def age_s(pid: int, table: Table) -> float:
-    """Return the number of seconds since the process was started."""
     ticks: float = os.sysconf("SC_CLK_TCK")
     return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - table.procs[pid].started / ticks)
 

@@ -1,8 +1,9 @@
-"""The processes of a job, found by their command lines: a launcher and its ranks, or what is left of them.
+"""Finds the processes of a job by their command lines: a launcher and its ranks, or what is left of them.
 
-The search goes up from a process to its launcher or to the Python process that forked or spawned it; down to all
-descendants; and, if the launcher is gone, to the orphans that it had started together with the process. Nothing is
-guessed: each member is a descendant, or an orphan of the same user whose variables show the same run.
+The search goes up from a process to its launcher, or to the Python process that forked or spawned it, and then down to
+all descendants. If the launcher is gone, the job includes the orphans that the launcher had started together with the
+process. Nothing is guessed: each member is a descendant, or an orphan of the same user whose environment variables
+belong to the same run.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from nccl_doctor.probe.procs import Proc, Table
 
 PYTHON = re.compile(r"(?:python|pypy)[0-9.]*[a-z]?")
 WITH_VALUE = frozenset({"-X", "-W", "--check-hash-based-pycs"})
-"""Options of the Python interpreter whose value is the next argument (python --help)."""
+"""Options of the Python interpreter that take the next argument as their value (python --help)."""
 
 TORCH_LAUNCHERS = frozenset(  # torch's own launchers, whose options say how nodes meet
     {"torchrun", "torch.distributed.run", "torch.distributed.launch", "accelerate", "accelerate-launch"}
@@ -44,31 +45,30 @@ SERVICES = {  # Python programs that serve people or other programs and are not 
 }
 
 HELPERS = frozenset({"wandb-core", "gpu_stats", "torch_shm_manager"})
-"""Programs that a rank's libraries start and that end with it: those of wandb and of torch (torch/bin)."""
+"""Programs that a rank's libraries, wandb and torch (torch/bin), start and that end with the rank."""
 
 SPAWNED = ("multiprocessing.spawn", "multiprocessing.forkserver", "multiprocessing.resource_tracker")
-"""Modules in the command lines of processes that Python's multiprocessing starts (Lib/multiprocessing)."""
+"""Modules in the command lines of processes that Python's multiprocessing has started (Lib/multiprocessing)."""
 
 
 PROBE = "<nccl-doctor>"  # in the command line of every probe (crew/start.py)
 
 
 def is_probe(pid: int, table: Table) -> bool:
-    """Return whether a process says that it is a probe; any process may say so."""
+    """Return whether a process claims to be a probe. Any process can claim this."""
     return any(PROBE in word for word in table.argv(pid))
 
 
 def of_check(pid: int, table: Table) -> bool:
-    """Return whether a process says that it is a probe, or has such an ancestor, as the ranks of a check have."""
+    """Return whether a process or one of its ancestors claims to be a probe, which is true for the ranks of a check."""
     return any(is_probe(one, table) for one in (pid, *table.ancestors(pid)) if one in table.procs)
 
 
 PUBLISHERS = frozenset({"docker-proxy", "rootlessport", "rootlessport-child", "slirp4netns", "pasta", "conmon"})
-"""Programs that hold a port for a container, of Docker and Podman."""
+"""Docker and Podman programs that keep a port open for a container."""
 
 
 def is_publisher(executable: str) -> bool:
-    """Return whether the base name is that of a program that publishes containers' ports."""
     return executable in PUBLISHERS
 
 
@@ -77,7 +77,7 @@ def is_python(executable: str) -> bool:
 
 
 def program(argv: Sequence[str]) -> str:
-    """Return the module after ``-m``, the base name of the script or of the program itself, or "-c"."""
+    """Return what a command line runs: the module after ``-m``, the base name of the script or program, or "-c"."""
     if not argv:
         return ""
     name = os.path.basename(argv[0].partition(" ")[0].rstrip(":"))
@@ -97,38 +97,33 @@ def program(argv: Sequence[str]) -> str:
 
 
 def is_launcher(argv: Sequence[str]) -> bool:
-    """Return whether a command line is that of a launcher, which starts ranks."""
     return program(argv) in LAUNCHERS
 
 
 def service(argv: Sequence[str]) -> str | None:
-    """Return the service that a command line belongs to, such as "sshd"; None if there is none."""
+    """Return the kind of service that a command line starts, such as "a web server", or None for other programs."""
     return SERVICES.get(program(argv))
 
 
 def is_spawned(argv: Sequence[str]) -> bool:
-    """Return whether Python's multiprocessing started the process with this command line."""
     return any(mark in word for word in argv for mark in SPAWNED)
 
 
 RUN = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "GROUP_RANK")
 """Variables that torchrun sets to the same value for all ranks of a node (torch/distributed/elastic/agent/server)."""
 RANK_VARIABLES = frozenset({"LOCAL_RANK", "TORCHELASTIC_RUN_ID", "OMPI_COMM_WORLD_RANK", "PMI_RANK"})
-"""Variables that torchrun, DeepSpeed, Accelerate and MPI's launchers set for each rank.
-
-People seldom set them by hand.
-"""
+"""Variables that torchrun, DeepSpeed, Accelerate and MPI launchers set for each rank, but people seldom set by hand."""
 RANK_MARKS = ("--local_rank", "--local-rank", "multiprocessing.spawn", "multiprocessing.forkserver")
-"""Marks of a rank in a command line: torch.distributed.launch's argument, or a child that multiprocessing started."""
+"""Parts of a rank's command line: an argument from torch.distributed.launch, or a module of multiprocessing."""
 RAY_WORKER, RAYLET = "ray::", "raylet"
-"""The process title of Ray's workers (python/ray/_private/workers), and the daemon that starts and ends them."""
+"""Prefix of Ray workers' process titles (python/ray/_private/workers), and the daemon that starts and ends them."""
 SUBREAPERS = frozenset({"systemd", "init", "tini", "dumb-init", "docker-init", "catatonit", "conmon", "s6-svscan"})
-"""Names of processes that adopt orphans besides pid 1 (prctl(2), PR_SET_CHILD_SUBREAPER)."""
+"""Names of processes other than PID 1 that adopt orphans (PR_SET_CHILD_SUBREAPER, prctl(2))."""
 TOGETHER_S = 60  # ranks of one node start together; orphans that started further apart belong to two runs
 
 
 class JobProcesses(NamedTuple):
-    """Processes that belong together."""
+    """The processes of one job."""
 
     root: int  # the launcher, or the first process of what it left
     pids: tuple[int, ...]  # all processes, the root first, parents before their children
@@ -144,7 +139,7 @@ def job_of(pid: int, table: Table) -> JobProcesses:
 
 
 def jobs_of(pids: list[int], table: Table) -> list[JobProcesses]:
-    """Return the jobs of several processes, each once; a process in two of them belongs to the bigger one."""
+    """Return the jobs of several processes, each job once. A process found in two jobs belongs to the larger job."""
     found: list[JobProcesses] = []
     for pid in pids:
         if pid in table.procs and not any(pid in job.pids for job in found):
@@ -154,10 +149,10 @@ def jobs_of(pids: list[int], table: Table) -> list[JobProcesses]:
 
 
 def is_adopted(proc: Proc, table: Table) -> bool:
-    """Return whether the parent has adopted the process: it is pid 1 or a subreaper, and did not start it.
+    """Return whether the process's parent is PID 1 or a subreaper that adopted the process but did not start it.
 
-    Pid 1 of a container may be a launcher, or the shell or init that started the process. Then they share a session,
-    which orphans seldom do, or variables that otherwise only a launcher sets.
+    PID 1 of a container may be a launcher, or the shell or init that started the process. Then the process and PID 1
+    share a session, which is rare for orphans, or variables that otherwise only a launcher sets.
     """
     parent = table.procs.get(proc.ppid)
     if parent is None or not (parent.pid == 1 or parent.name in SUBREAPERS):
@@ -181,7 +176,7 @@ def is_ray_worker(pid: int, table: Table) -> bool:
 
 
 def is_rank(pid: int, table: Table) -> bool:
-    """Return whether a launcher or Python's multiprocessing started a process."""
+    """Return whether the process was started by a launcher or by Python's multiprocessing."""
     line = " ".join(table.argv(pid))
     return not RANK_VARIABLES.isdisjoint(table.environ(pid)) or any(mark in line for mark in RANK_MARKS)
 
@@ -218,7 +213,7 @@ def _orphans_of_the_same_run(root: Proc, table: Table) -> list[int]:
 
 
 def _same_run(first: Proc, second: Proc, table: Table) -> bool:
-    """Return whether both are ranks of one launcher, or were spawned by one Python process."""
+    """Return whether both processes are ranks of the same launcher, or were spawned by the same Python process."""
     mine, theirs = table.environ(first.pid), table.environ(second.pid)
     together = (first.group, first.session) == (second.group, second.session)
     # two processes with one LOCAL_RANK in a process group: one is the other's data loader

@@ -1,10 +1,10 @@
-"""The probe's main loop: requests come on stdin, answers go to stdout, each a line of JSON.
+"""The probe's main loop, which reads requests from stdin and writes answers to stdout, each as one line of JSON.
 
-An answer has the form ``NONCE {json}``, so that the output of a ``.bashrc`` or MOTD can't be taken for one. A reader
-thread watches stdin. At its end (the controller closed the channel or was killed, or the network reported it), or when
-nothing has come for a while (an unplugged cable or a sleeping laptop; otherwise the controller sends an empty line
-every second), everything that the probe started is ended and the process exits at once. SIGALRM with its default action
-is the last resort against a probe that outlives its controller.
+An answer has the form ``NONCE {json}``, so that the output of a ``.bashrc`` or MOTD can't be mistaken for an answer. A
+reader thread watches stdin. The probe ends everything that it started and exits at once when stdin ends (the controller
+closed the channel or was killed, or the connection broke), or when nothing has arrived for a while (an unplugged cable
+or a sleeping laptop; otherwise the controller sends an empty line every second). SIGALRM with its default action is the
+last resort against a probe that outlives its controller.
 """
 
 from __future__ import annotations
@@ -55,21 +55,21 @@ REQUESTS = {
     "dump": "hang/watch:Watch.dump",
     "ras": "hang/watch:Watch.ask_ras",
 }
-"""Handlers by request: the module, and the function there, or the class and method.
+"""Maps each request to its handler: a module, and a function or a class and method in this module.
 
-Each connection has one object of a class. Each handler is imported at its first request, and receives the request.
-Their contracts are in crew/answers.py and its users.
+A class is instantiated once per connection. A handler is imported at its first request, and receives the request. The
+contracts of the handlers are in crew/answers.py and its users.
 """
 
 
 class Server:
-    """Server for one controller, until it disconnects.
+    """Serves one controller until it disconnects.
 
     Args:
-        nonce: the mark before every answer, random for each connection.
+        nonce: precedes every answer, and is random for each connection.
         lifetime_s: seconds after which the probe ends in any case.
-        silence_s: seconds without a byte from the controller after which it ends.
-        source: returns the source of a shipped module; the all-reduce passes one to training's interpreter.
+        silence_s: seconds without a byte from the controller after which the probe ends.
+        source: returns the source of a shipped module; the all-reduce passes one to training's Python interpreter.
     """
 
     def __init__(self, nonce: str, lifetime_s: float, silence_s: float, source: Callable[[str], str]) -> None:
@@ -90,7 +90,7 @@ class Server:
         self._services: dict[str, Any] = {}  # by module and class
 
     def serve(self) -> None:
-        """Answer requests one after the other; never returns."""
+        """Answer requests one after another, and never return."""
         threading.Thread(target=self._read, name="stdin", daemon=True).start()
         self.send({"hello": _hello()})
         while True:
@@ -162,7 +162,7 @@ class Server:
 
 
 def handler(name: str) -> Handler:
-    """Return the function for a request that needs no state of the connection."""
+    """Return the function that handles a request which needs no state of the connection."""
     return _named(REQUESTS[name])  # type: ignore[no-any-return]  # imported late, for speed
 
 
@@ -172,7 +172,7 @@ def _named(path: str) -> Any:  # noqa: ANN401 - a function or a class
 
 
 def _hello() -> dict[str, Any]:
-    """Send the controller what it must know before its first request."""
+    """Return what the controller must know before its first request."""
     return {
         "python": ".".join(map(str, sys.version_info[:3])),
         "machine": os.uname().machine,

@@ -1,11 +1,11 @@
-"""The kernel's netlink interface (netlink(7), rtnetlink(7)): messages, dumps, and TCP sockets by sock_diag(7).
+"""Talks to the kernel over netlink (netlink(7), rtnetlink(7)): dumps, routes, and TCP sockets by sock_diag(7).
 
 Unlike /proc/net/tcp, sock_diag also lists sockets that are only bound (since Linux 6.8, TCP_BOUND_INACTIVE in
-include/net/tcp_states.h), and finds one port without printing the whole table. A kernel without sock_diag (gVisor, or a
-custom build) still has that table.
+include/net/tcp_states.h), and finds a single port without printing the whole table. A kernel without sock_diag, such as
+gVisor or a custom build, still has /proc/net/tcp.
 
-The kernel's route look-up for a packet honours policy rules, all tables and strict reverse-path filtering; it needs no
-root.
+The kernel's route look-up for a packet honours policy rules, all tables and strict reverse-path filtering, and does not
+need root.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ class InterruptedDumpError(OSError):
 
 
 def request(kind: int, flags: int, number: int, body: bytes) -> bytes:
-    """Return a request to the kernel, which repeats ``number`` in its answers."""
+    """Return a netlink request; the kernel's answers repeat the sequence ``number``."""
     return HEADER.pack(HEADER.size + len(body), kind, NLM_F_REQUEST | flags, number, 0) + body
 
 
 def attribute(kind: int, value: bytes) -> bytes:
-    """Pack an attribute of a request, padded to a multiple of four bytes."""
+    """Pack an attribute of a request. No padding is added, so the length of ``value`` must be a multiple of four."""
     return _ATTRIBUTE.pack(_ATTRIBUTE.size + len(value), kind) + value
 
 
 def attributes(rest: bytes) -> dict[int, bytes]:
-    """Return the attributes at the end of a message by type; the first if a type occurs twice."""
+    """Return the attributes at the end of a message by type. If a type occurs twice, the first attribute counts."""
     found: dict[int, bytes] = {}
     while len(rest) >= _ATTRIBUTE.size:
         length, kind = _ATTRIBUTE.unpack_from(rest)
@@ -54,7 +54,7 @@ def attributes(rest: bytes) -> dict[int, bytes]:
 
 
 def dump(kernel: socket.socket, kind: int, body: bytes) -> Iterator[bytes]:
-    """Yield the bodies of all messages that answer a dump request; OSError if the kernel refuses or is slow."""
+    """Yield the bodies of all messages that answer a dump request. Raise OSError if the kernel refuses or is slow."""
     kernel.send(request(kind, NLM_F_DUMP, 1, body))
     while True:
         data, at = kernel.recv(1 << 16), 0
@@ -73,7 +73,7 @@ def dump(kernel: socket.socket, kind: int, body: bytes) -> Iterator[bytes]:
 
 
 def read_tables(wanted: list[tuple[int, bytes]], deadline: float) -> list[list[bytes]]:
-    """Return consistent dumps of routing tables, by the type of the request and its body."""
+    """Return consistent dumps of rtnetlink tables, one for each request type and request body in ``wanted``."""
     attempts = 0
     while True:
         attempts += 1
@@ -110,8 +110,8 @@ STATES = (
 )
 """Names of TCP states by number (include/net/tcp_states.h).
 
-13 (TCP_BOUND_INACTIVE) requests sockets that are only bound. They are reported as 7 (TCP_CLOSE), a state in which no
-other socket has a port.
+In a request, 13 (TCP_BOUND_INACTIVE) selects sockets that are only bound. The kernel reports them in state 7
+(TCP_CLOSE), in which no other socket has a port.
 """
 ALL_STATES = (1 << len(STATES)) - 1
 LISTENING = 1 << STATES.index("LISTEN")
@@ -128,7 +128,7 @@ _HEARD, _HEARD_AT = struct.Struct("=I"), 52  # tcpi_last_data_recv, in ms
 
 
 class DiagSocket(NamedTuple):
-    """A TCP socket."""
+    """A TCP socket, as the kernel's tables describe it."""
 
     state: str
     local_address: str
@@ -157,14 +157,14 @@ class Flow(NamedTuple):
 
 
 def sockets_on(port: int, timeout_s: float = 2.0, states: int = ALL_STATES) -> list[DiagSocket]:
-    """Return all TCP sockets of this network namespace on a local port (0: on any port), IPv4 before IPv6."""
+    """Return all TCP sockets of this network namespace on a local port (0 means any port), IPv4 before IPv6."""
     found = map(parse_socket, _dump(port, 0, timeout_s, states))
     # The kernel skips the port when it dumps sockets that are only bound (seen on 6.18).
     return [one for one in found if port in (0, one.local_port)]
 
 
 def find_sockets(ports: set[int], *, listeners: bool = False) -> list[DiagSocket]:
-    """Return the TCP sockets on these local ports and, if wanted, all listeners; OSError if none can be read."""
+    """Return TCP sockets on these local ports and, if requested, all listeners. Raise OSError if none is readable."""
     try:
         found = [one for port in sorted(ports) for one in sockets_on(port)]
         everywhere = sockets_on(0, states=LISTENING) if listeners else []
@@ -175,7 +175,7 @@ def find_sockets(ports: set[int], *, listeners: bool = False) -> list[DiagSocket
 
 
 def describe_socket(sock: DiagSocket, pid: int | None) -> dict[str, Any]:
-    """Return the JSON form of snapshot.TcpSocket; "BOUND" is neither listening nor connected."""
+    """Return the JSON form of snapshot.TcpSocket. A socket in state "BOUND" is neither listening nor connected."""
     return {
         "local_address": sock.local_address,
         "local_port": sock.local_port,
@@ -193,7 +193,7 @@ def flows(timeout_s: float = 2.0) -> list[Flow]:
 
 
 def parse_flow(body: bytes) -> Flow:
-    """Return the flow in a struct inet_diag_msg and its struct tcp_info (include/uapi/linux/tcp.h), if it has one."""
+    """Parse a struct inet_diag_msg and, if it is present, the struct tcp_info (include/uapi/linux/tcp.h)."""
     _, _, timer, _ = _MESSAGE.unpack_from(body)
     _, unread, unsent, _, _ = _TAIL.unpack_from(body, _MESSAGE.size + _SOCKET_ID.size)
     info = attributes(body[_MESSAGE.size + _SOCKET_ID.size + _TAIL.size :]).get(INET_DIAG_INFO, b"")
@@ -234,14 +234,14 @@ def ends(sock: DiagSocket) -> tuple[tuple[str, int], tuple[str, int]]:
 
 
 def plain(address: str) -> str:
-    """Return an IPv4-mapped address (::ffff:10.0.0.1) as IPv4."""
+    """Convert an IPv4-mapped address, such as ::ffff:10.0.0.1, to IPv4."""
     return address[7:] if address.startswith("::ffff:") and "." in address else address
 
 
 def read_table(folder: str = "/proc/net") -> list[Flow]:
-    """Return the TCP sockets, with their queues, in tcp and tcp6 of /proc/net or /proc/PID/net.
+    """Return the TCP sockets, with their queues, from the files tcp and tcp6 of /proc/net or /proc/PID/net.
 
-    It raises OSError if they can't be read.
+    Raises OSError if the files can't be read.
     """
     found = []
     for name in ("tcp", "tcp6"):
@@ -257,10 +257,7 @@ def read_table(folder: str = "/proc/net") -> list[Flow]:
 
 
 def parse_endpoint(text: str) -> tuple[str, int]:
-    """Return the address and port in an endpoint of /proc/net/tcp or tcp6.
-
-    The address consists of words in the machine's byte order.
-    """
+    """Parse an endpoint from /proc/net/tcp or tcp6, where addresses are words in the machine's byte order."""
     address, _, port = text.partition(":")
     words = [int(address[at : at + 8], 16) for at in range(0, len(address), 8)]
     family = socket.AF_INET if len(words) == 1 else socket.AF_INET6
@@ -291,26 +288,22 @@ RTM_F_CLONED, RTM_F_LOOKUP_TABLE = 0x200, 0x1000
 RTA_DST, RTA_SRC, RTA_IIF, RTA_OIF, RTA_GATEWAY, RTA_PRIORITY, RTA_PREFSRC, RTA_TABLE = 1, 2, 3, 4, 5, 6, 7, 15
 TIMEOUT_S = 2.0
 REFUSING = {6: ("blackhole", "EINVAL"), 7: ("unreachable", "EHOSTUNREACH"), 8: ("prohibit", "EACCES")}
-"""Route types (linux/rtnetlink.h) that refuse packets, and the error of such a packet."""
+"""Route types (linux/rtnetlink.h) that refuse packets, and the error that a refused packet causes."""
 
 MOST_ROUTES = 20000
-"""Maximum number of routes, in all tables together, that are read to find a refusing one.
-
-Routers have more, and are not searched.
-"""
+"""Maximum number of routes that are read from all tables to find a refusing one. Routers with more are not searched."""
 
 _ROUTE = struct.Struct("=BBBBBBBBI")
 
 
 def look_up_ways(request: dict[str, Any]) -> list[dict[str, Any]]:
-    """Answer a request with :func:`look_up`."""
     return look_up(request["packets"])
 
 
 def look_up(wanted: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return a snapshot.Way for each {"to", "source" or None, "iif" or None}.
+    """Return a snapshot.Way for each packet, which is {"to", "source" or None, "iif" or None}.
 
-    A refused one contains the refusing route.
+    If a packet is refused, its snapshot.Way contains the refusing route.
     """
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as kernel:
         kernel.settimeout(TIMEOUT_S)
@@ -331,7 +324,7 @@ def _family(address: str) -> int:
 
 
 def _routes(family: int) -> list[tuple[int, bytes, int, int, int]]:
-    """Return the table, destination, prefix length, metric and type of every route; none if there are too many."""
+    """Return table, destination, prefix length, metric and type of every route, or [] if there are too many routes."""
     found: list[tuple[int, bytes, int, int, int]] = []
     deadline = time.monotonic() + TIMEOUT_S
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as kernel:
@@ -349,9 +342,9 @@ def _routes(family: int) -> list[tuple[int, bytes, int, int, int]]:
 
 
 def find_refusal(routes: list[tuple[int, bytes, int, int, int]], to: str, error: str) -> dict[str, Any] | None:
-    """Return snapshot.Refusal: the route with this error that is its table's best one for the address.
+    """Return a snapshot.Refusal for the route that refused the address with this error.
 
-    It is None if there is no such route, or more than one.
+    This route is the best match in its table. If there is no such route, or more than one, return None.
     """
     wanted = socket.inet_pton(_family(to), to)
     size = len(wanted) * 8
@@ -384,7 +377,7 @@ def _way(kernel: socket.socket, number: int, packet: dict[str, Any]) -> dict[str
 
 
 def way_request(number: int, to: str, source: str | None, iif: str | None) -> bytes:
-    """Return the message that requests one route; OSError for an invalid interface or address."""
+    """Return a message that requests one route. Raise OSError for an invalid interface or address."""
     family = _family(to)
     bits = 128 if family == socket.AF_INET6 else 32
     body = _ROUTE.pack(family, bits, bits if source else 0, 0, 0, 0, 0, 0, RTM_F_LOOKUP_TABLE)
@@ -397,7 +390,7 @@ def way_request(number: int, to: str, source: str | None, iif: str | None) -> by
 
 
 def parse_way(message: bytes) -> dict[str, Any]:
-    """Return the route in an answer, with addresses as text; the errno's name if there is none."""
+    """Return the route in an answer, with addresses as text. Raise OSError if the answer is an error."""
     _, kind, *_ = HEADER.unpack_from(message)
     body = message[HEADER.size :]
     if kind == NLMSG_ERROR:

@@ -1,9 +1,9 @@
-"""Tables of the options of each launcher and engine, and how a command line is read with them.
+"""Tables of the options of launchers and engines, and functions that read command lines with these tables.
 
-torch/distributed/run.py and launch.py of PyTorch 2.13; accelerate/commands/launch.py 1.15; deepspeed/launcher/runner.py
-0.19; mpirun(1), srun(1); vllm/engine/arg_utils.py 0.33; sglang/srt/arg_groups/fields 0.5; ray/scripts/scripts.py 2.60.
-An installed version may have other options: :func:`source_options` reads them from its source without running it.
-argparse accepts "-" for "_", and "=" before a value.
+Sources: torch/distributed/run.py and launch.py of PyTorch 2.13, accelerate/commands/launch.py 1.15,
+deepspeed/launcher/runner.py 0.19, mpirun(1), srun(1), vllm/engine/arg_utils.py 0.33, sglang/srt/arg_groups/fields 0.5,
+and ray/scripts/scripts.py 2.60. An installed version may have other options; :func:`source_options` reads them from
+its source without running it. The launchers accept "-" in place of "_", and "=" before a value.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ class Launcher(NamedTuple):
     """A program that starts ranks.
 
     Attributes:
-        name: "torchrun", "launch" (torch.distributed.launch), "accelerate", …; "script" is a script that starts its own
-            ranks.
-        options: names with "_" for "-", and whether a value follows.
-        same: its names for torchrun's settings; "tensor", "pipeline" and "data" are an engine's sizes.
-        closed: whether all its options are known, so that any other is a mistake.
-        abbreviates: whether it accepts any unambiguous beginning of an option.
-        placed: whether each host gets its own line, with its place in the job.
-        engine: whether its options follow the model, and none of them belongs to a script.
-        pairs: options that two values follow.
+        name: "torchrun", "launch" (torch.distributed.launch), "accelerate" and so on; "script" is a script that starts
+            its own ranks.
+        options: option names, with "_" instead of "-", and whether a value follows.
+        same: maps options to torchrun's names, or to "tensor", "pipeline" or "data" for an engine's parallel sizes.
+        closed: whether all options of the launcher are listed here, so that any other option is a mistake.
+        abbreviates: whether the launcher accepts any unambiguous prefix of an option.
+        placed: whether each host gets its own command line, with the host's place in the job.
+        engine: whether options may follow the model, and none of them belongs to a script.
+        pairs: options that are followed by two values.
     """
 
     name: str
@@ -44,18 +44,18 @@ class Launcher(NamedTuple):
 
     @property
     def notions(self) -> frozenset[str]:
-        """The settings that its options set, by torchrun's names."""
+        """Names of the settings that the launcher's options set; torchrun's names, where torchrun has them."""
         return frozenset(self.same.get(name, name) for name in self.options)
 
     def named(self, asked: str) -> str | None:
-        """Return the option that is meant; any unambiguous beginning is enough if the launcher accepts that."""
+        """Return an option's full name, or None. An unambiguous prefix is enough if the launcher accepts prefixes."""
         if asked in self.options or not self.closed:
             return asked
         near = [name for name in self.options if len(asked) > 1 and name.startswith(asked)]
         return near[0] if len(near) == 1 and self.abbreviates else None
 
     def nearest(self, asked: str) -> str | None:
-        """Return the option that may have been misspelt."""
+        """Return the option that is most similar to a misspelt one, or None."""
         import difflib
 
         near = difflib.get_close_matches(asked.lstrip("-").replace("-", "_"), self.options, 1)
@@ -63,7 +63,7 @@ class Launcher(NamedTuple):
 
 
 class Option(NamedTuple):
-    """An option on a command line: its name, torchrun's name for it, its spelling, and its value."""
+    """An option on a command line, with its name, torchrun's name for the setting, its spelling, and its value."""
 
     name: str
     notion: str
@@ -72,12 +72,12 @@ class Option(NamedTuple):
 
 
 class Words(NamedTuple):
-    """A command line's words as a launcher reads them.
+    """A command line as a launcher interprets it.
 
     Attributes:
-        options: those that the launcher knows; for an unknown one, the nearest that it knows.
-        told: the values of all options, by torchrun's names if they have one; "" for a flag.
-        unknown: options that it does not know, as they are spelt.
+        options: options that the launcher knows; an unknown one is replaced by the most similar known option.
+        told: values of all options, by torchrun's name if torchrun has the setting; "" for a flag.
+        unknown: options that the launcher does not know, as spelt on the command line.
         rest: the engine's model, or the script and its arguments.
     """
 
@@ -127,7 +127,7 @@ _MPIRUN_FLAGS = [
     "l",
     "prepend_rank",
 ]
-"""Options without a value of Open MPI's mpirun (4 and 5) and of Hydra (MPICH 4, Intel MPI 2021)."""
+"""Options of Open MPI's mpirun (4 and 5) and of Hydra (MPICH 4, Intel MPI 2021) that take no value."""
 
 
 _TORCHRUN = _table(
@@ -256,14 +256,13 @@ LAUNCHERS = {
         ),
     )
 }
-"""All launchers by name."""
 
 PROGRAMS = {
     "torchrun": ("torchrun", ()), "deepspeed": ("deepspeed", ()), "accelerate": ("accelerate", ("launch",)),
     "accelerate-launch": ("accelerate", ()), "mpirun": ("mpirun", ()), "mpiexec": ("mpirun", ()), "srun": ("srun", ()),
     "vllm": ("vllm", ("serve",)), "sglang": ("sglang", ("serve",)), "ray": ("ray", ("start",)),
 }  # fmt: skip
-"""The launcher of each program, and the words that must follow the program."""
+"""The launcher of each program, and the words that must follow the program's name."""
 MODULES = {
     "torch.distributed.run": ("torchrun", ()),
     "torch.distributed.launch": ("launch", ()),
@@ -275,13 +274,13 @@ MODULES = {
 }
 _PYTHON = re.compile(r"(?:i?python|pypy)[0-9.]*[a-z]?")
 _ALONE = re.compile(r"-[BbdEIOPqRsSuvx]+")
-"""Options of the Python interpreter without a value (python --help)."""
+"""Options of the Python interpreter that take no value (python --help)."""
 _MODULE = re.compile(r"-[BbdEIOPqRsSuvx]*m")
 _VALUED = ("-X", "-W", "--check-hash-based-pycs")
 
 
 def port_words(programs: Sequence[str], port: int) -> tuple[str, ...]:
-    """Return the options that set a launcher's master port, for launchers other than torch's."""
+    """Return commands that set the master port, for non-torch launchers in ``programs``, or else for torch's."""
     starts = {name: (name, *of) for name, of in PROGRAMS.items()}
     starts.update({name: (f"python -m {name}", *of) for name, of in MODULES.items()})
     usual = ("torchrun", "torch.distributed.launch")
@@ -294,7 +293,7 @@ def port_words(programs: Sequence[str], port: int) -> tuple[str, ...]:
 
 
 def find_launcher(words: Sequence[str]) -> tuple[Launcher, int]:
-    """Return the launcher of a command line ("script" for a script), and the number of words before its own."""
+    """Return the launcher ("script" for a script) of a command line, and the index of the first word that it reads."""
     known, at = PROGRAMS.get(os.path.basename(words[0])), 1
     if known is None and _PYTHON.fullmatch(os.path.basename(words[0])):
         while words[at : at + 1] and (words[at] in _VALUED or _ALONE.fullmatch(words[at])):
@@ -341,7 +340,7 @@ SOURCES = {
     "accelerate": ("accelerate/commands/launch.py",),
     "deepspeed": ("deepspeed/launcher/runner.py",),
 }
-"""Source files with a launcher's options, relative to a folder of sys.path."""
+"""Source files that define a launcher's options, relative to a folder of sys.path."""
 MOST_OPTIONS = 512
 _ADDED = re.compile(
     r"""^[ \t]*[\w.]{1,64}\.add_argument\(\s*((?:["']--?[A-Za-z][\w-]{0,63}["']\s*,?\s*){1,4})""",
@@ -352,7 +351,7 @@ _FLAG = re.compile(r"""\baction\s*=\s*(?:check_env|["'](?:store_true|store_false
 
 
 def source_options(text: str) -> dict[str, bool]:
-    """Return the argparse options in a program's source, by name, and whether a value follows."""
+    """Return the names of the argparse options in a program's source, and whether a value follows each option."""
     found: Dict[str, bool] = {"h": False, "help": False}
     added: List[re.Match[str]] = list(_ADDED.finditer(text))
     for place, one in enumerate(added):

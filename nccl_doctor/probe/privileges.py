@@ -1,8 +1,9 @@
-"""Drop root's rights before opening or reading anything that another user has named.
+"""Drops root's rights before opening or reading anything that another user has named.
 
-If root opens a path of a user, it follows that user's links with root's rights, and between a check and the open the
-path may change. So this is done in a child, which first takes the user, the groups and, if different, the root and
-namespaces of the process in question, and drops every capability. It reaches only what that user can reach.
+If root opens a user's path, it follows that user's links with root's rights, and the path may change between a check
+and the opening. So a child process opens the path. The child first takes the user, the groups and, if different, the
+root directory and namespaces of the process in question, and drops every capability. Then it reaches only what that
+user can reach.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ CAPABILITY_VERSION_3 = 0x20080522
 PR_SET_KEEPCAPS, PR_SET_SECUREBITS, PR_SET_NO_NEW_PRIVS, PR_CAP_AMBIENT = 8, 28, 38, 47
 PR_CAP_AMBIENT_RAISE = 2
 SECBIT_NOROOT_LOCKED = 0b11
-"""SECBIT_NOROOT and its lock (capabilities(7)): user 0 gets no capability back by execve(2)."""
+"""SECBIT_NOROOT and its lock (capabilities(7)), so that user 0 regains no capabilities through execve(2)."""
 CLONE_NEWNS, CLONE_NEWPID = 0x00020000, 0x20000000
 ERROR_TEXT = 300
 REAP_S = 1.0
@@ -41,10 +42,7 @@ class Credentials(NamedTuple):
 
 
 def status_of(place: int) -> dict[str, list[str]]:
-    """Return the fields of a process's status file (proc_pid_status(5)).
-
-    ``place`` is a descriptor of its folder in /proc.
-    """
+    """Return a process's status fields (proc_pid_status(5)). ``place`` is a descriptor of its folder in /proc."""
     file = os.open("status", os.O_RDONLY, dir_fd=place)
     try:
         lines = os.read(file, 1 << 16).decode("utf-8", "replace").splitlines()
@@ -60,9 +58,9 @@ def credentials(status: dict[str, list[str]]) -> Credentials:
 
 
 def open_process(pid: int, started: int) -> int:
-    """Open /proc/PID of the process that started at ``started``, in clock ticks since boot.
+    """Open /proc/PID if the process started at ``started``, in clock ticks since boot; otherwise raise Unavailable.
 
-    The descriptor stays with this process even if the PID is reused later.
+    The descriptor refers to this process even if the PID is reused later.
     """
     place = os.open(f"/proc/{pid}", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     now = procs.read_proc(pid)
@@ -73,13 +71,13 @@ def open_process(pid: int, started: int) -> int:
 
 
 def shares_root(place: int) -> bool:
-    """Return whether a process has the same mount namespace and root as this one."""
+    """Return whether a process has the same mount namespace and root directory as this process."""
     mounts = os.readlink("ns/mnt", dir_fd=place) == os.readlink("/proc/self/ns/mnt")
     return mounts and os.path.samestat(os.stat("root", dir_fd=place), os.stat("/"))
 
 
 def become(wanted: Credentials, capability: int | None = None) -> None:
-    """Take a user's rights irrevocably, with only this capability or none, also for programs run afterwards."""
+    """Take a user's rights irrevocably, with no capability except ``capability``, also for programs run afterwards."""
     if sorted(os.getgroups()) != sorted(wanted.groups):
         os.setgroups(wanted.groups)
     if capability is not None:
@@ -102,20 +100,20 @@ def _prctl(option: int, *values: int) -> None:
 
 
 def enter_for_program(pid: int, started: int, parent: int, *, loads: bool) -> int:
-    """Take the user, root and namespaces of a process.
+    """Take the user, root directory and namespaces of a process.
 
     This is for a child of root that will run a program to read the process's memory. For a process of root with the
-    same root directory, root's rights are kept, since root itself named its files.
+    same root directory, root's rights are kept, since root itself named the process's files.
 
     Args:
-        pid: its PID.
-        started: when it started, in clock ticks since boot.
-        parent: the PID of this child's parent.
-        loads: whether the program loads libraries by name, which would come from the process's root.
+        pid: PID of the process.
+        started: start time of the process, in clock ticks since boot.
+        parent: PID of the parent of this child.
+        loads: whether the program loads libraries by name, which would come from the process's root directory.
 
-    Returns the process's PID as seen from there; in another PID namespace it returns in a child of the caller.
-    CAP_SYS_PTRACE is kept, if root has it, when the kernel would otherwise refuse: with Yama, and for a process that
-    has capabilities, is not dumpable, or is in another user namespace (ptrace(2)).
+    Returns the process's PID in its own PID namespace. If this namespace differs, the function returns in a child of
+    the caller. CAP_SYS_PTRACE is kept, if root has it, when the kernel would otherwise refuse access: with Yama, and
+    for a process that has capabilities, is not dumpable, or is in another user namespace (ptrace(2)).
     """
     place = open_process(pid, started)
     status, own = status_of(place), status_of(os.open("/proc/self", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
@@ -161,7 +159,7 @@ def _shares(place: int, namespace: str) -> bool:
 
 
 def _follow(child: int, parent: int) -> None:
-    """Wait for a child and exit as it did; both die with the probe."""
+    """Wait for a child and exit with its status. Both processes die with the probe."""
     children.die_with(parent)
     os.closerange(0, 1 << 16)  # its root's /proc does not list descriptors of a process outside its PID namespace
     _, status = os.waitpid(child, 0)
@@ -169,12 +167,12 @@ def _follow(child: int, parent: int) -> None:
 
 
 def answer_of(enter: Callable[[], Place], work: Callable[[Place], bytes], deadline: float, most: int) -> bytes:
-    """Return the result of ``work`` in a forked child after ``enter`` has dropped rights.
+    """Return the result of ``work`` in a forked child, after ``enter`` has dropped rights there.
 
-    Neither may import anything.
+    Neither function may import anything.
 
     Raises:
-        Unavailable: it failed, did not answer in time, or the result has more than ``most`` bytes.
+        Unavailable: the child failed or did not answer in time, or the result has more than ``most`` bytes.
     """
     reading, writing = os.pipe()
     parent, child = os.getpid(), os.fork()
@@ -204,7 +202,7 @@ def answer_of(enter: Callable[[], Place], work: Callable[[Place], bytes], deadli
 
 
 def _serve(enter: Callable[[], Place], work: Callable[[Place], bytes], writing: int, parent: int) -> None:
-    """Run the work and write its result; never return."""
+    """Run ``work`` after ``enter``, write the result, and never return."""
     try:
         try:
             sys.meta_path.clear()

@@ -1,7 +1,8 @@
-"""Processes, from short reads of /proc/PID: their identity, their files, and their surroundings.
+"""Reads processes from /proc/PID: their identity, their files, and their surroundings.
 
 A process is identified by its PID and its start time in clock ticks since boot, since a wall-clock time would change
-when the clock is set. It belongs to a user, and may also belong to a container, Slurm job, login and systemd unit.
+when the clock is set. A process belongs to a user, and may also belong to a container, Slurm job, login and systemd
+unit.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ MOST_FILES = 1 << 16  # descriptors of one process that are examined
 
 
 FEW_FILES = 1024
-"""Number of files of each process that are examined first. Any user can have 120 processes with 20,000 files each."""
+"""Number of files that are first examined per process, since any user can have 120 processes with 20,000 files each."""
 MORE_FILES_S = 6.0
 
 
 def pids_by_inode(inodes: set[int], within_s: float = MORE_FILES_S) -> tuple[dict[int, list[int]], bool]:
-    """Return all processes that hold each socket, as far as visible; several if it was inherited.
+    """Return all visible processes that hold each socket. Several processes hold a socket that was inherited.
 
-    Returns: The processes by inode, and whether every file was examined; the files of processes that have many are
+    Returns: The PIDs by inode, and whether every file was examined. The files of processes that have many files are
     examined for at most ``within_s`` seconds.
     """
     wanted = {f"socket:[{inode}]": inode for inode in inodes if inode}
@@ -56,9 +57,9 @@ def pids_by_inode(inodes: set[int], within_s: float = MORE_FILES_S) -> tuple[dic
 
 
 def open_files(pids: set[int] | None = None, first: int = 0, most: int = MOST_FILES) -> Iterator[tuple[int, str, str]]:
-    """Yield (pid, link, target) for every /proc/PID/fd link that we may read, of all processes or of these.
+    """Yield (pid, link, target) for every readable /proc/PID/fd link of these processes, or of all processes.
 
-    For each process these are the links from position ``first`` up to, but not including, ``most``, sorted by
+    For each process, only links from position ``first`` up to, but not including, ``most`` are read. They are sorted by
     descriptor.
     """
     everybody = (int(entry) for entry in os.listdir("/proc") if entry.isdigit()) if pids is None else pids
@@ -80,17 +81,17 @@ STARTED = 19  # index of starttime, field 22 of /proc/PID/stat (proc_pid_stat(5)
 STACK = 25  # index of startstack, field 28, which is 0 for those who may not trace the process
 COMMAND_LIMIT = 500
 TEXT_LIMIT = 1 << 18
-"""Maximum number of bytes of a file in /proc/PID.
+"""Maximum number of bytes read from a file in /proc/PID.
 
-A process may declare any amount of its memory as its variables (PR_SET_MM_MAP of prctl(2) needs no privilege); those of
-a job seldom have a tenth of this.
+A process may declare any amount of its memory to be its variables (PR_SET_MM_MAP of prctl(2) needs no privilege). The
+variables of a job seldom take up a tenth of this limit.
 """
 KEPT_LIMIT = 1 << 25
-"""Maximum number of bytes of variables that a table caches; beyond that it clears the cache."""
+"""Maximum number of bytes of variables that a table caches; beyond this limit, the cache is cleared."""
 
 
 class Proc(NamedTuple):
-    """A process."""
+    """A process, as /proc/PID/stat describes it."""
 
     pid: int
     name: str  # the kernel's name, at most 15 characters; a program can change its own
@@ -107,7 +108,6 @@ class Proc(NamedTuple):
 
 
 def read_proc(pid: int) -> Proc | None:
-    """Return a process; None if it is gone."""
     try:
         file = os.open(f"/proc/{pid}/stat", os.O_RDONLY)
     except OSError:
@@ -138,13 +138,13 @@ def read_proc(pid: int) -> Proc | None:
 
 
 def cpu_s(pid: int) -> float | None:
-    """Return the CPU seconds of all threads; None if the process has exited."""
+    """Return the CPU seconds that all threads have used, or None if the process has exited."""
     proc = read_proc(pid)
     return None if proc is None else proc.cpu_s
 
 
 class Table:
-    """All processes at one moment, and facts about each; every fact is read once."""
+    """All processes at one moment. Their arguments, variables and users are read when needed, and cached."""
 
     def __init__(self) -> None:
         found = (read_proc(int(entry)) for entry in os.listdir("/proc") if entry.isdigit())
@@ -176,22 +176,22 @@ class Table:
         return found
 
     def argv(self, pid: int) -> tuple[str, ...]:
-        """Return the arguments of a process; none for kernel threads, zombies and hidden processes."""
+        """Return the arguments of a process, or () for kernel threads, zombies and hidden processes."""
         if pid not in self._argv:
             words = self.text(pid, "cmdline").rstrip("\0").split("\0")
             self._argv[pid] = tuple(words) if words != [""] else ()
         return self._argv[pid]
 
     def command(self, pid: int) -> str:
-        """Return the command line, or the name in brackets, in at most COMMAND_LIMIT characters."""
+        """Return the command line or, without one, the name in brackets, limited to COMMAND_LIMIT characters."""
         name = self.procs[pid].name if pid in self.procs else "?"
         line = " ".join(self.argv(pid)) or f"[{name}]"
         return line if len(line) <= COMMAND_LIMIT else line[: COMMAND_LIMIT - 1] + "…"
 
     def environ(self, pid: int) -> dict[str, str]:
-        """Return the process's initial variables, or none if they are hidden or exceed TEXT_LIMIT.
+        """Return a process's initial variables, or none if they are hidden or exceed TEXT_LIMIT.
 
-        Part of them could mislead.
+        An incomplete environment could mislead.
         """
         if pid not in self._environ:
             data = _read(pid, "environ")
@@ -207,7 +207,7 @@ class Table:
     def uid(self, pid: int) -> int:
         """Return the real user ID, or -1 if the process is gone.
 
-        The owner of /proc/PID does not show it: that is root if the process is not dumpable (proc(5)).
+        The owner of /proc/PID is not always this user, but root if the process is not dumpable (proc(5)).
         """
         if pid not in self._uids:
             told = self.status(pid, "Uid")
@@ -228,7 +228,7 @@ class Table:
         return os.path.basename(path.replace(" (deleted)", "")) or (self.procs[pid].name if pid in self.procs else "")
 
     def text(self, pid: int, name: str) -> str:
-        """Return the text of a process's file in /proc, at most TEXT_LIMIT bytes; "" if it is gone or hidden."""
+        """Return at most TEXT_LIMIT bytes of a process's file in /proc, as text; "" if the file is gone or hidden."""
         return _read(pid, name).decode(errors="replace")
 
     def opened(self, pid: int) -> list[str]:
@@ -250,29 +250,32 @@ def _read(pid: int, name: str) -> bytes:
 
 
 SLURM = re.compile(r"/job_(?P<job>[0-9]+)(?:/step_(?P<step>[0-9A-Za-z_]+))?")
-"""Control groups that Slurm names after the job: slurm/uid_1000/job_77/step_0, slurmstepd.scope/job_77/step_0."""
+"""Control groups of Slurm jobs, such as slurm/uid_1000/job_77/step_0 and slurmstepd.scope/job_77/step_0."""
 CONTAINER = re.compile(
     r"(?:^|[/:-])(?P<runtime>docker|libpod|cri-containerd|crio|lxc|machine)[-/.](?:payload[./])?(?P<name>[0-9A-Za-z_.-]+)"
 )
-"""docker-ID.scope and docker/ID (Docker), libpod-ID.scope (Podman), cri-containerd-ID.scope and crio-ID.scope
-(Kubernetes), lxc.payload.NAME (LXC)."""
+"""Control groups of containers.
+
+Examples: docker-ID.scope and docker/ID (Docker), libpod-ID.scope (Podman), cri-containerd-ID.scope and crio-ID.scope
+(Kubernetes), lxc.payload.NAME (LXC).
+"""
 USER_SLICE = re.compile(r"/user-(?P<uid>[0-9]+)\.slice(?:/|$)")
-"""The control group of a login by pam_systemd: user.slice/user-1000.slice/session-3.scope (systemd.special(7))."""
+"""Control group of a login through pam_systemd: user.slice/user-1000.slice/session-3.scope (systemd.special(7))."""
 SERVICE = re.compile(r".*/(?P<name>[^/]+)\.service(?:/|$)")
-"""Control group of the innermost service, with groups below it (Delegate=, systemd.resource-control(5))."""
+"""Control group of the innermost service, which may contain more groups (Delegate=, systemd.resource-control(5))."""
 LOGINS = frozenset({"ssh", "sshd", "user", "getty", "serial-getty", "cron", "crond", "atd", "slurmd"})
 """Services that start processes for users without supervising them.
 
-Without pam_systemd, these processes stay in the service's group.
+Without pam_systemd, these processes stay in the control group of the service.
 """
 NO_LOGIN = 2**32 - 1  # /proc/PID/loginuid of a process that no login started (proc_pid_loginuid(5))
 MOST_SPACES = 64  # network namespaces that are examined: any user may create as many as they like
 
 
 def unit_of(pid: int, table: Table) -> str | None:
-    """Return a process's Slurm job or container: "docker container 3f2a40b1c9d2".
+    """Return a process's Slurm job or container, such as "docker container 3f2a40b1c9d2".
 
-    It is found by control group or Slurm's variable.
+    Sources: the process's control group, and Slurm's variable.
     """
     job = SLURM.search(table.text(pid, "cgroup"))
     if job:
@@ -282,10 +285,7 @@ def unit_of(pid: int, table: Table) -> str | None:
 
 
 def is_contained(pid: int, table: Table) -> bool:
-    """Return whether a process is in a different container from this one.
-
-    Its control group or PID namespace shows this.
-    """
+    """Return whether a process is in another container, according to its control group or PID namespace."""
     theirs, ours = table.link(pid, "ns/pid"), table.link(os.getpid(), "ns/pid")
     return _container(pid, table) is not None or (theirs is not None and theirs != ours)
 
@@ -293,8 +293,8 @@ def is_contained(pid: int, table: Table) -> bool:
 def apart(pid: int, table: Table) -> str | None:
     """Return what separates a process of our user from us: another container, Slurm job or login.
 
-    A mount namespace counts only for root: pam_namespace and Apptainer give each of a user's logins and jobs its own,
-    whereas root sees the processes of all containers.
+    A different mount namespace counts only for root: pam_namespace and Apptainer give each of a user's logins and jobs
+    its own mount namespace, whereas root sees the processes of all containers.
     """
     container = _container(pid, table)
     if container is not None:
@@ -322,7 +322,7 @@ def _has_ended(pid: int) -> bool:
 
 
 def service_of(pid: int, table: Table) -> str | None:
-    """Return the systemd service that supervises a process; None if there is none, or only one for logins."""
+    """Return the systemd service that supervises a process, or None. Services that only start logins don't count."""
     for line in table.text(pid, "cgroup").splitlines():
         found = SERVICE.match(line)
         if found and re.split("[@.]", found["name"])[0] not in LOGINS:
@@ -331,7 +331,7 @@ def service_of(pid: int, table: Table) -> str | None:
 
 
 def surroundings(pid: int, table: Table) -> tuple[str | None, ...]:
-    """Return a process's container, namespaces and Slurm job, which all processes of one launcher share."""
+    """Return a process's container, namespaces and Slurm job, which are the same for all processes of one launcher."""
     spaces = (table.link(pid, f"ns/{kind}") for kind in ("pid", "mnt"))
     return (_container(pid, table), *spaces, _slurm_job(pid, table))
 
@@ -353,7 +353,7 @@ def elsewhere(port: int, table: Table) -> list[dict[str, object]]:
 
 
 def host_name() -> str:
-    """Return the machine's own name up to the first dot."""
+    """Return the machine's own host name, up to the first dot."""
     return socket.gethostname().partition(".")[0]
 
 
@@ -367,7 +367,7 @@ def _container(pid: int, table: Table) -> str | None:
 def _slurm_job(pid: int, table: Table) -> str | None:
     """Return a process's Slurm job.
 
-    A job that only the process's variables name counts if it has a running slurmstepd.
+    A job that is named only in the process's variables counts if its slurmstepd is running.
     """
     group = SLURM.search(table.text(pid, "cgroup"))
     if group:
@@ -379,7 +379,7 @@ def _slurm_job(pid: int, table: Table) -> str | None:
 
 
 def _login(pid: int, table: Table) -> int | None:
-    """Return the user who logged in, even if sudo has changed the user since; None if nobody did."""
+    """Return the ID of the user who logged in, even if sudo has changed the user since; None if nobody logged in."""
     found = USER_SLICE.search(table.text(pid, "cgroup"))
     if found:
         return int(found["uid"])
@@ -388,7 +388,6 @@ def _login(pid: int, table: Table) -> int | None:
 
 
 def _held_ports(pid: int) -> Iterator[int]:
-    """Yield the local ports of listening and merely bound sockets in a process's network namespace."""
     with contextlib.suppress(OSError):  # it is gone, or another user's
         yield from (
             flow.socket.local_port

@@ -1,9 +1,9 @@
-"""The state of a rank at one moment, and a job's progress between two moments.
+"""Reads the state of a rank at one moment, and a job's progress between two moments.
 
-A job that is computing or communicating with its peers is alive, whatever its parent is. Progress is CPU time, bytes
-read from or written to files and pipes, bytes that peers sent or acknowledged, or work on a GPU whose memory the job
-uses. A rank stuck in a collective has none of these, unless NCCL busy-waits, which uses CPU time: such a rank counts as
-alive and is not ended.
+A job that is computing or communicating with its peers is alive, whatever its parent process is. Progress is CPU time,
+bytes read from or written to files and pipes, bytes that peers sent or acknowledged, or work on a GPU whose memory the
+job uses. A rank stuck in a collective makes no such progress, unless NCCL busy-waits, which uses CPU time. Such a rank
+counts as alive and is not ended.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ def look(pid: int, started: int, table: Table) -> dict[str, Any] | None:
 
 
 def _threads(pid: int) -> tuple[int, dict[str, float]]:
-    """Return the number of threads, and the busiest ones with their CPU and waiting time in seconds.
+    """Return the number of threads, and for the busiest ones the seconds that they ran or waited for a CPU.
 
-    Waiting time is time spent waiting for a CPU (sched-stats.rst).
+    Source: schedstat (sched-stats.rst).
     """
     try:
         numbers = os.listdir(f"/proc/{pid}/task")
@@ -66,7 +66,7 @@ def _threads(pid: int) -> tuple[int, dict[str, float]]:
 
 
 def io_bytes(pid: int) -> int | None:
-    """Return the number of bytes that a process has read and written (proc_pid_io(5))."""
+    """Return how many bytes a process has read and written (proc_pid_io(5)), or None if this is not readable."""
     text = tools.read(f"/proc/{pid}/io")
     if text is None:
         return None
@@ -75,7 +75,7 @@ def io_bytes(pid: int) -> int | None:
 
 
 def _wchan(pid: int) -> str | None:
-    """Return the kernel function in which a process sleeps; None if it is running or that is hidden."""
+    """Return the kernel function in which a process sleeps, or None if the process is running or this is hidden."""
     text = tools.read(f"/proc/{pid}/wchan")
     return text[:80] if text not in (None, "", "0") else None
 
@@ -101,7 +101,7 @@ GPU_S = 5.0  # nvidia-smi takes seconds if no daemon keeps the driver loaded
 
 
 class Look(NamedTuple):
-    """CPU time that a job's processes have used so far, and bytes exchanged with files and peers."""
+    """CPU time that a job's processes have used so far, and bytes that they exchanged with files and peers."""
 
     at: float
     cpu: dict[int, float]  # seconds, by PID
@@ -111,7 +111,7 @@ class Look(NamedTuple):
 
 
 def watch(jobs: Sequence[Sequence[int]]) -> list[str | None]:
-    """Return a sign of life for each job (its PIDs), or None if nothing changed in the whole window."""
+    """Return a sign of life for each job, given by its PIDs, or None if nothing changed during the whole window."""
     try:
         before = [_look(pids) for pids in jobs]
     except OSError as error:
@@ -158,12 +158,12 @@ def _peer(flow: Flow) -> str:
 
 
 def _bytes(flow: Flow | None) -> int:
-    """Return the number of bytes received, plus those sent and acknowledged; 0 before Linux 4.1."""
+    """Return the number of bytes received plus the number of bytes sent and acknowledged; 0 before Linux 4.1."""
     return 0 if flow is None else (flow.acked or 0) + (flow.received or 0)
 
 
 def _moved(before: Look, now: Look) -> str | None:
-    """Return a sign of progress between two samples; the work of a new process counts in full."""
+    """Return a sign of progress between two samples, or None. Everything that a new process has done counts."""
     seconds = now.at - before.at
     for inode, flow in now.peers.items():
         moved = _bytes(flow) - _bytes(before.peers.get(inode))
@@ -180,9 +180,9 @@ def _moved(before: Look, now: Look) -> str | None:
 
 
 def _on_gpu(pids: Sequence[int]) -> str | None:
-    """Return a phrase for the recent work of a GPU whose memory the job uses; None if there was none.
+    """Return a phrase for the recent work of a GPU whose memory the job uses, or None if there was none.
 
-    It covers the last second (nvidia-smi(1), utilization.gpu).
+    The phrase covers the last second (nvidia-smi(1), utilization.gpu).
     """
     try:
         deadline = time.monotonic() + GPU_S

@@ -1,15 +1,15 @@
-"""Tools of the probe: the host's programs that it runs, reading /proc and /sys, and the collectors.
+"""Runs the host's programs for the probe, reads /proc and /sys, and registers collectors.
 
 A program is found only by its name, in the folders of the login's PATH and the system's folders, never through the
 arguments, folder, variables or root of an examined process. As root, the probe runs nothing that anybody else could
-have put there or could change, so nothing can be swapped between the check and the run. As another user, it runs what
-that user's own shell would run.
+have put there or could change, so nothing can be swapped between the check and the run. As another user, the probe runs
+what that user's own shell would run.
 
-Besides these, the probe starts without a search: the interpreter in the hosts file, which also runs the probe
+The probe also starts some programs without a search: the interpreter in the hosts file, which also runs the probe
 (facts/software.py, smoke/allreduce.py); the login's shell (facts/software.py); /bin/sh with rm and sleep (children.py);
-and the py-spy that was sent along, from memory (hang/watch.py). Before that, the login's shell has started the
-interpreter, and a container's runtime if the hosts file names a container; outside a container, /bin/sh runs cat, df
-and readlink (collect/facts/host_facts.py).
+and the py-spy that the controller sent, from memory (hang/watch.py). Before the probe runs, the login's shell starts
+the interpreter, and a container's runtime if the hosts file names a container. Outside a container, /bin/sh runs cat,
+df and readlink (collect/facts/host_facts.py).
 """
 
 from __future__ import annotations
@@ -24,11 +24,10 @@ from typing import Any, Callable, Dict, Iterable, Mapping, Sequence, Set, TypeVa
 
 
 class Unavailable(Exception):  # noqa: N818 - it is no error of ours
-    """A fact can't be determined here; the message is a phrase that can follow "unknown: "."""
+    """A fact can't be determined here. The message is a phrase that can follow "unknown: "."""
 
 
 def clock(_request: dict[str, Any]) -> float:
-    """Return this host's time."""
     return time.time()
 
 
@@ -46,8 +45,8 @@ Collector = TypeVar("Collector", bound=Callable[..., object])
 def fact(field: str, *, slow: bool = False) -> Callable[[Collector], Collector]:
     """Register the collector that returns a field of snapshot.HostFacts as JSON.
 
-    ``slow`` means that it starts a program. The collector's parameters are names in ``given`` of
-    probe/facts/__init__.py; any others have defaults.
+    ``slow`` means that the collector starts a program. The collector's parameters are names in ``given`` of
+    probe/facts/__init__.py; any other parameters have defaults.
     """
 
     def register(collector: Collector) -> Collector:
@@ -59,9 +58,9 @@ def fact(field: str, *, slow: bool = False) -> Callable[[Collector], Collector]:
 
 
 MOST_FILE_BYTES = 1 << 23
-"""Maximum number of bytes of one file.
+"""Maximum number of bytes read from one file.
 
-That is enough for fifty thousand sockets in /proc/net/tcp; any user can create more in a namespace.
+This is enough for fifty thousand sockets in /proc/net/tcp, but any user can create more in a namespace.
 """
 FILE_PIECE = 1 << 16
 
@@ -76,7 +75,7 @@ def port_range(folder: str = "/proc/sys/net/ipv4") -> dict[str, Any]:
 
 
 def read(path: str) -> str | None:
-    """Return a file's text, at most LIMIT bytes, stripped; None if it is missing or hidden."""
+    """Return a file's text, stripped and limited to MOST_FILE_BYTES, or None if the file is missing or hidden."""
     data = bytearray()
     try:
         with open(path, "rb", buffering=0) as file:
@@ -89,7 +88,7 @@ def read(path: str) -> str | None:
 
 
 def encoded(name: str) -> str | bytes:
-    """Return a host name, as bytes if the IDNA codec, which takes 2 ms to import, would not change it."""
+    """Return a host name, as bytes if the IDNA codec, which takes 2 ms to import, would not change the name."""
     *labels, last = name.split(".")
     return name.encode() if name.isascii() and len(last) < 64 and all(0 < len(one) < 64 for one in labels) else name
 
@@ -98,7 +97,7 @@ WORKERS = 16  # concurrent look-ups: name servers drop queries of a client that 
 
 
 def side_by_side(look: Callable[[str], Any], names: list[str], deadline: float) -> dict[str, Any]:
-    """Return the results that came before the deadline, by name; unfinished calls end with the probe."""
+    """Return the results that arrived before the deadline, by name. Unfinished calls end with the probe."""
     todo: queue.SimpleQueue[str] = queue.SimpleQueue()
     done: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
     for name in names:
@@ -147,7 +146,7 @@ PROGRAMS = {  # by name, with its purpose; no other program is run
 }
 SYSTEM = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
 MORE = ("/usr/local/nvidia/bin", "/usr/lib/wsl/lib")
-"""Folders of nvidia-smi on GKE and WSL, which a non-interactive shell's PATH may lack."""
+"""Folders of nvidia-smi on GKE and WSL, which may be missing from a non-interactive shell's PATH."""
 MOST_STEPS = 256
 OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
@@ -155,7 +154,7 @@ OTHERS = stat.S_IWGRP | stat.S_IWOTH
 def output(argv: list[str], deadline: float, accept: Iterable[int] = (0,), env: Mapping[str, str] = os.environ) -> str:
     """Return the untranslated output of one of PROGRAMS.
 
-    Raise Unavailable if it failed or is not trusted, or FileNotFoundError if it is missing.
+    Raise Unavailable if the program failed or is not trusted, or FileNotFoundError if it is missing.
     """
     allowed_s = max(0.1, deadline - time.monotonic())
     name, folders = argv[0], login_folders()
@@ -187,14 +186,14 @@ def output(argv: list[str], deadline: float, accept: Iterable[int] = (0,), env: 
 
 
 def login_folders() -> list[str]:
-    """Return the folders of the login's PATH; for root, only those that nobody else can change."""
+    """Return the folders of the login's PATH; for root, only folders that nobody else can change."""
     # an empty or relative one means the current directory
     named = [folder for folder in dict.fromkeys(os.environ.get("PATH", "").split(os.pathsep)) if folder[:1] == "/"]
     return [folder for folder in named if weak_place(folder) is None] if os.geteuid() == 0 else named
 
 
 def find(name: str, folders: Sequence[str], *, for_root: bool = False) -> str | None:
-    """Return the path of a program from PROGRAMS in one of these folders, if it is safe to run."""
+    """Return the path of one of PROGRAMS in these folders, or None if there is none that is safe to run."""
     if name not in PROGRAMS:
         raise ValueError(f"{name} is not a program of the list")
     strict = for_root or os.geteuid() == 0

@@ -1,12 +1,10 @@
-"""The turn of a run on this host.
-
-One run of nccl-doctor at a time tests ports, measures rates and runs an all-reduce here.
+"""Ensures that only one run of nccl-doctor at a time tests ports, measures rates and runs an all-reduce on a host.
 
 Two runs that tested the same hosts at once would find each other's listeners, stores and load, and report them as
-faults of the cluster. The turn is a Unix socket with a name in the abstract namespace (unix(7)): it leaves no file, is
-seen by all users, belongs to the network namespace as ports do, and the kernel frees it when its process ends. Whoever
-connects to it learns which run has the turn. The kernel vouches for the holder's user (SO_PEERCRED); everything else is
-the holder's own claim.
+faults of the cluster. So a run takes its turn on each host. The turn is a Unix socket with a name in the abstract
+namespace (unix(7)). This socket leaves no file, is visible to all users, and belongs to the network namespace as ports
+do, and the kernel frees it when its process ends. Whoever connects to the socket learns which run has the turn. The
+kernel vouches for the holder's user (SO_PEERCRED); everything else is the holder's own claim.
 """
 
 from __future__ import annotations
@@ -29,7 +27,7 @@ SAID = ("run", "began", "controller", "held_s")
 
 
 class Turn:
-    """The turn, if this probe has it."""
+    """This host's turn, which at most one run has at a time."""
 
     def __init__(self) -> None:
         self._listener: socket.socket | None = None
@@ -39,7 +37,7 @@ class Turn:
         """Take the turn for the run with this ticket ({"run", "began", "controller"}).
 
         Returns: None if the run has the turn, perhaps through another of its probes on this host; otherwise the
-        holder's ticket with "user" and "held_s", as far as the holder tells them.
+        holder's ticket with "user" and "held_s", as far as the holder reports them.
         """
         holder: dict[str, Any] = {}
         for _ in range(TRIES):
@@ -52,7 +50,7 @@ class Turn:
         return None if holder.get("run") == ticket["run"] else {"user": "", **holder}
 
     def leave(self) -> None:
-        """Give the turn back; do nothing if this probe does not have it."""
+        """Give the turn back if this probe has it."""
         listener, self._listener = self._listener, None
         if listener is not None and self._thread is not None:
             listener.shutdown(socket.SHUT_RDWR)  # wakes the thread, which close(2) does not
@@ -76,15 +74,15 @@ class Turn:
 
 
 class Turns:
-    """The turn for the run behind this connection."""
+    """Handles requests to take the turn and to give it back."""
 
     def __init__(self, _server: object) -> None:
         self._turn = Turn()
 
     def take(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Return {"holder": the run that has the turn, or None if it is ours}.
+        """Take the turn. Return the run that has it as "holder", which is None if the turn is ours.
 
-        If the request names a port and the turn is ours, the answer also has {"trial": the result of trying it again}.
+        If the request names a port and the turn is ours, the answer's "trial" is the result of trying the port again.
         """
         holder, port = self._turn.take(request["ticket"]), request["port"]
         if holder is not None or port is None:
@@ -110,7 +108,7 @@ def _serve(listener: socket.socket, ticket: dict[str, Any], since: float) -> Non
 
 
 def look() -> dict[str, Any]:
-    """Return the ticket of whoever has the turn, with "user" and "held_s"; an empty dict if nobody has it."""
+    """Return the ticket of the run that has the turn, with "user" and "held_s"; an empty dict if no run has it."""
     from nccl_doctor.probe import guard
 
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as peer:

@@ -1,1 +1,1 @@
-"""Reports as text: pure functions of the models (:mod:`nccl_doctor.model.report`, :mod:`nccl_doctor.model.finding`)."""
+"""Renders the models in :mod:`nccl_doctor.model.report` and :mod:`nccl_doctor.model.finding` with pure functions."""

@@ -1,4 +1,4 @@
-"""Screen of ``fix``: the plan before the question, and the results."""
+"""Renders the screens of ``fix``: the plan before the question, and the results."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ def render(report: FixReport, options: RenderOptions) -> str:
 
 
 def plan_screen(report: FixReport, options: RenderOptions) -> str:
-    """Return the plan in the form shown before the question."""
+    """Return the plan as it is shown before the question."""
     return joined(plan_blocks(report, Screen.of(options)))
 
 
 class Group:
-    """Steps of one diagnosis that differ only in their hosts' own values."""
+    """Steps for one diagnosis that differ only in values of the individual hosts."""
 
     def __init__(self, number: int, steps: Sequence[Step]) -> None:
         self.number, self.steps = number, tuple(steps)
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        """The hosts of the steps, each once; this machine is left out."""
+        """The hosts of the steps, without duplicates. This machine is left out."""
         return tuple(dict.fromkeys(step.host for step in self.steps if step.host is not None))
 
     @property
     def title(self) -> str:
-        """Hosts and diagnosis: ``firewall-blocks-port (NCD301) on node[1-2]``."""
+        """The diagnosis and the hosts, as in ``firewall-blocks-port (NCD301) on node[1-2]``."""
         first = self.steps[0]
         place = f"on {fold(self.hosts)}" if self.hosts else "on this machine"
         return f"{first.mends} ({first.code}) {place}{f', {first.place}' if first.place else ''}"
@@ -98,7 +98,7 @@ def _group(group: Group, screen: Screen, *, undo: bool) -> Iterator[str]:
 
 
 def _kind(step: Step) -> str:
-    """Return text that is equal for steps that differ only in their peers' addresses."""
+    """Return a text that is equal for steps that differ only in the addresses of peers."""
     return step.command if step.operation is None else step.operation.kind
 
 
@@ -125,7 +125,7 @@ def _by_hand(left: Sequence[ByHand], screen: Screen) -> Iterator[str]:
 
 
 def question(steps: Sequence[Step]) -> str:
-    """Return the question to ask before anything is run: ``Run 12 commands on 6 hosts? [y/N/s(elect)] ``."""
+    """Return the question to ask before anything is run, such as ``Run 12 commands on 6 hosts? [y/N/s(elect)] ``."""
     return f"Run {_counted(steps)}? [y/N/s(elect)] "
 
 
@@ -190,7 +190,7 @@ def _printed(result: StepResult, step: Step, screen: Screen) -> Iterator[str]:
 
 
 def interrupted(report: FixReport) -> str:
-    """Return the message for Ctrl-C: which hosts were changed, which were not, and how to undo that."""
+    """Return the message for Ctrl-C: which hosts were changed, which were not, and how to undo the changes."""
     changed = grouped((one.host, one) for one in report.results if one.outcome != "not-run" and not one.was_there)
     named = [f"{host or 'this machine'} was changed ({plural(len(its), 'command')})" for host, its in changed.items()]
     hosts = dict.fromkeys(one.host or "this machine" for one in report.results if one.host not in changed)
@@ -200,7 +200,7 @@ def interrupted(report: FixReport) -> str:
 
 
 def script_of(host: str | None, steps: Sequence[Step]) -> str:
-    """Return a shell script with one host's steps; each command appears as it was printed."""
+    """Return a shell script with the steps for one host. Each command appears as it was printed."""
     place = "this machine" if host is None else host
     root = ", as root" if any(step.root for step in steps) else ""
     lines = ["#!/bin/sh", f"# Commands of nccl-doctor for {clean(place)}; run them there{root}.", "set -e"]

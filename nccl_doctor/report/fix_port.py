@@ -1,4 +1,4 @@
-"""Screen of ``fix-port``: who holds the port, and the remedies as lines to paste."""
+"""Renders the screen of ``fix-port``: who holds the port, and the remedies as lines to paste."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _STATES = {"LISTEN": "listening", "BOUND": "bound, not listening", "TIME_WAIT": 
 
 
 def render(report: PortReport, options: RenderOptions) -> str:
-    """Return the screen; with ``--quiet``, nothing if the port is free."""
+    """Return the screen, or "" if the port is free and ``--quiet`` is set."""
     return "" if options.quiet and report.free else screen(report)
 
 
@@ -60,7 +60,6 @@ def screen(report: PortReport, *, asking: bool = False) -> str:
 
 
 def confirmation(jobs: tuple[HolderJob, ...]) -> str:
-    """Return the question to ask before a job is ended."""
     pids = [member.pid for job in jobs for member in job.members]
     what = "this process" if len(pids) == 1 else f"these {len(pids)} processes"
     return clean(f"End {what} ({_pids(pids)})? [y/N] ")
@@ -178,7 +177,7 @@ def _of_container(report: PortReport) -> Iterator[list[str]]:
 
 
 def _lifted(report: PortReport) -> str:
-    """Return a phrase for what ``--force`` does about a refusal."""
+    """Return a phrase for how ``--force`` overrides a refusal, or "" if it does not."""
     return "" if any(job.final for job in report.jobs) else " (--force ends it anyway.)"
 
 
@@ -212,7 +211,7 @@ def _move_away(report: PortReport) -> Iterator[list[str]]:
 
 
 def in_ephemeral_range(report: PortReport) -> Iterator[list[str]]:
-    """Yield the command that reserves the new port, if only ephemeral ports were reachable."""
+    """Yield the command that reserves the suggested port, if only ephemeral ports were reachable."""
     found = report.suggestion
     if found is not None and found.reserve is not None:
         yield wrap(

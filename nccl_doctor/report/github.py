@@ -1,6 +1,7 @@
-"""The report as annotations of a GitHub Actions workflow, one line for each diagnosis.
+"""Renders the report as annotations of a GitHub Actions workflow, one line for each diagnosis.
 
-Form and escapes: GitHub's "Workflow commands for GitHub Actions", and actions/toolkit, packages/core/src/command.ts.
+Sources for the format and escapes: GitHub's "Workflow commands for GitHub Actions", and actions/toolkit,
+packages/core/src/command.ts.
 """
 
 from __future__ import annotations

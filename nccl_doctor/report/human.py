@@ -1,4 +1,4 @@
-"""Reports on a terminal, including those of ``hang``; the last line on the screen says what to do."""
+"""Renders reports on a terminal, including those of ``hang``. The last line on the screen says what to do."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _PHASE_NAME = 13  # cells for the name of a phase; the longest is "environment"
 
 
 def render(report: Report, options: RenderOptions) -> str:
-    """Return the screen; with ``--quiet``, only diagnoses and what could not be judged."""
+    """Return the screen. With ``--quiet``, it contains only diagnoses and what could not be judged."""
     screen = Screen.of(options)
     ordered = sorted(report.diagnoses, key=lambda found: -found.severity.rank)[::-1]
     blocks = [list(unjudged(report.checks, screen)), *(list(diagnosis(found, screen)) for found in ordered)]
@@ -50,7 +50,7 @@ def render(report: Report, options: RenderOptions) -> str:
 
 
 def row(phase: Phase) -> str:
-    """Return a row of the checklist, without colour and not shortened."""
+    """Return a row of the checklist, without colour and at full length."""
     return clean(f"  {phase.name:<{_PHASE_NAME}}{_OUTCOMES[phase.outcome][0]:>4}    {phase.text}").rstrip()
 
 
@@ -68,11 +68,11 @@ _EVIDENCE = 10
 _CONSEQUENCES = 3
 _LOG_LINES = 3
 LABELLED = re.compile(r"(\w{1,12})  +(\S.*)")
-"""Evidence that begins with a label and a gap; continuation lines are aligned with the text after it."""
+"""Evidence that begins with a label and a gap. Continuation lines are aligned with the text after the gap."""
 
 
 def diagnosis(found: Diagnosis, screen: Screen) -> Iterator[str]:
-    """Yield the lines of a diagnosis, with each command at the end on its own line."""
+    """Yield the lines of a diagnosis. The commands come last, each on a line of its own."""
     title = clean(f"{found.severity.value}  {found.code} {found.name}")
     head, *more = apart(title, where(found), screen.prose)
     yield head.replace(title, screen.paint(title, SEVERITY_STYLES[found.severity]))
@@ -93,7 +93,7 @@ def diagnosis(found: Diagnosis, screen: Screen) -> Iterator[str]:
 
 
 def plain(value: object) -> str:
-    """Return a fact as text: ``node2 3; node3 none``."""
+    """Return a fact as text, such as ``node2 3; node3 none``."""
     if isinstance(value, dict):
         return "; ".join(f"{name} {plain(one)}" for name, one in value.items()) or "none"
     if isinstance(value, (list, tuple)):
@@ -104,7 +104,7 @@ def plain(value: object) -> str:
 
 
 def where(found: Diagnosis) -> str:
-    """Return the hosts at fault, preceded by the ranks whose log lines show it."""
+    """Return the hosts at fault, preceded by the ranks, if any, whose log lines show the fault."""
     hosts = fold(found.hosts)
     named = (found.entities or {}).get("rank")
     if named is None:
@@ -134,7 +134,7 @@ def _evidence(found: Diagnosis, screen: Screen) -> Iterator[str]:
 
 
 def by_consequence(explained: Iterable[Consequence]) -> dict[tuple[str, str, str], str]:
-    """Return the folded hosts of consequences, by code, name and message."""
+    """Return the hosts of consequences, folded, by the consequence's code, name and message."""
     hosts = grouped(((one.code, one.name, one.message), one.hosts) for one in explained)
     return {consequence: fold(chain.from_iterable(each)) for consequence, each in hosts.items()}
 
@@ -154,7 +154,7 @@ def _fix(fix: Fix, screen: Screen) -> Iterator[str]:
 
 
 def by_place(fix: Fix) -> Iterator[tuple[str, tuple[str, ...], bool]]:
-    """Yield the commands for each place (``On each of node[2-3], as root:``), and whether they can be shown."""
+    """Yield places such as ``On each of node[2-3], as root:``, the place's commands, and whether they can be shown."""
     per_host = grouped(((one.host, one.place), one.command) for one in fix.commands)
     alike = grouped(((side, tuple(lines)), host) for (host, side), lines in per_host.items())
     for (side, lines), hosts in alike.items():
@@ -211,7 +211,7 @@ def _uses(host: HostSummary) -> str:
 
 
 def matrix(mesh: MeshReport, hosts: Sequence[HostSummary], screen: Screen) -> Iterator[list[str]]:
-    """Yield the mesh by rank: rows are dialling hosts, and columns are dialled ones."""
+    """Yield the mesh by rank, with dialling hosts as rows and dialled hosts as columns."""
     reached = [host for host in hosts if host.reached]
     if mesh.tested < mesh.pairs or not 1 < len(reached) <= _MATRIX:
         return
@@ -233,7 +233,7 @@ _NO_REASON = "no reason given"
 
 
 def unjudged(checks: tuple[CheckResult, ...], screen: Screen) -> Iterator[str]:
-    """Yield the checks without a verdict by reason, and those that crashed."""
+    """Yield the checks without a verdict, by reason, and then the checks that crashed."""
     gaps = [
         (gap, check.name)
         for check in checks
@@ -255,7 +255,7 @@ def unjudged(checks: tuple[CheckResult, ...], screen: Screen) -> Iterator[str]:
 
 
 def _named(everywhere: tuple[str, ...], each: list[tuple[tuple[str, ...], str]], limit: int) -> str:
-    """Return the checks for a reason, with those that could judge no host first."""
+    """Return the checks with the same reason, beginning with those that could judge none of the hosts."""
     sets = [(frozenset(hosts), name) for hosts, name in each]
     sets.sort(key=lambda pair: pair[0] != frozenset(everywhere))
     groups = [
@@ -267,7 +267,7 @@ def _named(everywhere: tuple[str, ...], each: list[tuple[tuple[str, ...], str]],
 
 
 def verdict(report: Report, cause: Diagnosis | None) -> tuple[bool, list[str], str]:
-    """Return whether a job can start, the counts, and both as a sentence; ``cause`` is the gravest diagnosis."""
+    """Return whether a job can start, the counts, and a sentence with both. ``cause`` is the gravest diagnosis."""
     outcomes = Counter(check.outcome for check in report.checks)
     gaps = outcomes[Outcome.UNKNOWN] + outcomes[Outcome.CRASH]
     grave = cause is not None and cause.severity is not Severity.INFO
@@ -286,12 +286,12 @@ def verdict(report: Report, cause: Diagnosis | None) -> tuple[bool, list[str], s
 
 
 def more(codes: str, cause: Diagnosis | None) -> str:
-    """Return the reference to the pages of diagnoses, or "" if there is no cause."""
+    """Return a reference to the ``explain`` pages of these codes, or "" if there is no cause."""
     return "" if cause is None else f"More: nccl-doctor explain {codes}"
 
 
 def summary(report: Report, cause: Diagnosis | None, screen: Screen) -> Iterator[str]:
-    """Yield the line with the counts and pages, the cause's page first, and then the next step."""
+    """Yield the line with the counts and the pages, with the cause's page first, and then the next step."""
     ready, counts, line = verdict(report, cause)
     alike = [each.code for each in report.diagnoses if cause and each.severity is cause.severity]
     codes = ", ".join(dict.fromkeys([*([cause.code] if cause else []), *alike]))
@@ -309,7 +309,7 @@ def summary(report: Report, cause: Diagnosis | None, screen: Screen) -> Iterator
 
 
 def _counts(diagnoses: tuple[Diagnosis, ...], outcomes: Counter[Outcome]) -> list[str]:
-    """Return ``1 error``, ``0 warnings``, ``56 checks passed``; most zero counts are left out."""
+    """Return counts such as ``1 error``, ``0 warnings`` and ``56 checks passed``. Most zero counts are left out."""
     found = Counter(each.severity for each in diagnoses)
     gaps = outcomes[Outcome.UNKNOWN] + outcomes[Outcome.CRASH]
     warnings, passed = found[Severity.WARNING], outcomes[Outcome.PASS]
@@ -334,7 +334,7 @@ _READ = {
 
 
 def render_hang(report: HangReport, options: RenderOptions) -> str:
-    """Return the screen; with ``--quiet``, only diagnoses and an unknown verdict."""
+    """Return the screen. With ``--quiet``, it contains only diagnoses and an unknown verdict."""
     screen = Screen.of(options)
     blocks = [list(diagnosis(found, screen)) for found in reversed(report.diagnoses)]
     if not options.quiet:

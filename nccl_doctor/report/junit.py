@@ -1,6 +1,6 @@
-"""The report as JUnit XML, in the form that Jenkins and GitLab read: a suite per category, a case per check.
+"""Renders the report as JUnit XML for Jenkins and GitLab, with a suite per category and a case per check.
 
-A check with a finding of severity ``--fail-on`` or higher is a failure, as for the exit code; less severe findings
+A check with a finding of severity ``--fail-on`` or higher is a failure, as for the exit code. Less severe findings
 appear in the output of a passing case. A check that could not be judged is an error, not "skipped", since skipped cases
 count as passed.
 """
@@ -18,11 +18,11 @@ from nccl_doctor.text.hostlist import fold, grouped
 from nccl_doctor.text.shell import clean
 
 _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-"""Characters outside of XML 1.0's Char production (section 2.2), which can't be escaped either."""
+"""Characters outside XML 1.0's Char production (section 2.2), which can't be represented by escapes either."""
 
 
 def render(report: Report, options: RenderOptions) -> str:
-    """Return the report's XML, with diagnoses without a check in a suite named after the command."""
+    """Return the report as XML. Diagnoses without a check are in a suite named after the command."""
     suites = grouped((check.category, _case(check, report, options.fail_on)) for check in report.checks)
     checked = {check.code for check in report.checks}
     seen = {found.code: found for found in report.diagnoses if found.code not in checked}
@@ -64,7 +64,7 @@ def _case(check: CheckResult, report: Report, fail_on: str) -> ET.Element:
 
 
 def _found(check: CheckResult, report: Report, fail_on: str) -> ET.Element:
-    """Return a case's result with the diagnoses of this check, or those from which its findings follow."""
+    """Return a case's result with the check's diagnoses, and those from which the check's findings follow."""
     own = [found for found in report.diagnoses if found.code == check.code]
     under = [(one, cause) for cause in report.diagnoses for one in cause.explains if one.code == check.code]
     blocks = [_diagnosis(found) for found in own]

@@ -1,7 +1,7 @@
-"""The report as metrics, for node_exporter's textfile collector.
+"""Renders the report as metrics for node_exporter's textfile collector.
 
-Its files are in Prometheus' text format 0.0.4 and must not have timestamps or duplicate series. The time of the run is
-a separate metric, so that an alert can detect that there has been no run for a long time.
+The collector's files are in Prometheus' text format 0.0.4 and must not have timestamps or duplicate series. The time of
+the run is a separate metric, so that an alert can detect that there has been no run for a long time.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def render_watch(watch: HangWatch, _options: RenderOptions) -> str:
 
 
 def _family(name: str, text: str, samples: Samples) -> str:
-    """Return the lines of a metric with its samples, or "" if it has none."""
+    """Return the lines of a metric with its samples, or "" if there are no samples."""
     series: dict[str, float] = {}
     for labels, value in samples:
         # backslashes and quotes are escaped for the format; cleaning has removed line breaks

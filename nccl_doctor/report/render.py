@@ -1,8 +1,7 @@
-"""Table of all formats of all commands' documents.
+"""Selects the function that renders a command's document in a format.
 
-Functions return strings: no file is written here, and no clock is read.
-
-A new format, or the screen of a new command, is a module of this package and a line here.
+Rendering functions return strings; they write no files and read no clock. A new format, or the screen of a new command,
+needs a module in this package and a line in this module.
 """
 
 from __future__ import annotations
@@ -61,7 +60,7 @@ FORMS: dict[str, dict[str, str]] = {
     "mcp": {"human": "screens:render_page"},
     "schema": {"human": "screens:render_page"},
 }
-"""Formats of output by command, the default first, each with the module and function that produce it."""
+"""Output formats of each command, the default first, with the module and function that render the format."""
 
 
 def render(command: str, form: str, document: Document, options: RenderOptions = RenderOptions()) -> str:  # noqa: B008 - a NamedTuple can't change
@@ -70,7 +69,7 @@ def render(command: str, form: str, document: Document, options: RenderOptions =
 
 
 def renderer(command: str, form: str) -> Callable[[Any, RenderOptions], str]:
-    """Return the function for a format, and load its module only now."""
+    """Return the function that renders a format. Its module is imported only now."""
     module, function = FORMS[command][form].split(":")
     make: Callable[[Any, RenderOptions], str] = getattr(import_module(f"nccl_doctor.report.{module}"), function)
     return make
@@ -79,8 +78,8 @@ def renderer(command: str, form: str) -> Callable[[Any, RenderOptions], str]:
 def render_json(document: Document, _options: RenderOptions) -> str:
     """Return the document as JSON, with every field.
 
-    Only ``entities`` and ``page`` are left out where a diagnosis does not have them. It is ASCII, so that no host name
-    or log can upset a terminal or an encoding. Numbers that JSON does not have (infinities, not-a-number) become null.
+    Only ``entities`` and ``page`` are left out if a diagnosis does not have them. The JSON is ASCII, so that no host
+    name or log can upset a terminal or an encoding. Numbers that JSON does not have (infinities, NaN) become null.
     """
     tree = _without_empty(json.loads(document.model_dump_json(by_alias=True)))
     return json.dumps(tree, indent=2, allow_nan=False) + "\n"

@@ -1,7 +1,7 @@
-"""JSON Schema of the documents that commands print with ``-o json``, made from their models.
+"""Makes a JSON Schema of the documents that a command prints with ``-o json``, from the documents' models.
 
-It promises what the documents promise: fields are kept, and more may be added. It does not promise limits on values,
-which exist because hosts are not trusted, or enumerations, which grow.
+A schema promises what the documents promise: fields are kept, and more may be added. It promises neither limits on
+values, which exist because hosts are not trusted, nor enumerations, which grow.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ DOCUMENTS: dict[str, tuple[type[Document], ...]] = {
     "codes": (Codes,),
     "explain": (Page, Topic, TopicList),
 }
-"""Kinds of documents by command."""
+"""Models of the documents that each command prints."""
 
 _BOUNDS = frozenset({"maxLength", "minLength", "maxItems", "maximum", "minimum", "pattern", "propertyNames"})
 _GROWING = (("FailedDial", "outcome"), ("RankReport", "stage"))
@@ -50,12 +50,12 @@ _OF_SOME = ("entities", "page")  # fields of diagnoses that only logs have, or o
 
 
 def adapter_of(command: str) -> TypeAdapter[Document]:
-    """Return the type adapter for a command's documents, or raise KeyError if it has none."""
+    """Return the type adapter for a command's documents, or raise KeyError if the command has none."""
     return TypeAdapter(reduce(or_, DOCUMENTS[command]))
 
 
 def schema_of(command: str) -> dict[str, Any]:
-    """Return the JSON Schema (2020-12) of a command's documents, or raise KeyError if it has none."""
+    """Return the JSON Schema (2020-12) of a command's documents, or raise KeyError if the command has none."""
     made: dict[str, Any] = _promised(adapter_of(command).json_schema(mode="serialization", by_alias=True))
     for noun, name in _GROWING:
         made.get("$defs", {}).get(noun, {}).get("properties", {}).get(name, {}).pop("enum", None)
@@ -68,7 +68,7 @@ def schema_of(command: str) -> dict[str, Any]:
 
 
 def _promised(tree: Any) -> Any:  # noqa: ANN401 - any part of a schema
-    """Return a part of a schema with all fields required, and without what is not promised."""
+    """Return a part of a schema with all fields required, and without limits, which are not promised."""
     if isinstance(tree, list):
         return [_promised(inner) for inner in tree]
     if not isinstance(tree, dict):

@@ -1,4 +1,4 @@
-"""Screens of the commands that don't judge: ``hosts``, ``ifname``, ``launch``, ``diff``, ``explain`` and ``codes``."""
+"""Renders ``hosts``, ``ifname``, ``launch``, ``diff``, ``explain`` and ``codes``, the commands that don't judge."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from nccl_doctor.text.shell import clean, pasteable
 
 
 def render_hosts(cluster: HostList, _options: RenderOptions) -> str:
-    """Return the hosts with their ranks, then every setting with its origin and its hosts, folded."""
+    """Return the hosts with their ranks, then every setting with its value, its hosts and its origin."""
     count = plural(len(cluster.nodes), "host")
     title = wrap(f"{cluster.source}: {count}, master {cluster.master_addr}:{cluster.master_port}", WIDTH)
     rows, first = [], 0
@@ -47,7 +47,7 @@ def render_hosts(cluster: HostList, _options: RenderOptions) -> str:
 
 
 def _settings(cluster: Cluster) -> Iterator[tuple[str, str, str, str]]:
-    """Yield a row per setting and origin, with the value if all hosts of the row share it."""
+    """Yield a row per setting and origin, with the value if it is the same on all hosts of the row."""
     for name, value in (("master_addr", cluster.master_addr), ("master_port", str(cluster.master_port))):
         yield name, value, "", cluster.origins.get(name, "")
     if cluster.engine:
@@ -65,7 +65,7 @@ def _settings(cluster: Cluster) -> Iterator[tuple[str, str, str, str]]:
 
 
 def _values(node: Node) -> Iterator[tuple[str, str]]:
-    """Yield the settings of a node, with their names in ``Cluster.origins``."""
+    """Yield a node's settings, with the names that they have in ``Cluster.origins``."""
     yield "address", node.address
     yield "nproc_per_node", "" if node.nproc_per_node is None else str(node.nproc_per_node)
     yield "python", node.python
@@ -77,7 +77,7 @@ def _values(node: Node) -> Iterator[tuple[str, str]]:
 
 
 def render_ifname(answers: InterfaceAnswers, options: RenderOptions) -> str:
-    """Return the table, with similar hosts folded, followed by a bold line for each setting."""
+    """Return the table of interfaces, with similar hosts folded, followed by a bold line for each setting."""
     paint, width = painter(options.color), options.width
     if answers.asked is None:
         text = table(("host", "NCCL uses", "why"), _interface_rows(answers.hosts), width)
@@ -102,7 +102,7 @@ def render_ifname(answers: InterfaceAnswers, options: RenderOptions) -> str:
 
 
 def _advertised_rows(answers: InterfaceAnswers, *, verbose: bool) -> Iterator[tuple[str, str, str, str]]:
-    """Yield rows for the addresses that the engine, or each program, advertises; similar hosts are folded."""
+    """Yield rows for the addresses that the engine, or each program, advertises, with similar hosts folded."""
     given = [(name, it, one.name) for one in answers.hosts for name, it in one.advertises.items()]
     for name, its in grouped((name, (it, host)) for name, it, host in given).items():
         if verbose or name == answers.engine:
@@ -125,7 +125,7 @@ def _interface_rows(answers: Sequence[InterfaceAnswer]) -> Iterator[tuple[str, s
 
 
 def _rdma_rows(answers: Sequence[InterfaceAnswer]) -> Iterator[tuple[str, str, str, str]]:
-    """Yield the devices of each place, with similar hosts folded; fused ports share a place."""
+    """Yield the RDMA devices at each place, with similar hosts folded. Fused ports share a place."""
     rows = [(one.name, each) for one in answers for each in one.rdma]
     for place in sorted({each.place for _, each in rows}):
         alike = grouped(
@@ -151,7 +151,7 @@ def _asked_rows(answers: Sequence[InterfaceAnswer]) -> Iterator[tuple[str, str, 
 
 
 def _shared(addresses: Sequence[str]) -> str:
-    """Return a single address, or the common part of several: ``10.0.0.x``, ``2001:db8::/64``."""
+    """Return a single address, or the part that several have in common, such as ``10.0.0.x`` or ``2001:db8::/64``."""
     if len(set(addresses)) == 1:
         return addresses[0]
     if any(numeric(text) is None for text in addresses):
@@ -170,7 +170,7 @@ _RANK_ROWS = 64  # with more ranks, each row is a whole node
 
 
 def render_launch(plan: Launch, _options: RenderOptions) -> str:
-    """Return the ranks, then the line of each host on its own line."""
+    """Return the ranks, then the command of each host on a line of its own."""
     ranks = grouped((place.host, place) for place in plan.ranks)
     master = f"master {plan.master_addr}:{plan.master_port}"
     title = f"# {plural(len(ranks), 'node')}, {plural(plan.world_size, 'rank')}, {master}"
@@ -192,7 +192,7 @@ def render_script(plan: Launch, _options: RenderOptions) -> str:
 
 
 def _draw_ranks(places: tuple[RankPlace, ...]) -> Iterator[str]:
-    """Yield a row per rank, with each node named once, or for many ranks a row per node."""
+    """Yield a row per rank that names each node once, or a row per node if there are many ranks."""
     rows: list[tuple[str, ...]] = []
     for node, its in grouped((place.node_rank, place) for place in places).items():
         numbers = [[str(place.local_rank), str(place.rank), place.gpu or "-"] for place in its]
@@ -234,7 +234,7 @@ _FACT_NAMES = {  # beginnings of facts' paths, as other screens name them
 
 
 def render_diff(found: Difference, options: RenderOptions) -> str:
-    """Return resolved and new diagnoses, then changed facts, by hosts."""
+    """Return resolved and new diagnoses, then changed facts, grouped by hosts."""
     blocks = []
     for turn, diagnoses in (("gone  ", found.diagnoses.gone), ("new   ", found.diagnoses.new)):
         block: list[str] = []
@@ -258,7 +258,7 @@ def render_diff(found: Difference, options: RenderOptions) -> str:
 
 
 def _without_rules(changes: Sequence[Change]) -> list[Change]:
-    """Return the changes, with a firewall's changes merged into one, since its values are long."""
+    """Return the changes without internal facts, and with all firewall changes merged, since their values are long."""
     facts = [(re.split(r"[.\[]", one.what, maxsplit=1)[0], one) for one in changes]
     hosts = dict.fromkeys(host for fact, one in facts if fact == "firewall" for host in one.hosts)
     rules = [Change(what="firewall", before="rules", after="other rules", hosts=tuple(hosts))] if hosts else []
@@ -266,7 +266,7 @@ def _without_rules(changes: Sequence[Change]) -> list[Change]:
 
 
 def _changed_facts(changes: Sequence[Change]) -> Iterator[str]:
-    """Yield a line per fact, and one per new or missing item of a list."""
+    """Yield a line per changed fact, and one line per new or missing item of a list."""
     known = [one for one in changes if not (one.before in _NOTHING and one.after in _NOTHING)]
     # by the entry of a list that contains the fact
     entries = (("".join(one.what.partition("]")[:2]), one) for one in known)
@@ -282,7 +282,7 @@ def _changed_facts(changes: Sequence[Change]) -> Iterator[str]:
 
 
 def _fact_name(what: str) -> str:
-    """Return ``interface eno1 mtu`` for ``interfaces.links[eno1].mtu``."""
+    """Return the name of a fact for the screen: ``interface eno1 mtu`` for ``interfaces.links[eno1].mtu``."""
     begins = (known for known in _FACT_NAMES if re.match(rf"{re.escape(known)}(?:[.\[]|$)", what))
     start = max(begins, key=len, default="")
     rest = what[len(start) :]

@@ -1,4 +1,4 @@
-"""Screen of the all-reduce, by size, and of the rates of pairs: the worst ones and the median."""
+"""Renders the results of the all-reduce by size, and the rates of pairs: the slowest rates and the median."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from nccl_doctor.text.hostlist import figure, fold, fold_numbers, grouped, plura
 
 _HOPS = 16  # hosts of a ring that are drawn; of a longer one the first of them and the last
 _PARENT = re.compile(r"->(\d{1,7})->(-1|\d{1,7})")
-"""A rank and its parent in the first tree of a ``Trees`` line; the root's parent is -1."""
+"""Matches a rank and its parent in the first tree of NCCL's ``Trees`` line. The root's parent is -1."""
 _ROWS = 6
 _LEVELS = "▁▂▃▄▅▆▇█"
 _FEWEST = 3  # fewest sizes for a line
@@ -60,7 +60,7 @@ def backend(result: AllReduceReport) -> str:
 
 
 def uses(ranks: Sequence[RankReport]) -> str:
-    """Return networks and interfaces with folded hosts: ``IB, eno1 on node[1-2]``."""
+    """Return networks and interfaces with their hosts, folded: ``NET/IB, eno1 on node[1-2]``."""
     pairs = []
     for rank in ranks:
         plugin = f" (plugin {rank.plugin} loaded)" if rank.plugin else ""
@@ -71,7 +71,7 @@ def uses(ranks: Sequence[RankReport]) -> str:
 
 
 def transports(ranks: Sequence[RankReport]) -> str:
-    """Return the number of channels by transport, the largest first."""
+    """Return the number of channels by transport, the largest number first."""
     counts: Counter[str] = Counter()
     for rank in ranks:
         counts.update(rank.transports)
@@ -79,7 +79,7 @@ def transports(ranks: Sequence[RankReport]) -> str:
 
 
 def ring_words(result: AllReduceReport) -> str:
-    """Return ``node1 (rank 0-3) -> node2 (rank 4-7) -> node1``; gloo's ring goes by rank (gloo/allreduce.cc)."""
+    """Return the ring: ``node1 (rank 0-3) -> node2 (rank 4-7) -> node1``. Gloo uses rank order (gloo/allreduce.cc)."""
     ranks = {rank.rank: rank.host for rank in result.ranks}
     rings = result.rings
     drawn = result.backend == "gloo" and result.ok
@@ -94,7 +94,7 @@ def ring_words(result: AllReduceReport) -> str:
 
 
 def _tree(result: AllReduceReport) -> str:
-    """Return NCCL's first tree, as parents with their children: ``rank 0 <- 1; 1 <- 2,3``."""
+    """Return NCCL's first tree as parents with their children, such as ``rank 0 <- 1; 1 <- 2,3``."""
     found = filter(None, map(_PARENT.search, result.trees.values()))
     children = grouped((int(one[2]), one[1]) for one in found if int(one[2]) >= 0)
     parts = [f"{parent} <- {fold_numbers(below)}" for parent, below in sorted(children.items())]
@@ -103,7 +103,7 @@ def _tree(result: AllReduceReport) -> str:
 
 
 def _spark(sizes: Sequence[SizeReport]) -> str:
-    """Return the first type's shares of its best bandwidth: ``▁▂▄▆█ 8 B to 64 MiB``."""
+    """Return a sparkline of the bandwidth by size of the first data type, such as ``▁▂▄▆█ 8 B to 64 MiB``."""
     measured = [size for size in sizes if size.dtype == sizes[0].dtype]
     best = max((size.busbw for size in measured), default=0.0)
     if len(measured) < _FEWEST or best <= 0:
@@ -113,7 +113,7 @@ def _spark(sizes: Sequence[SizeReport]) -> str:
 
 
 def link_words(link: LinkShare | None) -> str:
-    """Return the slowest link's rate and the share reached; "" if the rate is unknown."""
+    """Return the rate reached on the slowest link, the link's speed, and the share; "" if the speed is unknown."""
     if link is None:
         return ""
     reached = f"{rate_words(link.share * link.gb_per_s)} of {rate_words(link.gb_per_s)}"
@@ -130,7 +130,7 @@ def counter_words(result: AllReduceReport, most: int = _ROWS) -> str:
 
 
 def _spread(sizes: Sequence[SizeReport]) -> list[SizeReport]:
-    """Return a few evenly spaced rows of each type, and the best one; -v shows all."""
+    """Return a few evenly spaced rows per data type, and the row with the best busbw. ``-v`` shows all rows."""
     kinds = grouped((size.dtype, size) for size in sizes)
     most = max(_ROWS // max(len(kinds), 1), 2)
     found: list[SizeReport] = []
@@ -143,7 +143,7 @@ def _spread(sizes: Sequence[SizeReport]) -> list[SizeReport]:
 
 
 def gradient(sizes: Sequence[SizeReport]) -> str:
-    """Return a sentence on how long a model's gradients take at the largest message's rate."""
+    """Return a sentence on how long a model's gradients take at the rate of the largest message."""
     largest = max(sizes, key=lambda size: size.bytes)
     if largest.bytes < 1 << 20:
         return ""
@@ -154,10 +154,10 @@ def gradient(sizes: Sequence[SizeReport]) -> str:
 
 
 def size_rows(sizes: Sequence[SizeReport], result: AllReduceReport) -> list[tuple[str, ...]]:
-    """Return the header and a row for each of these sizes, with the data type if there are several.
+    """Return the header and a row for each of these sizes, with the data type if there are several types.
 
     The last column is the ideal time of a ring, T = 2 (N - 1) / N * K / B, at the link's speed, or at the best measured
-    rate if the speed is unknown (a virtual link); busbw is algbw times 2 (N - 1) / N.
+    rate if the link's speed is unknown (a virtual link). busbw is algbw times 2 (N - 1) / N.
     """
     typed = len({size.dtype for size in sizes}) > 1
     rate = _best_rate(result)
@@ -179,7 +179,7 @@ def ring_formula(result: AllReduceReport) -> str:
 
 
 def _best_rate(result: AllReduceReport) -> float:
-    """Return the link's speed, or the best busbw of all sizes, in GB/s."""
+    """Return the link's speed or, if it is unknown, the best busbw of all sizes, in GB/s."""
     return result.link.gb_per_s if result.link else max(size.busbw for size in result.sizes)
 
 
@@ -191,7 +191,7 @@ def rate_words(gb_per_s: float) -> str:
 
 
 def size_words(count: int) -> str:
-    """Return a size in the largest binary unit with a whole number: 1 MiB, but 1000 B."""
+    """Return a size in the largest binary unit that gives a whole number, such as 1 MiB, but 1000 B."""
     units = ("B", "KiB", "MiB", "GiB")
     power = 0
     while power < len(units) - 1 and count and count % 1024 == 0:
@@ -200,7 +200,7 @@ def size_words(count: int) -> str:
 
 
 def time_words(seconds: float) -> str:
-    """Return a time in the unit with the fewest digits: 588 µs, 3.45 ms, 1.20 s."""
+    """Return a time in µs, ms or s, such as 588 µs, 3.45 ms or 1.20 s."""
     if seconds < 1e-3:
         return f"{seconds * 1e6:.0f} µs"
     return f"{seconds * 1e3:.2f} ms" if seconds < 1 else f"{seconds:.2f} s"

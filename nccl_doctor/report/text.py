@@ -1,7 +1,7 @@
-"""Lines, tables and colours; the only module of the package that measures text.
+"""Makes lines, tables and colours. No other module of the package measures text.
 
-Widths are in terminal cells, not characters: an ideograph takes two. All text is cleaned here
-(:mod:`nccl_doctor.text.shell`), so that no caller can forget it.
+Widths are in terminal cells, not characters, since an ideograph takes two cells. All text is cleaned here
+(:mod:`nccl_doctor.text.shell`), so that no caller can forget to clean it.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ Paint = Callable[[str, str], str]  # text and a style of rich ("bold red") to te
 
 
 def painter(color: bool) -> Paint:
-    """Return a function that paints with the terminal's sixteen colours, or not at all."""
+    """Return a function that styles text with the terminal's sixteen colours, or not at all."""
     system = ColorSystem.STANDARD if color else None
     return lambda text, style: Style.parse(style).render(text, color_system=system)
 
 
 def wrap(text: str, width: int = WIDTH, first: str = "", rest: str | None = None) -> list[str]:
-    """Return lines of at most ``width`` cells: the first begins with ``first``, others with ``rest``."""
+    """Return lines of at most ``width`` cells. The first line begins with ``first``, the others with ``rest``."""
     first = clean(first)
     rest = " " * cell_len(first) if rest is None else rest
     room = max(width - max(cell_len(first), cell_len(rest)), 2)
@@ -49,7 +49,7 @@ def cut(line: str, width: int = WIDTH) -> str:
 
 
 def apart(left: str, right: str, width: int) -> list[str]:
-    """Return two texts at the ends of a line, or on separate lines."""
+    """Return two texts at opposite ends of one line, or on separate lines if the line is too short."""
     left, right = clean(left), clean(right)
     gap = width - cell_len(left) - cell_len(right)
     if gap >= 2:
@@ -58,7 +58,7 @@ def apart(left: str, right: str, width: int) -> list[str]:
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]], width: int) -> list[str]:
-    """Return columns two spaces apart; cells are wrapped within their columns, except in the first."""
+    """Return columns two spaces apart. Cells are wrapped within their columns, except in the first column."""
     grid = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="", show_edge=False)
     for number, title in enumerate(header):
         grid.add_column(Text(clean(title)), no_wrap=number == 0, overflow="fold" if number else "ellipsis")
@@ -80,7 +80,7 @@ def joined(blocks: Iterable[Sequence[str]]) -> str:
 
 
 class Screen(NamedTuple):
-    """The screen for a report; only commands may exceed its ``width`` in cells."""
+    """The style and size of a report's screen. Only commands may exceed ``width``, which is in cells."""
 
     paint: Paint
     width: int = 80
@@ -92,5 +92,5 @@ class Screen(NamedTuple):
 
     @property
     def prose(self) -> int:
-        """The width of prose, with a right margin as wide as its indent."""
+        """The width of prose in cells, which leaves a right margin as wide as the indent."""
         return self.width - 2

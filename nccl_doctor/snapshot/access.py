@@ -1,4 +1,4 @@
-"""Failures to reach a host: all transports report an :class:`AccessFailure`. Its fields are in the JSON."""
+"""Models of failures to reach a host. All transports report an :class:`AccessFailure`, whose fields are in the JSON."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PythonProblem = Literal[  # why an interpreter can't be used
 
 
 class AccessFacts(Words):
-    """Facts of a failure, for checks and for scripts that read the report."""
+    """Facts about a failure, for checks and for scripts that read the report."""
 
     @property
     def ran_out_of_time(self) -> bool:
@@ -50,7 +50,7 @@ class UnreachableFacts(SshTarget):
 
     @property
     def ran_out_of_time(self) -> bool:
-        """True if the answer or handshake did not come in time, or the server had too many connections."""
+        """True if the answer or the handshake did not arrive in time, or the server had too many connections."""
         return self.late or self.reason in ("timed-out", "no-banner", "stalled", "dropped")
 
 
@@ -74,7 +74,7 @@ class LoginFacts(SshTarget):
 
 
 class UnknownKeyFacts(SshTarget):
-    """The unknown key, and the file to which it could be added."""
+    """The unknown host key, and the file to which it could be added."""
 
     key_type: str
     fingerprint: str
@@ -85,7 +85,7 @@ class UnknownKeyFacts(SshTarget):
 
 
 class ChangedKeyFacts(SshTarget):
-    """The server's key, and the line with a different key or a revocation."""
+    """The server's host key, and the line of a file that contains a different key or revokes the key."""
 
     file: str
     line: Count
@@ -104,10 +104,7 @@ class PythonFacts(AccessFacts):
 
 
 class ProbeFacts(AccessFacts):
-    """The stage at which the probe failed: connect, login, start, facts, mesh or hang.
-
-    ``late`` is set if a deadline passed.
-    """
+    """Facts about a failed probe. ``stage`` is connect, login, start, facts, mesh or hang; ``late`` means a timeout."""
 
     python: str | None = None
     stage: str
@@ -115,7 +112,7 @@ class ProbeFacts(AccessFacts):
 
 
 class EngineFacts(AccessFacts):
-    """Facts specific to an engine; ``late`` is set if a deadline passed."""
+    """Facts specific to an engine. ``late`` is True if a deadline passed."""
 
     model_config = ConfigDict(extra="allow")
     late: bool = False
@@ -123,7 +120,7 @@ class EngineFacts(AccessFacts):
 
 
 class AccessFailure(Words):
-    """Failure to reach a host."""
+    """A failure to reach a host."""
 
     kind: str  # name of the diagnosis
     detail: str  # what happened, as a phrase to follow the host's name
@@ -139,7 +136,7 @@ class SshUnreachable(AccessFailure):
 
     @property
     def unresolved(self) -> str | None:
-        """The host's name, if it does not resolve here and that is the reason."""
+        """The host's name if the failure is that this name does not resolve here; otherwise None."""
         own = self.facts.jump_host is None and self.facts.target == self.facts.address
         return self.facts.target if own and self.facts.reason == "name-unresolved" else None
 
@@ -152,14 +149,14 @@ class SshAuthFailed(AccessFailure):
 
 
 class HostKeyUnknown(AccessFailure):
-    """No known_hosts file has the host's key."""
+    """No known_hosts file contains the host's key."""
 
     kind: Literal["ssh-host-key-unknown"] = "ssh-host-key-unknown"
     facts: UnknownKeyFacts
 
 
 class HostKeyChanged(AccessFailure):
-    """A file has a different key for the host, or revokes the server's key."""
+    """A file contains a different key for the host, or revokes the server's key."""
 
     kind: Literal["ssh-host-key-changed"] = "ssh-host-key-changed"
     facts: ChangedKeyFacts

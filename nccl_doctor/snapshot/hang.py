@@ -1,4 +1,4 @@
-"""Samples of a running job: its ranks, their launchers, and the state of each rank."""
+"""Models for samples of a running job: its ranks, their launchers, and the state of each rank."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from nccl_doctor.snapshot.access import AnyAccessFailure
 from nccl_doctor.snapshot.system import Xid
 
 Letter = Annotated[str, Field(pattern=r"^[A-Za-z]$")]
-"""A process state as in proc_pid_stat(5): "S" sleeping, "D" uninterruptible, "T" stopped, "Z" ended."""
+"""A process state as in proc_pid_stat(5): "S" is sleeping, "D" uninterruptible, "T" stopped, and "Z" ended."""
 Short = Annotated[str, Field(max_length=512)]
 
 
 class Worker(Observed):
-    """A child process of a rank, usually a data loader's worker."""
+    """A child process of a rank, usually a worker of a data loader."""
 
     pid: Pid
     name: Short
@@ -60,7 +60,7 @@ class RankState(Observed):
 
 
 class Frame(Observed):
-    """A stack frame; ``line`` is 0 if unknown, as in native code."""
+    """A stack frame. ``line`` is 0 if the line is unknown, as in native code."""
 
     function: Short
     file: Short
@@ -68,7 +68,7 @@ class Frame(Observed):
 
 
 class Thread(Observed):
-    """A thread that runs Python, with its frames, innermost first."""
+    """A thread that runs Python, with the innermost frame first."""
 
     tid: Count | None
     name: Short
@@ -76,7 +76,7 @@ class Thread(Observed):
 
 
 class Flow(Observed):
-    """A TCP connection of a rank, in bytes."""
+    """A TCP connection of a rank. Amounts of data are in bytes."""
 
     local: tuple[IpAddress, SocketPort]
     remote: tuple[IpAddress, SocketPort]
@@ -90,10 +90,7 @@ class Flow(Observed):
 
 
 class Call(Observed):
-    """A collective that a rank issued.
-
-    ``seq`` counts within its group; ``place`` is its source line, if torch recorded it.
-    """
+    """A collective that a rank issued. ``seq`` counts within its group; ``place`` is its source line, if recorded."""
 
     group: Short
     seq: Count
@@ -105,7 +102,7 @@ class Call(Observed):
 
 
 class Recorded(Observed):
-    """The contents of a rank's flight recorder (torch)."""
+    """The contents of a rank's flight recorder in torch."""
 
     live: bool  # queried just now; otherwise an existing dump
     age_s: Seconds = 0
@@ -140,18 +137,18 @@ MAX_RANKS = 1 << 20
 
 
 class User(NamedTuple):
-    """A user on a host; the ID is None in snapshots from older versions."""
+    """A user on a host. The ID is None in snapshots from older versions of nccl-doctor."""
 
     name: str
     uid: int | None
 
     @property
     def is_nameless(self) -> bool:
-        """True if the host has no name for the ID, as for users of a container."""
+        """True if the host has no name for the user ID, as for a container's users."""
         return self.name == f"uid {self.uid}"
 
     def is_same(self, other: User) -> bool:
-        """Return whether both are the same user: by name, or by ID if one host has no name for the ID."""
+        """Return whether both are the same user, by name, or by ID if one of the hosts has no name for the ID."""
         unnamed = self.uid is not None and (self.is_nameless or other.is_nameless)
         return self.name == other.name or (unnamed and self.uid == other.uid)
 
@@ -183,7 +180,7 @@ class JobProcess(Observed):
 
 
 class JobRank(JobProcess):
-    """A rank of a launcher; ``counted`` is set if the rank had no number and we numbered it."""
+    """A rank that a launcher started. ``counted`` is True if the rank had no number and nccl-doctor numbered it."""
 
     rank: Count
     world_size: Annotated[int, Field(ge=1, le=MAX_RANKS)]
@@ -193,7 +190,7 @@ class JobRank(JobProcess):
 
 
 class StoreClient(JobProcess):
-    """A process that may be a rank although no variable shows it."""
+    """A process that may be a rank although none of its variables shows this."""
 
     # address and port of each remote end that it dialled, with the number of connections
     dials: tuple[tuple[IpAddress, SocketPort, Count], ...]
@@ -202,7 +199,7 @@ class StoreClient(JobProcess):
 
 
 class Launcher(Observed):
-    """A launcher of ranks; ``defunct`` lists ended children for which it has not waited."""
+    """A launcher of ranks. ``defunct`` lists ended children that the launcher has not waited for."""
 
     pid: Pid
     state: Letter
@@ -225,7 +222,7 @@ class Starter(Observed):
 
 
 class Exit(Observed):
-    """The end of a former rank's process; ``status`` is negative for a signal, and None if unknown."""
+    """The end of a former rank's process. ``status`` is negative for a signal, and None if it is unknown."""
 
     pid: Pid
     started: Count  # as in JobProcess
@@ -268,7 +265,7 @@ class GpuWork(Observed):
 
     @property
     def spins(self) -> bool:
-        """True if a kernel is running all the time with hardly any memory traffic."""
+        """True if a kernel is running all the time but draws little power, since there is hardly any memory traffic."""
         return self.busy >= SPIN_BUSY and self.power_w < SPIN_POWER * self.limit_w
 
 
@@ -285,7 +282,7 @@ class HostLook(Observed):
 
 
 class RasReport(Observed):
-    """An answer of NCCL's RAS service; ``whole`` is False if it was cut off."""
+    """An answer from NCCL's RAS service. ``whole`` is False if the answer was cut off."""
 
     protocol: Count
     form: Short
@@ -294,7 +291,7 @@ class RasReport(Observed):
 
 
 class Ras(Observed):
-    """The RAS service's answers on a host; ``refused`` is the reason if it was not queried."""
+    """Answers from the RAS service on a host. ``refused`` is the reason if the service was not queried."""
 
     versions: tuple[Short, ...]
     reports: tuple[RasReport, ...]
@@ -322,7 +319,7 @@ class HangHost(Observed):
 
 
 class HangSnapshot(FrozenModel):
-    """Snapshot of a job, to be judged now, or later from a file."""
+    """Snapshot of a job, which can be judged now, or later from a file."""
 
     schema_: Literal[1] = Field(default=1, alias="schema", serialization_alias="schema")
     kind: str = "hang"

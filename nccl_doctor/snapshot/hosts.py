@@ -1,11 +1,11 @@
-"""Facts of hosts, the snapshot of a run, and derived values such as ranks and confirmed addresses.
+"""Models of hosts' facts and of a run's snapshot, and derived values such as ranks and confirmed addresses.
 
 A host may claim any address, and its claims must not become rules on honest hosts. So a command for another host
-contains only addresses that are confirmed independently. Any of these is enough:
+contains only addresses that are confirmed independently. Any of these confirmations is enough:
 
 - the hosts file names the address;
 - this machine resolves the hosts file's name for the host to the address (:attr:`Snapshot.resolved`);
-- the host that the command is for resolves that name to the address, which affects only its own command;
+- the host that the command is for resolves that name to the address, which affects only this host's own command;
 - the host that the command is for dialled the address and reached the other host's own listener, which sends a nonce of
   this run and host (:attr:`Mesh.answered`). A third host's claim is not enough, since two lying hosts could confirm
   each other.
@@ -54,9 +54,9 @@ from nccl_doctor.text.inet import Address, numeric
 
 @dataclass(frozen=True)
 class Shown:
-    """Annotation of a fact that ``-v`` shows: its label, and its phrase's function.
+    """Annotation of a fact that ``-v`` shows, with a label and a function that turns the fact into a phrase.
 
-    There is a function only if the phrase depends on nothing but the fact.
+    ``words`` is None if the phrase depends on more than the fact.
     """
 
     label: str
@@ -89,7 +89,7 @@ def _limit_words(limits: system.ResourceLimits) -> str:
 
 
 def _route_words(routes: tuple[network.Route, ...]) -> str:
-    """Return a phrase for the first few default routes of the main table, IPv4 before IPv6."""
+    """Return a phrase for the first few default routes of the main table, with IPv4 before IPv6."""
     words = [
         f"{route.destination}{f' via {route.gateway}' if route.gateway else ''} {route.interface}"
         for route in sorted(routes, key=lambda route: route.family)
@@ -99,7 +99,7 @@ def _route_words(routes: tuple[network.Route, ...]) -> str:
 
 
 class HostFacts(Observed):
-    """Facts of a host, by collector (probe/tools.py, ``fact``); ``-v`` prints those with :class:`Shown`."""
+    """Facts of a host, one per collector (``fact`` in probe/tools.py). ``-v`` prints those with :class:`Shown`."""
 
     identity: Fact[system.Identity]
     resolution: Fact[network.Names]
@@ -171,7 +171,7 @@ class Host(Observed):
         return self.node.name
 
     def beside(self, names: network.Common) -> Host:
-        """Return the host with its resolver answers stored relative to the common ones."""
+        """Return the host with its resolver answers stored as differences from the common answers."""
         if self.facts is None or not isinstance(self.facts.resolution, network.Names):
             return self
         facts = self.facts.model_copy(update={"resolution": self.facts.resolution.beside(names)})
@@ -182,7 +182,7 @@ HOST_ADDRESS: TypeAdapter[str] = TypeAdapter(HostAddress)
 
 
 class Snapshot(Observed):
-    """Snapshot of a run, with parts that are consistent even if it is read from a file."""
+    """Snapshot of a run. Its parts are checked for consistency, even if it is read from a file."""
 
     schema_: Literal[1] = Field(default=1, alias="schema", serialization_alias="schema")
     version: str
@@ -230,7 +230,7 @@ class Snapshot(Observed):
 
 
 def nproc(node: Node, facts: HostFacts, *, alone: bool) -> int:
-    """Return the node's number of ranks: as set, or one per GPU, or else 1 (2 on a single machine)."""
+    """Return the node's number of ranks: as set, or else one per GPU, or else 1 (2 on a single machine)."""
     if node.nproc_per_node is not None:
         return node.nproc_per_node
     named = named_devices(visible_devices(node, facts))
@@ -254,43 +254,40 @@ def gpu_counts(snapshot: Snapshot) -> dict[str, int]:
 
 
 def connections(ranks: int, others: int) -> int:
-    """Return the number of ports that ranks may need if each talks to this many others.
+    """Return the number of ports that ranks may need if each rank talks to this many others.
 
-    A rank needs six for itself, and two for each of the others. The six are for the bootstrap's listeners, the proxy
-    and gloo; the two are one to listen and one to connect, as in all-to-all.
+    A rank needs six ports for the bootstrap's listeners, the proxy and gloo. It needs two more for each other rank, one
+    to listen and one to connect, as in all-to-all.
     """
     return ranks * (6 + 2 * others)
 
 
 def connections_of_peer(snapshot: Snapshot, name: str) -> int:
-    """Return the most connections that a job may need at once between a host and any other one."""
+    """Return the largest number of connections that a job may need at once between this host and any other host."""
     ranks = rank_counts(snapshot)
     return max((connections(ranks[peer], ranks[name]) for peer in ranks.keys() - {name}), default=0)
 
 
 def world_size(snapshot: Snapshot) -> int:
-    """Return the number of all ranks.
-
-    A node that was not reached counts with its number in the hosts file, or else 1.
-    """
+    """Return the number of all ranks. An unreached node counts with its number in the hosts file, or else as 1."""
     known = rank_counts(snapshot)
     return sum(known.get(host.name, host.node.nproc_per_node or 1) for host in snapshot.hosts)
 
 
 def visible_devices(node: Node, facts: HostFacts) -> str | None:
-    """Return CUDA_VISIBLE_DEVICES of the node's ranks, from the hosts file or else the host's environment."""
+    """Return CUDA_VISIBLE_DEVICES for the node's ranks, from the hosts file or else the host's environment."""
     if node.cuda_visible_devices is not None or isinstance(facts.env, Unknown):
         return node.cuda_visible_devices
     return facts.env.get("CUDA_VISIBLE_DEVICES")
 
 
 def named_devices(value: str | None) -> tuple[str, ...]:
-    """Return the parts of a value of CUDA_VISIBLE_DEVICES, or none if it is not set."""
+    """Return the parts of a CUDA_VISIBLE_DEVICES value; none if the variable is not set."""
     return tuple(part.strip() for part in (value or "").split(",") if part.strip())
 
 
 def gpu_wish(host: Host) -> str | None:
-    """Return a phrase for the setting that requires GPUs on a host; None if there is none."""
+    """Return a phrase for the setting that requires GPUs on a host, or None if there is no such setting."""
     if any(part != "-1" for part in named_devices(host.node.cuda_visible_devices)):
         origin = host.node.env_origins.get("CUDA_VISIBLE_DEVICES")
         by = "the hosts file asks for them: cuda_visible_devices" if origin is None else f"{origin} asks for them:"
@@ -301,7 +298,7 @@ def gpu_wish(host: Host) -> str | None:
 
 
 def visible_gpus(node: Node, facts: HostFacts) -> tuple[system.Gpu, ...]:
-    """Return the GPUs that a node's ranks see, in order, without parts (``MIG-…``); none if unknown."""
+    """Return the GPUs that a node's ranks see, in order, without MIG instances (``MIG-…``); none if unknown."""
     gpus, devices = () if isinstance(facts.gpus, Unknown) else facts.gpus, visible_devices(node, facts)
     if devices is None:
         return gpus
@@ -315,9 +312,9 @@ def visible_gpus(node: Node, facts: HostFacts) -> tuple[system.Gpu, ...]:
 
 
 def rocm_gpus(facts: HostFacts) -> tuple[system.PciGpu, ...] | None:
-    """Return the GPUs that ROCm's torch sees, in PCI order; None if torch is not ROCm's, or unknown.
+    """Return the GPUs that ROCm's torch sees, in PCI order; None if torch is not built for ROCm, or unknown.
 
-    A CPU's integrated graphics are left out; we recognise them by having less than a quarter of the largest GPU's
+    A CPU's integrated graphics are left out. They are recognised by having less than a quarter of the largest GPU's
     memory.
     """
     if isinstance(facts.torch, Unknown) or facts.torch is None or facts.torch.hip is None:
@@ -330,9 +327,9 @@ def rocm_gpus(facts: HostFacts) -> tuple[system.PciGpu, ...] | None:
 
 
 def rocm_choice(node: Node, facts: HostFacts) -> dict[str, str]:
-    """Return the variables that select AMD GPUs: the first from all, the second from those selected.
+    """Return the variables that select AMD GPUs. The first selects from all GPUs, the second from the selected GPUs.
 
-    Sources: ROCm's documentation, "GPU isolation techniques"; torch/cuda/__init__.py, _parse_visible_devices.
+    Sources: ROCm's documentation, "GPU isolation techniques", and _parse_visible_devices in torch/cuda/__init__.py.
     """
     env = {**({} if isinstance(facts.env, Unknown) else facts.env), **node.env}
     if (devices := visible_devices(node, facts)) is not None:
@@ -342,7 +339,7 @@ def rocm_choice(node: Node, facts: HostFacts) -> dict[str, str]:
 
 
 def rocm_count(node: Node, facts: HostFacts) -> int | None:
-    """Return the number of AMD GPUs that ranks see; None if torch is not ROCm's, or a UUID selects."""
+    """Return the number of AMD GPUs that ranks see; None if torch is not built for ROCm, or a UUID selects GPUs."""
     gpus = rocm_gpus(facts)
     count = None if gpus is None else len(gpus)
     for value in rocm_choice(node, facts).values():
@@ -355,7 +352,7 @@ def rocm_count(node: Node, facts: HostFacts) -> int | None:
 
 
 def corroborated_addresses(snapshot: Snapshot, host: str, reader: str) -> frozenset[Address]:
-    """Return the confirmed addresses of a host for a command on ``reader``; both are names of nodes."""
+    """Return the confirmed addresses of a host, for a command on ``reader``. Both are names of nodes."""
     data = snapshot.mesh.answered.get(host, {}) if isinstance(snapshot.mesh, Mesh) else {}
     met = [address for address, witnesses in data.items() if reader in witnesses]
     names = [node.address for node in snapshot.cluster.nodes if node.name == host]
@@ -365,7 +362,7 @@ def corroborated_addresses(snapshot: Snapshot, host: str, reader: str) -> frozen
 
 
 def corroborated_by_name(snapshot: Snapshot, name: str, reader: str) -> frozenset[Address]:
-    """Return the confirmed addresses of a name in the hosts file."""
+    """Return the confirmed addresses of a name in the hosts file, for a command on ``reader``."""
     hosts = [node.name for node in snapshot.cluster.nodes if node.address == name]
     if name == snapshot.cluster.master_addr:
         hosts.append(snapshot.cluster.nodes[0].name)
@@ -391,7 +388,7 @@ def _usable(texts: Iterable[object]) -> Iterator[Address]:
 
 
 def running_jobs(facts: Mapping[str, HostFacts]) -> dict[int | None, list[str]]:
-    """Return the hosts of running training jobs by master port, which is None if it is not known."""
+    """Return the hosts of running training jobs by master port. The port is None if it is unknown."""
     found = grouped(
         (as_port(job.env.get("MASTER_PORT", "")), name)
         for name, own in facts.items()

@@ -159,8 +159,14 @@ def test_the_next_step_names_the_hosts_as_they_were_named() -> None:
         return judge(patched(patch), command).next_step
 
     assert step({}) == "To get the launch commands:  nccl-doctor launch hosts.yaml -- train.py"
-    assert step({"cluster": {"source": "-w"}}) == "To get the launch commands:  nccl-doctor launch -w 'node[1-3]' -- train.py"
-    assert step({"cluster": {"source": "my hosts"}}) == "To get the launch commands:  nccl-doctor launch 'my hosts' -- train.py"
+    assert (
+        step({"cluster": {"source": "-w"}})
+        == "To get the launch commands:  nccl-doctor launch -w 'node[1-3]' -- train.py"
+    )
+    assert (
+        step({"cluster": {"source": "my hosts"}})
+        == "To get the launch commands:  nccl-doctor launch 'my hosts' -- train.py"
+    )
     assert step({"cluster": {"master_addr": "127.0.0.1"}}) is None
     assert step({"hosts": {"node2": {"facts": {"limits": {"$unknown": "x"}}}}}) is None
     assert step({}, "smoke") is None

@@ -64,7 +64,10 @@ def test_a_host_that_fails_to_dial_itself_is_no_pair() -> None:
     lost = {"dst": "node1", "address": "10.0.0.1", "port": 29500, "outcome": "timed-out"}
     own, other = {"src": "node1", **lost}, {"src": "node2", **lost}
     skipped = {"smoke": {"$skipped": "could not succeed"}}
-    assert rows({"mesh": {"failed": [own, other]}, **skipped})["ports"] == ("error", "1 of 6 pairs failed, all towards node1")
+    assert rows({"mesh": {"failed": [own, other]}, **skipped})["ports"] == (
+        "error",
+        "1 of 6 pairs failed, all towards node1",
+    )
     assert rows({"mesh": {"failed": [own]}, **skipped})["ports"] == ("error", "node1 can't reach its own address")
 
 
@@ -264,7 +267,10 @@ def test_who_wants_no_all_reduce_learns_how_to_start() -> None:
     ],
 )
 def test_the_next_step_starts_what_the_hosts_are_for(cluster: dict[str, Any], words: str) -> None:
-    assert judge(patched({"cluster": cluster}), "check").next_step == f"To get the launch commands:  nccl-doctor launch {words}"
+    assert (
+        judge(patched({"cluster": cluster}), "check").next_step
+        == f"To get the launch commands:  nccl-doctor launch {words}"
+    )
 
 
 @pytest.mark.parametrize(

@@ -73,7 +73,9 @@ def test_the_line_to_start_with_starts_what_a_pipe_said(lab: Lab, read: str) -> 
         "/root/piped.yaml", lab.hosts_file(master_port=29777, env={"NCCL_DEBUG": "WARN"}, python=sys.executable)
     )
     checked = lab.controller.run(read.replace("check", "check --no-smoke", 1).format(file="piped.yaml"))
-    (line,) = [one.partition(":")[2] for one in checked.stdout.splitlines() if one.startswith("To get the launch commands:")]
+    (line,) = [
+        one.partition(":")[2] for one in checked.stdout.splitlines() if one.startswith("To get the launch commands:")
+    ]
     started = lab.controller.run(line).stdout
     assert f"NCCL_DEBUG=WARN {sys.executable} -m torch.distributed.run --nnodes=3 --node_rank=2" in started
     assert "--master_port=29777" in started

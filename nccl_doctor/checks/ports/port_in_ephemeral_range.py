@@ -1,14 +1,14 @@
 """The master port lies in the ephemeral range, which the kernel uses for outgoing connections.
 
-What it means: an outgoing connection of any program on the master, or one of NCCL's or gloo's own listeners, may have
-that port at the moment when the job starts, and torch then ends with "Address already in use" although no process
-listens there. It happens only now and then, which makes it hard to find.
+What it means: an outgoing connection of any program on the master, or one of NCCL's or gloo's own listeners, may
+occupy that port at the moment the job starts; torch then fails with "Address already in use" although no process
+listens there. This happens only now and then, which makes it hard to find.
 
 How we know: `net.ipv4.ip_local_port_range` and `net.ipv4.ip_local_reserved_ports` on the first host. torchrun's default
-29500 lies below Linux's default range, 32768 to 60999, but within 1024 to 65535, which some guides recommend.
+29500 lies below Linux's default range, 32768 to 60999, but within the range that some guides recommend, 1024 to 65535.
 
-Fix: use a master port below the range, or have root reserve the port: then only programs that request it by number get
-it.
+Fix: use a master port below the range, or have root reserve the port, so that only programs that request it by
+number get it.
 
 References: the kernel's Documentation/networking/ip-sysctl.rst.
 """

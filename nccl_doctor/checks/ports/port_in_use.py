@@ -6,7 +6,7 @@ wait for it until they time out.
 How we know: the same bind that torch's TCPStore makes (with SO_REUSEADDR, then listen) was tried on the master. The
 socket tables then explain its result:
 
-- `listener`: a process listens there, on all addresses or on one: a stale rank, a second job, another service.
+- `listener`: a process, such as a stale rank, a second job or another service, listens there on one or all addresses.
 - `bound`: a process has bound the port but does not listen; `ss -l` does not show it.
 - `outbound`: the port is the source port of an outgoing connection, which is possible because `ip_local_port_range`
   contains it.
@@ -68,7 +68,7 @@ TAKEN = Effect(
     errors=("EADDRINUSE",),
 )
 def port_in_use(view: View) -> Findings:
-    """Yield a finding if torch would not get the master port; name the process that holds it."""
+    """Yield a finding that names the process holding the master port, if torch could not bind it."""
     for host, facts in view.facts:
         trial = known(facts.master_port)
         if trial.free or trial.error == "EACCES":
@@ -100,7 +100,7 @@ def _evidence(trial: PortTrial) -> Iterator[str]:
 
 
 def _published(trial: PortTrial) -> bool:
-    """Return whether Docker holds the port for a container (docker-proxy, libnetwork/portmapper)."""
+    """Return whether only docker-proxy, which publishes ports of containers, holds the port (libnetwork/portmapper)."""
     programs = [PurePath((holder.command.split() or [""])[0]).name for holder in trial.holders]
     return bool(programs) and set(programs) == {"docker-proxy"}
 
@@ -152,11 +152,11 @@ def _fix(cluster: Cluster, host: Host, trial: PortTrial) -> Fix:
 
 
 _DRAWN = 32768
-"""The first of the ports that Linux assigns by default (ip_local_port_range)."""
+"""First port of the range from which Linux assigns ephemeral ports by default (ip_local_port_range)."""
 
 
 _SERVER = re.compile(r"error while attempting to bind on address|[Uu]vicorn|[Gg]unicorn|HTTPServer")
-"""asyncio's message for a port in use, written by HTTP servers; torch and NCCL use different words."""
+"""Signs that an HTTP server, not torch or NCCL, found its port in use, such as asyncio's message."""
 
 
 def _advice(case: Case) -> Advice:

@@ -33,7 +33,7 @@ PRIVILEGED = Effect(
     errors=("EACCES",),
 )
 def port_privileged(view: View) -> Findings:
-    """Yield an error if the bind was refused, or a warning if it worked as root."""
+    """Yield an error if the bind was refused, or a warning if only root could bind the port."""
     for host, facts in view.facts:
         trial = known(facts.master_port)
         refused = trial.error == "EACCES"

@@ -5,7 +5,7 @@ What it means: NCCL and gloo connect every host to others, in both directions, o
 rendezvous or at its first collective.
 
 How we know: every host listened on three ephemeral ports (the master also on the master port), and every other host
-connected to them; each listener proved with a random word that it was ours. How a connection fails is a hint:
+connected to them. A random word proved that each listener was ours. How a connection fails is a hint to the cause:
 
 - timed out: something drops the packets silently, such as a firewall's DROP or a cloud's security group.
 - no route to host: a firewall's REJECT between hosts that can otherwise talk, or a host that does not answer ARP.
@@ -13,23 +13,23 @@ connected to them; each listener proved with a random word that it was ours. How
 - network unreachable: the connecting host has no route to that address.
 - stranger: a different process answered, because two hosts have that address or a proxy intercepts connections to it.
 
-The others connect to every interface of a host over which NCCL or gloo will transfer data. If ranks connect within a
-host, it also connects to itself: the master to the master port, and a host with several ranks to its own ports.
+Other hosts connect to every interface of a host over which NCCL or gloo will transfer data. If ranks connect within a
+host, that host also connects to itself: the master to the master port, and a host with several ranks to its own ports.
 
-The smallest set of hosts that explains all failures is named: if one host is cut off from four others, that host, not
-the four. If several sets are equally small, all are named. If only one direction between two hosts fails, the host that
-reports it is named, since one host's report alone does not show that another is at fault. If a host reports that a
-connection failed but the other end accepted it, that pair is not judged. Each host also makes 64 connections at once to
-the next host (32 if there are more than 16 hosts), and to any host of which only some ports answer, or answer only
-later. If some get no answer and others do, the path loses either connections with certain ports, as a bond with a dead
-member or one dead route of several does, or packets at random.
+The diagnosis names the smallest set of hosts that explains all failures: if one host is cut off from four others, it
+names that host, not the four. If several sets are equally small, it names them all. If only one direction between two
+hosts fails, it names the host that reports this, since one host's report alone does not show that another is at fault.
+If a host reports that a connection failed but the other end accepted it, that pair is not judged. Each host also makes
+64 connections at once to the next host (32 if there are more than 16 hosts), and to any host on which only some ports
+answer, or answer only late. If only some of these get an answer, the path loses either packets at random or all packets
+of connections with certain ports, as with a dead bond member or one dead route among several.
 
 Fix: ask your network administrator to allow all TCP ports between the cluster's hosts, in both directions. In a cloud,
 this means the security group of both instances (a rule whose source is the group itself) and the subnet's network ACL,
 which is stateless and must also admit the replies. Elsewhere the cause is a firewall between two networks, or a
 switch's ACL or port isolation. If a host's own rules could not be read, look at those first, as root: `nft list
-ruleset` and `iptables-save`. Between pods, their nodes' forward chains and the network plugin filter as well; neither
-can be seen from inside a pod.
+ruleset` and `iptables-save`. Traffic between pods is also filtered by the nodes' forward chains and the network
+plugin, neither of which is visible from inside a pod.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -65,7 +65,7 @@ MEANS = {
 
 @check("NCD303", severity=Severity.ERROR, needs=("mesh",), explains=(CONNECTIONS,))
 def port_unreachable(view: View) -> Findings:
-    """Yield one finding for each host of the smallest set of hosts that explains all failed dials."""
+    """Yield findings for the smallest set of hosts that explains all failed connections, one per host."""
     mesh = view.mesh
     for name, reason in mesh.not_listening.items():
         yield Unjudged((name,), reason)
@@ -92,7 +92,7 @@ def port_unreachable(view: View) -> Findings:
 
 
 def _lossy(view: View, losses: Sequence[LostConnections]) -> Iterator[Finding]:
-    """Yield one finding for each group of hosts whose paths lose some connections and pass others."""
+    """Yield one finding for each group of hosts between which some connections get no answer while others succeed."""
     dials = {(dial.src, dial.dst): dial for dial in view.dials.unexplained}
     for group in groups((one.src, one.dst) for one in losses):
         mine = [one for one in losses if one.src in group.hosts]
@@ -104,7 +104,7 @@ def _lossy(view: View, losses: Sequence[LostConnections]) -> Iterator[Finding]:
 
 
 def _lossy_dials(mesh: Mesh, losses: Sequence[LostConnections]) -> set[FailedDial]:
-    """Return the failed dials of paths that lose connections, and those of hosts at fault if another port answered."""
+    """Return connections that timed out on a lossy path, or with a host at fault although another port answered."""
     pairs = {(one.src, one.dst) for one in losses}
     at_fault = set[str]().union(*(group.minimal_cover for group in groups(pairs)))
 
@@ -117,7 +117,6 @@ def _lossy_dials(mesh: Mesh, losses: Sequence[LostConnections]) -> set[FailedDia
 
 
 def _mend_path(view: View, hosts: Collection[str]) -> Fix:
-    """Return the advice for a path that loses all packets of some connections."""
     bonds = [
         command
         for host in view.snapshot.reached
@@ -139,7 +138,7 @@ def _links(host: Host) -> tuple[Link, ...]:
 
 
 def _among(view: View, dials: list[FailedDial], rail: Rail | None) -> Iterator[Finding]:
-    """Yield the findings for the failed dials of one rail; ``rail`` is None for the rail that NCCL uses first."""
+    """Yield findings for failed connections on one rail; ``rail`` is None for each host's first interface."""
     for group in groups((dial.src, dial.dst) for dial in dials):
         among = [dial for dial in dials if dial.src in group.hosts]
         if not group.is_certain:
@@ -155,7 +154,7 @@ def _among(view: View, dials: list[FailedDial], rail: Rail | None) -> Iterator[F
 
 
 def _sentence(name: str, dials: list[FailedDial], count: int) -> str:
-    """Return the sentence about a host and the others, without a full stop."""
+    """Describe which hosts can't reach which, in a sentence without a full stop."""
     incoming = {dial.src for dial in dials if dial.dst == name}
     outgoing = {dial.dst for dial in dials if dial.src == name}
     if incoming == outgoing:
@@ -170,7 +169,7 @@ def _sentence(name: str, dials: list[FailedDial], count: int) -> str:
 
 
 def _all(view: View, group: Group, dials: list[FailedDial], rail: Rail | None) -> Finding:
-    """Return the finding if no host is more likely to be at fault than the others."""
+    """Return one finding for a group in which no host is more likely to be at fault than the others."""
     names = tuple(node.name for node in view.snapshot.cluster.nodes if node.name in group.hosts)
     pairs = {(dial.src, dial.dst) for dial in dials}
     if len(names) == 2:
@@ -222,13 +221,13 @@ def _finding(
 
 
 def _means(dial: FailedDial) -> str:
-    """Return what became of a connection, with the errno if the dialling host itself refused it."""
+    """Describe how a connection failed, with the errno if the connecting host itself refused it."""
     what = MEANS[dial.outcome]
     return f"{what} ({dial.error})" if dial.outcome == "failed" and dial.error else what
 
 
 def _refused_at_home(sentence: str, dials: Sequence[FailedDial], evidence: Sequence[str]) -> Finding | None:
-    """Return the finding if the dialling host itself refuses all these connections with EACCES (ip-rule(8))."""
+    """Return a finding if the connecting hosts themselves refuse all these connections with EACCES (ip-rule(8))."""
     if not dials or any((dial.outcome, dial.error) != ("failed", "EACCES") for dial in dials):
         return None
     sources = tuple(sorted({dial.src for dial in dials}))
@@ -248,7 +247,7 @@ def _refused_at_home(sentence: str, dials: Sequence[FailedDial], evidence: Seque
 
 
 def _by_the_other_address(view: View, dials: Sequence[FailedDial]) -> str | None:
-    """Return the advice if all hosts reach the master port, but only at NCCL's address."""
+    """Return advice to change master_addr if all hosts reach the master port, but only at NCCL's address."""
     cluster, mesh = view.snapshot.cluster, view.mesh
     master = cluster.nodes[0].name
     address = view.nccl.addresses.get(master)
@@ -263,7 +262,7 @@ def _by_the_other_address(view: View, dials: Sequence[FailedDial]) -> str | None
 
 
 def _look(dials: Sequence[FailedDial], unread: set[str], judged: set[str]) -> Fix:
-    """Return the advice: first the rules that could not be read, those of the side with fewer hosts."""
+    """Advise where to look: first at firewall rules that could not be read, on the side with fewer hosts."""
     diallers, listeners = ({dial.src for dial in dials}, {dial.dst for dial in dials})
     ends = diallers | listeners
     first = sorted((min(listeners, diallers, key=len) & unread) or unread)
@@ -287,12 +286,12 @@ def _look(dials: Sequence[FailedDial], unread: set[str], judged: set[str]) -> Fi
 
 
 def rail_of(mesh: Mesh, dial: FailedDial) -> Rail | None:
-    """Return the rail that a dial targeted; None if it is the host's first interface."""
+    """Return the rail that a connection used; None if it used the target host's first interface."""
     return mesh.rails.get(dial.dst, {}).get(dial.address)
 
 
 def _leave_out(view: View, rail: Rail) -> Fix | None:
-    """Return the setting that excludes an interface, if that would help."""
+    """Return the setting that excludes the rail's interface, or None if that would not help."""
     first = {name: own.chosen.name for name, own in view.nccl.by_host.items() if own.chosen is not None}
     others_fail = any(rail_of(view.mesh, dial) is None for dial in view.mesh.failed)
     if others_fail or rail.interface in first.values() or len(first) < len(view.snapshot.reached):
@@ -303,7 +302,7 @@ def _leave_out(view: View, rail: Rail) -> Fix | None:
 
 
 def between(kube: KubeFacts, ends: Collection[str]) -> str | None:
-    """Return what to check between pods, in order; None if there are no pods."""
+    """Describe what to check between pods, in order; return None if none of the hosts is a pod."""
     pods = [kube.pods[name] for name in ends if name in kube.pods]
     if not pods:
         return None

@@ -8,14 +8,14 @@ process.
 In a log, torch's store client "failed to connect/validate" several times because it "got 0 bytes": its connections were
 accepted and closed at once, which a store that is still starting does not do.
 
-How we know: each host reserved a port without a listener, and another host connected to it. A kernel refuses such a
-connection; here it was accepted. A proxy is also reported if a listener's random word came only after the connecting
-host had sent something. Without a sidecar, a host's own rule that redirects connections is reported instead
+How we know: each host reserved a port without a listener, and another host connected to it. The kernel normally refuses
+such a connection, but here it was accepted. A proxy is also reported if a listener's random word came only after the
+connecting host had sent something. Without a sidecar, a host's own rule that redirects connections is reported instead
 (firewall-blocks-port).
 
-Fix: keep the job's pods out of the mesh with a label in their template: `sidecar.istio.io/inject: "false"` (for Linkerd
-the annotation `linkerd.io/inject: disabled`), and start the job again. Or exclude NCCL's ports from the proxy: the
-whole ephemeral range, from which they are chosen.
+Fix: keep the job's pods out of the mesh with the label `sidecar.istio.io/inject: "false"` in their template (for
+Linkerd, the annotation `linkerd.io/inject: disabled`), and start the job again. Or exclude from the proxy the whole
+ephemeral range, from which NCCL's ports are chosen.
 
 References: Istio, "Installing the Sidecar" and "Protocol Selection" (server-first protocols). Linkerd, "Protocol
 Detection".
@@ -52,7 +52,7 @@ OTHERWISE = (
     explains=("port-unreachable", "firewall-blocks-port", "firewall-blocks-ephemeral", CONNECTIONS),
 )
 def proxy_intercepts(view: View) -> Findings:
-    """Yield one finding for all pairs; an error if dials fail."""
+    """Yield one finding for all affected pairs, which is an error if connections failed."""
     mesh = view.mesh
     sidecars = {
         name: next((one for one in pod.containers if one in SIDECARS), None) for name, pod in view.kube.pods.items()
@@ -102,14 +102,11 @@ def _advice(case: Case) -> Advice:
 
 
 _CLOSED = re.compile(r"TCP client failed to connect/validate to host .{1,300}retrying.{1,200}got 0 bytes")
-"""Message of torch's store client if it gets no answer (torch/csrc/distributed/c10d/TCPStore.cpp)."""
+"""Message that torch's store client prints if it gets no answer (torch/csrc/distributed/c10d/TCPStore.cpp)."""
 
 
 def _repeated(scene: Scene) -> list[Event]:
-    """Blame something in between if a store's connections to a rank are closed again and again.
-
-    A store that ends closes them only once.
-    """
+    """Blame a proxy if a rank's connections to the store keep being closed. A store that ends closes them only once."""
     closed = [event for event in scene.events if event.name == "peer-died" and _CLOSED.search(event.text)]
     times = Counter((event.file, event.prefix.host, event.rank) for event in closed)
     repeated = [event for event in closed if times[event.file, event.prefix.host, event.rank] > 1]

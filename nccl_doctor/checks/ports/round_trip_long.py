@@ -4,11 +4,11 @@ What it means: the job runs, but its many small messages are slowed down by that
 through another site or a VPN, a loaded switch, a duplex mismatch or a lossy port.
 
 How we know: the kernel's own measurements of each connection in the port test (TCP_INFO), which cost nothing. A host is
-named if even its shortest round trip, to and from all others, is ten times theirs and 5 ms longer, or if packets were
-retransmitted in half of its connections but in almost no others. A busy host is ignored. It is a warning if, of 64
-connections made at once, many were answered only after their first packet was repeated, or never, or if 32 KiB did not
-arrive within 1.5 s although full-size packets did. Then either packets are lost at random, or something limits new
-connections.
+reported if even its shortest round trip to or from another host is ten times as long as usual and 5 ms longer, or if
+packets were retransmitted in half of its connections but in almost no others. A busy host is ignored. The diagnosis is
+a warning if, of 64 connections made at once, many were answered only after their first packet was repeated, or never,
+or if 32 KiB did not arrive within 1.5 s although full-size packets did. Then either packets are lost at random, or
+something limits new connections.
 
 Fix: `tracepath` to the other hosts shows the path, `ethtool -S` the port's errors; `nccl-doctor check --rate` measures
 each pair.
@@ -33,7 +33,7 @@ OTHERS = 0.1  # share of the others' dials that may have had retransmissions
 
 @check("NCD321", severity=Severity.INFO, needs=("mesh",))
 def round_trip_long(view: View) -> Findings:
-    """Yield one finding per slow host, if there are others to compare it with."""
+    """Yield one finding per slow host if there are at least two other hosts for comparison."""
     trips = view.mesh.trips
     lossy = list(_lossy(view))
     yield from lossy
@@ -63,7 +63,7 @@ def round_trip_long(view: View) -> Findings:
 
 
 def _lossy(view: View) -> Iterator[Finding]:
-    """Yield a warning for each group of hosts between which packets are lost, without the effects of rules' limits."""
+    """Yield a warning for each group of hosts that lose packets, unless firewall rules' rate limits explain it."""
     doubted = {one: rule for one, rule in view.dials.firewall.doubted.items() if admits(rule) < 0}
     limited = view.dials.firewall.doubted.keys() - doubted.keys()
     losses = [one for one in view.mesh.lost_connections if not one.by_port and one not in limited]
@@ -98,7 +98,7 @@ def _lossy(view: View) -> Iterator[Finding]:
 
 
 def _resends(own: Trips, others: list[Trips]) -> bool:
-    """Return whether packets were retransmitted in half of the host's dials, but hardly in any between the others."""
+    """Return whether packets were retransmitted in half of the host's connections, but in hardly any of the others."""
     # each of its dials is also counted for the host at the other end
     elsewhere = sum(one.again for one in others) - own.again
     dials = sum(one.pairs for one in others) - own.pairs

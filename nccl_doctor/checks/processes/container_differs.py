@@ -1,9 +1,9 @@
 """The job's container lacks something that the host has: its network, shared memory, limits or devices.
 
 What it means: the host is fine, but the job fails or is slow. In a bridge network, docker's and podman's default, NCCL
-advertises an address such as 172.17.0.2, which the other hosts can't reach, or at which they find their own container.
+advertises an address such as 172.17.0.2, which the other hosts can't reach, or which leads them to their own container.
 /dev/shm has only 64 MiB, too little for NCCL's ranks and for data loaders. The limits on locked memory and open files
-are the daemon's, not the host's. GPUs and RDMA devices are there only if they were passed in.
+come from the daemon, not from the host. GPUs and RDMA devices are available only if they were passed in.
 
 How we know: the probe runs in the container, and a small script reads the same facts on the host around it: the network
 namespace, /dev/shm, limits, devices, /etc/hosts. Harmless differences are not reported: a separate network counts only
@@ -43,7 +43,7 @@ NETWORK = (
     "port-unreachable", "master-addr-not-local", "duplicate-address", "route-missing", "hostname-mismatch",
     "hostname-unresolvable", "ifname-no-match", "ifname-needed", "gloo-ifname-invalid",
 )  # fmt: skip
-"""The effects of a container with a network of its own."""
+"""Diagnoses that a container's own network can cause."""
 NVIDIA, INFINIBAND = "/dev/nvidia", "/dev/infiniband/"
 
 
@@ -85,7 +85,7 @@ LACKS = ("shm-small", "memlock-low", "nofile-low", "gpu-count-low", "rdma-device
     outside=True,
 )
 def container_differs(view: View) -> Findings:
-    """Yield one finding for containers that differ from their hosts in the same way."""
+    """Yield one finding per group of containers that differ from their hosts in the same way."""
     told = [
         Sides(view, host, facts, inside, outside)
         for host, facts in view.facts
@@ -159,7 +159,7 @@ def _network(sides: Sides) -> Iterator[Aspect]:
 
 
 def _names(sides: Sides) -> Iterator[Aspect]:
-    """Yield names in the host's /etc/hosts that do not resolve in the container."""
+    """Yield a difference if names in the host's /etc/hosts do not resolve in the container."""
     told = sides.facts.resolution
     if not isinstance(told, Names) or is_unreached(sides.view.snapshot, sides.host):
         return
@@ -184,7 +184,6 @@ def _shm(sides: Sides) -> Iterator[Aspect]:
 
 
 def _shm_needed(sides: Sides) -> int:
-    """Return the bytes of /dev/shm that the ranks need (see shm_small)."""
     return WANTED * sides.view.nproc(sides.host, sides.facts)
 
 
@@ -213,7 +212,6 @@ def _host(limit: int | None, unit: int) -> str:
 
 
 def _gpus(sides: Sides) -> Iterator[Aspect]:
-    """Yield a difference if the container has none of the host's GPUs, or can't open some."""
     phrase = _lacking(sides, NVIDIA, "GPU")
     if phrase and sides.host.node.cuda_visible_devices != "":
         yield Aspect("gpus", phrase, ("--gpus=all",), ("gpu-count-low", CUDA), Severity.ERROR)
@@ -231,7 +229,7 @@ def _rdma(sides: Sides) -> Iterator[Aspect]:
 
 
 def _lacking(sides: Sides, prefix: str, what: str) -> str:
-    """Return a phrase for the devices of a kind that can't be used in the container."""
+    """Describe the devices that can't be used in the container; return "" if all can be used."""
     there = [path for path in sides.outside.devices if path.startswith(prefix)]
     inside = {path: error for path, error in sides.inside.devices.items() if path.startswith(prefix)}
     refused = [f"{path} ({error})" for path, error in inside.items() if error is not None]

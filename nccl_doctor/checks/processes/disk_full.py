@@ -3,10 +3,10 @@
 What it means: A checkpoint, a cache or a log could not be written. The rank that was writing it exits; the others wait
 for it. If /tmp is full, torch.compile, Ray, dumps of a hanging job, and programs with sockets there fail too.
 
-How we know: `check` reads how much space and how many files the SSH user has left in TMPDIR, /tmp and /var/tmp
-(statvfs(3)), and reports less than 64 MiB or 100 files. In logs: "[Errno 28] No space left on device" or "[Errno 122]
-Disk quota exceeded" for a file that is not in /dev/shm, torch's "PytorchStreamWriter failed writing file" and
-"unexpected pos".
+How we know: `check` reads how much space and how many inodes the SSH user has left in TMPDIR, /tmp and /var/tmp
+(statvfs(3)), and reports less than 64 MiB or 100 files. Signs in logs are "[Errno 28] No space left on device" or
+"[Errno 122] Disk quota exceeded" for a file that is not in /dev/shm, and torch's "PytorchStreamWriter failed writing
+file" and "unexpected pos".
 
 Fix: run df -h, df -i (inodes) and quota -s on the named host. Remove old files, point TMPDIR at a disk with free space,
 write checkpoints elsewhere, or keep fewer of them.
@@ -28,7 +28,7 @@ MIB = 1 << 20
 LEAST_BYTES = 64 * MIB
 LEAST_FILES = 100
 _PLAIN = re.compile(r"/[\w./+-]{0,200}", re.ASCII)
-"""Paths that may be shown and pasted; any other path is named by its variable."""
+"""Paths that are safe to show and paste; any other path is referred to as the folder in TMPDIR."""
 
 
 @check(

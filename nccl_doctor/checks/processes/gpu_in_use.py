@@ -6,8 +6,8 @@ mode EXCLUSIVE_PROCESS it can't start at all ("CUDA-capable device(s) is/are bus
 How we know: nvidia-smi lists the processes that hold memory on each GPU. The job needs the GPUs that the hosts file
 names (`cuda_visible_devices`); if it names none, the first `nproc_per_node`; if that is not set either, all. A process
 counts if it holds a gibibyte or more, or an unknown amount: a CUDA context takes a few hundred mebibytes, and a monitor
-with no more than that does no harm. Two gibibytes or more in use without a visible process also count: their process is
-in another container, or has exited.
+with no more than that does no harm. Two gibibytes or more in use without a visible process also count, because the
+process that uses them is in another container or has exited.
 
 The process's parent shows whether it is a leftover or part of a colleague's running job: see stale-process.
 
@@ -26,7 +26,7 @@ from nccl_doctor.snapshot.system import GpuProcess, TrainingJob
 from nccl_doctor.text.hostlist import nouns
 
 TAKEN_MIB = 1024
-"""Memory in MiB above which a GPU counts as used; less is hardly more than a CUDA context."""
+"""Least memory in MiB with which a process counts as using a GPU; less is hardly more than a CUDA context."""
 UNSEEN_MIB = 2048
 """Memory in MiB that a driver may keep for itself and report as used."""
 
@@ -47,7 +47,7 @@ FULL = Effect(
     row="GPUs",
 )
 def gpu_in_use(view: View) -> Findings:
-    """Yield one finding per host whose needed GPUs are taken."""
+    """Yield one finding per host on which other processes use GPUs that the job needs."""
     for host, facts in view.facts:
         gpu_processes = known(facts.gpu_processes)
         needed = visible_gpus(host.node, facts)[: host.node.nproc_per_node]  # in CUDA's order for the ranks

@@ -3,11 +3,11 @@
 What it means: NCCL's InfiniBand transport fails with "Call to ibv_reg_mr failed … Cannot allocate memory" or
 "ibv_create_qp failed", because every buffer that a network card accesses must be locked in memory.
 
-How we know: RLIMIT_MEMLOCK of a command over SSH, on hosts with an RDMA port that is up and that NCCL_IB_HCA,
+How we know: RLIMIT_MEMLOCK of a command run over SSH, on hosts with an RDMA port that is up and that NCCL_IB_HCA,
 NCCL_IB_DISABLE and NCCL_NET do not exclude. The kernel counts all registered buffers of a process, and NCCL alone
 registers tens of MiB per channel. The limit does not apply to a process with CAP_IPC_LOCK: root outside containers, and
-inside them if the capability was granted. Your own terminal may show a different limit from the job's: the one read
-here is that of a non-interactive session, such as launchers use.
+inside them if the capability was granted. Your own terminal may show a different limit from the one that applies to the
+job; we read the limit of a non-interactive session, which launchers also use.
 
 Fix: put `* - memlock unlimited` in a file in /etc/security/limits.d, then log in again; for Docker, use `--ulimit
 memlock=-1`; for systemd units such as Slurm's slurmd, `LimitMEMLOCK=infinity`.
@@ -26,7 +26,7 @@ from nccl_doctor.text.hostlist import fold, grouped
 
 MIB = 1 << 20
 FATAL = 64 * MIB
-"""The least memory that a communicator registers by default: several channels with 4 MiB in each direction."""
+"""Least number of bytes that a communicator registers by default, in several channels with 4 MiB per direction."""
 ENOUGH = 1024 * MIB
 
 
@@ -40,7 +40,6 @@ ENOUGH = 1024 * MIB
     row="limits",
 )
 def memlock_low(view: View) -> Findings:
-    """Yield one finding per limit, with all its hosts."""
     sides = view.nccl.rdma.sides
     low = ((limit, host.name) for host, its in view.facts if (limit := too_low(its, sides.get(host.name))) is not None)
     for limit, hosts in grouped(low).items():
@@ -60,7 +59,7 @@ def memlock_low(view: View) -> Findings:
 
 
 def too_low(facts: HostFacts, side: Side | None) -> int | None:
-    """Return the memlock limit in bytes if it is too low for RDMA ports in use."""
+    """Return the memlock limit in bytes if it is too low for the RDMA ports in use; None if it suffices."""
     limit, exempt = known(facts.limits).memlock_soft, known(facts.limits).ipc_lock
     if exempt is None:  # an older snapshot: root is exempt outside containers
         identity = facts.identity
@@ -69,7 +68,7 @@ def too_low(facts: HostFacts, side: Side | None) -> int | None:
 
 
 def registers(facts: HostFacts, side: Side | None) -> bool:
-    """Return whether NCCL registers memory with an RDMA port: one is up, and no variable excludes it."""
+    """Return whether NCCL registers memory for RDMA, which needs a port that is up and that no variable excludes."""
     up = ((device.name, port.number) for device in known(facts.rdma) for port in device.ports if port.state == "ACTIVE")
     return any(side is None or (side.rdma.off is None and side.rdma.spec.accepts(*port)) for port in up)
 

@@ -1,8 +1,8 @@
 """Processes started over SSH may open fewer files than a job of this size needs.
 
-What it means: the job fails with "Too many open files", usually above a certain number of hosts: in one process, NCCL's
-bootstrap, the store and gloo have sockets to the other ranks ("Accept failed: Too many open files", "unhandled system
-error"), and data loaders also open files.
+What it means: the job fails with "Too many open files", usually above a certain number of hosts, because NCCL's
+bootstrap, the store and gloo in each process have sockets to the other ranks ("Accept failed: Too many open files",
+"unhandled system error"), and data loaders also open files.
 
 How we know: RLIMIT_NOFILE of a command over SSH, compared with an estimate: 256 for Python, torch and its libraries,
 and 16 for each rank in the world, since NCCL opens several sockets per peer (and more with NCCL_NSOCKS_PERTHREAD), and
@@ -10,9 +10,9 @@ the first rank's process serves the store and the bootstrap for all. By this est
 for 48 ranks, but jobs of 32 ranks with several communicators have been seen to fail with it. The soft limit counts,
 because NCCL raises it to the hard limit only in the thread that serves the bootstrap.
 
-Fix: raise it in the shell that starts the job, `ulimit -n "$(ulimit -Hn)"`, up to the hard limit; raise it permanently
-in /etc/security/limits.d (`* - nofile 1048576`; for root `root - nofile 1048576`, since `*` does not apply to root),
-then log in again. systemd units and Slurm have their own setting (`LimitNOFILE=`).
+Fix: raise the limit in the shell that starts the job, `ulimit -n "$(ulimit -Hn)"`, up to the hard limit; raise it
+permanently in /etc/security/limits.d (`* - nofile 1048576`; for root `root - nofile 1048576`, since `*` does not apply
+to root), then log in again. systemd units and Slurm have their own setting (`LimitNOFILE=`).
 """
 
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ from nccl_doctor.text.hostlist import fold
 BASE = 256
 PER_RANK = 16
 CERTAIN = 2
-"""The least number of sockets per rank in the process of the store. With fewer, no job of this size can start."""
+"""Least number of sockets per rank in the process that serves the store. With fewer, no job of this size can start."""
 
 
 @check(
@@ -43,7 +43,6 @@ CERTAIN = 2
     errors=("EMFILE",),
 )
 def nofile_low(view: View) -> Findings:
-    """Yield one finding per pair of limits, with all its hosts."""
     world = world_size(view.snapshot)
     need = BASE + PER_RANK * world
     limits = view.hosts_by(lambda facts: (known(facts.limits).nofile_soft, known(facts.limits).nofile_hard))
@@ -69,7 +68,7 @@ def nofile_low(view: View) -> Findings:
 
 
 def _raise(view: View, hosts: Sequence[str]) -> str:
-    """Return where to raise the hard limit: pam_limits applies ``*`` to all but root (limits.conf(5))."""
+    """Advise where to raise the hard limit. In limits.conf(5), ``*`` applies to all users but root."""
     identities = [
         known(facts.identity)
         for host, facts in view.facts

@@ -6,7 +6,7 @@ enough to cause this: the remaining pages belong to the contiguous memory alloca
 
 How we know: CmaFree is larger than CmaTotal in /proc/meminfo, on a host with an RDMA port that NCCL uses. Linux 7.0
 gives the scratch area of kexec handover (KHO) to the allocator as CMA pages, some 9 GiB on a GB10, and counts them only
-in CmaFree. In a log or in the all-reduce's output: a registration that failed although memlock is unlimited.
+in CmaFree. In a log or the all-reduce's output, the sign is a registration that failed despite unlimited memlock.
 
 Fix: put `kho=off` on the kernel's command line (kdump and kexec work without KHO), or boot the previous kernel, 6.17.
 
@@ -42,7 +42,7 @@ REMEDY = Fix(
     row="limits",
 )
 def pinned_memory_short(view: View) -> Findings:
-    """Yield one finding per amount, with all its hosts; a warning on GB10."""
+    """Yield one finding per amount of memory that can't be pinned; on a GB10, only a warning."""
     sides = view.nccl.rdma.sides
     short = ((one, host.name) for host, its in view.facts if (one := _unpinnable(its, sides.get(host.name))))
     for (total, free, shared), hosts in grouped(short).items():
@@ -58,14 +58,14 @@ def pinned_memory_short(view: View) -> Findings:
 
 
 def _unpinnable(facts: HostFacts, side: Side | None) -> tuple[int, int, bool] | None:
-    """Return the memory that can't be pinned (CmaTotal, or CmaFree if larger), and whether GPU and CPU share it."""
+    """Return CmaTotal and CmaFree in KiB, and whether GPU and CPU share memory; None if RDMA is not affected."""
     cma = known(facts.limits).cma_kib
     shared = not isinstance(facts.gpus, Unknown) and any("GB10" in gpu.name for gpu in facts.gpus)
     return (*cma, shared) if cma is not None and cma[1] > cma[0] and registers(facts, side) else None
 
 
 def instead(found: Finding) -> tuple[str, Finding]:
-    """Return the name and finding that replace a memlock-low from the all-reduce's output if no limit is low."""
+    """Return the name and finding that replace memlock-low in the all-reduce's output if no limit is low."""
     words = f"The kernel can't pin memory for RDMA on {fold(found.hosts)}, although the limit allows it."
     return "pinned-memory-short", found.model_copy(update={"message": words, "fix": REMEDY})
 

@@ -27,7 +27,7 @@ from nccl_doctor.text.hostlist import fold, grouped, plural
 PER_RANK = 32
 WITHOUT_GPU = 16
 LEAST = 4
-"""Tasks of a rank: with NCCL and a GPU, with gloo, and the fewest with which gloo ran in tests."""
+"""Fewest tasks per rank with which gloo ran in tests. PER_RANK applies to NCCL on GPUs, WITHOUT_GPU to gloo."""
 
 _EAGAIN = "fork(2) and pthread_create(3) fail with EAGAIN"
 NO_TASK = Effect(("process-limit-low", "exit", "not-started", "SIGABRT", "nccl-unknown-error"), Reach.OWN, _EAGAIN)
@@ -47,7 +47,7 @@ NO_ROOM = "can't start any"
     row="limits",
 )
 def process_limit_low(view: View) -> Findings:
-    """Yield one finding for hosts with the same limit and usage, judged by the tightest limit of each."""
+    """Yield one finding per group of hosts with the same limit and usage. The tightest limit of each host counts."""
     low: list[tuple[tuple[str, int, int, int, int], str]] = []
     for host, facts in view.facts:
         limit = min(known(facts.tasks), key=lambda one: one.most - one.used, default=None)

@@ -7,7 +7,7 @@ a data loader's worker with "Bus error" and "unable to allocate shared memory". 
 How we know: the size of /dev/shm, how much of it is free, and whether the SSH user may write there. NCCL's ranks on one
 host communicate through segments of 9.6 MB per channel, and each rank has one of 33 MB for its network proxy; data
 loaders pass batches there. So 64 MiB per rank is recommended, and less than 32 MiB per rank is an error on hosts with
-GPUs. At least 128 should exist in all, since data loaders can fill Docker's 64 even with one rank.
+GPUs. At least 128 MiB should exist in total, since data loaders can fill Docker's 64 MiB even with one rank.
 
 Fix: enlarge it with `mount -o remount,size=… /dev/shm` (permanently in /etc/fstab); start the container with
 `--ipc=host` or `--shm-size`; or remove what dead jobs left there (`ls -l /dev/shm`). Everybody must be able to write
@@ -34,8 +34,6 @@ LEAST = 128 * MIB
 
 @dataclass(frozen=True)
 class _Lack:
-    """Facts shared by hosts with the same lack of room."""
-
     ranks: int
     needed: int
     total: int
@@ -55,7 +53,7 @@ class _Lack:
     row="limits",
 )
 def shm_small(view: View) -> Findings:
-    """Yield one finding for hosts with the same lack. Hosts with too little are grouped with those that have none."""
+    """Yield one finding per shortage; hosts with too little shared memory are grouped with those without any."""
     lacks: dict[_Lack, dict[str, int]] = {}
     for host, facts in view.facts:
         shm = known(facts.shm)
@@ -97,12 +95,12 @@ def _both(missing: Finding, small: Finding) -> Finding:
 
 
 def is_fatal(facts: HostFacts, shm: Shm, needed: int) -> bool:
-    """Return whether ranks with GPUs have less than half of the room that they need."""
+    """Return whether ranks with GPUs have less than half of the shared memory that they need."""
     return not isinstance(facts.gpus, Unknown) and bool(facts.gpus) and 2 * shm.free_bytes < needed
 
 
 def enough_gib(shm: Shm, needed: int) -> int | None:
-    """Return a sufficient size of /dev/shm, in GiB; None if that is more than the machine's memory."""
+    """Return a sufficient size of /dev/shm in GiB; None if that exceeds the machine's memory."""
     gib = max(1, math.ceil((shm.total_bytes - shm.free_bytes + 2 * needed) / (1 << 30)))
     return gib if shm.memory_bytes is None or gib << 30 <= max(shm.memory_bytes, 1 << 30) else None
 

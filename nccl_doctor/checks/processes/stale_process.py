@@ -1,8 +1,8 @@
 """A training process was left behind: its launcher has exited, and nothing supervises it.
 
-What it means: it occupies GPU memory, ports and shared memory until somebody ends it. It does no harm to a job that
-needs none of these, so it is only a warning, but it is an error if the process holds the master port or a GPU that the
-job needs.
+What it means: the process occupies GPU memory, ports and shared memory until somebody ends it. It does no harm to a job
+that needs none of these, so it is only a warning, but it is an error if the process holds the master port or a GPU that
+the job needs.
 
 How we know: on every host, processes were listed and grouped into jobs by their parents and by the variables that a
 launcher sets for its ranks. These count as left behind:
@@ -20,7 +20,7 @@ samples (CPU time, bytes exchanged with peers, read or written, a busy GPU), who
 here.
 
 Fix: `nccl-doctor fix-port --host node2 --pid N@START --kill` ends the whole job, after checking that it is yours and
-that the process is still the same one: START is its start time in clock ticks since boot. A zombie is gone when its
+that the process is still the same one: START is its start time in clock ticks since boot. A zombie disappears when its
 parent waits for it or ends. Memory without a process is freed when the last process that has the device file open ends
 (`fuser -v /dev/nvidia*` names them), or when root resets the GPU (`nvidia-smi --gpu-reset`).
 
@@ -46,7 +46,7 @@ from nccl_doctor.text.hostlist import capital
     row_words="nothing left behind",
 )
 def stale_process(view: View) -> Findings:
-    """Yield one finding per host, for all processes left there."""
+    """Yield one finding per host, covering all processes left behind there."""
     for host, facts in view.facts:
         processes = known(facts.processes)
         left = [job for job in processes if job.left_behind]
@@ -103,7 +103,7 @@ def _remedies(left: list[TrainingJob], gone: list[GpuProcess], *, whole: bool) -
 
 
 def _gone(facts: HostFacts) -> list[GpuProcess]:
-    """Return the GPU memory of processes that no longer exist; none in a container."""
+    """Return the GPU memory listed for processes that no longer exist; an empty list in a container."""
     if isinstance(facts.gpu_processes, Unknown) or isinstance(facts.identity, Unknown) or facts.identity.container:
         return []
     return [use for use in facts.gpu_processes if not use.alive]

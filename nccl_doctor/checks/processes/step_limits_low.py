@@ -7,10 +7,10 @@ step does not see will be missing for some rank.
 
 How we know: the CPUs that a process of our step may run on (sched_getaffinity(2), and the CPU time that its control
 group allows), the lowest memory limit of its control group and those above it, and the GPUs that nvidia-smi shows
-there, compared with those that `scontrol -d show job` counts for the node. Our step gets everything that the job has on
+there, compared with those that `scontrol -d show job` lists for the node. Our step gets everything that the job has on
 the node (srun's default without `--exact`), without CPU binding. Less than one CPU or 2 GiB per rank is a warning; 512
 MiB is not enough to load torch and CUDA. Memory is also judged outside Slurm: the limit of a container's or a login
-session's control group, and what processes may still allocate with vm.overcommit_memory=2 (CommitLimit less
+session's control group, and what processes may still allocate with vm.overcommit_memory=2 (CommitLimit minus
 Committed_AS).
 
 Fix: request more: `#SBATCH --cpus-per-task=N`, repeated for srun (which has ignored sbatch's value since 22.05),
@@ -35,7 +35,7 @@ from nccl_doctor.text.hostlist import fold, grouped, plural
 
 GIB = 1 << 30
 ENOUGH = 2 * GIB
-"""Memory that a rank needs: with CUDA, torch takes 1 to 3 GiB of the host's memory before the script loads anything."""
+"""Bytes of host memory that a rank needs, since torch with CUDA takes 1 to 3 GiB before the script loads anything."""
 FATAL = GIB // 2
 
 MEMORY = Effect(

@@ -1,7 +1,7 @@
 """The folder for temporary files is mounted with noexec.
 
 What it means: `torch.compile` writes the libraries that it builds to TMPDIR (by default /tmp), but can't load them from
-there: "failed to map segment from shared object: Operation not permitted". Other jobs are not affected.
+there and reports "failed to map segment from shared object: Operation not permitted". Other jobs are not affected.
 
 How we know: the mount options of the SSH user's TMPDIR, or of /tmp if TMPDIR is not set (statvfs(3), ST_NOEXEC).
 
@@ -27,7 +27,6 @@ BETTER = "/var/tmp"  # noqa: S108 - the other folder for temporary files
     row="limits",
 )
 def temporary_noexec(view: View) -> Findings:
-    """Yield one finding for all hosts whose first folder for temporary files is mounted with noexec."""
     rows = ((host.name, known(facts.temporary)) for host, facts in view.facts)
     found = {
         name: any(one.path == BETTER and not one.noexec for one in folders)

@@ -6,16 +6,16 @@ the GPUs 100 % busy at a fraction of their power, or, according to a few reports
 
 How we know: on a host with GPUs and an RDMA port that is up, or with several GPUs without NVLink, we read whether
 nvidia_peermem is loaded or the driver's kernel modules are the open ones on Linux 5.12 or later (DMA-BUF); whether PCI
-bridges (between GPUs, those above them) redirect traffic because of Access Control Services (`lspci -vvv` as root); and
-whether the IOMMU translates the GPUs' addresses (/sys/kernel/iommu_groups). On a virtual machine, ACS and the IOMMU
-must be on, and the direct path is up to the provider. What can't be read is ignored, because the job starts anyway and
-the all-reduce measures the cost. Most GeForce GPUs have no P2P, so for them this is only a note.
+bridges (for traffic between GPUs, only those above them) redirect traffic because of Access Control Services
+(`lspci -vvv` as root); and whether the IOMMU translates the GPUs' addresses (/sys/kernel/iommu_groups). On a virtual
+machine, ACS and the IOMMU must be on, and the provider decides whether there is a direct path. What can't be read is
+ignored, because the job starts anyway and the all-reduce measures the cost. Most GeForce GPUs have no P2P, so for them
+this is only a note.
 
 Fix: run `modprobe nvidia_peermem` (and name it in /etc/modules-load.d), or install the driver's open kernel modules;
 put `iommu=pt` on the kernel's command line (where that is not enough, `amd_iommu=off`, or turn VT-d off in the
 firmware); turn ACS off in the firmware settings, or until the next boot with `setpci -s BRIDGE ECAP_ACS+6.w=0000`.
-NCCL_P2P_DISABLE=1 is a workaround between
-GPUs: their data then goes through shared memory.
+NCCL_P2P_DISABLE=1 is a workaround for transfers between GPUs, whose data then goes through shared memory.
 
 References: NCCL's guide, "Troubleshooting", GPU Direct and PCI Access Control Services; NVIDIA/nccl issues 631, 2079.
 """
@@ -62,7 +62,7 @@ NO_WAY = "neither nvidia_peermem is loaded nor DMA-BUF to be had"
 
 
 LINKED = re.compile(r"SXM|HBM3\b|NVL\b|G[BH]\d\d\d")
-"""Names of GPUs that NVLink connects to each other, even without an NVSwitch."""
+"""Names of GPU models that are connected by NVLink even without an NVSwitch."""
 
 PEERS = Effect(
     ("hang", "wrong-sum", "gdr-p2p-fault", "collective-timeout", "cuda-error"),
@@ -74,10 +74,7 @@ PEERS = Effect(
 
 @check("NCD402", phrase="GPUDirect is hindered", severity=Severity.WARNING, needs=("pci", "gpus"), explains=(PEERS,))
 def gpudirect_hindered(view: View) -> Findings:
-    """Yield one finding per set of hindrances, with all its hosts.
-
-    If there are none, yield findings about those between GPUs.
-    """
+    """Yield findings about hindrances between GPUs and RDMA devices, then between GPUs connected only by PCIe."""
     for host, facts in view.facts:
         if known(facts.gpus) and isinstance(facts.rdma, Unknown):
             yield Unjudged((host.name,), facts.rdma.reason)
@@ -112,7 +109,6 @@ def gpudirect_hindered(view: View) -> Findings:
 
 
 def _hindrances(facts: HostFacts) -> Iterator[str]:
-    """Yield hindrances between GPUs and RDMA ports that are up."""
     pci = known(facts.pci)
     if not _has_port(facts) or not known(facts.gpus):
         return
@@ -122,7 +118,7 @@ def _hindrances(facts: HostFacts) -> Iterator[str]:
 
 
 def _between(host: Host, facts: HostFacts) -> tuple[tuple[str, ...], str, bool] | None:
-    """Return hindrances between GPUs connected only by PCIe, the GPUs, and whether they are GeForce."""
+    """Return hindrances between GPUs connected only by PCIe, a phrase for the GPUs, and whether they are GeForce."""
     pci, gpus = known(facts.pci), visible_gpus(host.node, facts)
     env = {**({} if isinstance(facts.env, Unknown) else facts.env), **host.node.env}
     linked = pci.nvswitches or any(LINKED.search(gpu.name) for gpu in gpus)

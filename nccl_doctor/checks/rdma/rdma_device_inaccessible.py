@@ -5,15 +5,15 @@ it. NCCL logs "NET/IB : Unable to open device" or nothing, and leaves the device
 uses TCP sockets; if there are fewer than on the other hosts, later devices are paired with the wrong ones.
 
 How we know: each device's node is opened in the same way as libibverbs opens it, as the job's user and in the job's
-container. ENOENT: the node is missing, as in a container or pod to which it was not passed. EACCES: its mode does not
-allow this user. EPERM: the container's device rules do not. Without the kernel module ib_uverbs, no device has a node.
-A device that NCCL_IB_HCA excludes or whose ports are down does not count. An InfiniBand port in state INIT or ARMED has
-a link, but no subnet manager has given it an address: NCCL uses only ACTIVE ports (src/transport/net_ib.cc
-``ncclIbInit``).
+container. ENOENT means that the node is missing, as in a container or pod to which it was not passed; EACCES, that the
+node's mode denies access to this user; EPERM, that the container's device rules do. Without the kernel module
+ib_uverbs, no device has a node. A device that NCCL_IB_HCA excludes or whose ports are down does not count. An
+InfiniBand port in state INIT or ARMED has a link, but no subnet manager has given it an address: NCCL uses only ACTIVE
+ports (src/transport/net_ib.cc ``ncclIbInit``).
 
 Fix: for docker and podman, add --device=/dev/infiniband --cap-add=IPC_LOCK --ulimit memlock=-1; on Kubernetes, request
 the RDMA device plugin's resource; on the host, run `modprobe ib_uverbs`, and set mode 0666 with a udev rule (rdma-core
-has one). An InfiniBand fabric needs a subnet manager: opensm on a host, or a managed switch's own.
+has one). An InfiniBand fabric needs a subnet manager, such as opensm on a host or the one in a managed switch.
 """
 
 from nccl_doctor.checks.nccl_choice import NEEDS
@@ -40,7 +40,6 @@ LOAD = ModuleLoad("ib_uverbs")
     explains=("rdma-pair-unreachable", "rdma-mismatch", *EXPLAINS),
 )
 def rdma_device_inaccessible(view: View) -> Findings:
-    """Yield one finding per reason, with all its hosts."""
     rdma = view.nccl.rdma
     yield from _unmanaged(view)
     facts = {host.name: its for host, its in view.facts}

@@ -1,15 +1,15 @@
 """NCCL_IB_HCA matches no RDMA device of a host.
 
-What it means: NCCL logs "NET/IB : No device found." and goes on over TCP sockets, at a tenth of the speed; with
+What it means: NCCL logs "NET/IB : No device found." and continues over TCP sockets, at a tenth of the speed; with
 NCCL_NET=IB it fails with "Failed to initialize any NET plugin" ("network IB not found" before 2.27), so this is an
 error. It is also an error if other hosts use their devices: sockets can't connect to RDMA, and the job fails with
 "socketFinalizeAccept: wrong type" at the start, or (before 2.16) hangs. Without GPUs it is a warning, since gloo uses
 no RDMA.
 
-The value is a list of names of RDMA devices (mlx5_0, rocep1s0f0), never of network interfaces (eth0). A name matches
-every device whose name begins with it. In front of the whole value, "=" means that the names are complete, and "^"
-means all devices but these. ":1" after a name is a port, counted from 1. Blanks are significant: "mlx5_0, mlx5_1" names
-a device " mlx5_1", with a blank. "^" alone matches nothing.
+The value is a list of names of RDMA devices (mlx5_0, rocep1s0f0), never of network interfaces (eth0). An entry matches
+every device whose name begins with that entry. In front of the whole value, "=" means that the names are complete, and
+"^" means all devices but these. ":1" after a name is a port, counted from 1. Blanks are significant: "mlx5_0, mlx5_1"
+names a device " mlx5_1", with a blank. "^" alone matches nothing.
 
 How we know: the devices under /sys/class/infiniband whose ports are ACTIVE, and the value in the hosts file, the
 environment or NCCL's config files, read by NCCL's rules.
@@ -31,7 +31,7 @@ from nccl_doctor.snapshot.hosts import gpu_wish
 from nccl_doctor.text.hostlist import fold, grouped, quoted
 
 EXPLAINS = (SOCKETS, RDMA)
-"""The effects of a host on which NCCL finds no RDMA device."""
+"""Effects if NCCL finds no RDMA device on a host."""
 
 
 APART = "and the two transports can't connect to each other"
@@ -46,7 +46,7 @@ APART = "and the two transports can't connect to each other"
     explains=EXPLAINS,
 )
 def rdma_hca_no_match(view: View) -> Findings:
-    """Yield one finding per value that matches no device."""
+    """Yield one finding per value of NCCL_IB_HCA that matches no device."""
     rdma = view.nccl.rdma
     lists = {name: side.rdma for name, side in rdma.sides.items()}
     lost = {name: own for name, own in lists.items() if own.off is None and own.present and not own.entries}
@@ -63,7 +63,7 @@ def rdma_hca_no_match(view: View) -> Findings:
 
 
 def gravity(view: View, names: list[str]) -> Severity | None:
-    """Return the severity "error" if NCCL needs RDMA, or if other hosts use it and the job is not on gloo."""
+    """Return Severity.ERROR if NCCL needs RDMA, or if other hosts use RDMA and the job is not on gloo."""
     rdma = view.nccl.rdma
     return Severity.ERROR if _is_bound(rdma, names) or (rdma.having and not _over_gloo(view)) else None
 
@@ -77,7 +77,7 @@ def _is_bound(rdma: ClusterRdma, names: list[str]) -> bool:
 
 
 def end(view: View, names: list[str]) -> str:
-    """Return a phrase for what NCCL does without RDMA devices: it fails, or it uses TCP sockets."""
+    """Describe what NCCL does on these hosts without RDMA devices: fail, or use TCP sockets."""
     rdma = view.nccl.rdma
     if _is_bound(rdma, names):
         return "with NCCL_NET=IB, NCCL fails"
@@ -99,7 +99,7 @@ def _fix(lists: dict[str, RdmaList]) -> Fix:
 
 
 def _meant(own: RdmaList) -> list[str]:
-    """Return the devices that the value may mean (blanks removed, or names of network interfaces); otherwise all."""
+    """Return devices whose name or network interface resembles an entry of NCCL_IB_HCA, or all if there are none."""
     items = [item.name.strip(" =\"'") for item in own.spec.items]
     there = [(device.name, {gid.interface for gid in port.gids}) for device, port in own.present]
     close = [

@@ -49,7 +49,7 @@ FIRMWARE = "Update the board's firmware (fwupdmgr refresh, fwupdmgr update): old
     explains=("link-slow", SLOW),
 )
 def rdma_link_slow(view: View) -> Findings:
-    """Yield one finding for links with too few lanes or too low speed, one for slow ports, one for unused halves."""
+    """Yield one finding for links with too few lanes or too low a speed, one for slow ports, one for unused halves."""
     sides = view.nccl.rdma.sides
     lists = {name: side.rdma.entries for name, side in sides.items()}
     sparks = {host.name for host, facts in view.facts if has_gb10(facts)}
@@ -89,12 +89,11 @@ def rdma_link_slow(view: View) -> Findings:
 
 
 def has_gb10(facts: HostFacts) -> bool:
-    """Return whether the host is a DGX Spark or a similar machine with a GB10."""
     return not isinstance(facts.gpus, Unknown) and any("GB10" in gpu.name.split() for gpu in facts.gpus)
 
 
 def _bare_halves(rdma: RdmaList) -> Iterator[tuple[Entry, Entry]]:
-    """Yield the halves of ports without an address, each with the other half, which has one."""
+    """Yield each half of a port that has no address, with the other half, which has an address."""
     for a, b in rdma.halves:
         bare = [not any(map(is_usable, entry.port.gids)) for entry in (a, b)]
         if bare[0] != bare[1]:

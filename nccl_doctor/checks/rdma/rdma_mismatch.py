@@ -70,7 +70,7 @@ def rdma_mismatch(view: View) -> Findings:
 
 
 def _profile(rdma: RdmaList, facts: HostFacts, names: set[str]) -> Iterator[tuple[str, str]]:
-    """Yield all that must be equal, by subject; ``names`` are devices that NCCL uses on some host."""
+    """Yield subjects and values that must be equal on all hosts; ``names`` are devices that NCCL uses on any host."""
     # otherwise the cause that hides them has its own diagnosis
     if not rdma.closed and (rdma.entries or not rdma.present):
         yield "devices in NCCL's list", str(len(rdma.entries))

@@ -1,10 +1,10 @@
 """Ranks call different collectives, or the same one with different sizes.
 
-What it means: A collective needs the same call with the same sizes on every rank. If the calls depend on the rank or
-its data, ranks hang, fail or exchange wrong data.
+What it means: Every rank must call a collective in the same way and with the same sizes. If the calls depend on the
+rank or its data, ranks hang, fail or exchange wrong data.
 
 How we know: NCCL's "message truncated : receiving 1048576 bytes instead of 65536" and "collective mismatch error",
-torch's "Detected mismatch between collectives" (TORCH_DISTRIBUTED_DEBUG=DETAIL), watchdog lines or flight-recorder
+torch's "Detected mismatch between collectives" (TORCH_DISTRIBUTED_DEBUG=DETAIL), and watchdog lines or flight-recorder
 dumps with the same SeqNum but a different OpType or different sizes.
 
 Fix: Run once with TORCH_DISTRIBUTED_DEBUG=DETAIL, which names the ranks and the calls. Compare the code, NCCL_ALGO and
@@ -86,10 +86,10 @@ _WORK = re.compile(
 )
 
 _GROUP = re.compile(r"\[PG (?:(?:ID )?(?P<id>\d+) (?:PG )?)?(?:GUID (?P<guid>\S{1,160}) )?Rank \d")
-"""A process group: its number among those of the process, and its name, the same on all ranks.
+"""Process group in a log line, with its number within the process and its name, which is the same on all ranks.
 
-``[PG 1 Rank 0]`` up to torch 2.3, ``[PG ID 1 PG GUID 3(mesh_tp) Rank 0]`` since. The line of the timeout itself
-had none; in torch 2.14 it has ``[PG GUID 3(mesh_tp) Rank 0]`` (ProcessGroupNCCL.cpp, logPrefix).
+torch writes ``[PG 1 Rank 0]`` up to 2.3 and ``[PG ID 1 PG GUID 3(mesh_tp) Rank 0]`` since. The timeout's line named
+no group; in torch 2.14 it contains ``[PG GUID 3(mesh_tp) Rank 0]`` (ProcessGroupNCCL.cpp, logPrefix).
 """
 _AT_WORK = re.compile(r"detected by watchdog at work(?: sequence id)?: (?P<seq>\d+)")
 _COMPLETED = re.compile(r"last completed (?:NCCL )?work: (-?\d+)")
@@ -97,12 +97,12 @@ _COMPLETED = re.compile(r"last completed (?:NCCL )?work: (-?\d+)")
 _MUST_AGREE = frozenset(
     {"ALLREDUCE", "BROADCAST", "REDUCE", "_ALLGATHER_BASE", "_REDUCE_SCATTER_BASE", "ALLREDUCE_COALESCED"}
 )
-"""Collectives whose sizes are equal on all ranks; all-to-all and coalesced gathers may differ."""
+"""Collectives whose sizes must be equal on all ranks; sizes of all-to-all and coalesced gathers may differ."""
 
 
 @dataclass(frozen=True)
 class Work:
-    """A collective that a rank is waiting in; ``group`` is "" if unknown."""
+    """A collective in which a rank is waiting; ``group`` is "" if unknown."""
 
     rank: int
     group: str
@@ -113,7 +113,7 @@ class Work:
 
 @dataclass(frozen=True)
 class Place:
-    """A collective in which ranks are waiting; the numbers of different process groups can't be compared."""
+    """A collective in which ranks are waiting. Sequence numbers of different process groups can't be compared."""
 
     group: str
     seq: int
@@ -121,14 +121,14 @@ class Place:
 
 
 Groups = dict[tuple[int, int], str]
-"""The process group of a rank's collective, by rank and number."""
+"""Process groups of collectives, by rank and sequence number."""
 
 
 def groups_of(events: Iterable[Event]) -> Groups:
-    """Return the groups that lines name.
+    """Return the process groups that log lines name.
 
-    The line of the timeout names one only in new versions; later lines of the same rank do so in all. Without torch's
-    own prefix, a rank is the one within its group, so two ranks may look like one; the group is then "".
+    The timeout's line names a group only in new versions of torch, but later lines of the same rank do so in all
+    versions. Without torch's prefix, ranks are numbered within a group, so two may look like one; the group is then "".
     """
     known: Groups = {}
     for event in events:
@@ -142,7 +142,7 @@ def groups_of(events: Iterable[Event]) -> Groups:
 
 
 def works(events: Iterable[Event], known: Groups) -> list[tuple[Event, Work]]:
-    """Return the lines that name a collective, with that; all belong to the group if only one is known."""
+    """Return the events that name a collective, with that collective; if only one group is known, all belong to it."""
     only = next(iter(known.values())) if len(set(known.values())) == 1 else ""
     found: list[tuple[Event, Work]] = []
     for event in events:
@@ -156,10 +156,9 @@ def works(events: Iterable[Event], known: Groups) -> list[tuple[Event, Work]]:
 
 
 def are_comparable(found: Iterable[Work]) -> bool:
-    """Return whether the numbers belong to one process group.
+    """Return whether the sequence numbers belong to one process group.
 
-    If a rank has two different sequence numbers and the group is not known, it belongs to two groups, or the job ran
-    twice.
+    If a rank has two sequence numbers without a known group, the rank belongs to two groups, or the job ran twice.
     """
     at: dict[int, tuple[int, str]] = {}
     groups: set[str] = set()
@@ -171,7 +170,7 @@ def are_comparable(found: Iterable[Work]) -> bool:
 
 
 def mismatch(events: Iterable[Event]) -> list[Event]:
-    """Return the events of ranks that are at the same place with different collectives or sizes."""
+    """Return the events of ranks that give one sequence number to different collectives or sizes."""
     groups: dict[str, list[tuple[Event, Work]]] = {}
     waits = [event for event in events if event.name == "collective-timeout"]
     for event, one in works(waits, groups_of(waits)):
@@ -192,13 +191,13 @@ def mismatch(events: Iterable[Event]) -> list[Event]:
 
 
 def waits_of(case: Case) -> list[Work]:
-    """Return the collectives that the ranks are waiting in, by ascending sequence number."""
+    """Return the collectives in which ranks are waiting, by ascending sequence number."""
     known = groups_of(event for reading in case.log.readings for event in reading.events)
     return sorted((one for _, one in works(case.cause.events, known)), key=lambda one: (one.seq, one.group))
 
 
 def places_of(waits: Iterable[Work]) -> dict[Place, list[int]]:
-    """Return the ranks at each place; a rank of a known group waits in the first of several."""
+    """Return the ranks waiting at each place. If a rank of a known group is at several, only the first counts."""
     found: dict[Place, list[int]] = {}
     first: dict[tuple[int, str], int] = {}
     for one in waits:
@@ -210,7 +209,7 @@ def places_of(waits: Iterable[Work]) -> dict[Place, list[int]]:
 
 
 def never_started(events: Iterable[Event]) -> bool:
-    """Return whether no collective ever ended: the first timed out."""
+    """Return whether no collective ever completed, because the first one timed out."""
     events = list(events)
     completed = [int(one[1]) for event in events if (one := _COMPLETED.search(event.text)) and len(one[1]) < _DIGITS]
     numbers = [found.seq for _, found in works(events, {})]
@@ -221,7 +220,7 @@ _DIGITS = 19  # of a 64-bit number
 
 
 def _recorded(dumps: dict[str, Dump]) -> list[Event]:
-    """Return the events in dumps at which the ranks diverge, culprits first."""
+    """Return the events from flight-recorder dumps at which the ranks diverge, culprits first."""
     found = compare(dumps.values())
     if found is None:
         return []

@@ -1,15 +1,16 @@
 """A collective did not finish in time.
 
 What it means: Some rank did not take part in a collective, or its data did not get through. The log shows the waiting
-ranks; look for the one that is missing from the list, behind in SeqNum, or silent.
+ranks; look for a rank that is missing from the list, has a lower SeqNum, or is silent.
 
-How we know: The watchdog of torch's ProcessGroupNCCL ("Watchdog caught collective operation timeout: WorkNCCL(SeqNum=6,
-OpType=BROADCAST"), gloo's "Timed out waiting 1800000ms for recv operation", or Horovod's stalled ranks. nccl2, the
-default backend since torch 2.15, names neither the collective nor its number: "[TC][rank=1][name=0] Operation timed out
-after 600012 ms". If no collective had finished before (last completed work -1), the ranks never came together and the
-network is to blame. If all ranks of a host have connected over shared memory and their script prints nothing more, that
-is only a warning, since the log may be an excerpt. If a log stops anywhere else, with neither a fault nor a normal end,
-that is only a note, because only the processes can show whether the job hangs.
+How we know: Messages from the watchdog of torch's ProcessGroupNCCL ("Watchdog caught collective operation timeout:
+WorkNCCL(SeqNum=6, OpType=BROADCAST"), gloo's "Timed out waiting 1800000ms for recv operation", or Horovod's lists of
+stalled ranks. nccl2, the default backend since torch 2.15, names neither the collective nor its number:
+"[TC][rank=1][name=0] Operation timed out after 600012 ms". If no collective had finished before (last completed work
+-1), the ranks never came together and the network is to blame. If all ranks of a host have connected over shared memory
+and their script prints nothing more, this diagnosis is only a warning, since the log may be an excerpt. If a log stops
+anywhere else, with neither a fault nor a normal end, it is only a note, because only the processes can show whether the
+job hangs.
 
 Fix: Compare where each rank is (py-spy dump, torch's flight recorder). Steps that only rank 0 performs (checkpoint,
 evaluation, download) need a longer timeout or their own barrier.
@@ -84,14 +85,14 @@ def _advice(case: Case) -> Advice:
 
 
 def _of_the_whole_job(case: Case) -> set[int]:
-    """Return the ranks that gave up according to nccl2, if all its lines name group 0, that of all ranks."""
+    """Return the ranks that timed out according to nccl2, if all its lines name group 0, which contains all ranks."""
     named = [(event.rank, found[1]) for event in case.cause.events if (found := _NCCL2.search(event.text))]
     ranks = {rank for rank, _ in named if rank is not None}
     return ranks if all(name == "0" for _, name in named) else set()
 
 
 def _silence(case: Case) -> Advice:
-    """Return the advice for a log in which no line follows the ranks' connections."""
+    """Return the advice for a log that ends after the ranks have connected."""
     where = rank_progress(case.log.facts).phrase() or "a rank had its communicator"
     shared = any(event.wording == rule.SHARED for reading in case.log.readings for event in reading.events)
     way = ", over shared memory (SHM)" if shared else ""
@@ -176,20 +177,19 @@ RULES = (
 _PLACES = frozenset({rule.CHOSEN, rule.STARTED, rule.CONNECTED, rule.TABLE, rule.MEETING, rule.TALKING})
 
 _NEAR = 25
-"""Maximum number of lines between the last sign of life and the interrupt: enough for a stack trace, too few for
-training steps."""
+"""Maximum number of lines between the last sign of life and the interrupt. Stack traces fit, training steps don't."""
 
 _LATER = 3
-"""Number of lines of other programs after which a log no longer counts as ending with NCCL's."""
+"""Maximum number of other programs' lines after which a log still counts as ending with NCCL's."""
 
 _TABLE_OF_GPUS = re.compile(
     rb"\s*(?:$|[|+]|.{0,80}nvidia-smi|\w{3} \w{3} [ \d]\d \d\d:\d\d:\d\d \d{4}\s*$)|.{0,200}NCCL (?:INFO|WARN)"
 )
-"""A line of NCCL, or one of nvidia-smi's table, also as ``watch`` shows it."""
+"""A line printed by NCCL or from nvidia-smi's table, including the header that ``watch`` adds."""
 
 
 def stalled(readings: list[Reading], facts: Facts) -> list[Event]:
-    """Return events that show where the run stopped; none if the run may still be going on."""
+    """Return events that show where the run stopped, or none if the run may still be in progress."""
     for reading in readings:
         found = _complained(reading, facts) or _interrupted(reading) or _empty_table(reading, facts) or _busy(reading)
         if found:
@@ -208,7 +208,7 @@ def _complained(reading: Reading, facts: Facts) -> list[Event]:
 
 
 def _busy(reading: Reading) -> list[Event]:
-    """Return the GPUs that nvidia-smi shows at work after the end of an NCCL log."""
+    """Return the last NCCL event and the nvidia-smi row after it that shows busy GPUs."""
     rows, places = _events_of(reading, rule.BUSY), _events_of(reading, *_PLACES)
     after = reading.after(places[-1].line) if rows and places and places[-1].line < rows[-1].line else None
     if after is None or not all(map(_TABLE_OF_GPUS.match, after)):
@@ -225,13 +225,12 @@ def _interrupted(reading: Reading) -> list[Event]:
 
 
 def _empty_table(reading: Reading, facts: Facts) -> list[Event]:
-    """Return the header of a benchmark's table without rows."""
     heads = [] if facts.rows else _events_of(reading, rule.TABLE)[-1:]
     return _blamed(heads, heads[0].name) if heads else []
 
 
 def _left_waiting(readings: list[Reading], facts: Facts) -> list[Event]:
-    """Return the last line of a log if it shows that a rank waits for others."""
+    """Return the last event of a log if it shows a rank waiting for others."""
     for reading in () if facts.came_together else readings:
         last = _events_of(reading, rule.STARTED)[-1:]
         after = reading.after(last[0].line) if last else None
@@ -241,7 +240,7 @@ def _left_waiting(readings: list[Reading], facts: Facts) -> list[Event]:
 
 
 def _silent(readings: list[Reading], facts: Facts) -> list[Event]:
-    """Return a log's last line if ranks had connected. A healthy run ends the same way if only NCCL logs."""
+    """Return a log's last event if the ranks had connected. A healthy run in which only NCCL logs ends the same way."""
     together = all(process.milestone is Milestone.COMPLETE for process in facts.processes.values())
     if not together or len(facts.hosts) != 1 or len(facts.processes) < 2 or facts.rows or facts.torn_down:
         return []
@@ -263,14 +262,14 @@ def _blamed(events: list[Event], name: str) -> list[Event]:
 
 
 def _standing_still(scene: Scene) -> list[Event]:
-    """Return events that show a hang, if the log shows no fault but an interrupt."""
+    """Return events that show a hang, if the log contains no fault except an interrupt."""
     if any(event.wording != rule.INTERRUPTED for event in scene.events):
         return scene.events
     return stalled(scene.log.readings, scene.log.facts) or scene.events
 
 
 def likely_hang(case: Case) -> Severity | None:
-    """Return a warning if only the log's end shows the hang, since the log may be an excerpt."""
+    """Return the severity "warning" if only the log's end shows the hang, since the log may be an excerpt."""
     wordings = {event.wording for event in case.cause.events}
     guessed = rule.BUSY in wordings or wordings <= {rule.STARTED, rule.CONNECTED}
     return Severity.WARNING if guessed else None

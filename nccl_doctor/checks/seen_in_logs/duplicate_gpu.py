@@ -1,8 +1,8 @@
 """Two ranks use the same GPU.
 
-What it means: NCCL needs a GPU for each rank of a communicator. Two ranks got the same one, because set_device was
-not called, because they have the same CUDA_VISIBLE_DEVICES, or because containers of different hosts report the same
-host identity.
+What it means: NCCL needs a separate GPU for each rank of a communicator. Two ranks got the same one, because set_device
+was not called, because they have the same CUDA_VISIBLE_DEVICES, or because containers of different hosts report the
+same host identity.
 
 How we know: NCCL's "Duplicate GPU detected : rank 0 and rank 1 both on CUDA device 53000" (up to 2.29; the number is
 the PCI bus id in hexadecimal without punctuation) and "Multiple Ranks are using the same GPU/Partition" (from 2.30 on).

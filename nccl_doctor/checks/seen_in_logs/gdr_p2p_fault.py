@@ -6,8 +6,8 @@ no nvidia-peermem, containers without a common IPC namespace, or too many peers.
 How we know: "P2P is disabled between NVLINK connected GPUs", "peer mapping resources exhausted", failed cudaIpc
 calls, "ibv_reg_mr failed … Bad address", MNNVL warnings.
 
-Fix: Test with NCCL_P2P_DISABLE=1, then with NCCL_NET_GDR_LEVEL=LOC, to see which of them failed. Then disable ACS and
-the IOMMU, load nvidia-peermem, or use --ipc=host accordingly.
+Fix: Test with NCCL_P2P_DISABLE=1, then with NCCL_NET_GDR_LEVEL=LOC, to see which of the two failed. Then disable ACS
+and the IOMMU, load nvidia-peermem, or use --ipc=host accordingly.
 
 References: NCCL's src/graph/paths.cc and src/transport/p2p.cc; NCCL user guide, troubleshooting.
 """

@@ -3,12 +3,12 @@
 What it means: A queue pair could not be created or a transfer was not acknowledged. The cause is the link, the GID
 index, VLAN, MTU or flow control, or the other side had exited.
 
-How we know: "NET/IB: Got completion from peer … with status=12 … vendor err 129". Status 12: no acknowledgement; 4:
-local memory that the adapter may not read; 10: the other side's memory is gone; 5 only follows from an earlier error.
-"Call to ibv_modify_qp failed" with 22 or 61 points to the GID index, with 110, 113 or 101 to an unreachable device,
-usually in another network (rdma-pair-unreachable); from NCCL 2.24 on, the line names the device, the GID index and both
-GIDs. Asynchronous events report links that went down. With a snapshot of the same hosts (`logs --with FILE`, written by
-`check --save`), the diagnosis names the two ports and says whether they can communicate.
+How we know: "NET/IB: Got completion from peer … with status=12 … vendor err 129". Status 12 means no acknowledgement;
+4, local memory that the adapter may not read; 10, that the other side's memory is gone; 5 only follows from an earlier
+error. "Call to ibv_modify_qp failed" with 22 or 61 points to the GID index, with 110, 113 or 101 to an unreachable
+device, usually in another network (rdma-pair-unreachable); from NCCL 2.24 on, the line names the device, the GID index
+and both GIDs. Asynchronous events report links that went down. With a snapshot of the same hosts (`logs --with FILE`,
+written by `check --save`), the diagnosis names the two ports and says whether they can communicate.
 
 Fix: Run ib_write_bw between the two hosts, and ibstat or ethtool to see the link. For RoCE, unset NCCL_IB_GID_INDEX
 from NCCL 2.21 on; set it with earlier versions. Restrict NCCL_IB_HCA to adapters of one kind.
@@ -36,7 +36,7 @@ _STATUSES = {
     12: "status 12: no acknowledgement came, so link, GID index, VLAN, MTU or PFC are wrong, or the other side is gone",
     13: "status 13: the other side was never ready to receive",
 }
-"""Names of ibv_wc_status (infiniband/verbs.h)."""
+"""Meanings of ibv_wc_status values (infiniband/verbs.h)."""
 _NOBODY = "no answer at the peer's GID: NCCL connected two devices that share no network, or a switch drops"
 _ERRORS = {
     110: f"{_NOBODY} (110)",
@@ -46,14 +46,14 @@ _ERRORS = {
     22: "the GID index names no GID of this port, or one of another type than the other side's (22)",
     19: "the device or its interface is gone (19)",
 }
-"""Errors of ibv_modify_qp by errno; NCCL before 2.19 writes only the message."""
+"""Meanings of ibv_modify_qp errors by errno; NCCL before 2.19 prints only the message, not the number."""
 _SAYS = {
     "not found in PKey table": "no partition key of the port is NCCL_IB_PKEY_VALUE's; ask the subnet manager's owner, "
     "or unset it",
     "RTR failed": "the port is still down, or its GID is not registered yet",
     "WQE stall": "what was posted is not done: the peer, its link or a switch does not answer",
 }
-"""Meanings of words that NCCL has printed since 2.31."""
+"""Meanings of phrases that NCCL has printed since 2.31."""
 _ERRNO = re.compile(r"ibv_modify_qp failed with (?:error .*errno )?(\d+)")
 _WORDS = {"Connection timed out": 110, "No route to host": 113, "Network is unreachable": 101, "No data available": 61}
 _WORDS |= {"Invalid argument": 22, "No such device": 19}
@@ -86,7 +86,7 @@ def _advice(case: Case) -> Advice:
 
 
 def _ends(texts: list[str]) -> str:
-    """Return the GID index and both GIDs, as far as the lines name them."""
+    """Format the GID index and both GIDs, as far as the lines name them."""
     index = next((found[1] for text in texts if (found := _GID_INDEX.search(text))), None)
     gids: dict[str, str] = {}
     for side, gid in (pair for text in texts for pair in _GIDS.findall(text)):

@@ -1,7 +1,7 @@
 """A process was killed from outside.
 
 What it means: The kernel, the scheduler, a time limit, a closed terminal or a person sent a signal. Other ranks then
-see closed connections.
+lose their connections.
 
 How we know: torchrun's "exitcode: -9" of the process that failed first, "Signal 9 (SIGKILL)", exit code 137, "CANCELLED
 … DUE TO TIME LIMIT", SIGHUP from a closed terminal. The SIGTERM that torchrun sends to the other workers after the
@@ -99,20 +99,20 @@ RULES = (
 )
 
 _FIRST = re.compile(r"failed \(exitcode: (?P<torchrun>-?\d{1,3})\)|exits with return code = (?P<deepspeed>-?\d{1,3})\b")
-"""torch/distributed/elastic/multiprocessing/api.py; deepspeed/launcher/launch.py."""
+"""Sources: torch/distributed/elastic/multiprocessing/api.py and deepspeed/launcher/launch.py."""
 
 _PID = re.compile(r"(?:\(pid: |received by PID )(\d{1,9})\b")
 _ABORTED = -6
 
 
 def exit_code(event: Event) -> int | None:
-    """Return the exit code of the first failure, negative for a signal."""
+    """Return the exit code of the process that failed first; a negative code is a signal."""
     first = _FIRST.search(event.text)
     return int(first["torchrun"] or first["deepspeed"]) if first else None
 
 
 def killed(event: Event) -> bool:
-    """Return whether a signal other than its own SIGABRT ended the process that failed first."""
+    """Return whether the process that failed first was ended by a signal other than SIGABRT."""
     code = exit_code(event)
     return code is not None and code < 0 and code != _ABORTED
 
@@ -127,7 +127,7 @@ def blamed(events: Sequence[Event], source: Mapping[str, Reading], facts: Facts)
 
 
 def _blamed(event: Event, reading: Reading, losers: set[int | None]) -> Event:
-    """Blame a process about which only its exit code is known."""
+    """Add rank and host from a launcher's summary, and blame the process if only its exit code is known."""
     pid, code = _PID.search(event.text), exit_code(event)
     found = [one for one in reading.summary if pid and one.pid == pid[1] and code in (None, one.code)]
     own = [one for one in found if one.label == label(event.prefix)] or found
@@ -145,10 +145,10 @@ _FRAME = re.compile(
     rb"\s|$|Traceback|During handling|The above exception|[\w.]*(?:Error|Exception)\b|\^|[~^ ]+$|\S+: +File |=+$|-+$"
     rb"|.{0,120}destroy_process_group\(\) was not called|wandb: |Exception ignored in|.{0,200}resource_tracker: "
 )
-"""Lines of stack traces, and those that Python, torch and experiment trackers print as they end."""
+"""Lines of stack traces, and lines that Python, torch and experiment trackers print at exit."""
 
 _ABOVE, _STACK, _SOON = 60, 80, 200
-"""Maximum numbers of lines from an exception to the launcher's notice, from its stack's head, and to later waits."""
+"""Maximum lines from an exception to a launcher's message, to the head of its traceback, and to other ranks' waits."""
 
 _ABORT = re.compile(r"exit ?code ?: -6\b|Signal 6 \(SIGABRT\)|: Aborted\b")
 _ENDS_ALL = re.compile(r"Terminating (?:StepId|job step)|[Jj]ob step aborted|Force Terminated StepId|MPI_ABORT was")
@@ -158,11 +158,11 @@ _OWN = re.compile(
     r"(?:^|[ .])(?:Value|Type|Key|Index|Attribute|Name|Assertion|ZeroDivision|FileNotFound|IsADirectory|Import"
     r"|NotImplemented|ModuleNotFound|UnicodeDecode|JSONDecode|EOF|Unpickling)Error\b"
 )
-"""Exceptions of a script itself; no library raises them for a lost connection."""
+"""Exceptions raised by a script itself; no library raises them for a lost connection."""
 
 
 def accused(event: Event, reading: Reading, left: set[str]) -> Event:
-    """Grade an exception or a kill; the sources in ``left`` lost other ranks."""
+    """Grade an exception or a killed process; in the sources named in ``left``, ranks lost other ranks."""
     if event.name not in {"killed", "script-failed"} or event.grade is Grade.CLUE:
         return event
     before = [one for one in reading.events if one.line < event.line]
@@ -190,13 +190,13 @@ def accused(event: Event, reading: Reading, left: set[str]) -> Event:
 
 
 def broken_off_after(event: Event, reading: Reading) -> bool:
-    """Return whether somebody pressed Ctrl-C after a run had ended well."""
+    """Return whether somebody pressed Ctrl-C after a run had ended successfully."""
     stood = (one.line > reading.well for one in reading.events if one.wording in (MEETING, TALKING))
     return event.wording == INTERRUPTED and 0 < reading.well < event.line and not any(stood)
 
 
 def _aborted(event: Event) -> bool:
-    """Return whether a process ended itself by SIGABRT, after a fault."""
+    """Return whether a process aborted itself with SIGABRT after a fault."""
     return event.name == "killed" and event.grade is Grade.GENERIC and _ABORT.search(event.text) is not None
 
 
@@ -207,12 +207,12 @@ def _of_another(event: Event, losses: list[Event]) -> bool:
 
 
 def only_frames(after: list[bytes] | None) -> bool:
-    """Return whether the lines are only stacks of other processes."""
+    """Return whether the lines contain only other processes' stack traces."""
     return after is not None and all(_FRAME.match(line) or b'File "' in line for line in after)
 
 
 def _ended(scene: Scene) -> list[Event]:
-    """Return the events, with the process that failed first."""
+    """Return the events, graded so that the process that failed first is to blame."""
     ends = {reading.name: reading for reading in scene.log.readings}
     events = [event for event in scene.events if not broken_off_after(event, ends[event.file])]
     left = {event.file for event in events if event.name in _LEFT and event.grade is Grade.SYMPTOM}
@@ -221,7 +221,7 @@ def _ended(scene: Scene) -> list[Event]:
 
 
 def _ended_after_a_wait(scene: Scene) -> list[Event]:
-    """Do not treat a process as the cause if it ended after a collective's time-out."""
+    """Do not treat a process as the cause if it ended after a collective had timed out."""
     waits = [event for event in scene.events if event.name == "collective-timeout"]
     first: dict[tuple[str, bool], Event] = {}
     for event in waits:
@@ -244,7 +244,7 @@ def _ended_after_a_wait(scene: Scene) -> list[Event]:
 def _latest_time(event: Event, reading: Reading) -> tuple[int, int, int] | None:
     """Return the latest time at which a line could have been written.
 
-    That is its own time, or the time of the next line about a fault that has one.
+    This is the line's own time, or else the time of the next event that has a time.
     """
     later = (one for one in reading.events if one.order >= event.order and one.prefix.time is not None)
     return event.prefix.time or next((one.prefix.time for one in later), None)

@@ -8,7 +8,7 @@ MPI itself may also fail to start if it can't use the launcher's PMI.
 How we know: "environment variable RANK expected, but not set", KeyError: 'LOCAL_RANK', "unrecognized arguments:
 --local-rank=0".
 
-Fix: Start the script with torchrun, or set the variables from the scheduler's own. `nccl-doctor launch` prints the
+Fix: Start the script with torchrun, or derive the variables from the scheduler's own. `nccl-doctor launch` prints the
 command for each host.
 
 References: torch/distributed/rendezvous.py.

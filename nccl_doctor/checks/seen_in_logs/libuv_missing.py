@@ -1,7 +1,7 @@
 """This torch was built without libuv, but its store requires it.
 
 What it means: Since torch 2.4 the rendezvous store uses libuv by default; builds for Windows and some custom builds
-have none.
+lack libuv.
 
 How we know: "use_libuv was requested but PyTorch was built without libuv support".
 

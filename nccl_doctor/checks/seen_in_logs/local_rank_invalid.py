@@ -1,7 +1,7 @@
 """A process asked for a GPU that does not exist.
 
-What it means: Its local rank is as large as the number of GPUs that it may see, or larger: there are more processes
-than GPUs, a global rank is used as the local one, or CUDA_VISIBLE_DEVICES names too few GPUs.
+What it means: The process's local rank is not below the number of GPUs that it may see, because there are more
+processes than GPUs, a global rank is used as the local one, or CUDA_VISIBLE_DEVICES names too few GPUs.
 
 How we know: CUDA's "invalid device ordinal" and torch's "Invalid device id".
 

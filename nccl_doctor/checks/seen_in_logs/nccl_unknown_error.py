@@ -1,7 +1,7 @@
 """NCCL failed, and the log does not say why.
 
-What it means: The log has only a warning without a known cause, or an error's class ("unhandled system error",
-"internal error").
+What it means: The log contains only a warning without a known cause, or the class of an error ("unhandled system
+error", "internal error").
 
 How we know: the last line from NCCL that is not known to be harmless. Without NCCL_DEBUG, torch shows only the text
 after "Last error:".
@@ -66,7 +66,7 @@ STRANGER = generic(
 )
 
 NEAR = 20
-"""Maximum number of lines between a warning and its hint, since other processes write into the same log."""
+"""Maximum number of lines between a warning and its hint; other processes may write between them."""
 
 RULES = (
     STRANGER,  # before any warning
@@ -115,7 +115,7 @@ def _with_the_warning(scene: Scene) -> list[Event]:
 
 
 def _unknown_warning(case: Case) -> Severity | None:
-    """Grade unknown warnings as info in a log in which nothing failed."""
+    """Return the severity "info" for unknown warnings in a log in which nothing failed."""
     only_warned = all(event.prefix.level == "WARN" for event in case.cause.events)
     return Severity.INFO if only_warned and not case.log.facts.gave_up else None
 

@@ -2,8 +2,8 @@
 
 What it means: A rank exited because an allocation failed, or the kernel killed it; the others then wait for it.
 
-How we know: "CUDA out of memory", NCCL's "Failed to CUDA calloc", JAX's RESOURCE_EXHAUSTED; for the host, oom-kill,
-std::bad_alloc, DefaultCPUAllocator.
+How we know: "CUDA out of memory", NCCL's "Failed to CUDA calloc", JAX's RESOURCE_EXHAUSTED; for the host's memory,
+oom-kill, std::bad_alloc, DefaultCPUAllocator.
 
 Fix: Use a smaller batch, activation checkpointing or sharding; for NCCL's own buffers, fewer channels
 (NCCL_MAX_NCHANNELS). On the host, use fewer workers or give the job more memory. `nccl-doctor check` shows leftover
@@ -65,7 +65,7 @@ def _advice(case: Case) -> Advice:
 
 
 _OTHER = re.compile(r"[Pp]rocess (\d{1,9}) has (\d{1,6}(?:\.\d{1,4})?) ([KMG])iB memory in use")
-"""Other processes on the GPU, as torch names them (c10/cuda/CUDACachingAllocator.cpp)."""
+"""Part of torch's message that names other processes on the GPU (c10/cuda/CUDACachingAllocator.cpp)."""
 _OWN = re.compile(r"this process has (\d{1,6}(?:\.\d{1,4})?) ([KMG])iB memory in use")
 _OF_RAY = re.compile(r"killed due to (?:the node running low on memory|memory pressure)")
 
@@ -97,7 +97,7 @@ RULES = roots(
 
 
 def _without_caught(scene: Scene) -> list[Event]:
-    """Return the events without failures that a script caught while it tried sizes."""
+    """Return the events without out-of-memory errors that a script caught while it tried different sizes."""
     return [
         event
         for event in scene.events

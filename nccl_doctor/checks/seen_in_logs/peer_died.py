@@ -54,7 +54,7 @@ def _advice(case: Case) -> Advice:
 
 
 _EXIT_BARRIER = r"torchelastic/agent/terminal_state"
-"""The key that torchrun waits for after its workers' end, until the other launchers get there, too."""
+"""Store key at which a torchrun whose workers have ended waits for the other launchers."""
 _OF_LAUNCHER = re.compile(r"RendezvousConnectionError|connection to the C10d store has failed")
 
 RULES = (
@@ -119,11 +119,11 @@ RULES = (
 )
 
 _STACK = 80
-"""Maximum number of lines from the head of a stack to the exception that ended the process."""
+"""Maximum number of lines from the head of a traceback to the exception that ended the process."""
 
 
 def _is_shutdown_noise(event: Event, reading: Reading, world: int | None, *, others_well: bool) -> bool:
-    """Return whether a process missed the store only after all work was done."""
+    """Return whether a process lost the store only after all work was done."""
     if not _of_the_store(event):
         return False
     if others_well or 0 < reading.well < event.line:
@@ -144,7 +144,6 @@ def _in_trouble(reading: Reading, line: int) -> bool:
 
 
 def _without_shutdown_noise(scene: Scene) -> list[Event]:
-    """Return the events, leaving out messages about a store that has already shut down at the end of the job."""
     well = {reading.name for reading in scene.log.readings if reading.well}
     world = scene.log.facts.world_size
 
@@ -156,9 +155,9 @@ def _without_shutdown_noise(scene: Scene) -> list[Event]:
 
 
 def _after_timeouts(scene: Scene) -> list[Event]:
-    """Treat lost connections as a consequence, if every other rank of the job gave up waiting.
+    """Treat lost connections as a consequence if every other rank of the job timed out.
 
-    The first rank that ended can't have lost the connection to another one.
+    The first rank to exit can't have lost its connection to another rank.
     """
     ends: dict[str, set[int | None]] = {}
     for event in scene.events:

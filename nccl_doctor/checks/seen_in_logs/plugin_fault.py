@@ -1,7 +1,7 @@
 """NCCL's network plugin failed.
 
 What it means: A plugin (aws-ofi-nccl, FasTrak, UCX, SHARP …) could not be loaded, found no device or lost a
-connection. NCCL may go on over sockets, many times slower.
+connection. NCCL may continue over sockets, many times slower.
 
 How we know: Warnings that begin with "NET/OFI" or another plugin's name, "Failed to initialize any NET plugin",
 "network … not found". A message that no plugin was found at all is normal and not a fault.
@@ -44,7 +44,7 @@ def _advice(case: Case) -> Advice:
 
 
 _SHIM = r"NCCL/NET \(shim\) mismatch "
-"""Message of GKE's shim for its plugins (TCPXO, gIB), which compares variables with the tested ones."""
+"""Message from GKE's shim for the plugins TCPXO and gIB, which compares NCCL's variables with tested values."""
 _RECOMMENDED = _SHIM + r"recommended: "
 
 RULES = (

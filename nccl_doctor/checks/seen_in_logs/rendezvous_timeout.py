@@ -46,7 +46,7 @@ def _advice(case: Case) -> Advice:
 
 
 def _begun(case: Case) -> Advice:
-    """Return the advice for a log that ends, without a time-out, while ranks are initialising NCCL."""
+    """Return the advice for a log that ends while ranks are initialising NCCL, without a timeout."""
     facts, where = case.log.facts, rank_progress(case.log.facts)
     place = f" on {fold(facts.hosts)}" if facts.hosts else ""
     whole = not where.missing and facts.world_size is not None
@@ -73,10 +73,10 @@ def _begun(case: Case) -> Advice:
 
 
 _CALLED = r'c10d_rendezvous_backend\.py", line \d+, in _call_store'
-"""A call by torch to the store that it is already connected to; ``_create_tcp_store`` would connect."""
+"""Stack frame of a call to a store to which torch is already connected, unlike ``_create_tcp_store``."""
 _LOST = re.compile(r"RendezvousConnectionError|connection to the [Cc]10d store")
 _STACK = 60
-"""Maximum number of lines from such a call to the last line of the exception: 46 with torch 2.13."""
+"""Maximum number of lines from a ``_CALLED`` frame to the exception's last line (46 with torch 2.13)."""
 
 _LOOPBACK = re.compile(r"127\.\d{1,3}\.\d{1,3}\.\d{1,3}|::1|localhost(?:\.localdomain)?")
 
@@ -162,7 +162,7 @@ RULES = (
 
 
 def _joined_before(scene: Scene) -> list[Event]:
-    """Treat a lost connection to the store as the end of the master's launcher, since nobody waited."""
+    """Attribute a lost connection to an already joined store to the exit of the master's launcher."""
     calls = [event for event in scene.events if event.wording == _CALLED]
 
     def was_called(event: Event) -> object:

@@ -2,8 +2,8 @@
 
 What it means: NCCL and the network are not to blame; the other ranks then lose their connections or wait in vain.
 
-How we know: torch's "[rank1]: ValueError: …" for an exception that was not caught, an error about shapes or devices, or
-a launcher's "exitcode: 1" or summary in a log where nothing else explains the failure.
+How we know: torch's "[rank1]: ValueError: …" for an uncaught exception, an error about shapes or devices, or a
+launcher's "exitcode: 1" or summary in a log where nothing else explains the failure.
 
 Fix: Read the traceback of the named rank. If the log has none, `torchrun --log-dir DIR --tee 3` keeps every rank's
 output, and the decorator `record` puts the traceback into torchrun's summary.
@@ -31,11 +31,11 @@ _PLAIN = (
 )
 
 _BEGINS = r"(?:^|\\n|\] |\]: |>:? ?|\) |\| |\d: )"
-"""Beginning of a line, also of a line inside a JSON string, or end of a launcher's prefix."""
+"""Beginning of a line (also of one inside a JSON string) or end of a launcher's prefix."""
 
 
 _DIVIDES = re.compile(r"batch\D{0,20}(?P<batch>\d{1,9}) must be (?:a )?multiple of \D{0,40}(?P<by>\d{1,6})")
-"""The error of YOLOv5's train.py, and of scripts derived from it."""
+"""Error message of YOLOv5's train.py and of scripts derived from it."""
 
 
 _NOT_FOUND = re.compile(r"(\S+): command not found$")
@@ -73,7 +73,7 @@ def _advice(case: Case) -> Advice:
 
 
 _SUMMARY = r"  exitcode  : -?\d{1,3} \(pid: \d|multiprocessing\.errors\.ChildFailedError:"
-"""torchrun's summary, which names the failed process once more, and ends with the one that failed first."""
+"""torchrun's summary, which names failed processes again and ends with the process that failed first."""
 
 RULES = (
     clue(
@@ -135,18 +135,18 @@ RULES = (
 )
 
 _LAST_WORDS = 1
-"""Lines that may follow the exception at the end of a source, besides stack frames."""
+"""Maximum number of lines, besides stack frames, that may follow the exception at the end of a source."""
 
 _SERVED = re.compile(rb'HTTP/1\.[01]" [1-5]\d\d')
-"""Signs that a server is still running, so that only a request failed."""
+"""Sign of a server that is still running, so that only a request failed."""
 
 
 _STOPPED = re.compile(r"terminated with code [1-9]|MPI_ABORT was invoked|[Jj]ob step aborted")
-"""Messages with which launchers end the other ranks after one has failed."""
+"""Messages that launchers print when they end the other ranks after one has failed."""
 
 
 def _given_up(scene: Scene) -> list[Event]:
-    """Record that an exception was not caught and ended its process, or that a launcher gave up for no known reason."""
+    """Record that an uncaught exception ended its process, or that a launcher gave up for no known reason."""
     if all(event.grade <= Grade.CLUE for event in scene.events) and not scene.log.facts.ended_well:
         stops = [event for event in scene.events if event.wording == TERMINATING and _STOPPED.search(event.text)]
         return [replace(event, name="script-failed", grade=Grade.GENERIC) for event in stops]
@@ -166,7 +166,7 @@ def _given_up(scene: Scene) -> list[Event]:
 
 
 def _summarised(scene: Scene) -> list[Event]:
-    """Blame the last row of a summary whose launcher's own notice is not in the log; drop the others."""
+    """Blame the last row of a summary if the log has no other message from its launcher, and drop the other rows."""
     rows = {event.file: event for event in scene.events if event.wording == _SUMMARY}
     notices = {event.file for event in scene.events if event.wording != _SUMMARY and _of_exit(event)}
     events = []
@@ -186,7 +186,7 @@ _OF_SHELL = 128
 
 
 def _first_to_fail(event: Event, reading: Reading) -> Event:
-    """Return the event with its rank and host; a negative code, or a shell's above 128, is the number of a signal."""
+    """Add rank and host to an event. An exit code that is negative, or above 128 from a shell, stands for a signal."""
     if not reading.summary:
         return event
     failed = reading.summary[-1]
@@ -202,10 +202,10 @@ _OWN = re.compile(r"(?:[\w.]+\.)?" + _PLAIN + r"(?:: |$)")
 
 
 def _not_missed_for_it(scene: Scene) -> list[Event]:
-    """Blame an exception of a process that others could not connect to, or waited for.
+    """Blame an exception in a process that others could not connect to or waited for.
 
-    What a process did on its own is not a consequence of a failed connection to it, wherever its line stands in a log
-    that several processes wrote. A launcher's message about another process says nothing about this one.
+    An error of that process's own is not a consequence of a failed connection to it, wherever its line stands in a
+    log written by several processes. A launcher's message about another process does not concern it.
     """
     missed = having(Role.DIALS) | having(Role.WAITS) | {"rendezvous-timeout"}
     waiting = {_process(e) for e in scene.events if e.name in missed}
@@ -226,7 +226,7 @@ _EXITED_TASKS = re.compile(r"srun: error: \S{1,255}: tasks? (\d[\d,-]{0,200}): E
 
 
 def _process(event: Event) -> tuple[str | None, int] | None:
-    """Return what identifies the process of a line; None if nothing does."""
+    """Return what identifies the process that printed a line; None if the rank is unknown."""
     return None if event.rank is None else (event.file if event.prefix.task is None else None, event.rank)
 
 

@@ -107,7 +107,7 @@ _BARRIER = re.compile(r"world_size=(?P<size>\d+), worker_count=(?P<workers>\d+)"
 
 
 def _crowded_barrier(scene: Scene) -> list[Event]:
-    """Blame a barrier that more workers reached than the job has."""
+    """Blame the world size if more workers reached a barrier than the job has."""
 
     def is_crowded(event: Event) -> bool:
         barrier = _BARRIER.search(event.text) if event.name == "rendezvous-timeout" else None
@@ -117,7 +117,7 @@ def _crowded_barrier(scene: Scene) -> list[Event]:
 
 
 def _separate_tables(scene: Scene) -> list[Event]:
-    """Blame benchmarks that began on a second host before the first had its result."""
+    """Blame the world size if a benchmark began on a second host before the first host printed its result."""
     running: dict[str, Event] = {}
     separate: dict[str, Event] = {}
     for event in scene.events:

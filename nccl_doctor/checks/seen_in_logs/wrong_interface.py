@@ -3,8 +3,8 @@
 What it means: NCCL chose a loopback, container, bridge or link-local interface, or one in a different network from the
 other hosts' interfaces, and advertised its address.
 
-How we know: The log names the interface in "Bootstrap : Using docker0:172.17.0.1<0>" or "NET/Socket : Using …". It
-counts as a fault when connections to such an address fail, or when several hosts use one.
+How we know: The log names the interface in "Bootstrap : Using docker0:172.17.0.1<0>" or "NET/Socket : Using …". This
+counts as a fault if connections to such an address fail, or if several hosts use one.
 
 Fix: Set NCCL_SOCKET_IFNAME to the right name on every host, with = in front for an exact match. A list that begins with
 ^ excludes only what it names: `^docker0` admits lo. `nccl-doctor ifname` shows what NCCL chooses and why.
@@ -29,7 +29,7 @@ _VIRTUAL = (
     r"(?:lo|docker\d*|virbr\d*|veth\w*|br-\w+|lxc\w*|lxdbr\d*|cni\d*|flannel\S*|cali\w*|tailscale\d*|wg\d*|tun\d*"
     r"|tap\d*|podman\d*|vmnet\d*)"
 )
-"""Interfaces that other hosts can't reach, or only at another address."""
+"""Interfaces that other hosts can't reach, or can reach only at another address."""
 
 
 def _advice(case: Case) -> Advice:
@@ -69,7 +69,7 @@ _NETS = tuple(
 
 
 def _apart(scene: Scene) -> list[Event]:
-    """Add hosts that chose different subnets, if only the connection failed."""
+    """Add events for hosts that chose different subnets, if nothing but connections failed."""
     if scene.log.facts.came_together or not faults(scene.events) <= on_the_way():
         return scene.events
     chosen: dict[str, Event] = {}
@@ -85,12 +85,11 @@ def _apart(scene: Scene) -> list[Event]:
 
 
 def _nowhere(scene: Scene) -> list[Event]:
-    """Blame failed connections to a loopback, link-local or docker0 address on the interface."""
     return scene.renamed("wrong-interface", Grade.ROOT, _leads_nowhere)
 
 
 def _leads_nowhere(event: Event) -> bool:
-    """Return whether a dial failed because no other host has the address."""
+    """Return whether a connection failed because its address belongs to no other host."""
     address = numeric(event.address.ip or "")
     if address is None or event.name not in signs.having(signs.Role.DIALS) or event.grade <= Grade.HINT:
         return False
@@ -102,7 +101,7 @@ def _leads_nowhere(event: Event) -> bool:
 
 
 def _weigh(event: Event, scene: Scene) -> Grade:
-    """Grade an unreachable interface; without other signs it counts only among several hosts."""
+    """Grade an unreachable interface; without other signs, it counts only if there are several hosts."""
     names, facts = scene.names | scene.stuck, scene.log.facts
     several = len(facts.hosts) > 1 or (facts.nodes or 1) > 1
     if names:

@@ -3,7 +3,7 @@
 What it means: log lines of different ranks can't be put in order. `torchrun --rdzv_backend=c10d` considers a host dead
 if its clock is 15 s or more behind: it compares the time that the host wrote to the store with its own clock, and drops
 a host whose last keep-alive is three intervals of 5 s old (torch/distributed/elastic/rendezvous/dynamic_rendezvous.py).
-A static start (`--master_addr`) is not affected. From a difference of some minutes on, certificates and Kerberos
+A static start (`--master_addr`) is not affected. If the clocks differ by several minutes, certificates and Kerberos
 tickets fail.
 
 How we know: each host's time was requested over the open connection; half of the round trip is the margin of error, and
@@ -21,7 +21,7 @@ from nccl_doctor.text.hostlist import fold, nouns
 
 MUCH_S = 2.0
 C10D_S = 15.0
-"""Seconds: keep_alive_interval times keep_alive_max_attempt of torch's dynamic rendezvous."""
+"""Seconds after which torch's dynamic rendezvous drops a host (keep_alive_interval * keep_alive_max_attempt)."""
 
 
 @check("NCD507", phrase="clock is off", severity=Severity.WARNING, needs=("clock",))

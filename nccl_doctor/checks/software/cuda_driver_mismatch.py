@@ -34,7 +34,7 @@ LEAST = {
     "9.1": "387.26",
     "9.0": "384.81",
 }
-"""The oldest Linux driver by CUDA's major version; before 11, by release (CUDA Toolkit release notes)."""
+"""Oldest Linux driver for each CUDA major version, or before 11 for each release (CUDA Toolkit release notes)."""
 
 
 @check(
@@ -46,7 +46,7 @@ LEAST = {
     in_logs=("cuda-error", "gpu-count-low", "torch-missing"),
 )
 def cuda_driver_mismatch(view: View) -> Findings:
-    """Yield one finding per pair of versions that do not fit together."""
+    """Yield one finding per pair of driver and CUDA versions that are incompatible."""
     old: dict[tuple[str, str, str], list[str]] = {}
     for host, facts in view.facts:
         if not isinstance(facts.torch, TorchInfo) or facts.torch.cuda is None:
@@ -69,7 +69,7 @@ def cuda_driver_mismatch(view: View) -> Findings:
 
 
 def needed(cuda: str) -> str | None:
-    """Return the oldest driver for a CUDA release such as "12.8"; None if it is unknown."""
+    """Return the oldest driver that supports a CUDA release such as "12.8"; None if the release is unknown."""
     major, _, minor = cuda.partition(".")
     return LEAST.get(major) or LEAST.get(f"{major}.{minor.partition('.')[0]}")
 

@@ -1,15 +1,15 @@
 """The host has NVSwitches, but the fabric manager that they need is not running.
 
-What it means: CUDA does not start at all: "CUDA error: system not yet initialized" (error 802), or
+What it means: CUDA does not start at all and reports "CUDA error: system not yet initialized" (error 802), or
 `torch.cuda.is_available()` is False although nvidia-smi shows all GPUs.
 
-How we know: NVSwitches on the PCI bus (A100 and H100 boards), and systemd's answer about nvidia-fabricmanager. In a
+How we know: NVSwitches on the PCI bus (A100 and H100 boards), and systemd's state of nvidia-fabricmanager. In a
 container, where systemd can't be queried, the GPUs' fabric state counts: it is "Completed" once the service has done
-its work. Without either, this can't be judged. In GB200 racks the switches are outside the host, so nothing is checked.
-If the service has failed, its version is read from nv-fabricmanager: unless that is exactly the driver's version, the
-service exits at its start.
+its work. Without the state from either source, this can't be judged. In GB200 racks the switches are outside the host,
+so nothing is checked. If the service has failed, its version is read from nv-fabricmanager: unless that is exactly the
+driver's version, the service exits at its start.
 
-Fix: install nvidia-fabricmanager in exactly the driver's version, and start it: `systemctl enable --now
+Fix: install exactly the driver's version of nvidia-fabricmanager, and start it: `systemctl enable --now
 nvidia-fabricmanager`.
 """
 
@@ -36,7 +36,6 @@ START = ServiceStart("nvidia-fabricmanager")
     in_logs=("cuda-driver-mismatch", "cuda-error", "gpu-count-low"),
 )
 def fabric_manager_down(view: View) -> Findings:
-    """Yield one finding per state of the service, with all its hosts."""
     down: dict[tuple[str, str, str], list[str]] = {}
     joining: list[str] = []
     for host, facts in view.facts:

@@ -12,7 +12,7 @@ no host has a GPU, and neither the hosts file nor CUDA_VISIBLE_DEVICES asks for 
 is missing.
 
 Fix: `lspci -d 10de:` shows the NVIDIA devices on the host's PCI bus (`lspci -d 1002:` shows AMD's). If one of them is
-missing from nvidia-smi's list, its driver or the GPU itself is at fault (see `dmesg`; a power cycle often helps). If
+missing from nvidia-smi's list, the driver or the GPU itself is at fault (see `dmesg`; a power cycle often helps). If
 none is missing, set `nproc_per_node` and `cuda_visible_devices` to what the host has.
 """
 
@@ -56,7 +56,6 @@ LACKING = (
 
 
 def in_the_shell(names: Iterable[str]) -> Line | None:
-    """Return the command that shows these variables."""
     return line("printenv {*names}", names=tuple(names))
 
 
@@ -70,7 +69,7 @@ def in_the_shell(names: Iterable[str]) -> Line | None:
     row="GPUs",
 )
 def gpu_count_low(view: View) -> Findings:
-    """Yield one finding per node with too few GPUs, and one if the counts differ."""
+    """Yield one finding per node with too few GPUs, and one if nodes have different numbers of GPUs."""
     if all(facts.gpus == () for _, facts in view.facts):
         yield from _absent(view)
         yield from _amd(view)
@@ -111,7 +110,7 @@ def gpu_count_low(view: View) -> Findings:
 
 
 def _amd(view: View) -> Findings:
-    """Yield one finding per node with too few AMD GPUs, and one if the counts differ."""
+    """Yield one finding per node with too few AMD GPUs, and one if nodes have different numbers of AMD GPUs."""
     counts: dict[str, int] = {}
     short: list[tuple[_Short, str]] = []
     for host, facts in view.facts:
@@ -127,7 +126,7 @@ def _amd(view: View) -> Findings:
 
 
 def _uneven(counts: dict[str, int], on_the_bus: Line | None) -> Findings:
-    """Yield one finding for the hosts that have fewer GPUs than most; ``on_the_bus`` lists those on PCI."""
+    """Yield one finding for the hosts with fewer GPUs than most; the command ``on_the_bus`` lists PCI devices."""
     usual = max(Counter(counts.values()).items(), key=lambda item: (item[1], item[0]))[0] if counts else 0
     fewer = tuple(name for name, count in counts.items() if count < usual)
     if fewer:
@@ -151,7 +150,7 @@ NO_GPU = "no GPU was found: nvidia-smi is not installed, or shows none"
 
 
 def _absent(view: View) -> Findings:
-    """Yield one finding for all hosts that should have GPUs if no host has any."""
+    """If no host has a GPU, yield one finding for all hosts that should have GPUs."""
     without = [host for host, facts in view.facts if not rocm_gpus(facts)]
     wishes = grouped((wish, host.name) for host in without if (wish := gpu_wish(host)))
     hosts = tuple(name for names in wishes.values() for name in names)
@@ -170,7 +169,7 @@ def _absent(view: View) -> Findings:
 
 
 def _not_judged(facts: HostFacts) -> str | None:
-    """Return a phrase for GPUs of vendors that NCCL does not use; None if there are none."""
+    """Describe GPUs of other vendors, which are not tested; return None if there are none."""
     if amd := rocm_gpus(facts):
         return f"{plural(len(amd), 'GPU')} of AMD's by the driver, but the all-reduce does not use them"
     if isinstance(facts.torch, Unknown) or facts.torch is None or "+xpu" not in facts.torch.version:
@@ -179,7 +178,7 @@ def _not_judged(facts: HostFacts) -> str | None:
 
 
 class _Short(NamedTuple):
-    """A node's shortage of GPUs; several nodes may have the same one."""
+    """A shortage of GPUs, which several nodes may have in common."""
 
     wants: str
     sees: str | None  # phrase for the variables that hide GPUs from the ranks
@@ -191,7 +190,6 @@ class _Short(NamedTuple):
     look: Line | None
 
     def finding(self, hosts: tuple[str, ...]) -> Finding:
-        """Return the finding for the nodes with this shortage."""
         are, have = ("is", "has") if len(hosts) == 1 else ("are each", "have")
         lack = self.sees or f"{have} {plural(self.gpus, 'GPU') if self.gpus else 'no GPU'}"
         return Finding(
@@ -212,9 +210,9 @@ def _short(
     *,
     own: bool,
 ) -> _Short:
-    """Return the shortage of a node whose ranks see ``visible`` GPUs.
+    """Describe the shortage of a node whose ranks see ``visible`` GPUs.
 
-    ``own``: the node's environment has the variables.
+    ``own`` is true if the variables in ``choice`` are set in the node's own environment.
     """
     named = " and ".join(f"{name}={value}" for name, value in choice.items())
     hidden = choice and not missing
@@ -251,7 +249,7 @@ def _advice(case: Case) -> Advice:
 
 
 _NOT_FOUND = r"nvmlDeviceGetHandleByPciBusId\w{0,8}\(.{0,60}\) failed: Not Found"
-"""NVML's message for a PCI address that this container does not show (src/misc/nvmlwrap.cc)."""
+"""NVML's error message for a PCI address that is not visible in this container (src/misc/nvmlwrap.cc)."""
 
 # CUDA's error 100, and messages of launchers, Ray and NCCL about too few GPUs.
 RULES = (

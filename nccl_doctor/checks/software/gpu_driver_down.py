@@ -7,11 +7,11 @@ How we know: the GPUs on the PCI bus, the kernel driver of each, whether the nvi
 kernels it is installed; the device nodes and whether this user may use them; and nvidia-smi's messages. The most common
 causes: the kernel was updated and the module was not built for it; the driver was updated and the host was not
 rebooted, so the module and the library have different versions; nouveau uses the GPU; a container was started without
-its GPUs, or lost them when systemd was reloaded; the GPU itself did not start ("No devices were found": see the
-kernel's log, `dmesg | grep NVRM`). A GPU that is passed through to virtual machines (vfio-pci) is not a fault. The
+its GPUs, or lost them when systemd was reloaded; the GPU itself did not start ("No devices were found"; see the
+kernel's log with `dmesg | grep NVRM`). A GPU that is passed through to virtual machines (vfio-pci) is not a fault. The
 diagnosis is only a warning if nothing requires GPUs, torch was built without CUDA, and nvidia-smi is not installed.
 
-Fix: run the command shown with the diagnosis; each cause has its own.
+Fix: run the command shown with the diagnosis; there is a separate command for each cause.
 
 References: nvidia-smi(1), "RETURN VALUE"; NVIDIA driver README, "Common Problems"; for amdgpu, "ROCm installation
 prerequisites" (the groups render and video).
@@ -42,7 +42,7 @@ FAILURES = (
     "Unable to determine the device handle",
     "GPU is lost",
 )
-"""nvidia-smi's own messages; an nvidia-smi that hangs or is not installed says nothing about the driver."""
+"""nvidia-smi's messages about a faulty driver; a hanging or missing nvidia-smi proves nothing about the driver."""
 
 
 DOWN, CLOSED = "but no working driver", "that can't be used"
@@ -50,7 +50,7 @@ DOWN, CLOSED = "but no working driver", "that can't be used"
 
 @dataclass(frozen=True)
 class Fault:
-    """A way in which GPUs can't be used: the phrase after ``state``, the message, and the remedy."""
+    """Reason why GPUs can't be used, and its remedy; the message puts ``problem`` after ``state``."""
 
     problem: str
     evidence: str
@@ -59,7 +59,7 @@ class Fault:
     reboot: bool = False
     state: str = DOWN
     lost: str | None = None
-    """The bus address of the GPU, if the message names exactly one."""
+    """The GPU's bus address, if nvidia-smi's message names exactly one GPU."""
 
     def words(self, names: Sequence[str], gpus: int) -> str:
         if self.lost is not None and gpus > 1:
@@ -91,7 +91,6 @@ HANGS = Effect(
     row="GPUs",
 )
 def gpu_driver_down(view: View) -> Findings:
-    """Yield one finding per fault, with all its hosts."""
     found = [
         ((fault, _severity(host, facts)), (host, driver))
         for host, facts in view.facts
@@ -113,7 +112,7 @@ def gpu_driver_down(view: View) -> Findings:
 
 
 def _severity(host: Host, facts: HostFacts) -> Severity:
-    """Return an error if the job needs GPUs, judged by its settings or by what is installed."""
+    """Return the severity "error" if the job needs GPUs, judged by its settings or by what is installed."""
     driver, torch = known(facts.gpu_driver), facts.torch
     cuda = isinstance(torch, TorchInfo) and (torch.cuda is not None or torch.hip is not None)
     inside = isinstance(facts.identity, Identity) and facts.identity.container is not None
@@ -200,7 +199,7 @@ def _not_loaded(facts: HostFacts, driver: GpuDriver, nouveau: bool) -> Fault:
 
 
 def _amd(facts: HostFacts, driver: GpuDriver) -> Iterator[Fault]:
-    """Yield findings about ROCm, but only if torch is built for it. A CPU's integrated graphics may be AMD's, too."""
+    """Yield faults only if torch is built for ROCm, since an AMD GPU may be a CPU's integrated graphics."""
     gpus = [gpu for gpu in driver.gpus if gpu.vendor == "amd" and gpu.driver != "vfio-pci"]
     if not gpus or not isinstance(facts.torch, TorchInfo) or facts.torch.hip is None:
         return

@@ -28,10 +28,10 @@ from nccl_doctor.snapshot.system import GpuHealth, Xid
 from nccl_doctor.text.hostlist import grouped
 
 PROGRAMS_OWN = frozenset({13, 31, 43, 45, 68, 69})
-"""Xids that a faulty program causes on a sound GPU (NVIDIA's "Xid Errors", column "User app error")."""
+"""Xids that a faulty program causes on a healthy GPU (NVIDIA's "Xid Errors", column "User app error")."""
 RECOVERY = 154
 LOST = frozenset({79, 119, 120, 140, RECOVERY})
-"""Xids after which no job runs: GPU off the bus, silent GSP, uncorrected ECC error, or reset needed."""
+"""Xids after which no job runs (GPU off the bus, GSP not responding, uncorrected ECC error, reset needed)."""
 
 
 MENDED = re.compile(r"recovery action changed from .{1,60} to 0x0\b")
@@ -105,7 +105,6 @@ def _health(gpu: GpuHealth) -> Iterator[str]:
 
 
 def _log(logged: list[Xid]) -> Iterator[str]:
-    """Yield each kind of error once, with its count and its last time."""
     for (bus_id, number), same in grouped(((x.bus_id, x.number), x) for x in logged).items():
         last = min(same, key=lambda x: x.age_s)
         ago = f"{last.age_s / 60:.0f} min" if last.age_s < 3600 else f"{last.age_s / 3600:.0f} h"
@@ -178,7 +177,7 @@ _MEANING = {
 
 
 def meaning_of_xid(case: Case) -> Advice | None:
-    """Return the meaning of an Xid, and its GPU; None if no line has one."""
+    """Return advice with the meaning and the GPU of the first Xid found; None if no line contains one."""
     found = next((match for event in case.cause.events if (match := _XID.search(event.text))), None)
     if found is None:
         return None

@@ -77,7 +77,7 @@ def gpu_model_mismatch(view: View) -> Findings:
 
 
 def _amd_kinds(view: View) -> dict[str, Counter[str]]:
-    """Return the number of AMD GPUs of each kind by host, if the job does not choose among several kinds there."""
+    """Count AMD GPUs of each kind by host, except where the job selects some GPUs of a host with several kinds."""
     found = [(host, facts, gpus) for host, facts in view.facts if (gpus := rocm_gpus(facts))]
     # only some boards report a name, so the device id is compared
     names = {gpu.device: gpu.name for *_, gpus in found for gpu in gpus if gpu.name}

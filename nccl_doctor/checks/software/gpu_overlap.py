@@ -5,11 +5,11 @@ for the GPU's memory until one runs out of it.
 
 How we know: the identifiers (UUIDs) of the GPUs that each node's ranks see, given `cuda_visible_devices` in the hosts
 file. The same identifier on two nodes means that they are one machine under two names or addresses. If the hosts file
-alone shows that, the file is refused before any host is contacted. nvidia-smi numbers GPUs by their place on the bus,
-and so does CUDA if CUDA_DEVICE_ORDER=PCI_BUS_ID is set; if it is not, CUDA may put the fastest first.
+alone shows this, it is rejected before any host is contacted. nvidia-smi numbers GPUs by their place on the bus, and so
+does CUDA if CUDA_DEVICE_ORDER=PCI_BUS_ID is set; if it is not, CUDA may put the fastest first.
 
-Fix: give each node its own GPUs: `cuda_visible_devices: "0,1"` on one and `"2,3"` on the other; or remove one of the
-two nodes from the hosts file.
+Fix: give each node its own GPUs, with `cuda_visible_devices: "0,1"` on one and `"2,3"` on the other, or remove one of
+the two nodes from the hosts file.
 """
 
 import itertools
@@ -38,7 +38,6 @@ SHARED = Effect(
     row="GPUs",
 )
 def gpu_overlap(view: View) -> Findings:
-    """Yield one finding per pair of nodes that share GPUs."""
     used: dict[str, dict[str, Gpu]] = {}
     for host, facts in view.facts:
         mine = visible_gpus(host.node, facts)[: view.nproc(host, facts)]

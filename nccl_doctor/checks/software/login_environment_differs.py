@@ -1,7 +1,7 @@
 """A login shell has a different environment from a command over SSH.
 
-What it means: the check judged one interpreter or one set of variables, and a job that you start from your own terminal
-uses another; or a launcher that uses SSH (mpirun, DeepSpeed, pdsh) misses variables that are set in `.bashrc` after the
+What it means: the check judged one interpreter or one set of variables, but a job that you start from your own terminal
+uses another, or a launcher that uses SSH (mpirun, DeepSpeed, pdsh) misses variables that are set in `.bashrc` after the
 line that returns for non-interactive shells. A common case is NCCL_SOCKET_IFNAME, set there on one host but not on
 another.
 
@@ -31,12 +31,11 @@ from nccl_doctor.snapshot.system import LoginShell, PythonInfo
 from nccl_doctor.text.hostlist import fold, quoted
 
 SEARCHED = frozenset({"LD_LIBRARY_PATH", "PYTHONPATH", "CUDA_HOME", "CUDA_PATH"})
-"""Variables with search paths for libraries and modules, which torch's own wheels don't need."""
+"""Variables with search paths for libraries and modules, which torch's wheels don't need."""
 
 
 @check("NCD511", phrase="login shell differs", severity=Severity.WARNING, needs=("python",))
 def login_environment_differs(view: View) -> Findings:
-    """Yield one finding per set of differences, with all its hosts."""
     groups: dict[tuple[str, ...], list[str]] = {}
     matters: set[tuple[str, ...]] = set()
     for host, facts in view.facts:

@@ -5,13 +5,13 @@ whatever pip lists. A hang that a newer NCCL fixes may come back, or hosts may d
 don't.
 
 How we know: the metadata of the wheels on sys.path and of conda; LD_LIBRARY_PATH and LD_PRELOAD; the dynamic linker's
-answer for torch's library (`ldd libtorch_cuda.so`) if there are several files; the file's size if there is only one. If
+choice for torch's library (`ldd libtorch_cuda.so`) if there are several files; the file's size if there is only one. If
 ldd is missing or too slow, it is unknown which file is used, and if there is a copy in LD_LIBRARY_PATH besides one
 package, this can't be judged: some builds of torch search there first (RUNPATH), others in the package's folder
 (RPATH).
 
 Fix: keep the package that matches torch's CUDA version (`torch.version.cuda`), and install it again, since uninstalling
-the other one removes the file they share. LD_LIBRARY_PATH and LD_PRELOAD should lead to no other copy.
+the other one removes the file they share. LD_LIBRARY_PATH and LD_PRELOAD should not lead to another copy.
 
 References: marin-community/marin issue 7344, "a silent NCCL path collision"; ld.so(8).
 """
@@ -33,7 +33,6 @@ from nccl_doctor.text.hostlist import fold
     in_logs=("version-mismatch",),
 )
 def nccl_installed_twice(view: View) -> Findings:
-    """Yield one finding per set of copies, with all its hosts."""
     for why, hosts in view.hosts_by(_unjudged).items():
         yield Unjudged(hosts, why)
     for torch, hosts in view.hosts_by(_torn).items():

@@ -3,7 +3,7 @@
 What it means: somebody with the same GPUs and the same NCCL version has reported a hang, a crash or wrong results. A
 note (info) means that the cause is unclear.
 
-In a log: NCCL's "ncclMaxSharedMem … exceeds device/fn maxSharedMem" before a CUDA error means that its kernels need
+In a log, NCCL's "ncclMaxSharedMem … exceeds device/fn maxSharedMem" before a CUDA error means that its kernels need
 more shared memory than a GPU of this generation has.
 
 How we know: the NCCL version that torch loads, the GPUs' names and their number, the CPU, the network plugin, and
@@ -50,7 +50,7 @@ FAULT = Effect(
     row="software",
 )
 def nccl_known_bad(view: View) -> Findings:
-    """Yield one finding per fault, with the hosts that are affected."""
+    """Yield one finding per known fault and affected hardware, with the affected hosts."""
     size = len(view.snapshot.cluster.nodes)
     uneven = len({*rank_counts(view.snapshot).values()}) > 1
     known_on = [(one, host.name) for host, facts in view.facts for one in _matching(host, facts, size, uneven=uneven)]
@@ -97,12 +97,12 @@ def _matching(host: Host, facts: HostFacts, size: int, *, uneven: bool) -> Itera
 
 
 def parse_plugin(text: str) -> tuple[int, ...]:
-    """Return the numbers of a plugin's version: "1.17.1-aws" is (1, 17, 1)."""
+    """Return a plugin's version as numbers, such as (1, 17, 1) for "1.17.1-aws"."""
     return tuple(int(part) for part in text.partition("-")[0].split(".") if part.isdecimal())
 
 
 _TOO_NEW = r"ncclMaxSharedMem \d{1,9} exceeds device/fn maxSharedMem \d{1,9}"
-"""src/enqueue.cc ``ncclInitKernelsForDevice``: kernels that don't fit are not prepared."""
+"""NCCL's message for kernels that don't fit and are not prepared (src/enqueue.cc ``ncclInitKernelsForDevice``)."""
 
 
 def _advice(case: Case) -> Advice:

@@ -5,8 +5,8 @@ hosts wait for it until their rendezvous times out. A torch built without CUDA f
 enabled", or silently trains on the CPU.
 
 How we know: the package metadata of the host's training interpreter, as a non-interactive SSH command runs it. A conda
-or virtual environment that your login shell activates in `.bashrc` is not active there. For torch itself, its build
-(torch/version.py) is compared with the GPUs that nvidia-smi lists and that the job may see.
+or virtual environment that your login shell activates in `.bashrc` is not active there. If torch is installed, its
+build (torch/version.py) is compared with the GPUs that nvidia-smi lists and that the job may see.
 
 Fix: name the environment's interpreter in the hosts file (`python: /opt/train/bin/python`, for all hosts or for one),
 or install torch for the interpreter that is named there now.
@@ -24,7 +24,7 @@ from nccl_doctor.text.hostlist import fold, grouped
 
 @check("NCD501", phrase="no torch", severity=Severity.ERROR, needs=("torch", "python"), explains=(STARTING,))
 def torch_missing(view: View) -> Findings:
-    """Yield one finding per interpreter without torch, with all its hosts."""
+    """Yield one finding per interpreter without torch, for all hosts that use it."""
     present = view.hosts_by(lambda facts: known(facts.python).executable if known(facts.torch) else None)
     lacking = view.hosts_by(lambda facts: None if known(facts.torch) else known(facts.python).executable)
     for executable, hosts in lacking.items():

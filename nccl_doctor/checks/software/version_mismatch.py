@@ -19,9 +19,9 @@ What differs and matters:
 What does not matter, and is not reported: Python's patch release, the driver's minor releases within a branch, the
 kernel, and the build tag in torch's version ("+cu128"; the CUDA version is compared separately).
 
-How we know: the metadata of each host's training interpreter, without importing torch; libnccl's own answer; the
-digests of the plugins' files; nvidia-smi, and for ROCm /sys/module/amdgpu/version; and, if the all-reduce ran, what its
-ranks really loaded. The majority counts as right, and the others are named.
+How we know: the metadata of each host's training interpreter, without importing torch; the version that libnccl
+reports; the digests of the plugins' files; nvidia-smi, and for ROCm /sys/module/amdgpu/version; and, if the all-reduce
+ran, what its ranks really loaded. The majority counts as right, and the others are named.
 
 Fix: install the same versions everywhere, or name interpreters that have the same versions in the hosts file.
 """
@@ -60,7 +60,7 @@ MATTERS = {
     in_logs=("collective-mismatch", "cuda-error", "torch-missing"),
 )
 def version_mismatch(view: View) -> Findings:
-    """Yield one finding for all differences between the outliers and the majority."""
+    """Yield one finding for all differences between the majority of hosts and the others."""
     versions = {host.name: _versions(facts) for host, facts in view.facts}
     smoke = view.snapshot.smoke
     # what ranks really loaded, which LD_LIBRARY_PATH may change; the first rank of a host counts
@@ -88,7 +88,7 @@ def version_mismatch(view: View) -> Findings:
 
 
 def _versions(facts: HostFacts) -> dict[str, str]:
-    """Return the versions to compare; if torch is missing, those of Python and the driver."""
+    """Return the versions to compare; without torch, those of Python, the NCCL plugins and the driver."""
     python = known(facts.python)
     found = {"Python": ".".join(python.version.split(".")[:2])}
     if isinstance(facts.torch, TorchInfo):
@@ -109,7 +109,7 @@ def _versions(facts: HostFacts) -> dict[str, str]:
 
 
 _UNLOADED = re.compile(r"Failed to load NCCL library from (?P<path>\S{1,300}\w)")
-"""vLLM's message (vllm/distributed/device_communicators/pynccl_wrapper.py)."""
+"""vLLM's error message (vllm/distributed/device_communicators/pynccl_wrapper.py)."""
 
 
 def _advice(case: Case) -> Advice:
@@ -180,14 +180,11 @@ RULES = (
 )
 
 _SIZES = re.compile(r"mismatch in info from procs, nranks (?P<one>\d{1,9}) vs (?P<other>\d{1,9})\b")
-"""An error about exchanged sizes; two builds of NCCL exchange different structures, so the numbers may be garbage."""
+"""NCCL's error about communicator sizes. Different builds exchange different structures, so sizes may be garbage."""
 
 
 def _other_builds(scene: Scene) -> list[Event]:
-    """Blame NCCL versions if socket messages name both src/misc/socket.cc and src/os/linux.cc.
-
-    The former is used up to 2.28, the latter since 2.29.
-    """
+    """Blame NCCL versions if socket messages name src/misc/socket.cc (up to 2.28) and src/os/linux.cc (since 2.29)."""
     files: dict[str, set[str]] = {"os/linux.cc": set(), "misc/socket.cc": set()}
     for event in scene.events:
         file = event.prefix.where.partition(":")[0].rpartition("src/")[2]
@@ -200,7 +197,7 @@ def _other_builds(scene: Scene) -> list[Event]:
 
 
 def _garbled(scene: Scene) -> list[Event]:
-    """Blame different builds if ranks with equal sizes misunderstand each other."""
+    """Blame different NCCL builds if ranks with equal world sizes report a size mismatch."""
 
     def equal_sizes(event: Event) -> bool:
         sizes = _SIZES.search(event.text) if event.name == "world-size-mismatch" else None

@@ -1,11 +1,11 @@
-"""The answer to the request ``facts``: each fact has its own collector.
+"""The answer to the request ``facts``, in which each fact comes from its own collector.
 
 A collector is a function in this package that :func:`~nccl_doctor.probe.tools.fact` registers for a field of
 snapshot.HostFacts. Collectors don't wait for each other: an exception, a hanging name server, a dead NFS mount or an
 nvidia-smi that never returns affects only its own fact.
 
-Measured CPU time, in ms on each of 8 hosts that also do other work: 51 until the probe answers, 15 for the collectors'
-import and 21 for their work, 13 for the mesh; 24 for the child that asks libnccl, 15 for sshd, and 4 for the packet
+CPU time in ms, measured on each of 8 hosts that also do other work: 51 until the probe answers, 15 to import the
+collectors, 21 to run them, 13 for the mesh, 24 for the child that queries libnccl, 15 for sshd, and 4 for the packet
 filters' programs.
 """
 
@@ -31,8 +31,8 @@ MARGIN_S = 0.3  # collectors that can end by themselves get a deadline that is t
 def collect(request: dict[str, Any]) -> dict[str, object]:
     """Return all facts but the clock, by field of snapshot.HostFacts: JSON, or ``{"$unknown": reason, "traceback"}``.
 
-    In the request, ``launcher`` is that of the launch command, ``same`` has the paths to compare, ``inside`` means that
-    this is a container, and ``sudo`` that ``sudo -n`` may be tried.
+    In the request, ``launcher`` is the launcher in the launch command, ``same`` lists the paths to compare, ``inside``
+    means that this is a container, and ``sudo`` means that ``sudo -n`` may be tried.
     """
     from nccl_doctor.probe.facts.software import Interpreter
 
@@ -53,7 +53,6 @@ def collect(request: dict[str, Any]) -> dict[str, object]:
 
 
 def import_collectors() -> None:
-    """Import every module of this package, so that its collectors are registered."""
     shipped: Iterable[str] | None = getattr(__loader__, "modules", None)  # type: ignore[name-defined]  # bootstrap.py
     if shipped is None:
         shipped = [f"{__name__}.{entry[:-3]}" for entry in os.listdir(os.path.dirname(__file__)) if entry[-3:] == ".py"]
@@ -63,7 +62,7 @@ def import_collectors() -> None:
 
 
 def _tasks(request: dict[str, Any], interpreter: object, deadline: float) -> dict[str, Callable[[], object]]:
-    """Return the collectors with their arguments, those that start a program first."""
+    """Return the collectors with their arguments; collectors that start a program come first."""
     from nccl_doctor.probe.facts.network import unpacked
 
     port, trial = request.get("trial_port"), None
@@ -94,8 +93,8 @@ def _tasks(request: dict[str, Any], interpreter: object, deadline: float) -> dic
 def run(tasks: dict[str, Callable[[], object]], deadline_s: float) -> dict[str, object]:
     """Run collectors in parallel; facts that are missing after ``deadline_s`` seconds are unknown.
 
-    Starting a thread takes 0.3 ms, so quick collectors share one; as soon as one of them blocks it, the others get a
-    new one.
+    Starting a thread takes 0.3 ms, so quick collectors share a thread. If one of them blocks it, the others get a new
+    thread.
     """
     deadline = time.monotonic() + deadline_s
     answers: queue.SimpleQueue[tuple[str, object]] = queue.SimpleQueue()
@@ -141,7 +140,7 @@ def _answer(collector: Callable[[], object]) -> object:
 
 
 def _too_few(error: RuntimeError) -> str:
-    """Return why no thread can be started: each is a task, and needs 8 MiB of address space."""
+    """Return why no thread can be started. Each thread counts as a task and needs 8 MiB of address space."""
     space, count = (resource.getrlimit(kind)[0] for kind in (resource.RLIMIT_AS, resource.RLIMIT_NPROC))
     bounds = [f"ulimit -v is {space // 1024} KiB"] if space != resource.RLIM_INFINITY else []
     bounds += [f"ulimit -u is {count}"] if count != resource.RLIM_INFINITY else []
@@ -153,7 +152,7 @@ def _unknown(reason: str, trace: str | None = None) -> dict[str, object]:
 
 
 def _printable(value: object) -> object:
-    """Return the value with its non-UTF-8 bytes escaped, since JSON has no lone surrogates."""
+    """Return the value with its non-UTF-8 bytes escaped, because JSON can't represent lone surrogates."""
     if isinstance(value, str):
         return value.encode("utf-8", "backslashreplace").decode()
     if isinstance(value, dict):

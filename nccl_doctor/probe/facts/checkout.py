@@ -1,7 +1,7 @@
 """State of a Git checkout, read from its files: the commit, the index, and modified tracked files.
 
-git itself is never run, because its configuration names programs (filters, monitors, hooks), and anybody who can write
-to it could have programs run by this user. Formats: gitrepository-layout(5), gitformat-index(5), Git 2.47.
+git itself is never run, because its configuration names programs (filters, monitors, hooks), so anybody who can write
+to the configuration could have this user run programs. Formats: gitrepository-layout(5), gitformat-index(5), Git 2.47.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ LINK, SUBMODULE, SPARSE = 0o120000, 0o160000, 0o040000
 VALID, EXTENDED, SKIPPED = 0x8000, 0x4000, 0x4000
 FIXED = struct.Struct(">10I")
 LFS = "version https://git-lfs.github.com/spec/v1\noid sha256:{}\nsize {}\n"
-"""The text that Git LFS commits instead of a file (its specification, v1)."""
+"""The text that Git LFS commits instead of a file, according to version 1 of its specification."""
 
 
 class State(NamedTuple):
@@ -59,7 +59,7 @@ def is_checkout(root: int) -> bool:
 
 
 def read(root: int, deadline: float) -> State:
-    """Return the state of a checkout; Unavailable if it can't be read, or its format is unknown."""
+    """Return the state of a checkout; raise Unavailable if it can't be read or its format is unknown."""
     try:
         folder = _git_folder(root)
         try:
@@ -81,7 +81,7 @@ def read(root: int, deadline: float) -> State:
 
 
 def _git_folder(root: int) -> int:
-    """Open the folder with HEAD and index; in a worktree or submodule ``.git`` is a file that names it."""
+    """Open the folder with HEAD and index, to which ``.git`` may be a pointer file, as in a worktree or submodule."""
     place = os.open(".git", os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=root)
     status = os.fstat(place)
     if stat.S_ISDIR(status.st_mode):
@@ -95,7 +95,7 @@ def _git_folder(root: int) -> int:
 
 
 def _only_root_chose(name: str, file: os.stat_result, folder: os.stat_result) -> None:
-    """Require that only root can have written a file that names a place, or put it into its folder.
+    """Raise Unavailable if a user other than root can have written a file that names a place, or replaced it.
 
     This applies only if the probe runs as root.
     """
@@ -134,7 +134,7 @@ def _commit(folder: int) -> str:
 
 
 def _common(folder: int) -> int | None:
-    """Open the folder that a worktree shares with its repository; None if ``folder`` is not a worktree's."""
+    """Open the folder that a worktree shares with its repository; return None if ``folder`` is not a worktree's."""
     name = _text(folder, "commondir")
     if name is None:
         return None
@@ -144,7 +144,7 @@ def _common(folder: int) -> int | None:
 
 
 def parse_index(data: bytes, width: int) -> list[Entry]:
-    """Return the entries of an index of version 2 to 4, whose object identifiers have ``width`` bytes."""
+    """Return the entries of an index of version 2 to 4 whose object identifiers have ``width`` bytes."""
     signature, version, count = struct.unpack(">4s2I", data[:12])
     if signature != b"DIRC" or version not in (2, 3, 4) or count * (FIXED.size + width) > len(data):
         raise ValueError
@@ -183,7 +183,7 @@ def parse_index(data: bytes, width: int) -> list[Entry]:
 
 
 def _number(data: bytes, at: int) -> tuple[int, int]:
-    """Return a number in a path of version 4, and where it ends (encoded like the offsets in gitformat-pack(5))."""
+    """Return a number in a version 4 path and the position after it; gitformat-pack(5) encodes offsets alike."""
     value = data[at] & 127
     while data[at] & 128:
         at += 1
@@ -232,7 +232,7 @@ def _submodule_commit(place: int) -> str:
 
 
 def _identifiers(place: int, size: int, digits: int, deadline: float) -> tuple[str, str]:
-    """Return a file's identifiers as a blob, and as the pointer that Git LFS commits instead."""
+    """Return the identifiers that a file would have as a blob and as the pointer that Git LFS commits instead."""
     own, whole = _hasher(digits), hashlib.sha256()
     own.update(b"blob %d\0" % size)
     for block in blocks(place, deadline):
@@ -252,7 +252,7 @@ def _hasher(digits: int) -> hashlib._Hash:
 
 
 def beneath(root: int, path: str) -> int:
-    """Open a path below a folder with O_PATH, without following links."""
+    """Open a path below a folder with O_PATH, without following symbolic links."""
     here = os.dup(root)
     for name in path.split("/"):
         try:
@@ -264,7 +264,7 @@ def beneath(root: int, path: str) -> int:
 
 
 def blocks(place: int, deadline: float) -> Iterator[bytes]:
-    """Yield the contents of a regular file, through its O_PATH descriptor."""
+    """Yield the contents of a regular file, given its O_PATH descriptor; raise Unavailable after the deadline."""
     number = os.open(f"/proc/self/fd/{place}", os.O_RDONLY | os.O_CLOEXEC)
     try:
         while True:
@@ -279,7 +279,7 @@ def blocks(place: int, deadline: float) -> Iterator[bytes]:
 
 
 def _content(folder: int, path: str, most: int) -> bytes | None:
-    """Return the contents of a regular file below a folder; None if there is none."""
+    """Return the contents of a regular file below a folder; None if there is no such file."""
     try:
         place = beneath(folder, path)
     except (FileNotFoundError, NotADirectoryError):

@@ -1,4 +1,4 @@
-"""The facts from which vLLM, SGLang, Ray and others derive their address: routes, the host's own names, versions.
+"""Facts from which vLLM, SGLang, Ray and other engines derive their address: routes, the host's names, versions.
 
 Nothing is sent: connect(2) on a UDP socket makes the kernel choose a route and its source address.
 """
@@ -21,7 +21,7 @@ PACKAGES = re.compile(
     r"(?:(vllm|sglang|ray|deepspeed|accelerate|ai_dynamo)|(nixl|mooncake_transfer_engine|netifaces)\w*)-([^-]+)\.dist-info",
     re.ASCII,
 )
-"""Packages by metadata folder (PEP 376); SGLang reads interfaces with netifaces or a fork with that name."""
+"""Packages by their metadata folder (PEP 376). SGLang lists interfaces with netifaces or a fork that has its name."""
 OUTSIDE = {"route": (socket.AF_INET, "8.8.8.8"), "route6": (socket.AF_INET6, "2001:4860:4860::8888")}
 """Addresses to which engines look up the route, by field of snapshot.Engines."""
 
@@ -47,7 +47,7 @@ def read_engines(interpreter: Interpreter, deadline: float, launcher: str = "") 
 
 
 def options_of(launcher: str, folders: list[str]) -> dict[str, bool]:
-    """Return a launcher's options, read from its source, which is not run; empty if it is not installed."""
+    """Return a launcher's options, read from its source without running it; empty if the launcher is not installed."""
     from nccl_doctor.probe.options import SOURCES, source_options
 
     found: dict[str, bool] = {}
@@ -70,7 +70,7 @@ def _source(path: str) -> str | None:
 
 
 def installed(folders: list[str]) -> dict[str, str]:
-    """Return the packages' versions in the folders of sys.path; the first one found counts."""
+    """Return the packages' versions, from the folders in sys.path; the first folder with a package decides."""
     found: dict[str, str] = {}
     for folder in folders:
         with contextlib.suppress(OSError):  # sys.path may name missing directories, or zip files
@@ -80,7 +80,7 @@ def installed(folders: list[str]) -> dict[str, str]:
 
 
 def raylets() -> list[str]:
-    """Return the addresses of this user's Ray nodes that are running here, in this network namespace."""
+    """Return the addresses of this user's Ray nodes that are running in this network namespace."""
     found = set[str]()
     for pid in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError):  # it may end meanwhile

@@ -1,8 +1,8 @@
-"""The packet filters of this host as their tools print them: snapshot.FirewallFacts in JSON form.
+"""The packet filters of this host as printed by their tools: snapshot.FirewallFacts in JSON form.
 
-Nothing is changed and no kernel module is loaded: iptables is asked only for tables that already exist. Only root may
-read rules; other users run the system's programs with ``sudo -n``, which never asks for a password. These are searched
-for only in the system's folders, since root runs them.
+Nothing is changed and no kernel module is loaded: iptables only lists tables that already exist. Only root may read
+rules; other users run the system's programs with ``sudo -n``, which never asks for a password. Programs are searched
+for only in the system's folders, because root runs them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ CAP_NET_ADMIN = 12  # its bit (linux/capability.h, capabilities(7))
 
 
 class Root:
-    """Runner of programs as root before one deadline; :class:`Unavailable` if we can't become root."""
+    """Runs programs as root until a deadline; raises :class:`Unavailable` if we can't become root."""
 
     def __init__(self, deadline: float, sudo: bool) -> None:
         self.deadline = deadline
@@ -59,7 +59,7 @@ class Root:
         )
 
     def attempt(self, command: list[str]) -> tuple[int, str, str]:
-        """Return the exit status, stdout and stderr of a program that ends in time."""
+        """Run a program until the deadline, and return its exit status, stdout and stderr."""
         program = find(command[0])
         if program is None:
             raise Unavailable("%s is not installed" % command[0])
@@ -106,7 +106,7 @@ class Root:
         return Unavailable(self._late)
 
     def output(self, *command: str) -> str:
-        """Return the stdout of a program; raises :class:`Unavailable` with its stderr."""
+        """Return the stdout of a program; if it fails, raise :class:`Unavailable` with its stderr."""
         status, printed, complaint = self.attempt(list(command))
         if status:
             words = " ".join((complaint or printed).split()) or "exit status %d" % status
@@ -115,15 +115,15 @@ class Root:
 
 
 def find(program: str) -> str | None:
-    """Return the path in the system directories of a program listed in probe/tools.py, if only root can change it."""
+    """Return the path of a program in the system's folders, if only root can change the program."""
     return tools.find(program, tools.SYSTEM, for_root=True)
 
 
 END_S = 5.0  # time to end a program that missed its deadline
 FIREWALLD_DOWN = 252
-"""NOT_RUNNING: firewall-cmd's exit status if the daemon is not running (firewall/errors.py of firewalld)."""
+"""Exit status of firewall-cmd if the daemon is not running: NOT_RUNNING in firewalld's firewall/errors.py."""
 XTABLES = ('"xt"', '"PREROUTING"', '"INPUT"', '"OUTPUT"', '"POSTROUTING"')
-"""Words in a table that iptables-nft wrote; nft can't show such rules completely."""
+"""Words in a table that iptables-nft wrote. nft can't list the rules of such a table completely."""
 XT_TABLES = ("filter", "nat", "mangle", "raw", "security")
 FEW_TABLES = 16  # tables that nft lists one by one
 FIREWALLD = ("firewalld", "_ZONES", "_direct")
@@ -132,23 +132,23 @@ UFW = ("ufw-", "ufw6-")  # beginnings of ufw's chains (/usr/share/ufw)
 RULES = ('"table"', '"chain"', '"rule"')  # found in nft's JSON of every rule set that has an effect
 MANY_CHAINS = 256  # of a table, from which on its rules are read only if needed
 MANY = 1 << 20
-"""Length of nft's JSON from which on its text is read only if needed, since that takes as long again."""
+"""Length of nft's JSON above which the text form is read only if needed, because reading it takes as long again."""
 RATES = ('"limit"', '"ct count"')
 FLAGS = re.compile(r'"table": \{[^}]*"flags"')
-"""A table with flags in nft's JSON, which garbles them (nft 1.0.6); the text shows which table is dormant."""
+"""Matches a table with flags in nft's JSON. nft 1.0.6 garbles flags in JSON; its text shows which table is dormant."""
 INTERFACES = "/sys/class/net"
 NF_TABLES = "/sys/module/nf_tables"
 LEGACY_TABLES = {"ip": "/proc/net/ip_tables_names", "ip6": "/proc/net/ip6_tables_names"}
-"""Files that list the tables of the kernel's own x_tables; only root may read them."""
+"""Files that list the tables of the kernel's own x_tables. Only root may read these files."""
 
 
 @fact("firewall", slow=True)
 def read_firewall(deadline: float, sudo: bool = True, again: bool = False) -> dict[str, object]:
-    """Return snapshot.FirewallFacts' fields, each known or ``$unknown``.
+    """Return the fields of snapshot.FirewallFacts, each known or ``$unknown``.
 
-    If there are many rules, their text is read only in the second look (``again``), which is taken if rules matter,
-    because the remedy needs it; so are all rules of a table with many chains, of which the first look has only those
-    at hooks. If there are few, that look only reads the kernel's state again, for the counters.
+    The second look (``again``) is taken if rules matter for the diagnosis. With many rules, only the second look reads
+    their text, which the remedy needs, and all rules of tables with many chains, of which the first look reads only the
+    chains at hooks. With few rules, the second look only reads the kernel's state again, for the counters.
     """
     root = Root(deadline, sudo)
     chains = _chains(root)
@@ -191,7 +191,7 @@ def read_firewall(deadline: float, sudo: bool = True, again: bool = False) -> di
 
 
 def read_again(request: dict[str, Any]) -> dict[str, Any]:
-    """Return the current rules, known or ``$unknown``."""
+    """Return the current firewall rules, each part known or ``$unknown``."""
     from nccl_doctor.probe import facts
 
     deadline = time.monotonic() + request["deadline_s"]
@@ -201,7 +201,7 @@ def read_again(request: dict[str, Any]) -> dict[str, Any]:
 RULES_PATIENCE_S = 5.0
 MOST_NAMED = 64
 NAMED = re.compile(r"(?:\bdports?|\belements =|\"dport\"\}\}, \"right\":)\s*\{?\s*(\d[\d,:\s-]*)")
-"""Destination ports in the output of nft (text and JSON) and iptables-save, and elements of sets."""
+"""Destination ports and set elements in the output of nft (text and JSON) and iptables-save."""
 SPAN = re.compile(r"(\d{1,5})(?:[:-]\d+)?")
 
 
@@ -215,7 +215,6 @@ def named(_request: dict[str, Any]) -> dict[str, Any]:
 
 
 def named_ports(rules: dict[str, Any]) -> list[int]:
-    """Return the first port of each range of destination ports in a firewall's rules."""
     saves = rules["iptables"] if isinstance(rules["iptables"], list) else []
     text = "\n".join([str(rules["nft_text"] or rules["nft"] or ""), *(save["text"] for save in saves)])
     first = (int(span) for found in NAMED.findall(text) for span in SPAN.findall(found))
@@ -223,7 +222,7 @@ def named_ports(rules: dict[str, Any]) -> list[int]:
 
 
 def _signed(signs: tuple[str, ...], nft: object, iptables: object) -> bool:
-    """Return whether the rules contain a firewall manager's names, or could not be read."""
+    """Return whether the rules contain a firewall manager's names or could not be read."""
     if not isinstance(nft, str) or not isinstance(iptables, list):
         return True
     return any(sign in text for text in (nft, *(save["text"] for save in iptables)) for sign in signs)
@@ -240,7 +239,7 @@ Chain = dict[str, str]  # as nft's JSON describes it; a chain without a "hook" i
 
 
 def _chains(root: Root) -> list[Chain]:
-    """Return all chains, without their rules; none if they are unknown."""
+    """Return all chains without their rules; empty if they can't be read."""
     try:
         told = json.loads(root.output("nft", "-j", "list", "chains"))["nftables"]
         chains = [entry["chain"] for entry in told if "chain" in entry]
@@ -254,9 +253,9 @@ def _table(chain: Chain) -> tuple[str, str]:
 
 
 def _tables(chains: list[Chain]) -> dict[tuple[str, str], bool]:
-    """Return the family and name of each table with chains, and whether iptables-nft wrote it.
+    """Return the family and name of each table with chains, and whether iptables-nft wrote the table.
 
-    Such a table is recognised by the names of its base chains: INPUT at the hook "input" (iptables/nft.c).
+    Tables of iptables-nft have typical base chains, such as INPUT at the hook "input" (iptables/nft.c).
     """
     found: dict[tuple[str, str], bool] = {}
     for one in chains:
@@ -266,7 +265,7 @@ def _tables(chains: list[Chain]) -> dict[tuple[str, str], bool]:
 
 
 def _large(chains: list[Chain]) -> list[tuple[str, str]]:
-    """Return the tables with many chains, as kube-proxy's nftables mode has one for each service."""
+    """Return the tables with many chains. kube-proxy's nftables mode, for example, has a chain for each service."""
     count: dict[tuple[str, str], int] = {}
     for one in chains:
         count[_table(one)] = count.get(_table(one), 0) + 1
@@ -274,7 +273,6 @@ def _large(chains: list[Chain]) -> list[tuple[str, str]]:
 
 
 def _saved(iptables: object) -> set[tuple[str, str]]:
-    """Return the family and name of each table that iptables-nft-save printed."""
     saves = iptables if isinstance(iptables, list) else []
     lines = ((save["family"], line) for save in saves if save["backend"] == "nft" for line in save["text"].splitlines())
     return {(family, line[1:].strip()) for family, line in lines if line.startswith("*")}
@@ -283,7 +281,7 @@ def _saved(iptables: object) -> set[tuple[str, str]]:
 def _nft(
     root: Root, form: str, tables: list[tuple[str, str]] | None = None, chains: list[Chain] | None = None
 ) -> str | None:
-    """Return these tables, and these chains without rules; without ``tables``, all rules."""
+    """Return these tables, and these chains without rules; all rules if ``tables`` is None."""
     if tables is not None:
         told = [root.output("nft", form, "list", "table", *table) for table in tables]
         if form != "-j":
@@ -314,7 +312,7 @@ def _iptables(root: Root, hidden: bool) -> list[dict[str, Any]]:
 
 
 def _program(root: Root, family: str, backend: str) -> str | None:
-    """Return the iptables program of a back end: its own name, or plain iptables if it uses that back end."""
+    """Return the iptables program of a back end: the one named after it, or plain iptables if it uses that back end."""
     plain = family + "tables"
     named = "%s-%s" % (plain, backend)
     if find(named + "-save"):

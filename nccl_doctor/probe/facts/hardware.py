@@ -1,4 +1,4 @@
-"""The health of GPUs, kernel messages about them and about killed processes, and the path from GPUs to NICs."""
+"""The health of GPUs, kernel messages about GPUs and killed processes, and the PCI paths from GPUs to NICs."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from nccl_doctor.probe.tools import MORE, SYSTEM, Unavailable, fact, find, login
 
 NVIDIA = "0x10de"
 NVSWITCH_CLASS = "0x0680"
-"""PCI class of an NVSwitch: bridge, other (A100 and H100 boards; GB200 keeps its switches in trays of their own)."""
+"""PCI class of an NVSwitch: bridge, other. A100 and H100 boards have NVSwitches; GB200 has them in separate trays."""
 GPU_CLASSES = ("0x0300", "0x0302")
 AMD = "0x1002"
 AMD_CLASSES = (*GPU_CLASSES, "0x0380", "0x1200")
-"""PCI classes of an Instinct: other display controller, or processing accelerator."""
+"""PCI classes of AMD Instinct GPUs: other display controller, or processing accelerator."""
 VENDORS = {NVIDIA: "nvidia", AMD: "amd"}
 NODES = ("/dev/nvidia[0-9]*", "/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/kfd", "/dev/dri/renderD*")
 SERVICE_STATE = ("systemctl", "show", "-p", "LoadState", "-p", "ActiveState", "nvidia-fabricmanager.service")
@@ -31,7 +31,7 @@ DMABUF_SINCE = (5, 12)  # the first Linux in which RDMA accepts DMA-BUF memory (
 ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 HEADER = re.compile(r"((?:[0-9a-f]{4,8}:)?[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]) (.*)")
 REDIRECTS = re.compile(r"ACSCtl:.*(?:SrcValid|ReqRedir|CmpltRedir)\+")
-"""Bits that send traffic between two devices up to the root complex (PCIe 6.12; NCCL's troubleshooting page)."""
+"""Bits that redirect traffic between two devices to the root complex (PCIe 6.12; NCCL's troubleshooting page)."""
 DENIED = "<access denied>"
 
 
@@ -45,7 +45,7 @@ def _pci_devices(root: str) -> list[tuple[str, str, str]]:
 
 @fact("pci", slow=True)
 def read_pci(deadline: float, root: str = "") -> dict[str, Any]:
-    """Return snapshot.PciPaths; ``root`` is put before every path. lspci runs only if a GPU has peers."""
+    """Return snapshot.PciPaths. ``root`` is a prefix for all paths. lspci runs only if a GPU has peers."""
     devices = f"{root}/sys/bus/pci/devices"
     of_nvidia = [(address, kind) for address, vendor, kind in _pci_devices(root) if vendor == NVIDIA]
     switches = [address for address, kind in of_nvidia if kind == NVSWITCH_CLASS]
@@ -73,7 +73,7 @@ def read_pci(deadline: float, root: str = "") -> dict[str, Any]:
 
 @fact("gpu_driver")
 def read_gpu_driver(root: str = "") -> dict[str, Any] | None:
-    """Return snapshot.GpuDriver; None if no GPU is on the PCI bus. ``root`` is put before every path."""
+    """Return snapshot.GpuDriver; None if no GPU is on the PCI bus. ``root`` is a prefix for all paths."""
     devices = f"{root}/sys/bus/pci/devices"
     found = []
     for address, vendor, kind in _pci_devices(root):
@@ -103,9 +103,9 @@ def read_gpu_driver(root: str = "") -> dict[str, Any] | None:
 
 
 def _amd(device: str) -> dict[str, Any]:
-    """Return the PCI device id, name and memory of an AMD GPU; the last two only if amdgpu is loaded.
+    """Return the PCI device ID, name and memory of an AMD GPU. Name and memory are known only if amdgpu is loaded.
 
-    Source: the kernel's documentation, gpu/amdgpu/driver-misc: only some server cards have a ``product_name``.
+    Only some server cards have a ``product_name`` (kernel documentation, gpu/amdgpu/driver-misc).
     """
     kind, size = read(f"{device}/device") or "", read(f"{device}/mem_info_vram_total") or ""
     return {
@@ -116,16 +116,16 @@ def _amd(device: str) -> dict[str, Any]:
 
 
 def _node_problem(path: str) -> str | None:
-    """Return the errno if a device can't be used. Only the control device is opened, since opening a GPU wakes it."""
+    """Return the errno's name if a device can't be used. Opens only the control device, as opening a GPU wakes it."""
     if path.endswith("nvidiactl"):
         return problem(path)
     return None if os.access(path, os.R_OK | os.W_OK) else "EACCES"
 
 
 def dmabuf(version: str | None, kernel: str) -> bool | None:
-    """Return whether GPU memory can be exported as DMA-BUF.
+    """Return whether GPU memory can be exported as DMA-BUF; None if unknown.
 
-    This is judged by /proc/driver/nvidia/version and ``uname -r``.
+    ``version`` is the content of /proc/driver/nvidia/version, and ``kernel`` is the output of ``uname -r``.
     """
     numbers = re.match(r"(\d+)\.(\d+)", kernel)
     if not version or not numbers:
@@ -157,7 +157,7 @@ def parse_service(text: str) -> str | None:
 
 
 def _printed(argv: list[str], deadline: float) -> str | None:
-    """Return the output of a program; None if it is missing or fails, as in a container."""
+    """Return the output of a program; None if the program is missing or fails, as in a container."""
     try:
         return output(argv, deadline)
     except (FileNotFoundError, Unavailable):
@@ -170,14 +170,14 @@ PLUGIN_FOLDERS = (  # directories of AWS (EFA), Google (gIB, TCPX) and NVIDIA (H
     *("/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu"),
 )
 PLUGIN_NAME = re.compile(r"libnccl-(?:net|tuner|profiler)[A-Za-z0-9_-]*\.so")
-"""NCCL loads libnccl-net.so or libnccl-net-$NCCL_NET_PLUGIN.so, and likewise tuners and profilers (src/plugin)."""
+"""NCCL loads libnccl-net.so or libnccl-net-$NCCL_NET_PLUGIN.so, and similarly tuners and profilers (src/plugin)."""
 PLUGIN_VERSION = re.compile(rb"aws-ofi-nccl[ /-]v?([0-9]{1,4}\.[0-9]{1,4}\.[0-9]{1,4}[A-Za-z0-9.-]{0,20})")
 MOST_PLUGIN_BYTES = 64 * 1024 * 1024
 
 
 @fact("plugins")
 def find_plugins(env: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Return a snapshot.NcclPlugin for each plugin; ``env`` are the job's variables."""
+    """Return a snapshot.NcclPlugin for each plugin that is found; ``env`` contains the job's variables."""
     library_path = {**os.environ, **env}.get("LD_LIBRARY_PATH", "")
     found: dict[str, dict[str, Any]] = {}
     for folder in dict.fromkeys([*filter(None, library_path.split(":")), *PLUGIN_FOLDERS]):
@@ -204,14 +204,14 @@ def find_plugins(env: Mapping[str, str]) -> list[dict[str, Any]]:
 
 
 def parse_plugin_version(data: bytes) -> str | None:
-    """Return the version of aws-ofi-nccl, from the log message in its file."""
+    """Return the version of aws-ofi-nccl from a log message in the plugin's file; None if there is no such message."""
     match = PLUGIN_VERSION.search(data)
     return match.group(1).decode() if match else None
 
 
 HEALTH_FIELDS = ("index", "pci.bus_id", "mig.mode.current", "ecc.errors.uncorrected.volatile.total", "fabric.state")
 ROW_FIELDS = ("gpu_bus_id", "remapped_rows.pending", "remapped_rows.failure")
-"""Fields of the separate query ``--query-remapped-rows``, available since the A100's drivers."""
+"""Fields of the separate query ``--query-remapped-rows``, available since the drivers for the A100."""
 WARNED = re.compile(r"warning: (inforom is corrupted) at gpu ([0-9a-f:.]{4,20})\s*")
 NOT_A_FIELD = re.compile(r'Field "([^"]+)" is not a valid field')
 XID = re.compile(r"NVRM: Xid \((?:PCI:)?([0-9a-fA-F:.]{4,20})\): ([0-9]{1,4})(?:, *(.*))?")
@@ -225,7 +225,7 @@ fact("gpus", slow=True)(gpus.list_gpus)
 
 @fact("gpu_health", slow=True)
 def read_gpu_health(deadline: float) -> list[dict[str, Any]]:
-    """Return a snapshot.GpuHealth for each GPU; none without NVIDIA's driver and tools."""
+    """Return a snapshot.GpuHealth for each GPU; empty without NVIDIA's driver and tools."""
     fields = list(HEALTH_FIELDS)
     while True:
         try:
@@ -267,7 +267,7 @@ def parse_gpu_health(text: str, fields: tuple[str, ...]) -> list[dict[str, Any]]
 
 
 def parse_rows(text: str) -> dict[str, tuple[bool | None, bool | None]]:
-    """Return, by bus address, whether memory rows are waiting for replacement, and whether one has failed."""
+    """Return, by bus address, whether memory rows are waiting to be replaced, and whether replacing one has failed."""
     found = {}
     for line in text.splitlines():
         parts = [part.strip() for part in line.split(",")]
@@ -278,9 +278,9 @@ def parse_rows(text: str) -> dict[str, tuple[bool | None, bool | None]]:
 
 @fact("xids")
 def xids(path: str = KMSG) -> list[dict[str, Any]]:
-    """Return a snapshot.Xid for each error of the last day, oldest first.
+    """Return a snapshot.Xid for each error in the last day, oldest first.
 
-    It raises PermissionError under kernel.dmesg_restrict.
+    Raises PermissionError if kernel.dmesg_restrict is set.
     """
     if path == KMSG and not any(os.path.exists(sign) for sign in gpus.DEVICES):
         return []
@@ -288,7 +288,7 @@ def xids(path: str = KMSG) -> list[dict[str, Any]]:
 
 
 def parse_xids(records: list[str], now_s: float) -> list[dict[str, Any]]:
-    """Return the errors of the last day among records of /dev/kmsg."""
+    """Return the errors of the last day among records from /dev/kmsg."""
     found = []
     for match, age_s in _recent(records, XID, now_s, DAY_S):
         text = "".join((match[3] or "").splitlines()[:1])[:200]
@@ -299,7 +299,7 @@ def parse_xids(records: list[str], now_s: float) -> list[dict[str, Any]]:
 def _recent(
     records: list[str], pattern: re.Pattern[str], now_s: float, within_s: float
 ) -> Iterator[tuple[re.Match[str], float]]:
-    """Yield matches and their age in records like ``6,1234,987654321,-;text``.
+    """Yield matches and their age in seconds from records such as ``6,1234,987654321,-;text``.
 
     The third field is the time in microseconds since boot.
     """
@@ -313,7 +313,7 @@ def _recent(
 
 
 def read_records(path: str) -> list[str]:
-    """Return the records of /dev/kmsg: each read(2) returns one; EPIPE means that some were overwritten meanwhile."""
+    """Return the records in /dev/kmsg. Each read(2) returns one; EPIPE means that some were overwritten meanwhile."""
     found: list[str] = []
     try:
         number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -334,24 +334,24 @@ def read_records(path: str) -> list[str]:
 
 
 def _flag(text: str) -> bool | None:
-    """Return nvidia-smi's word for yes or no as a truth value; None for "[N/A]" and the like."""
+    """Return True or False for nvidia-smi's words for yes and no; None for "[N/A]" and other words."""
     return {"enabled": True, "yes": True, "1": True, "disabled": False, "no": False, "0": False}.get(text.lower())
 
 
 KILLED = re.compile(r"(?:Out of memory|out of memory): Killed process ([0-9]{1,10}) \(([^)]{0,64})\)")
-"""Messages of mm/oom_kill.c; "Memory cgroup out of memory: Killed process …" for a container's limit."""
+"""Messages from mm/oom_kill.c, including "Memory cgroup out of memory: Killed process …" for a container's limit."""
 MOST_KILLED = 50
 
 
 def killed(since_s: float) -> list[dict[str, Any]]:
-    """Return a snapshot.OomKill for each kill of the last ``since_s`` seconds, oldest first.
+    """Return a snapshot.OomKill for each kill in the last ``since_s`` seconds, oldest first.
 
-    It raises OSError if the log can't be read.
+    Raises OSError if the log can't be read.
     """
     return parse_killed(read_records(KMSG), time.clock_gettime(time.CLOCK_MONOTONIC), since_s)
 
 
 def parse_killed(records: list[str], now_s: float, since_s: float) -> list[dict[str, Any]]:
-    """Return the last kills among records of /dev/kmsg."""
+    """Return the last kills among records from /dev/kmsg."""
     found = _recent(records, KILLED, now_s, since_s)
     return [{"pid": int(match[1]), "name": match[2], "age_s": age_s} for match, age_s in found][-MOST_KILLED:]

@@ -1,4 +1,4 @@
-"""The machine: the user there, its interpreter, limits, kernel settings and container, and digests of files."""
+"""Facts about the machine: its user, interpreter, limits, kernel settings and container runtime."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 RUNTIME_MARKS = (("/run/.containerenv", "podman"), ("/.dockerenv", "docker"), ("/.singularity.d", "apptainer"))
 CGROUP_MARKS = (("kubepods", "kubernetes"), ("libpod", "podman"), ("docker", "docker"), ("/lxc", "lxc"))
-"""Names in the path of pid 1's control group, if the runtime does not hide it in a cgroup namespace."""
+"""Names in the path of PID 1's control group, unless the runtime hides the path in a cgroup namespace."""
 
 
 @fact("identity")
@@ -44,10 +44,10 @@ def identity() -> dict[str, Any]:
 
 
 def container(root: str = "") -> str | None:
-    """Return the container runtime in which we run, or None; ``root`` is put before every path.
+    """Return the container runtime in which we run, or None. ``root`` is a prefix for all paths.
 
-    Sources: files that Docker, Podman and Apptainer create in containers, Kubernetes' variable and mount (an SSH login
-    lacks the variable), systemd's container interface (https://systemd.io/CONTAINER_INTERFACE), pid 1's control group.
+    Sources: files that Docker, Podman and Apptainer create in containers; Kubernetes' variable and mount (an SSH login
+    lacks the variable); systemd's https://systemd.io/CONTAINER_INTERFACE; and the control group of PID 1.
     """
     if "KUBERNETES_SERVICE_HOST" in os.environ or os.path.exists(root + "/run/secrets/kubernetes.io"):
         return "kubernetes"
@@ -63,7 +63,7 @@ def container(root: str = "") -> str | None:
 
 @fact("python")
 def python(interpreter: Interpreter) -> dict[str, Any]:
-    """Return snapshot.PythonInfo; ``failure`` is that of starting the interpreter as training would."""
+    """Return snapshot.PythonInfo; ``failure`` is why the interpreter can't start as training would start it."""
     version = ".".join(str(part) for part in sys.version_info[:3])
     folder = os.path.dirname(os.path.abspath(sys.executable))
     above = os.path.dirname(folder)
@@ -112,7 +112,7 @@ FOLDERS = ("/tmp", "/var/tmp")  # noqa: S108 - as tempfile.gettempdir has them w
 
 @fact("temporary")
 def temporary(folders: tuple[str, ...] = FOLDERS) -> list[dict[str, Any]]:
-    """Return a snapshot.TemporaryFolder for TMPDIR, the usual ones and the home folder, if they exist."""
+    """Return a snapshot.TemporaryFolder for TMPDIR, /tmp, /var/tmp and the home folder, if they exist."""
     found = []
     for path in dict.fromkeys((os.environ.get("TMPDIR") or folders[0], *folders, os.path.expanduser("~"))):
         try:
@@ -136,7 +136,7 @@ _SETTINGS = (("gc_thresh1", NDTA_THRESH1), ("gc_thresh2", NDTA_THRESH2), ("gc_th
 
 
 def thresholds() -> dict[str, str]:
-    """Return gc_thresh1 to 3 of the IPv4 table (arp(7)) by full name; OSError if the kernel reports none."""
+    """Return gc_thresh1, 2 and 3 of the IPv4 table (arp(7)) by full name; OSError if the kernel reports no table."""
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as kernel:
         kernel.settimeout(TIMEOUT_S)
         for body in netlink.dump(kernel, RTM_GETNEIGHTBL, _NDTMSG.pack(socket.AF_INET, 0, 0)):
@@ -146,7 +146,7 @@ def thresholds() -> dict[str, str]:
 
 
 def parse_thresholds(body: bytes) -> dict[str, str]:
-    """Return the settings in a struct ndtmsg and its attributes; none for another table or a device's."""
+    """Return the thresholds in a struct ndtmsg with attributes; empty if it describes another table or a device."""
     told = netlink.attributes(body[_NDTMSG.size :])
     if told.get(NDTA_NAME, b"").rstrip(b"\0") != b"arp_cache":
         return {}
@@ -185,21 +185,21 @@ CONNTRACK = "/proc/sys/net/netfilter/nf_conntrack_"
 
 @fact("conntrack")
 def read_conntrack(root: str = "") -> dict[str, int] | None:
-    """Return snapshot.ConntrackTable; None if the kernel tracks no connections. ``root`` is put before every path.
+    """Return snapshot.ConntrackTable; None if the kernel tracks no connections. ``root`` is a prefix for all paths.
 
-    The limit is that of the whole machine, even in a container (net/netfilter/nf_conntrack_standalone.c).
+    The limit applies to the whole machine, even in a container (net/netfilter/nf_conntrack_standalone.c).
     """
     most, used = (read(f"{root}{CONNTRACK}{name}") for name in ("max", "count"))
     return None if most is None or used is None else {"most": int(most), "used": int(used)}
 
 
 MANY = 32768
-"""Number of tasks that no job needs; a higher ulimit -u is not compared with the user's threads."""
+"""Number of tasks that no job needs. A higher ``ulimit -u`` is not compared with the user's threads."""
 
 
 @fact("tasks")
 def read_tasks(root: str = "") -> list[dict[str, Any]]:
-    """Return a snapshot.TaskLimit for ulimit -u, unless it is high or does not apply, and for each pids.max."""
+    """Return a snapshot.TaskLimit for each pids.max, and for ``ulimit -u`` unless it is high or does not apply."""
     soft, user = resource.getrlimit(resource.RLIMIT_NPROC)[0], os.getuid()
     found = []
     if user and 0 <= soft < MANY:  # RLIM_INFINITY is -1; root is exempt (kernel/fork.c, copy_process)
@@ -215,7 +215,6 @@ def read_tasks(root: str = "") -> list[dict[str, Any]]:
 
 
 def _threads_of(user: int, root: str) -> int:
-    """Return the number of a user's threads, as RLIMIT_NPROC counts them."""
     count = 0
     for pid in filter(str.isdigit, os.listdir(f"{root}/proc")):
         with contextlib.suppress(OSError):  # the process has ended
@@ -229,7 +228,7 @@ UNBOUNDED = 1 << 60  # version 1 of control groups writes the largest number of 
 
 @fact("step")
 def read_step(root: str = "", environ: Mapping[str, str] = os.environ) -> dict[str, Any] | None:
-    """Return snapshot.StepLimits; None outside a job or without a limit. ``root`` is put before every path."""
+    """Return snapshot.StepLimits; None without a job or memory limit. ``root`` is a prefix for all paths."""
     is_job = "SLURM_JOB_ID" in environ or bool(SLURM.search(read(root + "/proc/self/cgroup") or ""))
     memory = [
         int(told)
@@ -245,7 +244,7 @@ def read_step(root: str = "", environ: Mapping[str, str] = os.environ) -> dict[s
 
 
 def _groups(controller: str, root: str) -> Iterator[str]:
-    """Yield the folders of this process's control group and of those above it, which also limit it."""
+    """Yield the folders of this process's control group and of its parent groups, which also limit the process."""
     # "NUMBER:CONTROLLERS:PATH" (cgroups(7)), v2's with no controller
     lines = (line.split(":", 2) for line in (read(root + "/proc/self/cgroup") or "").splitlines())
     paths = {name: path for _, names, path in lines for name in names.split(",")}
@@ -257,7 +256,7 @@ def _groups(controller: str, root: str) -> Iterator[str]:
 
 
 def _quota(folder: str) -> int | None:
-    """Return the limit on CPU time in CPUs, rounded up; None without a limit."""
+    """Return the limit on CPU time as a number of CPUs, rounded up; None if there is no limit."""
     words = (read(f"{folder}/cpu.max") or "").split()
     if not words:
         words = [read(f"{folder}/cpu.cfs_quota_us") or "", read(f"{folder}/cpu.cfs_period_us") or ""]
@@ -271,7 +270,7 @@ PATTERNS = ("/dev/nvidia[0-9]*", "/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/infi
 
 @fact("surroundings")
 def read_surroundings(inside: bool, patterns: Iterable[str] = PATTERNS) -> dict[str, Any] | None:
-    """Return snapshot.Surroundings; None outside a container, since opening a GPU wakes it."""
+    """Return snapshot.Surroundings; None outside a container, because opening a GPU wakes it."""
     if not inside:
         return None
     import glob  # 1 ms, and most hosts are no container

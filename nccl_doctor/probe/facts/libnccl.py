@@ -1,12 +1,12 @@
 """Asks a libnccl on the host which interface it would use.
 
-``ncclGetUniqueId`` opens the bootstrap's listener and reports its address, without a GPU or a driver (tried with NCCL
-2.14 to 2.32). It does so once per process, according to that process's environment, and leaves a thread behind, so a
-child process calls it and ends with ``os._exit``. Nothing is written on the host; the child dies with the probe or at
-its deadline.
+``ncclGetUniqueId`` opens the bootstrap's listener and reports its address, without a GPU or a driver (tested with NCCL
+2.14 to 2.32). It does so only once per process, according to the process's environment, and leaves a thread behind, so
+a child process calls it and exits with ``os._exit``. Nothing is written on the host; the child dies with the probe or
+at its deadline.
 
-This module is also the child: probe/facts/software.py passes it to the interpreter that training would use, which runs
-:func:`main`. It imports as little as possible, since every host pays for each import.
+This module also runs in the child: probe/facts/software.py passes its code to the interpreter that training would use,
+which runs :func:`main`. The module imports as little as possible, because every host pays for each import.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ if TYPE_CHECKING:
 AF_INET, AF_INET6 = 2, 10  # Linux
 UNIQUE_ID_BYTES = 128  # NCCL_UNIQUE_ID_BYTES (src/nccl.h.in)
 MAGIC_SINCE = 21602
-"""From NCCL 2.16.2 on, eight magic bytes precede the address in the id (src/include/bootstrap.h)."""
+"""First NCCL version (2.16.2) in which eight magic bytes precede the address in the id (src/include/bootstrap.h)."""
 
 HIDES_THE_LINE = ("NCCL_DEBUG_FILE", "NCCL_DEBUG_SUBSYS", "NCCL_DEBUG_TIMESTAMP_FORMAT")
-"""Variables that would redirect NCCL's line, hide it, or change its format."""
+"""Variables that would redirect or hide NCCL's log line, or change its format."""
 
 _USING = rb"NCCL INFO Bootstrap ?: Using (?:\[0\])?(?:(\S+?):(\d+(?:\.\d+){3})|([^\s:]+):(\S+?))<\d+>"
-"""``Bootstrap : Using eth0:10.0.0.5<0>`` (2.8 to 2.23).
+"""NCCL's log line with the interface, such as ``Bootstrap : Using eth0:10.0.0.5<0>`` (2.8 to 2.23).
 
-From 2.24.3 on there is no space before the colon; up to 2.7 it is ``[0]eth0:…``. Only aliases have a colon in their
-name, and only IPv4 has aliases.
+From 2.24.3 on, there is no space before the first colon; up to 2.7, the interface is ``[0]eth0:…``. Only aliases have
+a colon in their name, and only IPv4 has aliases.
 """
 
 _ANSWER = b"\nnccl-doctor-libnccl "
@@ -43,15 +43,15 @@ class _UniqueId(ctypes.Structure):
 
 
 def variables(job: dict[str, str]) -> dict[str, str]:
-    """Return the child's variables: the process's, the job's, and those that make NCCL print the line."""
+    """Return the child's variables: the process's, the job's, and those that make NCCL print the log line."""
     merged = {**os.environ, **job}
     return {**{name: value for name, value in merged.items() if name not in HIDES_THE_LINE}, "NCCL_DEBUG": "INFO"}
 
 
 def program(library: str, version: str = "") -> bytes:
-    """Return the program that an interpreter with :func:`variables` runs to query a libnccl.so.2, by its path.
+    """Return a program that queries the libnccl.so.2 at this path, if run by an interpreter with :func:`variables`.
 
-    Its first line reads the rest: source, or compiled code if ``version`` is that of this interpreter.
+    The first line reads the rest, which is source, or compiled code if ``version`` is that of this interpreter.
     """
     loader: Any = __loader__  # type: ignore[name-defined]  # every module has it; typeshed lacks it
     if version == sys.version:
@@ -91,13 +91,13 @@ def main(library: str) -> None:
 
 
 def spelt(answer: dict[str, Any]) -> bytes:
-    """Return the answer in the form that :func:`understand` reads."""
+    """Return the answer in the form that :func:`understand` parses."""
     fields = ((answer[name] or "").encode(errors="replace") for name in ("version", "address", "error"))
     return _ANSWER + b"\0".join(fields)
 
 
 def call(library: str) -> dict[str, Any]:
-    """Query libnccl in this process, whose environment and file descriptor 1 it then uses; once per process."""
+    """Query libnccl, which uses this process's environment and file descriptor 1. Works only once per process."""
     try:
         nccl = ctypes.CDLL(library)
     except OSError as error:
@@ -118,16 +118,16 @@ def call(library: str) -> dict[str, Any]:
 
 
 def spell(number: int) -> str:
-    """Return NcclGetVersion's number as text: 21805 is 2.18.5.
+    """Return the version as text for a number from ``ncclGetVersion``: "2.18.5" for 21805.
 
-    Before 2.9 the numbers were shorter: 2708 is 2.7.8 (src/nccl.h.in).
+    Before 2.9 the numbers were shorter, such as 2708 for 2.7.8 (src/nccl.h.in).
     """
     thousand = 10000 if number >= 10000 else 1000
     return f"{number // thousand}.{number % thousand // 100}.{number % 100}"
 
 
 def address_in(unique_id: bytes, number: int) -> str | None:
-    """Return the address in a unique id (src/include/bootstrap.h ``ncclBootstrapHandle``) of an NCCL version."""
+    """Return the address in a unique id from NCCL version ``number`` (src/include/bootstrap.h, ncclBootstrapHandle)."""
     at = unique_id[8 if number >= MAGIC_SINCE else 0 :]
     family = int.from_bytes(at[:2], sys.byteorder)
     if family == AF_INET:

@@ -1,8 +1,8 @@
 """Interfaces, addresses, routes, TCP sockets and names, from the kernel and the resolver.
 
 Interfaces and addresses are read by netlink (rtnetlink(7)), as getifaddrs(3) reads them for NCCL: addresses are in the
-order of the kernel's dump, all IPv4 before all IPv6. Facts from drivers are read by ioctl(2). All facts are those of
-this network namespace; /sys/class/net may belong to another one, as in containers that share the host's /sys.
+order of the kernel's dump, all IPv4 before all IPv6. Facts from drivers are read by ioctl(2). All facts are about this
+network namespace; /sys/class/net may show another one, as in containers that share the host's /sys.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def parse_link(body: bytes, asking: socket.socket) -> dict[str, Any]:
 
 
 def parse_address(body: bytes, names: dict[int, str]) -> dict[str, Any] | None:
-    """Return snapshot.InterfaceAddress from a struct ifaddrmsg; None for other families and newer interfaces."""
+    """Return snapshot.InterfaceAddress from a struct ifaddrmsg; None for other families and interfaces not in names."""
     family, prefix, _, _, index = _ADDRESS.unpack_from(body)
     told = netlink.attributes(body[_ADDRESS.size :])
     # On a point-to-point link, IFA_ADDRESS is the peer's address.
@@ -99,7 +99,7 @@ def parse_address(body: bytes, names: dict[int, str]) -> dict[str, Any] | None:
 
 
 def kind(driver: str, bus: str) -> str:
-    """Return snapshot.Link.kind: physical if the driver reports a bus, otherwise the kind of virtual device."""
+    """Return snapshot.Link.kind: "physical" if the driver reports a bus, otherwise the kind of virtual device."""
     if bus not in NO_BUS:
         return "physical"
     if "VLAN" in driver:
@@ -108,7 +108,7 @@ def kind(driver: str, bus: str) -> str:
 
 
 def driver_info(asking: socket.socket, name: str) -> tuple[str, str]:
-    """Return the driver and bus address of an interface (struct ethtool_drvinfo); both "" if the kernel has none."""
+    """Return the driver and bus address of an interface (struct ethtool_drvinfo); "" for both if not available."""
     try:
         answer = ask_driver(asking, name, ETHTOOL_GDRVINFO, DRIVER_INFO_SIZE)
     except OSError as error:
@@ -119,7 +119,7 @@ def driver_info(asking: socket.socket, name: str) -> tuple[str, str]:
 
 
 def speed(asking: socket.socket, name: str) -> int | None:
-    """Return the speed of an interface in Mb/s (struct ethtool_cmd); None if its driver reports none."""
+    """Return an interface's speed in Mb/s (struct ethtool_cmd); None if the driver does not report it."""
     try:
         answer = ask_driver(asking, name, ETHTOOL_GSET, SETTINGS_SIZE)
     except OSError:
@@ -130,7 +130,7 @@ def speed(asking: socket.socket, name: str) -> int | None:
 
 
 def ask_driver(asking: socket.socket, name: str, command: int, size: int) -> bytes:
-    """Return an interface driver's answer, of this size, to an ethtool command; OSError if that fails."""
+    """Run an ethtool command and return the driver's answer, which has ``size`` bytes; raise OSError if it fails."""
     buffer = array.array("B", struct.pack("=I", command) + bytes(size - 4))
     fcntl.ioctl(asking, SIOCETHTOOL, struct.pack("16sP16x", os.fsencode(name), buffer.buffer_info()[0]))
     return buffer.tobytes()
@@ -157,7 +157,7 @@ def read_routes() -> list[dict[str, Any]]:
 
 
 def parse_inet(text: str) -> list[dict[str, Any]]:
-    """Return the routes in /proc/net/route, whose addresses are hexadecimal in the machine's byte order."""
+    """Return the routes in /proc/net/route, which contains addresses in hexadecimal, in the machine's byte order."""
     found = []
     for line in text.splitlines()[1:]:
         interface, destination, gateway, flag_text, _, _, metric, mask, *_ = line.split()
@@ -171,7 +171,7 @@ def parse_inet(text: str) -> list[dict[str, Any]]:
 
 
 def parse_inet6(text: str) -> list[dict[str, Any]]:
-    """Return the routes in /proc/net/ipv6_route, without the host's own, multicast, anycast and loopback ones."""
+    """Return the routes in /proc/net/ipv6_route, without the host's own, multicast, anycast and loopback routes."""
     found = []
     for line in text.splitlines():
         destination, length, _, _, gateway, metric, _, _, flag_text, interface = line.split()
@@ -209,9 +209,9 @@ def list_sockets(ports: set[int]) -> list[dict[str, Any]]:
 
 
 def unpacked(text: str) -> dict[str, list[Any] | None]:
-    """Return the cluster's names, possibly thousands.
+    """Return the cluster's names, of which there may be thousands.
 
-    collect/facts/host_facts.py sends them as JSON, compressed by zlib, in base64.
+    collect/facts/host_facts.py sends them as JSON, compressed by zlib and encoded in base64.
     """
     names: dict[str, list[Any] | None] = json.loads(zlib.decompress(binascii.a2b_base64(text)).decode())
     return names
@@ -219,15 +219,15 @@ def unpacked(text: str) -> dict[str, list[Any] | None]:
 
 @fact("resolution")
 def resolve_names(names: dict[str, list[Any] | None], deadline: float) -> dict[str, Any]:
-    """Return snapshot.Names with only the names that resolve differently from how they do on other hosts.
+    """Return snapshot.Names with the names that this host resolves differently from other hosts.
 
-    ``names`` has the others' results (``[addresses, error]``).
+    ``names`` has the results of the other hosts as ``[addresses, error]``.
     """
     return deviating(resolve(list(dict.fromkeys([*names, socket.gethostname()])), deadline), names)
 
 
 def look_up_names(request: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Answer a request with :func:`resolve`."""
+    """Resolve the names in a request (see :func:`resolve`)."""
     return resolve(request["names"], time.monotonic() + request["deadline_s"])
 
 
@@ -240,7 +240,7 @@ def resolve(wanted: list[str], deadline: float) -> dict[str, dict[str, Any]]:
 
 
 def deviating(found: dict[str, dict[str, Any]], names: dict[str, list[Any] | None]) -> dict[str, Any]:
-    """Return snapshot.Names: results that differ from those of other hosts, and the usual source address."""
+    """Return snapshot.Names: the results that differ from other hosts' results, and the usual source address."""
     sources = Counter(told["source"] for told in found.values() if told.get("source"))
     source = sources.most_common(1)[0][0] if sources else None
     own = {}
@@ -253,7 +253,7 @@ def deviating(found: dict[str, dict[str, Any]], names: dict[str, list[Any] | Non
 
 
 def look_up(name: str) -> dict[str, Any]:
-    """Return snapshot.Resolution of a name by getaddrinfo(3), as torch and gloo call it; literals are parsed."""
+    """Return snapshot.Resolution for a name by getaddrinfo(3), as torch and gloo call it; literals are parsed."""
     flags = socket.AI_NUMERICHOST if is_literal(name) else 0
     try:
         answers = socket.getaddrinfo(encoded(name), 9, socket.AF_UNSPEC, socket.SOCK_STREAM, 0, flags)
@@ -277,7 +277,6 @@ def source_to(family: int, address: tuple[Any, ...]) -> tuple[str | None, str | 
 
 
 def is_literal(name: str) -> bool:
-    """Return whether a host's name is an IP address."""
     for family in (socket.AF_INET, socket.AF_INET6):
         try:
             socket.inet_pton(family, name.partition("%")[0])

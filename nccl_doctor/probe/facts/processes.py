@@ -1,6 +1,6 @@
 """Training jobs on the host, running or left behind.
 
-Most hosts have none, so the code that judges a job is imported only if there is one.
+Most hosts have none, so the code that judges jobs is imported only if the host has a job.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from nccl_doctor.probe.tools import fact
 
 MEETING = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE")
 TRAINING_NAMES = ("pt_main_thread", "torchrun")
-"""Kernel names of ranks and launchers, all that is known of a zombie; the first is that of torch's main thread."""
+"""Kernel names of ranks and launchers. A zombie shows no other name. The first is that of torch's main thread."""
 
 
 @fact("processes")
 def find_jobs() -> list[dict[str, Any]]:
-    """Return a snapshot.TrainingJob for each job, by the PID of its root."""
+    """Return a snapshot.TrainingJob for each job, sorted by the PID of the job's root process."""
     table = Table()
     ours = _ours(table, os.getpid())
     living = [pid for pid, proc in table.procs.items() if pid not in ours and not proc.kernel and proc.state != "Z"]
@@ -45,13 +45,13 @@ def find_jobs() -> list[dict[str, Any]]:
 
 
 def _ours(table: Table, *own: int) -> set[int]:
-    """Return all probes on this host, of this run or another, with their children and ancestors."""
+    """Return the PIDs of all probes on this host, from this run or other runs, with their children and ancestors."""
     probes = {*own, *(pid for pid in table.procs if jobs.is_probe(pid, table))}
     return probes.union(*map(table.descendants, probes), *map(table.ancestors, probes))
 
 
 def _trained(zombie: Proc, table: Table) -> bool:
-    """Return whether a zombie was a rank or a launcher, by its name or as a Python process below one."""
+    """Return whether a zombie was a rank or a launcher, by its name or as a Python process below a rank or launcher."""
     parent = zombie.ppid
     below = parent in table.procs and (is_launcher(table.argv(parent)) or jobs.is_rank(parent, table))
     return zombie.name.startswith(TRAINING_NAMES) or (below and zombie.name.startswith("python"))
@@ -80,7 +80,7 @@ def on_gpus(deadline: float) -> list[dict[str, Any]]:
 
 @fact("master_port")
 def explain_trial(trial: tuple[int, int | None] | None) -> dict[str, Any]:
-    """Return snapshot.PortTrial for a port and the error of its bind. The bind was tried before any collector ran."""
+    """Return snapshot.PortTrial for a port and the errno of its bind, which was tried before any collector ran."""
     if trial is None:
         return {"$skipped": "only the master's port is tried"}
     from nccl_doctor.probe.ports.requests import explain
@@ -89,7 +89,7 @@ def explain_trial(trial: tuple[int, int | None] | None) -> dict[str, Any]:
 
 
 def _left_behind(found: list[JobProcesses], table: Table) -> list[bool]:
-    """Return, for each job, whether provably nobody is watching it and it is making no progress."""
+    """Return, for each job, whether provably nobody is watching the job and it is making no progress."""
     if not found:
         return []
     from nccl_doctor.probe import guard, progress

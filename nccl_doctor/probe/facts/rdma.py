@@ -1,4 +1,4 @@
-"""RDMA devices, their GIDs, counters and PCIe links, from files in /sys that need no root."""
+"""RDMA devices, their GIDs, counters and PCIe links, from files in /sys that can be read without root."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from nccl_doctor.probe.tools import fact, read
 
 FOLDER = "/sys/class/infiniband"
 EMPTY_GID = re.compile(r"[0:]*|fe80(?::0000){7}")
-"""An unused entry: all zeros (the kernel returns EINVAL for its type), or only the link-local prefix."""
+"""An unused GID entry: all zeros (the kernel returns EINVAL for its type), or only the link-local prefix."""
 STATE = re.compile(r"\d+: *(.+)")
 RATE = re.compile(r"([0-9]{1,6}(?:\.[0-9]{1,3})?) *Gb/sec")
 SPEED = re.compile(r"([0-9]{1,4}(?:\.[0-9]{1,2})?) *GT/s")
 PCI_ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 NO_PKEY = re.compile("(?:0x0000)?")
 MOST_FREE = 32
-"""Consecutive empty entries after which the search ends: tables have hundreds, and are filled from the front."""
+"""Consecutive empty entries after which the search ends. Tables have hundreds of entries, used ones first."""
 
 
 @fact("rdma")
 def read_rdma(folder: str = FOLDER, nodes: str = "/dev/infiniband") -> list[dict[str, Any]]:
-    """Return a snapshot.RdmaDevice for each device; none if the kernel has no RDMA."""
+    """Return a snapshot.RdmaDevice for each device; empty if the kernel has no RDMA."""
     names = entries(folder)
     verbs = f"{os.path.dirname(folder)}/infiniband_verbs"
     known = [name for name in entries(verbs) if re.fullmatch("uverbs[0-9]{1,9}", name)] if names else []
@@ -44,14 +44,14 @@ def read_rdma(folder: str = FOLDER, nodes: str = "/dev/infiniband") -> list[dict
 
 
 def _place(device: str) -> dict[str, Any]:
-    """Return the place of an RDMA device: the PCI bridges that lead to it, its NUMA node and its link."""
+    """Return where an RDMA device is attached: the PCI bridges that lead to it, its NUMA node and its PCIe link."""
     way = [part for part in device.split("/") if PCI_ADDRESS.fullmatch(part)]
     numa = read(f"{device}/numa_node") or ""
     return {"pci": way, "numa": int(numa) if numa.isdecimal() else None, "link": pci_link(device)}
 
 
 def pci_link(path: str) -> dict[str, Any] | None:
-    """Return snapshot.PciLink of a PCI device; None if it has none or the kernel does not report it."""
+    """Return snapshot.PciLink for a PCI device; None if it has no link or the kernel does not report it."""
     device = os.path.realpath(path)
     width, speed = (read(f"{device}/current_link_{name}") or "" for name in ("width", "speed"))
     sides = (device, os.path.dirname(device))  # the other end of the link is a bridge
@@ -67,7 +67,7 @@ def pci_link(path: str) -> dict[str, Any] | None:
 
 
 def entries(folder: str) -> list[str]:
-    """Return the names in a folder, numbers in numeric order; none without such a folder."""
+    """Return the names in a folder, sorted with numbers in numeric order; empty if the folder can't be listed."""
     try:
         names = os.listdir(folder)
     except (FileNotFoundError, NotADirectoryError, PermissionError):
@@ -77,19 +77,19 @@ def entries(folder: str) -> list[str]:
 
 
 def parse_state(text: str | None) -> str | None:
-    """Return the state in ``4: ACTIVE`` without its number; None for other formats."""
+    """Return the state without its number, such as ACTIVE for ``4: ACTIVE``; None for other formats."""
     match = STATE.fullmatch(text or "")
     return match.group(1) if match else None
 
 
 def parse_rate(text: str | None) -> float | None:
-    """Return the Gb/s in ``400 Gb/sec (4X NDR)``."""
+    """Return the rate in Gb/s from text such as ``400 Gb/sec (4X NDR)``; None for other formats."""
     match = RATE.match(text or "")
     return float(match.group(1)) if match else None
 
 
 def parse_speed(text: str | None) -> float | None:
-    """Return the GT/s in ``32.0 GT/s PCIe``; None for ``Unknown``."""
+    """Return the speed in GT/s from text such as ``32.0 GT/s PCIe``; None for other text, such as ``Unknown``."""
     match = SPEED.match(text or "")
     return float(match.group(1)) if match else None
 
@@ -139,7 +139,7 @@ Counters = Dict[str, Dict[str, int]]
 
 
 def count_rdma(folder: str = FOLDER) -> Counters:
-    """Return the error counters of each port ("mlx5_0:1"); empty if the kernel has no RDMA."""
+    """Return the error counters of each port, by port ("mlx5_0:1"); empty if the kernel has no RDMA."""
     ports = ((f"{name}:{at}", f"{folder}/{name}/ports/{at}") for name in entries(folder)
              for at in _numbers(f"{folder}/{name}/ports"))  # fmt: skip
     return {port: {name: int(text) for kind, names in COUNTED.items() for name in names
@@ -148,7 +148,7 @@ def count_rdma(folder: str = FOLDER) -> Counters:
 
 
 def grown(before: Counters, after: Counters) -> Counters:
-    """Return how much counters grew, for ports that existed before."""
+    """Return by how much each counter grew, for ports that existed before and counters that grew."""
     return {port: {name: value - before[port].get(name, value) for name, value in values.items()
                    if value > before[port].get(name, value)}
             for port, values in after.items() if port in before}  # fmt: skip
@@ -168,7 +168,7 @@ def _table(folder: str, indexes: list[str], empty: re.Pattern[str], most_free: i
 
 
 def _line(path: str) -> str:
-    """Return a short file's text, three times as fast as :func:`read`, since a device has hundreds of GIDs."""
+    """Return the text in a short file. This is three times as fast as :func:`read`; a device has hundreds of GIDs."""
     try:
         file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:

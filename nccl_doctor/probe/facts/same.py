@@ -1,7 +1,7 @@
 """Digests of files, folders and Git checkouts that must be the same on all hosts.
 
-The owner of a path decides where it leads. As root, a path that another user can influence is therefore read with that
-user's rights (probe/privileges.py). Below a path no link is followed, and only regular files are opened.
+The owner of a path decides where the path leads. As root, the probe therefore reads a path that another user can
+influence with that user's rights (probe/privileges.py). It follows no links below a path and opens only regular files.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ MAX_FILES = 5000
 MOST_LINKS = 40  # as path_resolution(7)
 MOST_ANSWER = 8 << 20
 SKIPPED_FOLDERS = frozenset({".git", "__pycache__", ".ipynb_checkpoints"})
-"""Folders that jobs don't read, and that differ between hosts on which a job has run."""
+"""Folders that jobs don't read, and whose contents differ between hosts after a job has run."""
 
 
 @fact("same", slow=True)
 def digest_paths(same: list[str], deadline: float) -> list[dict[str, Any]]:
-    """Return a snapshot.SameEntry for each path; a relative path starts at the home directory."""
+    """Return a snapshot.SameEntry for each path; relative paths start at the home directory."""
     return [_entry(path, deadline) for path in same]
 
 
@@ -47,7 +47,7 @@ def _entry(path: str, deadline: float) -> dict[str, Any]:
 
 
 def _stranger(path: str) -> int | None:
-    """Return the user besides root who can influence where a path leads; raise Unavailable for several."""
+    """Return the user other than root who can influence where a path leads; raise Unavailable if several can."""
     number, owners = resolve(path)
     os.close(number)
     strangers = sorted(owners - {0})
@@ -57,7 +57,7 @@ def _stranger(path: str) -> int | None:
 
 
 def _as_user(uid: int, path: str, deadline: float) -> dict[str, Any]:
-    """Do the same as :func:`_look`, in a child with that user's rights."""
+    """Run :func:`_look` in a child with that user's rights."""
     try:
         known = pwd.getpwuid(uid)
         wanted = privileges.Credentials(uid, known.pw_gid, os.getgrouplist(known.pw_name, known.pw_gid))
@@ -79,11 +79,11 @@ def _as_user(uid: int, path: str, deadline: float) -> dict[str, Any]:
 
 
 def resolve(path: str) -> tuple[int, set[int]]:
-    """Open a path step by step with O_PATH, and resolve links, without opening the target for reading.
+    """Open a path step by step with O_PATH and resolve links, without opening the target for reading.
 
     Returns:
-        An O_PATH descriptor, and the owners of all folders and links on the way and of the target, who can influence
-        it.
+        An O_PATH descriptor, and the owners of the target and of all folders and links on the way, who can change where
+        the path leads.
     """
     owners: set[int] = set()
     here = os.open("/", os.O_PATH | os.O_CLOEXEC)
@@ -157,7 +157,7 @@ def _digests(root: int, names: Iterator[str], deadline: float) -> dict[str, Any]
 
 
 def _digest(root: int, name: str, deadline: float) -> tuple[str, int]:
-    """Return the SHA-256 and the length of a file below a folder, or of the file itself."""
+    """Return the SHA-256 and length of a file below a folder, or of ``root`` itself if ``name`` is empty."""
     try:
         place = checkout.beneath(root, name) if name else os.dup(root)
     except (FileNotFoundError, NotADirectoryError):

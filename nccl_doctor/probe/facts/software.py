@@ -1,9 +1,9 @@
-"""The software that training would find: torch and its NCCL, and the variables that NCCL, gloo and torch read.
+"""The software that training would use: torch and its NCCL, and the variables that NCCL, gloo and torch read.
 
-torch is located by the interpreter that training would use, and its facts are read from files. The probe itself runs
-isolated (``-I``) and does not see PYTHONPATH or a user's packages, which training does. One child locates torch and
-queries its libnccl, since starting a child costs more than the answers. The child gets the second request on stdin, and
-exits when stdin ends. The variables are those of an SSH command and of an interactive login shell.
+The interpreter that training would use locates torch, and facts about torch are read from files. The probe itself runs
+isolated (``-I``) and does not use PYTHONPATH or a user's packages, which training does. A single child locates torch
+and queries its libnccl, because starting a child takes longer than the queries. The child gets the second request on
+stdin, and exits when stdin ends. Variables are read from an SSH command and from an interactive login shell.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ told = "\\0".join(told).encode("utf-8", "surrogateescape").hex()
 os.write(1, b"\\n" + {CHILD_MARK!r} + told.encode() + b"\\n")
 exec(sys.stdin.buffer.readline())
 """
-"""A script that finds torch as importlib.util.find_spec does, but without its import.
+"""A script that finds torch as importlib.util.find_spec does, but without importing importlib.util.
 
-That takes 8 ms. The script obeys PYTHONPATH, too.
+The import would take 8 ms. The script also obeys PYTHONPATH.
 """
 
 
 class Interpreter:
-    """A child that is started in the probe's main thread and queried from any thread."""
+    """A child process that is started in the probe's main thread and queried from any thread."""
 
     def __init__(self, env: dict[str, str], deadline: float) -> None:
         self._deadline = deadline
@@ -90,20 +90,20 @@ class Interpreter:
         return origin or None, path, prefix
 
     def failure(self) -> str | None:
-        """Return the last lines of output of an interpreter that can't start as training would start it.
+        """Return the last output of an interpreter that can't start as training would start it.
 
-        It is None if the interpreter can start.
+        The result is None if the interpreter can start.
         """
         self._heard.wait(max(0.0, self._deadline - time.monotonic()) + MARGIN_S)
         return self._failure
 
     def decide(self, library: str | None) -> None:
-        """Set the libnccl to query, or None; must be called once, whatever the result of :meth:`torch`."""
+        """Set the libnccl to query, or None. Must be called exactly once, whatever the result of :meth:`torch`."""
         self._library = library
         self._decided.set()
 
     def nccl(self) -> dict[str, Any] | None:
-        """Wait for :meth:`decide`, query that libnccl (:func:`libnccl.understand`), and end the child."""
+        """Wait for :meth:`decide`, query the chosen libnccl (:func:`libnccl.understand`), and end the child."""
         try:
             self._decided.wait(max(0.0, self._deadline - time.monotonic()) + MARGIN_S)
             if self._library is None or self._child is None or self._child.stdin is None:
@@ -124,7 +124,7 @@ class Interpreter:
             os.close(self._reading)
 
     def _read(self) -> bool:
-        """Read more of the child's output; return False at its end."""
+        """Read more of the child's output; return False at the end of the output."""
         left = max(0.0, self._deadline - time.monotonic())
         if not select.select([self._reading], [], [], left)[0]:
             raise Unavailable(f"{sys.executable} gave no answer in time")
@@ -142,13 +142,13 @@ LINKED = re.compile(rf"^\s*(?:{re.escape(LIBRARY)} => )?(/\S*libnccl\.so\S*) \(0
 
 @fact("libnccl", slow=True)
 def ask_libnccl(interpreter: Interpreter) -> dict[str, Any] | None:
-    """Return snapshot.LibncclAnswer of the library that torch will load; None without one."""
+    """Return snapshot.LibncclAnswer from the library that torch will load; None if there is no such library."""
     return interpreter.nccl()
 
 
 @fact("torch", slow=True)
 def read_torch(env: Mapping[str, str], interpreter: Interpreter, deadline: float) -> dict[str, Any] | None:
-    """Return snapshot.TorchInfo, or None without torch. It also tells the interpreter which libnccl torch will load."""
+    """Return snapshot.TorchInfo, or None without torch. Also tells the interpreter which libnccl torch will load."""
     library: str | None = None
     try:
         found = _read_torch({**os.environ, **env}, interpreter, deadline)
@@ -200,7 +200,7 @@ def _read_torch(environ: dict[str, str], interpreter: Interpreter, deadline: flo
 
 
 def parse_version(text: str) -> dict[str, str | None]:
-    """Return ``__version__``, ``cuda`` and ``hip`` of torch/version.py (``cuda: Optional[str] = '12.8'``)."""
+    """Return ``__version__``, ``cuda`` and ``hip`` from torch/version.py (``cuda: Optional[str] = '12.8'``)."""
     told: dict[str, str | None] = dict.fromkeys(("__version__", "cuda", "hip"))
     for name, value in re.findall(r"^(\w+)\s*(?::[^=\n]+)?=\s*['\"]([^'\"\n]+)['\"]", text, re.MULTILINE):
         if name in told:
@@ -211,9 +211,9 @@ def parse_version(text: str) -> dict[str, str | None]:
 
 
 def find_nccl(folders: list[str], prefix: str, environ: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Return a snapshot.NcclCopy for each copy, with the size in its wheel's RECORD; packages come first.
+    """Return a snapshot.NcclCopy for each copy of NCCL, with the size in its wheel's RECORD; packages come first.
 
-    nvidia-nccl-cu12 and -cu13 write the same file, and the last one installed owns it; only the size shows which.
+    nvidia-nccl-cu12 and -cu13 install the same file. Only the size shows which was installed last and so owns the file.
     """
     places = [(folder, NCCL_WHEEL, f"{folder}/nvidia/nccl/lib") for folder in dict.fromkeys(folders)]
     found: list[dict[str, Any]] = []
@@ -233,7 +233,7 @@ def find_nccl(folders: list[str], prefix: str, environ: Mapping[str, str]) -> li
 
 
 def _system_library(environ: dict[str, str], prefix: str, deadline: float) -> str | None:
-    """Return the library that ld.so(8) would find in LD_LIBRARY_PATH, conda's lib folder or its own cache."""
+    """Return the library that ld.so(8) would find in LD_LIBRARY_PATH, conda's lib folder or the cache of ld.so."""
     found = _first([*filter(None, environ.get("LD_LIBRARY_PATH", "").split(":")), f"{prefix}/lib"])
     if found:
         return found
@@ -272,7 +272,7 @@ SIZE_LIMIT = 64 * 1024
 
 @fact("env")
 def read_environment(environ: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return the variables that matter for training; others may be secrets and are not reported."""
+    """Return the variables that matter for training. Others are not reported, because they may be secrets."""
     variables = os.environ if environ is None else environ
     ours = {name for name in variables if name in NAMES or name.startswith(PREFIXES) or "NCCL_" in name}
     return {name: variables[name] for name in sorted(ours)}
@@ -280,11 +280,11 @@ def read_environment(environ: Mapping[str, str] | None = None) -> dict[str, str]
 
 @fact("config_files")
 def read_config_files(env: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Return a snapshot.ConfigFile for each place where NCCL may look, whether it exists or not.
+    """Return a snapshot.ConfigFile for each place where NCCL may look, whether or not the file exists.
 
-    ``env`` are the job's variables. NCCL reads $NCCL_CONF_FILE (since 2.23.4) or else .nccl.conf in the home directory
-    given by the password database, then /etc/nccl.conf; it silently ignores files that it can't open
-    (src/misc/param.cc, userHomeDir and setEnvFile).
+    ``env`` contains the job's variables. NCCL reads $NCCL_CONF_FILE (since 2.23.4) or else .nccl.conf in the home
+    directory from the password database, and then /etc/nccl.conf. NCCL silently ignores files that it can't open
+    (src/misc/param.cc, ``userHomeDir`` and ``setEnvFile``).
     """
     named = env.get("NCCL_CONF_FILE") or os.environ.get("NCCL_CONF_FILE")
     paths = [named] if named else []
@@ -295,7 +295,7 @@ def read_config_files(env: Mapping[str, str]) -> list[dict[str, Any]]:
 
 
 def file_text(path: str) -> str | None:
-    """Return the first SIZE_LIMIT bytes of a regular file; None if there is none that this user may read."""
+    """Return the first SIZE_LIMIT bytes of a regular file; None if it does not exist or this user may not read it."""
     try:
         # Opening a FIFO of that name must not block.
         number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -312,7 +312,7 @@ def file_text(path: str) -> str | None:
 
 
 SHELLS = ("bash", "zsh", "sh", "dash", "ksh", "mksh", "fish")
-"""Shells that accept -l, -i and -c together; csh accepts only -l."""
+"""Shells that accept -l, -i and -c together. csh accepts -l only as its sole option."""
 PATIENCE_S = 4.0
 MOST_SHELL_BYTES = 1024 * 1024
 WHICH_PYTHON = "import sys; print(sys.executable, sys.prefix, sep=chr(0), end='')"
@@ -322,7 +322,7 @@ ACTIVE = ("VIRTUAL_ENV", "CONDA_PREFIX")  # variables that an activated environm
 
 
 def read_login_shell(python: str, deadline: float) -> dict[str, Any] | None:
-    """Return snapshot.LoginShell; None for a shell that can't be queried. ``python`` is that of the hosts file."""
+    """Return snapshot.LoginShell; None for a shell that can't be queried. ``python`` comes from the hosts file."""
     try:
         shell = pwd.getpwuid(os.getuid()).pw_shell or "/bin/sh"
     except KeyError:  # a container with a uid without a name
@@ -347,7 +347,7 @@ def read_login_shell(python: str, deadline: float) -> dict[str, Any] | None:
 
 
 def parse_login_shell(printed: bytes) -> tuple[str | None, str | None, Mapping[str, str]]:
-    """Return the interpreter, its sys.prefix and the variables, which follow the mark in the output."""
+    """Return the interpreter, its sys.prefix and the variables, which follow SHELL_MARK in the output."""
     _, mark, answer = printed.rpartition(SHELL_MARK)
     if not mark:
         raise Unavailable("the login shell ends without running a command")
@@ -358,7 +358,7 @@ def parse_login_shell(printed: bytes) -> tuple[str | None, str | None, Mapping[s
 
 
 def _ask_shell(argv: list[str], deadline: float) -> bytes:
-    """Return the shell's output; its history is not changed, and it has no terminal on which to wait."""
+    """Return the shell's output. The shell's history is not changed, and it has no terminal to wait for."""
     allowed_s = max(0.1, deadline - time.monotonic())
     # Not a pipe: a background agent of a start-up file would keep it open.
     answer = os.memfd_create("nccl-doctor-login-shell")

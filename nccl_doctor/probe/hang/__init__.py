@@ -1,1 +1,1 @@
-"""The ranks of a running job on this host: what each is doing, and what it knows of collectives."""
+"""The ranks of a running job on this host: what each rank is doing, and what it reports about collectives."""

@@ -1,7 +1,7 @@
 """Exit statuses of ranks, which are not children of the probe.
 
 A pidfd that is open while its process ends keeps the status, even after the parent has waited for it: PIDFD_GET_INFO
-with PIDFD_INFO_EXIT, Linux 6.15 (include/uapi/linux/pidfd.h, fs/pidfs.c). An older kernel shows the status of a zombie
+with PIDFD_INFO_EXIT, Linux 6.15 (include/uapi/linux/pidfd.h, fs/pidfs.c). Older kernels only show a zombie's status
 (proc_pid_stat(5), exit_code), so a thread waits for the end: torch's launchers look for ended ranks only every 0.1 s.
 """
 
@@ -24,7 +24,7 @@ INFO_EXIT = 1 << 3
 
 
 class Exits:
-    """Processes whose ends are noted; each has one descriptor until its status is known."""
+    """Records the exit statuses of processes. Each process uses one descriptor until its status is known."""
 
     def __init__(self) -> None:
         self._open: dict[tuple[int, int], int] = {}
@@ -88,14 +88,14 @@ def _is_ready(descriptor: int) -> bool:
 
 
 def _of_wait(status: int) -> int:
-    """Return the exit status, negative for a signal, of a status of waitpid(2)."""
+    """Return the exit status, negative for a signal, from a wait status as returned by waitpid(2)."""
     return os.WEXITSTATUS(status) if os.WIFEXITED(status) else -os.WTERMSIG(status)
 
 
 def _status(descriptor: int) -> int | None:
     """Return the exit status, negative for a signal.
 
-    It is None before the process has been waited for, and on an older kernel.
+    The result is None before the process has been waited for, and on older kernels.
     """
     answer = bytearray(INFO.pack(INFO_EXIT, *[0] * 13))
     try:

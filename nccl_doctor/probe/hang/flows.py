@@ -1,13 +1,13 @@
-"""The connections of a rank, and NCCL's RAS service of its job, queried as ncclras does.
+"""The connections of ranks, and NCCL's RAS service of a job, queried as ncclras does.
 
-Connections in the probe's network namespace come from sock_diag(7), which counts bytes; those in a container from
-/proc/PID/net/tcp, which has queues but no counters.
+Connections in the probe's network namespace are read from sock_diag(7), which counts bytes; connections in a container
+from /proc/PID/net/tcp, which shows queues but no counters.
 
-RAS's protocol (src/ras/client_support.cc, NCCL 2.24 and later): lines over TCP; "CLIENT PROTOCOL 2" is answered with
-"SERVER PROTOCOL n", "TIMEOUT s" and "SET FORMAT json" with "OK", and "VERBOSE STATUS" with a report, after which the
-server closes. Lost peers appear only in the text, so both formats are requested. From 2.31 on "DIAGNOSTICS" is answered
-with a comparison of the ranks (GPUs, drivers, ECC, NVLink, variables), or with BUSY; the comparison only reads, and
-transfers no data.
+RAS's protocol (src/ras/client_support.cc, NCCL 2.24 and later) consists of lines over TCP. "CLIENT PROTOCOL 2" is
+answered with "SERVER PROTOCOL n", "TIMEOUT s" and "SET FORMAT json" with "OK", and "VERBOSE STATUS" with a report,
+after which the server closes the connection. Lost peers appear only in the text form, so both forms are requested.
+From 2.31 on, "DIAGNOSTICS" is answered with BUSY or with a comparison of the ranks (GPUs, drivers, ECC, NVLink,
+variables), which only reads and transfers no data.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MOST = 2048
 
 
 def by_rank(pids: list[int]) -> dict[int, list[dict[str, Any]]]:
-    """Return a snapshot.Flow for each process's connections; OSError if the kernel does not report them."""
+    """Return a snapshot.Flow for each connection, by process; raise OSError if the kernel does not report them."""
     own = _namespace("self")
     at_home = [pid for pid in pids if _namespace(str(pid)) in (own, None)]
     counted = {flow.socket.inode: _flow(flow) for flow in netlink.flows() if flow.socket.state in CONNECTED}
@@ -90,8 +90,8 @@ MOST_BYTES = 8 << 20
 def service_port(variables: dict[str, str]) -> int | None:
     """Return the port of a job's RAS service, according to its variables; None if RAS is switched off.
 
-    The variables' address is not used, since it could be anything: the service is dialled where a rank listens
-    (:func:`listeners`).
+    The address in the variables is not used, because it could be anything. Instead, the service is contacted at an
+    address on which a rank listens (:func:`listeners`).
     """
     if variables.get("NCCL_RAS_ENABLE", "1").strip() == "0":
         return None
@@ -102,7 +102,7 @@ def service_port(variables: dict[str, str]) -> int | None:
 def ask(host: str, port: int, wanted: str, deadline: float) -> dict[str, Any]:
     """Request a report as "text", "json" or "diagnostics", and return ``{"protocol", "form", "text", "whole"}``.
 
-    ``form`` is what the server agreed to: "text" if it does not know JSON.
+    ``form`` is the form that the server agreed to send: "text" if it does not support JSON.
     """
     try:
         with socket.create_connection((host, port), max(0.1, deadline - time.monotonic())) as server:
@@ -120,8 +120,6 @@ def ask(host: str, port: int, wanted: str, deadline: float) -> dict[str, Any]:
 
 
 class _Line:
-    """A connection on which lines are exchanged."""
-
     def __init__(self, server: socket.socket, deadline: float) -> None:
         self._server, self._deadline = server, deadline
         self._data = b""
@@ -135,7 +133,7 @@ class _Line:
         return line.decode("utf-8", "replace").strip()
 
     def rest(self, text: str) -> tuple[str, bool]:
-        """Send a line and return everything received after it, and whether the server closed the connection."""
+        """Send a line, and return everything received after it and whether the server closed the connection."""
         self._server.sendall(text.encode() + b"\n")
         whole = False
         with contextlib.suppress(socket.timeout, ConnectionError):  # what arrived is still worth reading

@@ -1,9 +1,9 @@
-"""The ranks of a host's jobs, and launchers without ranks, as torchrun silently waits for its nodes.
+"""The ranks of a host's jobs, and launchers without ranks, such as a torchrun that is silently waiting for its nodes.
 
-A rank's children (data loaders) inherit its variables, and a wrapper script above it may have them, too, so the topmost
-Python process with a rank's variables is the rank. Processes started by torch.multiprocessing.spawn, Ray or a notebook
-learn their rank after the start, so /proc does not show it. But each is connected to the job's TCPStore, and the one
-that serves the store is also its own client. The NCCL that a process has loaded is read from its memory map.
+A rank's children (data loaders) inherit its variables, and a wrapper script above the rank may have them, too, so the
+topmost Python process with a rank's variables is the rank. Processes started by torch.multiprocessing.spawn, Ray or a
+notebook get their rank only after the start, so /proc does not show it. But each is connected to the job's TCPStore,
+and the process that serves the store is also its client. A process's memory map shows which NCCL it has loaded.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from nccl_doctor.probe.procs import Table
 from nccl_doctor.probe.tools import Unavailable
 
 IN_MAP = re.compile(r"^(?:\S+ ){5} *(/[^\n]*/lib(?:nccl|torch_cuda)\.so[.0-9]*)(?: \(deleted\))?$", re.MULTILINE)
-"""Libraries with NCCL in a memory map; a torch that links it statically has it in libtorch_cuda.so."""
+"""Libraries in a memory map that contain NCCL. A torch that links NCCL statically has it in libtorch_cuda.so."""
 VERSIONS_S, VERSION_S = 4.0, 2.0  # for all files and for one, whose file system may not answer
 MOST_MAP = 8 << 20
 MOST_ENTRIES = 20_000  # entries of a directory that the process names
@@ -33,10 +33,10 @@ WHEEL = re.compile(r"nvidia_nccl_cu[0-9]+-([0-9]+\.[0-9]+\.[0-9]+)[^/]*\.dist-in
 
 
 class NcclVersions:
-    """The libnccl that each process has loaded; each file is read only once.
+    """The libnccl that each process has loaded. Each file is read only once.
 
-    A process chooses where the path of a file that it maps leads. So a probe that runs as root opens the file with the
-    rights of the process's user, and inside the process's root directory (probe/privileges.py).
+    A process decides where the path of a file in its memory map leads. So a probe that runs as root opens the file with
+    the rights of the process's user and inside the process's root directory (probe/privileges.py).
     """
 
     def __init__(self, deadline: float) -> None:
@@ -44,7 +44,7 @@ class NcclVersions:
         self._known: dict[tuple[str, ...], str | None] = {}
 
     def loaded(self, pid: int, started: int) -> dict[str, str | None] | None:
-        """Return {"path", "version"} of a process's libnccl, or None.
+        """Return {"path", "version"} of the libnccl that a process has loaded; None if it has loaded none.
 
         The version is None if no file name contains it.
         """
@@ -90,7 +90,7 @@ def _memory_map(pid: int) -> str:
 
 
 def _version(place: str, path: str) -> str | None:
-    """Return the version in the name of a library or of the wheel that it belongs to; nothing is imported."""
+    """Return the version in the name of a library or of the library's wheel; nothing is imported."""
     named = FILE.search(os.path.realpath(place)) or FILE.search(path)
     if named:
         return named[1]
@@ -111,10 +111,10 @@ Ends = Dict[str, Any]
 
 
 def clients(table: Table, pids: list[int]) -> list[dict[str, Any]]:
-    """Return the processes that have loaded torch and are connected to something, with their connections.
+    """Return the processes that have loaded torch and have connections, with these connections.
 
-    ``dials`` are the remote ends; ``serves`` are those that the process also serves itself: ``[address, port,
-    connections]``.
+    ``dials`` lists the remote ends of connections; ``serves`` lists those that the process itself serves. Each item is
+    ``[address, port, connections]``.
     """
     held = flows.by_rank([pid for pid in pids if TORCH in _memory_map(pid)])
     found = []
@@ -137,7 +137,7 @@ def _counted(rows: list[Ends], side: str) -> Counter[tuple[str, int]]:
 
 
 def _place(pid: int, table: Table) -> dict[str, int | None]:
-    """Return a rank's index among the children of its Python parent, exited ones included."""
+    """Return a rank's index among the children of its Python parent, and their number; exited children count, too."""
     parent = table.procs[pid].ppid
     if parent not in table.procs or not jobs.is_python(table.executable(parent)):
         return {"local_rank": None, "local_world_size": None}
@@ -164,7 +164,7 @@ TEXT = 300
 
 
 def find_ranks(table: Table) -> dict[str, Any]:
-    """Return a snapshot.JobRank for each rank that this user may examine, and the number of other possible ranks."""
+    """Return a snapshot.JobRank for each rank that this user may examine, and the number of hidden possible ranks."""
     ours = _ours(table)
     # Python processes whose variables we can't read: another user's, or ptrace is restricted
     hidden = [
@@ -182,7 +182,7 @@ def find_ranks(table: Table) -> dict[str, Any]:
 
 
 def fairly(pids: Iterable[int], table: Table) -> list[int]:
-    """Return at most MOST of these processes, divided among users, so that no user can hide another's."""
+    """Return at most MOST of these processes, divided fairly among users, so that no user can hide another's."""
     counts: Counter[int | None] = Counter()
     turns = []
     for pid in sorted(pids):
@@ -247,7 +247,7 @@ def _number(text: str | None) -> int | None:
 
 
 def _is_rank(pid: int, numbered: dict[int, Any], table: Table) -> bool:
-    """Return whether a Python process is a rank: none above it, launchers apart, has the same variables."""
+    """Return whether a Python process is a rank: no process above, except launchers, has the same variables."""
     if table.procs[pid].state == "Z" or not _runs_python(pid, table):
         return False
     above = [one for one in table.ancestors(pid) if numbered.get(one) == numbered[pid]]
@@ -299,7 +299,7 @@ OPTION_TEXT = 200
 
 
 def find_launchers(table: Table) -> list[dict[str, Any]]:
-    """Return a snapshot.Starter for each launcher that this user may examine."""
+    """Return a snapshot.Starter for each launcher that this user may examine and that has no ranks."""
     some = [pid for pid in sorted(table.procs) if _starts(pid, table)][:MOST_LAUNCHERS]
     if not some:
         return []
@@ -318,7 +318,7 @@ def find_launchers(table: Table) -> list[dict[str, Any]]:
 
 
 def asked(argv: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the settings of a launcher from options or torchrun's variables (PET_NNODES, torch's argparse_util.py)."""
+    """Return a launcher's settings from its options or torchrun's variables (PET_NNODES; torch's argparse_util.py)."""
     launcher, count = find_launcher(argv)
     given = {} if launcher.name == "script" else read_words(launcher, argv[count:]).told
     found = {name: given.get(name) or environ.get(f"PET_{name.upper()}") for name in ASKED}
@@ -326,7 +326,6 @@ def asked(argv: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _starts(pid: int, table: Table) -> bool:
-    """Return whether this user may examine a launcher and no rank runs below it."""
     if table.procs[pid].state == "Z" or os.getuid() not in (0, table.uid(pid)):
         return False
     if jobs.program(table.argv(pid)) not in jobs.TORCH_LAUNCHERS:

@@ -1,13 +1,13 @@
-"""torch's flight recorder, if the job makes it readable: live from the worker's server, or from dumps on disk.
+"""torch's flight recorder, if the job makes it readable: live from the worker server, or from dumps on disk.
 
-The server (torch/distributed/elastic/control_plane.py) speaks HTTP on a unix socket whose path begins with
-TORCH_WORKER_SERVER_SOCKET; no other socket is contacted, since an unexpected request can crash a program. A pipe
+The server (torch/distributed/elastic/control_plane.py) speaks HTTP on a Unix socket whose path begins with
+TORCH_WORKER_SERVER_SOCKET; no other socket is contacted, because an unexpected request can crash a program. A pipe
 (TORCH_NCCL_DEBUG_INFO_PIPE_FILE) makes a rank write a dump; it is used only on request.
 
 All of this is done in a child that takes the rank's root, folder, user and groups, drops every capability, and only
-then resolves a path (probe/privileges.py), so it reaches only what the rank itself can reach. It checks the type of a
-file before it opens it, and opens nothing that would block. It loads no code either, since below a container's root
-that would be the container's code.
+then resolves a path (probe/privileges.py), so the child can reach only what the rank itself can reach. The child checks
+a file's type before opening it, and opens nothing that would block. It loads no code either, because below a
+container's root that would be the container's code.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ PEER = struct.Struct("3i")  # struct ucred (unix(7)): PID, user and group of the
 
 
 class RankFiles(NamedTuple):
-    """Descriptors of the places from which a rank's paths are resolved; only used in the child."""
+    """Descriptors of the folders from which a rank's paths are resolved. Only used in the child."""
 
     root: int
     folder: int
     own: int
 
     def open(self, path: str, kind: int, flags: int) -> int:
-        """Open a file of a type (such as S_IFREG) by the rank's path, without following a link and without blocking."""
+        """Open a file of type ``kind``, such as S_IFREG, by the rank's path, without following a link or blocking."""
         found = self._look(path, kind)
         return os.open(str(found), flags | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC, dir_fd=self.own)
 
     def connect(self, path: str, pid: int, timeout_s: float) -> socket.socket:
-        """Connect to a unix socket on which the rank itself listens; OSError if another process does."""
+        """Connect to a Unix socket on which the rank itself listens; raise OSError if another process does."""
         found = self._look(path, stat.S_IFSOCK)
         os.fchdir(self.own)
         server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -59,7 +59,7 @@ class RankFiles(NamedTuple):
         return server
 
     def _look(self, path: str, kind: int) -> int:
-        """Return an O_PATH descriptor of the file, which refers to the same file whenever it is used later."""
+        """Return an O_PATH descriptor of the file, which later still refers to the same file."""
         start = self.root if path.startswith("/") else self.folder
         found = os.open(path.lstrip("/"), os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=start)
         if stat.S_IFMT(os.fstat(found).st_mode) != kind:
@@ -68,15 +68,15 @@ class RankFiles(NamedTuple):
 
 
 def ask(pid: int, started: int, work: Callable[[RankFiles], bytes], deadline: float, most: int) -> bytes:
-    """Return the result of work that a child does with the rights of a rank.
+    """Return the result of ``work``, which runs in a child with the rights of a rank.
 
-    ``started`` is the rank's start in clock ticks since boot. The work may not import anything.
+    ``started`` is the rank's start in clock ticks since boot. ``work`` must not import anything.
     """
     return privileges.answer_of(partial(_enter, pid, started), work, deadline, most)
 
 
 def _enter(pid: int, started: int) -> RankFiles:
-    """Take the rank's root, folder and rights, irrevocably."""
+    """Take over the rank's root directory, working directory and rights, irrevocably."""
     place = privileges.open_process(pid, started)
     wanted = privileges.credentials(privileges.status_of(place))
     files = RankFiles(
@@ -94,8 +94,8 @@ def _enter(pid: int, started: int) -> RankFiles:
 
 REQUEST = "POST /handler/{} HTTP/1.0\r\nHost: localhost\r\nContent-Length: 0\r\n\r\n"
 HANDLERS = ("fr_trace_json", "dump_nccl_trace_json", "fr_trace_json?backend=nccl2")
-"""The recorders of gloo, of NCCL (only in builds with CUDA) and, from torch 2.15 on, of its default backend nccl2
-(torch/csrc/distributed/c10d/control_plane/Handlers.cpp, ProcessGroupNCCL.cpp; torch/distributed/debug).
+"""Handlers for the recorders of gloo, NCCL (only in builds with CUDA) and, from torch 2.15 on, its default backend
+nccl2 (torch/csrc/distributed/c10d/control_plane/Handlers.cpp, ProcessGroupNCCL.cpp; torch/distributed/debug).
 """
 OF_GLOO = " (gloo)"
 MOST_BYTES = 16 << 20
@@ -115,9 +115,9 @@ LISTENING, STREAM = "00010000", "0001"  # flags and type in a line of /proc/PID/
 
 
 def live(row: dict[str, Any], deadline: float) -> dict[str, Any] | None:
-    """Return the recorders of a running rank as one, cut to their last entries.
+    """Return the recorders of a running rank as one document, cut to the last entries.
 
-    It is None if the job does not serve them.
+    The result is None if the job does not serve its recorders.
     """
     pid, prefix = row["pid"], row["told"].get("TORCH_WORKER_SERVER_SOCKET")
     path = next(_servers(pid, prefix), None) if prefix else None
@@ -141,9 +141,9 @@ def live(row: dict[str, Any], deadline: float) -> dict[str, Any] | None:
 
 
 def merged(found: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """Return the documents of a rank's recorders as one; each backend counts its collectives separately.
+    """Combine the documents from a rank's recorders into one. Each backend counts its collectives separately.
 
-    A build with CUDA has NCCL's recorder, too; there, gloo's part of a group has its own name.
+    A build with CUDA has NCCL's recorder as well as gloo's; there, gloo's part of a group gets its own name.
     """
     if not found:
         raise ValueError("it knows none")
@@ -178,7 +178,7 @@ def cut(document: object) -> dict[str, Any]:
 
 
 def dumped(row: dict[str, Any], age_s: float, deadline: float) -> dict[str, Any] | None:
-    """Return the newest dump of this rank, {"name", "age_s", "data" in base64}, or None."""
+    """Return the newest dump of this rank as {"name", "age_s", "data" in base64}, or None if there is no new dump."""
     named = [row["told"][name] for name in DUMPS if name in row["told"]] or list(DEFAULT_DUMPS)
     paths = [f"{_home(one, row['uid'])}{row['rank']}" for one in named]
     oldest = time.time() - age_s - 1
@@ -199,7 +199,7 @@ def dumped(row: dict[str, Any], age_s: float, deadline: float) -> dict[str, Any]
 
 
 def ask_for_dump(row: dict[str, Any], deadline: float) -> bool:
-    """Write to the rank's pipe, which makes it write a dump; return False if nothing reads the pipe."""
+    """Write to the rank's pipe, which makes the rank write a dump; return False if nothing reads the pipe."""
     prefix = row["told"].get("TORCH_NCCL_DEBUG_INFO_PIPE_FILE")
     if not prefix:
         return False
@@ -216,7 +216,7 @@ def ask_for_dump(row: dict[str, Any], deadline: float) -> bool:
 
 
 def _young(files: RankFiles, paths: list[str], oldest: float) -> Iterator[tuple[float, str, int]]:
-    """Yield the time, path and descriptor of each regular file written since ``oldest``."""
+    """Yield the modification time, path and descriptor of each regular file written since ``oldest``."""
     for path in paths:
         try:
             file = files.open(path, stat.S_IFREG, os.O_RDONLY)
@@ -228,7 +228,7 @@ def _young(files: RankFiles, paths: list[str], oldest: float) -> Iterator[tuple[
 
 
 def _servers(pid: int, prefix: str) -> Iterator[str]:
-    """Yield paths with this prefix of unix sockets on which the process itself listens."""
+    """Yield the paths with this prefix of Unix sockets on which the process itself listens."""
     own = set(inodes_of(pid))
     for line in (read(f"/proc/{pid}/net/unix") or "").splitlines()[1:]:
         fields = line.split(None, 7)
@@ -238,7 +238,7 @@ def _servers(pid: int, prefix: str) -> Iterator[str]:
 
 
 def _post(server: socket.socket, handler: str, deadline: float) -> bytes | None:
-    """Send a request and return the body of the answer; None if this torch has no such handler."""
+    """Send a request and return the body of the response; None if this version of torch has no such handler."""
     with server:
         server.sendall(REQUEST.format(handler).encode())
         data = b""
@@ -259,14 +259,14 @@ def _post(server: socket.socket, handler: str, deadline: float) -> bytes | None:
 
 
 def _whole(data: bytes) -> bool:
-    """Return whether all bytes that the header announced have come; the server keeps the connection open."""
+    """Return whether all bytes announced in the header have arrived; the server keeps the connection open."""
     head, mark, body = data.partition(b"\r\n\r\n")
     lengths = [line[15:] for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")]
     return bool(mark and lengths and lengths[0].strip().isdigit() and len(body) >= int(lengths[0]))
 
 
 def _home(prefix: str, uid: int) -> str:
-    """Return the prefix with the home directory of the rank's user for "~"."""
+    """Return the prefix with "~" replaced by the home directory of the rank's user."""
     if not prefix.startswith("~/"):
         return prefix
     import pwd

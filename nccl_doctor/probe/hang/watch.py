@@ -1,10 +1,10 @@
-"""Samples ranks for the controller, as often as requested, and reads their Python stacks with py-spy.
+"""Samples ranks whenever the controller asks, and reads their Python stacks with py-spy.
 
-py-spy is the host's own (probe/tools.py) or, if it has none, the one sent along, run from memory (memfd_create(2)). It
-opens by name the files that a process has mapped, and the process chooses these names, so root runs it with the rights
-of the rank's user, in the rank's root (probe/privileges.py). By default it only reads the process's memory and never
-stops it. Pausing, and native frames, which need it, are optional; py-spy is never attached to a process that is already
-stopped or blocked in the kernel, since that could not be released again.
+The host's own py-spy is used (probe/tools.py) or, if the host has none, a copy that the controller sent, which runs
+from memory (memfd_create(2)). py-spy opens the files that a process has mapped, by names that this process controls, so
+root runs py-spy as the rank's user, in the rank's root directory (probe/privileges.py). By default, py-spy reads the
+process's memory without stopping the process. Pausing is optional, as are native frames, which require pausing. py-spy
+is never attached to a process that is already stopped or blocked in the kernel, since it could not detach again.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ RAS_TURNS = 4  # several jobs can share the port (SO_REUSEPORT), and each connec
 
 
 class Watch:
-    """The ranks of one job on this host, sampled as often as requested."""
+    """Samples the ranks of one job on this host, as often as requested."""
 
     def __init__(self, _server: object = None) -> None:
         self._spy = Spy()
@@ -49,11 +49,10 @@ class Watch:
         return run({"starters": partial(find_launchers, Table())}, ASK_S)["starters"]
 
     def take_spy(self, request: dict[str, Any]) -> None:
-        """Keep the py-spy that was sent along."""
         self._spy.install(request["bundle"])
 
     def ask_ras(self, request: dict[str, Any]) -> Any:  # noqa: ANN401 - JSON
-        """Return a snapshot.Ras, known or unknown."""
+        """Return a snapshot.Ras, or the reason why it is unknown."""
         return run({"ras": partial(self._ras, request)}, RAS_S + 1)["ras"]
 
     def find(self, _request: dict[str, Any]) -> dict[str, Any]:
@@ -75,7 +74,7 @@ class Watch:
         return {**found, **told, **starters, **exits, "launchers": above, "py_spy": spy is True, "machine": machine}
 
     def look(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Return a snapshot.HostLook at the ranks with these PIDs; ``stacks`` is the mode of stacks, or None."""
+        """Return a snapshot.HostLook of the ranks with these PIDs. ``stacks`` is one of :data:`MODES`, or None."""
         deadline = time.monotonic() + request["deadline_s"]
         pids = [pid for pid in request["pids"] if pid in self._ranks]
         table = Table()
@@ -115,7 +114,6 @@ class Watch:
         }
 
     def _ras_ports(self, pids: list[int]) -> set[int]:
-        """Return the ports of NCCL's RAS service of these ranks."""
         return {port for pid in pids if (port := flows.service_port(self._ranks[pid]["told"])) is not None}
 
     def _record(self, pid: int, deadline: float) -> dict[str, Any] | None:
@@ -135,7 +133,7 @@ class Watch:
         return [pid for pid in wanted if recorder.ask_for_dump(self._ranks[pid], deadline)]
 
     def _ras(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Return snapshot.Ras: reports of the job's RAS service in both formats, without duplicates."""
+        """Return a snapshot.Ras with the reports of the job's RAS service as JSON and as text, without duplicates."""
         deadline = time.monotonic() + RAS_S
         pids = [pid for pid in request["pids"] if pid in self._ranks]
         nccl = NcclVersions(deadline)
@@ -165,24 +163,24 @@ class Watch:
 
 
 def _safe(version: str) -> bool:
-    """Return whether RAS may be queried: before 2.27.3, a query during startup can crash the job."""
+    """Return whether RAS may be queried. Before NCCL 2.27.3, a query during startup can crash the job."""
     return _numbers(version) >= (2, 27, 3)
 
 
 def _numbers(version: str) -> tuple[int, ...]:
-    """Return the three numbers of a version; none if it has a different format."""
+    """Return the three numbers of a version, or an empty tuple if the version has a different format."""
     parts = version.split(".")
     return tuple(map(int, parts)) if len(parts) == 3 and all(part.isdigit() for part in parts) else ()
 
 
 MEMFD_CREATE = {"x86_64": 319, "aarch64": 279, "riscv64": 279, "ppc64le": 360}
-"""The system call's number by architecture (the kernel's syscall tables)."""
+"""Number of the system call memfd_create, by architecture (from the kernel's syscall tables)."""
 MFD_CLOEXEC, MFD_ALLOW_SEALING = 1, 2
 F_ADD_SEALS, ALL_SEALS = 1033, 0b1111  # fcntl(2); Python's module has no names for them before 3.8
 
 
 def write_memory_file(data: bytes) -> int:
-    """Return the descriptor of a file that exists in memory only."""
+    """Write the data to a sealed file that exists only in memory, and return the file descriptor."""
     # Pythons built against a glibc before 2.27, such as conda's, lack the call.
     if hasattr(os, "memfd_create"):
         file = os.memfd_create("py-spy", MFD_CLOEXEC | MFD_ALLOW_SEALING)
@@ -212,22 +210,22 @@ MOST_THREADS = 16
 MOST_FRAMES, MOST_OTHER_FRAMES = 48, 12
 TEXT = 300
 MODES = {"read": ["--nonblocking"], "pause": [], "native": ["--native"]}
-"""Options for ``py-spy dump``, by the mode of reading stacks."""
+"""Options of ``py-spy dump`` for each way of reading stacks."""
 UNTOUCHABLE = "DTt"
-"""States in which a process can't be attached to: ptrace(2) would block, or change the kind of its stop."""
+"""States of processes that py-spy must not attach to: ptrace(2) would block, or change the kind of stop."""
 
 
 class Spy:
-    """A usable py-spy; ``program`` is its descriptor, None if there is none yet."""
+    """The py-spy to use. ``program`` is its file descriptor, or None if none has been found or sent yet."""
 
     def __init__(self) -> None:
         self.program: int | None = None
         self._problem = "py-spy is not installed on the host, and none was sent along"
 
     def find(self) -> bool:
-        """Search for py-spy in the usual folders, never in those of an examined process.
+        """Search the usual folders for py-spy, but never the folders of an examined process.
 
-        It is read into memory once per connection, however often the ranks are searched for.
+        py-spy is read into memory once per connection, however often ranks are searched for.
         """
         if self.program is not None:
             return True
@@ -241,9 +239,9 @@ class Spy:
         return self.program is not None
 
     def install(self, bundle: dict[str, Any]) -> None:
-        """Install the py-spy that was sent along (collect/hang/hang.py).
+        """Install the py-spy that the controller sent (collect/hang/hang.py).
 
-        If it is unusable, each dump contains the reason.
+        If this copy is unusable, each dump contains the reason.
         """
         if "missing" in bundle or bundle["machine"] != os.uname().machine:
             told = bundle.get("missing") or f"the py-spy that was sent along is for {bundle['machine']}"
@@ -253,7 +251,7 @@ class Spy:
             self.program = write_memory_file(zlib.decompress(binascii.a2b_base64(bundle["data"])))
 
     def dump(self, states: dict[tuple[int, int], str], mode: str, deadline: float) -> dict[int, Any]:
-        """Return snapshot.Threads of each process, by PID and start time, or why there are none."""
+        """Return a snapshot.Threads, or why there is none, by PID. ``states`` is keyed by PID and start time."""
         found: dict[int, Any] = {}
         pids = sorted(states)
         for first in range(0, len(pids), AT_ONCE):
@@ -305,7 +303,7 @@ class Spy:
 
 
 def _is_loaded(program: int) -> bool:
-    """Return whether a program names an interpreter that loads it (PT_INTERP, elf(5))."""
+    """Return whether an ELF program must be loaded by an interpreter (PT_INTERP, elf(5))."""
     head = os.pread(program, 64, 0)
     if head[4:6] != b"\x02\x01":
         return True  # 32 bits or big-endian: unknown format
@@ -315,7 +313,7 @@ def _is_loaded(program: int) -> bool:
 
 
 def _read(child: int, pipe: int, deadline: float) -> tuple[int | None, bytes]:
-    """Return the exit status and output; the status is None if the program had to be ended."""
+    """Return the exit status and the output. The status is None if the program had to be killed."""
     data, status = b"", None
     try:
         while len(data) < MOST_BYTES and select.select([pipe], [], [], max(0.0, deadline - time.monotonic()))[0]:

@@ -1,1 +1,1 @@
-"""This host's part of the port mesh."""
+"""Implements this host's part of the port mesh."""

@@ -1,4 +1,4 @@
-"""The dialling side of the port mesh: all of a host's dials in one round, each with its own time limit."""
+"""Dials all of a host's targets in the port mesh at the same time, each with its own time limit."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ FULL_S = 0.05
 SPARE = 4  # files that a resolver may need at once; without any it reports that the name does not exist
 SILENT = ("timed-out", "SILENT")  # something accepted the connection, and was silent even when spoken to
 WORD = b"nccl-doctor\n"
-"""The first bytes sent to a silent listener, so that a proxy that waits for them connects to its target."""
+"""First bytes sent to a silent listener, since a proxy may wait for data before it connects to its target."""
 
 Outcome = Tuple[str, Union[str, None]]  # as in snapshot.Dial, and the message of the kernel or the resolver
 # the same, the seconds that the dial took, and its own port
@@ -47,7 +47,7 @@ def end_with_reset(sock: socket.socket) -> None:
 
 
 class Dial:
-    """A connection to the first of a name's addresses that accepts it, as torch's TCPStore makes it."""
+    """Connects to the first of a name's addresses that accepts a connection, as torch's TCPStore does."""
 
     def __init__(self, places: list[Place], nonce: bytes, interface: str = "") -> None:
         self._places, self._nonce, self._interface = list(places), nonce, interface
@@ -59,9 +59,9 @@ class Dial:
         self.sock: socket.socket | None = None
 
     def start(self) -> Outcome | None:
-        """Connect to the next address.
+        """Connect to the next address, and return the outcome, or None while the connection is pending.
 
-        Return the outcome, or None while pending. After :data:`FULL` it can be called again.
+        After the outcome :data:`FULL`, the method can be called again.
         """
         self.began = self.began or time.monotonic()
         self._spoken = False
@@ -85,7 +85,7 @@ class Dial:
         return None if number in (0, errno.EINPROGRESS) else self._failed(OSError(number, os.strerror(number)))
 
     def heard(self) -> Outcome | None:
-        """Return the outcome according to the first bytes received: the nonce, other bytes, or an error."""
+        """Return the outcome according to the first bytes received, or None if nothing has arrived yet."""
         assert self.sock is not None
         try:
             said = self.sock.recv(len(self._nonce))
@@ -104,7 +104,7 @@ class Dial:
         return "connected", None
 
     def late(self) -> Outcome | None:
-        """Return a timed-out dial's outcome; None if it has sent bytes and gets the same time again."""
+        """Return the outcome of a timed-out dial, or None if it has now sent bytes and gets the same time again."""
         try:
             assert self.sock is not None
             self.sock.getpeername()
@@ -141,7 +141,7 @@ _PLACES = {  # linux/tcp.h
 
 
 def tcp_info(sock: socket.socket) -> dict[str, int]:
-    """Return fields of the kernel's struct tcp_info; 0 for those that an older kernel does not have."""
+    """Return fields of the kernel's struct tcp_info, with 0 for fields that an older kernel does not have."""
     told = sock.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, 256)
     return {
         name: struct.unpack_from(form, told, place)[0] if place + struct.calcsize(form) <= len(told) else 0
@@ -157,8 +157,9 @@ def dial_all(
 ) -> list[list[Any]]:
     """Dial each ``[address, ports, nonce]`` and return ``[index, port, outcome, error, seconds, source port]``.
 
-    The port is None for an unknown name. An optional fourth element is the interface to send from. ``trips`` receives,
-    by index, the shortest round trip in µs and the number of retransmitted packets; ``beside`` is served meanwhile.
+    The last two are None for an unknown name. A target's optional fourth element is the interface to send from.
+    ``trips`` receives, by index, the shortest round trip in µs and the number of retransmitted packets. ``beside`` is
+    served meanwhile.
     """
     places = resolved({target[0] for target in targets}, timeout_s)
     results: dict[Key, Ended] = {}
@@ -181,7 +182,7 @@ def dial_all(
 
 
 def _selector() -> selectors.BaseSelector:
-    """Return the fastest selector; one with poll(2), which needs no file descriptor, if none is left."""
+    """Return an epoll selector or, if no file descriptor is left, one that uses poll(2), which needs none."""
     try:
         return selectors.EpollSelector()
     except OSError:
@@ -189,7 +190,7 @@ def _selector() -> selectors.BaseSelector:
 
 
 class Round:
-    """Pending dials, each with a time limit; the same thread serves ``beside``, a socket and a callback, meanwhile."""
+    """Runs dials, each with a time limit, and serves ``beside``, a file and a callback, in the same thread."""
 
     def __init__(self, timeout_s: float, beside: Beside | None = None) -> None:
         self._timeout_s, self._beside = timeout_s, beside
@@ -244,7 +245,7 @@ class Round:
         self._results[key] = (*(outcome or TIMED_OUT), round(now - dial.began, 4), dial.source_port)
 
     def _end_late(self, now: float) -> None:
-        """End the dials whose time is up; they began in this order, and all have the same limit."""
+        """End the dials whose time is up. All dials have the same limit, and are in the order in which they began."""
         late = list(itertools.takewhile(lambda one: one[1][0] <= now, self._flying.items()))
         for key, (_, dial) in late:
             outcome = dial.late()
@@ -258,7 +259,7 @@ class Round:
 
 
 def _room() -> int:
-    """Return half of the file descriptors that are left; the other half is for incoming connections."""
+    """Return half of the number of free file descriptors; the other half is for incoming connections."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
         return AT_ONCE
@@ -269,7 +270,7 @@ def _room() -> int:
 
 
 def resolved(addresses: set[str], timeout_s: float) -> dict[str, list[Place] | Outcome]:
-    """Return the endpoints of each address, with port 0. The host's resolver resolves the names, in parallel."""
+    """Return the endpoints of each address, with port 0. The host's resolver looks up names in parallel."""
     found: dict[str, list[Place] | Outcome] = {}
     names = []
     for address in addresses:
@@ -284,7 +285,7 @@ def resolved(addresses: set[str], timeout_s: float) -> dict[str, list[Place] | O
 
 
 def _look_up(name: str, deadline: float) -> list[Place] | Outcome:
-    """Return the addresses of a name; a failure counts only if file descriptors were free before and after it."""
+    """Return a name's addresses. A failure counts only if file descriptors were free before and after the look-up."""
     while True:
         spare = _may_open(SPARE)
         try:
@@ -308,7 +309,7 @@ def _may_open(count: int) -> bool:
 
 
 def endpoints(address: str, port: int, flags: int = socket.AI_NUMERICHOST) -> list[Place]:
-    """Return address families and socket addresses; for a name, ``flags`` is 0 and the resolver is used."""
+    """Return address families and socket addresses. For a name, ``flags`` must be 0, so that the resolver is used."""
     # bytes, as torch passes them: Python's own IDNA is a module that may have to be opened
     found = socket.getaddrinfo(address.encode(), port, type=socket.SOCK_STREAM, flags=flags)
     return [(family, place) for family, _type, _protocol, _name, place in found]

@@ -1,15 +1,16 @@
-"""This host's part of the port mesh: listeners that prove that they are ours, and tests with large packets.
+"""This host's part of the port mesh: listeners that prove their identity, and tests with large packets.
 
-A listener writes its host's nonce to everyone who connects, so that "connected" means "to that host", not to another
-program that listens there, nor to the dialling host itself, which may have the same address on a bridge.
+A listener writes its host's nonce to everyone who connects. So "connected" means that the dial reached that host, not
+another program that listens there, nor the dialling host itself, which may have the same address on a bridge.
 
-TCP sends every segment with the DF bit (net.ipv4.ip_no_pmtu_disc=0, ip(7)). If a link on the way has a smaller MTU than
-both ends and the router's "fragmentation needed" is lost, the handshake succeeds but the first full segment is lost,
+TCP sets the DF bit in every segment (net.ipv4.ip_no_pmtu_disc=0, ip(7)). If a link on the path has a smaller MTU than
+both ends and the router's "fragmentation needed" is lost, the handshake succeeds, but the first full segment is lost
 and the connection stalls for ever. So the test connects, sends a few full segments, and watches the kernel's count of
-unacknowledged bytes (SIOCOUTQ, tcp(7)); nobody needs to read them.
+unacknowledged bytes (SIOCOUTQ, tcp(7)). No program needs to read the segments.
 
-The listeners have a thread with a selector, since asyncio takes 40 ms to import and three times as long per connection.
-While the host dials, the dialling thread serves them, since two threads would switch at every system call.
+The listeners run in a thread with a selector, since asyncio takes 40 ms to import and three times as long per
+connection. While the host dials, the dialling thread also serves the listeners, since two threads would switch at every
+system call.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from typing import Any, Callable
 from nccl_doctor.probe.mesh.dials import Beside, Place, dial_all, end_with_reset, endpoints, resolved
 
 PATIENCE_S = 60.0
-"""Seconds that a listener waits for the other side to close; a busy host that reads later sees a reset."""
+"""Seconds that a listener waits for the other side to close. A busy host that reads later sees a reset."""
 PAUSE_S = 0.05  # after a failed accept: the peer closed first, or no file is left. The dial reports it.
 BACKLOG = 1024  # connections that wait to be accepted: of every host of a large cluster at once
 CHUNK = 65536  # bytes read at once
@@ -44,7 +45,7 @@ MOST_PEERS = 4096  # addresses that are counted separately
 
 
 class MeshEnd:
-    """The listening sockets of a host, and the accepted connections until their peers close them."""
+    """The listening sockets of a host, and the accepted connections, which are kept until the peers close them."""
 
     def __init__(self, nonce: str) -> None:
         self._nonce = nonce.encode()
@@ -68,9 +69,9 @@ class MeshEnd:
         self._thread = threading.Thread(target=self._serve, name="mesh", daemon=True)
 
     def listen(self, sockets: list[dict[str, Any]]) -> dict[str, Any]:
-        """Open a listener for each ``{"address", "port", "step", "tries"}``, only once, until :meth:`close`.
+        """Open a listener for each ``{"address", "port", "step", "tries"}``, until :meth:`close`. Call it only once.
 
-        If a port is taken, the next one in direction ``step`` is used; with "mute" the port is bound but closed.
+        If a port is taken, the next port in direction ``step`` is tried. With "mute", the port is bound but closed.
         """
         ports: list[int | None] = []
         errors: dict[str, str] = {}
@@ -88,7 +89,7 @@ class MeshEnd:
         return {"ports": ports, "errors": errors}
 
     def close(self) -> dict[str, Any]:
-        """Close all connections, and return answers.Heard: who connected, and who had too many connections."""
+        """Close all connections, and return an answers.Heard: who connected, and who had too many connections."""
         self._closing = True
         self._wake.send(b"\0")
         if self._thread.ident is not None:
@@ -159,7 +160,7 @@ class MeshEnd:
             self._hang_up(sock)
 
     def _count(self, sock: socket.socket, peer: str) -> None:
-        """Record a peer; if it has too many connections, its oldest one is closed."""
+        """Record a connection by its peer, and close the peer's oldest connection if there are too many."""
         own = sock.getsockname()
         local = _plain(own[0])
         key = local, int(own[1]), peer
@@ -172,7 +173,7 @@ class MeshEnd:
         self._peer[sock] = source
 
     def _is_full(self, crowd: dict[socket.socket, Any], most: int) -> bool:
-        """Return whether the limit is still reached after closed connections are removed."""
+        """Remove closed connections if the limit is reached, and return whether it is still reached."""
         if len(crowd) >= most:
             for sock in list(crowd):
                 self._take(sock)
@@ -202,18 +203,18 @@ class MeshEnd:
 
 
 def _plain(address: str) -> str:
-    """Return an address without its zone, and an IPv4 address in its plain form (not ::ffff:…)."""
+    """Return an address without its zone, and an IPv4-mapped address (::ffff:…) in plain IPv4 form."""
     bare = address.partition("%")[0]
     return bare[7:] if bare.startswith("::ffff:") and "." in bare else bare
 
 
 def _due(times: dict[socket.socket, float], now: float) -> list[socket.socket]:
-    """Return the entries that are due; entries are ordered by time."""
+    """Return the sockets whose time has come; ``times`` is ordered by time."""
     return [sock for sock, _ in itertools.takewhile(lambda item: item[1] <= now, times.items())]
 
 
 class Mesh:
-    """This host's part of a mesh: one set of listeners at a time."""
+    """Handles requests for this host's part of a mesh, with one set of listeners at a time."""
 
     def __init__(self, _server: object) -> None:
         self._end: MeshEnd | None = None
@@ -223,19 +224,19 @@ class Mesh:
         return self._end.listen(request["sockets"])
 
     def dial(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Dial, and meanwhile serve the listeners if there are any."""
+        """Dial the targets, and serve the listeners, if any, in the meantime."""
         return (self._end.dial if self._end else dial)(request["targets"], request["timeout_s"])
 
     def unlisten(self, _request: dict[str, Any]) -> dict[str, Any] | None:
-        """Close the listeners and return answers.Heard; None if there are none."""
+        """Close the listeners and return an answers.Heard, or None if there are no listeners."""
         end, self._end = self._end, None
         return None if end is None else end.close()
 
 
 def dial(targets: list[list[Any]], timeout_s: float, beside: Beside | None = None) -> dict[str, Any]:
-    """Dial as :func:`dial_all` does.
+    """Dial as :func:`dial_all` does, and return a summary.
 
-    The result is {"connected": count, "failed": rows of failed dials, "trips": those of the others}.
+    Its items are "connected" (a count), "failed" (rows of failed dials) and "trips" (round trips of the other dials).
     """
     trips: dict[int, tuple[int, int]] = {}
     results = dial_all(targets, timeout_s, trips, beside)
@@ -245,10 +246,10 @@ def dial(targets: list[list[Any]], timeout_s: float, beside: Beside | None = Non
 
 
 def _open_near(wanted: dict[str, Any]) -> socket.socket:
-    """Return a socket that listens on the requested port, or on the nearest free one that the request allows.
+    """Return a socket that listens on the requested port, or on the nearest free port that the request allows.
 
-    With SO_REUSEADDR, two sockets that are not listening yet may bind the same port, and the second listen(2) fails,
-    for example for the probes of a machine that is listed twice. A "mute" socket is only bound.
+    With SO_REUSEADDR, two sockets can bind the same port before either of them listens, and then the second listen(2)
+    fails, for example for the probes of a machine that is listed twice. A "mute" socket is only bound.
     """
     port = wanted["port"]
     for left in range(wanted["tries"], 0, -1):
@@ -272,7 +273,7 @@ def _open_near(wanted: dict[str, Any]) -> socket.socket:
 def _bound(address: str, port: int) -> socket.socket:
     """Return a socket bound to an address.
 
-    Without one, it is bound to both families, like torch's TCPStore, or only to IPv4 if that fails.
+    Without an address, the socket is bound to both families, like torch's TCPStore, or only to IPv4 if that fails.
     """
     if address:
         ((family, place),) = endpoints(address, port)
@@ -297,7 +298,7 @@ def _bound_to(family: int, place: tuple[Any, ...]) -> socket.socket:
 
 
 PAYLOAD = bytes(32 * 1024)
-"""Bytes to send: a few segments of 9,000 bytes, but less than a receive buffer holds (net.ipv4.tcp_rmem: 128 KiB)."""
+"""The data to send: a few 9,000-byte segments, but less than a receive buffer holds (128 KiB, net.ipv4.tcp_rmem)."""
 
 SEGMENTS = 8  # of a limited size; fewer than Linux sends before the first answer (ten; RFC 6928)
 AT_ONCE = 32
@@ -306,10 +307,10 @@ TCP_MAXSEG = 2  # linux/tcp.h
 
 
 class Push:
-    """Full segments to a listener, at its first address that accepts a connection.
+    """Sends full segments to a listener, at the first address that accepts a connection.
 
-    ``result`` is set once it is known. Only "stalled" is a fault: "reset" means that something answered, and the port
-    mesh judges "not-connected".
+    ``result`` is None until the outcome is known. Only "stalled" is a fault. "reset" means that something answered, and
+    the port mesh judges "not-connected".
     """
 
     def __init__(self, places: list[Place], segment: int | None = None) -> None:
@@ -320,7 +321,7 @@ class Push:
         self._connect("no address")
 
     def go_on(self) -> bool:
-        """Send over an established connection, or begin another; return False if it has to wait."""
+        """Send if the connection is established, or try the next address. Return False while it is pending."""
         assert self.sock is not None
         number = self.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if number:
@@ -349,7 +350,7 @@ class Push:
             self._end("reset" if number else "passed", os.strerror(number) if number else None)
 
     def end(self) -> None:
-        """End the transfer when its time is up."""
+        """End the transfer. Without a result so far, it has stalled or was never connected."""
         if self.result is None and self.sock is not None and self._sent:
             self.look()
         if self.result is None:
@@ -385,16 +386,15 @@ class Push:
 
 
 def try_path_mtu(request: dict[str, Any]) -> list[dict[str, Any]]:
-    """Answer a request with :func:`try_all`."""
     targets = [(address, port) for address, port in request["targets"]]
     return try_all(targets, request["deadline_s"], request["segment"])
 
 
 def try_all(targets: list[tuple[str, int]], deadline_s: float, segment: int | None = None) -> list[dict[str, Any]]:
-    """Send full-size segments to each target, and return the outcomes in the order of the targets.
+    """Send full-size segments to each target, and return an answers.PathMtuResult for each, in order.
 
-    It is an answers.PathMtuResult. All transfers run in parallel. With ``segment``, segments have at most that many
-    bytes. The test takes more than a second (the kernel retransmits after 0.2 s).
+    At most :data:`AT_ONCE` transfers run in parallel. With ``segment``, segments have at most that many bytes. The
+    kernel first retransmits after 0.2 s, so ``deadline_s`` should be more than a second.
     """
     found = resolved({address for address, _ in targets}, deadline_s)
     results: list[dict[str, Any]] = []
@@ -410,7 +410,6 @@ def try_all(targets: list[tuple[str, int]], deadline_s: float, segment: int | No
 
 
 def _push(pushes: list[Push], deadline: float) -> None:
-    """Run all transfers until each has a result."""
     sent: list[Push] = []
     step = LEAST_STEP_S
     with selectors.PollSelector() as selector:

@@ -1,13 +1,12 @@
-"""Streams to another host, whose mesh listener discards the data.
+"""Measures the rate of streams to another host, whose mesh listener discards the data.
 
-A stream first reads that listener's nonce, so that no bulk data goes to a stranger. After slow start, the bytes that
-the other kernel acknowledges are counted (tcp_info of linux/tcp.h). Streams are limited in time and in bytes, and end
-with the connection to the controller, since a socket that is closed or whose process dies drops its unsent data.
+A stream first reads the listener's nonce, so that no bulk data goes to a stranger. After slow start, the bytes that the
+other kernel acknowledges are counted (tcp_info in linux/tcp.h). Streams are limited in time and in bytes, and end with
+the connection to the controller, since a socket that is closed or whose process dies drops its unsent data.
 
-Four signs show that this machine, not the network, was the limit: the sending thread ran or waited for a CPU most of
-the time, the reader's window was zero, a CPU was saturated with interrupts, or the hypervisor withheld CPU time
-(steal). Packets that the machine's own queues drop (tc-tbf(8), tc-codel(8)) are also retransmitted, but are not lost in
-the network.
+Four signs show that a machine, not the network, was the limit: the sending thread ran or waited for a CPU most of the
+time, the reader's window was zero, interrupts saturated a CPU, or the hypervisor withheld CPU time (steal). Packets
+that the machine's own queues drop (tc-tbf(8), tc-codel(8)) are also retransmitted, but are not lost in the network.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ BUSY = 0.8  # share of the time that one stream's thread needs a CPU, above whic
 
 
 class Mark(NamedTuple):
-    """The kernel's counters at one moment: those of all streams, their threads and this machine's CPUs."""
+    """The kernel's counters at one moment, for all streams, the streams' threads, and this machine's CPUs."""
 
     at: float
     acked: int
@@ -102,9 +101,9 @@ class Stream:
 
 
 def send(request: dict[str, Any]) -> dict[str, Any]:
-    """Send to ``address`` and ``port`` for ``window_s`` seconds; return the fields of snapshot.Rate, or the error.
+    """Send to ``address`` and ``port`` for ``window_s`` seconds, and return the fields of snapshot.Rate, or the error.
 
-    If one stream's CPU is the limit, more streams are tried, and the better result counts.
+    If one stream's thread uses up a CPU, more streams are tried, and the higher rate counts.
     """
     try:
         found = _send(request, request["streams"])
@@ -172,7 +171,7 @@ _DROPS_AT = 8  # in struct gnet_stats_queue of linux/gen_stats.h
 
 
 def _dropped() -> int:
-    """Return the number of packets that the queues of this machine's interfaces have dropped; 0 if it is unknown."""
+    """Return the number of packets that the queues of this machine's interfaces have dropped, or 0 if it is unknown."""
     try:
         (queues,) = netlink.read_tables([(RTM_GETQDISC, _QUEUE.pack(0, 0, 0, 0, 0))], time.monotonic() + 1)
     except OSError:
@@ -188,7 +187,7 @@ def _drops(body: bytes) -> int:
 
 
 def _wanted_ns(tid: int) -> int:
-    """Return how long a thread ran or waited for a CPU, in ns; without schedstat, the process's CPU time."""
+    """Return how many ns a thread ran or waited for a CPU. Without schedstat, return the process's CPU time."""
     with contextlib.suppress(OSError, ValueError), open(f"/proc/self/task/{tid}/schedstat") as told:
         ran, waited, _ = told.read().split()
         return int(ran) + int(waited)
@@ -197,7 +196,7 @@ def _wanted_ns(tid: int) -> int:
 
 
 def _cpus(stat: str) -> list[tuple[int, int, int]]:
-    """Return, for each CPU in /proc/stat, the ticks in interrupts (hard and soft), stolen ticks, and all ticks."""
+    """Return for each CPU in /proc/stat the ticks in hard and soft interrupts, stolen ticks, and all ticks."""
     found = []
     for line in stat.splitlines():
         name, *ticks = line.split() or [""]
@@ -208,7 +207,7 @@ def _cpus(stat: str) -> list[tuple[int, int, int]]:
 
 
 def _shares(first: tuple[tuple[int, int, int], ...], last: tuple[tuple[int, int, int], ...]) -> tuple[float, float]:
-    """Return the largest share of a CPU's time spent in interrupts, and the largest share stolen by a hypervisor."""
+    """Return the largest share of any CPU's time spent in interrupts, and the largest share stolen by a hypervisor."""
     interrupts, stolen = [0.0], [0.0]
     for before, after in zip(first, last):
         ticks = after[2] - before[2]
@@ -224,7 +223,7 @@ DUPLEX = {0: "half", 1: "full"}
 
 
 def read_links(request: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return a snapshot.RateLink for each of ``interfaces``, from its driver."""
+    """Return a snapshot.RateLink for each of ``interfaces``, with data from the interface's driver."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
         return [_link(asking, name) for name in request["interfaces"]]
 

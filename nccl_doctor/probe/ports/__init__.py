@@ -1,1 +1,1 @@
-"""The host's part of fix-port."""
+"""Handles fix-port's requests on this host."""

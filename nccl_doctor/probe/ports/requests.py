@@ -1,11 +1,11 @@
-"""``fix-port``: tries torch's bind, explains its failure, signals processes and finds free ports.
+"""Serves ``fix-port``: tries to bind as torch does, explains failures, signals processes, and finds free ports.
 
-The socket table can't replace the trial, because whether a TIME_WAIT or an accepted connection prevents the bind
-depends on the SO_REUSEADDR of a socket that may be gone, which no table shows. The table only explains the result.
+The socket table can't replace the trial. Whether a TIME_WAIT or an accepted connection prevents the bind depends on the
+SO_REUSEADDR option of a socket that may be gone, which no table shows. The table only explains the result.
 
-A signal reaches only the intended process, however quickly PIDs are reused: a pidfd (Linux 5.3, pidfd_open(2)) stays
-with the process for which it was opened, and the process's start time is compared after opening and right before the
-signal. If the kernel has no pidfd, or a container's filter refuses it, only the comparison remains.
+A signal reaches only the intended process, however quickly PIDs are reused: a pidfd (Linux 5.3, pidfd_open(2)) refers
+to the process for which it was opened, and the process's start time is checked after the pidfd is opened and right
+before the signal. If the kernel has no pidfds, or a container's filter refuses them, only this check remains.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from nccl_doctor.probe.procs import Table, open_files, pids_by_inode
 from nccl_doctor.probe.tools import Unavailable, port_range, read
 
 CLOSING = frozenset({"TIME_WAIT", "FIN_WAIT1", "FIN_WAIT2", "LAST_ACK", "CLOSING"})
-"""States in which a socket may have no process any more; the kernel ends it by itself."""
+"""States in which a socket may no longer belong to a process, and the kernel ends it by itself."""
 PIDFD_SEND_SIGNAL, PIDFD_OPEN = 424, 434
-"""Numbers of the system calls, the same on all architectures but alpha (since Linux 5.1)."""
+"""System call numbers, which are the same on all architectures except alpha (since Linux 5.1)."""
 GPU_PATIENCE_S = 5.0  # nvidia-smi takes seconds if no daemon keeps the driver loaded
 SERVICES = "/etc/services"
 
 
 def describe(pid: int, table: Table) -> dict[str, Any]:
-    """Return a process in the JSON form of snapshot.Process, without its refusal."""
+    """Return a process in the JSON form of snapshot.Process, without the field ``refusal``."""
     proc = table.procs[pid]
     age = guard.age_s(pid, table)
     return {
@@ -52,10 +52,7 @@ def describe(pid: int, table: Table) -> dict[str, Any]:
 
 
 def try_port(port: int, *, described: bool = True) -> dict[str, Any]:
-    """Bind as torch does, and return the outcome as a snapshot.PortTrial.
-
-    ``described``: with holders' details, which may take seconds.
-    """
+    """Bind as torch does, and return a snapshot.PortTrial. ``described`` adds details, which may take seconds."""
     return explain(port, bind_error(port), described=described)
 
 
@@ -68,10 +65,7 @@ def free_port(_request: dict[str, Any]) -> int:
 
 
 def explain(port: int, error: int | None, *, described: bool = True) -> dict[str, Any]:
-    """Explain the outcome of :func:`bind_error` by the socket tables.
-
-    This takes a long time if there are many processes.
-    """
+    """Explain the result of :func:`bind_error` with the socket tables; this is slow if there are many processes."""
     if error is None:
         return {"port": port, "free": True}
     trial: dict[str, Any] = {"port": port, "free": False, "error": errno.errorcode.get(error, str(error))}
@@ -85,10 +79,10 @@ def explain(port: int, error: int | None, *, described: bool = True) -> dict[str
 
 
 def bind_error(port: int) -> int | None:
-    """Return the errno with which torch's TCPStore would fail to listen on a port; None if it would succeed.
+    """Return the errno with which torch's TCPStore would fail to listen on a port, or None if it would succeed.
 
-    It does what torch 2.13 does with its default libuv backend (seen with strace): bind ``[::]`` for both families and,
-    if that fails for any reason, ``0.0.0.0``, whose error counts; both with SO_REUSEADDR.
+    The function does what torch 2.13 does with its default libuv backend (seen with strace): it binds ``[::]`` for both
+    families and, if that fails for any reason, ``0.0.0.0``, whose error counts. Both sockets have SO_REUSEADDR.
     """
     number = None
     for family, address in ((socket.AF_INET6, "::"), (socket.AF_INET, "0.0.0.0")):  # noqa: S104 - as torch does
@@ -106,7 +100,7 @@ def bind_error(port: int) -> int | None:
 
 
 def cause_of(found: list[DiagSocket]) -> str:
-    """Return snapshot.PortTrial.cause; a socket without a process that the kernel is closing counts as time-wait."""
+    """Return a snapshot.PortTrial.cause. A socket without a process that the kernel is closing counts as time-wait."""
     states = {one.state for one in found if one.inode != 0 or one.state not in CLOSING}
     if "LISTEN" in states:
         return "listener"
@@ -156,7 +150,7 @@ def _hint(found: list[DiagSocket]) -> str:
 
 
 def unlisted_holders() -> list[int]:
-    """Return the processes with a TCP socket that no table lists. It is only bound (kernels before 6.8), or unused."""
+    """Return processes with a TCP socket that no table lists because it is only bound (before Linux 6.8) or unused."""
     try:
         listed = {f"socket:[{one.inode}]" for one in netlink.sockets_on(0) if one.state != "BOUND"}
     except OSError:
@@ -172,7 +166,7 @@ def unlisted_holders() -> list[int]:
 
 
 def send_signal(pid: int, started: int, number: signal.Signals) -> bool:
-    """Signal a process that started at ``started`` (ticks since boot); PermissionError for another user's."""
+    """Signal a process that started at ``started`` (ticks since boot). Raise PermissionError if not permitted."""
     try:
         descriptor = open_pidfd(pid)
     except ProcessLookupError:
@@ -191,7 +185,7 @@ def send_signal(pid: int, started: int, number: signal.Signals) -> bool:
 
 
 def open_pidfd(pid: int) -> int | None:
-    """Return a pidfd; None if pidfds are not available; ProcessLookupError if the process is gone."""
+    """Return a pidfd, or None if pidfds are not available. Raise ProcessLookupError if the process is gone."""
     try:
         own = getattr(os, "pidfd_open", None)  # Python 3.9
         return int(own(pid) if own else _call(PIDFD_OPEN, pid, 0))
@@ -222,7 +216,7 @@ def _call(number: int, *arguments: int | None) -> int:
 
 
 def look(request: dict[str, Any]) -> dict[str, Any]:
-    """Return who holds ``port``, or the job of ``pid`` if that started at ``started`` (ticks since boot)."""
+    """Return who holds ``port``, or the job of ``pid`` if that process started at ``started`` (ticks since boot)."""
     port, pid = request["port"], request["pid"]
     # Tried first, so that no thread of ours is taken for a holder.
     trial = None if port is None else try_port(port, described=False)
@@ -246,9 +240,9 @@ def look(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def send(request: dict[str, Any]) -> dict[str, Any]:
-    """Signal all or none of ``processes`` ([pid, start in ticks]) and their descendants.
+    """Signal ``processes`` ([pid, start in ticks]) and their descendants, or none of them if one can't be signalled.
 
-    Without a signal, only return those that are still running.
+    Without a signal, only report which of the processes are still running.
     """
     table = Table()
     named = [pid for pid, started in request["processes"] if _lives(pid, started, table)]
@@ -267,7 +261,7 @@ def send(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def free(request: dict[str, Any]) -> dict[str, Any]:
-    """Return those of ``ports`` that torch can bind and that are not reserved, used by a service, or ``drawn``."""
+    """Return which ``ports`` torch can bind, except reserved, service and, unless requested, ephemeral ports."""
     told = _range()
     drawn = told or {"low": 1, "high": 0, "reserved": ""}
     kept = set()
@@ -290,7 +284,7 @@ _SIGNALS = {"TERM": signal.SIGTERM, "KILL": signal.SIGKILL}
 
 
 class _Gpus:
-    """nvidia-smi, which runs in parallel with the rest."""
+    """Runs nvidia-smi in parallel with the rest."""
 
     def __init__(self) -> None:
         self._deadline = time.monotonic() + GPU_PATIENCE_S
@@ -310,7 +304,6 @@ class _Gpus:
 def _job(
     job: JobProcesses, named: list[int], table: Table, refused: guard.Refusal | None, gpus: _Gpus | None
 ) -> dict[str, Any]:
-    """Return a job and whether it may be ended."""
     alive = {pid: table.procs[pid] for pid in job.pids if pid in table.procs}
     orphan = jobs.is_orphan(job.root, table)
     return {

@@ -1,1 +1,1 @@
-"""This host's part of the all-reduce."""
+"""Runs this host's part of the all-reduce."""

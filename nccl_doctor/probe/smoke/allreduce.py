@@ -1,13 +1,13 @@
 """Runs the all-reduce on this host: one process imports torch and forks as many ranks as the job would have here.
 
-The worker (worker.py) is passed in memory to the training's interpreter as ``/proc/PID/fd/N``. It may be started long
-before it is needed, and serves several all-reduces, since importing torch takes longer than anything else. Temporary
-files are in a known folder. They are removed when the processes end, as is shared memory that killed ranks could not
-remove. Ranks report in marked lines; their other output is kept.
+The worker (worker.py) is passed in memory to training's Python interpreter, as ``/proc/PID/fd/N``. It may be started
+long before it is needed, and serves several all-reduces, since importing torch takes longer than anything else.
+Temporary files are in a known folder. They are removed when the processes end, as is shared memory that killed ranks
+could not remove. Ranks report in marked lines; the ranks' other output is kept.
 
 NCCL creates ``nccl-XXXXXX`` with mkstemp and unlinks it once the peer has attached (2.30.7, src/misc/shmutils.cc), so a
-rank that is killed in between leaves it behind. The name does not show who created it, and a segment that nobody has
-open may still be needed. So we remove only segments that we saw our descendants use.
+rank that is killed in between leaves the file behind. The name does not show who created the file, and a segment that
+no process has open may still be needed. So we remove only segments that we saw our descendants use.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Segments:
         self._next = 0.0
 
     def look(self, *, at_once: bool = False) -> None:
-        """Record what descendants have mapped or open, at most every PAUSE_S unless a name is new."""
+        """Record which files descendants have mapped or open, at most every PAUSE_S seconds unless a name is new."""
         names = _names()
         fresh = not names <= self._listed
         self._listed |= names
@@ -68,7 +68,7 @@ def _names() -> set[str]:
 
 
 def _held(pids: Iterable[int]) -> set[str]:
-    """Return the names of the folder's files that these processes have mapped or open."""
+    """Return the names of the files in :data:`FOLDER` that these processes have mapped or open."""
     used: set[str] = set()
     for pid in pids:
         # it has ended, or belongs to another user, who can't open our segments (their mode is 0600)
@@ -86,7 +86,7 @@ FRAMES = 12
 
 
 class Ranks:
-    """The ranks of this host by local rank. ``launcher`` forks them, and writes its own stack to the file ``stack``."""
+    """The ranks of this host. The process ``launcher`` forks them, and writes its own stack to the file ``stack``."""
 
     def __init__(self, count: int, emit: Callable[[Dict[str, Any]], None], launcher: int, stack: int) -> None:
         self.count = count
@@ -106,7 +106,7 @@ class Ranks:
         return self._unexplained <= self._exit_codes.keys()
 
     def event(self, event: dict[str, Any]) -> None:
-        """Forward an event of a rank, and record its process and how it ended."""
+        """Forward a rank's event, and record the rank's process and how it ended."""
         rank = event["local_rank"]
         if "pid" in event:
             self._pids[rank] = event["pid"]
@@ -117,7 +117,7 @@ class Ranks:
         self._emit(event)
 
     def look(self) -> bool:
-        """Report each rank's "state" and "stack"; return True if only the launcher knows how one died."""
+        """Report each rank's "state" and "stack". Return True if a rank died and only the launcher can tell how."""
         states = {rank: _state(self._pids.get(rank, self._launcher)) for rank in range(self.count)}
         living = {rank: state for rank, state in states.items() if state is not None and state[0] not in "ZX"}
         for pid in {self._pids[rank] for rank in living if rank in self._pids}:
@@ -147,12 +147,12 @@ class Ranks:
             os.close(file)
 
     def _stack_file(self, rank: int) -> int:
-        """Return the file to which the rank's process writes its stack: before the fork, the launcher's."""
+        """Return the file with the stack of the rank's process, which is the launcher's file before the fork."""
         return self._launcher_stack if self._pids.get(rank) == self._launcher else self._files[rank]
 
 
 def _state(pid: int) -> str | None:
-    """Return the process's state letter (proc(5)), with the kernel function if it is uninterruptible."""
+    """Return the process's state letter (proc(5)), and for uninterruptible sleep also the kernel function."""
     proc = procs.read_proc(pid)
     if proc is None or proc.state != "D":
         return None if proc is None else proc.state
@@ -164,8 +164,9 @@ TAIL_LINES = 16000
 READ_BYTES = 65536  # the capacity of a pipe (pipe(7))
 LINE_BYTES = 2000
 PART_BYTES = 4 << 20
-"""Limits of the kept output: NCCL_DEBUG=INFO prints about 150 lines per rank on 8 GPUs; the first and the last lines
-are kept, each part within these numbers of lines and bytes.
+"""Limit, in bytes, of the first lines kept and of the last lines kept. HEAD_LINES and TAIL_LINES also apply.
+
+NCCL_DEBUG=INFO prints about 150 lines per rank on 8 GPUs.
 """
 
 WORKED_S = 0.1  # CPU time after which a launcher counts as working although its interpreter has not started yet
@@ -175,7 +176,7 @@ Emit = Callable[[Dict[str, Any]], None]
 
 
 class Output:
-    """The ranks' output: events are forwarded, and the first and last lines are kept."""
+    """Handles the ranks' output: forwards events, and keeps the first and last lines."""
 
     def __init__(self, mark: str, emit: Emit) -> None:
         self._mark, self._emit = mark.encode(), emit
@@ -186,11 +187,9 @@ class Output:
 
     @property
     def lines(self) -> list[str]:
-        """The lines kept, in order."""
         return [*self._head, *self._tail]
 
     def feed(self, block: bytes) -> None:
-        """Process bytes that have been read."""
         *lines, self._rest = (self._rest + block).split(b"\n")
         for line in lines:
             before, found, event = line.partition(self._mark)
@@ -211,9 +210,9 @@ class Output:
             self._tail_bytes -= len(self._tail.popleft())
 
     def follow(self, source: int, until: float, stop: Callable[[], bool]) -> bool:
-        """Read until the last writer is gone (True), or until ``stop`` or the deadline (False).
+        """Read until the last writer is gone (return True), or until ``stop`` or the deadline (return False).
 
-        Output written before ``stop`` is still read, since a launcher's last line says why it ended.
+        Output written before ``stop`` is still read, since the last line of a launcher shows why it ended.
         """
         with selectors.DefaultSelector() as selector:
             selector.register(source, selectors.EVENT_READ)
@@ -232,7 +231,7 @@ class Output:
 
 
 class Launcher:
-    """The process that imports torch and forks ranks; must be created in the probe's main thread."""
+    """The process that imports torch and forks ranks. It must be created in the probe's main thread."""
 
     def __init__(self, env: dict[str, str], worker: str) -> None:
         self.env = env  # the variables that it was started with, besides the probe's own
@@ -262,7 +261,7 @@ class Launcher:
             self._held = held.pop_all()
 
     def wait_until_ready(self, seconds: float) -> None:
-        """Wait until torch is imported; raise TimeoutError if it takes too long or the process ends first."""
+        """Wait until torch is imported. Raise TimeoutError if this takes too long or the process ends first."""
         over = lambda: self._ready or self._process.poll() is not None  # noqa: E731 - read by one loop
         self._output.follow(self._source, time.monotonic() + seconds, over)
         if not self._ready:
@@ -272,9 +271,9 @@ class Launcher:
     def run(self, order: dict[str, Any], emit: Emit, stop: threading.Event) -> dict[str, Any]:
         """Run one all-reduce, and forward the ranks' reports, until the deadline at the latest.
 
-        For ``order`` see worker.py; its deadline is the last resort if the controller is silent. "exit" is 0 if all
-        ranks ended well and 1 if not. If the launcher ended before them, it is the launcher's own exit status, or None
-        with the "signal" that killed it; both are None if the launcher had to be ended.
+        ``order`` is described in worker.py; its deadline is the last resort if the controller is silent. "exit" is 0 if
+        all ranks ended well and 1 if not. If the launcher ended before the ranks, "exit" is the launcher's exit status,
+        or None with the "signal" that killed the launcher. Both are None if the launcher had to be ended.
         """
         ranks = self._ranks = Ranks(order["count"], emit, self._process.pid, self._stack)
         self._number, self._good = self._number + 1, None
@@ -313,7 +312,7 @@ class Launcher:
         }
 
     def close(self) -> list[str]:
-        """End the process and every rank, clean up after them, and return the lines that they printed."""
+        """Kill the process and every rank, clean up after them, and return the lines that they printed."""
         try:
             self._process.kill()
             self._process.wait()
@@ -339,7 +338,7 @@ class Launcher:
             self._report_launcher()
 
     def _report_launcher(self) -> None:
-        """Report the launcher's stage for all ranks before it forks them."""
+        """Report the launcher's stage as the stage of all ranks before they are forked."""
         if self._ranks is None or not self._began:
             return
         for local_rank in range(self._ranks.count):
@@ -349,7 +348,7 @@ class Launcher:
 
 
 def early(env: dict[str, str], worker: str) -> Launcher | None:
-    """Return a launcher that is importing torch in the background; None if memory is short."""
+    """Return a launcher that is importing torch in the background, or None if memory is short."""
     # without swapping, by proc(5)
     available = re.search(r"^MemAvailable:\s+(\d+) kB$", tools.read("/proc/meminfo") or "", re.MULTILINE)
     if not available or int(available[1]) < NEEDED_KIB:

@@ -1,4 +1,4 @@
-"""Requests for all-reduces: one launcher per connection, which imports torch once for all of them."""
+"""Handles requests for all-reduces, with one launcher per connection that imports torch once for all of them."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ COUNT_S = 2.0  # time for a device that no longer answers to report its counters
 
 
 class AllReduce:
-    """The launcher of this host's ranks, if there is one."""
+    """Handles requests for all-reduces on this host, and keeps the launcher of the ranks between requests."""
 
     def __init__(self, server: Server) -> None:
         self._server = server
         self._launcher: Launcher | None = None
 
     def import_torch(self, request: dict[str, Any]) -> None:
-        """Import torch in advance, if there is enough memory for it."""
+        """Import torch in advance if there is enough memory."""
         if self._launcher is None:
             self._launcher = early(request["env"], self._server.source(WORKER))
 
     def run(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Return an answers.SmokeEnd; each rank's reports are sent as events."""
+        """Run an all-reduce, send each rank's reports as events, and return an answers.SmokeEnd."""
         launcher = self._started(request["env"])
         stop, ident = self._server.stop, request["id"]
         stop.clear()
@@ -49,7 +49,7 @@ class AllReduce:
             raise
 
     def try_group(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Run the all-reduce in a group of hosts; the launcher is kept for the next group."""
+        """Run the all-reduce in a group of hosts, and keep the launcher for the next group."""
         self._server.stop.clear()
         assert self._launcher is not None
         return {"ok": self._launcher.run(request["order"], lambda _event: None, self._server.stop)["exit"] == 0}
@@ -58,7 +58,7 @@ class AllReduce:
         self._end()
 
     def _started(self, env: dict[str, str]) -> Launcher:
-        """Return the existing launcher if it has these variables, or else a new one."""
+        """Return the existing launcher if it was started with these variables, or else a new launcher."""
         if self._launcher is not None and self._launcher.env != env:
             self._end()
         self._launcher = self._launcher or Launcher(env, self._server.source(WORKER))
@@ -70,6 +70,6 @@ class AllReduce:
 
 
 def _counters(before: dict[str, Any] | None = None) -> dict[str, Any] | None:
-    """Return the RDMA counters, or their growth; None if there are none or they were not read in time."""
+    """Return the RDMA counters, or their growth since ``before``; None if there are none or reading takes too long."""
     now: Any = facts.run({"counters": count_rdma}, COUNT_S)["counters"]
     return None if not now or "$unknown" in now else now if before is None else grown(before, now)

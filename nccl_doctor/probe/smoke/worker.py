@@ -1,16 +1,16 @@
-"""Imports torch once and forks this host's ranks of the all-reduce; it is a program, never imported.
+"""Imports torch once and forks this host's ranks of the all-reduce. This file is a program, and never imported.
 
 It is started as training's interpreter would be, and does not use CUDA before the fork, since the children could not
 use it afterwards (torch/cuda/__init__.py, "Cannot re-initialize CUDA in forked subprocess"). Orders come as lines of
 JSON, each for all ranks of one all-reduce; events go to stdout after a mark. A rank reports each stage when it reaches
-it, so that the last one shows where the rank hangs:
+it, so that the last stage shows where the rank hangs.
 
-started the interpreter is running (the probe reports this for all ranks: probe/smoke/allreduce.py) torch torch is
-imported, and the rank is a process of its own store the master's TCPStore answers group the process group is up: all
-ranks have met allreduce the first all-reduce gave the right sum sizes the sizes have been measured done the group has
-been taken down
+The stages are "started" (the interpreter is running; probe/smoke/allreduce.py reports this for all ranks), "torch"
+(torch is imported, and the rank has its own process), "store" (the master's TCPStore answers), "group" (the process
+group is up, since all ranks have met), "allreduce" (the first all-reduce gave the right sum), "sizes" (all sizes have
+been measured) and "done" (the process group has been destroyed).
 
-Values depend on rank and position, so that a sum that lacks a rank or mixes up positions is never right.
+Values depend on rank and position, so that a sum is never right if a rank is missing or positions are mixed up.
 """
 
 from __future__ import annotations
@@ -40,20 +40,20 @@ MOST_ACCUSED = 64
 PR_SET_PDEATHSIG = 1
 GRACE_S = 1.0  # time for the other ranks of a host to report, once one of them has died
 GAIN, PLATEAU_BYTES = 1.1, 1 << 20
-"""Factor of growth that shows bandwidth's plateau, and the smallest size for which it does.
+"""Growth factor that shows the bandwidth's plateau, and the smallest message size for which it does.
 
-Bandwidth has reached its plateau if it grew by less than the factor over two doublings. If only the plateau is wanted,
-sizes are two doublings apart.
+Bandwidth has reached its plateau if it grew by less than this factor over two doublings of the size. If only the
+plateau is wanted, sizes are two doublings apart.
 """
 
 
 def write_event(**event: object) -> None:
-    """Write a line with one write(2) of less than PIPE_BUF, so that ranks' lines don't mix (pipe(7))."""
+    """Write a line with one write(2) of less than PIPE_BUF bytes, so that the ranks' lines don't mix (pipe(7))."""
     os.write(1, (CONFIG["mark"] + json.dumps(event) + "\n").encode())
 
 
 def report(**event: object) -> None:
-    """Report an event of this rank, with the time since the order was sent."""
+    """Report an event of this rank, with the seconds since the order was sent."""
     write_event(**event, local_rank=int(os.environ["LOCAL_RANK"]), since=time.monotonic() - ORDER["began"])
 
 
@@ -66,7 +66,7 @@ def end_with_parent() -> None:
 
 
 def write_stack_on_signal(path: str) -> None:
-    """On SIGUSR1, write the main thread's stack, even if that thread hangs while holding the GIL."""
+    """Write the main thread's stack on SIGUSR1, even if that thread hangs while it holds the GIL."""
     faulthandler.register(signal.SIGUSR1, file=os.open(path, os.O_WRONLY | os.O_APPEND), all_threads=False)
 
 
@@ -105,7 +105,7 @@ class ForeignStoreError(Exception):
 
 
 class Store(Protocol):
-    """A torch.distributed.Store, as far as it is used here."""
+    """The part of torch.distributed.Store that is used here."""
 
     def set(self, key: str, value: str) -> None: ...
 
@@ -116,10 +116,10 @@ class Store(Protocol):
 
 
 def own_store(dist: ModuleType, store: Store, rank: int) -> Any:  # noqa: ANN401 - torch's own, which mypy can't see
-    """Return the store with this all-reduce's token before all keys, so that no foreign rank joins.
+    """Return the store with this all-reduce's token as a prefix of all keys, so that no foreign rank joins.
 
-    Rank 0, whose process serves the store, records in it whose it is. The others don't wait for that here but in
-    ``init_process_group``, where their stacks show it.
+    Rank 0, whose process serves the store, also writes the token to it. The other ranks don't wait for that here but in
+    ``init_process_group``, where their stacks show the wait.
     """
     if rank == 0:
         store.set(STORE_KEY, ORDER["token"])
@@ -136,7 +136,7 @@ def loaded_nccl(torch: ModuleType) -> str:
 
 
 def weight(rank: int) -> int:
-    """Return a rank's factor, small enough that float32 sums of thousands of ranks stay exact (below 2**24)."""
+    """Return a rank's factor, small enough that float32 sums over thousands of ranks stay exact (below 2**24)."""
     return rank % 13 + 1
 
 
@@ -145,28 +145,28 @@ class WrongSumError(Exception):
 
 
 class WithoutNcclError(RuntimeError):
-    """torch has no NCCL."""
+    """torch is built without NCCL."""
 
 
 ERROR_KINDS = {WrongSumError: "wrong-sum", WithoutNcclError: "no-nccl"}
-"""Kinds of errors that the controller does not judge by their text alone."""
+"""Kinds of errors, by exception, that the controller does not judge by the error's text alone."""
 
 
 class Device(Protocol):
-    """A torch.device, as far as it is used here; ``type`` is "cuda" or "cpu"."""
+    """The part of torch.device that is used here; ``type`` is "cuda" or "cpu"."""
 
     type: str
 
 
 class Tensor(Protocol):
-    """A torch.Tensor, as far as it is used here."""
+    """The part of torch.Tensor that is used here."""
 
     def zero_(self) -> Tensor:
         """Set every element to 0."""
 
 
 class Bench:
-    """Checked and timed all-reduces on one device."""
+    """Runs, checks and times all-reduces on one device."""
 
     def __init__(self, torch: ModuleType, dist: ModuleType, device: Device) -> None:
         self.torch, self.dist, self.device = torch, dist, device
@@ -176,8 +176,8 @@ class Bench:
     def fill(self, dtype: object, count: int) -> tuple[Any, Any]:
         """Return this rank's values, and the correct sums over all ranks.
 
-        In float32, position p of rank r has (p mod 97 + 1) (r mod 13 + 1), and every sum is exact. bfloat16 is exact
-        only up to 256 (8 bits of mantissa), so there each position is non-zero on one rank only.
+        In float32, position p of rank r has the value (p mod 97 + 1) (r mod 13 + 1), and every sum is exact. bfloat16
+        is exact only up to 256 (8 bits of mantissa), so there each position is non-zero on one rank only.
         """
         torch = self.torch
         cycle = torch.arange(1, PATTERN + 1, dtype=dtype, device=self.device)
@@ -189,10 +189,7 @@ class Bench:
         return values, positions
 
     def checked(self, dtype: object, count: int) -> Tensor:
-        """Run an all-reduce and check the sums; report a wrong one on any rank.
-
-        Every rank then raises :class:`WrongSumError`.
-        """
+        """Run an all-reduce. A wrong sum on any rank is reported, and raises WrongSumError on every rank."""
         values, expected = self.fill(dtype, count)
         self.timed(values)
         differs = values != expected
@@ -240,7 +237,7 @@ class Bench:
         return [float(value) for value in values]
 
     def measure(self) -> None:
-        """Time float32, and on GPUs also bfloat16, each with an equal part of the budget."""
+        """Time float32 and, on GPUs, also bfloat16, with an equal part of the time budget for each."""
         dtypes = [self.torch.float32]
         if self.device.type == "cuda":
             dtypes.append(self.torch.bfloat16)
@@ -251,7 +248,7 @@ class Bench:
         report(own_s=took_s - self.inside_s, busy=(cpu_wanted_s() - wanted_s) / took_s)
 
     def largest(self) -> int:
-        """Return the largest message in bytes: the requested one, at most an eighth of any GPU's free memory."""
+        """Return the largest message size in bytes: as requested, but at most an eighth of any GPU's free memory."""
         wanted = int(ORDER["max_bytes"])
         if self.device.type != "cuda":
             return wanted
@@ -259,10 +256,10 @@ class Bench:
         return min(wanted, -int(self.slowest(-float(free // 8))[0]))
 
     def measure_sizes(self, dtype: object, largest: int, budget_s: float) -> None:
-        """Time sizes from 8 bytes, doubling while the next one fits the budget; rank 0 reports the medians.
+        """Time sizes from 8 bytes, doubling while the next size fits the budget. Rank 0 reports the medians.
 
-        algbw = bytes / seconds and busbw = algbw * 2 (n - 1) / n, as nccl-tests' PERFORMANCE.md defines them, in 10⁹
-        bytes/s. If the order has "plateau", fewer sizes are timed, until the plateau is reached.
+        algbw = bytes / seconds and busbw = algbw * 2 (n - 1) / n, as defined in nccl-tests' PERFORMANCE.md, in 10⁹
+        bytes/s. If the order has "plateau", fewer sizes are timed, and only until the plateau is reached.
         """
         name = str(dtype).rpartition(".")[2]
         width = 4 if name == "float32" else 2
@@ -287,7 +284,7 @@ class Bench:
 
 
 def cpu_wanted_s() -> float:
-    """Return the seconds that this process's threads ran or waited for a CPU. Source: /proc/PID/task/TID/schedstat."""
+    """Return the seconds that this process's threads ran or waited for a CPU (/proc/PID/task/TID/schedstat)."""
     wanted = 0
     for thread in os.listdir("/proc/self/task"):
         with contextlib.suppress(OSError, ValueError), open(f"/proc/self/task/{thread}/schedstat") as told:
@@ -296,7 +293,7 @@ def cpu_wanted_s() -> float:
 
 
 def guarded(run: Callable[[], object]) -> int:
-    """Run a rank; report an error, and return the exit status."""
+    """Run a rank, report an error if there is one, and return the exit status."""
     try:
         run()
     except Exception as error:  # noqa: BLE001 - reported whole; the controller judges
@@ -315,7 +312,7 @@ def leave(status: int) -> None:
 
 
 def fork_rank(local_rank: int) -> int:
-    """Start a rank with the order's variables and its own rank numbers; return its PID."""
+    """Start a rank with the order's variables and the rank's own numbers, and return the PID."""
     pid = os.fork()
     if pid == 0:
         os.setsid()
@@ -328,7 +325,7 @@ def fork_rank(local_rank: int) -> int:
 
 
 def wait_for_ranks(pids: list[int], seconds: float) -> bool:
-    """Wait for all ranks, report how failed ones ended, kill the rest, and return True if all ended well."""
+    """Wait for all ranks, report how failed ranks ended, kill the rest, and return True if all ended well."""
     deadline = time.monotonic() + seconds
     left = {pid: local_rank for local_rank, pid in enumerate(pids)}
     good = True
@@ -353,8 +350,8 @@ def wait_for_ranks(pids: list[int], seconds: float) -> bool:
 def serve() -> None:
     """Import torch, then run one order after another until the input ends.
 
-    An order: ``{"number", "token", "first_rank", "count", "variables": of the job, "stacks": [path for each rank],
-    "began": time.monotonic of its sender, "backend", "budget_s", "max_bytes", "plateau", "deadline_s"}``.
+    An order has the keys "number", "token", "first_rank", "count", "variables" (of the job), "stacks" (a path for each
+    rank), "began" (the sender's time.monotonic), "backend", "budget_s", "max_bytes", "plateau" and "deadline_s".
     """
     end_with_parent()
     # Python 3.12 warns about forks beside threads; some libraries start threads on import, and allow it.

@@ -1,6 +1,6 @@
-"""From a template to a single file that loads nothing from the network and runs only our own script.
+"""Turns a template into a single file that loads nothing from the network and runs only our own script.
 
-Templates read the documents themselves; the values of each figure come from the figure's own module.
+Templates read the documents directly. The values of each figure come from the figure's own module.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Table(NamedTuple):
 
 
 def short(text: str, most: int) -> str:
-    """Return at most this many characters of a text. The middle is left out, since both ends distinguish hosts."""
+    """Return at most ``most`` characters of a text. The middle is left out, since both ends distinguish hosts."""
     if len(text) <= most:
         return text
     end = (most - 1) // 2
@@ -71,7 +71,7 @@ def pages(diagnoses: Iterable[Diagnosis], options: RenderOptions) -> dict[str, t
 
 
 def gravest_first(diagnoses: Iterable[Diagnosis]) -> list[Diagnosis]:
-    """Return the diagnoses by severity, and those of the same severity in the order of the report."""
+    """Return the diagnoses by severity. Diagnoses of the same severity stay in the order of the report."""
     return sorted(diagnoses, key=lambda found: -found.severity.rank)
 
 

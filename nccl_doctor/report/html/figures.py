@@ -1,4 +1,4 @@
-"""Figures other than the mesh: all-reduce curves, ring and networks, a table of hosts, and times."""
+"""Makes all figures except the mesh: all-reduce curves, ring, networks, table of hosts, and times."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class _Scale(NamedTuple):
     end: float
 
     def at(self, value: float) -> float:
-        """Return the position of a value; values beyond the axis are placed at its end."""
+        """Return the position of a value. Values beyond the axis are placed at the nearer end of the axis."""
         inside = min(max(value, self.low), self.high)
         share = log10(inside / self.low) / max(log10(self.high / self.low), 1e-9)
         return round(self.start + share * (self.end - self.start), 1)
@@ -104,12 +104,12 @@ _MOST_CHIPS = 16  # hosts of a subnet that are shown one by one
 _LEAST, _MOST, _EACH = 62.0, 150.0, 8.0
 """Radius of the smallest and of the largest ring, and the increase per host, in CSS pixels."""
 _BESIDE, _ABOVE, _LETTER = 24.0, 34.0, 6.8
-"""Space for names in CSS pixels: beside the ring, above and below it, and for each letter."""
+"""Space for names, in CSS pixels: beside the ring, above and below the ring, and for each letter."""
 _LONGEST = 14
 
 
 def nets(report: Report) -> tuple[View, ...]:
-    """Return hosts by the network that NCCL chose, the largest group first, those without one last."""
+    """Return hosts by the network that NCCL chose: the largest group first, and hosts without a network last."""
     against = reversed(report.of_category("interfaces"))
     wrong = {host: f"{one.code} {one.name}" for one in against for host in one.hosts}
     chosen = []
@@ -123,7 +123,7 @@ def nets(report: Report) -> tuple[View, ...]:
 
 
 def _folded(hosts: list[View]) -> list[View]:
-    """Return hosts with the same interface as one entry; those at fault stay separate."""
+    """If there are many hosts, merge hosts with the same interface and the same fault into one entry."""
     if len(hosts) <= _MOST_CHIPS:
         return hosts
     groups = grouped(((one.interface, one.wrong), one) for one in hosts)
@@ -135,7 +135,7 @@ def _folded(hosts: list[View]) -> list[View]:
 
 
 def ring(report: Report) -> View | None:
-    """Return the ring of the all-reduce, or else of the ranks; None for fewer than two hosts."""
+    """Return the ring of the all-reduce, or else of the ranks; None for fewer than two or too many hosts."""
     hosts = _order(report)
     if not 2 <= len(hosts) <= MOST_STOPS:
         return None
@@ -204,7 +204,7 @@ _LONGEST_DEVICE = 20
 
 
 def rails(report: Report) -> View | None:
-    """Return RDMA devices by their index on hosts, as NCCL connects them; None for fewer than two hosts."""
+    """Return the hosts' RDMA devices by index, as NCCL connects them, or None for fewer than two hosts."""
     places = {host.name: _places(host) for host in sorted(report.hosts, key=lambda host: host.node_rank) if host.rdma}
     lost = {name: {other for port in chain(*its) for other in port.apart} for name, its in places.items()}
     shown = sorted(places, key=lambda name: not lost[name])[:_MOST_COLUMNS]
@@ -240,12 +240,12 @@ def rails(report: Report) -> View | None:
 
 
 def _places(host: HostSummary) -> list[list[RdmaAnswer]]:
-    """Return a host's RDMA ports by the index of the device that channels use."""
+    """Return a host's RDMA ports, grouped by the index of the device that channels use."""
     return [its for _, its in sorted(grouped((port.place, port) for port in host.rdma).items())]
 
 
 def _rail_words(ports: list[RdmaAnswer]) -> tuple[str, str]:
-    """Return a device's name, and its address for connections."""
+    """Return a device's name, and the address that it uses for connections."""
     port, more = ports[0], f" +{len(ports) - 1}" if len(ports) > 1 else ""
     label = port.device if port.port == 1 else f"{port.device}:{port.port}"
     mask = f"/{port.network.rpartition('/')[2]}" if port.network else ""
@@ -258,7 +258,7 @@ _COMPARED_FROM = 3  # hosts that make a meaningful majority
 
 
 def host_table(report: Report) -> View | None:
-    """Return the table, with unusual hosts first; None if the report has no hosts."""
+    """Return the table of hosts, with unusual hosts first, or None if the report has no hosts."""
     if not report.hosts:
         return None
     columns = list(dict.fromkeys(what for host in report.hosts for what in host.seen if what not in _LEFT_OUT))
@@ -274,7 +274,7 @@ def host_table(report: Report) -> View | None:
 
 
 def _usual(values: Sequence[str]) -> str | None:
-    """Return the value that more than half of at least three hosts have, or None without one."""
+    """Return the value that more than half of at least three hosts have, or None if there is no such value."""
     known = [value for value in values if value]
     if len(known) < _COMPARED_FROM:
         return None
@@ -295,7 +295,7 @@ def _row(host: HostSummary, values: Sequence[str], usual: Sequence[str | None], 
 
 
 def _cell(text: str, sort: str, *, unusual: bool = False) -> View:
-    """Return a cell with a host's value; it is ``unusual`` if most hosts have a different one."""
+    """Return a cell with a host's value. The cell is ``unusual`` if most hosts have a different value."""
     return View(text=text, sort=sort, unusual=unusual)
 
 
@@ -313,7 +313,7 @@ _AT_LEAST_S = 1.0  # and this much longer than it
 
 
 def waterfall(report: Report) -> View | None:
-    """Return the time of each phase on each host, or None if no times were recorded."""
+    """Return the time that each phase took on each host, or None if no times were recorded."""
     hosts = [host for host in report.hosts if host.spent]
     total = max((until for host in hosts for _, until in host.spent.values()), default=0.0)
     if total <= 0:

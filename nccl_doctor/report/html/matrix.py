@@ -1,4 +1,4 @@
-"""Figure of the port mesh: rows dial columns. With more than 64 hosts, hosts with neighbouring ranks share a row."""
+"""Draws the port mesh. Rows dial columns. With more than 64 hosts, hosts with neighbouring ranks share a row."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _LEGEND = {
 
 
 class Group(NamedTuple):
-    """Hosts that share a row."""
+    """Hosts that share a row of a figure."""
 
     hosts: Sequence[HostSummary]
     name: str
@@ -54,7 +54,7 @@ class Group(NamedTuple):
 
 
 class _Mesh:
-    """The dials of each pair, and their outcomes."""
+    """The dials of each pair of hosts, and the outcomes of the dials."""
 
     def __init__(self, mesh: MeshReport, hosts: Sequence[HostSummary], report: Report) -> None:
         self.failed = grouped(((dial.src, dial.dst), dial) for dial in mesh.failed)
@@ -82,7 +82,7 @@ class _Mesh:
 
 
 def matrix(report: Report) -> View | None:
-    """Return the figure; None if no host dialled."""
+    """Return the figure, or None if no mesh was tested or there are fewer than two hosts."""
     mesh, hosts = report.mesh, sorted(report.hosts, key=lambda host: host.node_rank)
     if mesh is None or len(hosts) < 2:
         return None
@@ -132,18 +132,18 @@ def groups_of(report: Report, blamed: Collection[str] = ()) -> list[Group]:
 
 
 def margin(groups: Sequence[Group]) -> float:
-    """Return the space for names next to a figure."""
+    """Return the space for names next to a figure, in CSS pixels."""
     return max(14 + min(max(len(group.name) for group in groups), LONGEST) * _LETTER, 66)
 
 
 def _axis(group: Group, cells: Sequence[View]) -> dict[str, Any]:
-    """Return the name next to a row or column, marked if its hosts are at fault."""
+    """Return the name next to a row or column, and whether the hosts there are at fault."""
     blamed = group.blamed and any(cell.mark for cell in cells)
     return {"name": group.name, "label": short(group.name, LONGEST), "blamed": blamed}
 
 
 def _cell(src: Group, dst: Group, dials: _Mesh, x: float) -> View:
-    """Return the cell of a pair of hosts or groups: its place, colour, letter and phrase."""
+    """Return the cell for a pair of hosts or groups, with its position, colour, letter and phrase."""
     pairs = [(a, b) for a, b in product(src.hosts, dst.hosts) if a is not b]
     between = f"{src.name} to {dst.name}"
     kinds = [dials.kind(a, b) for a, b in pairs]
@@ -170,7 +170,7 @@ def _cell(src: Group, dst: Group, dials: _Mesh, x: float) -> View:
 
 
 def _causes(report: Report) -> Callable[[str, str], str]:
-    """Return a function giving a failed pair's diagnosis: one that names the pair, or else its hosts."""
+    """Return a function that finds the diagnosis of a failed pair, by the pair or else by one of its hosts."""
     named: dict[tuple[str, str], str] = {}
     hosts: dict[str, str] = {}
     network = {found.code for category in ("interfaces", "ports") for found in report.of_category(category)}
@@ -186,10 +186,7 @@ def _causes(report: Report) -> Callable[[str, str], str]:
 
 
 def _dialled(mesh: MeshReport, hosts: Sequence[HostSummary]) -> Callable[[HostSummary, HostSummary], bool]:
-    """Return a function that tells whether a pair was tested.
-
-    In a sample, that depends on the distance between the ranks.
-    """
+    """Return a function that checks if a pair was tested; in a sample, this depends on the distance of the ranks."""
     sample = mesh.sample
     if sample is None:
         return lambda src, dst: src is not dst

@@ -1,4 +1,4 @@
-"""Figures of the rates, one per rail: rows send to columns.
+"""Draws a figure of the measured rates for each rail, in which rows send to columns.
 
 With more than 64 hosts, hosts with neighbouring ranks share a row.
 """
@@ -36,7 +36,7 @@ def rate_matrices(report: Report) -> list[View]:
 
 
 def _rail(rate: RateReport, report: Report) -> str:
-    """Return the interface of a rate, unless all hosts have only one."""
+    """Return the interface of a rate, or "" if the sending host has only one."""
     own = {one.interface for one in report.rates or () if one.src == rate.src}
     return rate.interface if len(own) > 1 else ""
 
@@ -87,7 +87,7 @@ def _picture(name: str, rates: Sequence[RateReport], report: Report) -> View:
 
 
 def _is_blamed(group: Group, direction: str, report: Report) -> bool:
-    """Return whether a diagnosis says that one of these hosts sends or receives badly."""
+    """Return whether, according to a diagnosis, one of these hosts is slow in this direction."""
     found = (one for one in report.diagnoses if direction in one.details.directions)
     names = {host for one in found if one.name == "link-slow" for host in one.hosts}
     return any(host.name in names for host in group.hosts)

@@ -1,7 +1,4 @@
-"""Complete HTML files.
-
-There is one layout for ``check``, ``smoke`` and ``logs``, and one each for ``hang`` and ``diff``.
-"""
+"""Makes HTML files, with one layout for ``check``, ``smoke`` and ``logs``, and one each for ``hang`` and ``diff``."""
 
 from __future__ import annotations
 
@@ -60,7 +57,7 @@ def render(report: Report, options: RenderOptions) -> str:
 
 
 def _headline(report: Report) -> tuple[View, str]:
-    """Return the verdict in two words, its colour, its hosts, and the rest of the sentence."""
+    """Return the verdict in two words with its colour and hosts, and the rest of the sentence."""
     cause = max(report.diagnoses, key=lambda found: found.severity.rank, default=None)
     ready, counts, line = verdict(report, cause)
     words = "Ready" if ready else counts[0] if counts else "No faults found"
@@ -72,7 +69,7 @@ def _headline(report: Report) -> tuple[View, str]:
 
 
 def _smoke_words(smoke: AllReduceReport) -> list[tuple[str, str]]:
-    """Return all known facts about the all-reduce apart from its figures."""
+    """Return all known facts about the all-reduce except the measurements by size."""
     known = (
         ("backend", f"{plural(len(smoke.ranks), 'rank')}, {backend(smoke)}"),
         ("uses", uses(smoke.ranks)),
@@ -92,7 +89,7 @@ def _smoke_words(smoke: AllReduceReport) -> list[tuple[str, str]]:
 
 
 def render_hang(report: HangReport, options: RenderOptions) -> str:
-    """Return the HTML page for ``hang``: the verdict, the ranks by place, and a table of all ranks."""
+    """Return the HTML page for ``hang``: the verdict, groups of ranks by stack frame, and a table of all ranks."""
     kind = "error" if report.verdict in STANDS_STILL else "unknown" if report.verdict == "unknown" else "ok"
     words = report.verdict.replace("nccl", "the collective").replace("-", " ")
     job, hosts = report.job, plural(report.hosts, "host")
@@ -115,7 +112,7 @@ def render_hang(report: HangReport, options: RenderOptions) -> str:
 
 
 def _stands(ranks: tuple[HangRank, ...]) -> Iterator[View]:
-    """Yield groups of ranks by frame and number of issued collectives, the largest first."""
+    """Yield groups of ranks with the same frame and number of issued collectives, the largest group first."""
     groups = grouped(((_stand_of(one), _issued(one), one.behind), one) for one in ranks)
     most = max(map(len, groups.values()), default=1)
     for (where, issued, behind), its in sorted(groups.items(), key=lambda group: (-len(group[1]), group[1][0].rank)):
@@ -160,7 +157,7 @@ def render_diff(found: Difference, options: RenderOptions) -> str:
 
 
 def timeline(events: Sequence[LogEvent]) -> View | None:
-    """Return the events in order, with ranks that reported the same thing at once merged into one."""
+    """Return the events in order. If several ranks reported the same thing at once, their events are merged."""
     if not events:
         return None
     timed = all(event.at is not None for event in events)

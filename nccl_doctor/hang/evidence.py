@@ -26,7 +26,7 @@ CHATTER = 1 << 20  # bytes between two samples that NCCL's own services (RAS) ma
 
 @dataclass(frozen=True)
 class HangEvidence:
-    """What a snapshot shows about a job, as evidence for a verdict."""
+    """The evidence for a verdict on a job, from one snapshot."""
 
     ranks: dict[int, ObservedRank]  # those that were found, by rank; ``world_size`` counts all
     world_size: int
@@ -234,7 +234,7 @@ def _dump(number: int, recorded: Recorded, groups: set[str]) -> flight.Dump:
 
 @dataclass(frozen=True)
 class RasView:
-    """What NCCL's RAS reports about the job's ranks."""
+    """The report of NCCL's RAS about the job's ranks."""
 
     behind: dict[int, str]  # rank to a phrase for how it is behind
     lost: dict[int, str]  # ranks whose process RAS does not reach in time, each with a phrase

@@ -1,4 +1,4 @@
-"""What the samples show about each rank: whether it exists, which code it runs, and whether it advanced or worked."""
+"""Each rank as the samples show it: whether it exists, which code it runs, and whether it advanced or worked."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _WRAPPER = re.compile(r"wrapper|decorate|inner$")
 
 
 class Kind(Enum):
-    """What a rank does at a place; in BACKWARD and SYNC, it may wait for other ranks or compute."""
+    """The kind of work at a place in the code; in BACKWARD and SYNC, a rank may wait for others or compute."""
 
     COLLECTIVE = "collective"
     BACKWARD = "backward"
@@ -110,7 +110,7 @@ Ends = tuple[tuple[str, int], tuple[str, int]]
 
 @dataclass(frozen=True)
 class ObservedRank:
-    """What all samples show about a rank."""
+    """A rank as all samples show it."""
 
     host: str
     job_rank: JobRank  # its process's answer when it was found

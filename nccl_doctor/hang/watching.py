@@ -157,12 +157,12 @@ def found_ranks(sample: HangSnapshot) -> Iterator[tuple[str, JobRank]]:
 
 
 Wanted = Literal["sample", "examination"]
-"""What a watch needs before the next sample: a sample without stacks, or an examination as close as ``hang`` makes."""
+"""The next sample that a watch needs: one without stacks, or an examination as close as ``hang`` makes."""
 
 
 @dataclass(frozen=True)
 class Event:
-    """What a sample means for the watch.
+    """The meaning of a sample for the watch.
 
     Attributes:
         state: the state of the job, compared with the previous sample.

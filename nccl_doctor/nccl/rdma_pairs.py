@@ -34,7 +34,7 @@ LISTED = 2  # members of the listening device whose GIDs the other side receives
 
 
 class Cause(Enum):
-    """Why two devices can't communicate."""
+    """The reason why two devices can't communicate."""
 
     LAYER = "link layer"
     GID = "GID"  # the index is empty on one side, or of another type or family
@@ -45,7 +45,7 @@ class Cause(Enum):
 
 @dataclass(frozen=True)
 class Talk:
-    """Whether two devices can communicate, with the evidence, and with the cause if they can't."""
+    """An answer to whether two devices can communicate, with the evidence, and with the cause if they can't."""
 
     answer: Reachable
     why: str

@@ -1,4 +1,4 @@
-"""Whether other hosts can reach the addresses that NCCL chose, according to routes and the port mesh.
+"""Reachability of the addresses that NCCL chose from other hosts, according to routes and the port mesh.
 
 Names of interfaces play no role: docker0 is as good as any interface whose address the other hosts reach.
 
@@ -29,7 +29,7 @@ LOST = ("timed-out", "no-route", "unreachable")  # outcomes of a dial that reach
 
 
 class Reachable(Enum):
-    """Whether an address can be reached; UNSURE means that there is no evidence either way."""
+    """An answer to whether an address can be reached; UNSURE means that there is no evidence either way."""
 
     YES = "yes"
     NO = "no"
@@ -37,7 +37,7 @@ class Reachable(Enum):
 
 
 class Cause(Enum):
-    """Why an address can't be reached. SILENT means that the host answers only in another subnet."""
+    """The reason why an address can't be reached. SILENT means that the host answers only in another subnet."""
 
     LOOPBACK = "loopback"
     OWN_ADDRESS = "own address"
@@ -48,7 +48,7 @@ class Cause(Enum):
 
 @dataclass(frozen=True)
 class PairReach:
-    """Whether ``source`` can reach an address, with the evidence, and with the cause if it can't."""
+    """An answer to whether ``source`` can reach an address, with the evidence, and with the cause if it can't."""
 
     source: str
     answer: Reachable
@@ -122,7 +122,7 @@ def _is_island(source: HostNccl, target: HostNccl, there: str) -> bool:
 
 @dataclass(frozen=True)
 class Reachability:
-    """Whether each of the other hosts can reach one address of a host."""
+    """Reachability of one address of a host from each of the other hosts."""
 
     verdicts: tuple[PairReach, ...]
 

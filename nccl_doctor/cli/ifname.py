@@ -51,12 +51,12 @@ def ifname(
     def work() -> int:
         from nccl_doctor.cli.run import Request, look, refuse_other_hosts
         from nccl_doctor.cli.snapshots import of_snapshot, read_snapshot
-        from nccl_doctor.engines.advertise import tell
         from nccl_doctor.errors import UsageError
         from nccl_doctor.judge.diagnose import judge
         from nccl_doctor.model.finding import Severity
         from nccl_doctor.nccl.cluster_nccl import answers, answers_for
         from nccl_doctor.nccl.versions import parse_version
+        from nccl_doctor.servers.advertise import tell
         from nccl_doctor.text.inet import numeric
 
         try:

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Protocol, get_type_h
 import typer
 
 from nccl_doctor.cli.output import Color, FailOn, Out, form_of
-from nccl_doctor.engines import ENGINES
 from nccl_doctor.errors import UsageError
 from nccl_doctor.model.engine import engines, kinds
 from nccl_doctor.report.render import FORMS
+from nccl_doctor.servers import SERVERS
 
 if TYPE_CHECKING:
     from nccl_doctor.inventory.build import Overrides
@@ -301,9 +301,9 @@ class EngineOptions(JobOptions):
         str | None,
         of_job(
             "--engine",
-            metavar="|".join(ENGINES),
+            metavar="|".join(SERVERS),
             help="Engine that will run on the hosts; checks its addresses, and prints the commands that start it.",
-            autocompletion=completing(*ENGINES),
+            autocompletion=completing(*SERVERS),
         ),
     ] = None
 

@@ -26,10 +26,10 @@ from nccl_doctor.collect.smoke.plan import SmokeLimits
 from nccl_doctor.errors import UnwrittenError, UsageError
 from nccl_doctor.inventory.build import Overrides
 from nccl_doctor.inventory.last_check import Hosts, remember
+from nccl_doctor.inventory.launch_line import with_line
 from nccl_doctor.judge.diagnose import Judge, judge
 from nccl_doctor.judge.summary import decided
-from nccl_doctor.launch.line import LaunchLine, joined, read_line
-from nccl_doctor.launch.shell_variables import is_of_shell
+from nccl_doctor.launch.line import joined
 from nccl_doctor.model.base import Skipped
 from nccl_doctor.model.cluster import Cluster
 from nccl_doctor.model.engine import written
@@ -38,18 +38,12 @@ from nccl_doctor.model.register import all_checks
 from nccl_doctor.model.report import Report
 from nccl_doctor.report.render import renderer
 from nccl_doctor.snapshot.hosts import Snapshot
-from nccl_doctor.text.inet import is_loopback
 from nccl_doctor.transport import Connections, make_transport
 from nccl_doctor.transport.base import Transport
 
 LEAST_TOTAL_S = 300.0  # time limit of a run by default
 BESIDE_SMOKE_S = 240.0
 """Seconds for all but the all-reduce: connections, facts, dials, imports of torch (up to 120 s), smaller groups."""
-
-
-PLACES = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "NNODES",
-          "GROUP_RANK")  # fmt: skip
-"""Variables that give a rank's place in the job; they are judged with the launch command."""
 
 
 @dataclass(frozen=True)
@@ -83,37 +77,7 @@ class Request:
         if self.known is not None:
             return self.known
         reader = self.which.reader(self.overrides, self.which.hosts, self.reached.transport)
-        found = reader({})
-        if not self.line:
-            return found
-        line, first = read_line(self.line), found.nodes[0]
-        master = {name: value for name, value in line.master.items() if value}
-        told = master.get("MASTER_ADDR", first.name)
-        if len(found.nodes) > 1 and (told == "localhost" or is_loopback(told)):
-            del master["MASTER_ADDR"]  # the line is at fault, but its port is meant anyway
-            told = first.name
-        if told in (first.name, first.address):  # otherwise the line itself is at fault
-            found = reader(master)
-            by = {name: "the line" if text in master else text for name, text in found.variables.items()}
-            found = found.model_copy(update={"variables": by})
-        found = Overrides(line=_of_the_job(line, found)).applied(found)
-        script = [self._where(word, found) for word in line.script[:1] if word.endswith(".py") or word.startswith("/")]
-        engine = found.engine or (line.launcher if line.launcher in ("vllm", "sglang", "ray") else None)
-        update = {"line": str(joined(self.line)), "same": (*found.same, *script), "engine": engine}
-        return found.model_copy(update=update)
-
-    @staticmethod
-    def _where(script: str, cluster: Cluster) -> str:
-        """Return the script's path on the hosts: in this folder if this machine is a host, otherwise in their homes."""
-        here = Path.cwd() / script
-        return str(here) if any(node.local for node in cluster.nodes) and here.is_file() else script
-
-
-def _of_the_job(line: LaunchLine, cluster: Cluster) -> dict[str, str]:
-    """Return the variables that a line sets for the job, without those for a rank's place and for a host's GPUs."""
-    own = any(node.cuda_visible_devices or node.nproc_per_node for node in cluster.nodes)
-    left = {*PLACES, *(("CUDA_VISIBLE_DEVICES",) if own else ())}
-    return {name: value for name, value in line.variables.items() if name not in left and not is_of_shell(value)}
+        return with_line(reader, self.line) if self.line else reader({})
 
 
 def check_cluster(request: Request, out: Out, then: Callable[[Snapshot, Report], int] | None = None) -> int:

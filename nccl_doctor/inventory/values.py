@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 import shlex
 
-from nccl_doctor.engines import ENGINES
 from nccl_doctor.inventory.sources import SourceLocation
 from nccl_doctor.model.base import CONTAINER_NAME
 from nccl_doctor.model.engines.containers import RUNTIMES, InsideOptions
 from nccl_doctor.model.ports import LAST_PORT, as_port
+from nccl_doctor.servers import SERVERS
 from nccl_doctor.text.hostlist import has_control, quoted
 from nccl_doctor.text.inet import numeric
 
@@ -146,8 +146,8 @@ def variable_value(text: str, place: SourceLocation) -> str:
 
 def engine(text: str, place: SourceLocation) -> str:
     """Return the text if it is the name of a known engine, which will run on the hosts."""
-    if text not in ENGINES:
-        raise place.error(f"{quoted(text)} is not a known engine; allowed are {', '.join(ENGINES)}")
+    if text not in SERVERS:
+        raise place.error(f"{quoted(text)} is not a known engine; allowed are {', '.join(SERVERS)}")
     return text
 
 

@@ -37,6 +37,7 @@ from nccl_doctor.model.report import (
 from nccl_doctor.model.report import Phase as Row
 from nccl_doctor.model.report import PhaseOutcome as RowOutcome
 from nccl_doctor.nccl.host_nccl import socket_interfaces
+from nccl_doctor.servers.advertise import PROGRAMS
 from nccl_doctor.snapshot.hosts import Host, Snapshot, gpu_counts, rank_counts, running_jobs
 from nccl_doctor.snapshot.mesh import Mesh
 from nccl_doctor.snapshot.network import FirewallFacts, PortTrial
@@ -123,8 +124,8 @@ def _next_step(snapshot: Snapshot, report: Report) -> str | None:
     line = line_to_judge(snapshot)
     if line is not None:
         return _start_with(snapshot, line)
-    started = {"vllm": " -- MODEL", "sglang": " -- MODEL", "ray": ""}.get(snapshot.cluster.engine or "", " -- train.py")
-    return f"To get the launch commands:  nccl-doctor launch {words}{started}"
+    started = PROGRAMS[snapshot.cluster.engine].starts if snapshot.cluster.engine else "train.py"
+    return f"To get the launch commands:  nccl-doctor launch {words}{started and f' -- {started}'}"
 
 
 def _start_with(snapshot: Snapshot, line: LaunchLine) -> str:

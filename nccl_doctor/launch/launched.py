@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from nccl_doctor.errors import UsageError
 from nccl_doctor.launch import slurm_job
-from nccl_doctor.launch.engine_lines import engine_commands, engine_notes, own_addresses
 from nccl_doctor.launch.launchers import commands, default_launcher, start_over_ssh, tcp_script
 from nccl_doctor.launch.line import SCRIPTS, batch_notes, divides, split_at_dashes
 from nccl_doctor.launch.plan import LastResults, LaunchPlan, plan, secrets
+from nccl_doctor.launch.server_lines import engine_commands, engine_notes, own_addresses
 from nccl_doctor.model.cluster import Cluster
 from nccl_doctor.model.engine import place_of, placed
 from nccl_doctor.model.finding import on

@@ -65,7 +65,7 @@ class Cluster(FrozenModel):
     master_port: int = DEFAULT_MASTER_PORT
     # files and directories that must be the same on all hosts; relative ones start in the home directory
     same: tuple[str, ...] = ()
-    engine: str | None = None  # program that the hosts are for, one of nccl_doctor.engines.ENGINES
+    engine: str | None = None  # program that the hosts are for, one of nccl_doctor.servers.SERVERS
     source: str = "this machine"  # origin: a path, ``-w``, ``SLURM_JOB_NODELIST``, or "this machine"
     # for ``nccl-doctor hosts``: "master_addr", "node1.address", … to "hosts.yaml:7" or "default"
     origins: dict[str, str] = Field(default_factory=dict)

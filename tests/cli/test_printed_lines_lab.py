@@ -12,9 +12,9 @@ import pytest
 
 from tests.cli.program import run_in
 from tests.cli.training import launch, run_lines
-from tests.engines.witness import packages
 from tests.lab.cluster import Lab
 from tests.lab.warm import interpreter
+from tests.servers.witness import packages
 
 pytestmark = pytest.mark.lab
 

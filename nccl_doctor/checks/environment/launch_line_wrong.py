@@ -24,7 +24,6 @@ from nccl_doctor.checks.environment import _launch_numbers as line_numbers
 from nccl_doctor.checks.environment._launch_numbers import Fault, Judged
 from nccl_doctor.checks.environment.job_variable_conflict import planned_nodes
 from nccl_doctor.checks.view import Findings, View, check, pasted
-from nccl_doctor.engines.advertise import PORTS
 from nccl_doctor.errors import UsageError
 from nccl_doctor.launch.line import (
     batch_notes,
@@ -41,6 +40,7 @@ from nccl_doctor.logs.signs import Advice, Case, LogSigns, advise
 from nccl_doctor.model.base import Unknown
 from nccl_doctor.model.finding import Command, Finding, Severity
 from nccl_doctor.model.register import Absent, Unjudged
+from nccl_doctor.servers.advertise import PROGRAMS
 from nccl_doctor.snapshot.hosts import gpu_counts
 from nccl_doctor.snapshot.network import Engines, Interfaces, Names
 from nccl_doctor.text.hostlist import capital, fold, grouped
@@ -347,7 +347,7 @@ def _own_ports(judged: Judged) -> Iterator[str]:
     told = {name: line.options.get(name, "") for name in ("port", "master_port")}
     told["rdzv_endpoint"] = _split(line.options.get("rdzv_endpoint"))[1] or ""
     for name, text in told.items():
-        for own in PORTS.get(line.launcher, ()) if is_number(text) else ():
+        for own in PROGRAMS[line.launcher].ports if line.launcher in PROGRAMS and is_number(text) else ():
             if own.first <= int(text) <= own.last and (not own.only_with or own.only_with in line.options):
                 some = str(own.first) if own.first == own.last else f"{own.first} to {own.last}"
                 yield f"port {text} of {line.table.written(name)} is one of {some}, {own.of} ({own.by} moves them)"

@@ -28,7 +28,6 @@ from dataclasses import dataclass
 
 from nccl_doctor.checks.nccl_choice import good_interfaces
 from nccl_doctor.checks.view import Findings, View, check
-from nccl_doctor.engines.advertise import STEPS, TITLES, Advertised, Side, advertised, programs, side_of
 from nccl_doctor.errors import UsageError
 from nccl_doctor.launch.line import LaunchLine, line_to_judge
 from nccl_doctor.logs.log import Event, Log
@@ -39,6 +38,7 @@ from nccl_doctor.model.finding import Command, Finding, Fix, Severity, export, o
 from nccl_doctor.model.register import Absent, Unjudged
 from nccl_doctor.nccl.host_nccl import HostNccl
 from nccl_doctor.nccl.reachability import Cause, Reachable, reachability
+from nccl_doctor.servers.advertise import PROGRAMS, TELLING, Advertised, Side, advertised, programs, side_of
 from nccl_doctor.snapshot.mesh import Mesh
 from nccl_doctor.snapshot.network import Names
 from nccl_doctor.text.hostlist import fold, grouped, plural
@@ -47,13 +47,6 @@ from nccl_doctor.text.shell import line
 
 _JUDGED_ELSEWHERE = ("gloo", "torchrun")
 """Programs whose addresses other diagnoses judge, such as hostname-loopback."""
-_OPTIONS = {"ray": "node_ip_address", "deepspeed": "master_addr"}
-_EXPORTS = {
-    "vllm": "VLLM_HOST_IP",
-    "sglang": "SGLANG_HOST_IP",
-    "nixl": "VLLM_NIXL_SIDE_CHANNEL_HOST",
-    "mooncake": "MOONCAKE_LOCAL_HOSTNAME",
-}
 
 
 @dataclass(frozen=True)
@@ -84,8 +77,8 @@ def advertised_address_wrong(view: View) -> Findings:
     if len(cluster.nodes) < 2:
         yield Absent("one host has no peers that it tells an address")
         return
-    if cluster.engine is not None and cluster.engine not in STEPS:
-        yield Absent(f"{TITLES[cluster.engine]} tells its peers the address that it is given")
+    if cluster.engine is not None and cluster.engine not in TELLING:
+        yield Absent(f"{PROGRAMS[cluster.engine].title} tells its peers the address that it is given")
         return
     seen = dict(_sides(view))
     sides = {name: side for name, side in seen.items() if isinstance(side, Side)}
@@ -93,7 +86,7 @@ def advertised_address_wrong(view: View) -> Findings:
         if isinstance(why, Unknown) and cluster.engine is not None:
             yield Unjudged((name,), why.reason)
     meant = {name: {*programs(side), cluster.engine} for name, side in sides.items()}
-    wanted = [one for one in STEPS if one not in _JUDGED_ELSEWHERE and any(one in there for there in meant.values())]
+    wanted = [one for one in TELLING if one not in _JUDGED_ELSEWHERE and any(one in there for there in meant.values())]
     if cluster.engine is None and not wanted:
         yield Absent("no engine is named (--engine) or installed")
         return
@@ -119,12 +112,8 @@ def _faults(
             hosts = {name: side for name, side in hosts.items() if side.is_first}
         misled = [one for name, side in hosts.items() if (one := _judge(view, program, name, side)) is not None]
         for alike in grouped((one.fault, one) for one in misled).values():
-            beside = program in _SIDE_CHANNELS.get(engine or "", ()) and alike[0].given.by is not None
+            beside = engine is not None and program in PROGRAMS[engine].beside and alike[0].given.by is not None
             yield (Severity.ERROR if program == engine or beside else Severity.INFO, tuple(alike)), program
-
-
-_SIDE_CHANNELS = {"vllm": ("nixl", "mooncake", "ucx"), "sglang": ("mooncake", "ucx")}
-"""Side channels of each engine; a wrong setting for one is an error, too."""
 
 
 def _judge(view: View, program: str, name: str, side: Side) -> Misled | None:
@@ -148,7 +137,7 @@ def _judge(view: View, program: str, name: str, side: Side) -> Misled | None:
 def _by_line(view: View, program: str, name: str) -> Advertised | None:
     """Return the program's address in the launch command, or None if that command is for other hosts."""
     with suppress(ValueError, UsageError):
-        line, option = line_to_judge(view.snapshot), _OPTIONS.get(program)
+        line, option = line_to_judge(view.snapshot), PROGRAMS[program].option
         if line is None or option is None or line.launcher != program:
             return None
         address = line.options.get(option)
@@ -225,7 +214,7 @@ def _right_address(view: View, name: str, own: HostNccl) -> tuple[str | None, li
 
 def _finding(view: View, severity: Severity, those: tuple[Misled, ...], which: list[str]) -> Finding:
     hosts = tuple(one.host for one in those)
-    who = " and ".join(TITLES[program] for program in which)
+    who = " and ".join(PROGRAMS[program].title for program in which)
     said = those[0].fault if len(which) == 1 else those[0].fault.replace("will advertise", "will each advertise", 1)
     better = {one.host: one.better for one in those if one.better is not None}
     commands = tuple(command for program in which for command in _commands(view, program, better))
@@ -235,7 +224,7 @@ def _finding(view: View, severity: Severity, those: tuple[Misled, ...], which: l
     elif not commands:
         summary = "Give it on each host that host's own address on the cluster's network."
     variables = {
-        host: {_EXPORTS[program]: address for program in which if program in _EXPORTS}
+        host: {variable: address for program in which if (variable := PROGRAMS[program].export) is not None}
         for host, address in better.items()
     }
     return Finding(
@@ -256,8 +245,8 @@ def _finding(view: View, severity: Severity, those: tuple[Misled, ...], which: l
 def _commands(view: View, program: str, better: Mapping[str, str]) -> Iterator[Command]:
     cluster = view.snapshot.cluster
     for host, address in better.items():
-        if program in _EXPORTS:
-            yield from on(host, export(_EXPORTS[program], address))
+        if (variable := PROGRAMS[program].export) is not None:
+            yield from on(host, export(variable, address))
         elif program == "ucx":
             there = view.nccl.by_host[host].interfaces.addresses
             device = next(entry.interface for entry in there if entry.address == address)

@@ -22,7 +22,6 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from nccl_doctor.engines.advertise import STEPS, advertised, side_of
 from nccl_doctor.model.base import Unknown
 from nccl_doctor.model.cluster import Cluster, Node
 from nccl_doctor.nccl.gloo import gloo_devices, is_initiator
@@ -30,6 +29,7 @@ from nccl_doctor.nccl.host_nccl import HostNccl, host_nccl, nccl_interface, sock
 from nccl_doctor.nccl.interfaces import Chosen, Failure
 from nccl_doctor.nccl.rdma import list_rdma
 from nccl_doctor.nccl.rdma_pairs import ClusterRdma, Side, Way
+from nccl_doctor.servers.advertise import TELLING, advertised, side_of
 from nccl_doctor.snapshot.hosts import Host, HostFacts, nproc
 from nccl_doctor.snapshot.mesh import Rail, Sample, groups
 from nccl_doctor.snapshot.network import Interfaces, Names, PortRange, Resolution
@@ -264,7 +264,7 @@ def rdma_ways(nodes: dict[str, Node], facts: dict[str, HostFacts]) -> list[Way]:
 
 def advertised_by(cluster: Cluster, node: Node, facts: HostFacts) -> str | None:
     """Return the address that the cluster's engine advertises on a host; None if that is not an address."""
-    if cluster.engine not in STEPS:
+    if cluster.engine not in TELLING:
         return None
     side = side_of(cluster, Host(node=node, facts=facts))
     address = None if isinstance(side, Unknown) else advertised(cluster.engine, side).address

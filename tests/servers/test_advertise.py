@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from nccl_doctor.engines.advertise import Side, advertised, programs, side_of
+from nccl_doctor.servers.advertise import Side, advertised, programs, side_of
 from nccl_doctor.snapshot.hosts import Snapshot
 from tests.checks.snapshots import healthy
-from tests.engines import witness
+from tests.servers import witness
 
 ASKED = [("vllm", "vllm", 0), ("sglang", "sglang", 0), ("ray", "ray", 0), ("ray", "ray worker", 1)]
 """Program, its witness, and whose place it has: a node rank."""

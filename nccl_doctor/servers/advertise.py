@@ -211,49 +211,11 @@ _NO_WAY = "it has no way to 8.8.8.8"
 _OWN = (LOOPBACK, WILDCARD, "::1")
 _ANYWHERE = (_variable("SGLANG_HOST_IP"), _variable("HOST_IP"), _nic, _route)
 _STORES = ("MOONCAKE_LOCAL_HOSTNAME", "MOONCAKE_REQUESTER_LOCAL_HOSTNAME", "LOCAL_HOSTNAME")
-STEPS: dict[str, tuple[tuple[tuple[int, ...], tuple[Step, ...]], ...]] = {
-    "vllm": (((0,), (_variable("VLLM_HOST_IP"), _route, _route6, _else(WILDCARD, _NO_WAY))),),
-    "sglang": (
-        ((0,), (*_ANYWHERE[:2], _route, _route6, _else(WILDCARD, _NO_WAY))),
-        ((0, 5), (*_ANYWHERE, _named(lambda side: side.engines.by_inet, _OWN), _route6)),
-        ((0, 5, 6), (*_ANYWHERE, _route6, _named(_configured, _OWN))),
-    ),
-    "ray": (
-        ((0,), (_running, _towards, _named(lambda side: side.engines.by_fqdn), _NOTHING)),
-        ((2, 50), (_running, _towards, _head6, _named(_inet_first), _NOTHING)),
-    ),
-    "gloo": (((0,), (_gloo,)),),
-    "torchrun": (((0,), (_variable("PET_LOCAL_ADDR"), _full_name)),),
-    "deepspeed": (((0,), (_first,)),),
-    "nixl": (
-        ((0,), (_variable("VLLM_NIXL_SIDE_CHANNEL_HOST"), _dynamo, _else("localhost", "vLLM's default for NIXL"))),
-    ),
-    "mooncake": (((0,), (_by_metadata, *map(_variable, _STORES), _vllms_store, _else("localhost", "its default"))),),
-    "ucx": (((0,), (_ucx,)),),
-}
-"""The steps of each program, by the version that introduced them, oldest first."""
-
-TITLES = {
-    "vllm": "vLLM", "sglang": "SGLang", "ray": "Ray", "deepspeed": "DeepSpeed", "accelerate": "Accelerate",
-    "torchrun": "torchrun", "gloo": "gloo", "nixl": "vLLM's NIXL connector", "mooncake": "Mooncake's store",
-    "ucx": "UCX",
-}  # fmt: skip
-ALWAYS = ("vllm", "sglang", "ray", "gloo", "torchrun")
-"""Programs whose addresses are determined on every host, even if they are not installed."""
-PACKAGES = {"mooncake": "mooncake_transfer_engine"}
-VARIABLES = {
-    "vllm": ("VLLM_HOST_IP",),
-    "sglang": ("SGLANG_HOST_IP", "SGLANG_LOCAL_IP_NIC"),
-    "nixl": ("VLLM_NIXL_SIDE_CHANNEL_HOST",),
-    "mooncake": (*_STORES[:2], "MC_TCP_BIND_ADDRESS"),
-    "ucx": ("UCX_NET_DEVICES",),
-}
-"""Variables that show that a program will be used, even if it is not known to be installed."""
 
 
 @dataclass(frozen=True)
 class Ports:
-    """A range of ports that an engine uses in addition to the ports on its command line.
+    """A range of ports that a program uses in addition to the ports on its command line.
 
     Attributes:
         last: the last port of the range that begins at ``first``.
@@ -269,26 +231,122 @@ class Ports:
     only_with: str = ""
 
 
-PORTS = {
-    "vllm": (
-        Ports(29550, 29550, "its data parallel handshake's", "--data-parallel-rpc-port", "data"),
-        Ports(5600, 5615, "its NIXL side channels'", "VLLM_NIXL_SIDE_CHANNEL_PORT", "kv_transfer_config"),
-        Ports(8998, 8998, "its Mooncake bootstrap's", "VLLM_MOONCAKE_BOOTSTRAP_PORT", "kv_transfer_config"),
-        Ports(15000, 17000, "Mooncake's transfer engine's", "MC_MIN_RPC_PORT", "kv_transfer_config"),
+@dataclass(frozen=True)
+class Program:
+    """A program that tells its peers an address.
+
+    Attributes:
+        steps: the steps in which it looks for its address, by the version that introduced them, oldest first.
+        variables: variables that show that it will be used, even if it is not known to be installed.
+        export: the variable that sets the address; None if there is none.
+        option: the option of its launch command that sets the address, by its common name.
+        package: its Python package, if that has another name.
+        ports: default ports, of vLLM 0.22 and later (earlier versions used 5557 for NIXL), SGLang 0.5 and Ray 2.
+        beside: other programs that it runs; a wrong setting for one of them is an error, too.
+        always: whether its address is determined on every host, even if it is not installed.
+        syntax: the versions for which ``launch --engine`` prints valid lines; "" if it does not start this program.
+        starts: what its launch command is followed by.
+        sizes: options that say over how many GPUs a model is split.
+    """
+
+    title: str
+    steps: tuple[tuple[tuple[int, ...], tuple[Step, ...]], ...] = ()
+    variables: tuple[str, ...] = ()
+    export: str | None = None
+    option: str | None = None
+    package: str | None = None
+    ports: tuple[Ports, ...] = ()
+    beside: tuple[str, ...] = ()
+    always: bool = False
+    syntax: str = ""
+    starts: str = "train.py"
+    sizes: tuple[str, ...] = ()
+
+    @property
+    def is_server(self) -> bool:
+        """True for vLLM and the like, which ``launch`` starts with each host's own address."""
+        return self.always and bool(self.syntax)
+
+
+PROGRAMS = {
+    "vllm": Program(
+        "vLLM",
+        (((0,), (_variable("VLLM_HOST_IP"), _route, _route6, _else(WILDCARD, _NO_WAY))),),
+        variables=("VLLM_HOST_IP",),
+        export="VLLM_HOST_IP",
+        ports=(
+            Ports(29550, 29550, "its data parallel handshake's", "--data-parallel-rpc-port", "data"),
+            Ports(5600, 5615, "its NIXL side channels'", "VLLM_NIXL_SIDE_CHANNEL_PORT", "kv_transfer_config"),
+            Ports(8998, 8998, "its Mooncake bootstrap's", "VLLM_MOONCAKE_BOOTSTRAP_PORT", "kv_transfer_config"),
+            Ports(15000, 17000, "Mooncake's transfer engine's", "MC_MIN_RPC_PORT", "kv_transfer_config"),
+        ),
+        beside=("nixl", "mooncake", "ucx"),
+        always=True,
+        syntax="vLLM 0.22 and later (0.11 has no --nnodes)",
+        starts="MODEL",
+        sizes=("-tp", "--tensor-parallel-size", "-pp", "--pipeline-parallel-size", "-dp", "--data-parallel-size"),
     ),
-    "sglang": (
-        Ports(29600, 29600, "its own store's", "SGLANG_TCP_STORE_PORT"),
-        Ports(8998, 8998, "its bootstrap server's", "--disaggregation-bootstrap-port", "disaggregation_mode"),
-        Ports(15000, 17000, "Mooncake's transfer engine's", "MC_MIN_RPC_PORT", "disaggregation_mode"),
+    "sglang": Program(
+        "SGLang",
+        (
+            ((0,), (*_ANYWHERE[:2], _route, _route6, _else(WILDCARD, _NO_WAY))),
+            ((0, 5), (*_ANYWHERE, _named(lambda side: side.engines.by_inet, _OWN), _route6)),
+            ((0, 5, 6), (*_ANYWHERE, _route6, _named(_configured, _OWN))),
+        ),
+        variables=("SGLANG_HOST_IP", "SGLANG_LOCAL_IP_NIC"),
+        export="SGLANG_HOST_IP",
+        ports=(
+            Ports(29600, 29600, "its own store's", "SGLANG_TCP_STORE_PORT"),
+            Ports(8998, 8998, "its bootstrap server's", "--disaggregation-bootstrap-port", "disaggregation_mode"),
+            Ports(15000, 17000, "Mooncake's transfer engine's", "MC_MIN_RPC_PORT", "disaggregation_mode"),
+        ),
+        beside=("mooncake", "ucx"),
+        always=True,
+        syntax="SGLang 0.4.6 and later",
+        starts="MODEL",
+        sizes=("--tp", "--tp-size", "--tensor-parallel-size", "--pp-size", "--dp-size"),
     ),
-    "ray": (
-        Ports(8265, 8265, "its dashboard's", "--dashboard-port"),
-        Ports(10001, 10001, "its client server's", "--ray-client-server-port"),
-        Ports(10002, 19999, "its workers'", "--min-worker-port and --max-worker-port"),
-        Ports(52365, 52365, "its agent's", "--dashboard-agent-listen-port"),
+    "ray": Program(
+        "Ray",
+        (
+            ((0,), (_running, _towards, _named(lambda side: side.engines.by_fqdn), _NOTHING)),
+            ((2, 50), (_running, _towards, _head6, _named(_inet_first), _NOTHING)),
+        ),
+        option="node_ip_address",
+        ports=(
+            Ports(8265, 8265, "its dashboard's", "--dashboard-port"),
+            Ports(10001, 10001, "its client server's", "--ray-client-server-port"),
+            Ports(10002, 19999, "its workers'", "--min-worker-port and --max-worker-port"),
+            Ports(52365, 52365, "its agent's", "--dashboard-agent-listen-port"),
+        ),
+        always=True,
+        syntax="Ray 2.44 and later",
+        starts="",
     ),
+    "gloo": Program("gloo", (((0,), (_gloo,)),), always=True),
+    "torchrun": Program("torchrun", (((0,), (_variable("PET_LOCAL_ADDR"), _full_name)),), always=True),
+    "deepspeed": Program(
+        "DeepSpeed", (((0,), (_first,)),), option="master_addr", syntax="DeepSpeed 0.15 and later (--no_ssh)"
+    ),
+    "accelerate": Program("Accelerate", syntax="Accelerate 1.x"),
+    "nixl": Program(
+        "vLLM's NIXL connector",
+        (((0,), (_variable("VLLM_NIXL_SIDE_CHANNEL_HOST"), _dynamo, _else("localhost", "vLLM's default for NIXL"))),),
+        variables=("VLLM_NIXL_SIDE_CHANNEL_HOST",),
+        export="VLLM_NIXL_SIDE_CHANNEL_HOST",
+    ),
+    "mooncake": Program(
+        "Mooncake's store",
+        (((0,), (_by_metadata, *map(_variable, _STORES), _vllms_store, _else("localhost", "its default"))),),
+        variables=(*_STORES[:2], "MC_TCP_BIND_ADDRESS"),
+        export="MOONCAKE_LOCAL_HOSTNAME",
+        package="mooncake_transfer_engine",
+    ),
+    "ucx": Program("UCX", (((0,), (_ucx,)),), variables=("UCX_NET_DEVICES",)),
 }
-"""Default ports by engine, for vLLM 0.22 and later (earlier versions used 5557 for NIXL), SGLang 0.5 and Ray 2."""
+"""The programs by name, in the order in which they are shown."""
+TELLING = tuple(name for name, program in PROGRAMS.items() if program.steps)
+"""Programs that choose the address themselves."""
 
 
 def side_of(cluster: Cluster, host: Host) -> Side | Unknown:
@@ -317,20 +375,19 @@ def side_of(cluster: Cluster, host: Host) -> Side | Unknown:
 
 def advertised(program: str, side: Side) -> Advertised:
     """Return the address that a program's installed version advertises; the newest version's if none is installed."""
-    version = side.version(PACKAGES.get(program, program))
-    fitting = [steps for since, steps in STEPS[program] if not version or since <= version]
+    version = side.version(PROGRAMS[program].package or program)
+    fitting = [steps for since, steps in PROGRAMS[program].steps if not version or since <= version]
     found = (step(side) for step in fitting[-1])
     return next((one for one in found if one is not None), Advertised(None, "it finds none, and ends"))
 
 
 def programs(side: Side) -> Iterator[str]:
     """Yield the programs that are installed on the host or whose variables are set."""
-    for program in STEPS:
-        meant = any(side.variables.get(name) for name in VARIABLES.get(program, ()))
-        if (meant and (program != "ucx" or ucx_interfaces(side))) or side.version(
-            PACKAGES.get(program, program)
-        ) is not None:
-            yield program
+    for name in TELLING:
+        program = PROGRAMS[name]
+        meant = any(side.variables.get(variable) for variable in program.variables)
+        if (meant and (name != "ucx" or ucx_interfaces(side))) or side.version(program.package or name) is not None:
+            yield name
 
 
 def tell(snapshot: Snapshot, answers: InterfaceAnswers) -> InterfaceAnswers:
@@ -341,8 +398,9 @@ def tell(snapshot: Snapshot, answers: InterfaceAnswers) -> InterfaceAnswers:
         side = side_of(snapshot.cluster, host)
         if isinstance(side, Unknown):
             return {}
-        named = (snapshot.cluster.engine,) if snapshot.cluster.engine in STEPS else ()
-        found = {name: advertised(name, side) for name in dict.fromkeys((*ALWAYS, *named, *programs(side)))}
+        always = [name for name in TELLING if PROGRAMS[name].always]
+        named = (snapshot.cluster.engine,) if snapshot.cluster.engine in TELLING else ()
+        found = {name: advertised(name, side) for name in dict.fromkeys((*always, *named, *programs(side)))}
         return {name: AdvertisedAddress(address=one.address, why=one.why) for name, one in found.items()}
 
     told = {host.name: of_host(host) for host in snapshot.hosts}

@@ -3,7 +3,7 @@
 Ray is loaded once and never called in that process; each host is a forked child with a network, a name and an
 /etc/hosts of its own, and each program a forked child of that one.
 
-Started as ``python -m tests.engines.witness FOLDER``, where ray's packages are; reads a JSON list of hosts, writes one
+Started as ``python -m tests.servers.witness FOLDER``, where ray's packages are; reads a JSON list of hosts, writes one
 of sightings. Without FOLDER it installs all of them.
 """
 
@@ -60,7 +60,7 @@ WITNESSES = {
         {"VLLM_TARGET_DEVICE": "empty", "VLLM_VERSION_OVERRIDE": "0.33.0"},
     ),
 }
-"""By name; of SGLang and vLLM what their option parsers need, beside tests/engines/absent.py."""
+"""By name; of SGLang and vLLM what their option parsers need, beside tests/servers/absent.py."""
 GCS = "10.100.0.200"
 """Where Ray's head is to be, as a worker is told."""
 LINKS = ("eth0", "enp1", "wlan0", "tun0", "docker0", "ib0")
@@ -141,7 +141,7 @@ def environment() -> dict[str, str]:
 
 def observe(folder: Path, layouts: list[Layout]) -> list[dict[str, Any]]:
     """Facts of each host as the probe reads them, and by program what it took; needs root."""
-    command = [sys.executable, "-m", "tests.engines.witness", os.fspath(folder)]
+    command = [sys.executable, "-m", "tests.servers.witness", os.fspath(folder)]
     told = json.dumps([asdict(one) for one in layouts])
     root = Path(__file__).parents[2]
     done = subprocess.run(

@@ -9,10 +9,10 @@ import pytest
 
 from tests.checks.in_the_lab import ALL, check, everywhere, is_healthy, only, printed
 from tests.cli.doctor import doctor
-from tests.engines import witness
 from tests.lab.cluster import Lab
 from tests.lab.faults import fault
 from tests.lab.host import LabHost
+from tests.servers import witness
 
 pytestmark = pytest.mark.lab
 

@@ -15,6 +15,7 @@ from nccl_doctor.launch.line import meeting_place, place_of
 from nccl_doctor.launch.plan import LaunchPlan, Start
 from nccl_doctor.model.finding import Command, on
 from nccl_doctor.probe.options import find_launcher
+from nccl_doctor.servers.advertise import PROGRAMS
 from nccl_doctor.text import shell
 from nccl_doctor.text.hostlist import plural
 from nccl_doctor.text.inet import endpoint, is_loopback, numeric
@@ -22,16 +23,6 @@ from nccl_doctor.text.shell import Line
 
 GCS_PORT = 6379
 HOSTFILE = "deepspeed-hosts"
-SYNTAX = {
-    "vllm": "vLLM 0.22 and later (0.11 has no --nnodes)",
-    "sglang": "SGLang 0.4.6 and later",
-    "ray": "Ray 2.44 and later",
-    "deepspeed": "DeepSpeed 0.15 and later (--no_ssh)",
-    "accelerate": "Accelerate 1.x",
-}
-"""The engine versions for which the lines are valid."""
-_SIZES = {"vllm": ("-tp", "--tensor-parallel-size", "-pp", "--pipeline-parallel-size", "-dp", "--data-parallel-size"),
-          "sglang": ("--tp", "--tp-size", "--tensor-parallel-size", "--pp-size", "--dp-size")}  # fmt: skip
 Addresses = Mapping[str, str]  # by host, its address in the cluster's network, if known
 
 
@@ -48,7 +39,7 @@ def engine_commands(job: LaunchPlan, engine: str, own: Addresses) -> tuple[Comma
     if named.name == engine != "ray":  # a whole line, as guides have it
         job = replace(job, script=job.script[count:])
     if not job.script and engine != "ray":
-        what = "model" if engine in _SIZES else "script"
+        what = "model" if PROGRAMS[engine].starts == "MODEL" else "script"
         raise UsageError(f"which {what}? nccl-doctor launch hosts.yaml --engine {engine} -- {what.upper()} OPTIONS")
     made = [on(one.node.name, forms[engine](job, one, own.get(one.node.name))) for one in job.starts]
     if engine == "ray" and job.script:
@@ -57,8 +48,8 @@ def engine_commands(job: LaunchPlan, engine: str, own: Addresses) -> tuple[Comma
 
 
 def engine_notes(job: LaunchPlan, engine: str, own: Addresses) -> tuple[list[str], list[str]]:
-    notes = [f"these lines are for {SYNTAX[engine]}"]
-    if engine in _SIZES and not _asked(job.script, engine):
+    notes = [f"these lines are for {PROGRAMS[engine].syntax}"]
+    if PROGRAMS[engine].sizes and not _asked(job.script, engine):
         gpus = plural(job.starts[0].nproc, "GPU") if engine == "vllm" else f"all {job.world_size} GPUs"
         sizes = f"tensor parallel over {gpus}{' per host' if engine == 'vllm' else ''}"
         over = ", pipeline parallel across the hosts" if engine == "vllm" and len(job.starts) > 1 else ""
@@ -68,14 +59,14 @@ def engine_notes(job: LaunchPlan, engine: str, own: Addresses) -> tuple[list[str
     if engine == "ray" and job.script:
         notes.append("run the last line once ray status shows all nodes")
     lost = [start.node.name for start in job.starts if start.node.name not in own]
-    if lost and engine in ("vllm", "sglang", "ray"):
+    if lost and PROGRAMS[engine].is_server:
         words = "nccl-doctor check with this hosts file finds them"
         return notes, [f"the addresses of {', '.join(lost[:6])} are not known, so they are left out; {words}"]
     return notes, []
 
 
 def _asked(script: Sequence[str], engine: str) -> bool:
-    return any(word.partition("=")[0] in _SIZES[engine] for word in script)
+    return any(word.partition("=")[0] in PROGRAMS[engine].sizes for word in script)
 
 
 def _placed(job: LaunchPlan, start: Start, *, static: bool = True) -> dict[str, str]:

@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 
 from nccl_doctor.errors import UsageError
-from nccl_doctor.launch.engine_lines import engine_commands, engine_notes, own_addresses
 from nccl_doctor.launch.plan import CheckedHost, LaunchPlan, plan
+from nccl_doctor.launch.server_lines import engine_commands, engine_notes, own_addresses
 from nccl_doctor.model.cluster import Cluster, Node
 from nccl_doctor.probe.facts.engines import options_of
 from nccl_doctor.probe.options import LAUNCHERS
 from tests.cli.program import assert_one_sentence, run
-from tests.engines import witness
+from tests.servers import witness
 
 PARSE = {
     "ray": """
@@ -36,7 +36,7 @@ from accelerate.commands.launch import launch_command_parser
 parse = lambda words: vars(launch_command_parser().parse_args(words[2:]))
 """,
     "vllm": """
-from tests.engines import absent
+from tests.servers import absent
 import vllm.platforms
 vllm.platforms.current_platform.device_type = "cpu"
 from vllm.entrypoints.common.cli_args import make_arg_parser
@@ -45,7 +45,7 @@ parser = make_arg_parser(FlexibleArgumentParser())
 parse = lambda words: vars(parser.parse_args(words[2:]))
 """,
     "sglang": """
-from tests.engines import absent
+from tests.servers import absent
 import argparse
 from sglang.srt.server_args import ServerArgs
 parser = argparse.ArgumentParser()

@@ -5,15 +5,17 @@ How ``nccl-doctor check hosts.yaml`` works:
 1. cli/main.py dispatches to cli/check.py, and cli/run.py has inventory/load.py read the hosts file into a ``Cluster``.
 2. collect/run.py ``Run`` goes through the phases over one ``Crew`` (crew/crew.py), which starts probe/main.py on each
    host and sends requests (crew/answers.py ``Contract``).
-3. facts: probe/facts/ collects them, collect/facts/host_facts.py parses them into ``HostFacts`` (snapshot/hosts.py).
-4. mesh: all hosts listen and dial each other (collect/mesh/, probe/mesh/), in turn with other runs (collect/turns.py).
-5. rate, smoke: streams at full speed, and an all-reduce (collect/mesh/rate.py, collect/smoke/, probe/smoke/).
-6. After the dials, the rates and the all-reduce, the phases ask judge/diagnose.py ``Judge.questions`` what more must be
-   known (model/questions.py), and add the answers to the ``Snapshot``.
-7. judge/diagnose.py ``judge`` runs checks/CATEGORY/NAME.py (model/register.py) on the snapshot; each gets a ``View``
-   (checks/view.py) with what nccl/ and firewall/ derive. judge/attribution.py puts consequences below their cause.
+3. facts: probe/facts/ collects facts, which collect/facts/host_facts.py parses into ``HostFacts`` (snapshot/hosts.py).
+4. mesh: all hosts connect to each other (collect/mesh/, probe/mesh/). Concurrent runs take turns (collect/turns.py).
+5. rate, smoke: hosts exchange data at full speed, then run an all-reduce (collect/mesh/rate.py, collect/smoke/,
+   probe/smoke/).
+6. After the mesh, rate and smoke phases, judge/diagnose.py ``Judge.questions`` determines what else must be asked
+   (model/questions.py), and the phases add the answers to the ``Snapshot``.
+7. judge/diagnose.py ``judge`` runs checks/CATEGORY/NAME.py (model/register.py) on the snapshot. Each check gets a
+   ``View`` (checks/view.py) that includes what nccl/ and firewall/ derive. judge/attribution.py lists consequences
+   below their cause.
 8. judge/summary.py makes the ``Report`` (model/report.py).
-9. cli/output.py has report/render.py print it in the requested format, and exits with its exit code.
+9. cli/output.py has report/render.py print the report in the requested format, and exits with the report's exit code.
 
 ``nccl-doctor fix`` continues from there: act/plan.py turns the diagnoses' operations (model/operations/) into steps,
 cli/fix.py asks, act/run.py runs and records them (act/record.py), and act/outcome.py compares the next report with the
@@ -21,17 +23,16 @@ first one.
 
 Glossary:
 
-- cluster: the list of a job's nodes, and its master; node: an entry in that list; host: the node's machine.
-- probe: the program that runs on a host while we are connected; it leaves nothing there.
-- fact: a typed answer of one host; ``Unknown(reason)`` if it could not be determined, ``Skipped`` if not requested.
+- cluster: the list of a job's nodes, and the job's master; node: an entry in that list; host: the node's machine.
+- probe: the program that runs on a host while we are connected. The probe leaves nothing behind on the host.
+- fact: a typed answer from a host; ``Unknown(reason)`` if it could not be determined, ``Skipped`` if not requested.
 - phase: part of a run: connect, facts, mesh, rate, smoke. mesh: all hosts connect to each other. smoke: the all-reduce.
 - dial: an attempt by one host to connect to another's listener. crew: the hosts, with our connections to them.
-- snapshot: all facts and phases of one run. view: the part of it that one check uses.
+- snapshot: all facts and phases of one run. view: the part of a snapshot that one check uses.
 - check: a pure function that judges facts. finding: its result. diagnosis: a finding with its code and consequences.
 - consequence: a finding that another finding explains. gap: hosts that a check could not judge.
-- rule: a pattern for a log line. grade: its strength as evidence. signs: the rules and advice of a diagnosis, in one
-  file.
-- remedy, fix: what to do, as prose and commands. operation: a command that changes something, as data.
+- rule: a pattern for a log line. grade: a rule's strength as evidence. signs: the rules and advice for a diagnosis.
+- remedy, fix: advice as prose and commands. operation: a command that changes something, represented as data.
 - blame: a host's firewall rule that blocks a connection. report: the document that every output format shows.
 """
 

@@ -1,1 +1,1 @@
-"""The only package that changes hosts: plans of operations, their recorded runs, and the outcomes."""
+"""Plans, runs, records and evaluates changes to hosts. No other package changes hosts."""

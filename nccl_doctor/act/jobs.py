@@ -1,4 +1,4 @@
-"""Steps of ``fix`` that need no shell: ending a leftover job, and setting variables in the hosts file."""
+"""Runs steps of ``fix`` that need no shell: ending a leftover job, and setting variables in the hosts file."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from nccl_doctor.transport.base import AccessError, Transport
 
 
 def end_job(step: Step, operation: EndJob, node: Node, transport: Transport) -> StepResult:
-    """End the job as its operation says; another process with the same PID is left alone."""
+    """End a leftover job, but leave a different process alone that has the same PID by now."""
     at = datetime.now(timezone.utc).isoformat(timespec="seconds")
     known = {"number": step.number, "host": step.host, "at": at}
     machine: Machine | None = None

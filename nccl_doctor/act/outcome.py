@@ -1,4 +1,4 @@
-"""The outcome of ``nccl-doctor fix``, judged by the check that follows it, never by a command's output."""
+"""Judges the outcome of ``nccl-doctor fix`` by the check that follows, never by the output of a command."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from nccl_doctor.model.report import Report
 from nccl_doctor.text.hostlist import grouped
 
 Fault = tuple[str, str]
-"""The name of a diagnosis, and its host; "" if it concerns no host."""
+"""The name of a diagnosis and the affected host, which is "" if the diagnosis concerns no host."""
 
 
 def compared(ran: FixReport, after: Report) -> FixReport:
-    """Return the run with the outcome of each diagnosis that had a step, and with new diagnoses.
+    """Add to a run the outcome of each diagnosis that had a step, and the diagnoses that are new.
 
-    A diagnosis is fixed if its check has passed on that host afterwards. If that check could no longer judge the host,
-    the outcome is unknown.
+    A diagnosis counts as fixed on a host if its check passes there afterwards. If the check can no longer judge the
+    host, the outcome is unknown.
     """
     chosen = _faults(ran.before, {step.mends for step in ran.plan if _was_run(step, ran)})
     now = _faults(after.diagnoses)
@@ -43,7 +43,7 @@ def compared(ran: FixReport, after: Report) -> FixReport:
 
 
 def exit_code(ran: FixReport, after: int) -> int:
-    """Return the exit code of the check after the run, or 1 if a chosen step failed or did not help."""
+    """Return the exit code of the follow-up check, or 1 if a step failed or did not fix its diagnosis."""
     failed = any(result.outcome != "done" for result in ran.results)
     chosen = {step.mends for step in ran.plan if _was_run(step, ran)}
     still = {fault.name for fault in (*ran.remaining, *ran.unjudged)} & chosen
@@ -61,7 +61,6 @@ def _faults(diagnoses: Sequence[Diagnosis], names: Iterable[str] | None = None) 
 
 
 def _passed(check: CheckResult | None, host: str, after: Report) -> bool:
-    """Return whether a check has judged a host, and found nothing there."""
     if check is None or check.outcome not in (Outcome.PASS, Outcome.FOUND, Outcome.NOT_APPLICABLE):
         return False
     reached = {one.name for one in after.hosts if one.reached}

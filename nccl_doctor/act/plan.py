@@ -1,4 +1,4 @@
-"""The plan of ``nccl-doctor fix``: steps for the diagnoses, what is left to do by hand, and the undo."""
+"""Plans ``nccl-doctor fix``: the steps for each diagnosis, what is left to the user, and how to undo a run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def plan(
 ) -> tuple[tuple[Step, ...], tuple[ByHand, ...]]:
     """Return the steps that fix a report's diagnoses, most severe first, and what is left to do by hand.
 
-    A command in which ``hide`` finds a secret could not be shown before it runs, so it is left to the user.
+    A command in which ``hide`` finds a secret can't be shown before it runs, so its diagnosis is left to the user.
     """
     steps: list[Step] = []
     by_hand: list[ByHand] = []
@@ -82,7 +82,7 @@ def _step(command: Command, operation: Operation, named: dict[str, Any], *, disr
 
 
 def undo_plan(ran: Sequence[RanStep], file: str | None) -> tuple[Step, ...]:
-    """Return the steps that undo a record's steps, last one first; ``file`` is the changed hosts file."""
+    """Return steps that undo the recorded ones, in reverse order; ``file`` is the hosts file that was changed."""
     back: list[Step] = []
     for one in reversed(ran):
         if not one.can_be_undone:

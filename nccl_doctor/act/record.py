@@ -1,8 +1,8 @@
-"""The record of what ``nccl-doctor fix`` did: a small file for each run, readable only by its owner.
+"""Records what ``nccl-doctor fix`` did, in a small file for each run that only its owner can read.
 
-It is in ``$XDG_STATE_HOME/nccl-doctor/fix``. Each step is written before it is run, with the state that it found and
-the command that undoes it, and again afterwards, so that whatever ends the run, the record is enough to undo it. It
-holds text rather than operations, so that a later release can undo what an earlier one did.
+The files are in ``$XDG_STATE_HOME/nccl-doctor/fix``. A step is recorded before it runs, with the previous state and
+the command that undoes the step, and again afterwards. So the record suffices to undo a run, however the run ended.
+The record contains text rather than operations, so that a later release can undo what an earlier release did.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ class RanStep(FrozenModel):
     """A step that was begun, with all that is needed to undo it.
 
     Attributes:
-        address: where the host was reached; "" for this machine.
+        address: the address at which the host was reached; "" for this machine.
         look, before, after, expected, survives_reboot, machine: as in :class:`~nccl_doctor.model.acts.Undo`.
         undo: the command that restores the earlier state; None if there is none.
         settings: variables that were written into the hosts file; ``settings_before`` holds their earlier values.
         outcome: "unknown" until the step has ended.
-        undone: the step has been undone, or a look has shown that nothing is left of it.
-        left: an undo has left the step alone, since somebody else had changed its result.
+        undone: whether the step has been undone, or its change was found to be gone.
+        left: whether an undo skipped the step because somebody else had changed the result since.
     """
 
     number: int
@@ -72,7 +72,7 @@ class RanStep(FrozenModel):
 
 
 class Record(FrozenModel):
-    """Record of a run: its list of hosts, as words for the command line, and its steps."""
+    """The record of a run: its steps, and its hosts as command-line arguments."""
 
     hosts: str
     began_at: str
@@ -81,17 +81,16 @@ class Record(FrozenModel):
 
     @property
     def is_open(self) -> bool:
-        """True if a step can be undone."""
         return any(step.can_be_undone for step in self.steps)
 
     @property
     def is_left(self) -> bool:
-        """True if all that could be undone was left alone by an earlier undo."""
+        """True if an earlier undo skipped every step that can still be undone."""
         return self.is_open and all(step.left for step in self.steps if step.can_be_undone)
 
 
 class Journal:
-    """The record of a run in progress, written by all hosts' threads."""
+    """The record of a run in progress, to which the threads of all hosts write."""
 
     def __init__(self, path: Path, record: Record) -> None:
         self.path, self.record = path, record
@@ -99,7 +98,7 @@ class Journal:
 
     @classmethod
     def begin(cls, identifier: str, hosts: str, file: str | None, environ: Mapping[str, str]) -> Journal:
-        """Write the record of a run before its first step; raise DoctorError if that fails."""
+        """Create the record file before the first step of a run; raise DoctorError if that fails."""
         began_at = datetime.now(timezone.utc)
         record = Record(hosts=hosts, began_at=began_at.isoformat(timespec="seconds"), file=file)
         path = _folder(environ) / f"{identifier}-{began_at:%Y%m%dT%H%M%S%f}-{os.getpid()}.json"
@@ -107,7 +106,7 @@ class Journal:
         return cls(path, record)
 
     def write(self, step: RanStep) -> None:
-        """Write a step over its earlier entry; if that fails, keep the record as it was and raise DoctorError."""
+        """Add or replace the entry for a step; if writing fails, keep the old record and raise DoctorError."""
         with self._lock:
             others = (one for one in self.record.steps if one.number != step.number)
             steps = tuple(sorted((*others, step), key=lambda one: one.number))
@@ -130,13 +129,13 @@ def entry(step: Step, **known: object) -> RanStep:
 
 
 def latest(identifier: str, environ: Mapping[str, str]) -> Journal | None:
-    """Return the newest record with something to undo for these hosts; one that was left alone comes last."""
+    """Return the newest record with steps to undo on these hosts, preferably one that no undo has skipped."""
     found = list(_of_hosts(identifier, environ))
     return next((one for one in found if not one.record.is_left), found[0] if found else None)
 
 
 def all_open(environ: Mapping[str, str]) -> list[Record]:
-    """Return the records with something to undo, for all lists of hosts, newest first."""
+    """Return all records with steps to undo, whatever their hosts, newest first."""
     return sorted((one.record for one in _of_hosts("*", environ)), key=lambda one: one.began_at, reverse=True)
 
 
@@ -148,9 +147,9 @@ def _of_hosts(identifier: str, environ: Mapping[str, str]) -> Iterator[Journal]:
 
 
 def _folder(environ: Mapping[str, str]) -> Path:
-    """Return the folder of the records; raise DoctorError unless it and its parent belong to us.
+    """Return the folder that contains the records; raise DoctorError unless we own the folder and its parent.
 
-    Root with another user's HOME keeps its records in its own home, since that user could plant a link.
+    If root runs with another user's HOME, root's own home is used, since the other user could plant a link.
     """
     state = state_folder(environ)
     if state is None:
@@ -183,7 +182,7 @@ def _write(path: Path, record: Record) -> None:
 
 
 def _read(path: Path) -> Record | None:
-    """Return a record; None if it belongs to another user, is too large, or is from another release."""
+    """Return a record; None if it belongs to another user, is too large, or can't be read by this release."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         with os.fdopen(descriptor, "rb") as file:
@@ -196,12 +195,12 @@ def _read(path: Path) -> Record | None:
 
 
 def undo_line(hosts: str) -> str:
-    """Return the command that undoes the last run on these hosts, which are words for the command line."""
+    """Return the command that undoes the last run on ``hosts``, which are given as command-line arguments."""
     return f"nccl-doctor fix {hosts} --undo"
 
 
 def describe(records: Iterable[Record]) -> list[str]:
-    """Return a line for each record: when, on which hosts, how many steps can be undone, and how."""
+    """Return a line for each record with its time, the number of steps to undo, and the command that undoes them."""
     return [
         f"{one.began_at}  {sum(step.can_be_undone for step in one.steps)} to undo"
         f"{', left alone before' if one.is_left else ''}:  {undo_line(one.hosts)}"

@@ -1,4 +1,4 @@
-"""Ways to become root on a host. The password for sudo goes only to the standard input of a sudo that root owns."""
+"""Finds out how to become root on a host. A password is only sent to the standard input of a sudo that root owns."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from nccl_doctor.transport.base import AccessError, Allowance, Channel, FloodErr
 
 CONNECT_S = 30.0
 PROGRAMS = ("/usr/bin/sudo", "/bin/sudo", "/usr/local/bin/sudo", "/run/wrappers/bin/sudo")
-"""Paths of sudo. A program of that name elsewhere on PATH may be anybody's."""
+"""Trusted paths of sudo. A program named sudo elsewhere on PATH could belong to any user."""
 _LOOK_S = 0.3
 _SORRY = frozenset({"sorry,", "incorrect"})
-"""Messages of sudo(8) for a wrong password: "Sorry, try again.", "1 incorrect password attempt"."""
+"""Words from sudo(8)'s messages after a wrong password: "Sorry, try again.", "1 incorrect password attempt"."""
 _ASK = script(
     "id -u; for sudo in {programs}; do "
     'if [ -u "$sudo" ] && [ "$(stat -L -c %u "$sudo")" = 0 ]; then '
@@ -50,25 +50,24 @@ LOGIN = RootAccess("login")
 
 
 class RootRefusedError(Exception):
-    """There is no way to become root on a host; the message is the reason."""
+    """Raised if we can't become root on a host; the message gives the reason."""
 
 
 def node_at(node: Node, *, outside: bool) -> Node:
-    """Return the node, or the host around its container."""
+    """Return the node or, if ``outside``, the host that the node's container runs on."""
     if not outside:
         return node
     return node.model_copy(update={"access": {k: v for k, v in node.access.items() if k != InsideOptions.engine}})
 
 
 def unshared(node: Node) -> Node:
-    """Return the node without shared connections (ssh_config(5), ControlPath), which outlive a lockout."""
+    """Return the node without connection sharing (ssh_config(5), ControlPath): shared connections survive a lockout."""
     options = node.options(SshOptions)
     alone = {**node.access.get(SshOptions.engine, {}), "options": (*options.options, "ControlPath=none")}
     return node.model_copy(update={"access": {**node.access, SshOptions.engine: alone}})
 
 
 def root_access(transport: Transport, node: Node, *, outside: bool) -> RootAccess:
-    """Return how to become root on a host, or the reason why that is impossible."""
     until = time.monotonic() + CONNECT_S
     try:
         channel = transport.open(node_at(node, outside=outside), f"LC_ALL=C exec /bin/sh -c {nested(_ASK)}", until)
@@ -112,7 +111,7 @@ def read_root_access(lines: Sequence[str]) -> RootAccess:
 
 
 def wait_until_ready(channel: Channel, nonce: str, password: bytes | None, *, root: bool) -> Machine:
-    """Return the identity of the machine once the shell with this nonce answers.
+    """Return the identity of the machine once the shell has printed the nonce and is ready.
 
     Raise RootRefusedError if sudo refuses. The password is sent once, as the first line. If sudo did not ask for it,
     the shell skips that line.
@@ -149,6 +148,6 @@ def _refuse_wrong_password(channel: Channel) -> None:
 
 
 def without(password: bytes | None, text: str) -> str:
-    """Return a host's text without the password, which a host could echo."""
+    """Mask the password in a host's output, since the host could have echoed the password."""
     secret = (password or b"").decode(errors="replace")
     return text.replace(secret, "***") if secret else text

@@ -1,9 +1,9 @@
-"""Runs the steps of a plan: hosts in parallel, each host's steps in order, recorded before and after.
+"""Runs the steps of a plan, with hosts in parallel and each host's steps in order, and records the steps.
 
-A step first looks at the state that it is to change. If that is already as wanted, or could not be determined, nothing
-is changed. After steps that could lock SSH out, a second connection is opened while the first is still open. If that
-fails, these steps are undone over the first one. Until the second connection has succeeded, the host's own shell undoes
-them if the first connection ends.
+A step first reads the state that it is to change. If the state is already as desired or can't be read, nothing is
+changed. After steps that could lock us out of SSH, a second connection is opened while the first is still open. If
+the second connection fails, these steps are undone over the first connection. Until the second connection succeeds,
+a shell on the host undoes these steps if the first connection ends.
 """
 
 from __future__ import annotations
@@ -48,15 +48,15 @@ _LOST = (OSError, EOFError, FloodError)
 
 @dataclass
 class Execution:
-    """State that all hosts' steps share.
+    """Runs steps on hosts, and contains the state that the steps of all hosts share.
 
     Attributes:
         nodes: the hosts by name.
         transport: opens channels to them.
-        roots: the way to become root on each host whose steps need it.
+        roots: the way to become root on each host that has steps for root.
         by_us: runs a step that needs no shell.
-        journal: the record; None for an undo, which uses the record of the steps that it undoes.
-        password: sudo's password, for the hosts whose way is "password".
+        journal: the record; None for an undo, because the record of the undone steps is updated instead.
+        password: the password for sudo on hosts whose ``RootAccess.way`` is "password".
         on_host: called with a host's name once its steps have ended.
         stop: set if no further step may begin.
     """
@@ -72,7 +72,7 @@ class Execution:
     _open: set[Channel] = field(default_factory=set)
 
     def run(self, steps: Sequence[Step]) -> list[StepResult]:
-        """Run the steps; an interrupt stops each host after its running command, a second one immediately."""
+        """Run the steps; an interrupt stops each host after its current command, and a second interrupt immediately."""
         per_host: dict[str | None, list[Step]] = {}
         for step in steps:
             per_host.setdefault(step.host, []).append(step)
@@ -99,12 +99,12 @@ class Execution:
         return sorted(results, key=lambda result: result.number)
 
     def abandon(self) -> None:
-        """Close the connections, which ends the running commands."""
+        """Close all connections, which ends the running commands."""
         for channel in tuple(self._open):
             channel.close()
 
     def _wrong_password(self, steps: Sequence[Step]) -> str:
-        """Try the password on one host, so that a wrong one counts only once; return why it is refused there."""
+        """Return why a host refuses the password, or "". Only one host is asked, so a wrong password counts once."""
         first = next((step for step in steps if step.root and self._way(step).way == "password"), None)
         if first is None or self.password is None:
             return ""
@@ -122,7 +122,7 @@ class Execution:
         return self.roots.get(step.host, RootAccess("none", reason="neither the login nor sudo gives it"))
 
     def _on_host(self, host: str | None, steps: Sequence[Step]) -> list[StepResult]:
-        """Run a host's steps, those of the same user in one shell, until the first failure."""
+        """Run a host's steps until one fails; consecutive steps of the same user share a shell."""
         results: list[StepResult] = []
         reason = ""
         for _, alike in groupby(steps, key=lambda step: (step.outside, step.root, step.needs_shell)):
@@ -187,7 +187,7 @@ class Execution:
     def _kept_open(
         self, steps: Sequence[Step], results: list[StepResult], begun: Sequence[RanStep], opened: _Opened
     ) -> list[StepResult]:
-        """Return the results; steps that keep a second connection out are undone and count as failed."""
+        """Return the results; steps after which no second connection can be opened are undone and count as failed."""
         risky = {step.number for step in steps if step.cuts_connection}
         changed = [one for one in results if one.number in risky and one.changed_something]
         if not changed:
@@ -212,7 +212,7 @@ class Execution:
         return [_ended(one, "failed", f"{LOCKED_OUT} {back[one.number]}") if one in changed else one for one in results]
 
     def _second_connection(self, step: Step) -> bool:
-        """Return whether another connection to the host can be opened now; one whose login is refused counts."""
+        """Return whether another connection to the host can be opened now; a refused login counts as a connection."""
         mark = secrets.token_hex(8)
         try:
             channel = self._channel(step, f"echo {mark}", fresh=True)
@@ -238,14 +238,12 @@ TAKEN_BACK = "it was taken back"
 
 @dataclass(frozen=True)
 class _Opened:
-    """A shell on a machine."""
-
     shell: RemoteShell
     machine: Machine
 
 
 class _StoppedError(Exception):
-    """The end of a step before its command is run; ``over``: nothing is left to be done."""
+    """Raised to end a step early; ``over`` is True if nothing is left to be done."""
 
     def __init__(self, outcome: StepOutcome, reason: str = "", *, over: bool = False) -> None:
         super().__init__(reason)
@@ -254,8 +252,6 @@ class _StoppedError(Exception):
 
 @dataclass
 class _Taking:
-    """A step on a host, with its record."""
-
     opened: _Opened
     step: Step
     address: str
@@ -263,7 +259,7 @@ class _Taking:
     begun: list[RanStep]
 
     def result(self) -> StepResult:
-        """Take the step: look, record, run, look, record."""
+        """Read the state, record it, run the step's command, then read and record the new state."""
         step, at = self.step, datetime.now(timezone.utc).isoformat(timespec="seconds")
         known: dict[str, object] = {"number": step.number, "host": step.host, "at": at}
         try:
@@ -291,7 +287,7 @@ class _Taking:
             raise _StoppedError("changed", "it was lost when the host was restarted", over=True)
 
     def _changed(self, operation: Operation | None, at: str) -> dict[str, object]:
-        """Run and record an operation; return the fields of the result."""
+        """Run and record an operation; return fields for the StepResult."""
         look = None if operation is None else operation.look
         before = () if look is None else self._state(str(look))
         if operation is not None and look is not None and operation.holds(before):
@@ -340,7 +336,7 @@ class _Taking:
         return told
 
     def _undone(self, undoes: Undo) -> dict[str, object]:
-        """Undo an earlier step, if its change is still there as it was left."""
+        """Undo an earlier step, unless somebody has altered its change since; return fields for the StepResult."""
         if undoes.look is None:
             raise _StoppedError("not-run", "there is nothing to look at")
         now = self._state(undoes.look)
@@ -359,7 +355,7 @@ class _Taking:
         return told | {"over": True}
 
     def _state(self, look: str) -> State:
-        """Return what a look prints; raise _StoppedError if the look fails."""
+        """Return the output of the command ``look``; raise _StoppedError if the command fails."""
         looked = self.opened.shell.run(look, ANSWER_S, whole=True)
         if looked.status:
             shown = looked.lines and not self.opened.shell.hides(looked.lines)
@@ -383,7 +379,7 @@ def _ended(result: StepResult, outcome: StepOutcome, reason: str) -> StepResult:
 
 
 def _reverted(undo: str | None, shell: RemoteShell) -> str:
-    """Undo a step over the connection that is still open, and return what became of the step."""
+    """Undo a step over the connection that is still open; return a clause that describes the outcome."""
     if undo is None:
         return "the host may not be reachable any more: it can't be taken back"
     try:

@@ -1,8 +1,8 @@
-"""A shell on a host that runs the commands that it is sent, one at a time, and nothing else.
+"""A shell on a host that runs only the commands that are sent to it, one at a time, each limited by ``timeout``.
 
-If the connection ends, the shell ends the running command and itself; ``timeout`` limits each command. Whatever was
-registered by :meth:`RemoteShell.revert_unless_kept` runs first, so that a change that locks us out is reverted whatever
-happens at this end: process killed, machine asleep, network lost.
+If the connection ends, the shell ends the running command, runs the commands registered with
+:meth:`RemoteShell.revert_unless_kept`, and exits. So a change that locks us out is reverted even if our process is
+killed, our machine is suspended or the network fails.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ wait "$guard"
 done
 [ ! "$back" ] || (run {quick} "$back") >/dev/null 2>&1
 """
-"""A program for /bin/sh that says which machine it is on and runs the lines that begin with the nonce.
+"""A program for /bin/sh that prints the machine's identity, then runs the lines that begin with the nonce.
 
 Other lines, such as a password that sudo did not ask for, are skipped.
 """
@@ -66,33 +66,33 @@ def shell_program(nonce: str, *, root: bool) -> Line:
 
 @dataclass(frozen=True)
 class Ended:
-    """The end of one command: its status, and the lines that it printed, or the last of many."""
+    """The exit status of a command, and the lines that it printed (only the last ones if there were many)."""
 
     status: int
     lines: tuple[str, ...]
 
 
 class RemoteShell:
-    """A ready shell on a host; ``hidden`` removes from its output what must not be shown."""
+    """A shell that is ready on a host; ``hidden`` removes from its output what must not be shown."""
 
     def __init__(self, channel: Channel, nonce: str, hidden: Callable[[str], str] = lambda text: text) -> None:
         self._channel, self._nonce, self._hidden, self._number = channel, nonce, hidden, 0
 
     def revert_unless_kept(self, undo: str) -> None:
-        """Have the shell run ``undo``, ahead of earlier ones, if the connection ends before `keep`."""
+        """Have the shell run ``undo`` if the connection ends before :meth:`keep`; the latest ``undo`` runs first."""
         self._channel.send(f"{self._nonce} revert 0 {undo}\n".encode(), time.monotonic() + ANSWER_S)
 
     def keep(self) -> None:
         self._channel.send(f"{self._nonce} keep\n".encode(), time.monotonic() + ANSWER_S)
 
     def hides(self, lines: Iterable[str]) -> bool:
-        """Return whether a text contains something that must not be shown."""
+        """Return whether any of the lines contains something that must not be shown."""
         return any(self._hidden(line) != line for line in lines)
 
     def run(self, command: str, seconds: float, *, whole: bool = False) -> Ended:
         """Run a command; raise TimeoutError, OSError, EOFError or FloodError if its end was not seen.
 
-        ``whole``: the output is data, so all lines are returned unchanged. Without it, only the last lines are returned
+        If ``whole``, the output is data, so all lines are returned in full. Otherwise only the last lines are returned
         for display, shortened and with secrets hidden.
         """
         self._number += 1

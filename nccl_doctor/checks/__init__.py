@@ -1,4 +1,4 @@
-"""A file for each diagnosis: ``checks/<category>/<name>.py``, found by walking this package.
+"""Contains a file for each diagnosis, ``checks/<category>/<name>.py``, found by walking this package.
 
-The module's docstring is its ``explain`` page, its file name the diagnosis' name, its folder the category.
+The file's docstring is the diagnosis's ``explain`` page; the file and its folder give its name and category.
 """

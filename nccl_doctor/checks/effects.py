@@ -1,7 +1,7 @@
-"""Effects on an all-reduce that several checks share; those of a single check are in that check's file.
+"""Defines the effects on an all-reduce that several checks share; other effects are in the file of their check.
 
-Their kinds are :data:`~nccl_doctor.model.effect.KINDS`; an exception is named after the diagnosis that its message
-leads to in logs.
+:data:`~nccl_doctor.model.effect.KINDS` lists the kinds of effects. An exception has the name of the diagnosis that
+``logs`` makes of its message.
 """
 
 from nccl_doctor.model.effect import DIALS, GIVING_UP, LOST, WAITS, Effect, Reach

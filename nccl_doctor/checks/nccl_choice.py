@@ -1,4 +1,4 @@
-"""Findings about NCCL's choice of interface: faults of the same kind, setting and interface become one finding."""
+"""Makes findings about NCCL's choice of interface, one for all faults of the same kind, setting and interface."""
 
 from collections.abc import Iterator
 
@@ -18,10 +18,10 @@ NEEDS = ("interfaces", "env", "config_files")
 """Facts without which NCCL's choice on a host is unknown."""
 
 EXPLAINS = ("port-unreachable", NCCL_CONNECTIONS)
-"""The effects of addresses that can't reach each other."""
+"""The effects of an address that other hosts can't reach."""
 
 MISLED = ("route-missing", *EXPLAINS)
-"""The effects of addresses that can't reach each other because of NCCL's choice of interface."""
+"""The effects of an address that other hosts can't reach because NCCL chose the wrong interface."""
 
 OTHERWISE = (
     "No single interface name was found by which all hosts provably reach each other: look at the addresses and routes "
@@ -30,7 +30,7 @@ OTHERWISE = (
 
 
 def findings(view: View, kind: Kind) -> Iterator[Finding | Unjudged]:
-    """Yield one finding per setting and interface, and the hosts without a verdict."""
+    """Yield one finding per setting and interface, and an Unjudged for each host without a verdict."""
     nccl = view.nccl
     groups = grouped(
         ((fault.wanted, fault.used.name if fault.used is not None else None, fault.severity), fault)
@@ -63,7 +63,7 @@ def findings(view: View, kind: Kind) -> Iterator[Finding | Unjudged]:
 
 
 def _idle_peers(view: View, group: list[Fault]) -> tuple[str, ...]:
-    """Return the hosts whose own interface is down, if all other hosts reach them; none if not."""
+    """Return the peers that can't reach the group's hosts, if each peer's own interface is down; otherwise ()."""
     nccl = view.nccl
     standings = [nccl.bootstrap[fault.host] for fault in group if fault.host in nccl.bootstrap]
     lost = {one.source for each in standings for one in each.verdicts if one.answer is Reachable.NO}
@@ -73,7 +73,7 @@ def _idle_peers(view: View, group: list[Fault]) -> tuple[str, ...]:
 
 
 def good_interfaces(nccl: ClusterNccl) -> dict[str, str]:
-    """Return for each host the interface that suits NCCL: its own choice, or the one that it should use."""
+    """Return for each host the interface that NCCL chose, if that works, or otherwise the suggested interface."""
     used = {
         name: own.chosen.name
         for name, own in nccl.by_host.items()
@@ -98,7 +98,7 @@ def _fix(nccl: ClusterNccl, group: list[Fault]) -> Fix:
 
 
 def bring_up(nccl: ClusterNccl, hosts: tuple[str, ...], name: str, other: str = "") -> Fix:
-    """Return the remedy for an interface that is not running; ``other`` is an alternative."""
+    """Return the remedy for an interface that is not running; ``other`` is a phrase about an alternative."""
     links = [nccl.by_host[host].link(name) for host in hosts]
     if any(link is None or "up" in link.flags for link in links):
         return Fix(summary=f"Look at the cable and the switch port of {name}{other}.")
@@ -107,7 +107,7 @@ def bring_up(nccl: ClusterNccl, hosts: tuple[str, ...], name: str, other: str = 
 
 
 def _lack_family(nccl: ClusterNccl, group: list[Fault]) -> bool:
-    """Return whether NCCL finds nothing because it is restricted to one address family."""
+    """Return whether NCCL finds no interface because it is restricted to one address family."""
     for own in (nccl.by_host[fault.host] for fault in group):
         wanted = own.variables.get("NCCL_SOCKET_FAMILY")
         family = FAMILIES.get(wanted.value) if wanted is not None else None

@@ -1,4 +1,4 @@
-"""Hosts' own names, whose addresses gloo listens on; the backend of ranks; containers with their own network."""
+"""Examines hosts' own names, to which gloo binds, torch's backend for NCCL, and containers with their own network."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -27,10 +27,10 @@ CHANCE = (
     "gloo still works here, because the host with the higher address always connects to the other; it will fail as "
     "soon as a second host has the same fault, or a peer's address is above 127.0.1.1 (for example 192.168.x.x)"
 )
-"""The consequence of a name that resolves to a loopback address, where gloo may still work."""
+"""The end of a sentence about a name that resolves wrongly, if gloo still works."""
 
 ENOUGH = 128
-"""Number of hosts, spread over a larger cluster, with which gloo's connections are simulated."""
+"""Maximum number of hosts with which gloo's connections are simulated; in larger clusters, these are a sample."""
 
 
 @dataclass(frozen=True)
@@ -45,21 +45,21 @@ class OwnName:
 
     @property
     def is_loopback(self) -> bool:
-        """True if the name resolves to a loopback address for gloo."""
+        """True if gloo listens on a loopback address to which the name resolves."""
         return self.gloo in self.resolution.addresses and is_loopback(self.gloo)
 
     @property
     def is_stale(self) -> bool:
-        """True if the host has none of the name's addresses."""
+        """True if the name resolves, but not to an address that the host has."""
         return bool(self.resolution.addresses) and self.gloo not in self.resolution.addresses
 
 
 _known: WeakKeyDictionary[object, dict[tuple[str, ...], tuple[OwnName, ...]]] = WeakKeyDictionary()
-"""Results by derived snapshot and by hosts, since three checks need the same result."""
+"""Caches results by derived snapshot and by hosts, since three checks need the same result."""
 
 
 def own_names(view: View) -> tuple[OwnName, ...]:
-    """Return the hosts without GLOO_SOCKET_IFNAME, on which gloo uses the host's own name."""
+    """Return the own names of the hosts without GLOO_SOCKET_IFNAME, on which gloo uses these names."""
     known_names, hosts = _known.setdefault(view.derived, {}), tuple(host.name for host in view.hosts)
     if hosts not in known_names:
         known_names[hosts] = tuple(_own_names(view))
@@ -102,7 +102,7 @@ def _is_v4(address: str) -> bool:
 
 
 def _cannot_conflict(view: View, host: str, other: str, addresses: Mapping[str, str], *, usual: bool) -> bool:
-    """Return whether both are one machine, or the other's address family is the unusual one."""
+    """Return whether both hosts are one machine, or only the other host has the less common address family."""
     by_host = view.nccl.by_host
     ends = [by_host[name].machine for name in (host, other) if name in by_host]
     if len(ends) == 2 and ends[0] is not None and ends[0] == ends[1]:
@@ -112,7 +112,7 @@ def _cannot_conflict(view: View, host: str, other: str, addresses: Mapping[str, 
 
 
 def _reaches(view: View, host: str, source: str, address: str) -> bool:
-    """Return whether gloo on ``source`` may reach the address; other checks judge NCCL's own address."""
+    """Return whether gloo on ``source`` may be able to reach the address; other checks judge NCCL's own address."""
     target, dialler = view.nccl.by_host.get(host), view.nccl.by_host.get(source)
     if target is None or dialler is None or (target.chosen is not None and target.chosen.address == address):
         return True
@@ -120,7 +120,7 @@ def _reaches(view: View, host: str, source: str, address: str) -> bool:
 
 
 def finding(view: View, caught: list[OwnName], message: str) -> Finding:
-    """Return the finding for these names; GLOO_SOCKET_IFNAME is the remedy if the interfaces are known."""
+    """Return the finding for the ``caught`` names; the remedy sets GLOO_SOCKET_IFNAME if the interfaces are known."""
     nccl = view.nccl
     good = good_interfaces(nccl)
     summary = (
@@ -175,7 +175,7 @@ def has_own_network(facts: HostFacts) -> bool:
 
 
 def is_unreached(snapshot: Snapshot, host: Host) -> bool:
-    """Return whether no other host reaches the host's container."""
+    """Return whether the host is a container with its own network that no other host reaches."""
     facts, mesh, name = host.facts, snapshot.mesh, host.name
     if facts is None or not has_own_network(facts) or len(snapshot.cluster.nodes) == 1:
         return False

@@ -1,4 +1,4 @@
-"""``nccl-doctor fix-port``: the holder of a port after "Address already in use"."""
+"""``nccl-doctor fix-port``: finds the process that holds a port after "Address already in use"."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PortOptions:
-    """Options for the port or process, its host, and the action."""
+    """Options that select the port or process, its host, and the action."""
 
     port: Annotated[
         str | None,
@@ -81,7 +81,7 @@ class PortOptions:
     connect_timeout: options.ConnectTimeout = None
 
     def named(self) -> PortOptions:
-        """Return the options with a hosts file among the arguments moved to ``--hosts``."""
+        """Return the options; a hosts file given as an argument is moved to ``--hosts``."""
         port, file = self.port, self.file
         # os.path's own: a text that can't be a path is not a file
         if file is None and port is not None and not port.lstrip("+-").isdecimal() and os.path.isfile(port):  # noqa: PTH113
@@ -93,7 +93,7 @@ class PortOptions:
         return replace(self, port=port, file=None, hosts=file)
 
     def process(self) -> Identity | None:
-        """Return the process that ``--pid`` names; raise UsageError if there is none."""
+        """Return the process given with ``--pid``, or None without it; raise UsageError if the value is malformed."""
         from nccl_doctor.model.ports import as_identity
 
         process = None if self.pid is None else as_identity(self.pid)
@@ -104,14 +104,14 @@ class PortOptions:
         return process
 
     def arguments(self, port: int | None) -> tuple[str, ...]:
-        """Return the command-line words that name the port and the host again."""
+        """Return the command-line arguments that select the same port and host in another command."""
         words = [] if port is None else [str(port)]
         words += written(self.engine)
         named = {"--hosts": self.hosts, "--host": self.host, "--inside": self.inside}
         return (*words, *(word for option, value in named.items() if value is not None for word in (option, value)))
 
     def job(self) -> HostSource | None:
-        """Return the requested hosts of an engine or, inside an allocation, those of its job."""
+        """Return the hosts that an engine such as Slurm provides; None if no option asks for a host or an engine."""
         if self.host is None and not self.engine:
             return None
         from nccl_doctor.inventory.load import requested
@@ -134,7 +134,7 @@ def fix_port(
 
 
 class Countdown:
-    """Display on stderr of what is awaited: a live line on a terminal, elsewhere a line for each change."""
+    """Shows on stderr what is being waited for: a live line on a terminal, otherwise one line for each change."""
 
     def __init__(self, out: Out) -> None:
         self._out = out
@@ -142,7 +142,6 @@ class Countdown:
         self._kind = ""
 
     def __call__(self, text: str) -> None:
-        """Show the text in place of the last one."""
         text = self._out.hidden(text)
         kind = text.partition(" ")[0]
         if self._out.quiet or (not self._live and kind == self._kind):
@@ -163,7 +162,7 @@ class Countdown:
 
 
 def run(wanted: PortOptions, out: Out) -> int:
-    """Find the holder, act if asked to, and report; return 0 if the port is free at the end."""
+    """Find the port's holder, act if requested, and report. Return 0 if the port is free at the end, otherwise 1."""
     from nccl_doctor.act.ports.fix_port import about_port, about_process, moved, wanted_port
     from nccl_doctor.act.ports.fleet import Fleet
 
@@ -217,7 +216,7 @@ def _steps(wanted: PortOptions, source: str | None, out: Out, countdown: Countdo
 
 
 def _show_next(wanted: PortOptions, report: PortReport, out: Out) -> int:
-    """Print only the port of ``--next`` on stdout, for scripts."""
+    """Print nothing but the port chosen by ``--next`` on stdout, so that scripts can read it."""
     from nccl_doctor.report.fix_port import in_ephemeral_range
 
     if wanted.write and wanted.hosts is not None and report.port is not None:

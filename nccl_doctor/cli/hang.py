@@ -1,4 +1,4 @@
-"""``nccl-doctor hang``: the rank, host, PID and line where a running job hangs."""
+"""``nccl-doctor hang``: finds the rank, host, PID and source line where a running job hangs."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def hang(
 
 
 def refuse_parts(watched: options.WatchOptions, out: Out, *, from_file: bool) -> None:
-    """Raise UsageError for options of --watch without it, and for options that are meaningless with it."""
+    """Raise UsageError for options that need --watch if it is missing, and for options that conflict with it."""
     if not watched.watch:
         if watched != options.WatchOptions():
             raise UsageError("--wait, --every, --after, --on-hang and --keep-watching need --watch")
@@ -135,7 +135,7 @@ def refuse_parts(watched: options.WatchOptions, out: Out, *, from_file: bool) ->
 
 
 def exit_code(report: HangReport) -> int:
-    """Return 1 if the job hangs, 0 if it advances, 3 if that is unknown."""
+    """Return 1 if the job hangs, 0 if it makes progress, 3 if the verdict is unknown."""
     from nccl_doctor.model.documents import STANDS_STILL
 
     return 1 if report.verdict in STANDS_STILL else 3 if report.verdict == "unknown" else 0

@@ -1,4 +1,4 @@
-"""``nccl-doctor hang --watch``: sample a job until it hangs, loses a rank or ends."""
+"""``nccl-doctor hang --watch``: samples a job until it hangs, loses a rank or ends."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def watch(
     kept: KeepOptions,
     out: Out,
 ) -> int:
-    """Watch a job; return 1 at the first hang or failed rank, 0 if all ranks ended well, 3 if that is unknown."""
+    """Watch a job. Return 1 at the first hang or failed rank, 0 if all ranks succeeded, 3 if that is unknown."""
     command = _argv(wanted.on_hang)
     cluster = which.cluster(login.overrides(), transport=reached.transport)
     watcher = Watcher(
@@ -81,7 +81,6 @@ class _Watch:
         self._spoke_at = -HOUR_S
 
     def run(self) -> int:
-        """Sample the job until it hangs, loses a rank or ends."""
         while True:
             began = time.monotonic()
             code = self._sample(began)
@@ -143,7 +142,6 @@ class _Watch:
         return None if self._wanted.keep_watching else 1
 
     def _refresh(self, sample: HangSnapshot, now: float) -> None:
-        """Write the metrics of the sample, if requested."""
         if self._out.form != "prometheus":
             return
         hosts, progress = {rank.rank: host for host, rank in found_ranks(sample)}, self._job.progress
@@ -203,7 +201,7 @@ def _words(seconds: float) -> str:
 
 
 def _tell(sample: HangSnapshot, found: HangReport, kept: KeepOptions, command: list[str], out: Out) -> None:
-    """Write the report and the snapshot, and run the program of ``--on-hang``; report each failure."""
+    """Write the report and the snapshot, and run the ``--on-hang`` program; print each failure on stderr."""
     stamp = f"{datetime.now(timezone.utc):%Y%m%dT%H%M%SZ}"
     form = "json" if out.form == "prometheus" else out.form
     file = _stamped(out.file.with_suffix(".json") if form != out.form and out.file else out.file, stamp)
@@ -217,7 +215,7 @@ def _tell(sample: HangSnapshot, found: HangReport, kept: KeepOptions, command: l
 
 
 def _stamped(file: Path | None, stamp: str) -> Path | None:
-    """Return a file name with a time stamp before its extension, or unchanged if it is not a plain file."""
+    """Return the path with a time stamp before its extension, or unchanged if it is not a regular file."""
     if file is None or (file.exists() and not file.is_file()):
         return file
     return file.with_name(f"{file.stem}-{stamp}{file.suffix}")

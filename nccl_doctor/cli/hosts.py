@@ -1,4 +1,4 @@
-"""``nccl-doctor hosts``."""
+"""``nccl-doctor hosts``: prints hosts, addresses and ranks."""
 
 from __future__ import annotations
 

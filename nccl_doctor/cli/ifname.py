@@ -1,4 +1,4 @@
-"""``nccl-doctor ifname``: which interface NCCL will use on each host, why, and what to set."""
+"""``nccl-doctor ifname``: shows which interface NCCL will use on each host, why, and what to set."""
 
 from __future__ import annotations
 

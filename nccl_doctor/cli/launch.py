@@ -1,4 +1,4 @@
-"""``nccl-doctor launch``: the exact command to start on each host."""
+"""``nccl-doctor launch``: prints the exact command to run on each host."""
 
 from __future__ import annotations
 

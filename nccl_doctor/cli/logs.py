@@ -1,4 +1,4 @@
-"""``nccl-doctor logs``."""
+"""``nccl-doctor logs``: diagnoses training and NCCL logs."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def logs(
 
 @contextmanager
 def _bar(files: list[str], *, quiet: bool) -> Iterator[Callable[[int], None]]:
-    """Show a progress bar for long input if stderr is a terminal, and yield its counter."""
+    """Show a progress bar for large input if stderr is a terminal; yield a function that counts the bytes read."""
     from nccl_doctor.logs.reading import size
 
     total = size(files)

@@ -1,4 +1,4 @@
-"""Entry point and table of commands. The command modules import the rest when they run."""
+"""Entry point and table of commands. Command modules import most of their dependencies only when a command runs."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 GARBAGE = (50_000, 20, 50)
-"""Thresholds of the garbage collector.
+"""Thresholds for :func:`gc.set_threshold`.
 
-A run keeps nearly all objects that it makes, and every collection visits them: with 4,096 hosts, that would take a
-fifth of the time at CPython's (700, 10, 10).
+A run keeps nearly all objects that it creates, and every collection visits them. With 4,096 hosts and CPython's
+thresholds of (700, 10, 10), garbage collection would take a fifth of the run's time.
 """
 
 
 def main() -> None:
-    """Run the command that the arguments name."""
+    """Run the command named on the command line."""
     if sys.platform == "win32":
         sys.stderr.write("nccl-doctor runs on Linux and macOS; on Windows, use WSL\n")
         sys.exit(2)
@@ -68,13 +68,13 @@ def _run() -> None:
 
 
 class _End:
-    """Exit that ends the process before the interpreter shuts down under running threads, which would abort it.
+    """Ends the process before the interpreter shuts down, since a shutdown with running threads would abort it.
 
-    A thread may hold the lock of stderr, or be inside a library that it can't be unwound from; an abort would lose only
-    the exit code.
+    A thread may hold the lock of stderr, or run inside a library that it can't be unwound from. Such an abort would
+    lose nothing but the exit code.
 
     Attributes:
-        code: exit code of the command; while it is unknown, the interpreter exits in its usual way.
+        code: exit code of the command; until it is set, the interpreter exits in its usual way.
     """
 
     def __init__(self) -> None:
@@ -90,7 +90,7 @@ class _End:
 
 
 class _Stderr(io.FileIO):
-    """Stream for progress and messages, which ignores a full disk so that the report is not lost."""
+    """Stream for progress and messages that ignores write errors, so that a full disk does not lose the report."""
 
     def write(self, words: Buffer, /) -> int:
         try:
@@ -100,7 +100,7 @@ class _Stderr(io.FileIO):
 
 
 def _open_what_is_closed() -> None:
-    """Open streams that our caller closed (``2>&-``) on /dev/null, so that no file or connection gets their numbers."""
+    """Open standard streams that the caller closed (``2>&-``) on /dev/null, to reserve their file descriptors."""
     for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         if getattr(sys, name) is None and os.open(os.devnull, os.O_RDWR) == number:
             setattr(sys, name, os.fdopen(number, mode, encoding="utf-8"))
@@ -178,18 +178,16 @@ def doctor(
 
 
 class _Formatter(Protocol):
-    """click's HelpFormatter, as far as it is used here."""
-
     def section(self, name: str) -> AbstractContextManager[None]: ...
 
     def write_dl(self, rows: Sequence[tuple[str, str]]) -> None: ...
 
 
 class PanelCommand(TyperCommand):
-    """A command whose help lists options by panel, with metavars in place of Python's types."""
+    """Command whose help groups options by panel and shows metavars instead of Python types."""
 
     def format_options(self, ctx: Any, formatter: _Formatter) -> None:  # noqa: ANN401 - typer's own
-        """Write the arguments, then the options of each panel, those without a panel first."""
+        """Write the arguments, then the options without a panel, then the options of each panel."""
         from nccl_doctor.cli.options import PANELS
 
         sections: dict[str, list[tuple[str, str]]] = {name: [] for name in ("Arguments", "Options", *PANELS)}
@@ -203,12 +201,11 @@ class PanelCommand(TyperCommand):
                     formatter.write_dl(rows)
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:  # noqa: ANN401 - typer's own
-        """Return the words of the usage line: required arguments bare, optional ones in brackets."""
         arguments = [each for each in self.get_params(ctx) if each.param_type_name == "argument"]
         return ["[OPTIONS]", *map(_usage, arguments)]
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401 - typer's own
-        """Parse arguments; some options, such as ``--kube``, may have no value, which typer can't express."""
+        """Parse the arguments; some options, such as ``--kube``, may have no value, which typer can't express."""
         from nccl_doctor.model.engine import engines
 
         bare = {word for engine in engines() for flag in engine.flags if flag.bare for word in flag.words}
@@ -230,7 +227,7 @@ def _usage(argument: Any) -> str:  # noqa: ANN401 - typer's own
 
 
 def _row(parameter: Any) -> tuple[str, str]:  # noqa: ANN401 - typer's own
-    """Return a parameter's options with its metavar (``-w LIST``; flags have none), and its help with the default."""
+    """Return a parameter's two columns in the help: names and metavar (``-w LIST``), and help text with the default."""
     is_option, is_flag = parameter.param_type_name == "option", getattr(parameter, "is_flag", False)
     words = ", ".join(sorted(parameter.opts, key=len)) if is_option else ""
     metavar = "" if is_flag else parameter.metavar or ""
@@ -247,7 +244,7 @@ _WORDS = (
     (re.compile(r"Input should be a valid integer.*"), "it has to be a whole number"),
     (re.compile(r"Input should be a valid number.*"), "it has to be a number"),
 )
-"""pydantic's messages for refused values, and ours in their place."""
+"""Patterns of pydantic's error messages, and the texts that replace them."""
 
 
 def _in_words(message: str) -> str:
@@ -257,13 +254,13 @@ def _in_words(message: str) -> str:
 
 
 def _wants_json(args: list[str]) -> bool:
-    """Return whether unreadable arguments contain ``-o json``; those after "--" belong to a script."""
+    """Return whether arguments that can't be parsed include ``-o json``; arguments after "--" belong to a script."""
     ours = itertools.takewhile(lambda word: word != "--", args)
     return _JSON.search("\0".join(ours)) is not None
 
 
 def app(first: str = "") -> typer.Typer:
-    """Return the command line with only the command that the first word names. To register all commands takes 15 ms."""
+    """Return the typer app with only the command named ``first``, since registering all commands takes 15 ms."""
     made = typer.Typer(
         no_args_is_help=True,
         pretty_exceptions_enable=False,

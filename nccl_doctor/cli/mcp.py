@@ -1,4 +1,4 @@
-"""``nccl-doctor mcp``: the read-only commands as tools for agents, over stdin and stdout (Model Context Protocol)."""
+"""``nccl-doctor mcp``: serves the read-only commands to agents (Model Context Protocol over stdin and stdout)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tools for agents: each runs a command as a person would, and returns its JSON and its screen.
+"""Tools for agents. Each runs a command as a user would, and returns the command's JSON and human-readable output.
 
 A command runs in its own process, with limits on time and output. Hosts come from the hosts file that the server was
 started with, never from the agent. This module needs the MCP SDK (the extra ``mcp``).
@@ -31,9 +31,9 @@ PROGRAM = (
     "-c",
     "import sys; sys.path[:] = filter(None, sys.path); from nccl_doctor.cli.main import main; main()",
 )
-"""This program, without the current folder on the path.
+"""Command that runs nccl-doctor without the current folder on ``sys.path``.
 
-An agent's server is started in folders with other people's code.
+Agents start the server in folders that contain other people's code.
 """
 LIMIT_S = 900.0
 MOST_OUTPUT = 32 << 20  # bytes of a command's JSON
@@ -47,7 +47,7 @@ NOTICE = (
 
 @dataclass
 class Tools:
-    """The commands as tools, and their processes, which end with the server.
+    """The commands as MCP tools; commands that are still running end when the server exits.
 
     Agents read the docstrings of these tools.
     """
@@ -63,7 +63,6 @@ class Tools:
         atexit.register(self._end_all)
 
     def server(self) -> MCPServer:
-        """Return the server of these tools."""
         made = MCPServer("nccl-doctor", version=__version__, instructions=NOTICE, log_level="ERROR")
         annotations = ToolAnnotations(read_only_hint=True, destructive_hint=False)
         for tool in (self.check, self.ifname, self.hang, self.logs, self.explain, self.codes, self.diff):
@@ -73,7 +72,7 @@ class Tools:
     def check(self, only: list[str] = [], skip: list[str] = [], all_reduce: bool = True) -> CallToolResult:  # noqa: B006 - the tool's schema
         """Check the server's hosts before a job: connections, ports, versions, GPUs, and a small all-reduce.
 
-        only and skip take codes, names or categories of checks.
+        only and skip are lists of check codes, names or categories.
         """
         words = (*(f"--only={word}" for word in only), *(f"--skip={word}" for word in skip))
         return self._on_hosts("check", *words, *(() if all_reduce else ("--no-smoke",)))
@@ -87,7 +86,7 @@ class Tools:
         return self._on_hosts("hang")
 
     def logs(self, text: str = "", path: str = "") -> CallToolResult:
-        """Diagnose a training or NCCL log, given as text or as the path of a file or folder under the server's own."""
+        """Diagnose a training or NCCL log, given as text or as a path below one of the server's log folders."""
         if bool(text) == bool(path):
             return _error("logs", "give either text or path")
         if len(text) > MOST_TEXT:
@@ -101,7 +100,7 @@ class Tools:
         return self._run("logs", "--", *map(str, files))
 
     def explain(self, words: str = "") -> CallToolResult:
-        """Explain a diagnosis by code, name or an error's own words, or a topic; without words, list the topics."""
+        """Explain a topic or a diagnosis, given by its code, name or error message; without words, list the topics."""
         return self._run("explain", *(("--", words) if words else ()))
 
     def codes(self) -> CallToolResult:
@@ -109,11 +108,11 @@ class Tools:
         return self._run("codes")
 
     def diff(self, before: str, after: str) -> CallToolResult:
-        """Show what changed between two snapshots that check --save wrote, by their paths on this machine."""
+        """Show what changed between two snapshots written by check --save, given by their paths on this machine."""
         return self._run("diff", "--", before, after)
 
     def _files(self, path: str) -> list[Path]:
-        """Return a path's regular files, if it is below the server's folders and they are not too large."""
+        """Return the regular files at a path; none if it is outside the server's folders or the files are too large."""
         folders = [folder.resolve() for folder in self.folders]
         try:
             place = Path(folders[0], path).resolve(strict=True)
@@ -126,13 +125,12 @@ class Tools:
             return []
 
     def _on_hosts(self, command: str, *words: str) -> CallToolResult:
-        """Run a command on the server's hosts."""
         return self._run(command, *(() if self.hosts is None else (self.hosts,)), *words)
 
     def _run(self, command: str, *words: str, text: str | None = None) -> CallToolResult:
-        """Run a command and return its JSON and its screen, or an error if it printed no document.
+        """Run a command and return its JSON and human-readable output, or an error if it printed no document.
 
-        Only one call of each command runs at a time, so an agent that repeats itself overloads nobody.
+        Only one call of each command runs at a time, so that an agent that repeats calls overloads no host.
         """
         with self._lock:
             if command in self._busy:
@@ -178,7 +176,7 @@ class Tools:
 
 
 def _exchange(process: subprocess.Popen[bytes], text: str | None) -> tuple[bytes | None, bytes]:
-    """Return what a process wrote to both streams; None if the output is too large."""
+    """Return what a process wrote to stdout (None if that is too large) and to stderr."""
     assert process.stdout is not None
     assert process.stderr is not None
     complaint: list[bytes] = []
@@ -206,7 +204,7 @@ def _write(process: subprocess.Popen[bytes], data: bytes) -> None:
 
 
 def _answer(command: str, written: bytes | None, otherwise: str) -> CallToolResult:
-    """Return a tool's answer: the document, and the screen that a person would see."""
+    """Return a tool's result: the JSON document and the human-readable output."""
     try:
         document = _visible(json.loads(written or b""))
     except ValueError:
@@ -219,7 +217,7 @@ def _answer(command: str, written: bytes | None, otherwise: str) -> CallToolResu
 
 
 def _visible(value: Any) -> Any:  # noqa: ANN401 - any JSON
-    """Return the JSON without invisible characters, in which a log could hide words for an agent."""
+    """Return the JSON without invisible characters, in which a log could hide instructions to an agent."""
     if isinstance(value, str):
         return "\n".join(map(clean, value.split("\n")))
     if isinstance(value, dict):
@@ -232,5 +230,4 @@ def _error(command: str, sentence: str) -> CallToolResult:
 
 
 def _screen(command: str, document: dict[str, Any]) -> str:
-    """Return the human form of a command's JSON."""
     return render(command, "human", adapter_of(command).validate_python(document), RenderOptions(width=100))

@@ -1,7 +1,7 @@
-"""The options that commands share, with their help texts and panels.
+"""Command-line options that several commands share, with their help texts and panels.
 
-Options that belong together are a dataclass, which a command takes as one keyword argument; typer gets its fields. A
-field with "options" in its metadata is a dictionary of several options: their annotated types by name.
+Options that belong together form a dataclass, which a command takes as one keyword argument; typer gets its fields. A
+field with "options" in its metadata is a dictionary of several options; the metadata has their annotated types by name.
 """
 
 from __future__ import annotations
@@ -28,17 +28,15 @@ if TYPE_CHECKING:
     from nccl_doctor.model.register import Check
 
 Codes = set[str] | None
-"""Codes of the checks to run; None means all, without importing the checks."""
+"""Codes of the checks to run. None means all checks, which then need not be imported."""
 
 
 class _Options(Protocol):
-    """A dataclass of options."""
-
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
 
 
 def flattened(command: Callable[..., None]) -> Callable[..., None]:
-    """Return the command with each field of its dataclasses as a parameter of its own."""
+    """Return the command with a separate parameter for each field of its dataclass arguments."""
     hints = get_type_hints(command, include_extras=True)
     groups: dict[str, Any] = {name: kind for name, kind in hints.items() if is_dataclass(kind)}
 
@@ -56,7 +54,7 @@ def flattened(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def _pop(option: Field[Any], given: dict[str, Any]) -> object:
-    """Return the value of a field; for a field of several options, those that were given."""
+    """Remove and return a field's value; if the field has several options, return only the options that were given."""
     if "options" not in option.metadata:
         return given.pop(option.name)
     values = {name: given.pop(name) for name in option.metadata["options"]}
@@ -86,10 +84,10 @@ of_run = partial(typer.Option, rich_help_panel="What to check")
 of_output = partial(typer.Option, rich_help_panel="Output")
 of_watch = partial(typer.Option, rich_help_panel="With --watch")
 PANELS = [str(one.keywords["rich_help_panel"]) for one in (of_watch, of_hosts, of_job, of_run, of_output, of_engine)]
-"""Panels in the order of ``--help``, the most needed options first."""
+"""Option panels in the order of ``--help``; the options needed most often come first."""
 
 LONGEST_S = 7 * 86400
-"""Upper bound of every timeout: longer than any useful wait, and within the range of the kernel's timers."""
+"""Upper bound of every timeout in seconds: longer than any useful wait, and within the range of the kernel's timers."""
 
 
 def _transport(kind: str) -> str:
@@ -99,7 +97,7 @@ def _transport(kind: str) -> str:
 
 
 def of_engines(chooser: str, *, fix_port: bool = False) -> dict[str, Any]:
-    """Return the annotated types of engines' options, by name; ``chooser`` selects among their hosts."""
+    """Return the engines' options as annotated types by name; ``chooser`` is the option that selects their hosts."""
     flags = [flag for engine in engines() for flag in engine.flags if flag.fix_port or not fix_port]
     made: dict[str, Any] = {}
     for flag in flags:
@@ -110,7 +108,7 @@ def of_engines(chooser: str, *, fix_port: bool = False) -> dict[str, Any]:
 
 
 def completing(*words: str) -> Callable[[str], list[str]]:
-    """Return the completion for a value that is one of these words."""
+    """Return a shell completion function for a value that must be one of these words."""
 
     def complete(incomplete: str) -> list[str]:
         return [word for word in words if word.startswith(incomplete)]
@@ -119,7 +117,7 @@ def completing(*words: str) -> Callable[[str], list[str]]:
 
 
 def complete_check(incomplete: str) -> list[str]:
-    """Return the completions for a check's name or category."""
+    """Return the shell completions for the name or category of a check."""
     from nccl_doctor.model.register import all_checks
 
     words = sorted({word for check in all_checks() for word in (check.name, check.category)})
@@ -127,7 +125,7 @@ def complete_check(incomplete: str) -> list[str]:
 
 
 def output(command: str) -> object:
-    """Return the option ``-o`` of a command with its formats; :mod:`nccl_doctor.cli.output` refuses others."""
+    """Return a command's ``-o`` option with its formats; :mod:`nccl_doctor.cli.output` rejects other formats."""
     complete = completing(*FORMS[command])
     more = "; prometheus needs --watch and --output-file" if command == "hang --watch" else ""
     text = f"Output format{more}."
@@ -208,7 +206,7 @@ Inside = Annotated[
 
 @dataclass(frozen=True)
 class NameOptions:
-    """Hosts by their names."""
+    """Options that select hosts by name."""
 
     where: Annotated[
         list[str] | None,
@@ -220,13 +218,13 @@ class NameOptions:
     engine: dict[str, Any] = field(default_factory=dict, metadata={"options": of_engines("-w")})
 
     def cluster(self, overrides: Overrides, path: str | None = None, transport: str | None = None) -> Cluster:
-        """Return the hosts of a run from this hosts file; ``transport`` is None if they will not be contacted."""
+        """Return a run's hosts from the hosts file ``path``; ``transport`` is None if no host will be contacted."""
         return self.reader(overrides, path, transport)({})
 
     def reader(
         self, overrides: Overrides, path: str | None = None, transport: str | None = None
     ) -> Callable[[Mapping[str, str]], Cluster]:
-        """Read the hosts once; return a function that makes them a cluster, given more environment variables."""
+        """Read the hosts once; return a function that builds a cluster from them, given more environment variables."""
         from nccl_doctor.inventory.load import load, read, requested
 
         engine = requested(self.engine, transport, os.environ, named=path is not None)
@@ -237,13 +235,13 @@ class NameOptions:
 
 
 def _together(lists: list[str] | None) -> str | None:
-    """Return the lists of an option that was given several times as one list, as pdsh and clush do."""
+    """Join the lists from an option that was given several times into one list, as pdsh and clush do."""
     return None if lists is None else ",".join(lists)
 
 
 @dataclass(frozen=True)
 class HostOptions(NameOptions):
-    """The hosts of a run."""
+    """Options that select the hosts of a run."""
 
     hosts: Annotated[
         str | None,
@@ -253,13 +251,13 @@ class HostOptions(NameOptions):
     ] = None
 
     def cluster(self, overrides: Overrides, path: str | None = None, transport: str | None = None) -> Cluster:
-        """Return the hosts of a run; the hosts file is HOSTS."""
+        """Return the hosts of a run; the hosts file is ``path``, or else HOSTS."""
         return super().cluster(overrides, path or self.hosts, transport)
 
 
 @dataclass(frozen=True)
 class LoginOptions:
-    """Options for the login to the hosts and for the interpreter there."""
+    """Options for logging in to the hosts and for the Python interpreter there."""
 
     python: Annotated[
         str | None, of_hosts("--python", metavar="PATH", help="Python interpreter that training uses, on every host.")
@@ -277,7 +275,7 @@ class LoginOptions:
 
 @dataclass(frozen=True)
 class JobOptions(LoginOptions):
-    """Settings of the job that can also be in the hosts file."""
+    """Job settings that can also be given in the hosts file."""
 
     master_port: Annotated[
         int | None, of_job("--master-port", metavar="PORT", help="Port of the master (rank 0), 1 to 65535.", min=1)
@@ -295,7 +293,7 @@ class JobOptions(LoginOptions):
 
 @dataclass(frozen=True)
 class EngineOptions(JobOptions):
-    """Settings of the job, and the engine that will run on the hosts."""
+    """Job settings, and the engine that will run on the hosts."""
 
     engine: Annotated[
         str | None,
@@ -310,7 +308,7 @@ class EngineOptions(JobOptions):
 
 @dataclass(frozen=True)
 class ReachOptions:
-    """Options for the connection to the hosts."""
+    """Options for connecting to the hosts."""
 
     connect_timeout: ConnectTimeout = None
     transport: Transport = "auto"
@@ -350,7 +348,7 @@ class DiagnosisOptions(ReportOptions):
 
 @dataclass(frozen=True)
 class SelectOptions:
-    """The selected diagnoses: all in ``only`` (None: all that exist), without those in ``skip``."""
+    """Options that select checks: those in ``only`` (None means all checks), except those in ``skip``."""
 
     only: Annotated[
         list[str] | None,
@@ -372,7 +370,7 @@ class SelectOptions:
     ] = None
 
     def codes(self) -> Codes:
-        """Return the codes for words (code, name or category); raise UsageError for other words."""
+        """Return the codes of the selected checks; raise UsageError for a word that is not a code, name or category."""
         if not self.only and not self.skip:
             return None
         from nccl_doctor.model.register import all_checks
@@ -382,7 +380,7 @@ class SelectOptions:
 
 
 def _named(lists: Iterable[str]) -> Iterator[Check]:
-    """Yield the checks for each word; a word may be a list with commas."""
+    """Yield the checks that match each word; an item may contain several words separated by commas."""
     for word in (word for one in lists for word in one.split(",")):
         yield from _meant(word.strip())
 

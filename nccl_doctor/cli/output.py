@@ -1,4 +1,4 @@
-"""Output of reports, exit codes, and the end of every command."""
+"""Writes reports, determines exit codes, and ends every command."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ Shown = TypeVar("Shown")
 
 
 SUFFIXES = {".html": "html", ".json": "json", ".xml": "junit", ".prom": "prometheus"}
-"""File extensions, and the format that each one means."""
+"""Output formats by file extension."""
 
 
 def form_of(command: str, form: str, file: Path | None) -> str:
-    """Return the requested format or, without one, that of the file's extension if the command has it."""
+    """Return the requested format or, by default, the format of the file's extension if the command supports it."""
     named = SUFFIXES.get(file.suffix.lower(), "") if file is not None and form == "human" else ""
     return named if named in FORMS[command] else form
 
@@ -47,7 +47,7 @@ WATCH = "hang --watch"  # its reports have other forms than those of hang, and t
 
 
 class Out(NamedTuple):
-    """The output options of one call."""
+    """Output options of one command."""
 
     command: str
     form: str = "human"
@@ -61,7 +61,7 @@ class Out(NamedTuple):
 
     @property
     def colored(self) -> bool:
-        """True where output is coloured: by request, or on a terminal unless refused (no-color.org)."""
+        """True if output is coloured: on request, or by default on a terminal unless NO_COLOR is set (no-color.org)."""
         if self.color != "auto":
             return self.color == "always"
         terminal = self.file is None and sys.stdout.isatty() and supports_ansi(os.environ)
@@ -69,11 +69,11 @@ class Out(NamedTuple):
 
     @property
     def width(self) -> int:
-        """Width of a line in cells: the terminal's, 100 at most, and 80 elsewhere."""
+        """Line width in character cells: that of the terminal but at most 100, or 80 without a terminal."""
         return min(shutil.get_terminal_size((80, 24)).columns, 100) if sys.stdout.isatty() else 80
 
     def hidden(self, document: Shown) -> Shown:
-        """Return the document, or text, without secrets, unless they were asked for."""
+        """Return the document or text with secrets hidden, unless ``show_secrets`` is set."""
         return document if self.show_secrets else hide_secrets(document)
 
     def write(self, text: str) -> None:
@@ -95,7 +95,7 @@ class Out(NamedTuple):
             raise DoctorError(unwritten(error)) from error
 
     def show(self, document: Document, observed_at: float | None = None) -> None:
-        """Print the document without secrets; raise UnwrittenError if stdout had to replace the file."""
+        """Print the document with secrets hidden; raise UnwrittenError if stdout had to be used instead of the file."""
         document = self.hidden(document)
         options = RenderOptions(self.colored, self.width, self.verbose, self.quiet, observed_at, fail_on=self.fail_on)
         if self.form == "html":
@@ -120,17 +120,17 @@ class Out(NamedTuple):
 
 
 def unwritten(error: OSError) -> str:
-    """Return the message for a stdout that can't be written to, for example on a full disk."""
+    """Return the error message if stdout can't be written to, for example because the disk is full."""
     return f"the report can't be written to stdout: {error.strerror}"
 
 
 def supports_ansi(environ: Mapping[str, str]) -> bool:
-    """Return whether the terminal understands escape sequences, unlike an editor's or a serial line's."""
+    """Return whether the terminal understands escape sequences; terminals in editors and on serial lines may not."""
     return environ.get("TERM", "dumb") not in ("", "dumb", "unknown")
 
 
 def exit_code(report: Report, fail_on: FailOn) -> int:
-    """Return 1 for a diagnosis of severity ``fail_on`` or higher, otherwise 3 if there are gaps, otherwise 0."""
+    """Return 1 for a diagnosis of severity ``fail_on`` or higher, otherwise 3 for an incomplete report, otherwise 0."""
     if fail_on != "never":
         from nccl_doctor.model.finding import Severity
 
@@ -141,12 +141,12 @@ def exit_code(report: Report, fail_on: FailOn) -> int:
 
 
 def finish(out: Out, work: Callable[[], int]) -> NoReturn:
-    """End a typer command with the :func:`exit_code_of` its work."""
+    """Do the work of a command, and end the typer command with the exit code from :func:`exit_code_of`."""
     raise typer.Exit(exit_code_of(out, work))
 
 
 def exit_code_of(out: Out, work: Callable[[], int]) -> int:
-    """Return the exit code of the work; 2 with a message for an error, 130 for Ctrl-C."""
+    """Do the work and return its exit code; after an error, print a message and return 2 or 3, or 130 for Ctrl-C."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         _refuse_form(out)
@@ -176,7 +176,7 @@ def exit_code_of(out: Out, work: Callable[[], int]) -> int:
 
 
 def try_files(*files: tuple[str, Path | None], folder: Path | None = None) -> None:
-    """Raise UsageError if a file (given with its option) or the folder of ``--save-logs`` can't be written."""
+    """Raise UsageError if a file (paired with its option) or the folder for ``--save-logs`` can't be written."""
     for option, path, look in (*((*named, try_file) for named in files), ("--save-logs", folder, try_folder)):
         try:
             if path is not None:
@@ -186,7 +186,7 @@ def try_files(*files: tuple[str, Path | None], folder: Path | None = None) -> No
 
 
 def failures(*writes: Callable[[], None]) -> list[str]:
-    """Return the messages of failed writes; the other files are still written."""
+    """Do all writes, even after one has failed, and return the error messages of the failed ones."""
     sentences = []
     for write in writes:
         try:
@@ -218,7 +218,7 @@ INTERRUPTED = "interrupted; nothing of nccl-doctor is left running on any host"
 
 
 def _interrupted(interrupt: BaseException | None) -> str:
-    """Return the message for Ctrl-C, with the hosts that the first of several interrupts names."""
+    """Return the message for Ctrl-C, with the hosts of an InterruptedLogin among the chained exceptions, if any."""
     while interrupt is not None and not isinstance(interrupt, InterruptedLogin):
         interrupt = interrupt.__context__
     if interrupt is None or not interrupt.hosts:
@@ -238,7 +238,7 @@ def _fail(out: Out, message: str, code: int) -> int:
 
 
 def error_document(command: str, message: str) -> None:
-    """Write exactly one document to stdout, even after an error."""
+    """Write a JSON document with the error to stdout, which thus gets exactly one document even after an error."""
     head = {"schema": 1, "version": __version__, "command": command, "status": "error", "complete": False}
     document = head | {"error": message, "hosts": [], "diagnoses": [], "checks": [], "timings": {}}
     try:
@@ -249,12 +249,12 @@ def error_document(command: str, message: str) -> None:
 
 
 def discard_stdout() -> None:
-    """Redirect stdout to /dev/null if its reader (a pager, head) has left or its disk is full."""
+    """Redirect stdout to /dev/null if its reader (a pager, head) has exited or its disk is full."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def for_html(options: RenderOptions) -> RenderOptions:
-    """Return the options of a report that others will read: with pages, the user and the time."""
+    """Return the options of an HTML report, which other people read: with the checks' pages, the user and the time."""
     import getpass
     import socket
     import time

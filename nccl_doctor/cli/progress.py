@@ -1,4 +1,4 @@
-"""Progress on stderr: a live checklist on a terminal, elsewhere a plain line per phase and every ten seconds."""
+"""Shows progress on stderr: a live checklist on a terminal, otherwise a plain line per phase and every ten seconds."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 AGAIN_S = 10.0  # interval of the lines in a log while a phase continues
 
 Decided = Callable[["Snapshot"], "tuple[Phase, ...]"]
-"""The rows of the checklist that are already decided."""
+"""A function that returns the checklist's rows whose results are already known."""
 
 
 class Silent:
-    """No progress at all, for ``-q``."""
+    """Progress observer that shows nothing, for ``-q``."""
 
     def phase(self, name: str, hosts: list[str], limit_s: float | None = None) -> None: ...
 
@@ -45,7 +45,7 @@ class Silent:
 
 
 class Lines(Silent):
-    """A plain line at the beginning of a phase and every ten seconds, for logs and CI."""
+    """Prints a plain line at the beginning of a phase and then every ten seconds, for logs and CI."""
 
     every_s = AGAIN_S
 
@@ -87,13 +87,13 @@ class Lines(Silent):
 
     @property
     def line(self) -> str:
-        """The phase, and the hosts that are still awaited."""
+        """The current phase and the hosts that it is waiting for."""
         with self._lock:
             return self._wait.line(time.monotonic() - self._began) if self._wait.name else ""
 
 
 class Checklist(Lines):
-    """The rows as they are decided and, below, what is awaited; cleared before the report."""
+    """Shows the results known so far as rows, and the current phase below them; cleared before the report."""
 
     every_s = float("inf")
     frames_per_s = 4.0
@@ -160,7 +160,7 @@ _SHOW_AFTER_S = 1.0
 
 @dataclass
 class Wait:
-    """A running phase: what and whom it waits for, and until when."""
+    """A running phase, with the hosts that it waits for and its time limit."""
 
     name: str  # of the phase
     hosts: tuple[str, ...]  # all hosts that take part, in order
@@ -170,7 +170,7 @@ class Wait:
     size: int | None = None  # in an all-reduce, bytes of the last measured message
 
     def line(self, seconds: float) -> str:
-        """Return ``all-reduce  3 of 4 hosts measuring, node2 still importing torch, 9 s`` after some seconds."""
+        """Return a line such as ``all-reduce  3 of 4 hosts measuring, node2 still importing torch, 9 s``."""
         parts = []
         if self.size is not None:
             parts.append(f"{self.size} B" if self.size < 1 << 20 else f"{self.size >> 20} MiB")
@@ -194,7 +194,6 @@ class Wait:
         return max(self.stages.values(), key=STAGES.index)
 
     def _behind(self) -> list[str]:
-        """Return the awaited hosts; if ranks report stages, only those behind the leading one."""
         waiting = [name for name in self.hosts if name not in self.done]
         if not self.stages:
             return waiting

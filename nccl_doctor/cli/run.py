@@ -1,4 +1,4 @@
-"""From options to a judged report, for ``check`` and ``smoke``."""
+"""Runs ``check`` and ``smoke``, from their options to the report."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ from nccl_doctor.transport.base import Transport
 
 LEAST_TOTAL_S = 300.0  # time limit of a run by default
 BESIDE_SMOKE_S = 240.0
-"""Seconds for all but the all-reduce: connections, facts, dials, imports of torch (up to 120 s), smaller groups."""
+"""Seconds for everything except the all-reduce: connecting, facts, dials, importing torch (up to 120 s), isolation."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """A call of ``check`` or ``smoke``, from its options."""
+    """The options of one ``check`` or ``smoke`` command."""
 
     which: HostOptions
     chosen: SelectOptions = field(default_factory=SelectOptions)
@@ -73,7 +73,7 @@ class Request:
     connections: Connections | None = None  # which stay open for a later use; None for those of the run alone
 
     def cluster(self) -> Cluster:
-        """Return the hosts, and the launch command, which names the master if nothing else does."""
+        """Return the hosts and the launch command, whose master address and port are used if nothing else sets them."""
         if self.known is not None:
             return self.known
         reader = self.which.reader(self.overrides, self.which.hosts, self.reached.transport)
@@ -81,7 +81,7 @@ class Request:
 
 
 def check_cluster(request: Request, out: Out, then: Callable[[Snapshot, Report], int] | None = None) -> int:
-    """Collect, judge and report; return the exit code, or that of the action that follows."""
+    """Collect, judge and report. Return the exit code or, if it is not 0, the result of ``then`` if that is given."""
     selected = request.chosen.codes()
     files = (("--save", request.kept.save), ("--write-hosts", request.passed), ("--write-failed", request.failed))
     try_files(*files, folder=request.save_logs)
@@ -122,7 +122,7 @@ def check_cluster(request: Request, out: Out, then: Callable[[Snapshot, Report],
 
 
 def refuse_other_hosts(which: HostOptions, overrides: Overrides) -> None:
-    """Raise UsageError for hosts and settings given with a snapshot, which would be ignored."""
+    """Raise UsageError for hosts or settings given together with a snapshot, because they would be ignored."""
     hosts = {"-w": which.where, "-x": which.exclude}
     settings = {f"--{name.replace('_', '-')}": value for name, value in vars(overrides).items()}
     flags = [name for name, value in (hosts | settings).items() if value]
@@ -132,7 +132,6 @@ def refuse_other_hosts(which: HostOptions, overrides: Overrides) -> None:
 
 
 def _phases_left_out(request: Request, kept: Snapshot | None) -> dict[str, str]:
-    """Return the phases that this run or the snapshot leaves out, and why."""
     if kept is None:
         options = {"smoke": not request.smoke and "--no-smoke", "mesh": request.mesh == "none" and "--mesh none"}
         return {phase: f"which {option} leaves out" for phase, option in options.items() if option}
@@ -144,7 +143,7 @@ def _phases_left_out(request: Request, kept: Snapshot | None) -> dict[str, str]:
 
 
 def look(request: Request, selected: Codes, out: Out) -> Snapshot:
-    """Contact the hosts and return the snapshot; phases that no selected check needs are left out."""
+    """Contact the hosts and return the snapshot; phases that no selected check needs are skipped."""
     with _opened(request, selected, out, Judge(out.command, among(selected))) as run:
         if run.interrupted:
             raise KeyboardInterrupt
@@ -152,7 +151,7 @@ def look(request: Request, selected: Codes, out: Out) -> Snapshot:
 
 
 class Judged(NamedTuple):
-    """A snapshot and its report; ``interrupted``: the user ended the run early."""
+    """A snapshot and its report; ``interrupted`` is True if the user ended the run early."""
 
     snapshot: Snapshot
     report: Report
@@ -160,7 +159,6 @@ class Judged(NamedTuple):
 
 
 def look_and_judge(request: Request, selected: Codes, out: Out) -> Judged:
-    """Contact the hosts and judge the snapshot."""
     judge = Judge(out.command, among(selected), isolate=request.isolate)
     with _opened(request, selected, out, judge) as run:
         snapshot, interrupted = run.snapshot(), run.interrupted
@@ -203,15 +201,12 @@ def _opened(request: Request, selected: Codes, out: Out, judge: Judge) -> Iterat
 
 
 def total_s(asked: float | None, smoke: SmokeLimits) -> float:
-    """Return the time limit of the run in seconds: the requested one, otherwise enough for a whole all-reduce."""
+    """Return the run's time limit in seconds: the requested one, or else enough for a complete all-reduce."""
     return max(LEAST_TOTAL_S, BESIDE_SMOKE_S + smoke.deadline_s) if asked is None else asked
 
 
 def _refuse_nothing_to_judge(selected: Codes, left_out: Mapping[str, str], *, rate: bool) -> None:
-    """Raise UsageError if nothing, or not the requested rates, would be checked.
-
-    The result of such a run would look good.
-    """
+    """Raise UsageError if no check would run, or no check of the requested rates, since the result would look good."""
     if selected is None:
         return
     some = [check for check in all_checks() if check.function and check.code in selected]

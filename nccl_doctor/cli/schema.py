@@ -1,4 +1,4 @@
-"""``nccl-doctor schema``: the JSON Schema of a command's documents."""
+"""``nccl-doctor schema``: prints the JSON Schema of a command's JSON output."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``nccl-doctor smoke``."""
+"""``nccl-doctor smoke``: runs only the all-reduce."""
 
 from __future__ import annotations
 

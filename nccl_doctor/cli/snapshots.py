@@ -1,4 +1,4 @@
-"""Reading and writing of snapshots and lists of hosts."""
+"""Reads and writes snapshots, and writes logs and lists of hosts."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ if TYPE_CHECKING:
 
 MOST_BYTES = 256 << 20  # bytes of a snapshot's file; that of 4,096 hosts has 22 MB
 MOST_VALUES, VALUE_BYTES = 6_000_000, 8
-"""Maximum number of values in a snapshot, and the minimum of bytes per value on average.
+"""Maximum number of values in a snapshot, and minimum average size of a value in bytes.
 
-4,096 hosts have 900,000 values of 25 bytes.
+A snapshot of 4,096 hosts has 900,000 values of 25 bytes.
 """
 MOST_CONTAINERS, CONTAINER_BYTES = 1_500_000, 24
-"""Maximum number of lists and objects, and the minimum of bytes per one.
+"""Maximum number of lists and objects in a snapshot, and minimum average size of each in bytes.
 
-4,096 hosts have 250,000 of 65 bytes without blanks.
+A snapshot of 4,096 hosts has 250,000 of them, of 65 bytes each without whitespace.
 """
 FREE = 16_384  # allowed in any snapshot, however small: these take a few megabytes
 DEEPEST = 32
@@ -48,10 +48,10 @@ AnySnapshot = TypeVar("AnySnapshot", Snapshot, "HangSnapshot")
 
 
 def read_snapshot(path: Path, kind: type[AnySnapshot] = Snapshot) -> AnySnapshot:  # type: ignore[assignment]  # mypy: python/mypy#3737
-    """Return a snapshot of this kind that ``--save`` wrote; raise SnapshotError for anything else.
+    """Return a snapshot of this kind, written by ``--save``; raise SnapshotError for anything else.
 
-    Reading needs 64 MiB and at most 32 times the size of the file: values are counted before any is made, and the first
-    invalid one ends the reading.
+    Reading needs 64 MiB plus at most 32 times the size of the file, because values are counted before any is created,
+    and reading stops at the first invalid value.
     """
     try:
         snapshot = kind.model_validate(_parsed(read_bytes(str(path), "a snapshot", MOST_BYTES, PATIENCE_S)))
@@ -68,7 +68,7 @@ def read_snapshot(path: Path, kind: type[AnySnapshot] = Snapshot) -> AnySnapshot
 
 
 def _read_options(cluster: Cluster) -> None:
-    """Read the engines' options, which are plain JSON in a snapshot, once. Raise ValidationError for invalid ones."""
+    """Validate the engines' options, which are plain JSON in a snapshot; raise ValidationError for invalid options."""
     cluster.options(KubeFacts)
     for node in cluster.nodes:
         for engine in engines():
@@ -76,7 +76,7 @@ def _read_options(cluster: Cluster) -> None:
 
 
 def _parsed(data: bytes) -> object:
-    """Return the parsed JSON; raise ValueError if it is larger or denser than a snapshot."""
+    """Return the parsed JSON; raise ValueError if it is larger, or has more values per byte, than any snapshot."""
     if len(data) > MOST_BYTES:
         raise ValueError(f"bigger than {MOST_BYTES >> 20} MiB")
     values = min(MOST_VALUES, FREE + len(data) // VALUE_BYTES)
@@ -89,7 +89,7 @@ def _parsed(data: bytes) -> object:
 
 
 def of_snapshot(document: Judged, nodes: Iterable[Node]) -> Judged:
-    """Return the document of a snapshot from a file, without commands for this machine."""
+    """Return a document that was judged from a snapshot file, without commands for this machine."""
     from nccl_doctor.judge.from_file import judged_from_file
 
     here = this_machine()
@@ -98,7 +98,7 @@ def of_snapshot(document: Judged, nodes: Iterable[Node]) -> Judged:
 
 
 def keep(snapshot: Snapshot | HangSnapshot, kept: KeepOptions) -> None:
-    """Write the snapshot for ``--from`` if ``--save`` was given, and print what was left out."""
+    """If ``--save`` was given, write the snapshot for ``--from``, and print what was left out of it."""
     if kept.save is None:
         return
     from nccl_doctor.snapshot.redact import redact
@@ -124,9 +124,9 @@ def save_logs(folder: Path | None, output: Mapping[str, Iterable[str]]) -> None:
 
 
 def write_hosts(report: Report, passed: Path | None, failed: Path | None, least: Severity | None) -> None:
-    """Write passed and failed hosts, one per line.
+    """Write the passed and the failed hosts to files, one host per line.
 
-    A host has failed if it was not reached or has a diagnosis of at least ``least`` (None: only if it was not reached).
+    A host has failed if it was not reached or, unless ``least`` is None, has a diagnosis of at least that severity.
     """
     at_fault = {host.name for host in report.hosts if not host.reached}
     for diagnosis in report.diagnoses:

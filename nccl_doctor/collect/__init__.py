@@ -1,1 +1,1 @@
-"""From hosts to a snapshot: connect, facts, mesh, all-reduce."""
+"""Collects a snapshot from the hosts: connections, facts, port mesh, rates and all-reduce."""

@@ -1,4 +1,4 @@
-"""The options of a run, observers of its progress, and its time limits."""
+"""Options of a run, its time limits, and the interface of progress observers."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ class Progress(Protocol):
 
 @dataclass(frozen=True)
 class RunOptions:
-    """Limits of a run in seconds. ``total_s`` ends everything: a phase that would exceed it is not begun.
+    """Options of a run; times are in seconds. ``total_s`` limits the whole run: no phase that would exceed it is begun.
 
-    ``import_ahead``: hosts import torch during the first phases, for an all-reduce that will most likely be run.
+    With ``import_ahead``, hosts import torch during the first phases, for an all-reduce that will most likely be run.
     """
 
     connect_s: float | None = None
@@ -53,7 +53,7 @@ class RunOptions:
 
 
 class Clock:
-    """Timings of a run in seconds since its start: ``timings`` by phase, ``spent`` by host and phase."""
+    """Times of a run in seconds: ``timings`` are durations by phase, ``spent`` start and end by host and phase."""
 
     def __init__(self, total_s: float) -> None:
         self._began = time.monotonic()
@@ -71,7 +71,7 @@ class Clock:
         return min(seconds, max(self.until - time.monotonic(), 0.1))
 
     def left(self) -> float:
-        """Return the seconds until the run's end."""
+        """Return the seconds left until the run must end."""
         return self.until - time.monotonic()
 
     def lacks(self, seconds: float, what: str) -> str | None:
@@ -81,7 +81,7 @@ class Clock:
         return f"--timeout {self._total_s:.0f} leaves no time for {what}, which may take {seconds:.0f} s"
 
     def busy(self, host: str, phase: str, since: float, until: float | None = None) -> None:
-        """Record that a host was busy with a phase up to ``until`` (by default now); the latest end counts."""
+        """Record that a host was busy with a phase up to ``until`` (None means now); the latest end is kept."""
         end = self.now() if until is None else until
         _, latest = self.spent.setdefault(host, {}).get(phase, (0.0, 0.0))
         self.spent[host][phase] = (round(since, 3), round(max(end, latest), 3))

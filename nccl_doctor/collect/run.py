@@ -1,6 +1,6 @@
-"""From a cluster to a snapshot: connect, query facts, test the mesh, run the all-reduce.
+"""Collects the snapshot of a cluster: connects, queries facts, tests the mesh, runs the all-reduce.
 
-At the end, everything that was started is ended, too.
+At the end, everything that was started on the hosts is ended.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ TURN_SHARE = 0.5  # of the time that is left, which a run waits for other runs t
 def open_run(
     cluster: Cluster, connect: Callable[[], Transport], options: RunOptions, progress: Progress
 ) -> Iterator[Run]:
-    """Query every host, again if this machine was paused, and stay connected in the block.
+    """Run all phases, again if this machine was paused, and stay connected while the block runs.
 
     Raises NotReachedError if this machine is paused once more or too little time is left.
     """
@@ -73,7 +73,7 @@ def open_run(
 
 
 class Run:
-    """A run over all hosts, phase by phase. ``interrupted``: the user ended it early."""
+    """A run over all hosts, phase by phase; ``interrupted`` is True if the user ended it early."""
 
     def __init__(self, cluster: Cluster, transport: Transport, options: RunOptions, progress: Progress) -> None:
         self._cluster, self._options, self._progress = cluster, options, progress
@@ -97,7 +97,7 @@ class Run:
     def all(self) -> None:
         """Run every phase; raise ControllerPausedError if this machine was paused, which is no host's fault.
 
-        An interrupt after the facts were queried ends the phases, and what was found until then can be judged.
+        An interrupt after the facts were queried ends the phases, but the results so far can be judged.
         """
         self.look()
         try:
@@ -123,7 +123,7 @@ class Run:
             self._bisect()
 
     def look(self) -> None:
-        """Connect to the hosts, and request each one's facts as soon as it is connected."""
+        """Connect to the hosts, and query each host's facts as soon as it is connected."""
         names = {self._cluster.master_addr, *(node.address for node in self._cluster.nodes)}
         around = partial(host_facts.look_outside, self._crew.transport, names)
         asking = Asking(self._cluster, self._options.facts_limits, self._clock.until, around)
@@ -172,7 +172,7 @@ class Run:
             self._progress.done(name)
 
     def take_turn(self) -> None:
-        """Wait until no other run tests these hosts, and try the master port again if it was busy until then."""
+        """Wait until no other run is testing these hosts, then try the master port again if it was busy."""
         options, names = self._options, [node.name for node in self._cluster.nodes]
         own = self._facts.get(names[0])
         trial = None if own is None else own.master_port
@@ -247,7 +247,6 @@ class Run:
         return mesh.among({session.node.name for session in self._sessions})
 
     def _leave_lost(self, meanwhile: str) -> None:
-        """Drop the facts of hosts that no longer answer."""
         self._sessions = self._crew.leave_lost(self._sessions, "mesh", f"the probe ended while {meanwhile}")
         answering = {session.node.name for session in self._sessions}
         self._facts = {name: facts for name, facts in self._facts.items() if name in answering}
@@ -261,7 +260,7 @@ class Run:
             self._resolved, self._aliases = look_up(names, self._clock.within(NAMES_S))
 
     def rate(self) -> None:
-        """Have the hosts send to each other at full speed, if requested."""
+        """Measure the rates at which hosts send to each other at full speed, if requested."""
         if not self._options.rate:
             return
         if len(self._sessions) < 2:
@@ -321,7 +320,7 @@ class Run:
             self._clock.busy(rank.host, "smoke", since, since + max(rank.times.values(), default=0.0))
 
     def _bisect(self) -> None:
-        """Repeat a failed all-reduce in groups of hosts to find the faulty one, if that can help."""
+        """Repeat a failed all-reduce in groups of hosts to find the faulty host or pair, if that can help."""
         smoke = self._smoke
         if not isinstance(smoke, Smoke) or smoke.outcome not in ("failed", "timeout") or len(self._sessions) < 3:
             return
@@ -343,7 +342,6 @@ class Run:
         self._crew.close()
 
     def snapshot(self) -> Snapshot:
-        """Return the snapshot so far."""
         hosts = tuple(
             Host(node=node, facts=self._facts.get(node.name), failure=self._crew.failures.get(node.name))
             for node in self._cluster.nodes

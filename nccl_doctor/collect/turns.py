@@ -1,11 +1,11 @@
-"""Turns of the runs that test the same hosts.
+"""Makes runs that test the same hosts take turns.
 
-One run at a time tests ports, measures rates and runs an all-reduce.
+Only one run at a time tests ports, measures rates and runs an all-reduce.
 
-Each host gives its turn to one run (probe/turn.py). A run needs all its hosts at once, and two runs that each have some
-would wait for each other for ever. So the run that began later gives back what it has and begins again, while the one
-that began first keeps what it has (wait-die, Rosenkrantz, Stearns and Lewis 1978). The order is by (time, random
-number), which is the same for both runs however much their clocks differ.
+Each host gives its turn to one run (probe/turn.py). A run needs the turns of all its hosts at once, and two runs that
+each have some of them would wait for each other forever. Therefore, the run that began later gives back its turns and
+starts again, while the run that began first keeps its turns (wait-die; Rosenkrantz, Stearns and Lewis 1978). Runs are
+ordered by (time, random number), which is the same order for both runs however much their clocks differ.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ class Ticket:
     controller: str = field(default_factory=socket.gethostname)
 
     def is_before(self, holder: Holder) -> bool:
-        """Return whether this run goes first."""
+        """Return whether this run precedes the holder's run."""
         return (self.began, self.run) < (holder.began, holder.run)
 
 
 @dataclass(frozen=True)
 class Refused:
-    """Turns that were not given in time: the holder by host, None for a host that did not answer."""
+    """Turns that were not given in time: the holder by host, or None for a host that did not answer."""
 
     holders: dict[str, Holder | None]
     waited_s: float
@@ -56,28 +56,28 @@ class Refused:
 
 
 def words(holder: Holder) -> str:
-    """Return a phrase such as "another check of alice from gpu01", as far as it is known."""
+    """Return a phrase such as "another check of alice from gpu01", with the parts that are known."""
     by, where = f" of {holder.user}" if holder.user else "", f" from {holder.controller}" if holder.controller else ""
     return f"another check{by}{where}"
 
 
 @dataclass
 class Turns:
-    """The turns of a run's hosts."""
+    """The turns that a run takes on its hosts."""
 
     sessions: Collection[ProbeSession]
     ticket: Ticket = field(default_factory=Ticket)
     _held: set[str] = field(default_factory=set)
 
     def take(self, until: float, port: dict[str, int], waits: Callable[[Holder], None]) -> PortTrial | Refused | None:
-        """Take the turn of every host; if that fails, no host is held.
+        """Take the turn on every host, or on none if that fails.
 
         Args:
-            until: time on the monotonic clock; each host is asked at least once.
-            port: by host, the port to be tried again there once the turn is ours.
-            waits: called with the holder each time that one is met.
+            until: deadline on the monotonic clock; each host is asked at least once.
+            port: by host, the port to try again once the turn has been taken.
+            waits: called with the holder each time that another run holds a turn.
 
-        Returns: The new trial (None without a port), or the hosts that did not give their turns.
+        Returns: The result of the new trial (None without a port), or the hosts that did not give their turns.
         """
         trial: PortTrial | None = None
         began = time.monotonic()
@@ -111,7 +111,7 @@ class Turns:
             time.sleep(random.uniform(*PAUSE_S))  # noqa: S311 - no secret
 
     def leave(self) -> None:
-        """Give back the turns that are held; a lost host has already released its own."""
+        """Give back the turns that are held; lost hosts have already released theirs."""
         held = [session for session in self.sessions if session.lost is None and session.node.name in self._held]
         self._held.clear()
         ask_all(lambda session: session.ask(END_TURN, time.monotonic() + ANSWER_S), held)

@@ -1,1 +1,1 @@
-"""Connections to all hosts, and a probe on each."""
+"""Connects to all hosts, and runs a probe on each of them."""

@@ -1,7 +1,7 @@
-"""Types for the probe's possible answers: nothing from a host is passed on as a plain list or dict.
+"""Types for the answers that a probe may give, so that no host's answer is passed on as a plain list or dict.
 
-Any other answer is a :class:`MalformedError`: the host runs something other than our probe, and its answers are not
-used. Only facts are validated one by one (:mod:`nccl_doctor.collect.facts.host_facts`).
+Any other answer raises :class:`MalformedError`, since the host runs something other than our probe; further answers
+from it are not used. Only facts are validated one by one (:mod:`nccl_doctor.collect.facts.host_facts`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from nccl_doctor.transport.base import AccessError
 T = TypeVar("T")
 
 MAX_ITEMS = 150_000
-"""Maximum number of values in an answer, of 100 bytes each. The facts of a host among 4,096 have a quarter as many."""
+"""Maximum number of values in an answer, of 100 bytes each. With 4,096 hosts, a host's facts have a quarter as many."""
 _REASON = 300  # characters of the reason why a part of an answer is invalid: it may quote that part
 _SEPARATORS = (b",", b"[", b"{")
 _TOKEN = re.compile(rb'"[^"]*"?|[,\[{]')  # a JSON text without escapes, and the separators around each value
@@ -45,20 +45,20 @@ class NoAnswerError(ProbeError):
 
 
 class ConnectionLostError(ProbeError):
-    """The connection broke, so the host answers nothing more. ``failure`` is the reason, if the transport knows it."""
+    """The connection broke, so the host can't answer anymore. ``failure`` is the reason if the transport knows it."""
 
     failure: AnyAccessFailure | None = None
 
 
 class HeartbeatLostError(ConnectionLostError):
-    """The host received no heartbeat from this machine for this many seconds, and ended the probe."""
+    """The host ended the probe because it had received no heartbeat from this machine for ``seconds``."""
 
     def __init__(self, seconds: float) -> None:
         super().__init__(f"the connection stalled: it heard nothing from this machine for {seconds:.0f} s")
 
 
 class ControllerPausedError(ConnectionLostError):
-    """This machine sent no heartbeat for so long that the hosts ended what they ran for us."""
+    """This machine sent no heartbeat for so long that the hosts ended everything that nccl-doctor ran there."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
@@ -69,14 +69,14 @@ class ControllerPausedError(ConnectionLostError):
 
 
 class MalformedError(ConnectionLostError):
-    """The host answered something that the probe never sends; its further answers are ignored."""
+    """The host sent an answer that the probe never sends; further answers from the host are ignored."""
 
     def __init__(self, what: str) -> None:
         super().__init__(f"it answered what the probe never says: {what}")
 
 
 class OwnFaultError(ConnectionLostError):
-    """Internal error caused by a host's answer."""
+    """A bug in nccl-doctor that was triggered by a host's answer."""
 
     def __init__(self, fault: Exception) -> None:
         super().__init__(f"nccl-doctor itself failed over what it answered, please report this: {describe(fault)}")
@@ -104,14 +104,14 @@ class Hello(base.Observed):
 
 
 class Listening(base.Observed):
-    """Ports in the order of the requested listeners, None for any that failed, and errors by their places."""
+    """Ports in the order of the requested listeners (None for each that failed), and the errors by index."""
 
     ports: tuple[base.Port | None, ...]
     errors: dict[str, base.Clipped]
 
 
 class DialRow(NamedTuple):
-    """A dial that did not reach our listener, and its seconds; ``target`` is an index into the targets."""
+    """A dial that did not reach our listener; ``target`` is an index into the list of targets."""
 
     target: base.Count
     port: base.Port
@@ -122,7 +122,7 @@ class DialRow(NamedTuple):
 
 
 class TripRow(NamedTuple):
-    """A target that was reached: the shortest round trip in µs, and the number of retransmitted packets."""
+    """A target that was reached, with the shortest round-trip time in µs and the number of retransmitted packets."""
 
     target: base.Count
     rtt_us: base.Count
@@ -130,7 +130,7 @@ class TripRow(NamedTuple):
 
 
 class Dialled(base.Observed):
-    """The outcome of all dials of a host."""
+    """The outcomes of all dials that a host made."""
 
     connected: base.Count
     failed: tuple[DialRow, ...]
@@ -149,7 +149,7 @@ class Accepted(NamedTuple):
 class Heard(base.Observed):
     """Connections to a host's listeners.
 
-    ``crowds`` says how often a peer's new connection displaced that peer's oldest one.
+    ``crowds`` is the number of times, by peer, that a new connection displaced the peer's oldest connection.
     """
 
     accepted: Annotated[tuple[Accepted, ...], Field(max_length=4096)] = ()
@@ -167,13 +167,13 @@ class PathMtuResult(base.Observed):
 
 
 class NoRate(base.Observed):
-    """Streams that failed, with the name of the errno."""
+    """The error of streams that failed, as the name of the errno."""
 
     error: base.Clipped
 
 
 class RankEvent(base.Observed):
-    """A report by a rank, or by the probe about it; see probe/smoke/worker.py and allreduce.py."""
+    """A report from a rank, or from the probe about a rank; see worker.py and allreduce.py in probe/smoke."""
 
     local_rank: base.Count
     since: base.Seconds = 0.0
@@ -196,7 +196,7 @@ class RankEvent(base.Observed):
 class SmokeEnd(base.Observed):
     """The end of the all-reduce on a host.
 
-    ``exit`` is 0, 1 or the launcher's status; ``broken`` says why there is no answer.
+    ``exit`` is 0, 1 or the launcher's exit status; ``broken`` is the reason if there is no answer.
     """
 
     exit: base.Signed | None = None
@@ -216,9 +216,9 @@ class TrialEnd(base.Observed):
 
 
 class Holder(base.Observed):
-    """The run that has a host's turn, in its own words.
+    """The run that has a host's turn, as described by that run itself.
 
-    Only ``user`` comes from the kernel; it is "" if the kernel does not tell it.
+    Only ``user`` comes from the kernel; it is "" if the kernel does not provide it.
     """
 
     user: base.Clipped
@@ -229,7 +229,7 @@ class Holder(base.Observed):
 
 
 class TurnAnswer(base.Observed):
-    """The run that has the turn (None if ours), and a new trial of the master port, if requested."""
+    """The run that has the turn (None if it is ours), and the result of another trial of the master port, or None."""
 
     holder: Holder | None
     trial: PortTrial | None
@@ -243,7 +243,7 @@ class FirewallAgain(base.Observed):
 
 @dataclass(frozen=True)
 class Contract(Generic[T]):
-    """A request to the probe, by its name there (REQUESTS of probe/main.py), and the type of its answer."""
+    """A request to the probe, with its name in REQUESTS of probe/main.py, and the type of the answer."""
 
     name: str
     answer: TypeAdapter[T]
@@ -279,10 +279,7 @@ TRACEBACK: TypeAdapter[str | None] = TypeAdapter(base.ClippedEnd | None)
 
 
 def parsed(text: bytes) -> dict[str, Any]:
-    """Return a line from the probe as an object.
-
-    Raises MalformedError if it is not an object or has too many values.
-    """
+    """Return a line from the probe as a JSON object; raise MalformedError for anything else or too many values."""
     if sum(map(text.count, _SEPARATORS)) > MAX_ITEMS:
         values = texts = 0  # separators within texts don't count
         for token in _TOKEN.finditer(text.replace(b"\\\\", b"").replace(b'\\"', b"")):
@@ -302,7 +299,7 @@ def parsed(text: bytes) -> dict[str, Any]:
 
 
 def typed(kind: TypeAdapter[T], what: str, value: object) -> T:
-    """Return a part of an answer as its type; raise MalformedError if it does not fit."""
+    """Validate a part of an answer; raise MalformedError if the value does not have the expected type."""
     try:
         return kind.validate_python(value)
     except ValidationError as error:
@@ -312,7 +309,7 @@ def typed(kind: TypeAdapter[T], what: str, value: object) -> T:
 def typed_items(kind: TypeAdapter[T], values: list[Any]) -> tuple[tuple[T, ...], str | None]:
     """Validate a list item by item, since any local user can put an invalid item into it.
 
-    Returns: The items that fit, and how many don't, with the reason for the first; None if all do.
+    Returns: The valid items, and a phrase with the number of invalid items and the first error (None without errors).
     """
     fitting: list[T] = []
     reasons: list[str] = []
@@ -325,7 +322,7 @@ def typed_items(kind: TypeAdapter[T], values: list[Any]) -> tuple[tuple[T, ...],
 
 
 def problems(error: ValidationError) -> dict[str, str]:
-    """Return the first error in each part of a value, as a phrase; parts are named by their fields and places."""
+    """Return the first error in each part of a value, as a phrase by the part's name or index."""
     found: dict[str, str] = {}
     for fault in error.errors(include_url=False, include_context=False, include_input=False):
         part, *where = map(str, fault["loc"] or ("answer",))

@@ -1,4 +1,4 @@
-"""The connections to the hosts: connect, ask everywhere, drop lost hosts, close. No other package opens connections."""
+"""Connects to the hosts, queries them, drops lost hosts, and disconnects. No other package opens connections."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ T = TypeVar("T")
 
 
 class Crew:
-    """Hosts behind one transport; what was started on them ends with :meth:`close`.
+    """Hosts that are reached over one transport; :meth:`close` ends everything that was started on them.
 
     Args:
-        nodes: those to connect to, in the order of :attr:`sessions`.
+        nodes: hosts to connect to, in the order of :attr:`sessions`.
         connect_s: as in :class:`~nccl_doctor.crew.parallel.Reach`.
 
     Attributes:
         opened: sessions by host.
-        failures: why hosts were not reached, or no longer answer.
+        failures: by host, why it was not reached or no longer answers.
     """
 
     def __init__(self, nodes: Sequence[Node], transport: Transport, connect_s: float | None) -> None:
@@ -37,7 +37,7 @@ class Crew:
         return [self.opened[node.name] for node in self.nodes if node.name in self.opened]
 
     def reach(self, until: float, on_done: Callable[[str], None] = lambda _name: None) -> Reach:
-        """Return the object that connects to hosts, by ``until`` (monotonic clock), and fills this crew."""
+        """Return an object that connects to hosts by ``until`` (monotonic clock) and stores the results in the crew."""
         return Reach(self.transport, self._connect_s, until, on_done, opened=self.opened, failures=self.failures)
 
     def connect(self, until: float, on_done: Callable[[str], None] = lambda _name: None) -> None:
@@ -53,9 +53,9 @@ class Crew:
         failure: Callable[[Exception], AnyAccessFailure],
         on_done: Callable[[str], None],
     ) -> dict[str, T]:
-        """Return the hosts' answers by name.
+        """Query the hosts and return the answers by host name.
 
-        A host that gives none is added to the failures, unless it is among them already.
+        A host that does not answer is added to the failures, unless it is already among them.
         """
         results = ask_all(ask, sessions, lambda session: on_done(session.node.name), Window(MOST))
         found: dict[str, T] = {}
@@ -69,7 +69,7 @@ class Crew:
         return found
 
     def leave_lost(self, sessions: Sequence[ProbeSession], stage: str, doing: str) -> list[ProbeSession]:
-        """Return the sessions that still answer; the hosts of the others are added to the failures."""
+        """Return the sessions that still answer, and add the hosts of the lost sessions to the failures."""
         for session in sessions:
             if session.lost is not None:
                 self.failures[session.node.name] = failure_of(session.lost, stage, doing)
@@ -82,7 +82,7 @@ class Crew:
                 raise session.lost
 
     def drop(self, names: Iterable[str]) -> None:
-        """End the connections to these hosts."""
+        """Close the connections to these hosts."""
         fan_out(lambda session: session.close(), [self.opened.pop(name) for name in names])
 
     def close(self) -> None:

@@ -1,13 +1,14 @@
-"""Queries and connections to many hosts at once; the failure of one host does not affect the others.
+"""Connects to many hosts and queries them at once; the failure of one host does not affect the others.
 
 Small requests go to all hosts at once (:class:`AllAtOnce`). Handshakes, and requests that cost a host or this machine
-work, take turns (:class:`Window`), because with a fixed number at once, a healthy host could time out while it waited
-for others. Here a host's time begins with its turn. Turns come as handshakes end, and faster while these end quickly; a
-host that is silent, because it is dead or slow to log in, does not hold up the others.
+much work, take turns (:class:`Window`), because with a fixed number at once, a healthy host could time out while it
+waits for others. With turns, a host's time limit starts with its turn. A turn begins when another handshake ends, and
+more hosts get turns while handshakes end quickly. A host that is silent, because it is dead or slow to log in, does not
+hold up the others.
 
-A host's answer is parsed in that host's own worker. Any failure there except the connection's is a bug of ours that the
-answer has triggered. It is reported as such, that host is asked nothing more, and the others are judged. A host that
-timed out is tried again by itself before it is reported.
+A host's answer is parsed in that host's own worker. Any failure there other than a lost connection is a bug in
+nccl-doctor that the answer has triggered. Such a failure is reported as a bug, that host is queried no more, and the
+other hosts are judged. A host that timed out is tried again before it is reported.
 """
 
 from __future__ import annotations
@@ -46,9 +47,9 @@ _SILENCE_S = 1.0
 
 @dataclass
 class Window:
-    """Limit on simultaneous work: ``limit`` items, not counting silent ones.
+    """Limit on simultaneous work: ``limit`` items, not counting items that have been silent for a while.
 
-    ``usual`` is the usual time of successful ones.
+    ``usual`` is the usual duration in seconds of successful items.
     """
 
     limit: float = FIRST
@@ -61,7 +62,7 @@ class Window:
         return len(self._active(now)) < int(self.limit) and len(self._began) < IN_ALL
 
     def wait(self, now: float) -> float | None:
-        """Return the seconds until one more may begin even if none ends; None if it must wait for an end."""
+        """Return the seconds until another item may begin even if none ends; None if one has to end first."""
         if len(self._began) >= IN_ALL:
             return None
         return max(0.01, min(self._active(now), default=now) + self._silence() - now)
@@ -70,7 +71,7 @@ class Window:
         self._began[number] = now
 
     def end(self, number: int, now: float, *, well: bool) -> None:
-        """Record the end of a handshake; a failed one says nothing about the usual time."""
+        """Record the end of an item; a failed item says nothing about the usual duration."""
         took = max(_SHORTEST_S, now - self._began.pop(number))
         if not well:
             return
@@ -91,7 +92,7 @@ class Window:
 
 @dataclass
 class AllAtOnce(Window):
-    """A fixed number of items at once, however long they take, for requests that cost nothing."""
+    """Limit to a fixed number of items at once, however long they take, for requests that cost nothing."""
 
     limit: float = AT_ONCE
 
@@ -99,7 +100,7 @@ class AllAtOnce(Window):
         return len(self._began) < self.limit
 
     def wait(self, _now: float) -> None:
-        """Return None (no time to wait for): only when an item ends can the next one begin."""
+        """Return None, since the next item can only begin when another one ends."""
 
     def end(self, number: int, _now: float, *, well: bool) -> None:  # noqa: ARG002 - as a window
         del self._began[number]
@@ -107,7 +108,7 @@ class AllAtOnce(Window):
 
 @dataclass
 class Stage(Generic[Item]):
-    """Work on every item, as much at once as the window admits; ``on_done`` is called with each finished item."""
+    """Work to do on every item, as many at once as the window admits; ``on_done`` is called with each finished item."""
 
     work: Callable[[Item], object]
     on_done: Callable[[Item], None] = lambda _item: None
@@ -115,10 +116,10 @@ class Stage(Generic[Item]):
 
 
 def in_turns(items: Iterable[Item], *stages: Stage[Item], until: float = math.inf) -> list[Exception | None]:
-    """Take every item through all stages, one thread per turn, and return each one's failure or None.
+    """Take every item through all stages, with one thread per turn, and return each item's error or None.
 
     Threads are daemons, so that Ctrl-C never waits for a host. An item that has not ended by ``until`` (monotonic
-    clock) is abandoned with a :class:`TimeoutError`. A ControllerError, a fault of this machine, is raised.
+    clock) is abandoned with a :class:`TimeoutError`. A ControllerError, which means a fault of this machine, is raised.
     """
     todo = list(items)
     ends: list[Exception | None] = [None] * len(todo)
@@ -169,7 +170,7 @@ def fan_out(
     window: Window | None = None,
     until: float = math.inf,
 ) -> list[Result | Exception]:
-    """Return the results in the items' order, with exceptions among them; ``until`` as in :func:`in_turns`."""
+    """Return each item's result or exception, in the order of the items; ``until`` is as in :func:`in_turns`."""
     todo = list(items)
     results: dict[int, Result] = {}
 
@@ -192,9 +193,9 @@ def ask_all(
     on_done: Callable[[ProbeSession], None] = lambda _session: None,
     window: Window | None = None,
 ) -> list[T | Exception]:
-    """Return answers as :func:`fan_out` does, but a bug ends only one session.
+    """Return each host's answer or exception, as :func:`fan_out` does, but let a bug end only one host's session.
 
-    With a window, late hosts get more time.
+    With a window, hosts that are late get more time.
     """
     work, todo = apart(ask), list(sessions)
     results = fan_out(work, todo, on_done, window)
@@ -206,7 +207,7 @@ def ask_all(
 
 
 def apart(ask: Callable[[ProbeSession], T]) -> Callable[[ProbeSession], T]:
-    """Return the work on one host, wrapped so that a bug of ours ends only that host's session."""
+    """Wrap the work on one host so that a bug in nccl-doctor ends only that host's session."""
 
     def work(session: ProbeSession) -> T:
         try:
@@ -218,9 +219,9 @@ def apart(ask: Callable[[ProbeSession], T]) -> Callable[[ProbeSession], T]:
 
 
 def failure_of(error: Exception, stage: str, doing: str) -> AnyAccessFailure:
-    """Return why nothing is known about a host after an error of :func:`ask_all`.
+    """Return the reason why nothing is known about a host, given an exception from :func:`ask_all`.
 
-    ``stage`` is one of ``ProbeFacts``; ``doing`` is a phrase for what was being done.
+    ``stage`` is a stage of ``ProbeFacts``; ``doing`` is a phrase for what was being done.
     """
     if isinstance(error, ConnectionLostError) and error.failure is not None:
         return error.failure
@@ -233,10 +234,7 @@ _TICK_S = 0.05
 
 
 class LoadWatch:
-    """Measurement of how busy this machine is, from creation to :meth:`stop`.
-
-    An answer may be late because of that load.
-    """
+    """Measures how busy this machine is until :meth:`stop` is called, since this load can make answers late."""
 
     def __init__(self) -> None:
         self._lag_s = 0.0
@@ -264,12 +262,12 @@ CONNECT_S = 10.0
 """Seconds for a host to answer if neither ``--connect-timeout`` nor the user's ssh configuration sets a limit."""
 PATIENCE = 4.0  # a host that takes this many times longer than the others is more than one of many
 Look = Callable[[ProbeSession, float], None]
-"""A function that asks a host within a share of its time. It raises :class:`NoAnswerError` if more time may help."""
+"""A function that queries a host within a share of its time limit, or raises NoAnswerError if more time may help."""
 
 
 @dataclass
 class Reach:
-    """Hosts to connect to, and the results."""
+    """Connects to hosts, and keeps the results."""
 
     transport: Transport
     # to answer once a host's turn has come, and as much again for its probe; logins get more (transport.base). None:
@@ -290,7 +288,7 @@ class Reach:
     _entering: set[str] = field(default_factory=set)
 
     def all(self, nodes: Sequence[Node]) -> Load:
-        """Try each host, and return how busy this machine and the hosts were meanwhile."""
+        """Connect to each host, and return how busy this machine and the hosts were in the meantime."""
         self._began, watch, since = time.monotonic(), LoadWatch(), heartbeat.begin()
         usual = self._try(nodes, 1.0)
         # failures during that time are not the hosts': time passed, and a host may have closed the connection
@@ -313,14 +311,14 @@ class Reach:
         return Load(controller=controller, hosts=hosts, second_try=self.again)
 
     def _quiet_share(self, usual: float, load: MachineLoad) -> float:
-        """Return the second try's share of the timeout, by the others' speed; larger on a busy machine."""
+        """Return the second try's share of the time limit, based on other hosts' speed; larger on a busy machine."""
         most = max(1.0, load.queue / load.cpus) if load.busy else 1.0
         alone = min(most, PATIENCE) if load.busy else 0.0
         wanted = PATIENCE * usual / (self.connect_s or CONNECT_S) if usual else alone
         return min(most, max(AGAIN, wanted))
 
     def _try(self, nodes: Sequence[Node], share: float) -> float:
-        """Try each host once, for a share of its time; return the usual answer time, or 0 if none answered."""
+        """Try each host once, for a share of its time limit; return the usual time in seconds (0 if none succeeded)."""
         window = Window()
 
         def connected(node: Node) -> None:

@@ -1,9 +1,9 @@
-"""Session with a probe on a host: starts it over a transport's channel and exchanges requests and answers.
+"""Session with a probe on a host: starts the probe over a transport's channel and exchanges requests and answers.
 
-Every second, a heartbeat goes to every host. A probe that misses it for a while ends everything that it runs, since we
-may be gone. (An unplugged cable, a sleeping laptop or a suspended run closes no connection.) One thread sends them all,
-so no channel may block in its :meth:`~nccl_doctor.transport.base.Channel.pulse`. Heartbeats are also late if this
-machine itself was paused, which is no host's fault.
+Every second, a heartbeat is sent to every host. A probe that receives none for a while ends everything that it runs,
+since this machine may be gone. (An unplugged cable, a sleeping laptop or a suspended run closes no connection.) One
+thread sends all heartbeats, so no channel may block in :meth:`~nccl_doctor.transport.base.Channel.pulse`. Heartbeats
+are also late if this machine itself was paused, which is no host's fault.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ class Messages:
         self.shell_ready = False
 
     def requested(self) -> None:
-        """Record that a request was sent: its answer may again be up to the maximum size."""
+        """Reset the limit on received bytes, since a new request was sent."""
         self._allowance = base.Allowance(MAX_REQUEST)
 
     def next(self, deadline: float, after_login: float = math.inf) -> dict[str, Any]:
-        """Return the next message, at most ``after_login`` seconds after login.
+        """Return the next message, if it comes by ``deadline`` and at most ``after_login`` seconds after login.
 
         Raises NoAnswerError or ConnectionLostError.
         """
@@ -69,7 +69,7 @@ class Messages:
                 self.chatter.append(chatter[:300].decode(errors="replace"))
 
     def last_word(self, deadline: float, otherwise: str) -> answers.ConnectionLostError:
-        """Return why a connection accepts nothing more: the probe's last message, if there was one."""
+        """Return why the connection can't be written to: the probe's last message if there is one, or ``otherwise``."""
         try:
             while True:
                 self.next(deadline)
@@ -100,11 +100,11 @@ SILENCE_S = 8.0  # of silence; with the time for ending everything, nothing is l
 PATIENT_S = 60.0  # the same for a run that begins again because this machine was suspended: it may only be overloaded
 MARGIN_S = 2.0  # pauses between our messages may be this much shorter here than a host tolerates
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
-"""A clock that counts while the machine sleeps; macOS calls it CLOCK_MONOTONIC (clock_gettime(2), (3))."""
+"""Clock that also counts while the machine sleeps; on macOS, CLOCK_MONOTONIC does so (clock_gettime(2), (3))."""
 
 
 class Heartbeat:
-    """Heartbeats to the hosts whose answers are awaited, and their gaps, which are pauses of this machine."""
+    """Sends heartbeats to the hosts, and records the gaps between heartbeats, which are pauses of this machine."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -113,7 +113,7 @@ class Heartbeat:
         self._last: float | None = None  # None until a message is due
 
     def begin(self) -> float:
-        """Start the heartbeat unless it is running, and return the time for :meth:`longest_gap`."""
+        """Start the heartbeat unless it is running, and return the current time for a call of :meth:`longest_gap`."""
         with self._lock:
             if self._last is None:
                 self._last = now()
@@ -158,7 +158,7 @@ T = TypeVar("T")
 
 
 class ProbeSession:
-    """A probe that answers; ``lost`` says why its answers are no longer read."""
+    """Session with a running probe; ``lost`` is the reason why its answers are no longer read (None while they are)."""
 
     def __init__(self, node: Node, channel: base.Channel, nonce: str, silence_s: float = SILENCE_S) -> None:
         self.node = node
@@ -182,7 +182,7 @@ class ProbeSession:
         latest: float = math.inf,
         silence_s: float = SILENCE_S,
     ) -> ProbeSession:
-        """Connect by the deadline, and start the probe within as much time again, but by ``latest``.
+        """Connect by ``deadline``, and start the probe within as much time again, but by ``latest`` at the latest.
 
         Raises AccessError if that fails.
         """
@@ -224,7 +224,7 @@ class ProbeSession:
         deadline: float,
         on_event: Callable[[answers.RankEvent], None] | None = None,
     ) -> T:
-        """Return the answer to a request; after a NoAnswerError it can be waited for again.
+        """Return the answer to a request; after a NoAnswerError, the answer can be waited for again.
 
         After a ConnectionLostError or any other ProbeError, it can't.
         """
@@ -234,7 +234,7 @@ class ProbeSession:
             raise self.gone(error) from error
 
     def ask(self, contract: answers.Contract[T], deadline: float, **arguments: object) -> T:
-        """Send a request and wait as :meth:`wait` does; a request whose answer was late is not sent again."""
+        """Send a request and wait for the answer; a request whose answer was late is not sent a second time."""
         request = contract.name, json.dumps(arguments)
         number = self._late.pop(request, None) or self.send(contract, deadline, **arguments)
         try:
@@ -244,13 +244,13 @@ class ProbeSession:
             raise
 
     def large_packets_vanish(self, by: float) -> bool:
-        """Return whether an answer is provably missing because its packets are large."""
+        """Return whether an answer is provably missing because its packets are large; check until ``by``."""
         return isinstance(self._channel, base.KnowsItsPath) and self._channel.large_packets_vanish(by)
 
     def gone(self, error: answers.ConnectionLostError) -> answers.ConnectionLostError:
-        """Record that the host's answers are no longer read, and return the error.
+        """Record that the host's answers are no longer read, and return the error to raise.
 
-        If our heartbeats were missing, the error is a :class:`~nccl_doctor.crew.answers.ControllerPausedError`.
+        If our heartbeats were missing, that error is a :class:`~nccl_doctor.crew.answers.ControllerPausedError`.
         """
         still = heartbeat.longest_gap(self._since)
         ours = still >= self._silence_s - MARGIN_S and not isinstance(
@@ -312,7 +312,6 @@ class ProbeSession:
         self.hello = answers.typed(answers.HELLO, "greeting", message.get("hello"))
 
     def _start_failure(self, error: Exception) -> PythonMissing | ProbeFailed:
-        """Return why the probe did not come up."""
         ours = isinstance(error, answers.ControllerPausedError)  # explains why the loader received nothing
         stderr = [] if ours else [line for line in self._channel.stderr_tail().splitlines() if line.strip()]
         silent = isinstance(error, answers.ConnectionLostError) and any(SILENT in line for line in stderr)

@@ -1,9 +1,10 @@
-"""How a probe is started on a host, and why it did not start.
+"""Builds the command that starts a probe on a host, and finds out why a probe did not start.
 
-``python -`` would read stdin to its end before running anything, so the command line holds a loader that reads exactly
-the bundle's length; the rest of stdin then carries requests. The loader exits if nothing comes for a while.
+``python -`` would read stdin to its end before running anything, so the command line contains a loader that reads
+exactly as many bytes as the bundle has; after that, requests come over stdin. The loader exits if it receives nothing
+for a while.
 
-Messages are recognised as dash, bash, zsh, fish, tcsh, busybox's ash, ld.so and Python print them, in English.
+Messages are recognised in the English wording of dash, bash, zsh, fish, tcsh, busybox's ash, ld.so and Python.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from nccl_doctor.text.machine import thread_safe_cache
 from nccl_doctor.text.secrets import part
 
 _NOT_FOUND = 127
-"""A shell's exit status if it does not find the command (POSIX, 2.8.2)."""
+"""Exit status of a shell that did not find the command (POSIX, section 2.8.2)."""
 
 _KILLED = (None, 128 + 9, 255)
 """Exit statuses of a command that a signal ended, as paramiko, shells and ssh report them."""
@@ -38,26 +39,26 @@ DAMAGED = "the probe came damaged"
 """The loader's message if the received program differs from the one that was sent."""
 
 SILENT = "nothing came from nccl-doctor for a while"
-"""The loader's last message if nothing more is sent to it."""
+"""The loader's last message if it receives nothing more."""
 
 _WORDS = 120
 
 
 @dataclass(frozen=True)
 class Start:
-    """The signs of a failed start.
+    """Evidence about a failed start of a probe.
 
     Attributes:
         python: the requested interpreter.
         place: the container in which it was to run, such as "the docker container train"; empty for the host itself.
-        error: the channel's error, or the probe's refusal.
+        error: the channel's error, or the reason why the probe refused to run.
         shell_ready: the login shell ran the command that starts the probe, so its start-up files did not end it.
         ready: the interpreter reported that it runs, so neither the shell nor the path is at fault.
         late: a deadline passed, so the machine may be slow.
-        lied: it answered something that the probe never sends.
+        lied: the host answered something that the probe never sends.
         status: the command's exit status; None if unknown.
-        stderr: its last lines.
-        chatter: the last lines on stdout that were not the probe's.
+        stderr: the last lines on stderr.
+        chatter: the last lines on stdout that were not from the probe.
     """
 
     python: str
@@ -106,7 +107,7 @@ def start_failure(start: Start) -> PythonMissing | ProbeFailed:
 
 
 def _cut_off(start: Start) -> bool:
-    """Return whether the shell reached our line, and the program was then killed or lost with its session."""
+    """Return whether the shell ran our command, and the command was then killed or lost with its session."""
     return start.shell_ready and not start.late and start.status in _KILLED
 
 
@@ -163,12 +164,12 @@ LOADER = (
     "for _ in iter(lambda:len(b)<{size},False)];zlib.crc32(b)=={crc} or sys.exit(e);"
     "d=zlib.decompressobj();exec(compile(d.decompress(b),n,'exec'))"
 )
-"""Loader that reports that it is ready, with the nonce and an empty object.
+"""Loader that reports that it is ready by printing the nonce and an empty object.
 
-Only then does it read the probe, since a login that runs something else would take the probe for commands. The nonce is
-written backwards, so that an echo of the command line does not look like the report. Length and digest come first,
-since some channels lose bytes (kubernetes#112834). Other probes recognise it by the name at its beginning. A virtualenv
-from before 2020 finds the standard library only through its site module.
+The loader reads the probe only after that report, since a login that runs another program would take the probe for
+commands. The nonce is written backwards, so that an echo of the command line does not look like the report. The command
+line contains length and digest, since some channels lose bytes (kubernetes#112834). Other probes recognise the loader
+by the name at its beginning. A virtualenv from before 2020 finds the standard library only through its site module.
 """
 
 
@@ -178,7 +179,7 @@ NEVER_IMPORTED = {"nccl_doctor.probe.bootstrap", "nccl_doctor.probe.smoke.worker
 
 @thread_safe_cache
 def bundle() -> bytes:
-    """Return the probe: bootstrap.py's text, compressed, followed by all modules, which it loads."""
+    """Return the probe: the compressed text of bootstrap.py, followed by all modules, which bootstrap.py loads."""
     root = Path(probe.__file__).parent
     # level 3 takes half the time of the default, during which no host is asked, and the result is a sixteenth larger
     nothing = zlib.compress(b"", 3)
@@ -210,11 +211,12 @@ def login_mark(nonce: str) -> str:
 def command(python: str, nonce: str, silence_s: float) -> str:
     """Return the command that starts the probe with a host's interpreter.
 
-    ``nonce`` (letters and digits) marks the probe's messages. Its loader exits if nothing has come for ``silence_s``.
+    ``nonce`` (letters and digits) marks the probe's messages. The loader exits if it receives nothing for ``silence_s``
+    seconds.
 
-    ``exec`` avoids a shell that would have to end, too. Double quotes without $, ` and ! mean the same in sh, csh and
-    fish. ``-I``: no file in a home directory and no PYTHON* variable can shadow a module; ``-S``: no installed package
-    runs code at start-up, which can take from 5 ms to hundreds.
+    ``exec`` avoids a shell that would have to be ended, too. Double quotes without $, ` and ! mean the same in sh, csh
+    and fish. With ``-I``, no file in a home directory and no PYTHON* variable can shadow a module. With ``-S``, no
+    installed package runs code at start-up, which can take from 5 ms to hundreds of milliseconds.
     """
     loader = LOADER.format(
         size=len(bundle()),

@@ -1,1 +1,1 @@
-"""fix-port: finds the process that holds a port, and frees the port."""
+"""Implements ``fix-port``, which finds the process that holds a port and frees the port."""

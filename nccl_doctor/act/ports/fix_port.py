@@ -1,8 +1,7 @@
-"""The steps of ``fix-port``: look, end a job, wait for the kernel, find a port that is free on all hosts.
+"""Implements ``fix-port``: examines a port, ends a job, waits for the kernel, or finds a port free on all hosts.
 
-The port comes from the argument, a log, the hosts file, MASTER_PORT, or torch's default.
-
-A free port is useless if a firewall drops its packets, so only a port to which every host has connected is suggested.
+The port to examine comes from the argument, a log, the hosts file, MASTER_PORT, or torch's default. A free port is
+useless if a firewall drops packets to it, so only a port to which every host has connected is suggested.
 """
 
 from __future__ import annotations
@@ -41,17 +40,17 @@ MOST_PROCESSES = 1 << 15  # processes of a job, with all that it started while i
 FIRST = 1024
 FEW, MANY = 16, 512  # ports tested at once: the first ones are mostly free, and each costs a trial
 HALVES, TRIALS = 192, 2
-"""Number of ports per attempt if a firewall blocks the first ones, and number of attempts."""
+"""Number of ports to test per attempt after a firewall has blocked the first ports, and number of attempts."""
 DIAL_S = 3.0
 AT_ONCE = 64
-"""Number of ports that are tried at once: few enough for a host to dial within one time-out."""
+"""Number of ports to try at once, few enough for a host to connect to all of them within one time-out."""
 WELL_KNOWN = frozenset(
     {
         *(2049, 2222, 3000, 3306, 4444, 5000, 5432, 5555, 6006, 6379, 6443, 6817, 6818, 6819, 7860, 8000, 8080, 8265),
         *(8443, 8787, 8786, 8888, 8889, 9000, 9090, 9100, 9400, 10001, 10250, 11211, 11434, 19999, 27017, 28028, 29400),
     }
 )
-"""Ports that services on training clusters often use, running or not.
+"""Ports of services that are common on training clusters, avoided even if no such service is running.
 
 They include NFS, Slurm's daemons, Ray, Dask, the kubelet, notebooks and dashboards, NCCL's own RAS (28028) and
 torchrun's c10d rendezvous (29400).
@@ -86,7 +85,7 @@ def look(machine: Machine, port: int | None, process: Identity | None, grace_s: 
 
 
 def end(machine: Machine, jobs: Iterable[HolderJob], grace_s: float, *, force: bool, tell: Tell) -> Ended:
-    """End whole jobs: SIGTERM, a grace period, SIGKILL; each process is examined again right before each signal."""
+    """End whole jobs with SIGTERM, then SIGKILL after a grace period; re-examine each process before each signal."""
     named = [(member.pid, member.started) for job in jobs for member in job.members]
     answer = machine.ask(SIGNAL, processes=named, signal="TERM", force=force)
     denied = [why for _, why in answer.denied]
@@ -113,10 +112,10 @@ def end(machine: Machine, jobs: Iterable[HolderJob], grace_s: float, *, force: b
 
 
 def wait_until_free(machine: Machine, report: PortReport, tell: Tell, *, settle_s: float = SETTLE_S) -> PortReport:
-    """Retry the port as long as waiting can help, for a TIME_WAIT or another run of nccl-doctor to end.
+    """Retry the port while a TIME_WAIT or another run of nccl-doctor may still release it.
 
-    A socket whose process has just exited may have neither an owner nor a TIME_WAIT. It is given ``settle_s`` seconds
-    from the first answer that shows no reason to wait.
+    A socket whose process has just exited may have neither an owner nor a TIME_WAIT, so retries continue for
+    ``settle_s`` seconds after the first answer that shows no reason to wait.
     """
     began = closing_since = time.monotonic()
     waited = False
@@ -156,7 +155,7 @@ def next_port(machines: Sequence[Machine], after: int, address: str | None = Non
 
 
 def _let_in(machines: Sequence[Machine], address: str, after: int, answers: dict[str, set[int]]) -> int:
-    """Return a port that the first machine's firewall opens to others, or raise DoctorError."""
+    """Return a port on which the first machine's firewall admits all others; raise DoctorError if there is none."""
     target, *others = machines
     halved = (int(f"{number:016b}"[::-1], 2) for number in range(1 << 16))
     named = list(target.ask(NAMED).ports)
@@ -187,11 +186,10 @@ def _free_on_all(machines: Sequence[Machine], ports: list[int], *, ephemeral: bo
 
 
 def suggestion(fleet: Fleet, after: int, holders: Iterable[HolderJob] = ()) -> Suggestion | None:
-    """Return the next port, and the line that sets it for the next start from the same shell.
+    """Suggest a port found by :func:`next_port`, with a command that sets it for the next start from the same shell.
 
-    See :func:`next_port`. ``holders`` are the processes that hold the old port. torchrun and torch.distributed.launch
-    read PET_MASTER_PORT (torch/distributed/argparse_util.py); ``env://`` reads MASTER_PORT
-    (torch/distributed/rendezvous.py).
+    ``holders`` are the jobs that hold the old port. torchrun and torch.distributed.launch read PET_MASTER_PORT
+    (torch/distributed/argparse_util.py); ``env://`` reads MASTER_PORT (torch/distributed/rendezvous.py).
     """
     machines = fleet.all()
     port = next_port(machines, after, fleet.address)
@@ -226,7 +224,7 @@ def _wait(
 
 
 class Steps(NamedTuple):
-    """Actions of fix-port: SIGKILL ``grace_s`` after SIGTERM; a job is left alone if ``confirm`` returns False."""
+    """The task of ``fix-port``. SIGKILL follows SIGTERM after ``grace_s`` seconds; ``confirm`` can veto both."""
 
     kill: bool
     force: bool
@@ -238,7 +236,7 @@ class Steps(NamedTuple):
 
 
 def about_port(fleet: Fleet, port: int, process: Identity | None, steps: Steps) -> PortReport:
-    """Examine a port, or what one process holds there, and take the steps."""
+    """Examine a port, or only how one process uses the port, and take the requested steps."""
     report = look(fleet.target, port, process, steps.grace_s)
     if report.gone and not report.free:
         report = look(fleet.target, port, None, steps.grace_s)
@@ -275,7 +273,7 @@ def end_leftover(machine: Machine, port: int | None, process: Identity, steps: S
 
 
 def moved(fleet: Fleet, port: int) -> PortReport:
-    """Return the next port that is free on every host, in place of this one, or raise DoctorError."""
+    """Suggest a port that is free on every host to replace this one; raise DoctorError if there is none."""
     found = suggestion(fleet, port)
     if found is None:
         raise DoctorError("no port from 1024 to 65535 is free on every host and fit for a job")
@@ -285,7 +283,7 @@ def moved(fleet: Fleet, port: int) -> PortReport:
 
 
 def _kill(report: PortReport, machine: Machine, steps: Steps) -> PortReport:
-    """End the holders' jobs: all of them, or none if one may not be ended."""
+    """End all jobs that hold the port, or none of them if any of them may not be ended."""
     refused = _why_not(report, force=steps.force)
     if refused is None and not steps.confirm(report):
         refused = "it was not confirmed"
@@ -309,10 +307,7 @@ def _why_not(report: PortReport, *, force: bool) -> str | None:
 
 
 def reached(target: Machine, others: Sequence[Machine], address: str, ports: Sequence[int]) -> dict[str, set[int]]:
-    """Return, by host, the target's free ports that it reaches, dialled as in a mesh.
-
-    Raise NotReachedError if a host is silent.
-    """
+    """Return the target's ports that each host reaches, as in a mesh; raise NotReachedError if a host is silent."""
     from nccl_doctor.collect.mesh.dials import dial_targets, listening
     from nccl_doctor.collect.mesh.plan import Target, listener
 
@@ -339,7 +334,7 @@ MOST_BYTES = 64 << 20  # bytes of a log; the error is near the start of a rank's
 
 
 def wanted_port(argument: str | None, log: str | None, hosts_port: int | None) -> tuple[int, str | None]:
-    """Return the port, and its source unless that is the argument; raise UsageError if nothing names one."""
+    """Return the port and where it was found (None: the argument); raise UsageError if it can't be determined."""
     if argument is not None and argument != STDIN:
         return _port(argument, "PORT"), None
     source = log if log is not None else STDIN if argument == STDIN or _is_piped() else None
@@ -363,7 +358,7 @@ def _port(text: str, source: str) -> int:
 
 
 def _find_error(source: str, named: str, *, must: bool) -> PortError | None:
-    """Return the error in a log; None for an empty pipe that the user did not name."""
+    """Return the port error in a log; None if there is none and the log was not required (``must``)."""
     try:
         data = sys.stdin.buffer.read(MOST_BYTES) if source == STDIN else read_bytes(source, "a log", MOST_BYTES)
     except OSError as error:
@@ -377,7 +372,7 @@ def _find_error(source: str, named: str, *, must: bool) -> PortError | None:
 
 
 def _is_piped() -> bool:
-    """Return whether anything has been written to our stdin; an open but empty pipe, as under ssh, does not count."""
+    """Return whether stdin is a pipe with data in it; an open but empty pipe, as under ssh, does not count."""
     try:
         return stat.S_ISFIFO(os.fstat(0).st_mode) and bool(select.select([0], [], [], 0)[0])
     except OSError:  # closed

@@ -1,4 +1,4 @@
-"""The hosts that ``fix-port`` queries, in our own process or through a probe, and the types of their answers."""
+"""Queries hosts for ``fix-port``, in our own process or through a probe, and defines the types of the answers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 ANSWER_S = 20.0
 LIFETIME_S = 300.0
-"""Seconds of silence after which a probe ends: the longest run waits for a grace period and a TIME_WAIT."""
+"""Seconds of silence after which a probe exits, enough for a run that waits for a grace period and a TIME_WAIT."""
 
 
 class _Answer(Observed):
@@ -36,7 +36,7 @@ class _Answer(Observed):
 
 
 class Trial(_Answer):
-    """Result of the bind that torch would make, as :class:`~nccl_doctor.snapshot.system.PortTrial`."""
+    """The result of binding the port as torch would; see :class:`~nccl_doctor.snapshot.system.PortTrial`."""
 
     free: bool
     error: Annotated[str, Field(pattern=r"^[A-Z0-9]{1,32}$")] | None = None
@@ -47,7 +47,7 @@ class Trial(_Answer):
 
 
 class Look(_Answer):
-    """The holders of a port on a host, or the job of a process there."""
+    """The jobs that hold a port on a host, or the job that a process on the host belongs to."""
 
     host: str
     uid: Count
@@ -58,7 +58,7 @@ class Look(_Answer):
 
 
 class Signalled(_Answer):
-    """Processes that were alive (PID, start time), PIDs that the signal was sent to, and denied ones with reasons."""
+    """Processes that were alive (PID, start time), signalled PIDs, and PIDs that could not be signalled, and why."""
 
     alive: Annotated[tuple[tuple[Pid, Count], ...], Field(max_length=MAX_PROCESSES)]
     sent: Annotated[tuple[Pid, ...], Field(max_length=MAX_PROCESSES)] = ()
@@ -66,7 +66,7 @@ class Signalled(_Answer):
 
 
 class FreePorts(_Answer):
-    """Ports that a job could use, and those that the kernel assigns on its own."""
+    """Ports that a job could use, and the range from which the kernel assigns ephemeral ports."""
 
     free: Annotated[tuple[Port, ...], Field(max_length=1 << 16)]
     drawn: PortRange | None = None
@@ -85,7 +85,7 @@ NAMED = Contract("named", TypeAdapter(NamedPorts))
 
 
 class Machine(Protocol):
-    """A host that answers the probe's requests."""
+    """A host to which probe requests can be sent."""
 
     @property
     def name(self) -> str:
@@ -98,7 +98,7 @@ class Machine(Protocol):
 
 
 class ThisMachine:
-    """This machine, with the probe's functions called directly."""
+    """This machine, where the probe's functions are called directly."""
 
     name = ""
 
@@ -109,7 +109,7 @@ class ThisMachine:
         return contract.answer.validate_python(handler(contract.name)(arguments))
 
     def close(self) -> None:
-        """Do nothing, since nothing is open."""
+        """Do nothing, since there is no connection to close."""
 
 
 class SessionMachine:
@@ -132,7 +132,7 @@ class SessionMachine:
 
 
 class Fleet:
-    """This machine alone, one host of a hosts file (by default the master), or one that was named itself."""
+    """The host to examine: this machine, a host in a hosts file (by default the master), or a host named by option."""
 
     def __init__(  # noqa: PLR0913, PLR0917 - each is an option of the command
         self,

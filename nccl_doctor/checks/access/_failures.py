@@ -1,4 +1,4 @@
-"""Findings of the access checks: hosts with the same failure share one."""
+"""Makes the findings of the access checks; hosts with the same failure share a finding."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
@@ -10,7 +10,7 @@ from nccl_doctor.snapshot.hosts import Host
 from nccl_doctor.text.hostlist import fold, grouped
 
 FOLLOWS = ("port-unreachable",)
-"""The effects of a host that was not reached."""
+"""Diagnoses that may follow from a host that was not reached."""
 
 Failure = TypeVar("Failure", bound=AccessFailure)
 Remedy = Callable[[tuple[Failure, ...]], Fix]
@@ -24,10 +24,10 @@ def findings(
     addition: Callable[[Failure], str] = lambda _failure: "",
     kind: str | None = None,
 ) -> Iterator[Finding]:
-    """Yield one finding for all failures with the same remedy.
+    """Yield one finding for each group of failures with the same detail and remedy.
 
-    The sentence consists of the hosts' names, ``joint`` (unless the detail continues the sentence), the detail and
-    ``addition``. The remedy's summary names no host; ``kind`` separates failures of one type.
+    The message consists of the hosts' names, ``joint`` (empty if the detail continues the sentence), the detail and
+    ``addition``. The remedy's summary names no host; ``kind`` selects failures of that kind only.
     """
     alike = grouped(
         ((failure.detail, addition(failure), _hop(failure), remedy((failure,)).summary), (host, failure))

@@ -5,8 +5,8 @@ there is no such container, it has stopped or is paused, the user is not allowed
 or its service does not answer, or the image has no shell. So nothing is known about the job's environment there.
 
 How we know: `docker exec -i NAME /bin/sh -c …` was run on the host (likewise for podman and nerdctl; `apptainer exec`;
-for `enter`, the host's python3) and ended before the container's shell answered. Its error is quoted; if the name is
-wrong, the running containers are listed.
+for `enter`, the host's python3) and ended before the container's shell answered. The command's error is quoted; if the
+name is wrong, the running containers are listed.
 
 Fix: shown with the diagnosis. Run the commands on the host, not in the container.
 
@@ -25,7 +25,6 @@ _WITH_COMMANDS = ("docker", "podman", "nerdctl")
 
 @check("NCD109", severity=Severity.ERROR, explains=FOLLOWS, scope="inside", outside=True)
 def container_unreachable(view: View) -> Findings:
-    """Yield one finding for each group of hosts that failed in the same way."""
     for found in of_engine(view, "container-unreachable", joint=":"):
         problem, runtime, name = (str(found.facts.get(key)) for key in ("problem", "runtime", "name"))
         if problem not in _LET_GO or runtime not in _WITH_COMMANDS or not CONTAINER_NAME.fullmatch(name):

@@ -20,5 +20,4 @@ from nccl_doctor.model.finding import Severity
 
 @check("NCD108", severity=Severity.ERROR, explains=FOLLOWS, scope="kube")
 def pod_unreachable(view: View) -> Findings:
-    """Yield one finding for pods with the same failure."""
     return of_engine(view, "pod-unreachable")

@@ -12,8 +12,8 @@ is filtered. This is reported if a second connection, on which the host sends on
 first one, the host's kernel keeps retransmitting the answer while acknowledging our packets (a host that is merely slow
 would have sent nothing).
 
-Fix: run ``ssh HOST python3 -c 'print(1)'``: it must print 1 at once. If it does and the diagnosis remains, nccl-doctor
-is at fault; please report this with the output of ``nccl-doctor check -v``.
+Fix: run ``ssh HOST python3 -c 'print(1)'``, which must print 1 at once. If it does and the diagnosis remains,
+nccl-doctor is at fault; please report this with the output of ``nccl-doctor check -v``.
 
 References: sshd(8), "LOGIN PROCESS". nologin(8). sshd_config(5): ForceCommand.
 """
@@ -46,12 +46,12 @@ _SAID = {
     r"account is currently not available": "The user's login shell is nologin: name a user who may run commands (ssh: "
     "user in the hosts file), or have an administrator give this one a shell (usermod -s /bin/bash).",
 }
-"""Messages with which sshd (session.c), PAM and nologin(8) end a login, and the remedy for each."""
+"""Messages of sshd (session.c), PAM and nologin(8) when they refuse a login, and the remedy for each."""
 
 
 @check("NCD106", severity=Severity.ERROR, explains=FOLLOWS)
 def probe_failed(view: View) -> Findings:
-    """Yield one finding for the hosts that failed in the same way, and one for malformed facts."""
+    """Yield a finding for each way in which hosts failed; a host with malformed facts can't be judged."""
     yield from findings(view, ProbeFailed, _remedy, joint=":")
     for host, facts in view.facts:
         malformed = [(field, value) for field, value in facts if isinstance(value, Unknown) and value.malformed]

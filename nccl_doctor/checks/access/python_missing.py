@@ -4,14 +4,14 @@ What it means: SSH works, but the host has no such Python, or has one that is to
 user is not allowed to run, that is built for a different CPU, or that is incomplete. The job would fail there with "No
 such file or directory" or at its first import.
 
-Or it starts only when isolated from what the login sets, because a PYTHONHOME or PYTHONPATH breaks it.
+Or the interpreter starts only in isolated mode (``-I``), because a PYTHONHOME or PYTHONPATH set by the login breaks it.
 
 How we know: the interpreter named for the host (``python`` in the hosts file, or ``python3`` by default) was started
 over SSH without a login shell, so the folders that a profile or ``conda activate`` adds to PATH in a terminal are
 missing, as they are for a launcher's ranks.
 
-Fix: give its full path, ``python: /path/to/env/bin/python`` in the hosts file, for all hosts or for this one; ``command
--v python`` prints it in the activated environment. Or install Python there.
+Fix: give the interpreter's full path, ``python: /path/to/env/bin/python`` in the hosts file, for all hosts or for this
+one; ``command -v python`` prints the path in the activated environment. Or install Python on the host.
 
 References: bash(1), "INVOCATION": the files that a shell started by sshd reads. PEP 569: the release schedule of Python
 3.8.
@@ -28,7 +28,6 @@ from nccl_doctor.text.secrets import part
 
 @check("NCD105", severity=Severity.ERROR, explains=FOLLOWS)
 def python_missing(view: View) -> Findings:
-    """Yield one finding for the hosts that can't start the same interpreter."""
     yield from findings(view, PythonMissing, _remedy, joint=":")
     failing = grouped(
         ((facts.python.executable, facts.python.failure), host.name)

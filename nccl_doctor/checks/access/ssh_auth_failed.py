@@ -5,16 +5,16 @@ nccl-doctor never asks for a password or a passphrase, since nobody can type one
 such as mpirun could not ask for one either.
 
 How we know: every key was offered in OpenSSH's order (the identity file that was named, the agent's keys, the default
-files in ~/.ssh), and each was refused. The evidence names them, those that were ignored (a file with a passphrase, if
-no agent holds the key), and the methods that the server would accept.
+files in ~/.ssh), and each was refused. The evidence lists these keys, the keys that were ignored (such as a file with a
+passphrase whose key is not in the agent), and the methods that the server would accept.
 
 A server that accepts a key and then disconnects is refusing the account, because it has expired or is locked, or
 because /etc/nologin or PAM refuses it, as pam_slurm_adopt does ("you have no active jobs on this node"). The message
 quotes the server's words.
 
-Nor can a second factor be typed, or a password if the server accepts no keys at all; an open ssh connection
+A second factor can't be typed either, nor a password if the server accepts no keys at all, but an open ssh connection
 (ControlMaster) is used if ~/.ssh/config names one. A server counts the offered keys, so an agent with many keys can
-exhaust the server's limit before it offers the right one.
+exhaust the server's limit before the right key is offered.
 
 Fix: if others may read the key file, remove their permission. If the key has a passphrase, load it into the agent. If a
 certificate has expired, have it renewed; if it is not valid yet, wait, or set this machine's clock. If the server
@@ -38,10 +38,7 @@ from nccl_doctor.snapshot.access import SshAuthFailed
 from nccl_doctor.text.shell import Line, line, script
 
 _LOGIN = re.compile(r"\w[\w.+-]*@\w[\w.:%-]*", re.ASCII)
-"""A user name that is safe to paste.
-
-That matters since ssh passes it to shells (ProxyCommand, Match exec) without our quotes.
-"""
+"""A login (``user@host``) that is safe to paste, since ssh passes it unquoted to shells (ProxyCommand, Match exec)."""
 
 _TYPED = (
     "A password or a second factor can't be typed here, but a login that stands can be shared: give the host "

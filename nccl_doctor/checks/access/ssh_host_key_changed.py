@@ -3,9 +3,9 @@
 What it means: the host was reinstalled, its address now belongs to another machine, or somebody is intercepting the
 connection. SSH can't tell which, so nccl-doctor does not log in.
 
-How we know: the known_hosts line in the message has a different key for this host, or marks this one as @revoked. The
-evidence shows both fingerprints. As in OpenSSH, a key of a different type counts as changed if any key of the host is
-known; known types are requested first, so a host with several keys does not look changed.
+How we know: the known_hosts line in the message has a different key for this host, or marks the presented key as
+@revoked. The evidence shows both fingerprints. As in OpenSSH, a key of a different type counts as changed if any key of
+the host is known; known types are requested first, so a host with several keys does not look changed.
 
 Fix: needs judgement, so there is no command. Find out whether the host was reinstalled, and compare the fingerprint
 with ``ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub`` on its console. Only if they agree, remove the line from the
@@ -25,7 +25,6 @@ from nccl_doctor.snapshot.access import HostKeyChanged
 
 @check("NCD104", severity=Severity.ERROR, explains=FOLLOWS, scope="ssh")
 def ssh_host_key_changed(view: View) -> Findings:
-    """Yield one finding for each known_hosts line that does not match."""
     return findings(view, HostKeyChanged, _remedy)
 
 

@@ -1,17 +1,17 @@
 """The host's key is in no known_hosts file on this machine.
 
 What it means: SSH can't verify that the machine that answered is the right one. nccl-doctor verifies every host key and
-accepts none on its own, even if StrictHostKeyChecking is off; mpirun, pdsh and the like hang or fail for the same
-reason.
+never accepts a new one by itself, even if StrictHostKeyChecking is off; mpirun, pdsh and the like hang or fail for the
+same reason.
 
 How we know: the host's key was searched for, but not found, in the user's and the system's known_hosts files (including
 hashed names, names with a port, HostKeyAlias and wildcards), under the name that ssh would use. The evidence shows the
 key's type and SHA256 fingerprint.
 
-Fix: compare the fingerprint with that of the host itself, ``ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub`` on its
+Fix: compare the fingerprint with the output of ``ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub`` on the host's
 console, and only then add the key. The command adds exactly the key with the fingerprint shown; ssh-keyscan would fetch
-a key anew, and nobody has compared that one. If the ``ssh`` program made the connection, only that program has seen the
-key: it shows the same fingerprint and asks whether to accept it.
+a key again, which nobody has compared. If the ``ssh`` program made the connection, only that program has seen the key,
+so run it: it shows the same fingerprint and asks whether to accept it.
 
 References: sshd(8), "SSH_KNOWN_HOSTS FILE FORMAT". ssh_config(5): UserKnownHostsFile, HostKeyAlias.
 """
@@ -35,7 +35,6 @@ _LINE = re.compile(r"[\w.:\[\]-]+ (?P<type>[a-z0-9@.-]+) (?P<key>[A-Za-z0-9+/]+=
 
 @check("NCD103", severity=Severity.ERROR, explains=FOLLOWS, scope="ssh")
 def ssh_host_key_unknown(view: View) -> Findings:
-    """Yield one finding for all hosts with keys of the same type."""
     return findings(view, HostKeyUnknown, _remedy)
 
 
@@ -63,7 +62,7 @@ def _remedy(failures: tuple[HostKeyUnknown, ...]) -> Fix:
 
 
 def _is_of(known: str, fingerprint: str) -> bool:
-    """Return whether the line holds the key with the fingerprint that the user is asked to compare."""
+    """Return whether a known_hosts line contains exactly the key whose fingerprint the user is asked to compare."""
     found = _LINE.fullmatch(known)
     if found is None:
         return False

@@ -63,21 +63,20 @@ _SUMMARY = {
     "ssh-config": "Correct ~/.ssh/config; ssh -G with the host's name shows what it means.",
 }
 ANSWERS = ("stranger", "intercepted", "reset")
-"""Results of dials that something other than our listener answered, sshd included."""
+"""Dial results which show that something answered, such as sshd, although it was not our listener."""
 UNANSWERED = ("timed-out", "no-route", "unreachable")
-"""Results of dials that nobody answered."""
+"""Dial results which show that nothing answered."""
 _PADDED = re.compile(r"(?<=[A-Za-z-])0+(?=\d)")
 _OTHER = "See whether ssh with the host's name works; its -v shows where it stops."
 
 
 @check("NCD101", severity=Severity.ERROR, explains=FOLLOWS, scope="ssh")
 def ssh_unreachable(view: View) -> Findings:
-    """Yield one finding for the hosts that failed in the same way."""
     return findings(view, SshUnreachable, _remedy, addition=partial(_from_peers, view))
 
 
 def _from_peers(view: View, failure: SshUnreachable) -> str:
-    """Describe whether other hosts reach the host, or which can't resolve its name either."""
+    """Describe which other hosts can or can't reach the host, or can't resolve its name either."""
     name = failure.unresolved or ""
     told = ((host.name, facts.resolution) for host, facts in view.facts)
     answers = ((host, names.get(name)) for host, names in told if isinstance(names, Names))
@@ -116,7 +115,7 @@ def _remedy(failures: tuple[SshUnreachable, ...]) -> Fix:
 
 
 def _zeros(failures: tuple[SshUnreachable, ...]) -> str:
-    """Return a hint if the names that do not resolve have leading zeros, such as those from node[01-09]."""
+    """Return a hint if all unresolved names have leading zeros, such as the names from node[01-09]; otherwise ""."""
     names = [failure.unresolved for failure in failures if failure.unresolved]
     bare = [_PADDED.sub("", name) for name in names]
     if not names or any(name == other for name, other in zip(names, bare, strict=True)):
@@ -125,9 +124,9 @@ def _zeros(failures: tuple[SshUnreachable, ...]) -> str:
 
 
 _NOT_REACHED = r"host=(?P<host>\S+) was not reachable via ssh"
-"""Message of deepspeed/launcher/runner.py before it starts anything."""
+"""Printed by deepspeed/launcher/runner.py before any rank is started."""
 _SSH_FAILED = r"pdsh@\S+: (?P<host>\S+): ssh exited with exit code 255\b"
-"""ssh(1): the exit status is that of the command, or 255 if ssh itself failed."""
+"""According to ssh(1), the exit status is that of the remote command, or 255 if ssh itself failed."""
 
 # Messages of OpenSSH's client, and of an MPI launcher whose daemons do not start.
 RULES = (
@@ -152,10 +151,7 @@ RULES = (
 
 
 def _weigh(_event: Event, scene: Scene) -> Grade:
-    """Grade messages of a launcher's daemons.
-
-    After NCCL's first line they are not the cause, because the ranks had started.
-    """
+    """Grade messages from a launcher's daemons, which are not the cause if NCCL's lines show that ranks had started."""
     facts = scene.log.facts
     return Grade.HINT if facts.processes or facts.nccl_versions else Grade.GENERIC
 

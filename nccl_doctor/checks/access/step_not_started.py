@@ -8,8 +8,7 @@ unless it is started from there.
 How we know: `srun --jobid=ID --overlap -w NODE -N1 -n1` is started for each node, and the step first prints a marker.
 Within the limit (`--connect-timeout`, 15 s by default), either srun ended with an error, which the evidence quotes next
 to the node's state according to Slurm's controller, or no marker arrived, and squeue shows whether the step exists. In
-a log: "srun:
-error: Unable to create step".
+a log: "srun: error: Unable to create step".
 
 Fix: depends on the reason and is shown with the diagnosis.
 
@@ -26,7 +25,6 @@ from nccl_doctor.text.secrets import part
 
 @check("NCD110", severity=Severity.ERROR, explains=FOLLOWS, scope="slurm")
 def step_not_started(view: View) -> Findings:
-    """Yield one finding for the nodes that failed in the same way."""
     return of_engine(view, "step-not-started")
 
 

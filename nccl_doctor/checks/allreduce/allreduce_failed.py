@@ -30,7 +30,7 @@ ADVICE = {
 
 @check("NCD702", severity=Severity.ERROR, needs=("smoke",), in_output=True)
 def allreduce_failed(view: View) -> Findings:
-    """Yield a finding if a rank failed; name the ranks whose error does not merely follow from another's."""
+    """Yield a finding if a rank failed, naming the ranks whose failure is not a consequence of another rank's."""
     smoke = view.smoke
     if smoke.outcome != "failed":
         return

@@ -1,19 +1,19 @@
 """The all-reduce is far slower than the link between the hosts.
 
 What it means: training will spend its time waiting for gradients. A ring all-reduce of K bytes over links of bandwidth
-B takes T = 2(N-1)/N * K/B, nearly independently of the number N of ranks. Common causes: a cable or switch port that
+B takes T = 2(N-1)/N * K/B, which hardly depends on the number N of ranks. Common causes: a cable or switch port that
 fell back to a lower rate, traffic over an unintended interface, one busy host, a small MTU, or a single TCP connection
 on a fast link (`NCCL_SOCKET_NTHREADS`, `NCCL_NSOCKS_PERTHREAD`).
 
-How we know: the best bus bandwidth of all sizes, compared with the speed that the slowest host's interface or RDMA
+How we know: the best bus bandwidth of all sizes is compared with the speed that the slowest host's interface or RDMA
 device reports. An all-reduce below a quarter of that speed counts as slow. With gloo, at most 10 Gbit/s is expected on
 any link, since one thread does the adding and copying. The speed is not judged on a single machine, or if no message
 was large enough for bandwidth to matter more than latency. Where the speed is unknown, as for virtual interfaces, gloo
 counts as slow below 10 Mbit/s if its ranks neither used much CPU time nor waited for a CPU, so that neither their own
 work nor other processes were the limit.
 
-Over RDMA, the ports' counters (/sys/class/infiniband) are read before and after: packets that were lost, out of
-sequence or not acknowledged, and link errors, then determine the advice. Congestion notifications alone are normal.
+Over RDMA, the ports' counters (/sys/class/infiniband) are read before and after. The advice depends on the packets that
+were lost, out of sequence or not acknowledged, and on link errors. Congestion notifications alone are normal.
 
 A rank that took far longer than the others between the all-reduces is named, since the others wait for it.
 
@@ -30,12 +30,12 @@ from nccl_doctor.text.hostlist import figure
 SHARE = 0.25
 GLOO_GB_PER_S = 1.25
 LATENCIES = 10
-"""A message size counts if its ideal time is at least this many times the measured time of the smallest one."""
+"""A message size is judged if its ideal time is more than this many times the smallest message's measured time."""
 
 
 @check("NCD704", severity=Severity.WARNING, needs=("smoke",))
 def allreduce_slow(view: View) -> Findings:
-    """Yield a finding if the link is hardly used, or if all ranks wait for one of them."""
+    """Yield a finding if the link is hardly used, or if all other ranks wait for one rank."""
     smoke, speed = view.smoke, link(view.snapshot)
     late = straggler(smoke)
     if smoke.outcome == "ok" and speed is None and late is None and _waits_for_bytes(smoke):
@@ -78,7 +78,7 @@ GROWTH = 2  # seconds of the largest message as a multiple of those of the small
 
 
 def _waits_for_bytes(smoke: Smoke) -> bool:
-    """Return whether a network below 10 Mbit/s, not latency or a processor, limits gloo's ranks."""
+    """Return whether gloo's ranks are limited by a network below 10 Mbit/s, rather than by latency or a CPU."""
     hosts = {rank.host for rank in smoke.ranks}
     if smoke.backend != "gloo" or len(smoke.sizes) < 2 or len(hosts) < 2 or best(smoke) >= LEAST_GB_PER_S:
         return False

@@ -12,9 +12,9 @@ terminated. The ranks to look at are named by the most certain sign:
   driver that does not answer),
 - ranks that never started, or whose import of torch did not finish,
 - ranks that do something else while all others wait in a collective,
-- ranks that did not get as far as others. No store: the master's port can't be reached, or rank 0 never opened it. No
-  process group: the ranks can't connect to each other. No first all-reduce: the data connections do not work
-  (interface, firewall on ephemeral ports, RDMA).
+- ranks that did not get as far as others. If they did not reach the store, the master's port can't be reached, or rank
+  0 never opened it. If the process group is not up, the ranks can't connect to each other. If the first all-reduce did
+  not finish, the data connections do not work (interface, firewall on ephemeral ports, RDMA).
 
 If there is no such sign, and there are three or more hosts, the all-reduce is repeated in groups of hosts
 (automatically by `check`; by `smoke` with `--isolate`), and the host or pair that fails is named.
@@ -31,7 +31,6 @@ from nccl_doctor.snapshot.smoke import Smoke
 
 @check("NCD701", severity=Severity.ERROR, needs=("smoke",), in_output=True)
 def allreduce_timeout(view: View) -> Findings:
-    """Yield a finding if the deadline passed; name the ranks to look at."""
     smoke = view.smoke
     if smoke.outcome != "timeout":
         return
@@ -54,7 +53,6 @@ def allreduce_timeout(view: View) -> Findings:
 
 
 def _what(smoke: Smoke, found: Culprits) -> str:
-    """Return the end of the sentence: what the ranks did."""
     first = found.ranks[0]
     if found.why == "launcher":
         return f"{first.host} was lost: {smoke.launchers[first.host]}"

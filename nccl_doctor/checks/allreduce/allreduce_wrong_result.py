@@ -26,7 +26,6 @@ from nccl_doctor.text.hostlist import fold
 
 @check("NCD703", severity=Severity.ERROR, needs=("smoke",))
 def allreduce_wrong_result(view: View) -> Findings:
-    """Yield a finding if a rank found a wrong sum."""
     smoke = view.smoke
     wrong = [rank for rank in smoke.ranks if rank.error_kind == "wrong-sum"]
     if not wrong:
@@ -51,7 +50,7 @@ def allreduce_wrong_result(view: View) -> Findings:
 
 
 def _source(smoke: Smoke) -> tuple[int, ...]:
-    """Return the ranks that were wrong on their own, or the one that all wrong pairs share, or one pair."""
+    """Return the ranks that were wrong alone, else the one rank in several wrong pairs, else the only wrong pair."""
     alone = tuple(group[0] for group in smoke.wrong_groups if len(group) == 1)
     if alone:
         return alone

@@ -1,4 +1,4 @@
-"""The ranks to blame for a failed all-reduce, from reports, output, and a repetition in groups."""
+"""Finds the ranks to blame for a failed all-reduce from reports, output, and a repetition in groups of hosts."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -17,14 +17,14 @@ from nccl_doctor.text.secrets import part
 
 @lru_cache(maxsize=256)
 def named_by(error: str) -> tuple[str, ...]:
-    """Return the diagnoses that an error message points to, likeliest first."""
+    """Return the names of the diagnoses that an error message points to, likeliest first."""
     from nccl_doctor.logs.diagnose import LogSource, diagnose
 
     return tuple(cause.name for cause in diagnose([LogSource("error", [error.encode() + b"\n"])]).causes)
 
 
 def is_echo(error: str, *, lost: bool = False) -> bool:
-    """Return whether an error says only that other ranks (on the hosts ``lost``) are gone."""
+    """Return whether an error only shows that other ranks are gone; ``lost``: whether a host's launcher was lost."""
     from nccl_doctor.logs.signs import echoes
 
     following = echoes().union(DIALS if lost else ())
@@ -41,17 +41,17 @@ MISSING: dict[Stage, str] = {
     "sizes": "did not finish destroying the process group",
     "done": "had finished",
 }
-"""The action that a rank did not take, by the last stage that it reached."""
+"""Phrases for what a rank did or failed to do, by the last stage that it reached."""
 
 Why = Literal["signal", "error", "exit", "launcher", "stopped", "start", "elsewhere", "behind", "echo"]
-"""The ranks were killed.
+"""The reason why ranks are blamed, in the order of the values.
 
-Raised an error; exited without one; lost their launcher or the connection to it; are stopped or blocked in the kernel;
-never started or are still importing torch; are doing something else while all others wait in a collective; did not get
-as far as others; or show only that they lost other ranks.
+The ranks were killed; raised an error; exited without an error; lost their launcher or the connection to it; are
+stopped or blocked in the kernel; never started or are still importing torch; are doing something else while all others
+wait in a collective; did not get as far as others; or show only that they lost other ranks.
 """
 OWN_FAULT: frozenset[Why] = frozenset({"signal", "error", "exit", "launcher", "stopped", "start", "elsewhere"})
-"""Reasons that put the fault in the ranks themselves, not in a connection between two of them."""
+"""Reasons that lie in the ranks themselves, not in a connection between two ranks."""
 
 _MOST_TRIALS = 8
 _FRAME = re.compile(r'File "(?P<file>[^"]*)", line (?P<line>\d+) in (?P<name>.*)')
@@ -59,15 +59,15 @@ _SAYS_NOTHING = re.compile(
     r"(?:\[rank\d+\]: )?"
     r"(?:\s.*|Traceback.*|[=-]*|time *:.*|Root Cause.*|Failures:|\[\d+\]:|\S+ FAILED|.*\.ChildFailedError:.*)"
 )
-"""Lines of tracebacks and of torchrun's table of failures, which add nothing to what is known about a rank."""
+"""Matches lines of tracebacks and of torchrun's table of failures, which add no information about a rank."""
 _WAITING = ("/torch/distributed/", "/torch/nn/parallel/")
 _BETWEEN = ("/torch/", "<frozen ", "/fd/")
-"""Stack frames without information: those of torch, of the import system and of our worker."""
+"""Parts of file names in uninformative stack frames: of torch, of the import system and of our worker."""
 
 
 @dataclass(frozen=True)
 class Culprits:
-    """The ranks to look at first, and the surest sign (:data:`Why`)."""
+    """The ranks to look at first, and the reason why they are blamed (:data:`Why`)."""
 
     smoke: Smoke
     ranks: tuple[RankReport, ...]
@@ -75,24 +75,24 @@ class Culprits:
 
     @property
     def isolation(self) -> IsolationReport | None:
-        """The all-reduce repeated in groups of hosts, if that led to a verdict."""
+        """The result of repeating the all-reduce in groups of hosts; None if the repetition gave no verdict."""
         found = self.smoke.isolation
         return found if isinstance(found, IsolationReport) and found.culprit is not None else None
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        """The hosts that the repeated all-reduce blames or, if there was none, the hosts of the blamed ranks."""
+        """The hosts that the repeated all-reduce blames or, if it gave no verdict, the hosts of the blamed ranks."""
         return self.isolation.hosts if self.isolation else tuple(dict.fromkeys(rank.host for rank in self.ranks))
 
     @property
     def named(self) -> str:
-        """``rank 3 on node2``, ``ranks 8-15 on node[2-3]``."""
+        """The ranks and their hosts, such as ``rank 3 on node2`` or ``ranks 8-15 on node[2-3]``."""
         numbers = fold_numbers(rank.rank for rank in self.ranks)
         return f"{nouns(len(self.ranks), 'rank')} {numbers} on {fold(dict.fromkeys(rank.host for rank in self.ranks))}"
 
     @property
     def isolated(self) -> str:
-        """A sentence that names the blamed hosts; empty without a verdict."""
+        """A clause that names the blamed hosts; empty if the repeated all-reduce gave no verdict."""
         if self.isolation is None:
             return ""
         if self.isolation.culprit == "pair":
@@ -102,7 +102,7 @@ class Culprits:
 
     @property
     def trials(self) -> tuple[str, ...]:
-        """Evidence: each group that was tried, or why there is no verdict."""
+        """Lines of evidence on each group of hosts that was tried, and on why there is no verdict."""
         found = self.smoke.isolation
         if isinstance(found, Unknown):
             return (f"the all-reduce over groups of hosts {found.reason}",)
@@ -116,7 +116,7 @@ class Culprits:
 
     @property
     def counted(self) -> tuple[str, ...]:
-        """Evidence: how RDMA's counters grew, if there is no other evidence."""
+        """Lines of evidence on how RDMA's counters grew; empty if the failure is explained otherwise."""
         return counters(self.smoke)[0] if self.is_unexplained else ()
 
     @property
@@ -126,7 +126,7 @@ class Culprits:
 
     @property
     def advice(self) -> str:
-        """The next step, if the failure itself does not name it."""
+        """The next step to recommend if the failure itself does not suggest one."""
         if self.is_unexplained and (counted := counters(self.smoke)[1]):
             return counted
         many = len({rank.host for rank in self.smoke.ranks}) > 2
@@ -136,7 +136,7 @@ class Culprits:
 
 
 def culprits(smoke: Smoke) -> Culprits:
-    """Return the ranks to look at first, chosen by the most certain sign."""
+    """Return the ranks to look at first, chosen by the most certain sign of a fault."""
     unfinished = [rank for rank in smoke.ranks if not rank.ok]
     lost = [rank for rank in unfinished if rank.host in smoke.launchers]
     # ranks that exited by themselves, or for an unknown reason
@@ -163,7 +163,7 @@ def culprits(smoke: Smoke) -> Culprits:
 
 
 def stages(smoke: Smoke, apart: Sequence[RankReport] = ()) -> Iterator[str]:
-    """Yield evidence: a line for each stage at which ranks stopped, without the ranks in ``apart``."""
+    """Yield a line of evidence for each stage at which ranks stopped, leaving out the ranks in ``apart``."""
     for stage in STAGES:
         if there := [rank for rank in smoke.ranks if rank.stage == stage and rank not in apart]:
             hosts = fold(list(dict.fromkeys(rank.host for rank in there)))
@@ -171,14 +171,14 @@ def stages(smoke: Smoke, apart: Sequence[RankReport] = ()) -> Iterator[str]:
 
 
 def stacks(smoke: Smoke, ranks: tuple[RankReport, ...], most: int = 2) -> Iterator[str]:
-    """Yield evidence: the place of each rank's main thread, and what the other ranks did."""
+    """Yield lines of evidence on where the main threads of ``ranks`` were, and on what the other ranks did."""
     shown = [rank for rank in ranks[:most] if place(rank)]
     yield from stages(smoke, shown)
     yield from (f"rank {rank.rank} ({rank.host}) was in {place(rank)}" for rank in shown)
 
 
 def place(rank: RankReport) -> str:
-    """Return the end of a rank's stack: ``sleep (train.py:3), called by main (train.py:9)``."""
+    """Return the innermost frames of a rank's stack, such as ``sleep (train.py:3), called by main (train.py:9)``."""
     frames = [match for line in rank.stack if (match := _FRAME.search(line))]
     outer = [frame for frame in frames[1:] if not any(part in frame["file"] for part in _BETWEEN)]
     places = (f"{f['name']} ({f['file'].rpartition('/')[2]}:{f['line']})" for f in [*frames[:1], *outer[:2]])
@@ -186,7 +186,7 @@ def place(rank: RankReport) -> str:
 
 
 def last_words(smoke: Smoke, hosts: tuple[str, ...]) -> Iterator[str]:
-    """Yield the last lines that the ranks on these hosts printed, without NCCL's info lines."""
+    """Yield the last informative lines that ranks printed on the first two hosts, without NCCL's info lines."""
     for name in hosts[:2]:
         lines = [one for one in smoke.output.get(name, ()) if "NCCL INFO" not in one]
         known = tuple(rank.error for rank in smoke.ranks if rank.error and rank.host == name) or "\n"

@@ -1,4 +1,4 @@
-"""The speed of an all-reduce: the network's capacity, the share reached, and the rank that others wait for."""
+"""Compares an all-reduce's speed with the network's capacity, and finds the rank that other ranks wait for."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ class LinkSpeed:
 
 
 def link(snapshot: Snapshot) -> LinkSpeed | None:
-    """Return the slowest host's link; None if there is only one machine, or if it is unknown."""
+    """Return the slowest host's link; None if there is only one machine or the link's speed is unknown."""
     smoke = snapshot.smoke
     if not isinstance(smoke, Smoke) or machines(snapshot) < 2:
         return None
@@ -50,7 +50,7 @@ def _measured(snapshot: Snapshot, smoke: Smoke) -> LinkSpeed | None:
 
 
 def links_words(gbps: list[float]) -> str:
-    """Return ``one 100 Gb/s link``, ``8 links of 400 Gb/s``, ``links of 10 and 25 Gb/s``."""
+    """Describe links as in ``one 100 Gb/s link``, ``8 links of 400 Gb/s`` or ``links of 10 and 25 Gb/s``."""
     figures = list(dict.fromkeys(f"{one:.3g}" for one in gbps))
     if len(figures) > 1:
         return f"links of {' and '.join(figures)} Gb/s"
@@ -63,14 +63,14 @@ def best(smoke: Smoke) -> float:
 
 
 def way(smoke: Smoke) -> str:
-    """Return the transport of NCCL's channels: "NET/IB" if any channel uses it, otherwise "P2P" or "SHM"."""
+    """Return the transport of NCCL's channels: a network such as "NET/IB" if any uses one, otherwise "P2P" or "SHM"."""
     ways = {one for rank in smoke.ranks for one in rank.transports}
     networks = sorted({"/".join(one.split("/")[:2]) for one in ways if one.startswith("NET/")})
     return networks[0] if networks else ", ".join(sorted({one.split("/")[0] for one in ways}))
 
 
 def ideal_seconds(size: int, ranks: int, gb_per_s: float) -> float:
-    """T = 2 (N - 1) / N * K / B: what a ring of N ranks needs for K bytes over links of bandwidth B, at best."""
+    """Return 2 (N - 1) / N * K / B, the least time of a ring of N ranks for K bytes over links of bandwidth B."""
     return 2 * (ranks - 1) / ranks * size / (gb_per_s * 1e9)
 
 
@@ -119,14 +119,13 @@ def _ethernet(host: str, facts: HostFacts, names: set[str]) -> LinkSpeed | None:
 
 
 def _speed(host: str, names: Sequence[str], gbps: list[float], slots: Sequence[PciLink | None]) -> LinkSpeed:
-    """Return the total speed, with each link limited by its PCIe slot."""
     least = [speed if slot is None else min(speed, slot.gbps) for speed, slot in zip(gbps, slots, strict=True)]
     slower = ", less by PCIe" if least != gbps else ""
     return LinkSpeed(host, ",".join(names), sum(least) / 8, links_words(gbps) + slower)
 
 
 def _gloo(host: Host, facts: HostFacts, snapshot: Snapshot) -> set[str]:
-    """Return the interfaces that GLOO_SOCKET_IFNAME names; if it is unset, the one that leads to a peer."""
+    """Return the interfaces named in GLOO_SOCKET_IFNAME; if it is unset, the interface on the route to a peer."""
     named = host.node.env.get("GLOO_SOCKET_IFNAME")
     if named:
         return set(named.split(","))
@@ -159,7 +158,7 @@ LEAST_S = 2.0
 
 
 def straggler(smoke: Smoke) -> RankReport | None:
-    """Return the rank that took far more time by itself than the others.
+    """Return the rank that took far longer than the others between all-reduces; None if there is no such rank.
 
     All ranks leave an all-reduce together, but a rank that takes long for the same work in between is late for the next
     one.

@@ -4,9 +4,8 @@ What it means: the job runs, but at a fraction of the speed. NCCL falls back wit
 from the training environment, when no device or port fits `NCCL_IB_HCA`, when `NCCL_IB_DISABLE`, `NCCL_NET` or
 `NCCL_P2P_DISABLE` is set, or when a container does not expose the devices.
 
-How we know: NCCL's log lines from the all-reduce ("Using network Socket", "Channel … via SHM"), compared with the
-hosts'
-devices: active ports under /sys/class/infiniband on every host, NVSwitches on the PCI bus.
+How we know: NCCL's log lines from the all-reduce ("Using network Socket", "Channel … via SHM") are compared with the
+hosts' devices: active ports under /sys/class/infiniband on every host, and NVSwitches on the PCI bus.
 
 Fix: unset the variable if one is named; otherwise read the rank's "NET/IB" lines (`nccl-doctor smoke --save-logs DIR`),
 and try `ibv_devinfo` in the training environment.
@@ -31,7 +30,6 @@ P2P_OFF = ("NCCL_P2P_DISABLE", "NCCL_P2P_LEVEL")
 
 @check("NCD705", severity=Severity.WARNING, needs=("smoke",), explains=(SLOW,))
 def transport_fallback(view: View) -> Findings:
-    """Yield a finding if NCCL's log shows a slower transport than the host allows."""
     smoke = view.smoke
     if smoke.backend != "nccl":
         return

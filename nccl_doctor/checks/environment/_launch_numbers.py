@@ -1,4 +1,4 @@
-"""Faults in the numbers of a launch command: nodes, ranks, GPUs, sizes, and those that only one launcher has."""
+"""Finds faults in the numbers in a launch command: nodes, ranks, GPUs, sizes, and launcher-specific numbers."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -28,19 +28,19 @@ class Judged:
 
     @property
     def master(self) -> str:
-        """The address at which the other hosts were seen to reach the master."""
+        """The address at which the other hosts are to reach the master."""
         return self.view.snapshot.cluster.master_addr
 
     @property
     def world(self) -> int:
-        """The total number of ranks, taken from the line if it gives the ranks per node."""
+        """The total number of ranks, derived from the launch command if that gives the number of ranks per node."""
         told = self.line.options.get("nproc_per_node", "")
         planned = sum(place.nproc for place in self.places.values())
         return max(1, int(told) * self.count if is_number(told) else planned)
 
 
 Fault = str | Unjudged
-"""A fault as a phrase, or the reason why the line could not be judged."""
+"""A fault as a phrase, or the reason why the launch command could not be judged."""
 
 
 def nodes(judged: Judged) -> Iterator[str]:
@@ -71,7 +71,7 @@ def nodes(judged: Judged) -> Iterator[str]:
 
 
 def own_ways(judged: Judged) -> Iterator[str]:
-    """Yield faults in options and variables that only one launcher has: filters, totals."""
+    """Yield faults in launcher-specific options and variables, such as host filters and total numbers of ranks."""
     line, count = judged.line, judged.count
     total, machines, rank = (line.options.get(name, "") for name in ("world_size", "nnodes", "node_rank"))
     if starts_no_ranks(line):
@@ -100,7 +100,7 @@ LLAMA = "llamafactory-cli"
 
 
 def _rank(judged: Judged, nodes: str | None, rank: str | None) -> Iterator[str]:
-    """Yield faults in the node rank that the line gives, against the number of nodes that it gives."""
+    """Yield faults in the launch command's node rank, compared with the number of nodes."""
     line, count = judged.line, judged.count
     if line.launcher == "deepspeed" and "no_ssh" in line.options and rank is None and count > 1:
         yield "--no_ssh without --node_rank: every host regards itself as node 0"
@@ -112,7 +112,7 @@ def _rank(judged: Judged, nodes: str | None, rank: str | None) -> Iterator[str]:
 
 
 def started(judged: Judged) -> Iterator[Fault]:
-    """Yield faults of srun or mpirun, which start the launcher or the ranks."""
+    """Yield faults in how srun or mpirun is to start the launcher or the ranks."""
     line = judged.line
     if line.launcher == "mpirun":
         yield from _slots(judged, line.options)
@@ -129,7 +129,7 @@ def started(judged: Judged) -> Iterator[Fault]:
 
 
 def _slots(judged: Judged, options: Mapping[str, str]) -> Iterator[Fault]:
-    """Yield faults in mpirun's number of ranks, against the slots in its host list."""
+    """Yield a fault if mpirun is to start more ranks than its host list has slots."""
     hydra = "hosts" in options  # MPICH and Intel MPI have no slots
     named = next((options[name] for name in ("hosts", "H", "host") if options.get(name)), "")
     ranks = options.get("world_size", "")
@@ -143,7 +143,7 @@ def _slots(judged: Judged, options: Mapping[str, str]) -> Iterator[Fault]:
 
 
 def sizes(judged: Judged) -> Iterator[Fault]:
-    """Yield faults in an engine's parallel sizes, against the number of GPUs."""
+    """Yield a fault if an engine's parallelism settings do not fit the number of GPUs."""
     line = judged.line
     if line.launcher not in ("vllm", "sglang"):
         return
@@ -171,7 +171,7 @@ def sizes(judged: Judged) -> Iterator[Fault]:
 
 
 def ranks(judged: Judged) -> Iterator[Fault]:
-    """Yield faults in the number of ranks per node, against the number of GPUs."""
+    """Yield faults in the number of ranks per node, compared with the GPUs and with the hosts file."""
     told = judged.line.options.get("nproc_per_node")
     total, machines = (judged.line.options.get(name, "") for name in ("world_size", "nnodes"))
     if judged.line.launcher == "accelerate" and is_number(total) and is_number(machines) and int(machines) > 0:
@@ -198,7 +198,7 @@ def ranks(judged: Judged) -> Iterator[Fault]:
 
 
 def idle(judged: Judged) -> Iterator[str]:
-    """Yield a doubt if accelerate's total, which counts all machines' ranks, seems meant for each machine."""
+    """Yield a doubt if accelerate's total number of ranks on all machines seems to be meant for each machine."""
     told, meant = (
         judged.line.options.get("world_size"),
         meant_total(judged.line, [place.nproc for place in judged.places.values()]),
@@ -208,7 +208,7 @@ def idle(judged: Judged) -> Iterator[str]:
 
 
 def devices(judged: Judged) -> Iterator[Fault]:
-    """Yield faults in a script's --device: numbers without a GPU on a host. Lightning's --devices N is a count."""
+    """Yield a fault if a host lacks a GPU that --device names; Lightning's --devices N is a number of GPUs."""
     named = (each for each in judged.line.arguments if each.name in ("--device", "--devices", "device"))
     option, value = next(((each.name, each.value) for each in named), ("", ""))
     asked = [part for part in value.removeprefix("cuda:").split(",") if is_number(part)]

@@ -1,12 +1,13 @@
 """NCCL reads the value of a variable differently from what was meant, or torch refuses it.
 
-What it means: C's strtoll reads numbers as far as it can, and nothing is reported: before 2.32, NCCL_IB_DISABLE=true
-means 0, so InfiniBand stays on. Unknown words are ignored. In a config file, quotes and spaces are part of the value.
+What it means: NCCL parses numbers with C's strtoll, which stops at an invalid character without an error. So before
+2.32, NCCL_IB_DISABLE=true means 0, and InfiniBand stays on. Unknown words are ignored. In a config file, quotes and
+spaces are part of the value.
 
-How we know: the type of each variable in NCCL's source, the words and ranges that have a meaning for it, and strtoll's
-result for the text. NCCL_COMM_ID must be an address and port on a subnet of the host. NCCL_HOSTID must differ between
-machines (told apart by their boot ids); if it does not, NCCL takes them for one, and fails with "Duplicate GPU
-detected" or in shared memory. torch ends with "Invalid value for environment variable", hangs or aborts if a
+How we know: the value is compared with the variable's type, words and ranges in NCCL's source, and with strtoll's
+result. NCCL_COMM_ID must be an address and port on a subnet of the host. NCCL_HOSTID must differ between machines
+(distinguished by their boot ids); otherwise NCCL treats them as one machine, and fails with "Duplicate GPU detected"
+or in shared memory. torch ends with "Invalid value for environment variable", hangs or aborts if a
 TORCH_NCCL_ or TORCH_FR_ variable is not a number, or not a Boolean (1, true, yes, 0, false, no) where it expects one;
 even an empty value is refused. TORCH_DISTRIBUTED_DEBUG must be OFF, INFO or DETAIL. Since torch 2.15, "nccl" means the
 backend nccl2 unless TORCH_DIST_USE_NCCL2=0 is set; nccl2 does not read some of these variables when it starts.
@@ -56,7 +57,6 @@ REFUSED = Effect(
     explains=(SETTING, ONE_HOST, REFUSED),
 )
 def env_bad_value(view: View) -> Findings:
-    """Yield one finding per name and value; an error for NCCL_COMM_ID and NCCL_HOSTID."""
     yield from _same_host_ids(view)
     found: dict[tuple[str, str, str | None], tuple[BadValue, dict[str, str]]] = {}
     nccl2 = {host for host, used in on_nccl2(view).items() if used}
@@ -120,7 +120,7 @@ _ANY = make_advice(
     "Correct or unset the variable or the file that the line names; look into ~/.nccl.conf and /etc/nccl.conf too:",
 )
 _TOPOLOGY = re.compile(r"XML|Attribute \S{1,40} of node \S{1,40} not found|NCCL_TOPO_FILE")
-"""Words in the messages of NCCL's topology parser (src/graph/xml.h, xml.cc)."""
+"""Matches messages from NCCL's topology parser (src/graph/xml.h, xml.cc)."""
 
 
 def _advice(case: Case) -> Advice:

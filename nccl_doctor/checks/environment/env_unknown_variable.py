@@ -4,10 +4,10 @@ What it means: NCCL never complains about a name that it does not know. A misspe
 or NCCL_IB_DISABLED has no effect, and the job runs with the default. There is no NCCL_TIMEOUT: torch's limit is an
 argument of init_process_group. Nor is there a variable for NCCL's ports.
 
-How we know: the names that NCCL's source reads in the releases from 2.3 to 2.30 and those in the libraries of 2.31 and
-2.32, with the first and last release of each; the prefixes of known plugins (aws-ofi-nccl's NCCL_OFI_, Google's
-NCCL_FASTRAK_ and others); names of torch's variables, old and new. A torch or gloo name is reported only if it is close
-to a known one.
+How we know: the name is looked up among those that NCCL's source reads in releases 2.3 to 2.30 or that the libraries of
+2.31 and 2.32 contain, with the first and last release of each; the prefixes of known plugins (aws-ofi-nccl's NCCL_OFI_,
+Google's NCCL_FASTRAK_ and others); and torch's old and new variables. A torch or gloo name is reported only if it is
+close to a known one.
 
 Fix: correct the name, or unset the variable. The diagnosis says where it is set: the hosts file, the SSH environment,
 or a line of NCCL's config file.
@@ -33,7 +33,6 @@ READERS = {"NCCL": "an NCCL", "torch": "a torch", "gloo": "a gloo"}
     needs_nccl=True,
 )
 def env_unknown_variable(view: View) -> Findings:
-    """Yield one finding per name; info if another version may know it."""
     found: dict[tuple[str, str | None, str | None], dict[str, str]] = {}
     for host, own in view.by_host.items():
         for name, variable in own.variables.items():
@@ -64,7 +63,7 @@ def env_unknown_variable(view: View) -> Findings:
 
 
 def _is_doubtful(name: str) -> bool:
-    """Return whether nobody reads the variable and, if torch's or gloo's, it is misspelt or invented."""
+    """Return whether no program reads the variable; a torch or gloo name must also be misspelt or invented."""
     return not is_known(name) and (reader(name) == "NCCL" or meant(name) is not None or advice(name) is not None)
 
 

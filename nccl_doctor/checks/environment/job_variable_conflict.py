@@ -6,9 +6,9 @@ torchrun overwrites RANK and the like for its ranks and uses the PET_ variables 
 another way (`env://`, `mp.spawn`, mpirun, srun) uses what is set, so its ranks wait for a master that does not exist,
 or two ranks have the same number. If two jobs use the same master address and port, ranks of one join the other.
 
-How we know: the hosts file's env, the variables of a command run over SSH, those of a login shell if one was queried
-(on hosts with GPUs or RDMA devices, or without torch), and those of the ranks of running jobs, each compared with the
-planned master, nodes and ranks.
+How we know: the planned master, nodes and ranks are compared with the hosts file's env, and with the variables of a
+command run over SSH, of a login shell if one was queried (on hosts with GPUs or RDMA devices, or without torch), and of
+the ranks of running jobs.
 
 Fix: remove them from the hosts file's env and from start-up files; the launcher sets them. `nccl-doctor launch` prints
 launch lines that contain all of them.
@@ -31,7 +31,6 @@ from nccl_doctor.text.hostlist import fold, quoted
 
 @check("NCD804", phrase="variables contradict the job", severity=Severity.WARNING, needs=("env",), explains=(MASTER,))
 def job_variable_conflict(view: View) -> Findings:
-    """Yield findings for variables, and for jobs with the same master."""
     places = dict(planned_nodes(view.snapshot))
     said: dict[bool, dict[str, list[str]]] = {True: {}, False: {}}
     for host, facts in view.facts:
@@ -60,7 +59,7 @@ OURS = "under env in the hosts file"
 
 
 def _sources(host: Host, facts: HostFacts, of_pod: Collection[str]) -> Iterator[tuple[str, dict[str, str]]]:
-    """Yield the sources of variables; those of the hosts file or the pod are not leftovers."""
+    """Yield each source with its variables; sources on the host omit what the hosts file or the pod sets."""
     own = host.node.env
     yield OURS, own
     there = {name: value for name, value in known(facts.env).items() if name not in own and name not in of_pod}
@@ -87,7 +86,7 @@ def planned_nodes(snapshot: Snapshot) -> Iterator[tuple[str, PlannedNode]]:
 
 
 def _shared_master(view: View, places: dict[str, PlannedNode]) -> Iterator[Finding]:
-    """Yield jobs that use the same master as this one, unless port-in-use reports them."""
+    """Yield a finding on running jobs that use the same master as this job, unless port-in-use reports them."""
     snapshot = view.snapshot
     first = snapshot.hosts[0].facts
     if first is None or (isinstance(first.master_port, PortTrial) and not first.master_port.free):

@@ -4,12 +4,12 @@ What it means: torchrun or the script exits at once, each host starts a separate
 does not exist. A line copied from a guide fits its author's machines: the number of nodes and ranks, the master's
 address, a loopback dist-url, a batch size.
 
-How we know: in a log, the launcher's own words ("torchrun: error: argument --nproc-per-node: expected one argument");
-before the start, the line is parsed as its launcher would parse it, but never run: torchrun, torch.distributed.launch,
-accelerate, deepspeed, mpirun, srun, or a script with options such as --dist-url, --rank, --batch-size and --device. It
-is compared with the hosts: their number and GPUs, the tested master and port, and the options in the launcher's source
-there (torch/distributed/run.py, which is read, not run). A batch size is only a warning, because a script may split it
-or give each rank its own.
+How we know: in a log, from the launcher's error ("torchrun: error: argument --nproc-per-node: expected one argument").
+Before the start, the line is parsed, but never run, as its launcher would parse it (torchrun, torch.distributed.launch,
+accelerate, deepspeed, mpirun, srun, or a script with options such as --dist-url, --rank, --batch-size and --device).
+The line is compared with the number of hosts, their GPUs, the tested master and port, and the options in the launcher's
+source there (torch/distributed/run.py, which is read, not run). A batch size yields only a warning, because a script
+may split it or use it for each rank.
 
 Fix: the corrected line is shown; if hosts need different lines, there is one for each.
 
@@ -88,7 +88,7 @@ def launch_line_wrong(view: View) -> Findings:
 
 @dataclass(frozen=True)
 class Faults:
-    """Faults of a line, by their subject, and what could not be judged."""
+    """The faults in a launch command, by subject, and what could not be judged."""
 
     all: list[str]
     meeting: list[str]
@@ -100,7 +100,7 @@ class Faults:
 
     @property
     def beyond_a_line(self) -> bool:
-        """True if no other line would help: a port is taken, or GPUs are missing."""
+        """True if no corrected command would help, because a port is taken or GPUs are missing."""
         return bool(self.devices or self.ports or self.lacks_gpus)
 
     @property
@@ -140,13 +140,12 @@ def _faults(judged: Judged) -> Faults:
 
 
 def _apart(found: Iterable[Fault]) -> tuple[list[str], list[Unjudged]]:
-    """Return the faults, and separately what could not be judged."""
     both = list(found)
     return [one for one in both if isinstance(one, str)], [one for one in both if isinstance(one, Unjudged)]
 
 
 def _commands(judged: Judged, meeting: Sequence[str]) -> tuple[Command, ...]:
-    """Return the corrected launch lines, free of rendezvous faults: a single line if it suits all hosts."""
+    """Return the corrected launch commands, or a single command if it suits all hosts; () if a fault remains."""
     counts = {name: place.nproc for name, place in judged.places.items()}
     lacking = {option for option, _ in _lacking(judged)}
     line = replace(judged.line, own=tuple(option for option in judged.line.own if option.written not in lacking))
@@ -156,7 +155,7 @@ def _commands(judged: Judged, meeting: Sequence[str]) -> tuple[Command, ...]:
 
 
 def _passes(judged: Judged, words: Sequence[str]) -> bool:
-    """Return whether a corrected line has no fault itself, since only such lines are printed."""
+    """Return whether a corrected launch command has no fault; only such commands are printed."""
     again = replace(judged, line=read_line(words).in_cluster(judged.view.snapshot.cluster))
     return not _faults(again).all
 
@@ -173,7 +172,7 @@ def _unknown_options(judged: Judged) -> Iterator[str]:
 
 
 def _lacking(judged: Judged) -> Iterator[tuple[str, str]]:
-    """Yield each option that only some hosts have, as it was written, with a host that lacks it."""
+    """Yield each option in the launch command, as written, with each host whose launcher lacks the option."""
     for host, known in host_options(judged.view.snapshot).items():
         yield from ((option.written, host) for option in judged.line.own if option.name not in known)
 
@@ -210,10 +209,7 @@ def _meeting(judged: Judged) -> Iterator[Fault]:
 
 
 def _c10d(judged: Judged, addr: str, port: str | None) -> Iterator[Fault]:
-    """Yield faults in torchrun's c10d rendezvous.
-
-    Its store may be on any host, and its ranks meet under a host's name.
-    """
+    """Yield faults in torchrun's c10d rendezvous; its store may be on any host, and ranks connect by a host's name."""
     hosts = judged.view.snapshot.hosts
     first = hosts[0].name
     takes = _stores(judged, addr)
@@ -240,10 +236,11 @@ def _c10d(judged: Judged, addr: str, port: str | None) -> Iterator[Fault]:
 
 
 def _stores(judged: Judged, addr: str) -> dict[str, bool | None]:
-    """Return for each host whether torchrun takes it for the store's host; None if a fact is unknown.
+    """Return for each host whether torchrun would run the store there; None if a fact is unknown.
 
-    torch/distributed/elastic/rendezvous/c10d_rendezvous_backend.py ``_create_tcp_store``, utils.py
-    ``_matches_machine_hostname``: the host's own name, its canonical name, or an address to which its name resolves.
+    The endpoint must be the host's own name, its canonical name, or an address to which its name resolves. Sources:
+    torch/distributed/elastic/rendezvous, c10d_rendezvous_backend.py ``_create_tcp_store`` and utils.py
+    ``_matches_machine_hostname``.
     """
     conf = dict(item.partition("=")[::2] for item in judged.line.options.get("rdzv_conf", "").split(","))
     if "is_host" in conf:  # each host's line has its own
@@ -261,7 +258,7 @@ def _stores(judged: Judged, addr: str) -> dict[str, bool | None]:
 
 
 def _meeting_by_name(judged: Judged) -> Iterator[Fault]:
-    """Yield a fault if hosts do not resolve the name under which the ranks meet to the address of its host."""
+    """Yield a fault if a host resolves the name to which ranks connect to something other than that host's address."""
     view = judged.view
     engines = {host.name: host.facts.engines for host in view.snapshot.hosts if host.facts is not None}
     name = meeting_name(judged.line, judged.count, engines.values())
@@ -290,7 +287,7 @@ def _meeting_by_name(judged: Judged) -> Iterator[Fault]:
 
 
 def _deepspeed(judged: Judged) -> Iterator[Fault]:
-    """Yield faults in deepspeed's hosts and master address; it starts all hosts by itself (launcher/runner.py)."""
+    """Yield faults in the hosts and the master address of deepspeed, which starts all hosts (launcher/runner.py)."""
     options = judged.line.options
     # without these, it uses /job/hostfile
     if not options.keys() & {"hostfile", "H", "no_ssh", "nnodes", "include", "i"}:
@@ -300,7 +297,7 @@ def _deepspeed(judged: Judged) -> Iterator[Fault]:
 
 
 def _by_hand(judged: Judged) -> Iterator[Fault]:
-    """Yield faults in the variables with which a script without a launcher joins the job (env://)."""
+    """Yield faults in the variables that a script without a launcher needs to join the job (env://)."""
     addr = judged.line.variables.get("MASTER_ADDR")
     if addr and judged.line.launcher in ("script", "mpirun", "srun") and judged.count > 1:
         yield from _wrong_place(judged, f"MASTER_ADDR={addr}", addr, judged.line.variables.get("MASTER_PORT"))
@@ -329,7 +326,7 @@ def _wrong_place(judged: Judged, words: str, addr: str, port: str | None) -> Ite
 
 
 def _is_own(judged: Judged, addr: str) -> bool | None:
-    """Return whether the first host has the address; None if the host's addresses are unknown."""
+    """Return whether ``addr`` is an address of the first host; None if the host's addresses are unknown."""
     facts = judged.view.snapshot.hosts[0].facts
     if facts is None or isinstance(facts.interfaces, Unknown):
         return None
@@ -342,7 +339,7 @@ def _split(place: str | None) -> tuple[str | None, str | None]:
 
 
 def _own_ports(judged: Judged) -> Iterator[str]:
-    """Yield faults in ports of an engine's line that the engine also uses for something else."""
+    """Yield a fault for each port in an engine's launch command that the engine also uses for something else."""
     line = judged.line
     told = {name: line.options.get(name, "") for name in ("port", "master_port")}
     told["rdzv_endpoint"] = _split(line.options.get("rdzv_endpoint"))[1] or ""

@@ -1,1 +1,1 @@
-"""Diagnoses of a running job: `nccl-doctor hang`."""
+"""Diagnoses of a running job, made by `nccl-doctor hang`."""

@@ -10,7 +10,7 @@ collectives and are waiting in them. If GPUs are 100 % busy meanwhile but draw o
 collective's kernel is busy-waiting for data (between GPUs on PCIe, see gpudirect-hindered and nccl-known-bad), or an
 earlier kernel never ends, which looks the same from outside.
 
-Fix: Test the path between the two hosts: `nccl-doctor check` with both names, after the job has been ended.
+Fix: After ending the job, test the path between the two hosts with `nccl-doctor check` and the names of both.
 
 References: sock_diag(7), struct tcp_info in include/uapi/linux/tcp.h; NCCL's guide, "RAS".
 """

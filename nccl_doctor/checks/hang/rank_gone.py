@@ -1,6 +1,6 @@
 """A rank's process has exited or is stopped, and the other ranks are waiting for it.
 
-What it means: every collective needs all ranks. If one is killed without its launcher noticing, or is stopped by a
+What it means: every collective needs all ranks. If a rank is killed without its launcher noticing, or is stopped by a
 signal, a debugger or a frozen container, the others wait until they time out, while NCCL keeps their GPUs 100 % busy.
 
 How we know: each launcher's ranks are numbered consecutively, so a number without a process on its host belongs to a
@@ -16,4 +16,4 @@ References: proc_pid_stat(5); torchrun's TORCHELASTIC variables in torch/distrib
 from nccl_doctor.model.register import from_hang
 
 from_hang(__name__, "NCD710", explains=("link-stalled", "rank-outside-nccl", "rank-behind", "collective-mismatch"))
-"""A stopped or ended process is the reason for whatever the others do."""
+"""A process that was stopped or has exited explains whatever the other ranks do."""

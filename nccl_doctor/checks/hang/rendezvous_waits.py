@@ -6,9 +6,9 @@ default, and prints nothing.
 
 Ranks meet in init_process_group, each with its own RANK, and all with the same MASTER_ADDR, MASTER_PORT and WORLD_SIZE.
 
-How we know: the processes of torchrun (and of accelerate's launcher) on every host, their settings from command lines
-and torchrun's PET_ variables, their connections, and the fact that they had no ranks and used no CPU time between two
-samples; for ranks in init_process_group, their variables, and whether they are connected to the store.
+How we know: from the processes of torchrun (and of accelerate's launcher) on every host, their settings in command
+lines and torchrun's PET_ variables, their connections, and the fact that they had no ranks and used no CPU time between
+two samples. For ranks in init_process_group, from their variables, and whether they are connected to the store.
 
 Fix: Start the missing node, or all of them with the same options. If all are running and one can't reach the store,
 `nccl-doctor check` finds the cause.

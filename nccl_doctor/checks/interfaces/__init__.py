@@ -1,1 +1,1 @@
-"""Diagnoses of interfaces and names."""
+"""Diagnoses of network interfaces and host names."""

@@ -4,12 +4,12 @@ What it means: Ray, vLLM, SGLang and the like advertise one address for each hos
 that address belongs to another network or host, or several hosts share it, workers can't be placed on a node, sockets
 can't be bound, or peers connect to addresses where nothing listens.
 
-How we know: on hosts, the steps by which each engine's version chooses its address, applied to the host's settings: its
-variables, the kernel's route to 8.8.8.8 (nothing is sent), and its own name. With --engine, or engine: in the hosts
-file, the other hosts connect to that address, and a failure is an error; without either, the engines that are installed
-or whose variables are set are judged. In logs, vLLM's "Every node should have a unique IP address. Got 2 nodes … and 1
-unique IP addresses"; a Ray placement group that waits for "node:ADDRESS" in a cluster where no node has that address;
-ZMQ's "Cannot assign requested address (addr='tcp://…')", which is not an address of the host that binds it.
+How we know: on hosts, the steps by which each engine's version chooses its address are applied to the host's settings:
+variables, the kernel's route to 8.8.8.8 (nothing is sent), and the host's own name. With --engine, or engine: in the
+hosts file, the other hosts connect to that address, and a failure is an error; without either, the engines that are
+installed or whose variables are set are judged. In logs, the signs are vLLM's "Every node should have a unique IP
+address. Got 2 nodes … and 1 unique IP addresses", a Ray placement group that waits for a "node:ADDRESS" that no node of
+the cluster has, and ZMQ's "Cannot assign requested address (addr='tcp://…')" for an address that the host lacks.
 
 Fix: Give every host its own address on the job's network: VLLM_HOST_IP for vLLM, a different one on each host, set
 before `ray start` and in the engine's environment; SGLANG_HOST_IP for SGLang; `ray start --node-ip-address`;
@@ -51,7 +51,7 @@ _JUDGED_ELSEWHERE = ("gloo", "torchrun")
 
 @dataclass(frozen=True)
 class Misled:
-    """A host on which a program tells its peers a wrong address.
+    """A host on which a program advertises a wrong address to its peers.
 
     Attributes:
         fault: the phrase after "vLLM on node1 ", the same for all hosts with this fault.
@@ -72,7 +72,6 @@ class Misled:
     in_logs=("rendezvous-timeout", "script-failed"),
 )
 def advertised_address_wrong(view: View) -> Findings:
-    """Yield one finding per fault, for all hosts and programs that share it."""
     cluster = view.snapshot.cluster
     if len(cluster.nodes) < 2:
         yield Absent("one host has no peers that it tells an address")
@@ -104,7 +103,7 @@ def _sides(view: View) -> Iterator[tuple[str, Side | Unknown]]:
 def _faults(
     view: View, wanted: list[str], meant: Mapping[str, set[str | None]], sides: Mapping[str, Side]
 ) -> Iterator[tuple[tuple[Severity, tuple[Misled, ...]], str]]:
-    """Yield each program with the hosts on which it has the same fault, and the severity."""
+    """Yield each fault's severity and hosts, and the program that has the fault there."""
     engine = view.snapshot.cluster.engine
     for program in wanted:
         hosts = {name: side for name, side in sides.items() if program in meant[name]}
@@ -135,7 +134,7 @@ def _judge(view: View, program: str, name: str, side: Side) -> Misled | None:
 
 
 def _by_line(view: View, program: str, name: str) -> Advertised | None:
-    """Return the program's address in the launch command, or None if that command is for other hosts."""
+    """Return the address that the launch command gives to the program on this host, or None if there is none."""
     with suppress(ValueError, UsageError):
         line, option = line_to_judge(view.snapshot), PROGRAMS[program].option
         if line is None or option is None or line.launcher != program:
@@ -148,14 +147,14 @@ def _by_line(view: View, program: str, name: str) -> Advertised | None:
 
 
 def _is_meant(view: View, line: LaunchLine, name: str, address: str) -> bool:
-    """Return whether a line of ``ray start``, which is for one host, is for this one."""
+    """Return whether a ``ray start`` command, which is for a single host, is for the named host."""
     owners = [other for other, own in view.nccl.by_host.items() if own.owns(address)]
     is_first = name == view.snapshot.cluster.nodes[0].name
     return name in owners if owners else is_first == ("head" in line.options)
 
 
 def _fault(view: View, own: HostNccl, given: Advertised, address: str | None, right: set[str | None]) -> str | None:
-    """Return the fault, as a phrase that follows the program's name; None if the peers find the host at the address."""
+    """Return the fault as a phrase to follow the program's name; None if peers can reach the host at the address."""
     if given.address is None:
         return "finds no address to advertise, and exits"
     parsed = numeric(address or "")
@@ -201,7 +200,7 @@ def _numeric(view: View, name: str, side: Side, given: Advertised) -> str | None
 
 
 def _right_address(view: View, name: str, own: HostNccl) -> tuple[str | None, list[str]]:
-    """Return the host's address on the interface that suits NCCL, and those by which the host is listed."""
+    """Return the host's address on the interface that suits NCCL, and the addresses under which the host is listed."""
     host = next(host for host in view.snapshot.hosts if host.name == name)
     names = host.facts.resolution if host.facts is not None and isinstance(host.facts.resolution, Names) else None
     told = names.get(host.node.address) if names is not None else None
@@ -323,7 +322,7 @@ RULES = (
 
 
 def _weigh(event: Event, scene: Scene) -> Grade:
-    """Grade a wait for a node whose address no host has."""
+    """Grade messages about waiting for a node at an address that no host seems to have."""
     if scene.log.facts.serving:
         return Grade.HINT
     if event.wording != _WAITS:

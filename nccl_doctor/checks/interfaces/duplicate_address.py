@@ -37,7 +37,7 @@ from nccl_doctor.text.hostlist import fold, grouped
     ),
 )
 def duplicate_address(view: View) -> Findings:
-    """Yield one finding per address that several machines have, one of them perhaps outside the cluster."""
+    """Yield one finding for each address that several machines have, including machines that were not reached."""
     nccl = view.nccl
     by_host = view.by_host
     told = addresses_by_name(facts.resolution for _, facts in view.facts if isinstance(facts.resolution, Names))
@@ -70,7 +70,7 @@ def duplicate_address(view: View) -> Findings:
 
 
 def _owner(own: HostNccl, address: str) -> str | None:
-    """Return the interface with this address, if it leads out of the host."""
+    """Return the interface with this address; None if the interface does not lead out of the host."""
     if address.startswith(("127.", "fe80:")) or address == "::1":
         return None
     found = (entry.interface for entry in own.interfaces.addresses if entry.address == address)

@@ -1,14 +1,14 @@
 """GLOO_SOCKET_IFNAME names an interface that does not exist on the host, or that no other host can reach.
 
-What it means: gloo supports neither prefixes nor "^" nor "=": a value copied from NCCL_SOCKET_IFNAME ends the job with
-"Unable to find address for: =eth0". torch uses gloo for CPU tensors, and many jobs use it for a barrier, too.
+What it means: gloo supports neither prefixes nor "^" nor "=", so a value copied from NCCL_SOCKET_IFNAME can end the job
+with "Unable to find address for: =eth0". torch uses gloo for CPU tensors, and many jobs use gloo for a barrier, too.
 
-A rank advertises the first address of that interface, and its peers connect to it: docker0 has the same address on
-every host, and lo's leads each host to itself.
+A rank advertises the first address of that interface, and its peers connect to that address. docker0 has the same
+address on every host, and the address of lo leads each host to itself.
 
-How we know: the host's interfaces with an address, and the variable as the job will have it. A list with commas means
-several devices, each of which must exist. Whether the others reach an address is judged as for NCCL's own choice: by
-their routes, by who else has the address, and by the port mesh.
+How we know: the variable, as the job will have it, is compared with the host's interfaces that have an address. A list
+with commas means several devices, each of which must exist. Whether the other hosts reach an address is judged as for
+NCCL's own choice: by their routes, by who else has the address, and by the port mesh.
 
 Fix: set the complete name of the interface, without "=" or "^".
 
@@ -57,7 +57,6 @@ GIVEN = Effect(
     explains=(GLOO, GIVEN),
 )
 def gloo_ifname_invalid(view: View) -> Findings:
-    """Yield one finding for each value that matches no interface, or whose address no peer can reach."""
     yield from _unreachable(view)
     failed: dict[str, dict[str, str]] = {}
     names: dict[str, str] = {}
@@ -93,7 +92,7 @@ def _may(reaches: Mapping[str, bool], peer: str, _address: str) -> bool:
 
 
 def _unreachable(view: View) -> Findings:
-    """Yield one finding for each value whose address other hosts dial but do not reach."""
+    """Yield one finding for each value that makes gloo advertise an address that other hosts dial but can't reach."""
     nccl = view.nccl
     lost: dict[str, dict[str, tuple[str, str]]] = {}
     values: dict[str, str] = {}

@@ -1,14 +1,14 @@
 """A machine is listed twice in the hosts file, under two addresses.
 
-What it means: the job has one more node than there are machines. With GPUs, both nodes use the same ones, and NCCL ends
-with "Duplicate GPU detected"; without GPUs, the ranks of both share one machine's cores and network card, and the
+What it means: the job has one more node than there are machines. With GPUs, both nodes use the same GPUs, and NCCL ends
+with "Duplicate GPU detected"; without GPUs, the ranks of both nodes share one machine's cores and network card, and the
 master port may be needed twice.
 
 How we know: two entries of the list lead to the same machine: they have the same boot id, and the same addresses on
 their interfaces. Nothing is reported if the list shows that one machine is meant to be two nodes, because both entries
 have the same address or each has its own `cuda_visible_devices`.
 
-Fix: remove one of them, or show in the hosts file that two nodes are meant.
+Fix: remove one of the entries, or show in the hosts file that two nodes are meant.
 
 References: NCCL's init.cc: "Duplicate GPU detected". proc_sys_kernel(5): random/boot_id.
 """
@@ -22,7 +22,6 @@ from nccl_doctor.model.finding import Finding, Severity
 
 @check("NCD221", phrase="machine listed twice", severity=Severity.WARNING, needs=(*NEEDS, "identity"), needs_nccl=True)
 def host_listed_twice(view: View) -> Findings:
-    """Yield one finding per machine that is listed more than once by mistake."""
     machines: dict[str, list[Node]] = {}
     for host in view.hosts:
         machine = view.by_host[host.name].machine
@@ -42,5 +41,5 @@ def host_listed_twice(view: View) -> Findings:
 
 
 def _unmeant(node: Node, other: Node) -> bool:
-    """Return whether nothing in the list shows that both entries are meant to be one machine."""
+    """Return whether the hosts file gives no sign that the two entries are meant to be one machine."""
     return node.address != other.address and None in (node.cuda_visible_devices, other.cuda_visible_devices)

@@ -1,16 +1,16 @@
 """A host's own name resolves to a loopback address on that host.
 
 What it means: gloo listens on the address of the host's own name and advertises it. If /etc/hosts maps the name to
-127.0.1.1, as Debian's and Ubuntu's installers do, the other hosts connect to themselves: "Gloo connectFullMesh failed",
-"Connection refused, remote=[127.0.1.1]:…". NCCL is not affected; a job that uses only NCCL runs.
+127.0.1.1, as Debian's and Ubuntu's installers do, the other hosts connect to themselves and fail with "Gloo
+connectFullMesh failed" or "Connection refused, remote=[127.0.1.1]:…". A job that uses only NCCL is not affected.
 
 Of two hosts, the one with the higher address connects to the other. So a single such host can still connect to peers in
-10.0.0.0/8, whose addresses are lower than 127.0.1.1: that is a note, not a fault. Two such hosts, or one among peers in
-192.168.0.0/16, are a fault.
+10.0.0.0/8, whose addresses are lower than 127.0.1.1; this is reported as a note, not as a fault. Two such hosts, or one
+such host among peers in 192.168.0.0/16, are reported as a fault.
 
-How we know: the addresses of each host's own name, in the order in which gloo tries them, and gloo's rule for which
-side connects. If the name resolves to ::1 and the others have IPv4 addresses, gloo aborts at once ("ss1.ss_family ==
-ss2.ss_family").
+How we know: from the addresses of each host's own name, in the order in which gloo tries them, and gloo's rule for
+which side connects. If the name resolves to ::1 and the others have IPv4 addresses, gloo aborts at once
+("ss1.ss_family == ss2.ss_family").
 
 Fix: set GLOO_SOCKET_IFNAME, or give the name its real address in /etc/hosts.
 
@@ -37,7 +37,6 @@ from nccl_doctor.text.inet import numeric
     in_logs=("no-route-to-host", "wrong-interface"),
 )
 def hostname_loopback(view: View) -> Findings:
-    """Yield a finding if gloo would listen on 127.x; info if it works anyway."""
     caught = [own for own in own_names(view) if own.is_loopback]
     if caught:
         hosts = tuple(own.host for own in caught)
@@ -64,7 +63,7 @@ def _advice(case: Case) -> Advice:
 
 
 _FALLBACK = r"Unable to resolve hostname to a \(?local\)? address\. Using the loopback"
-"""torch's message about gloo's fallback to a loopback address (ProcessGroupGloo.cpp), harmless within one host."""
+"""torch's message if gloo falls back to a loopback address (ProcessGroupGloo.cpp), which is harmless on one host."""
 
 # Gloo dials 127.x, which a peer advertised as its address.
 RULES = (
@@ -97,7 +96,7 @@ def _own_name(scene: Scene) -> list[Event]:
 
 
 def _within_host(scene: Scene) -> list[Event]:
-    """Treat a dial within a host whose ranks had already connected as merely refused."""
+    """Treat gloo's loopback connections as merely refused if they failed after gloo had already lost a peer."""
     events = scene.events
     lost = min((e.order for e in events if e.name == "peer-died" and _of_gloo(e)), default=None)
     first = min((e.order for e in events if e.name == "hostname-loopback"), default=0)

@@ -39,7 +39,6 @@ from nccl_doctor.text.shell import line
     explains=("port-unreachable", NAMES, "master-addr-not-local"),
 )
 def hostname_mismatch(view: View) -> Findings:
-    """Yield one finding per name, and one for all hosts' own names."""
     stale = [own for own in own_names(view) if own.is_stale]
     master = view.snapshot.cluster.master_addr
     if stale:
@@ -88,7 +87,7 @@ def hostname_mismatch(view: View) -> Findings:
 
 
 def _lost_words(own: OwnName, given: list[str | None]) -> str:
-    """Describe why gloo can't connect the host to some others by the host's own name."""
+    """Describe why gloo can't use the host's own name to connect the host to some others."""
     words = f"On {own.host} the host's own name resolves to {own.gloo}"
     mine = ":" in own.gloo
     if given and all(address is not None and (":" in address) != mine for address in given):

@@ -4,9 +4,9 @@ What it means: every rank looks up the master address; if that fails, the rank e
 (…) cannot be retrieved (gai error: -2 - Name or service not known)". A host that can't resolve its own name makes gloo
 fall back to 127.0.0.1, which the others can't reach (see hostname-loopback for when that matters).
 
-How we know: getaddrinfo(3) on each host for the master address, for every host's address in the hosts file, and for the
-host's own name. A name that exists only in this machine's ~/.ssh/config (Host, HostName) does not resolve on any host,
-or here: it serves only your login, and matters to the ranks only if it is the master's.
+How we know: from getaddrinfo(3) on each host for the master address, every host's address in the hosts file, and the
+host's own name. A name that exists only in this machine's ~/.ssh/config (Host, HostName) resolves neither on any host
+nor here. Such a name serves only your login, and matters to the ranks only if it is the master's.
 
 Fix: if the master's name is such an alias, set `master_addr` to its address; otherwise add the name to DNS or to
 /etc/hosts, or use IP addresses in the hosts file. Pods get their names from a headless Service with a matching
@@ -46,7 +46,6 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,252}")
     in_logs=("port-in-use", "ssh-unreachable"),
 )
 def hostname_unresolvable(view: View) -> Findings:
-    """Yield one finding for the names that do not resolve on the same hosts."""
     cluster = view.snapshot.cluster
     resolved = {host.name: known(facts.resolution) for host, facts in view.facts}
     common = next(iter(resolved.values())).common if resolved else {}
@@ -79,7 +78,6 @@ def hostname_unresolvable(view: View) -> Findings:
 
 
 def _is_lost(answer: tuple[str, Resolution | None]) -> bool:
-    """Return whether a host certainly can't resolve the name."""
     return answer[1] is not None and not answer[1].addresses
 
 
@@ -127,13 +125,13 @@ def _finding(view: View, hosts: tuple[str, ...], names: list[str], *, is_fatal: 
 
 
 def _entry(snapshot: Snapshot, names: list[str], host: str) -> HostsEntry | None:
-    """Return the entries for /etc/hosts; None if a name's address is not certain."""
+    """Return the entries to add to /etc/hosts; None if the address of any name is uncertain."""
     entries = tuple((str(_address(snapshot, name, host) or ""), name) for name in names)
     return HostsEntry(entries) if all(address for address, _ in entries) else None
 
 
 def _address(snapshot: Snapshot, name: str, host: str) -> Address | None:
-    """Return the only address of a name, or its only IPv4 address if it has both families."""
+    """Return a name's only address, or its only IPv4 address if it has any; None if the address is uncertain."""
     resolutions = [each.facts.resolution for each in snapshot.hosts if each.facts]
     answers = [names.get(name) for names in resolutions if isinstance(names, Names)]
     texts = {str(address) for answer in answers if answer is not None for address in answer.addresses}
@@ -144,7 +142,7 @@ def _address(snapshot: Snapshot, name: str, host: str) -> Address | None:
 
 
 def why(kube: KubeFacts, name: str) -> tuple[str, Fix] | None:
-    """Explain why a pod's name does not resolve, by its Service, and return the remedy."""
+    """Return why a pod's name does not resolve, and the remedy; None if the pod's Service is not the reason."""
     if not kube.pods:
         return None
     pod_name, _, service_name = name.partition(".")
@@ -181,7 +179,7 @@ def _of(kube: KubeFacts, service: Service, pod_name: str) -> tuple[str, Fix] | N
 
 
 def _make(kube: KubeFacts, name: str) -> Fix:
-    """Return a headless Service over the job's pods."""
+    """Return a remedy that creates a headless Service for the job's pods."""
     labels = common_labels(kube)
     summary = "Make a headless Service of that name over the job's pods"
     if not labels:
@@ -289,8 +287,8 @@ RULES = (
 )
 
 _AGAIN = 3
-"""Number of failed lookups after which a name that is never dialled is the cause: one for each address family, and one
-for the next attempt (c10d/socket.cpp, tryConnect).
+"""Number of failed lookups after which a name that was never dialled counts as the cause. There is a lookup for each
+address family, and another for the next attempt (c10d/socket.cpp, tryConnect).
 """
 
 

@@ -2,11 +2,11 @@
 
 What it means: a name without "=" is a prefix: "eth" means eth0, eth1 and eth10, "bond0" means bond0.2093 as well. NCCL
 listens on the first of them in the kernel's order, whatever the order in the variable, and transfers data over all of
-them. A single wrong one is enough to cause a hang or a failed connection.
+them. A single wrong interface is enough to cause a hang or a failed connection.
 
-How we know: NCCL's rules applied to the host's interfaces, or libnccl's own answer; and for each address, whether the
-other hosts have the same address, whether they have a route to it and, if that goes through a gateway, whether they
-reached it.
+How we know: NCCL's rules are applied to the host's interfaces, or libnccl itself is asked. For each address, we check
+whether the other hosts have the same address, whether they have a route to it and, if that route goes through a
+gateway, whether they reached the address.
 
 Fix: put "=" in front, and write the complete names of the intended interfaces.
 
@@ -28,5 +28,4 @@ from nccl_doctor.nccl.cluster_nccl import Kind
     explains=MISLED,
 )
 def ifname_ambiguous(view: View) -> Findings:
-    """Yield a finding if the variable matches both right and wrong interfaces."""
     yield from findings(view, Kind.AMBIGUOUS)

@@ -5,8 +5,9 @@ found" and ncclInvalidUsage (ncclInternalError before 2.24.3). A prefix matches 
 eth0 and eth1, but not enp3s0); "=" in front means the complete name, "^" all names except these. Spaces and case are
 significant.
 
-How we know: the interfaces of the host in the kernel's order, its variables from the hosts file, the SSH environment
-and NCCL's config files, and NCCL's rules for the version that torch loads there, or libnccl's own answer.
+How we know: NCCL's rules for the version that torch loads on the host are applied to the host's interfaces, in the
+kernel's order, and to its variables from the hosts file, the SSH environment and NCCL's config files; or libnccl itself
+is asked.
 
 Fix: name an interface that the host has. If the interfaces' names differ between hosts, the variable must differ, too.
 
@@ -66,7 +67,7 @@ RULES = roots(
 
 
 def _without_interface(scene: Scene) -> list[Event]:
-    """Treat NCCL 2.27's "unknown error" as this diagnosis if no interface was printed."""
+    """Treat NCCL 2.27's "unknown error" as this diagnosis if the variable is set and NCCL printed no interface."""
     facts = scene.log.facts
     if not facts.ifname or any(process.interfaces for process in facts.processes.values()):
         return scene.events

@@ -5,9 +5,9 @@ address. If that interface is lo or a container engine's bridge, or is on a netw
 they can't connect: "Connection refused", "No route to host", or a hang. "^docker" is a frequent cause: a list with "^"
 replaces NCCL's default exclusions, among them lo; so lo matches, and it comes first. "^docker0,lo" is what was meant.
 
-How we know: the address that NCCL will use, and for every other host: whether it has that address itself, whether it
-has a route to it and, if that goes through a gateway, whether the test connections succeeded. An interface is never
-judged by its name.
+How we know: for the address that NCCL will use, we check whether another host has that address itself, whether it has a
+route to the address and, if that route goes through a gateway, whether the test connections succeeded. An interface is
+never judged by its name.
 
 Fix: set the variable to "=" and the name of an interface that all hosts reach; the suggested value was checked against
 NCCL's rules.
@@ -30,5 +30,4 @@ from nccl_doctor.nccl.cluster_nccl import Kind
     explains=MISLED,
 )
 def ifname_wrong_interface(view: View) -> Findings:
-    """Yield a finding if the variable leads to an unreachable address."""
     yield from findings(view, Kind.WRONG)

@@ -4,12 +4,12 @@ What it means: from 2.28.3 on, NCCL ignores interfaces that are not running, and
 interface found" if none is left. Earlier versions use them as long as they have an address, and the other hosts wait in
 vain.
 
-If no interface is set for NCCL, it uses a different one on that host, while the other hosts wait in the network of the
-one that is down.
+If no interface is set for NCCL, it uses a different interface on that host, while the other hosts wait in the network
+of the interface that is down.
 
-How we know: IFF_RUNNING in the interface's flags (netdevice(7)), which the kernel clears if the interface is switched
-off, the cable is unplugged, or the other end is down; NCCL's rules for the host's version; and failed connections to an
-address in that interface's network.
+How we know: from IFF_RUNNING in the interface's flags (netdevice(7)), which the kernel clears if the interface is
+switched off, the cable is unplugged, or the other end is down; from NCCL's rules for the host's version; and from
+failed connections to an address in that interface's network.
 
 Fix: bring the interface up (`ip link set NAME up`), look at the cable and the switch port, or use another interface.
 """
@@ -34,7 +34,6 @@ MISSED = ("ifname-wrong-interface", "ifname-needed", "ifname-ambiguous")
     explains=(*MISSED, *MISLED, CONNECTIONS),
 )
 def interface_down(view: View) -> Findings:
-    """Yield a finding if an interface that the variable selects or that leads to peers is not running."""
     named: set[str] = set()
     for found in findings(view, Kind.DOWN):
         if isinstance(found, Finding):
@@ -52,7 +51,7 @@ def _state(view: View, found: Hindered) -> tuple[str, str, bool]:
 
 
 def _unused(view: View, group: list[Hindered]) -> Finding:
-    """Return the finding for hosts whose packets take another route because their interface is down."""
+    """Return the finding for hosts whose packets take another route because an interface is down."""
     name, network, is_off = _state(view, group[0])
     hosts = tuple(one.host for one in group)
     ways = [(one.host, fault.way) for one in group for fault in one.route_faults]

@@ -3,7 +3,7 @@
 What it means: on every host, 127.0.0.1, ::1 and "localhost" refer to that host itself. The ranks on the other hosts
 look for the master on their own machine, and are refused or wait until "The client socket has timed out".
 
-How we know: `master_addr` in the hosts file, and what each host resolves it to.
+How we know: from `master_addr` in the hosts file, and the addresses to which each host resolves it.
 
 Fix: set `master_addr` to the address of the first host's network interface. On the first host itself, the name may
 resolve to 127.0.1.1, as Debian and Ubuntu set it for a machine's own name, because rank 0 listens on all addresses and
@@ -25,7 +25,6 @@ from nccl_doctor.text.inet import is_loopback
     explains=("port-unreachable", MASTER),
 )
 def master_addr_loopback(view: View) -> Findings:
-    """Yield a finding if the master address means the host itself on hosts other than the first."""
     nodes = view.snapshot.cluster.nodes
     if len({node.address for node in nodes}) < 2:
         return

@@ -5,8 +5,8 @@ master address, which belongs to another machine or to none. They wait until "Th
 refused.
 
 How we know: the first host resolved the master address, and none of its interfaces has the resulting address. A
-translated address (a cloud's public address, NAT) looks the same; then the job works only if the translation also leads
-the first host's own ranks back to it, which is rare.
+translated address (a cloud's public address, NAT) looks the same. The job then works only if the translation also leads
+the first host's own ranks back to that host, which is rare.
 
 Fix: put the master's host first in the list, or set `master_addr` to an address that `ip addr` shows on it.
 """
@@ -31,7 +31,6 @@ from nccl_doctor.text.inet import is_loopback
     errors=("EADDRNOTAVAIL",),
 )
 def master_addr_not_local(view: View) -> Findings:
-    """Yield a finding if the first host does not have the master address."""
     address = view.snapshot.cluster.master_addr
     everyone = [node.name for node in view.snapshot.cluster.nodes]
     for host, facts in view.facts:

@@ -2,7 +2,7 @@
 
 What it means: connections open, and then hang at the first full packet: the job stalls while NCCL exchanges its first
 data, or at the first collective. Some link on the path (a switch, a tunnel, a VPN) has a smaller MTU than the hosts,
-and the ICMP message that would tell them so is filtered.
+and the ICMP message that would inform the hosts is filtered.
 
 How we know: over a connection between the addresses that NCCL will use, packets of full size were sent with the "don't
 fragment" bit, as TCP always does, and never acknowledged. The same bytes were then sent again, in full packets and in
@@ -32,7 +32,7 @@ HEADERS = 100  # bytes: IPv6 and TCP with options, or less
 
 @check("NCD214", phrase="large packets are lost", severity=Severity.ERROR, needs=("mesh",), explains=(SILENCE,))
 def mtu_blackhole(view: View) -> Findings:
-    """Yield one finding for each host that most stalled pairs share, or one finding for all."""
+    """Yield one finding for each host that many stalled pairs have in common, or a single finding for all pairs."""
     mesh = view.mesh
     if isinstance(mesh.stalls, Skipped):
         return
@@ -59,7 +59,7 @@ def mtu_blackhole(view: View) -> Findings:
 
 
 def is_lossy(view: View, stall: Stall) -> bool:
-    """Return whether the path loses packets of any size: also small ones, or only some full-sized ones."""
+    """Return whether the path loses packets of any size: small ones are lost, too, or only some of the large ones."""
     ends = {stall.src, stall.dst}
     # a first packet is small; where many are lost, a full one that is lost twice proves no size
     losses = any({one.src, one.dst} == ends and not one.by_port for one in view.mesh.lost_connections)
@@ -80,7 +80,7 @@ def _ends(stalls: Iterable[Stall]) -> tuple[str, ...]:
 
 
 def _mtus(view: View, hosts: Iterable[str]) -> str:
-    """Return the MTUs of hosts' interfaces for NCCL: ``9000 of eno1 on node[1-3]``."""
+    """Describe the MTUs of the interfaces that NCCL uses on ``hosts``, as in ``9000 of eno1 on node[1-3]``."""
     alike: dict[str, list[str]] = {}
     for host, facts in view.facts:
         chosen = view.nccl.interfaces.get(host.name)
@@ -91,7 +91,7 @@ def _mtus(view: View, hosts: Iterable[str]) -> str:
 
 
 def _lowered(view: View) -> str:
-    """Return the command that sets 1500 bytes, with the interface's name if it is the same on all hosts."""
+    """Return the command that sets an MTU of 1500, with the interface's name if that is the same on all hosts."""
     names = {chosen.name for chosen in view.nccl.interfaces.values()}
     return f"`{line('ip link set dev {name} mtu 1500', name=names.pop() if len(names) == 1 else 'NAME')}`"
 

@@ -1,8 +1,8 @@
 """Interfaces on one subnet, over which NCCL connects the hosts, have different MTUs.
 
-What it means: TCP uses the smaller MTU of the two ends, and NCCL's RDMA the smaller packet size of the two devices, so
-most jobs run, but more slowly than they could. UDP does not negotiate a size, and a switch or bridge may pass less than
-the larger MTU: then large packets are lost (see mtu-blackhole).
+What it means: TCP uses the smaller MTU of the two ends, and NCCL's RDMA uses the smaller packet size of the two
+devices, so most jobs run, but more slowly than they could. UDP does not negotiate a size, and a switch or bridge may
+pass less than the larger MTU; if so, large packets are lost (see mtu-blackhole).
 
 How we know: on each host, the MTUs of the interface that NCCL's sockets use and of the interfaces under its RoCE
 devices are compared with those of the other hosts' interfaces on the same subnet. The two halves of one port are
@@ -31,7 +31,6 @@ ROCE_SIZES, ROCE_HEADERS = (256, 512, 1024, 2048, 4096), 96
 
 @check("NCD213", phrase="MTUs differ", severity=Severity.WARNING, needs=NEEDS, needs_nccl=True)
 def mtu_mismatch(view: View) -> Findings:
-    """Yield one finding per subnet, on the hosts that differ from the majority."""
     by_network: dict[Network, dict[str, tuple[str, int]]] = {}
     roce: set[tuple[str, str]] = set()  # hosts and interfaces under RoCE devices
     told: set[str] = set()  # hosts whose interfaces differ from the others'
@@ -78,7 +77,7 @@ def mtu_mismatch(view: View) -> Findings:
 
 
 def _same(links: Mapping[str, tuple[str, int]], differing: Sequence[str]) -> Fix:
-    """Return the remedy: the MTU of most hosts for the few that differ; advice if there is no majority."""
+    """Return commands that give differing hosts the MTU of the majority; only advice if there is no majority."""
     usual = {mtu for host, (_, mtu) in links.items() if host not in differing}
     if len(usual) != 1:
         return Fix(summary="Set the same MTU on all of them, one that the switches between them pass.")
@@ -88,12 +87,12 @@ def _same(links: Mapping[str, tuple[str, int]], differing: Sequence[str]) -> Fix
 
 
 def _packets(mtu: int) -> str:
-    """Return a phrase for the size of RoCE packets there, as the kernel derives it (``iboe_get_mtu``)."""
+    """Describe the size of RoCE packets, which the kernel derives from the MTU (``iboe_get_mtu``)."""
     return f", RoCE packets of {max((size for size in ROCE_SIZES if size <= mtu - ROCE_HEADERS), default=0)}"
 
 
 def _uneven_halves(view: View, host: str) -> Iterator[tuple[tuple[str, int], tuple[str, int]]]:
-    """Yield the interface and MTU of both halves of each port where these differ, the smaller MTU first."""
+    """Yield the interfaces and MTUs of both halves of each port whose halves differ in MTU, smaller MTU first."""
     side = view.nccl.rdma.sides.get(host)
     for pair in side.rdma.halves if side is not None else ():
         links = [link for entry in pair if (link := view.by_host[host].link(entry.netdev or "")) is not None]

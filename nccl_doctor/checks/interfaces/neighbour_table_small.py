@@ -6,7 +6,7 @@ interfaces and containers of the host together. Beyond that, connections to heal
 kernel logs "neighbour: arp_cache: neighbor table overflow!". Between gc_thresh2 and gc_thresh3, entries are removed
 early, which only costs time.
 
-How we know: the limit, compared with the cluster's addresses in the networks of the host's interfaces.
+How we know: the limit is compared with the number of the cluster's addresses in the networks of the host's interfaces.
 
 Fix: raise the three limits on every host. They cost memory only for entries in use.
 
@@ -31,13 +31,10 @@ from nccl_doctor.text.inet import Network, address_of
 NAME = "net.ipv4.neigh.default.gc_thresh"
 LIMIT = f"{NAME}3"
 FEW = 128
-"""The default gc_thresh1 of Linux: the number of entries up to which none is ever removed.
-
-That holds whatever the other limits are.
-"""
+"""Linux's default gc_thresh1. Up to this number of entries, none is ever removed, whatever the other limits are."""
 
 ROOM = 4
-"""Entries of the raised limit for each peer: gateways, storage and containers need some too."""
+"""Entries per peer in the raised limit, since gateways, storage and containers need entries, too."""
 
 
 @check(
@@ -48,7 +45,6 @@ ROOM = 4
     explains=("port-unreachable", SILENCE),
 )
 def neighbour_table_small(view: View) -> Findings:
-    """Yield one finding for all hosts with the same limit."""
     short: dict[tuple[int, int], list[str]] = {}
     names = frozenset(node.address for node in view.snapshot.cluster.nodes)
     cache: _Cache = {}
@@ -80,7 +76,7 @@ def neighbour_table_small(view: View) -> Findings:
 
 
 _Cache = dict[tuple[frozenset[Network], bool], frozenset[str]]
-"""Cache of the cluster's addresses in a host's subnets, by these subnets and by whether hosts share names."""
+"""Caches the cluster's addresses in a set of subnets; the key also says whether the host's answers are shared."""
 
 
 def _peers(facts: HostFacts, names: frozenset[str], cache: _Cache) -> int:

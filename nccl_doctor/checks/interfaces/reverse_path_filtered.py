@@ -24,7 +24,6 @@ from nccl_doctor.text.hostlist import fold
 
 @check("NCD220", phrase="packets dropped by rp_filter", severity=Severity.ERROR, needs=("mesh",), explains=(SILENCE,))
 def reverse_path_filtered(view: View) -> Findings:
-    """Yield one finding for each host whose reverse-path filter drops packets."""
     for found in hindered_hosts(view, "filtered"):
         names = list(dict.fromkeys(fault.usual for fault in found.route_faults if fault.usual))
         # a VLAN's name contains a dot, so sysctl(8) needs slashes between the parts

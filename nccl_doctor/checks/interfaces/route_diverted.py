@@ -33,7 +33,6 @@ from nccl_doctor.text.hostlist import fold
     explains=(CONNECTIONS,),
 )
 def route_diverted(view: View) -> Findings:
-    """Yield one finding for each host that sends packets for its peers elsewhere."""
     for found in (*hindered_hosts(view, "diverted"), *hindered_hosts(view, "masked")):
         lines = [_lines(fault) for fault in found.route_faults]
         ways = " and ".join(dict.fromkeys(words for words, _ in lines))

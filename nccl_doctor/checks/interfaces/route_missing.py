@@ -5,10 +5,10 @@ has no route to it either. In a cluster of several subnets, a host whose default
 off from the hosts on the other subnets; a host whose interface has lost its address is cut off from those on its own
 subnet.
 
-How we know: the main routing table of the host, and the addresses that NCCL will use on the others; where connections
-failed, also the answer of the host's kernel (`ip route get`), and whether its interface of the same name is up but has
-no address. If another interface would work for all hosts, NCCL's choice is at fault instead (ifname-wrong-interface,
-ifname-needed).
+How we know: from the main routing table of the host, and the addresses that NCCL will use on the others. If connections
+failed, the host's kernel is also asked (`ip route get`), and we check whether the host's interface of the same name is
+up but has no address. If another interface would work for all hosts, NCCL's choice is at fault instead
+(ifname-wrong-interface, ifname-needed).
 
 Fix: add the route, as on the other hosts of that subnet; delete a route that refuses packets; or give the interface an
 address.
@@ -40,7 +40,7 @@ WHERE = "`ip rule; ip route show table all` tell where"
 
 @dataclass
 class Hindered:
-    """A host whose kernel stops connections or replies, with the pairs and peers concerned."""
+    """A host whose kernel stops connections or replies, with the affected pairs of hosts and peers."""
 
     host: str
     route_faults: dict[RouteFault, None] = field(default_factory=dict)
@@ -49,7 +49,7 @@ class Hindered:
 
 
 def hindered_hosts(view: View, kind: Kind) -> Iterable[Hindered]:
-    """Return the hosts whose routes or filters prevent dials, in the order of the dials."""
+    """Return the hosts whose routes or filters make dials fail, in the order of the dials."""
     found: dict[str, Hindered] = {}
     for dial in view.mesh.failed:
         fault = view.dials.route_faults.get(dial)
@@ -73,7 +73,6 @@ def hindered_hosts(view: View, kind: Kind) -> Iterable[Hindered]:
     errors=("ENETUNREACH",),
 )
 def route_missing(view: View) -> Findings:
-    """Yield one finding for the hosts that lack the same routes."""
     nccl = view.nccl
     blamed = {fault.host: fault.used.address if fault.used is not None else None for fault in faults(nccl)}
     lacking: dict[str, dict[str, str]] = {}
@@ -116,7 +115,7 @@ def route_missing(view: View) -> Findings:
 def _alike(
     lacking: dict[str, dict[str, str]], view: View, reasons: dict[str, dict[str, str | None]]
 ) -> Iterable[tuple[str, ...]]:
-    """Yield the hosts that lack the same routes and have the same remedy."""
+    """Yield groups of hosts that lack the same routes and have the same remedy."""
     keyed = {
         name: (frozenset({*targets, name}), _remedy(view.by_host[name], targets.values(), reasons[name].values()))
         for name, targets in lacking.items()
@@ -132,7 +131,6 @@ def _alike(
 
 
 def _no_route(sources: tuple[str, ...], lacking: dict[str, dict[str, str]]) -> str:
-    """Return the sentence for hosts that lack the same routes."""
     targets = {name: address for source in sources for name, address in lacking[source].items()}
     if not targets.keys().isdisjoint(sources):
         others = f"of {fold(targets)} " if targets.keys() - set(sources) else ""
@@ -144,7 +142,7 @@ def _no_route(sources: tuple[str, ...], lacking: dict[str, dict[str, str]]) -> s
 def _finding(
     view: View, sources: tuple[str, ...], lacking: dict[str, dict[str, str]], reasons: dict[str, dict[str, str | None]]
 ) -> Finding:
-    """Return the finding for similar hosts; ``reasons`` are the kernel's errors."""
+    """Return one finding for all ``sources``; ``reasons`` are each host's reasons and the kernel's errors."""
     first, evidence = view.by_host[sources[0]], []
     for source in sources:
         routes = view.by_host[source].routes or ()
@@ -166,7 +164,7 @@ def _finding(
 
 
 def _deletions(host: str, facts: HostFacts, targets: Iterable[str]) -> tuple[Command, ...]:
-    """Return the commands that delete rejecting routes; none unless all of these routes are known."""
+    """Return the commands that delete rejecting routes; no commands unless all of these routes are known."""
     ways = [way for way in facts.ways if way.iif is None] if isinstance(facts.ways, tuple) else []
     found = [[way.refusal for way in ways if way.to == target and way.error is not None] for target in targets]
     refusals = dict.fromkeys(refusal for each in found for refusal in each)
@@ -202,7 +200,7 @@ def answer_of(way: Way) -> str:
 
 
 def _remedy(own: HostNccl, targets: Iterable[str], errors: Collection[str | None]) -> str:
-    """Advice for ``{hosts}``: rejecting routes and missing addresses come before missing routes."""
+    """Return advice with the placeholder ``{hosts}``, first on rejecting routes, then on addresses, then on routes."""
     standing = [words for error, words in NO_WAY.items() if error in errors]
     if standing:
         return f"Take it out on {{hosts}}: {' and '.join(standing)} ({WHERE})"

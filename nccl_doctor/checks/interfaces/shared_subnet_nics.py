@@ -1,16 +1,16 @@
 """Two interfaces that NCCL uses on a host are on the same subnet.
 
 What it means: Linux uses one route to a subnet, so packets for both addresses leave through one interface, and by
-default either interface answers ARP for both. Traffic for the second one arrives on an unexpected interface: strict
-reverse-path filtering (rp_filter=1) drops it, and some pairs of hosts fail while others work; without such filtering,
-the second link is just idle.
+default either interface answers ARP for both. Traffic for the second address arrives on an unexpected interface, where
+strict reverse-path filtering (rp_filter=1) drops it, so some pairs of hosts fail while others work. Without such
+filtering, the second link is just idle.
 
-How we know: the addresses that NCCL's bootstrap and NET/Socket use, and the host's rp_filter, arp_ignore and
+How we know: from the addresses that NCCL's bootstrap and NET/Socket use, and the host's rp_filter, arp_ignore and
 arp_announce. If arp_ignore is 1, arp_announce is 2 and rp_filter is not 1, this was set up on purpose, and is not
 reported.
 
-Fix: put each interface into its own subnet, bond them, or let NCCL use one; or set the three sysctls and add source
-routing.
+Fix: put each interface into its own subnet, bond them, or let NCCL use only one of them; or set the three sysctls and
+add source routing.
 
 See Documentation/networking/ip-sysctl.rst in the kernel's source, and NVIDIA/nccl issues 601, 1269 and 1581.
 """
@@ -35,8 +35,8 @@ class _Shared:
     """A subnet that several interfaces of a host are on.
 
     Attributes:
-        settings: each interface with its values of KEYS.
-        strict: whether one of them has strict reverse-path filtering.
+        settings: each interface with its values of the sysctls in KEYS.
+        strict: whether any of the interfaces has strict reverse-path filtering.
         meets: whether the host and a peer reach each other anyway.
     """
 
@@ -59,7 +59,6 @@ KEYS = ("rp_filter", "arp_ignore", "arp_announce")
     explains=("port-unreachable", CONNECTIONS),
 )
 def shared_subnet_nics(view: View) -> Findings:
-    """Yield one finding for the hosts whose subnet and settings are alike, unless sysctls show intent."""
     alike: dict[_Shared, list[str]] = {}
     for host, facts in view.facts:
         for network, links in shared(view.by_host[host.name]).items():
@@ -98,7 +97,7 @@ def _finding(view: View, found: _Shared, hosts: list[str]) -> Finding:
 
 
 def shared(own: HostNccl) -> dict[Network, tuple[str, ...]]:
-    """Return the subnets in which NCCL uses several links; aliases don't count."""
+    """Return the subnets in which NCCL uses several links, with these links; an alias is not a link of its own."""
     found: dict[Network, dict[str, None]] = {}
     for use in (*((own.chosen,) if own.chosen is not None else ()), *own.choice.net_socket):
         for network in own.networks(use.address):
@@ -108,12 +107,12 @@ def shared(own: HostNccl) -> dict[Network, tuple[str, ...]]:
 
 
 def effective(sysctls: dict[str, str], key: str, link: str) -> int:
-    """Return the higher of the values for "all" and for the link (ip-sysctl.rst); 0 if neither is set."""
+    """Return the higher of a sysctl's values for "all" and for the link (ip-sysctl.rst); 0 if neither is set."""
     return max(int(sysctls.get(f"net.ipv4.conf.{where}.{key}", "0")) for where in ("all", link))
 
 
 def _meets_some(mesh: Phased[Mesh], host: str) -> bool:
-    """Return whether a peer and the host reach each other."""
+    """Return whether the host and at least one peer reach each other."""
     if not isinstance(mesh, Mesh):
         return False
     return any(not {(host, peer), (peer, host)} & mesh.failures.keys() for peer in mesh.ports.keys() - {host})

@@ -4,9 +4,9 @@ What it means: Nothing was listening at the address and port to which the connec
 ended or had not started yet, or the address belongs to no host of this job (a stale init file, a loopback address, a
 wrong master address).
 
-How we know: NCCL's "Connect to 10.0.0.2<4242> failed : Connection refused" and its older and newer forms, torch's "The
-client socket has failed to connect to … (errno: 111", gloo's "SO_ERROR: Connection refused". NCCL retries for a minute
-before it gives up, so a few messages about retries at INFO level are normal at the start.
+How we know: from NCCL's "Connect to 10.0.0.2<4242> failed : Connection refused" in older and newer forms, torch's "The
+client socket has failed to connect to … (errno: 111", or gloo's "SO_ERROR: Connection refused". NCCL retries for a
+minute before it gives up, so a few messages about retries at INFO level are normal at the start.
 
 Fix: Look for the first error of the process that should have listened. Check MASTER_ADDR and MASTER_PORT on every
 host. `nccl-doctor check` tests every port and pair.

@@ -3,8 +3,8 @@
 What it means: Something is silently dropping the packets: a firewall's DROP, a cloud's security group, or a route into
 a network where no host answers.
 
-How we know: NCCL's "Connect to … failed : Connection timed out" or "exceeded timeouts", torch's errno 110, gloo's
-"timed out connecting". Each attempt takes about two minutes (net.ipv4.tcp_syn_retries).
+How we know: from NCCL's "Connect to … failed : Connection timed out" or "exceeded timeouts", torch's errno 110, or
+gloo's "timed out connecting". Each attempt takes about two minutes (net.ipv4.tcp_syn_retries).
 
 Fix: Open the ephemeral range between the cluster's hosts, in the hosts' firewalls and in the cloud's rules; set
 NCCL_SOCKET_IFNAME if the address is in the wrong network. `nccl-doctor check` shows which of these is needed.

@@ -5,12 +5,12 @@ What it means: a kernel with a stateful firewall, NAT or kube-proxy keeps an ent
 connections are dropped although no rule says so: ranks wait for each other, different ones each time, and
 "nf_conntrack: table full, dropping packet" appears in the kernel's log.
 
-How we know: nf_conntrack_count and nf_conntrack_max of the host. This is reported if less than a tenth of the table is
-free, or if fewer entries are free than the job's connections may need (counted as for ephemeral-ports-few).
+How we know: from the host's nf_conntrack_count and nf_conntrack_max. A host is reported if less than a tenth of the
+table is free, or if fewer entries are free than the job's connections may need (counted as for ephemeral-ports-few).
 
-Fix: raise the limit. An entry takes some 300 bytes. Entries of closed connections remain for some minutes; those of
-connections that were never closed remain for five days (nf_conntrack_tcp_timeout_established): find out what opens so
-many.
+Fix: raise the limit. An entry takes some 300 bytes. Entries of closed connections remain for some minutes; entries of
+connections that were never closed remain for five days (nf_conntrack_tcp_timeout_established), so find out what opens
+so many.
 
 References: the kernel's Documentation/networking/nf_conntrack-sysctl.rst; net/netfilter/nf_conntrack_core.c.
 """
@@ -38,7 +38,6 @@ USUAL, LARGEST = 1 << 18, 1 << 24  # the kernel's default from 4 GiB of memory o
     explains=("port-unreachable", SILENCE),
 )
 def conntrack_table_full(view: View) -> Findings:
-    """Yield one finding for hosts with the same table."""
     short: list[tuple[tuple[int, int, int], str]] = []
     world = world_size(view.snapshot)
     for host, facts in view.facts:

@@ -1,15 +1,15 @@
 """A host has fewer ephemeral ports than this job may need.
 
-What it means: NCCL has no port setting: every listener and every connection of every rank uses a port of
-`net.ipv4.ip_local_port_range`. When they are exhausted, NCCL ends with "Call to bind failed: Address already in use",
+What it means: NCCL has no port setting, so every listener and every connection of every rank uses a port in
+`net.ipv4.ip_local_port_range`. When these are exhausted, NCCL ends with "Call to bind failed: Address already in use",
 which is not about the master port, or with "Cannot assign requested address".
 
-If all of them are in use right now, so that a connection from the host failed with EADDRNOTAVAIL, no connection can be
-made, and this is an error.
+If all these ports are in use right now, so that a connection from the host failed with EADDRNOTAVAIL, no connection can
+be made, and this is reported as an error.
 
-How we know: the range, less the reserved ports, against an estimate for the job's world size. A rank uses about six
-ports for itself (the bootstrap's listeners, the proxy, gloo) and, if it communicates with every other rank over the
-network, as in all-to-all, one to listen on and one to connect from for each of them:
+How we know: the range, less the reserved ports, is compared with an estimate for the job's world size. A rank uses
+about six ports for itself (the bootstrap's listeners, the proxy, gloo) and, if it communicates with every other rank
+over the network, as in all-to-all, two ports per other rank, one to listen on and one to connect from:
 
     ports of a host = ranks on it * (6 + 2 * world size)
 
@@ -51,7 +51,6 @@ WIDE = (15000, 65000)
     explains=("port-unreachable", *ANYWAY),
 )
 def ephemeral_ports_few(view: View) -> Findings:
-    """Yield one finding for all hosts with the same small range."""
     world = world_size(view.snapshot)
     local = rank_counts(view.snapshot)
     failed = view.snapshot.mesh.failed if isinstance(view.snapshot.mesh, Mesh) else ()
@@ -121,7 +120,7 @@ RULES = (
 
 
 def _without_ras(scene: Scene) -> list[Event]:
-    """Return the events without failed binds of NCCL's RAS service, which end no job (src/ras/client_support.cc)."""
+    """Drop failed binds of NCCL's RAS service from the events, as they do not end a job (src/ras/client_support.cc)."""
     if not scene.log.facts.ras_failures:
         return scene.events
     return [event for event in scene.events if event.name != "ephemeral-ports-few"]

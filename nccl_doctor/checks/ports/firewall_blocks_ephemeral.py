@@ -24,7 +24,7 @@ from nccl_doctor.snapshot.hosts import connections_of_peer
 
 @check("NCD302", severity=Severity.ERROR, needs=("mesh",), explains=EXPLAINS, row="firewall")
 def firewall_blocks_ephemeral(view: View) -> Findings:
-    """Yield one finding per rule that blocks only ephemeral ports; a warning for one that limits rates or numbers."""
+    """Yield an error for each rule that blocks only ephemeral ports, and a warning for each that limits connections."""
     for blames in by_rule(view, master=False):
         what = whose(blames)
         who = "the others pick" if blames[0].direction == "output" and what == OWN else "NCCL picks"

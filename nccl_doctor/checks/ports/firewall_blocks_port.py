@@ -2,12 +2,12 @@
 
 What it means: every rank connects to the master port first (torch's TCPStore). If a rule drops the packets, the ranks
 wait until they time out; if it rejects them, the ranks fail with "No route to host" or "Connection refused"; if it
-redirects them (DNAT or REDIRECT of a container or a proxy), they reach a different process.
+redirects them (DNAT or REDIRECT of a container or a proxy), the ranks reach a different process.
 
 How we know: every host tried to connect to the master port while nccl-doctor itself listened there, and the attempt
 failed. The kernel's actual rules on both hosts (nftables, both kinds of iptables, ipset) were then evaluated for that
-packet: out of the connecting host, into the listening one, and the replies back. The named rule is the first one that
-blocks the packet; its counter is shown before and after the connections.
+packet leaving the connecting host and entering the listening host, and for the replies. The named rule is the first one
+that blocks the packet; its counter is shown before and after the connections.
 
 Fix: the commands let the cluster's own addresses reach the master port and the ports that NCCL and gloo get from the
 kernel (`net.ipv4.ip_local_port_range`), in the syntax of the tool that manages the rules: firewalld, ufw, nftables or
@@ -40,22 +40,18 @@ UNTESTED = {
 }
 
 EXPLAINS = ("port-unreachable", CONNECTIONS)
-"""The diagnoses that this one explains.
-
-A failed dial that no known rule explains is included only if some of the host's rules could not be interpreted.
-"""
+"""The effects of a blocking rule, except that port-unreachable is left out if all of a host's rules are understood."""
 
 
 @check("NCD301", severity=Severity.ERROR, needs=("mesh",), explains=EXPLAINS, row="firewall")
 def firewall_blocks_port(view: View) -> Findings:
-    """Yield one finding per rule that blocks the master port on some host."""
     for blames in by_rule(view, master=True):
         yield finding(blames, view, f"{rule_of(blames)} {_what(blames, view.snapshot)}, so the ranks can't meet.")
     yield from gaps(view, master=True)
 
 
 def _what(blames: list[Blame], snapshot: Snapshot) -> str:
-    """Return a phrase for what the rules block, with NCCL's own ports."""
+    """Return a phrase that describes what the rules block, including NCCL's own ports."""
     met = [dial for blame in blames for dial in blame.dials if dial.dst == blame.host.name]
     if met and blames[0].direction == "input" and not any(to_master(dial, snapshot) for dial in met):
         return "replies to its own connections and the other hosts' connections to the ports that NCCL picks"
@@ -76,13 +72,13 @@ def stops_master(blame: Blame, snapshot: Snapshot) -> bool:
 
 
 def by_rule(view: View, *, master: bool) -> list[list[Blame]]:
-    """Return hosts grouped by their rule: those whose rule blocks the master port, or the others."""
+    """Return hosts grouped by rule, for the rules that block the master port or, without ``master``, for the others."""
     found = alike(view.dials.firewall.blames)
     return [each for each in found if any(stops_master(blame, view.snapshot) for blame in each) is master]
 
 
 def alike(blames: Sequence[Blame]) -> list[list[Blame]]:
-    """Return hosts grouped by their rule, in order of node rank."""
+    """Return hosts grouped by the rule that blocks connections, in order of node rank."""
     blames = sorted(blames, key=lambda blame: (blame.host.node.node_rank, blame.direction))
     inward = {blame.host.name: blame for blame in blames if blame.direction == "input" and blame.redirects}
 
@@ -98,7 +94,7 @@ def alike(blames: Sequence[Blame]) -> list[list[Blame]]:
 
 
 def rule_of(blames: Sequence[Blame]) -> str:
-    """Return the beginning of a sentence: "ufw on node[1-3] drops"."""
+    """Return the beginning of a sentence, such as "ufw on node[1-3] drops"."""
     limits = any(dial.error == LIMITED for dial in blames[0].dials)
     return f"{blames[0].manager} on {fold(_hosts(blames))} {'limits' if limits else blames[0].verb}"
 
@@ -118,7 +114,7 @@ def gaps(view: View, *, master: bool) -> Iterator[Unjudged]:
 
 
 def whose(blames: Sequence[Blame]) -> str:
-    """Return a phrase for what the rules block: other hosts' connections, the host's own, or replies."""
+    """Return a phrase that describes what the rules block: other hosts' connections, the host's own, or replies."""
     among = [(blame, dial) for blame in blames for dial in blame.dials if dial.src != dial.dst]
     made, met = (any(getattr(dial, end) == blame.host.name for blame, dial in among) for end in ("src", "dst"))
     if blames[0].direction == "input" and met:

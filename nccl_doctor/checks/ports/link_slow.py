@@ -1,23 +1,23 @@
 """A host, pair or rail is far slower than the others or loses packets, or a GPU or NIC has lost PCIe lanes.
 
-What it means: every rank of a ring waits for its slowest link, so one bad cable slows the whole job: a cable or
-transceiver with lost lanes, a port that fell back to a lower rate, half duplex, a NIC in a narrow PCIe slot, traffic
+What it means: every rank of a ring waits for its slowest link, so one bad link slows the whole job. Causes are a cable
+or transceiver with lost lanes, a port that fell back to a lower rate, half duplex, a NIC in a narrow PCIe slot, traffic
 shaping, a mismatched MTU, or a lossy port. This is an error, not a warning, if the rate is below a tenth of the usual
-one.
+rate.
 
 How we know: with `--rate`, the hosts send to each other over TCP, between the addresses that NCCL uses, in rounds in
 which each sends to one host and receives from one. A pair is measured again, alone, if its rate is less than half of
-the usual one, or if at least 2 % of its segments were retransmitted while the other pairs had less than 0.2 %. A host
-is named, with the direction, if its whole row or column of the matrix is bad; a pair, if only that pair is bad; a rail,
-if it is slow on all hosts compared with other rails or with its links' speed. If the sending thread lacked a CPU, the
-reader was late, or interrupts filled a CPU, the host's CPU was the bottleneck; no link is then reported, and the report
-says so.
+the usual rate, or if at least 2 % of its segments were retransmitted, but less than 0.2 % of the other pairs' segments.
+A host is named, with the direction, if its whole row or column of the matrix is bad. A pair is named if only that pair
+is bad, and a rail if it is slow on all hosts compared with other rails or with its links' speed. If the sending thread
+lacked a CPU, the reader was late, or interrupts filled a CPU, the host's CPU was the bottleneck. The report then says
+so, and names no link.
 
 In every run, current_link_width of each GPU that the job sees is compared with the maximum that both ends of its link
 support. A lower link speed proves nothing, since an idle GPU lowers it. An idle GPU may also drop lanes, so missing
 lanes at a lowered speed are reported only as a note, unless another idle GPU has all its lanes. GPUs that share the
 CPU's memory (GB10, GH200) are ignored. The lanes of the NIC that NCCL's sockets use matter if they are slower than its
-port; for those of RDMA devices, see rdma-link-slow.
+port; for the lanes of RDMA devices, see rdma-link-slow.
 
 Fix: reseat a GPU or NIC that lacks lanes, without a riser, and check its slot's lanes in the firmware settings. If no
 lanes are missing, then on the named host `ethtool -S` shows error counts, `ethtool` the negotiated speed, `lspci -vv`
@@ -49,7 +49,7 @@ DOES = {("send",): "sends", ("receive",): "receives", ("send", "receive"): "send
 
 
 SHARED = re.compile(r"\bG[BH]\d\d")
-"""Names of GPUs that are connected to the processor by NVLink."""
+"""Matches names of GPUs that are connected to the CPU by NVLink."""
 
 
 # NCCL's own measurement of each rank's network (NCCL DIAG).
@@ -83,7 +83,7 @@ SIGNS = LogSigns(
 
 @check("NCD320", phrase="PCIe link slow", severity=Severity.WARNING, explains=(SLOW,), also=("rates",), row="rate")
 def link_slow(view: View) -> Findings:
-    """Yield findings about PCIe links, and one for each slow host, pair or rail; hosts that were too busy are gaps."""
+    """Yield findings about PCIe links and slow hosts, pairs or rails; hosts that were too busy can't be judged."""
     rates = view.snapshot.rates
     if rates == skipped(PENDING):
         yield Absent(PENDING, skipped=True)
@@ -163,7 +163,7 @@ def _gpu_links(host: Host, facts: HostFacts) -> Iterator[tuple[str, PciLink]]:
 
 
 def _nic_links(view: View) -> Iterator[tuple[str, str, PciLink]]:
-    """Yield host, name and link of NCCL's socket interfaces whose PCIe link is slower than their port."""
+    """Yield the host, name and PCIe link of each of NCCL's socket interfaces with a PCIe link slower than its port."""
     for host, _ in view.facts:
         own, side = view.nccl.by_host.get(host.name), view.nccl.rdma.sides.get(host.name)
         if own is None or own.chosen is None or (side is not None and side.rdma.entries):
@@ -219,7 +219,7 @@ def _message(slow: SlowLink, rates: Rates) -> str:
 
 
 def _phrase(slow: SlowLink) -> str:
-    """Return ``node3 sends at 0.9 Gb/s, the others at 9.4 Gb/s``."""
+    """Return a phrase such as ``node3 sends at 0.9 Gb/s, the others at 9.4 Gb/s``."""
     if slow.whole_rail:
         by = " and ".join(sorted({one.interface for one in slow.rates}))
         return f"all hosts reach {gbps_words(slow.gbps)} of {gbps_words(slow.usual)} by {by}"
@@ -271,7 +271,7 @@ def _evidence(slow: SlowLink, rates: Rates, view: View) -> Iterator[str]:
 
 
 def link_words(rates: Rates, host: str, name: str, view: View) -> str:
-    """Return a description of the link: ``10000 Mb/s, full duplex, MTU 1500, 4 of 16 PCIe lanes, without tso``."""
+    """Describe the link as in ``10000 Mb/s, full duplex, MTU 1500, 4 of 16 PCIe lanes, without tso``."""
     link = rates.link(host, name)
     facts = next((facts for one, facts in view.facts if one.name == host), None)
     known = () if facts is None or isinstance(facts.interfaces, Unknown) else facts.interfaces.links

@@ -1,8 +1,9 @@
 """A NetworkPolicy of the namespace drops connections between the job's pods.
 
 What it means: as soon as one policy selects a pod, all traffic that no policy allows is dropped silently. Policies are
-usually written for services, and list the ports on which those listen; NCCL and gloo listen on ports that the kernel
-chooses, and every pod connects to every other one. The job hangs in its rendezvous, or at its first collective.
+usually written for services, and list the ports on which these services listen. But NCCL and gloo listen on ports that
+the kernel chooses, and every pod connects to every other pod. So the job hangs in its rendezvous, or at its first
+collective.
 
 How we know: a connection between two pods failed, and the namespace's policies from the API server, evaluated for the
 labels of both pods, their addresses and that port, do not allow it. The test connections show whether a cluster's
@@ -27,7 +28,6 @@ from nccl_doctor.text.hostlist import fold, grouped
 
 @check("NCD308", severity=Severity.ERROR, needs=("mesh",), explains=(CONNECTIONS,))
 def network_policy_blocks(view: View) -> Findings:
-    """Yield one finding for each set of policies that drops dials."""
     kube = view.kube
     dropped = [(dial, one) for dial in view.mesh.failed for one in view.dials.policies.get(dial, ())]
     for policies, group in grouped((one.names, (dial, one)) for dial, one in dropped).items():

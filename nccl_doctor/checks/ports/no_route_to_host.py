@@ -4,11 +4,12 @@ What it means: The kernel got "host unreachable" for the address. Between hosts 
 firewall's REJECT (firewalld's default); between others, it is an interface in a different network, or an address that
 no host has.
 
-How we know: NCCL's "Connect to 10.0.0.2<4242> failed : No route to host", or retries with this message up to the last
-one (NCCL 2.24 and later retry 34 times, which is logged only at INFO level), torch's and gloo's errno 113.
+How we know: from NCCL's "Connect to 10.0.0.2<4242> failed : No route to host", or retries with this message up to the
+last retry (NCCL 2.24 and later retry 34 times, which is logged only at INFO level), or errno 113 in torch or gloo.
 
-Fix: Admit the cluster's own addresses on the host that rejects them: `nccl-doctor check` names the rule and a command
-that admits no others. NCCL's ports come from the whole ephemeral range, so opening only the master port does not help.
+Fix: Admit the cluster's own addresses on the host that rejects them; `nccl-doctor check` shows the rule and a command
+that admits no other addresses. NCCL's ports come from the whole ephemeral range, so opening only the master port does
+not help.
 
 References: NCCL's src/misc/socket.cc and src/os/linux.cc; connect(2) on EHOSTUNREACH.
 """

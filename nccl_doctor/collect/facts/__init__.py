@@ -1,1 +1,1 @@
-"""Facts of hosts: requested, parsed, and with their names resolved."""
+"""Requests and parses facts about hosts, and resolves host names."""

@@ -1,4 +1,4 @@
-"""Requests and parses hosts' facts, and resolves the hosts file's names there and on this machine."""
+"""Requests and parses facts about hosts, and resolves the hosts file's names on the hosts and on this machine."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ PATH_S = 10.0  # time for a host that answered nothing to report which of its pa
 
 @dataclass(frozen=True)
 class FactLimits:
-    """Time limits of collectors in seconds, and whether ``sudo -n`` may be tried on the hosts."""
+    """Time limit of the collectors in seconds, and whether ``sudo -n`` may be tried on the hosts."""
 
     timeout_s: float = 8.0
     sudo: bool = False
@@ -57,7 +57,7 @@ _MOST_TABLES = 8  # answers used for the common one; each is a table of all name
 
 
 class CommonNames:
-    """Resolvers' answers that the first hosts share; a host's answers about its own names are never included."""
+    """Name resolutions shared by the first hosts; a host's resolutions of its own names are never included."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._wanted = dict.fromkeys(sorted({cluster.master_addr, *(node.address for node in cluster.nodes)}))
@@ -68,16 +68,16 @@ class CommonNames:
 
     @property
     def common(self) -> dict[str, ResolverAnswer]:
-        """The answers that hold for all hosts, as far as they are known."""
+        """The resolutions known so far that apply to every host unless its own differ."""
         return self._tables[-1]
 
     def known_to(self, node: Node) -> str:
-        """Return the names packed for a host (probe/facts/network.py unpacks them), the same in every call."""
+        """Return the packed names for a host, the same ones in every call (probe/facts/network.py unpacks them)."""
         with self._lock:
             return self._asked.setdefault(node.name, (self.common, self._request))[1]
 
     def learn(self, node: Node, names: Names) -> None:
-        """Add a host's answers; addresses are preferred to an error."""
+        """Add a host's resolutions; addresses replace an earlier error."""
         with self._lock:
             before = self.common
             if len(self._tables) > _MOST_TABLES:
@@ -95,7 +95,7 @@ class CommonNames:
                 self._request = _packed({name: rows.get(name) for name in self._wanted})
 
     def final(self, name: str, names: Names | Unknown) -> Names | Unknown:
-        """Return a host's answers as differences from the final table."""
+        """Return a host's resolutions as differences from the final common table."""
         if isinstance(names, Unknown):
             return names
         asked, last = self._asked[name][0], self.common
@@ -134,14 +134,11 @@ def _addresses(name: str | None) -> tuple[IpAddress, ...]:
 
 
 LookOutside = Callable[[Node, float], Outside | Unknown | None]
-"""A function that looks at the host around a node's container until a deadline.
-
-It returns None if the node is not a container.
-"""
+"""A function that examines the host of a node's container until a deadline; None if the node is not a container."""
 
 
 class Asking:
-    """Requests for hosts' facts; the first hosts' resolutions are sent to the others, which report only differences."""
+    """Requests facts from hosts; the first hosts' name resolutions are sent to the others, which report differences."""
 
     def __init__(
         self, cluster: Cluster, limits: FactLimits, until: float, outside: LookOutside = lambda _node, _deadline: None
@@ -152,7 +149,7 @@ class Asking:
         self._launcher = read_line(shlex.split(cluster.line)).launcher if cluster.line else ""
 
     def __call__(self, session: ProbeSession, share: float) -> None:
-        """Ask one host, or wait again for an earlier request; raise NoAnswerError if more time may help."""
+        """Query one host, or wait again for a late answer; raise NoAnswerError if more time may help."""
         timeout_s = self._limits.timeout_s
         deadline = time.monotonic() + max(0.1, min(share * timeout_s, self._until - time.monotonic())) + GRACE_S
         cluster, node = self._cluster, session.node
@@ -191,16 +188,16 @@ class Asking:
 
     @property
     def common(self) -> dict[str, ResolverAnswer]:
-        """The resolvers' answers that hold unless a host's facts differ."""
+        """The name resolutions that apply to every host unless its own facts differ."""
         return self._names.common
 
 
 def firewalls_again(
     sessions: list[ProbeSession], facts: dict[str, HostFacts], limits: FactLimits
 ) -> dict[str, HostFacts]:
-    """Return the facts with the firewall rules as they are now, whose counters have advanced since.
+    """Return the facts with the current firewall rules, whose counters have advanced since the first query.
 
-    What was left out at first is added: the text of long rule sets, and the rules of large tables.
+    What the first query left out is added: the text of long rule sets, and the rules of large tables.
     """
 
     def ask(session: ProbeSession) -> HostFacts:
@@ -223,7 +220,7 @@ def firewalls_again(
 def resolve_meeting(
     sessions: list[ProbeSession], facts: dict[str, HostFacts], cluster: Cluster
 ) -> dict[str, HostFacts]:
-    """Return the facts with each host's answer for the name under which torchrun's c10d rendezvous has ranks meet."""
+    """Return the facts with each host's resolution of the name at which torchrun's c10d rendezvous makes ranks meet."""
     line = read_line(shlex.split(cluster.line)) if cluster.line else None
     engines = (its.engines for its in facts.values())
     name = None if line is None else meeting_name(line, len(cluster.nodes), engines)
@@ -246,7 +243,7 @@ NAME_S = 5.0  # time for a host's resolver, as for its other names
 
 
 def _read_clock(session: ProbeSession, deadline: float) -> Clock | Unknown:
-    """Return the host's clock minus ours, from one short exchange as in NTP; the error is half the round trip."""
+    """Return the host's clock minus ours, measured in one exchange as in NTP; the error is half the round-trip time."""
     sent = time.time()
     try:
         # sent again: a late answer to an earlier question has an old time
@@ -263,10 +260,10 @@ OPEN_LISTS: dict[str, TypeAdapter[Any]] = {
 
 
 def typed(answer: dict[str, Any]) -> HostFacts:
-    """Return the probe's answer as facts, of which malformed ones are unknown, or raise MalformedError.
+    """Return the probe's answer as facts, in which malformed facts become unknown, or raise MalformedError.
 
-    In lists to which any local user can add items, those that do not fit are left out and counted. Other lists, such as
-    routes and GPUs, would be wrong without an item, so they are unknown as a whole.
+    Lists to which any local user can add items lose only their malformed items, which are counted. Other lists, such as
+    routes and GPUs, would be wrong without an item, so the whole list becomes unknown.
     """
     misfits: dict[str, str] = {}
     answer = {**answer, "misfits": misfits}
@@ -314,7 +311,7 @@ echo {mark} hosts; cat /etc/hosts
 echo {mark} end
 exit
 """
-"""A script for /bin/sh that looks at devices as probe/facts/host.py does."""
+"""Script for /bin/sh on the host around a container; it lists devices in the same way as probe/facts/host.py."""
 _MOST = 8 << 20  # bytes that it may print: /etc/hosts of a cluster has a line for each host
 _LIMIT = re.compile(r"(Max open files|Max locked memory) +(unlimited|\d{1,20}) +(unlimited|\d{1,20})\b")
 
@@ -322,7 +319,7 @@ _LIMIT = re.compile(r"(Max open files|Max locked memory) +(unlimited|\d{1,20}) +
 def look_outside(
     transport: Transport, wanted: Collection[str], node: Node, deadline: float
 ) -> Outside | Unknown | None:
-    """Look at the host of a node's container, resolving the names ``wanted``; None if the node is not one."""
+    """Examine the host of a node's container, and find ``wanted`` names in its /etc/hosts; None without a container."""
     options = node.options(InsideOptions)
     if options.runtime is None:
         return None
@@ -345,7 +342,7 @@ def look_outside(
 def parse_outside(
     lines: Iterable[str], mark: str, options: InsideOptions, wanted: Collection[str]
 ) -> Outside | Unknown:
-    """Parse the script's output, in which each part follows a line with the mark and its name."""
+    """Parse the output of :data:`SCRIPT`, in which a line with the mark and a name begins each part."""
     parts: defaultdict[str, list[str]] = defaultdict(list)
     part: list[str] = []
     for line in lines:
@@ -384,7 +381,7 @@ def _lines(channel: Channel, last: str, deadline: float) -> Iterator[str]:
 
 
 def _read_limits(lines: list[str]) -> ResourceLimits | None:
-    """Return the relevant limits of proc_pid_limits(5)."""
+    """Return the relevant limits in the lines of /proc/PID/limits (proc_pid_limits(5)); None if one is missing."""
     told = {match[1]: match.groups()[1:] for line in lines if (match := _LIMIT.match(line))}
     if len(told) < 2:
         return None

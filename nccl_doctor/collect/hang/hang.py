@@ -1,7 +1,7 @@
 """Samples a running job on all its hosts at once, as often as requested, and parses the answers.
 
-The controller's own py-spy is sent along; nothing is downloaded for a host that can't run it. Its wheel for Linux holds
-a statically linked program, so one file serves every Linux of the same architecture.
+The py-spy installed on this machine is sent to the hosts; nothing is downloaded for a host that can't run it. Py-spy's
+wheel for Linux contains a statically linked program, so one file runs on every Linux of the same architecture.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ if TYPE_CHECKING:
 
 
 ELF_MACHINES = {62: "x86_64", 183: "aarch64", 243: "riscv64", 21: "ppc64le"}
-"""Values of e_machine in the ELF header (elf(5)), and the names that ``uname -m`` prints."""
+"""Architectures as ``uname -m`` prints them, by the value of e_machine in the ELF header (elf(5))."""
 REMEDY = "to have stacks there, install py-spy on that host, in root's PATH"
 
 
 @thread_safe_cache
 def pack(machine: str) -> dict[str, Any]:
-    """Return ``{"machine", "data": base64 of zlib}``, or ``{"missing": reason}``, which the hosts report."""
+    """Return py-spy as ``{"machine", "data": base64 of zlib}``, or ``{"missing": reason}`` for the hosts to report."""
     program = own_program()
     if program is None or not program.is_file():
         return {"missing": "nccl-doctor's own py-spy has no program to send along"}
@@ -60,7 +60,7 @@ def pack(machine: str) -> dict[str, Any]:
 
 
 def own_program() -> Path | None:
-    """Return the py-spy that was installed with nccl-doctor."""
+    """Return the path of the py-spy that was installed with nccl-doctor; None if it was not installed."""
     try:
         files = distribution("py-spy").files or []
     except PackageNotFoundError:
@@ -69,7 +69,7 @@ def own_program() -> Path | None:
 
 
 def built_for(program: bytes) -> str:
-    """Return the architecture of a Linux program, as ``uname -m`` prints it, or why it is not one."""
+    """Return the architecture of a Linux program, as ``uname -m`` prints it, or a phrase for any other program."""
     if not program.startswith(b"\x7fELF"):
         return "another system than Linux"
     number = int.from_bytes(program[18:20], "little")
@@ -93,7 +93,7 @@ _RAS: Contract[Phased[Ras]] = Contract("ras", TypeAdapter(Phased[Ras]))
 
 @dataclass(frozen=True)
 class HangOptions:
-    """Options: ``looks`` samples, ``interval_s`` apart; ``force`` queries RAS even in versions that can crash a job."""
+    """Options of ``hang``: ``looks`` samples, ``interval_s`` apart; ``force`` queries RAS even if it can crash jobs."""
 
     interval_s: float = 5.0
     looks: int = 2
@@ -106,9 +106,9 @@ class HangOptions:
 
 
 def take(cluster: Cluster, transport: Transport, options: HangOptions, progress: Progress) -> HangSnapshot:
-    """Sample the job and leave every host.
+    """Connect to the hosts, sample the job, and disconnect.
 
-    Raise UsageError for several jobs, and NotReachedError if this machine was paused.
+    Raise UsageError if several jobs are running, and NotReachedError if this machine was paused.
     """
     crew = Crew(cluster.nodes, transport, options.connect_s)
     try:
@@ -118,10 +118,7 @@ def take(cluster: Cluster, transport: Transport, options: HangOptions, progress:
 
 
 def observe(cluster: Cluster, crew: Crew, options: HangOptions, progress: Progress) -> HangSnapshot:
-    """Connect to hosts that are neither connected nor failed, and sample the job.
-
-    Raise NotReachedError as :func:`take` does.
-    """
+    """Connect to hosts that are neither connected nor failed, and sample the job; raises the errors of :func:`take`."""
     observation = _Observation(cluster, crew, options, progress)
     try:
         return observation.run()
@@ -185,7 +182,6 @@ class _Observation:
         self._timings["find"] = time.monotonic() - began
 
     def look(self) -> None:
-        """Sample the ranks as often as requested."""
         if not self._with_ranks():
             return
         began = self._phase("looking", [name for name, job in self._jobs.items() if job.ranks])
@@ -206,7 +202,7 @@ class _Observation:
         self._timings["look"] = time.monotonic() - began
 
     def look_at_starters(self) -> None:
-        """Take a second sample if there is no rank yet, since one that imports torch will have progressed."""
+        """Sample starting ranks again if there is no rank yet, since a rank that imports torch will have progressed."""
         starting = [name for name, job in self._jobs.items() if not isinstance(job.starters, Unknown) and job.starters]
         if self._with_ranks() or not starting:
             return
@@ -216,7 +212,7 @@ class _Observation:
         self._timings["look"] = time.monotonic() - began
 
     def ask_ras(self) -> None:
-        """Query RAS on one host, which knows the whole job; if it does not answer, query the next."""
+        """Query RAS on one host, since its answer covers the whole job; if there is no answer, query the next host."""
         serving = {name for name, looks in self._looks.items() if any(look.serves_ras for look in looks)}
         asked = [session for session in self._with_ranks() if session.node.name in serving][:RAS_HOSTS]
         if not asked:
@@ -244,7 +240,6 @@ class _Observation:
         self._timings["ras"] = time.monotonic() - began
 
     def snapshot(self) -> HangSnapshot:
-        """Return the snapshot so far."""
         self._timings["total"] = time.monotonic() - self._began
         return HangSnapshot(
             version=__version__,

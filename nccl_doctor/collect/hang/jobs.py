@@ -1,4 +1,4 @@
-"""Selects one of the jobs on the hosts, and finds hosts whose answers contradict the others."""
+"""Selects one of the jobs on the hosts, and finds hosts whose answers contradict those from other hosts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MOST_COMPARED = 64
 
 
 class HangingJob(NamedTuple):
-    """The settings that a job's ranks share."""
+    """Settings that all ranks of a job share, and that distinguish the job from others."""
 
     address: str
     port: int
@@ -36,7 +36,7 @@ Jobs = dict[HangingJob, dict[str, list[JobRank]]]  # the ranks of each job, by h
 
 
 class Choice(NamedTuple):
-    """The selected job: ``ranks`` by host, one process per rank; ``rivals`` are older processes with the same ranks."""
+    """The selected job: ``ranks`` by host, one process per rank; ``rivals`` are older processes of the same ranks."""
 
     ranks: dict[str, tuple[JobRank, ...]]
     rivals: dict[str, tuple[JobRank, ...]]
@@ -47,9 +47,9 @@ class Choice(NamedTuple):
 
 
 def choose(found: dict[str, JobRanks], *, port: int, pid: int | None, words: tuple[str, ...] = ()) -> Choice:
-    """Return the job of ``pid``, or else the one on most hosts, or else the one at ``port``.
+    """Choose the job of process ``pid``, or else the job on most hosts, or else the job with master port ``port``.
 
-    Raise UsageError if several remain.
+    Raise UsageError if several jobs remain.
     """
     jobs = _jobs(found)
     meant = sorted(jobs) if pid is None else sorted(_of_process(pid, found, jobs))
@@ -81,7 +81,7 @@ def choose(found: dict[str, JobRanks], *, port: int, pid: int | None, words: tup
 
 
 def _named(job: HangingJob, jobs: Jobs) -> str:
-    """Return a description of the job, with its user if nothing else distinguishes it from another."""
+    """Return a description of the job, with its user or container only if another job has the same description."""
     alike = [one for one in jobs if str(one) == str(job)]
     words = [str(job)]
     words += [f"of {job.user}"] if len({one.user for one in alike}) > 1 else []
@@ -99,7 +99,7 @@ def _numbers(hosts: dict[str, list[JobRank]]) -> set[int]:
 
 
 def _misnumbered_ranks(jobs: Jobs, chosen: HangingJob) -> Iterator[tuple[HangingJob, str, JobRank]]:
-    """Yield ranks of incomplete jobs of the same user whose numbers are missing in the selected job."""
+    """Yield ranks from incomplete jobs of the same user, if the selected job lacks their rank numbers."""
     there = _numbers(jobs[chosen])
     for job, hosts in jobs.items():
         numbers, alike = _numbers(hosts), (job.user, job.contained) == (chosen.user, chosen.contained)
@@ -110,7 +110,7 @@ def _misnumbered_ranks(jobs: Jobs, chosen: HangingJob) -> Iterator[tuple[Hanging
 
 
 def _of_process(pid: int, found: dict[str, JobRanks], jobs: Jobs) -> set[HangingJob]:
-    """Return the jobs with a rank of this PID or, if it is a launcher's, with one of its ranks, if any."""
+    """Return the jobs that have a rank with this PID or, if the PID is a launcher's, a rank that it started."""
     below = {
         name: {child for one in told.launchers if one.pid == pid for child in one.children}
         for name, told in found.items()
@@ -128,7 +128,7 @@ def _of_process(pid: int, found: dict[str, JobRanks], jobs: Jobs) -> set[Hanging
 
 
 def _jobs(found: dict[str, JobRanks]) -> Jobs:
-    """Return all ranks by job: ranks with the same variables and user, all in containers or all outside."""
+    """Group all ranks by job: a job's ranks share variables and user, and all or none of them are in containers."""
 
     def job_of(host: str, rank: JobRank) -> HangingJob:
         alone = rank.master_addr in ("localhost", "::1") or rank.master_addr.startswith("127.")
@@ -145,7 +145,7 @@ def _jobs(found: dict[str, JobRanks]) -> Jobs:
 
 
 def _user_names(owners: list[tuple[str, User]]) -> dict[User, str]:
-    """Return the common name of each user ID; different IDs on one host are different users."""
+    """Return a name for each user, the same on all hosts; different user IDs on one host are different users."""
     alike: list[set[User]] = []
     for user in sorted({user for _, user in owners}, key=str):
         touching = [some for some in alike if any(user.is_same(one) for one in some)]
@@ -160,7 +160,7 @@ def _user_names(owners: list[tuple[str, User]]) -> dict[User, str]:
 
 
 def _latest(ranks: list[JobRank]) -> tuple[JobRank, ...]:
-    """Keep the newest process of each rank, since an older one is an orphan of an earlier start."""
+    """Keep only the newest process of each rank, since older processes are orphans of an earlier start."""
     youngest: dict[int, JobRank] = {}
     for rank in ranks:
         if rank.rank not in youngest or rank.age_s < youngest[rank.rank].age_s:
@@ -169,7 +169,7 @@ def _latest(ranks: list[JobRank]) -> tuple[JobRank, ...]:
 
 
 def _contradicted(ranks: dict[str, tuple[JobRank, ...]]) -> dict[str, str]:
-    """Return the hosts that claim ranks of several other, consistent hosts; the host with most such ranks is first."""
+    """Return hosts that claim ranks of several hosts consistent with each other, and why, the worst host first."""
     numbers = {name: {rank.rank for rank in some} for name, some in ranks.items()}
     against = {name: [one for one in numbers if one != name and numbers[one] & numbers[name]] for name in numbers}
     contradictory_hosts: dict[str, str] = {}
@@ -190,7 +190,7 @@ LEAST = 2  # a single process that dials itself is not a job: a notebook does th
 
 
 class _Store(NamedTuple):
-    """A port on which a process listens and to which it is connected itself: torch's TCPStore, or NCCL's."""
+    """A port whose listening process is also connected to it, such as that of torch's TCPStore or NCCL's services."""
 
     host: str
     port: int
@@ -200,7 +200,7 @@ class _Store(NamedTuple):
 
 
 def with_counted(found: dict[str, JobRanks]) -> dict[str, JobRanks]:
-    """Return the hosts' answers with the unnumbered ranks numbered, by the order of hosts and start times."""
+    """Return the hosts' answers with numbers for the unnumbered ranks, in the order of hosts and start times."""
     told: dict[str, tuple[StoreClient, ...]] = {
         name: one.unnumbered for name, one in found.items() if not isinstance(one.unnumbered, Unknown)
     }
@@ -271,7 +271,7 @@ def _ranks(store: _Store, clients: list[tuple[str, StoreClient]], order: list[st
 
 
 def _local(clients: list[StoreClient]) -> tuple[list[StoreClient], int]:
-    """Assign numbers to the ranks of a host and count them: by their common parent, otherwise by start time."""
+    """Assign numbers to a host's ranks and count them, by their common parent or else by start time."""
     told = [one for one in clients if one.local_rank is not None]
     sizes, numbers = {one.local_world_size or 0 for one in told}, {one.local_rank for one in told}
     size = max(sizes, default=0)

@@ -1,8 +1,8 @@
-"""Parses untrusted documents of hosts in a separate process: dumps of the flight recorder, and answers of RAS.
+"""Parses untrusted documents from hosts (flight recorder dumps and RAS answers) in a separate process.
 
-The process has limits on memory and time, and is started only when there is something to parse. If it dies, that
-document is unknown, and the next one gets a new process. It holds nothing but the document, and ends with its standard
-input.
+The process has limits on memory and time, and is started only when there is something to parse. If it dies, the current
+document is unknown, and the next one gets a new process. The process holds no other data, and ends when its standard
+input is closed.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class UnreadableError(ValueError):
 
 
 class Reader:
-    """The separate process, started on first use; threads that use it wait for one another."""
+    """Controls the parser process, which is started on first use; threads that use it wait for one another."""
 
     def __init__(self, until: float) -> None:
         self._until = until
@@ -57,7 +57,7 @@ class Reader:
         self._closed = False
 
     def dump(self, host: str, name: str, data: bytes) -> flight.Dump | None:
-        """Return the last calls of a dump, and of each group; None if it is not a dump.
+        """Return the last calls of a dump and the last call of each process group; None if the data is not a dump.
 
         Raise UnreadableError if the dump is too large.
         """
@@ -67,7 +67,7 @@ class Reader:
         return flight.Dump(told["rank"], tuple(flight.Record(**record) for record in told["records"]), {})
 
     def look_through(self, host: str, answer: str) -> None:
-        """Check an answer of RAS; raise UnreadableError if parsing it would exceed the limits."""
+        """Check an answer from RAS; raise UnreadableError if parsing it would exceed the limits."""
         self._ask(host, "ras", "", answer.encode(errors="replace"))
 
     def close(self) -> None:
@@ -154,9 +154,9 @@ class Reader:
 
 
 def serve() -> None:
-    """Answer documents from standard input until it ends.
+    """Parse documents from standard input until it ends, and write the results to standard output.
 
-    Run this only in a separate process, since it sets limits on its process.
+    Run this only in a separate process, since it limits the memory and CPU time of its own process.
     """
     from resource import RLIMIT_AS, RLIMIT_CORE
 

@@ -1,4 +1,4 @@
-"""Repeated samples of a job over connections that stay open, with reconnection if one ends."""
+"""Samples a job repeatedly over connections that stay open, and reconnects to hosts if a connection ends."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 5.0, 300.0
 
 @dataclass
 class _Away:
-    """A host that can't be observed now; the next try is at ``at``, on the monotonic clock."""
+    """A host that can't be observed now; ``at`` is the time of the next try, on the monotonic clock."""
 
     failure: AnyAccessFailure
     pause_s: float
@@ -31,7 +31,7 @@ class _Away:
 
 
 class Watcher:
-    """Connections to a job's hosts. A sample takes a few milliseconds of a host's time, and needs no new connection."""
+    """Keeps connections to a job's hosts open, so that a sample takes only a few milliseconds of a host's time."""
 
     def __init__(
         self, cluster: Cluster, connect: Callable[[], Transport], options: HangOptions, progress: Progress
@@ -46,12 +46,12 @@ class Watcher:
         return tuple(self._away)
 
     def sample(self, *, stacks: bool) -> HangSnapshot | None:
-        """Take one sample; return None if this machine was paused meanwhile."""
+        """Take one sample; return None if this machine was paused in the meantime."""
         kind = self._options.stacks if stacks else "none"
         return self._observe(replace(self._options, looks=1, stacks=kind))
 
     def examine(self) -> HangSnapshot | None:
-        """Examine the job as ``hang`` does."""
+        """Examine the job as ``hang`` does; return None if this machine was paused in the meantime."""
         return self._observe(self._options)
 
     def _joined(self) -> Crew:
@@ -71,7 +71,7 @@ class Watcher:
         return seen
 
     def _note(self, waiting: dict[str, AnyAccessFailure]) -> None:
-        """Drop lost connections, and delay the next try of each, a bit longer every time."""
+        """Drop lost connections, and schedule the next try for each host, after a longer pause every time."""
         opened, failures = self._crew.opened, self._crew.failures
         self._crew.drop([name for name, session in opened.items() if session.lost is not None or name in failures])
         before, now = self._away, time.monotonic()
@@ -85,5 +85,5 @@ class Watcher:
             self._away[name] = _Away(failure, pause, now + pause)
 
     def close(self) -> None:
-        """End the connections, and with them all that was started on hosts."""
+        """Close the connections, which ends everything that was started on the hosts."""
         self._crew.close()

@@ -1,1 +1,1 @@
-"""The port mesh: every host dials every other one."""
+"""The port mesh, in which every host dials every other host."""

@@ -1,12 +1,12 @@
-"""The listeners of a mesh, and rounds of dials to them, in which lost dials are repeated.
+"""Opens the listeners of a mesh, and makes rounds of dials to them, in which failed dials are repeated.
 
-A host that has no file descriptor left for a dial, because the others' connections use them all, dials again when they
-are done. If it still has none, the result is unknown and says nothing about the network.
+A host that has no file descriptor left for a dial, because connections from other hosts use them all, dials again when
+these have ended. If it still has none, the result is unknown, since it says nothing about the network.
 
-With 64 hosts on two processors, 3 (and once 229) of 12,159 dials took longer than their three seconds. If a rule or a
-switch drops packets, the second try fails like the first and costs one more time-out. With 100 hosts on two busy
-processors, most dials were late, so dials of busy hosts are repeated as long as that helps. A reset may also be a sign
-of delay: a full queue (tcp_abort_on_overflow), or a listener that was not read in time.
+In a test with 64 hosts on two processors, 3 (and once 229) of 12,159 dials exceeded their limit of three seconds. If a
+firewall rule or a switch drops packets, the second try fails like the first and costs one more time-out. With 100 hosts
+on two busy processors, most dials were late, so dials from busy hosts are repeated as long as that helps. A reset may
+also be a sign of delay: a full queue (tcp_abort_on_overflow), or a listener that was not read in time.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def retry(
     answers: list[Dialled | Exception],
     dial: Callable[[ProbeSession, list[plan.Target]], Dialled],
 ) -> list[Dialled | Exception]:
-    """Return the answers of all hosts, without the failed dials that succeeded when they were repeated."""
+    """Repeat failed dials, and return all hosts' answers without the dials that succeeded when repeated."""
     answers = _again(sessions, targets, answers, dial, _unopened)
     for place, answer in enumerate(answers):
         if missed := len(_unopened(answer)):
@@ -76,9 +76,9 @@ def _again(
     dial: Callable[[ProbeSession, list[plan.Target]], Dialled],
     lost: Callable[[Dialled | Exception], list[DialRow]],
 ) -> list[Dialled | Exception]:
-    """Return the answers without the dials that have now succeeded.
+    """Repeat the ``lost`` dials, and return the answers without the dials that have now succeeded.
 
-    The answer of a host that does not answer again is unchanged.
+    If a host does not answer the second request, its first answer is kept.
     """
 
     def again(place: int) -> Dialled | Exception:
@@ -112,12 +112,12 @@ AT_ONCE = 256  # dials that a host makes at the same time (probe/mesh/mesh.py)
 AGAIN = 2.0  # time for a repeated dial, as a multiple of the first
 LISTEN_ANSWER_S = 5.0  # time for listening, and for the report after the last dial timed out
 Dials = tuple[dict[str, list[plan.Target]], list[Dialled | Exception]]
-"""The targets of each host that dials, and the results in the order of the hosts."""
+"""Targets by dialling host, and results in the order of the hosts."""
 
 
 @dataclass
 class Dialling:
-    """Rounds of dials to one mesh's listeners; ``doubtful``: by host, the addresses that it did not dial."""
+    """Rounds of dials to the listeners of one mesh; ``doubtful`` has, by host, the addresses that it did not dial."""
 
     sessions: list[ProbeSession]
     facts: dict[str, HostFacts]
@@ -136,7 +136,7 @@ class Dialling:
 
     @cached_property
     def used(self) -> dict[str, plan.Rails]:
-        """The addresses over which each host will transfer data."""
+        """The interfaces over which each host will transfer data."""
         return {name: plan.of_host(self.nodes[name], self.facts[name]) for name in self.ports}
 
     def run(
@@ -147,7 +147,7 @@ class Dialling:
         *,
         oneself: bool = False,
     ) -> Dials:
-        """Have every host dial its partners and itself; in a sample, the master dials one port of each host."""
+        """Have every host dial its partners, and itself with ``oneself``; a sample's master dials one port per host."""
         targets: dict[str, list[plan.Target]] = {}
         for name, others in partners.items():
             ports = self.ports
@@ -178,7 +178,7 @@ class Dialling:
         return self.engine_addresses.get(to.dst) == to.address and to.address not in others
 
     def engines(self, partners: dict[str, list[str]], done: dict[str, list[plan.Target]]) -> Dials:
-        """Have every host dial the addresses that its partners' engines advertise, unless ``done`` has them."""
+        """Have every host dial the addresses that its partners' engines advertise, except those already in ``done``."""
         targets = {
             name: list(
                 plan.engine_targets(done[name], others, self.engine_addresses, self.nodes, self.facts[name], self.ports)
@@ -217,9 +217,9 @@ def listening(
     window: Window | None = None,
     heard: dict[str, Heard] | None = None,
 ) -> Iterator[dict[str, Listening | Exception]]:
-    """Have hosts listen while the block runs; yield by host the requested ports that are open, or why none is.
+    """Have hosts listen while the block runs; yield, for each host, the ports that are open or the error.
 
-    ``heard`` receives what each host's listeners accepted, once the block has ended.
+    After the block has ended, the connections that each host's listeners accepted are stored in ``heard``.
     """
     opened = ask_all(lambda session: open_listeners(session, nonce, sockets(session)), sessions, window=window)
     yield {session.node.name: told for session, told in zip(sessions, opened, strict=True)}
@@ -243,7 +243,7 @@ def open_listeners(session: ProbeSession, nonce: str, sockets: list[dict[str, An
 def failed_pairs(
     targets: dict[str, list[plan.Target]], names: list[str], dialled: list[Dialled | Exception]
 ) -> set[tuple[str, str]]:
-    """Return the pairs that could not connect on at least one port, without a host's dials to itself."""
+    """Return the pairs of hosts that could not connect on at least one port; dials of a host to itself do not count."""
     return {
         (name, targets[name][row.target].dst)
         for name, answer in zip(names, dialled, strict=True)
@@ -253,7 +253,7 @@ def failed_pairs(
 
 
 def together(names: list[str], first: Dials, second: Dials) -> Dials:
-    """Return two rounds as one; a host that did not report both has reported nothing."""
+    """Merge two rounds of dials; a host that failed to report one of them counts as having reported neither."""
     targets = {name: [*first[0][name], *second[0][name]] for name in names}
     both: list[Dialled | Exception] = []
     for name, one, more in zip(names, first[1], second[1], strict=True):
@@ -272,7 +272,7 @@ def together(names: list[str], first: Dials, second: Dials) -> Dials:
 def dial_targets(
     session: ProbeSession, targets: list[plan.Target], nonce: str, timeout_s: float, latest: float = math.inf
 ) -> Dialled:
-    """Have a host dial listeners with this nonce; it must answer before ``latest``, on the monotonic clock."""
+    """Have a host dial listeners that have this nonce; it must answer before ``latest`` (monotonic clock)."""
     wanted = [
         [target.address, list(target.ports), plan.own_nonce(nonce, target.dst), *filter(None, [target.interface])]
         for target in targets
@@ -292,7 +292,7 @@ def dial_targets(
 
 
 def doubts(doubtful: dict[str, dict[str, str]]) -> dict[str, str]:
-    """Return, by host, why others did not dial it: who did not, and at which address."""
+    """Return, for each host that others did not dial, a phrase with their names, the address and the reason."""
     by_host: dict[str, dict[str, list[str]]] = {}
     for source, addresses in doubtful.items():
         for name, address in addresses.items():

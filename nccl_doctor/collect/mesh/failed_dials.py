@@ -1,14 +1,14 @@
-"""Further queries if hosts can't reach each other: to their kernels, over other networks, and to their peers.
+"""Further queries if hosts can't reach each other: their routes, dials over other networks, and dials by peers.
 
-Often the management network isolates hosts from each other while the data network is fine; then the setting is wrong,
-not the network. A few pairs are tried once, on one port that the kernel chooses.
+Often the management network isolates hosts from each other while the data network works. In that case, a setting of the
+job is wrong, not the network. A few pairs are tried once over other networks, on one port that the kernel chooses.
 
-Each host keeps a port closed (bound, without a listener), and the host before it dials that port. The kernel refuses
-such a dial under any load; a proxy accepts the connection first and looks for its target afterwards. This is tried if
-the hosts are pods, or if a dial was accepted but led nowhere.
+To find proxies, each host binds a port without listening on it, and the previous host dials that port. The kernel
+refuses such a dial under any load, whereas a proxy accepts the connection before it looks for its target. This is tried
+if the hosts are pods, or if a dial was accepted but did not reach the listener.
 
-The dialling host is asked first, for its source address; then both hosts are asked for the route back and the incoming
-filter.
+To look up routes, the dialling host is queried first, since its answer contains the source address. Then both hosts are
+asked for the route back, and whether they accept the incoming packets.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ AlternativeAddresses = dict[str, dict[str, tuple[str, ...]]]
 def find_other_nets(
     sessions: list[ProbeSession], facts: dict[str, HostFacts], mesh: Mesh, failed: Iterable[FailedDial], dial_s: float
 ) -> AlternativeAddresses:
-    """Return the other networks over which hosts with unexplained failed dials can connect."""
+    """Return the addresses on other networks at which hosts with unexplained failed dials can be reached."""
     wanted = _wanted(facts, mesh, list(failed))
     if not wanted:
         return {}
@@ -70,7 +70,7 @@ def find_other_nets(
 
 
 def _wanted(facts: dict[str, HostFacts], mesh: Mesh, failed: list[FailedDial]) -> dict[str, list[tuple[str, str]]]:
-    """Return, for each host, the targets of which it reached no port."""
+    """Return, for each host, other addresses of the hosts on which it reached no port."""
     wanted: dict[str, list[tuple[str, str]]] = {}
     for src, dst in dict.fromkeys((dial.src, dial.dst) for dial in failed if dial.src != dial.dst):
         mine = [dial for dial in mesh.failures.get((src, dst), ()) if dial.outcome in LOST]
@@ -156,8 +156,6 @@ def look_up_routes(
 
 
 def _ask(sessions: list[ProbeSession], wanted: dict[str, dict[Packet, None]]) -> dict[str, tuple[Way, ...]]:
-    """Return the answers of the hosts that answered; a host about which nothing is known explains nothing."""
-
     def ask(session: ProbeSession) -> tuple[Way, ...]:
         packets = list(wanted[session.node.name])[:AT_MOST]
         asked = [{"to": to, "source": source, "iif": iif} for to, source, iif in packets]
@@ -173,7 +171,7 @@ def _ask(sessions: list[ProbeSession], wanted: dict[str, dict[Packet, None]]) ->
 
 
 def _between(sender: HostFacts, dev: str, receiver: HostFacts) -> str | None:
-    """Return the receiver's interface that shares a network with the sender's interface."""
+    """Return the receiver's interface that shares a network with the sender's interface; None if there is none."""
     if not isinstance(sender.interfaces, Interfaces) or not isinstance(receiver.interfaces, Interfaces):
         return None
     nets = [
@@ -193,20 +191,22 @@ PEER_DIAL_S = 2.0
 NAMES_S = 2.0
 PEER_ANSWER_S = 3.0
 TAKES_S = NAMES_S + 2 * PEER_DIAL_S + PEER_ANSWER_S
-"""Seconds for the whole query of the peers: a silent listener is sent a line and given the same time again."""
+"""Seconds for querying the peers: a silent listener is sent a line and given the time for a dial once more."""
 WORTH_ASKING = ("timed-out", "no-route", "unreachable", "refused")  # if nothing on the host itself explains it
 LOOKS: tuple[DialOutcome, ...] = (
     "stranger", "intercepted", "reset", "refused", "timed-out", "no-route", "unreachable",
 )  # fmt: skip
-"""Results that say something about a peer, the most informative first, since one of a host's addresses is enough. The
-other results say nothing: the peer could not open a socket, or had no source address.
+"""Results that say something about the dialled host, the most informative first.
+
+Of several addresses of a host, only the most informative result is used. Other results say nothing about the host: the
+peer could not open a socket, or had no source address.
 """
 
 
 def ask_reachability_from_peers(
     sessions: list[ProbeSession], failures: Mapping[str, AnyAccessFailure], until: float
 ) -> dict[str, SshUnreachable]:
-    """Return the hosts' failures, with the results of dials that two peers made before ``until``."""
+    """Have two peers dial unreachable hosts before ``until``; return these hosts' failures with the results added."""
     latest = time.monotonic() + TAKES_S
     chosen = [session for session in sessions if not session.node.local][:PEERS]
     lost = {
@@ -239,9 +239,9 @@ def ask_reachability_from_peers(
 
 
 def _resolve(lost: Mapping[str, SshUnreachable]) -> list[tuple[str, str]]:
-    """Return each host with the addresses to which this machine resolves it.
+    """Return each host with every address to which this machine resolves its name.
 
-    Forwarded (127.0.0.1) and link-local addresses are left out.
+    Loopback addresses (forwarded ports) and link-local addresses are left out.
     """
     if not lost:
         return []

@@ -1,11 +1,11 @@
-"""Paths that lose some connections but pass others.
+"""Finds paths that lose some connections but pass others.
 
 The loss depends on the ports (a dead member of a bond or of a multipath route) or is random.
 
-Such a path passes most dials of the mesh, and a dial that it lost succeeds when repeated from another source port.
-Therefore, many dials are made to one port at once. However busy the programs at both ends are, only what the kernels
-report counts: a first packet that gets no answer or is repeated after a second. With 22 runnable processes per CPU,
-none of 4,864 connections of a sound path was lost or late.
+Most dials of the mesh succeed on such a path, and a lost dial succeeds when it is repeated from another source port.
+Therefore, many dials are made to one port at once. Only what the kernels report counts, that is, a SYN that gets no
+answer or is sent again after a second, so busy programs at both ends do not matter. In a test with 22 runnable
+processes per CPU, none of 4,864 connections over a sound path was lost or late.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Answers = list[Dialled | Exception]
 
 @dataclass(frozen=True)
 class Trial:
-    """Many dials from the host at ``place`` to a port of its target at ``index``."""
+    """Many dials from the host at index ``place`` to one port of the host's target at ``index``."""
 
     place: int
     index: int
@@ -44,13 +44,13 @@ class Trial:
 
 @dataclass(frozen=True)
 class ConnectionTrials:
-    """Trials of the paths of a mesh: its targets by dialling host, and the answers in the hosts' order.
+    """Trials of the paths of a mesh, with targets by dialling host and answers in the order of the hosts.
 
     Attributes:
-        first: the answers before lost dials were repeated; ``answers`` are those afterwards.
-        dial: makes the dials of a host, each within the given number of seconds.
-        dial_s: seconds for one dial.
-        master: the master's name and port; that port proves nothing, since a firewall often opens only that one.
+        first: the answers before failed dials were repeated; ``answers`` are the answers after that.
+        dial: has a host dial targets, with a time limit in seconds for each dial.
+        dial_s: time limit of one dial in seconds.
+        master: name and port of the master; dials to that port prove nothing, since firewalls often open only that one.
     """
 
     sessions: list[ProbeSession]
@@ -62,10 +62,10 @@ class ConnectionTrials:
     master: tuple[str, int]
 
     def run(self) -> tuple[Answers, tuple[LostConnections, ...]]:
-        """Return the answers, with a failed dial for each path that loses connections by port, and all losses.
+        """Return the answers, with a failed dial for each path that loses connections by port, and all lossy paths.
 
-        Late dials on a path that loses packets at random do not count as failed. If a path loses connections, both its
-        ends are tried with other hosts.
+        Late dials on a path with random loss do not count as failed. If a path loses connections, both of its ends are
+        tried with other hosts.
         """
         trials: dict[tuple[int, int], Trial] = {}
         for trial in (*self._doubtful(), *self._neighbours()):
@@ -133,8 +133,8 @@ class ConnectionTrials:
     def _silent(self) -> Iterator[Trial]:
         """Yield trials of targets that no dial reached, if there are only two hosts.
 
-        A path that loses half of its connections loses three of three in one mesh out of eight, and no other pair
-        reveals it.
+        On a path that loses half of its connections, all three dials fail in one mesh out of eight, and there is no
+        other pair that would reveal the loss.
         """
         for place, after in enumerate(self.answers if len(self._names) == 2 else ()):
             reached = {index for index, _ in self._reached(place)}
@@ -145,10 +145,7 @@ class ConnectionTrials:
                     yield trial
 
     def _neighbours(self) -> Iterator[Trial]:
-        """Yield trials from each host to the addresses of the next host that it reached.
-
-        Each host is thus tried in both directions.
-        """
+        """Yield trials from each host to the addresses of the next host that it reached, to try each host both ways."""
         for place, name in enumerate(self._names):
             near = (*self._names[place + 1 :], *self._names[:place])
             reached = grouped((self.targets[name][index].dst, (index, ports)) for index, ports in self._reached(place))
@@ -156,7 +153,7 @@ class ConnectionTrials:
             yield from (Trial(place, index, ports[-1]) for index, ports in reached.get(following, ()))
 
     def _beside(self, ends: set[tuple[str, str]]) -> Iterator[Trial]:
-        """Yield trials of other pairs with one of these ends, reached or not, to show whose path is at fault."""
+        """Yield trials of other pairs with one of these ends, reached or not, to show which host's path is at fault."""
         sources, targets = {src for src, _ in ends}, {dst for _, dst in ends}
         for place, name in enumerate(self._names if ends else ()):
             for index, to in enumerate(self.targets[name] if isinstance(self.answers[place], Dialled) else ()):
@@ -195,7 +192,6 @@ class ConnectionTrials:
         return found
 
     def _dialled(self, trials: list[Trial], seconds: float) -> list[_Tried]:
-        """Make many connections to each of these ports of one host's targets, and return the lost ones."""
         wanted = [replace(self._target(trial), ports=(trial.port,)) for trial in trials]
         session, count = self.sessions[trials[0].place], DIALS if len(self._names) <= FEW_HOSTS else MANY_DIALS
         told = self.dial(session, [target for target in wanted for _ in range(count)], seconds)
@@ -211,8 +207,6 @@ class ConnectionTrials:
 
 @dataclass(frozen=True)
 class _Tried:
-    """A trial with its lost connections, and all dials that failed."""
-
     trial: Trial
     loss: LostConnections
     failed: tuple[DialRow, ...]
@@ -227,8 +221,5 @@ def _is_unanswered(row: DialRow) -> bool:
 
 
 def _is_late(row: DialRow) -> bool:
-    """Return whether packets of the dial may have been lost.
-
-    Without the handshake's last packet, a dial looks intercepted.
-    """
+    """Return whether the dial may have lost packets; without the handshake's last packet, it looks intercepted."""
     return row.outcome in ("timed-out", "intercepted")

@@ -1,8 +1,8 @@
-"""The port mesh: every host listens and dials every other, so each pair is tested in both directions.
+"""The port mesh: every host listens and dials every other host, so each pair is tested in both directions.
 
-Each host listens on a sample of its ephemeral range, from which NCCL's and gloo's ports come; the master also listens
-on the master port, if it is free. A port that another program holds is never dialled, since NCCL before 2.27.3 crashes
-when a stranger connects. The controller sends each host two requests, however many pairs there are.
+Each host listens on a sample of its ephemeral port range, from which NCCL and gloo get their ports; the master also
+listens on the master port, if that is free. A port that another program uses is never dialled, since NCCL before 2.27.3
+crashes when an unknown program connects. The controller sends each host two requests, however many pairs there are.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ SMALL = 1200  # bytes of a segment that passes wherever IPv6's smallest MTU (128
 def find_stalls(
     sessions: list[ProbeSession], targets: dict[str, list[plan.Target]], dials: list[Dialled | Exception]
 ) -> tuple[Stall, ...] | Unknown:
-    """Return the pairs between which large packets are lost although their dials were answered."""
+    """Return the pairs of hosts between which large packets are lost although dials succeeded."""
     names = [session.node.name for session in sessions]
     chosen: dict[str, list[plan.Target]] = {}
     for place, (name, answer) in enumerate(zip(names, dials, strict=True)):
@@ -81,7 +81,7 @@ def find_stalls(
 
 
 def _push(session: ProbeSession, targets: list[plan.Target], segment: int | None = None) -> tuple[PathMtuResult, ...]:
-    """Have a host send full segments, or segments of this size, to each target."""
+    """Have a host send full-size segments, or segments of ``segment`` bytes, to each target."""
     if not targets:
         return ()
     wanted = [[target.address, target.ports[-1]] for target in targets]
@@ -98,7 +98,7 @@ _MOST_ERRORS = 8  # errors of one host's listeners that are reported; it opens f
 
 @dataclass(frozen=True)
 class MeshLimits:
-    """Limits of the mesh: seconds for one connection, and which pairs dial."""
+    """Limits of the mesh: seconds for one dial, and which pairs of hosts dial."""
 
     dial_s: float = 3.0
     size: plan.MeshSize = "auto"
@@ -111,7 +111,7 @@ def run_mesh(
     limits: MeshLimits,
     on_done: Callable[[ProbeSession], None],
 ) -> Mesh:
-    """Open the listeners, dial them all, and close them."""
+    """Open the listeners, have the hosts dial them, and close them."""
     nonce = secrets.token_hex(16)
     names = [session.node.name for session in sessions]
 
@@ -191,8 +191,8 @@ def disputes(
 ) -> tuple[Disputed, ...]:
     """Return the dials that failed according to the dialling host but that the dialled host accepted.
 
-    A busy host may give up on a dial that succeeds a moment later, and a lying host may blame its peer, so the result
-    is unknown.
+    A busy host may give up on a dial that succeeds a moment later, and a lying host may blame its peer, so the results
+    are unknown.
     """
     owners: dict[str, set[str]] = {}
     for name, own in facts.items():
@@ -214,7 +214,7 @@ def disputes(
 
 
 def crowd(heard: Heard) -> str:
-    """Return who connected so often that our dials may have been lost."""
+    """Return a phrase naming the peers that connected so often that our dials may have been lost."""
     who = ", ".join(peer for peer, _ in sorted(heard.crowds, key=lambda row: -row[1])[:4])
     return f"dials to it failed while connections from {who} left no room on its listeners: not judged"
 
@@ -229,10 +229,10 @@ def dial_rdma(
     nonce: str,
     ports: dict[str, tuple[int, ...]],
 ) -> tuple[RdmaDial, ...]:
-    """Return the dials between the interfaces of RDMA ports that NCCL connects, if there are any.
+    """Return the results of dials between the interfaces of RDMA ports that NCCL connects, if there are any.
 
     No host dials into another network, because a host answers for all its addresses on each of its interfaces, even on
-    one that RDMA packets for that address can't reach. Instead, the kernel is asked whether a route leads there.
+    an interface that RDMA packets for the address can't reach. The kernel is asked instead whether a route leads there.
     """
     ways = grouped((way.src, way) for way in plan.rdma_ways(nodes, facts) if ports.get(way.dst))
     some = [session for session in sessions if session.node.name in ways]
@@ -269,7 +269,7 @@ def _rdma_dial(way: Way, outcome: str, **more: object) -> RdmaDial:
 def _trips(
     names: list[str], targets: dict[str, list[plan.Target]], dialled: list[Dialled | Exception]
 ) -> dict[str, Trips]:
-    """Return the round trips of each host, in both directions. A pair may have been dialled at several addresses."""
+    """Return each host's round trips in both directions; a pair dialled at several addresses counts as one."""
     found: dict[str, dict[tuple[str, str], tuple[int, int]]] = {}
     for name, answer in zip(names, dialled, strict=True):
         for row in () if isinstance(answer, Exception) else answer.trips:
@@ -290,7 +290,6 @@ def _trips(
 
 
 def _listening(opened: Mapping[str, Listening | Exception]) -> tuple[dict[str, tuple[int, ...]], dict[str, str]]:
-    """Return the ports that each host listens on, and why it is not listening on others."""
     ports: dict[str, tuple[int, ...]] = {}
     silent: dict[str, str] = {}
     for name, answer in opened.items():

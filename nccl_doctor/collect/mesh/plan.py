@@ -1,16 +1,17 @@
-"""Plans the port mesh: the pairs that dial, their ports and addresses. Pure functions.
+"""Plans the port mesh with pure functions: the pairs that dial, and their ports and addresses.
 
-A host claims the address of its NCCL interface, and often nothing else confirms it, since the name in the plan belongs
-to another network. Each dialling host therefore judges a claim by its own knowledge. It dials the names in the plan,
-the addresses to which it resolves them, addresses in its own networks or behind a route of its own other than the
-default route, and addresses in the same private block as one of its own, because a routed fabric gives every rack a
-subnet of 10.0.0.0/8 and its hosts only a default route, and clouds assign a /32. It dials nothing else, and never a
-loopback, multicast, broadcast or metadata address that the plan does not name; a pair with such an address is not
-tested, and the report says why.
+A host reports the address of its NCCL interface, and often nothing else confirms that address, since the host's name in
+the hosts file belongs to another network. Each dialling host therefore decides from its own facts which addresses to
+dial. It dials the names in the hosts file, the addresses to which it resolves them, addresses in its own networks or
+behind one of its own routes other than the default route, and addresses in the same private block as one of its own
+addresses, because a routed fabric gives every rack a subnet of 10.0.0.0/8 and its hosts only a default route, and
+clouds assign a /32. It dials no other address, and never a loopback, multicast, broadcast or metadata address that the
+hosts file does not name. A pair with such an address is not tested, and the report says why.
 
-NCCL transfers data over every interface that NCCL_SOCKET_IFNAME matches, and gloo over every one that
-GLOO_SOCKET_IFNAME names. The first interface is paired with the first one of each other host, the second with the
-second. Only addresses in a network of the dialling host are tried; for those behind gateways, the routes are enough.
+NCCL transfers data over every interface that NCCL_SOCKET_IFNAME matches, and gloo over every interface that
+GLOO_SOCKET_IFNAME names. A host's first interface is paired with the first interface of each other host, the second
+with the second. Only addresses in a network of the dialling host are dialled; for addresses behind gateways, it is
+enough to check the routes.
 """
 
 from __future__ import annotations
@@ -45,14 +46,14 @@ MOST_SUSPECTS = 16  # hosts that all others dial, after a failed dial that they 
 RANDOM_PORTS = 1  # besides both ends of a host's ephemeral range: three ports in all
 TRIES = 16  # ports that a listener tries if the first ones are in use
 FIRST_UNPRIVILEGED = 1024
-"""Lowest port of a range: the default of net.ipv4.ip_unprivileged_port_start (ip-sysctl.rst)."""
+"""Lowest port that the kernel chooses: the default of net.ipv4.ip_unprivileged_port_start (ip-sysctl.rst)."""
 WHOLE = PortRange(low=32768, high=60999)
 """Linux's default for net.ipv4.ip_local_port_range, for hosts whose value could not be read."""
 
 
 @dataclass(frozen=True)
 class Target:
-    """Address that a host connects to, and the ports on which our listeners wait there."""
+    """Address that a host dials, and the ports on which our listeners wait there."""
 
     dst: str
     address: str
@@ -61,12 +62,12 @@ class Target:
 
 
 def own_nonce(nonce: str, name: str) -> str:
-    """Return the greeting of a host's listeners, which differs for each run and host."""
+    """Return the nonce that a host's listeners use as their greeting; it differs for each run and host."""
     return hashlib.sha256(f"{nonce} {name}".encode()).hexdigest()[:32]
 
 
 def sampled(order: Sequence[str], size: MeshSize) -> Sample | None:
-    """Sample pairs of hosts in the ring of ranks: each dials as many as dial it; None means all pairs."""
+    """Sample pairs in the ring of ranks so that each host dials as many hosts as dial it; None means all pairs."""
     count = len(order)
     if size == "full" or count <= ALL_PAIRS_UP_TO:
         return None
@@ -89,17 +90,17 @@ def partners(names: Collection[str], sample: Sample | None) -> dict[str, list[st
 def suspects(failed: Iterable[tuple[str, str]]) -> tuple[str, ...]:
     """Return the fewest hosts that explain the failed pairs.
 
-    The result is empty if there are so many that a sample is enough.
+    If more than :data:`MOST_SUSPECTS` hosts would be needed, return none, because the sample is enough.
     """
     found = sorted(name for group in groups(failed) for name in group.minimal_cover)
     return tuple(found) if len(found) <= MOST_SUSPECTS else ()
 
 
 def listeners(facts: HostFacts, master_port: int | None, seed: str) -> list[dict[str, Any]]:
-    """Return the listeners to open on a host: the master port if given, and a sample of its ephemeral range.
+    """Return the listeners to open on a host: the master port if given, and a sample of its ephemeral port range.
 
-    NCCL and gloo bind port 0, so they may get any port of the range except reserved ones. Firewall rules and cloud ACLs
-    often open only part of the range, hence a port at each end. If a port is taken, the next one in ``step`` is used.
+    NCCL and gloo bind port 0, so they may get any unreserved port in the range. Firewall rules and cloud ACLs often
+    open only part of the range, so both ends are in the sample. If a port is taken, the port ``step`` further is used.
     """
     own = facts.port_range if isinstance(facts.port_range, PortRange) else WHOLE
     draw = random.Random(seed)  # noqa: S311 - no secret
@@ -111,12 +112,12 @@ def listeners(facts: HostFacts, master_port: int | None, seed: str) -> list[dict
 
 
 def listener(port: int = 0, step: int = 0, tries: int = 1, **more: bool) -> dict[str, Any]:
-    """Return a listener in the form that the probe expects (probe/mesh/mesh.py); for port 0 the kernel chooses."""
+    """Return a listener in the form that probe/mesh/mesh.py expects; for port 0, the kernel chooses the port."""
     return {"address": "", "port": port, "step": step, "tries": tries, **more}
 
 
 def could_open(wanted: dict[str, Any], port: int) -> bool:
-    """Return whether a requested listener may be at this port, by stepping on or by the kernel's choice."""
+    """Return whether a requested listener may have this port, after some steps or by the kernel's choice."""
     if wanted["port"] == 0:
         return port >= FIRST_UNPRIVILEGED
     return port in range(wanted["port"], wanted["port"] + (wanted["step"] or 1) * wanted["tries"], wanted["step"] or 1)
@@ -131,18 +132,18 @@ def _unreserved(port: int, step: int, reserved: frozenset[int], own: PortRange) 
 
 _BLOCKS = "10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10", "fc00::/7"
 PRIVATE = tuple(map(ipaddress.ip_network, _BLOCKS))
-"""Private address blocks: RFC 1918, the shared space of RFC 6598, unique local addresses (RFC 4193)."""
+"""Private address blocks: RFC 1918, shared address space (RFC 6598), and unique local addresses (RFC 4193)."""
 _SERVICES = "169.254.169.254", "169.254.170.2", "100.100.100.200", "fd00:ec2::254", "fd20:ce::254"
 METADATA = frozenset(map(ipaddress.ip_address, _SERVICES))
-"""Addresses at which clouds give credentials to a host's processes.
+"""Addresses at which clouds provide credentials to a host's processes.
 
-They include those of ECS and Alibaba, and of AWS and GCP over IPv6.
+They include the addresses of ECS and Alibaba, and those of AWS and GCP over IPv6.
 """
 _BROADCAST = ipaddress.ip_address("255.255.255.255")
 
 
 def address_of(node: Node, facts: HostFacts) -> str:
-    """Return the address on which NCCL will listen: its interface's or else that of the host's own name."""
+    """Return the address on which NCCL will listen: that of its interface or else that of the host's own name."""
     chosen = nccl_interface(Host(node=node, facts=facts))
     if chosen is not None:
         return chosen.address
@@ -153,7 +154,7 @@ def address_of(node: Node, facts: HostFacts) -> str:
 
 
 def confirmed(address: str, dst: Node, source: HostFacts) -> bool:
-    """Return whether a host with the facts ``source`` may dial ``dst`` at the address that ``dst`` claims."""
+    """Return whether a host with the facts ``source`` may dial ``dst`` at the address that ``dst`` reports."""
     if address == dst.address:
         return True
     known = source.resolution.get(dst.address) if isinstance(source.resolution, Names) else None
@@ -176,7 +177,6 @@ def confirmed(address: str, dst: Node, source: HostFacts) -> bool:
 
 
 def own_networks(source: HostFacts) -> Iterator[inet.Network]:
-    """Yield the networks of a host's own addresses."""
     for entry in source.interfaces.addresses if isinstance(source.interfaces, Interfaces) else ():
         address = entry.address.partition("%")[0]
         yield inet.network_of(address if entry.netmask is None else f"{address}/{inet.prefix_length(entry.netmask)}")
@@ -184,7 +184,7 @@ def own_networks(source: HostFacts) -> Iterator[inet.Network]:
 
 @dataclass(frozen=True)
 class Rails:
-    """The interfaces that NCCL and gloo use on a host; those of gloo keep their order."""
+    """The interfaces that NCCL and gloo use on a host; those of gloo are in the configured order."""
 
     nccl: tuple[Chosen, ...] = ()
     gloo: tuple[Chosen, ...] = ()
@@ -196,12 +196,12 @@ class Rails:
 
 
 def of_host(node: Node, facts: HostFacts) -> Rails:
-    """Return the rails of a host; none if a necessary fact is unknown."""
+    """Return the rails of a host; there are none if a necessary fact is unknown."""
     return Rails(socket_interfaces(Host(node=node, facts=facts)), _of_gloo(node, facts))
 
 
 def between(source: HostFacts, own: Rails, target: Rails) -> list[str]:
-    """Return the addresses that a host dials on another one, in the order in which they are used."""
+    """Return the addresses that a host dials on another host, in the order in which they are used."""
     wanted = [one.address for one in target.nccl]
     wanted += [
         there.address
@@ -212,7 +212,7 @@ def between(source: HostFacts, own: Rails, target: Rails) -> list[str]:
 
 
 def on_link(source: HostFacts, address: str) -> bool:
-    """Return whether an address is in one of the host's networks and is not its own."""
+    """Return whether an address is in one of the host's networks and does not belong to the host itself."""
     if not isinstance(source.interfaces, Interfaces) or on_own(source, address):
         return False
     there = inet.address_of(address)
@@ -239,7 +239,7 @@ def rail_targets(
     ports: dict[str, tuple[int, ...]],
     used: dict[str, Rails],
 ) -> Iterator[Target]:
-    """Yield the partners' other addresses for data, each with the last of the host's ports."""
+    """Yield the partners' other data addresses, each with only the last port of the partner."""
     dialled = {(target.dst, target.address) for target in mine}
     for dst in partners_of:
         if ports.get(dst) and name in used:
@@ -249,7 +249,7 @@ def rail_targets(
 
 
 def rdma_ways(nodes: dict[str, Node], facts: dict[str, HostFacts]) -> list[Way]:
-    """Return NCCL's connections between RDMA ports, if the dialling host may dial their addresses."""
+    """Return NCCL's connections between RDMA ports whose addresses the dialling host may dial."""
     if not any(isinstance(own.rdma, tuple) and own.rdma for own in facts.values()):
         return []
     seen = {name: host_nccl(Host(node=nodes[name], facts=own)) for name, own in facts.items()}
@@ -279,7 +279,7 @@ def engine_targets(
     source: HostFacts,
     ports: Mapping[str, tuple[int, ...]],
 ) -> Iterator[Target]:
-    """Yield addresses that the partners' engines advertise and nothing dials yet, each with one port."""
+    """Yield addresses that the partners' engines advertise and that are not dialled otherwise, each with one port."""
     dialled = {(target.dst, target.address) for target in mine}
     for dst in partners_of:
         address = given.get(dst)
@@ -290,7 +290,6 @@ def engine_targets(
 
 
 def on_own(source: HostFacts, address: str) -> bool:
-    """Return whether an address is the dialling host's own."""
     own = source.interfaces.addresses if isinstance(source.interfaces, Interfaces) else ()
     return any(entry.address == address for entry in own)
 
@@ -298,9 +297,9 @@ def on_own(source: HostFacts, address: str) -> bool:
 def own_targets(
     node: Node, facts: HostFacts, address: str, cluster: Cluster, mine: tuple[int, ...]
 ) -> Iterator[Target]:
-    """Yield a host's dials to itself at the address that others use.
+    """Yield a host's dials to itself at the address that other hosts use.
 
-    The master's store and several ranks on one host need them.
+    Such connections are needed by the master's store, and by several ranks on one host.
     """
     wanted = [port for port in mine if port == cluster.master_port and node.node_rank == 0]
     if nproc(node, facts, alone=False) > 1:
@@ -317,7 +316,7 @@ def partner_targets(
     source: HostFacts,
     ports: dict[str, tuple[int, ...]],
 ) -> tuple[list[Target], dict[str, str]]:
-    """Return targets at the partners and the master, and unconfirmed addresses by partner."""
+    """Return the targets on the partners and the master, and the unconfirmed addresses by partner."""
     targets: list[Target] = []
     doubtful: dict[str, str] = {}
     for name in partners_of:

@@ -1,9 +1,9 @@
-"""Measures rates in rounds of streams: in each, every host sends to one host and receives from one.
+"""Measures TCP rates in rounds; in each round, every host sends to one host and receives from one host.
 
-In small clusters every pair is measured; in larger ones the neighbours by rank, which a ring uses, and random others.
-Each rail is measured by itself, with the source bound to its address. Slow rates are measured again while nobody else
-is sending, because a host whose outgoing link is full is also late with acknowledgements, and a busy machine does not
-mean a slow link.
+In small clusters, every pair is measured; in larger clusters, neighbours by rank, which a ring uses, and random pairs.
+Each rail is measured separately, with the source bound to its address. Slow rates are measured again while no other
+host is sending, because a host whose outgoing link is full is also late with acknowledgements, and because a busy
+machine does not mean a slow link.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ LINKS_S = 5.0
 
 @dataclass(frozen=True)
 class Wanted:
-    """A rail from one host to another."""
+    """A rail to measure, from one host to another."""
 
     src: str
     dst: str
@@ -56,7 +56,7 @@ Ends = tuple[tuple[str, str], ...]
 
 
 def ends_of(node: Node, facts: HostFacts) -> Ends:
-    """Return NCCL's interfaces on a host, or else gloo's, or else only the bootstrap's."""
+    """Return NCCL's interfaces on a host, or else gloo's, or else only the interface of NCCL's bootstrap."""
     used = plan.of_host(node, facts)
     found = tuple((one.name, one.address) for one in (used.nccl or used.gloo))
     chosen = nccl_interface(Host(node=node, facts=facts))
@@ -64,7 +64,7 @@ def ends_of(node: Node, facts: HostFacts) -> Ends:
 
 
 def distances(count: int) -> list[int]:
-    """Return, for each round, the distance in the ring of ranks from a host to the one that it sends to."""
+    """Return, for each round, the distance in the ring of ranks between a sender and its receiver."""
     if count <= ALL_PAIRS_UP_TO:
         return [*range(1, count)]
     draw = random.Random(count)  # noqa: S311 - no secret
@@ -72,7 +72,7 @@ def distances(count: int) -> list[int]:
 
 
 def rounds(names: Sequence[str], ends: dict[str, Ends], reaches: Callable[[str, str, str], bool]) -> list[list[Wanted]]:
-    """Return all rounds of all rails; ``reaches`` tells whether a host may send to another's address."""
+    """Return all rounds for all rails; ``reaches`` returns whether a host may send to another host's address."""
     count = len(names)
     found: list[list[Wanted]] = []
     for behind in distances(count):
@@ -84,7 +84,7 @@ def rounds(names: Sequence[str], ends: dict[str, Ends], reaches: Callable[[str, 
 
 
 def _wanted(src: str, dst: str, rail: int, ends: dict[str, Ends]) -> Wanted | None:
-    """Return the two ends of a rail by its number; None if one host has fewer rails."""
+    """Return both ends of a rail by its number; None if a host has fewer rails or the IP versions differ."""
     if rail >= min(len(ends[src]), len(ends[dst])):
         return None
     (interface, source), (peer_interface, address) = ends[src][rail], ends[dst][rail]
@@ -100,7 +100,7 @@ def run_rates(
     begin: Callable[[int, float], None],
     suspects: Callable[[Rates], Iterable[tuple[str, str, int]]],
 ) -> Rates | Unknown:
-    """Measure rates while there is time.
+    """Measure rates as long as there is time.
 
     ``begin`` is called first, with the number of rounds and the seconds that they take; ``suspects`` returns the
     sender, receiver and rail of each rate to measure again.
@@ -151,7 +151,7 @@ def run_rates(
 
 
 def _links(session: ProbeSession, ends: Ends, interfaces: dict[str, Interfaces]) -> tuple[RateLink, ...]:
-    """Return the links under a host's rails. Only hardware gets a speed, since every veth reports the same one."""
+    """Return the links below a host's rails. Only hardware links get a speed, since all veths report the same speed."""
     wanted = [name.partition(":")[0] for name, _ in ends]
     found = session.ask(answers.LINKS, time.monotonic() + LINKS_S, interfaces=wanted)
     if [link.interface for link in found] != wanted:
@@ -169,8 +169,6 @@ def _links(session: ProbeSession, ends: Ends, interfaces: dict[str, Interfaces])
 
 @dataclass
 class _Measuring:
-    """The hosts' listeners, and the rates measured so far."""
-
     sessions: dict[str, ProbeSession]
     nonce: str
     ports: dict[str, int] = field(default_factory=dict)

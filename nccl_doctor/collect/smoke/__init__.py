@@ -1,1 +1,1 @@
-"""The all-reduce: its plan, its run, and its repetition in groups of hosts."""
+"""Plans the all-reduce, runs it, and repeats it in groups of hosts to isolate a fault."""

@@ -1,6 +1,6 @@
-"""Starts the all-reduce on all hosts at once over the existing connections, and follows it to its end.
+"""Starts the all-reduce on all hosts at once over the existing connections, and follows it until it ends.
 
-The ranks' reports are kept unchanged; at the end, the facts for the checks are made from them.
+The ranks' reports are kept unchanged; at the end, they are turned into the facts for the checks.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ START_S = 20.0  # least time for an interpreter to start, from the last sign of 
 IMPORT_TIMES = 2.0  # ratio to the slowest import of torch so far that a rank may take
 ANSWER_S = 8.0  # time for a host to read stacks, learn how ranks died, end the others and report that
 MOST_EVENTS = 400
-"""Maximum number of reports of one rank.
+"""Maximum number of reports from one rank.
 
-They are its stages, its state and, for rank 0, a line per size; no rank sends a quarter of that number.
+A rank reports its stages and its state, and rank 0 each message size; no rank sends a quarter of this number.
 """
 SEND_S = 10.0
 POLL_S = 0.25
 
 
 class Progress(Protocol):
-    """Observer of the all-reduce's progress, part of the run's."""
+    """The part of a run's progress observer that the all-reduce uses."""
 
     def stage(self, host: str, stage: str, size: int | None = None) -> None:
         """Record the stage of a host's slowest rank, and the size of the message measured last."""
@@ -78,7 +78,10 @@ def why_not(cluster: Cluster, facts: dict[str, HostFacts], mesh: Phased[Mesh]) -
 
 
 def begin_import(session: ProbeSession, deadline: float, *, asked: bool) -> None:
-    """Have a host import torch in the background, a busy one after its facts. Raises ProbeError if the host is lost."""
+    """Have a host import torch in the background; a busy host imports it only after its facts were queried.
+
+    Raises ProbeError if the host is lost.
+    """
     load = session.hello.load
     if asked is (load is None or load.queue + 1 > load.cpus):
         session.send(answers.IMPORT_TORCH, deadline, env=environment(session.node))
@@ -92,7 +95,7 @@ def run(
     until: float,
     progress: Progress,
 ) -> Smoke:
-    """Start every node's ranks at once and follow them, until ``until`` at the latest.
+    """Start the ranks on all hosts at once and follow them, until ``until`` (monotonic clock) at the latest.
 
     Raises ProbeError if they can't be started.
     """
@@ -135,7 +138,7 @@ def run(
 def store_port(master: ProbeSession, what: Plan) -> int:
     """Return the port of the ranks' store on the master.
 
-    Once the port test has judged the master port, it is left to jobs that may start in the meantime.
+    Once the port test has judged the master port, another port is used, since jobs may start on the master port.
     """
     if not what.limits.own_port:
         return what.cluster.master_port
@@ -144,7 +147,7 @@ def store_port(master: ProbeSession, what: Plan) -> int:
 
 @dataclass
 class Rank:
-    """The reports of a rank; the names are those of :class:`~nccl_doctor.model.report.RankReport`."""
+    """The state that a rank has reported, with the names of :class:`~nccl_doctor.model.report.RankReport`."""
 
     host: str
     local_rank: int
@@ -172,13 +175,13 @@ class Rank:
 
 
 class AllReduceRun:
-    """State shared by the threads that read from hosts and the one that watches the time.
+    """State shared by the threads that read from the hosts and the thread that watches the deadline.
 
     ``ranks`` are ordered by node.
     """
 
     def __init__(self, plan: Plan, until: float, clock: Callable[[], float] = time.monotonic) -> None:
-        """Begin now, and end at ``until`` at the latest."""
+        """Start the clock of the run, which ends at ``until`` at the latest."""
         self._clock = clock
         self.ranks: list[Rank] = []
         self.sizes: list[SizeReport] = []
@@ -198,7 +201,7 @@ class AllReduceRun:
         self._changed = threading.Condition()
 
     def event(self, host: str, event: answers.RankEvent) -> None:
-        """Record a report of a rank on this host.
+        """Record a report from a rank on this host.
 
         Raises MalformedError if the host has no such rank or sends too many reports.
         """
@@ -232,7 +235,6 @@ class AllReduceRun:
         return min((rank.stage for rank in self.ranks[first : first + self._counts[host]]), key=STAGES.index)
 
     def end(self, host: str, answer: answers.SmokeEnd) -> None:
-        """Record a host's last answer."""
         with self._changed:
             self.ends[host] = answer
             if answer.exit != 0:
@@ -240,9 +242,9 @@ class AllReduceRun:
             self._changed.notify_all()
 
     def watch(self, stop: Callable[[], None]) -> None:
-        """Call ``stop`` once, at the deadline or a moment after the first failure.
+        """Call ``stop`` once, at the deadline or shortly after the first failure.
 
-        Returns when all hosts have ended.
+        Returns when all hosts have ended, or when hosts that have not answered are given up.
         """
         with self._changed:
             while len(self.ends) < len(self._offsets):
@@ -273,7 +275,7 @@ class AllReduceRun:
             self._changed.notify_all()
 
     def _set_deadline(self) -> None:
-        """Set the deadline after a rank has started or has imported torch."""
+        """Update the deadline after a rank has started or has imported torch."""
         now, limits = self._clock(), self._limits
         latest = self._began + max(limits.imports_s, limits.deadline_s)
         there = sum("torch" in rank.times for rank in self.ranks)
@@ -352,7 +354,7 @@ def _of_host(
 
 
 def kept(lines: Iterable[str]) -> list[str]:
-    """Return the lines worth keeping, in their order."""
+    """Return the last lines in their order, with fewer of NCCL's INFO lines than of other lines."""
     said: deque[tuple[int, str]] = deque(maxlen=KEPT_LINES)
     chatter: deque[tuple[int, str]] = deque(maxlen=KEPT_CHATTER)
     for number, line in enumerate(lines):
@@ -382,16 +384,13 @@ def _rank(number: int, rank: Rank, facts: Facts | None) -> RankReport:
 
 
 def _died(rank: RankReport) -> bool:
-    """Return whether a rank died before the deadline.
-
-    SIGABRT does not count, since ranks that lose peers later may abort.
-    """
+    """Return whether a rank died before the deadline, not counting SIGABRT, since ranks that lose peers may abort."""
     died = rank.state == "X" or rank.signal is not None or rank.exit_code is not None
     return died and not rank.ok and rank.error is None and rank.signal != signal.SIGABRT
 
 
 def _launchers(plan: Plan, all_reduce: AllReduceRun, ranks: Iterable[RankReport]) -> dict[str, str]:
-    """Return how each process that forks ranks ended, unless its ranks or we were the reason."""
+    """Return, by host, how the process that forks the ranks ended, unless its ranks or nccl-doctor explain that."""
     explained = {rank.host for rank in ranks if rank.error or rank.exit_code is not None or rank.signal is not None}
     found: dict[str, str] = {}
     for name in plan.counts:
@@ -406,7 +405,7 @@ def _launchers(plan: Plan, all_reduce: AllReduceRun, ranks: Iterable[RankReport]
 
 
 def signal_name(number: int) -> str:
-    """Return ``SIGKILL``, or ``signal 64`` for a signal without a name."""
+    """Return a name such as ``SIGKILL``, or ``signal 64`` for a signal without a name."""
     try:
         return signal.Signals(number).name
     except ValueError:

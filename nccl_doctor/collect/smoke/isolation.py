@@ -1,11 +1,11 @@
 """Isolates the fault behind a failed all-reduce.
 
-The all-reduce is repeated in groups of hosts until one host or one pair is left.
+The all-reduce is repeated in groups of hosts until one host or one pair of hosts is left.
 
-The halves of a failing group are tried at the same time. If one of them fails, the search goes on in it; if both work,
-the fault is between them, and pieces of one are tried with pieces of the other. Two hosts that fail together are then
-tried with others, which distinguishes a host that fails with everybody from two that fail only with each other. With n
-hosts, this takes at most 2 + 2 log2(n) rounds. One fault is found at a time.
+The halves of a failing group are tried at the same time. If one half fails, the search continues in it; if both halves
+work, the fault is between them, and parts of one half are tried with parts of the other. Two hosts that fail together
+are then tried with other hosts, which distinguishes a host that fails with every host from two hosts that fail only
+with each other. With n hosts, this takes at most 2 + 2 log2(n) rounds. A search finds only one fault.
 """
 
 from __future__ import annotations
@@ -27,10 +27,7 @@ from nccl_doctor.snapshot.hosts import HostFacts
 
 Group = tuple[str, ...]
 Attempt = Callable[[Sequence[Group]], Sequence[bool]]
-"""A function that runs the all-reduce in several disjoint groups at once.
-
-It returns True for each group that worked.
-"""
+"""A function that runs the all-reduce in disjoint groups at once; it returns True for each group that worked."""
 
 
 class NoTimeError(Exception):
@@ -38,7 +35,7 @@ class NoTimeError(Exception):
 
 
 def bisect(hosts: Group, attempt: Attempt) -> IsolationReport:
-    """Return the verdict on at least three hosts that failed together. ``attempt`` may raise :class:`NoTimeError`."""
+    """Find the fault among at least three hosts that failed together. ``attempt`` may raise :class:`NoTimeError`."""
     search = _Search(attempt)
     try:
         pair = search.failing_pair(hosts)
@@ -55,7 +52,7 @@ class _Search:
         self._trials: list[TrialReport] = []
 
     def failing_pair(self, group: Group) -> Group | None:
-        """Return two hosts of a failing group that fail with each other; None if no part of it fails alone."""
+        """Return two hosts of a failing group that fail with each other; None if no part of the group fails alone."""
         if len(group) == 2:
             return group
         halves = _halves(group)
@@ -75,7 +72,7 @@ class _Search:
         return None
 
     def settled(self, pair: Group, hosts: Group) -> IsolationReport:
-        """Return which of two hosts that fail together also fails with others."""
+        """Return the verdict on two hosts that fail together: those that also fail with other hosts, or the pair."""
         proven = dict.fromkeys(chain.from_iterable(trial.hosts for trial in self._trials if trial.ok))
         doubtful = [host for host in pair if host not in proven]
         others = [host for host in dict.fromkeys((*proven, *hosts)) if host not in pair]
@@ -108,16 +105,16 @@ def _halves(group: Group) -> tuple[Group, Group]:
 
 
 TRIAL_S: dict[Backend, float] = {"gloo": 6.0, "nccl": 30.0}
-"""Seconds for one group: gloo connects in milliseconds; NCCL starts the GPUs and detects the topology."""
+"""Seconds for one group: gloo connects in milliseconds, but NCCL initialises the GPUs and detects the topology."""
 ANSWER_S = 5.0  # time for an answer that needs no work; the end of all trials is one such request
 TRIAL_BYTES, TRIAL_BUDGET_S = 1 << 20, 0.5
-"""Bytes of the largest message (enough for full-size packets), and seconds for all messages."""
+"""Size in bytes of the largest message (enough for full-size packets), and seconds for all messages."""
 
 
 def run(
     sessions: list[ProbeSession], facts: dict[str, HostFacts], cluster: Cluster, limits: SmokeLimits, until: float
 ) -> IsolationReport:
-    """Repeat a failed all-reduce in parts of the cluster. At ``until`` (monotonic clock), all hosts are abandoned."""
+    """Repeat a failed all-reduce in parts of the cluster, until ``until`` (monotonic clock) at the latest."""
     groups = _Groups(sessions, plan(cluster, facts, limits), until - ANSWER_S)
     try:
         groups.prepare()
@@ -132,7 +129,7 @@ class _Groups:
         self._plan, self._until = what, until
 
     def prepare(self) -> None:
-        """Have every host import torch."""
+        """Have every host import torch; raise ProbeError if a host can't or there is no time left."""
         deadline = min(time.monotonic() + self._plan.limits.imports_s, self._until - ANSWER_S)
 
         def is_ready(session: ProbeSession) -> bool:
@@ -151,9 +148,9 @@ class _Groups:
                 raise ProbeError(f"{session.node.name}: {result}")
 
     def attempt(self, groups: Sequence[Group]) -> list[bool]:
-        """Run disjoint groups at once; a silent host counts as failed.
+        """Run disjoint groups at once; a group with a silent host counts as failed.
 
-        Raises NoTimeError if there is no time for a round.
+        Raises NoTimeError if there is no time for another round.
         """
         seconds = TRIAL_S[self._plan.backend]
         if time.monotonic() + ANSWER_S + seconds + ANSWER_S > self._until:

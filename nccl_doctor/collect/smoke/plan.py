@@ -1,4 +1,4 @@
-"""Plans the all-reduce: backend, ranks, and each host's command and variables. Pure functions."""
+"""Plans the all-reduce with pure functions: the backend, the ranks, and each host's command and variables."""
 
 from __future__ import annotations
 
@@ -18,10 +18,12 @@ from nccl_doctor.text.hostlist import fold, plural
 Backend = Literal["nccl", "gloo"]
 
 LARGEST: dict[Backend, int] = {"nccl": 1 << 30, "gloo": 1 << 26}
-"""Bytes of the largest message by default: NVLink and InfiniBand reach full speed near a gigabyte."""
+"""Default size in bytes of the largest message; NVLink and InfiniBand reach full speed near a gigabyte."""
 OF_TORCHRUN = {"OMP_NUM_THREADS": "1", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
-"""Variables that torchrun sets unless they are set already (distributed/run.py and
-elastic/agent/server/local_elastic_agent.py, 2.13)."""
+"""Variables that torchrun sets unless they are already set.
+
+Sources: distributed/run.py and elastic/agent/server/local_elastic_agent.py of torch 2.13.
+"""
 LOGGING = {  # set whatever the hosts file says: it changes what NCCL prints, but not what it does (src/debug.cc)
     "NCCL_DEBUG": "INFO",
     # INIT and NET include the interfaces, the network in use, channels and rings, but not the topology's dump.
@@ -52,7 +54,7 @@ class SmokeLimits:
 
 @dataclass(frozen=True)
 class Plan:
-    """The all-reduce of a cluster: ranks by host in node-rank order, the backend, and the reason for it."""
+    """Plan of an all-reduce: number of ranks by host in node-rank order, the backend, and why it was chosen."""
 
     cluster: Cluster
     limits: SmokeLimits
@@ -60,11 +62,11 @@ class Plan:
     backend: Backend
     reason: str
     diagnostics: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    """Variables that make NCCL run its own diagnostics, by host, unless they are already set."""
+    """Variables to set on each host so that NCCL runs its own diagnostics, except those that are already set."""
     token: str = field(default_factory=lambda: secrets.token_hex(16))  # known to this all-reduce's ranks only
 
     def request(self, node: Node, port: int) -> dict[str, Any]:
-        """Return the request to a host's probe, with the port of the ranks' store; see probe/smoke/allreduce.py."""
+        """Return the request to a host's probe (probe/smoke/allreduce.py), with the port of the ranks' store."""
         limits, cluster = self.limits, self.cluster
         place = next(place for place, name in enumerate(self.counts) if name == node.name)
         order = {
@@ -81,7 +83,7 @@ class Plan:
 
 
 def order_of(counts: Sequence[int], place: int, master_addr: str, master_port: int) -> dict[str, Any]:
-    """Return the order for a host: its ranks, and the variables that torchrun would set for each."""
+    """Return the instructions for a host: its ranks, and the variables that torchrun would set for each of them."""
     variables = {
         "MASTER_ADDR": master_addr,
         "MASTER_PORT": str(master_port),
@@ -94,7 +96,7 @@ def order_of(counts: Sequence[int], place: int, master_addr: str, master_port: i
 
 
 def plan(cluster: Cluster, facts: dict[str, HostFacts], limits: SmokeLimits) -> Plan:
-    """Return the plan of an all-reduce that starts as the training job would."""
+    """Plan an all-reduce that starts in the same way as the training job would."""
     alone = len(cluster.nodes) == 1
     counts = {node.name: nproc(node, facts[node.name], alone=alone) for node in cluster.nodes}
     backend, reason = choose_backend(cluster, facts, counts, limits.backend)
@@ -115,7 +117,7 @@ def _unset(node: Node, facts: HostFacts) -> dict[str, str]:
 
 
 def environment(node: Node) -> dict[str, str]:
-    """Return the job's variables on a node, and those that make NCCL log for us."""
+    """Return the job's variables on a node, and the variables that make NCCL log what nccl-doctor reads."""
     env = {**OF_TORCHRUN, **node.env, **LOGGING}
     if node.cuda_visible_devices is not None:
         env["CUDA_VISIBLE_DEVICES"] = node.cuda_visible_devices
@@ -125,7 +127,7 @@ def environment(node: Node) -> dict[str, str]:
 def choose_backend(
     cluster: Cluster, facts: dict[str, HostFacts], counts: dict[str, int], wanted: Backend | None
 ) -> tuple[Backend, str]:
-    """Return NCCL if every rank has a GPU, otherwise gloo, and the reason as a phrase."""
+    """Return the requested backend, or else NCCL if every rank has a GPU and gloo if not, with the reason for it."""
     if wanted is not None:
         return wanted, "as asked for"
     short: dict[str, list[str]] = {}

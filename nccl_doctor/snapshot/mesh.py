@@ -1,4 +1,4 @@
-"""The dials between hosts, and the smallest set of hosts that explains the failed ones."""
+"""The results of connection attempts between hosts, and the smallest set of hosts that explains the failures."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Stall(Observed):
 
 
 class Interception(Observed):
-    """A connection that was accepted at a port of ``dst`` that has no listener."""
+    """A connection that something accepted on a port on which ``dst`` has no listener."""
 
     src: str
     dst: str
@@ -49,9 +49,9 @@ class Interception(Observed):
 
 
 class RdmaDial(Observed):
-    """A TCP connection from an RDMA port's interface to the address of the port with which NCCL pairs it.
+    """A TCP connection attempt from an RDMA port's interface to the peer port to which NCCL connects it.
 
-    The address is the one in that port's GID.
+    ``address`` is the address in the peer port's GID.
     """
 
     src: str
@@ -64,14 +64,14 @@ class RdmaDial(Observed):
 
 
 class Rail(Observed):
-    """A data interface besides the first one, and the libraries that use it."""
+    """A data interface other than the first, and the libraries that use it."""
 
     interface: InterfaceName
     users: tuple[Literal["NCCL", "gloo"], ...]
 
 
 class Trips(Observed):
-    """Round-trip times of the dials from and to a host, measured by its kernel and its peers' kernels."""
+    """Round-trip times of connections from and to a host, measured by the kernels at both ends."""
 
     pairs: Count
     shortest_us: Count
@@ -80,7 +80,7 @@ class Trips(Observed):
 
 
 class Sample(Observed):
-    """The dialled pairs: the master with all hosts, ring neighbours, and random ones."""
+    """The pairs of hosts to dial, if not all: the master with every other host, ring neighbours, and random pairs."""
 
     order: tuple[str, ...]  # all hosts of the job by rank, also those that did not take part
     distances: tuple[Count, ...]  # each host dials the hosts at these distances behind it in that ring
@@ -98,7 +98,7 @@ class Sample(Observed):
 
 
 class Disputed(Observed):
-    """A dial with contradictory reports: one end reports that it failed, the other that it was accepted."""
+    """A connection that one end reports as failed and the other as accepted."""
 
     src: str
     dst: str
@@ -108,7 +108,7 @@ class Disputed(Observed):
 
 
 class LostConnections(Observed):
-    """Connections lost on a path, of those ``tried`` at once to one port; ``lost`` ones had no answer."""
+    """The outcome of ``tried`` simultaneous connections to one port, of which ``lost`` were never answered."""
 
     src: str
     dst: str
@@ -125,7 +125,7 @@ class LostConnections(Observed):
 
     @property
     def by_port(self) -> bool:
-        """True if the path loses all packets of some connections, and none of the other connections'."""
+        """True if the path loses all packets of some connections but no packets of the others."""
         return self.lost >= LEAST_LOST and self.resent <= min(self.lost, RESENT * (self.tried - self.lost))
 
 
@@ -141,9 +141,9 @@ Pair = TypeVar("Pair", FailedDial, Stall, Interception, RdmaDial, Disputed, Lost
 
 
 class Mesh(Observed):
-    """The port mesh: every host dialled every other one, or a sample of them.
+    """The port mesh, in which each host dialled all other hosts or a sample of them.
 
-    A host's dials to itself do not count as pairs.
+    A host's connections to itself do not count as pairs.
     """
 
     hosts: Count
@@ -179,7 +179,7 @@ class Mesh(Observed):
         return self
 
     def among(self, names: Collection[str]) -> Mesh:
-        """Return the mesh with only the dials between these hosts."""
+        """Return the mesh restricted to connections between these hosts."""
         if self.hosts == len(names):
             return self
 
@@ -222,7 +222,7 @@ class Mesh(Observed):
 
     @property
     def names(self) -> set[str]:
-        """All hosts in the mesh: in ports, dials, stalls or answers."""
+        """All hosts in the mesh, including those that occur only in failures or answers."""
         stalls = self.stalls if isinstance(self.stalls, tuple) else ()
         dials: tuple[FailedDial | Stall | Interception | RdmaDial | Disputed, ...] = (
             *self.failed,
@@ -243,16 +243,16 @@ class Mesh(Observed):
 
     @cached_property
     def failures(self) -> dict[tuple[str, str], tuple[FailedDial, ...]]:
-        """The failed dials by ordered pair of hosts, since a large mesh is queried by pair."""
+        """The failed connections by (source, target), since a large mesh is queried by pair."""
         found = grouped(((dial.src, dial.dst), dial) for dial in self.failed)
         return {pair: tuple(dials) for pair, dials in found.items()}
 
 
 def accused(hosts: Iterable[str], pairs: Iterable[tuple[str, str]]) -> tuple[str, ...]:
-    """Return the hosts at fault according to these failed pairs (source, target).
+    """Return which of ``hosts`` are at fault according to these failed (source, target) pairs.
 
-    A source is accused by its own report, a target only by two reports. If that accuses nobody, the sources are
-    returned.
+    A source is blamed for a single failure, a target only if two sources failed to reach it. If that blames none of
+    ``hosts``, all sources are returned.
     """
     sources: dict[str, set[str]] = {}
     for src, dst in pairs:
@@ -268,7 +268,7 @@ EXACT_UP_TO = 14
 
 @dataclass(frozen=True)
 class Group:
-    """A group of hosts connected by failed pairs."""
+    """A connected component of the graph whose edges are the failed pairs of hosts."""
 
     hosts: frozenset[str]  # all hosts
     # smallest set with a host of each pair; all of ``hosts`` if several sets are as small
@@ -276,12 +276,12 @@ class Group:
 
     @property
     def is_certain(self) -> bool:
-        """True if some hosts explain the others' failures."""
+        """True if a subset of the hosts could be singled out as the cause of all failures."""
         return self.minimal_cover != self.hosts
 
     @property
     def words(self) -> str:
-        """The hosts on both sides, ``node3 and node[1-2]``, or all of them if neither side is at fault."""
+        """The hosts as text: ``node3 and node[1-2]`` if node3 explains the failures, or else all hosts in one list."""
         sides = (
             (sorted(self.minimal_cover), sorted(self.hosts - self.minimal_cover)) if self.is_certain else (self.hosts,)
         )
@@ -289,7 +289,7 @@ class Group:
 
 
 def groups(pairs: Iterable[tuple[str, str]]) -> Iterator[Group]:
-    """Yield the failed pairs, divided into groups that have no hosts in common."""
+    """Divide the hosts of the failed pairs into groups such that no pair spans two groups."""
     peers: dict[str, set[str]] = {}
     for one, other in pairs:
         peers.setdefault(one, set()).add(other)
@@ -316,7 +316,7 @@ def _minimal_cover(peers: dict[str, set[str]]) -> frozenset[str]:
 
 
 def _by_number(peers: dict[str, set[str]]) -> frozenset[str]:
-    """Return hosts by repeatedly taking the one with the most failed peers, or all if they are equal."""
+    """Pick the host with the most failed peers until no pair is left; return all hosts if all have equally many."""
     if len({len(others) for others in peers.values()}) == 1:
         return frozenset(peers)
     left = {name: set(others) for name, others in peers.items()}

@@ -1,7 +1,7 @@
-"""The network of a host: links, addresses, routes, names, packet filters, ports and their holders.
+"""A host's network: links, addresses, routes, name resolution, packet filters, and ports with the processes using them.
 
-For names, there is one common answer, and for each host only its deviations, since for 4,096 hosts and as many names,
-one answer per pair would mean 16 million.
+The answer that hosts share for a name is stored once, and each host stores only its deviations. For 4,096 hosts and as
+many names, one answer per host and name would mean 16 million answers.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ GEN3 = 8.0  # GT/s
 
 
 class PciLink(Observed):
-    """A PCIe link as trained, and the maximum that both its ends support; speeds are in GT/s."""
+    """A PCIe link's trained speed and width, and the maximum that both ends support; speeds are in GT/s."""
 
     speed: Rate
     width: Count
@@ -49,12 +49,12 @@ class PciLink(Observed):
 
     @property
     def gbps(self) -> float:
-        """Rate in Gb/s (10⁹ bits per second) without encoding overhead: 8 of 10 bits up to 5 GT/s, then 128 of 130."""
+        """Rate in Gb/s (10⁹ bits per second) after encoding, which is 8b/10b up to 5 GT/s and 128b/130b from 8 GT/s."""
         return self.width * self.speed * (128 / 130 if self.speed >= GEN3 else 0.8)
 
     @property
     def most(self) -> str:
-        """The maximum that both ends support: ``32 GT/s x16``."""
+        """The maximum that both ends support, as text such as ``32 GT/s x16``."""
         return f"{self.max_speed or self.speed:g} GT/s x{self.max_width or self.width}"
 
     @property
@@ -64,7 +64,7 @@ class PciLink(Observed):
 
     @property
     def lost_speed(self) -> bool:
-        """True if the link is slower than both ends support, as that of an idle GPU is."""
+        """True if the link is slower than both ends support, which is normal while a GPU is idle."""
         return self.speed < (self.max_speed or 0.0)
 
 
@@ -91,7 +91,7 @@ def _of_family(family: str, *texts: str | None) -> None:
 
 
 class InterfaceAddress(Observed):
-    """An address of an interface, in the order of getifaddrs(3)."""
+    """An address of a network interface, as returned by getifaddrs(3)."""
 
     interface: InterfaceName  # its label; "eth0:1" for an alias
     family: Literal["inet", "inet6"]
@@ -106,14 +106,14 @@ class InterfaceAddress(Observed):
 
 
 class Interfaces(Observed):
-    """All links, and all addresses in the kernel's order."""
+    """All links of a host, and all its addresses in the order of getifaddrs(3)."""
 
     links: tuple[Link, ...]
     addresses: tuple[InterfaceAddress, ...]
 
 
 class Route(Observed):
-    """A route in the main table; ``destination`` is in CIDR notation, ``gateway`` is None if directly connected."""
+    """A route in the main table. ``destination`` is in CIDR notation; ``gateway`` is None if directly connected."""
 
     family: Literal["inet", "inet6"]
     destination: IpNetwork
@@ -128,7 +128,7 @@ class Route(Observed):
 
 
 class Refusal(Observed):
-    """A route that refuses packets: the best one in its table, with none like it in another table."""
+    """A route that refuses packets; it is the best match in its table, and the only such route in all tables."""
 
     kind: Literal["blackhole", "unreachable", "prohibit"]
     destination: IpNetwork
@@ -160,7 +160,7 @@ class IptablesSave(Observed):
 
 
 class Firewalld(Observed):
-    """The state of firewalld: ``--list-all-zones``, runtime and ``--permanent``, and active direct rules."""
+    """The state of firewalld: its runtime and permanent zones (``--list-all-zones``), and its active direct rules."""
 
     default_zone: str
     runtime: Output
@@ -169,7 +169,7 @@ class Firewalld(Observed):
 
 
 class FirewallFacts(Observed):
-    """The packet filters of a host, as printed by their tools; rules and comments are untrusted text."""
+    """A host's packet filters, as printed by tools such as nft; rules and comments are untrusted text."""
 
     nft: Fact[Output | None]  # ``nft -j list ruleset``; None if the kernel has no nf_tables
     nft_left_out: tuple[str, ...] = ()  # large tables, family and name, whose chains are in ``nft`` without rules
@@ -185,14 +185,14 @@ class FirewallFacts(Observed):
 
 
 class ResolverAnswer(Observed):
-    """A resolver's answer for a name or address."""
+    """A resolver's answer to a query for a name or address."""
 
     addresses: tuple[IpAddress, ...]  # getaddrinfo(3)'s addresses, in order; empty if it does not resolve
     error: str | None = None  # getaddrinfo's message, if it does not resolve
 
 
 class Resolution(ResolverAnswer):
-    """A host's answer for a name or address of the cluster."""
+    """The addresses of a name from the cluster, as one host resolves it."""
 
     # source address that the kernel chooses for the first address (a UDP connect(2), no packet)
     source: IpAddress | None = None
@@ -203,14 +203,14 @@ Common = Mapping[str, ResolverAnswer]  # answers that hosts share, by name
 
 
 class Resolver(Protocol):
-    """A host's answers for names."""
+    """Looks up what names resolve to on a host."""
 
     def get(self, name: str) -> Resolution | None:
-        """Return the host's answer for a name; None if it was not queried."""
+        """Return what a name resolves to on the host; None if the name was not queried."""
 
 
 class Names(Observed):
-    """A host's answers for the cluster's names."""
+    """The addresses of all names of the cluster, as one host resolves them."""
 
     # answers that differ from the common one, or from :attr:`source`; in older snapshots every name
     own: dict[str, Resolution]
@@ -228,15 +228,15 @@ class Names(Observed):
 
     @property
     def common(self) -> Common:
-        """The answers for names that are not in ``own``; a listed address resolves to itself."""
+        """The answers that all hosts share, for names that are not in ``own``; an address resolves to itself."""
         return self._common
 
     def beside(self, common: Common) -> Names:
-        """Return the names relative to these common answers (:attr:`Snapshot.names`)."""
+        """Return these names with ``common`` as the shared answers (:attr:`Snapshot.names`)."""
         return self._made(self.own, common)
 
     def get(self, name: str) -> Resolution | None:
-        """Return the host's answer for a name; None if the host was not asked for it."""
+        """Return what a name resolves to on the host; None if the host was not asked."""
         if name in self.own:
             return self.own[name]
         told = self.shared(name)
@@ -246,11 +246,11 @@ class Names(Observed):
         return Resolution.model_construct(addresses=told.addresses, error=told.error, source=source, source_error=None)
 
     def shared(self, name: str) -> ResolverAnswer | None:
-        """Return the common answer for a name, or the name itself if it is an address."""
+        """Return the shared answer for a name, if any; an address resolves to itself."""
         return self._common.get(name) or (None if self.source is None else literal(name))
 
     def relative_to(self, common: Common, changed: Iterable[str]) -> Names:
-        """Return the names relative to other common answers, which differ only for these names."""
+        """Return the same names relative to another ``common``, which differs only for the ``changed`` names."""
         before = {name: told for name in changed if (told := self.get(name)) is not None}
         own = {name: told for name, told in (before | self.own).items() if not self._follows(name, told, common)}
         return self._made(own, common)
@@ -268,7 +268,7 @@ class Names(Observed):
 
 
 def literal(name: str) -> ResolverAnswer | None:
-    """Return the answer that every host gives for an address; None for a name."""
+    """Return the answer for an address, which is the same on every host; None for a name."""
     try:
         ipaddress.ip_address(name.partition("%")[0])
         return ResolverAnswer.model_construct(addresses=(ip_address(name),), error=None)
@@ -316,7 +316,7 @@ class Engines(Observed):
 
 
 class Process(Observed):
-    """A process that holds something. ``command`` is untrusted text."""
+    """A process that uses a port; ``command`` is untrusted text."""
 
     pid: Pid
     ppid: Pid
@@ -331,7 +331,7 @@ class Process(Observed):
 
 
 class PortTrial(Observed):
-    """The bind(2) that torch's TCPStore would do, tried on the host (see probe/ports/requests.py)."""
+    """The result of trying the bind(2) that torch's TCPStore would do on the host (see probe/ports/requests.py)."""
 
     port: Port
     free: bool  # torch could bind the port
@@ -348,7 +348,7 @@ MAX_RESERVED = 1 << 18  # characters of a list of every other port
 
 
 def _spans(text: object) -> object:
-    """Return the ranges in "8080,9000-9010"; anything else is left for validation to refuse."""
+    """Split text such as "8080,9000-9010" into ranges; other values are left for pydantic to reject."""
     if not isinstance(text, str) or len(text) > MAX_RESERVED:
         return text
     ends = [part.strip().partition("-")[::2] for part in text.split(",") if part.strip()]
@@ -372,7 +372,7 @@ class ConntrackTable(Observed):
 
 
 class PortRange(Observed):
-    """The range of ports that the kernel assigns on its own."""
+    """The range of ephemeral ports, which the kernel assigns to sockets that request no specific port."""
 
     low: Port  # first port of net.ipv4.ip_local_port_range; ``high`` is the last one
     high: Port
@@ -387,11 +387,10 @@ class PortRange(Observed):
 
     @cached_property
     def reserved_ports(self) -> frozenset[int]:
-        """All reserved ports."""
         return frozenset(chain.from_iterable(range(low, high + 1) for low, high in self.reserved))
 
     def gives(self, port: int) -> bool:
-        """Return whether the kernel may assign this port on its own."""
+        """Return whether the kernel may assign this port as an ephemeral port."""
         return self.low <= port <= self.high and port not in self.reserved_ports
 
     @property
@@ -400,7 +399,7 @@ class PortRange(Observed):
         return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in self.reserved)
 
     def reserving(self, port: int) -> str:
-        """Return the reserved ports and one more as the kernel writes them: in order, with neighbours merged."""
+        """Return the reserved ports plus ``port`` in the kernel's notation, sorted and with adjacent ranges merged."""
         spans: list[list[int]] = []
         for low, high in sorted((*self.reserved, (port, port))):
             if spans and low <= spans[-1][1] + 1:

@@ -1,4 +1,4 @@
-"""The rate of each pair of hosts on each rail, and the links."""
+"""Measured transfer rates between pairs of hosts on each rail, and the links that they use."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ STOLEN = 0.3
 
 
 class Figures(Observed):
-    """Streams from one host to another, measured in a window after slow start (probe/mesh/rate.py)."""
+    """Measurements of TCP streams between two hosts, taken in a time window after slow start (probe/mesh/rate.py)."""
 
     gbps: Gbps  # 10⁹ bits per second acknowledged by the other kernel
     seconds: Seconds
@@ -39,7 +39,7 @@ class Figures(Observed):
 
     @property
     def loss(self) -> float:
-        """The share of segments that the network lost; 0 if the sender's own queue was full."""
+        """The share of segments that the network lost; 0 if the sender's own queues dropped packets."""
         return min(self.retransmits / self.segments, 1.0) if self.segments and not self.dropped else 0.0
 
     @property
@@ -49,7 +49,7 @@ class Figures(Observed):
 
     @property
     def limited(self) -> str | None:
-        """A phrase for what limited the rate in one of the machines; None if the network was the limit."""
+        """A phrase that says how one of the hosts limited the rate; None if the network did."""
         if self.sender_busy >= BUSY:
             return f"the sender wanted a CPU {100 * self.sender_busy:.0f} % of the time"
         if self.reader_late >= WINDOW:
@@ -62,7 +62,7 @@ class Figures(Observed):
 
 
 class PairRate(Figures):
-    """The rate of a rail from ``src`` to ``dst``, with ``dst``'s address.
+    """The rate on one rail from ``src`` to an address of ``dst``.
 
     ``alone`` is true if no other host was sending at the time.
     """
@@ -77,7 +77,7 @@ class PairRate(Figures):
 
 
 class RateLink(Observed):
-    """An interface as its driver describes it; values are None if unknown."""
+    """A network interface's properties as reported by its driver; unknown ones are None."""
 
     interface: InterfaceName
     speed_mbps: Count | None = None
@@ -86,7 +86,7 @@ class RateLink(Observed):
 
 
 class LostRate(Observed):
-    """A pair that could not be measured, and the reason."""
+    """A pair of hosts whose rate could not be measured, and the reason."""
 
     src: str
     dst: str
@@ -95,9 +95,9 @@ class LostRate(Observed):
 
 
 class Rates(Observed):
-    """The rates of all pairs or of a sample, each measured once or twice.
+    """The rates of all pairs of hosts or of a sample, each measured once or twice.
 
-    The first measurement runs alongside the others; if it was slow, the pair is measured again, alone.
+    The first measurement runs in parallel with other pairs. If the rate was low, the pair is measured again, alone.
     """
 
     hosts: tuple[str, ...]
@@ -118,7 +118,7 @@ class Rates(Observed):
         return self
 
     def among(self, names: Collection[str]) -> Rates:
-        """Return the rates with only these hosts."""
+        """Return only the rates between these hosts."""
         kept = tuple(name for name in self.hosts if name in names)
         return self.model_copy(
             update={
@@ -131,7 +131,7 @@ class Rates(Observed):
 
     @property
     def final(self) -> dict[tuple[str, str, int], PairRate]:
-        """The decisive measurement by pair and rail: the one made alone, if any."""
+        """The measurement that counts for each (source, target, rail), which is the one made alone, if any."""
         found: dict[tuple[str, str, int], PairRate] = {}
         for one in self.rates:
             if one.alone or (one.src, one.dst, one.rail) not in found:
@@ -139,5 +139,4 @@ class Rates(Observed):
         return found
 
     def link(self, host: str, interface: str) -> RateLink | None:
-        """Return the link of a host's interface, if known."""
         return next((one for one in self.links.get(host, ()) if one.interface == interface), None)

@@ -1,8 +1,8 @@
-"""Removal of private data from a snapshot for a bug report, with a record of what was removed.
+"""Removes private data from a snapshot for a bug report, and records what was removed.
 
-User names become "user1", "user2", …; values of variables are kept only if their names are on an allow-list; command
-lines keep the program, the script, the names of options, and values of torchrun's own options. Values that checks need
-are kept, so that the verdict stays the same.
+User names become "user1", "user2", and so on. Variables keep their values only if their names are on an allow-list.
+Command lines keep the program, the script, the names of options, and the values of torchrun's own options. Values that
+checks need are kept, so that the verdict stays the same.
 """
 
 from __future__ import annotations
@@ -36,22 +36,22 @@ NAMES = frozenset(
         *("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"),
     }
 )
-"""Variables that checks read (probe/facts/software.py, except TORCH_ as a prefix).
+"""Variables that checks read. Variables that neither are listed here nor have an allowed prefix lose their values.
 
-Other variables lose their values.
+Source: probe/facts/software.py, without its prefix ``TORCH_``.
 """
 
 SECRET = re.compile(r"secret|passw|passphrase|token|credential|api_?key|access_?key|private_?key|auth", re.IGNORECASE)
-"""Parts of a variable's name that make its value secret, even with an allowed beginning."""
+"""Parts of a variable's name that mark its value as secret, even if the name has an allowed prefix."""
 
 NOBODY = frozenset({"root", "nobody"})
 HOME = re.compile(r"/(?:home|homes|users|Users)/([A-Za-z_][\w.-]{0,63})")
-"""A home folder and its user, in one of the usual parent folders."""
+"""A home directory in one of the usual parent directories; the group matches the user's name."""
 OTHER_HOME = re.compile(r"(/(?:scratch|fsx|u)/)([A-Za-z_][\w.-]{0,63})")
-"""Folders that hold users' and other folders; names found there are not replaced elsewhere."""
+"""Directories that may be named after users or after something else; such a name is replaced only in these paths."""
 WORD = re.compile(r"(?<![A-Za-z0-9_])[A-Za-z_][\w.-]{0,255}")
 PROSE = re.compile(r"[\s/@'\"=]")
-"""Characters of texts and paths. A value without them is a single word that a check may need, and is kept."""
+"""Characters of prose and paths. A value without any of them is a word that a check may need, and is kept."""
 CONFIG_LINE = re.compile(r"^\s*([A-Za-z_]\w*)\s*=(.*)$")
 
 OPTIONS = frozenset(  # options of Python and torchrun whose values are not secret; with "-" for "_", too
@@ -95,7 +95,7 @@ def redact(snapshot: Kept) -> tuple[Kept, Redacted]:
 
 
 def _users(value: object) -> Iterator[str]:
-    """Yield user names: from fields and keys that hold them, and from home directories in paths."""
+    """Yield the user names in fields marked as such, under the key "user", and in paths of home directories."""
     if isinstance(value, BaseModel):
         marked = marks(type(value), Holds)
         yield from (part for name, part in value if marked.get(name) is Holds.USER and isinstance(part, str))
@@ -112,7 +112,7 @@ def _users(value: object) -> Iterator[str]:
 
 
 def clean(value: BaseModel, tree: dict[str, Any], done: Redacted) -> dict[str, Any]:
-    """Return the redacted JSON of a model, based on its types and the form of its texts."""
+    """Redact ``tree``, the JSON form of ``value``, depending on the fields' types and on what their texts look like."""
     for name, declared in type(value).model_fields.items():
         key, mark = declared.alias or name, marks(type(value), Holds).get(name)
         if key in tree:
@@ -136,12 +136,11 @@ def _part(value: object, tree: object, done: Redacted, mark: Holds | None) -> ob
 
 
 def _keyed(tree: dict[str, Any], done: Redacted) -> dict[str, Any]:
-    """Return the mapping with user names removed from keys that are paths."""
     return {_without_users(key, done.users) if key.startswith(("/", "~")) else key: part for key, part in tree.items()}
 
 
 def _untyped(tree: object, done: Redacted, key: str = "") -> object:
-    """Return a redacted part for which the model has no type: engines' options by name, texts or numbers."""
+    """Redact a value for which the model declares no type, such as an engine's options, a text or a number."""
     if isinstance(tree, dict):
         return _keyed({name: _untyped(part, done, name) for name, part in tree.items()}, done)
     if isinstance(tree, list):
@@ -170,13 +169,13 @@ def _variable(name: str, value: object, done: Redacted) -> object:
 
 
 def _config_line(line: str, done: Redacted) -> str:
-    """Return a redacted line of NCCL's configuration file, which sets variables."""
+    """Redact a line of NCCL's configuration file, which sets a variable."""
     match = CONFIG_LINE.match(line)
     return f"{match[1]}={_variable(match[1], match[2], done)}" if match else _text(line, done)
 
 
 def _command(line: str, done: Redacted) -> str:
-    """Return a command line with only its harmless parts."""
+    """Replace the parts of a command line that may be private with "…"."""
     words = line.split()
     told: list[str] = []
     for number, word in enumerate(words):
@@ -196,20 +195,17 @@ def _command(line: str, done: Redacted) -> str:
 NUMBER = re.compile(r"[\d.,:x-]{1,100}")
 PLACE = re.compile(r"(?:tcp://)?(?:[\w.-]{1,255}|\[[0-9a-fA-F:]{2,45}\]):\d{1,5}")
 PLACES = frozenset({"dist_url", "init_method", "rdzv_endpoint", "master_addr", "dist_init_addr", "address"})
-"""Options of scripts and engines that take addresses as values."""
+"""Options of scripts and engines whose values are addresses."""
 LAUNCHERS = re.compile(
     r"(?:[\w./-]{0,200}/)?(?:python[\d.]*|torchrun|torch\.distributed\.(?:run|launch)|accelerate|launch|deepspeed|srun"
     r"|mpirun|mpiexec|env|vllm|serve|sglang\.launch_server|sglang|ray|start|uv|run|conda|numactl|nohup|time|bash|docker"
     r"|exec|composer|llamafactory-cli)"
 )
-"""Words of a launch command that start the job and are harmless."""
+"""Programs and subcommands that start a job; as words of a launch command, they are harmless."""
 
 
 def _launch_line(line: str, done: Redacted) -> str:
-    """Return a launch command with only what is needed to judge it.
-
-    That is programs, scripts, options, numbers and addresses.
-    """
+    """Keep what checks need from a launch command (programs, scripts, options, numbers, addresses); hide the rest."""
     words = line.split()
     told: list[str] = []
     for number, word in enumerate(words):
@@ -244,10 +240,7 @@ def _valued(word: str, done: Redacted) -> str:
 
 
 def _ssh_option(option: object, done: Redacted) -> object:
-    """Return an option of ssh, redacted depending on its name (ssh_config(5)).
-
-    SetEnv and ProxyCommand, for example, may hold anything.
-    """
+    """Return only the name of an ssh option, since values such as those of SetEnv and ProxyCommand may be private."""
     match = re.match(r"\s*(\w{1,40})[\s=]", option) if isinstance(option, str) else None
     done.command_lines += 1
     return f"{match[1]}=…" if match else "…"
@@ -264,7 +257,7 @@ def _option(word: str, done: Redacted) -> str:
 
 
 def _text(text: str, done: Redacted) -> str:
-    """Return any other text without user names and probable secrets."""
+    """Return a text without user names and probable secrets."""
     found = _without_users(text, done.users)
     clean = without_secrets(found)
     if clean != found:
@@ -273,7 +266,7 @@ def _text(text: str, done: Redacted) -> str:
 
 
 def _without_users(text: str, users: dict[str, str]) -> str:
-    """Return a text with known users replaced, in words and parts of words."""
+    """Replace known user names that are words of a text, or parts of words separated by "." or "-"."""
     if not PROSE.search(text):
         return text
     with suppress(ValueError):

@@ -1,4 +1,4 @@
-"""The facts of the all-reduce."""
+"""The results of the test all-reduce."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from nccl_doctor.model.report import Growth, IsolationReport, RankReport, SizeRe
 
 
 class Smoke(Observed):
-    """The all-reduce of a run."""
+    """The results of the all-reduce that a run performed on the hosts."""
 
     backend: Literal["nccl", "gloo"]
     reason: str = ""  # reason for this backend
@@ -46,6 +46,6 @@ class Smoke(Observed):
 
     @property
     def names(self) -> set[str]:
-        """All hosts in the all-reduce: those of ranks, output or launchers."""
+        """All hosts that have ranks, output, launchers or RDMA traffic in the all-reduce."""
         ended = self.launchers.keys() | self.launcher_exits.keys() | self.launcher_signals.keys()
         return {rank.host for rank in self.ranks} | self.output.keys() | ended | self.rdma_grown.keys()

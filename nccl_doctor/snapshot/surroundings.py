@@ -1,4 +1,4 @@
-"""The surroundings of a job on a host: a container and its host, a Slurm step, or pods and policies."""
+"""The environment of a job on a host: a container and its host, a Slurm step, or pods and network policies."""
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ class Outside(Observed):
 
 
 class StepLimits(Observed):
-    """The resources of a node that a process may use in a Slurm job, container or login.
+    """The share of a node's resources that a process in a Slurm job, container or login session may use.
 
-    Containers and logins are considered only if they limit memory.
+    Containers and login sessions are considered only if they limit memory.
     """
 
     cpus: Count  # CPUs that it may run on, or its CPU quota, whichever is less
@@ -63,7 +63,7 @@ Label = Annotated[str, Field(max_length=320)]
 
 
 class Service(Observed):
-    """A Service of the namespace; a headless one defines names for its pods."""
+    """A Service in the pods' namespace; a headless Service defines DNS names for its pods."""
 
     name: str
     headless: bool
@@ -80,7 +80,7 @@ class Expression(Observed):
 
 
 class Selector(Observed):
-    """A selector of objects by label; an empty one selects all."""
+    """A label selector; an empty one selects all objects."""
 
     labels: dict[Label, Label] = Field(
         default_factory=dict, validation_alias="matchLabels", serialization_alias="matchLabels"
@@ -91,14 +91,14 @@ class Selector(Observed):
 
 
 class Block(Observed):
-    """An address block with exceptions."""
+    """An address block in CIDR notation, and the blocks within it that are excepted."""
 
     cidr: IpNetwork
     without: tuple[IpNetwork, ...] = Field(default=(), validation_alias="except", serialization_alias="except")
 
 
 class Peer(Observed):
-    """Peers that a rule admits: either pods in selected namespaces, or addresses."""
+    """Peers that a rule allows, which are either pods in selected namespaces or addresses."""
 
     pods: Selector | None = Field(default=None, validation_alias="podSelector", serialization_alias="podSelector")
     namespaces: Selector | None = Field(
@@ -108,7 +108,7 @@ class Peer(Observed):
 
 
 class PolicyPort(Observed):
-    """Ports of a rule: a number with the end of its range, a container port's name, or None for all ports."""
+    """Ports in a rule. ``port`` is a number (up to ``end``, if given), a container port's name, or None for all."""
 
     protocol: str = "TCP"
     port: Port | Label | None = None
@@ -116,7 +116,7 @@ class PolicyPort(Observed):
 
 
 class Rule(Observed):
-    """A rule of a policy, which admits these peers on these ports; an empty list means all."""
+    """A rule in a policy, which allows traffic with these peers on these ports; an empty list means all."""
 
     peers: tuple[Peer, ...] = ()
     ports: tuple[PolicyPort, ...] = ()
@@ -133,7 +133,7 @@ class Policy(Observed):
 
 
 class PodFacts(Observed):
-    """A pod in the list of pods."""
+    """Facts about a pod, from Kubernetes' list of pods."""
 
     pod: str
     namespace: str
@@ -162,7 +162,7 @@ class PodFacts(Observed):
 
 
 class KubeFacts(FrozenModel):
-    """Facts about all pods."""
+    """Facts about the job's pods and their namespace."""
 
     engine: ClassVar[str] = "kube"
 

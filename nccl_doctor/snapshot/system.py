@@ -1,4 +1,4 @@
-"""The host: its identity, software, hardware, limits, and training jobs, running or left behind."""
+"""Facts about a host: identity, software, hardware, limits, and training jobs, whether running or left behind."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from nccl_doctor.snapshot.network import PciLink
 
 
 class Identity(Observed):
-    """The identity of the host, and our user there."""
+    """The host's identity, and the user as whom the probe runs there."""
 
     hostname: str
     user: UserName
@@ -41,7 +41,7 @@ class Identity(Observed):
 
 
 class PythonInfo(Observed):
-    """The interpreter that training uses."""
+    """The Python interpreter that training uses."""
 
     executable: Path
     version: Version
@@ -52,10 +52,10 @@ class PythonInfo(Observed):
 
 
 class NcclCopy(Observed):
-    """A libnccl in torch's environment.
+    """A copy of libnccl in torch's environment.
 
-    ``owner`` is the package that installed it ("nvidia-nccl-cu12", conda's "nccl"), or the environment variable that
-    points to it.
+    ``owner`` is the package that installed this copy (such as "nvidia-nccl-cu12" or conda's "nccl"), or the environment
+    variable that points to it.
     """
 
     owner: str
@@ -65,7 +65,7 @@ class NcclCopy(Observed):
 
 
 class TorchInfo(Observed):
-    """The training interpreter's torch, read from metadata without importing it."""
+    """The training interpreter's torch, described from package metadata without importing torch."""
 
     version: Version  # for example "2.13.0+cpu"
     cuda: Version | None  # CUDA version that it was built for; None for a CPU build
@@ -79,7 +79,7 @@ class TorchInfo(Observed):
 
 
 class LibncclAnswer(Observed):
-    """The answer of the host's own libnccl to a request for a unique id (probe/facts/software.py)."""
+    """The result of calling ncclGetUniqueId in the host's own libnccl (probe/facts/libnccl.py)."""
 
     version: Version | None
     interface: InterfaceName | None  # bootstrap interface that it chose; None if its message could not be parsed
@@ -113,7 +113,7 @@ class PciGpu(Observed):
 
 
 class GpuDriver(Observed):
-    """The state of a host's GPUs in the kernel."""
+    """A host's GPUs on the PCI bus, and the state of their kernel drivers."""
 
     gpus: tuple[PciGpu, ...]
     module: str | None  # version of the nvidia module; None if not loaded
@@ -140,7 +140,7 @@ class ResourceLimits(Observed):
 
 
 class Shm(Observed):
-    """The shared-memory file system; ``problem`` is set if it is missing or our user can't write to it."""
+    """The file system at /dev/shm; ``problem`` is set if it is missing or our user can't write to it."""
 
     total_bytes: Count
     free_bytes: Annotated[Count, Fleeting()]
@@ -151,7 +151,7 @@ class Shm(Observed):
 
 
 class TemporaryFolder(Observed):
-    """Free space for our user in a folder for temporary files. ``free_files`` is None if there is no limit."""
+    """Free space for our user in a folder for temporary files; ``free_files`` is None if the number is unlimited."""
 
     path: Path
     free_bytes: Annotated[Count, Fleeting()]
@@ -160,10 +160,7 @@ class TemporaryFolder(Observed):
 
 
 class TaskLimit(Observed):
-    """A limit on the number of processes and threads, and how many exist.
-
-    It is that of "ulimit -u" or of a control group.
-    """
+    """A limit on the number of processes and threads (``ulimit -u`` or a control group), and how many exist."""
 
     name: Clipped
     most: Count
@@ -171,16 +168,16 @@ class TaskLimit(Observed):
 
 
 class ConfigFile(Observed):
-    """A file from which NCCL may read variables; ``text`` is None if it does not exist."""
+    """A file from which NCCL may read variables; ``text`` is None if the file does not exist."""
 
     path: Path
     text: Annotated[Output | None, Holds.CONFIGURATION]
 
 
 class Clock(Observed):
-    """The host's clock compared with ours.
+    """The difference between the host's clock and ours.
 
-    ``offset_s`` is positive if the host's clock is ahead, with an error of up to ``error_s``.
+    ``offset_s`` is positive if the host's clock is ahead; the measurement is off by at most ``error_s``.
     """
 
     offset_s: SignedSeconds
@@ -188,7 +185,7 @@ class Clock(Observed):
 
 
 class TrainingJob(Observed):
-    """A launcher and its ranks, or what is left of them. probe/jobs.py defines which processes belong to one job."""
+    """A launcher and its ranks, or those that are left. probe/jobs.py determines which processes form one job."""
 
     # "ranks" of a launcher or of multiprocessing; "ray-worker"; "zombie": exited, and not reaped by its parent
     kind: Literal["ranks", "ray-worker", "zombie"]
@@ -214,7 +211,7 @@ class TrainingJob(Observed):
 
 
 class GpuProcess(Observed):
-    """A process that uses GPU memory, from nvidia-smi."""
+    """A process that uses GPU memory, according to nvidia-smi."""
 
     pid: Pid
     gpu: Count | None  # index of the GPU
@@ -239,7 +236,7 @@ PartitionKey = Annotated[str, Field(pattern=r"^0x[0-9a-fA-F]{1,4}$")]  # InfiniB
 
 
 class RdmaPort(Observed):
-    """A port in /sys/class/infiniband, in ibstat's terms."""
+    """A port of an RDMA device, read from /sys/class/infiniband and described in ibstat's terms."""
 
     number: Count
     state: str  # "ACTIVE", "DOWN", "INIT", "ARMED", …
@@ -252,7 +249,7 @@ class RdmaPort(Observed):
 
 
 class RdmaDevice(Observed):
-    """An RDMA device, "mlx5_0"; ``model`` is hca_type, ``firmware`` is fw_ver."""
+    """An RDMA device such as "mlx5_0"; ``model`` and ``firmware`` are hca_type and fw_ver in sysfs."""
 
     name: str
     model: str | None = None
@@ -301,7 +298,7 @@ class GpuHealth(Observed):
 
 
 class Xid(Observed):
-    """A driver error in the kernel's log: its number, the GPU's PCI address, and its age in seconds."""
+    """An NVIDIA driver error in the kernel log, with its number, the GPU's PCI address, and its age in seconds."""
 
     number: Count
     bus_id: str
@@ -310,9 +307,9 @@ class Xid(Observed):
 
 
 class NcclPlugin(Observed):
-    """A shared library that NCCL loads on its own.
+    """A shared library that NCCL loads on its own as a network, tuner or profiler plugin.
 
-    ``digest`` is its SHA-256, and ``version`` is the version in the file, if any.
+    ``digest`` is the file's SHA-256, and ``version`` is the version found in the file, if any.
     """
 
     name: str
@@ -322,7 +319,7 @@ class NcclPlugin(Observed):
 
 
 class SameEntry(Observed):
-    """A path that must be the same on all hosts."""
+    """A file or folder whose contents must be the same on all hosts."""
 
     path: Path  # as in the hosts file
     resolved: Path  # absolute path on the host
@@ -339,7 +336,7 @@ class SameEntry(Observed):
 
 
 class LoginShell(Observed):
-    """An interactive login shell, compared with the shell with which SSH runs commands."""
+    """An interactive login shell, compared with the shell in which SSH runs commands."""
 
     shell: str  # program of the login shell
     # the interpreter that it runs by the hosts file's name for it; None where it finds none, or where that name is a

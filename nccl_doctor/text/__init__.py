@@ -1,4 +1,1 @@
-"""Texts and what they denote: host lists, addresses, shell lines, secrets and files.
-
-Nothing here depends on clusters.
-"""
+"""Helpers for host lists, addresses, shell lines, secrets and files, none of which depend on clusters."""

@@ -1,4 +1,4 @@
-"""Folded lists of host names, as Slurm, pdsh and clush write them: ``node[01-04,07],login``."""
+"""Folded lists of host names such as ``node[01-04,07],login``, as used by Slurm, pdsh and clush."""
 
 from __future__ import annotations
 
@@ -13,10 +13,7 @@ from typing import NamedTuple, TypeVar
 MAX_HOSTS = 65_536  # a longer list is a typo, such as ``node[1-99999999]``, and would fill the memory
 
 _MAX_NAME = 320
-"""Maximum length of a name, rounded up.
-
-It has 253 characters of a host name (RFC 1035, 2.3.4), 64 of a user, and the "@" between them.
-"""
+"""Maximum length of ``user@host``, rounded up: 64 for the user, 1, and 253 for the host (RFC 1035, 2.3.4)."""
 
 _MAX_DIGITS = 18
 _PIECE = re.compile(r"\[[^\[\]]*\]|[^\[\],]+|[\[\],]")
@@ -30,7 +27,7 @@ V = TypeVar("V")
 
 
 def grouped(pairs: Iterable[tuple[K, V]]) -> dict[K, list[V]]:
-    """Return the second elements grouped by the first, both in their original order: hosts by value."""
+    """Group the second elements of pairs by the first; both keep their original order."""
     groups: dict[K, list[V]] = {}
     for key, value in pairs:
         groups.setdefault(key, []).append(value)
@@ -38,12 +35,12 @@ def grouped(pairs: Iterable[tuple[K, V]]) -> dict[K, list[V]]:
 
 
 def nouns(count: int, noun: str) -> str:
-    """Return the form of a noun that goes with a number: ``rank``, ``ranks``."""
+    """Return the singular or plural of a noun, depending on ``count``: ``rank`` or ``ranks``."""
     return noun if count == 1 else f"{noun}s"
 
 
 def figure(value: float, digits: int = 2) -> str:
-    """Return a number with at least this many digits, never as a power of ten: 0.25, 99, 150."""
+    """Round to ``digits`` significant digits, or to an integer if that has more digits: 0.25, 99, 150."""
     return f"{value:.{digits}g}" if value < 10**digits - 0.5 else f"{value:.0f}"
 
 
@@ -54,22 +51,21 @@ def listed(words: Iterable[str], most: int = 8) -> str:
 
 
 def plural(count: int, noun: str) -> str:
-    """Return a number with its noun: ``1 error``, ``2 errors``."""
+    """Return a count followed by its noun, such as ``1 error`` or ``2 errors``."""
     return f"{count} {nouns(count, noun)}"
 
 
 def capital(text: str) -> str:
-    """Return ``text`` with its first letter in upper case."""
     return text[:1].upper() + text[1:]
 
 
 def has_control(text: str) -> bool:
-    """Return whether a text has control characters, line breaks, lone surrogates, or bidirectional marks."""
+    """Return whether a text contains control characters, line breaks, lone surrogates, or bidirectional marks."""
     return _CONTROL.search(text) is not None
 
 
 def quoted(text: str, limit: int = 60) -> str:
-    """Return ``text`` in double quotes for a sentence, printable and shortened."""
+    """Return ``text`` in double quotes for use in a sentence, shortened and without unprintable characters."""
     shown = text if len(text) <= limit else text[: limit - 1] + "…"
     return '"' + "".join(char if char.isprintable() else "?" for char in shown) + '"'
 
@@ -89,10 +85,10 @@ _Part = str | list[_Range]
 
 
 def expand(pattern: str, *, limit: int = MAX_HOSTS) -> list[str]:
-    """Return the names that ``pattern`` stands for, in order; raise ValueError with a sentence.
+    """Return the names that ``pattern`` stands for, in order; raise ValueError, whose message is a sentence.
 
-    The last of several brackets varies fastest, as in pdsh. Padding is kept: ``[08-10]`` gives 08, 09, 10. Duplicates
-    are kept. Names are counted (``limit``) before any are made.
+    The last of several brackets varies fastest, as in pdsh. Padding is kept, so that ``[08-10]`` gives 08, 09, 10.
+    Duplicates are kept, too. The ``limit`` on the number of names is checked before any names are created.
     """
     items = list(_items(",".join(piece.strip() for piece in pattern.split(","))))
     count = sum(math.prod(_size(part) for part in item) for item in items)
@@ -145,18 +141,18 @@ def _texts(part: _Part) -> Iterable[str]:
 
 
 def fold_numbers(numbers: Iterable[object]) -> str:
-    """Return numbers in their folded form: ``0-2,7``."""
+    """Return numbers folded into ranges, such as ``0-2,7``."""
     return fold(map(str, numbers)).strip("[]")
 
 
 def fold(names: Iterable[str]) -> str:
-    """Return the inverse of :func:`expand`, each name once: ``node[1-3,7],big``."""
+    """Fold names into a pattern such as ``node[1-3,7],big`` for :func:`expand`; duplicates are dropped."""
     return _folded(tuple(dict.fromkeys(names)))
 
 
 @lru_cache(256)  # most verdicts of a run are about all hosts
 def _folded(names: tuple[str, ...]) -> str:
-    """Return the folded names: those that differ in one number with the same padding share a bracket."""
+    """Fold names; those that differ only in one number, with the same padding, share a bracket."""
     spots = {name: _spots(name) for name in names}
     members = Counter(around for found in spots.values() for around, _ in found)
     chosen = {name: max(reversed(found), key=lambda spot: members[spot[0]]) for name, found in spots.items() if found}
@@ -183,7 +179,7 @@ def _spots(name: str) -> list[tuple[tuple[str, str], str]]:
 
 
 def _bracket(numbers: list[str]) -> str:
-    """Return ``[1-3,7]``, a single number without brackets, and "" for no number."""
+    """Return numbers in brackets, as in ``[1-3,7]``, a single number without brackets, or "" for no number."""
     if len(numbers) < 2:
         return "".join(numbers)
     runs: list[list[str]] = []
@@ -196,6 +192,6 @@ def _bracket(numbers: list[str]) -> str:
 
 
 def ranks_of(ranks: Iterable[int], noun: str = "rank") -> str:
-    """Return ``rank 3``, ``ranks 0-2,7``."""
+    """Return the ranks as text, such as ``rank 3`` or ``ranks 0-2,7``."""
     names = sorted(ranks)
     return f"{nouns(len(names), noun)} {fold_numbers(names)}"

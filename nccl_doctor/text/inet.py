@@ -1,4 +1,4 @@
-"""Addresses and networks from texts. Each text is parsed only once, since all pairs of hosts need the same ones."""
+"""Parses IP addresses and networks, each text only once, since the same addresses recur in many pairs of hosts."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _KEPT = 1 << 16
 
 @lru_cache(_KEPT)
 def address_of(text: str) -> Address:
-    """Return the address without its zone ("fe80::1%eth0"); raise ValueError if the text is no address."""
+    """Parse an address, ignoring a zone as in "fe80::1%eth0"; raise ValueError if the text is not an address."""
     return ipaddress.ip_address(text.partition("%")[0])
 
 
 def numeric(text: str) -> Address | None:
-    """Return the address in a text; None if the text is no address, for example a host name."""
+    """Return the address that a text denotes; None if the text is not an address but, for example, a host name."""
     try:
         return address_of(text)
     except ValueError:
@@ -26,20 +26,20 @@ def numeric(text: str) -> Address | None:
 
 
 def is_loopback(text: str) -> bool:
-    """Return whether a text is ::1 or in 127.0.0.0/8, in any spelling; False for any name."""
+    """Return whether a text is ::1 or an address in 127.0.0.0/8, in any notation; False for host names."""
     address = numeric(text)
     return address is not None and address.is_loopback
 
 
 @lru_cache(_KEPT)
 def network_of(text: str) -> Network:
-    """Return the network of a text like "10.0.1.7/24", ignoring the host part; raise ValueError if none."""
+    """Parse a network such as "10.0.1.7/24", ignoring the host bits; raise ValueError if it is invalid."""
     return ipaddress.ip_network(text, strict=False)
 
 
 @lru_cache(_KEPT)
 def prefix_length(netmask: str) -> int:
-    """Return the prefix length: 24 for "255.255.255.0", 64 for "ffff:ffff:ffff:ffff::"."""
+    """Return the prefix length of a netmask, such as 24 for "255.255.255.0" or 64 for "ffff:ffff:ffff:ffff::"."""
     return int(address_of(netmask)).bit_count()
 
 

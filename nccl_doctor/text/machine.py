@@ -1,4 +1,4 @@
-"""Services of this machine: atomic writes, thread-safe caches, and resource limits."""
+"""Utilities for this machine: atomic writes, thread-safe caches, and resource limits."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _LINKS = 40  # links in a row that Linux follows (path_resolution(7))
 def state_folder(environ: Mapping[str, str]) -> Path | None:
     """Return the folder for files that are kept between runs (XDG Base Directory Specification).
 
-    Return None if there is no home directory, as in containers with a foreign user ID.
+    It is None if there is no home directory, as in a container in which the user ID has no account.
     """
     state = environ.get("XDG_STATE_HOME", "")
     try:
@@ -37,12 +37,12 @@ def state_folder(environ: Mapping[str, str]) -> Path | None:
 
 
 def write_atomically(path: Path, data: bytes, *, private: bool = False) -> None:
-    """Write a draft next to the file and rename it, so that nobody reads half; raise OSError on failure.
+    """Write a temporary file and rename it to ``path``, so that nobody reads half a file; raise OSError on failure.
 
-    The file keeps its mode and owner; a new ``private`` file is readable only by its owner. A file that another user
-    made in a shared folder is refused, and so are links that another user planted there, as by Linux with
-    ``fs.protected_symlinks``. Special files (/dev/null, a named pipe) are written to directly, and open ones
-    (/dev/stdout, /dev/fd/3) through their descriptors.
+    The file keeps its mode and owner; a new ``private`` file is readable only by its owner. In a shared folder, another
+    user's file raises OSError, and so does another user's symbolic link, as with ``fs.protected_symlinks`` on Linux.
+    Special files such as /dev/null or a named pipe are written to directly, and open files such as /dev/stdout or
+    /dev/fd/3 through their descriptors.
     """
     number = _descriptor(path)
     if number is not None:
@@ -92,7 +92,7 @@ def try_file(path: Path) -> None:
 
 
 def try_folder(folder: Path) -> None:
-    """Raise the OSError, if any, that creating the folder, or files in it, would raise."""
+    """Raise the OSError that creating the folder or files in it would raise, if any; change nothing."""
     there = folder
     while not there.exists() and there != there.parent:
         there = there.parent
@@ -100,7 +100,6 @@ def try_folder(folder: Path) -> None:
 
 
 def _refuse_place(folder: Path) -> None:
-    """Raise an OSError if no file may be created or replaced in the folder."""
     if not stat.S_ISDIR(folder.stat().st_mode):
         raise _error(errno.ENOTDIR)
     if not os.access(folder, os.W_OK | os.X_OK, effective_ids=True):
@@ -112,7 +111,7 @@ def _error(number: int) -> OSError:
 
 
 def _descriptor(path: Path) -> int | None:
-    """Return our own open stream that the path names, since opening it again would truncate it."""
+    """Return the descriptor of our own open file that the path names, since reopening the file would truncate it."""
     name = os.fspath(path)
     found = _OPEN.fullmatch(name)
     number = _STREAMS.get(name) if found is None else int(found[1])
@@ -132,10 +131,9 @@ def _followed(path: Path) -> Path:
 
 
 def _refuse_planted(place: Path) -> None:
-    """Raise the OSError with which Linux refuses another user's file in a shared folder.
+    """Raise OSError for another user's file in a shared folder, as Linux does with ``fs.protected_regular``.
 
-    Linux does so with ``fs.protected_regular``. Its owner could read the data. Files of the folder's owner are
-    accepted.
+    The owner of such a file could read the data. Files that belong to the folder's owner are accepted.
     """
     try:
         before = place.lstat()
@@ -148,7 +146,7 @@ def _refuse_planted(place: Path) -> None:
 
 
 def _as_before(place: Path, descriptor: int, *, private: bool) -> None:
-    """Set the draft's mode and owner to those of the file that it replaces."""
+    """Give the temporary file the mode and owner of the file that it replaces, if any."""
     try:
         before = place.lstat()
     except FileNotFoundError:
@@ -181,7 +179,7 @@ T = TypeVar("T")
 
 
 def thread_safe_cache(make: Callable[P, T]) -> Callable[P, T]:
-    """Cache results like :func:`functools.cache`, but compute each only once for all threads.
+    """Cache results like :func:`functools.cache`, but compute each result only once, even with several threads.
 
     Keyword arguments are not part of the key.
     """
@@ -202,13 +200,13 @@ _NO_THREAD = "can't start new thread"  # CPython's message, Modules/_threadmodul
 
 
 def out_of_threads(error: BaseException | None) -> bool:
-    """Return whether this machine can't start another thread or program (fork(2), EAGAIN)."""
+    """Return whether the error means that this machine can't start another thread or program (fork(2), EAGAIN)."""
     thread = isinstance(error, RuntimeError) and str(error) == _NO_THREAD
     return thread or (isinstance(error, BlockingIOError) and error.errno == errno.EAGAIN)
 
 
 def describe_thread_limit() -> str:
-    """Return the error message for the user, in one sentence."""
+    """Return a one-sentence message that tells the user that no more threads can be started."""
     limit = resource.getrlimit(resource.RLIMIT_NPROC)[0]
     said = "" if limit == resource.RLIM_INFINITY else f" (ulimit -u is {limit})"
     return (
@@ -218,7 +216,7 @@ def describe_thread_limit() -> str:
 
 
 def require_linux(named: str) -> None:
-    """Raise UsageError if this machine is to be checked as a host and runs macOS."""
+    """Raise UsageError if this machine, which is to be checked as host ``named``, does not run Linux."""
     if sys.platform != "linux":
         what = "" if named == "this machine" else f"{named} is this machine, and "
         raise UsageError(

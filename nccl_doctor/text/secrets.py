@@ -1,6 +1,6 @@
-"""Finds secrets in text by their form, and hides them in every document of a report.
+"""Finds secrets in text by their format, and hides them in all documents that a report consists of.
 
-Each pattern is bounded, so that the time is proportional to the length of the text.
+Repetitions in the patterns are bounded, so that the time is proportional to the length of the text.
 """
 
 from __future__ import annotations
@@ -82,10 +82,10 @@ _WORD = (
     + _QUOTED
     + r"""|(?<=[^\s'",;&])['"](?=[^\s'",;&)}\]])|[,;&](?![\s'"\])}]|$|[\w.$-]{1,64}[=:])){1,4000})"""
 )
-"""A value in shells, YAML, JSON, or JSON within JSON: up to the closing quote, a blank or the next name."""
+"""A value in shell code, YAML, JSON, or nested JSON, up to the closing quote, a blank or the next name."""
 _VARIABLE = r"[A-Z0-9_]{0,60}(?:TOKEN|KEY|SECRET|PASS|PWD|CRED|AUTH|JWT|PAT)[A-Z0-9_]{0,60}"
 _OF_SHELL = rf"(?-i:[\"']?\$\{{?{_VARIABLE}\}}?[\"']?)(?![^\s,;&)}}\]])"
-"""A variable whose value is known only to the shell that runs the command: ``HF_TOKEN="$HF_TOKEN"``."""
+"""A reference to a shell variable, as in ``HF_TOKEN="$HF_TOKEN"``, which does not reveal the value."""
 _GIVEN = rf"(?!\(left out\))(?!(?:none|null|nil|true|false)\b|\"\"|''|[{{\[(](?:\s|$)|{_OF_SHELL})"
 _NO_COUNT = r"(?![\"']?[-+]?\d[\d.,_]{0,15}[kmb%]?[\"']?(?![\w.]))"
 _KEYS = r"(?:api|access|private|account|auth|service|signing|encryption|license|subscription|storage)[_-]?key"
@@ -97,32 +97,32 @@ _WEAK = (
     r"(?<!bos[_-])(?<!eos[_-])(?<!pad[_-])(?<!unk[_-])(?<!sep[_-])(?<!cls[_-])(?<!mask[_-])(?<!image[_-])"
     r"tokens?(?!iz|s?_?(?:ids?|type|len|count|limit|budget|per)\b)[\w-]{0,64}"
 )
-"""Names with "token", except harmless ones: ``tokenizer``, ``eos_token``, ``token_ids``."""
+"""Names that contain "token", except harmless ones such as ``tokenizer``, ``eos_token`` and ``token_ids``."""
 _STOP = r"\\{0,3}['\"]?"
 
 
 def _named(name: str, guard: str = "") -> str:
-    """Return the pattern of ``WANDB_API_KEY=…`` and ``"token": "…"``, but not of ``/etc/passwd: no such file``."""
+    """Return a pattern that matches ``WANDB_API_KEY=…`` and ``"token": "…"``, but not ``/etc/passwd: no such file``."""
     stop = rf"{_STOP}\s{{0,4}}"
     return rf"((?:{name}{stop}:?=(?:[=>]|(?![=>]))|(?<!/){name}{stop}:(?![:/]))\s{{0,4}}){_GIVEN}{guard}{_WORD}"
 
 
 def _option(name: str, guard: str = "") -> str:
-    """Return the pattern of ``--db-password hunter2``, or ``'--db-password', 'hunter2'`` in a Python list."""
+    """Return a pattern that matches ``--db-password hunter2`` and Python's ``'--db-password', 'hunter2'``."""
     start = r"(?<![\w%-])--?(?!show-secrets\b)(?:[A-Za-z0-9]{1,40}[_-]){0,6}?"
     return rf"({start}{name}(?:['\"],\s{{0,4}}|\s{{1,4}})){_GIVEN}(?!['\"]?-){guard}{_WORD}"
 
 
 _ENDS = r"(?:key|auth|jwt|pat|creds?)"
-"""Endings of names that may be of secrets or of other things: ``--wandb-key``, ``--sort-key``."""
+"""Endings of names that may denote secrets (``--wandb-key``) or other things (``--sort-key``)."""
 _LONG = r"(?=['\"]?[^\s'\"/~.$,;&][^\s'\"]{15,4000})(?!['\"]?[A-Za-z_.,:-]{1,4000}(?![^\s'\",;&]))"
 """A value of 16 characters or more that is neither a path nor a plain word."""
 _PAIR = r"(?=['\"]?[^\s:@/'\"]{1,100}:[^\s:/'\"])"
-"""``user:password``."""
+"""A value of the form ``user:password``."""
 
 
 class _Shape(NamedTuple):
-    """A pattern whose first group is kept, and words, one of which is in every match (in lower case)."""
+    """A pattern whose first group is kept, and lower-case words, at least one of which occurs in every match."""
 
     words: tuple[str, ...]
     pattern: str
@@ -218,7 +218,7 @@ def _shape(pattern: str) -> re.Pattern[str]:
 
 @cache
 def _token(start: str) -> re.Pattern[str]:
-    """Return the pattern of a whole token, or of what is left of a clipped one if recognisable."""
+    """Return the pattern of tokens with this prefix, including clipped ones if the prefix is long enough."""
     left = rf"|[\w.+/=-]{{1,4000}}{CUT}" if len(start) > 2 else ""
     return re.compile(rf"(?:(?<![A-Za-z0-9])|(?<=\\[nrt]))(){re.escape(start)}(?:{_TOKENS[start]}{left})")
 
@@ -233,7 +233,7 @@ def _patterns(text: str) -> Iterator[re.Pattern[str]]:
 
 
 def without_secrets(text: str) -> str:
-    """Return the text with :data:`LEFT_OUT` for each secret, also if there are colour codes in it."""
+    """Replace each secret in a text with :data:`LEFT_OUT`, even if the secret contains colour codes."""
     plain = text
     if not text.isprintable():  # as a terminal would show it: without characters that our screens remove
         plain = "".join(letter for letter in CONTROL_SEQUENCE.sub("", text) if letter.isprintable() or letter.isspace())
@@ -244,12 +244,12 @@ def without_secrets(text: str) -> str:
 
 
 def names_secret(name: str) -> bool:
-    """Return whether a name is that of a secret variable or field: ``HF_TOKEN``, ``db_password``."""
+    """Return whether a variable or field with this name is secret, such as ``HF_TOKEN`` or ``db_password``."""
     return without_secrets(f"{name}=x1") != f"{name}=x1"
 
 
 def part(text: str, start: int, end: int) -> str:
-    """Return the text from ``start`` to ``end``, without half a secret at either end."""
+    """Return ``text[start:end]``, shortened if it would begin or end within a secret."""
     first, last = start, end
     if start > 0 or end < len(text):
         for found in (match for pattern in _patterns(text) for match in pattern.finditer(text)):
@@ -261,9 +261,9 @@ def part(text: str, start: int, end: int) -> str:
 
 
 def is_key_line(text: str, *, within: bool = False) -> bool:
-    """Return whether a text is a line of a private key's body, perhaps after a launcher's rank and time.
+    """Return whether a text is a line from a private key's body, possibly prefixed with a rank and time by a launcher.
 
-    ``within`` means that a key has begun before the line, which may then be shorter.
+    ``within`` means that a key began on an earlier line; then this line may be shorter than usual.
     """
     *before, last = text.split() or [""]
     if len(before) > 4 or not all(word[-1] in ":>|]" or word.isdigit() for word in before):
@@ -280,21 +280,21 @@ _BEGIN, _END = "PRIVATE KEY-----", "-----END "
 
 
 def hide_secrets(document: Shown) -> Shown:
-    """Return the document with :data:`LEFT_OUT` for each secret, or the same object if it has none."""
+    """Return the document with each secret replaced by :data:`LEFT_OUT`, or the same object if there are none."""
     hidden: Shown = _Walk().value(document)
     return hidden
 
 
 class _Walk:
-    """Traversal of a document, in which each text is examined once."""
+    """Traverses a document and examines each distinct text only once."""
 
     def __init__(self) -> None:
         self._text, self._is_secret = cache(without_secrets), cache(names_secret)
 
     def value(self, value: Any) -> Any:  # noqa: ANN401 - any part of a document
-        """Return the value without its secrets, using its own ``without_secrets`` if it has one.
+        """Return the value without secrets, using its own ``without_secrets`` method if it has one.
 
-        It is the same object if it has no secrets.
+        A value without secrets is returned as the same object.
         """
         kind = type(value)
         if kind is str:
@@ -311,7 +311,7 @@ class _Walk:
         return self._fields(value)
 
     def _fields(self, value: Any) -> Any:  # noqa: ANN401 - as above
-        """Return a model or dataclass with secrets hidden in each field; anything else unchanged."""
+        """Return a model or dataclass with the secrets in its fields hidden, and any other value unchanged."""
         kind = type(value)
         names = getattr(kind, "model_fields", None) or getattr(kind, "__dataclass_fields__", {})
         old = {name: getattr(value, name) for name in names}
@@ -322,9 +322,9 @@ class _Walk:
         return value.model_copy(update=changed) if hasattr(value, "model_copy") else replace(value, **changed)
 
     def _mapping(self, tree: dict[Any, Any]) -> dict[Any, Any]:
-        """Return a mapping with the values of secret names hidden completely.
+        """Hide secrets in a mapping, and hide the whole value of any key that names a secret.
 
-        Only identifiers count as names, since hosts and paths may have any name.
+        Only keys that are identifiers count as names, since host names and paths may contain any word.
         """
         found = {}
         for name, value in tree.items():
@@ -335,7 +335,7 @@ class _Walk:
         return tree if same else found
 
     def _items(self, items: Iterable[Any]) -> Iterator[Any]:
-        """Yield each item, with log lines that belong to a private key hidden."""
+        """Yield each item without its secrets; log lines that belong to a private key are hidden."""
         within = False
         for item in items:
             text = item if type(item) is str else getattr(item, "text", None)
@@ -348,7 +348,7 @@ class _Walk:
 
 
 def _left_out(value: object) -> object:
-    """Return the value with all texts hidden, but with its structure and numbers."""
+    """Return the value with all texts hidden; its structure and numbers are kept."""
     if isinstance(value, dict):
         return {name: _left_out(one) for name, one in value.items()}
     if isinstance(value, (list, tuple)):

@@ -1,11 +1,11 @@
-"""Text for terminals, and for shells into which people paste it: sh, bash and zsh read it alike.
+"""Text that is safe to show in terminals and to paste into shells; sh, bash and zsh interpret it alike.
 
-A :class:`Line` is made only in this module, from a template in our source and values for its holes. In :func:`line`
-every word is quoted, wherever it comes from; in :func:`script`, a hole accepts only numbers and other lines.
+A :class:`Line` is created only in this module, from a template in our source code and values for its placeholders.
+:func:`line` quotes every word, wherever it comes from; :func:`script` accepts only numbers and other lines as values.
 
-Host names, log lines, process titles and rule comments are other people's text. In them, an escape sequence could
-repaint the screen, a carriage return could overwrite a line, and a bidirectional override could change what a command
-seems to say (CVE-2021-42574).
+Host names, log lines, process titles and rule comments are untrusted text. An escape sequence in such text could
+repaint the screen, a carriage return could overwrite a line, and a bidirectional override could change how a command
+reads (CVE-2021-42574).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
 
 Hole: TypeAlias = "int | str | IPv4Address | IPv6Address | IPv4Network | IPv6Network"
-"""Values for a hole of :func:`line`; text must be printable, and not an option if it begins a word."""
+"""Values for a placeholder of :func:`line`; text must be printable, and must not start with "-" if it begins a word."""
 
 _PLAIN = re.compile(r"[\w.,:@%/+-]+", re.ASCII)
 _NAME = re.compile(r"[\w.-]+", re.ASCII)
@@ -33,7 +33,7 @@ _HOSTS = re.compile(r"[\w.:,\[\]-]+", re.ASCII)
 
 @dataclass(frozen=True)
 class Line:
-    """Shell text that does only what its template does."""
+    """Shell text that does only what its template says, whatever values were inserted."""
 
     text: str
 
@@ -44,7 +44,7 @@ class Line:
 def word(text: str) -> str:
     """Return the text as one shell word, quoted if necessary; in ``NAME=value``, only the value is quoted.
 
-    A word that begins with "=" is quoted, since zsh would look up a command; :func:`shlex.quote` would not quote it.
+    A word that begins with "=" is quoted, unlike by :func:`shlex.quote`, since zsh would expand it to a command's path.
     """
     name, sign, value = text.partition("=")
     if sign and _NAME.fullmatch(name):
@@ -57,12 +57,12 @@ def _quoted(text: str) -> str:
 
 
 def line(template: str, **holes: Hole | Sequence[Hole] | Line | None) -> Line | None:
-    """Return a line of one or more commands, in which each hole is a word or part of one.
+    """Return a line of one or more commands from a template, in which each placeholder is a word or part of a word.
 
-    The template has words separated by blanks, ``{name}`` for a hole, and ``{*name}`` for any number of words; separate
-    words that are operators belong to the shell. A line given as a value is inserted unquoted, into a hole that is a
-    whole word. Return None if a text can't be pasted because it is not printable (a line break, an escape) or would be
-    read as an option.
+    The template consists of words separated by blanks, ``{name}`` for a placeholder, and ``{*name}`` for any number of
+    words. Operators that are separate words keep their meaning. A :class:`Line` is inserted unquoted, for a placeholder
+    that is a whole word. The result is None if a text can't be pasted, because it is not printable (a line break, an
+    escape sequence) or would be read as an option.
     """
     words: list[str] = []
     for part in shlex.split(template):
@@ -84,7 +84,7 @@ def line(template: str, **holes: Hole | Sequence[Hole] | Line | None) -> Line | 
 
 
 def script(template: str, **parts: int | Line | Sequence[Line]) -> Line:
-    """Return shell text from a template with holes for numbers and lines; lines for one hole are joined by blanks."""
+    """Return shell text from a template with placeholders for numbers and lines; a sequence is joined by blanks."""
     texts = {
         name: " ".join(map(str, part)) if isinstance(part, Sequence) else str(part) for name, part in parts.items()
     }
@@ -92,7 +92,6 @@ def script(template: str, **parts: int | Line | Sequence[Line]) -> Line:
 
 
 def argument(text: str) -> Line:
-    """Return the user's own text as one shell word."""
     return Line(word(text))
 
 
@@ -103,23 +102,23 @@ _ASSIGNED = re.compile(r"[A-Za-z_]\w*=", re.ASCII)
 
 
 class Literal(str):
-    """A word of a user's line in which no shell expands variables, since the user quoted it."""
+    """A word from a user's command line in which "$" has no special meaning, since the user quoted it."""
 
     __slots__ = ()
 
 
 def literal(text: str) -> str:
-    """Return a word in which no shell expands variables."""
+    """Mark a word so that no shell expands variables in it."""
     return Literal(text) if "$" in text else text
 
 
 def assignment(name: str, value: str) -> str:
-    """Return ``NAME=value`` as a word, in which variables are expanded unless the value is literal."""
+    """Return the word ``NAME=value``, in which variables are expanded unless the value is a :class:`Literal`."""
     return type(value)(f"{name}={value}")
 
 
 def with_variables(text: str) -> Line:
-    """Return the user's own text as one shell word in which the shell expands variables but runs nothing."""
+    """Return the user's own text as one shell word in which the shell expands variables but runs no commands."""
     if isinstance(text, Literal):
         return argument(text)
     rest = _VARIABLE.sub("", text)
@@ -144,7 +143,7 @@ _KEPT = re.compile(r"""'[^']*'|"(?:\\.|[^"\\])*"|\\.""", re.DOTALL)
 
 
 def marked(text: str) -> str:
-    """Return shell text with a null character for each "$" that the shell keeps, for :func:`unmarked`."""
+    """Replace each "$" that is escaped or in single quotes with a null character, for :func:`unmarked`."""
 
     def kept(match: re.Match[str]) -> str:
         quoted = match[0].replace("\\$", "\0")
@@ -154,7 +153,7 @@ def marked(text: str) -> str:
 
 
 def unmarked(word: str) -> str:
-    """Return a word of :func:`marked` text, as a :class:`Literal` if a "$" in it is kept."""
+    """Restore each "$" in a word of :func:`marked` text; the word is a :class:`Literal` if there was any."""
     return Literal(word.replace("\0", "$")) if "\0" in word else word
 
 
@@ -170,18 +169,18 @@ def host_names(pattern: str) -> Line:
 
 
 def program(path: str) -> Line:
-    """Return an interpreter's path; ``~/`` stays outside the quotes, so that the shell expands it."""
+    """Return an interpreter's path, quoted except for a leading ``~/``, which the shell expands."""
     return Line("~/" + _quoted(path[2:]) if path.startswith("~/") and len(path) > 2 else _quoted(path))
 
 
 def assignments(variables: Mapping[str, str], exported: Collection[str] = ()) -> list[Line]:
-    """Return ``NAME=value`` pairs to put before a command; ``exported`` ones take the shell's own value."""
+    """Return ``NAME=value`` words to put before a command; ``exported`` variables take their values from the shell."""
     texts = {name: _quoted(value) if value else "" for name, value in variables.items()}
     return [Line(f'{name}="${name}"' if name in exported else f"{name}={text}") for name, text in texts.items()]
 
 
 def words(texts: Sequence[str], replaced: Mapping[str, Line]) -> list[Line]:
-    """Return the user's texts as shell words, with ``{name}`` replaced by its line in ``replaced``."""
+    """Return the user's texts as shell words, with each ``{name}`` replaced by ``replaced[name]``."""
     made = []
     for text in texts:
         pieces = [piece for piece in re.split(r"(\{\w+\})", text) if piece]
@@ -194,22 +193,22 @@ def words(texts: Sequence[str], replaced: Mapping[str, Line]) -> list[Line]:
 
 
 CONTROL_SEQUENCE = re.compile(r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]")
-"""ECMA-48, section 5.4: introducer, parameters, intermediates, final byte."""
+"""A control sequence: introducer, parameter bytes, intermediate bytes, and final byte (ECMA-48, section 5.4)."""
 
 
 _IGNORABLE = re.compile(
     "[\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e\u2060-\u206f\u3164\ufe00-\ufe0f\ufeff"
     "\uffa0\ufff0-\ufff8\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff]"
 )
-"""Characters that are invisible: Default_Ignorable_Code_Point (Unicode 16, DerivedCoreProperties.txt)."""
+"""Invisible characters (Default_Ignorable_Code_Point in DerivedCoreProperties.txt of Unicode 16)."""
 
 
 def clean(text: str) -> str:
     """Return the text on one line, without control characters and invisible characters.
 
     Each line break or tab becomes a space, and each lone surrogate becomes U+FFFD. Other control characters (Unicode
-    category Cc), format characters (Cf: bidirectional overrides, zero-width characters), other ignorable ones
-    (variation selectors, tags) and colour sequences are removed.
+    category Cc), format characters (Cf, such as bidirectional overrides and zero-width characters), other invisible
+    characters (such as variation selectors and tags) and control sequences are removed.
     """
     if text.isascii() and text.isprintable():
         return text

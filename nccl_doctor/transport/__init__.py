@@ -1,4 +1,4 @@
-"""Transports to hosts, with a package for each kind of connection."""
+"""Transports, which run commands on hosts; each kind of connection has its own package."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
 
 class Connections:
-    """Connections of a command that contacts hosts several times; they stay open until :meth:`close`."""
+    """Connections that stay open until :meth:`close`, for a command that contacts hosts several times."""
 
     def __init__(self, kind: Kind) -> None:
         self._kind = kind
         self._transport: Transport | None = None
 
     def to(self, cluster: Cluster) -> Transport:
-        """Return the transport to the hosts, whose ``close`` leaves the connections open."""
+        """Return a transport to the cluster's hosts; closing the transport leaves the connections open."""
         if self._transport is None:
             self._transport = make_transport(self._kind, cluster, keeps=True)
         return _Open(self._transport)
@@ -38,7 +38,7 @@ class Connections:
 
 
 class _Open:
-    """A transport that somebody else closes."""
+    """A transport that only :class:`Connections` closes."""
 
     def __init__(self, transport: Transport) -> None:
         self.open, self.connect_timeout = transport.open, transport.connect_timeout
@@ -50,9 +50,9 @@ class _Open:
 def make_transport(kind: Kind, cluster: Cluster, ssh_config: Path | None = None, *, keeps: bool = False) -> Transport:
     """Return the transport for the hosts of ``cluster``.
 
-    Its module is loaded only now, since SSH takes long to import. "auto" is the engine that the hosts came from.
-    ``ssh_config`` is read instead of ~/.ssh/config, as with ``ssh -F``. With ``keeps``, SSH connections stay open after
-    a command, for the next one on the same host.
+    The transport's module is imported only now, since importing SSH takes long. "auto" means the engine from which the
+    hosts came. ``ssh_config`` is read instead of ~/.ssh/config, as with ``ssh -F``. With ``keeps``, SSH connections
+    stay open after a command, for the next command on the same host.
     """
     if here := [node.name for node in cluster.nodes if node.local]:
         machine.require_linux(fold(here))

@@ -1,4 +1,4 @@
-"""Channels to a command on a host, with their lines and failures, and the rules for retries.
+"""Interfaces of transports and of channels to running commands, with line buffers, failures and retries.
 
 Deadlines are values of :func:`time.monotonic`; a wait that reaches its deadline raises :class:`TimeoutError`.
 """
@@ -18,10 +18,7 @@ from nccl_doctor.model.cluster import Node
 from nccl_doctor.snapshot.access import AnyAccessFailure, ProbeFacts, ProbeFailed
 
 MAX_LINE = 32 * 1024 * 1024
-"""Maximum number of bytes that wait to be read.
-
-Real answers are far smaller, and a faulty host must not fill our memory.
-"""
+"""Maximum number of unread bytes. Real answers are far smaller, and a faulty host must not fill our memory."""
 MAX_GREETING = 4 << 20  # bytes before a host's first message: a login's banner and the output of a .bashrc
 LINE_COST = 200  # cost of a line besides its own bytes: empty ones take time, too
 TAIL = 8 * 1024
@@ -35,7 +32,7 @@ class FloodError(ValueError):
 
 
 class Allowance:
-    """The bytes that a host may still send of ``most`` in total; each line also costs :data:`LINE_COST`."""
+    """Counts the bytes that a host may still send, ``most`` in total; each line costs another :data:`LINE_COST`."""
 
     def __init__(self, most: int) -> None:
         self._most = self._left = most
@@ -48,7 +45,7 @@ class Allowance:
 
 
 class LineBuffer:
-    """Buffer that takes chunks and returns whole lines, limited in size (``flooded``); not thread-safe."""
+    """A buffer that turns chunks into lines; ``flooded`` if its limited size was exceeded. Not thread-safe."""
 
     def __init__(self, most: int = MAX_LINE) -> None:
         self._most = most
@@ -65,7 +62,7 @@ class LineBuffer:
             self._data += chunk
 
     def pop(self) -> bytes | None:
-        """Return the next whole line without its newline, or None; raise FloodError if too much waits."""
+        """Return the next complete line without its newline, or None; raise FloodError if the buffer is flooded."""
         if self.flooded:
             raise FloodError(self._most)
         end = self._data.find(b"\n", self._searched)
@@ -79,7 +76,7 @@ class LineBuffer:
         return line
 
     def flush(self) -> bytes | None:
-        """Return the next line once the output has ended, or None; the last one may lack its newline."""
+        """Return the next line after the output has ended, or None; the last line may lack its newline."""
         line = self.pop()
         if line is None and self._data:
             line = bytes(self._data)
@@ -93,14 +90,13 @@ class LineBuffer:
 
 
 class Tail:
-    """The last bytes of a stream."""
+    """Keeps the last bytes of a stream."""
 
     def __init__(self, size: int = TAIL) -> None:
         self._size = size
         self._data = bytearray()
 
     def feed(self, chunk: bytes) -> None:
-        """Add received bytes and drop the oldest."""
         self._data += chunk
         del self._data[: -self._size]
 
@@ -110,14 +106,11 @@ class Tail:
 
 
 LOGIN_TIMES = 3.0
-"""Factor by which a login may exceed the time limit for the first answer.
-
-Name services and home directories may be slow.
-"""
+"""Factor by which a login may exceed the limit for a first answer, since name services and home folders may be slow."""
 
 
 class AccessError(Exception):
-    """A host was not reached; ``failure`` is the reason."""
+    """A host could not be reached; ``failure`` is the reason."""
 
     def __init__(self, failure: AnyAccessFailure) -> None:
         self.failure = failure
@@ -147,7 +140,7 @@ class Channel(Protocol):
     def read_line(self, deadline: float) -> bytes | None:
         """Return the next line of stdout without its newline, or None at the end.
 
-        Raise TimeoutError at the deadline, keeping the bytes received so far, or LostError.
+        Raise TimeoutError at the deadline, keeping the bytes received so far, or LostError if the container has ended.
         """
 
     def stderr_tail(self) -> str:
@@ -162,33 +155,33 @@ class Channel(Protocol):
 
 @runtime_checkable
 class KnowsItsPath(Protocol):
-    """A channel that can find out why nothing is received."""
+    """A channel that can find out why nothing arrives from the host."""
 
     def large_packets_vanish(self, by: float) -> bool:
-        """Find out before ``by`` whether answers are missing because their packets are large."""
+        """Return, before the time ``by``, whether answers are missing because large packets are lost."""
 
 
 class Transport(Protocol):
     """Runs commands on hosts."""
 
     def open(self, node: Node, command: str, deadline: float, latest: float = math.inf) -> Channel:
-        """Start ``command``, a POSIX shell line, on ``node``; raise AccessError if it is not reached in time.
+        """Start ``command``, a POSIX shell line, on ``node``; raise AccessError if the node is not reached in time.
 
-        The deadline is for the host's first answer; a login has :data:`LOGIN_TIMES` times as long, but until ``latest``
-        at most.
+        The deadline applies to the host's first answer. A login may take :data:`LOGIN_TIMES` times as long, but not
+        beyond ``latest``.
         """
 
     def connect_timeout(self, node: Node) -> float | None:  # noqa: ARG002 - nobody configures most of them
-        """Return the seconds that the user's configuration allows a host to answer; None if it sets no limit."""
+        """Return how many seconds the user's configuration gives a host to answer; None if it sets no limit."""
         return None
 
     def close(self) -> None:
-        """Close what hosts share. May be called twice; the channels' owners close them beforehand."""
+        """Close what several hosts share. May be called twice; channels are closed beforehand by their owners."""
         return
 
 
 def close_all(ends: Iterable[Callable[[], None]]) -> None:
-    """Call functions that close something, all in parallel, and wait for them."""
+    """Call all these functions in parallel, and wait until they have returned."""
     closing = [threading.Thread(target=close, daemon=True) for close in ends]
     for thread in closing:
         thread.start()
@@ -200,7 +193,7 @@ _KEPT, _LONGEST = 5, 300  # of a host's output before our command: the last line
 
 
 class Greeting:
-    """A host's output before the mark that our command prints first; the last lines are kept, shortened."""
+    """Reads a host's output up to the mark that our command prints first, and keeps the last lines, shortened."""
 
     def __init__(self, read_line: Callable[[float], bytes | None], mark: str) -> None:
         self._read_line, self._mark = read_line, mark.encode()
@@ -210,7 +203,7 @@ class Greeting:
     def ends(self, deadline: float) -> bool:
         """Wait for a line that ends with the mark; return False if the output ended first.
 
-        After a TimeoutError, it may be called again.
+        This may be called again after a TimeoutError.
         """
         try:
             while (line := self._read_line(deadline)) is not None:
@@ -254,7 +247,7 @@ _FIRST_S, _LONGEST_S = 0.2, 2.0
 
 
 def pause(attempt: int, deadline: float) -> bool:
-    """Wait for a random, growing time after the ``attempt``-th try, from 1; return False to stop trying."""
+    """Sleep for a random, growing time after the given attempt, counted from 1; return False to stop trying."""
     length = min(_LONGEST_S, _FIRST_S * 2 ** (attempt - 1)) * random.uniform(0.5, 1.0)  # noqa: S311 - no secret
     if attempt >= _ATTEMPTS or time.monotonic() + length >= deadline:
         return False

@@ -1,4 +1,4 @@
-"""Local processes: channels to them, each in its own process group, and the transport of this machine."""
+"""Channels to local processes, each in its own process group, and the transport for this machine."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ _WORDS = 5  # last lines of a program's output
 
 
 class ProcessChannel:
-    """Channel to a local process, read in the caller's thread.
+    """Channel to a local process, whose output is read in the caller's thread.
 
-    ``grace_s`` is the time that the process has to exit after the end of its stdin.
+    ``grace_s`` is the number of seconds that the process has to exit after its stdin is closed.
     """
 
     def __init__(self, argv: list[str], environment: dict[str, str] | None = None) -> None:
@@ -63,13 +63,12 @@ class ProcessChannel:
                     view = view[self._stdin.write(view[:_CHUNK]) or 0 :]  # 0 if the pipe was full after all
 
     def pulse(self) -> None:
-        """Write an empty line, if the pipe accepts it at once."""
+        """Write an empty line if the pipe accepts it without blocking."""
         with if_free(self._writing) as free, contextlib.suppress(BrokenPipeError):  # the reader notices the end
             if free and not self._stdin.closed:
                 self._stdin.write(b"\n")
 
     def read_line(self, deadline: float) -> bytes | None:
-        """Return the next line of stdout; None at its end."""
         with self._busy:
             while True:
                 if self._stdout in self._ended or self._closing.is_set():
@@ -80,16 +79,14 @@ class ProcessChannel:
                 self._pump(deadline)
 
     def end_input(self) -> None:
-        """Close the command's stdin."""
         with self._busy, self._writing:
             self._stdin.close()
 
     def unread(self, lines: list[bytes]) -> None:
-        """Put back lines that :meth:`read_line` returned."""
         self._lines.push_back(lines)
 
     def bound_files(self, most: int) -> None:
-        """Have the system, if it can, end the program if it writes more than ``most`` bytes to a file."""
+        """On Linux, make the kernel end the program if it writes more than ``most`` bytes to a file."""
         if sys.platform == "linux":
             with contextlib.suppress(ProcessLookupError):
                 resource.prlimit(self._process.pid, resource.RLIMIT_FSIZE, (most, most))
@@ -114,7 +111,6 @@ class ProcessChannel:
 
     @property
     def running(self) -> bool:
-        """True until the command has ended."""
         return self._process.poll() is None
 
     def close(self) -> None:
@@ -137,9 +133,9 @@ class ProcessChannel:
             self._closed = True
 
     def _pump(self, deadline: float, *, writing: bool = False) -> bool:
-        """Wait for a pipe, read what is there, and return whether stdin accepts more data.
+        """Wait until a pipe is ready, read available output, and return whether stdin accepts more data.
 
-        Return False also when a time slice ends.
+        The result is also False if the time slice ends first.
         """
         with selectors.DefaultSelector() as selector:
             for pipe in {self._stdout, self._stderr} - self._ended:
@@ -161,7 +157,7 @@ class ProcessChannel:
         return bool(chunk)
 
     def _read_stderr(self) -> None:
-        """Read available output only once, since a host may send more as fast as we read."""
+        """Read a limited amount of available output, since a host may send more as fast as we read."""
         for _ in range(_CHUNKS):
             if self._stderr in self._ended or not self._read(self._stderr):
                 return
@@ -184,7 +180,7 @@ def _pipe(pipe: IO[bytes] | None) -> IO[bytes]:
 
 
 class LocalTransport(Transport):
-    """Transport in which every node is this machine."""
+    """Transport that runs every node's commands on this machine."""
 
     def open(self, node: Node, command: str, deadline: float, latest: float = math.inf) -> ProcessChannel:  # noqa: ARG002 - nothing to choose or wait for
         """Start ``command`` with /bin/sh, regardless of the node's name."""
@@ -196,5 +192,5 @@ class LocalTransport(Transport):
 
 
 def english() -> dict[str, str]:
-    """Return our environment with English messages, for programs whose output is parsed."""
+    """Return our environment with English as the language, for programs whose output is parsed."""
     return os.environ | {"LC_ALL": "C", "LANGUAGE": "C"}

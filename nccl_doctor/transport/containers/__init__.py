@@ -1,1 +1,1 @@
-"""Containers on hosts, or a process's namespaces, in which commands run (hosts file: ``inside:``)."""
+"""Runs commands in containers on hosts, or in the namespaces of a process (``inside:`` in the hosts file)."""

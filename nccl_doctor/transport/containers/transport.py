@@ -1,7 +1,7 @@
-"""Commands in a container on the host, and the reason if one did not start there.
+"""Runs commands in a container on the host, and explains why a command did not start there.
 
-The host's shell prints a mark after its start-up files, and the container's shell prints another one. A failure before
-the first is the login's; a failure between them is the container's or its runtime's.
+The host's shell prints a mark after running its start-up files, and the container's shell prints a second mark. If the
+first mark is missing, the login failed. If only the second is missing, the container or its runtime failed.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _SAID: tuple[tuple[Problem, str], ...] = (
 
 
 def program(options: InsideOptions) -> str:
-    """Return the command on the host that enters the container."""
+    """Return the name of the program on the host that enters the container."""
     return _prefix(options).partition(" ")[0]
 
 
@@ -80,14 +80,14 @@ def _prefix(options: InsideOptions) -> str:
 
 @cache
 def _entering() -> str:
-    """Return the command that runs ``probe/enter.py`` on the host's Python, in words no shell changes."""
+    """Return a command that runs ``probe/enter.py`` with the host's Python, encoded so that no shell changes it."""
     packed = base64.b64encode(zlib.compress((files(probe) / "enter.py").read_bytes(), 9)).decode()
     program = f'import base64, zlib; exec(zlib.decompress(base64.b64decode("{packed}")))'
     return f"python3 -I -S -c {shlex.quote(program)}"
 
 
 class Entry(NamedTuple):
-    """A failed attempt to enter a container: the output, the program's status, and the running containers."""
+    """A failed attempt to enter a container: the output, the program's exit status, and the running containers."""
 
     options: InsideOptions
     output: Sequence[str]
@@ -96,7 +96,7 @@ class Entry(NamedTuple):
 
 
 def problem(entry: Entry) -> Problem:
-    """Return the reason why the command did not run in the container."""
+    """Return why the command did not run in the container."""
     enters, text = re.escape(program(entry.options)), "\n".join(entry.output)
     absent = rf"(?:^|[\s:]){enters}: (?:command )?not found|command not found: {enters}|unknown command:? \W*{enters}"
     if re.search(absent, text, re.IGNORECASE | re.MULTILINE):
@@ -105,7 +105,7 @@ def problem(entry: Entry) -> Problem:
 
 
 def failure(entry: Entry, seconds: float | None = None) -> EngineFailure:
-    """Return the failure that these signs show; ``seconds`` is the time without an end or an answer."""
+    """Return the failure for this attempt; ``seconds`` is how long no answer came, or None if the program ended."""
     found = problem(entry) if seconds is None else "late"
     options = entry.options
     facts = EngineFacts.model_validate(
@@ -135,7 +135,7 @@ def failure(entry: Entry, seconds: float | None = None) -> EngineFailure:
 
 
 def _problem_of(failure: AnyAccessFailure) -> object:
-    """Return the problem in the runtime's output, as :func:`problem` does; None for an earlier failure."""
+    """Return the :data:`Problem` of a failure to enter a container; None if an earlier step failed."""
     return (failure.facts.model_extra or {}).get("problem") if isinstance(failure, EngineFailure) else None
 
 
@@ -179,21 +179,18 @@ _LISTED, _LINE = 200, 300  # running containers that are listed, and characters 
 _LISTING_S = 5.0
 _AGAIN_S, _MOMENT_S = 10.0, 20.0
 _TRIES, _PAUSE_S = 4, 1.0
-"""Attempts after an unknown message, and seconds between them.
-
-Messages vary while a container is starting or ending.
-"""
+"""Number of attempts after an unknown message, as may occur while a container starts or ends; seconds between them."""
 _WORDS = 5  # of a host's stderr before the login: the last lines
 
 
 class InsideTransport:
-    """Wrapper of the transport to the hosts."""
+    """Wraps the transport to the hosts to run commands in their containers."""
 
     def __init__(self, outside: Transport) -> None:
         self._outside = outside
 
     def open(self, node: Node, command: str, deadline: float, latest: float = math.inf) -> Channel:
-        """Start ``command`` in the node's container, or on the node if it has none, or raise AccessError."""
+        """Start ``command`` in the node's container, or on the node if it has none; raise AccessError on failure."""
         if node.options(InsideOptions).runtime is None:
             return self._outside.open(node, command, deadline, latest)
         first: AccessError | None = None
@@ -238,7 +235,7 @@ class InsideTransport:
         self._outside.close()
 
     def _why_ended(self, node: Node, deadline: float) -> AnyAccessFailure | None:
-        """Return the reason why the container can no longer be entered; may run slightly past the deadline."""
+        """Return why the container can no longer be entered, or None if it can. May run slightly past the deadline."""
         now = time.monotonic()
         try:
             self.open(node, "exit", now + _AGAIN_S, max(deadline, now + _MOMENT_S)).close()
@@ -260,7 +257,7 @@ class InsideTransport:
         raise AccessError(failure(entry))
 
     def _running(self, node: Node) -> list[str] | None:
-        """Return the running containers on the host; None if the host does not list them."""
+        """Return the names of the running containers on the host; None if the host can't list them."""
         lists = listing(node.options(InsideOptions))
         if lists is None:
             return None
@@ -282,7 +279,7 @@ class InsideTransport:
 
 
 class _InsideChannel:
-    """A channel into a container, which checks after an unexpected end whether the container has ended."""
+    """A channel into a container, which checks after an unexpected end of output whether the container has ended."""
 
     def __init__(self, channel: Channel, why: Callable[[float], AnyAccessFailure | None]) -> None:
         self._channel, self._why, self._closing = channel, why, False
@@ -314,7 +311,7 @@ def _await_login(channel: Channel, mark: str, options: InsideOptions, deadline: 
 
 
 def _read_to(channel: Channel, mark: str, deadline: float) -> tuple[bool, tuple[str, ...]]:
-    """Read up to the mark; return the last lines if the output ended before it."""
+    """Read up to the mark; return whether the mark came, and the last lines of output if it did not."""
     greeting = Greeting(channel.read_line, mark)
     if greeting.ends(deadline):
         return True, ()

@@ -1,1 +1,1 @@
-"""Pods, entered by kubectl exec with the user's own configuration and permissions."""
+"""Runs commands in pods through kubectl exec, with the user's own configuration and permissions."""

@@ -1,6 +1,6 @@
 """Runs kubectl with our own deadline, and explains failures.
 
-Without the deadline, a broken link in the cluster could keep it silent for minutes.
+Without the deadline, a broken link in the cluster could keep kubectl silent for minutes.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ _WORDS: tuple[tuple[Trouble, str], ...] = (
     ),
     ("no-server", r"Unable to connect|connection to the server|dial tcp|no such host|TLS handshake|x509|i/o timeout"),
 )
-"""Messages of client-go, the API server, the kubelet and runc, in the order of the search."""
+"""Patterns of messages from client-go, the API server, the kubelet and runc; the first match counts."""
 
 
 class KubectlError(Exception):
-    """kubectl failed; ``last`` is its last line."""
+    """kubectl failed; ``last`` is the last line of its messages."""
 
     def __init__(self, trouble: Trouble, last: str) -> None:
         self.trouble, self.last = trouble, last
@@ -47,9 +47,9 @@ class KubectlError(Exception):
 
 
 def kubectl(*arguments: str, seconds: float, text: str = "") -> bytes:
-    """Return the output of ``kubectl ARGUMENTS``.
+    """Run ``kubectl ARGUMENTS`` and return its output.
 
-    Raise FileNotFoundError, TimeoutError, or KubectlError if it failed.
+    Raise FileNotFoundError if kubectl is not installed, TimeoutError after ``seconds``, or KubectlError if it failed.
     """
     deadline, channel = time.monotonic() + seconds, ProcessChannel(["kubectl", *arguments], english())
     try:
@@ -72,7 +72,6 @@ def kubectl(*arguments: str, seconds: float, text: str = "") -> bytes:
 
 
 def trouble(stderr: str) -> Trouble:
-    """Return the kind of failure that kubectl's message indicates."""
     return next((name for name, words in _WORDS if re.search(words, stderr, re.IGNORECASE)), "failed")
 
 
@@ -113,7 +112,7 @@ _AWAY = ("gone", "ended", "not-running")
 
 
 def not_ready(options: KubeOptions, why: NotReady) -> EngineFailure:
-    """Return the failure of a pod that is listed as not ready."""
+    """Return the failure for a pod that is listed as not ready."""
     facts = _facts(options, "not-ready")
     return EngineFailure(kind="pod-not-ready", detail=why.detail, evidence=why.evidence, remedy=why.remedy, facts=facts)
 
@@ -128,7 +127,7 @@ class Attempt:
 
 
 def failure(options: KubeOptions, entry: Attempt) -> EngineFailure:
-    """Return the failure that kubectl's exit or lack of output indicates."""
+    """Return the failure that kubectl's messages, exit or silence indicate."""
     late, last = entry.seconds is not None, ""
     if entry.absent:
         why, detail, remedy = "kubectl", "was not entered: kubectl is not installed here", "Install kubectl."

@@ -1,4 +1,4 @@
-"""Transport to pods: ``kubectl exec POD -- COMMAND``."""
+"""Transport that runs commands in pods with ``kubectl exec POD -- COMMAND``."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ from nccl_doctor.transport.process import ProcessChannel, english
 
 
 class KubeTransport(Transport):
-    """Transport that starts one kubectl per pod, which runs the command there."""
+    """Transport that starts one kubectl process per pod to run a command in the pod."""
 
     def open(self, node: Node, command: str, deadline: float, latest: float = math.inf) -> ProcessChannel:  # noqa: ARG002 - no login takes longer than the first answer
-        """Start ``command`` in the node's pod; raise AccessError if the pod can't be entered."""
         options = node.options(KubeOptions)
         if options.not_ready is not None:
             raise AccessError(not_ready(options, options.not_ready))

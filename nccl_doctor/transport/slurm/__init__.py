@@ -1,1 +1,1 @@
-"""Nodes of a Slurm job: a step on each."""
+"""Runs commands on the nodes of a Slurm job, as a step on each node."""

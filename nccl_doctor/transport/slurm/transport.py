@@ -1,11 +1,11 @@
-"""Commands as steps of a Slurm job: one ``srun`` per node, in addition to the job's own steps (``--overlap``).
+"""Runs commands as steps of a Slurm job: one ``srun`` per node, in addition to the job's own steps (``--overlap``).
 
-srun may wait silently forever, for the controller or for a node that can't connect back to this machine, so all
-deadlines are ours. A step can outlive its srun: if srun is killed together with its helper, the tasks go on and their
-input does not end, until the probe misses the heartbeat. So every run has a name, which its steps carry, and a keeper:
-a shell that outlives us by a few seconds and cancels the remaining steps with that name, immediately if no srun is left
-to end them. Slurm still lists a step while slurmstepd is trying to notify an srun that is gone: for 2.3 s if srun's
-machine refuses the connection, for 22 s if it drops packets (22.05).
+srun may wait silently forever for the controller, or for a node that can't connect back to this machine, so we set our
+own deadlines. A step can outlive its srun: if srun is killed together with its helper process, the tasks continue, and
+their stdin stays open, until the probe misses the heartbeat. Therefore all steps of a run share a name, and every run
+has a keeper, a shell that outlives us by a few seconds and cancels the remaining steps with that name, immediately if
+no srun is left to end them. Slurm lists a step as long as slurmstepd tries to notify an srun that is gone, which takes
+2.3 s if srun's machine refuses the connection, and 22 s if it drops packets (Slurm 22.05).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from nccl_doctor.transport.process import ProcessChannel
 KIND = "step-not-started"
 _ASKING_S = 5.0
 _IDLE = re.compile("lacks support for cpu binding|Application launch failed|Job step aborted|forcing job termination")
-"""srun's messages that follow from other messages or mean nothing here."""
+"""Messages from srun that only follow from other messages or are irrelevant here."""
 _STATE = re.compile(r"\bState=(\S+)")
 _WHY = re.compile(r"\bReason=(.+?)(?: \[.*)?$", re.MULTILINE)
 
@@ -85,7 +85,7 @@ _CAUSES = (  # srun's messages that show a cause, with its reason, detail and re
 
 
 def classify(node: str, options: SlurmOptions, output: Sequence[str], *, late: bool, started: bool) -> EngineFailure:
-    """Return the failure that srun's messages or silence indicate; ``started`` if Slurm lists the step."""
+    """Return the failure that srun's messages or silence indicate; ``started`` means that Slurm lists the step."""
     lines = [re.sub(r"^srun: (?:error: )?", "", line).strip() for line in output if not _IDLE.search(line)]
     shown = [said for pattern, *said in _CAUSES if any(re.search(pattern, line) for line in lines)]
     if shown:
@@ -121,7 +121,7 @@ def step_exists(job: str, name: str, node: str) -> bool:
 
 
 def _asked(*argv: str) -> list[str]:
-    """Return the output lines of a Slurm command, or none if it fails: they are only extra information."""
+    """Return a Slurm command's lines of output, or no lines if it fails, since they are only extra information."""
     try:
         done = subprocess.run(
             argv, capture_output=True, timeout=_ASKING_S, check=False, stdin=subprocess.DEVNULL, encoding="utf-8",
@@ -140,9 +140,9 @@ _KEEPER_S = 20.0
 
 _FINDS_THE_JOB = frozenset({"SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_CLUSTERS", "SLURM_WORKING_CLUSTER"})
 _OF_OUR_STEP = "SLURM_PROCID SLURM_LOCALID SLURM_NODEID SLURM_NTASKS SLURM_NPROCS SLURM_NNODES SLURM_JOB_NUM_NODES"
-"""Variables of our one-task step, whose values are not the job's."""
+"""Variables that Slurm sets for our one-task step; their values are not those of the job."""
 _OF_OUR_CONTAINER = "RANK LOCAL_RANK WORLD_SIZE MASTER_ADDR"
-"""Variables that enroot's PyTorch hook derives from those (conf/hooks/extra/50-slurm-pytorch.sh)."""
+"""Variables that enroot's PyTorch hook derives from the step's (conf/hooks/extra/50-slurm-pytorch.sh)."""
 _OURS = "HOME,USER,LOGNAME,SHELL,LANG"  # variables that a step gets from a machine outside the job
 KEEPER = """\
 trap '' HUP INT TERM
@@ -173,10 +173,10 @@ for signal in $signals; do
   again=$answered
 done
 """
-"""Shell script that ends our steps if this process ends without reporting that all is done.
+"""Shell script that ends our steps if this process ends without reporting that it is done.
 
-A running srun passes on the end of its input, for which it has 3 s; on SIGTERM, the probe removes its files. The second
-look finds any step that was being started during the first.
+A running srun has 3 s to pass on the end of its stdin. On SIGTERM, the probe removes its files. The steps are listed a
+second time to find any step that was starting the first time.
 """
 
 
@@ -191,7 +191,7 @@ class SlurmTransport:
         self._left = False
 
     def open(self, node: Node, command: str, deadline: float, latest: float = math.inf) -> Channel:
-        """Start ``command`` as a step on ``node``; raise AccessError if refused or not started in time."""
+        """Start ``command`` as a step on ``node``; raise AccessError if the step is refused or not started in time."""
         options, mark = node.options(SlurmOptions), f"ncdoctor-{secrets.token_hex(8)}"
         self._keep(options.job)
         foreign = f"{_OF_OUR_STEP} {_OF_OUR_CONTAINER}" if options.container else _OF_OUR_STEP
@@ -224,11 +224,11 @@ class SlurmTransport:
         raise AccessError(self._failure(channel, options, node, greeting.words, late=late))
 
     def connect_timeout(self, node: Node) -> float:
-        """Return the time that a step needs, which is longer if a container must be imported first."""
+        """Return how many seconds a step may take to start, which is longer if a container must be imported first."""
         return CONTAINER_S if node.options(SlurmOptions).container else STEP_S
 
     def close(self) -> None:
-        """End the keeper if every step has ended, or else wait until it has ended the remaining ones."""
+        """End the keeper if every step has ended; otherwise wait until the keeper has ended the remaining steps."""
         with self._lock:
             keeper, self._keeper = self._keeper, None
         if keeper is None:

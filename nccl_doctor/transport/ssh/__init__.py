@@ -1,1 +1,1 @@
-"""SSH connections to hosts: by paramiko, or by the ssh program if only that can make them."""
+"""SSH connections to hosts through paramiko, or through the ssh program if paramiko can't connect."""

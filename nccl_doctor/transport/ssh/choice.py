@@ -1,4 +1,4 @@
-"""Chooses the connection to each host: local, paramiko, or the ssh program."""
+"""Chooses how to connect to each host: locally, with paramiko, or with the ssh program."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ _ASKING_S = 10.0  # time for ``ssh -G``; a Match exec may be slow
 
 
 class ChoosingTransport:
-    """Transport that is local for this machine, and paramiko or the ``ssh`` program for others.
+    """Transport that runs commands locally on this machine, and through paramiko or ``ssh`` on other hosts.
 
-    ``ssh`` is used if it is requested or needed. With ``keeps``, paramiko's connections stay open for later commands
-    with the same options.
+    The ``ssh`` program is used if it is requested or needed. With ``keeps``, paramiko's connections stay open for later
+    commands with the same options.
     """
 
     def __init__(self, kind: Kind, ssh_config: Path | None = None, *, keeps: bool = False) -> None:
@@ -99,7 +99,7 @@ class ChoosingTransport:
                 raise
 
     def close(self) -> None:
-        """Close the shared connections, and those that interrupted callers had started."""
+        """Close the shared connections, and the connections that interrupted callers have left open."""
         self._openssh.close()
         if self._paramiko is not None:
             self._paramiko.close()
@@ -116,7 +116,7 @@ class ChoosingTransport:
         return replace(settings, proxy_jump=before, proxy_command=None) if before else settings
 
     def _hops(self, settings: HostSettings, deadline: float) -> list[HostSettings]:
-        """Return the jump hosts on the way to a host, nearest to it first; raise AccessError for a loop."""
+        """Return the jump hosts on the way to a host, from the last to the first; raise AccessError for a loop."""
         hops: dict[str, HostSettings] = {}
         way = settings
         while jump := way.proxy_jump:
@@ -128,7 +128,7 @@ class ChoosingTransport:
 
 
 def _beyond_paramiko(paramiko: ParamikoTransport, way: list[HostSettings]) -> str:
-    """Return what only OpenSSH supports on the way to a host, or "" if there is nothing."""
+    """Return what the settings for a host and its jump hosts require that only OpenSSH supports; "" if nothing."""
     for host in way:
         if host.beyond:
             return ", ".join(host.beyond)
@@ -140,7 +140,7 @@ def _beyond_paramiko(paramiko: ParamikoTransport, way: list[HostSettings]) -> st
 
 
 def _worth_openssh(error: AccessError) -> bool:
-    """Return whether the server offers Kerberos, or shares no algorithm with paramiko."""
+    """Return whether ssh may succeed: the server offers Kerberos, or the handshake with paramiko failed."""
     failure = error.failure
     if isinstance(failure, SshAuthFailed):
         return "gssapi-with-mic" in failure.facts.methods

@@ -1,8 +1,8 @@
-"""OpenSSH's configuration for a host: ``ssh -G``, its tokens, and the options implemented here.
+"""Reads OpenSSH's configuration for a host with ``ssh -G``, and expands the tokens in it.
 
-There are three kinds of options: those that do not affect the connection or login, those that are implemented exactly
-here, and those for which the host is left to the ``ssh`` program. An unknown option is of the third kind unless its
-value is the default compiled into this machine's ssh.
+There are three kinds of options: options that do not affect the connection or login, options that are implemented
+exactly here, and options that require the ``ssh`` program. An unknown option is of the third kind unless its value is
+the default compiled into this machine's ssh.
 """
 
 from __future__ import annotations
@@ -50,19 +50,19 @@ WITHOUT_BEARING = frozenset(
 )
 """Options that do not affect the connection or login.
 
-Canonical names are already resolved in the answer, certificates and hardware keys go through ssh, and GSSAPI is tried
-afterwards.
+The output of ``ssh -G`` already contains canonical names, certificates and hardware keys are left to the ssh program,
+and GSSAPI is tried afterwards.
 """
 _TOKEN = re.compile(r"%(.)|\$\{([^}]*)\}", re.DOTALL)
 
 
 TELL_APART = ("host", "match", "include", "canonical", "proxy")
-"""Beginnings of keywords with values that may differ by host."""
+"""Prefixes of keywords whose settings may differ from host to host."""
 MOST_INCLUDED = 4  # depth of files that include one another
 
 
 class ConfigError(Exception):
-    """ssh itself rejects the configuration, with the messages ``lines``."""
+    """The ssh program rejects the configuration; ``lines`` are its messages."""
 
     def __init__(self, lines: list[str]) -> None:
         self.lines = lines
@@ -70,11 +70,11 @@ class ConfigError(Exception):
 
 
 class BeyondError(Exception):
-    """Only the ssh program can do this: read a certain value, or use a certain key."""
+    """Something that only the ssh program supports, such as a value in the configuration or a type of key."""
 
 
 class NoAccountError(Exception):
-    """Our user ID has no name, as in a container with a foreign ID; ssh refuses to run there."""
+    """Our user ID has no account on this machine, as may happen in a container; then ssh refuses to run."""
 
 
 def exists(config: Path | None) -> bool:
@@ -85,7 +85,7 @@ def exists(config: Path | None) -> bool:
 def ask(arguments: list[str], name: str, deadline: float) -> Values:
     """Return the options that ``ssh -G`` prints for ``name``.
 
-    Raise ConfigError, or TimeoutError, for example if a Match exec is slow.
+    Raise ConfigError if ssh fails, or TimeoutError, for example if a ``Match exec`` is slow.
     """
     left = remaining(deadline)
     # files, not pipes: a background process of a Match exec would keep pipes open after ssh has exited
@@ -117,7 +117,7 @@ def _lines(file: IO[bytes]) -> list[str]:
 
 
 class Answers:
-    """Answers of ``ssh -G``, which take 5 ms each: just one for all hosts if no file distinguishes them."""
+    """Runs ``ssh -G``, which takes 5 ms, only once for all hosts if no configuration file distinguishes them."""
 
     def __init__(self, config: Path | None) -> None:
         self._config = config
@@ -125,7 +125,7 @@ class Answers:
         self._asking = threading.Lock()
 
     def of(self, arguments: list[str], name: str, deadline: float) -> Values:
-        """Return the answer of :func:`ask`; raise TimeoutError also if another thread's query took too long."""
+        """Return the result of :func:`ask`; raise TimeoutError also if another thread's query took too long."""
         words = [*(["-F", str(self._config)] if self._config else []), *arguments]
         if "-o" in arguments or not self._alike:
             return ask(words, name, deadline)
@@ -144,7 +144,7 @@ class Answers:
 
 
 def _names_no_host(path: Path, folder: Path, depth: int = 0) -> bool:
-    """Return whether a file certainly has the same values for every host."""
+    """Return whether a configuration file certainly contains the same settings for every host."""
     try:
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     except FileNotFoundError:
@@ -170,7 +170,7 @@ def _names_no_host(path: Path, folder: Path, depth: int = 0) -> bool:
 
 @thread_safe_cache
 def compiled_in() -> Values:
-    """Return the defaults of this machine's ssh."""
+    """Return the defaults that are compiled into this machine's ssh."""
     return ask(["-F", os.devnull], "host", time.monotonic() + 10)
 
 
@@ -183,7 +183,7 @@ USUAL = {
     "pubkeyauthentication": ["true"],
     "verifyhostkeydns": ["false"],
 }
-"""Settings that paramiko follows anyway, as ``ssh -G`` prints them."""
+"""Values with which paramiko complies anyway, as ``ssh -G`` prints them."""
 
 
 def beyond(values: Values) -> tuple[str, ...]:
@@ -195,7 +195,7 @@ def beyond(values: Values) -> tuple[str, ...]:
 
 
 def fill(text: str, tokens: dict[str, str], *, environment: bool = True) -> str:
-    """Replace ssh_config(5)'s %-tokens, and ``${VARIABLE}`` where allowed; raise BeyondError if unknown."""
+    """Replace ssh_config(5)'s %-tokens and, if allowed, ``${VARIABLE}``; raise BeyondError for an unknown name."""
 
     def replace(match: re.Match[str]) -> str:
         letter, variable = match.groups()
@@ -212,9 +212,9 @@ def fill(text: str, tokens: dict[str, str], *, environment: bool = True) -> str:
 
 
 def files(values: Iterable[str], tokens: dict[str, str]) -> tuple[Path, ...]:
-    """Return the paths of an option that lists several.
+    """Return the paths in the values of an option.
 
-    Raise BeyondError if a path is relative, or has blanks but no quotes.
+    Raise BeyondError if a path is relative, or contains blanks, at which the values are split.
     """
     words = [fill(word, tokens) for value in values for word in value.split(" ")]
     paths = tuple(expand(word) for word in words if word not in ("", "none"))
@@ -224,7 +224,7 @@ def files(values: Iterable[str], tokens: dict[str, str]) -> tuple[Path, ...]:
 
 
 def host_tokens(*, name: str, hostname: str, port: int, user: str, alias: str | None) -> dict[str, str]:
-    """Return the tokens with the same meaning in every version of OpenSSH, so without ``%C`` and ``%j``."""
+    """Return the tokens that mean the same in every version of OpenSSH, which excludes ``%C`` and ``%j``."""
     here = socket.gethostname()
     return {
         "d": account().pw_dir,
@@ -244,7 +244,7 @@ PROXY_TOKENS = frozenset("hnpr")  # tokens that ProxyCommand and ProxyJump accep
 
 
 def expand(path: str) -> Path:
-    """Return a path with ``~`` expanded as ssh does: to the account's home, whatever $HOME is."""
+    """Expand ``~`` in a path as ssh does, to the home directory of the account, whatever $HOME is."""
     if path == "~" or path.startswith("~/"):
         return Path(account().pw_dir) / path[2:]
     try:

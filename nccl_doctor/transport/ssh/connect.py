@@ -1,4 +1,4 @@
-"""SSH connections with paramiko, from TCP to the login: allowed algorithms, and keys to try."""
+"""Establishes SSH sessions with paramiko: the handshake with allowed algorithms, the host key, and the login."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def negotiate(
     entries: KnownKeys,
     span: tuple[float, float],
 ) -> None:
-    """Do the handshake within ``span`` and check the host's key; after a DroppedError, it may be retried."""
+    """Do the handshake within ``span`` and check the host key; after a DroppedError, the caller may try again."""
     started, deadline = span
     name = known_hosts.entry_name(settings.hostname, settings.port, settings.host_key_alias)
     _choose_algorithms(transport, settings, target, entries.matching(name))
@@ -66,7 +66,7 @@ def negotiate(
 def _choose_algorithms(
     transport: SshSession, settings: HostSettings, target: Target, known: Sequence[KnownKey]
 ) -> None:
-    """Restrict paramiko to the algorithms that the SSH configuration allows, types of known keys first."""
+    """Restrict paramiko to the algorithms that the SSH configuration allows, preferring types of known host keys."""
     options = transport.get_security_options()
     for sort in ("ciphers", "digests", "kex", "key_types"):
         here = tuple(getattr(options, sort))
@@ -128,7 +128,7 @@ def log_in(
 
 
 def _try_keys(transport: SshSession, user: str, identities: Identities) -> Login:
-    """Offer one key after another; return a description of the keys if none is accepted."""
+    """Offer one key after another until one is accepted; return what happened with each key."""
     offered: list[str] = []
     notes = list(identities.notes)
     methods: list[str] = []
@@ -198,7 +198,7 @@ class Deadlines(NamedTuple):
 def establish(
     settings: HostSettings, connect: Callable[[], Stream], entries: KnownKeys, by: Deadlines, *, hop: bool, alone: bool
 ) -> SshSession:
-    """Return a session after the login, with retries if the connection was dropped.
+    """Connect and log in, trying again if the server drops the connection.
 
     Raise AccessError, or BeyondError if only ssh can log in.
     """

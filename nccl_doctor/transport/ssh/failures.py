@@ -1,8 +1,7 @@
-"""Targets of SSH, and reasons for failures, the same for paramiko and ssh.
+"""Describes why a host was not reached through SSH or refused the login, alike for paramiko and ssh.
 
-A target was not reached, or refused the login.
-
-``detail`` follows the host's name: "node3 (10.0.0.3:22) did not answer a TCP connection attempt within 10 s".
+A failure's ``detail`` continues a sentence that begins with the host's name, as in "node3 (10.0.0.3:22) did not answer
+a TCP connection attempt within 10 s".
 """
 
 from __future__ import annotations
@@ -45,10 +44,7 @@ _WORDS: tuple[tuple[access.Reason, str], ...] = (
 _LONGEST = 2048
 _MOST_NAMES, _OFFER = 12, 300  # of a server's algorithms: a dozen identifies it, and a hostile server could fill a page
 _EXTENSIONS = ("ext-info-", "kex-strict-")
-"""Prefixes of entries in the list of key exchange methods that are not methods.
-
-Sources: RFC 8308; OpenSSH's PROTOCOL, section 1.10.
-"""
+"""Prefixes of extensions in a list of key exchange methods (RFC 8308; OpenSSH's PROTOCOL, section 1.10)."""
 _ERRNO: dict[int, access.Reason] = {
     errno.ECONNREFUSED: "refused",
     errno.ETIMEDOUT: "timed-out",
@@ -70,9 +66,9 @@ _DETAIL: dict[access.Reason, str] = {
 def unreachable(
     target: Target, reason: access.Reason, detail: str = "", evidence: tuple[str, ...] = (), *, late: bool = False
 ) -> AccessError:
-    """Return the failure to establish an SSH session.
+    """Return the failure that no SSH session was established.
 
-    It is retried if this machine was ``late``, unless it is about time itself.
+    ``late`` means that this machine's own preparation took too long, so that the host is tried again.
     """
     facts = access.UnreachableFacts(**dict(target.facts), reason=reason, via=target.via, late=late)
     words = detail or _DETAIL[reason]
@@ -80,18 +76,18 @@ def unreachable(
 
 
 def timed_out(target: Target, seconds: float, evidence: tuple[str, ...] = ()) -> AccessError:
-    """Return the failure for a TCP connection that was not answered."""
+    """Return the failure for a TCP connection attempt that was not answered."""
     return unreachable(target, "timed-out", f"did not answer a TCP connection attempt within {seconds:.0f} s", evidence)
 
 
 def silent(target: Target, seconds: float) -> AccessError:
-    """Return the failure if TCP connected but no SSH greeting came."""
+    """Return the failure for a TCP connection on which no SSH greeting arrived in time."""
     detail = f"accepted TCP but sent no SSH greeting within {seconds:.0f} s: it hangs, or something else is listening"
     return unreachable(target, "no-banner", detail)
 
 
 def dropped(target: Target, message: str) -> AccessError:
-    """Return the failure for connections closed before the greeting. sshd gives a reason only for MaxStartups."""
+    """Return the failure for connections closed before the greeting; sshd gives a reason only for MaxStartups."""
     why = "sshd's MaxStartups is reached, or it bars this machine" if says_dropped(message) else "without saying why"
     detail = f"closed every connection before the SSH greeting{':' if says_dropped(message) else ','} {why}"
     message = re.sub(r"\s+", " ", message).strip()
@@ -99,7 +95,7 @@ def dropped(target: Target, message: str) -> AccessError:
 
 
 def is_dropped(error: AccessError) -> bool:
-    """Return whether the failure was made by :func:`dropped`, so that it may be tried again."""
+    """Return whether the error is from :func:`dropped`, in which case the connection may be tried again."""
     return isinstance(error.failure, access.SshUnreachable) and error.failure.facts.reason == "dropped"
 
 
@@ -112,7 +108,7 @@ def says_dropped(message: str) -> bool:
 
 
 def of_os_error(target: Target, error: OSError, seconds: float) -> AccessError:
-    """Return the failure for an errno of connect(2)."""
+    """Return the failure for an error from connect(2)."""
     reason = _ERRNO.get(error.errno or 0)
     if reason == "timed-out" or (reason is None and isinstance(error, TimeoutError)):
         return timed_out(target, seconds)
@@ -122,7 +118,7 @@ def of_os_error(target: Target, error: OSError, seconds: float) -> AccessError:
 
 
 def not_forwarded(target: Target, reason: access.Reason, message: str) -> AccessError:
-    """Return the failure if the jump host can't connect to the host, or is not allowed to."""
+    """Return the failure for a host to which the jump host can't or may not connect."""
     detail = "" if reason in ("refused", "forwarding") else "could not be reached from its jump host"
     if reason == "name-unresolved":
         detail = "has a name that does not resolve on its jump host"
@@ -130,20 +126,17 @@ def not_forwarded(target: Target, reason: access.Reason, message: str) -> Access
 
 
 def stalled(target: Target, stage: str, seconds: float) -> AccessError:
-    """Return the failure if an SSH server answered, but the handshake or login did not end in time."""
+    """Return the failure for an SSH server that answered but did not finish the handshake or login in time."""
     return unreachable(target, "stalled", f"answered but did not finish {stage} within {seconds:.0f} s")
 
 
 def broken(target: Target, stage: str, why: str) -> AccessError:
-    """Return the failure if an SSH server answered but no session was established."""
+    """Return the failure for an SSH server that answered but with which no session could be established."""
     return unreachable(target, "handshake", f"answered but {stage} failed", (why,) if why else ())
 
 
 def no_common(target: Target, sort: str, theirs: str, ours: Iterable[str] = ()) -> AccessError:
-    """Return the failure if the server offers no acceptable algorithm of a kind.
-
-    ``theirs`` is a comma-separated list.
-    """
+    """Return the failure for a server that offers no acceptable algorithm; ``theirs`` is a comma-separated list."""
     names = [name for name in theirs.split(",") if not name.startswith(_EXTENSIONS)]
     offer = ", ".join(names[:_MOST_NAMES])[:_OFFER]
     detail = f"answered but has no {sort} that is taken here: it offers only {offer}"
@@ -157,14 +150,14 @@ def reason_of(text: str) -> access.Reason | None:
 
 
 def bounded(lines: Iterable[str]) -> tuple[str, ...]:
-    """Return the server's message, limited in length."""
+    """Return the lines, each shortened to the last 2,048 characters."""
     return tuple(line[-_LONGEST:] for line in lines)
 
 
 def host_key_unknown(
     target: Target, key_type: str, fingerprint: str, known_hosts_file: Path, line: str | None = None
 ) -> AccessError:
-    """Return the failure for an unknown host key; ``line`` is the line to add, if the key was seen."""
+    """Return the failure for an unknown host key; ``line`` is the line for known_hosts, or None if no key was seen."""
     facts = access.UnknownKeyFacts(
         **dict(target.facts),
         key_type=key_type,
@@ -182,7 +175,7 @@ def host_key_unknown(
 def key_mismatch(
     target: Target, *, where: tuple[str, int], new: tuple[str, str], old: tuple[str, str] | None, revoked: bool
 ) -> AccessError:
-    """Return the failure for a changed or revoked key, from (file, line) and (type, fingerprint) pairs."""
+    """Return the failure for a changed or revoked key; ``where`` is (file, line), and keys are (type, fingerprint)."""
     file, line = where
     facts = access.ChangedKeyFacts(
         **dict(target.facts),
@@ -211,7 +204,7 @@ _PHRASE = 300
 
 @dataclass(frozen=True)
 class Login:
-    """A failed login, with a phrase for each key and file."""
+    """A failed login, with a phrase to describe each key and file."""
 
     offered: tuple[str, ...] = ()
     encrypted: tuple[str, ...] = ()  # key files that need a passphrase, which can't be entered here
@@ -232,7 +225,7 @@ class Login:
 
 
 def auth_failed(target: Target, login: Login) -> AccessError:
-    """Return the failure if the server accepted none of the keys."""
+    """Return the failure for a server that did not let us in with any of the keys."""
     same = {key: value for key, value in vars(login).items() if key in access.LoginFacts.model_fields}
     public = login.identity_file is None or Path(f"{login.identity_file}.pub").exists()
     counted = {"offered": len(login.offered), "hardware": login.beyond, "public": public}

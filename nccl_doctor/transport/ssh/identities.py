@@ -1,4 +1,4 @@
-"""The keys for the login, in the order in which they are tried. The user is never asked for anything."""
+"""Collects the keys for a login in the order in which they are tried. The user is never asked for anything."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ PLAIN_TYPES = frozenset(  # keys that are neither certificates nor in hardware
 
 @dataclass(frozen=True)
 class Identity:
-    """A key with a description of it: source, type and fingerprint."""
+    """A key and its source, shown with the key's type and fingerprint."""
 
     key: paramiko.PKey
     source: str
@@ -44,7 +44,7 @@ class Identity:
 
 
 class _Agent(AgentSSH):
-    """An agent at a given socket; paramiko's own class knows only $SSH_AUTH_SOCK and has no time limit."""
+    """An ssh-agent on a given socket; paramiko's own class supports only $SSH_AUTH_SOCK and has no time limit."""
 
     def __init__(self, connection: socket.socket) -> None:
         super().__init__()
@@ -55,8 +55,8 @@ class _Agent(AgentSSH):
 def gather(settings: HostSettings, deadline: float) -> Iterator[Identities]:
     """Yield the keys for a host in ssh's order (sshconnect2.c, pubkey_prepare), while the agent is connected.
 
-    First come the agent's keys that have a file, then the agent's other keys, then the files. A key in the hosts file
-    comes before all of these, so that an agent full of other keys does not exhaust the number of tries that the server
+    First come the agent's keys that have a file, then the agent's other keys, then the other files. A key from the
+    hosts file precedes all other keys, so that an agent with many keys does not use up the attempts that the server
     allows.
     """
     agent: list[Identity] = []
@@ -111,7 +111,7 @@ class Agents:
 
 
 def _silent_for(path: str) -> float | None:
-    """Return the seconds that an agent was silent; None if it answered or does not exist."""
+    """Return for how many seconds an agent was silent; None if the agent answered or does not exist."""
     bound = min(_LONGEST_S, AGENT_S * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1)))
     end = time.monotonic() + bound
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
@@ -134,7 +134,7 @@ def _silent_for(path: str) -> float | None:
 
 
 class Identities:
-    """Keys from an agent and from files, in order."""
+    """The keys from an agent and from files, in the order in which they are tried."""
 
     def __init__(self, settings: HostSettings, agent: list[Identity], *, answered: bool) -> None:
         self._settings, self._held, self.agent = settings, agent, answered
@@ -211,7 +211,7 @@ def _read(path: Path) -> str:
 
 
 def _public_blob(path: Path) -> bytes:
-    """Return a file's public key, from .pub or the file itself, or b"" if there is none.
+    """Return the public key for a key file, from the file itself or its .pub file; b"" if there is none.
 
     Source: authfile.c, sshkey_load_public.
     """
@@ -247,7 +247,7 @@ def _exposed(path: Path) -> bool:
 
 
 def _load(path: Path) -> paramiko.PKey | str | None:
-    """Return the key in a file, None if it needs a passphrase, or a phrase if it is invalid."""
+    """Return the key in a file, None if it needs a passphrase, or a phrase that says why it can't be used."""
     try:
         return _private_key(path, path.read_bytes())
     except OSError as error:

@@ -1,7 +1,7 @@
-"""Known host keys, read and never written: sshd(8), "SSH_KNOWN_HOSTS FILE FORMAT".
+"""Reads known_hosts files, and never writes them; for the format, see sshd(8), "SSH_KNOWN_HOSTS FILE FORMAT".
 
-Verdicts are those of OpenSSH (``check_key_in_hostkeys`` in hostfile.c): if a name has any plain key, a different key
-counts as changed, whatever its type.
+Verdicts are the same as OpenSSH's (``check_key_in_hostkeys`` in hostfile.c). If a name has any key without a marker, a
+different key counts as changed, whatever its type.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Marker = Literal["", "@cert-authority", "@revoked"]
 
 @dataclass(frozen=True)
 class KnownKey:
-    """A line of a known_hosts file, numbered from 1; ``key`` is in the protocol's format."""
+    """An entry in a known_hosts file. ``line`` counts from 1; ``key`` is encoded as in the SSH protocol."""
 
     path: Path
     line: int
@@ -34,14 +34,14 @@ class KnownKey:
 
 @dataclass(frozen=True)
 class KeyMatch:
-    """The verdict on a host's key, and the line that led to it."""
+    """The verdict on a host key, and the known_hosts entry that led to the verdict."""
 
     outcome: Literal["known", "unknown", "changed", "revoked"]
     by: KnownKey | None = None
 
 
 class KnownKeys:
-    """Entries in order, indexed by their plain names, since a cluster's file has a line for each host."""
+    """Entries in order, indexed by names without wildcards, since a cluster's file has a line for each host."""
 
     def __init__(self, entries: Iterable[KnownKey]) -> None:
         self._entries = tuple(entries)
@@ -55,7 +55,6 @@ class KnownKeys:
                     self._places[word].append(place)
 
     def matching(self, name: str) -> tuple[KnownKey, ...]:
-        """Return the entries that match ``name``."""
         by_pattern = [place for place in self._patterns if _matches(self._entries[place].patterns, name)]
         return tuple(self._entries[place] for place in sorted((*self._places.get(name, ()), *by_pattern)))
 
@@ -137,7 +136,6 @@ def key_type(key: bytes) -> str:
 
 
 def line_for(name: str, key: bytes) -> str:
-    """Return the known_hosts line for ``key``."""
     return f"{name} {key_type(key)} {base64.b64encode(key).decode()}"
 
 

@@ -1,6 +1,6 @@
-"""Connections by the ``ssh`` program, which is slower but complete, and its error messages.
+"""Connects with the ``ssh`` program, which is slower than paramiko but complete, and interprets its messages.
 
-Messages of ``ssh -v`` are those of OpenSSH 7.4 to 10 in the C locale.
+The messages are those that ``ssh -v`` prints in the C locale, in OpenSSH 7.4 to 10.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ _SORTS = {"key exchange method": "key exchange", "host key type": "host key algo
 
 @dataclass(frozen=True)
 class Attempt:
-    """A failed run of ssh: ``log`` has its messages, and ``stderr`` those of others.
+    """A failed run of ssh; ``log`` contains ssh's own messages, and ``stderr`` those of servers and jump hosts.
 
-    ``late`` means that it was ended at the deadline.
+    ``late`` means that ssh was ended at the deadline.
     """
 
     settings: HostSettings
@@ -67,7 +67,7 @@ class Attempt:
 
 
 def classify(attempt: Attempt, jump: Target | None = None) -> AccessError:
-    """Return the failure that the attempt shows, for ``jump``, the last jump host, if it ended there."""
+    """Return the failure that an attempt shows, attributed to ``jump`` if the attempt ended at that last jump host."""
     if jump is not None and not _GREETED.search(attempt.log):
         through = re.search(r"open failed: (.*)", attempt.stderr)
         # each jump host behind another one reports its proxy command
@@ -84,7 +84,7 @@ def classify(attempt: Attempt, jump: Target | None = None) -> AccessError:
 
 
 def logs_in(log: str) -> bool:
-    """Return whether the handshake is over; with an open ControlMaster, it was over beforehand."""
+    """Return whether the log shows that the handshake is over, as it always is with an open ControlMaster."""
     return _HANDSHAKEN.search(log) is not None
 
 
@@ -171,7 +171,7 @@ def _connection(attempt: Attempt, target: Target, log: str) -> AccessError:
 
 
 def _greeting(attempt: Attempt, target: Target, log: str, words: str) -> AccessError:
-    """Return the failure if the connection was established but no SSH greeting came."""
+    """Return the failure for a connection that was established but on which no SSH greeting came."""
     if attempt.late or "timed out during banner exchange" in log:
         return failures.silent(target, attempt.seconds)
     if not _HUNG_UP.search(log):  # ssh itself gave up, for example because of an unset variable in the configuration
@@ -197,9 +197,9 @@ _PLAIN = (
 )  # fmt: skip
 
 _LOG, _LONGEST_LOG = 1 << 20, 16 << 20
-"""Maximum number of bytes of ssh's messages: kept from each end, and written in all.
+"""Maximum number of bytes of ssh's messages that are kept from each end, and that may be written in total.
 
-A server could cause any number of them.
+Otherwise, a server could cause any number of messages.
 """
 
 
@@ -215,7 +215,7 @@ class OpensshTransport:
     def open(
         self, settings: HostSettings, options: SshOptions, command: str, deadline: float, latest: float = math.inf
     ) -> ProcessChannel:
-        """Start ``command`` on the host that ``settings`` describe; raise AccessError if it is not reached."""
+        """Start ``command`` on the host that ``settings`` describe; raise AccessError if the host is not reached."""
         started, target = time.monotonic(), settings.target()
         bound = deadline - started
         with self._places(settings.proxy_jump).place(target, QUEUE * bound):
@@ -232,7 +232,7 @@ class OpensshTransport:
                         raise
 
     def close(self) -> None:
-        """End the logins of interrupted callers."""
+        """End logins whose callers were interrupted."""
         with self._lock:
             entering, self._entering = [*self._entering], set()
         for channel in entering:
@@ -240,7 +240,7 @@ class OpensshTransport:
         close_all(one.close for one in entering)
 
     def _places(self, jump: str | None) -> Places:
-        """Return the places for handshakes: a directly reached host's own, or else its jump host's."""
+        """Return the places for handshakes that hosts behind a jump host share; a directly reached host has its own."""
         if jump is None:
             return Places()
         with self._lock:
@@ -296,7 +296,7 @@ class OpensshTransport:
             raise classify(attempt, jump)
 
     def _entered(self, channel: ProcessChannel) -> None:
-        """Hand a channel over to its owner, who will close it."""
+        """Leave a channel to its owner, who will close it."""
         with self._lock:
             self._entering.discard(channel)
 
@@ -312,7 +312,7 @@ class OpensshTransport:
         return argv + arguments(options)
 
     def _through(self, jumps: str, seconds: int) -> str:
-        """Return the proxy command that ssh uses for ProxyJump, made strict about the jump host's key."""
+        """Return the proxy command that ssh uses for ProxyJump, with strict checking of the jump host's key."""
         before, name, options = split_jump(jumps)
         argv = ["ssh", "-v", *(["-F", str(self._config)] if self._config else [])]
         for option in (*_STRICT, "CheckHostIP=no", f"ConnectTimeout={seconds}"):
@@ -325,7 +325,7 @@ class OpensshTransport:
 
 @dataclass(frozen=True)
 class _Log:
-    """ssh's messages about the connection, separate from the host's output; ssh writes them to ``path``."""
+    """The messages that ssh itself writes to ``path``, separately from the host's output."""
 
     file: IO[bytes]
     path: str
@@ -341,7 +341,7 @@ class _Log:
 
 @contextmanager
 def _log() -> Iterator[_Log]:
-    """Yield an unnamed file, gone when this process ends, or a named one if there is no /proc (macOS)."""
+    """Yield an unnamed file, which disappears with this process, or a named file if there is no /proc (macOS)."""
     with tempfile.TemporaryFile() as file:
         path = f"/proc/{os.getpid()}/fd/{file.fileno()}"
         if Path(path).exists():
@@ -352,10 +352,7 @@ def _log() -> Iterator[_Log]:
 
 
 def _unwritten(settings: HostSettings) -> str:
-    """Return an option that keeps ssh from writing to the user's first known_hosts file.
-
-    ssh would write addresses there (CheckHostIP).
-    """
+    """Return an option that keeps ssh from adding addresses to the user's first known_hosts file (CheckHostIP)."""
     if "userknownhostsfile" in settings.beyond:
         return "CheckHostIP=no"
     files = " ".join(f'"{path}"' for path in (os.devnull, *settings.user_known_hosts))

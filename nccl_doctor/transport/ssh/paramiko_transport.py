@@ -1,13 +1,13 @@
-"""Runs commands with paramiko; the connection to a jump host is shared.
+"""Runs commands with paramiko; hosts behind the same jump host share a connection to the jump host.
 
-Hosts that are tried again share a new connection to the jump host. If the first one failed, for example because the
-jump host was late or the connection stalled, that is not the fault of the hosts behind it.
+Hosts that are tried again share a new connection to the jump host, because the hosts are not at fault if the first
+connection failed, for example because the jump host was late or the connection stalled.
 
 Only the host's kernel knows whether its large packets are lost on their way to us. An MTU black hole lets small packets
 through, so the host receives our packets and its acknowledgements arrive, while its answer is retransmitted again and
-again. A host that is only slow has sent nothing yet; on a broken path, or a connection that a firewall has forgotten,
-no acknowledgement arrives. The kernel is queried over a second connection, on which the host sends only small packets,
-because our SYN announces a small MSS. No times are compared.
+again. A host that is only slow has not sent anything yet; on a broken path, or a connection that a firewall no longer
+tracks, no acknowledgements arrive. The kernel is queried over a second connection, on which the host sends only small
+packets, because our SYN announces a small MSS. No times are compared.
 """
 
 from __future__ import annotations
@@ -59,10 +59,7 @@ ResolveJump = Callable[[str, float], HostSettings]
 
 SMALL_MSS = 1200  # bytes of a segment that pass wherever IPv6's smallest MTU (1280; RFC 8200, section 5) does
 TIMES = 3
-"""Number of unacknowledged retransmissions of a segment after which Linux suspects the path.
-
-Source: ip-sysctl, tcp_retries1.
-"""
+"""Number of unacknowledged retransmissions after which Linux suspects the path (ip-sysctl, tcp_retries1)."""
 _ROW = re.compile(
     r"^ *\d+: [0-9A-F]+:[0-9A-F]{4} (?P<address>[0-9A-F]+):(?P<port>[0-9A-F]{4}) 0[18] "
     r"(?P<queued>[0-9A-F]{8}):[0-9A-F]{8} 01:[0-9A-F]{8} (?P<times>[0-9A-F]{8}) "
@@ -73,9 +70,9 @@ _MOST = 64 * 1024
 
 
 def mtu_blackhole(session: SshSession, speak: Callable[[], None], again: Callable[[], SshSession], by: float) -> bool:
-    """Return whether only large packets are lost.
+    """Return whether the host's large packets are lost while small packets arrive.
 
-    ``speak`` sends something that needs no answer; ``again`` opens another session.
+    ``speak`` sends something that needs no answer; ``again`` opens another session with the host.
     """
     held = session.connection()
     if held is None or not hasattr(socket, "TCP_INFO"):
@@ -125,18 +122,15 @@ _SLICE_S = 0.05  # stdout and stderr are emptied this often while we send: their
 _CLOSE_S = 2.0
 _STATUS_S = 0.5
 REUSE_S = 5.0
-"""Seconds that a command has to start in a kept session.
-
-A firewall may have forgotten the session while nothing was sent.
-"""
+"""Seconds that a command has to start in a kept session, since a firewall may have dropped the idle connection."""
 _HANG_UP_S = 0.5  # a command that sshd may not signal, since it is root's, costs this much
 
 
 class _Arrival(threading.Event):
-    """Event that is set when anything is received on stdout or stderr, or when one of them ends.
+    """Event that is set when stdout or stderr receives data or ends.
 
-    paramiko's clear() is ignored, since clearing the event for one stream would hide data of the other. A reader resets
-    it with ``forget`` before it reads.
+    paramiko's calls of clear() are ignored, since clearing the event for one stream would hide data in the other. A
+    reader resets the event with ``forget`` before reading.
     """
 
     forget = threading.Event.clear
@@ -146,10 +140,10 @@ class _Arrival(threading.Event):
 
 
 class ParamikoChannel:
-    """A command on a host.
+    """A command that paramiko runs on a host.
 
-    ``small`` opens another session, in which the host sends small packets; with ``keeps``, the session outlives the
-    command.
+    ``small`` opens another session, in which the host sends only small packets. With ``keeps``, the session outlives
+    the command.
     """
 
     def __init__(
@@ -189,11 +183,9 @@ class ParamikoChannel:
                 self._channel.send(b"\n")
 
     def large_packets_vanish(self, by: float) -> bool:
-        """Find out before ``by`` whether answers are missing because their packets are large."""
         return mtu_blackhole(self._session, self.pulse, lambda: self._small(by), by)
 
     def read_line(self, deadline: float) -> bytes | None:
-        """Return the next line of stdout; None at its end."""
         while True:
             if self._ended:
                 return self._lines.flush()
@@ -228,12 +220,12 @@ class ParamikoChannel:
         return self._channel.exit_status if self._channel.exit_status >= 0 else None
 
     def start(self, command: str, deadline: float) -> None:
-        """Start the command; once the request is sent, `close` in another thread ends the command."""
+        """Start the command; once the request is sent, another thread can end the command with `close`."""
         with ends_at(deadline, self):  # paramiko waits without limit for the reply
             self._channel.exec_command(command)
 
     def close(self) -> None:
-        """End the command as a closing terminal does, and close the channel and then the connection."""
+        """End the command with SIGHUP, as if its terminal closed; close the channel and, if not kept, the session."""
         # sshd only closes the command's stdin: a shell that waits for something else would stay forever
         if self._closing.is_set():
             return
@@ -266,7 +258,7 @@ class ParamikoChannel:
             return
 
     def _drain(self) -> None:
-        """Read both streams' available data once, without waiting: a host may send as fast as we read."""
+        """Read the streams' available data without waiting, up to a limit, since a host may send as fast as we read."""
         for _ in range(_CHUNKS):
             if not self._channel.recv_ready():
                 break
@@ -294,10 +286,10 @@ class _Jump(NamedTuple):
 
 
 class ParamikoTransport:
-    """Transport with one session per command, or one per host and settings.
+    """Transport that opens one SSH session per command or, with ``keeps``, per settings object.
 
-    With ``alone``, ssh does not take over what paramiko can't do. With ``keeps``, a later command for the same settings
-    object runs in the same session if that still works, or else in a new one.
+    With ``alone``, the ssh program does not take over what paramiko can't do. With ``keeps``, a later command for the
+    same settings object runs in the same session if that still works, or else in a new session.
     """
 
     def __init__(self, resolve_jump: ResolveJump, *, alone: bool, keeps: bool = False) -> None:
@@ -314,7 +306,7 @@ class ParamikoTransport:
     def open(self, settings: HostSettings, command: str, deadline: float, latest: float = math.inf) -> ParamikoChannel:
         """Start ``command`` on the host; raise AccessError, or BeyondError if only ssh can use the keys.
 
-        A command that did not start in a kept session within :data:`REUSE_S` seconds is started again in a new one.
+        A command that did not start in a kept session within :data:`REUSE_S` seconds is started in a new session.
         """
         target, began = settings.target(), time.monotonic()
         for known, session in tuple(self._kept):
@@ -392,9 +384,9 @@ class ParamikoTransport:
         hop: bool = False,
         mss: int | None = None,
     ) -> tuple[SshSession, float]:
-        """Return the session and deadline of the ``turn``-th try.
+        """Open a session for attempt number ``turn``, and return it with the deadline of its login.
 
-        A host's time limit starts to run when it gets its turn at the jump host.
+        A host's time limit starts when it is the host's turn at the jump host.
         """
         if hop and settings.connect_timeout is not None:
             bound = min(bound, settings.connect_timeout)

@@ -1,6 +1,6 @@
-"""paramiko's session, which keeps the server's messages, and its underlying stream.
+"""A paramiko session that keeps the server's messages, and the stream that carries the session.
 
-The stream is a TCP connection, a proxy command, or a channel through a jump host; every wait has a limit.
+The stream is a TCP connection, a proxy command, or a channel through a jump host. Every wait has a limit.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ _USER_TIMEOUT_MS = 30_000
 _POLL_S = 1.0
 """Seconds between paramiko's checks of whether its session was closed.
 
-close() notifies it immediately anyway. With paramiko's own ten checks a second, slow hosts took a tenth of the
-controller's time.
+close() notifies paramiko immediately anyway. With paramiko's default of ten checks per second, slow hosts took a tenth
+of the controller's time.
 """
 _GRACE_S = 0.2  # for a proxy command to exit after its host has disconnected
 
 
 class Stream(Protocol):
-    """A socket in the form that paramiko expects."""
+    """The socket methods that paramiko uses."""
 
     def send(self, data: bytes, /) -> int:
         """Send bytes, and return how many were accepted."""
@@ -60,10 +60,7 @@ class Stream(Protocol):
 
 
 class GreetedStream:
-    """Stream that keeps the first KiB received, and records whether the server closed it.
-
-    paramiko does not record the latter.
-    """
+    """Stream that keeps the first KiB received and records, as paramiko does not, whether the server closed it."""
 
     def __init__(self, inner: Stream) -> None:
         self.inner, self.head, self.ended = inner, b"", False
@@ -75,7 +72,6 @@ class GreetedStream:
         return self.head.startswith(b"SSH-") or b"\nSSH-" in self.head
 
     def send(self, data: bytes) -> int:
-        """Send as much as the stream accepts at once."""
         try:
             return self.inner.send(data)
         except OSError as error:  # a closed channel through a jump host does not raise a ConnectionError
@@ -84,7 +80,6 @@ class GreetedStream:
             raise
 
     def recv(self, size: int) -> bytes:
-        """Receive bytes, and record the greeting."""
         try:
             data = self.inner.recv(size)
         except ConnectionError:
@@ -101,7 +96,7 @@ class GreetedStream:
         return str(self.inner.getpeername()[0]) if isinstance(self.inner, socket.socket) else ""
 
     def settimeout(self, seconds: float | None) -> None:
-        """Set the time limit for sending and receiving, with a minimum."""
+        """Set the time limit for sending and receiving, but at least :data:`_POLL_S`."""
         self.inner.settimeout(None if seconds is None else max(seconds, _POLL_S))
 
     def close(self) -> None:
@@ -118,7 +113,7 @@ class GreetedStream:
 
 
 def look_up(target: Target, deadline: float) -> list[tuple[Any, ...]]:
-    """Return getaddrinfo(3)'s result before a deadline; a slower resolver is abandoned in its thread."""
+    """Return the result of getaddrinfo(3); a resolver that misses the deadline is abandoned in its thread."""
     answer: queue.SimpleQueue[list[tuple[Any, ...]] | OSError | UnicodeError] = queue.SimpleQueue()
 
     def ask() -> None:
@@ -140,9 +135,9 @@ def look_up(target: Target, deadline: float) -> list[tuple[Any, ...]]:
 
 
 def dial(target: Target, deadline: float, bound: float, mss: int | None = None) -> socket.socket:
-    """Return a connection to a target's first address that answers, or raise AccessError.
+    """Return a connection to the first of a target's addresses that answers, or raise AccessError.
 
-    ``mss`` limits the segments of both ends.
+    ``mss`` limits the size of segments in both directions, in bytes.
     """
     addresses = look_up(target, deadline)
     last: OSError = TimeoutError()
@@ -225,23 +220,19 @@ class ProxyCommandStream:
 
 
 MAX_PACKET = 256 * 1024
-"""Maximum number of bytes of a packet.
-
-This is OpenSSH's PACKET_MAX_SIZE; paramiko accepts any length that fits into 32 bits.
-"""
+"""Maximum packet size in bytes (OpenSSH's PACKET_MAX_SIZE); paramiko would accept any length that fits into 32 bits."""
 _OF_A_CHANNEL = (MSG_CHANNEL_DATA, MSG_CHANNEL_EXTENDED_DATA, MSG_CHANNEL_EOF, MSG_CHANNEL_CLOSE)
 """Messages that must not be sent to a closed channel (RFC 4254, section 5.3)."""
 _MAX_VERSIONS = 64 * 1024
-"""Maximum number of bytes of a server's version, and of the lines before it (RFC 4253, section 4.2)."""
+"""Maximum number of bytes in a server's version and the lines before the version (RFC 4253, section 4.2)."""
 
 
 class _Packets(Packetizer):
-    """Packetizer that limits packets and the version. Both arrive before the server is authenticated."""
+    """Packetizer that limits the packet size and the version, which arrive before the server is authenticated."""
 
     _before = 0
 
     def read_all(self, n: int, check_rekey: bool = False) -> bytes:
-        """Return this many bytes."""
         if n > MAX_PACKET:
             raise paramiko.SSHException(f"a packet of {n} bytes")
         return super().read_all(n, check_rekey)
@@ -258,7 +249,7 @@ Feed = Callable[[paramiko.Channel, paramiko.Message], None]
 
 
 def _within_window(feed: Feed) -> Feed:
-    """Limit a channel's data, since paramiko counts its window (RFC 4254, 5.2) but keeps all it receives."""
+    """Limit a channel's data to its window (RFC 4254, 5.2), which paramiko counts but does not enforce."""
 
     def take(channel: paramiko.Channel, message: paramiko.Message) -> None:
         feed(channel, message)
@@ -271,8 +262,8 @@ def _within_window(feed: Feed) -> Feed:
 class SshSession(paramiko.Transport):
     """Session that reports failures to each thread in the server's own words.
 
-    It says why the thread's channel was not opened, or why the session ended. paramiko keeps only one last exception
-    for all threads, without the message, which distinguishes "refused" from "no route".
+    Each thread learns why its own channel was not opened, or why the session ended. paramiko keeps only the last
+    exception for all threads, without the message that distinguishes "refused" from "no route".
     """
 
     _channel_handler_table: ClassVar[dict[int, Feed]] = {
@@ -351,7 +342,7 @@ class SshSession(paramiko.Transport):
         return self._stream.inner if isinstance(self._stream.inner, socket.socket) else None
 
     def takes_more(self) -> bool:
-        """Return whether a short message can be sent without blocking, in case the host is dead."""
+        """Return whether a short message can be sent without blocking, which is not certain if the host is dead."""
         return self.clear_to_send.is_set() and _takes_more(self._stream.inner)
 
     def get_exception(self) -> Exception | None:
@@ -377,7 +368,7 @@ class _Closable(Protocol):
 
 
 class _Watch:
-    """Watcher that closes sessions at their deadlines; one thread does so for all, a dozen per host."""
+    """Closes sessions at their deadlines, of which each host has a dozen, in one thread for all hosts."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -387,7 +378,7 @@ class _Watch:
         self._runs = False
 
     def begin(self, deadline: float, session: _Closable) -> int:
-        """Have the session closed at the deadline; return an id with which to cancel this."""
+        """Schedule the session to be closed at the deadline; return an ID with which to cancel this."""
         with self._changed:
             number = next(self._numbers)
             self._watched[number] = session
@@ -429,7 +420,7 @@ _WATCH = _Watch()
 def ends_at(deadline: float, session: _Closable) -> Iterator[None]:
     """Close the session at the deadline, since some of paramiko's waits have no limit.
 
-    A channel may be given instead; it is closed with its session.
+    A channel may be passed instead, and is closed together with its session.
     """
     number = _WATCH.begin(deadline, session)
     try:

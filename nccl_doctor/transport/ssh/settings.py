@@ -1,7 +1,4 @@
-"""Settings for the connection to a host.
-
-They come from OpenSSH's configuration and the hosts file, or are OpenSSH's defaults.
-"""
+"""Settings for the connection to a host, from OpenSSH's configuration, the hosts file, or OpenSSH's defaults."""
 
 from __future__ import annotations
 
@@ -53,8 +50,8 @@ OPENSSH_ALGORITHMS: Mapping[str, tuple[str, ...]] = {
 }
 """Algorithms that OpenSSH 10.0's client offers by default (ssh_config(5), "The default is").
 
-They are listed best first, without certificates and hardware keys, which go through the ssh program. On its own,
-paramiko would also accept CBC, MD5 and truncated MACs.
+The best come first. Certificates and hardware keys are missing, because they are left to the ssh program. On its own,
+paramiko would also accept CBC ciphers, MD5 and truncated MACs.
 """
 
 
@@ -105,7 +102,7 @@ class HostSettings:
 
 
 def check_name(name: str, options: SshOptions) -> None:
-    """Raise AccessError for names that ssh or a shell would misread."""
+    """Raise AccessError if ssh or a shell would misread the name of the host or user."""
     target = asked(name, options)
     if not _HOST.fullmatch(name):
         raise failures.unreachable(target, "invalid-name", f"has an address that is none: {name!r}")
@@ -114,7 +111,7 @@ def check_name(name: str, options: SshOptions) -> None:
 
 
 def arguments(options: SshOptions) -> list[str]:
-    """Return the hosts file's options as arguments of the ssh program."""
+    """Return the hosts file's options as arguments for the ssh program."""
     argv = []
     if options.port is not None:
         argv += ["-p", str(options.port)]
@@ -134,10 +131,7 @@ def asked(name: str, options: SshOptions) -> Target:
 _ALIAS_S = 5.0
 
 DEFAULT_KEYS = ("id_rsa", "id_ecdsa", "id_ecdsa_sk", "id_ed25519", "id_ed25519_sk")
-"""OpenSSH's default key files, in its order, without DSA and XMSS, which were removed.
-
-Source: readconf.c, fill_default_options.
-"""
+"""OpenSSH's default key files in order (readconf.c, fill_default_options), without DSA and XMSS, which were removed."""
 _ALGORITHMS = {
     "ciphers": ("ciphers",),
     "digests": ("macs",),
@@ -154,11 +148,11 @@ def resolve(
     config: Path | None = None,
     answers: ssh_config.Answers | None = None,
 ) -> HostSettings:
-    """Return the settings for ``name``.
+    """Return the settings for the host ``name``.
 
-    ``options`` win. Raise AccessError if the name is invalid or ssh rejects it. ``ssh -G`` is run if OpenSSH's client
-    and a configuration exist. Without the client, no configuration is read, and OpenSSH's defaults and the hosts file
-    apply.
+    ``options`` take precedence. Raise AccessError if the name is invalid or ssh rejects it. ``ssh -G`` is run if
+    OpenSSH's client and a configuration exist. Without the client, no configuration is read, and OpenSSH's defaults and
+    the hosts file apply.
     """
     check_name(name, options)
     target = asked(name, options)
@@ -181,7 +175,7 @@ def resolve(
 
 
 def ssh_alias(name: str) -> str | None:
-    """Return the HostName of a name in ~/.ssh/config, or None if it has none or ssh can't be run."""
+    """Return the HostName that ssh's configuration sets for a name; None if there is none or ssh can't be run."""
     try:
         hostname = resolve(name, SshOptions(), time.monotonic() + _ALIAS_S).hostname
     except (AccessError, ControllerError):
@@ -195,7 +189,7 @@ def unread_configuration(config: Path | None = None) -> bool:
 
 
 def _read(name: str, options: SshOptions, values: Values) -> HostSettings:
-    """Return the settings in an answer of ``ssh -G``, or the defaults, with a list of ssh-only options."""
+    """Return the settings from the output of ``ssh -G``, or the defaults; ``beyond`` lists options that need ssh."""
     beyond = list(ssh_config.beyond(values))
 
     def first(key: str) -> str | None:
@@ -279,9 +273,9 @@ MAX_HANDSHAKES = 8
 With the default MaxStartups (10:30:100), sshd may drop the eleventh connection.
 """
 PLACE_S = 2.0
-"""Maximum number of seconds that a host occupies a place.
+"""Maximum number of seconds that a host occupies one of the :class:`Places`.
 
-After that, it is waiting for something behind the jump host, whose handshake is long over.
+By then, the handshake with the jump host is long over, and the host is waiting for something behind the jump host.
 """
 QUEUE = 6.0  # how many times its own limit a host may wait for its turn at a jump host
 
@@ -314,7 +308,7 @@ class Places:
 
 
 def split_jump(jumps: str) -> tuple[str, str, SshOptions]:
-    """Return the parts of jump hosts: "a,ops@b:2222" gives ("a", "b", user ops, port 2222).
+    """Split off the last jump host, so that "a,ops@b:2222" gives ("a", "b", user ops, port 2222).
 
     IPv6 addresses are in brackets.
     """

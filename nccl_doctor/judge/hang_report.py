@@ -1,4 +1,4 @@
-"""From a snapshot of a running job to its report: the verdict, diagnoses with consequences, and the ranks."""
+"""Makes the report of ``hang`` from a snapshot of a running job: verdict, diagnoses with consequences, and ranks."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MOST_PLACES = 12
 
 
 def report(snapshot: HangSnapshot, judged: Judgement | None = None) -> HangReport:
-    """Return the document of ``hang`` for a snapshot of a job, which a watch may have judged before."""
+    """Return the report of ``hang`` on a snapshot; ``judged`` is the judgement if a watch has already made it."""
     judged = judged or judge_hang(snapshot)
     evidence = judged.evidence
     every = frozenset(rank.host for rank in evidence.ranks.values()).union(*(one.hosts for one in evidence.lost))
@@ -67,7 +67,7 @@ def report(snapshot: HangSnapshot, judged: Judgement | None = None) -> HangRepor
 
 
 def ended_report(end: Ending, when: str) -> HangReport:
-    """Return the document on a job that has ended; ``when`` is a clause about what was watched of it."""
+    """Return the report on a job that has ended; ``when`` is a clause about what was observed of the job."""
     failure = () if end.finding is None else attach_consequences([(entry("rank-gone"), end.finding)])
     return HangReport(
         verdict=end.verdict,
@@ -84,7 +84,7 @@ MOST_COMPARED = 1 << 18  # characters
 
 
 def _compared(snapshot: HangSnapshot) -> LogVerdict | None:
-    """Return RAS' diagnostics (NCCL 2.31 and later), read as a log; None if there are none. They compare the ranks."""
+    """Judge RAS' diagnostics, which compare the ranks, as a log; return None if RAS gave none (before NCCL 2.31)."""
     answers = [answer for host in snapshot.hosts for answer in host.ras if isinstance(answer, Ras)]
     texts = [one.text for answer in answers for one in answer.reports if one.form == DIAGNOSTICS]
     return diagnose([LogSource("RAS", [texts[0][:MOST_COMPARED].encode()])]) if texts else None
@@ -121,7 +121,7 @@ def _rank(rank: ObservedRank, *, behind: bool) -> HangRank:
 
 
 def _access(snapshot: HangSnapshot) -> tuple[Diagnosis, ...]:
-    """Return the findings for hosts that were not reached."""
+    """Return the diagnoses for hosts that could not be reached."""
     hosts = tuple(Host(node=host.node, failure=host.failure) for host in snapshot.hosts if host.failure is not None)
     if not hosts:
         return ()

@@ -1,6 +1,6 @@
-"""The report of a snapshot and its diagnoses: status, rows of the screen, measurements, and the next step.
+"""Makes the report on a snapshot from its diagnoses: status, rows on the screen, measurements, and the next step.
 
-This module is part of judge because the report layer knows the model but no facts.
+This module belongs to judge because the report layer has access to the model but not to facts.
 """
 
 from __future__ import annotations
@@ -85,13 +85,13 @@ def report(
 
 
 def status(diagnoses: Iterable[Diagnosis]) -> Literal["ok", "warning", "error"]:
-    """Return the severity of the gravest diagnosis; notes count as ok."""
+    """Return the worst severity among the diagnoses as a status; notes count as ok."""
     words: tuple[Literal["ok", "warning", "error"], ...] = ("ok", "warning", "error")
     return words[max((diagnosis.severity.rank for diagnosis in diagnoses), default=0)]
 
 
 def _listed_by(host: Host) -> str | None:
-    """Return the interface that has a host's listed address; None if the host is listed by name."""
+    """Return the interface that has a host's listed address; None if the host is listed by name, or is this machine."""
     address = numeric(host.node.address)
     if host.facts is None or host.node.local or address is None:
         return None
@@ -129,7 +129,7 @@ def _next_step(snapshot: Snapshot, report: Report) -> str | None:
 
 
 def _start_with(snapshot: Snapshot, line: LaunchLine) -> str:
-    """Return the user's own line, with each host's place in the job."""
+    """Return the user's launch command, completed for each host with its place in the job."""
     if line.nested:
         return f"Start the job with:  {snapshot.cluster.line}"
     lines = pasteable(own_lines(line, snapshot.cluster, rank_counts(snapshot), gpu_counts(snapshot)))
@@ -139,7 +139,7 @@ def _start_with(snapshot: Snapshot, line: LaunchLine) -> str:
 
 
 def _mending(snapshot: Snapshot, report: Report) -> str | None:
-    """Return the line that proposes ``fix``; None if ``fix`` has no step for any error."""
+    """Return the line that suggests ``fix``; None if ``fix`` can do nothing about any of the errors."""
     errors = (found for found in report.diagnoses if found.severity is Severity.ERROR)
     if not any(can_be_run(found, snapshot) for found in errors):
         return None
@@ -149,7 +149,7 @@ def _mending(snapshot: Snapshot, report: Report) -> str | None:
 
 
 def _without(snapshot: Snapshot) -> str | None:
-    """Return the command that leaves out the hosts that were not reached."""
+    """Return a line with the command that repeats the check without the hosts that could not be reached."""
     cluster = snapshot.cluster
     away = [host.name for host in snapshot.hosts if host.facts is None]
     first = cluster.nodes[0]
@@ -175,7 +175,7 @@ def _mesh(snapshot: Snapshot) -> MeshReport | None:
 
 
 def _rates(snapshot: Snapshot) -> tuple[RateReport, ...] | None:
-    """Return the decisive measurement of each sender and receiver, in rank order."""
+    """Return the final measurement of each pair of hosts, ordered by rail, then by the ranks of sender and receiver."""
     rates = snapshot.rates
     if not isinstance(rates, Rates):
         return None
@@ -221,26 +221,26 @@ ROWS: dict[str, tuple[str, ...]] = {
     "limits": (),
     "all-reduce": ("allreduce",),
 }
-"""Rows of the screen, each with its categories; a check may name another row (``Check.row``)."""
+"""Rows on the screen, each with its categories of checks; a check may name another row (``Check.row``)."""
 
 OUTCOMES: dict[Severity, RowOutcome] = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.INFO: "ok"}
 
 
 def decided(report: Report) -> tuple[Row, ...]:
-    """Return the rows of a run in progress whose checks are not waiting for a phase."""
+    """Return the rows in which no check is pending, for display while a run is in progress."""
     waiting = {row_of(entry(check.name)) for check in report.checks if check.reason == PENDING}
     return tuple(row for row in report.phases if row.name not in waiting)
 
 
 def row_of(check: Check) -> str:
-    """Return the row of a check: its own if it names one, or else that of its category."""
+    """Return the name of a check's row: the row that the check itself names, or else the row of its category."""
     return check.row or next((row for row, categories in ROWS.items() if check.category in categories), check.category)
 
 
 def rows(
     snapshot: Snapshot, diagnoses: Sequence[Diagnosis], checks: Sequence[CheckResult], hosts: Sequence[HostSummary]
 ) -> Iterator[Row]:
-    """Yield the requested rows, in the order of the screen."""
+    """Yield the rows that have selected checks, in the order in which the screen shows them."""
     texts = _Texts(snapshot, hosts)
     by_code = grouped((diagnosis.code, diagnosis) for diagnosis in diagnoses)
     consequences = {effect.code for diagnosis in diagnoses for effect in diagnosis.explains}
@@ -283,7 +283,7 @@ def rows(
 
 
 def _why(row: str, text: str, found: Sequence[Diagnosis], gravest: Severity) -> str:
-    """Return the faults of a row; "" if its phrase already names them or none is grave."""
+    """Return a phrase for the faults in a row; "" if the row's text already names them, or if all are notes."""
     if row in ("access", "firewall", "all-reduce") or gravest is Severity.INFO:
         return ""
     grave = [one for one in found if one.severity is not Severity.INFO and not entry(one.name).row_suffices]
@@ -295,7 +295,7 @@ def _why(row: str, text: str, found: Sequence[Diagnosis], gravest: Severity) -> 
 
 
 class _Texts:
-    """Phrases about the hosts' facts, one for each row."""
+    """Composes the phrase about the hosts' facts for each row."""
 
     def __init__(self, snapshot: Snapshot, hosts: Sequence[HostSummary]) -> None:
         self._snapshot, self._hosts = snapshot, hosts
@@ -303,12 +303,12 @@ class _Texts:
 
     @property
     def coverage(self) -> str:
-        """The number of hosts that were judged, if not all were."""
+        """How many of the hosts were judged; "" if all were."""
         hosts = self._snapshot.hosts
         return "" if len(self.facts) == len(hosts) else f"on {len(self.facts)} of {len(hosts)} hosts"
 
     def of(self, row: str) -> str:
-        """Return the phrase of a row; "" if it has none."""
+        """Return the phrase for a row; "" if the row has none."""
         method = getattr(self, f"_{row.replace('-', '').lower()}", None)
         return method() if method else ""
 
@@ -331,7 +331,7 @@ class _Texts:
         return ", ".join(f"{name} {' / '.join(sorted(its)[:3])}" for name, its in versions.items() if its)
 
     def _gpus(self) -> str:
-        """Return the number and model of the GPUs, for each group of hosts with the same ones."""
+        """Return the number and models of the GPUs, grouped by hosts that have the same GPUs."""
         counts = []
         for host in self._snapshot.hosts:
             gpus = host.facts.gpus if host.facts else ()
@@ -411,7 +411,7 @@ class _Texts:
         return "; ".join(filter(None, (port, *self._running_jobs())))
 
     def _running_jobs(self) -> Iterator[str]:
-        """Yield a phrase for each job running on the hosts, whoever started it, by its master port."""
+        """Yield a phrase for each job running on the hosts, whoever started it; master ports distinguish jobs."""
         facts = {host.name: host.facts for host in self._snapshot.reached if host.facts is not None}
         for port, hosts in running_jobs(facts).items():
             yield f"a job is running on {fold(hosts)}{'' if port is None else f', port {port}'}"

@@ -1,4 +1,4 @@
-"""Writes and reads the lines that start a job: torchrun, env://, tcp://, Slurm.
+"""Reads and writes the lines that start a job with torchrun, env://, tcp:// or Slurm.
 
-UsageError, with one sentence, is raised for a job that can't be started like this.
+UsageError, with a message of one sentence, is raised for a job that can't be started in one of these ways.
 """

@@ -1,4 +1,4 @@
-"""The answer of ``nccl-doctor launch``: the lines that start a job, and warnings about them."""
+"""Composes the output of ``nccl-doctor launch``: the lines that start a job, with notes and warnings."""
 
 from __future__ import annotations
 
@@ -26,12 +26,13 @@ _STARTER = re.compile(r"python[0-9.]*|torchrun")
 
 
 class Wishes(NamedTuple):
-    """Options for the start of a job.
+    """Options of ``nccl-doctor launch``.
 
     Attributes:
-        launcher: its name; None for the one that fits the torch version found by the last check.
-        form: "slurm" for a batch script, "ssh" for one line that starts the job on all hosts.
-        use_env: an option of torch.distributed.launch; ``diagnosable``: whether a failure should leave traces.
+        launcher: name of the launcher; None for the one that suits the torch version found by the last check.
+        form: "slurm" for a batch script, "ssh" for a single line that starts the job on all hosts.
+        use_env: whether torch.distributed.launch gets --use_env.
+        diagnosable: whether a failed job should leave traces.
     """
 
     launcher: str | None = None
@@ -43,7 +44,7 @@ class Wishes(NamedTuple):
 
 
 def split(words: list[str], argv: list[str], *, named: bool, engine: bool = False) -> tuple[str | None, list[str]]:
-    """Return the hosts file, and the script (or the ``engine``'s model) with its arguments after "--"."""
+    """Return the hosts file, and what follows "--": the script (or the ``engine``'s model) with its arguments."""
     hosts, after = split_at_dashes(words, argv, len(words) - (not named), "the script")
     script = list(after)
     if engine:
@@ -58,7 +59,7 @@ def split(words: list[str], argv: list[str], *, named: bool, engine: bool = Fals
 
 
 def _refuse(cluster: Cluster, wishes: Wishes) -> None:
-    """Raise UsageError for a format that can't start the job."""
+    """Raise UsageError if the requested format can't start the job."""
     if wishes.form in ("slurm", "ssh") and any(map(place_of, cluster.nodes)):
         why = "starts no job in a container, where it would outlive its connection"
         hint = "start each host's line in its container, as --format shell prints them"
@@ -70,7 +71,7 @@ def _refuse(cluster: Cluster, wishes: Wishes) -> None:
 
 
 def launched(cluster: Cluster, script: Sequence[str], wishes: Wishes, last: LastResults) -> Launch:
-    """Return the launch of a job on a cluster, based on the results of the last check."""
+    """Return the lines that start a job on a cluster, with notes and warnings, based on the last check's results."""
     from nccl_doctor.model.documents import Launch
 
     _refuse(cluster, wishes)

@@ -1,10 +1,10 @@
-"""Writes the line that starts the job on each node, in the forms that scripts expect. Nothing is run.
+"""Writes, without running anything, the line that starts the job on each node, in the form that the script expects.
 
-A single line on this machine can start every host's line over SSH, and Ctrl-C ends them all.
+A single line for this machine can start the lines of all hosts over SSH, and Ctrl-C ends them all.
 
-The forms are defined in torch: torch/distributed/run.py (torchrun, whose static rendezvous keeps the list's order and
-allows uneven nproc_per_node; c10d, which numbers the nodes itself), torch/distributed/launch.py of PyTorch before 1.9
-(world size = nodes times processes), torch/distributed/rendezvous.py (``env://`` and ``tcp://``).
+Sources in torch: torch/distributed/run.py (torchrun; its static rendezvous keeps the list's order and allows an uneven
+nproc_per_node, while c10d numbers the nodes itself), torch/distributed/launch.py before PyTorch 1.9 (the world size is
+nodes times processes per node), and torch/distributed/rendezvous.py (``env://`` and ``tcp://``).
 """
 
 from __future__ import annotations
@@ -32,15 +32,16 @@ LOCAL_ADDR = (2, 0)
 """The first version of PyTorch whose torchrun has --local_addr."""
 PER_RANK = ("rank", "local_rank")
 SPAWN_OPTIONS = {"--dist-url": "{url}", "--world-size": "{nnodes}", "--rank": "{node_rank}"}
-"""Options of scripts that use mp.spawn (pytorch/examples' imagenet/main.py and scripts derived from it); they count
-nodes, not ranks."""
+"""Options of scripts that use mp.spawn, such as imagenet/main.py in pytorch/examples and scripts derived from it. Their
+values count nodes, not ranks.
+"""
 
 _URL_OPTION = re.compile(r"--(?:dist|init|dist-init)-(?:url|method)")
-"""--dist-url of imagenet/main.py, --init-method of torch's own tutorials."""
+"""Matches options such as --dist-url of imagenet/main.py and --init-method of torch's own tutorials."""
 
 
 def commands(job: LaunchPlan, launcher: str, *, use_env: bool = False) -> tuple[Command, ...]:
-    """Return the line for each node; raise UsageError if this launcher can't express it."""
+    """Return the line for each node; raise UsageError if this launcher can't start the job."""
     if launcher == "launch":
         job.even("torch.distributed.launch", "it takes nodes times processes for the world size")
     own = {"use_env": ""} if use_env else {}
@@ -55,19 +56,19 @@ def commands(job: LaunchPlan, launcher: str, *, use_env: bool = False) -> tuple[
 
 
 def default_launcher(torch: str | None) -> str:
-    """Return torchrun, or torch.distributed.launch for a torch version without torchrun."""
+    """Return "torchrun", or "launch" for a torch version without torchrun."""
     return "launch" if torch is not None and release(torch) < NO_TORCHRUN else "torchrun"
 
 
 def takes_local_addr(job: LaunchPlan) -> bool:
-    """Return whether torchrun takes --local_addr; raise UsageError if it has no c10d rendezvous."""
+    """Return whether torchrun has --local_addr; raise UsageError if this torch has no c10d rendezvous."""
     if job.torch is not None and release(job.torch) < NO_TORCHRUN:
         raise UsageError(f"torch {job.torch} has no c10d rendezvous, which came with PyTorch 1.9")
     return job.torch is None or release(job.torch) >= LOCAL_ADDR
 
 
 def torch_settings(job: LaunchPlan, start: Start, *, static: bool = True) -> dict[str, str]:
-    """Return torchrun's options for a node, by name."""
+    """Return the names and values of torchrun's options for a node."""
     count = {"nproc_per_node": str(start.nproc)}
     placed, meeting = place_of(start.node, len(job.starts)), meeting_place(job.cluster, static=static)
     if static:
@@ -92,10 +93,10 @@ def written(
     script: Sequence[str],
     variables: Mapping[str, str] = MappingProxyType({}),
 ) -> Line:
-    """Return a node's line: its variables, the program, the program's options, and the script.
+    """Return a node's line: the variables, the program, the program's options, and the script.
 
-    The variables are the node's own and ``variables``; ``settings`` has the options by torchrun's names. If ``program``
-    is empty or begins with an option, the node's Python comes before it.
+    ``variables`` are added to the node's own variables. ``settings`` contains the options under torchrun's names. If
+    ``program`` is empty or begins with an option, the node's Python comes before it.
     """
     exported = secrets(start.variables)
     told = {**start.variables, **variables}
@@ -129,9 +130,9 @@ def _env(job: LaunchPlan, start: Start) -> Line:
 
 
 def _tcp(job: LaunchPlan, start: Start) -> Line:
-    """Return the line of a script that spawns its processes and is given its node's number.
+    """Return the line for a script that is given its node's number and spawns the processes of the node.
 
-    If the script has a placeholder for a rank, it is run once for each rank.
+    A script that has a placeholder for a rank is instead run once for each rank.
     """
     script, _ = tcp_script(job)
     if not _has_holes(job.script):
@@ -153,7 +154,7 @@ def _tcp(job: LaunchPlan, start: Start) -> Line:
 
 
 def tcp_script(job: LaunchPlan) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the script with placeholders for tcp://, and a sentence about replaced words."""
+    """Return the script with placeholders for tcp://, and a sentence that names the replaced words, if any."""
     right = {f"tcp://{endpoint(name, job.cluster.master_port)}" for name in names_of(job.cluster)}
     wanted = {} if _has_holes(job.script) else SPAWN_OPTIONS
     words, there, replaced = list(job.script), set(), []
@@ -193,12 +194,12 @@ def _each_rank(start: Start, of_rank: Callable[[Mapping[str, Line]], Line]) -> L
 SSH = ("ssh", "-tt", "-n", "-o", "BatchMode=yes")
 """The ssh command and its options.
 
-The terminal makes the remote command end with the connection; there is no input because all connections share stdin.
+The terminal makes the remote command end with the connection. Input is off because all connections would share stdin.
 """
 
 
 def start_over_ssh(cluster: Cluster, commands: Iterable[Command]) -> Line:
-    """Return a line that runs all hosts' lines in parallel and fails if any of them does."""
+    """Return a line that runs the lines of all hosts in parallel and fails if any of them fails."""
     nodes = {node.name: node for node in cluster.nodes}
     started = []
     for one in commands:
@@ -210,6 +211,6 @@ def start_over_ssh(cluster: Cluster, commands: Iterable[Command]) -> Line:
 
 
 def _side_by_side(started: Line) -> Line:
-    """Return a script that runs lines in parallel, ends them on Ctrl-C, and fails if any of them does."""
+    """Return a script that runs lines in parallel, ends them on Ctrl-C, and fails if any of them fails."""
     wait = """(set --; trap 'kill "$@"' INT TERM; {started} for p in "$@"; do wait "$p" || s=1; done; exit ${{s:-0}})"""
     return shell.script(wait, started=started)

@@ -1,6 +1,6 @@
-"""Reads a line that starts a job, without running it, and writes it again with corrections.
+"""Parses a line that starts a job, without running it, and writes it again with corrections.
 
-Each launcher's options are in a table (probe/options.py), which the probe also uses to read jobs' command lines.
+The options of each launcher are in a table (probe/options.py), with which the probe also parses jobs' command lines.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Argument(NamedTuple):
 
 
 def arguments_of(script: Sequence[str]) -> tuple[Argument, ...]:
-    """Return a script's options: --batch 64, --batch=64 and batch=64."""
+    """Return a script's options, written as --batch 64, --batch=64 or batch=64."""
     found = []
     for place, word in enumerate(script):
         spelled, sign, value = word.partition("=")
@@ -65,19 +65,19 @@ class LaunchLine:
     """A launch command.
 
     Attributes:
-        launcher: its name in probe/options.py; "script" for a script that starts its own ranks.
-        variables: those set before it.
+        launcher: name of the launcher in probe/options.py; "script" for a script that starts its own ranks.
+        variables: variables set before the command.
         start: the words of the launcher, or of the script's interpreter.
-        options: the launcher's, by torchrun's names if they have one; "" for a flag.
-        own: the known options as they were spelled.
-        unknown: options that this launcher does not know, as spelled; the nearest known one is in ``own``.
+        options: the launcher's options, under torchrun's names where torchrun has the same option; "" for a flag.
+        own: the known options, as typed.
+        unknown: options that this launcher does not have, as typed; the most similar known option is in ``own``.
         script: the script and its arguments.
-        wrapped: the variables that a program before the launcher sets, for example env or docker run.
-        started: the words of srun or mpirun that start it on the hosts.
-        nested: whether it is inside an argument of a shell, or in a shell script.
-        unread: why it is unknown what the line starts; None if it is known.
-        lost: options whose value only the shell that runs the line knows, as typed; "" if each host's shell has the
-        right one.
+        wrapped: names of the variables that are set by a program before the launcher, such as env or docker run.
+        started: the words of srun or mpirun that start the launcher on the hosts.
+        nested: whether the command is inside an argument of a shell, or in a shell script.
+        unread: why it is unknown what the line starts; None if that is known.
+        lost: options whose value only the shell that runs the line can determine, as typed; "" if the value is right
+            in the shell of each host.
     """
 
     launcher: str
@@ -94,13 +94,13 @@ class LaunchLine:
     lost: Mapping[str, str] = field(default_factory=dict)
 
     def in_cluster(self, cluster: Cluster) -> LaunchLine:
-        """Return the line with every variable of known value replaced; the others are ``lost``."""
+        """Return the line with known variables in its options replaced; options with unknown variables are ``lost``."""
         known, lost = known_options(self.options, self.variables, cluster)
         return replace(self, options=known, lost=lost)
 
     @property
     def master(self) -> dict[str, str]:
-        """MASTER_ADDR and MASTER_PORT of the line, used if no hosts file sets them."""
+        """The line's values of MASTER_ADDR and MASTER_PORT ("" if unknown), used if no hosts file sets them."""
         addr, port = self.options.get("master_addr"), self.options.get("master_port")
         place = self.options.get("rdzv_endpoint") or (self.url or "").removeprefix("tcp://")
         if place and (self.url or self.launcher == "sglang" or self.options.get("rdzv_backend", "static") != "static"):
@@ -112,26 +112,22 @@ class LaunchLine:
 
     @property
     def url(self) -> str | None:
-        """The script's own tcp:// address."""
+        """The first tcp:// address in the script's arguments."""
         return next((each.value for each in self.arguments if each.value.startswith("tcp://")), None)
 
     @property
     def places_itself(self) -> bool:
-        """True for a script that gets its rank from each host's line."""
+        """True if no launcher starts the script, so that each host's line must contain the rank."""
         return self.launcher == "script" and not self.started
 
     @property
     def arguments(self) -> tuple[Argument, ...]:
-        """The script's options."""
         return arguments_of(self.script)
 
     def written(
         self, options: Mapping[str, str], script: Sequence[str], variables: Mapping[str, str]
     ) -> tuple[str, ...]:
-        """Return the line's words with these options, script and variables in place of its own.
-
-        New options come first.
-        """
+        """Return the line's words, updated with these options, script and variables; new options come first."""
         kept, left = [], dict(options)
         for _, name, written, value in self.own:
             new = left.pop(name, value)
@@ -151,7 +147,7 @@ class LaunchLine:
         return (*starmap(shell.assignment, front.items()), *start, *words)
 
     def spans(self, count: int) -> bool:
-        """Return whether the line's number of nodes, "2" or with c10d "1:4", allows this count."""
+        """Return whether --nnodes, such as "2" or with c10d "1:4", allows this number of nodes."""
         least, sign, most = self.options.get("nnodes", "").partition(":")
         known = is_number(least) and is_number(most or least)
         return known and int(least) <= count <= int(most or least) and not (sign and self.is_static)
@@ -162,42 +158,42 @@ class LaunchLine:
 
     @property
     def is_static(self) -> bool:
-        """True if the line numbers the nodes, and gives the master's address and port separately."""
+        """True if the line contains the node's rank, and the master's address and port as separate options."""
         return (
             self.table.placed and self.options.get("rdzv_backend", "static") == "static" and self.launcher != "sglang"
         )
 
     @property
     def is_of_c10d(self) -> bool:
-        """True if the ranks of torchrun meet through its c10d rendezvous."""
+        """True if the ranks meet through torchrun's c10d rendezvous."""
         return self.launcher == "torchrun" and self.options.get("rdzv_backend") == "c10d"
 
     @property
     def settings_file(self) -> str | None:
-        """The file from which accelerate reads what the line leaves out; if none is named, its default one.
+        """The file from which accelerate reads settings that the line leaves out; if none is named, the default file.
 
-        accelerate/commands/launch.py, ``_validate_launch_command``; config/config_args.py, ``default_config_file``.
+        Sources: ``_validate_launch_command`` (accelerate/commands/launch.py), ``default_config_file`` (config_args.py).
         """
         default = "accelerate's default_config.yaml" if self.launcher == "accelerate" else None
         return self.options.get("config_file", default)
 
     @property
     def meets_elsewhere(self) -> bool:
-        """True if the ranks meet at a server that is not a host of the job."""
+        """True if the ranks meet at an etcd server, which is not a host of the job."""
         return self.options.get("rdzv_backend", "").startswith("etcd")
 
     @property
     def is_ranked(self) -> bool:
-        """True if the line itself numbers the nodes."""
+        """True if the line of each host contains the node's rank."""
         return self.is_static or self.launcher == "sglang"
 
 
 def split_at_dashes(
     words: Sequence[str], argv: Sequence[str], others: int, what: str
 ) -> tuple[str | None, Sequence[str]]:
-    """Return the hosts file and the words after "--", of which there are ``others`` if "--" is left out.
+    """Return the hosts file and the words after "--"; without "--", the last ``others`` words.
 
-    ``argv`` is needed because click drops the "--".
+    ``argv`` is needed because click removes the "--" from ``words``.
     """
     behind = len(argv) - argv.index("--") - 1 if "--" in argv else others
     before, after = words[: len(words) - behind], words[len(words) - behind :]
@@ -207,7 +203,7 @@ def split_at_dashes(
 
 
 def behind_dashes(words: Sequence[str], argv: Sequence[str]) -> tuple[str | None, tuple[str, ...]]:
-    """Return the hosts file, and the line after "--"; raise UsageError for any other words."""
+    """Return the hosts file, and the line after "--"; raise UsageError if there are any other words."""
     hosts, line = split_at_dashes(words, argv, 0, "the launch command")
     if "--" in argv:
         out = _out_of_script(line)
@@ -219,9 +215,9 @@ def behind_dashes(words: Sequence[str], argv: Sequence[str]) -> tuple[str | None
 
 
 def _out_of_script(words: Sequence[str]) -> Sequence[str]:
-    """Return the line in the script on this machine that these words run; without one, the words.
+    """Return the launch command in the shell script that these words run; the words themselves if they run none.
 
-    The script is read, not run.
+    The script, which must be on this machine, is read but not run.
     """
     readers = {*SHELLS, "sbatch"}
     path = next((word for word in words if not word.startswith("-") and PurePath(word).name not in readers), "")
@@ -246,14 +242,14 @@ def joined(words: Sequence[str]) -> Line:
 
 
 def pasteable(lines: Mapping[str, tuple[str, ...]]) -> tuple[Command, ...]:
-    """Return the hosts' lines as commands: one for all of them if they are alike."""
+    """Return the hosts' lines as commands; a single command without a host if all lines are equal."""
     if len({*lines.values()}) == 1:
         return on(None, joined(next(iter(lines.values()))))
     return tuple(command for host, words in lines.items() for command in on(host, joined(words)))
 
 
 def _split(words: Sequence[str]) -> list[str]:
-    """Return the words of a line that may be one quoted argument."""
+    """Return the words of a line; a line that is a single quoted argument is split."""
     if len(words) != 1 or not any(map(str.isspace, words[0])):
         return list(words)
     try:
@@ -265,7 +261,7 @@ def _split(words: Sequence[str]) -> list[str]:
 def read_line(words: Sequence[str], known: Mapping[str, bool] | None = None) -> LaunchLine:
     """Parse words as a launch command; raise UsageError if that is impossible.
 
-    ``known`` has the launcher's options as installed on the hosts.
+    ``known`` has the options of the launcher installed on the hosts, and whether each option takes a value.
     """
     every = _split(words)
     if every[:1] == ["env"] and not "".join(every[1:2]).startswith("-"):
@@ -306,9 +302,9 @@ def read_line(words: Sequence[str], known: Mapping[str, bool] | None = None) -> 
 def meeting_name(line: LaunchLine, nodes: int, engines: Iterable[Engines | Unknown | None]) -> str | None:
     """Return the host name at which torchrun's c10d rendezvous makes all ranks meet.
 
-    None if the ranks don't meet at a host name, or if some host's name is unknown. The name is the full one
-    (socket.getfqdn) of the agent with rank 0, unless --local-addr replaces it. Agents are ranked by their names
-    (torch/distributed/elastic/rendezvous/dynamic_rendezvous.py, ``_NodeDesc``, ``next_rendezvous``).
+    None if the ranks don't meet at a host name, or if the name of some host is unknown. It is the fully qualified name
+    (socket.getfqdn) of the agent with rank 0, unless --local-addr replaces it. Agents are ranked by name (``_NodeDesc``
+    and ``next_rendezvous`` in torch/distributed/elastic/rendezvous/dynamic_rendezvous.py).
     """
     names = [one.fqdn for one in engines if isinstance(one, Engines) and one.fqdn]
     by_name = line.is_of_c10d and "local_addr" not in line.options and nodes > 1
@@ -316,9 +312,9 @@ def meeting_name(line: LaunchLine, nodes: int, engines: Iterable[Engines | Unkno
 
 
 def line_to_judge(snapshot: Snapshot) -> LaunchLine | None:
-    """Return the line to judge, read with the options that its launcher has on the hosts.
+    """Return the launch command to judge, parsed with the options that its launcher has on the hosts; None without one.
 
-    ValueError or UsageError is raised if the line can't be read.
+    ValueError or UsageError is raised if the command can't be parsed.
     """
     if snapshot.cluster.line is None:
         return None
@@ -327,7 +323,7 @@ def line_to_judge(snapshot: Snapshot) -> LaunchLine | None:
 
 
 def host_options(snapshot: Snapshot) -> dict[str, Mapping[str, bool]]:
-    """Return the options of the line's launcher as installed on each host, if known."""
+    """Return the options of the line's launcher as installed on each host, except hosts where they are unknown."""
     seen = {host.name: host.facts.engines for host in snapshot.hosts if host.facts is not None}
     return {
         name: one.options
@@ -337,11 +333,13 @@ def host_options(snapshot: Snapshot) -> dict[str, Mapping[str, bool]]:
 
 
 _WHOLE = re.compile(r"-{0,2}(?:(?:total|global)[-_])?(?:train[-_])?batch(?:[-_]size)?")
-"""Options with a batch size for all ranks together: --batch-size of YOLOv5, batch= of Ultralytics, --global-batch-size
-of Megatron."""
+"""Matches options for the batch size of all ranks together, such as --batch-size of YOLOv5, batch= of Ultralytics and
+--global-batch-size of Megatron.
+"""
 _EACH = re.compile(r"--(?:per[-_](?:device|gpu)|micro)[-_](?:train[-_])?batch[-_]size(?:[-_]per[-_]gpu)?")
-"""Options with a batch size for each rank: --per_device_train_batch_size of transformers, --micro-batch-size of
-Megatron."""
+"""Matches options for the batch size of each rank, such as --per_device_train_batch_size of transformers and
+--micro-batch-size of Megatron.
+"""
 _NUMBER = re.compile(r"[1-9]\d{0,8}")
 
 
@@ -353,9 +351,9 @@ def divides(batch: int, world: int) -> None:
 
 
 def batch_notes(script: tuple[str, ...], world: int) -> tuple[list[str], list[str]]:
-    """Judge a script's batch sizes for this number of ranks, and return notes and warnings.
+    """Return notes and warnings about a script's batch sizes for this number of ranks.
 
-    Only the script knows whether it splits a batch or gives each rank one of that size, so nothing is refused.
+    No batch size is refused, because only the script determines whether it is split among the ranks or used by each.
     """
     notes, warnings = [], []
     for argument in _batches(script):
@@ -371,7 +369,6 @@ def batch_notes(script: tuple[str, ...], world: int) -> tuple[list[str], list[st
 
 
 def _batches(script: Sequence[str]) -> list[Argument]:
-    """Return the options with a batch size."""
     return [
         each
         for each in arguments_of(script)
@@ -388,11 +385,11 @@ def _remainder(batch: int, world: int) -> str:
 
 
 def model_size(line: LaunchLine) -> int | None:
-    """Return the number of GPUs that an engine's line needs, on all hosts that it names or on each host.
+    """Return the number of GPUs that an engine's line needs, in total or (vLLM without --nnodes) on each host.
 
-    None if the line does not show that number. vLLM's data parallelism over several hosts needs no --nnodes:
-    --data-parallel-size-local is each host's share. With --enable-dp-attention, SGLang's data parallelism is part of
-    its tensor parallelism.
+    None if the line does not show that number. vLLM's data parallelism over several hosts needs no --nnodes;
+    --data-parallel-size-local is then each host's share. With --enable-dp-attention, SGLang's data parallelism is part
+    of its tensor parallelism.
     """
     sizes = ["tensor", "pipeline"]
     if line.launcher == "vllm" and "nnodes" not in line.options:
@@ -406,9 +403,9 @@ def model_size(line: LaunchLine) -> int | None:
 
 
 def meant_total(line: LaunchLine, counts: Collection[int]) -> int | None:
-    """Return the right total of ranks if accelerate's line gives each machine's number as the total.
+    """Return the right --num_processes if accelerate's line gives the number for one machine instead of the total.
 
-    None for any other line. ``counts`` are the planned ranks of each host.
+    None for any other line. ``counts`` has the planned number of ranks of each host.
     """
     told, total = line.options.get("world_size", ""), sum(counts)
     per_machine = line.launcher == "accelerate" and is_number(told) and {*counts} == {int(told)}
@@ -416,9 +413,9 @@ def meant_total(line: LaunchLine, counts: Collection[int]) -> int | None:
 
 
 def starts_no_ranks(line: LaunchLine) -> bool:
-    """Return whether accelerate starts one script on each machine, without a rank.
+    """Return whether accelerate starts the script once on each machine, without giving it a rank.
 
-    That is its ``simple_launcher``, which it uses for --cpu. accelerate/commands/launch.py of 1.15.
+    That is what accelerate's ``simple_launcher`` does, which is used for --cpu (accelerate/commands/launch.py of 1.15).
     """
     several = is_number(line.options.get("nnodes", "")) and int(line.options["nnodes"]) > 1
     return line.launcher == "accelerate" and several and "cpu" in line.options and "mpirun_hostfile" not in line.options
@@ -432,10 +429,10 @@ def needs_all(line: LaunchLine, counts: Mapping[str, int]) -> bool:
 def own_lines(
     line: LaunchLine, cluster: Cluster, counts: Mapping[str, int], gpus: Mapping[str, int], *, spelled_out: bool = False
 ) -> dict[str, tuple[str, ...]]:
-    """Return the words of each host's line; ``counts`` has its planned ranks, ``gpus`` its GPUs.
+    """Return the words of each host's line; ``counts`` has the host's planned number of ranks, ``gpus`` that of GPUs.
 
-    ``spelled_out``: the hosts' names would make torchrun's c10d rendezvous fail, so the lines state what it derives
-    from them.
+    ``spelled_out`` is for hosts whose names would make torchrun's c10d rendezvous fail. The lines then contain what
+    torchrun would derive from the names.
     """
     told, options = line.options.get("nproc_per_node", ""), _of_all(line, cluster, counts)
     ranked = line.is_ranked and not (line.table.engine and not options)
@@ -468,7 +465,7 @@ def own_lines(
 
 
 def c10d_place(node: Node, cluster: Cluster, conf: str = "") -> dict[str, str]:
-    """Return a node's settings for the c10d rendezvous: whether it hosts the store, and its address.
+    """Return a node's settings for the c10d rendezvous: whether the node hosts the store, and the node's address.
 
     By default torchrun derives both from what the host's own name resolves to, which may be 127.0.1.1.
     """
@@ -479,9 +476,9 @@ def c10d_place(node: Node, cluster: Cluster, conf: str = "") -> dict[str, str]:
 def _placed(
     line: LaunchLine, script: list[str], node_rank: int, nodes: int, counts: Mapping[str, int]
 ) -> tuple[list[str], dict[str, str]]:
-    """Return a node's words and variables for a script that is given its rank, one process per node.
+    """Return a node's words and variables for a script that is started once per node and given its rank.
 
-    Such a script has one rank on each node, or starts the other ranks of its node itself (imagenet/main.py).
+    Such a script has one rank on each node, or starts the node's other ranks itself, as imagenet/main.py does.
     """
     right = {"--rank": str(node_rank), "--world-size": str(nodes)}
     said = {each.name: each for each in line.arguments if each.name in right and is_number(each.value)}
@@ -495,7 +492,7 @@ def _placed(
 
 
 def _of_all(line: LaunchLine, cluster: Cluster, counts: Mapping[str, int]) -> dict[str, str]:
-    """Return the options that each host's line must have; none for an engine that each host can start alone."""
+    """Return the options that every host's line must have; none for an engine that each host can start alone."""
     if not line.table.placed or (line.table.engine and "nnodes" not in line.options and not needs_all(line, counts)):
         return {}
     options = {} if line.spans(len(cluster.nodes)) else {"nnodes": str(len(cluster.nodes))}
@@ -505,7 +502,7 @@ def _of_all(line: LaunchLine, cluster: Cluster, counts: Mapping[str, int]) -> di
 
 
 def meeting_place(cluster: Cluster, *, static: bool) -> dict[str, str]:
-    """Return the settings of the place at which the ranks of a job meet, by torchrun's names."""
+    """Return the address and port at which the ranks of a job meet, as settings under torchrun's names."""
     if static:
         return {"master_addr": cluster.master_addr, "master_port": str(cluster.master_port)}
     return {"rdzv_endpoint": endpoint(cluster.master_addr, cluster.master_port)}
@@ -516,12 +513,12 @@ def tcp_url(cluster: Cluster) -> str:
 
 
 def place_of(node: Node, nodes: int) -> dict[str, str]:
-    """Return a node's place among ``nodes`` nodes, as settings with torchrun's names."""
+    """Return the number of nodes and the node's rank, as settings under torchrun's names."""
     return {"nnodes": str(nodes), "node_rank": str(node.node_rank)}
 
 
 def _better_script(line: LaunchLine, cluster: Cluster, ranks: int) -> list[str]:
-    """Return the script's words with the cluster's address, and with batch sizes that all ranks can share."""
+    """Return the script's words with the cluster's address, and with batch sizes that all ranks can share evenly."""
     told, script = line.options.get("nproc_per_node", ""), list(line.script)
     world = max(1, int(told) * len(cluster.nodes) if is_number(told) else ranks)
     for each in line.arguments:

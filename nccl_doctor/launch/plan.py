@@ -1,8 +1,8 @@
-"""The plan of a job: its ranks on each node and their variables; also variables that contradict it.
+"""Plans a job: the ranks on each node, and their variables. Also finds variables that contradict the plan.
 
-The meaning of variables is defined by torch: ``env://`` reads RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT
-(torch/distributed/rendezvous.py), torchrun's options have PET_ variables for defaults
-(torch/distributed/argparse_util.py), and scripts under Slurm take SLURM_PROCID, SLURM_LOCALID and SLURM_NTASKS for
+Sources of what the variables mean: ``env://`` reads RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT
+(torch/distributed/rendezvous.py), PET_ variables contain defaults of torchrun's options
+(torch/distributed/argparse_util.py), and scripts under Slurm use SLURM_PROCID, SLURM_LOCALID and SLURM_NTASKS as
 rank, local rank and world size (srun(1)).
 """
 
@@ -47,7 +47,7 @@ COUNTED_THERE = frozenset({"gpu", "cpu", "auto"})
 
 
 class CheckedHost(FrozenModel):
-    """A host as a check found it: ranks to start, GPUs if known, recommended variables."""
+    """Results of a check for a host: ranks to start, GPUs if known, and recommended variables."""
 
     nproc: int
     gpus: int | None = None
@@ -56,7 +56,7 @@ class CheckedHost(FrozenModel):
 
 
 class LastResults(NamedTuple):
-    """The results of the last check of a cluster: hosts, their oldest torch, and reasons for doubt."""
+    """The results of the last check of a cluster: hosts, the oldest torch version on them, and reasons for doubt."""
 
     hosts: Mapping[str, CheckedHost]
     torch: str | None
@@ -64,14 +64,14 @@ class LastResults(NamedTuple):
 
 
 def secrets(variables: Mapping[str, str]) -> frozenset[str]:
-    """Return the names of variables that no printed line may contain; the shell that runs it has them."""
+    """Return the names of variables with secrets, which are not printed because the shell that runs a line has them."""
     said = {name: f"{name}={value}" for name, value in variables.items()}
     return frozenset(name for name, text in said.items() if without_secrets(text) != text)
 
 
 @dataclass(frozen=True)
 class Start:
-    """A node's part of a job: ranks from ``first`` on; GPUs, if named or known; variables."""
+    """A node's part of a job: the ranks start at ``first``; ``gpus`` is None if GPUs are neither named nor known."""
 
     node: Node
     nproc: int
@@ -95,7 +95,7 @@ class LaunchPlan:
 
     @property
     def ranks(self) -> tuple[RankPlace, ...]:
-        """The place of every rank, in order."""
+        """The place of each rank, in the order of the ranks."""
         from nccl_doctor.model.documents import RankPlace
 
         places = []
@@ -113,7 +113,7 @@ class LaunchPlan:
 
     @property
     def name(self) -> str:
-        """Name of the job, made from its script and valid in file names: "train" for src/train.py."""
+        """Name of the job, derived from its script and valid in file names, such as "train" for src/train.py."""
         script = next((word for word in self.script if not word.startswith("-")), "")
         return re.sub(r"[^A-Za-z0-9_-]", "_", script.rpartition("/")[2].partition(".")[0]) or "train"
 
@@ -136,7 +136,7 @@ class LaunchPlan:
 def plan(
     cluster: Cluster, checked: Mapping[str, CheckedHost], script: tuple[str, ...], torch: str | None = None
 ) -> LaunchPlan:
-    """Return the job of a cluster; the hosts file takes precedence over the results in ``checked``."""
+    """Return the plan of a job on a cluster; the hosts file takes precedence over the results in ``checked``."""
     unknown = [node.name for node in cluster.nodes if _count(node, checked.get(node.name)) is None]
     if unknown:
         source = ClusterSource(cluster)
@@ -192,7 +192,7 @@ def nearest(batch: int, world: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class PlannedNode:
-    """A node's place in the plan: ranks from ``first`` on; ``masters`` are all names and addresses of the master."""
+    """A node's place in the plan. Its ranks start at ``first``; ``masters`` are the master's names and addresses."""
 
     cluster: Cluster
     node: Node
@@ -203,7 +203,7 @@ class PlannedNode:
 
 
 def contradictions(variables: Mapping[str, str], place: PlannedNode) -> Iterator[tuple[str, str, str]]:
-    """Yield name and value of each variable that contradicts the plan, and a phrase for what is planned."""
+    """Yield the name and value of each variable that contradicts the plan, and a phrase for what is planned."""
     for name in filter(variables.__contains__, OF_A_JOB):
         if planned := _planned(name, variables[name].strip(), place):
             yield name, variables[name], planned
@@ -215,7 +215,7 @@ def is_number(text: str) -> bool:
 
 
 def _planned(name: str, value: str, place: PlannedNode) -> str | None:
-    """Return what is planned in place of this value; None for a right one."""
+    """Return a phrase for what is planned instead of this value; None if the value is right."""
     port, nodes = str(place.cluster.master_port), len(place.cluster.nodes)
     if name in ENDPOINTS:
         host, _, told = value.rpartition(":")
@@ -239,6 +239,6 @@ def _planned(name: str, value: str, place: PlannedNode) -> str | None:
 
 
 def names_of(cluster: Cluster, resolved: Collection[str] = ()) -> frozenset[str]:
-    """Return all names and addresses of the master: the planned one, those of its node, and resolved ones."""
+    """Return all names and addresses of the master: the planned one, those of the master's node, and ``resolved``."""
     own = [(node.name, node.address) for node in cluster.nodes if cluster.master_addr in (node.name, node.address)]
     return frozenset({cluster.master_addr, *chain(*own), *resolved})

@@ -1,7 +1,7 @@
-"""Writes the lines that start an engine on each host: vLLM, SGLang, Ray, DeepSpeed, Accelerate.
+"""Writes the lines that start an engine (vLLM, SGLang, Ray, DeepSpeed or Accelerate) on each host.
 
-The syntax is that of vLLM 0.33 (``--nnodes`` is not in 0.11), SGLang 0.5, Ray 2.60, DeepSpeed 0.19 (``--no_ssh``) and
-Accelerate 1.15. Each host also gets its own address, through the variable or option that the engine reads.
+The syntax is that of vLLM 0.33 (0.11 has no ``--nnodes``), SGLang 0.5, Ray 2.60, DeepSpeed 0.19 (``--no_ssh``) and
+Accelerate 1.15. Each host's line also gives the host's own address, in the variable or option that the engine reads.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Addresses = Mapping[str, str]  # by host, its address in the cluster's network, 
 
 
 def engine_commands(job: LaunchPlan, engine: str, own: Addresses) -> tuple[Command, ...]:
-    """Return the line for each node; raise UsageError if the engine can't be started like this."""
+    """Return the line that starts the engine on each node; raise UsageError if the engine can't start this job."""
     forms: dict[str, Callable[[LaunchPlan, Start, str | None], Line]] = {
         "vllm": _vllm,
         "sglang": _sglang,
@@ -70,7 +70,7 @@ def _asked(script: Sequence[str], engine: str) -> bool:
 
 
 def _placed(job: LaunchPlan, start: Start, *, static: bool = True) -> dict[str, str]:
-    """Return the settings of a node in a job of several nodes, by torchrun's names."""
+    """Return a node's settings under torchrun's names; empty for a job with a single node."""
     if len(job.starts) == 1:
         return {}
     return {**place_of(start.node, len(job.starts)), **meeting_place(job.cluster, static=static)}
@@ -132,7 +132,7 @@ def _variable(name: str, own: str | None) -> dict[str, str]:
 
 
 def own_addresses(job: LaunchPlan, checked: Mapping[str, str]) -> Addresses:
-    """Return each host's own address: the listed one if usable, or else that from the last check."""
+    """Return each host's address: the listed one if numeric and not loopback, or else the one from the last check."""
     found = {}
     for start in job.starts:
         listed = start.node.address

@@ -1,7 +1,7 @@
-"""Shell variables in a line, as in a script for Slurm.
+"""Replaces shell variables in a launch command, such as one from a Slurm script.
 
-What Slurm and the hosts file set is known before the start: sbatch(1), "OUTPUT ENVIRONMENT VARIABLES"; srun(1), the
-same section. Other variables are known only to the shell that runs the line.
+What Slurm and the hosts file set is known before the start. Sources: sbatch(1), "OUTPUT ENVIRONMENT VARIABLES";
+srun(1), the same section. Other variables are known only to the shell that runs the line.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from nccl_doctor.text.shell import Literal
 _VARIABLE = re.compile(r"\$(?:\{(?P<braced>[A-Za-z_]\w*)(?::?-[^{}$`]*)?\}|(?P<plain>[A-Za-z_]\w*))")
 _OF_NODES = ("SLURM_NNODES", "SLURM_JOB_NUM_NODES", "SLURM_STEP_NUM_NODES")
 _OF_PLACE = frozenset({"SLURM_NODEID", "SLURM_PROCID"})
-"""A node's place in the step; SLURM_PROCID, too, if each node has one task, as launchers need it."""
+"""Variables that contain a node's rank. SLURM_PROCID does so if each node has one task, which launchers need."""
 
 
 def is_of_shell(text: str) -> bool:
@@ -31,9 +31,10 @@ def filled(text: str, values: Mapping[str, str]) -> str:
 def known_options(
     options: Mapping[str, str], variables: Mapping[str, str], cluster: Cluster
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """Return a line's options with known variables replaced, and, as typed, those whose value stays unknown.
+    """Return a line's options with known variables replaced; also, as typed, the options whose value stays unknown.
 
-    Known are the ``variables`` set before the line, and those that Slurm sets when it starts the line on the cluster.
+    The known variables are ``variables``, set before the line, and those that Slurm sets when it starts the line on the
+    cluster.
     """
     values = dict.fromkeys(_OF_NODES, str(len(cluster.nodes)))
     values |= {"MASTER_ADDR": cluster.master_addr, "MASTER_PORT": str(cluster.master_port)}

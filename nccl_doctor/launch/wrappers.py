@@ -1,7 +1,7 @@
-"""Programs before a launcher, and their effect: variables that they set, and how often they start it.
+"""Reads the programs before a launcher: the variables that they set, and whether they start it several times.
 
-A table has each program's options that take a value, according to its manual: env(1), sudo(8), timeout(1), numactl(8),
-srun(1), mpirun(1) of Open MPI 5 and mpiexec of MPICH 4, docker-run(1), apptainer-exec(1), uv and conda run.
+A table lists each program's options that take a value, according to the manuals: env(1), sudo(8), timeout(1),
+numactl(8), srun(1), mpirun(1) of Open MPI 5 and mpiexec of MPICH 4, docker-run(1), apptainer-exec(1), uv and conda run.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ class Wrapper(NamedTuple):
     """A program that runs another one.
 
     Attributes:
-        valued: options whose value is the next word; ``pairs`` take the next two.
-        verbs: words of which one must follow its name, such as "run"; none if the program follows directly.
-        places: number of words before the program that are not options, such as an image or a duration.
-        sets: options that set a variable, NAME=VALUE; ``assigns``: such words may also stand before the program.
+        valued: options whose value is the next word; ``pairs`` are options that take the next two words.
+        verbs: subcommands, such as "run", of which one must follow the name; empty if the started program follows it.
+        places: number of words before the started program that are not options, such as an image or a duration.
+        sets: options that set a variable, NAME=VALUE; ``assigns``: such words may also precede the started program.
         starts: whether it starts the program on several hosts, or several times.
-        flags: its long options that take no value, if known; all others then take one.
+        flags: long options that take no value, in which case all others take one; None if they are not known.
     """
 
     valued: frozenset[str] = frozenset()
@@ -115,14 +115,14 @@ WRAPPERS: dict[str, Wrapper] = {
 
 @dataclass
 class Front:
-    """Words before a launcher.
+    """Words before a launcher, and their effects.
 
     Attributes:
-        count: their number; ``begun`` is that of the words before srun or mpirun.
-        variables: variables that they set, by name.
-        started: the words of srun or mpirun, if one of them starts it.
-        inner: the words in the argument of a shell's -c.
-        unread: why the rest is unknown; None if it is known.
+        count: number of the words; ``begun`` is the number of words before srun or mpirun.
+        variables: variables that the words set, by name.
+        started: the words of srun or mpirun, if one of them starts the launcher.
+        inner: the words in the argument of a shell's -c; None without such a shell.
+        unread: why it is unknown what the line starts; None if that is known.
     """
 
     count: int = 0
@@ -134,7 +134,7 @@ class Front:
 
 
 def front_of(words: Sequence[str]) -> Front:
-    """Return the words before the program that a line finally starts."""
+    """Parse the words before the program that a line finally starts."""
     front = Front()
     while front.count < len(words):
         word = words[front.count]
@@ -159,7 +159,7 @@ def front_of(words: Sequence[str]) -> Front:
 
 
 def _pass_over(front: Front, words: Sequence[str], name: str) -> None:
-    """Skip a wrapper's verb, options and places."""
+    """Skip the wrapper's subcommand and options, and its other words before the started program."""
     wrapper = WRAPPERS[name]
     if wrapper.verbs:
         if "".join(words[front.count : front.count + 1]) not in wrapper.verbs:
@@ -185,7 +185,7 @@ def _pass_over(front: Front, words: Sequence[str], name: str) -> None:
 
 
 def _option(front: Front, words: Sequence[str], wrapper: Wrapper) -> None:
-    """Read an option, up to its last word."""
+    """Read an option with its value, and leave ``front.count`` at the last word of the two."""
     written, sign, value = words[front.count].partition("=")
     follows = written in wrapper.valued or (
         wrapper.flags is not None and written.startswith("--") and written not in wrapper.flags
@@ -221,7 +221,7 @@ def _read_shell(front: Front, words: Sequence[str]) -> None:
 def the_start(script: str) -> tuple[str, ...]:
     """Return the only line in a script that starts a launcher, with the variables set before it.
 
-    UsageError is raised if it is unclear which line that is.
+    UsageError is raised if no line or several lines do, or if only a shell can expand the words of the line.
     """
     found: list[tuple[str, ...]] = []
     variables: dict[str, str] = {}
@@ -247,7 +247,7 @@ def the_start(script: str) -> tuple[str, ...]:
 
 
 def _commands(script: str) -> list[list[str]]:
-    """Return the words of each simple command, without commands that a shell would parse differently."""
+    """Return the words of each simple command, except in lines that shlex can't parse."""
     found: list[list[str]] = []
     for line in re.sub(r"\\\n", " ", script).split("\n"):
         reader = shlex.shlex(shell.marked(line), posix=True, punctuation_chars=";&|()")

@@ -1,6 +1,7 @@
-"""Separates the cause from its consequences among all faults that a log shows.
+"""Separates causes from consequences among all faults that a log shows.
 
-The checks declare what combinations of events mean, as passes (``signs.Stage``); the remaining events are ordered here.
+The checks declare the meaning of combinations of events as passes (``signs.Stage``); the remaining events are ranked
+here.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ from nccl_doctor.text.hostlist import grouped
 MOST_CAUSES = 3
 
 _RETRIES_AT_THE_END = 3
-"""Number of lines after a retry; a log that ends sooner does not show that the retry succeeded."""
+"""A log that ends at most this many lines after a retry does not show that the retry succeeded."""
 
 _BEGINNINGS = frozenset({CHOSEN, STARTED, TABLE})
 
 
 def in_context(log: Log) -> list[Event]:
-    """Return the events that show a fault, some with a name or grade different from their line's own."""
+    """Return the events that show a fault, with the names and grades that they have in the context of the whole log."""
     every = [event for reading in log.readings for event in (*reading.events, *from_text(reading.events))]
     scene = Scene(every, log, {reading.name: reading for reading in log.readings})
     _run(scene, Stage.MEANING, Stage.RECOVERY)
@@ -56,7 +57,7 @@ def _run(scene: Scene, *stages: Stage) -> None:
 
 
 def _weighed(event: Event, scene: Scene) -> Event:
-    """Return a hint with the grade that the rest of the log gives it."""
+    """Return a hint with the grade that it has in the context of the whole log."""
     shown, names = signs()[event.name], scene.names
     if shown.weigh is not None:
         return replace(event, grade=shown.weigh(event, scene))
@@ -69,7 +70,7 @@ def _weighed(event: Event, scene: Scene) -> Event:
 
 
 def _stuck_retries(log: Log) -> set[str]:
-    """Return the diagnoses with retries at the end of a source, after which nothing succeeded."""
+    """Return the diagnoses whose retries are at the end of a source, without a success after them."""
     stuck: set[str] = set()
     for reading in log.readings:
         hints = [event for event in reading.events if event.grade is Grade.HINT and event.name in having(Role.RETRIED)]
@@ -95,7 +96,7 @@ def last_run(readings: Sequence[Reading], facts: Facts) -> tuple[list[Reading], 
 
 
 def _begins_again(reading: Reading) -> bool:
-    """Return whether another run follows a successful end: new processes start, meet or print a table."""
+    """Return whether another run follows a successful end, as new processes start, meet or print a table."""
     if not reading.well:
         return False
     old = {event.prefix.pid for event in reading.events if event.line <= reading.well and event.prefix.pid}
@@ -139,7 +140,7 @@ def causes(log: Log) -> tuple[Cause, ...]:
 
 
 def _order(events: Sequence[Event]) -> Callable[[Event], tuple[int, int, tuple[int, int, int], int]]:
-    """Return the sort key that puts the likeliest cause first: by grade, then by time if all events have one."""
+    """Return a sort key that puts the likeliest cause first: by grade, then by time if all top events have one."""
     highest = max(event.grade for event in events)
     competing = [event for event in events if event.grade is highest]
     timed = all(event.prefix.time is not None for event in competing)
@@ -160,6 +161,6 @@ def _effects(name: str) -> tuple[str, ...]:
 
 
 def faults(events: Iterable[Event]) -> set[str]:
-    """Return the names of the faults that say more than "a process gave up"."""
+    """Return the names of the faults, except those that only show that a process gave up."""
     silent = having(Role.GIVES_UP)
     return {e.name for e in events if e.grade > Grade.HINT and (e.name not in silent or e.grade > Grade.GENERIC)}

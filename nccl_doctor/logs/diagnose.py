@@ -1,4 +1,4 @@
-"""From sources to a verdict: the public interface of this package."""
+"""Turns sources into a verdict; this module is the public interface of the package."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from nccl_doctor.text.bounds import CrowdedError
 from nccl_doctor.text.hostlist import grouped
 
 SMALL = 1 << 20
-"""Total size up to which logs are read again, with wrapped lines joined, if the first reading shows no cause."""
+"""Maximum total size in bytes of logs that are read again, with wrapped lines joined, if no cause is found at first."""
 
 _RAS_JSON = b'"communicators_count":'
 
 _SAMPLE = 64 << 10
-"""Number of bytes at the beginning that show whether a log was wrapped."""
+"""Number of bytes at the beginning of a log by which a wrapped log is recognised."""
 
 
 class CutOffError(Exception):
-    """An archive is incomplete: the job was killed while compressing it, or only part of it was copied."""
+    """An archive is incomplete, because the job was killed while compressing it or only part of it was copied."""
 
 
 @dataclass(frozen=True)
 class LogSource:
-    """A log: its name, and its bytes in blocks.
+    """A log's name, and its contents in blocks.
 
     Reading the blocks raises :class:`CutOffError` if the archive is incomplete.
     """
@@ -54,7 +54,7 @@ class LogVerdict:
 class Investigation:
     """A diagnosis that is updated as logs are read, and can be queried at any time.
 
-    ``live``: a fatal line is awaited, so every block is read immediately, wrapped or not.
+    With ``live``, for logs in which a fatal line is awaited, every block is read immediately, wrapped or not.
     """
 
     def __init__(self, *, live: bool = False) -> None:
@@ -71,13 +71,13 @@ class Investigation:
         self._is_binary = False
 
     def begin(self, name: str) -> None:
-        """Begin a source; the one before it must be closed."""
+        """Begin a source; the previous source must be closed."""
         self._reader = Reader(name, self.log.facts, self._order)
         self._head, self._dump, self._width, self._held, self._is_binary = b"", None, None, b"", False
         self.log.readings.append(self._reader.reading)
 
     def feed(self, data: bytes) -> list[Event]:
-        """Add a block of the current source; return the events that it completes."""
+        """Add a block of the current source; return the events in the lines that the block completes."""
         if self._head is not None:
             self._head += data
             return self._begun() if (self._live and data) or len(self._head) >= _SAMPLE else []
@@ -114,7 +114,7 @@ class Investigation:
         self.log.readings.append(reading)
 
     def _begun(self) -> list[Event]:
-        """Recognise the kind of a source at its beginning: a dump, a wrapped log, or original lines."""
+        """Recognise a source by its beginning as a dump, a binary file, a wrapped log, or an unwrapped log."""
         head, self._head = self._head or b"", None
         self._wide = wide(head)
         head = self._narrow(head)
@@ -148,7 +148,7 @@ class Investigation:
         return self._reader.feed(join(whole, self._width) + end) if end else []
 
     def _recorded(self, reader: Reader, data: bytes) -> None:
-        """Add a dump of the flight recorder; a file that only looks like one is read as text."""
+        """Add a dump of the flight recorder or of RAS; a file that only looks like a dump is read as text."""
         try:
             dump = flight.read(reader.reading.name, data)
             answer = parse_json(decode(data)) if dump is None and _RAS_JSON in data else None
@@ -185,7 +185,7 @@ class Investigation:
         return LogVerdict(found, self.log, len(readings), sum(reading.bytes for reading in readings))
 
     def _read_again(self, found: tuple[Cause, ...]) -> tuple[Cause, ...]:
-        """Return the causes that appear when lines are joined, if they have a higher grade than those found."""
+        """Return the causes that joined lines show if they have a higher grade than ``found``, or else ``found``."""
         fatal = (event for reading in self.log.readings for event in reading.events if event.grade >= Grade.LIKELY)
         whole = grouped((event.file, event.line) for event in fatal)
         sources = {name: bytes(data) for name, data in (self._small or {}).items()}
@@ -206,12 +206,12 @@ class Investigation:
 
 
 _CONTROLS = bytes({*range(8), *range(14, 27), *range(28, 32), 127})
-"""Control characters that hardly occur in logs: not tabs, line ends, backspaces or escapes."""
+"""Control characters that hardly occur in logs; tabs, line ends, backspaces and escapes are not included."""
 _MOST_CONTROLS = 0.03
 
 
 def is_binary(head: bytes) -> bool:
-    """Return whether a file that begins like this is not text, in any encoding that logs have."""
+    """Return whether a file that begins like this is not text in any encoding that logs use."""
     return len(head) - len(head.translate(None, _CONTROLS)) > _MOST_CONTROLS * len(head)
 
 

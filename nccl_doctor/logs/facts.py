@@ -1,6 +1,6 @@
-"""Facts about a run other than faults: versions, interfaces, ranks, and their progress.
+"""Reads facts about a run other than faults, such as versions, interfaces, ranks, and the ranks' progress.
 
-The output of the all-reduce, whose ranks run with ``NCCL_DEBUG=INFO``, is read here too: :func:`facts_of`.
+:func:`facts_of` also reads the output of nccl-doctor's own all-reduce, whose ranks run with ``NCCL_DEBUG=INFO``.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from nccl_doctor.text.bounds import safe_regex
 
 
 class Milestone(IntEnum):
-    """Milestones of a process until its NCCL communicator is complete.
+    """Milestones that a process reaches until its NCCL communicator is complete.
 
-    A process without lines from NCCL is at the first one.
+    A process without lines from NCCL has only reached ``STARTED``.
     """
 
     STARTED = 0
@@ -33,7 +33,7 @@ class Milestone(IntEnum):
 
 @dataclass(frozen=True)
 class Interface:
-    """An interface and its address, as NCCL prints them: ``eth0:10.0.0.1<0>``; ``address`` may have a ``%scope``."""
+    """An interface and its address, which NCCL prints as ``eth0:10.0.0.1<0>``; ``address`` may have a ``%scope``."""
 
     name: str
     address: str
@@ -44,10 +44,10 @@ class Process:
     """A process of the job.
 
     Attributes:
-        rank: the first one that NCCL gave it; None if no line has it.
-        ranks: all of them, if it drives several GPUs, as with JAX.
-        network: NCCL's transport: "Socket", "IB" or a plugin's name.
-        plugin: its network plugin, with the version of the plugin interface: "Libfabric (v8)".
+        rank: the first rank that NCCL gave to the process; None if no line names it.
+        ranks: all ranks of the process, which has several if it drives several GPUs, as with JAX.
+        network: the transport that NCCL uses: "Socket", "IB" or a plugin's name.
+        plugin: the network plugin with the version of the plugin interface, such as "Libfabric (v8)".
     """
 
     host: str
@@ -62,7 +62,7 @@ class Process:
     transports: Counter[str] = field(default_factory=Counter)
 
     def merge(self, other: Process) -> None:
-        """Merge facts about the same process from elsewhere."""
+        """Merge facts about the same process from another part of the logs."""
         if self.rank is None or (other.world_size or 0) > (self.world_size or 0):
             self.rank, self.world_size, self.ranks = other.rank, other.world_size, other.ranks
         elif other.world_size == self.world_size:
@@ -76,14 +76,13 @@ class Process:
 
 @dataclass(frozen=True)
 class FactRule:
-    """A pattern for a fact; ``kind`` decides how :class:`Facts` stores it."""
+    """A pattern for a fact; ``kind`` determines how :class:`Facts` stores the fact."""
 
     kind: str
     pattern: str
 
     @cached_property
     def compiled(self) -> re.Pattern[str]:
-        """The compiled pattern, made on first use."""
         return safe_regex(self.pattern)
 
 
@@ -168,17 +167,17 @@ CHANNEL_RULES: tuple[FactRule, ...] = (
 """Facts about rings, trees and channels, for which a large job prints hundreds of thousands of lines."""
 
 MAX_RANKS = 256
-"""Maximum number of GPUs of a process."""
+"""Maximum number of ranks of a process, which has one for each GPU."""
 
 MAX_PROCESSES = 65_536
-"""Maximum number of processes that are distinguished, so that a forged log can't fill the memory."""
+"""Maximum number of processes that are recorded; the limit keeps a forged log from filling the memory."""
 
 
 _OF_SOURCES = frozenset({"exited"})
 """Kinds of facts that only :meth:`nccl_doctor.logs.log.Reading.note` records."""
 _FLAGS = {"failed": "gave_up", "serving": "serving", "torn": "torn_down", "well": "ended_well"}
 _COUNTS = {"ras": "ras_failures", "row": "rows"}
-"""Counters by kind of line."""
+"""The counter that each kind of line increments."""
 
 _GDR = {"0": "not used", "1": "used", "Disabled": "not used", "Enabled": "used"}
 
@@ -188,7 +187,7 @@ _REACHED = {
     "bootstrapped": Milestone.BOOTSTRAPPED,
     "connected": Milestone.CONNECTED,
 }
-"""Milestone that each kind of line shows; the process keeps the values in the line."""
+"""The milestone that each kind of line shows. Values in the line become attributes of the process."""
 
 
 @dataclass
@@ -196,17 +195,17 @@ class Facts:
     """Facts read from a log; dictionaries keep the order of the log.
 
     Attributes:
-        nccl_versions: number of lines by version; torch_versions likewise.
+        nccl_versions: number of lines that name each version; torch_versions likewise.
         ifname: the value of NCCL_SOCKET_IFNAME, as NCCL prints it.
-        rings: by channel, the ranks in ring order, for channels whose order is printed.
-        trees: by rank, its ``Trees`` line.
-        rows: number of rows of a benchmark's table; ``busbw`` is its average in GB/s.
+        rings: the ranks in ring order by channel, for channels whose order is printed.
+        trees: the ``Trees`` line of each rank.
+        rows: number of rows in a benchmark's table; ``busbw`` is the table's average bus bandwidth in GB/s.
         gave_up: whether a call to NCCL returned an error, or a process ended with an exception.
         serving: whether an engine's server answers requests, which it does once all its ranks have connected.
         torn_down: whether a communicator was destroyed or aborted after use.
         summary_host: host of the first failure in torchrun's summary; ``summary_rank`` is its rank.
         ended_well: whether there is a line that only a finished run prints.
-        tasks: pairs of an srun task and the rank that its own line names.
+        tasks: pairs of an srun task and the rank that a line of the task names.
         world_size: size of the largest communicator.
         chosen: topic, value and host of NCCL's other choices.
     """
@@ -244,7 +243,7 @@ class Facts:
 
     @property
     def came_together(self) -> bool:
-        """True if a rank completed its communicator, which needs all ranks."""
+        """True if the communicator of any rank is complete, for which all ranks must have connected."""
         return any(process.milestone is Milestone.COMPLETE for process in self.processes.values())
 
     def of_host(self, host: str | None) -> list[Process]:
@@ -328,7 +327,7 @@ class Facts:
         self.note_task(prefix, number(match["rank"]))
 
     def note_task(self, prefix: Prefix, rank: int | None) -> None:
-        """Record which rank a line of one of srun's tasks is about."""
+        """Record the rank that a line printed by one of srun's tasks is about."""
         if prefix.task is not None and rank is not None and len(self.tasks) < MAX_PROCESSES:
             self.tasks.setdefault((prefix.task, rank))
 
@@ -391,7 +390,7 @@ class Facts:
             self.rings.setdefault(channel, tuple(rank for rank in order if rank is not None))
 
     def _trees(self, match: re.Match[str], prefix: Prefix) -> None:
-        """Read a ``Trees`` line, which has a rank between its children and its parent, before the rank's own lines."""
+        """Read a ``Trees`` line, which names the rank (perhaps not known yet) between its children and its parent."""
         self._enter(prefix)
         own = OWN_IN_TREE.search(match["trees"])
         rank = number(own[1]) if own else None
@@ -404,7 +403,7 @@ INTERFACE = re.compile(r"(?<![\w.-])(?:\[\d+\])?([A-Za-z][\w.-]*(?::\d+)?):([0-9
 
 
 def facts_of(lines: Iterable[str], rules: Sequence[FactRule] = (*RULES, *CHANNEL_RULES)) -> Facts:
-    """Return the facts in the output of ``NCCL_DEBUG=INFO``, by the given rules."""
+    """Return the facts that the given rules find in the output of ``NCCL_DEBUG=INFO``."""
     facts = Facts()
     for raw in lines:
         line = tidy(raw.rstrip("\r\n"))

@@ -1,11 +1,11 @@
-"""Dumps of torch's flight recorder: the collectives that a rank has issued, and which of them ended.
+"""Reads dumps of torch's flight recorder: the collectives that a rank has issued, and whether they ended.
 
-``TORCH_NCCL_DUMP_ON_TIMEOUT=1`` makes torch write one file per rank (``nccl_trace_rank_3``), a pickle of plain
-dictionaries; other programs store the same as JSON (torch/csrc/distributed/c10d/FlightRecorder.cpp, version 2.x). gloo
-leaves every collective "scheduled": those that ended are ``retired``, or counted as completed in ``pg_status``. JSON
-dumps contain no stacks, and store some numbers as strings.
+``TORCH_NCCL_DUMP_ON_TIMEOUT=1`` makes torch write one file per rank, such as ``nccl_trace_rank_3``, as a pickle of
+plain dictionaries; other programs store the same data as JSON. Source: torch/csrc/distributed/c10d/FlightRecorder.cpp,
+version 2.x. Under gloo every collective stays "scheduled"; those that ended are ``retired``, or counted as completed in
+``pg_status``. JSON dumps contain no stacks, and store some numbers as strings.
 
-The module also compares the dumps of several ranks, and finds the first collective that a rank called differently or
+The module also compares the dumps of several ranks, to find the first collective that a rank called differently or
 that did not end.
 """
 
@@ -24,41 +24,38 @@ from nccl_doctor.logs.prefix import tidy
 from nccl_doctor.text.bounds import CrowdedError, refuse_crowded
 
 MAX_BYTES = 64 << 20
-"""Maximum number of bytes of a dump that is read: torch keeps a few thousand records, a few megabytes."""
+"""Maximum number of bytes of a dump that is read; torch keeps a few thousand records, which take a few megabytes."""
 
 _RANK = re.compile(r"rank[_-]?(\d{1,7})|(\d{1,7})(?:\.\w+)?$")
 _NUMBERS = re.compile(r"\d{1,7}")
 _FRAME_OF_TORCH = re.compile(r"/torch/(?:distributed|nn|autograd|_|utils|optim)|^<frozen|/torch/fx/")
 _DEFAULT = "0"
-"""The default group's name; gloo's pg_config has "" for it."""
+"""The default group's name, which is "" in gloo's pg_config."""
 
 _LARGEST = 1 << 40
 _MOST_SHAPES, _MOST_RECORDS = 64, 100_000
 _MOST_TYPES = 200
 """Maximum number of characters of the types of a collective's inputs."""
 _MOST_GROUPS, _MOST_RANKS = 1024, 1 << 19
-"""Maximum numbers of groups, and of ranks in all groups.
-
-The latter allows eight groups with all ranks of the largest jobs.
-"""
+"""Maximum number of groups, and of ranks in all groups together: eight groups with all ranks of the largest jobs."""
 _LONGEST_RANKS = 1 << 20
-"""Maximum number of characters of a group's list of ranks: 131,072 ranks of six digits."""
+"""Maximum number of characters of a group's list of ranks, enough for 131,072 ranks of six digits."""
 
 _MOST_VALUES, _MOST_CONTAINERS = 2_000_000, 400_000
-"""Limits for a dump in JSON, which has no stacks: enough for 50,000 calls."""
+"""Limits for a dump in JSON, which has no stacks; they are enough for 50,000 calls."""
 
 _SAME_SIZES = frozenset({"all_reduce", "broadcast", "reduce", "_all_gather_base", "_reduce_scatter_base"})
-"""Collectives whose sizes are equal on all ranks."""
+"""Collectives whose input sizes must be equal on all ranks."""
 
 
 @dataclass(frozen=True)
 class Record:
-    """A collective of a rank.
+    """A collective that a rank called.
 
     Attributes:
-        group: the process group's name; ``seq`` counts within it.
-        shape: sizes and types of the inputs, as text; "" if the dump does not have them.
-        place: ``train.py:212``, the innermost line outside torch; "" in JSON.
+        group: the process group's name; ``seq`` counts the calls in the group.
+        sizes: sizes of the inputs, as text; "" if the dump does not have them. ``dtypes`` likewise.
+        place: the innermost line outside torch, such as ``train.py:212``; "" in JSON.
     """
 
     group: str
@@ -71,11 +68,11 @@ class Record:
 
     @property
     def call(self) -> tuple[str, str, str]:
-        """The parts of a call that all ranks share: name, sizes if they must agree, and types."""
+        """The parts of a call on which all ranks must agree: name, types and, for some collectives, sizes."""
         return self.name, self.sizes if self.name in _SAME_SIZES else "", self.dtypes
 
     def words(self) -> str:
-        """Return ``all_reduce [[4]] Float number 4 of group 0 at train.py:212``."""
+        """Return a phrase such as ``all_reduce [[4]] Float number 4 of group 0 at train.py:212``."""
         what = " ".join(part for part in (self.name, self.sizes, self.dtypes) if part)
         return f"{what} number {self.seq} of group {self.group}" + (f" at {self.place}" if self.place else "")
 
@@ -84,7 +81,7 @@ class Record:
 class Dump:
     """The collectives that a rank issued, in order.
 
-    ``groups`` has the ranks of the groups for which torch lists them.
+    ``groups`` contains the ranks of each group for which torch lists them.
     """
 
     rank: int
@@ -103,12 +100,10 @@ def looks_like_dump(head: bytes) -> bool:
 
 
 def read(name: str, data: bytes) -> Dump | None:
-    """Return the dump in ``data``.
-
-    None if ``data`` is not a dump. Nothing in it is executed, and its size is limited.
+    """Parse a dump, without executing anything in it; return None if ``data`` is not a dump.
 
     Raises:
-        CrowdedError: it may be a dump, but needs more memory or time than one from torch would.
+        CrowdedError: ``data`` may be a dump, but would need more memory or time than any dump from torch.
     """
     try:
         tree = _of_json(data) if data.lstrip()[:1] == b"{" else plain_pickle.read(data)
@@ -129,7 +124,7 @@ def read(name: str, data: bytes) -> Dump | None:
 
 
 def _of_json(data: bytes) -> object:
-    """Parse JSON and return its value.
+    """Parse JSON within the memory limit.
 
     Torch writes ASCII; a text with other characters would take four times as much memory.
     """
@@ -163,7 +158,7 @@ def _items(tree: Mapping[Any, Any], key: str) -> list[tuple[str, Mapping[Any, An
 
 
 def _number(value: object) -> int | None:
-    """Return a non-negative number, also from a JSON string."""
+    """Return a non-negative number, which may be given as a string; None for any other value."""
     if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 16:
         return int(value)
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _LARGEST else None
@@ -202,7 +197,7 @@ def _list(value: object, most: int = _MOST_SHAPES) -> list[object]:
 
 
 def _place(frames: object) -> str:
-    """Return the innermost line of a stack that is outside torch."""
+    """Return file and line of the innermost frame outside torch; "" if there is none."""
     for frame in _list(frames):
         if isinstance(frame, Mapping):
             file, line = _word(frame.get("filename")), _number(frame.get("line"))
@@ -217,11 +212,11 @@ _PARTS = ("collective type", "size", "dtype")
 
 @dataclass(frozen=True)
 class Disagreement:
-    """Point at which dumps diverge.
+    """The collective at which the ranks' dumps diverge.
 
     Attributes:
-        did: the actions at that point, by rank.
-        behind: ranks that did not reach it, each with its last call in that group, if any.
+        did: the call of each rank at that point.
+        behind: ranks that did not reach that point, each with its last call in the group, if any.
         absent: ranks of the group without a dump.
     """
 
@@ -241,14 +236,14 @@ class Disagreement:
         return tuple(rank for ranks in calls.values() if ranks is not largest for rank in ranks)
 
     def mismatch(self, rank: int) -> str:
-        """Return how a rank's call differs from the majority, in the terms of torch's analyser."""
+        """Return which part of a rank's call differs from the majority, in the terms of torch's analyser."""
         own = self.did[rank].call
         most = next(record.call for other, record in self.did.items() if other not in self.minority)
         return next(word for word, one, other in zip(_PARTS, own, most, strict=True) if one != other)
 
 
 def compare(dumps: Iterable[Dump]) -> Disagreement | None:
-    """Return the first point at which ranks differ or that some have not ended; None if there is none."""
+    """Return the first collective that ranks called differently, or that some have not ended; None if there is none."""
     by_rank = {dump.rank: dump for dump in dumps}
     places: dict[tuple[str, int], dict[int, Record]] = {}
     members: dict[str, set[int]] = {}

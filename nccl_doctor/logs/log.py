@@ -1,4 +1,4 @@
-"""Data read from logs: faults by source, their causes, and the progress of the ranks."""
+"""Classes for what logs show: the faults in each source, their causes, and the progress of the ranks."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ class Event:
     """A fault in a line.
 
     Attributes:
-        name: its diagnosis, which like the grade may still change once the whole log is known.
+        name: the diagnosis of the fault, which like the grade may still change once the whole log is known.
         wording: the pattern or NCCL's template that the line matches.
-        order: its position among all lines read.
+        order: the line's position among all lines read.
     """
 
     name: str
@@ -53,7 +53,7 @@ class Event:
     def of_file(
         cls, file: str, wording: str, text: str, *, name: str = "", grade: Grade = Grade.CLUE, rank: int | None = None
     ) -> Event:
-        """Return the event for a file that is not a log."""
+        """Return an event for a file that is not a log, such as a dump."""
         return cls(name, grade, wording, file, 1, text, text, Prefix(), Address(), rank, order=-1)
 
 
@@ -77,17 +77,17 @@ def label(prefix: Prefix) -> _Label:
 _OF_RANK = re.compile(
     r"(?:^|[/.]|(?<!node)[-_])rank[-_]?(\d{1,6})(?=[/._-]|$)|(?:^|/)attempt_\d+/(\d{1,6})/std(?:out|err)\.log$"
 )
-"""File names of a rank's output: ``rank1.log``, and those of torchrun's --log-dir, by local rank."""
+"""Matches the name of a file with a rank's output: ``rank1.log``, or one in torchrun's --log-dir, by local rank."""
 
 
 def rank_of_file(name: str) -> int | None:
-    """Return the rank whose output is in a file, by its name; None if the name does not show it."""
+    """Return the rank whose output is in a file, according to the file's name; None if the name has no rank."""
     found = _OF_RANK.search(name)
     return number(found[1] or found[2]) if found else None
 
 
 class Failed(NamedTuple):
-    """A process in torchrun's summary of failures; ``pid`` may occur twice in containers on several hosts."""
+    """A process in torchrun's summary of failures; containers on several hosts may have processes with equal PIDs."""
 
     label: _Label
     pid: str
@@ -102,13 +102,13 @@ class Reading:
 
     Attributes:
         counts: number of lines of each diagnosis and grade, including those that were not kept.
-        lines: number of complete lines; ``tail`` has the last bytes.
-        tracebacks: lines at which the stack of an exception begins.
-        well: number of the last line that only a finished run prints; ``row``: that of the last row of a benchmark's
-        table; both 0 if there is none.
-        torn: the last line about the end of communicators, by rank and size.
+        lines: number of complete lines; ``tail`` has the last bytes of the source.
+        tracebacks: numbers of the lines at which the stack of an exception begins.
+        well: number of the last line that only a finished run prints; 0 if there is none.
+        row: number of the last row in a benchmark's table; 0 if there is none.
+        torn: number of the last line about the end of a communicator, by the rank and size in the line.
         summary: the processes in torchrun's summaries of failures.
-        failed_hosts: hosts named in the launcher's errors, with srun's tasks there, if it names any.
+        failed_hosts: hosts named in the launcher's errors, each with the srun tasks that failed there, if named.
     """
 
     name: str
@@ -127,14 +127,14 @@ class Reading:
     _telling: dict[_Label, dict[str, str]] = field(default_factory=dict)
 
     def after(self, line: int) -> list[_Bytes] | None:
-        """Return the lines after a line, including an incomplete one; None if the tail begins later."""
+        """Return the lines after a line, including an incomplete one; None if ``tail`` begins later."""
         lines = self.tail.split(b"\n")
         first = len(lines) - (self.lines - line) - 1
         cut = first == 0 and self.bytes > len(self.tail)
         return None if first < 0 or cut else lines[first:]
 
     def note(self, kind: str, stated: re.Match[str], line: int, prefix: Prefix) -> None:
-        """Record the line of a fact that matters for lines before or after it."""
+        """Record a fact that affects the meaning of lines before or after it, with its line number."""
         if stated[0].startswith("Traceback") and len(self.tracebacks) < KEPT:
             self.tracebacks.append(line)
         elif kind in ("well", "busbw"):
@@ -155,7 +155,7 @@ class Reading:
                 del self._telling[of]
 
     def take_summary(self, later: Reading) -> None:
-        """Append what launchers say in the next part, including a summary that is split between the parts."""
+        """Append what launchers print in the next part of the file, including a summary split between the parts."""
         for host, tasks in later.failed_hosts.items():
             self.failed_hosts.setdefault(host, set()).update(tasks)
         for one in later.summary[: KEPT - len(self.summary)]:
@@ -167,13 +167,13 @@ class Reading:
 
 
 def task_numbers(text: str) -> Iterator[int]:
-    """Yield the numbers in srun's list of tasks: ``0,2-3``."""
+    """Yield the numbers in srun's list of tasks, such as ``0,2-3``."""
     for first, last in re.findall(r"(\d{1,6})(?:-(\d{1,6}))?", text):
         yield from range(int(first), min(int(last or first), int(first) + KEPT) + 1)
 
 
 _STREAM = re.compile(r"\b(?:std)?(?:out|err)\b")
-"""The part in which the names of a process's two files differ (torchrun's --log-dir, Slurm, MPI)."""
+"""Matches the part that differs in the names of a process's two output files (torchrun's --log-dir, Slurm, MPI)."""
 
 
 @dataclass
@@ -182,8 +182,8 @@ class Log:
 
     Attributes:
         joined: whether lines were joined that may not belong together, so that their order means nothing.
-        cut: sources with an incomplete archive, whose rest is unknown.
-        refused: sources that were not read, with the reason: binary files, dumps that exceed the limits.
+        cut: sources whose archive is incomplete, so that the rest is unknown.
+        refused: sources that were not read, such as binary files and dumps that exceed the limits, with the reason.
     """
 
     facts: Facts
@@ -195,7 +195,7 @@ class Log:
 
     @property
     def unsaid(self) -> list[str]:
-        """Sources without a line, except a silent stream of a process whose other stream has lines."""
+        """Empty sources, except an empty stream of a process whose other stream has lines."""
         speaking = {_STREAM.sub("", reading.name) for reading in self.readings if reading.bytes}
         return [one.name for one in self.readings if not one.bytes and _STREAM.sub("", one.name) not in speaking]
 
@@ -210,7 +210,7 @@ class Log:
 
 @dataclass(frozen=True)
 class Cause:
-    """A cause: its events, most informative first, and the groups of events that follow from it."""
+    """A cause with its events, most informative first, and the groups of events that follow from it."""
 
     name: str
     events: tuple[Event, ...]
@@ -229,12 +229,12 @@ _WORDS = {
 }
 
 _MOST_MISSING = 64
-"""Maximum number of missing ranks; if more are missing, their hosts' logs were probably not given."""
+"""Maximum number of ranks reported as missing; if more are missing, their hosts' logs were probably not given."""
 
 
 @dataclass(frozen=True)
 class RankProgress:
-    """Ranks at a log's end by milestone, those furthest behind first; ``missing``: ranks without any line."""
+    """The ranks at each milestone at a log's end, furthest behind first; ``missing`` has the ranks without any line."""
 
     reached: dict[Milestone, tuple[int, ...]]
     missing: tuple[int, ...]

@@ -1,8 +1,8 @@
-"""Reader for pickles of plain values: nothing is imported or run, and memory is limited.
+"""Reads pickles of plain values, with limited memory, and without importing or running anything.
 
-It supports the opcodes of protocols 2 to 5 (pickletools in the standard library) for maps, lists, tuples, texts and
-numbers. torch writes each line of a stack once and refers to it in every further call, so lists and maps may be
-referenced again; each reference counts as a copy, and no list or map can be changed after that.
+The supported opcodes are those of protocols 2 to 5 (pickletools in the standard library) for maps, lists, tuples,
+strings and numbers. torch writes each line of a stack once and refers to it in every further call, so lists and maps
+may be referenced again; each reference counts as a copy, and no list or map can be changed after that.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from collections.abc import Callable
 from nccl_doctor.text.bounds import CrowdedError
 
 MOST_MEMORY = 200 << 20
-"""Maximum number of bytes of the values.
+"""Maximum number of bytes that the values may take.
 
-20,000 calls, ten times torch's default, with stacks of 20 lines take 170 MiB.
+20,000 calls (ten times torch's default) with stacks of 20 lines take 170 MiB.
 """
 
 MOST_VALUES = 6_000_000
-"""Maximum number of values, including repeated references; those 20,000 calls have fewer."""
+"""Maximum number of values, including repeated references; 20,000 calls of a flight recorder have fewer."""
 
 DEEPEST = 8
-"""Maximum number of levels of lists and maps: a dump, its entries, an entry, its sizes and a size need five."""
+"""Maximum depth of nested lists and maps; a dump, its entries, an entry, its sizes and a size make five levels."""
 
 _LONGEST_NUMBER = 16
-"""Maximum number of bytes of an integer; torch's have eight."""
+"""Maximum number of bytes of an integer; torch writes integers of eight bytes."""
 _COST = 80
 """Cost in bytes of an opcode, and of an item in a container or in the memo."""
 
@@ -35,7 +35,7 @@ class NotPlainError(ValueError):
 
 
 class _Container:
-    """A list, map or tuple being read; ``size`` is that of its contents, ``depth`` its number of levels."""
+    """A list, map or tuple being read; ``size`` is the number of values in it, ``depth`` its number of levels."""
 
     __slots__ = ("closed", "depth", "size", "value")
 
@@ -156,7 +156,7 @@ class _Machine:
         self._stack.append(owner)
 
     def _held(self, owner: _Container, items: list[object]) -> list[object]:
-        """Return the plain values, after adding their sizes and depths to their container's."""
+        """Return the plain values of items, after adding the items' sizes and depths to those of their container."""
         owner.size += len(items)
         self._count(len(items))
         bare: list[object] = []
@@ -217,7 +217,7 @@ _OPERATIONS: dict[int, Callable[[_Machine], None]] = {
 def read(data: bytes) -> object:
     """Return the value in the pickle.
 
-    NotPlainError is raised for other values or damage, CrowdedError beyond the limits.
+    NotPlainError is raised if it is damaged or has values that are not plain, CrowdedError if it exceeds the limits.
     """
     try:
         return _Machine(data).run()

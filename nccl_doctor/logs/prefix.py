@@ -1,6 +1,6 @@
 """Removes the prefixes that launchers, containers and loggers put before a message.
 
-Their contents (host, rank, process, time) are kept. NCCL's own prefixes (src/debug.cc):
+The host, rank, process and time in the prefixes are kept. NCCL's own prefixes (src/debug.cc) are:
 
 - 2.2 to 2.25: ``host:pid:tid [dev] NCCL INFO text`` and ``host:pid:tid [dev] file.cc:12 NCCL WARN text``
 - 2.26 on: WARN after ``[2025-03-01 10:00:33] ``; any level and format with NCCL_DEBUG_TIMESTAMP_FORMAT and _LEVELS
@@ -8,8 +8,8 @@ Their contents (host, rank, process, time) are kept. NCCL's own prefixes (src/de
 - 2.31 on: ``host:pid NCCL DIAG [OK] text``, without thread and device
 - RCCL's errors: ``host:pid:tid [dev] [FATAL ERROR]: text``
 
-Lines wrapped by a terminal or a mail program, which all have the same width, are joined. Empty lines are added for
-those that were joined, so that line numbers stay correct.
+Lines wrapped by a terminal or a mail program, which all have the same width, are joined. An empty line is added for
+each joined line, so that line numbers stay correct.
 """
 
 from __future__ import annotations
@@ -46,18 +46,18 @@ _UTF_16 = {"utf-16-le": rb"(?:[^\0]\0){16}", "utf-16-be": rb"(?:\0[^\0]){16}", "
 
 
 def wide(head: bytes) -> codecs.IncrementalDecoder | None:
-    """Return a decoder for a log in UTF-16, as PowerShell's ``>`` writes it; None for any other."""
+    """Return a decoder for a log in UTF-16, as PowerShell's ``>`` writes it; None for a log in any other encoding."""
     name = next((name for name, pattern in _UTF_16.items() if re.match(pattern, head)), None)
     return codecs.getincrementaldecoder(name)("replace") if name else None
 
 
 def number(text: str | None) -> int | None:
-    """Return a rank, a size or a sequence number; None if it has too many digits."""
+    """Convert a rank, a size or a sequence number; return None if it has too many digits."""
     return int(text) if text and len(text) <= MOST_DIGITS else None
 
 
 def decode(line: bytes) -> str:
-    """Return a line as text, with damaged UTF-8 replaced, without escape sequences or control characters."""
+    """Return a line as text, without escape sequences or control characters; invalid UTF-8 is replaced."""
     text = line.decode("utf-8", "replace").rstrip("\r\n")
     return text if text.isprintable() else tidy(text)
 
@@ -68,7 +68,7 @@ def tidy(text: str) -> str:
 
 
 def quote(text: str, start: int, end: int) -> str:
-    """Return the line, or the part around ``start`` to ``end`` of a long one."""
+    """Return the line or, if it is long, only the part around ``start`` to ``end``."""
     text = text.rstrip()
     if len(text) <= QUOTED:
         return text
@@ -88,19 +88,19 @@ _USUAL = re.compile(
     + _LEVELS
     + r"|\[FATAL ERROR\]: )"
 )
-"""The usual beginning of NCCL's lines, and of RCCL's errors, found in linear time."""
+"""Matches the usual beginning of NCCL's lines, and of RCCL's errors, in linear time."""
 
 _OWN = safe_regex(
     r"(?:" + _PROCESS + r":(?P<tid>\d+) )?(?:\[(?P<dev>-?\d+)\] )?"
     r"(?P<where>(?:[^ \[\]]+(?::\d+| \d+)(?: \([^()]*\))? ?|.{0,200}?:\d+ )?)(?P<level>" + _LEVELS + ")$"
 )
-"""NCCL's prefix anywhere before the first level, since ranks that share a terminal write into each other's lines."""
+"""Matches NCCL's prefix anywhere before the first level, since ranks that share a terminal interleave their lines."""
 
 _RECORD = safe_regex(r"(?:^|[^A-Za-z0-9._-])([A-Za-z0-9][A-Za-z0-9._-]*:\d+:\d+ \[-?\d+\] )")
-"""The beginning of an NCCL record inside a line with several."""
+"""Matches the beginning of an NCCL record in a line with several records."""
 
 _NO_TABLE = r"(?! (?! (?:host|rank|exitcode) +: ))"
-"""Lookahead that excludes rows of tables, except those of torchrun's summary, by the spaces after the name."""
+"""Lookahead that excludes rows of tables, recognised by an additional space, except rows of torchrun's summary."""
 
 _TAGS: tuple[re.Pattern[str], ...] = tuple(
     map(
@@ -161,7 +161,7 @@ _BAR = safe_regex(
     r"[^|━]{0,120}?\d{1,3}%\|[^|]{0,200}\|[^\[|]{0,40}\[[^\]|]{0,200}\] ?"
     r"|[^|━]{0,120}?━[━╸╺ ]{0,200}[^|━]{0,60}?(?:it/s|s/it) ?"
 )
-"""A progress bar of tqdm, ``45%|####5     | 45/100 [00:10<00:12]``, or of rich: ``━━━━╸ 45/100 0:00:10 • 4.50it/s``."""
+"""A progress bar of tqdm (``45%|####5     | 45/100 [00:10<00:12]``) or rich (``━━━━╸ 45/100 0:00:10 • 4.50it/s``)."""
 _MOST_BARS = 8
 
 
@@ -170,10 +170,10 @@ class Prefix:
     """Host, rank, process and time in a line's prefixes; None if they are missing.
 
     Attributes:
-        level: "INFO", "WARN" (or ATTN), … if it is a line of NCCL.
-        where: ``file.cc:12`` in a WARN of NCCL.
-        task: the number that srun -l prints; it is a rank only if each task is one, which ``rank_is_task`` assumes.
-        time: (date or month and day, time of day) as written; comparable between lines of one log.
+        level: "INFO", "WARN" (also for ATTN), … in a line from NCCL; None in any other line.
+        where: ``file.cc:12`` in a warning from NCCL.
+        task: the number that srun -l prints; ``rank_is_task``: whether it is used as the rank, which may be wrong.
+        time: month, day, and second of the day as written; comparable between lines of one log.
         start: index at which the message begins in the line.
     """
 
@@ -191,7 +191,7 @@ class Prefix:
 
 
 def records(line: str) -> list[tuple[int, int]]:
-    """Return the start and end of each record in a line; several if ranks have written into one line."""
+    """Return the start and end of each record in a line, which has several if ranks wrote into the same line."""
     starts = [match.start(1) for match in _RECORD.finditer(line)] if line.count("NCCL") > 1 else []
     if len(starts) < 2:
         return [(0, len(line))]
@@ -200,7 +200,7 @@ def records(line: str) -> list[tuple[int, int]]:
 
 
 def without_bars(text: str) -> tuple[str, str]:
-    """Return the line after its progress bars, without and with its prefix; without bars, the line twice."""
+    """Return the text after a line's progress bars, without and with its prefix; the line twice if it has no bars."""
     if "%|" not in text and "━" not in text:
         return text, text
     start = end = _peel_tags(text, {})
@@ -255,7 +255,7 @@ def _nccl(text: str) -> re.Match[str] | None:
 
 
 def _peel_tags(record: str, found: dict[str, str]) -> int:
-    """Move launchers' and loggers' prefixes into ``found``, and return where they end."""
+    """Store the values in launchers' and loggers' prefixes in ``found``, and return where the prefixes end."""
     position = 0
     is_torchs = False
     for _ in range(_MOST_TAGS):
@@ -276,7 +276,7 @@ def _peel_tags(record: str, found: dict[str, str]) -> int:
 
 
 def _time(found: dict[str, str]) -> tuple[int, int, int] | None:
-    """Return (month, day, second of the day), without years, since glog's times have none."""
+    """Return (month, day, second of the day), without the year because glog's times have none."""
     if "clock" not in found:
         return None
     hours, minutes, seconds = (int(part) for part in found["clock"].split(":"))
@@ -296,7 +296,7 @@ _BEGINS = re.compile(
 
 _NARROW, _WIDE = 40, 512
 _ENOUGH = 2
-"""Minimum number of lines of the same width in a wrapped log; a single one may be the longest line."""
+"""Minimum number of lines of the same width in a wrapped log; a single line may just be the longest."""
 
 
 def width(sample: bytes) -> int | None:
@@ -319,13 +319,13 @@ def join(block: bytes, cut_at: int, glue: bytes = b"") -> bytes:
 
 
 _LAST = re.compile(rb"(?P<tags>.{0,200}?)Last error: *\r?")
-"""The line before NCCL's last message in torch's exceptions, after a launcher's prefixes."""
+"""Matches the line before NCCL's last message in torch's exceptions, after a launcher's prefixes."""
 
 
 def flow(block: bytes, glue: bytes, whole: Container[int] = ()) -> bytes:
-    """Join every line without a usual beginning, except those in ``whole``, to the line before.
+    """Join every line without a usual beginning, except those in ``whole``, to the previous line.
 
-    The lines of torch's exceptions with NCCL's last message are joined whatever they begin with.
+    In torch's exceptions, the lines with NCCL's last message are joined whatever they begin with.
     """
     pieces: list[tuple[bytes, bool]] = []
     begun, tags = b"", None
@@ -342,7 +342,7 @@ def flow(block: bytes, glue: bytes, whole: Container[int] = ()) -> bytes:
 
 
 def _glued(pieces: list[tuple[bytes, bool]], glue: bytes) -> bytes:
-    """Return lines from (piece, whether it continues the previous one), with an empty line for each joined piece."""
+    """Join pieces marked as continuations to the previous piece, and add an empty line for each joined piece."""
     lines: list[bytes] = []
     begins = [at for at, (_, goes_on) in enumerate(pieces) if not goes_on]
     for at, end in pairwise([*begins, len(pieces)]):

@@ -1,4 +1,4 @@
-"""From candidate lines to events: the meaning of a line, its rank and host, and the address that it is about."""
+"""Turns candidate lines into events: finds each line's meaning, rank and host, and the address that it is about."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ TAIL = 32 << 10
 """Number of bytes at the end of a source that are kept."""
 
 _SOURCE = re.compile(r"(?:^|\W)raise (?:\w+\.)*\w+(?:\(|$)|(?:^|[\s(,=])f[\"'][^\"'{}]*\{[A-Za-z_]")
-"""A line of source code in a stack, which contains the template of the message that follows."""
+"""Matches a line of source code in a stack, which contains the template of the message that follows."""
 
 
 class Reader:
-    """Reader of one source in blocks, which updates :attr:`reading`."""
+    """Reads one source in blocks, and updates :attr:`reading`."""
 
     def __init__(self, name: str, facts: Facts, first_order: int = 0) -> None:
         self.reading = Reading(name, facts)
@@ -45,17 +45,17 @@ class Reader:
         self._asked = 0
 
     def feed(self, data: bytes) -> list[Event]:
-        """Add a block; return the events that it completes."""
+        """Add a block; return the events in the lines that the block completes."""
         self.reading.tail = (self.reading.tail + data if len(data) < TAIL else data)[-TAIL:]
         return self._take(self._scanner.feed(data))
 
     def close(self) -> list[Event]:
-        """Add an incomplete last line, and skipped lines among the last ones."""
+        """Judge an incomplete last line, and lines near the end that were skipped; return their events."""
         events = self._take(self._scanner.close())
         return events + self._last_words() if self._scanner.passed_over else events
 
     def _last_words(self) -> list[Event]:
-        """Return the events at the end of a source whose patterns had already reached their quota."""
+        """Return the events at the end of a source that were skipped because their patterns had reached the quota."""
         judged = {(event.line, event.wording) for event in self.reading.events}
         end = self.reading.tail[self.reading.tail.find(b"\n") + 1 :]
         before = self.reading.lines - end.count(b"\n")
@@ -84,7 +84,7 @@ class Reader:
                     yield from self._event(*match, line.number, shown)
 
     def _match(self, line: Line, part: str) -> tuple[LogRule, re.Match[str]] | None:
-        """Return the rule with the highest grade that a line's part matches, and record the facts in it."""
+        """Return the matching rule of the highest grade for a part of a line, and record the facts in the part."""
         wordings = rules()
         best: tuple[LogRule, re.Match[str]] | None = None
         prefix: Prefix | None = None
@@ -104,7 +104,7 @@ class Reader:
         return None if is_benign else best
 
     def _is_enough(self, rule: LogRule) -> bool:
-        """Return whether enough lines of the rule are known; if so, only count the line."""
+        """Return whether enough lines that match the rule were found; if so, only count this line."""
         if rule.name in having(Role.OF_CATALOGUE):  # each may be another one
             self._asked += 1
             return self._asked > QUOTA
@@ -175,17 +175,17 @@ _ADDRESSES: tuple[re.Pattern[str], ...] = tuple(
 _IP = re.compile(r"(?:\d{1,3}\.){3}\d{1,3}|[0-9a-fA-F]*:[0-9a-fA-F:.]+")
 _UNSPECIFIED = {"0.0.0.0", "::", "?UNKNOWN?"}  # noqa: S104 - read in a log, not bound to
 _OF_TORCH = re.compile(r"\[rank(?P<rank>\d{1,6})\]:")
-"""torch's prefix for its own lines, which may follow unknown prefixes of a logger or a document."""
+"""Matches torch's prefix of its own lines, which may follow unknown prefixes of a logger or a document."""
 _RANKS = re.compile(r"\b[Rr]ank[ :=]{1,2}(?P<rank>\d{1,6})\b(?P<bare>)")
 _RANKS_OTHERWISE = re.compile(r"(?:\(rank=|\brank\(s\) \{?)(?P<rank>\d+)|Error: \[(?P<bare>\d{1,6})\](?: is |: params)")
 
 
 def address_of(match: re.Match[str], prefixed: int) -> Address:
-    """Return the address that the matched line is about: from the rule's groups, or else the first.
+    """Return the address that a line is about: the one in the rule's groups, or else the first in the line.
 
     Args:
-        match: the rule's.
-        prefixed: length of the prefixes, which may hold the address of the process that prints the line.
+        match: the match of the rule.
+        prefixed: length of the prefixes, which may contain the address of the process that prints the line.
     """
     named = match.groupdict()
     found = _address_in(match.string, match.start(), prefixed)
@@ -206,7 +206,7 @@ def address_of(match: re.Match[str], prefixed: int) -> Address:
 
 
 def _address_in(text: str, start: int, prefixed: int) -> dict[str, str] | None:
-    """Return the first address of the most certain kind after ``start``, or else one before it."""
+    """Return the first address after ``start`` in the most reliable form, or else an address before ``start``."""
     for piece in (text[start : start + 600], text[max(prefixed, start - 200) : start]):
         for pattern in _ADDRESSES:
             match = pattern.search(piece)
@@ -238,7 +238,7 @@ _BEGINS = safe_regex(r"Process \d|Rank \d|#\d|\d+ (?:ranks?|job process)|Missing
 
 
 def from_text(events: Sequence[Event]) -> list[Event]:
-    """Return the events of RAS's lines in a source, each at the line that names its rank or process."""
+    """Return the events that RAS's lines in a source show, each at the line that names its rank or process."""
     lines = [event for event in events if event.wording == RAS_LINE]
     if not lines:
         return []
@@ -248,7 +248,7 @@ def from_text(events: Sequence[Event]) -> list[Event]:
 
 
 def from_answer(answer: RasAnswer, event: Event) -> list[Event]:
-    """Return the events of an answer, at most as many as are kept for a log; ``event`` is the one for its file."""
+    """Return the events in an answer from RAS, at most as many as are kept for a log; ``event`` stands for its file."""
     return list(islice(_ras_events(answer, [event]), KEPT))
 
 
@@ -279,7 +279,7 @@ def _ras_events(answer: RasAnswer, lines: Sequence[Event]) -> Iterator[Event]:
 
 
 def _telling_groups(communicator: Communicator) -> Iterator[tuple[RankGroup, str, str]]:
-    """Yield ranks with an error, those that left a communicator in use, and those behind, with state and action."""
+    """Yield ranks with an error, ranks that left a communicator in use, and late ranks, with state and description."""
     for group in communicator.groups:
         if group.topic == "error":
             state = str(group.value) if str(group.value) in ras_states() else RAS_ERROR
@@ -296,7 +296,7 @@ def _telling_groups(communicator: Communicator) -> Iterator[tuple[RankGroup, str
 
 
 def _ras_event(lines: Sequence[Event], words: str, state: str, text: str, host: str | None, rank: int | None) -> Event:
-    """Return an event at the line with these words; a JSON file has only one line."""
+    """Return an event at the line that contains ``words``, or at the first line (a JSON file has only one)."""
     line = next((line for line in lines if words in line.message), lines[0])
     name, grade = ras_states()[state]
     prefix = replace(line.prefix, host=host, rank=None)

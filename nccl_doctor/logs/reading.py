@@ -1,4 +1,4 @@
-"""Opens logs: files, folders, standard input, compressed or not. All I/O of this package is here."""
+"""Opens logs in files and folders and on standard input, compressed or not. Most I/O of this package is here."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 WRITER_S, _WRITER_LOOK_S = 5.0, 0.05
-"""Seconds to wait for a named pipe's writer, which may start later, and between checks for it."""
+"""Seconds to wait for a process to open a named pipe for writing, and between checks for such a process."""
 
 BLOCK = 1 << 18
-"""Bytes read at a time: they stay in the CPU cache for all passes, which takes half as long as 4 MB."""
+"""Bytes read at a time. Such a block stays in the CPU cache for all passes; blocks of 4 MB take twice as long."""
 
 _GZIP, _XZ, _ZSTD = b"\x1f\x8b", b"\xfd7zXZ\x00", b"\x28\xb5\x2f\xfd"
 _MOST_MEMORY = 128 << 20
 """Maximum number of bytes of memory for decompression: xz -9 needs 65 MiB, zstd --ultra -22 128 MiB."""
 _MOST_RATIO, _ENOUGH = 2000, 1 << 30
-"""Highest accepted compression ratio (equal lines: 1,000), and bytes up to which it is not checked."""
+"""Maximum compression ratio (a log of equal lines has 1,000), and the size in bytes up to which it is not checked."""
 _NOT_LOGS = frozenset(
     {".py", ".so", ".pt", ".pth", ".bin", ".safetensors", ".npy", ".npz", ".png", ".jpg", ".tar", ".zip", ".pyc"}
 )
@@ -48,7 +48,7 @@ def sources(names: Sequence[str]) -> Iterator[LogSource]:
 
 
 def files(name: str) -> list[Path]:
-    """Return the files at a path: for a folder, those in it that may be logs."""
+    """Return the file at a path or, if the path is a folder, those files in it that may be logs."""
     path = Path(name)
     if not path.exists():
         raise UsageError(f"{name}: no such file or folder")
@@ -75,8 +75,8 @@ def file_blocks(path: Path, *, follow_s: float | None = None) -> Iterator[bytes]
     With ``follow_s``, an empty block is yielded whenever a file or a pipe has nothing new for that many seconds.
 
     Raises:
-        UsageError: it can't be read, its compressed data is damaged, or it is a pipe without a writer.
-        CutOffError: it is compressed and incomplete; raised after all its data.
+        UsageError: the file can't be read, its compressed data is damaged, or it is a pipe without a writer.
+        CutOffError: the file is compressed and incomplete; raised after all its data was yielded.
     """
     try:
         with _opened(path) as file:
@@ -125,10 +125,7 @@ class _Pipe(io.RawIOBase):
 
 
 def _opened(path: Path) -> io.BufferedReader:
-    """Return the open file.
-
-    A named pipe is opened only if a writer comes in time, since opening it could block for ever.
-    """
+    """Open a file; raise UsageError for a named pipe without a writer, since opening that could block for ever."""
     unnamed = str(path).startswith(("/dev/", "/proc/"))  # <(command): its writer started before, or is gone
     if unnamed or not stat.S_ISFIFO(path.stat().st_mode):
         return path.open("rb")
@@ -143,7 +140,7 @@ def _opened(path: Path) -> io.BufferedReader:
 
 
 def _first_words(path: Path, descriptor: int) -> bytes:
-    """Read from a named pipe after a writer has opened it; there may be nothing yet."""
+    """Read from a named pipe once a process has opened it for writing; return b"" if nothing has been written yet."""
     deadline = time.monotonic() + WRITER_S
     while True:
         try:
@@ -158,7 +155,7 @@ def _first_words(path: Path, descriptor: int) -> bytes:
 
 
 def _piped(file: io.BufferedReader, patience_s: float | None) -> Iterator[bytes]:
-    """Yield data from a pipe, and an empty block whenever nothing came for this many seconds."""
+    """Yield data from a pipe, and an empty block whenever nothing arrived within ``patience_s`` seconds."""
     while block := file.read1(BLOCK):
         yield block
         while not select.select([file], [], [], patience_s)[0]:
@@ -177,7 +174,7 @@ def _blocks(read: Callable[[int], bytes]) -> Iterator[bytes]:
 
 
 def _xz_blocks(file: BinaryIO) -> Iterator[bytes]:
-    """Yield decompressed blocks with a memory limit, which lzma.open() lacks; an archive may need four gigabytes."""
+    """Decompress in blocks with a memory limit, which lzma.open() lacks; some archives need four gigabytes."""
     unpacker, data, begun = lzma.LZMADecompressor(memlimit=_MOST_MEMORY), b"", False
     while True:
         if unpacker.eof:
@@ -221,7 +218,7 @@ def compressed(head: bytes) -> bool:
 
 
 def stdin_blocks(patience_s: float | None = None) -> Iterator[bytes]:
-    """Yield standard input as it comes, and an empty block whenever nothing came for this many seconds."""
+    """Yield standard input as it arrives, and an empty block whenever nothing arrived within ``patience_s`` seconds."""
     while True:
         while not select.select([sys.stdin], [], [], patience_s)[0]:
             yield b""

@@ -1,9 +1,9 @@
-"""Rules: a pattern, its diagnosis, and its weight.
+"""Defines rules, each of which links a pattern for log lines with a diagnosis and a grade.
 
 The module also has patterns that code uses by name, that several diagnoses share, or whose lines only look like faults.
-A hang has no error line; the place where a run stopped shows it. Sources in NCCL: src/init.cc and src/bootstrap.cc; its
-sockets: src/include/socket.h up to 2.11, src/misc/socket.cc from 2.12, src/os/linux.cc from 2.29; nccl-tests:
-src/common.cu.
+A hang has no error line, so it is recognised by the place where the run stopped. Sources in NCCL: src/init.cc and
+src/bootstrap.cc; for sockets, src/include/socket.h up to 2.11, src/misc/socket.cc from 2.12, and src/os/linux.cc from
+2.29; for nccl-tests, src/common.cu.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ WEB = (
     r"https?://|HTTPS?Connection|urllib3\.|requests\.exceptions|huggingface\.co\b|huggingface_hub\.|\bwandb[.:]"
     r"|\bpypi\.org|IPv6 network addresses"
 )
-"""Requests to web servers, not to the job's hosts: on clusters, downloads, trackers and IPv6 look-ups often fail."""
+"""Requests to web servers, not to the job's hosts; on clusters, downloads, trackers and IPv6 look-ups often fail."""
 
 
 class Grade(IntEnum):
-    """Strength of a line as evidence for the cause: the highest grade is blamed, and of equal ones the earliest."""
+    """Strength of a line as evidence for a cause. The line of the highest grade is blamed, or the first of several."""
 
     BENIGN = 0
     """A line that only looks like a fault."""
     CLUE = 1
-    """A line that is no fault but shows how far a run came before it stopped."""
+    """A line that shows how far a run came before it stopped, but no fault."""
     HINT = 2
-    """A fault only if the run failed and nothing else explains it: a retry, or an unusual interface."""
+    """A line (a retry, an unusual interface) that is a fault only if the run failed and nothing else explains that."""
     GENERIC = 3
     """A failure whose reason is not in the line."""
     SYMPTOM = 4
-    """A consequence for ranks after another one has failed: a closed connection, a collective that timed out."""
+    """A consequence for ranks after another rank failed, such as a closed connection or a timed-out collective."""
     LIKELY = 5
-    """A failure with its own remedy that may itself follow from another one."""
+    """A failure with its own remedy that may itself follow from another failure."""
     ROOT = 6
-    """A cause."""
+    """A line that shows the cause itself."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class LogRule:
     Attributes:
         pattern: a regular expression without lookaround (:mod:`nccl_doctor.text.bounds`). Named groups ``host``,
             ``ip``, ``port``, ``iface`` and ``rank`` become entities.
-        sample: a line that it should match; the tests check every rule with its sample.
+        sample: a line that the pattern must match; the tests check every rule with its sample.
         unless: a pattern; lines that match it are excluded.
         name: the diagnosis, which is that of the rule's file; empty for BENIGN.
     """
@@ -66,7 +66,7 @@ class LogRule:
 
     @cached_property
     def _compiled(self) -> tuple[re.Pattern[str], re.Pattern[str] | None]:
-        """The compiled pattern, made on first use; most are never used."""
+        """The compiled patterns, which are made on first use because most are never used."""
         return safe_regex(self.expression), safe_regex(self.unless) if self.unless else None
 
     def match(self, text: str) -> re.Match[str] | None:
@@ -82,7 +82,7 @@ symptom = partial(LogRule, Grade.SYMPTOM)
 generic = partial(LogRule, Grade.GENERIC)
 hint = partial(LogRule, Grade.HINT)
 clue = partial(LogRule, Grade.CLUE)
-"""Return a rule of this grade from pattern, sample, and excluding pattern."""
+"""Functions such as ``root`` return a rule of their grade from a pattern, a sample, and an excluding pattern."""
 
 
 def _in_turns(grade: Grade, *lines: str) -> tuple[LogRule, ...]:
@@ -92,14 +92,14 @@ def _in_turns(grade: Grade, *lines: str) -> tuple[LogRule, ...]:
 roots = partial(_in_turns, Grade.ROOT)
 likelies = partial(_in_turns, Grade.LIKELY)
 symptoms = partial(_in_turns, Grade.SYMPTOM)
-"""Return rules of this grade from alternating patterns and samples."""
+"""Functions such as ``roots`` return rules of their grade from alternating patterns and samples."""
 
 
 CHOSEN = r"Bootstrap ?: Using (?:\[0\])?(?P<iface>[A-Za-z][A-Za-z0-9_.-]*):(?P<ip>[0-9a-fA-F.:]+)"
 """The interface chosen by a process."""
 
 SHARED = r"-> \d{1,6}\[\S{1,16}\] .{0,40}via SHM/"
-"""A connection of two ranks on a host through shared memory."""
+"""A connection through shared memory between two ranks on a host."""
 
 BUSY = r"\d{1,7}MiB / +\d{1,7}MiB \| +100% +Default"
 """A row of nvidia-smi's table after a log, which shows how busy the GPUs were."""
@@ -108,7 +108,7 @@ STARTED = r"nranks \d+ .*- Init START"
 """The start of a rank, which then waits for the others."""
 
 CONNECTED = r"nranks \d+ .*- Init COMPLETE"
-"""A completed communicator of a rank."""
+"""The line that a rank prints once its communicator is complete."""
 
 TABLE = r"# +size +count +type   redop"
 """The start of a benchmark's table."""
@@ -146,12 +146,12 @@ EXITED = (
     r"|^ +Exit code: +(?:[1-9]|[1-9]\d|1[01]\d|12[0-7])$|^= +EXIT CODE: (?:[1-9]|[1-9]\d|1[01]\d|12[0-7])$"
     r"|^command terminated with exit code (?:[1-9]|[1-9]\d|1[01]\d|12[0-7])$)"
 )
-"""An exit code without a reason (torchrun, DeepSpeed, Slurm, pdsh, Accelerate, Open MPI, Hydra, kubectl); 128 and more
-means a signal.
+"""An exit code without a reason (torchrun, DeepSpeed, Slurm, pdsh, Accelerate, Open MPI, Hydra, kubectl). Codes of 128
+and more are excluded because they mean a signal.
 """
 
 USAGE = r"(?:argument -|unrecognized arguments: |the following arguments are required: |ambiguous option: )"
-"""Words with which Python's argparse rejects a command line, after the program's name and "error:"."""
+"""Message of Python's argparse, after the program's name and "error:", when it rejects a command line."""
 
 TERMINATING = (
     r"(?:Forcefully terminating all other processes|[Ss]ending process \d+ closing signal"
@@ -163,7 +163,7 @@ TERMINATING = (
     r"|Received sigquit from a child process"
     r"|Shutting down (?:all )?workers|Terminat\w+ (?:all )?(?:other|remaining|sibling) (?:processes|ranks|workers))"
 )
-"""A launcher's message that it ends the other processes; processes killed later were killed by it."""
+"""A launcher's message that it ends the other processes; the launcher also killed any process killed later."""
 
 KILLED_FOR_MEMORY = (
     r"(?:oom-kill|oom_kill|oom_reaper|OOMKilled|OOM Killed|[Dd]etected \d+ oom|[Oo]ut [Oo]f [Mm]emory: Kill)"
@@ -171,7 +171,7 @@ KILLED_FOR_MEMORY = (
 """A process that the kernel, Slurm or Kubernetes ended for lack of memory, which no script can catch."""
 
 RETURN_CODE = r"INFO misc/socket\.cc:\d+ -> 2\b"
-"""ncclSystemError passed up by callers; the failed call is in an earlier line, which may be lost."""
+"""ncclSystemError passed up by callers; the call that failed is in an earlier line, which may be missing."""
 
 RAS_LINE = (
     r"(?:job process(?: is|es are) considered dead|Missing communicator data from \d+ "
@@ -180,27 +180,27 @@ RAS_LINE = (
     r"|Rank \d+ (?:has .{0,40})?-- (?:GPU|\[process)|Rank \d+ has (?:launched|not launched|status) .{0,80} --"
     r"|Process \d+ on node \S+ managing GPU|(?:ranks|Rank \d+) reported [A-Z][\w ]+)"
 )
-"""A line of RAS's report (``ncclras``) with a fault or its place."""
+"""A line of RAS's report (``ncclras``) that shows a fault, or names the rank or process that has it."""
 
 RAS_DEAD, RAS_SILENT, RAS_LEFT = "dead", "silent", "left"
 RAS_STARTING, RAS_BEHIND, RAS_ERROR = "INIT", "behind", "error"
-"""States of processes and ranks in RAS's report, besides its names of errors.
+"""States of processes and ranks in RAS's report, besides RAS's names of errors.
 
-They are: no longer reached, without an answer, outside a communicator that others use, not yet in it, behind the
-others, and any other error.
+In this order they mean: no longer reached by RAS, without an answer to RAS, outside a communicator that others use, not
+yet in a communicator, behind the other ranks, and any other error.
 """
 
 RECORDED = "flight recorder"
-"""Replacement for a line's pattern if only a dump of torch's flight recorder shows the fault."""
+"""Used in place of a line's pattern if only a dump of torch's flight recorder shows the fault."""
 
 C10D_CLIENT = r"client socket has failed to connect to .*"
 """A failed connection to torch's store (torch/csrc/distributed/c10d/socket.cpp); the errno follows."""
 
 
 def failed_connects(grade: Grade, errno: str, text: str) -> tuple[LogRule, ...]:
-    """Return rules for a failed connection of NCCL; while it is being retried, it is a hint.
+    """Return rules for failed connections of NCCL; a connection that is being retried is only a hint.
 
-    ``errno`` is a pattern for strerror's text, ``text`` a text that it matches.
+    ``errno`` is a pattern for the text from strerror(3), and ``text`` is an example that the pattern matches.
     """
     warn = f"n1:1:2 [0] misc/socket.cc:534 NCCL WARN socketStartConnect: Connect to 10.0.0.2<4242> failed : {text}"
     last = f"Last error:  socketPollConnect: connect to 10.0.0.2<4242> returned {text}, exceeded error retry count"
@@ -213,7 +213,7 @@ def failed_connects(grade: Grade, errno: str, text: str) -> tuple[LogRule, ...]:
 
 
 def failed_pairs(grade: Grade, errno: str, text: str) -> tuple[LogRule, ...]:
-    """Return rules for a failed connection of gloo (gloo/transport/tcp); the peer's address follows ``remote=``."""
+    """Return rules for failed connections of gloo (gloo/transport/tcp); the peer's address follows ``remote=``."""
     full = f"RuntimeError: [enforce fail at gloo/transport/tcp/pair.cc:799] connect [10.0.0.2]:31337: {text}"
     late = f"RuntimeError: timed out connecting: SO_ERROR: {text}, remote=[10.0.0.2]:9"
     return _in_turns(grade, rf"SO_ERROR: .*{errno}", late, rf"connect \[\S+\]:\d+: {errno}", full)

@@ -1,7 +1,7 @@
-"""A run of ``nccl-doctor logs``: reads the sources to their end, or until the line that ended the job.
+"""Runs ``nccl-doctor logs``, which reads the sources to their end, or until the line that ended the job.
 
-Long logs are read on several CPUs, in parts: each part has the lines that begin in it. Files that must be read from
-beginning to end (compressed, wrapped, dumps) are read after them.
+Long logs are split into parts, which are read on several CPUs; a line belongs to the part in which it begins. Files
+that must be read from beginning to end (compressed files, wrapped logs, dumps) are read after them.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from nccl_doctor.logs.reading import BLOCK, compressed, file_blocks, files, size
 from nccl_doctor.logs.rule import Grade
 
 LONG = 32 << 20
-"""Minimum number of bytes for several processes; fewer are read before those have started."""
+"""Minimum size of logs in bytes for several processes, which take longer to start than smaller logs to read."""
 
 _PART = 16 << 20
 _MOST_PROCESSES = 8
 _HEAD = 64 << 10
 _FEW = 128
-"""Maximum number of files of which a long end is kept."""
+"""Maximum number of files of which TAIL bytes at the end are kept; of more files, fewer bytes are kept."""
 
 
 class Part(NamedTuple):
-    """A part of a log file that one process reads: its bytes from ``start`` to ``end``."""
+    """A part of a log file that one process reads, from byte ``start`` to byte ``end``."""
 
     path: Path
     start: int
@@ -52,7 +52,7 @@ def processes() -> int:
 
 
 class Ahead:
-    """Files that other processes read in the background, while this one may prepare for the results."""
+    """Reads files in other processes in the background, while this process may prepare for the results."""
 
     def __init__(self, paths: Iterable[Path]) -> None:
         sizes = {path: path.stat().st_size for path in paths}
@@ -79,13 +79,13 @@ class Ahead:
 
 
 def _quietly() -> None:
-    """Ignore signals, since the main process ends the others."""
+    """Ignore SIGINT, and let SIGTERM end the process, since the main process ends the others."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _read(part: Part) -> Reading | None:
-    """Read one part, in a separate process; return None if the caller must read it."""
+    """Read a part in a separate process; return None if the caller must read the file."""
     with suppress(OSError), part.path.open("rb", buffering=0) as file:
         head = file.read(_HEAD)
         if not (compressed(head) or wide(head) or is_record_file(head) or is_binary(head) or width(head)):
@@ -98,7 +98,7 @@ def _read(part: Part) -> Reading | None:
 
 
 def _owned(read: Callable[[int], bytes], seek: Callable[[int], int], part: Part) -> Iterator[bytes]:
-    """Yield the lines that begin in the part, the last one up to its end."""
+    """Yield the lines that begin in the part; the last line is complete even if it ends after the part."""
     position, first = max(part.start - 1, 0), part.start > 0
     seek(position)
     while block := read(BLOCK):
@@ -142,7 +142,7 @@ def _merged(pieces: list[Reading], tail: int = TAIL) -> Reading:
 
 
 def _kept(whole: Reading) -> list[Event]:
-    """Return the events of each diagnosis and grade that one reader would keep: the first ones, and some at the end."""
+    """Return the events that a single reader would keep for each diagnosis and grade: the first and some last ones."""
     end = whole.lines - whole.tail.count(b"\n")
     kept: list[Event] = []
     counts: Counter[tuple[str, Grade]] = Counter()
@@ -163,9 +163,9 @@ _LONGEST_SHOWN = 1 << 16
 
 @dataclass
 class LogsRun:
-    """A run over files, folders or standard input, to the end or, with ``follow``, to the first fatal line.
+    """Reads files, folders or standard input to the end or, with ``follow``, until the first fatal line.
 
-    ``tee`` is called with the text as it comes, ``progress`` with the number of bytes of each block.
+    ``tee`` is called with the text as it arrives, ``progress`` with the number of bytes of each block.
     """
 
     names: tuple[str, ...]
@@ -176,16 +176,16 @@ class LogsRun:
     _ahead: Ahead | None = field(default=None, init=False)
 
     def begin(self) -> None:
-        """Let other processes read long files that don't grow and need not be passed through.
+        """Start to read long files in other processes; :meth:`read` collects the results.
 
-        :meth:`read` collects them.
+        That is not done for files that grow, or whose contents are passed through.
         """
         plain = not self.follow and self.tee is None and "-" not in self.names
         if plain and processes() > 1 and size(self.names) >= LONG:
             self._ahead = Ahead(path for name in self.names for path in files(name))
 
     def read(self) -> LogVerdict:
-        """Return the verdict, at the end of all sources or soon after an awaited fatal line."""
+        """Return the verdict at the end of all sources or, with ``follow``, soon after a fatal line."""
         investigation = Investigation(live=self.follow)
         for source in self._read_ahead(investigation) if self._ahead else self._sources():
             investigation.begin(source.name)
@@ -195,7 +195,7 @@ class LogsRun:
         return investigation.verdict()
 
     def drain(self) -> None:
-        """Read standard input to its end, so that our exit does not end the job that writes it."""
+        """Read standard input to its end, so that nccl-doctor's exit does not end the job that writes to it."""
         for block in self._rest or ():
             self._pass_on(block)
 
@@ -222,7 +222,7 @@ class LogsRun:
             yield LogSource(name, file_blocks(Path(name), follow_s=_LOOK_S))
 
     def _read_source(self, investigation: Investigation, source: LogSource) -> bool:
-        """Read a source; return whether it was ended early, some time after a fatal line."""
+        """Read a source; return whether reading was ended early, some time after a fatal line."""
         fatal_at: float | None = None
         blocks = iter(source.blocks)
         try:
@@ -245,9 +245,9 @@ class LogsRun:
 
 
 def passage(*, to_stderr: bool) -> Callable[[bytes], None]:
-    """Return a function that writes the output of ``--tee``.
+    """Return the function that writes the output of ``--tee``.
 
-    Pipes and files get it unchanged, a terminal without control characters.
+    On a terminal, control characters are removed; pipes and files get the output unchanged.
     """
     stream = sys.stderr if to_stderr else sys.stdout
     held = b""

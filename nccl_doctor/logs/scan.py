@@ -1,11 +1,11 @@
-"""Finds, in blocks, the lines that any rule may match, with RE2's filter for strings in matches.
+"""Finds the lines of a block that any rule may match, with RE2's filter for strings in matches.
 
-From each pattern the filter derives strings, at least one of which is in every match. It searches for all of them at
-once, and returns the patterns that may match a piece of text. A block that no pattern may match is skipped; any other
-is halved until lines are left, which the rules then judge. Both take linear time.
+From each pattern the filter derives strings, at least one of which is in every match. It searches for all these strings
+at once, and returns the patterns that may match a piece of text. A block that no pattern may match is skipped; any
+other block is halved until lines are left, which the rules then judge. Searching and halving take linear time.
 
-CPU time for 500 MB of a log of 512 ranks on an AMD EPYC: the filter 1.2 s, counting line ends 0.2 s; ``grep -cE`` with
-the same strings takes 1.2 s, and with five words 0.3 s. Hyperscan would take 0.3 s, in addition to RE2.
+For a 500 MB log of 512 ranks on an AMD EPYC, the filter takes 1.2 s of CPU time, and counting line ends 0.2 s; ``grep
+-cE`` takes 1.2 s with the same strings, and 0.3 s with five words. Hyperscan would take 0.3 s, in addition to RE2.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from functools import cache
 from nccl_doctor.logs.prefix import plain
 
 MAX_LINE = 1 << 20
-"""Bytes of the pieces in which a longer line is read, so that a file without line ends needs no more memory."""
+"""Bytes of the pieces into which longer lines are split, so that a file without line ends needs no more memory."""
 
 WINDOW = 2048
-"""Bytes of a longer line that are judged at a time; the rest is data, or meant to cost time."""
+"""Bytes that are judged at a time in a longer line, which is probably data or meant to cost time."""
 
 WINDOWS = 64
-"""Maximum number of windows that are judged per source; its end is always judged."""
+"""Maximum number of windows that are judged per source; the end of a source is always judged."""
 
 QUOTA = 2048
 """Maximum number of lines of one source that the filter passes to a rule.
@@ -33,7 +33,7 @@ So a log of a million identical errors costs no more than one of two thousand. T
 """
 
 _STEP = 16 << 10
-"""Bytes that the filter reads per call.
+"""Bytes that the filter searches per call.
 
 Locating the line of a match costs three times as much as filtering these bytes.
 """
@@ -44,7 +44,7 @@ _OVERLAP = 256
 
 @dataclass(frozen=True)
 class Line:
-    """A candidate: its number from 1, its bytes without the line end, and the rules that may match."""
+    """A candidate line: its number from 1, its bytes without the line end, and the indexes of rules that may match."""
 
     number: int
     data: bytes
@@ -64,11 +64,11 @@ class Table:
         self._short = self.rules(b"")
 
     def rules(self, data: bytes | memoryview) -> frozenset[int]:
-        """Return the patterns that may match somewhere in ``data``."""
+        """Return the indexes of the patterns that may match somewhere in ``data``."""
         return frozenset(self._filter.Match(data, potential=True) or ())
 
     def wanted(self, data: bytes, first: int, last: int) -> frozenset[int]:
-        """Return the patterns that may match in a part; those of fewer than three letters only if ``^C`` occurs."""
+        """Return the patterns that may match in a part; those of under three letters only if it contains ``^C``."""
         found = self.rules(memoryview(data)[first:last])
         # searching for one letter is fast
         short = data.find(b"^", first, last) >= 0 and data.find(b"^C", first, last) >= 0
@@ -77,12 +77,11 @@ class Table:
 
 @cache
 def table(patterns: tuple[str, ...]) -> Table:
-    """Return the compiled table of these patterns, made once per process."""
     return Table(patterns)
 
 
 class Scanner:
-    """Scanner that splits one source into lines and yields the candidates; ``bytes`` counts its bytes."""
+    """Splits one source into lines and yields the candidates; ``bytes`` is the number of bytes read."""
 
     def __init__(self, rules: Table) -> None:
         self._table = rules
@@ -95,7 +94,7 @@ class Scanner:
 
     @property
     def passed_over(self) -> bool:
-        """True if a match was not judged."""
+        """True if a line that may match was not judged, because a limit was reached."""
         return self._windows > WINDOWS or bool(self._spent)
 
     @property
@@ -125,14 +124,14 @@ class Scanner:
         yield from self._block(block, 0, len(block))
 
     def _block(self, data: bytes, first: int, last: int) -> Iterator[Line]:
-        """Yield the candidates in ``data`` from ``first`` to ``last``, which is copied only to remove colour codes."""
+        """Yield the candidates in ``data`` from ``first`` to ``last``; it is copied only to remove colour codes."""
         if data.find(b"\x1b", first, last) >= 0:
             data = plain(data[first:last])
             first, last = 0, len(data)
         yield from self._halves(data, first, last)
 
     def _halves(self, data: bytes, first: int, last: int) -> Iterator[Line]:
-        """Halve a piece with a candidate until it is a line, and yield those lines."""
+        """Halve a piece that may match until single lines are left, and yield the candidates among these lines."""
         if last - first <= _STEP and not self._wanted(data, first, last):
             self._line += data.count(b"\n", first, last)
             return

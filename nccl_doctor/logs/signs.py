@@ -1,7 +1,7 @@
-"""How logs show a diagnosis, and the advice for a case of it, collected from the checks.
+"""Collects from the checks how logs show each diagnosis, and the advice for it.
 
-A check whose fault also appears in logs has a :class:`LogSigns` named ``SIGNS`` in its module. Its advice is made for a
-:class:`Case`: a cause with the hosts and ranks concerned, the lines that prove it, and the names in them.
+A check whose fault also appears in logs has a :class:`LogSigns` named ``SIGNS`` in its module. The advice is made for a
+:class:`Case`: a cause with the hosts and ranks concerned, the lines that prove the cause, and the names in the lines.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ _OF_SUMMARY = ("killed", "script-failed")
 """Diagnoses of the process that torchrun's summary names as the first to fail."""
 
 _SAFE = "bcdfghjklmnpqrstvwxz2456789"
-"""Characters of the random ends of pods' names (k8s.io/apimachinery/pkg/util/rand)."""
+"""Characters of the random suffixes of pod names (k8s.io/apimachinery/pkg/util/rand)."""
 _POD = re.compile(rf".+-[{_SAFE}]{{8,10}}-[{_SAFE}]{{5}}|.+-\d+-[{_SAFE}]{{5}}|[0-9a-f]{{12}}|.+\.svc(?:\..+)?")
-"""Names of pods of a Deployment or an indexed Job, container IDs, and service names."""
+"""Matches names of pods of a Deployment or an indexed Job, container IDs, and service names."""
 _OPERATED = re.compile(r"(.+)-(?:master|worker|launcher|chief|ps)(?:-\d+)?")
 _HEADS = ("-master-0", "-launcher", "-chief-0")
-"""Endings of head pods' names under Kubeflow's training operators; every job has a head pod."""
+"""Suffixes of the names of head pods under Kubeflow's training operators; every job has a head pod."""
 
 
 def reachable(names: Iterable[str]) -> list[str]:
-    """Return the names without those of pods, which have no sshd and so allow no login."""
+    """Return the names except those of pods, which run no sshd and so allow no login."""
     every = list(names)
     operated = {name[: -len(head)] for name in every for head in _HEADS if name.endswith(head)}
     own = {name: _OPERATED.fullmatch(name) for name in every}
@@ -57,7 +57,7 @@ def reachable(names: Iterable[str]) -> list[str]:
 
 @dataclass(frozen=True)
 class Case:
-    """A cause in its log."""
+    """A cause, with the log that shows it."""
 
     cause: Cause
     log: Log
@@ -76,7 +76,7 @@ class Case:
         return tuple(dict.fromkeys(names or self._failed_hosts()))
 
     def _failed_hosts(self) -> list[str]:
-        """Return the hosts that launchers name as failed in the same sources, for the same tasks."""
+        """Return the hosts on which launchers report failures, in the same sources and for the same tasks."""
         files = {event.file for event in self.cause.events}
         tasks = {event.prefix.task for event in self.cause.events} - {None}
         named = [one for reading in self.log.readings if reading.name in files for one in reading.failed_hosts.items()]
@@ -101,11 +101,11 @@ class Case:
 
     @property
     def count(self) -> int:
-        """The number of lines that show the fault, including dropped ones."""
+        """The number of lines that show the fault, including those that were not kept."""
         return max(self.log.counts[self.cause.name], len(self.cause.events))
 
     def rank_of(self, event: Event) -> int | None:
-        """Return the rank of an event: its own, that of its process according to NCCL, or its file name's."""
+        """Return the rank of an event: from its line, from NCCL's lines about its process, or from its file's name."""
         unlike = event.prefix.rank_is_task and self.log.facts.tasks_are_ranks is False
         if event.rank is not None and not (unlike and event.rank == event.prefix.task):
             return event.rank
@@ -114,7 +114,7 @@ class Case:
 
     @property
     def _summary(self) -> tuple[int | None, str | None]:
-        """The rank and host of torchrun's summary, unless that summary is only in files that don't show the fault."""
+        """The rank and host in torchrun's summary; None if summaries are only in files that don't show the fault."""
         summaries = {reading.name for reading in self.log.readings if reading.summary}
         elsewhere = bool(summaries) and summaries.isdisjoint(event.file for event in self.cause.events)
         return (None, None) if elsewhere else (self.log.facts.summary_rank, self.log.facts.summary_host)
@@ -128,7 +128,7 @@ class Case:
         return next((process.interfaces[0] for process in nearby if process.interfaces), None)
 
     def entities(self, interface: Callable[[Case], str | None] | None = None) -> dict[str, Any]:
-        """Return the contract's entities that the log names; ``interface`` is set if the diagnosis has its own."""
+        """Return the entities that the log names, for the report; ``interface`` finds the diagnosis's own interface."""
         facts, address, own = self.log.facts, self.address, self.interface()
         summary_rank, summary_host = self._summary
         ranks, hosts = [*(self.rank_of(event) for event in self.cause.events), summary_rank], self.hosts
@@ -152,7 +152,7 @@ class Case:
         return next((one.name for one in found if one.address.partition("%")[0] == ip), None)
 
     def evidence(self) -> tuple[LogLine, ...]:
-        """Return the first line, the first of each other pattern and rank, and the last."""
+        """Return the first line, the first line of each other pattern and rank, and the last line."""
         chosen: dict[tuple[str, int], Event] = {}
         seen: set[tuple[str, object]] = set()
         for event in self.cause.events:
@@ -165,7 +165,7 @@ class Case:
         return tuple(LogLine(file=e.file, line=e.line, text=e.text) for e in chosen.values())
 
     def hinted(self, after: str) -> str:
-        """Return what follows these words in the first NCCL hint (2.31 and later) among the lines, or ""."""
+        """Return what follows ``after`` in the first of NCCL's hints (2.31 and later) in the lines; "" without one."""
         found = (event.text.partition(f"HINT: {after}")[2] for event in self.cause.events)
         return next(filter(None, found), "")
 
@@ -178,7 +178,7 @@ class Case:
 
     @property
     def who(self) -> str:
-        """``rank 3 on gpu02``, ``ranks 8-15 on gpu[02-03]``, or ``a rank`` if no line shows it."""
+        """The ranks and hosts, such as ``ranks 8-15 on gpu[02-03]``; ``a rank`` if no line shows them."""
         ranks, hosts, first = self.ranks, self.hosts, self._summary[0]
         if not ranks and first is not None and self.cause.name in _OF_SUMMARY:
             ranks = (first,)
@@ -192,7 +192,7 @@ class Case:
 
     @property
     def target(self) -> str:
-        """The other end, ``10.0.0.1:53211 (gpu01)``; "another host" if no line names it."""
+        """The other end of the connection, such as ``10.0.0.1:53211 (gpu01)``; "another host" if no line names it."""
         address = self.address
         name = address.ip or address.host
         if name is None:
@@ -202,16 +202,16 @@ class Case:
         return f"{place} ({host})" if host and host != name else place
 
     def host_of(self, ip: str | None) -> str | None:
-        """Return the host with this address according to NCCL."""
+        """Return the host that has this address according to NCCL."""
         found = (
             (one.address, process.host) for process in self.log.facts.processes.values() for one in process.interfaces
         )
         return next((host for address, host in found if address.partition("%")[0] == ip), None)
 
     def check(self, extra: Iterable[str] = (), *, command: str = "check") -> tuple[Command, ...]:
-        """Return ``nccl-doctor check -w …`` for the hosts concerned, the other end, and all hosts that NCCL names.
+        """Return ``nccl-doctor check -w …`` with the hosts concerned, the other end, and all hosts that NCCL names.
 
-        There is no command if the log names only the other end, since one host has nothing to dial.
+        There is no command if the log names only the other end, since a single host has no other host to connect to.
         """
         address = self.address
         actors = [event.prefix.ip for event in self.cause.events if event.prefix.ip and not event.prefix.host]
@@ -253,9 +253,10 @@ _LATE = re.compile(r"\b[Rr]anks? (\d[\d, ]{0,400}) (?:failed to|did not) (?:pass
 
 
 def reported_ranks(event: Event) -> tuple[int, ...]:
-    """Return all ranks in a line about ranks other than the one that prints it.
+    """Return all ranks that a line names, if it is about ranks other than the one that prints it.
 
-    NCCL's own diagnostics: ``rank(s) {0-3,9} differ from rank 4``; torch's barrier: ``Ranks 2, 3 failed to pass``.
+    Such lines are ``rank(s) {0-3,9} differ from rank 4`` from NCCL's own diagnostics, and ``Ranks 2, 3 failed to pass``
+    from torch's barrier.
     """
     found = (_RANKS if event.prefix.level == "DIAG" else _LATE).search(event.text)
     parts = re.findall(r"(\d{1,6})(?: ?- ?(\d{1,6}))?", found[1]) if found else ()
@@ -269,19 +270,19 @@ MOST_RANKS = 4096
 def make_advice(
     message: str, summary: str, command: Callable[[Case], tuple[Command, ...]] | None = Case.check
 ) -> Callable[[Case], Advice]:
-    """Return a function for advice in which only ``{who}`` and ``{target}`` vary."""
+    """Return a function that makes advice in which only ``{who}`` and ``{target}`` vary."""
     return lambda case: advise(
         message.format(who=case.who, target=case.target), summary, command(case) if command is not None else ()
     )
 
 
 def ifname_command(case: Case) -> tuple[Command, ...]:
-    """Return ``nccl-doctor ifname`` for the hosts concerned; for this machine if the log names none."""
+    """Return the command ``nccl-doctor ifname`` for the hosts concerned, or for this machine if the log names none."""
     return case.check(command="ifname") or on(None, line("nccl-doctor ifname"))
 
 
 def not_logged_in(why: str, summary: str) -> Callable[[Case], Advice]:
-    """Return a function for advice if a launcher could not log in to a host over SSH."""
+    """Return a function that makes the advice for a launcher that could not log in to a host over SSH."""
 
     def advice(case: Case) -> Advice:
         host = case.address.host or case.address.ip or next(iter(case.hosts), "a host")
@@ -291,7 +292,7 @@ def not_logged_in(why: str, summary: str) -> Callable[[Case], Advice]:
 
 
 def by_rank(case: Case) -> Advice:
-    """Return advice with the state of each rank according to RAS or the flight recorder, culprits first."""
+    """Return advice that states what each rank did according to RAS or the flight recorder, culprits first."""
     words = [f"{ranks_of([e.rank]) if e.rank is not None else 'a rank'} {e.message}" for e in case.cause.events[:3]]
     more = len(case.cause.events) - len(words)
     look = "Look at what the first of them did meanwhile (py-spy dump, its own log): the others wait for it."
@@ -317,13 +318,13 @@ class Stage(IntEnum):
     GIVING_UP = 4
     """Retries that were given up become faults; other hints are removed."""
     PLACES = 5
-    """The hosts' places are compared, unless the run ended well or lines were joined."""
+    """The subnets that the hosts chose are compared, unless the run ended well or lines were joined."""
     HANGS = 6
-    """The place at which the run stopped is found, under the same conditions."""
+    """The place at which the run stopped is found, unless the run ended well or lines were joined."""
     CONSEQUENCES = 7
     """Faults that follow from other faults are separated."""
     RECORDS = 8
-    """Actions of ranks at one place, from lines and from dumps of the flight recorder, are compared."""
+    """The calls of ranks at one point are compared, from lines and from dumps of the flight recorder."""
 
 
 @dataclass
@@ -334,7 +335,7 @@ class Scene:
         log: everything that was read; from :attr:`Stage.ENDING` on only that of the last run.
         sources: the readings of all sources.
         stuck: diagnoses whose retries did not succeed, or because of which a process gave up.
-        names: faults that say more than "a process gave up", at the time when hints are graded.
+        names: names of faults when hints are graded, except faults that only show that a process gave up.
     """
 
     events: list[Event]
@@ -348,11 +349,11 @@ class Scene:
 
 
 Pass = Callable[[Scene], list[Event]]
-"""A function that returns the remaining events, some with a different name or grade."""
+"""A function that returns the remaining events, some of them with a different name or grade."""
 
 
 class Role(Enum):
-    """The part that a diagnosis plays among the faults of a log."""
+    """The role of a diagnosis among the faults in a log."""
 
     ECHO = "ranks see it after any fault of another rank, so it is a cause only if nothing else is"
     NETWORK = "it is about the connection between hosts; its hints count if there are other such faults"
@@ -367,23 +368,23 @@ class Role(Enum):
 
 @dataclass(frozen=True)
 class LogSigns:
-    """How a diagnosis is recognized in logs, and the advice for it: ``SIGNS`` in the diagnosis's file.
+    """How logs show a diagnosis, and the advice for it; named ``SIGNS`` in the module of the diagnosis.
 
     Attributes:
-        rules: its patterns; of several of the same grade that match a line, the first counts.
+        rules: patterns of the diagnosis; of several with the same grade that match a line, the first counts.
         advice: the function that makes the message and the remedy.
         after: diagnoses that take precedence over this one if a line matches patterns of both with the same grade;
-        among all others, the order of their names decides.
-        roles: what it is among other faults.
-        hint: the grade of its hints once they count.
-        hint_beside: its hints count only together with these faults, not with any.
-        weigh: a function for the grade of a hint, instead of these two.
+            among all others, the order of their names decides.
+        roles: roles of the diagnosis among other faults.
+        hint: the grade that hints of the diagnosis get once they count.
+        hint_beside: faults with which hints of the diagnosis count; if empty, they count with any fault.
+        weigh: a function for the grade of a hint, used instead of ``hint`` and ``hint_beside``.
         passes: functions over a log's events by stage; within a stage they are ordered by the diagnoses' names.
-        catalogued: the grade of a warning that is in NCCL's catalogue but in no rule.
-        ras: states of ranks and processes in RAS's answers, with their grades.
-        interface: a function for the interface or device that a case is about.
-        severity: that of a case without anything worse; None means error.
-        warning_up_to: up to this grade it is at most a warning, if nothing follows from it.
+        catalogued: the grade of a warning that is in NCCL's catalogue but matches no other rule.
+        ras: states of ranks and processes in answers from RAS, with their grades.
+        interface: a function that finds the interface or device that a case is about.
+        severity: a function for the severity of a case without anything worse; None means error.
+        warning_up_to: the highest grade at which a case is at most a warning, if nothing follows from it.
     """
 
     rules: tuple[LogRule, ...]

@@ -1,4 +1,4 @@
-"""The report of a verdict, in the form that all judging commands print."""
+"""Makes the report on logs from a verdict, in the form that all judging commands print."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ MOST_EVENTS = 500
 def report(
     verdict: LogVerdict, seconds: float, selected: Callable[[Check], bool] = lambda _check: True, *, whole: bool = False
 ) -> Report:
-    """Return the report with the ``selected`` diagnoses; ``whole`` adds NCCL's choices."""
+    """Return the report with the ``selected`` diagnoses; with ``whole``, it also shows what NCCL chose."""
     diagnoses = tuple(_diagnosis(Case(cause, verdict.log)) for cause in verdict.causes if selected(entry(cause.name)))
     unfinished = None if diagnoses else _unfinished(verdict)
     if unfinished is not None and selected(entry(unfinished.name)):
@@ -59,7 +59,7 @@ def report(
 
 
 def first_events(verdict: LogVerdict) -> Iterator[LogEvent]:
-    """Yield the first line of each rank for each fault, in the order of the log."""
+    """Yield the first line of each rank about each fault, in order of time."""
     first: dict[tuple[str, object], tuple[Case, Event, bool]] = {}
     for cause in verdict.causes:
         case = Case(cause, verdict.log)
@@ -106,7 +106,7 @@ _MAY_BE_OF_NCCL = frozenset({"collective-timeout", "rendezvous-timeout", "cuda-e
 
 
 def _with_known_faults(fix: Fix, case: Case) -> Fix:
-    """Return the remedy, preceded by known faults of the NCCL version that fit what the log names."""
+    """Return the remedy, preceded by known faults of the NCCL version that fit the GPUs and ranks in the log."""
     facts = case.log.facts
     version = next(iter(facts.nccl_versions), None)
     if case.cause.name not in _MAY_BE_OF_NCCL or version is None:
@@ -134,7 +134,7 @@ def _reached(where: RankProgress) -> dict[str, list[int]]:
 
 
 def _unfinished(verdict: LogVerdict) -> Diagnosis | None:
-    """Return the finding for a log with neither a fault nor an end: the run may be hanging or going on."""
+    """Return the diagnosis of a log with neither a fault nor an end, whose run may be hanging or going on."""
     log, facts, where = verdict.log, verdict.log.facts, rank_progress(verdict.log.facts)
     if not where.reached or facts.ended_well or facts.torn_down or facts.serving:
         return None
@@ -187,7 +187,7 @@ def _last_lines(log: Log) -> dict[int | None, LogLine]:
 
 
 def _severity(case: Case) -> Severity:
-    """Return a warning if the log shows nothing worse, since NCCL may have gone on without the plugin or setting."""
+    """Return WARNING for a log that shows nothing worse, since NCCL may have gone on without the plugin or setting."""
     cause, shown = case.cause, signs()[case.cause.name]
     if not cause.follows and cause.grade <= shown.warning_up_to:
         return Severity.WARNING
@@ -207,7 +207,7 @@ def _consequence(name: str, events: tuple[Event, ...], case: Case) -> Consequenc
 
 
 def title(verdict: LogVerdict) -> str:
-    """Return ``8 files, 61 MB, 16 ranks, NCCL 2.21.5, torch 2.4.1``."""
+    """Return a title such as ``8 files, 61 MB, 16 ranks, NCCL 2.21.5, torch 2.4.1``."""
     facts = verdict.log.facts
     parts = [plural(verdict.files, "file"), _size(verdict.bytes)]
     count = facts.world_size or len(facts.ranks)
@@ -228,7 +228,7 @@ MOST = 4
 
 
 def summed(verdict: LogVerdict, *, whole: bool = False) -> tuple[Phase, ...]:
-    """Return rows about what could not be judged and, without a fault or with ``whole``, about NCCL's choices."""
+    """Return rows on what could not be judged and, if there is no fault or with ``whole``, on what NCCL chose."""
     empty, cut = verdict.log.unsaid, verdict.log.cut
     unknown = [f"{fold(empty)} is empty"] if empty else []
     unknown += [f"{fold(cut)} is a truncated archive: the rest is missing"] if cut else []
@@ -241,7 +241,7 @@ def summed(verdict: LogVerdict, *, whole: bool = False) -> tuple[Phase, ...]:
 
 
 def chosen(facts: Facts) -> tuple[Phase, ...]:
-    """Return a row for each choice of NCCL that the log shows."""
+    """Return a row for each of NCCL's choices that the log shows."""
     return tuple(Phase(name=name, outcome="ok", text=text) for name, text in _rows(facts) if text)
 
 

@@ -14,14 +14,14 @@ from nccl_doctor.text.hostlist import fold
 
 
 class Machine(FrozenModel):
-    """Identity of a machine, as reported by its own root user; an undo compares it. An empty value is not known."""
+    """Identity of a machine, as reported by its root user and compared before an undo; an empty value is unknown."""
 
     machine_id: str = ""
     boot_id: str = ""
     host_keys: str = ""  # a checksum of SSH's public host keys
 
     def differs(self, other: Machine) -> bool:
-        """Return whether these are certainly two machines."""
+        """Return whether these are certainly two different machines."""
         pairs = ((self.machine_id, other.machine_id), (self.host_keys, other.host_keys))
         return any(mine and theirs and mine != theirs for mine, theirs in pairs)
 
@@ -31,12 +31,12 @@ class Machine(FrozenModel):
 
 
 class Undo(FrozenModel):
-    """Facts about an earlier step for its undo, from the record.
+    """Facts from the record about an earlier step, for undoing that step.
 
     Attributes:
-        look: the command that prints the state; None if there is nothing to look at.
+        look: the command that prints the state; None if the step has no state to look at.
         before: the state before the step; ``after``: the state after it, None if its end was not seen.
-        expected: the state that the step was to leave, if that was known.
+        expected: the state that the step was meant to leave, if that was known.
         survives_reboot: False if a restart undoes the step by itself.
         settings_before: earlier values of variables in the hosts file.
         redo: the step's own command, in case the undo blocks SSH.
@@ -56,16 +56,15 @@ class Step(FrozenModel):
     """A command of a plan, which fixes a fault or undoes an earlier step.
 
     Attributes:
-        number: its place in the plan, from 1; hosts run in parallel, each in this order.
+        number: position in the plan, from 1; hosts run in parallel, each in this order.
         host: None for the machine on which nccl-doctor runs.
-        place: inside or outside of a container, as in :class:`~nccl_doctor.model.finding.Command`.
-        mends: name of its diagnosis; ``message``: the sentence of that diagnosis.
-        undo: how to undo it, as far as known before it is run; None if it can't be undone.
+        place: inside or outside a container, as in :class:`~nccl_doctor.model.finding.Command`.
+        mends: name of the diagnosis that the step fixes; ``message``: the sentence of that diagnosis.
+        undo: how to undo the step, as far as known before it is run; None if it can't be undone.
         survives_reboot: None if that depends on the machine.
-        boot_id: that of the checked host; a host with a different one is not touched.
-        takes_back: number of the earlier step that it undoes; ``undoes`` has the facts about that step.
-        settings: variables of the job that are written to the hosts file instead of running a command; None removes
-        one.
+        boot_id: boot ID of the checked host; a host with a different boot ID is not touched.
+        takes_back: number of the earlier step that this step undoes; ``undoes`` has the facts about that step.
+        settings: job variables to write to the hosts file instead of running a command; None removes a variable.
     """
 
     number: int
@@ -95,13 +94,13 @@ class Step(FrozenModel):
 
     @property
     def cuts_connection(self) -> bool:
-        """True if a wrong step could block SSH to the host, as an undo could, too."""
+        """True if an error in the step could block SSH to the host, which is assumed of every undo."""
         risky = self.undoes is not None or (self.operation is not None and self.operation.cuts_connection)
         return risky and self.host is not None
 
 
 class ByHand(FrozenModel):
-    """A diagnosis without a step; ``commands`` are for a person to run, or to help in deciding."""
+    """A diagnosis without a step; ``commands`` are for a person to run, or help that person to decide."""
 
     code: str
     name: str
@@ -117,18 +116,18 @@ class ByHand(FrozenModel):
 
 
 StepOutcome = Literal["done", "failed", "unknown", "not-run", "changed"]
-"""Outcome of a step: ``unknown`` if its end was not seen, ``changed`` if somebody else has changed what it is about."""
+"""Outcome of a step: ``unknown`` if its end was not seen, ``changed`` if somebody else has changed its target."""
 
 
 class StepResult(FrozenModel):
     """Result of a step.
 
     Attributes:
-        reason: why it was not run, or why its outcome is unknown.
+        reason: why the step was not run, or why its outcome is unknown.
         output: the end of the command's output.
         was_there: whether the change was already in place, so that the command was not run.
         over: for an undo, whether there is nothing left to undo.
-        at: UTC, ISO 8601, to the second.
+        at: time in UTC, ISO 8601, to the second.
     """
 
     number: int
@@ -148,7 +147,7 @@ class StepResult(FrozenModel):
 
 
 class NamedFault(FrozenModel):
-    """A diagnosis and its hosts; in JSON a string, ``"port-in-use on node[1-2]"``."""
+    """A diagnosis and its hosts; in JSON a string such as ``"port-in-use on node[1-2]"``."""
 
     name: str
     hosts: tuple[str, ...] = ()
@@ -162,11 +161,11 @@ class NamedFault(FrozenModel):
 
 
 class FixReport(Document):
-    """``fix``: the plan, its results, and the diagnoses before and after.
+    """Output of ``fix``: the plan, its results, and the diagnoses before and after.
 
     Attributes:
         note: sentences about the run for the user.
-        verdict: the last line of the check after it.
+        verdict: the last line of the check that follows the run.
         mended: diagnoses whose check passed afterwards; ``unjudged``: those that could no longer be judged;
             ``remaining`` and ``new`` likewise.
         undo_with: the command that undoes this run.
@@ -191,7 +190,7 @@ class FixReport(Document):
     timings: dict[str, float] = Field(default_factory=dict)
 
     def without_secrets(self, hide: Callable[[Any], Any]) -> FixReport:
-        """Return a copy without secrets; a step's command is hidden if it has one."""
+        """Return a copy without secrets; a step's command is hidden if it contains a secret."""
         shown = {
             "plan": tuple(one.model_copy(update={"command": hide(one.command)}) for one in self.plan),
             "results": tuple(one.model_copy(update={"output": hide(one.output)}) for one in self.results),

@@ -1,8 +1,8 @@
 """Base classes of all data: immutable models, documents, validated values from hosts, and unknown facts.
 
 Hosts are not trusted: numbers and lengths of texts are limited, texts have no lone surrogates, and addresses, networks,
-interfaces and versions are validated. They are kept as texts, so that JSON shows what the host sent; ``IpAddress`` and
-the others are separate types for mypy, which only these validators return.
+interfaces and versions are validated. These values are kept as text, so that JSON shows what the host sent. For mypy,
+``IpAddress`` and the like are separate types, which only the validators return.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _NO_SCHEMA = frozenset({"config", "default", "metadata", "serialization"})
 
 
 def _fail_fast(schema: object, *, within: bool = False) -> None:
-    """Make the collections of a model fail fast; nested models have already done so for theirs."""
+    """Make validation of a model's collections end at the first error; nested models already do so for theirs."""
     if isinstance(schema, (list, tuple)):
         for inner in schema:
             _fail_fast(inner, within=within)
@@ -69,7 +69,6 @@ class FrozenModel(BaseModel):
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: type[BaseModel], handler: GetCoreSchemaHandler, /) -> CoreSchema:
-        """Return pydantic's schema with collections that fail fast."""
         schema = handler(source)
         _fail_fast(handler.resolve_ref_schema(schema))
         return schema
@@ -95,7 +94,7 @@ MAX_LINES = 64  # texts in a list: lines of evidence, methods, keys
 
 
 def clip(text: str) -> str:
-    """Return a text for an observation: limited in length, and valid UTF-8."""
+    """Return a text for an observation, limited to MAX_TEXT characters and made valid UTF-8."""
     whole = text if len(text) <= MAX_TEXT else f"{text[: MAX_TEXT - 1]}…"
     return whole if whole.isascii() else whole.encode(errors="replace").decode()
 
@@ -118,7 +117,7 @@ class Observed(FrozenModel):
 
 
 class Words(Observed):
-    """Base of sentences about hosts: texts from hosts in them are clipped but never refused."""
+    """Base of sentences about hosts; overlong texts from hosts are clipped, never refused."""
 
     @model_validator(mode="before")
     @classmethod
@@ -168,7 +167,7 @@ def _netmask(text: str) -> _IpAddress:
 
 
 def _fits(pattern: str, problem: str) -> AfterValidator:
-    """Return a validator that refuses texts that the pattern does not match completely, with this message."""
+    """Return a validator that refuses texts that the pattern does not match completely; ``problem`` is the message."""
     compiled = re.compile(pattern)
 
     def fit(text: T) -> T:
@@ -180,14 +179,14 @@ def _fits(pattern: str, problem: str) -> AfterValidator:
 
 
 IpAddress = Annotated[_IpAddress, Field(max_length=128), AfterValidator(ip_address)]
-"""An IP address as text: "10.0.0.1", "fe80::1%eth0"."""
+"""An IP address as text, such as "10.0.0.1" or "fe80::1%eth0"."""
 IpNetwork = Annotated[_IpNetwork, Field(max_length=64), AfterValidator(ip_network)]  # as text: "10.0.0.0/24"
 Netmask = Annotated[_IpAddress, Field(max_length=64), AfterValidator(_netmask)]
-"""A netmask as text: "255.255.255.0", "ffff:ffff:ffff:ffff::"."""
+"""A netmask as text, such as "255.255.255.0" or "ffff:ffff:ffff:ffff::"."""
 InterfaceName = Annotated[_InterfaceName, Field(max_length=60), _fits(_INTERFACE, "no name of a network interface")]
-"""A network interface's name, or the label of an alias, "eth0:1"."""
+"""A network interface's name, or the label of an alias such as "eth0:1"."""
 Version = Annotated[_Version, Field(max_length=64), _fits(_VERSION, "no version")]
-"""The version of a program: "2.13.0+cu126", "2.28.9", "550.54.14"."""
+"""The version of a program, such as "2.13.0+cu126", "2.28.9" or "550.54.14"."""
 Path = Annotated[str, Field(max_length=MAX_TEXT), _fits(r"[^\0]*", "a path has no NUL")]  # path of a file on the host
 EnvValue = Annotated[str, Field(max_length=128 << 10)]  # value of a variable: execve(2) allows 128 KiB (MAX_ARG_STRLEN)
 
@@ -195,7 +194,7 @@ EnvValue = Annotated[str, Field(max_length=128 << 10)]  # value of a variable: e
 class Holds(Enum):
     """Kinds of personal or secret contents of fields, for redacting snapshots.
 
-    Other texts are free text, from which user names and probable secrets are removed.
+    Fields of no such kind are free text, from which user names and probable secrets are removed.
     """
 
     USER = "the name of a user"
@@ -209,12 +208,12 @@ class Holds(Enum):
 
 @dataclass(frozen=True)
 class Fleeting:
-    """Annotation of a field that differs every time; a comparison of two snapshots leaves it out."""
+    """Annotation of a field that differs in every snapshot; a comparison of two snapshots leaves the field out."""
 
 
 @dataclass(frozen=True)
 class OpenList:
-    """Annotation of a fact that is a list to which any local user can add items, and the type of an item."""
+    """Annotation of a fact that is a list to which any local user can add items; ``item`` is the type of an item."""
 
     item: type[BaseModel]
 
@@ -224,7 +223,7 @@ Mark = TypeVar("Mark")
 
 @cache
 def marks(model: type[BaseModel], kind: type[Mark]) -> dict[str, Mark]:
-    """Return the annotation of this kind for each field that has one, itself or inside its type."""
+    """Return the annotations of this kind by field name, for fields that have one, directly or inside their type."""
     found = {name: _mark(kind, field.annotation, field.metadata) for name, field in model.model_fields.items()}
     return {name: mark for name, mark in found.items() if mark is not None}
 
@@ -238,7 +237,7 @@ def _mark(kind: type[Mark], annotation: object, metadata: Iterable[object] = ())
 
 @dataclass(frozen=True)
 class Subjects:
-    """Annotation of a fact that is a list of what checks judge; ``absent`` is the reason if it is empty everywhere."""
+    """Annotation of a fact that lists what checks judge; ``absent`` is the reason if the list is empty on all hosts."""
 
     absent: str
 
@@ -264,7 +263,7 @@ Pid = Annotated[
 SysctlNumber = Annotated[str, Field(pattern=r"^-?[0-9]{1,19}$")]
 """A kernel setting that is a number, as printed by /proc/sys."""
 ProcessState = Annotated[str, Field(pattern=r"^[A-Za-z]( [^ ]{1,64})?$")]
-"""A process state of proc(5), "S", with the kernel function if it is uninterruptible, "D nfs_wait"."""
+"""A process state of proc(5) such as "S", or an uninterruptible one with the kernel function, such as "D nfs_wait"."""
 Signed = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]  # an integer that may be negative
 Seconds = Annotated[float, Field(ge=0, le=1e12)]
 """A duration, or a time since 1970, small enough for a float even when squared or multiplied by a size."""
@@ -280,7 +279,7 @@ NOT_SELECTED = "not selected"
 
 
 class Unknown(Observed):
-    """A fact that could not be determined: no permission, a missing tool, a time-out."""
+    """A fact that could not be determined, because of a missing permission, a missing tool, or a time-out."""
 
     # tried on every fact: otherwise each key of a known fact would be an error
     model_config = ConfigDict(extra="ignore")
@@ -295,7 +294,7 @@ class Unknown(Observed):
 
     @property
     def late(self) -> bool:
-        """True if there was merely too little time (nccl_doctor.probe.facts)."""
+        """True if the fact is unknown only because time ran out (nccl_doctor.probe.facts)."""
         return "no answer in " in self.reason
 
     def __bool__(self) -> NoReturn:
@@ -303,7 +302,7 @@ class Unknown(Observed):
 
 
 class Skipped(Observed):
-    """A fact that was not requested or does not apply, which is not a gap."""
+    """A fact that was not requested or does not apply, so that its absence is not a gap."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -311,22 +310,20 @@ class Skipped(Observed):
 
     @property
     def hindered(self) -> bool:
-        """True if an earlier fault prevented a phase."""
+        """True if an earlier fault prevented the phase."""
         return self.reason != PENDING and not self.reason.startswith(NOT_ASKED)
 
 
 def unknown(reason: str, traceback: str | None = None) -> Unknown:
-    """Return an :class:`Unknown` from a positional argument."""
     return Unknown.model_validate({"$unknown": reason, "traceback": traceback})
 
 
 def skipped(reason: str) -> Skipped:
-    """Return a :class:`Skipped` from a positional argument."""
     return Skipped.model_validate({"$skipped": reason})
 
 
 def known(fact: Unknown | Skipped | T) -> T:
-    """Return a fact that a check declares in ``needs``; raise TypeError if it is not known."""
+    """Return a fact that a check declares in ``needs``; raise TypeError if the fact is unknown or was skipped."""
     if isinstance(fact, (Unknown, Skipped)):
         raise TypeError(f"not among the needs: {fact.reason}")
     return fact

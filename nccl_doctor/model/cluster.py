@@ -13,7 +13,7 @@ DEFAULT_MASTER_PORT = 29500  # torchrun's static rendezvous and ``env://`` use t
 
 
 class NodeOptions(Protocol):
-    """Options of an engine for a node, or for all nodes: a frozen dataclass or model."""
+    """Options of an engine for one node or for all nodes, in a frozen dataclass or model."""
 
     engine: ClassVar[str]  # its key in :attr:`Node.access`
 
@@ -37,7 +37,7 @@ def _adapter(kind: type[EngineOptions]) -> TypeAdapter[EngineOptions]:
 
 
 class Node(FrozenModel):
-    """A node of the job in torchrun's sense: an entry of the list, on a machine."""
+    """A node of the job in torchrun's sense, which is an entry of the list; a machine may be several nodes."""
 
     name: str  # as the user calls it; unique in the cluster
     address: str  # host name or IP address to which SSH and the other hosts connect

@@ -1,4 +1,4 @@
-"""The documents of commands without a :class:`~nccl_doctor.model.report.Report`, including ``hang``."""
+"""Models of the documents of commands without a :class:`~nccl_doctor.model.report.Report`, including ``hang``."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from nccl_doctor.text.secrets import LEFT_OUT, names_secret
 
 
 class HostList(Cluster, Document):
-    """``hosts``: the hosts after reading the hosts file."""
+    """Output of ``hosts``: the hosts, as read from the hosts file or another source."""
 
     command: Literal["hosts"] = "hosts"
 
 
 class RankPlace(FrozenModel):
-    """Placement of a rank. ``gpu`` is an index or UUID; None for CPU jobs and if GPUs were not queried."""
+    """Placement of a rank. ``gpu`` is an index or UUID; None for CPU jobs, and if the GPUs were not queried."""
 
     rank: int
     node_rank: int
@@ -31,7 +31,7 @@ class RankPlace(FrozenModel):
 
 
 class Launch(Document):
-    """``launch``: the place of every rank, and the line to paste on each host."""
+    """Output of ``launch``: where each rank runs, and the line to paste on each host."""
 
     command: Literal["launch"] = "launch"
     launcher: str  # form of the lines: torchrun, c10d, launch, env, tcp, slurm, or an engine
@@ -45,12 +45,12 @@ class Launch(Document):
     warnings: tuple[str, ...] = ()  # reasons against starting now, each a sentence
 
     def without_secrets(self, hide: Callable[[Any], Any]) -> Launch:
-        """Return a copy without secrets, except in the lines, which are to be pasted."""
+        """Return a copy without secrets, except in the lines, which are meant to be pasted."""
         return self.model_copy(update={"notes": hide(self.notes), "warnings": hide(self.warnings)})
 
 
 class AdvertisedAddress(FrozenModel):
-    """The address or name that a program advertises; None if it exits without one."""
+    """The address or name that a program advertises; None if the program exits without advertising any."""
 
     address: str | None
     why: str
@@ -73,7 +73,7 @@ class InterfaceAnswer(FrozenModel):
 
 
 class Exports(FrozenModel):
-    """Lines to paste, and their hosts (None: all); ``place`` is added to the hosts: "from the snapshot"."""
+    """Lines to paste, and their hosts (None for all); ``place``, such as "from the snapshot", is added to the hosts."""
 
     hosts: tuple[str, ...] | None
     lines: tuple[str, ...]
@@ -81,7 +81,7 @@ class Exports(FrozenModel):
 
 
 class InterfaceAnswers(Document):
-    """``ifname``: an answer for each host, and the settings."""
+    """Output of ``ifname``: an answer for each host, and the settings."""
 
     command: Literal["ifname"] = "ifname"
     asked: str | None = None  # the requested address
@@ -107,14 +107,14 @@ class Change(FrozenModel):
 
 
 class DiagnosisChanges(FrozenModel):
-    """Diagnoses that only the earlier or only the later snapshot has."""
+    """Diagnoses that are only in the earlier snapshot, or only in the later one."""
 
     gone: tuple[Diagnosis, ...] = ()
     new: tuple[Diagnosis, ...] = ()
 
 
 class Difference(Document):
-    """``diff``: changes between two snapshots."""
+    """Output of ``diff``: changes between two snapshots."""
 
     command: Literal["diff"] = "diff"
     changes: tuple[Change, ...] = ()
@@ -122,7 +122,6 @@ class Difference(Document):
 
     @property
     def is_empty(self) -> bool:
-        """True if nothing changed."""
         return not (self.changes or self.diagnoses.gone or self.diagnoses.new)
 
 
@@ -136,14 +135,14 @@ class CodeEntry(FrozenModel):
 
 
 class Codes(Document):
-    """``codes``: all diagnoses, by code."""
+    """Output of ``codes``: all diagnoses, by code."""
 
     command: Literal["codes"] = "codes"
     codes: tuple[CodeEntry, ...]
 
 
 class Page(Document, CodeEntry):
-    """``explain``: one diagnosis with its page."""
+    """Output of ``explain``: one diagnosis with its page."""
 
     command: Literal["explain"] = "explain"
     text: str
@@ -157,14 +156,14 @@ class TopicEntry(FrozenModel):
 
 
 class Topic(Document, TopicEntry):
-    """``explain TOPIC``: the page of one topic."""
+    """Output of ``explain TOPIC``: the page of one topic."""
 
     command: Literal["explain"] = "explain"
     text: str
 
 
 class TopicList(Document):
-    """``explain`` without arguments: all topics."""
+    """Output of ``explain`` without arguments: all topics."""
 
     command: Literal["explain"] = "explain"
     topics: tuple[TopicEntry, ...]
@@ -201,7 +200,7 @@ class HangRank(FrozenModel):
 
 
 class HangLook(FrozenModel):
-    """A time at which the ranks were sampled, in ISO 8601."""
+    """The time at which the ranks were sampled, in ISO 8601."""
 
     at: str
 
@@ -236,14 +235,14 @@ class WatchedRank(FrozenModel):
 
 
 class HangWatch(Document):
-    """The state of ``hang --watch`` at one sample, for metrics.
+    """The state of a watched job at one sample of ``hang --watch``, for metrics.
 
     Attributes:
         at: time of the sample in seconds (UTC).
         idle_s: seconds since the job was last seen to advance; None while there is no job.
         watched_s: seconds since the job was first found.
         blind: hosts that could not be observed.
-        hung: name of the diagnosis of a confirmed hang; "" without one.
+        hung: name of the diagnosis of a confirmed hang; "" if there is none.
     """
 
     command: Literal["hang"] = "hang"

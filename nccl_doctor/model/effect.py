@@ -1,7 +1,7 @@
 """Symptoms that hosts and ranks show, and the effects of causes that explain them.
 
-A cause explains a fault if it has, for every symptom of the fault, a matching effect: the same kind, hosts, and
-backend. Being on the same host is not enough.
+A cause explains a fault if, for every symptom of the fault, the cause has an effect of the same kind, on the same hosts
+and with the same backend. Being on the same host is not enough.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ Backend = Literal["gloo", "nccl"]
 BACKENDS: tuple[Backend, ...] = ("gloo", "nccl")
 
 WAITS = ("no-store", "no-group", "hang")
-"""Kinds of waiting: for the master's store, for the others to join the process group, in a collective."""
+"""Kinds of waiting: for the master's store, for other ranks to join the process group, and in a collective."""
 LOST = "lost"  # ranks only report that connections to other ranks ended
 DIALS = ("connection-refused", "connection-timed-out", "no-route-to-host")
-"""Effects on a rank that could not connect, including to a dead peer."""
+"""Symptoms of a rank that could not connect, for example because its peer was dead."""
 GIVING_UP = ("collective-timeout", "rendezvous-timeout")
 AFTERMATH = frozenset({*WAITS, LOST, *DIALS, *GIVING_UP, "peer-died"})
-"""Effects of anything that prevents another rank from taking part."""
+"""Symptoms that ranks show after anything has prevented another rank from taking part."""
 KILLED = ("SIGKILL", "SIGTERM")
 SIGNALS = {4: "SIGILL", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE", 9: "SIGKILL", 11: "SIGSEGV", 15: "SIGTERM"}
 """Signal numbers of the host (signal(7), x86 and ARM), which may differ on this machine."""
@@ -28,16 +28,16 @@ SIGNALS = {4: "SIGILL", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE", 9: "SIGKILL", 11
 
 @dataclass(frozen=True)
 class Symptom:
-    """A symptom of these hosts; ``peers`` are other hosts that may be involved.
+    """A symptom of ``hosts``; ``peers`` are other hosts that may be involved.
 
-    Without a backend it may occur with any.
+    Without a backend, the symptom may occur with any backend.
 
-    Kinds: those above; ``not-started``: Python or torch did not start; ``suspended``: by SIGSTOP, a debugger or a
-    freezer; ``in-kernel``: an uninterruptible sleep in a file system or a driver; ``elsewhere``: the rank is doing
-    something else while all others wait; ``exit``: without a message; ``gone``: the host or the connection to it;
-    ``signal``: one without a name above; ``gpu-memory``: CUDA memory (a host's is ``out-of-memory``); ``wrong-sum``;
-    ``slow``; ``no-p2p``: GPUs that NVLink connects use shared memory; and names of diagnoses: that of the finding
-    itself, or that of a rank's exception.
+    Kinds, besides those above, are ``not-started`` (Python or torch did not start), ``suspended`` (by SIGSTOP, a
+    debugger or a freezer), ``in-kernel`` (an uninterruptible sleep in a file system or a driver), ``elsewhere`` (the
+    rank does something else while all others wait), ``exit`` (without a message), ``gone`` (the host or the connection
+    to it), ``signal`` (a signal without a name above), ``gpu-memory`` (CUDA memory; host memory is ``out-of-memory``),
+    ``wrong-sum``, ``slow``, ``no-p2p`` (GPUs connected by NVLink use shared memory), and names of diagnoses, which
+    stand for the finding itself or for a rank's exception.
     """
 
     kind: str
@@ -47,7 +47,7 @@ class Symptom:
 
 
 class Reach(str, Enum):
-    """The hosts whose ranks show an effect; in a collective the others wait in any case."""
+    """The hosts whose ranks show an effect; in a collective, the other ranks wait in any case."""
 
     OWN = "own"  # ranks on the finding's hosts
     MEETS = "meets"  # these, and the ranks that communicate with them
@@ -56,7 +56,7 @@ class Reach(str, Enum):
 
 @dataclass(frozen=True)
 class Effect:
-    """An effect of a cause: kinds of symptoms, the ranks that show them, the backends, and the reason."""
+    """An effect of a cause: the kinds of symptoms, the ranks that show them, the backends, and the reason."""
 
     kinds: tuple[str, ...]
     reach: Reach
@@ -64,7 +64,7 @@ class Effect:
     backends: tuple[Backend, ...] = BACKENDS
 
     def fits(self, symptom: Symptom, hosts: frozenset[str], pairs: frozenset[frozenset[str]] | None = None) -> bool:
-        """Return whether a cause on these hosts, or only between these pairs, makes ranks show this symptom."""
+        """Return whether a cause on these hosts, or only between these pairs of hosts, makes ranks show a symptom."""
         if symptom.kind not in self.kinds or (symptom.backend and symptom.backend not in self.backends):
             return False
         meets = symptom.hosts | symptom.peers

@@ -1,6 +1,6 @@
-"""Table of engines, which are the ways to reach hosts, and functions about the engines of a cluster.
+"""Lists the engines, which are ways to reach hosts, and answers questions about the engines of a cluster.
 
-A new engine is a module of ``model/engines/``, an entry in :func:`engines`, and a transport in
+A new engine needs a module in ``model/engines/``, an entry in :func:`engines`, and a transport in
 :mod:`nccl_doctor.transport`.
 """
 
@@ -24,13 +24,13 @@ _ENGINES: tuple[Engine, ...] = (ssh.ENGINE, kube.ENGINE, slurm.ENGINE, container
 
 
 def engines() -> tuple[Engine, ...]:
-    """Return all engines; the first is used for hosts of no other engine."""
+    """Return all engines; the first is used for hosts that belong to no other engine."""
     return _ENGINES
 
 
 @cache
 def kinds() -> dict[Kind, Engine]:
-    """Return the engines by their names in ``--transport``."""
+    """Return the engines by the names that ``--transport`` uses for them."""
     return {kind: engine for engine in engines() if not engine.wraps for kind in engine.kinds or (engine.name,)}
 
 
@@ -48,17 +48,17 @@ def engines_of(node: Node) -> tuple[Engine, ...]:
 
 
 def command_way(node: Node) -> str:
-    """Return a phrase for how a command is run on a node, to follow "a command" in a sentence."""
+    """Return a phrase for how a command is run on a node, to follow the words "a command" in a sentence."""
     return (engines_of(node) or engines())[-1 if engines_of(node) else 0].way
 
 
 def place_of(node: Node) -> str:
-    """Return a phrase for the place where a node's commands run; "" for the machine itself."""
+    """Return a phrase for where a node's commands run; "" for the machine itself."""
     return next((place for engine in engines_of(node) if (place := engine.place(node))), "")
 
 
 def placed(commands: Iterable[Command], cluster: Cluster, *, inside: bool) -> tuple[Command, ...]:
-    """Return the commands, marked as inside or outside the container on hosts with one."""
+    """Return the commands; on hosts with a container, they are marked as inside or outside it."""
     side, word = ("inside", "in") if inside else ("outside", "outside")
     places = {node.name: f"{word} {place}" for node in cluster.nodes if (place := place_of(node))}
     return tuple(
@@ -68,7 +68,7 @@ def placed(commands: Iterable[Command], cluster: Cluster, *, inside: bool) -> tu
 
 
 def written(options: Mapping[str, object]) -> Iterator[str]:
-    """Yield the command-line words for the engine flags in ``options``, by flag name."""
+    """Yield the command-line words for ``options``, which has the values of engine flags by flag name."""
     for flag in (flag for engine in engines() for flag in engine.flags if flag.name in options):
         yield flag.words[0]
         if options[flag.name]:
@@ -87,7 +87,7 @@ class ClusterSource:
 
     @property
     def file(self) -> str | None:
-        """The hosts file; None if there was none, or it was a pipe, which can't be read again."""
+        """The hosts file; None if there was none, or if it was a pipe, which can't be read again."""
         text = self.cluster.source
         return None if self.engine_words or text in _NO_FILE or text.startswith(_PIPES) else text
 
@@ -97,7 +97,7 @@ class ClusterSource:
         return next((words for engine in engines() if (words := engine.cluster_words(self.cluster))), ())
 
     def container(self, node: Node) -> Words:
-        """Return the options for a node's container, if no file names it."""
+        """Return the options that name a node's container, if no file names it."""
         words = chain.from_iterable(engine.node_words(node) for engine in engines() if engine.wraps)
         return tuple(
             (option, str(value))
@@ -107,7 +107,7 @@ class ClusterSource:
 
     @property
     def arguments(self) -> tuple[str, ...]:
-        """Command-line words for these hosts, with options that were given in addition to a file."""
+        """Command-line words that select these hosts, with options that were given in addition to a file."""
         chosen, left_out = self.cluster.origins.get("-w"), self.cluster.origins.get("-x")
         among = (*(("-w", chosen) if chosen else ()), *(("-x", left_out) if left_out else ()))
         if self.engine_words:
@@ -119,7 +119,7 @@ class ClusterSource:
 
     @property
     def check_words(self) -> tuple[str, ...]:
-        """Command-line words after ``check`` and ``launch``, with the engine."""
+        """Command-line words that follow ``check`` and ``launch`` for these hosts, with the engine."""
         engine = self.cluster.engine
         return (*self.arguments, *(("--engine", engine) if engine and self._is_needed("--engine", "engine") else ()))
 
@@ -144,13 +144,13 @@ class ClusterSource:
                 yield from ("--env", f"{variable}={text}")
 
     def _is_needed(self, option: str, origin: str) -> bool:
-        """Return whether an option must be repeated, as it must if its value came from the environment."""
+        """Return whether an option must be repeated, as it must be if its value came from the environment."""
         by_options = self.file is None and not self.engine_words
         return by_options or self.cluster.origins.get(origin) == option or origin in self.cluster.variables
 
 
 def _node_words(node: Node) -> Iterator[tuple[str, str, object]]:
-    """Yield a node's options with their names in ``Cluster.origins``, and their values; None for a default."""
+    """Yield a node's options with their names in ``Cluster.origins`` and their values; None stands for a default."""
     yield "--python", "python", None if node.python == "python3" else node.python
     yield "--nproc-per-node", "nproc_per_node", node.nproc_per_node
     for engine in engines():

@@ -1,9 +1,9 @@
 """Models of a fault: its severity, evidence, remedy and consequences.
 
-All commands in reports are made here: lines to paste, and their hosts.
+All commands in reports, which are lines to paste and their hosts, are made here.
 
-A claim by one host is never used in a command for another unless something else confirms it
-(:mod:`nccl_doctor.snapshot.hosts`); :mod:`nccl_doctor.text.shell` makes lines from templates and typed values.
+A claim by one host is never used in a command for another host unless something else confirms the claim
+(:mod:`nccl_doctor.snapshot.hosts`). :mod:`nccl_doctor.text.shell` makes lines from templates and typed values.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Severity(str, Enum):
 
     @property
     def rank(self) -> int:
-        """Order of severity: 0 for info, 2 for error."""
+        """Order of severity, from 0 for info to 2 for error."""
         return list(Severity).index(self)
 
 
@@ -95,12 +95,12 @@ class Details(FrozenModel):
     """Typed parts of a finding that judge and the reports read.
 
     Attributes:
-        failed: source and target of each failed dial that it names; None if it names none.
-        pids: the processes that it names; None if it names none.
+        failed: source and target of each failed dial that the finding names; None if it names none.
+        pids: the processes that the finding names; None if it names none.
         rules: the rules of a firewall that block dials, by host.
-        directions: those in which a host is slow: "send", "receive" or both.
+        directions: the directions in which a host is slow: "send", "receive" or both.
         is_unexplained: whether nothing is known about why an all-reduce failed.
-        phrase: its phrase in a row of the screen, with its hosts; "" for that of its check.
+        phrase: phrase about the finding and its hosts in a row on the screen; "" for the phrase of its check.
     """
 
     failed: tuple[tuple[str, str], ...] | None = None
@@ -112,7 +112,7 @@ class Details(FrozenModel):
 
     @property
     def facts(self) -> dict[str, Any]:
-        """The parts that users' programs also read."""
+        """The parts that programs of users read, too."""
         found: dict[str, Any] = {}
         if self.rules:
             found["rules"] = {name: list(texts) for name, texts in self.rules.items()}
@@ -192,7 +192,7 @@ class Diagnosis(FrozenModel):
 
 
 class Gap(FrozenModel):
-    """The reason why a check could not judge some hosts; without hosts it is about none in particular."""
+    """The reason why a check could not judge some hosts; without hosts, the reason concerns no host in particular."""
 
     hosts: tuple[str, ...]
     reason: str

@@ -1,9 +1,9 @@
-"""A change to a machine, as a value: its command, how to look at what it changes, and how to undo it.
+"""A change to a machine as an object, with its command, a command that looks at what it changes, and its undo.
 
-A check, or the model of a firewall, makes an operation from typed values. The command that a person pastes and the one
-that ``fix`` runs are the same text of the same object. An operation is judged by its *state*: the lines that its
-``look`` prints, before and after. ``look`` exits with a status other than 0 if it could not look; then nothing is
-known. What undoes it depends only on the state before it, so a record of that state is enough.
+A check, or the model of a firewall, makes an operation from typed values. The command that a person pastes
+and the one that ``fix`` runs are the same text of the same object. An operation is judged by its *state*, which is the
+lines that the ``look`` command prints, before and after the change. If ``look`` exits with a status other than 0, the
+state is unknown. The undo depends only on the state before the change, so a record of that state is enough.
 """
 
 from __future__ import annotations
@@ -15,10 +15,7 @@ from typing import ClassVar
 from nccl_doctor.text.shell import Line, script
 
 State = tuple[str, ...]
-"""Lines that an operation's ``look`` printed: a host's own words.
-
-A line that begins with "#" is a note for ``undo``.
-"""
+"""Lines that an operation's ``look`` printed on a host; a line that begins with "#" is a note for ``undo``."""
 
 QUICK_S, SLOW_S = 60.0, 600.0  # building kernel modules is slow, and so is a process that gets time to exit
 UNKNOWN = 3  # exit status of a ``look`` that could not look
@@ -33,11 +30,11 @@ class Operation(ABC):
     """A change to one machine.
 
     Attributes:
-        root: it needs root.
-        survives_reboot: None if that depends on the machine.
-        ends_process: it ends a process, which nobody can undo.
-        cuts_connection: a wrong one could block SSH to the host.
-        deadline_s: time limit of its command in seconds.
+        root: whether the command needs root.
+        survives_reboot: whether a reboot keeps the change; None if that depends on the machine.
+        ends_process: whether the operation ends a process, which nobody can undo.
+        cuts_connection: whether an error in the operation could block SSH to the host.
+        deadline_s: time limit of the command in seconds.
     """
 
     root: ClassVar[bool] = True
@@ -67,7 +64,7 @@ class Operation(ABC):
         return None
 
     def holds(self, state: State) -> bool:
-        """Return whether the change is there, whoever made it."""
+        """Return whether the change is in place, whoever made it."""
         return self.expected is not None and state == self.expected
 
     def is_outdated(self, before: State) -> bool:  # noqa: ARG002 - for those that are made from an earlier value
@@ -80,10 +77,7 @@ class Operation(ABC):
 
 
 def all_of(lines: Sequence[Line | None]) -> Line | None:
-    """Return several lines as one that stops at the first failure.
-
-    None if there are no lines, or if one can't be pasted.
-    """
+    """Return one line that runs all lines up to the first failure; None without lines, or if one can't be pasted."""
     joined: Line | None = None
     for one in lines:
         if one is None:
@@ -93,7 +87,7 @@ def all_of(lines: Sequence[Line | None]) -> Line | None:
 
 
 def in_turn(lines: Sequence[Line | None]) -> Line | None:
-    """Return several lines as one that runs them all; None without lines, or if one can't be pasted."""
+    """Return one line that runs all lines one after the other; None without lines, or if one can't be pasted."""
     joined: Line | None = None
     for one in lines:
         if one is None:

@@ -1,1 +1,1 @@
-"""Descriptions of the engines, with a module for each; :mod:`nccl_doctor.model.engine` lists them."""
+"""Describes the engines, one in each module; :mod:`nccl_doctor.model.engine` lists them."""

@@ -1,4 +1,4 @@
-"""Base class of engines, which describes a way to reach hosts and the command-line options for it."""
+"""Base class of engines; an engine describes a way to reach hosts, and the command-line options for doing so."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Flag:
 
 
 class Engine:
-    """Description of a way to reach hosts: its names, options and words; :mod:`nccl_doctor.transport` connects."""
+    """Description of a way to reach hosts: names, options and phrases; :mod:`nccl_doctor.transport` connects."""
 
     name: ClassVar[str]  # key in :attr:`Node.access`, and scope of a check
     options: ClassVar[type[NodeOptions]]  # type of its settings for a node
@@ -54,7 +54,7 @@ class Engine:
         return 0
 
     def place(self, node: Node) -> str:  # noqa: ARG002 - as others need it
-        """Return a phrase for where a host's commands run: "the docker container train"; "" for the host."""
+        """Return a phrase for where commands run, such as "the docker container train"; "" for the host itself."""
         return ""
 
     def cluster_words(self, cluster: Cluster) -> Words:  # noqa: ARG002 - as others need it

@@ -1,4 +1,4 @@
-"""Containers on hosts, or namespaces of a process, in which commands run (``inside:`` in the hosts file)."""
+"""Runs commands in containers on hosts, or in the namespaces of a process (``inside:`` in the hosts file)."""
 
 from __future__ import annotations
 
@@ -18,10 +18,7 @@ RUNTIMES: tuple[Runtime, ...] = get_args(Runtime)
 
 @dataclass(frozen=True)
 class InsideOptions:
-    """The place of commands on the host; ``runtime`` is None for the host itself.
-
-    ``name`` is as in inventory/values.py.
-    """
+    """Place where commands run on a host; without ``runtime``, the host itself. ``name``: see inventory/values.py."""
 
     engine: ClassVar[str] = "inside"
 
@@ -30,7 +27,7 @@ class InsideOptions:
 
     @property
     def place(self) -> str:
-        """Phrase for the place: "the docker container train"; "" for the host itself."""
+        """Phrase for where commands run, such as "the docker container train"; "" for the host itself."""
         if self.runtime is None:
             return ""
         if self.runtime == "enter":
@@ -39,7 +36,7 @@ class InsideOptions:
 
 
 class ContainerEngine(Engine):
-    """Commands in a container on a host that another engine reaches."""
+    """Runs commands in a container on a host that another engine reaches."""
 
     name = InsideOptions.engine
     options = InsideOptions
@@ -48,7 +45,7 @@ class ContainerEngine(Engine):
     wraps = True
 
     def lacks(self, node: Node) -> frozenset[str]:  # noqa: ARG002 - the same for each
-        """Return the login shell, since a command in a container gets the image's environment."""
+        """Return the login shell as lacking, since a command in a container gets the image's environment."""
         return frozenset({"login_shell"})
 
     def place(self, node: Node) -> str:

@@ -1,4 +1,4 @@
-"""Pods as hosts, entered with kubectl exec, with the user's own configuration and permissions."""
+"""Treats pods as hosts, and enters them with kubectl exec and the user's own configuration and permissions."""
 
 from __future__ import annotations
 
@@ -13,10 +13,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class NotReady:
-    """Reason why a pod can't be entered, according to the pod list.
-
-    ``detail`` continues the sentence after the pod's name.
-    """
+    """The reason why a pod in the list can't be entered; ``detail`` continues a sentence that begins with its name."""
 
     detail: str
     remedy: str
@@ -25,7 +22,7 @@ class NotReady:
 
 @dataclass(frozen=True)
 class KubeOptions:
-    """A pod and the container of the job; names are those of the API server (RFC 1123)."""
+    """A pod, and the container of the job in it; names are those that the API server accepts (RFC 1123)."""
 
     engine: ClassVar[str] = "kube"
 
@@ -37,7 +34,7 @@ class KubeOptions:
 
 
 class KubeEngine(Engine):
-    """Commands in pods."""
+    """Runs commands in pods."""
 
     name = KubeOptions.engine
     options = KubeOptions

@@ -1,4 +1,4 @@
-"""Nodes of a Slurm job as hosts, with a step on each."""
+"""Treats the nodes of a Slurm job as hosts, with a job step on each."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SlurmOptions:
-    """The job of a node, and how a step enters it."""
+    """The Slurm job of a node, and the container that a step enters."""
 
     engine: ClassVar[str] = "slurm"
 
@@ -30,7 +30,7 @@ class SlurmOptions:
 
 
 class SlurmEngine(Engine):
-    """Commands as steps of a job."""
+    """Runs commands as steps of a Slurm job."""
 
     name = SlurmOptions.engine
     options = SlurmOptions
@@ -64,7 +64,7 @@ class SlurmEngine(Engine):
     )
 
     def lacks(self, node: Node) -> frozenset[str]:
-        """Return "login_shell" as lacking if we run inside the job, where only the job's own environment matters."""
+        """Return the login shell as lacking inside the job, where only the job's own environment matters."""
         return frozenset({"login_shell"}) if node.options(SlurmOptions).inside else frozenset()
 
     def gpus(self, node: Node) -> int:

@@ -1,4 +1,4 @@
-"""Hosts reached over SSH, and this machine."""
+"""Reaches hosts over SSH, or runs commands on this machine."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SshOptions:
-    """Login settings (``ssh:`` in the hosts file); ``options`` are further ones in the form of ssh's ``-o``."""
+    """Login settings (``ssh:`` in the hosts file); ``options`` has further settings in the form of ssh's ``-o``."""
 
     engine: ClassVar[str] = "ssh"
 
@@ -25,7 +25,7 @@ class SshOptions:
 
 
 class SshEngine(Engine):
-    """Commands over SSH."""
+    """Runs commands over SSH."""
 
     name = SshOptions.engine
     options = SshOptions

@@ -1,1 +1,1 @@
-"""Kinds of operations, by what they change."""
+"""Operations, grouped by what they change."""

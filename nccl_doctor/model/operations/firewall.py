@@ -15,7 +15,7 @@ ZONES, VENDOR_ZONES = "/etc/firewalld/zones", "/usr/lib/firewalld/zones"
 
 @dataclass(frozen=True)
 class _Allow(Operation):
-    """Packets of peers that a packet filter lets through."""
+    """Lets packets of peers through a packet filter."""
 
     peers: tuple[str, ...]
     cuts_connection: ClassVar[bool] = True
@@ -29,15 +29,15 @@ class _Allow(Operation):
 
 @dataclass(frozen=True)
 class FirewalldAllow(_Allow):
-    """Entries of firewalld, at run time or permanent.
+    """Adds entries to firewalld, at run time or permanently.
 
-    firewalld is not reloaded because that would apply what others have prepared, and discard what was set only at run
+    firewalld is not reloaded, because that would apply what others have prepared, and discard what was set only at run
     time.
 
     Attributes:
         entries: pairs such as ("source", "10.0.0.2") or ("rich-rule", "rule family=…"), for options --add-source=….
         zone: None for direct rules.
-        direct: a direct rule's family, table, chain, priority and words, in place of ``entries``.
+        direct: a direct rule's family, table, chain, priority and words, used instead of ``entries``.
     """
 
     permanent: bool
@@ -56,7 +56,7 @@ class FirewalldAllow(_Allow):
 
     @property
     def look(self) -> Line | None:
-        """Print "yes" or "no" for each entry, and the zone's files as notes."""
+        """The command that prints "yes" or "no" for each entry, and the zone's files as notes."""
         queries = [self._call("query", (place,)) for place in range(max(1, len(self.entries)))]
         asked = [one and script("{one}; [ $? -lt 2 ] || exit {unknown}", one=one, unknown=UNKNOWN) for one in queries]
         kept = [line("[ ! -e {file} ] || echo {note}", file=file, note=f"#{file}") for file in self._files]
@@ -67,7 +67,7 @@ class FirewalldAllow(_Allow):
         return len(state) >= count and all(word == "yes" for word in state[:count])
 
     def undo(self, before: State) -> Line | None:
-        """Return the command line that removes both the entries that were not there before and the zone's new files.
+        """Return the command line that removes the entries and zone files that were not there before.
 
         A file that differs from firewalld's own definition of the zone (``/usr/lib``) stays.
         """
@@ -105,7 +105,7 @@ class FirewalldAllow(_Allow):
 
 
 def _words(texts: tuple[str, ...]) -> Line | None:
-    """Return our own words, options included; None if one can't be pasted."""
+    """Return texts of our own, which may be options, as words; None if one can't be pasted."""
     return _blank([argument(text) if text in _OPTIONS else line("{word}", word=text) for text in texts])
 
 
@@ -115,12 +115,12 @@ def _blank(words: Sequence[Line | None]) -> Line | None:
 
 
 _OPTIONS = frozenset({"-s", "-d", "-p", "-m", "-j", "-t", "--dports", *map(str, range(-32769, 0))})
-"""Words beginning with a minus that operations use: options of iptables, and priorities."""
+"""Words with a leading minus that operations use: options of iptables, and priorities."""
 
 
 @dataclass(frozen=True)
 class NftAllow(_Allow):
-    """A rule at the beginning of a chain of nftables, with a comment by which it is recognised."""
+    """Inserts a rule at the beginning of an nftables chain, with a comment by which the rule is recognised."""
 
     family: str
     table: str
@@ -134,13 +134,13 @@ class NftAllow(_Allow):
 
     @property
     def line(self) -> Line | None:
-        """Insert the rule unless the chain has it."""
+        """The command that inserts the rule unless the chain has it."""
         once = "nft list chain {*place} | grep -qF {mark} || nft insert rule {*place} {*match} comment '\"{mark}\"'"
         return line(once, place=self._place, match=self.match, mark=self.mark)
 
     @property
     def look(self) -> Line | None:
-        """Print the rules with the comment; all tables are read if the chain is gone."""
+        """The command that prints the rules with the comment; all tables are read if the chain is gone."""
         listed = line("nft list chain {*place}", place=self._place)
         found = line("grep -F {mark}", mark=self.mark)
         return listed and found and script(
@@ -165,7 +165,7 @@ class NftAllow(_Allow):
 
 @dataclass(frozen=True)
 class IptablesAllow(_Allow):
-    """A rule at the beginning of a built-in chain. ``program`` is the iptables variant that wrote the other rules."""
+    """Inserts a rule at the top of a built-in chain; ``program`` is the iptables variant that wrote the other rules."""
 
     program: str
     table: str
@@ -174,13 +174,12 @@ class IptablesAllow(_Allow):
 
     @property
     def line(self) -> Line | None:
-        """Insert the rule unless the chain has it."""
+        """The command that inserts the rule unless the chain has it."""
         look, insert = self._call("-C"), self._call("-I")
         return look and insert and script("{look} 2>/dev/null || {insert}", look=look, insert=insert)
 
     @property
     def look(self) -> Line | None:
-        """Print "present" or "absent"."""
         asked = self._call("-C")
         return asked and script(
             "{asked} 2>/dev/null; case $? in 0) echo present ;; 1) echo absent ;; *) exit {unknown} ;; esac",
@@ -204,7 +203,7 @@ class IptablesAllow(_Allow):
 
 @dataclass(frozen=True)
 class UfwAllow(_Allow):
-    """A ufw rule for one peer; ``first`` puts it before the user's own rules."""
+    """Adds a ufw rule for one peer; ``first`` puts the rule before the user's own rules."""
 
     ports: str
     outgoing: bool
@@ -219,7 +218,7 @@ class UfwAllow(_Allow):
 
     @property
     def look(self) -> Line | None:
-        """Print the rules about the peer and the ports, as ufw writes them."""
+        """The command that prints the rules about the peer and the ports, as ufw writes them."""
         found = line("grep -wF {peer} | grep -wF {ports}", peer=self.peers[0], ports=f"port {self.ports}")
         return found and script(
             "rules=$(ufw show added) || exit {unknown}; printf '%s\\n' \"$rules\" | {found}; :",

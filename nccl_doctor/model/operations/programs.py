@@ -11,14 +11,13 @@ from nccl_doctor.text.shell import Line, line, script
 
 @dataclass(frozen=True)
 class ServiceStart(Operation):
-    """A systemd service that is started, now and at each boot."""
+    """Starts a systemd service, now and at each boot."""
 
     unit: str
     survives_reboot: ClassVar[bool | None] = True
 
     @property
     def line(self) -> Line | None:
-        """``systemctl enable --now UNIT``."""
         return line("systemctl enable --now {unit}", unit=self.unit)
 
     @property
@@ -39,7 +38,7 @@ class ServiceStart(Operation):
 
 @dataclass(frozen=True)
 class ContainerStart(Operation):
-    """A container that is started or unpaused (``verb``); what it then runs is its own affair."""
+    """Starts or unpauses a container (``verb``); what the container then runs is not checked."""
 
     runtime: str
     verb: str
@@ -48,13 +47,12 @@ class ContainerStart(Operation):
 
     @property
     def line(self) -> Line | None:
-        """``docker start NAME``."""
         return line("{runtime} {verb} {name}", runtime=self.runtime, verb=self.verb, name=self.name)
 
 
 @dataclass(frozen=True)
 class KubeApply(Operation):
-    """A Kubernetes object that is created or changed; ``text`` is its JSON."""
+    """Creates or changes a Kubernetes object; ``text`` is the object as JSON."""
 
     text: str
     root: ClassVar[bool] = False
@@ -62,13 +60,12 @@ class KubeApply(Operation):
 
     @property
     def line(self) -> Line | None:
-        """``printf %s OBJECT | kubectl apply -f -``."""
         return line("printf %s {text} | kubectl apply -f -", text=self.text)
 
 
 @dataclass(frozen=True)
 class ServicePatch(Operation):
-    """A Kubernetes Service that gives names to pods before they are ready."""
+    """Makes a Kubernetes Service give names to pods before they are ready."""
 
     name: str
     namespace: str
@@ -77,7 +74,6 @@ class ServicePatch(Operation):
 
     @property
     def line(self) -> Line | None:
-        """``kubectl patch service NAME …``."""
         early = '{"spec":{"publishNotReadyAddresses":true}}'
         patch = "kubectl patch service {name} -n {namespace} -p {early}"
         return line(patch, name=self.name, namespace=self.namespace, early=early)
@@ -85,13 +81,13 @@ class ServicePatch(Operation):
 
 @dataclass(frozen=True)
 class EndJob(Operation):
-    """The end of one's own leftover job by ``fix-port --kill``, never with ``--force``.
+    """Ends a leftover job of the user's own with ``fix-port --kill``, never with ``--force``.
 
     Attributes:
-        text: the command of fix-port that does it.
+        text: the fix-port command that ends the job.
         host: name of the node.
-        pid: a process of the job, with the time of its start in clock ticks since boot.
-        port: the port that it holds; None if that does not matter.
+        pid: a process of the job; ``ticks`` is the time of its start in clock ticks since boot.
+        port: the port that the job holds; None if that does not matter.
     """
 
     text: Line

@@ -17,9 +17,9 @@ _BARE = re.compile(r"[\w./-]+", re.ASCII)
 
 @dataclass(frozen=True)
 class SysctlSet(Operation):
-    """Kernel settings: names, and their values.
+    """Sets kernel settings, given as names and values.
 
-    ``earlier`` has the values of the first settings when the host was checked; the new ones were derived from them.
+    ``earlier`` has the values of the first settings when the host was checked; the new values were derived from them.
     """
 
     settings: tuple[tuple[str, str], ...]
@@ -28,12 +28,11 @@ class SysctlSet(Operation):
 
     @property
     def line(self) -> Line | None:
-        """``sysctl -w NAME=VALUE …``."""
         return line("sysctl -w {*settings}", settings=[f"{name}={value}" for name, value in self.settings])
 
     @property
     def look(self) -> Line | None:
-        """Print each value after "=", since a value may be empty."""
+        """The command that prints each value after "=", since a value may be empty."""
         if not all(_BARE.fullmatch(name) for name, _ in self.settings):
             return None
         names = [line("{name}", name=name) for name, _ in self.settings]
@@ -55,7 +54,7 @@ class SysctlSet(Operation):
         return before[: len(self.earlier)] != _printed(self.earlier)
 
     def undo(self, before: State) -> Line | None:
-        """Return the lines that set the earlier values, the last one first; None if one of them is not known."""
+        """Return the lines that set the earlier values, the last one first; None if one of the values is not known."""
         if len(before) != len(self.settings) or any(value[:1] != "=" for value in before):
             return None
         pairs = zip((name for name, _ in self.settings), before, strict=True)
@@ -76,7 +75,7 @@ def _restored(name: str, value: str) -> Line | None:
 
 @dataclass(frozen=True)
 class HostsEntry(Operation):
-    """Entries of /etc/hosts: addresses and names. The file may lack its last newline; an undo restores that state."""
+    """Adds addresses and names to /etc/hosts. The file may lack its last newline; an undo restores that state."""
 
     entries: tuple[tuple[str, str], ...]
     survives_reboot: ClassVar[bool | None] = True
@@ -87,14 +86,14 @@ class HostsEntry(Operation):
 
     @property
     def line(self) -> Line | None:
-        """Append the missing entries, after a newline if the file lacks its last one."""
+        """The command that appends the missing entries, after a newline if the file lacks its last one."""
         end = script("tail -c1 /etc/hosts | grep -q . && echo >> /etc/hosts")
         once = [line("grep -qxF {one} /etc/hosts || echo {one} >> /etc/hosts", one=entry) for entry in self.lines]
         return in_turn([end, *once])
 
     @property
     def look(self) -> Line | None:
-        """Print whether the last newline is missing, and how many lines equal each entry."""
+        """The command that prints whether the last newline is missing, and how many lines equal each entry."""
         counts = [line("grep -cxF -e {entry} /etc/hosts", entry=entry) for entry in self.lines]
         readable = script("[ -r /etc/hosts ] || exit {unknown}", unknown=UNKNOWN)
         end = script("tail -c1 /etc/hosts | grep -q . && echo open || echo closed")
@@ -104,7 +103,7 @@ class HostsEntry(Operation):
         return len(state) == 1 + len(self.entries) and "0" not in state[1:]
 
     def undo(self, before: State) -> Line | None:
-        """Return the line that deletes one line for each new entry; mode, owner and all other lines stay."""
+        """Return the command that deletes one line for each new entry; mode, owner and all other lines stay."""
         new = [entry for entry, count in zip(self.lines, before[1:], strict=False) if count == "0"]
         if len(before) != 1 + len(self.entries) or not new:
             return None
@@ -129,7 +128,7 @@ class HostsEntry(Operation):
 
 @dataclass(frozen=True)
 class IpRule(Operation):
-    """A rule that has the kernel look up a network in the main table first."""
+    """Adds a rule that makes the kernel look up a network in the main table first."""
 
     network: str
     cuts_connection: ClassVar[bool] = True
@@ -141,7 +140,7 @@ class IpRule(Operation):
 
     @property
     def look(self) -> Line | None:
-        """Print the rules that send packets for the network to the main table."""
+        """The command that prints the rules that send packets for the network to the main table."""
         family = script("-6" if ":" in self.network else "-4")
         found = line("grep -wF {rule}", rule=f"to {self.network.removesuffix('/32')} lookup main")
         return found and script(
@@ -165,7 +164,7 @@ class IpRule(Operation):
 
 @dataclass(frozen=True)
 class IpRouteDelete(Operation):
-    """The removal of a route that refuses packets: ``kind`` is unreachable, prohibit or blackhole."""
+    """Deletes a route that refuses packets; ``kind_of_route`` is unreachable, prohibit or blackhole."""
 
     kind_of_route: str
     destination: str
@@ -190,7 +189,6 @@ class IpRouteDelete(Operation):
         return shown and script("{shown} || exit {unknown}", shown=shown, unknown=UNKNOWN)
 
     def holds(self, state: State) -> bool:
-        """Return whether there is no such route."""
         return not state
 
     def undo(self, before: State) -> Line | None:
@@ -211,14 +209,13 @@ def _metric(route: list[str]) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class LinkUp(Operation):
-    """An interface that is brought up."""
+    """Brings an interface up."""
 
     name: str
     cuts_connection: ClassVar[bool] = True
 
     @property
     def line(self) -> Line | None:
-        """``ip link set NAME up``."""
         return line("ip link set {name} up", name=self.name)
 
     @property
@@ -233,7 +230,7 @@ class LinkUp(Operation):
 
 @dataclass(frozen=True)
 class LinkMtu(Operation):
-    """The MTU of an interface, in bytes; ``earlier`` is the one that it had when the host was checked."""
+    """Sets the MTU of an interface, in bytes; ``earlier`` is the MTU when the host was checked."""
 
     name: str
     mtu: int
@@ -242,7 +239,6 @@ class LinkMtu(Operation):
 
     @property
     def line(self) -> Line | None:
-        """``ip link set dev NAME mtu MTU``."""
         return line("ip link set dev {name} mtu {mtu}", name=self.name, mtu=self.mtu)
 
     @property
@@ -265,7 +261,7 @@ class LinkMtu(Operation):
 
 @dataclass(frozen=True)
 class Remount(Operation):
-    """A larger /dev/shm; with a ``runtime``, that of a container."""
+    """Enlarges /dev/shm; with a ``runtime``, that of a container."""
 
     gib: int
     runtime: str = ""
@@ -284,7 +280,7 @@ class Remount(Operation):
 
     @property
     def look(self) -> Line | None:
-        """Print the size in KiB."""
+        """The command that prints the size in KiB."""
         inside = self._inside
         return inside and script(
             "size=$({inside} df -P -k /dev/shm) || exit {unknown}; "
@@ -312,18 +308,17 @@ def _size(state: State) -> int | None:
 
 
 class InContainer(Remount):
-    """A larger /dev/shm of a container, by whoever may run commands in it."""
+    """Enlarges /dev/shm of a container; any user who may run commands in the container can do so."""
 
     root: ClassVar[bool] = False
 
 
 @dataclass(frozen=True)
 class ShmFolder(Operation):
-    """The folder /dev/shm."""
+    """Creates the folder /dev/shm."""
 
     @property
     def line(self) -> Line | None:
-        """``mkdir -p /dev/shm``."""
         return line("mkdir -p /dev/shm")
 
     @property
@@ -341,11 +336,10 @@ class ShmFolder(Operation):
 
 @dataclass(frozen=True)
 class ShmMount(Operation):
-    """A tmpfs on /dev/shm."""
+    """Mounts a tmpfs on /dev/shm."""
 
     @property
     def line(self) -> Line | None:
-        """``mount -t tmpfs -o mode=1777 tmpfs /dev/shm``."""
         return line("mount -t tmpfs -o mode=1777 tmpfs /dev/shm")
 
     @property
@@ -361,7 +355,7 @@ class ShmMount(Operation):
 
 @dataclass(frozen=True)
 class FileMode(Operation):
-    """The mode of files, in octal digits."""
+    """Sets the mode of files, in octal digits."""
 
     mode: str
     files: tuple[str, ...]
@@ -369,7 +363,6 @@ class FileMode(Operation):
 
     @property
     def line(self) -> Line | None:
-        """``chmod MODE FILE …``."""
         return line("chmod {mode} {*files}", mode=self.mode, files=self.files)
 
     @property
@@ -389,41 +382,38 @@ class FileMode(Operation):
 
 
 class OwnFileMode(FileMode):
-    """The mode of one's own files."""
+    """Sets the mode of the user's own files."""
 
     root: ClassVar[bool] = False
 
 
 @dataclass(frozen=True)
 class ModuleLoad(Operation):
-    """A kernel module that is loaded; it stays, since others may be using it by now."""
+    """Loads a kernel module; this has no undo, since others may be using the module by then."""
 
     name: str
 
     @property
     def line(self) -> Line | None:
-        """``modprobe NAME``."""
         return line("modprobe {name}", name=self.name)
 
 
 @dataclass(frozen=True)
 class NvidiaDevices(Operation):
-    """NVIDIA's device files, and the module for unified memory."""
+    """Creates NVIDIA's device files, and loads the module for unified memory."""
 
     @property
     def line(self) -> Line | None:
-        """``nvidia-modprobe -c 0 -u``."""
         return line("nvidia-modprobe -c 0 -u")
 
 
 @dataclass(frozen=True)
 class ModulesBuild(Operation):
-    """Kernel modules that DKMS builds for the running kernel."""
+    """Has DKMS build kernel modules for the running kernel."""
 
     survives_reboot: ClassVar[bool | None] = True
     deadline_s: ClassVar[float] = SLOW_S
 
     @property
     def line(self) -> Line | None:
-        """``dkms autoinstall``."""
         return line("dkms autoinstall")

@@ -124,27 +124,27 @@ LOOKS = [
     Look(YOLO, "ps -aux | grep python; sudo kill PID", "ports/port_in_use/fires", "port-in-use",
          ("fix-port", "--kill --yes")),
     Look(YOLO, "another --master_port", "ports/port_in_use/fires", "port-in-use",
-         ("set another master_port", "fix-port --next finds one")),
+         ("Set another master_port", "fix-port --next finds one")),
     Look(YOLO, "NCCL_IB_DISABLE by hand", "environment/env_bad_value/fires", "env-bad-value", ("NCCL_IB_DISABLE",)),
     Look(YOLO, "ufw status", "ports/firewall_blocks_port/fires-ufw", "firewall-blocks-port", ("ufw allow proto tcp from",)),
     Look(YOLO, "ps -aux | grep python on every machine", "processes/stale_process/fires", "stale-process", ("fix-port",)),
     Look(YOLO, "ifconfig, the interface with that IP, NCCL_SOCKET_IFNAME=eno1", "interfaces/ifname_needed/fires",
          "ifname-needed", ("export NCCL_SOCKET_IFNAME='=eno1'",)),
     Look(YOLO, "nc -l 5678 -v; nc 192.168.1.2 5678; ping", "ports/port_unreachable/fires", "port-unreachable",
-         ("node2 can't reach node1 on ports 29500, 40001, 40002", "into node1")),
+         ("node2 can't reach node1 on ports 29500, 40001, 40002", "towards node1")),
     Look(YOLO, "firewall-cmd --zone=trusted --add-source=IP; --list-all", "ports/firewall_blocks_port/fires",
          "firewall-blocks-port",
          ("node1", "as root:", "firewall-cmd --permanent --zone=trusted --add-source=10.0.0.2")),
     Look(DDP, "RANK and WORLD_SIZE by hand", "environment/job_variable_conflict/fires", "job-variable-conflict",
          ("RANK", "the launcher sets them")),
     Look(DDP, "more processes than GPUs", "software/gpu_count_low/fires", "gpu-count-low",
-         ("node3 is to start 8 ranks, but has 7 GPUs", "nproc_per_node")),
+         ("node3 is to start 8 ranks, but has only 7 GPUs", "nproc_per_node")),
     Look(DDP, "CUDA_DEVICE_ORDER, where the GPUs of a machine differ", "software/gpu_model_mismatch/fires-within-one-host",
          "gpu-model-mismatch", ("CUDA_DEVICE_ORDER=PCI_BUS_ID",)),
     Look(DDP, "two ranks on one GPU", "software/gpu_overlap/fires", "gpu-overlap",
-         ("are the same machine, and both use GPU 0", "cuda_visible_devices")),
+         ("are the same machine, and both use GPU", "cuda_visible_devices")),
     Look(ULTRALYTICS, "the same code and data on all machines", "software/code_mismatch/fires", "code-mismatch",
-         ("train.py on node2 differs from that on the other hosts", "rsync")),
+         ('"train.py" on node2 differs from the copy on the other hosts', "rsync")),
     Look(ULTRALYTICS, "the same versions on all machines", "software/version_mismatch/fires", "version-mismatch",
          ("torch: 2.9.1 on node[1-2], 2.8.0 on node3", "Install the same versions")),
     Look(ULTRALYTICS, "docker run without --ipc=host", "processes/shm_small/fires-dockers-default", "shm-small", ("--ipc=host",)),
@@ -273,7 +273,7 @@ def test_the_rings_time_stands_beside_what_was_measured() -> None:
     result = {"backend": "gloo", "world_size": 2, "ok": True, "outcome": "ok", "sizes": [size]}
     ranks = [{**rank, "rank": n, "host": f"node{n}"} for n in range(2)]
     link = {"host": "node1", "name": "eno1", "gb_per_s": 1.25, "share": 0.42}
-    for more, says in (({"link": link}, "link's best"), ({}, "at the best rate")):
+    for more, says in (({"link": link}, "ideal (link)"), ({}, "ideal")):
         said = AllReduceReport.model_validate({**result, "ranks": ranks, **more})
         text = "\n".join("\n".join(block) for block in smoke(said, PLAIN))
         assert says in text

@@ -9,7 +9,7 @@ from nccl_doctor.model.finding import CheckResult, Diagnosis, Outcome, Severity
 from nccl_doctor.model.report import Report
 from nccl_doctor.text.hostlist import grouped
 
-Fault = tuple[str, str]
+FaultKey = tuple[str, str]
 """The name of a diagnosis and the affected host, which is "" if the diagnosis concerns no host."""
 
 
@@ -54,7 +54,7 @@ def _was_run(step: Step, ran: FixReport) -> bool:
     return any(result.number == step.number and result.outcome != "not-run" for result in ran.results)
 
 
-def _faults(diagnoses: Sequence[Diagnosis], names: Iterable[str] | None = None) -> list[Fault]:
+def _faults(diagnoses: Sequence[Diagnosis], names: Iterable[str] | None = None) -> list[FaultKey]:
     wanted = None if names is None else set(names)
     some = (found for found in diagnoses if wanted is None or found.name in wanted)
     return list(dict.fromkeys((found.name, host) for found in some for host in found.hosts or ("",)))
@@ -67,5 +67,5 @@ def _passed(check: CheckResult | None, host: str, after: Report) -> bool:
     return (not host or host in reached) and not any(host in gap.hosts or not gap.hosts for gap in check.gaps)
 
 
-def _named(faults: Iterable[Fault]) -> tuple[NamedFault, ...]:
+def _named(faults: Iterable[FaultKey]) -> tuple[NamedFault, ...]:
     return tuple(NamedFault(name=name, hosts=tuple(filter(None, hosts))) for name, hosts in grouped(faults).items())

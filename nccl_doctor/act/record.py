@@ -20,7 +20,7 @@ from pydantic import Field, ValidationError
 from nccl_doctor.errors import DoctorError
 from nccl_doctor.model.acts import Machine, Step, StepOutcome
 from nccl_doctor.model.base import FrozenModel
-from nccl_doctor.model.operation import State, same
+from nccl_doctor.model.operation import StateLines, same
 from nccl_doctor.text.machine import state_folder, write_atomically
 
 _MOST_BYTES = 64 << 20
@@ -50,9 +50,9 @@ class RanStep(FrozenModel):
     mends: str
     machine: Machine = Machine()
     look: str | None = None
-    before: State = ()
-    after: State | None = None
-    expected: State | None = None
+    before: StateLines = ()
+    after: StateLines | None = None
+    expected: StateLines | None = None
     undo: str | None = None
     survives_reboot: bool | None = None
     settings: dict[str, str | None] = Field(default_factory=dict)

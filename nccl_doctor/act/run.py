@@ -34,7 +34,7 @@ from nccl_doctor.act.shell import ANSWER_S, ENDED_BY_TIMEOUT, LONGEST, RemoteShe
 from nccl_doctor.errors import DoctorError
 from nccl_doctor.model.acts import Machine, Step, StepOutcome, StepResult, Undo
 from nccl_doctor.model.cluster import Node
-from nccl_doctor.model.operation import QUICK_S, Operation, State, same
+from nccl_doctor.model.operation import QUICK_S, Operation, StateLines, same
 from nccl_doctor.snapshot.access import SshAuthFailed
 from nccl_doctor.text.hostlist import plural
 from nccl_doctor.text.shell import clean, nested
@@ -354,7 +354,7 @@ class _Taking:
             return told | {"outcome": "failed", "reason": reason}
         return told | {"over": True}
 
-    def _state(self, look: str) -> State:
+    def _state(self, look: str) -> StateLines:
         """Return the output of the command ``look``; raise _StoppedError if the command fails."""
         looked = self.opened.shell.run(look, ANSWER_S, whole=True)
         if looked.status:
@@ -363,7 +363,7 @@ class _Taking:
             raise _StoppedError("failed", f"it could not be looked at, so nothing was changed{said}"[:LONGEST])
         return looked.lines
 
-    def _state_or_none(self, look: str) -> State | None:
+    def _state_or_none(self, look: str) -> StateLines | None:
         try:
             return self._state(look)
         except _StoppedError:

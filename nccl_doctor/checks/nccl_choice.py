@@ -8,7 +8,7 @@ from nccl_doctor.model.effect import Symptom
 from nccl_doctor.model.finding import Finding, Fix
 from nccl_doctor.model.operations.system import LinkUp
 from nccl_doctor.model.register import Unjudged
-from nccl_doctor.nccl.cluster_nccl import ClusterNccl, Fault, Kind, faults
+from nccl_doctor.nccl.cluster_nccl import ChoiceFault, ClusterNccl, FaultKind, faults
 from nccl_doctor.nccl.interfaces import FAMILIES
 from nccl_doctor.nccl.reachability import Reachable
 from nccl_doctor.nccl.suggest import fix, move
@@ -29,7 +29,7 @@ OTHERWISE = (
 )
 
 
-def findings(view: View, kind: Kind) -> Iterator[Finding | Unjudged]:
+def findings(view: View, kind: FaultKind) -> Iterator[Finding | Unjudged]:
     """Yield one finding per setting and interface, and an Unjudged for each host without a verdict."""
     nccl = view.nccl
     groups = grouped(
@@ -55,14 +55,14 @@ def findings(view: View, kind: Kind) -> Iterator[Finding | Unjudged]:
             fix=_fix(nccl, group),
             severity=severity,
         )
-    for name in view.by_host if kind in (Kind.WRONG, Kind.NEEDED) else ():
+    for name in view.by_host if kind in (FaultKind.WRONG, FaultKind.NEEDED) else ():
         standing = nccl.bootstrap.get(name)
-        concerned = (nccl.wanted(name) is None) == (kind is Kind.NEEDED)
+        concerned = (nccl.wanted(name) is None) == (kind is FaultKind.NEEDED)
         if standing is not None and standing.is_unsure and concerned:
             yield Unjudged((name,), standing.verdicts[0].why)
 
 
-def _idle_peers(view: View, group: list[Fault]) -> tuple[str, ...]:
+def _idle_peers(view: View, group: list[ChoiceFault]) -> tuple[str, ...]:
     """Return the peers that can't reach the group's hosts, if each peer's own interface is down; otherwise ()."""
     nccl = view.nccl
     standings = [nccl.bootstrap[fault.host] for fault in group if fault.host in nccl.bootstrap]
@@ -82,7 +82,7 @@ def good_interfaces(nccl: ClusterNccl) -> dict[str, str]:
     return {**(nccl.suggestion.interfaces if nccl.suggestion is not None else {}), **used}
 
 
-def _fix(nccl: ClusterNccl, group: list[Fault]) -> Fix:
+def _fix(nccl: ClusterNccl, group: list[ChoiceFault]) -> Fix:
     if _lack_family(nccl, group):
         return Fix(
             summary="NCCL_SOCKET_FAMILY asks for a kind of address that no interface there has: leave it out of the "
@@ -106,7 +106,7 @@ def bring_up(nccl: ClusterNccl, hosts: tuple[str, ...], name: str, other: str = 
     return pasted(f"Bring it up{other} (for good: in what sets up the network):", lines, needs_root=True)
 
 
-def _lack_family(nccl: ClusterNccl, group: list[Fault]) -> bool:
+def _lack_family(nccl: ClusterNccl, group: list[ChoiceFault]) -> bool:
     """Return whether NCCL finds no interface because it is restricted to one address family."""
     for own in (nccl.by_host[fault.host] for fault in group):
         wanted = own.variables.get("NCCL_SOCKET_FAMILY")
@@ -117,7 +117,7 @@ def _lack_family(nccl: ClusterNccl, group: list[Fault]) -> bool:
     return True
 
 
-def _setting(nccl: ClusterNccl, group: list[Fault]) -> str:
+def _setting(nccl: ClusterNccl, group: list[ChoiceFault]) -> str:
     by_family = _lack_family(nccl, group)
     name = "NCCL_SOCKET_FAMILY" if by_family else "NCCL_SOCKET_IFNAME"
     wanted = nccl.by_host[group[0].host].variables[name].value if by_family else group[0].wanted

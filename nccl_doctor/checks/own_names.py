@@ -24,8 +24,9 @@ from nccl_doctor.text.hostlist import quoted
 from nccl_doctor.text.inet import is_loopback
 
 CHANCE = (
-    "gloo still works here, because the host with the higher address always connects to the other; it will fail as "
-    "soon as a second host has the same fault, or a peer's address is above 127.0.1.1 (for example 192.168.x.x)"
+    "gloo then listens on a loopback address, and still works only by chance: of two hosts, the one with the higher "
+    "IP address connects to the other, and 127.x is higher than the peers' addresses. It will fail as soon as a second "
+    "host has the same fault, or a peer has a higher address (for example 192.168.x.x)"
 )
 """The end of a sentence about a name that resolves wrongly, if gloo still works."""
 

@@ -19,7 +19,7 @@ from nccl_doctor.firewall.route_lookup import RouteFault, find_route_faults
 from nccl_doctor.model.base import known
 from nccl_doctor.model.cluster import Cluster, Node
 from nccl_doctor.model.engine import ClusterSource, engines
-from nccl_doctor.model.engines.base import Words
+from nccl_doctor.model.engines.base import OptionWords
 from nccl_doctor.model.finding import Command, Finding, Fix, Severity, on
 from nccl_doctor.model.operation import Operation
 from nccl_doctor.model.operations.programs import EndJob, KubeApply
@@ -303,7 +303,7 @@ def _fix_port(cluster: Cluster, node: Node, what: Line | None) -> Line | None:
     return line("nccl-doctor fix-port {where} {there} {inside} {what}", **holes)
 
 
-def _options(words: Words) -> Line | None:
+def _options(words: OptionWords) -> Line | None:
     """Format options with untrusted values; return None if a value can't be pasted safely."""
     joined = script("")
     for option, value in words:

@@ -29,7 +29,9 @@ def check(
     mesh: Annotated[
         Literal["auto", "full", "none"],
         options.of_run(
-            "--mesh", metavar="auto|full|none", help="Which pairs to test; auto tests all pairs up to 128 hosts."
+            "--mesh",
+            metavar="auto|full|none",
+            help="Which pairs of hosts to test; auto: all pairs of up to 128 hosts, a sample beyond that.",
         ),
     ] = "auto",
     rate: options.Rate = False,
@@ -42,11 +44,12 @@ def check(
     write_hosts: Annotated[
         Path | None,
         options.of_output(
-            "--write-hosts", metavar="FILE", help="Write the hosts that passed to FILE, one name per line."
+            "--write-hosts", metavar="FILE", help="Write to FILE the names of the hosts that passed, one per line."
         ),
     ] = None,
     write_failed: Annotated[
-        Path | None, options.of_output("--write-failed", metavar="FILE", help="Write the hosts that failed to FILE.")
+        Path | None,
+        options.of_output("--write-failed", metavar="FILE", help="Write to FILE the names of the hosts that failed."),
     ] = None,
     load_from: options.From = None,
     fix: Annotated[

@@ -19,7 +19,7 @@ def diff(
     after: Annotated[Path, typer.Argument(metavar="B", help="Later snapshot.")],
     output: Annotated[str, options.output("diff")] = "human",
     verbose: Annotated[bool, options.of_output("-v", "--verbose", help="Show every value with its path.")] = False,
-    filed: options.FileOptions,
+    filed: options.HtmlOptions,
 ) -> None:
     """Show what changed between two snapshots. Exit 0 if nothing did, 1 otherwise."""
     out = filed.out("diff", output)._replace(verbose=verbose)

@@ -61,7 +61,7 @@ def fix(
     which: options.HostOptions,
     wanted: FixOptions,
     output: Annotated[str, options.output("fix")] = "human",
-    shown: options.ReportOptions,
+    shown: options.ScreenOptions,
     chosen: options.SelectOptions,
     timeout: options.TimeoutWithSmoke = None,
     reached: options.ReachOptions,

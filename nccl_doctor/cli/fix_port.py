@@ -62,7 +62,10 @@ class PortOptions:
         bool, typer.Option("--kill", help="End the whole job that holds the port: SIGTERM, then SIGKILL.")
     ] = False
     force: Annotated[
-        bool, typer.Option("--force", help="End it even if it may be in use, is making progress, or is not yours.")
+        bool,
+        typer.Option(
+            "--force", help="With --kill, end the job even if it may be in use, is making progress, or is not yours."
+        ),
     ] = False
     yes: Annotated[bool, typer.Option("-y", "--yes", help="Do not ask before --kill.")] = False
     grace_s: Annotated[

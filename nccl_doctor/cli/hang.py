@@ -25,7 +25,7 @@ def hang(
         typer.Option(
             "--interval",
             metavar="SECONDS",
-            help="Seconds between the two samples of a close look, 0.5 to 300.",
+            help="Seconds between the two samples on which a verdict is based, 0.5 to 300.",
             min=0.5,
             max=300,
         ),
@@ -47,7 +47,11 @@ def hang(
         bool, typer.Option("--native", help="Include C++ frames in stacks; pauses each rank for longer.")
     ] = False,
     dump: Annotated[
-        bool, typer.Option("--dump", help="Have each rank dump its flight recorder, if its pipe is enabled.")
+        bool,
+        typer.Option(
+            "--dump",
+            help="Have each rank dump its flight recorder; needs torch's dump pipe (TORCH_NCCL_DEBUG_INFO_PIPE_FILE).",
+        ),
     ] = False,
     force: Annotated[
         bool,

@@ -10,7 +10,7 @@ from nccl_doctor.cli.options import EngineOptions, NameOptions, completing, flat
 from nccl_doctor.cli.output import Out, finish
 from nccl_doctor.report.render import FORMS
 
-Words = Annotated[
+ScriptWords = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="HOSTS -- SCRIPT [ARGS]...", help="Hosts file (unless -w is given), then -- and the script."
@@ -21,7 +21,7 @@ Words = Annotated[
 @flattened
 def launch(
     *,
-    words: Words = None,
+    words: ScriptWords = None,
     named: NameOptions,
     launcher: Annotated[
         Literal["torchrun", "c10d", "launch", "env", "tcp"] | None,
@@ -46,7 +46,8 @@ def launch(
     diagnosable: Annotated[
         bool,
         typer.Option(
-            "--diagnosable", help="Add settings that make the next failure diagnosable: NCCL's log, flight recorder."
+            "--diagnosable",
+            help="Add settings that record evidence for a failure: NCCL's log, torch's flight recorder.",
         ),
     ] = False,
     diagnostics: Annotated[

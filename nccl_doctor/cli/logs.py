@@ -41,7 +41,9 @@ With = Annotated[
         help="Resolve RDMA ports in the log to hosts and names with this snapshot (made by check --save).",
     ),
 ]
-Follow = Annotated[bool, typer.Option("--follow", help="Report as soon as a fatal line appears.")]
+Follow = Annotated[
+    bool, typer.Option("--follow", help="Keep reading while the log grows, and report as soon as a fatal line appears.")
+]
 
 
 @flattened

@@ -100,7 +100,7 @@ class _Stderr(io.FileIO):
 
 
 def _open_what_is_closed() -> None:
-    """Open standard streams that the caller closed (``2>&-``) on /dev/null, to reserve their file descriptors."""
+    """Open /dev/null for each standard stream that the caller closed (``2>&-``), to reserve its file descriptor."""
     for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         if getattr(sys, name) is None and os.open(os.devnull, os.O_RDWR) == number:
             setattr(sys, name, os.fdopen(number, mode, encoding="utf-8"))

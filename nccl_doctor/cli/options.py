@@ -187,7 +187,12 @@ Transport = Annotated[
     ),
 ]
 Save = Annotated[
-    Path | None, of_output("--save", metavar="SNAPSHOT", help="Save everything that was collected to this file.")
+    Path | None,
+    of_output(
+        "--save",
+        metavar="SNAPSHOT",
+        help="Save what was collected to this file, without user names, secrets and unknown variables.",
+    ),
 ]
 From = Annotated[
     Path | None,
@@ -319,7 +324,6 @@ class FileOptions:
     """Options for the destination of the report."""
 
     output_file: OutputFile = None
-    open_it: Annotated[bool, of_output("--open", help="Open the HTML report of --output-file in a browser.")] = False
     show_secrets: ShowSecrets = False
 
     def out(self, command: str, form: str) -> Out:
@@ -329,12 +333,24 @@ class FileOptions:
 
 
 @dataclass(frozen=True)
-class ReportOptions(FileOptions):
-    """Options for the format of the report."""
+class HtmlOptions(FileOptions):
+    """Options for the destination of a report that may be in HTML."""
+
+    open_it: Annotated[bool, of_output("--open", help="Open the HTML report of --output-file in a browser.")] = False
+
+
+@dataclass(frozen=True)
+class ScreenOptions(FileOptions):
+    """Options for a report on the terminal."""
 
     color: ColorWhen = "auto"
     quiet: Quiet = False
     verbose: Annotated[bool, of_output("-v", "--verbose", help="Show every check and all evidence.")] = False
+
+
+@dataclass(frozen=True)
+class ReportOptions(ScreenOptions, HtmlOptions):
+    """Options for the format of the report."""
 
 
 @dataclass(frozen=True)
@@ -409,7 +425,11 @@ class KeepOptions:
 
     save: Save = None
     save_whole: Annotated[
-        bool, of_output("--save-whole", help="With --save, include user names, all variables and command lines.")
+        bool,
+        of_output(
+            "--save-whole",
+            help="With --save, leave nothing out: user names, all variables and command lines, secrets included.",
+        ),
     ] = False
 
 
@@ -444,7 +464,8 @@ class WatchOptions:
         of_watch(
             "--on-hang",
             metavar="COMMAND",
-            help="Run this program after the report, with NCDOCTOR_REPORT and NCDOCTOR_VERDICT set; no shell.",
+            help="Run this program, without a shell, after the report; NCDOCTOR_REPORT, NCDOCTOR_VERDICT and "
+            "NCDOCTOR_DIAGNOSIS are set.",
         ),
     ] = None
     keep_watching: Annotated[bool, of_watch("--keep-watching", help="Keep watching after a report.")] = False

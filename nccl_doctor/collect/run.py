@@ -21,7 +21,7 @@ from nccl_doctor.collect.mesh.mesh import run_mesh
 from nccl_doctor.collect.options import Clock, Progress, RunOptions
 from nccl_doctor.collect.smoke import allreduce, isolation
 from nccl_doctor.collect.turns import Refused, Turns, words
-from nccl_doctor.crew.answers import ControllerPausedError, Holder, OwnFaultError, ProbeError
+from nccl_doctor.crew.answers import ControllerPausedError, HolderAnswer, OwnFaultError, ProbeError
 from nccl_doctor.crew.crew import Crew
 from nccl_doctor.crew.parallel import CONNECT_S, failure_of, fan_out
 from nccl_doctor.crew.session import PATIENT_S, ProbeSession
@@ -183,7 +183,7 @@ class Run:
             return
         shown: set[str] = set()
 
-        def waits(holder: Holder) -> None:
+        def waits(holder: HolderAnswer) -> None:
             if holder.run not in shown:
                 shown.add(holder.run)
                 self._progress.phase(f"waiting for {words(holder)}", [])

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass, field
 
-from nccl_doctor.crew.answers import END_TURN, TURN, Holder, NoAnswerError, TurnAnswer
+from nccl_doctor.crew.answers import END_TURN, TURN, HolderAnswer, NoAnswerError, TurnAnswer
 from nccl_doctor.crew.parallel import ask_all
 from nccl_doctor.crew.session import ProbeSession
 from nccl_doctor.snapshot.network import PortTrial
@@ -35,7 +35,7 @@ class Ticket:
     began: float = field(default_factory=time.time)
     controller: str = field(default_factory=socket.gethostname)
 
-    def is_before(self, holder: Holder) -> bool:
+    def is_before(self, holder: HolderAnswer) -> bool:
         """Return whether this run precedes the holder's run."""
         return (self.began, self.run) < (holder.began, holder.run)
 
@@ -44,7 +44,7 @@ class Ticket:
 class Refused:
     """Turns that were not given in time: the holder by host, or None for a host that did not answer."""
 
-    holders: dict[str, Holder | None]
+    holders: dict[str, HolderAnswer | None]
     waited_s: float
 
     def __str__(self) -> str:
@@ -55,7 +55,7 @@ class Refused:
         return f"{words(holder)} has been testing {fold(hosts)} for {holder.held_s:.0f} s"
 
 
-def words(holder: Holder) -> str:
+def words(holder: HolderAnswer) -> str:
     """Return a phrase such as "another check of alice from gpu01", with the parts that are known."""
     by, where = f" of {holder.user}" if holder.user else "", f" from {holder.controller}" if holder.controller else ""
     return f"another check{by}{where}"
@@ -69,7 +69,9 @@ class Turns:
     ticket: Ticket = field(default_factory=Ticket)
     _held: set[str] = field(default_factory=set)
 
-    def take(self, until: float, port: dict[str, int], waits: Callable[[Holder], None]) -> PortTrial | Refused | None:
+    def take(
+        self, until: float, port: dict[str, int], waits: Callable[[HolderAnswer], None]
+    ) -> PortTrial | Refused | None:
         """Take the turn on every host, or on none if that fails.
 
         Args:
@@ -86,7 +88,7 @@ class Turns:
                 session for session in self.sessions if session.lost is None and session.node.name not in self._held
             ]
             answers = ask_all(lambda session: self._ask(session, port.get(session.node.name)), wanted)
-            refused: dict[str, Holder | None] = {}
+            refused: dict[str, HolderAnswer | None] = {}
             for session, answer in zip(wanted, answers, strict=True):
                 name = session.node.name
                 if isinstance(answer, NoAnswerError):

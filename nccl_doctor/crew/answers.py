@@ -215,7 +215,7 @@ class TrialEnd(base.Observed):
     ok: bool
 
 
-class Holder(base.Observed):
+class HolderAnswer(base.Observed):
     """The run that has a host's turn, as described by that run itself.
 
     Only ``user`` comes from the kernel; it is "" if the kernel does not provide it.
@@ -231,7 +231,7 @@ class Holder(base.Observed):
 class TurnAnswer(base.Observed):
     """The run that has the turn (None if it is ours), and the result of another trial of the master port, or None."""
 
-    holder: Holder | None
+    holder: HolderAnswer | None
     trial: PortTrial | None
 
 

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 from nccl_doctor.crew import answers
 from nccl_doctor.crew import start as bundle
-from nccl_doctor.crew.start import SILENT, Start, start_failure
+from nccl_doctor.crew.start import SILENT, ProbeStart, start_failure
 from nccl_doctor.model.cluster import Node
 from nccl_doctor.model.engine import place_of
 from nccl_doctor.snapshot.access import ProbeFailed, PythonMissing
@@ -317,7 +317,7 @@ class ProbeSession:
         silent = isinstance(error, answers.ConnectionLostError) and any(SILENT in line for line in stderr)
         late = isinstance(error, answers.NoAnswerError) or ours or silent
         return start_failure(
-            Start(
+            ProbeStart(
                 python=self.node.python,
                 place=place_of(self.node),
                 error=str(error),

@@ -45,7 +45,7 @@ _WORDS = 120
 
 
 @dataclass(frozen=True)
-class Start:
+class ProbeStart:
     """Evidence about a failed start of a probe.
 
     Attributes:
@@ -91,7 +91,7 @@ _PYTHON: tuple[tuple[PythonProblem, str, str], ...] = (
 )  # fmt: skip
 
 
-def start_failure(start: Start) -> PythonMissing | ProbeFailed:
+def start_failure(start: ProbeStart) -> PythonMissing | ProbeFailed:
     evidence, inside = (*start.stderr, *start.chatter), f"in {start.place} " if start.place else ""
     found = _problem(start) if start.shell_ready and not (start.late or start.lied) else None
     if found is not None:
@@ -106,12 +106,12 @@ def start_failure(start: Start) -> PythonMissing | ProbeFailed:
     )
 
 
-def _cut_off(start: Start) -> bool:
+def _cut_off(start: ProbeStart) -> bool:
     """Return whether the shell ran our command, and the command was then killed or lost with its session."""
     return start.shell_ready and not start.late and start.status in _KILLED
 
 
-def _problem(start: Start) -> tuple[PythonProblem, str] | None:
+def _problem(start: ProbeStart) -> tuple[PythonProblem, str] | None:
     """Return the interpreter's fault and a phrase for it; None if the interpreter is not at fault."""
     by_itself = _match(_PYTHON, (start.error, *start.stderr), start.python)
     if by_itself is not None or start.ready or start.status in (0, None):
@@ -134,7 +134,7 @@ def _match(
     return None
 
 
-def _detail(start: Start) -> str:
+def _detail(start: ProbeStart) -> str:
     if any(DAMAGED in line for line in start.stderr):
         return f"{DAMAGED}: the way to {start.python} there loses bytes, as kubectl exec and old relays did"
     if start.ready and any(SILENT in line for line in start.stderr):

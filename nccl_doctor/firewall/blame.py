@@ -18,7 +18,7 @@ from typing import Any, Literal
 from nccl_doctor.firewall.connection import Ends, Objection, Ruleset, compile_rules, growth, handshake
 from nccl_doctor.firewall.manager import Manager, manager_of, printable
 from nccl_doctor.firewall.remedy import Opening, Remedy, merged, remedy
-from nccl_doctor.firewall.route_lookup import Path, dialled_address, ephemeral, path_of, source_address
+from nccl_doctor.firewall.route_lookup import RoutedPath, dialled_address, ephemeral, path_of, source_address
 from nccl_doctor.firewall.rules import Direction, Packet, RuleRef, Tri, every, some
 from nccl_doctor.model.base import Unknown, known
 from nccl_doctor.model.report import FailedDial
@@ -138,7 +138,7 @@ def judge_dials(snapshot: Snapshot, listens: Mapping[str, str]) -> ExplainedDial
     gaps: dict[Gap, None] = {}
 
     @cache
-    def path(source: str, target: str, address: str) -> Path | None:
+    def path(source: str, target: str, address: str) -> RoutedPath | None:
         known = source in hosts and target in hosts
         return path_of(address, hosts[source], hosts[target], listens) if known else None
 
@@ -191,7 +191,7 @@ def _limits(
     snapshot: Snapshot,
     hosts: Mapping[str, Host],
     rules: Callable[[str], Ruleset],
-    path: Callable[[str, str, str], Path | None],
+    path: Callable[[str, str, str], RoutedPath | None],
 ) -> tuple[Blame, ...]:
     """Return the hosts whose rules admit fewer simultaneous connections with a peer than the job may need."""
     mesh = known(snapshot.mesh)
@@ -316,7 +316,7 @@ def _rules_of(captured: _Captured) -> Ruleset:
 
 
 def _unexpected_passes(
-    blame: Blame, mesh: Mesh, rules: Ruleset, path: Callable[[str, str, str], Path | None]
+    blame: Blame, mesh: Mesh, rules: Ruleset, path: Callable[[str, str, str], RoutedPath | None]
 ) -> Iterator[tuple[str, int]]:
     own = blame.host.name
     failed = {(dial.src, dial.address, dial.port) for dial in mesh.failed if dial.dst == own}

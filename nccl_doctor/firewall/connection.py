@@ -106,7 +106,7 @@ def _nft(facts: FirewallFacts, ruleset: str, saves: list[IptablesSave], sets: Ip
     ]
 
 
-Side = Literal["dialler", "listener"]
+DialEnd = Literal["dialler", "listener"]
 Segment = Literal["SYN", "SYN-ACK", "ACK"]
 
 
@@ -132,7 +132,7 @@ class Ends:
 class Objection:
     """A rule, or an unknown part of the rules, that may block a connection."""
 
-    side: Side
+    side: DialEnd
     segment: Segment
     packet: Packet
     verdict: PacketVerdict
@@ -179,7 +179,7 @@ def handshake(syn: Packet, ends: Ends, dialler: Ruleset, listener: Ruleset) -> t
     return tuple(found)
 
 
-def _legs(packet: Packet, ends: Ends) -> tuple[tuple[Side, Packet], tuple[Side, Packet]]:
+def _legs(packet: Packet, ends: Ends) -> tuple[tuple[DialEnd, Packet], tuple[DialEnd, Packet]]:
     oif, iif = (ends.iif, ends.oif) if packet.reply else (ends.oif, ends.iif)
     ttl = ends.ttl_back if packet.reply else ends.ttl
     sent = None if ttl is None else (ttl, ttl)

@@ -21,10 +21,10 @@ from nccl_doctor.firewall.rules import (
     Redirect,
     Reject,
     Rule,
+    RulePart,
     RuleRef,
     SetMark,
     Span,
-    Step,
     Test,
     Tri,
     When,
@@ -311,7 +311,7 @@ def options(words: list[str]) -> Iterator[Option]:
         negated = False
 
 
-def steps(line: str, chains: Collection[str], ipsets: Ipsets) -> tuple[Step, ...]:
+def steps(line: str, chains: Collection[str], ipsets: Ipsets) -> tuple[RulePart, ...]:
     """Return the steps of a rule (``-A CHAIN …``); ``chains`` are the names of the chains in the same table."""
     parts = list(options(_words(line)[2:]))
     target = next((index for index, part in enumerate(parts) if part.name in {"-j", "-g"}), len(parts))
@@ -345,12 +345,12 @@ def _test(part: Option, ipsets: Ipsets) -> Test:
     return (lambda packet, journey: negate(test(packet, journey))) if part.negated else test
 
 
-def _target(part: Option, rest: list[Option], chains: Collection[str]) -> tuple[Step, ...]:
+def _target(part: Option, rest: list[Option], chains: Collection[str]) -> tuple[RulePart, ...]:
     name = part.values[0]
     details = {option.name: option.values for option in rest}
     port = "".join(details.get("--to-ports", ()))
     redirect = Redirect(whole_number(port) if port.isdecimal() else None)
-    plain: dict[str, Step] = {
+    plain: dict[str, RulePart] = {
         "DNAT": Redirect(),
         "REDIRECT": redirect if port else Plain.ACCEPT,  # without a port it is kept
         "ACCEPT": Plain.ACCEPT,

@@ -21,10 +21,10 @@ from nccl_doctor.firewall.rules import (
     Redirect,
     Reject,
     Rule,
+    RulePart,
     RuleRef,
     SetMark,
     Span,
-    Step,
     Test,
     Tri,
     When,
@@ -42,12 +42,12 @@ _HARMLESS = frozenset(
 _RATES = frozenset({"limit", "quota", "ct count"})
 
 
-def steps(expressions: list[Any], sets: Sets) -> tuple[Step, ...]:
+def steps(expressions: list[Any], sets: Sets) -> tuple[RulePart, ...]:
     """Return the steps of a rule, parsed from its ``expr`` in nft's JSON."""
     return tuple(step for expression in expressions for step in _steps(expression, sets))
 
 
-def _steps(expression: Json, sets: Sets) -> Iterator[Step]:
+def _steps(expression: Json, sets: Sets) -> Iterator[RulePart]:
     if not isinstance(expression, dict) or len(expression) != 1:  # an anonymous chain is printed as a string
         yield Plain.UNCLEAR
         return
@@ -158,7 +158,7 @@ _HANDLE = re.compile(r" # handle (\d+)$")
 RuleKey = tuple[str, str, str, int]
 """Family, table, chain and handle of a rule."""
 
-Table = tuple[str, str]
+TableName = tuple[str, str]
 Objects = list[tuple[str, dict[str, Any]]]
 
 
@@ -170,7 +170,7 @@ def objects(ruleset: str) -> Objects:
     return [(kind, body) for entry in document["nftables"] for kind, body in entry.items()]
 
 
-def xtables(listing: Objects) -> frozenset[Table]:
+def xtables(listing: Objects) -> frozenset[TableName]:
     """Return the tables written by iptables-nft, recognised by chain names or by a match that nft does not show."""
     return frozenset(
         (body["family"], body["table"])
@@ -180,7 +180,7 @@ def xtables(listing: Objects) -> frozenset[Table]:
     )
 
 
-def load(listing: Objects, text: str, without: Collection[Table] = ()) -> tuple[BaseChain, ...]:
+def load(listing: Objects, text: str, without: Collection[TableName] = ()) -> tuple[BaseChain, ...]:
     """Return the base chains that an IP packet may pass, sorted by priority.
 
     ``text``, the output of ``nft -a list ruleset``, has the rules' text. Tables in ``without`` are parsed elsewhere.
@@ -198,7 +198,7 @@ def load(listing: Objects, text: str, without: Collection[Table] = ()) -> tuple[
     return tuple(sorted(bases, key=lambda base: base.priority))
 
 
-def _table(table: Table, listing: Objects, texts: dict[RuleKey, str]) -> Iterator[BaseChain]:
+def _table(table: TableName, listing: Objects, texts: dict[RuleKey, str]) -> Iterator[BaseChain]:
     elements = {body["name"]: body.get("elem", []) for kind, body in listing if kind in {"set", "map"}}
     hooks = {body["name"]: body.get("hook") for kind, body in listing if kind == "chain"}
     rules: dict[str, list[Rule]] = {name: [] for name in hooks}
@@ -216,7 +216,7 @@ def _table(table: Table, listing: Objects, texts: dict[RuleKey, str]) -> Iterato
             yield _base(table, body, chains)
 
 
-def _base(table: Table, body: dict[str, Any], chains: dict[str, tuple[Rule, ...]]) -> BaseChain:
+def _base(table: TableName, body: dict[str, Any], chains: dict[str, tuple[Rule, ...]]) -> BaseChain:
     name, hook = body["name"], body["hook"]
     policy: Literal["accept", "drop"] = "drop" if body.get("policy") == "drop" else "accept"
     device = hook in {"ingress", "egress"}

@@ -23,7 +23,7 @@ DEFAULT_RANGE = (32768, 60999)
 
 
 @dataclass(frozen=True)
-class Path:
+class RoutedPath:
     """The first packet of a connection, and the interfaces on its path."""
 
     syn: Packet
@@ -35,7 +35,7 @@ class Path:
         return replace(self.syn, dport=(port, port), sport=sport)
 
 
-def path_of(address: str, source: Host, target: Host, listens: Mapping[str, str]) -> Path | None:
+def path_of(address: str, source: Host, target: Host, listens: Mapping[str, str]) -> RoutedPath | None:
     """Return the path from one host to an address of another host; None if it is unknown."""
     assert source.facts
     assert target.facts
@@ -46,7 +46,7 @@ def path_of(address: str, source: Host, target: Host, listens: Mapping[str, str]
     packet = syn(sender, address, 0, ephemeral(source.facts))
     ttl, ttl_back = (None if _sets_ttl(source, target) else _ttl_of(facts) for facts in (source.facts, target.facts))
     if interface_of(source.facts, address) is not None:
-        return Path(packet, Ends("lo", "lo", True, ttl, ttl_back, is_direct=True))
+        return RoutedPath(packet, Ends("lo", "lo", True, ttl, ttl_back, is_direct=True))
     oif = route_to(source.facts, address) or interface_of(source.facts, sender)
     iif = interface_of(target.facts, address)
     back = route_to(target.facts, sender)
@@ -55,7 +55,7 @@ def path_of(address: str, source: Host, target: Host, listens: Mapping[str, str]
     same: Tri = None if back is None or iif is None else back == iif
     way = _asked(source.facts, address, None)
     is_direct = way is not None and way.error is None and way.gateway is None
-    return Path(packet, Ends(oif, iif or back or "", same, ttl, ttl_back, is_direct))
+    return RoutedPath(packet, Ends(oif, iif or back or "", same, ttl, ttl_back, is_direct))
 
 
 def _ttl_of(facts: HostFacts) -> int | None:
@@ -150,7 +150,7 @@ STRICT = 1
 FILTERED = ("EINVAL", "EXDEV")
 """Errors for an incoming packet that rp_filter drops: EINVAL from Linux 6.x on, EXDEV before."""
 
-Kind = Literal["no-way", "no-address", "down", "diverted", "masked", "filtered"]
+RouteFaultKind = Literal["no-way", "no-address", "down", "diverted", "masked", "filtered"]
 
 
 @dataclass(frozen=True)
@@ -164,7 +164,7 @@ class RouteFault:
     """
 
     host: str
-    kind: Kind
+    kind: RouteFaultKind
     way: Way
     usual: str | None = None
     network: Network | None = None

@@ -56,7 +56,7 @@ AMPLE = 100
 Direction = Literal["input", "output"]
 """Hooks that a packet passes: ingress, prerouting, input for "input"; output, postrouting, egress for "output"."""
 
-State = Literal["new", "established"]
+ConnectionState = Literal["new", "established"]
 Origin = Literal["nft", "iptables-nft", "iptables-legacy"]
 
 
@@ -78,7 +78,7 @@ class Packet:
     dport: Span
     iif: str | None = None
     oif: str | None = None
-    state: State = "new"
+    state: ConnectionState = "new"
     reply: bool = False
     flags: frozenset[str] = frozenset({"syn"})
     path_back: Tri = None
@@ -209,7 +209,7 @@ class Branch:
 
 
 Action = Plain | Reject | Redirect | Jump | SetMark | Branch
-Step = When | Action
+RulePart = When | Action
 
 
 @dataclass(frozen=True)
@@ -220,10 +220,10 @@ class Rule:
     """
 
     ref: RuleRef
-    read: Callable[[], tuple[Step, ...]]
+    read: Callable[[], tuple[RulePart, ...]]
 
     @cached_property
-    def steps(self) -> tuple[Step, ...]:
+    def steps(self) -> tuple[RulePart, ...]:
         """The steps in order; a rule that can't be parsed is treated as one that may do anything."""
         try:
             return self.read()

@@ -7,7 +7,7 @@ from itertools import chain
 
 from nccl_doctor.hang import rendezvous
 from nccl_doctor.hang.evidence import HangEvidence
-from nccl_doctor.hang.observed_rank import MOST_LINES, Kind, ObservedRank, doing, folded, named, places, rank_words
+from nccl_doctor.hang.observed_rank import MOST_LINES, Activity, ObservedRank, doing, folded, named, places, rank_words
 from nccl_doctor.hang.verdict import Judgement
 from nccl_doctor.model.base import Unknown
 from nccl_doctor.model.finding import Details, Finding, Fix, on
@@ -223,7 +223,7 @@ def _advice(rank: ObservedRank) -> str:
             "It waits in the kernel, where no signal reaches it: for a file system or a driver that does not respond. "
             "Check the mounts of that host (a dead NFS server) and its kernel log."
         )
-    if rank.place is not None and rank.place.called and rank.place.kind is Kind.LOADER:
+    if rank.place is not None and rank.place.called and rank.place.kind is Activity.LOADER:
         state = f" Its worker {workers[0].pid} is in state {workers[0].state}." if workers else ""
         return f"Its data loader returns no batch.{state} Check what its workers read, and try num_workers=0."
     return "Look at that line: the other ranks wait until this rank reaches their collective."

@@ -26,7 +26,7 @@ _BARE = frozenset({"__next__", "__call__", "_call_impl", "_wrapped_call_impl"})
 _WRAPPER = re.compile(r"wrapper|decorate|inner$")
 
 
-class Kind(Enum):
+class Activity(Enum):
     """The kind of work at a place in the code; in BACKWARD and SYNC, a rank may wait for others or compute."""
 
     COLLECTIVE = "collective"
@@ -40,7 +40,7 @@ class Kind(Enum):
 class StackPlace:
     """The place in the code at which a rank is, according to its stack."""
 
-    kind: Kind
+    kind: Activity
     # the library function that the user's frame called, such as "all_reduce"; "" if it called none
     called: str
     own: Frame | None  # innermost frame of the user's code; None if the stack has none
@@ -61,7 +61,7 @@ class StackPlace:
     @property
     def waits(self) -> bool:
         """True if an idle rank at this place may be waiting for other ranks."""
-        return self.kind in (Kind.COLLECTIVE, Kind.BACKWARD, Kind.SYNC)
+        return self.kind in (Activity.COLLECTIVE, Activity.BACKWARD, Activity.SYNC)
 
     def __str__(self) -> str:
         if self.own is None:
@@ -78,10 +78,15 @@ def place(threads: Sequence[Thread], pid: int) -> StackPlace | None:
         return None
     users = [index for index, frame in enumerate(main.frames) if not _LIBRARY.search(frame.file)]
     inner = main.frames[: users[0]] if users else main.frames
-    kinds = ((_COLLECTIVE, Kind.COLLECTIVE), (_LOADER, Kind.LOADER), (_BACKWARD, Kind.BACKWARD), (_SYNC, Kind.SYNC))
+    kinds = (
+        (_COLLECTIVE, Activity.COLLECTIVE),
+        (_LOADER, Activity.LOADER),
+        (_BACKWARD, Activity.BACKWARD),
+        (_SYNC, Activity.SYNC),
+    )
     files = [frame.file for frame in inner]
     return StackPlace(
-        kind=next((kind for pattern, kind in kinds if any(map(pattern.search, files))), Kind.ELSEWHERE),
+        kind=next((kind for pattern, kind in kinds if any(map(pattern.search, files))), Activity.ELSEWHERE),
         called=_called(inner),
         own=main.frames[users[0]] if users else None,
         path=tuple((main.frames[index].file, main.frames[index].line) for index in users)
@@ -105,7 +110,7 @@ Threads are judged separately, because on a busy machine helper threads also wai
 """
 READING = 1 << 20  # bytes read or written between two samples; helpers do less
 STOPPED = "Tt"
-Ends = tuple[tuple[str, int], tuple[str, int]]
+Endpoints = tuple[tuple[str, int], tuple[str, int]]
 
 
 @dataclass(frozen=True)
@@ -263,7 +268,7 @@ def links(ranks: dict[int, ObservedRank]) -> list[Link]:
     return found
 
 
-def _ends(rank: ObservedRank, look: int) -> Iterator[tuple[Ends, Flow]]:
+def _ends(rank: ObservedRank, look: int) -> Iterator[tuple[Endpoints, Flow]]:
     flows = rank.looks[look].flows if rank.looks else ()
     if not isinstance(flows, Unknown):
         for flow in flows:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from nccl_doctor.hang.evidence import HangEvidence, gather_evidence
-from nccl_doctor.hang.observed_rank import Kind, doing, folded, named
+from nccl_doctor.hang.observed_rank import Activity, doing, folded, named
 from nccl_doctor.model.documents import HangVerdict
 from nccl_doctor.snapshot.hang import HangSnapshot
 from nccl_doctor.text.hostlist import grouped
@@ -113,7 +113,9 @@ def _works(evidence: HangEvidence) -> Judgement | None:
     """Return the verdict that the others wait for a working rank (in a validation, checkpoint or compilation)."""
     busy = [one for one in evidence.outside if one.works or one.stepped]
     if not evidence.nccl:  # their ranks use the CPU while they wait, too
-        computes = [one for one in evidence.waiting if one.place and one.place.kind in (Kind.BACKWARD, Kind.SYNC)]
+        computes = [
+            one for one in evidence.waiting if one.place and one.place.kind in (Activity.BACKWARD, Activity.SYNC)
+        ]
         busy += [one for one in computes if one.works]
     return Judgement("slow", tuple(one.rank for one in busy), evidence) if busy else None
 
@@ -135,7 +137,7 @@ def _outside(evidence: HangEvidence) -> Judgement | None:
     in_doubt = len(bare) > len(evidence.waiting) and len({doing(one) for one in bare}) < len(bare)
     if outside and evidence.waiting and not in_doubt:
         return Judgement("outside-nccl", tuple(one.rank for one in outside), evidence)
-    plain = [one for one in outside if one.in_kernel or (one.place and one.place.kind is Kind.LOADER)]
+    plain = [one for one in outside if one.in_kernel or (one.place and one.place.kind is Activity.LOADER)]
     if plain:
         return Judgement("outside-nccl", tuple(one.rank for one in plain), evidence)
     return None
@@ -184,7 +186,7 @@ def _even(evidence: HangEvidence) -> Judgement | None:
     return None
 
 
-Step = Callable[[HangEvidence], Judgement | None]
-_STEPS: tuple[Step, ...] = (
+VerdictStep = Callable[[HangEvidence], Judgement | None]
+_STEPS: tuple[VerdictStep, ...] = (
     *(_unmet, _gone, _moves, _transport, _works, _different, _outside, _crossed, _behind, _apart, _even),
 )

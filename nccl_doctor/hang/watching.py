@@ -27,7 +27,7 @@ LEAST_SAMPLES = 3
 LEAVING_S = 330.0
 """Maximum time in seconds that launchers outlive their ranks; torch waits up to 300 s (elastic/agent/server/api.py)."""
 
-State = Literal["no-job", "new-job", "moves", "still", "blind", "ending"]
+WatchState = Literal["no-job", "new-job", "moves", "still", "blind", "ending"]
 """Result of a sample.
 
 The states mean, in this order: no rank was found; the processes are not those from before; progress; no progress;
@@ -54,7 +54,7 @@ class JobProgress:
     launchers: set[tuple[str, int]] = field(default_factory=set)
     _last: HangSnapshot | None = None
 
-    def feed(self, sample: HangSnapshot, now: float) -> State:
+    def feed(self, sample: HangSnapshot, now: float) -> WatchState:
         before, self._last = self._last, sample
         found = {(host.name, rank.pid, rank.rank) for host in sample.hosts if host.job for rank in host.job.ranks}
         if not found and (starters := set(_starters(sample))):
@@ -96,7 +96,7 @@ class JobProgress:
         """Record that a closer look saw the job advance."""
         self.since, self.samples = now, 0
 
-    def _wait_for_ranks(self, now: float) -> State:
+    def _wait_for_ranks(self, now: float) -> WatchState:
         """Add a sample that shows launchers but no rank."""
         if self.began is None or self.ranks:
             self.began = now if self.began is None else self.began
@@ -161,7 +161,7 @@ Wanted = Literal["sample", "examination"]
 
 
 @dataclass(frozen=True)
-class Event:
+class WatchEvent:
     """The meaning of a sample for the watch.
 
     Attributes:
@@ -172,7 +172,7 @@ class Event:
         puzzle: why nothing is reported although the job does not advance; None if this was said within the last hour.
     """
 
-    state: State
+    state: WatchState
     wants: Wanted | None = None
     pause_s: float = 0.0
     fault: Judgement | None = None
@@ -198,7 +198,7 @@ class JobWatch:
         self.reported = False  # a hang was reported, and the job has made no progress since
         self._last: HangSnapshot | None = None
         self._why: Literal["gone", "still", "again", "end"] = "still"  # why it is examined
-        self._state: State = "blind"
+        self._state: WatchState = "blind"
         self._first: Judgement | None = None  # the first of two close looks
         self._dead = ""
         self._puzzle, self._puzzled_at = "", -HOUR_S
@@ -210,7 +210,7 @@ class JobWatch:
     def forget(self) -> None:
         self.progress, self.ranks = JobProgress(launchers=self.progress.launchers), {}
 
-    def feed(self, sample: HangSnapshot, now: float) -> Event:
+    def feed(self, sample: HangSnapshot, now: float) -> WatchEvent:
         """Add a sample; ``now`` is in seconds on the watcher's clock."""
         before, self._last = self._last, sample
         state = self._state = self.progress.feed(sample, now)
@@ -220,7 +220,7 @@ class JobWatch:
         self.in_doubt = state != "moves"
         if state == "no-job" or (state == "ending" and now - self.present_at >= max(self._after_s, LEAVING_S)):
             self._why = "end"
-            return Event(state) if self.progress.began is None else Event(state, "sample", CONFIRM_S)
+            return WatchEvent(state) if self.progress.began is None else WatchEvent(state, "sample", CONFIRM_S)
         if state in ("new-job", "moves"):
             self.reported = False
         if state in ("moves", "still") and before is not None and not self.reported:
@@ -229,12 +229,12 @@ class JobWatch:
             self._dead = ""
         return self._if_due(now)
 
-    def examined(self, sample: HangSnapshot | None, now: float) -> Event:
+    def examined(self, sample: HangSnapshot | None, now: float) -> WatchEvent:
         """Add the sample that the last event requested; None if the sample could not be obtained."""
         if self._why == "end":
             if sample is None or self._last is None or self.progress.feed(sample, now) not in ("no-job", self._state):
-                return Event(self._state)
-            return Event(self._state, ended=ending(self.ranks.values(), (self._last, sample)))
+                return WatchEvent(self._state)
+            return WatchEvent(self._state, ended=ending(self.ranks.values(), (self._last, sample)))
         if self._why == "gone":
             return self._gone(sample, now)
         judged = None if sample is None else self._judged(sample, patient=False)
@@ -251,19 +251,19 @@ class JobWatch:
         homes = {number: host for number, (host, _) in self.ranks.items()}
         return judge_hang(sample, patient=patient, homes=homes)
 
-    def _examine(self, why: Literal["gone", "still", "again"]) -> Event:
+    def _examine(self, why: Literal["gone", "still", "again"]) -> WatchEvent:
         self._why = why
-        return Event(self._state, "examination")
+        return WatchEvent(self._state, "examination")
 
-    def _report(self, judged: Judgement, sample: HangSnapshot | None) -> Event:
+    def _report(self, judged: Judgement, sample: HangSnapshot | None) -> WatchEvent:
         self.reported = True
-        return Event(self._state, fault=judged, sample=sample)
+        return WatchEvent(self._state, fault=judged, sample=sample)
 
-    def _if_due(self, now: float) -> Event:
+    def _if_due(self, now: float) -> WatchEvent:
         is_due = self._state == "still" and not self.reported and self.progress.is_due(now, self._after_s)
-        return self._examine("still") if is_due else Event(self._state)
+        return self._examine("still") if is_due else WatchEvent(self._state)
 
-    def _gone(self, sample: HangSnapshot | None, now: float) -> Event:
+    def _gone(self, sample: HangSnapshot | None, now: float) -> WatchEvent:
         """Report a rank that is gone if others wait for it, or if it is still gone one sample later."""
         judged = None if sample is None else self._judged(sample)
         if judged is None or judged.verdict != "gone":
@@ -274,17 +274,17 @@ class JobWatch:
         self._dead = name
         return self._if_due(now)
 
-    def _settle(self, judged: Judgement | None, now: float) -> Event:
+    def _settle(self, judged: Judgement | None, now: float) -> WatchEvent:
         """Continue watching after a close look that showed no hang, or two close looks with different verdicts."""
         if judged is not None and judged.verdict in ("not-hanging", "slow"):
             self.progress.moved(now)
-            return Event(self._state)
+            return WatchEvent(self._state)
         # it is examined again later, and the time without progress continues
         self.progress.samples = 0
         if judged is None or judged.verdict != "unknown":
-            return Event(self._state)
+            return WatchEvent(self._state)
         message = sentence(judged)
         if message == self._puzzle and now - self._puzzled_at < HOUR_S:
-            return Event(self._state)
+            return WatchEvent(self._state)
         self._puzzle, self._puzzled_at = message, now
-        return Event(self._state, puzzle=message)
+        return WatchEvent(self._state, puzzle=message)

@@ -130,7 +130,7 @@ class StateDetail(ApiObject):
     exit_code: int | None = Field(default=None, alias="exitCode")
 
 
-class State(ApiObject):
+class ContainerState(ApiObject):
     """State of a container: waiting, running or terminated."""
 
     running: dict[str, Any] | None = None
@@ -141,7 +141,7 @@ class State(ApiObject):
 class _ContainerStatus(ApiObject):
     name: Name
     ready: bool = False
-    state: State = State()
+    state: ContainerState = ContainerState()
 
 
 class _PodIp(ApiObject):

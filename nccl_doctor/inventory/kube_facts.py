@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
-from nccl_doctor.inventory.kube_api import Container, Pod, State, StateDetail
+from nccl_doctor.inventory.kube_api import Container, ContainerState, Pod, StateDetail
 from nccl_doctor.model.engines.kube import NotReady
 from nccl_doctor.snapshot.surroundings import PodFacts
 from nccl_doctor.text.shell import line
@@ -69,7 +69,7 @@ def _unscheduled(pod: Pod, container: Container) -> NotReady | None:
     return NotReady(detail=f"is pending: no node has enough {what}", evidence=_evidence(found.message), remedy=remedy)
 
 
-def _held(state: State, pod: Pod, describe: str) -> NotReady:
+def _held(state: ContainerState, pod: Pod, describe: str) -> NotReady:
     later = f"See what the cluster says of it: {describe}."
     if state.waiting is not None:
         reason, said = state.waiting.reason or "no reason given", _evidence(state.waiting.message)
@@ -89,12 +89,12 @@ def _held(state: State, pod: Pod, describe: str) -> NotReady:
     return NotReady(detail=detail, evidence=said, remedy=later)
 
 
-def _state(pod: Pod, container: Container) -> State:
+def _state(pod: Pod, container: Container) -> ContainerState:
     every = (*pod.status.containers, *pod.status.init_containers)
-    return next((one.state for one in every if one.name == container.name), State())
+    return next((one.state for one in every if one.name == container.name), ContainerState())
 
 
-def _exit(state: State) -> str:
+def _exit(state: ContainerState) -> str:
     ended: StateDetail | None = state.terminated
     if ended is None:
         return ""

@@ -1,6 +1,7 @@
 """Reads the nodes of a Slurm job, their order and number of ranks from scontrol, which lists only current jobs.
 
-The order is that of ``scontrol show hostnames``, from which launch recipes take the master and srun takes node ranks.
+The order is that of ``scontrol show hostnames``: launch recipes use its first host as the master, and srun numbers the
+nodes in the same order.
 """
 
 from __future__ import annotations

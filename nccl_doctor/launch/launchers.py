@@ -15,7 +15,7 @@ from types import MappingProxyType
 
 from nccl_doctor.errors import UsageError
 from nccl_doctor.launch.line import LaunchLine, arguments_of, c10d_place, joined, meeting_place, place_of, tcp_url
-from nccl_doctor.launch.plan import LaunchPlan, Start, names_of, secrets
+from nccl_doctor.launch.plan import LaunchPlan, NodeStart, names_of, secrets
 from nccl_doctor.model.cluster import Cluster
 from nccl_doctor.model.engines.ssh import SshOptions
 from nccl_doctor.model.finding import Command, on
@@ -45,7 +45,7 @@ def commands(job: LaunchPlan, launcher: str, *, use_env: bool = False) -> tuple[
     if launcher == "launch":
         job.even("torch.distributed.launch", "it takes nodes times processes for the world size")
     own = {"use_env": ""} if use_env else {}
-    forms: dict[str, Callable[[LaunchPlan, Start], Line]] = {
+    forms: dict[str, Callable[[LaunchPlan, NodeStart], Line]] = {
         "torchrun": lambda job, start: _torch_line(job, start, "torchrun", torch_settings(job, start)),
         "c10d": lambda job, start: _torch_line(job, start, "torchrun", torch_settings(job, start, static=False)),
         "launch": lambda job, start: _torch_line(job, start, "launch", {**torch_settings(job, start), **own}),
@@ -67,7 +67,7 @@ def takes_local_addr(job: LaunchPlan) -> bool:
     return job.torch is None or release(job.torch) >= LOCAL_ADDR
 
 
-def torch_settings(job: LaunchPlan, start: Start, *, static: bool = True) -> dict[str, str]:
+def torch_settings(job: LaunchPlan, start: NodeStart, *, static: bool = True) -> dict[str, str]:
     """Return the names and values of torchrun's options for a node."""
     count = {"nproc_per_node": str(start.nproc)}
     placed, meeting = place_of(start.node, len(job.starts)), meeting_place(job.cluster, static=static)
@@ -80,13 +80,13 @@ def torch_settings(job: LaunchPlan, start: Start, *, static: bool = True) -> dic
     return {**placed, **count, "rdzv_backend": "c10d", **meeting, "rdzv_id": f"job-{job.digest}", **own}
 
 
-def _torch_line(job: LaunchPlan, start: Start, launcher: str, settings: Mapping[str, str]) -> Line:
+def _torch_line(job: LaunchPlan, start: NodeStart, launcher: str, settings: Mapping[str, str]) -> Line:
     module = next(name for name, (called, _) in MODULES.items() if called == launcher)
     return written(start, launcher, ("-m", module), settings, job.script)
 
 
 def written(
-    start: Start,
+    start: NodeStart,
     launcher: str,
     program: Sequence[str],
     settings: Mapping[str, str],
@@ -110,7 +110,7 @@ def written(
     return joined(line.written(settings, [*map(shell.literal, script)], {}))
 
 
-def _env(job: LaunchPlan, start: Start) -> Line:
+def _env(job: LaunchPlan, start: NodeStart) -> Line:
     own = {
         "MASTER_ADDR": job.cluster.master_addr,
         "MASTER_PORT": str(job.cluster.master_port),
@@ -129,7 +129,7 @@ def _env(job: LaunchPlan, start: Start) -> Line:
     return _each_rank(start, of_rank)
 
 
-def _tcp(job: LaunchPlan, start: Start) -> Line:
+def _tcp(job: LaunchPlan, start: NodeStart) -> Line:
     """Return the line for a script that is given its node's number and spawns the processes of the node.
 
     A script that has a placeholder for a rank is instead run once for each rank.
@@ -182,7 +182,7 @@ def _has_holes(script: tuple[str, ...]) -> bool:
     return any(f"{{{name}}}" in text for text in script for name in ("url", "rank", "node_rank"))
 
 
-def _each_rank(start: Start, of_rank: Callable[[Mapping[str, Line]], Line]) -> Line:
+def _each_rank(start: NodeStart, of_rank: Callable[[Mapping[str, Line]], Line]) -> Line:
     if start.nproc == 1:
         return of_rank({"rank": shell.script("{first}", first=start.first), "local_rank": shell.script("0")})
     numbers = [shell.script("{i}", i=i) for i in range(start.nproc)]

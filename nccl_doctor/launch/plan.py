@@ -64,13 +64,13 @@ class LastResults(NamedTuple):
 
 
 def secrets(variables: Mapping[str, str]) -> frozenset[str]:
-    """Return the names of variables with secrets, which are not printed because the shell that runs a line has them."""
+    """Return the names of variables with secrets. Their values are not printed: the shell that runs a line has them."""
     said = {name: f"{name}={value}" for name, value in variables.items()}
     return frozenset(name for name, text in said.items() if without_secrets(text) != text)
 
 
 @dataclass(frozen=True)
-class Start:
+class NodeStart:
     """A node's part of a job: the ranks start at ``first``; ``gpus`` is None if GPUs are neither named nor known."""
 
     node: Node
@@ -85,7 +85,7 @@ class LaunchPlan:
     """A job to start; ``torch`` is the version found by the last check."""
 
     cluster: Cluster
-    starts: tuple[Start, ...]
+    starts: tuple[NodeStart, ...]
     script: tuple[str, ...]
     torch: str | None = None
 
@@ -144,7 +144,7 @@ def plan(
         check = " ".join(map(shell.word, ("nccl-doctor", "check", *source.check_words)))
         hint = f"{place}, or run {check} first, which counts the GPUs"
         raise UsageError(f"how many ranks {fold(unknown)} should start is not known: {hint}")
-    starts: list[Start] = []
+    starts: list[NodeStart] = []
     for node in cluster.nodes:
         first = starts[-1].first + starts[-1].nproc if starts else 0
         starts.append(_start(node, first, checked.get(node.name)))
@@ -161,7 +161,7 @@ def plan(
     return job
 
 
-def _start(node: Node, first: int, checked: CheckedHost | None) -> Start:
+def _start(node: Node, first: int, checked: CheckedHost | None) -> NodeStart:
     count = _count(node, checked) or 1
     named = named_devices(node.cuda_visible_devices)
     # Options can contradict a hosts file, and both the last check; without any GPU, ranks run on CPUs.
@@ -176,7 +176,7 @@ def _start(node: Node, first: int, checked: CheckedHost | None) -> Start:
         variables["CUDA_VISIBLE_DEVICES"] = node.cuda_visible_devices
     known = checked.gpus if checked is not None else None
     numbered = None if known is None else tuple(map(str, range(known)))
-    return Start(node, count, first, named if node.cuda_visible_devices is not None else numbered, variables)
+    return NodeStart(node, count, first, named if node.cuda_visible_devices is not None else numbered, variables)
 
 
 def _count(node: Node, checked: CheckedHost | None) -> int | None:

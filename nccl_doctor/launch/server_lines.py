@@ -12,7 +12,7 @@ from dataclasses import replace
 from nccl_doctor.errors import UsageError
 from nccl_doctor.launch.launchers import written
 from nccl_doctor.launch.line import meeting_place, place_of
-from nccl_doctor.launch.plan import LaunchPlan, Start
+from nccl_doctor.launch.plan import LaunchPlan, NodeStart
 from nccl_doctor.model.finding import Command, on
 from nccl_doctor.probe.options import find_launcher
 from nccl_doctor.servers.advertise import PROGRAMS
@@ -28,7 +28,7 @@ Addresses = Mapping[str, str]  # by host, its address in the cluster's network, 
 
 def engine_commands(job: LaunchPlan, engine: str, own: Addresses) -> tuple[Command, ...]:
     """Return the line that starts the engine on each node; raise UsageError if the engine can't start this job."""
-    forms: dict[str, Callable[[LaunchPlan, Start, str | None], Line]] = {
+    forms: dict[str, Callable[[LaunchPlan, NodeStart, str | None], Line]] = {
         "vllm": _vllm,
         "sglang": _sglang,
         "ray": _ray,
@@ -69,14 +69,14 @@ def _asked(script: Sequence[str], engine: str) -> bool:
     return any(word.partition("=")[0] in PROGRAMS[engine].sizes for word in script)
 
 
-def _placed(job: LaunchPlan, start: Start, *, static: bool = True) -> dict[str, str]:
+def _placed(job: LaunchPlan, start: NodeStart, *, static: bool = True) -> dict[str, str]:
     """Return a node's settings under torchrun's names; empty for a job with a single node."""
     if len(job.starts) == 1:
         return {}
     return {**place_of(start.node, len(job.starts)), **meeting_place(job.cluster, static=static)}
 
 
-def _vllm(job: LaunchPlan, start: Start, own: str | None) -> Line:
+def _vllm(job: LaunchPlan, start: NodeStart, own: str | None) -> Line:
     settings = _placed(job, start)
     if not _asked(job.script, "vllm"):
         each = str(job.even("vLLM", "its tensor parallel size is that of each node"))
@@ -87,21 +87,21 @@ def _vllm(job: LaunchPlan, start: Start, own: str | None) -> Line:
     return written(start, "vllm", ("vllm", "serve"), settings, job.script, _variable("VLLM_HOST_IP", own))
 
 
-def _sglang(job: LaunchPlan, start: Start, own: str | None) -> Line:
+def _sglang(job: LaunchPlan, start: NodeStart, own: str | None) -> Line:
     sizes = {} if _asked(job.script, "sglang") else {"tensor": str(job.world_size)}
     script = job.script if job.script[0].startswith("-") else ("--model-path", *job.script)
     settings = {**sizes, **_placed(job, start, static=False)}
     return written(start, "sglang", ("-m", "sglang.launch_server"), settings, script, _variable("SGLANG_HOST_IP", own))
 
 
-def _ray(job: LaunchPlan, start: Start, own: str | None) -> Line:
+def _ray(job: LaunchPlan, start: NodeStart, own: str | None) -> Line:
     head = {"head": "", "port": str(GCS_PORT)}
     settings = {"address": endpoint(job.cluster.master_addr, GCS_PORT)} if start.node.node_rank else head
     settings |= _variable("node_ip_address", own) | ({"num_gpus": str(len(start.gpus))} if start.gpus else {})
     return written(start, "ray", ("ray", "start"), settings, ())
 
 
-def _deepspeed(job: LaunchPlan, start: Start, own: str | None) -> Line:
+def _deepspeed(job: LaunchPlan, start: NodeStart, own: str | None) -> Line:
     del own  # only the master's address is used
     if len(job.starts) == 1:
         return written(start, "deepspeed", ("deepspeed",), {"num_gpus": str(start.nproc)}, job.script)
@@ -116,7 +116,7 @@ def _deepspeed(job: LaunchPlan, start: Start, own: str | None) -> Line:
     )
 
 
-def _accelerate(job: LaunchPlan, start: Start, own: str | None) -> Line:
+def _accelerate(job: LaunchPlan, start: NodeStart, own: str | None) -> Line:
     del own
     job.even("accelerate", "it divides all processes by the machines")
     # --cpu starts a single rank, also of several; with --multi_gpu ranks compute on CPUs where there is no GPU

@@ -17,7 +17,7 @@ from nccl_doctor.text.bounds import safe_regex
 
 
 class Milestone(IntEnum):
-    """Milestones that a process reaches until its NCCL communicator is complete.
+    """Milestones of a process on the way to a complete NCCL communicator.
 
     A process without lines from NCCL has only reached ``STARTED``.
     """

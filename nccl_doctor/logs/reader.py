@@ -21,7 +21,7 @@ from nccl_doctor.logs.rule import (
     Grade,
     LogRule,
 )
-from nccl_doctor.logs.scan import QUOTA, Line, Scanner, Table, table
+from nccl_doctor.logs.scan import QUOTA, Line, PatternTable, Scanner, table
 from nccl_doctor.logs.signs import Role, having, ras_states, rules, signs
 from nccl_doctor.nccl.messages import meaning
 from nccl_doctor.nccl.ras import Communicator, RankGroup, RasAnswer, parse_lines
@@ -152,7 +152,7 @@ _REPORT = "NCCL DIAG "
 """Prefix of NCCL's own diagnostics (NCCL_RUN_DIAGNOSTICS, NCCL_RUN_RAS_DIAGNOSTICS; NCCL 2.31 and later)."""
 
 
-def all_wordings() -> Table:
+def all_wordings() -> PatternTable:
     """Return the table of the first pass: all patterns of faults, then those of facts."""
     return table((*(rule.expression for rule in rules()), *(rule.pattern for rule in RULES)))
 
@@ -248,7 +248,7 @@ def from_text(events: Sequence[Event]) -> list[Event]:
 
 
 def from_answer(answer: RasAnswer, event: Event) -> list[Event]:
-    """Return the events in an answer from RAS, at most as many as are kept for a log; ``event`` stands for its file."""
+    """Return the events in an answer from RAS, at most as many as are kept for a log, with the place of ``event``."""
     return list(islice(_ras_events(answer, [event]), KEPT))
 
 

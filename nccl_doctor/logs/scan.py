@@ -51,7 +51,7 @@ class Line:
     rules: tuple[int, ...]
 
 
-class Table:
+class PatternTable:
     """Patterns compiled for the first pass."""
 
     def __init__(self, patterns: Sequence[str]) -> None:
@@ -76,14 +76,14 @@ class Table:
 
 
 @cache
-def table(patterns: tuple[str, ...]) -> Table:
-    return Table(patterns)
+def table(patterns: tuple[str, ...]) -> PatternTable:
+    return PatternTable(patterns)
 
 
 class Scanner:
     """Splits one source into lines and yields the candidates; ``bytes`` is the number of bytes read."""
 
-    def __init__(self, rules: Table) -> None:
+    def __init__(self, rules: PatternTable) -> None:
         self._table = rules
         self._rest = b""
         self._line = 1

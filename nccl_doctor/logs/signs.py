@@ -324,7 +324,7 @@ class Stage(IntEnum):
     CONSEQUENCES = 7
     """Faults that follow from other faults are separated."""
     RECORDS = 8
-    """The calls of ranks at one point are compared, from lines and from dumps of the flight recorder."""
+    """The calls that ranks made at the same position are compared, from log lines and flight-recorder dumps."""
 
 
 @dataclass

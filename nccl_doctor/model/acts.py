@@ -9,7 +9,7 @@ from pydantic import ConfigDict, Field, model_serializer
 
 from nccl_doctor.model.base import Document, FrozenModel
 from nccl_doctor.model.finding import Command, Diagnosis, Severity
-from nccl_doctor.model.operation import Operation, State
+from nccl_doctor.model.operation import Operation, StateLines
 from nccl_doctor.text.hostlist import fold
 
 
@@ -43,9 +43,9 @@ class Undo(FrozenModel):
     """
 
     look: str | None
-    before: State
-    after: State | None
-    expected: State | None
+    before: StateLines
+    after: StateLines | None
+    expected: StateLines | None
     survives_reboot: bool | None
     machine: Machine
     settings_before: dict[str, str | None] = Field(default_factory=dict)
@@ -166,8 +166,8 @@ class FixReport(Document):
     Attributes:
         note: sentences about the run for the user.
         verdict: the last line of the check that follows the run.
-        mended: diagnoses whose check passed afterwards; ``unjudged``: those that could no longer be judged;
-            ``remaining`` and ``new`` likewise.
+        mended: diagnoses that are gone after the run; ``unjudged``: those that could no longer be judged;
+            ``remaining``: those that are still there; ``new``: those that appeared since.
         undo_with: the command that undoes this run.
     """
 

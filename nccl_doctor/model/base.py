@@ -116,7 +116,7 @@ class Observed(FrozenModel):
     model_config = ConfigDict(str_max_length=MAX_TEXT, allow_inf_nan=False)
 
 
-class Words(Observed):
+class ClippedModel(Observed):
     """Base of sentences about hosts; overlong texts from hosts are clipped, never refused."""
 
     @model_validator(mode="before")
@@ -187,7 +187,9 @@ InterfaceName = Annotated[_InterfaceName, Field(max_length=60), _fits(_INTERFACE
 """A network interface's name, or the label of an alias such as "eth0:1"."""
 Version = Annotated[_Version, Field(max_length=64), _fits(_VERSION, "no version")]
 """The version of a program, such as "2.13.0+cu126", "2.28.9" or "550.54.14"."""
-Path = Annotated[str, Field(max_length=MAX_TEXT), _fits(r"[^\0]*", "a path has no NUL")]  # path of a file on the host
+HostPath = Annotated[
+    str, Field(max_length=MAX_TEXT), _fits(r"[^\0]*", "a path has no NUL")
+]  # path of a file on the host
 EnvValue = Annotated[str, Field(max_length=128 << 10)]  # value of a variable: execve(2) allows 128 KiB (MAX_ARG_STRLEN)
 
 

@@ -73,7 +73,7 @@ class InterfaceAnswer(FrozenModel):
 
 
 class Exports(FrozenModel):
-    """Lines to paste, and their hosts (None for all); ``place``, such as "from the snapshot", is added to the hosts."""
+    """Lines to paste, and their hosts (None for all); ``place`` ("from the snapshot") is printed after the hosts."""
 
     hosts: tuple[str, ...] | None
     lines: tuple[str, ...]

@@ -13,7 +13,7 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from nccl_doctor.model.engines import containers, kube, slurm, ssh
-from nccl_doctor.model.engines.base import Engine, Kind, Words
+from nccl_doctor.model.engines.base import Engine, OptionWords, TransportKind
 from nccl_doctor.text.hostlist import fold
 
 if TYPE_CHECKING:  # a command line only needs the engines' options: loading the models would slow it down
@@ -29,7 +29,7 @@ def engines() -> tuple[Engine, ...]:
 
 
 @cache
-def kinds() -> dict[Kind, Engine]:
+def kinds() -> dict[TransportKind, Engine]:
     """Return the engines by the names that ``--transport`` uses for them."""
     return {kind: engine for engine in engines() if not engine.wraps for kind in engine.kinds or (engine.name,)}
 
@@ -92,11 +92,11 @@ class ClusterSource:
         return None if self.engine_words or text in _NO_FILE or text.startswith(_PIPES) else text
 
     @property
-    def engine_words(self) -> Words:
+    def engine_words(self) -> OptionWords:
         """The options with which an engine finds these hosts again; empty without an engine."""
         return next((words for engine in engines() if (words := engine.cluster_words(self.cluster))), ())
 
-    def container(self, node: Node) -> Words:
+    def container(self, node: Node) -> OptionWords:
         """Return the options that name a node's container, if no file names it."""
         words = chain.from_iterable(engine.node_words(node) for engine in engines() if engine.wraps)
         return tuple(

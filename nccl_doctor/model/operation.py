@@ -14,14 +14,14 @@ from typing import ClassVar
 
 from nccl_doctor.text.shell import Line, script
 
-State = tuple[str, ...]
+StateLines = tuple[str, ...]
 """Lines that an operation's ``look`` printed on a host; a line that begins with "#" is a note for ``undo``."""
 
 QUICK_S, SLOW_S = 60.0, 600.0  # building kernel modules is slow, and so is a process that gets time to exit
 UNKNOWN = 3  # exit status of a ``look`` that could not look
 
 
-def same(state: State, other: State) -> bool:
+def same(state: StateLines, other: StateLines) -> bool:
     """Return whether two states are equal except for their notes."""
     return [text for text in state if text[:1] != "#"] == [text for text in other if text[:1] != "#"]
 
@@ -59,19 +59,19 @@ class Operation(ABC):
         return str(self.line)
 
     @property
-    def expected(self) -> State | None:
+    def expected(self) -> StateLines | None:
         """The state after the change, if it is known in advance."""
         return None
 
-    def holds(self, state: State) -> bool:
+    def holds(self, state: StateLines) -> bool:
         """Return whether the change is in place, whoever made it."""
         return self.expected is not None and state == self.expected
 
-    def is_outdated(self, before: State) -> bool:  # noqa: ARG002 - for those that are made from an earlier value
+    def is_outdated(self, before: StateLines) -> bool:  # noqa: ARG002 - for those that are made from an earlier value
         """Return whether the machine has changed since the check, so that the operation may be wrong."""
         return False
 
-    def undo(self, before: State) -> Line | None:  # noqa: ARG002 - for those that can be undone
+    def undo(self, before: StateLines) -> Line | None:  # noqa: ARG002 - for those that can be undone
         """Return the command that restores the previous state; None if that can't be restored."""
         return None
 

@@ -37,7 +37,7 @@ For comparison, a launcher with eight ranks and their data loaders has about a h
 
 _MOST_DIGITS = 9  # int() refuses thousands of digits; leading zeros are allowed
 _MOST_TICK_DIGITS = 18  # a start time in ticks has 64 bits; this is a billion years
-Cause = Literal["listener", "bound", "outbound", "time-wait", "unknown"]
+PortCause = Literal["listener", "bound", "outbound", "time-wait", "unknown"]
 UnixTime = Annotated[float, Field(ge=0, le=253_402_300_799)]
 """Unix time up to the end of the year 9999, the latest that :class:`datetime.datetime` can represent."""
 
@@ -172,7 +172,7 @@ class PortReport(Document):
     host: str
     port: int | None  # None if only a process was named
     free: bool  # torch could bind the port; if no port was named, the process is gone
-    cause: Cause | None = None
+    cause: PortCause | None = None
     error: str | None = None  # name of the errno of the failed bind
     hint: str | None = None  # how to find out more
     time_wait_s: float | None = None

@@ -16,8 +16,8 @@ from nccl_doctor.model.report import NcclInterface, RdmaAnswer
 from nccl_doctor.nccl.host_nccl import HostNccl, host_nccl
 from nccl_doctor.nccl.interfaces import Chosen, Failure, is_read, parse_spec
 from nccl_doctor.nccl.rdma import ip_of, is_usable, list_rdma
-from nccl_doctor.nccl.rdma_pairs import ClusterRdma, Side
-from nccl_doctor.nccl.reachability import Cause, Peers, Reachability, Reachable, is_private, reachability
+from nccl_doctor.nccl.rdma_pairs import ClusterRdma, RdmaSide
+from nccl_doctor.nccl.reachability import LossCause, Peers, Reachability, Reachable, is_private, reachability
 from nccl_doctor.nccl.suggest import Suggestion, suggest
 from nccl_doctor.nccl.versions import Version
 from nccl_doctor.snapshot.hosts import Snapshot
@@ -62,7 +62,9 @@ class ClusterNccl:
         """The RDMA devices of each host as NCCL lists and connects them, for hosts whose devices are known."""
         told = ((host.name, host.facts.rdma) for host in self.snapshot.reached if host.facts is not None)
         sides = {
-            name: Side(self.by_host[name], list_rdma(devices, self.by_host[name].values, self.by_host[name].version))
+            name: RdmaSide(
+                self.by_host[name], list_rdma(devices, self.by_host[name].values, self.by_host[name].version)
+            )
             for name, devices in told
             if name in self.by_host and not isinstance(devices, Unknown)
         }
@@ -113,7 +115,7 @@ def cluster_nccl(snapshot: Snapshot, version: Version | None = None) -> ClusterN
     )
 
 
-class Kind(Enum):
+class FaultKind(Enum):
     """Faults in NCCL's choice of interface; the values are names of diagnoses."""
 
     NO_MATCH = "ifname-no-match"
@@ -124,14 +126,14 @@ class Kind(Enum):
 
 
 @dataclass(frozen=True)
-class Fault:
+class ChoiceFault:
     """A fault in NCCL's choice of interface on a host.
 
     ``problem`` is a phrase that follows "NCCL on HOST". ``evidence`` maps each observation to the hosts it is about.
     """
 
     host: str
-    kind: Kind
+    kind: FaultKind
     severity: Severity
     wanted: str | None
     used: Chosen | None
@@ -140,14 +142,14 @@ class Fault:
     idle: str | None = None  # the interface that is not running
 
 
-def faults(nccl: ClusterNccl) -> Iterator[Fault]:
+def faults(nccl: ClusterNccl) -> Iterator[ChoiceFault]:
     for side in nccl.by_host.values():
         found = _no_interface(nccl, side) if side.chosen is None else _bad_interface(nccl, side, side.chosen)
         if found is not None:
             yield found
 
 
-def _no_interface(nccl: ClusterNccl, side: HostNccl) -> Fault | None:
+def _no_interface(nccl: ClusterNccl, side: HostNccl) -> ChoiceFault | None:
     failure = side.choice.bootstrap
     if not isinstance(failure, Failure) or "NCCL_COMM_ID" in side.variables:  # env-bad-value reports that one
         return None
@@ -159,51 +161,53 @@ def _no_interface(nccl: ClusterNccl, side: HostNccl) -> Fault | None:
     problem = f"{seen}, and fails with “{failure.words}”"
     names = listed(dict.fromkeys(entry.interface for entry in side.interfaces.addresses)) or "none"
     evidence = {f"{failure.reason}; with an address: {names}": (side.host,)}
-    kind = Kind.DOWN if idle else Kind.NO_MATCH
-    return Fault(side.host, kind, Severity.ERROR, wanted, None, problem, evidence, idle[0] if idle else None)
+    kind = FaultKind.DOWN if idle else FaultKind.NO_MATCH
+    return ChoiceFault(side.host, kind, Severity.ERROR, wanted, None, problem, evidence, idle[0] if idle else None)
 
 
-def _bad_interface(nccl: ClusterNccl, side: HostNccl, chosen: Chosen) -> Fault | None:
+def _bad_interface(nccl: ClusterNccl, side: HostNccl, chosen: Chosen) -> ChoiceFault | None:
     wanted = nccl.wanted(side.host)
     uses = {f"NCCL uses {chosen.name} ({chosen.address}): {chosen.reason}": (side.host,)}
     if nccl.is_idle(side.host):
-        kind = Kind.NEEDED if wanted is None else Kind.DOWN
+        kind = FaultKind.NEEDED if wanted is None else FaultKind.DOWN
         problem = f"will use {chosen.name} ({chosen.address}), which is not running"
-        return Fault(side.host, kind, Severity.ERROR, wanted, chosen, problem, uses, chosen.name)
+        return ChoiceFault(side.host, kind, Severity.ERROR, wanted, chosen, problem, uses, chosen.name)
     standing = nccl.bootstrap[side.host]
     if standing.is_lost and not _is_anothers_fault(nccl, side, chosen, standing.causes):
         why = "which the other hosts can't reach"
-        if standing.causes == {Cause.LOOPBACK}:
+        if standing.causes == {LossCause.LOOPBACK}:
             why = "the loopback interface: no other host can reach it"
-        elif Cause.OWN_ADDRESS in standing.causes:
+        elif LossCause.OWN_ADDRESS in standing.causes:
             why = "an address that other hosts have too: each would connect to itself"
         problem = f"will use {chosen.name} ({chosen.address}), {why}"
         better = nccl.suggestion.interfaces.get(side.host) if nccl.suggestion is not None else None
         lets_through = better in {use.name for use in side.choice.net_socket}
-        misled = Kind.AMBIGUOUS if lets_through and not (wanted or "").startswith("^") else Kind.WRONG
-        kind = Kind.NEEDED if wanted is None else misled
+        misled = FaultKind.AMBIGUOUS if lets_through and not (wanted or "").startswith("^") else FaultKind.WRONG
+        kind = FaultKind.NEEDED if wanted is None else misled
         evidence = uses | standing.reasons(Reachable.NO)
-        return Fault(side.host, kind, Severity.ERROR, wanted, chosen, problem, evidence)
+        return ChoiceFault(side.host, kind, Severity.ERROR, wanted, chosen, problem, evidence)
     devices = nccl.lost_devices(side.host)
     if devices:
         names = listed((f"{use.name} ({use.address})" for use in devices), MOST_NAMED)
         problem = f"will also move data over {names}, which no other host can reach"
-        kind = Kind.NEEDED if wanted is None else Kind.AMBIGUOUS
+        kind = FaultKind.NEEDED if wanted is None else FaultKind.AMBIGUOUS
         all_used = listed(f"{use.name} ({use.address})" for use in side.choice.net_socket)
         evidence = {f"NCCL uses {all_used}": (side.host,)}
-        return Fault(side.host, kind, Severity.WARNING, wanted, devices[0], problem, evidence)
+        return ChoiceFault(side.host, kind, Severity.WARNING, wanted, devices[0], problem, evidence)
     return None
 
 
-def _is_anothers_fault(nccl: ClusterNccl, side: HostNccl, chosen: Chosen, causes: set[Cause]) -> bool:
+def _is_anothers_fault(nccl: ClusterNccl, side: HostNccl, chosen: Chosen, causes: set[LossCause]) -> bool:
     if is_private(side, chosen.name):
         return False
     # In a pod there is usually no other interface for NCCL to use.
     addresses = [entry for entry in side.interfaces.addresses if not address_of(entry.address).is_loopback]
     others = [entry for entry in addresses if entry.interface.partition(":")[0] != chosen.name]
-    if causes <= {Cause.NO_ROUTE, Cause.SILENT, Cause.GATEWAY} and not others:
+    if causes <= {LossCause.NO_ROUTE, LossCause.SILENT, LossCause.GATEWAY} and not others:
         return True
-    return causes == {Cause.OWN_ADDRESS} or (causes <= {Cause.NO_ROUTE, Cause.SILENT} and nccl.suggestion is None)
+    return causes == {LossCause.OWN_ADDRESS} or (
+        causes <= {LossCause.NO_ROUTE, LossCause.SILENT} and nccl.suggestion is None
+    )
 
 
 def answers(snapshot: Snapshot, version: Version | None = None) -> InterfaceAnswers:

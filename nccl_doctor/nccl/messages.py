@@ -108,14 +108,14 @@ def _entry(found: Meaning) -> _Entry:
     return _Entry(found, max(plain, key=len).split("\n")[0], "(?s)" + "".join(pieces))
 
 
-Kind = Literal["in-use", "privileged", "handed-over", "ephemeral"]
+BindFault = Literal["in-use", "privileged", "handed-over", "ephemeral"]
 
 _NCCL = re.compile(r"NCCL\s+WARN\s+Call\s+to\s+bind\s+failed[\s?:]*(?:Address\s+already\s+in\s+use)?")
 _IN_USE = r"(?:98|48)"
 _PORT = r"(?P<port>\d{1,5})"
 _BIND = r"failed\s+to\s+(?:bind|listen)\b.{0,80}?"
 _HANDED = r"listen\s+fd\s+\d+\s+is\s+bound\s+to\s+port\s+\d+,\s+expected\s+to\s+be\s+bound\s+to\s+port\s+"
-_WORDINGS: tuple[tuple[Kind, str], ...] = (
+_WORDINGS: tuple[tuple[BindFault, str], ...] = (
     ("in-use", rf"{_BIND}:{_PORT}\s+\(errno:\s+{_IN_USE}\b"),
     ("in-use", rf"\bport:\s+{_PORT},\s+useIpv6:.{{0,40}}?\bcode:\s+-{_IN_USE}\b"),
     ("in-use", rf"\bon\s+port\s+`?{_PORT}`?,\s+but\s+another\s+process"),
@@ -127,7 +127,7 @@ _WORDINGS: tuple[tuple[Kind, str], ...] = (
     ("privileged", r"\bEACCES\b"),
 )
 
-_MEANS: dict[Kind, str] = {
+_MEANS: dict[BindFault, str] = {
     "in-use": "torch could not listen on it: address already in use",
     "privileged": "torch may not listen on it: ports below 1024 are for root (net.ipv4.ip_unprivileged_port_start)",
     "handed-over": "torch was handed a socket that is bound to another port",
@@ -141,7 +141,7 @@ class PortError:
     """An error about a port, found in a text."""
 
     # "in-use"; "privileged": for root; "handed-over": a socket for another port; "ephemeral": NCCL's own bind
-    kind: Kind
+    kind: BindFault
     port: int | None  # None if the message has none; it is MASTER_PORT then, except for "ephemeral"
     line: str
 

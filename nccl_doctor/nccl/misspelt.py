@@ -43,7 +43,7 @@ HABITS = {  # what people are used to from elsewhere
 }
 OPPOSITE = {"ENABLE": "DISABLE", "DISABLE": "ENABLE"}
 
-Words = tuple[str, ...]
+NameWords = tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ def advice(name: str) -> str | None:
 
 
 @cache
-def _known(*, gloo: bool) -> dict[str, Words]:
+def _known(*, gloo: bool) -> dict[str, NameWords]:
     names: Iterable[str] = GLOO_NAMES if gloo else (*register(), *TORCH_NAMES)
     return {name: _words(name) for name in names}
 
@@ -128,7 +128,7 @@ def _bare(name: str) -> str:
     return name.upper().split()[-1] if name.strip() else ""
 
 
-def _words(name: str) -> Words:
+def _words(name: str) -> NameWords:
     """Return the words of a name in a uniform spelling, without the prefixes TORCH, NCCL, FR and GLOO."""
     words = _bare(name).replace("IF_NAME", "IFNAME").split("_")
     while words and words[0] in ("TORCH", "NCCL", "FR", "GLOO"):
@@ -136,7 +136,7 @@ def _words(name: str) -> Words:
     return tuple(SAME.get(word, word) for word in words)
 
 
-def _closest(name: str, own: Words, others: dict[str, Words]) -> str | None:
+def _closest(name: str, own: NameWords, others: dict[str, NameWords]) -> str | None:
     whole = difflib.SequenceMatcher(b=name.upper())
 
     def likeness(other: str) -> float:
@@ -146,7 +146,7 @@ def _closest(name: str, own: Words, others: dict[str, Words]) -> str | None:
     return max(_alike(own, others), key=likeness, default=None)
 
 
-def _alike(own: Words, others: dict[str, Words]) -> Iterator[str]:
+def _alike(own: NameWords, others: dict[str, NameWords]) -> Iterator[str]:
     joined = difflib.SequenceMatcher(b="".join(own))
     for name, words in others.items():
         if len(words) != len(own):

@@ -150,7 +150,7 @@ def _range(text: str, *, v4: bool) -> ipaddress.IPv4Network | ipaddress.IPv6Netw
 
 
 @dataclass(frozen=True)
-class Entry:
+class RdmaEntry:
     """A port in NCCL's list. ``index`` is the number in brackets in NCCL's log line "NET/IB : Using"."""
 
     index: int
@@ -182,7 +182,7 @@ class Entry:
 class Nic:
     """A NIC as NCCL's channels use it: one port of the list, or several fused ports."""
 
-    members: tuple[Entry, ...]
+    members: tuple[RdmaEntry, ...]
 
     def __str__(self) -> str:
         return " + ".join(map(str, self.members))
@@ -208,12 +208,12 @@ class RdmaList:
         return tuple((device, port) for device, port in up if port.state == "ACTIVE" and port.link_layer in LAYERS)
 
     @cached_property
-    def entries(self) -> tuple[Entry, ...]:
+    def entries(self) -> tuple[RdmaEntry, ...]:
         if self.off is not None:
             return ()
         kept = [(device, port) for device, port in self.present if self.spec.accepts(device.name, port.number)]
         return tuple(
-            Entry(
+            RdmaEntry(
                 index,
                 device,
                 port,
@@ -230,7 +230,7 @@ class RdmaList:
         return next((f"{name}={self.variables[name]}" for name in named), None)
 
     @cached_property
-    def refused(self) -> Entry | None:
+    def refused(self) -> RdmaEntry | None:
         """The first entry whose GID index is beyond the end of its port's table; None before NCCL 2.31.
 
         Because of this entry, NCCL uses no RDMA device: since 2.31, ``ncclIbInitDevices`` queries each port's GID
@@ -240,9 +240,9 @@ class RdmaList:
         return next((e for e in asked if e.is_roce and 0 < (e.port.gid_count or 0) <= e.gid.index), None)
 
     @cached_property
-    def halves(self) -> tuple[tuple[Entry, Entry], ...]:
+    def halves(self) -> tuple[tuple[RdmaEntry, RdmaEntry], ...]:
         """Pairs of entries that are the same port of one chip with separate PCIe lanes, as on a GB10."""
-        by_port: dict[tuple[str | None, str], list[Entry]] = {}
+        by_port: dict[tuple[str | None, str], list[RdmaEntry]] = {}
         for entry in self.entries:
             if entry.device.guid and entry.device.pci:
                 by_port.setdefault((entry.device.guid, entry.device.pci[-1].rpartition(".")[2]), []).append(entry)
@@ -301,7 +301,7 @@ LEVELS = ("LOC", "PORT", "PIX", "PXB", "P2C", "PXN", "PHB", "SYS")
 """Values of NCCL_NET_MERGE_LEVEL, from near to far (src/graph/topo.cc, ``nicPathKvList``)."""
 
 
-def fuse(entries: Sequence[Entry], variables: Variables, version: Version) -> tuple[Nic, ...]:
+def fuse(entries: Sequence[RdmaEntry], variables: Variables, version: Version) -> tuple[Nic, ...]:
     alone = tuple(Nic((entry,)) for entry in entries)
     if version < FUSED_AT_INIT or integer(variables, "NCCL_IB_MERGE_NICS", 1, version) == 0:
         return alone
@@ -319,11 +319,11 @@ def _card(device: RdmaDevice, *, vfs: bool) -> tuple[str, ...]:
     return (*way, zeroed)
 
 
-def _by_card(entries: Iterable[Entry], *, vfs: bool) -> list[list[Entry]]:
+def _by_card(entries: Iterable[RdmaEntry], *, vfs: bool) -> list[list[RdmaEntry]]:
     """Fuse ports as NCCL 2.20 to 2.23 do: at most two ports of the same card, chip and link layer."""
-    groups: list[list[Entry]] = []
+    groups: list[list[RdmaEntry]] = []
 
-    def same(first: Entry, other: Entry) -> bool:
+    def same(first: RdmaEntry, other: RdmaEntry) -> bool:
         chips = first.device.guid == other.device.guid and first.port.link_layer == other.port.link_layer
         return bool(first.device.pci) and chips and _card(first.device, vfs=vfs) == _card(other.device, vfs=vfs)
 
@@ -333,7 +333,9 @@ def _by_card(entries: Iterable[Entry], *, vfs: bool) -> list[list[Entry]]:
     return groups
 
 
-def _by_path(entries: Sequence[Entry], variables: Variables, version: Version, *, vfs: bool) -> list[list[Entry]]:
+def _by_path(
+    entries: Sequence[RdmaEntry], variables: Variables, version: Version, *, vfs: bool
+) -> list[list[RdmaEntry]]:
     """Fuse ports as NCCL 2.24 and later versions do.
 
     Ports in NCCL_NET_FORCE_MERGE are fused first, then all ports within the merge level's distance of the first port.
@@ -347,7 +349,7 @@ def _by_path(entries: Sequence[Entry], variables: Variables, version: Version, *
     most = 8 if version >= EIGHT_FUSED else 4
     apart: set[tuple[int, int]] = set()
 
-    def near(first: Entry, other: Entry) -> bool:
+    def near(first: RdmaEntry, other: RdmaEntry) -> bool:
         rails = not by_rail or (_rail(first) is not None and _rail(first) == _rail(other))
         return rails and (first.index, other.index) not in apart and _distance(first, other, vfs=vfs) <= level
 
@@ -362,11 +364,11 @@ def _by_path(entries: Sequence[Entry], variables: Variables, version: Version, *
     return groups
 
 
-def _rail(entry: Entry) -> int | None:
+def _rail(entry: RdmaEntry) -> int | None:
     return entry.item.rail if entry.item is not None else None
 
 
-def _forced(entries: Sequence[Entry], variables: Variables) -> Iterator[list[Entry]]:
+def _forced(entries: Sequence[RdmaEntry], variables: Variables) -> Iterator[list[RdmaEntry]]:
     taken: set[int] = set()
     for text in variables.get("NCCL_NET_FORCE_MERGE", "").split(";"):
         spec = replace(parse_hca(text), exclude=False, exact=True)
@@ -376,7 +378,7 @@ def _forced(entries: Sequence[Entry], variables: Variables) -> Iterator[list[Ent
             yield group
 
 
-def _distance(first: Entry, other: Entry, *, vfs: bool) -> int:
+def _distance(first: RdmaEntry, other: RdmaEntry, *, vfs: bool) -> int:
     """Return the distance between two devices as an index into LEVELS."""
     here, there = first.device, other.device
     if here.pci and there.pci and _card(here, vfs=vfs) == _card(there, vfs=vfs):

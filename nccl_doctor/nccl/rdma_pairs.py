@@ -19,7 +19,7 @@ from functools import cached_property
 
 from nccl_doctor.model.base import Unknown
 from nccl_doctor.nccl.host_nccl import HostNccl
-from nccl_doctor.nccl.rdma import Entry, Nic, RdmaList, address_of, ip_of, is_usable, list_rdma, roce_version
+from nccl_doctor.nccl.rdma import Nic, RdmaEntry, RdmaList, address_of, ip_of, is_usable, list_rdma, roce_version
 from nccl_doctor.nccl.reachability import Reachable
 from nccl_doctor.nccl.variables import RAILS, integer
 from nccl_doctor.snapshot.mesh import Mesh, RdmaDial, groups
@@ -33,7 +33,7 @@ WHOLE = ("RoCE v2 IPv4", "RoCE v2 IPv6")  # kinds of GID that work across subnet
 LISTED = 2  # members of the listening device whose GIDs the other side receives
 
 
-class Cause(Enum):
+class PairCause(Enum):
     """The reason why two devices can't communicate."""
 
     LAYER = "link layer"
@@ -49,11 +49,11 @@ class Talk:
 
     answer: Reachable
     why: str
-    cause: Cause | None = None
+    cause: PairCause | None = None
 
 
 @dataclass(frozen=True)
-class Side:
+class RdmaSide:
     """A host's addresses and routes, and its list of RDMA devices."""
 
     nccl: HostNccl
@@ -63,7 +63,7 @@ class Side:
     def host(self) -> str:
         return self.nccl.host
 
-    def network(self, entry: Entry) -> Network | None:
+    def network(self, entry: RdmaEntry) -> Network | None:
         """Return the network of a port's GID, the widest if several have the GID's address; None if unknown."""
         gid = entry.gid.entry
         if gid is None or not entry.is_roce or not is_usable(gid):
@@ -78,15 +78,15 @@ class Pair:
     source: str
     target: str
     place: int
-    here: Entry
-    there: Entry
+    here: RdmaEntry
+    there: RdmaEntry
     talk: Talk
 
 
-def can_talk(a: Side, here: Entry, b: Side, there: Entry, mesh: Mesh | None = None) -> Talk:
+def can_talk(a: RdmaSide, here: RdmaEntry, b: RdmaSide, there: RdmaEntry, mesh: Mesh | None = None) -> Talk:
     if here.port.link_layer != there.port.link_layer:
         kinds = (f"{one} is {'RoCE' if one.is_roce else 'InfiniBand'}" for one in (here, there))
-        return Talk(Reachable.NO, " and ".join(kinds), Cause.LAYER)
+        return Talk(Reachable.NO, " and ".join(kinds), PairCause.LAYER)
     if not here.is_roce:
         return _by_fabric(a, here, b, there)
     for entry, side in ((here, a), (there, b)):
@@ -94,7 +94,7 @@ def can_talk(a: Side, here: Entry, b: Side, there: Entry, mesh: Mesh | None = No
             return Talk(Reachable.UNSURE, f"GID index {entry.gid.index} of {entry} on {side.host} was not read")
     unlike = _unlike(here, there)
     if unlike is not None:
-        return Talk(Reachable.NO, unlike, Cause.GID)
+        return Talk(Reachable.NO, unlike, PairCause.GID)
     if not (is_usable(here.gid.entry) and is_usable(there.gid.entry)):
         return Talk(Reachable.UNSURE, "both have a link-local GID, which tells no network")
     answers = [_by_way(a, here, b, there, mesh), _by_way(b, there, a, here, mesh)]
@@ -102,7 +102,7 @@ def can_talk(a: Side, here: Entry, b: Side, there: Entry, mesh: Mesh | None = No
     return min(answers, key=lambda talk: order.index(talk.answer))
 
 
-def _unlike(here: Entry, there: Entry) -> str | None:
+def _unlike(here: RdmaEntry, there: RdmaEntry) -> str | None:
     """Return the types of two GIDs if they differ, or which GID is missing; None if the GIDs match."""
     one, other = here.gid.entry, there.gid.entry
     if one is None or other is None:
@@ -111,7 +111,7 @@ def _unlike(here: Entry, there: Entry) -> str | None:
     return None if kinds[0] == kinds[1] else f"{kinds[0]} and {kinds[1]}"
 
 
-def _kind(entry: Entry) -> str:
+def _kind(entry: RdmaEntry) -> str:
     gid = entry.gid.entry
     if gid is None:
         return "nothing"
@@ -119,28 +119,28 @@ def _kind(entry: Entry) -> str:
     return f"{gid.type or 'unknown type'} {family}"
 
 
-def _by_fabric(a: Side, here: Entry, b: Side, there: Entry) -> Talk:
+def _by_fabric(a: RdmaSide, here: RdmaEntry, b: RdmaSide, there: RdmaEntry) -> Talk:
     keys = []
     for side, entry in ((a, here), (b, there)):
         index = integer(side.rdma.variables, "NCCL_IB_PKEY", 0, side.rdma.version)
         table = dict(entry.port.pkeys)
         if table and index not in table:
             why = f"{side.host} has no partition key at index {index} of {entry} (NCCL_IB_PKEY)"
-            return Talk(Reachable.NO, why, Cause.PKEY)
+            return Talk(Reachable.NO, why, PairCause.PKEY)
         keys.append(int(table.get(index, "0xffff"), 16))
     if keys[0] & 0x7FFF != keys[1] & 0x7FFF:
-        return Talk(Reachable.NO, f"their partition keys, {keys[0]:#06x} and {keys[1]:#06x}, differ", Cause.PKEY)
+        return Talk(Reachable.NO, f"their partition keys, {keys[0]:#06x} and {keys[1]:#06x}, differ", PairCause.PKEY)
     if not (keys[0] | keys[1]) & 0x8000:
-        return Talk(Reachable.NO, f"both are only limited members of the partition {keys[0]:#06x}", Cause.PKEY)
+        return Talk(Reachable.NO, f"both are only limited members of the partition {keys[0]:#06x}", PairCause.PKEY)
     gids = [entry.gid.entry for entry in (here, there)]
     numbers = [int(address_of(gid.gid)) for gid in gids if gid is not None]
     if len({number >> 64 for number in numbers}) == 2 and not any(number >> 80 & 0xFFFF for number in numbers):
         prefixes = " and ".join(str(ipaddress.IPv6Address(number >> 64 << 64)) for number in numbers)
-        return Talk(Reachable.NO, f"InfiniBand subnets {prefixes} are not one", Cause.NETWORK)
+        return Talk(Reachable.NO, f"InfiniBand subnets {prefixes} are not one", PairCause.NETWORK)
     return Talk(Reachable.YES, "one InfiniBand subnet")
 
 
-def _by_way(a: Side, here: Entry, b: Side, there: Entry, mesh: Mesh | None) -> Talk:
+def _by_way(a: RdmaSide, here: RdmaEntry, b: RdmaSide, there: RdmaEntry, mesh: Mesh | None) -> Talk:
     """Return whether packets get from a's port to b's, as observed, or else according to a's routes."""
     gid, target = here.gid.entry, there.gid.entry
     assert gid is not None, "_unlike has seen to it"
@@ -155,7 +155,7 @@ def _by_way(a: Side, here: Entry, b: Side, there: Entry, mesh: Mesh | None) -> T
         return Talk(Reachable.UNSURE, f"the network of {ip_of(gid)} is not known")
     talk = Talk(Reachable.YES, f"{to} is in {net}") if _holds(net, to) else _by_route(a, gid, net, to)
     if unheard and talk.answer is not Reachable.NO:
-        return Talk(Reachable.NO, f"{to} did not answer {a.host} on {gid.interface}", Cause.SILENT)
+        return Talk(Reachable.NO, f"{to} did not answer {a.host} on {gid.interface}", PairCause.SILENT)
     return talk
 
 
@@ -174,22 +174,22 @@ def _holds(net: Network, address: Address) -> bool:
     return address.version == net.version and address in net
 
 
-def _by_route(a: Side, gid: RdmaGid, net: Network, to: Address) -> Talk:
+def _by_route(a: RdmaSide, gid: RdmaGid, net: Network, to: Address) -> Talk:
     """Return whether the port's own interface has a route to an address in another network."""
     if roce_version(gid) == 1:
-        return Talk(Reachable.NO, f"RoCE v1 leaves no network: {to} is not in {net}", Cause.NETWORK)
+        return Talk(Reachable.NO, f"RoCE v1 leaves no network: {to} is not in {net}", PairCause.NETWORK)
     if isinstance(a.nccl.routes, Unknown):
         return Talk(Reachable.UNSURE, f"routes are not known: {a.nccl.routes.reason}")
     routes = (route for n, route in a.nccl.routes_by_merit if _holds(n, to) and route.interface == gid.interface)
     through = next(routes, None)
     if through is None:
-        return Talk(Reachable.NO, f"no route from {gid.interface} on {a.host} to {to}", Cause.NETWORK)
+        return Talk(Reachable.NO, f"no route from {gid.interface} on {a.host} to {to}", PairCause.NETWORK)
     if network_of(through.destination).prefixlen == 0:
         return Talk(Reachable.UNSURE, f"only the gateway {through.gateway} could know {to}")
     return Talk(Reachable.YES, f"{to} is behind {through.gateway or through.interface}")
 
 
-def joined(a: Side, b: Side) -> Iterator[tuple[int, Entry, Entry]]:
+def joined(a: RdmaSide, b: RdmaSide) -> Iterator[tuple[int, RdmaEntry, RdmaEntry]]:
     """Yield the pairs of ports, one on each host, that NCCL's channels connect, with the position of their NICs."""
     for place, (one, other) in enumerate(zip(a.rdma.nics, b.rdma.nics, strict=False)):
         here, there = _by_subnet(a, one, b, other) if _aware(a) and _aware(b) else (one, other)
@@ -197,14 +197,14 @@ def joined(a: Side, b: Side) -> Iterator[tuple[int, Entry, Entry]]:
             yield place, here.members[turn % len(here.members)], there.members[turn % len(there.members)]
 
 
-def _aware(side: Side) -> bool:
+def _aware(side: RdmaSide) -> bool:
     return (
         side.rdma.version >= RAILS
         and integer(side.rdma.variables, "NCCL_IB_SUBNET_AWARE_ROUTING", 0, side.rdma.version) == 1
     )
 
 
-def _by_subnet(a: Side, own: Nic, b: Side, other: Nic) -> tuple[Nic, Nic]:
+def _by_subnet(a: RdmaSide, own: Nic, b: RdmaSide, other: Nic) -> tuple[Nic, Nic]:
     """Return the device of the connecting host and the device of the listening host.
 
     The first is chosen by the listener's networks, and the second by the networks of the first.
@@ -213,7 +213,7 @@ def _by_subnet(a: Side, own: Nic, b: Side, other: Nic) -> tuple[Nic, Nic]:
     return here, _sharing(b, other, here)
 
 
-def _sharing(side: Side, own: Nic, remote: Nic) -> Nic:
+def _sharing(side: RdmaSide, own: Nic, remote: Nic) -> Nic:
     length = integer(side.rdma.variables, "NCCL_IB_SUBNET_PREFIX_LEN", 24, side.rdma.version)
     told = {key for entry in remote.members[:LISTED] if (key := _subnet(entry, length)) is not None}
 
@@ -224,7 +224,7 @@ def _sharing(side: Side, own: Nic, remote: Nic) -> Nic:
     return own if shares(own) else next(filter(shares, side.rdma.nics), own)
 
 
-def _subnet(entry: Entry, length: int) -> tuple[int, int] | None:
+def _subnet(entry: RdmaEntry, length: int) -> tuple[int, int] | None:
     gid = entry.gid.entry
     if gid is None or not entry.is_roce or not is_usable(gid):
         return None
@@ -249,7 +249,7 @@ class Way:
 class ClusterRdma:
     """The RDMA device lists of all hosts for which they are known."""
 
-    sides: Mapping[str, Side]
+    sides: Mapping[str, RdmaSide]
     mesh: Mesh | None
 
     @property
@@ -261,14 +261,14 @@ class ClusterRdma:
     def ways(self) -> Iterator[Way]:
         """The paths of packets between RoCE ports in both directions, for all pairs with matching GIDs."""
         for pair in self.pairs:
-            if pair.here.is_roce and pair.talk.cause in (None, Cause.NETWORK, Cause.SILENT):
+            if pair.here.is_roce and pair.talk.cause in (None, PairCause.NETWORK, PairCause.SILENT):
                 for src, one, dst, other in (
                     (pair.source, pair.here, pair.target, pair.there),
                     (pair.target, pair.there, pair.source, pair.here),
                 ):
                     own, to = one.gid.entry, other.gid.entry
                     if own and to and own.interface and is_usable(own) and is_usable(to):
-                        apart = pair.talk.cause is Cause.NETWORK
+                        apart = pair.talk.cause is PairCause.NETWORK
                         yield Way(src, dst, own.interface, str(ip_of(own)), str(ip_of(to)), apart=apart)
 
     @cached_property
@@ -282,7 +282,7 @@ class ClusterRdma:
 
     @cached_property
     def unreachable(self) -> tuple[Pair, ...]:
-        return tuple(p for p in self.pairs if p.talk.answer is Reachable.NO and p.talk.cause is not Cause.GID)
+        return tuple(p for p in self.pairs if p.talk.answer is Reachable.NO and p.talk.cause is not PairCause.GID)
 
     @cached_property
     def at_fault(self) -> tuple[tuple[tuple[str, ...], tuple[Pair, ...]], ...]:
@@ -336,7 +336,7 @@ class ClusterRdma:
         return len(counts) == 1 and counts != {0} and not (self.unreachable or self.gid_faults)
 
     @cached_property
-    def gid_faults(self) -> tuple[tuple[str, Entry, str], ...]:
+    def gid_faults(self) -> tuple[tuple[str, RdmaEntry, str], ...]:
         """Host, port and fault of each GID that is missing, or unlike most of the GIDs at the same position."""
         return tuple(itertools.chain.from_iterable(self._gids_at(place) for place in range(self._most)))
 
@@ -344,7 +344,7 @@ class ClusterRdma:
     def _most(self) -> int:
         return max((len(side.rdma.entries) for side in self.sides.values()), default=0)
 
-    def _gids_at(self, place: int) -> Iterator[tuple[str, Entry, str]]:
+    def _gids_at(self, place: int) -> Iterator[tuple[str, RdmaEntry, str]]:
         there = {name: side.rdma.entries[place] for name, side in self.sides.items() if len(side.rdma.entries) > place}
         read = {name: entry for name, entry in there.items() if entry.is_roce and not entry.gid.unread}
         kinds = {name: _kind(entry) for name, entry in read.items() if entry.gid.entry is not None}
@@ -357,7 +357,7 @@ class ClusterRdma:
             elif kinds[name] != usual:
                 yield name, entry, kinds[name]
 
-    def _compared(self) -> Iterator[tuple[Side, Side]]:
+    def _compared(self) -> Iterator[tuple[RdmaSide, RdmaSide]]:
         sides = [side for side in self.sides.values() if side.rdma.entries]
         if len(sides) <= EVERY_PAIR_UP_TO:
             pairs = list(itertools.combinations(sides, 2))
@@ -369,7 +369,7 @@ class ClusterRdma:
                 yield a, b
 
 
-def _meeting(side: Side, entry: Entry) -> object:
+def _meeting(side: RdmaSide, entry: RdmaEntry) -> object:
     """Return a value that is equal for ports without a gateway between them.
 
     The result is None if it is unknown, or if NCCL_IB_HCA cannot contain the device's name.

@@ -36,7 +36,7 @@ class Reachable(Enum):
     UNSURE = "unsure"
 
 
-class Cause(Enum):
+class LossCause(Enum):
     """The reason why an address can't be reached. SILENT means that the host answers only in another subnet."""
 
     LOOPBACK = "loopback"
@@ -53,7 +53,7 @@ class PairReach:
     source: str
     answer: Reachable
     why: str
-    cause: Cause | None = None
+    cause: LossCause | None = None
 
 
 def reach(source: HostNccl, target: HostNccl, address: str, mesh: Mesh | None) -> PairReach:
@@ -61,9 +61,9 @@ def reach(source: HostNccl, target: HostNccl, address: str, mesh: Mesh | None) -
     if source.machine is not None and source.machine == target.machine:
         return PairReach(source.host, Reachable.YES, "the same machine")
     if there.is_loopback:
-        return PairReach(source.host, Reachable.NO, f"{address} is a loopback address", Cause.LOOPBACK)
+        return PairReach(source.host, Reachable.NO, f"{address} is a loopback address", LossCause.LOOPBACK)
     if source.owns(address):
-        return PairReach(source.host, Reachable.NO, f"{address} is an address of its own", Cause.OWN_ADDRESS)
+        return PairReach(source.host, Reachable.NO, f"{address} is an address of its own", LossCause.OWN_ADDRESS)
     between = mesh.failures.get((source.host, target.host), ()) if mesh is not None else ()
     failed = next((dial for dial in between if dial.address == address), None)
     answered = mesh.answered.get(target.host, {}).get(address, ()) if mesh is not None and failed is None else ()
@@ -73,21 +73,21 @@ def reach(source: HostNccl, target: HostNccl, address: str, mesh: Mesh | None) -
         return PairReach(source.host, Reachable.YES, f"connected to {address}")
     better = ", ".join(other for other, sources in elsewhere.items() if source.host in sources)
     if better and failed is not None and failed.outcome in LOST:
-        return PairReach(source.host, Reachable.NO, f"{address}: {failed.outcome}; {better} answers", Cause.SILENT)
+        return PairReach(source.host, Reachable.NO, f"{address}: {failed.outcome}; {better} answers", LossCause.SILENT)
     return _by_route(source, target, address, failed)
 
 
 def _by_route(source: HostNccl, target: HostNccl, there: str, failed: FailedDial | None) -> PairReach:
     who = source.host
     if there in source.unreachable:
-        return PairReach(who, Reachable.NO, f"no route to {there} ({source.unreachable[there]})", Cause.NO_ROUTE)
+        return PairReach(who, Reachable.NO, f"no route to {there} ({source.unreachable[there]})", LossCause.NO_ROUTE)
     if isinstance(source.routes, Unknown):
         return PairReach(who, Reachable.UNSURE, f"routes are not known: {source.routes.reason}")
     if address_of(there).is_link_local:
         return PairReach(who, Reachable.UNSURE, f"{there} is link-local: no route tells on which link it lies")
     route = source.route_to(there)
     if route is None:
-        return PairReach(who, Reachable.NO, f"no route to {there}", Cause.NO_ROUTE)
+        return PairReach(who, Reachable.NO, f"no route to {there}", LossCause.NO_ROUTE)
     if route.gateway is None:
         return PairReach(who, Reachable.YES, f"{there} is on {route.interface}")
     return _by_gateway(source, target, there, route, failed)
@@ -97,11 +97,11 @@ def _by_gateway(source: HostNccl, target: HostNccl, there: str, route: Route, fa
     who = source.host
     if failed is not None and failed.outcome in LOST:
         why = f"{there}:{failed.port} through {route.gateway}: {failed.outcome}"
-        return PairReach(who, Reachable.NO, why, Cause.GATEWAY)
+        return PairReach(who, Reachable.NO, why, LossCause.GATEWAY)
     by_default = network_of(route.destination).prefixlen == 0
     if by_default and _is_island(source, target, there):
         why = f"only the gateway {route.gateway} could know {there}, whose net has no way out"
-        return PairReach(who, Reachable.NO, why, Cause.GATEWAY)
+        return PairReach(who, Reachable.NO, why, LossCause.GATEWAY)
     return PairReach(who, Reachable.UNSURE, f"{there} lies behind {route.gateway}, and was not tried")
 
 
@@ -138,7 +138,7 @@ class Reachability:
         return bool(self.verdicts) and all(verdict.answer is Reachable.UNSURE for verdict in self.verdicts)
 
     @property
-    def causes(self) -> set[Cause]:
+    def causes(self) -> set[LossCause]:
         return {verdict.cause for verdict in self.verdicts if verdict.cause is not None}
 
     def reasons(self, answer: Reachable) -> dict[str, tuple[str, ...]]:

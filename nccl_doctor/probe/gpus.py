@@ -92,7 +92,7 @@ def _mib(text: str) -> int | None:
 
 
 SIGNS = ("/proc/driver/nvidia", "/dev/nvidiactl", "/dev/dxg")
-"""Files that show a GPU driver. If none exists, nvidia-smi is not started."""
+"""Files whose presence indicates a GPU driver. If none exists, nvidia-smi is not started."""
 WORK_FIELDS = ("name", "utilization.gpu", "power.draw", "power.limit")
 PROCESS_FIELDS = ("gpu_uuid", "pid", "used_memory")
 

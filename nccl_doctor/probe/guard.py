@@ -14,7 +14,7 @@ from typing import Iterable, Literal, NamedTuple, Sequence
 
 from nccl_doctor.probe import jobs, procs, progress
 from nccl_doctor.probe.jobs import JobProcesses
-from nccl_doctor.probe.procs import Table
+from nccl_doctor.probe.procs import ProcessTable
 
 SHELLS = frozenset(
     {
@@ -29,7 +29,7 @@ MASTER = re.compile(r"/dev/(?:pts/)?ptmx")  # the end of a terminal that is held
 STEP = "slurmstepd"
 
 
-def watcher(job: JobProcesses, table: Table) -> str | None:
+def watcher(job: JobProcesses, table: ProcessTable) -> str | None:
     """Return a sentence about what is watching over a job; None if provably nothing is."""
     alive = [pid for pid in job.pids if pid in table.procs and table.procs[pid].state != "Z"]
     for pid in alive:
@@ -42,7 +42,7 @@ def watcher(job: JobProcesses, table: Table) -> str | None:
     return next(filter(None, found), None) or attended(alive, table)
 
 
-def attended(pids: Sequence[int], table: Table) -> str | None:
+def attended(pids: Sequence[int], table: ProcessTable) -> str | None:
     """Return why someone may be working in one of these processes, or which service owns one; None otherwise."""
     for pid in pids:
         service = procs.service_of(pid, table)
@@ -61,22 +61,22 @@ def attended(pids: Sequence[int], table: Table) -> str | None:
     return None
 
 
-def _names(pid: int, table: Table) -> list[str]:
+def _names(pid: int, table: ProcessTable) -> list[str]:
     """Return the names of a process: its kernel name, the program in its command line, and its executable."""
     names = (table.procs[pid].name.partition(":")[0], jobs.program(table.argv(pid)), table.executable(pid))
     return [name.lstrip("-") for name in names]  # a login shell is "-bash"
 
 
-def _multiplexer(pid: int, table: Table) -> str | None:
+def _multiplexer(pid: int, table: ProcessTable) -> str | None:
     found = filter(None, map(MULTIPLEXER.match, _names(pid, table)))
     return next((match["name"].lower() for match in found), None)
 
 
-def _shell(pid: int, table: Table) -> str | None:
+def _shell(pid: int, table: ProcessTable) -> str | None:
     return next((name for name in _names(pid, table) if name in SHELLS), None)
 
 
-def _of_top(pid: int, table: Table) -> str | None:
+def _of_top(pid: int, table: ProcessTable) -> str | None:
     service = procs.service_of(pid, table)
     if service is not None:
         return f"systemd runs it as {service}"
@@ -100,12 +100,12 @@ def _of_top(pid: int, table: Table) -> str | None:
 
 
 GRACE_S = 10.0  # the same as port_model.GRACE_S: a younger process may still be starting
-Kind = Literal["protected", "foreign", "not-training", "young", "watched", "alive"]
+RefusalKind = Literal["protected", "foreign", "not-training", "young", "watched", "alive"]
 SSHD = frozenset({"sshd", "sshd-session", "sshd-auth", "dropbear"})
 """Names of OpenSSH's server, which consists of several programs from 9.8 on, and of dropbear."""
 
 
-def protected(pid: int, table: Table) -> str | None:
+def protected(pid: int, table: ProcessTable) -> str | None:
     """Return why a process must never be signalled, not even with ``--force``; None if it may be."""
     proc = table.procs[pid]
     if pid == 1:
@@ -122,7 +122,7 @@ def protected(pid: int, table: Table) -> str | None:
     return _ends_with_its_owner(pid, table)
 
 
-def _ends_with_its_owner(pid: int, table: Table) -> str | None:
+def _ends_with_its_owner(pid: int, table: ProcessTable) -> str | None:
     """Return why a process should not be ended: it serves a container or belongs to another run of nccl-doctor."""
     if jobs.is_publisher(table.executable(pid)):
         return f"pid {pid} ({table.executable(pid)}) publishes a container's port, which ends with the container"
@@ -136,10 +136,10 @@ class Refusal(NamedTuple):
 
     reason: str  # a sentence without its full stop
     # "protected" can't be overridden, the others by ``--force``; "watched" and "alive" are not leftovers
-    kind: Kind
+    kind: RefusalKind
 
 
-def refusal(job: JobProcesses, holders: Sequence[int], table: Table, grace_s: float) -> Refusal | None:
+def refusal(job: JobProcesses, holders: Sequence[int], table: ProcessTable, grace_s: float) -> Refusal | None:
     """Return why a job must not be ended, such as an age of less than ``grace_s`` seconds; None if it may be.
 
     ``holders`` are the processes that hold the port.
@@ -148,7 +148,7 @@ def refusal(job: JobProcesses, holders: Sequence[int], table: Table, grace_s: fl
     # a zombie runs nothing, and can't show what it ran
     running = [pid for pid in alive if table.procs[pid].state != "Z"]
     asked = [pid for pid in dict.fromkeys((job.root, *holders)) if pid in alive]
-    reasons: tuple[tuple[Kind, Iterable[str | None]], ...] = (
+    reasons: tuple[tuple[RefusalKind, Iterable[str | None]], ...] = (
         ("protected", (protected(pid, table) for pid in alive)),
         ("foreign", (_foreign(pid, table) for pid in alive)),
         ("not-training", (_no_training(pid, table) for pid in asked if pid in running)),
@@ -161,7 +161,7 @@ def refusal(job: JobProcesses, holders: Sequence[int], table: Table, grace_s: fl
 
 
 def refusals(
-    found: Sequence[JobProcesses], holders: Sequence[int], table: Table, grace_s: float
+    found: Sequence[JobProcesses], holders: Sequence[int], table: ProcessTable, grace_s: float
 ) -> list[Refusal | None]:
     """Return each job's refusal (see :func:`refusal`); a job that makes progress between two samples is refused too."""
     refused = [refusal(job, [pid for pid in holders if pid in job.pids], table, grace_s) for job in found]
@@ -172,7 +172,7 @@ def refusals(
     return refused
 
 
-def refuses(pid: int, table: Table, *, force: bool) -> str | None:
+def refuses(pid: int, table: ProcessTable, *, force: bool) -> str | None:
     """Return why a process must not be signalled now, minutes after its job was examined; None if it may be."""
     final = protected(pid, table)
     if final is not None or force:
@@ -182,7 +182,7 @@ def refuses(pid: int, table: Table, *, force: bool) -> str | None:
     return attended([pid], table) or _no_training(pid, table)
 
 
-def is_own(pid: int, table: Table) -> bool:
+def is_own(pid: int, table: ProcessTable) -> bool:
     """Return whether a process belongs to our user and runs in our container, Slurm job and login."""
     return table.uid(pid) == os.getuid() and procs.apart(pid, table) is None
 
@@ -195,19 +195,19 @@ def user(uid: int) -> str:
         return f"uid {uid}"
 
 
-def age_s(pid: int, table: Table) -> float:
+def age_s(pid: int, table: ProcessTable) -> float:
     ticks: float = os.sysconf("SC_CLK_TCK")
     return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - table.procs[pid].started / ticks)
 
 
-def _foreign(pid: int, table: Table) -> str | None:
+def _foreign(pid: int, table: ProcessTable) -> str | None:
     if table.uid(pid) != os.getuid():
         return f"pid {pid} belongs to the user {user(table.uid(pid))}, and you are {user(os.getuid())}"
     apart = procs.apart(pid, table)
     return None if apart is None else f"pid {pid} {apart}"
 
 
-def _no_training(pid: int, table: Table) -> str | None:
+def _no_training(pid: int, table: ProcessTable) -> str | None:
     argv = table.argv(pid)
     kind = jobs.service(argv)
     if kind is not None:
@@ -220,7 +220,7 @@ def _no_training(pid: int, table: Table) -> str | None:
     return f"pid {pid} ({executable}) is not a Python or launcher process"
 
 
-def _young(pid: int, table: Table, grace_s: float) -> str | None:
+def _young(pid: int, table: ProcessTable, grace_s: float) -> str | None:
     age = age_s(pid, table)
     if age >= grace_s:
         return None

@@ -13,7 +13,7 @@ import re
 from typing import NamedTuple, Sequence
 
 from nccl_doctor.probe import procs
-from nccl_doctor.probe.procs import Proc, Table
+from nccl_doctor.probe.procs import Proc, ProcessTable
 
 PYTHON = re.compile(r"(?:python|pypy)[0-9.]*[a-z]?")
 WITH_VALUE = frozenset({"-X", "-W", "--check-hash-based-pycs"})
@@ -54,12 +54,12 @@ SPAWNED = ("multiprocessing.spawn", "multiprocessing.forkserver", "multiprocessi
 PROBE = "<nccl-doctor>"  # in the command line of every probe (crew/start.py)
 
 
-def is_probe(pid: int, table: Table) -> bool:
+def is_probe(pid: int, table: ProcessTable) -> bool:
     """Return whether a process claims to be a probe. Any process can claim this."""
     return any(PROBE in word for word in table.argv(pid))
 
 
-def of_check(pid: int, table: Table) -> bool:
+def of_check(pid: int, table: ProcessTable) -> bool:
     """Return whether a process or one of its ancestors claims to be a probe, which is true for the ranks of a check."""
     return any(is_probe(one, table) for one in (pid, *table.ancestors(pid)) if one in table.procs)
 
@@ -129,7 +129,7 @@ class JobProcesses(NamedTuple):
     pids: tuple[int, ...]  # all processes, the root first, parents before their children
 
 
-def job_of(pid: int, table: Table) -> JobProcesses:
+def job_of(pid: int, table: ProcessTable) -> JobProcesses:
     root = table.procs[pid]
     while (parent := table.procs.get(root.ppid)) is not None and parent.pid != 1 and _started(parent, root, table):
         root = parent
@@ -138,7 +138,7 @@ def job_of(pid: int, table: Table) -> JobProcesses:
     return JobProcesses(root.pid, tuple(dict.fromkeys(members)))
 
 
-def jobs_of(pids: list[int], table: Table) -> list[JobProcesses]:
+def jobs_of(pids: list[int], table: ProcessTable) -> list[JobProcesses]:
     """Return the jobs of several processes, each job once. A process found in two jobs belongs to the larger job."""
     found: list[JobProcesses] = []
     for pid in pids:
@@ -148,7 +148,7 @@ def jobs_of(pids: list[int], table: Table) -> list[JobProcesses]:
     return sorted(found)
 
 
-def is_adopted(proc: Proc, table: Table) -> bool:
+def is_adopted(proc: Proc, table: ProcessTable) -> bool:
     """Return whether the process's parent is PID 1 or a subreaper that adopted the process but did not start it.
 
     PID 1 of a container may be a launcher, or the shell or init that started the process. Then the process and PID 1
@@ -164,30 +164,30 @@ def is_adopted(proc: Proc, table: Table) -> bool:
     return not inherited and not is_launcher(table.argv(parent.pid))
 
 
-def is_orphan(pid: int, table: Table) -> bool:
+def is_orphan(pid: int, table: ProcessTable) -> bool:
     """Return whether a process is a rank without its launcher, or a Ray worker on a host without a raylet."""
     if is_ray_worker(pid, table) and any(proc.name == RAYLET for proc in table.procs.values()):
         return False
     return is_adopted(table.procs[pid], table) and (is_rank(pid, table) or is_ray_worker(pid, table))
 
 
-def is_ray_worker(pid: int, table: Table) -> bool:
+def is_ray_worker(pid: int, table: ProcessTable) -> bool:
     return table.command(pid).startswith(RAY_WORKER)
 
 
-def is_rank(pid: int, table: Table) -> bool:
+def is_rank(pid: int, table: ProcessTable) -> bool:
     """Return whether the process was started by a launcher or by Python's multiprocessing."""
     line = " ".join(table.argv(pid))
     return not RANK_VARIABLES.isdisjoint(table.environ(pid)) or any(mark in line for mark in RANK_MARKS)
 
 
-def tops(job: JobProcesses, table: Table) -> list[int]:
+def tops(job: JobProcesses, table: ProcessTable) -> list[int]:
     """Return the job's living processes whose parent is outside the job."""
     alive = [pid for pid in job.pids if pid in table.procs]
     return [pid for pid in alive if table.procs[pid].ppid not in alive]
 
 
-def _started(parent: Proc, child: Proc, table: Table) -> bool:
+def _started(parent: Proc, child: Proc, table: ProcessTable) -> bool:
     """Return whether the parent is the child's launcher, or the Python process that started the child."""
     if table.uid(parent.pid) != table.uid(child.pid):
         return False
@@ -198,7 +198,7 @@ def _started(parent: Proc, child: Proc, table: Table) -> bool:
     return is_python(table.executable(parent.pid)) and (forked or is_spawned(below))
 
 
-def _orphans_of_the_same_run(root: Proc, table: Table) -> list[int]:
+def _orphans_of_the_same_run(root: Proc, table: ProcessTable) -> list[int]:
     if not is_adopted(root, table):
         return []
     ticks = TOGETHER_S * os.sysconf("SC_CLK_TCK")
@@ -212,7 +212,7 @@ def _orphans_of_the_same_run(root: Proc, table: Table) -> list[int]:
     return sorted(proc.pid for proc in mine if procs.surroundings(proc.pid, table) == place)
 
 
-def _same_run(first: Proc, second: Proc, table: Table) -> bool:
+def _same_run(first: Proc, second: Proc, table: ProcessTable) -> bool:
     """Return whether both processes are ranks of the same launcher, or were spawned by the same Python process."""
     mine, theirs = table.environ(first.pid), table.environ(second.pid)
     together = (first.group, first.session) == (second.group, second.session)

@@ -71,7 +71,7 @@ class Option(NamedTuple):
     value: Optional[str]
 
 
-class Words(NamedTuple):
+class ParsedLine(NamedTuple):
     """A command line as a launcher interprets it.
 
     Attributes:
@@ -308,7 +308,7 @@ def find_launcher(words: Sequence[str]) -> tuple[Launcher, int]:
     return LAUNCHERS["script"], script
 
 
-def read_words(launcher: Launcher, words: Sequence[str]) -> Words:
+def read_words(launcher: Launcher, words: Sequence[str]) -> ParsedLine:
     left, options, told, unknown, places = list(words), [], {}, [], []
     while left and left[0] != "--" and (left[0].startswith("-") or launcher.engine):
         if not left[0].startswith("-"):  # an engine's model
@@ -331,7 +331,7 @@ def read_words(launcher: Launcher, words: Sequence[str]) -> Words:
         told[notion] = value
         if name is not None:
             options.append(Option(name, notion, written, value if sign else None))
-    return Words(tuple(options), told, tuple(unknown), (*places, *(left[1:] if left[:1] == ["--"] else left)))
+    return ParsedLine(tuple(options), told, tuple(unknown), (*places, *(left[1:] if left[:1] == ["--"] else left)))
 
 
 SOURCES = {

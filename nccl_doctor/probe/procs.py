@@ -143,7 +143,7 @@ def cpu_s(pid: int) -> float | None:
     return None if proc is None else proc.cpu_s
 
 
-class Table:
+class ProcessTable:
     """All processes at one moment. Their arguments, variables and users are read when needed, and cached."""
 
     def __init__(self) -> None:
@@ -272,7 +272,7 @@ NO_LOGIN = 2**32 - 1  # /proc/PID/loginuid of a process that no login started (p
 MOST_SPACES = 64  # network namespaces that are examined: any user may create as many as they like
 
 
-def unit_of(pid: int, table: Table) -> str | None:
+def unit_of(pid: int, table: ProcessTable) -> str | None:
     """Return a process's Slurm job or container, such as "docker container 3f2a40b1c9d2".
 
     Sources: the process's control group, and Slurm's variable.
@@ -284,13 +284,13 @@ def unit_of(pid: int, table: Table) -> str | None:
     return _container(pid, table) or (f"Slurm job {told}" if told.isdigit() else None)
 
 
-def is_contained(pid: int, table: Table) -> bool:
+def is_contained(pid: int, table: ProcessTable) -> bool:
     """Return whether a process is in another container, according to its control group or PID namespace."""
     theirs, ours = table.link(pid, "ns/pid"), table.link(os.getpid(), "ns/pid")
     return _container(pid, table) is not None or (theirs is not None and theirs != ours)
 
 
-def apart(pid: int, table: Table) -> str | None:
+def apart(pid: int, table: ProcessTable) -> str | None:
     """Return what separates a process of our user from us: another container, Slurm job or login.
 
     A different mount namespace counts only for root: pam_namespace and Apptainer give each of a user's logins and jobs
@@ -321,7 +321,7 @@ def _has_ended(pid: int) -> bool:
     return known is None or known.state in "ZX"
 
 
-def service_of(pid: int, table: Table) -> str | None:
+def service_of(pid: int, table: ProcessTable) -> str | None:
     """Return the systemd service that supervises a process, or None. Services that only start logins don't count."""
     for line in table.text(pid, "cgroup").splitlines():
         found = SERVICE.match(line)
@@ -330,13 +330,13 @@ def service_of(pid: int, table: Table) -> str | None:
     return None
 
 
-def surroundings(pid: int, table: Table) -> tuple[str | None, ...]:
+def surroundings(pid: int, table: ProcessTable) -> tuple[str | None, ...]:
     """Return a process's container, namespaces and Slurm job, which are the same for all processes of one launcher."""
     spaces = (table.link(pid, f"ns/{kind}") for kind in ("pid", "mnt"))
     return (_container(pid, table), *spaces, _slurm_job(pid, table))
 
 
-def elsewhere(port: int, table: Table) -> list[dict[str, object]]:
+def elsewhere(port: int, table: ProcessTable) -> list[dict[str, object]]:
     """Return one process for each other network namespace in which the port is in use."""
     seen = {table.link(os.getpid(), "ns/net"), None}
     found: list[dict[str, object]] = []
@@ -357,14 +357,14 @@ def host_name() -> str:
     return socket.gethostname().partition(".")[0]
 
 
-def _container(pid: int, table: Table) -> str | None:
+def _container(pid: int, table: ProcessTable) -> str | None:
     found = CONTAINER.search(table.text(pid, "cgroup"))
     if found is None or found[0] in table.text(os.getpid(), "cgroup"):
         return None
     return f"{found['runtime']} container {found['name'].replace('.scope', '')[:12]}"
 
 
-def _slurm_job(pid: int, table: Table) -> str | None:
+def _slurm_job(pid: int, table: ProcessTable) -> str | None:
     """Return a process's Slurm job.
 
     A job that is named only in the process's variables counts if its slurmstepd is running.
@@ -378,7 +378,7 @@ def _slurm_job(pid: int, table: Table) -> str | None:
     return told if any(table.command(one).startswith(f"slurmstepd: [{told}.") for one in table.procs) else None
 
 
-def _login(pid: int, table: Table) -> int | None:
+def _login(pid: int, table: ProcessTable) -> int | None:
     """Return the ID of the user who logged in, even if sudo has changed the user since; None if nobody logged in."""
     found = USER_SLICE.search(table.text(pid, "cgroup"))
     if found:

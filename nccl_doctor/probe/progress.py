@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Sequence
 
 from nccl_doctor.probe import gpus, netlink, procs, tools
 from nccl_doctor.probe.netlink import Flow
-from nccl_doctor.probe.procs import Proc, Table, cpu_s, open_files
+from nccl_doctor.probe.procs import Proc, ProcessTable, cpu_s, open_files
 from nccl_doctor.probe.tools import Unavailable
 
 MOST_WORKERS = 64
@@ -23,7 +23,7 @@ MOST_TOLD = 128
 STACK_LINES = 12
 
 
-def look(pid: int, started: int, table: Table) -> dict[str, Any] | None:
+def look(pid: int, started: int, table: ProcessTable) -> dict[str, Any] | None:
     """Return a snapshot.RankState; None if the process is gone."""
     proc = table.procs.get(pid)
     if proc is None or proc.started != started or proc.state in "ZX":
@@ -101,7 +101,7 @@ GPU_S = 5.0  # nvidia-smi takes seconds if no daemon keeps the driver loaded
 
 
 class Look(NamedTuple):
-    """CPU time that a job's processes have used so far, and bytes that they exchanged with files and peers."""
+    """CPU time that a job's processes have used so far, and bytes that they read, wrote and exchanged with peers."""
 
     at: float
     cpu: dict[int, float]  # seconds, by PID

@@ -80,7 +80,7 @@ class Turns:
         self._turn = Turn()
 
     def take(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Take the turn. Return the run that has it as "holder", which is None if the turn is ours.
+        """Take the turn. The answer's "holder" is the run that has the turn, or None if it is ours.
 
         If the request names a port and the turn is ours, the answer's "trial" is the result of trying the port again.
         """

@@ -29,7 +29,7 @@ def plan_screen(report: FixReport, options: RenderOptions) -> str:
     return joined(plan_blocks(report, Screen.of(options)))
 
 
-class Group:
+class StepGroup:
     """Steps for one diagnosis that differ only in values of the individual hosts."""
 
     def __init__(self, number: int, steps: Sequence[Step]) -> None:
@@ -48,10 +48,10 @@ class Group:
         return f"{first.mends} ({first.code}) {place}{f', {first.place}' if first.place else ''}"
 
 
-def groups(steps: Sequence[Step]) -> list[Group]:
+def groups(steps: Sequence[Step]) -> list[StepGroup]:
     """Return a plan's steps grouped by diagnosis, place, user and risk, in order."""
     alike = grouped(((one.code, one.mends, one.host is None, one.place, one.root, one.risk), one) for one in steps)
-    return [Group(number, tuple(each)) for number, each in enumerate(alike.values(), 1)]
+    return [StepGroup(number, tuple(each)) for number, each in enumerate(alike.values(), 1)]
 
 
 def plan_blocks(report: FixReport, screen: Screen) -> Iterator[list[str]]:
@@ -68,7 +68,7 @@ def plan_blocks(report: FixReport, screen: Screen) -> Iterator[list[str]]:
         yield list(_by_hand(report.by_hand, screen))
 
 
-def _group(group: Group, screen: Screen, *, undo: bool) -> Iterator[str]:
+def _group(group: StepGroup, screen: Screen, *, undo: bool) -> Iterator[str]:
     first = group.steps[0]
     marks = ["as root"] if first.root else []
     marks += ["disruptive"] if first.risk == "disruptive" else []

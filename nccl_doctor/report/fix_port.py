@@ -21,8 +21,8 @@ _HOLDERS = 2
 _PIDS = 12
 
 _CAUSES = {
-    "listener": "is held",
-    "bound": "is held by a socket that does not listen (ss -l does not show it)",
+    "listener": "is in use",
+    "bound": "is in use by a socket that does not listen (ss -l does not show it)",
     "outbound": "is the source port of an outgoing connection",
     "time-wait": "is still held by the kernel after a connection closed (TIME_WAIT)",
     "unknown": "can't be bound",

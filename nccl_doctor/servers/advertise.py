@@ -66,10 +66,10 @@ class Side:
         return next((e.interface for e in self.interfaces.addresses if e.address == address), "no interface of its own")
 
 
-Step = Callable[[Side], Advertised | None]
+AddressStep = Callable[[Side], Advertised | None]
 
 
-def _variable(name: str) -> Step:
+def _variable(name: str) -> AddressStep:
     def read(side: Side) -> Advertised | None:
         value = side.variables.get(name)
         return Advertised(value, f"{name} says so", name) if value else None
@@ -121,7 +121,7 @@ def _running(side: Side) -> Advertised | None:
     return Advertised(found[0], "the Ray node that runs there is known by it", "--node-ip-address") if found else None
 
 
-def _named(pick: Callable[[Side], str | None], refused: tuple[str, ...] = ()) -> Step:
+def _named(pick: Callable[[Side], str | None], refused: tuple[str, ...] = ()) -> AddressStep:
     def by_name(side: Side) -> Advertised | None:
         address = pick(side)
         usable = address is not None and address not in refused
@@ -202,11 +202,11 @@ def _ucx(side: Side) -> Advertised | None:
     return Advertised(best, f"UCX_NET_DEVICES names {side.interface(best)}", "UCX_NET_DEVICES")
 
 
-def _else(address: str | None, why: str) -> Step:
+def _else(address: str | None, why: str) -> AddressStep:
     return lambda _side: Advertised(address, why)
 
 
-_NOTHING: Step = _else(LOOPBACK, "neither a way out nor its own name tells another")
+_NOTHING: AddressStep = _else(LOOPBACK, "neither a way out nor its own name tells another")
 _NO_WAY = "it has no way to 8.8.8.8"
 _OWN = (LOOPBACK, WILDCARD, "::1")
 _ANYWHERE = (_variable("SGLANG_HOST_IP"), _variable("HOST_IP"), _nic, _route)
@@ -250,7 +250,7 @@ class Program:
     """
 
     title: str
-    steps: tuple[tuple[tuple[int, ...], tuple[Step, ...]], ...] = ()
+    steps: tuple[tuple[tuple[int, ...], tuple[AddressStep, ...]], ...] = ()
     variables: tuple[str, ...] = ()
     export: str | None = None
     option: str | None = None

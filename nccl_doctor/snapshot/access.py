@@ -6,7 +6,7 @@ from typing import Annotated, Literal, get_args
 
 from pydantic import ConfigDict, Field, field_validator
 
-from nccl_doctor.model.base import Count, Signed, SignedSeconds, SocketPort, UserName, Words
+from nccl_doctor.model.base import ClippedModel, Count, Signed, SignedSeconds, SocketPort, UserName
 from nccl_doctor.model.report import DialOutcome
 
 Reason = Literal[
@@ -20,7 +20,7 @@ PythonProblem = Literal[  # why an interpreter can't be used
 ]
 
 
-class AccessFacts(Words):
+class AccessFacts(ClippedModel):
     """Facts about a failure, for checks and for scripts that read the report."""
 
     @property
@@ -119,7 +119,7 @@ class EngineFacts(AccessFacts):
     __pydantic_extra__: dict[str, str | Signed | SignedSeconds | bool | tuple[str, ...] | None]
 
 
-class AccessFailure(Words):
+class AccessFailure(ClippedModel):
     """A failure to reach a host."""
 
     kind: str  # name of the diagnosis

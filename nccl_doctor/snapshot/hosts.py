@@ -371,7 +371,7 @@ def corroborated_by_name(snapshot: Snapshot, name: str, reader: str) -> frozense
 
 
 def _resolved(snapshot: Snapshot, name: str, reader: str) -> Iterator[object]:
-    """Yield the addresses of a name according to the hosts file, this machine and the reader."""
+    """Yield the addresses of a name according to the hosts file, this machine and the ``reader``, a host."""
     yield name
     yield from snapshot.resolved.get(name, ())
     for host in snapshot.hosts:

@@ -267,7 +267,7 @@ EXACT_UP_TO = 14
 
 
 @dataclass(frozen=True)
-class Group:
+class FailureGroup:
     """A connected component of the graph whose edges are the failed pairs of hosts."""
 
     hosts: frozenset[str]  # all hosts
@@ -288,7 +288,7 @@ class Group:
         return " and ".join(map(fold, sides))
 
 
-def groups(pairs: Iterable[tuple[str, str]]) -> Iterator[Group]:
+def groups(pairs: Iterable[tuple[str, str]]) -> Iterator[FailureGroup]:
     """Divide the hosts of the failed pairs into groups such that no pair spans two groups."""
     peers: dict[str, set[str]] = {}
     for one, other in pairs:
@@ -301,7 +301,7 @@ def groups(pairs: Iterable[tuple[str, str]]) -> Iterator[Group]:
             hosts |= fresh
             fresh = set().union(*(peers[name] for name in fresh)) - hosts
         left -= hosts
-        yield Group(frozenset(hosts), _minimal_cover({name: peers[name] for name in hosts}))
+        yield FailureGroup(frozenset(hosts), _minimal_cover({name: peers[name] for name in hosts}))
 
 
 def _minimal_cover(peers: dict[str, set[str]]) -> frozenset[str]:

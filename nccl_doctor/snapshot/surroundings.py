@@ -12,10 +12,10 @@ from nccl_doctor.model.base import (
     Fact,
     Fleeting,
     FrozenModel,
+    HostPath,
     IpAddress,
     IpNetwork,
     Observed,
-    Path,
     Port,
     unknown,
 )
@@ -28,7 +28,7 @@ class Surroundings(Observed):
     # identifier of the network namespace, "net:[4026531840]"; the same for all its processes, seen from anywhere
     network: Annotated[str | None, Fleeting()]
     # GPU and RDMA device nodes by path; None if it opens, otherwise the errno: "EACCES", "EPERM", "ENXIO", …
-    devices: dict[Path, str | None]
+    devices: dict[HostPath, str | None]
 
 
 class Outside(Observed):
@@ -42,7 +42,7 @@ class Outside(Observed):
     hostname: str
     limits: ResourceLimits | None  # of a process started over SSH there; None if /proc does not show it
     shm_bytes: Count | None  # size of /dev/shm
-    devices: tuple[Path, ...]  # GPU and RDMA device nodes, which were not opened there
+    devices: tuple[HostPath, ...]  # GPU and RDMA device nodes, which were not opened there
     names: tuple[str, ...]  # names of the cluster that are in /etc/hosts
     # of the process whose namespaces the probe entered; its limits are not the probe's
     job_limits: ResourceLimits | None = None

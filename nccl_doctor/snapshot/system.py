@@ -13,11 +13,11 @@ from nccl_doctor.model.base import (
     EnvValue,
     Fleeting,
     Holds,
+    HostPath,
     InterfaceName,
     IpAddress,
     Observed,
     Output,
-    Path,
     Pid,
     Rate,
     Seconds,
@@ -43,9 +43,9 @@ class Identity(Observed):
 class PythonInfo(Observed):
     """The Python interpreter that training uses."""
 
-    executable: Path
+    executable: HostPath
     version: Version
-    prefix: Path
+    prefix: HostPath
     # its error if it does not run as training would start it, with the login's variables and site packages; None if it
     # runs. The probe itself runs isolated from those.
     failure: str | None = None
@@ -60,7 +60,7 @@ class NcclCopy(Observed):
 
     owner: str
     version: Version | None
-    path: Path
+    path: HostPath
     loaded: bool  # ld.so maps this file for torch, and it has the size of the package's file
 
 
@@ -72,10 +72,10 @@ class TorchInfo(Observed):
     hip: Version | None
     # version of the nvidia-nccl wheel that it loads; None without one, or if NCCL is linked statically
     nccl: Version | None
-    nccl_library: Path | None  # path of libnccl.so.2, if there is one
+    nccl_library: HostPath | None  # path of libnccl.so.2, if there is one
     nccl_copies: tuple[NcclCopy, ...] = ()  # all copies, if there are several
     nccl_unlinked: Clipped | None = None  # why the dynamic linker did not tell which of the copies torch loads
-    location: Path
+    location: HostPath
 
 
 class LibncclAnswer(Observed):
@@ -119,7 +119,7 @@ class GpuDriver(Observed):
     module: str | None  # version of the nvidia module; None if not loaded
     built_for: tuple[str, ...] = ()  # kernels for which such a module is installed; only looked up if none is loaded
     # device nodes; the errno if one can't be used, else None
-    nodes: dict[Path, str | None] = Field(default_factory=dict)
+    nodes: dict[HostPath, str | None] = Field(default_factory=dict)
     smi: bool = False  # nvidia-smi is installed
     amdgpu: str | None = None  # version of the amdgpu module; None if not loaded
 
@@ -153,7 +153,7 @@ class Shm(Observed):
 class TemporaryFolder(Observed):
     """Free space for our user in a folder for temporary files; ``free_files`` is None if the number is unlimited."""
 
-    path: Path
+    path: HostPath
     free_bytes: Annotated[Count, Fleeting()]
     free_files: Annotated[Count | None, Fleeting()] = None
     noexec: bool = False  # no program and no library is loaded from there (mount(8))
@@ -170,7 +170,7 @@ class TaskLimit(Observed):
 class ConfigFile(Observed):
     """A file from which NCCL may read variables; ``text`` is None if the file does not exist."""
 
-    path: Path
+    path: HostPath
     text: Annotated[Output | None, Holds.CONFIGURATION]
 
 
@@ -313,7 +313,7 @@ class NcclPlugin(Observed):
     """
 
     name: str
-    path: Path
+    path: HostPath
     digest: str
     version: str | None = None
 
@@ -321,13 +321,13 @@ class NcclPlugin(Observed):
 class SameEntry(Observed):
     """A file or folder whose contents must be the same on all hosts."""
 
-    path: Path  # as in the hosts file
-    resolved: Path  # absolute path on the host
+    path: HostPath  # as in the hosts file
+    resolved: HostPath  # absolute path on the host
     # "checkout": a folder with .git, whose commit and changed files are compared
     kind: Literal["file", "folder", "checkout", "missing"]
     # SHA-256 by path within the folder, "" for a file itself; in a checkout only changed files, "deleted" for a deleted
     # one
-    files: dict[Path, str] = Field(default_factory=dict)
+    files: dict[HostPath, str] = Field(default_factory=dict)
     size: Count = 0  # of all files together, in bytes
     commit: str | None = None
     # for a checkout, SHA-256 of the modes, ids and paths in its index

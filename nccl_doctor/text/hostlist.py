@@ -45,9 +45,10 @@ def figure(value: float, digits: int = 2) -> str:
 
 
 def listed(words: Iterable[str], most: int = 8) -> str:
+    """Return the words as a list in a sentence: "a, b and c", or "a, b and 5 more"."""
     some = list(words)
-    more = f" and {len(some) - most} more" if len(some) > most else ""
-    return ", ".join(some[:most]) + more
+    last = f"{len(some) - most} more" if len(some) > most else "".join(some[-1:])
+    return " and ".join(filter(None, (", ".join(some[:most] if len(some) > most else some[:-1]), last)))
 
 
 def plural(count: int, noun: str) -> str:

@@ -15,14 +15,14 @@ from nccl_doctor.text.hostlist import fold
 
 if TYPE_CHECKING:
     from nccl_doctor.model.cluster import Cluster
-    from nccl_doctor.model.engines.base import Kind
+    from nccl_doctor.model.engines.base import TransportKind
     from nccl_doctor.transport.base import Transport
 
 
 class Connections:
     """Connections that stay open until :meth:`close`, for a command that contacts hosts several times."""
 
-    def __init__(self, kind: Kind) -> None:
+    def __init__(self, kind: TransportKind) -> None:
         self._kind = kind
         self._transport: Transport | None = None
 
@@ -47,7 +47,9 @@ class _Open:
         """Do nothing."""
 
 
-def make_transport(kind: Kind, cluster: Cluster, ssh_config: Path | None = None, *, keeps: bool = False) -> Transport:
+def make_transport(
+    kind: TransportKind, cluster: Cluster, ssh_config: Path | None = None, *, keeps: bool = False
+) -> Transport:
     """Return the transport for the hosts of ``cluster``.
 
     The transport's module is imported only now, since importing SSH takes long. "auto" means the engine from which the
@@ -74,7 +76,7 @@ def _local() -> Transport:
     return LocalTransport()
 
 
-def _ssh(kind: Kind, ssh_config: Path | None, keeps: bool) -> Transport:
+def _ssh(kind: TransportKind, ssh_config: Path | None, keeps: bool) -> Transport:
     # imported by paramiko's reader of configurations, which is not needed here: 40 ms
     hidden = sys.modules.setdefault("invoke", None) is None  # type: ignore[arg-type]  # the import system's "no"
     try:
@@ -97,5 +99,9 @@ def _slurm(*_: object) -> Transport:
     return SlurmTransport()
 
 
-TRANSPORTS: dict[str, Callable[[Kind, Path | None, bool], Transport]] = {"ssh": _ssh, "kube": _kube, "slurm": _slurm}
+TRANSPORTS: dict[str, Callable[[TransportKind, Path | None, bool], Transport]] = {
+    "ssh": _ssh,
+    "kube": _kube,
+    "slurm": _slurm,
+}
 """Functions that create the transport to hosts, by engine."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from nccl_doctor.model.acts import Step
-from nccl_doctor.model.operation import Operation, State
+from nccl_doctor.model.operation import Operation, StateLines
 from nccl_doctor.text.shell import Line
 
 
@@ -34,10 +34,10 @@ class Text(Operation):
         return None if self.reads is None else Line(self.reads)
 
     @property
-    def expected(self) -> State:
+    def expected(self) -> StateLines:
         return tuple(self.leaves.splitlines())
 
-    def undo(self, before: State) -> Line | None:
+    def undo(self, before: StateLines) -> Line | None:
         return None if self.back is None else Line(self.back.replace("BEFORE", " ".join(before)))
 
 
@@ -52,7 +52,7 @@ class Risky(Text):
 class Outdated(Text):
     """One that was made from another state than there is."""
 
-    def is_outdated(self, before: State) -> bool:
+    def is_outdated(self, before: StateLines) -> bool:
         return bool(before)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from nccl_doctor.model.operation import Operation, State, same
+from nccl_doctor.model.operation import Operation, StateLines, same
 from nccl_doctor.model.operations.firewall import FirewalldAllow, IptablesAllow, NftAllow, UfwAllow
 from nccl_doctor.model.operations.system import (
     FileMode,
@@ -94,7 +94,7 @@ def goes_and_comes(host: LabHost, prepare: str, operation: Operation, shown: str
         assert sh(host, shown) == whole
 
 
-def state(host: LabHost, operation: Operation) -> State:
+def state(host: LabHost, operation: Operation) -> StateLines:
     return tuple(line.strip() for line in sh(host, operation.look).splitlines() if line.strip())
 
 

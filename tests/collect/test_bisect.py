@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nccl_doctor.collect.smoke.isolation import Group, NoTimeError, bisect
+from nccl_doctor.collect.smoke.isolation import NoTimeError, TrialGroup, bisect
 
 NAMES = tuple(f"node{number}" for number in range(1, 65))
 sizes = st.integers(min_value=3, max_value=len(NAMES))
@@ -19,7 +19,7 @@ class Cluster:
         self.hosts, self.bad, self.left = NAMES[:hosts], bad, rounds
         self.rounds = 0
 
-    def attempt(self, groups: Sequence[Group]) -> list[bool]:
+    def attempt(self, groups: Sequence[TrialGroup]) -> list[bool]:
         members = [host for group in groups for host in group]
         assert len(members) == len(set(members))
         assert all(1 < len(group) < len(self.hosts) for group in groups)

@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 
 from nccl_doctor.collect.mesh.lost_connections import DIALS, MANY_DIALS, ConnectionTrials
-from nccl_doctor.collect.mesh.plan import Target
+from nccl_doctor.collect.mesh.plan import DialTarget
 from nccl_doctor.crew.answers import DIAL, Dialled, Hello, ProbeError
 from nccl_doctor.crew.session import ProbeSession
 from nccl_doctor.snapshot.mesh import LostConnections
@@ -40,7 +40,9 @@ class Mesh:
         self.sessions = [Somebody(name, rank) for rank, name in enumerate(names)]
         self.targets = {
             name: [
-                Target(other, f"10.0.0.{rank}", self.ports(other)) for rank, other in enumerate(names) if other != name
+                DialTarget(other, f"10.0.0.{rank}", self.ports(other))
+                for rank, other in enumerate(names)
+                if other != name
             ]
             for name in names
         }
@@ -54,7 +56,7 @@ class Mesh:
     def ports(name: str) -> tuple[int, ...]:
         return (29500, *PORTS) if name == "a" else PORTS
 
-    def dial(self, session: ProbeSession, targets: list[Target], seconds: float) -> Dialled:
+    def dial(self, session: ProbeSession, targets: list[DialTarget], seconds: float) -> Dialled:
         assert seconds <= DIAL_S
         src = session.node.name
         assert all(len(target.ports) == 1 for target in targets)
@@ -229,7 +231,7 @@ def test_a_host_that_answers_no_more_is_passed_over() -> None:
     answers: list[Dialled | Exception] = [*mesh.answers({})[:1], ProbeError("gone"), *mesh.answers({})[2:]]
     sessions = cast("list[ProbeSession]", mesh.sessions)
 
-    def dial(session: ProbeSession, targets: list[Target], seconds: float) -> Dialled:
+    def dial(session: ProbeSession, targets: list[DialTarget], seconds: float) -> Dialled:
         if session.node.name == "c":
             raise ProbeError("gone")
         assert session.node.name != "b"

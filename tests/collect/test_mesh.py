@@ -15,7 +15,7 @@ import pytest
 from nccl_doctor.collect.facts.host_facts import Asking, FactLimits
 from nccl_doctor.collect.mesh.failed_dials import CLOSED, find_interceptions
 from nccl_doctor.collect.mesh.mesh import MeshLimits, _trips, disputes, run_mesh
-from nccl_doctor.collect.mesh.plan import Target
+from nccl_doctor.collect.mesh.plan import DialTarget
 from nccl_doctor.crew import answers
 from nccl_doctor.crew.answers import Dialled, Heard, NoAnswerError, TripRow
 from nccl_doctor.crew.session import ProbeSession
@@ -301,8 +301,8 @@ def test_idle_connections_of_one_host_are_bounded_and_others_come_through() -> N
 
 def test_a_pair_that_is_dialled_at_two_addresses_is_one_pair() -> None:
     targets = {
-        "node1": [Target("node2", "10.0.0.2", (40001,))],
-        "node2": [Target("node1", "10.0.0.1", (40001,)), Target("node1", "node1.local", (29500,))],
+        "node1": [DialTarget("node2", "10.0.0.2", (40001,))],
+        "node2": [DialTarget("node1", "10.0.0.1", (40001,)), DialTarget("node1", "node1.local", (29500,))],
     }
     dialled: list[Dialled | Exception] = [
         Dialled(connected=1, failed=(), trips=(TripRow(0, 90, 1),)),

@@ -5,7 +5,7 @@ from typing import Any, cast
 import pytest
 
 from nccl_doctor.collect.mesh.dials import retry
-from nccl_doctor.collect.mesh.plan import Target
+from nccl_doctor.collect.mesh.plan import DialTarget
 from nccl_doctor.crew.answers import DIAL, Dialled, Hello, ProbeError
 from nccl_doctor.crew.session import ProbeSession
 from nccl_doctor.model.report import MachineLoad
@@ -13,7 +13,8 @@ from tests.collect.nodes import node
 
 LOST, REFUSED = [0, 29500, "timed-out", "ETIMEDOUT", 3.0], [1, 40000, "refused", "ECONNREFUSED", 0.001]
 TARGETS = {
-    name: [Target("c", "10.0.0.3", (29500, 40000)), Target("d", "10.0.0.4", (40000,))] for name in ("a", "b", "silent")
+    name: [DialTarget("c", "10.0.0.3", (29500, 40000)), DialTarget("d", "10.0.0.4", (40000,))]
+    for name in ("a", "b", "silent")
 }
 
 
@@ -33,7 +34,7 @@ def told(connected: int, failed: list[list[Any]]) -> Dialled:
 def redialled(failed: list[list[Any]], second: list[list[Any]], connected: int = 1000) -> tuple[list[Any], list[Any]]:
     asked: list[Any] = []
 
-    def dial(session: ProbeSession, targets: list[Target]) -> Dialled:
+    def dial(session: ProbeSession, targets: list[DialTarget]) -> Dialled:
         asked.append((session.node.name, targets))
         return told(len(targets) - len(second), second)
 
@@ -44,7 +45,7 @@ def redialled(failed: list[list[Any]], second: list[list[Any]], connected: int =
 @pytest.mark.parametrize("lost", [LOST, [0, 29500, "reset", "ECONNRESET", 0.2]])
 def test_a_lost_dial_is_tried_once_more_and_no_other(lost: list[Any]) -> None:
     asked, (first, second, silent) = redialled([lost, REFUSED], [])
-    assert asked == [("a", [Target("c", "10.0.0.3", (29500,))])]
+    assert asked == [("a", [DialTarget("c", "10.0.0.3", (29500,))])]
     assert first == told(1001, [REFUSED])
     assert second == told(1000, [])
     assert isinstance(silent, ProbeError)
@@ -73,10 +74,10 @@ BUSY = cast("list[ProbeSession]", [Somebody("a", 0, MachineLoad(queue=9.0, cpus=
 def test_what_a_busy_host_lost_is_tried_as_long_as_that_helps(saved: list[int], tries: int) -> None:
     """Most of its dials timed out; each try gets so many through."""
     rows = [[0, port, "timed-out", "ETIMEDOUT", 3.0] for port in range(29500, 29505)]
-    targets = {"a": [Target("c", "10.0.0.3", tuple(range(29500, 29505)))]}
+    targets = {"a": [DialTarget("c", "10.0.0.3", tuple(range(29500, 29505)))]}
     asked: list[int] = []
 
-    def dial(_session: ProbeSession, wanted: list[Target]) -> Dialled:
+    def dial(_session: ProbeSession, wanted: list[DialTarget]) -> Dialled:
         asked.append(len(wanted))
         through = saved[len(asked) - 1]
         late = [[place, wanted[place].ports[0], "timed-out", "ETIMEDOUT", 3.0] for place in range(through, len(wanted))]
@@ -92,7 +93,7 @@ def test_what_a_busy_host_lost_is_tried_as_long_as_that_helps(saved: list[int], 
 def test_a_host_without_files_dials_again_and_that_counts() -> None:
     full = [0, 29500, "failed", "EMFILE", 3.0]
     asked, (first, *_) = redialled([full, REFUSED], [[0, 29500, "refused", "ECONNREFUSED", 0.001]], connected=1)
-    assert asked == [("a", [Target("c", "10.0.0.3", (29500,))])]
+    assert asked == [("a", [DialTarget("c", "10.0.0.3", (29500,))])]
     assert first == told(1, [REFUSED, [0, 29500, "refused", "ECONNREFUSED", 0.001]])
     _, (first, *_) = redialled([full, REFUSED], [], connected=1)
     assert first == told(2, [REFUSED])

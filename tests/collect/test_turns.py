@@ -11,7 +11,7 @@ import pytest
 
 from nccl_doctor.collect import turns
 from nccl_doctor.collect.turns import Refused, Ticket, Turns
-from nccl_doctor.crew.answers import ConnectionLostError, Contract, Holder, TurnAnswer
+from nccl_doctor.crew.answers import ConnectionLostError, Contract, HolderAnswer, TurnAnswer
 from nccl_doctor.snapshot.network import PortTrial
 from tests.collect.nodes import node
 from tests.patience import LONG_S, joined
@@ -43,7 +43,7 @@ class Session:
             if self._host.holder is None or self._host.holder["run"] == self._ticket:
                 self._host.holder = said["ticket"]
                 return TurnAnswer(holder=None, trial=said["port"] and PortTrial(port=said["port"], free=True))
-            return TurnAnswer(holder=Holder(user="bob", held_s=3.0, **self._host.holder), trial=None)
+            return TurnAnswer(holder=HolderAnswer(user="bob", held_s=3.0, **self._host.holder), trial=None)
 
 
 @pytest.fixture(autouse=True)
@@ -87,7 +87,7 @@ def test_who_does_not_get_it_in_time_says_why_and_holds_nothing() -> None:
     taken, free = Host(), Host()
     taken.holder = {"run": "b", "began": 1.0, "controller": "gpu02"}
     mine = Turns([Session("node1", free), Session("node2", taken)], Ticket(began=0.0))  # type: ignore[list-item]
-    met: list[Holder] = []
+    met: list[HolderAnswer] = []
     told = mine.take(time.monotonic() + 1, {}, met.append)
     assert isinstance(told, Refused)
     assert str(told) == "another check of bob from gpu02 has been testing node2 for 3 s"

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from nccl_doctor.collect.facts.host_facts import typed
 from nccl_doctor.collect.mesh.dials import dial_targets, open_listeners
-from nccl_doctor.collect.mesh.plan import Target, listeners, own_nonce
+from nccl_doctor.collect.mesh.plan import DialTarget, listeners, own_nonce
 from nccl_doctor.collect.smoke.allreduce import MOST_EVENTS, AllReduceRun
 from nccl_doctor.collect.smoke.plan import Plan, SmokeLimits
 from nccl_doctor.crew import answers
@@ -259,7 +259,7 @@ def test_ports_that_were_not_asked_for_are_not_dialled() -> None:
 def test_dials_that_were_not_asked_for_are_not_believed(connected: int, failed: Any) -> None:
     session = lying({"id": 1, "ok": {"connected": connected, "failed": failed}})
     with pytest.raises(MalformedError):
-        dial_targets(session, [Target("b", "10.0.0.2", (80,))], "n", 1.0)
+        dial_targets(session, [DialTarget("b", "10.0.0.2", (80,))], "n", 1.0)
 
 
 PLAN = Plan(patched({}).cluster, SmokeLimits(), {"node1": 1, "node2": 1, "node3": 1}, "gloo", "no GPU")

@@ -18,7 +18,7 @@ from nccl_doctor.model.cluster import Cluster, Node
 from nccl_doctor.model.report import Load, MachineLoad
 from nccl_doctor.transport.process import LocalTransport, ProcessChannel
 from nccl_doctor.transport.ssh import failures
-from nccl_doctor.transport.ssh.failures import Target
+from nccl_doctor.transport.ssh.failures import SshDestination
 from tests.collect.nodes import node
 from tests.patience import LONG_S
 
@@ -35,7 +35,7 @@ class Slow(LocalTransport):
             self.tries.append(node.name)
             many = self.tries.count(node.name)
         if many <= self._failing.get(node.name, 0):
-            raise failures.timed_out(Target(node.name, node.address, 22, "root"), 10.0)
+            raise failures.timed_out(SshDestination(node.name, node.address, 22, "root"), 10.0)
         return super().open(node, command, deadline, latest)
 
 
@@ -80,7 +80,7 @@ def test_what_failed_while_this_machine_stood_still_counts_only_where_it_fails_a
 
         def open(self, node: Node, command: str, deadline: float, latest: float = math.inf) -> ProcessChannel:
             self.tries.append(node.name)
-            target, first = Target(node.name, node.address, 22, "root"), self.tries.count(node.name) == 1
+            target, first = SshDestination(node.name, node.address, 22, "root"), self.tries.count(node.name) == 1
             if node.name == "node1" or first:
                 raise failures.broken(target, "the SSH handshake" if first else "the login", "it closed the connection")
             return super().open(node, command, deadline, latest)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nccl_doctor.crew.start import SILENT, Start, start_failure
+from nccl_doctor.crew.start import SILENT, ProbeStart, start_failure
 
 PYTHON = "/opt/env/bin/python"
 
@@ -17,9 +17,9 @@ def start(
     shell_ready: bool = True,
     chatter: str = "",
     error: str = "",
-) -> Start:
+) -> ProbeStart:
     words = error or "the connection ended"
-    return Start(
+    return ProbeStart(
         python=PYTHON,
         place="",
         error=words,
@@ -74,7 +74,7 @@ def start(
         (start(ready=True, error="Python 3.8 or later is needed, this is 3.6.8"), "too-old", "is Python 3.6.8"),
     ],
 )
-def test_the_interpreter_is_at_fault(seen: Start, problem: str, detail: str) -> None:
+def test_the_interpreter_is_at_fault(seen: ProbeStart, problem: str, detail: str) -> None:
     failure = start_failure(seen)
     assert (failure.kind, getattr(failure.facts, "problem", None)) == ("python-missing", problem)
     assert detail in failure.detail
@@ -107,7 +107,7 @@ def test_the_interpreter_is_at_fault(seen: Start, problem: str, detail: str) -> 
         ),
     ],
 )
-def test_the_interpreter_is_not_at_fault(seen: Start, stage: str, detail: str) -> None:
+def test_the_interpreter_is_not_at_fault(seen: ProbeStart, stage: str, detail: str) -> None:
     failure = start_failure(seen)
     assert (failure.kind, getattr(failure.facts, "stage", None)) == ("probe-failed", stage)
     assert detail in failure.detail

@@ -7,7 +7,7 @@ import tracemalloc
 import pytest
 
 from nccl_doctor.hang.verdict import judge_hang
-from nccl_doctor.hang.watching import CONFIRM_S, LEAST_SAMPLES, Event, JobProgress, JobWatch, found_ranks
+from nccl_doctor.hang.watching import CONFIRM_S, LEAST_SAMPLES, JobProgress, JobWatch, WatchEvent, found_ranks
 from nccl_doctor.snapshot.hang import HangSnapshot
 from tests.hang.made_up import UNREACHED, Job, at
 
@@ -150,7 +150,7 @@ class Watched:
         self.watch = JobWatch(after_s=5 * MINUTE_S, interval_s=5.0)
         self.now = 0.0
 
-    def feed(self, job: Job, *looks: Job | None) -> Event:
+    def feed(self, job: Job, *looks: Job | None) -> WatchEvent:
         """The event of a sample, with the close looks that it wants."""
         self.now += MINUTE_S
         event = self.watch.feed(sample(job, self.now), self.now)

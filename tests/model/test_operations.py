@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nccl_doctor.model.operation import Operation, State
+from nccl_doctor.model.operation import Operation, StateLines
 from nccl_doctor.model.operations.firewall import FirewalldAllow, IptablesAllow, NftAllow, UfwAllow
 from nccl_doctor.model.operations.programs import ContainerStart, EndJob, KubeApply, ServicePatch, ServiceStart
 from nccl_doctor.model.operations.system import (
@@ -53,7 +53,7 @@ ROUTE = IpRouteDelete("unreachable", "fd00::1", "7")
 
 OWN_ZONE = "#/etc/firewalld/zones/trusted.xml"
 
-UNDONE: list[tuple[Operation, State, str | None]] = [
+UNDONE: list[tuple[Operation, StateLines, str | None]] = [
     (SysctlSet((("net.ipv4.ip_local_port_range", "15000 65000"),)), ("=32768 60999",), "sysctl -w net.ipv4.ip_local_port_range='32768 60999'"),
     (SysctlSet((("a.b", "1"), ("c.d", "2"))), ("=3", "=4"), "sysctl -w c.d=4 && sysctl -w a.b=3"),
     (SysctlSet((("a.b", "1"),)), ("=",), "echo | tee /proc/sys/a/b"),
@@ -88,12 +88,12 @@ UNDONE: list[tuple[Operation, State, str | None]] = [
 
 
 @pytest.mark.parametrize(("operation", "before", "undo"), UNDONE)
-def test_what_undoes_it(operation: Operation, before: State, undo: str | None) -> None:
+def test_what_undoes_it(operation: Operation, before: StateLines, undo: str | None) -> None:
     found = operation.undo(before)
     assert (None if found is None else str(found)) == undo
 
 
-OUTDATED: list[tuple[Operation, State, bool]] = [
+OUTDATED: list[tuple[Operation, StateLines, bool]] = [
     (SysctlSet((("a.b", "1,2"),), ("1",)), ("=1",), False),
     (SysctlSet((("a.b", "1,2"),), ("1",)), ("=3",), True),
     (SysctlSet((("a.b", "9 9"), ("c.d", "2")), ("1\t2",)), ("=1 2", "=7"), False),
@@ -106,12 +106,12 @@ OUTDATED: list[tuple[Operation, State, bool]] = [
 
 @pytest.mark.parametrize(("operation", "state", "outdated"), OUTDATED)
 def test_what_was_made_from_an_earlier_value_is_outdated_by_another(
-    operation: Operation, state: State, outdated: bool
+    operation: Operation, state: StateLines, outdated: bool
 ) -> None:
     assert operation.is_outdated(state) is outdated
 
 
-HELD: list[tuple[Operation, State, bool]] = [
+HELD: list[tuple[Operation, StateLines, bool]] = [
     (SysctlSet((("a.b", "1  2"),)), ("=1 2",), True),
     (SysctlSet((("a.b", "1"),)), ("=",), False),
     (SOURCES, ("yes", "yes"), True),
@@ -131,7 +131,7 @@ HELD: list[tuple[Operation, State, bool]] = [
 
 
 @pytest.mark.parametrize(("operation", "state", "holds"), HELD)
-def test_what_is_in_place(operation: Operation, state: State, holds: bool) -> None:
+def test_what_is_in_place(operation: Operation, state: StateLines, holds: bool) -> None:
     assert operation.holds(state) is holds
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from nccl_doctor.nccl.rdma import FUSED_BY_TOPOLOGY, Entry, list_rdma
+from nccl_doctor.nccl.rdma import FUSED_BY_TOPOLOGY, RdmaEntry, list_rdma
 from nccl_doctor.nccl.versions import parse_version
 from nccl_doctor.snapshot.system import RdmaDevice
 from tests.nccl.ifname_fuzz import fetch, fuzz_parser
@@ -65,7 +65,7 @@ def modelled(devices: tuple[RdmaDevice, ...], setting: dict[str, str], version: 
     return RdmaAnswer(tuple(map(_words, entries)), tuple(one.gid.index for one in entries))
 
 
-def _words(entry: Entry) -> str:
+def _words(entry: RdmaEntry) -> str:
     return f"{entry.device.name}:{entry.port.number}/{'RoCE' if entry.is_roce else 'IB'}"
 
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from nccl_doctor.nccl.host_nccl import HostNccl
 from nccl_doctor.nccl.interfaces import Choice, Chosen
 from nccl_doctor.nccl.rdma import list_rdma
-from nccl_doctor.nccl.rdma_pairs import Side
+from nccl_doctor.nccl.rdma_pairs import RdmaSide
 from nccl_doctor.nccl.versions import Version
 from nccl_doctor.snapshot.network import Interfaces, Route
 from nccl_doctor.snapshot.system import RdmaDevice
@@ -66,7 +66,7 @@ def side(
     version: Version = NEW,
     routes: Sequence[tuple[str, str]] = (),
     variables: Mapping[str, str] | None = None,
-) -> Side:
+) -> RdmaSide:
     """A host whose interfaces have the devices' addresses; ``routes``: destination and interface, by a gateway."""
     addresses = [
         {"interface": entry.interface, "family": "inet", "address": str(mapped), "netmask": str(net.netmask)}
@@ -96,4 +96,4 @@ def side(
         choice=Choice(Chosen("eth0", "192.0.2.1", ""), ()),
         source="model",
     )
-    return Side(nccl, list_rdma(devices, variables or {}, version))
+    return RdmaSide(nccl, list_rdma(devices, variables or {}, version))

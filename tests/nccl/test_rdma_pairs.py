@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nccl_doctor.nccl.rdma import ip_of, is_usable, roce_version
-from nccl_doctor.nccl.rdma_pairs import Cause, ClusterRdma, Side, can_talk, joined
+from nccl_doctor.nccl.rdma_pairs import ClusterRdma, PairCause, RdmaSide, can_talk, joined
 from nccl_doctor.nccl.reachability import Reachable
 from nccl_doctor.nccl.variables import RAILS
 from nccl_doctor.snapshot.system import RdmaDevice
@@ -18,11 +18,11 @@ from tests.nccl.rdma_hosts import NEW, infiniband, roce, side, usual
 AWARE = {"NCCL_IB_SUBNET_AWARE_ROUTING": "1"}
 
 
-def cluster(*sides: Side) -> ClusterRdma:
+def cluster(*sides: RdmaSide) -> ClusterRdma:
     return ClusterRdma({one.host: one for one in sides}, None)
 
 
-def met(*sides: Side) -> list[tuple[str, str, str, Cause | None]]:
+def met(*sides: RdmaSide) -> list[tuple[str, str, str, PairCause | None]]:
     """For each pair both devices, and what comes of it."""
     pairs = cluster(*sides).pairs
     return [(pair.here.label, pair.there.label, pair.talk.answer.value, pair.talk.cause) for pair in pairs]
@@ -76,7 +76,10 @@ def test_4_none_that_fits_is_joined_to_nobody() -> None:
 def test_6_crossed_cables_do_not_reach_each_other_and_the_order_of_the_list_is_no_cure() -> None:
     for variables in ({}, {"NCCL_IB_HCA": "=mlx5_1,mlx5_0"}):
         sides = side("A", rails(1, [1, 2]), variables=variables), side("B", rails(2, [2, 1]), variables=variables)
-        assert met(*sides) == [("mlx5_0", "mlx5_0", "no", Cause.NETWORK), ("mlx5_1", "mlx5_1", "no", Cause.NETWORK)]
+        assert met(*sides) == [
+            ("mlx5_0", "mlx5_0", "no", PairCause.NETWORK),
+            ("mlx5_1", "mlx5_1", "no", PairCause.NETWORK),
+        ]
 
 
 def test_6_routing_by_subnets_is_a_cure_since_2_30_7_where_both_have_it() -> None:
@@ -129,7 +132,7 @@ def test_9_a_pinned_index_that_is_a_hole_on_one_host() -> None:
     b = side(
         "B", [roce("mlx5_0", "L1", "L2", "Z", "Z", "10.1.0.2v1", "10.1.0.2v2")], variables={"NCCL_IB_GID_INDEX": "3"}
     )
-    assert met(a, b) == [("mlx5_0", "mlx5_0", "no", Cause.GID)]
+    assert met(a, b) == [("mlx5_0", "mlx5_0", "no", PairCause.GID)]
     assert [(host, entry.gid.index, kind) for host, entry, kind in cluster(a, b).gid_faults] == [("B", 3, "empty")]
     free = [side(one.host, one.rdma.devices) for one in (a, b)]
     assert [(one.rdma.entries[0].gid.index) for one in free] == [3, 5]
@@ -146,7 +149,7 @@ def test_11_infiniband_meets_roce_where_the_order_differs() -> None:
     mixed = [infiniband("mlx5_0"), usual("mlx5_1", "10.1.0.1")]
     other = [infiniband("mlx5_0"), usual("mlx5_1", "10.1.0.2")]
     assert [answer for _, _, answer, _ in met(side("A", mixed), side("B", other))] == ["yes", "yes"]
-    assert {cause for _, _, _, cause in met(side("A", mixed), side("B", other[::-1]))} == {Cause.LAYER}
+    assert {cause for _, _, _, cause in met(side("A", mixed), side("B", other[::-1]))} == {PairCause.LAYER}
 
 
 def test_12_a_fused_card_meets_one_port_with_both() -> None:
@@ -170,7 +173,7 @@ def test_14_efa_is_not_in_the_list_without_its_plugin() -> None:
 
 
 def test_15_halves_of_one_cable_are_two_devices() -> None:
-    def halves(host: int) -> Side:
+    def halves(host: int) -> RdmaSide:
         names = [("rocep1s0f0", "0000:01:00.0", 1), ("roceP2p1s0f0", "0002:01:00.0", 2)]
         return side(f"n{host}", [usual(n, f"10.{net}.0.{host}", pci=pci, guid="g") for n, pci, net in names])
 
@@ -187,12 +190,12 @@ def test_partition_keys_have_to_meet_one_of_them_as_a_full_member() -> None:
 
     assert [keys("0xffff", "0x7fff"), keys("0x7fff", "0x7fff"), keys("0x8001", "0xffff")] == ["yes", "no", "no"]
     beyond = side("A", [infiniband("mlx5_0")], variables={"NCCL_IB_PKEY": "5"})
-    assert met(beyond, side("B", [infiniband("mlx5_0")]))[0][3] is Cause.PKEY
+    assert met(beyond, side("B", [infiniband("mlx5_0")]))[0][3] is PairCause.PKEY
 
 
 def test_infiniband_subnets_are_told_apart_by_their_prefix() -> None:
     other = infiniband("mlx5_0", prefix="fe80:0000:0000:0002")
-    assert met(side("A", [infiniband("mlx5_0")]), side("B", [other]))[0][2:] == ("no", Cause.NETWORK)
+    assert met(side("A", [infiniband("mlx5_0")]), side("B", [other]))[0][2:] == ("no", PairCause.NETWORK)
 
 
 def test_version_1_leaves_no_network_though_a_route_leads_there() -> None:
@@ -200,7 +203,7 @@ def test_version_1_leaves_no_network_though_a_route_leads_there() -> None:
         side(n, rails(h, [net]), variables={"NCCL_IB_GID_INDEX": "2"}, routes=[(f"10.{there}.0.0/24", "p0")])
         for n, h, net, there in (("A", 1, 1, 2), ("B", 2, 2, 1))
     ]
-    assert met(*sides)[0][2:] == ("no", Cause.NETWORK)
+    assert met(*sides)[0][2:] == ("no", PairCause.NETWORK)
 
 
 def test_the_host_that_explains_all_is_at_fault() -> None:
@@ -227,7 +230,7 @@ def test_many_hosts_are_compared_along_the_ring_and_with_the_first() -> None:
 
 
 @st.composite
-def layouts(draw: st.DrawFn) -> tuple[Side, Side]:
+def layouts(draw: st.DrawFn) -> tuple[RdmaSide, RdmaSide]:
     """Two hosts with up to six devices each, on nets, with tables and variables as they come."""
     variables = {
         key: value
@@ -242,7 +245,7 @@ def layouts(draw: st.DrawFn) -> tuple[Side, Side]:
     }
     version = draw(st.sampled_from([(2, 18, 3), (2, 20, 5), (2, 21, 5), (2, 23, 4), NEW, (2, 29, 7), RAILS]))
 
-    def host(number: int) -> Side:
+    def host(number: int) -> RdmaSide:
         devices: list[RdmaDevice] = []
         for place in range(draw(st.integers(0, 6))):
             name, pci = f"mlx5_{place}", f"0000:0{draw(st.integers(1, 4))}:00.{place}"
@@ -265,7 +268,7 @@ def layouts(draw: st.DrawFn) -> tuple[Side, Side]:
 
 @settings(max_examples=1000)
 @given(layouts())
-def test_random_layouts_hold_no_contradiction(both: tuple[Side, Side]) -> None:
+def test_random_layouts_hold_no_contradiction(both: tuple[RdmaSide, RdmaSide]) -> None:
     a, b = both
     for one in both:
         assert [entry.index for entry in one.rdma.entries] == list(range(len(one.rdma.entries)))
@@ -300,6 +303,6 @@ def test_random_layouts_hold_no_contradiction(both: tuple[Side, Side]) -> None:
     missing = {(host, entry.index) for host, entry, _ in faults.gid_faults}
     pinned = any("NCCL_IB_GID_INDEX" in one.rdma.variables for one in both)
     for pair in faults.pairs:
-        if pair.talk.cause is Cause.GID and len(a.rdma.nics) == len(a.rdma.entries) and not aware and not pinned:
+        if pair.talk.cause is PairCause.GID and len(a.rdma.nics) == len(a.rdma.entries) and not aware and not pinned:
             names = {(pair.source, pair.here.index), (pair.target, pair.there.index)}
             assert names & missing or pair.here.index != pair.there.index, "unlike GIDs are somebody's fault"

@@ -8,7 +8,7 @@ import pytest
 
 from nccl_doctor.nccl.cluster_nccl import cluster_nccl
 from nccl_doctor.nccl.host_nccl import HostNccl
-from nccl_doctor.nccl.reachability import Cause, Reachable, is_private, reach
+from nccl_doctor.nccl.reachability import LossCause, Reachable, is_private, reach
 from nccl_doctor.snapshot.mesh import Mesh
 from nccl_doctor.snapshot.network import Route
 from tests.checks.snapshots import patched
@@ -43,9 +43,10 @@ def test_a_neighbour_on_the_same_net() -> None:
 
 
 @pytest.mark.parametrize(
-    ("address", "cause"), [("127.0.0.1", Cause.LOOPBACK), ("10.0.0.1", Cause.OWN_ADDRESS), ("192.0.2.1", Cause.GATEWAY)]
+    ("address", "cause"),
+    [("127.0.0.1", LossCause.LOOPBACK), ("10.0.0.1", LossCause.OWN_ADDRESS), ("192.0.2.1", LossCause.GATEWAY)],
 )
-def test_addresses_that_lead_elsewhere(address: str, cause: Cause) -> None:
+def test_addresses_that_lead_elsewhere(address: str, cause: LossCause) -> None:
     patch = facts({"interfaces": addresses(("br-1", "bridge", "192.0.2.1"), ("eno1", "physical", "10.0.0.2"))})
     verdict = reach(*pair(patch), address, None)
     assert (verdict.answer, verdict.cause) == (Reachable.NO, cause)
@@ -66,12 +67,12 @@ def test_what_the_kernel_refuses_to_route_is_no_route_whatever_the_table_says() 
     refused = {"addresses": ["10.0.0.2"], "source": None, "source_error": "EHOSTUNREACH"}
     patch = {"hosts": {"node1": {"facts": {"resolution": {"10.0.0.2": refused}}}}}
     verdict = reach(*pair(patch), "10.0.0.2", None)
-    assert (verdict.cause, "EHOSTUNREACH" in verdict.why) == (Cause.NO_ROUTE, True)
+    assert (verdict.cause, "EHOSTUNREACH" in verdict.why) == (LossCause.NO_ROUTE, True)
 
 
 def test_no_route_at_all() -> None:
     patch = {"hosts": {"node1": {"facts": {"routes": [LOCAL]}}}}
-    assert reach(*pair(patch), "192.0.2.1", None).cause is Cause.NO_ROUTE
+    assert reach(*pair(patch), "192.0.2.1", None).cause is LossCause.NO_ROUTE
 
 
 def routed(mesh: dict[str, Any]) -> tuple[HostNccl, HostNccl, Mesh]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from nccl_doctor.probe.procs import Proc, Table
+from nccl_doctor.probe.procs import Proc, ProcessTable
 
 INIT = "/sbin/init"
 RUN = {"MASTER_ADDR": "node1", "MASTER_PORT": "29500", "WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "none"}
@@ -31,7 +31,7 @@ class Fake:
     opened: tuple[str, ...] = ()
 
 
-class FakeTable(Table):
+class FakeTable(ProcessTable):
     """A host with these processes and systemd as pid 1."""
 
     def __init__(self, *fakes: Fake) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from nccl_doctor.probe.mesh import mesh
-from nccl_doctor.probe.mesh.dials import FULL, Dial, Place, Round, dial_all
+from nccl_doctor.probe.mesh.dials import FULL, Dial, Round, SocketAddress, dial_all
 from nccl_doctor.probe.mesh.mesh import MeshEnd, dial
 from tests.patience import LONG_S, joined
 
@@ -94,7 +94,7 @@ def test_the_second_address_of_a_name_waits_for_a_file_too(port: int) -> None:
     """The first takes the dial and ends it when no file is left."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with socket.create_server(("127.0.0.1", 0)) as ends_it:
-        places: list[Place] = [(socket.AF_INET, ends_it.getsockname()), (socket.AF_INET, ("127.0.0.1", port))]
+        places: list[SocketAddress] = [(socket.AF_INET, ends_it.getsockname()), (socket.AF_INET, ("127.0.0.1", port))]
 
         def serve() -> None:
             connection, _ = ends_it.accept()
@@ -117,7 +117,7 @@ def test_the_second_address_of_a_name_waits_for_a_file_too(port: int) -> None:
 def test_the_second_address_of_a_name_is_not_spoken_to_for_the_first(port: int) -> None:
     """The first is silent until it is spoken to, as a proxy is, and then resets; the second says the nonce by itself."""
     with socket.create_server(("127.0.0.1", 0)) as resets:
-        places: list[Place] = [(socket.AF_INET, resets.getsockname()), (socket.AF_INET, ("127.0.0.1", port))]
+        places: list[SocketAddress] = [(socket.AF_INET, resets.getsockname()), (socket.AF_INET, ("127.0.0.1", port))]
 
         def serve() -> None:
             connection, _ = resets.accept()

@@ -12,13 +12,13 @@ import pytest
 from nccl_doctor.crew.start import command
 from nccl_doctor.probe import progress
 from nccl_doctor.probe.facts import processes
-from nccl_doctor.probe.procs import Table
+from nccl_doctor.probe.procs import ProcessTable
 from nccl_doctor.snapshot.system import GpuProcess, TrainingJob
 from tests.probe.tables import RUN, Fake, FakeTable, rank
 
 
 def collected(monkeypatch: pytest.MonkeyPatch, *fakes: Fake) -> list[TrainingJob]:
-    monkeypatch.setattr(processes, "Table", lambda: FakeTable(*fakes))
+    monkeypatch.setattr(processes, "ProcessTable", lambda: FakeTable(*fakes))
     monkeypatch.setattr(progress, "watch", lambda jobs: ["CPU time" if 70 in pids else None for pids in jobs])
     return [TrainingJob.model_validate(row) for row in processes.find_jobs()]
 
@@ -63,7 +63,7 @@ def test_a_zombie_that_trained_is_left_behind_and_no_other_python(name: str, fou
         parent.stdout.readline()
         ask = "import json; from nccl_doctor.probe.facts import processes; print(json.dumps(processes.find_jobs()))"
         found = json.loads(subprocess.run([sys.executable, "-c", ask], capture_output=True, check=True).stdout)
-        below = set(Table().descendants(parent.pid))
+        below = set(ProcessTable().descendants(parent.pid))
         for pid in below:
             os.kill(pid, 9)
     mine = [TrainingJob.model_validate(row) for row in found if row["pid"] in below]

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from nccl_doctor.probe import guard, jobs, netlink, procs, tools
-from nccl_doctor.probe.procs import Table
+from nccl_doctor.probe.procs import ProcessTable
 from tests.patience import LONG_S
 from tests.probe.tables import RUN, Fake, FakeTable, rank
 
@@ -122,7 +122,7 @@ def test_a_member_that_is_protected_protects_the_job(monkeypatch: pytest.MonkeyP
 
 
 def test_a_kernel_thread_is_protected() -> None:
-    table = Table()
+    table = ProcessTable()
     kernel = [pid for pid, proc in table.procs.items() if proc.kernel]
     assert all("kernel thread" in (guard.protected(pid, table) or "") for pid in kernel if pid != 1)
     assert guard.protected(1, table) == "pid 1 is the system's own"
@@ -135,7 +135,7 @@ def test_a_kernel_thread_is_protected() -> None:
 def test_a_real_child_is_read_as_it_is() -> None:
     variables = {**os.environ, "LOCAL_RANK": "3"}
     with subprocess.Popen([sys.executable, "-c", "input()", "a (b) c"], stdin=subprocess.PIPE, env=variables) as child:
-        table = Table()
+        table = ProcessTable()
         try:
             proc = table.procs[child.pid]
             assert (proc.ppid, proc.group, proc.kernel) == (os.getpid(), os.getpgrp(), False)

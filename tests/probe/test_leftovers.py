@@ -18,7 +18,7 @@ import pytest
 
 from nccl_doctor.probe import gpus, guard, jobs, procs, progress
 from nccl_doctor.probe.ports.requests import look, send
-from nccl_doctor.probe.procs import Table
+from nccl_doctor.probe.procs import ProcessTable
 
 RANK = {"LOCAL_RANK": "0", "RANK": "0", "MASTER_PORT": "29500"}
 HEAD = "import os, socket, sys, time; print(os.getpid(), flush=True); "
@@ -60,7 +60,7 @@ def start() -> Iterator[Start]:
             return int(answers.readline())
 
         yield run
-        for pid in Table().descendants(reaper.pid):
+        for pid in ProcessTable().descendants(reaper.pid):
             with contextlib.suppress(ProcessLookupError):  # with a server, what runs in it ends
                 os.kill(pid, signal.SIGKILL)
         wishes.close()
@@ -68,7 +68,7 @@ def start() -> Iterator[Start]:
 
 def refusal(pid: int) -> guard.Refusal | None:
     """Of the job that a process belongs to, with no grace for the young."""
-    table = Table()
+    table = ProcessTable()
     (found,) = guard.refusals([jobs.job_of(pid, table)], [pid], table, 0)
     return found
 
@@ -81,7 +81,7 @@ def kind(pid: int) -> str | None:
 def test_a_rank_that_lost_its_launcher_and_does_nothing_is_a_leftover_and_ends(start: Start) -> None:
     pid = start()
     assert refusal(pid) is None
-    proc = Table().procs[pid]
+    proc = ProcessTable().procs[pid]
     seen = look({"port": None, "pid": pid, "started": proc.started, "grace_s": 0})
     assert [job["refusal"] for job in seen["jobs"]] == [None]
     other = {"processes": [[pid, proc.started - 1]], "signal": "KILL", "force": False}
@@ -157,7 +157,7 @@ time.sleep(600)
 
 def test_what_one_process_sent_to_its_own_socket_is_no_sign_of_progress(start: Start) -> None:
     pid = start(f"exec({OWN_STORE!r})")
-    while not Table().descendants(pid):
+    while not ProcessTable().descendants(pid):
         time.sleep(0.05)
     assert refusal(pid) is None
 
@@ -211,7 +211,7 @@ def test_a_launcher_that_lives_watches_over_its_ranks_though_it_is_an_orphan(sta
     found = refusal(pid)
     assert found is not None
     assert (found.kind, found.reason[:47]) == ("watched", "a running job of yours holds it (torchrun, pid ")
-    os.kill(Table().procs[pid].ppid, signal.SIGKILL)
+    os.kill(ProcessTable().procs[pid].ppid, signal.SIGKILL)
     while refusal(pid) is not None:
         time.sleep(0.05)
 
@@ -225,7 +225,7 @@ def test_tmux_watches_over_what_runs_in_it(tmp_path: Path) -> None:
             [*server, "list-panes", "-a", "-F", "#{pane_pid}"], check=True, capture_output=True, text=True
         )
         pid = int(shown.stdout)
-        while not Table().executable(pid).startswith("python"):  # between fork and the second exec
+        while not ProcessTable().executable(pid).startswith("python"):  # between fork and the second exec
             time.sleep(0.01)
         found = refusal(pid)
     finally:
@@ -256,7 +256,7 @@ SITTING = {
 def test_one_that_is_sat_in_keeps_all_of_its_run(name: str, start: Start) -> None:
     code, words = SITTING[name]
     rank, other = start(), start(code, env=OTHER_RANK, head="import os, time; ")
-    assert {rank, other} <= set(jobs.job_of(rank, Table()).pids)
+    assert {rank, other} <= set(jobs.job_of(rank, ProcessTable()).pids)
     for pid in (rank, other):
         found = refusal(pid)
         assert found is not None
@@ -265,7 +265,7 @@ def test_one_that_is_sat_in_keeps_all_of_its_run(name: str, start: Start) -> Non
 
 def clients(server: int) -> set[int]:
     """The processes with the tmux server's title, but it."""
-    table = Table()
+    table = ProcessTable()
     return {pid for pid in table.procs if pid != server and table.argv(pid)[:2] == table.argv(server)[:2]}
 
 
@@ -280,15 +280,15 @@ def test_a_real_tmux_with_an_idle_shell_keeps_all_of_its_run(start: Start, tmp_p
         while not (told := subprocess.run(ask, check=False, capture_output=True, text=True).stdout).strip().isdigit():
             time.sleep(0.01)
         server = int(told)
-        assert Table().argv(server)[0] == "python"
+        assert ProcessTable().argv(server)[0] == "python"
         until = time.monotonic() + 10
-        while time.monotonic() < until and set(jobs.job_of(rank, Table()).pids) & clients(server):
+        while time.monotonic() < until and set(jobs.job_of(rank, ProcessTable()).pids) & clients(server):
             time.sleep(0.01)  # the client that started the server may not have exited yet
         found = refusal(rank)
         assert found == (f"pid {server} is tmux, in which people work", "watched")
-        members = jobs.job_of(rank, Table()).pids
+        members = jobs.job_of(rank, ProcessTable()).pids
         assert server in members
-        named = [[pid, Table().procs[pid].started] for pid in members]
+        named = [[pid, ProcessTable().procs[pid].started] for pid in members]
         answer = send({"processes": named, "signal": "TERM", "force": False})
         assert (answer["sent"], [pid for pid, _ in answer["denied"]][:1]) == ([], [server])
         assert {pid for pid, _ in answer["alive"]} == set(members)
@@ -300,7 +300,7 @@ def test_a_process_that_has_ended_is_in_no_other_mount_namespace() -> None:
     """Its link to one is gone, as is known of a zombie alone."""
     with subprocess.Popen(["true"]) as ended:
         os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)
-        assert procs.apart(ended.pid, Table()) is None
+        assert procs.apart(ended.pid, ProcessTable()) is None
 
 
 WAITS = """
@@ -314,12 +314,12 @@ def test_a_shell_that_came_after_the_look_keeps_all_from_the_signal(start: Start
     file = tmp_path / "go"
     pid = start(f"exec({WAITS.format(file=str(file))!r})")
     assert kind(pid) != "watched"
-    named = [[pid, Table().procs[pid].started]]
+    named = [[pid, ProcessTable().procs[pid].started]]
     file.touch()
-    while not (below := Table().descendants(pid)):
-        assert Table().procs[pid].state != "Z"
+    while not (below := ProcessTable().descendants(pid)):
+        assert ProcessTable().procs[pid].state != "Z"
         time.sleep(0.01)
-    while Table().executable(below[0]).startswith("python"):  # between fork and exec
+    while ProcessTable().executable(below[0]).startswith("python"):  # between fork and exec
         time.sleep(0.01)
     for number in ("TERM", "KILL"):
         answer = send({"processes": named, "signal": number, "force": False})
@@ -338,7 +338,7 @@ def test_what_a_process_says_of_itself_is_read_as_far_as_it_is_believed(tmp_path
         with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as process:
             assert process.stdout is not None
             process.stdout.readline()
-            table = Table()
+            table = ProcessTable()
             read.append((table.argv(process.pid), table.environ(process.pid), len(table.text(process.pid, "environ"))))
             process.kill()
     assert read[0] == (tuple(words[0]), RANK, sum(len(word) + 1 for word in words[1]))
@@ -350,7 +350,7 @@ def test_what_a_process_says_of_itself_is_read_as_far_as_it_is_believed(tmp_path
 def test_a_debugger_watches(start: Start) -> None:
     pid = start()
     with subprocess.Popen(["strace", "-qq", "-p", str(pid)], stderr=subprocess.DEVNULL) as strace:
-        while Table().status(pid, "TracerPid") == "0":
+        while ProcessTable().status(pid, "TracerPid") == "0":
             time.sleep(0.01)
         found = refusal(pid)
         strace.terminate()
@@ -408,7 +408,7 @@ def test_a_control_group_tells_who_has_it(
 def test_a_process_of_another_container_is_not_ones_own(flags: str, words: str, start: Start) -> None:
     code = f"{IDLE}  # {os.getpid()} {flags}"  # these tests may run side by side, each with a table of all
     start(code, argv=("unshare", flags, "env"))
-    table = Table()
+    table = ProcessTable()
     (pid,) = [one for one in table.procs if code in table.command(one) and table.executable(one).startswith("python")]
     found = refusal(pid)
     assert found is not None

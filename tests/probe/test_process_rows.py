@@ -7,7 +7,7 @@ import pytest
 
 from nccl_doctor.probe import jobs, procs
 from nccl_doctor.probe.ports.requests import describe
-from nccl_doctor.probe.procs import Table
+from nccl_doctor.probe.procs import ProcessTable
 from tests.probe.tables import Fake, FakeTable
 
 
@@ -52,7 +52,7 @@ def test_a_process_is_described_as_it_is_and_its_command_bounded() -> None:
     try:
         assert child.stdout is not None
         child.stdout.readline()  # until exec(2) is through, the command line is empty
-        found = describe(child.pid, Table())
+        found = describe(child.pid, ProcessTable())
     finally:
         child.communicate(timeout=10)
     assert found["command"].startswith(f"{sys.executable} -c {code} xxx")

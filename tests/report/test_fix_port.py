@@ -64,7 +64,7 @@ REPORT = PortReport(
 )
 
 SCREEN = """\
-port 29500 on this machine (node1) is held
+port 29500 on this machine (node1) is in use
 
   pid 48112   python -u train.py --local_rank=0           alice, started 3 h ago
     folder    /home/alice

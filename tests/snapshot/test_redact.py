@@ -20,7 +20,7 @@ from nccl_doctor.snapshot.hang import HangSnapshot
 from nccl_doctor.snapshot.hosts import Snapshot
 from nccl_doctor.snapshot.redact import Redacted, clean, redact
 from nccl_doctor.text.secrets import LEFT_OUT, without_secrets
-from nccl_doctor.transport.ssh.failures import Login, Target, auth_failed
+from nccl_doctor.transport.ssh.failures import Login, SshDestination, auth_failed
 from tests.checks.snapshots import healthy, patched
 
 
@@ -200,7 +200,7 @@ LOGINS = {
 
 @pytest.mark.parametrize("login", LOGINS)
 def test_a_user_that_only_a_refused_login_names_is_known(login: str) -> None:
-    refused = auth_failed(Target("node2", "10.0.0.2", 22, "dora"), LOGINS[login]).failure
+    refused = auth_failed(SshDestination("node2", "10.0.0.2", 22, "dora"), LOGINS[login]).failure
     assert "dora" in refused.detail
     away = {"facts": None, "failure": refused.model_dump(mode="json", by_alias=True)}
     kept, done = redact(patched({"hosts": {"node2": away}}))

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from nccl_doctor.model.cluster import Cluster, Node
-from nccl_doctor.model.engines.base import Kind
+from nccl_doctor.model.engines.base import TransportKind
 from nccl_doctor.transport import make_transport
 from nccl_doctor.transport.base import AccessError, Transport
 from tests.patience import LONG_S, crowd
 from tests.transport.servers import Controller, Sshd, keygen, node, sshd
 
-Make = Callable[[Kind], Transport]
+Make = Callable[[TransportKind], Transport]
 
 
 @pytest.fixture(scope="session")
@@ -63,7 +63,7 @@ def make(controller: Controller) -> Iterator[Make]:
     """Makes transports that are closed afterwards."""
     made: list[Transport] = []
 
-    def of(kind: Kind) -> Transport:
+    def of(kind: TransportKind) -> Transport:
         cluster = Cluster(nodes=(node(22),), master_addr="node1")
         made.append(make_transport(kind, cluster, controller.config))
         return made[-1]

@@ -16,7 +16,7 @@ import pytest
 
 from nccl_doctor.errors import ControllerError
 from nccl_doctor.model.cluster import Node, access
-from nccl_doctor.model.engines.base import Kind
+from nccl_doctor.model.engines.base import TransportKind
 from nccl_doctor.model.engines.ssh import SshOptions
 from nccl_doctor.transport.base import Transport
 from nccl_doctor.transport.ssh import identities
@@ -39,7 +39,7 @@ from tests.transport.servers import (
 
 pytestmark = pytest.mark.slow
 
-KINDS: tuple[Kind, ...] = ("paramiko", "openssh")
+KINDS: tuple[TransportKind, ...] = ("paramiko", "openssh")
 
 
 @pytest.fixture(params=KINDS)
@@ -154,7 +154,12 @@ def test_agent(make: Make, server: Sshd, controller: Controller, keys: Path, mon
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("configured", [False, True])
 def test_a_hung_agent_is_named_and_accuses_no_host(
-    make: Make, server: Sshd, controller: Controller, monkeypatch: pytest.MonkeyPatch, kind: Kind, configured: bool
+    make: Make,
+    server: Sshd,
+    controller: Controller,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: TransportKind,
+    configured: bool,
 ) -> None:
     """Nor is it waited for again at the next host; one that hangs so long that nobody is let in counts, too."""
     monkeypatch.setattr(identities, "AGENT_S", 0.2)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from nccl_doctor.model.engines.base import Kind
+from nccl_doctor.model.engines.base import TransportKind
 from nccl_doctor.transport.ssh import config
 from nccl_doctor.transport.ssh.settings import OPENSSH_ALGORITHMS
 from tests.patience import LONG_S
@@ -35,7 +35,7 @@ SORTS = {
 @pytest.mark.parametrize("kind", ["paramiko", "openssh", "auto"])
 @pytest.mark.parametrize("case", OLD)
 def test_a_server_that_has_only_what_ssh_gave_up_is_refused_in_one_sentence(
-    case: tuple[str, str, str], kind: Kind, make: Make, controller: Controller, keys: Path
+    case: tuple[str, str, str], kind: TransportKind, make: Make, controller: Controller, keys: Path
 ) -> None:
     lines, sort, offer = case
     with sshd(keys, (keys / "host_rsa",), lines) as old:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from nccl_doctor.model.cluster import Node
-from nccl_doctor.model.engines.base import Kind
+from nccl_doctor.model.engines.base import TransportKind
 from nccl_doctor.transport.base import AccessError, Channel, Transport
 from nccl_doctor.transport.process import ProcessChannel
 from tests.patience import LONG_S, crowd, joined
@@ -20,7 +20,7 @@ from tests.transport.servers import LOOPBACK, Controller, Sshd, node, public, sl
 
 pytestmark = pytest.mark.slow
 
-KINDS: tuple[Kind, ...] = ("local", "paramiko", "openssh")
+KINDS: tuple[TransportKind, ...] = ("local", "paramiko", "openssh")
 
 
 @pytest.fixture(params=KINDS)

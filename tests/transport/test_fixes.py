@@ -11,7 +11,7 @@ from nccl_doctor.checks.access import ssh_host_key_unknown
 from nccl_doctor.checks.view import Derived, View
 from nccl_doctor.model.base import skipped
 from nccl_doctor.model.cluster import Cluster, Node
-from nccl_doctor.model.engines.base import Kind
+from nccl_doctor.model.engines.base import TransportKind
 from nccl_doctor.model.finding import Finding
 from nccl_doctor.snapshot.access import AccessFailure
 from nccl_doctor.snapshot.hosts import Host, Snapshot
@@ -38,11 +38,11 @@ def paste(host: Node, found: AccessFailure) -> list[str]:
     return lines
 
 
-KINDS: tuple[Kind, ...] = ("paramiko", "openssh")
+KINDS: tuple[TransportKind, ...] = ("paramiko", "openssh")
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_unknown_host_key(make: Make, server: Sshd, controller: Controller, kind: Kind) -> None:
+def test_unknown_host_key(make: Make, server: Sshd, controller: Controller, kind: TransportKind) -> None:
     host = node(server.port)
     lines = paste(host, failure(make(kind), host))
     if kind == "openssh":

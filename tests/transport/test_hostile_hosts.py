@@ -14,7 +14,7 @@ import paramiko
 import pytest
 
 from nccl_doctor.model.cluster import Node
-from nccl_doctor.model.engines.base import Kind
+from nccl_doctor.model.engines.base import TransportKind
 from nccl_doctor.snapshot.access import SshAuthFailed, SshUnreachable
 from nccl_doctor.transport.base import AccessError, FloodError, LineBuffer, Transport
 from nccl_doctor.transport.containers.transport import InsideTransport
@@ -89,7 +89,7 @@ def test_what_comes_while_nobody_reads_is_bounded() -> None:
         buffer.flush()
 
 
-KINDS: tuple[Kind, ...] = ("paramiko", "openssh")
+KINDS: tuple[TransportKind, ...] = ("paramiko", "openssh")
 METHODS = {
     "long": ",".join(f"{number}{'m' * 4200}" for number in range(40)),
     "many": ",".join(f"m{number}" for number in range(20_000)),
@@ -100,7 +100,7 @@ METHODS = {
 @pytest.mark.parametrize("methods", METHODS.values(), ids=METHODS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_methods_of_a_login_without_bound(
-    kind: Kind, methods: str, make: Make, controller: Controller, keys: Path
+    kind: TransportKind, methods: str, make: Make, controller: Controller, keys: Path
 ) -> None:
     with doors(keys / "host_ed25519", methods) as port:
         controller.know(f"[{LOOPBACK}]:{port} {public(keys / 'host_ed25519')}\n")
@@ -112,7 +112,9 @@ def test_methods_of_a_login_without_bound(
 
 @pytest.mark.parametrize("banner", ["b" * 200_000, "\n" * 200_000, "b\r\n" * 60_000], ids=["line", "empty", "lines"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_banner_without_bound(kind: Kind, banner: str, make: Make, controller: Controller, keys: Path) -> None:
+def test_a_banner_without_bound(
+    kind: TransportKind, banner: str, make: Make, controller: Controller, keys: Path
+) -> None:
     with doors(keys / "host_ed25519", banner=banner) as port:
         controller.know(f"[{LOOPBACK}]:{port} {public(keys / 'host_ed25519')}\n")
         found = failure(make(kind), node(port), LONG_S)
@@ -130,7 +132,7 @@ GREETINGS = {
 
 @pytest.mark.parametrize("greeting", GREETINGS.values(), ids=GREETINGS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_greeting_without_end(kind: Kind, greeting: tuple[bytes, bytes], make: Make) -> None:
+def test_a_greeting_without_end(kind: TransportKind, greeting: tuple[bytes, bytes], make: Make) -> None:
     """The sockets' own buffers take some MiB."""
     answer, sent = for_ever(*greeting)
     with misbehaving(answer) as port:

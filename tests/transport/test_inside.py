@@ -14,7 +14,7 @@ import pytest
 from nccl_doctor.model.cluster import Node
 from nccl_doctor.model.engines.containers import InsideOptions, Runtime
 from nccl_doctor.transport.base import AccessError
-from nccl_doctor.transport.containers.transport import Entry, InsideTransport, enter_line, failure
+from nccl_doctor.transport.containers.transport import ContainerEntry, InsideTransport, enter_line, failure
 from nccl_doctor.transport.process import LocalTransport
 from tests.patience import LONG_S, crowd
 
@@ -44,7 +44,7 @@ SAID: list[tuple[Runtime, int, str, str, str]] = [
 
 @pytest.mark.parametrize(("runtime", "status", "said", "problem", "detail"), SAID)
 def test_why_a_container_was_not_entered(runtime: Runtime, status: int, said: str, problem: str, detail: str) -> None:
-    found = failure(Entry(InsideOptions(runtime=runtime, name="x"), [said], status, ["a", "b"]))
+    found = failure(ContainerEntry(InsideOptions(runtime=runtime, name="x"), [said], status, ["a", "b"]))
     assert found.facts.model_extra == {"problem": problem, "runtime": runtime, "name": "x"}
     assert found.detail.startswith(detail)
     assert found.evidence == (said,)
@@ -63,7 +63,7 @@ def test_a_runtime_that_is_not_there_and_a_hostile_python_in_every_shell(shell: 
     argv = [shutil.which(program) or "", *words, "-c"]
     absent = subprocess.run([*argv, line], env=environment, capture_output=True, text=True, check=False)
     said = (absent.stdout + absent.stderr).splitlines()
-    assert failure(Entry(options, said, absent.returncode)).detail == "there is no program nerdctl"
+    assert failure(ContainerEntry(options, said, absent.returncode)).detail == "there is no program nerdctl"
     through = "exec /usr/bin/env -- " + line.removeprefix("exec nerdctl exec -i x ")
     done = subprocess.run([*argv, through], env=environment, capture_output=True, text=True, check=True)
     assert done.stdout == "hello $HOME /nowhere\n~/a b\n"
@@ -72,9 +72,9 @@ def test_a_runtime_that_is_not_there_and_a_hostile_python_in_every_shell(shell: 
 def test_names_of_the_host_are_cut() -> None:
     options = InsideOptions(runtime="docker", name="x")
     names = [f"c{number}" for number in range(20)]
-    found = failure(Entry(options, ["No such container: x"], 1, names))
+    found = failure(ContainerEntry(options, ["No such container: x"], 1, names))
     assert found.detail.endswith("running: c0, c1, c2, c3, c4, c5, c6, c7 and 12 more")
-    assert failure(Entry(options, ["No such container: x"], 1, [])).detail.endswith(
+    assert failure(ContainerEntry(options, ["No such container: x"], 1, [])).detail.endswith(
         "; this user has no running container there"
     )
 

@@ -13,7 +13,7 @@ import pytest
 
 from nccl_doctor.crew.parallel import Reach
 from nccl_doctor.model.cluster import Node
-from nccl_doctor.model.engines.base import Kind
+from nccl_doctor.model.engines.base import TransportKind
 from nccl_doctor.model.engines.ssh import SshOptions
 from nccl_doctor.transport.base import Transport
 from nccl_doctor.transport.ssh.session import SshSession
@@ -25,7 +25,7 @@ from tests.transport.servers import LOOPBACK, Controller, Sshd, free_port, misbe
 
 pytestmark = pytest.mark.slow
 
-KINDS: tuple[Kind, ...] = ("paramiko", "openssh")
+KINDS: tuple[TransportKind, ...] = ("paramiko", "openssh")
 
 
 @dataclass(frozen=True)

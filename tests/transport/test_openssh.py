@@ -12,7 +12,7 @@ import pytest
 from nccl_doctor.model.engines.ssh import SshOptions
 from nccl_doctor.snapshot.access import UnreachableFacts
 from nccl_doctor.transport.ssh.config import Answers, ConfigError, Values, ask
-from nccl_doctor.transport.ssh.failures import Target
+from nccl_doctor.transport.ssh.failures import SshDestination
 from nccl_doctor.transport.ssh.openssh import Attempt, classify
 from nccl_doctor.transport.ssh.settings import resolve
 from tests.patience import LONG_S
@@ -85,7 +85,7 @@ def test_behind_a_jump_host_that_let_us_in_it_is_the_host(
     config = tmp_path / "config"
     config.write_text("Host n\n  ProxyJump j\n")
     host = resolve("n", SshOptions(), time.monotonic() + LONG_S, config)
-    found = classify(Attempt(host, log, hops, 2.0, late=late), Target("j", "j", 22, "root", hop=True)).failure
+    found = classify(Attempt(host, log, hops, 2.0, late=late), SshDestination("j", "j", 22, "root", hop=True)).failure
     assert isinstance(found.facts, UnreachableFacts)
     assert (found.facts.jump_host, found.facts.reason) == (hop, reason)
 

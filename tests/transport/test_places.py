@@ -8,11 +8,11 @@ import pytest
 
 from nccl_doctor.transport.base import AccessError
 from nccl_doctor.transport.ssh import settings
-from nccl_doctor.transport.ssh.failures import Target
+from nccl_doctor.transport.ssh.failures import SshDestination
 from nccl_doctor.transport.ssh.settings import MAX_HANDSHAKES, Places
 from tests.patience import LONG_S
 
-TARGET = Target("node1", "10.0.0.1", 22, "root")
+TARGET = SshDestination("node1", "10.0.0.1", 22, "root")
 
 
 def test_nobody_gets_more_than_there_are(monkeypatch: pytest.MonkeyPatch) -> None:

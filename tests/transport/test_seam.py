@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from nccl_doctor.inventory.load import load
 from nccl_doctor.model import engine as register
 from nccl_doctor.model.cluster import Cluster, Node, access
-from nccl_doctor.model.engines.base import Engine, Kind
+from nccl_doctor.model.engines.base import Engine, TransportKind
 from nccl_doctor.model.engines.ssh import SshOptions
 from nccl_doctor.snapshot.access import (
     EngineFacts,
@@ -81,7 +81,7 @@ def test_an_engine_has_no_failure_under_the_name_of_another_kind() -> None:
         ("local", False, LocalTransport),
     ],
 )
-def test_the_register(kind: Kind, local: bool, wanted: type[object]) -> None:
+def test_the_register(kind: TransportKind, local: bool, wanted: type[object]) -> None:
     node = Node(name="n", address="n", node_rank=0, local=local)
     transport = make_transport(kind, Cluster(nodes=(node,), master_addr="n"))
     assert isinstance(transport, wanted)

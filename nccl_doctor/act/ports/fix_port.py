@@ -309,7 +309,7 @@ def _why_not(report: PortReport, *, force: bool) -> str | None:
 def reached(target: Machine, others: Sequence[Machine], address: str, ports: Sequence[int]) -> dict[str, set[int]]:
     """Return the target's ports that each host reaches, as in a mesh; raise NotReachedError if a host is silent."""
     from nccl_doctor.collect.mesh.dials import dial_targets, listening
-    from nccl_doctor.collect.mesh.plan import Target, listener
+    from nccl_doctor.collect.mesh.plan import DialTarget, listener
 
     nonce, wanted = secrets.token_hex(16), [listener(port) for port in ports]
     # a holder of other ports was named, but not this one's
@@ -319,7 +319,7 @@ def reached(target: Machine, others: Sequence[Machine], address: str, ports: Seq
         good = () if isinstance(told, Exception) else tuple(port for port in told.ports if port is not None)
 
         def dial(session: ProbeSession) -> set[int]:
-            dialled = dial_targets(session, [Target(target.name, address, good)], nonce, DIAL_S)
+            dialled = dial_targets(session, [DialTarget(target.name, address, good)], nonce, DIAL_S)
             return {*good} - {row.port for row in dialled.failed}
 
         found = dict(zip((one.name for one in others), ask_all(dial, sessions[1:], window=Window()), strict=True))

@@ -13,7 +13,7 @@ from nccl_doctor.crew.answers import Contract, ProbeError
 from nccl_doctor.crew.parallel import apart
 from nccl_doctor.errors import NotReachedError, UsageError
 from nccl_doctor.model.base import Count, Observed, Pid, Port, Seconds, T
-from nccl_doctor.model.ports import MAX_PROCESSES, Cause, Elsewhere, HolderJob, TcpSocket
+from nccl_doctor.model.ports import MAX_PROCESSES, Elsewhere, HolderJob, PortCause, TcpSocket
 from nccl_doctor.probe.facts.firewall import MOST_NAMED
 from nccl_doctor.probe.main import handler
 from nccl_doctor.snapshot.network import PortRange
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from nccl_doctor.crew.session import ProbeSession
     from nccl_doctor.inventory.sources import HostSource
     from nccl_doctor.model.cluster import Node
-    from nccl_doctor.model.engines.base import Kind
+    from nccl_doctor.model.engines.base import TransportKind
 
 ANSWER_S = 20.0
 LIFETIME_S = 300.0
@@ -40,13 +40,13 @@ class Trial(_Answer):
 
     free: bool
     error: Annotated[str, Field(pattern=r"^[A-Z0-9]{1,32}$")] | None = None
-    cause: Cause | None = None
+    cause: PortCause | None = None
     sockets: Annotated[tuple[TcpSocket, ...], Field(max_length=1 << 16)] = ()
     time_wait_s: Seconds | None = None
     hint: str | None = None
 
 
-class Look(_Answer):
+class PortLook(_Answer):
     """The jobs that hold a port on a host, or the job that a process on the host belongs to."""
 
     host: str
@@ -78,7 +78,7 @@ class NamedPorts(_Answer):
     ports: Annotated[tuple[Port, ...], Field(max_length=MOST_NAMED)]
 
 
-PORT = Contract("port", TypeAdapter(Look))
+PORT = Contract("port", TypeAdapter(PortLook))
 SIGNAL = Contract("signal", TypeAdapter(Signalled))
 FREE = Contract("free", TypeAdapter(FreePorts))
 NAMED = Contract("named", TypeAdapter(NamedPorts))
@@ -138,7 +138,7 @@ class Fleet:
         self,
         hosts: str | None,
         host: str | None,
-        kind: Kind,
+        kind: TransportKind,
         grace_s: float,
         connect_s: float | None,
         job: HostSource | None = None,

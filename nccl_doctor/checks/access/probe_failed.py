@@ -7,13 +7,13 @@ processes, or a defect of nccl-doctor.
 How we know: the probe is sent to the host's Python over the SSH session and answers with a marker; the marker did not
 arrive or was damaged, or the answers stopped before the last one. The evidence is the stage that the probe reached and
 its last output. If short messages pass and the first long ones do not, in either direction, large packets may be
-getting lost between this machine and the host because their MTU is larger than the path's and the ICMP message about it
-is filtered. This is reported if a second connection, on which the host sends only small packets, shows that, on the
-first one, the host's kernel keeps retransmitting the answer while acknowledging our packets (a host that is merely slow
-would have sent nothing).
+getting lost: this machine or the host has a larger MTU than the path, and the ICMP message about it is filtered. To
+confirm this, a second connection is opened, on which the host sends only small packets. The loss is reported if the
+host then shows that its kernel keeps retransmitting the answer on the first connection while acknowledging our packets;
+a host that is merely slow would have sent nothing.
 
-Fix: run ``ssh HOST python3 -c 'print(1)'``, which must print 1 at once. If it does and the diagnosis remains,
-nccl-doctor is at fault; please report this with the output of ``nccl-doctor check -v``.
+Fix: run `ssh HOST python3 -c 'print(1)'`, which must print 1 at once. If it does and the diagnosis remains, nccl-doctor
+is at fault; please report this with the output of `nccl-doctor check -v`.
 
 References: sshd(8), "LOGIN PROCESS". nologin(8). sshd_config(5): ForceCommand.
 """

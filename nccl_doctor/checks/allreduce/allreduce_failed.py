@@ -70,7 +70,7 @@ def _message(smoke: Smoke, found: Culprits) -> str:
         name = SIGNALS.get(first.signal or 0, f"signal {first.signal}")
         return f"Rank {first.rank} on {first.host} was killed by {name}; before that, it {MISSING[first.stage]}."
     if found.why == "launcher":
-        return f"{first.host} dropped out of the all-reduce: {smoke.launchers[first.host]}."
+        return f"The session with {first.host} was lost during the all-reduce: {smoke.launchers[first.host]}."
     if first.error:
         alike = len({rank.error for rank in found.ranks}) == 1
         who = found.named if alike else f"rank {first.rank} on {first.host}"

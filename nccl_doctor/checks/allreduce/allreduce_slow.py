@@ -9,15 +9,15 @@ How we know: the best bus bandwidth of all sizes is compared with the speed that
 device reports. An all-reduce below a quarter of that speed counts as slow. With gloo, at most 10 Gbit/s is expected on
 any link, since one thread does the adding and copying. The speed is not judged on a single machine, or if no message
 was large enough for bandwidth to matter more than latency. Where the speed is unknown, as for virtual interfaces, gloo
-counts as slow below 10 Mbit/s if its ranks neither used much CPU time nor waited for a CPU, so that neither their own
-work nor other processes were the limit.
+counts as slow below 10 Mbit/s, unless its ranks used much CPU time or waited for a CPU: then the CPU was the limit.
 
 Over RDMA, the ports' counters (/sys/class/infiniband) are read before and after. The advice depends on the packets that
 were lost, out of sequence or not acknowledged, and on link errors. Congestion notifications alone are normal.
 
 A rank that took far longer than the others between the all-reduces is named, since the others wait for it.
 
-Fix: `ethtool` on the named host shows the negotiated speed; run with other sizes (`nccl-doctor smoke --max-bytes`).
+Fix: `ethtool` on the named host shows the negotiated speed; `nccl-doctor smoke --max-bytes` measures other message
+sizes, to see at which one it becomes slow.
 """
 
 from nccl_doctor.checks.allreduce.link import LinkSpeed, best, counters, ideal_seconds, link, straggler

@@ -39,7 +39,7 @@ class Judged:
         return max(1, int(told) * self.count if is_number(told) else planned)
 
 
-Fault = str | Unjudged
+LineFault = str | Unjudged
 """A fault as a phrase, or the reason why the launch command could not be judged."""
 
 
@@ -54,8 +54,10 @@ def nodes(judged: Judged) -> Iterator[str]:
     if "nnodes" in line.lost:
         return
     if told is not None and not line.spans(count):
-        static = ", and a range needs --rdzv_backend=c10d" if ":" in told and line.is_static else ""
-        yield f"the launch command says --nnodes={told}, but there are {count} hosts{static}"
+        if ":" in told and line.is_static:
+            yield f"--nnodes={told} is a range, which needs --rdzv_backend=c10d; for the {count} hosts, give {count}"
+        else:
+            yield f"the launch command says --nnodes={told}, but there are {count} hosts"
     elif told is None and count > 1 and line.table.placed and not line.table.engine:
         yield f"without --nnodes each of the {count} hosts starts a separate job"
     yield from _rank(judged, told, rank)
@@ -85,7 +87,7 @@ def own_ways(judged: Judged) -> Iterator[str]:
                 yield f"--{option} names {', '.join(strange)}, which is not among the hosts"
     numbered = line.launcher == "accelerate" and is_number(total) and is_number(machines) and int(machines) > 1
     if numbered and int(total) % int(machines):  # accelerate/commands/launch.py: the total of all machines
-        yield f"--num_processes {total} is for all ranks, and does not divide evenly among {machines} machines"
+        yield f"--num_processes is the total number of ranks; {total} does not divide evenly among {machines} machines"
     if line.launcher == "vllm" and is_number(rank) and int(rank) > 0 and "headless" not in line.options:
         yield f"node rank {rank} without --headless starts a second server"
     starts = LLAMA in (PurePath(word).name for word in (*line.start, *line.script)[:1])
@@ -111,7 +113,7 @@ def _rank(judged: Judged, nodes: str | None, rank: str | None) -> Iterator[str]:
             yield f"node rank {rank} is not in 0 to {count - 1}"
 
 
-def started(judged: Judged) -> Iterator[Fault]:
+def started(judged: Judged) -> Iterator[LineFault]:
     """Yield faults in how srun or mpirun is to start the launcher or the ranks."""
     line = judged.line
     if line.launcher == "mpirun":
@@ -128,7 +130,7 @@ def started(judged: Judged) -> Iterator[Fault]:
         yield f"{program} starts {line.launcher} {tasks} times, but there are {judged.count} hosts"
 
 
-def _slots(judged: Judged, options: Mapping[str, str]) -> Iterator[Fault]:
+def _slots(judged: Judged, options: Mapping[str, str]) -> Iterator[LineFault]:
     """Yield a fault if mpirun is to start more ranks than its host list has slots."""
     hydra = "hosts" in options  # MPICH and Intel MPI have no slots
     named = next((options[name] for name in ("hosts", "H", "host") if options.get(name)), "")
@@ -142,7 +144,7 @@ def _slots(judged: Judged, options: Mapping[str, str]) -> Iterator[Fault]:
         yield f"mpirun is to start {ranks} ranks, but -H has {plural(sum(map(int, slots)), 'slot')}"
 
 
-def sizes(judged: Judged) -> Iterator[Fault]:
+def sizes(judged: Judged) -> Iterator[LineFault]:
     """Yield a fault if an engine's parallelism settings do not fit the number of GPUs."""
     line = judged.line
     if line.launcher not in ("vllm", "sglang"):
@@ -170,7 +172,7 @@ def sizes(judged: Judged) -> Iterator[Fault]:
         yield f"the parallelism settings need {plural(wanted, 'GPU')}, but {most} has {counts[most]}{each}"
 
 
-def ranks(judged: Judged) -> Iterator[Fault]:
+def ranks(judged: Judged) -> Iterator[LineFault]:
     """Yield faults in the number of ranks per node, compared with the GPUs and with the hosts file."""
     told = judged.line.options.get("nproc_per_node")
     total, machines = (judged.line.options.get(name, "") for name in ("world_size", "nnodes"))
@@ -207,7 +209,7 @@ def idle(judged: Judged) -> Iterator[str]:
         yield f"--num_processes {told} counts the ranks of all hosts, which can have {meant} together"
 
 
-def devices(judged: Judged) -> Iterator[Fault]:
+def devices(judged: Judged) -> Iterator[LineFault]:
     """Yield a fault if a host lacks a GPU that --device names; Lightning's --devices N is a number of GPUs."""
     named = (each for each in judged.line.arguments if each.name in ("--device", "--devices", "device"))
     option, value = next(((each.name, each.value) for each in named), ("", ""))

@@ -6,8 +6,8 @@ spaces are part of the value.
 
 How we know: the value is compared with the variable's type, words and ranges in NCCL's source, and with strtoll's
 result. NCCL_COMM_ID must be an address and port on a subnet of the host. NCCL_HOSTID must differ between machines
-(distinguished by their boot ids); otherwise NCCL treats them as one machine, and fails with "Duplicate GPU detected"
-or in shared memory. torch ends with "Invalid value for environment variable", hangs or aborts if a
+(distinguished by their boot ids); otherwise NCCL treats them as one machine, and fails with "Duplicate GPU detected",
+or when it opens shared memory. torch ends with "Invalid value for environment variable", hangs or aborts if a
 TORCH_NCCL_ or TORCH_FR_ variable is not a number, or not a Boolean (1, true, yes, 0, false, no) where it expects one;
 even an empty value is refused. TORCH_DISTRIBUTED_DEBUG must be OFF, INFO or DETAIL. Since torch 2.15, "nccl" means the
 backend nccl2 unless TORCH_DIST_USE_NCCL2=0 is set; nccl2 does not read some of these variables when it starts.
@@ -38,7 +38,7 @@ from nccl_doctor.text.secrets import part
 ONE_HOST = Effect(
     ("duplicate-gpu", "shm-attach-failed", "gdr-p2p-fault", "nccl-unknown-error", "hang"),
     Reach.ALL,
-    "NCCL connects ranks of one host through shared memory and P2P",
+    "if two machines have the same NCCL_HOSTID, NCCL connects their ranks through shared memory and P2P",
     ("nccl",),
 )
 REFUSED = Effect(

@@ -26,7 +26,7 @@ from nccl_doctor.model.engine import command_way
 from nccl_doctor.model.finding import Finding, Severity
 from nccl_doctor.snapshot.hosts import Host, HostFacts, Snapshot, rank_counts, world_size
 from nccl_doctor.snapshot.network import Names, PortTrial
-from nccl_doctor.text.hostlist import fold, quoted
+from nccl_doctor.text.hostlist import fold, listed, quoted
 
 
 @check("NCD804", phrase="variables contradict the job", severity=Severity.WARNING, needs=("env",), explains=(MASTER,))
@@ -46,7 +46,7 @@ def job_variable_conflict(view: View) -> Findings:
         if lines:
             yield Finding(
                 hosts=tuple(lines),
-                message=f"{', '.join(names)} {where} contradict{'s' * (len(names) == 1)} the planned job.",
+                message=f"{listed(names)} {where} contradict{'s' * (len(names) == 1)} the planned job.",
                 evidence=folded((host, line) for host, each in lines.items() for line in each),
                 facts={"variables": names, "in_hosts_file": ours},
                 fix=f"{remedy}: the launcher sets them for each rank.",
@@ -102,7 +102,8 @@ def _shared_master(view: View, places: dict[str, PlannedNode]) -> Iterator[Findi
     if jobs:
         yield Finding(
             hosts=tuple(jobs),
-            message=f"A job running on {fold(jobs)} has the same master, {snapshot.cluster.master_addr}:{port}.",
+            message=f"A job that is running on {fold(jobs)} already uses this job's master, "
+            f"{snapshot.cluster.master_addr}:{port}.",
             evidence=folded((host, line) for host, each in jobs.items() for line in each),
             facts={"master_addr": snapshot.cluster.master_addr, "master_port": port},
             fix="Give this job another master port (master_port in the hosts file, or --master-port), or "

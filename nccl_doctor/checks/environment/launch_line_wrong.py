@@ -21,7 +21,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from nccl_doctor.checks.environment import _launch_numbers as line_numbers
-from nccl_doctor.checks.environment._launch_numbers import Fault, Judged
+from nccl_doctor.checks.environment._launch_numbers import Judged, LineFault
 from nccl_doctor.checks.environment.job_variable_conflict import planned_nodes
 from nccl_doctor.checks.view import Findings, View, check, pasted
 from nccl_doctor.errors import UsageError
@@ -139,7 +139,7 @@ def _faults(judged: Judged) -> Faults:
     return Faults(every, meeting, devices, ports, ranks, [*gaps, *of_devices, *of_ranks, *of_started], lacks)
 
 
-def _apart(found: Iterable[Fault]) -> tuple[list[str], list[Unjudged]]:
+def _apart(found: Iterable[LineFault]) -> tuple[list[str], list[Unjudged]]:
     both = list(found)
     return [one for one in both if isinstance(one, str)], [one for one in both if isinstance(one, Unjudged)]
 
@@ -177,7 +177,7 @@ def _lacking(judged: Judged) -> Iterator[tuple[str, str]]:
         yield from ((option.written, host) for option in judged.line.own if option.name not in known)
 
 
-def _meeting(judged: Judged) -> Iterator[Fault]:
+def _meeting(judged: Judged) -> Iterator[LineFault]:
     line, options = judged.line, judged.line.options
     if line.launcher == "deepspeed" and judged.count > 1:
         yield from _deepspeed(judged)
@@ -208,7 +208,7 @@ def _meeting(judged: Judged) -> Iterator[Fault]:
         yield from _wrong_place(judged, f"{what} {addr}", addr, port)
 
 
-def _c10d(judged: Judged, addr: str, port: str | None) -> Iterator[Fault]:
+def _c10d(judged: Judged, addr: str, port: str | None) -> Iterator[LineFault]:
     """Yield faults in torchrun's c10d rendezvous; its store may be on any host, and ranks connect by a host's name."""
     hosts = judged.view.snapshot.hosts
     first = hosts[0].name
@@ -257,7 +257,7 @@ def _stores(judged: Judged, addr: str) -> dict[str, bool | None]:
     return found
 
 
-def _meeting_by_name(judged: Judged) -> Iterator[Fault]:
+def _meeting_by_name(judged: Judged) -> Iterator[LineFault]:
     """Yield a fault if a host resolves the name to which ranks connect to something other than that host's address."""
     view = judged.view
     engines = {host.name: host.facts.engines for host in view.snapshot.hosts if host.facts is not None}
@@ -286,7 +286,7 @@ def _meeting_by_name(judged: Judged) -> Iterator[Fault]:
         yield Unjudged(tuple(unknown), f"it is not known whether they resolve {name}, under which c10d's ranks meet")
 
 
-def _deepspeed(judged: Judged) -> Iterator[Fault]:
+def _deepspeed(judged: Judged) -> Iterator[LineFault]:
     """Yield faults in the hosts and the master address of deepspeed, which starts all hosts (launcher/runner.py)."""
     options = judged.line.options
     # without these, it uses /job/hostfile
@@ -296,14 +296,14 @@ def _deepspeed(judged: Judged) -> Iterator[Fault]:
         yield from _wrong_place(judged, f"master address {addr}", addr, options.get("master_port"))
 
 
-def _by_hand(judged: Judged) -> Iterator[Fault]:
+def _by_hand(judged: Judged) -> Iterator[LineFault]:
     """Yield faults in the variables that a script without a launcher needs to join the job (env://)."""
     addr = judged.line.variables.get("MASTER_ADDR")
     if addr and judged.line.launcher in ("script", "mpirun", "srun") and judged.count > 1:
         yield from _wrong_place(judged, f"MASTER_ADDR={addr}", addr, judged.line.variables.get("MASTER_PORT"))
 
 
-def _url(judged: Judged) -> Iterator[Fault]:
+def _url(judged: Judged) -> Iterator[LineFault]:
     url = judged.line.url
     if url is not None and judged.count > 1:
         addr, port = _split(url.removeprefix("tcp://"))
@@ -311,7 +311,7 @@ def _url(judged: Judged) -> Iterator[Fault]:
         yield from _wrong_place(judged, f"{option} {url}", addr or "", port)
 
 
-def _wrong_place(judged: Judged, words: str, addr: str, port: str | None) -> Iterator[Fault]:
+def _wrong_place(judged: Judged, words: str, addr: str, port: str | None) -> Iterator[LineFault]:
     planned = str(judged.view.snapshot.cluster.master_port)
     if addr == "localhost" or is_loopback(addr):
         yield f"{words} points each host at itself: with {judged.count} hosts the ranks would never connect"

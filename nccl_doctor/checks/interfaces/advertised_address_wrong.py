@@ -37,7 +37,7 @@ from nccl_doctor.model.base import Unknown, unknown
 from nccl_doctor.model.finding import Command, Finding, Fix, Severity, export, on
 from nccl_doctor.model.register import Absent, Unjudged
 from nccl_doctor.nccl.host_nccl import HostNccl
-from nccl_doctor.nccl.reachability import Cause, Reachable, reachability
+from nccl_doctor.nccl.reachability import LossCause, Reachable, reachability
 from nccl_doctor.servers.advertise import PROGRAMS, TELLING, Advertised, Side, advertised, programs, side_of
 from nccl_doctor.snapshot.mesh import Mesh
 from nccl_doctor.snapshot.network import Names
@@ -177,7 +177,7 @@ def _of_peers(view: View, own: HostNccl, given: Advertised, address: str, right:
     met = {verdict.source for verdict in standing.verdicts if verdict.answer is Reachable.YES}
     said = None
     nets = [net for one in right if one is not None for net in own.networks(one)]
-    if Cause.OWN_ADDRESS in standing.causes:
+    if LossCause.OWN_ADDRESS in standing.causes:
         said = "will advertise an address that other hosts have, too: each would reach itself"
     elif (unmet and not met - unmet.keys()) or standing.is_lost:
         said = f"will advertise an address of {entry.interface}, at which the other hosts can't reach it"

@@ -7,8 +7,9 @@ A rank advertises the first address of that interface, and its peers connect to 
 address on every host, and the address of lo leads each host to itself.
 
 How we know: the variable, as the job will have it, is compared with the host's interfaces that have an address. A list
-with commas means several devices, each of which must exist. Whether the other hosts reach an address is judged as for
-NCCL's own choice: by their routes, by who else has the address, and by the port mesh.
+with commas means several devices, each of which must exist. Whether the other hosts can reach an address is judged as
+for NCCL's own choice: from their routes, from other hosts with the same address, and from the connections of the port
+test.
 
 Fix: set the complete name of the interface, without "=" or "^".
 

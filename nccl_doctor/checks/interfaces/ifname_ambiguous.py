@@ -16,7 +16,7 @@ See NCCL's documentation of NCCL_SOCKET_IFNAME, and src/misc/utils.cc in its sou
 from nccl_doctor.checks.nccl_choice import MISLED, NEEDS, findings
 from nccl_doctor.checks.view import Findings, View, check
 from nccl_doctor.model.finding import Severity
-from nccl_doctor.nccl.cluster_nccl import Kind
+from nccl_doctor.nccl.cluster_nccl import FaultKind
 
 
 @check(
@@ -28,4 +28,4 @@ from nccl_doctor.nccl.cluster_nccl import Kind
     explains=MISLED,
 )
 def ifname_ambiguous(view: View) -> Findings:
-    yield from findings(view, Kind.AMBIGUOUS)
+    yield from findings(view, FaultKind.AMBIGUOUS)

@@ -5,8 +5,8 @@ diagnoses are based on it. But either nccl-doctor's model of this NCCL version i
 NCCL's choice, such as an NCCL environment plugin or a patched build. If libnccl failed, its message is shown; the job's
 NCCL may fail in the same way.
 
-How we know: the host's libnccl was loaded in a short-lived process under the job's variables and asked for a unique id,
-which names the interface; the model was given the same addresses, variables and version.
+How we know: the host's libnccl was loaded in a short-lived process with the job's environment variables, and asked for
+a unique id, which names the interface; the model was given the same addresses, variables and version.
 
 Fix: please report it with the output of `nccl-doctor check --save`, so that the model can be corrected.
 """

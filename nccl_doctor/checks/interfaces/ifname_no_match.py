@@ -20,7 +20,7 @@ from nccl_doctor.logs.log import Event
 from nccl_doctor.logs.rule import Grade, roots
 from nccl_doctor.logs.signs import Advice, Case, LogSigns, Scene, Stage, advise, ifname_command
 from nccl_doctor.model.finding import Severity
-from nccl_doctor.nccl.cluster_nccl import Kind
+from nccl_doctor.nccl.cluster_nccl import FaultKind
 from nccl_doctor.text.shell import word
 
 
@@ -35,7 +35,7 @@ from nccl_doctor.text.shell import word
 )
 def ifname_no_match(view: View) -> Findings:
     """Yield a finding if NCCL finds no interface at all, although some are running."""
-    yield from findings(view, Kind.NO_MATCH)
+    yield from findings(view, FaultKind.NO_MATCH)
 
 
 def _advice(case: Case) -> Advice:

@@ -18,7 +18,7 @@ See NCCL's documentation of NCCL_SOCKET_IFNAME, and src/misc/socket.cc in its so
 from nccl_doctor.checks.nccl_choice import MISLED, NEEDS, findings
 from nccl_doctor.checks.view import Findings, View, check
 from nccl_doctor.model.finding import Severity
-from nccl_doctor.nccl.cluster_nccl import Kind
+from nccl_doctor.nccl.cluster_nccl import FaultKind
 
 
 @check(
@@ -30,4 +30,4 @@ from nccl_doctor.nccl.cluster_nccl import Kind
     explains=MISLED,
 )
 def ifname_wrong_interface(view: View) -> Findings:
-    yield from findings(view, Kind.WRONG)
+    yield from findings(view, FaultKind.WRONG)

@@ -19,7 +19,7 @@ from nccl_doctor.checks.interfaces.route_missing import Hindered, answer_of, hin
 from nccl_doctor.checks.nccl_choice import MISLED, NEEDS, bring_up, findings
 from nccl_doctor.checks.view import Findings, View, check, folded
 from nccl_doctor.model.finding import Details, Finding, Severity
-from nccl_doctor.nccl.cluster_nccl import Kind
+from nccl_doctor.nccl.cluster_nccl import FaultKind
 from nccl_doctor.text.hostlist import fold, grouped
 
 MISSED = ("ifname-wrong-interface", "ifname-needed", "ifname-ambiguous")
@@ -35,7 +35,7 @@ MISSED = ("ifname-wrong-interface", "ifname-needed", "ifname-ambiguous")
 )
 def interface_down(view: View) -> Findings:
     named: set[str] = set()
-    for found in findings(view, Kind.DOWN):
+    for found in findings(view, FaultKind.DOWN):
         if isinstance(found, Finding):
             named.update(found.hosts)
         yield found

@@ -21,13 +21,13 @@ from itertools import chain
 from nccl_doctor.checks.effects import CONNECTIONS
 from nccl_doctor.checks.nccl_choice import NEEDS
 from nccl_doctor.checks.view import Findings, View, check, folded, ordered, pasted
-from nccl_doctor.firewall.route_lookup import NO_ROUTE, NO_WAY, Kind, RouteFault
+from nccl_doctor.firewall.route_lookup import NO_ROUTE, NO_WAY, RouteFault, RouteFaultKind
 from nccl_doctor.model.effect import Symptom
 from nccl_doctor.model.finding import Command, Finding, Fix, Severity, on
 from nccl_doctor.model.operations.system import IpRouteDelete
 from nccl_doctor.nccl.cluster_nccl import faults
 from nccl_doctor.nccl.host_nccl import HostNccl
-from nccl_doctor.nccl.reachability import Cause
+from nccl_doctor.nccl.reachability import LossCause
 from nccl_doctor.snapshot.hosts import HostFacts
 from nccl_doctor.snapshot.mesh import Mesh
 from nccl_doctor.snapshot.network import Way
@@ -48,7 +48,7 @@ class Hindered:
     peers: set[str] = field(default_factory=set)
 
 
-def hindered_hosts(view: View, kind: Kind) -> Iterable[Hindered]:
+def hindered_hosts(view: View, kind: RouteFaultKind) -> Iterable[Hindered]:
     """Return the hosts whose routes or filters make dials fail, in the order of the dials."""
     found: dict[str, Hindered] = {}
     for dial in view.mesh.failed:
@@ -81,7 +81,7 @@ def route_missing(view: View) -> Findings:
     for target, standing in nccl.bootstrap.items():
         chosen = nccl.by_host[target].chosen
         for verdict in standing.verdicts:
-            if verdict.cause is Cause.NO_ROUTE and target not in blamed and chosen is not None:
+            if verdict.cause is LossCause.NO_ROUTE and target not in blamed and chosen is not None:
                 lacking.setdefault(verdict.source, {})[target] = chosen.address
                 error = nccl.by_host[verdict.source].unreachable.get(chosen.address)
                 reasons.setdefault(verdict.source, {})[verdict.why] = error

@@ -31,7 +31,7 @@ from nccl_doctor.model.finding import Command, Details, Finding, Fix, Severity, 
 from nccl_doctor.model.operations.system import SysctlSet
 from nccl_doctor.snapshot.hosts import Host, connections, rank_counts, world_size
 from nccl_doctor.snapshot.mesh import Mesh
-from nccl_doctor.text.hostlist import fold
+from nccl_doctor.text.hostlist import fold, plural
 
 FEW = Effect(
     ("port-in-use", "ephemeral-ports-few", *DIALS, *WAITS, "nccl-unknown-error"),
@@ -77,7 +77,8 @@ def ephemeral_ports_few(view: View) -> Findings:
     for (low, high, size, needed), hosts in short.items():
         yield Finding(
             hosts=tuple(host.name for host in hosts),
-            message=f"Only {size} of the ephemeral ports {low} to {high} are free to use; the job may need {needed}.",
+            message=f"The ephemeral range {low} to {high} has only {plural(size, 'port')}"
+            f"{' that are not reserved' * (size <= high - low)}; the job may need {needed}.",
             evidence=(f"{needed} = ranks on the host * (6 + 2 * {world}), if every rank talks to every other one",),
             facts={"low": low, "high": high, "size": size, "needed": needed, "world_size": world},
             explains=ANYWAY,  # no dial has failed because of it yet

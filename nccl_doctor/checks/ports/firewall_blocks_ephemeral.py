@@ -4,11 +4,11 @@ What it means: opening the master port is not enough. NCCL and gloo have no port
 that the kernel chooses from `net.ipv4.ip_local_port_range`, and all hosts connect to each other there, in both
 directions. If a rule blocks these connections, the job passes its rendezvous, then hangs at the first collective.
 
-How we know: every host listened on such ports and every other host connected to them; a connection failed, and the
-kernel's actual rules on both hosts, evaluated for that packet, block it. firewall-blocks-port explains how. The
-diagnosis is only a warning if the connections succeeded although a rule limits their number at a time (iptables: limit,
-hashlimit, connlimit, recent; nft: limit, ct count) to fewer than the ranks of two hosts may need, that is, the number
-of ranks on the peer * (6 + 2 * the number of ranks on the host), as for ephemeral-ports-few.
+How we know: every host listened on such ports and every other host tried to connect to them; an attempt failed, and the
+kernel's actual rules on the two hosts, evaluated for its first packet, block it (firewall-blocks-port explains how).
+The diagnosis is only a warning if the connections succeeded although a rule limits their number at a time (iptables:
+limit, hashlimit, connlimit, recent; nft: limit, ct count) to fewer than the ranks of two hosts may need, that is, the
+number of ranks on the peer * (6 + 2 * the number of ranks on the host), as for ephemeral-ports-few.
 
 Fix: the commands let the cluster's own addresses reach the whole range, in the syntax of the tool that manages the
 rules.

@@ -43,7 +43,7 @@ from nccl_doctor.snapshot.hosts import Host, HostFacts, visible_gpus
 from nccl_doctor.snapshot.mesh import accused
 from nccl_doctor.snapshot.network import PciLink
 from nccl_doctor.snapshot.rate import Rates
-from nccl_doctor.text.hostlist import fold, grouped, plural
+from nccl_doctor.text.hostlist import fold, grouped, listed, plural
 
 DOES = {("send",): "sends", ("receive",): "receives", ("send", "receive"): "sends and receives"}
 
@@ -177,7 +177,7 @@ def _nic_links(view: View) -> Iterator[tuple[str, str, PciLink]]:
 
 def _without_lanes(links: list[tuple[str, str, PciLink]], *, note: bool) -> Finding:
     hosts = tuple(dict.fromkeys(host for host, _, _ in links))
-    names = ", ".join(dict.fromkeys(name for _, name, _ in links))
+    names = listed(dict.fromkeys(name for _, name, _ in links))
     first = links[0][2]
     idle = "; an idle GPU may also lower its link speed" if note else ""
     return Finding(

@@ -135,7 +135,7 @@ def _fix(cluster: Cluster, host: Host, trial: PortTrial) -> Fix:
     first = [holder for holder in trial.holders if holder.ppid not in pids]
     endings = tuple(one for holder in first for one in ending(cluster, host.node, holder, trial.port))
     if endings and all(map(endable, trial.holders)):
-        summary = f"It is your own leftover process: nothing supervises it. End it, or {MOVE}:"
+        summary = f"It is your own leftover process: nothing supervises it. {capital(MOVE)}, or end it:"
         return Fix(summary=summary, risk="disruptive", commands=endings)
     refusal = next((holder.refusal for holder in trial.holders if holder.refusal is not None), "")
     why = f"{capital(refusal)}. " if refusal else ""

@@ -44,7 +44,7 @@ from nccl_doctor.model.register import Unjudged
 from nccl_doctor.model.report import FailedDial
 from nccl_doctor.nccl.suggest import setting
 from nccl_doctor.snapshot.hosts import Host
-from nccl_doctor.snapshot.mesh import Group, LostConnections, Mesh, Rail, accused, groups
+from nccl_doctor.snapshot.mesh import FailureGroup, LostConnections, Mesh, Rail, accused, groups
 from nccl_doctor.snapshot.network import FirewallFacts, Interfaces, Link
 from nccl_doctor.snapshot.surroundings import KubeFacts
 from nccl_doctor.text.hostlist import fold, grouped, nouns
@@ -168,7 +168,7 @@ def _sentence(name: str, dials: list[FailedDial], count: int) -> str:
     return f"{others} can't reach {name}, and {name} can't reach {fold(sorted(outgoing))}"
 
 
-def _all(view: View, group: Group, dials: list[FailedDial], rail: Rail | None) -> Finding:
+def _all(view: View, group: FailureGroup, dials: list[FailedDial], rail: Rail | None) -> Finding:
     """Return one finding for a group in which no host is more likely to be at fault than the others."""
     names = tuple(node.name for node in view.snapshot.cluster.nodes if node.name in group.hosts)
     pairs = {(dial.src, dial.dst) for dial in dials}
@@ -235,7 +235,7 @@ def _refused_at_home(sentence: str, dials: Sequence[FailedDial], evidence: Seque
     asked = line("ip route get {to} ipproto tcp dport {port}", to=to.address, port=to.port)
     return Finding(
         hosts=sources,
-        message=f"{sentence}: {fold(sources)} refuses to send these packets.",
+        message=f"{sentence}: a routing rule (ip rule) on {fold(sources)} itself prohibits these packets.",
         evidence=tuple(evidence),
         details=Details(failed=pairs_of(dials)),
         fix=pasted(

@@ -9,9 +9,9 @@ In a log, torch's store client "failed to connect/validate" several times becaus
 accepted and closed at once, which a store that is still starting does not do.
 
 How we know: each host reserved a port without a listener, and another host connected to it. The kernel normally refuses
-such a connection, but here it was accepted. A proxy is also reported if a listener's random word came only after the
-connecting host had sent something. Without a sidecar, a host's own rule that redirects connections is reported instead
-(firewall-blocks-port).
+such a connection, but here it was accepted. In the port test, nccl-doctor's listeners send a random word as soon as a
+connection is accepted; a proxy is also reported if that word arrived only after the connecting host had sent something.
+Without a sidecar, a host's own rule that redirects connections is reported instead (firewall-blocks-port).
 
 Fix: keep the job's pods out of the mesh with the label `sidecar.istio.io/inject: "false"` in their template (for
 Linkerd, the annotation `linkerd.io/inject: disabled`), and start the job again. Or exclude from the proxy the whole

@@ -48,14 +48,17 @@ def round_trip_long(view: View) -> Findings:
             continue
         usual = median(one.shortest_us for one in others)
         if own.shortest_us >= max(TIMES * usual, usual + LEAST_US):
-            words = f"take at least {own.shortest_us / 1e3:.0f} ms; between other hosts, {usual / 1e3:.2f} ms"
+            words = (
+                f"Round trips to {host} take at least {own.shortest_us / 1e3:.0f} ms; between other hosts, "
+                f"{usual / 1e3:.2f} ms"
+            )
         elif not lossy and _resends(own, others):
-            words = f"were retransmitted in {own.again} of {own.pairs} connections"
+            words = f"Packets to and from {host} were retransmitted in {own.again} of {own.pairs} connections"
         else:
             continue
         yield Finding(
             hosts=(host,),
-            message=f"Packets to and from {host} {words}.",
+            message=f"{words}.",
             evidence=tuple(f"{name}: {_words(one)}" for name, one in trips.items()),
             facts={"rtt_us": own.shortest_us, "usual_us": usual, "again": own.again, "pairs": own.pairs},
             fix="Look at the way to it (tracepath) and its port's errors (ethtool -S); --rate measures each pair.",

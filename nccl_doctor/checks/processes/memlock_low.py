@@ -20,7 +20,7 @@ from nccl_doctor.logs.signs import Case, LogSigns, make_advice
 from nccl_doctor.model.base import Unknown, known
 from nccl_doctor.model.engine import command_way
 from nccl_doctor.model.finding import Finding, Fix, Severity
-from nccl_doctor.nccl.rdma_pairs import Side
+from nccl_doctor.nccl.rdma_pairs import RdmaSide
 from nccl_doctor.snapshot.hosts import HostFacts
 from nccl_doctor.text.hostlist import fold, grouped
 
@@ -58,7 +58,7 @@ def memlock_low(view: View) -> Findings:
         )
 
 
-def too_low(facts: HostFacts, side: Side | None) -> int | None:
+def too_low(facts: HostFacts, side: RdmaSide | None) -> int | None:
     """Return the memlock limit in bytes if it is too low for the RDMA ports in use; None if it suffices."""
     limit, exempt = known(facts.limits).memlock_soft, known(facts.limits).ipc_lock
     if exempt is None:  # an older snapshot: root is exempt outside containers
@@ -67,7 +67,7 @@ def too_low(facts: HostFacts, side: Side | None) -> int | None:
     return limit if limit is not None and limit < ENOUGH and not exempt and registers(facts, side) else None
 
 
-def registers(facts: HostFacts, side: Side | None) -> bool:
+def registers(facts: HostFacts, side: RdmaSide | None) -> bool:
     """Return whether NCCL registers memory for RDMA, which needs a port that is up and that no variable excludes."""
     up = ((device.name, port.number) for device in known(facts.rdma) for port in device.ports if port.state == "ACTIVE")
     return any(side is None or (side.rdma.off is None and side.rdma.spec.accepts(*port)) for port in up)

@@ -21,7 +21,7 @@ from nccl_doctor.logs.rule import Grade, clue
 from nccl_doctor.logs.signs import LogSigns, Scene, Stage, make_advice
 from nccl_doctor.model.base import Unknown, known
 from nccl_doctor.model.finding import Finding, Fix, Severity
-from nccl_doctor.nccl.rdma_pairs import Side
+from nccl_doctor.nccl.rdma_pairs import RdmaSide
 from nccl_doctor.snapshot.hosts import HostFacts
 from nccl_doctor.text.hostlist import fold, grouped
 
@@ -57,7 +57,7 @@ def pinned_memory_short(view: View) -> Findings:
         )
 
 
-def _unpinnable(facts: HostFacts, side: Side | None) -> tuple[int, int, bool] | None:
+def _unpinnable(facts: HostFacts, side: RdmaSide | None) -> tuple[int, int, bool] | None:
     """Return CmaTotal and CmaFree in KiB, and whether GPU and CPU share memory; None if RDMA is not affected."""
     cma = known(facts.limits).cma_kib
     shared = not isinstance(facts.gpus, Unknown) and any("GB10" in gpu.name for gpu in facts.gpus)

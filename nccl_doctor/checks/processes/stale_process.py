@@ -7,22 +7,23 @@ the job needs.
 How we know: on every host, processes were listed and grouped into jobs by their parents and by the variables that a
 launcher sets for its ranks. These count as left behind:
 
-- ranks whose launcher is gone: they were started by torchrun, torch.distributed.launch, DeepSpeed, Accelerate, MPI or
-  multiprocessing (`LOCAL_RANK`, `--local_rank`, `multiprocessing.spawn`), and their parent is now pid 1 or another
-  process that adopts orphans;
+- ranks whose launcher is gone: as their variables or command lines show (`LOCAL_RANK`, `--local_rank`,
+  `multiprocessing.spawn`), they were started by torchrun, torch.distributed.launch, DeepSpeed, Accelerate, MPI or
+  multiprocessing, and their parent is now pid 1 or another process that adopts orphans;
 - Ray's workers on a host without a raylet;
 - zombies whose parent is alive but does not wait for them: they occupy nothing but their PID, unless one of their
   threads hangs in the driver;
 - GPU memory that is listed for a PID that no longer exists.
 
 A job whose launcher is alive counts as running, however old it is, and so does one that made progress between two
-samples (CPU time, bytes exchanged with peers, read or written, a busy GPU), whoever its parent is. Neither is reported
-here.
+samples (it used CPU time, exchanged bytes with peers, read or wrote files, or kept a GPU busy), whoever its parent is.
+Neither is reported here.
 
 Fix: `nccl-doctor fix-port --host node2 --pid N@START --kill` ends the whole job, after checking that it is yours and
 that the process is still the same one: START is its start time in clock ticks since boot. A zombie disappears when its
-parent waits for it or ends. Memory without a process is freed when the last process that has the device file open ends
-(`fuser -v /dev/nvidia*` names them), or when root resets the GPU (`nvidia-smi --gpu-reset`).
+parent waits for it or ends. GPU memory that is listed for a process that is gone is freed when the last process that
+holds the device file open has exited (`fuser -v /dev/nvidia*` lists such processes), or when root resets the GPU
+(`nvidia-smi --gpu-reset`).
 
 References: proc_pid_stat(5); torch/distributed/elastic/agent/server/local_elastic_agent.py.
 """

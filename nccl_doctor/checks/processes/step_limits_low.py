@@ -101,11 +101,11 @@ OF_OTHERS = (
 )
 
 
-def _little_memory(names: list[str], has: int, ranks: int, who: str = "The job is", advice: str = OF_A_JOB) -> Finding:
+def _little_memory(names: list[str], has: int, ranks: int, who: str = "the job is", advice: str = OF_A_JOB) -> Finding:
     return Finding(
         hosts=tuple(names),
-        message=f"{who} limited to {has / GIB:.2g} GiB of memory on {fold(names)} for {plural(ranks, 'rank')}; above "
-        "that, the kernel kills a rank.",
+        message=f"On {fold(names)}, {who} limited to {has / GIB:.2g} GiB of memory for "
+        f"{plural(ranks, 'rank')}; above that, the kernel kills a rank.",
         evidence=(f"control group: {has} bytes",),
         facts={"memory_bytes": has, "nproc_per_node": ranks},
         severity=Severity.ERROR if has < FATAL * ranks else None,
@@ -148,7 +148,7 @@ def _missing_gpus(names: list[str], has: int, given: int) -> Finding:
 _FINDINGS: dict[str, Callable[[list[str], int, int], Finding]] = {
     "cpus": _few_cpus,
     "memory": _little_memory,
-    "group": partial(_little_memory, who="Processes are", advice=OF_OTHERS),
+    "group": partial(_little_memory, who="all processes together are", advice=OF_OTHERS),
     "overcommit": _strict,
     "gpus": _missing_gpus,
 }

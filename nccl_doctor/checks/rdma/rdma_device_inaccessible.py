@@ -23,7 +23,7 @@ from nccl_doctor.model.base import Unknown
 from nccl_doctor.model.finding import Finding, Fix, Severity
 from nccl_doctor.model.operations.system import ModuleLoad
 from nccl_doctor.nccl.rdma import LAYERS
-from nccl_doctor.nccl.rdma_pairs import Side
+from nccl_doctor.nccl.rdma_pairs import RdmaSide
 from nccl_doctor.snapshot.hosts import HostFacts
 from nccl_doctor.text.hostlist import fold, grouped
 
@@ -91,7 +91,7 @@ WAITING = ("INIT", "ARMED")
 """States of a port that has a link but that no subnet manager has made ACTIVE yet (InfiniBand specification, 14.3)."""
 
 
-def _nodes(side: Side) -> str:
+def _nodes(side: RdmaSide) -> str:
     paths = (f"{device.name} (/dev/infiniband/uverbs{device.verbs})" for device in side.rdma.closed)
     names = (device.name for device in side.rdma.closed)
     return ", ".join(names if any(device.verbs is None for device in side.rdma.closed) else paths)

@@ -24,7 +24,7 @@ from nccl_doctor.checks.effects import RDMA
 from nccl_doctor.checks.nccl_choice import NEEDS
 from nccl_doctor.checks.view import Findings, View, check
 from nccl_doctor.model.finding import Finding, Fix, Severity
-from nccl_doctor.nccl.rdma import GID_CHOSEN, Entry, ip_of, is_usable
+from nccl_doctor.nccl.rdma import GID_CHOSEN, RdmaEntry, ip_of, is_usable
 from nccl_doctor.nccl.rdma_pairs import ClusterRdma
 from nccl_doctor.nccl.suggest import setting
 from nccl_doctor.text.hostlist import fold
@@ -75,12 +75,12 @@ def rdma_gid_missing(view: View) -> Findings:
     )
 
 
-def _table(entry: Entry) -> str:
+def _table(entry: RdmaEntry) -> str:
     held = [f"{gid.index} {gid.type or 'of unknown type'} {ip_of(gid)}" for gid in entry.port.gids if is_usable(gid)]
     return f"its table has {', '.join(held[:6])}" if held else "its table has no address"
 
 
-def _fix(rdma: ClusterRdma, faults: tuple[tuple[str, Entry, str], ...]) -> Fix:
+def _fix(rdma: ClusterRdma, faults: tuple[tuple[str, RdmaEntry, str], ...]) -> Fix:
     pinned = [name for name, side in rdma.sides.items() if any(entry.gid.pinned for entry in side.rdma.entries)]
     free = {name: {PIN: "-1"} for name in pinned}
     if pinned and all(side.rdma.version >= GID_CHOSEN for side in rdma.sides.values()):
@@ -106,5 +106,5 @@ def _fix(rdma: ClusterRdma, faults: tuple[tuple[str, Entry, str], ...]) -> Fix:
     return Fix(summary=f"Give {lacking} an IPv4 address in the network of the other hosts' ports.")
 
 
-def _whole(entry: Entry) -> set[int]:
+def _whole(entry: RdmaEntry) -> set[int]:
     return {gid.index for gid in entry.port.gids if is_usable(gid) and gid.type == "RoCE v2"}

@@ -85,7 +85,7 @@ def end(view: View, names: list[str]) -> str:
     if not others:
         return "NCCL falls back to TCP sockets"
     if _over_gloo(view):
-        return f"NCCL would use TCP sockets there but RDMA on {others}, {APART}; gloo does not use RDMA"
+        return f"NCCL would use TCP sockets there but RDMA on {others}, {APART}; a job over gloo is not affected"
     return f"NCCL uses TCP sockets there but RDMA on {others}, {APART}"
 
 

@@ -29,9 +29,9 @@ from nccl_doctor.checks.nccl_choice import NEEDS
 from nccl_doctor.checks.view import Findings, View, check, ordered
 from nccl_doctor.model.base import Unknown
 from nccl_doctor.model.finding import Finding, Severity
-from nccl_doctor.nccl.rdma import Entry, RdmaList, is_usable
+from nccl_doctor.nccl.rdma import RdmaEntry, RdmaList, is_usable
 from nccl_doctor.snapshot.hosts import HostFacts
-from nccl_doctor.text.hostlist import fold
+from nccl_doctor.text.hostlist import fold, listed
 
 FIXES = {
     "PCIe link": "Reseat the card; check the slot's lanes in the firmware settings, and the card's firmware.",
@@ -57,7 +57,7 @@ def rdma_link_slow(view: View) -> Findings:
     for what, slow in (("PCIe link", links), ("port", list(_ports(lists)))):
         if slow:
             hosts = ordered(lists, {host for host, _, _ in slow})
-            names = ", ".join(dict.fromkeys(entry.label for _, entry, _ in slow))
+            names = listed(dict.fromkeys(entry.label for _, entry, _ in slow))
             than = "it could be" if what == "PCIe link" else "on the other hosts"
             yield Finding(
                 hosts=hosts,
@@ -92,7 +92,7 @@ def has_gb10(facts: HostFacts) -> bool:
     return not isinstance(facts.gpus, Unknown) and any("GB10" in gpu.name.split() for gpu in facts.gpus)
 
 
-def _bare_halves(rdma: RdmaList) -> Iterator[tuple[Entry, Entry]]:
+def _bare_halves(rdma: RdmaList) -> Iterator[tuple[RdmaEntry, RdmaEntry]]:
     """Yield each half of a port that has no address, with the other half, which has an address."""
     for a, b in rdma.halves:
         bare = [not any(map(is_usable, entry.port.gids)) for entry in (a, b)]
@@ -100,7 +100,7 @@ def _bare_halves(rdma: RdmaList) -> Iterator[tuple[Entry, Entry]]:
             yield (a, b) if bare[0] else (b, a)
 
 
-def _links(lists: dict[str, RdmaList]) -> Iterator[tuple[str, Entry, str]]:
+def _links(lists: dict[str, RdmaList]) -> Iterator[tuple[str, RdmaEntry, str]]:
     links = [(host, entry, entry.device.link) for host, own in lists.items() for entry in own.entries]
     for host, entry, link in links:
         if link is None:
@@ -118,10 +118,10 @@ def _links(lists: dict[str, RdmaList]) -> Iterator[tuple[str, Entry, str]]:
         elif (link.lost_lanes or link.lost_speed) and link.gbps < max(
             (entry.port.rate_gbps or 0.0, *(one.gbps for one in others))
         ):
-            yield host, entry, f"{link.speed:g} GT/s x{link.width} of {link.most}, {link.gbps:.0f} Gb/s"
+            yield host, entry, f"{link.speed:g} GT/s x{link.width} ({link.gbps:.0f} Gb/s) instead of {link.most}"
 
 
-def _ports(lists: dict[str, tuple[Entry, ...]]) -> Iterator[tuple[str, Entry, str]]:
+def _ports(lists: dict[str, tuple[RdmaEntry, ...]]) -> Iterator[tuple[str, RdmaEntry, str]]:
     for place in range(max(map(len, lists.values()), default=0)):
         there = [(host, own[place]) for host, own in lists.items() if len(own) > place]
         rates = Counter(entry.port.rate_gbps for _, entry in there if entry.port.rate_gbps is not None)

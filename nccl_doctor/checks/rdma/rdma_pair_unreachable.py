@@ -16,10 +16,11 @@ the other's first.
 
 How we know: each host's list as its NCCL version makes it, the network of the address in each port's GID, and the
 routes through the port's own network interface, since RoCE packets leave through no other interface; for InfiniBand,
-the subnet prefix and the partition key at index NCCL_IB_PKEY. The port test connects the paired interfaces, each bound
-to its own address. If there is no answer within one network, the switch drops packets. If the two devices are in
-different networks, a policy rule of the kernel (`ip rule`) that matches counts as a route. A path through a default
-gateway is not judged, and packet filters are ignored, since they don't see RDMA packets.
+the subnet prefix and the partition key at index NCCL_IB_PKEY. The port test makes a connection between the paired
+interfaces, with both sockets bound to the interfaces' addresses. If two paired interfaces are in the same network but
+get no answer from each other, the switch is dropping packets. If they are in different networks, an `ip rule` that
+matches their addresses counts as a route. A path through a default gateway is not judged, and packet filters are
+ignored, since they don't see RDMA packets.
 
 Fix: cable the hosts in the same way, or assign addresses so that devices at the same position in the lists are in one
 network. If neither is possible, list matching devices in NCCL_IB_HCA with "=" in front, and a separate list for each
@@ -34,7 +35,7 @@ from nccl_doctor.checks.nccl_choice import NEEDS
 from nccl_doctor.checks.view import Findings, View, check
 from nccl_doctor.model.finding import Finding, Fix, Severity
 from nccl_doctor.model.register import Unjudged
-from nccl_doctor.nccl.rdma_pairs import Cause, ClusterRdma, Pair
+from nccl_doctor.nccl.rdma_pairs import ClusterRdma, Pair, PairCause
 from nccl_doctor.nccl.suggest import setting
 from nccl_doctor.nccl.variables import RAILS
 from nccl_doctor.text.hostlist import fold
@@ -74,7 +75,7 @@ def rdma_pair_unreachable(view: View) -> Findings:
 def _message(rdma: ClusterRdma, pair: Pair) -> str:
     here, there = f"{pair.source}'s {_place(pair.place)}", f"{pair.target}'s {_place(pair.place)}"
     pairing = "NCCL connects RDMA devices by their position in each host's list"
-    if pair.talk.cause is Cause.NETWORK:
+    if pair.talk.cause is PairCause.NETWORK:
         nets = rdma.sides[pair.source].network(pair.here), rdma.sides[pair.target].network(pair.there)
         if all(nets):
             return f"{pairing}, and {here} ({pair.here}) is in {nets[0]}, but {there} ({pair.there}) is in {nets[1]}."
@@ -120,11 +121,11 @@ def _cure(rdma: ClusterRdma, hosts: tuple[str, ...], pair: Pair) -> str:
     if down:
         names = dict.fromkeys(name for fallen in down.values() for name in fallen)
         return f"Bring {', '.join(names)} on {fold(down)} up (cable, ip link set … up)."
-    if pair.talk.cause is Cause.LAYER:
+    if pair.talk.cause is PairCause.LAYER:
         return "Name devices of one kind in NCCL_IB_HCA, InfiniBand or RoCE."
-    if pair.talk.cause is Cause.PKEY:
+    if pair.talk.cause is PairCause.PKEY:
         return "Give both ports the same partition key at the index of NCCL_IB_PKEY, one of them as a full member."
-    if pair.talk.cause is Cause.SILENT:
+    if pair.talk.cause is PairCause.SILENT:
         return (
             f"Look at the switch and the cables between {pair.here} on {pair.source} and {pair.there} on {pair.target}."
         )

@@ -1,18 +1,18 @@
 """A collective did not finish in time.
 
-What it means: Some rank did not take part in a collective, or its data did not get through. The log shows the waiting
+What it means: some rank did not take part in a collective, or its data did not get through. The log shows the waiting
 ranks; look for a rank that is missing from the list, has a lower SeqNum, or is silent.
 
-How we know: Messages from the watchdog of torch's ProcessGroupNCCL ("Watchdog caught collective operation timeout:
-WorkNCCL(SeqNum=6, OpType=BROADCAST"), gloo's "Timed out waiting 1800000ms for recv operation", or Horovod's lists of
+How we know: messages from the watchdog of torch's ProcessGroupNCCL ("Watchdog caught collective operation timeout:
+WorkNCCL(SeqNum=6, OpType=BROADCAST, …"), gloo's "Timed out waiting 1800000ms for recv operation", or Horovod's lists of
 stalled ranks. nccl2, the default backend since torch 2.15, names neither the collective nor its number:
 "[TC][rank=1][name=0] Operation timed out after 600012 ms". If no collective had finished before (last completed work
--1), the ranks never came together and the network is to blame. If all ranks of a host have connected over shared memory
-and their script prints nothing more, this diagnosis is only a warning, since the log may be an excerpt. If a log stops
-anywhere else, with neither a fault nor a normal end, it is only a note, because only the processes can show whether the
-job hangs.
+-1), the ranks never came together and the network is to blame. A log that merely stops, without a timeout, a fault or a
+normal end, also gives this diagnosis: as a warning if all ranks of a host have connected over shared memory and their
+script prints nothing more, since the log may be an excerpt; otherwise as a note, because only the processes can show
+whether the job hangs.
 
-Fix: Compare where each rank is (py-spy dump, torch's flight recorder). Steps that only rank 0 performs (checkpoint,
+Fix: compare where each rank is (py-spy dump, torch's flight recorder). Steps that only rank 0 performs (checkpoint,
 evaluation, download) need a longer timeout or their own barrier.
 
 References: torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp, nccl2/WorkNCCL.cpp (torch 2.15); default timeout 30

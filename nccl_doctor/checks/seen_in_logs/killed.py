@@ -201,7 +201,7 @@ def _aborted(event: Event) -> bool:
 
 
 def _of_another(event: Event, losses: list[Event]) -> bool:
-    """Return whether all lost connections near a plain exception belong to other processes."""
+    """Return whether it is the script's own exception, and all lost connections were reported by other processes."""
     others = all(one.rank is not None and label(one.prefix) != label(event.prefix) for one in losses)
     return bool(losses) and others and _OWN.search(event.message) is not None
 

@@ -40,7 +40,7 @@ def clock_skew(view: View) -> Findings:
         return
     worst = max(map(abs, off.values()))
     breaks = (
-        " With --rdzv_backend=c10d, torchrun considers a host dead whose clock is that far off."
+        " With --rdzv_backend=c10d, torchrun considers a host dead if its clock is that far off."
         if worst > C10D_S
         else ""
     )
@@ -50,5 +50,7 @@ def clock_skew(view: View) -> Findings:
         f"{worst:.0f} s.{breaks}",
         evidence=tuple(f"{name}: {abs(s):.1f} s {'ahead' if s > 0 else 'behind'}" for name, s in off.items()),
         facts={"offset_s": {name: round(s, 3) for name, s in off.items()}},
-        fix=Fix(summary="Let them keep time from the network: timedatectl set-ntp true, or chrony.", needs_root=True),
+        fix=Fix(
+            summary="Synchronize their clocks over the network: timedatectl set-ntp true, or chrony.", needs_root=True
+        ),
     )

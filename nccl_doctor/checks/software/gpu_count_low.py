@@ -38,7 +38,7 @@ from nccl_doctor.snapshot.hosts import (
     visible_gpus,
 )
 from nccl_doctor.snapshot.system import Gpu, PciGpu
-from nccl_doctor.text.hostlist import fold, fold_numbers, grouped, plural
+from nccl_doctor.text.hostlist import fold, fold_numbers, grouped, listed, plural
 from nccl_doctor.text.shell import Line, line
 
 ON_THE_BUS = line("lspci -d 10de:")
@@ -191,7 +191,8 @@ class _Short(NamedTuple):
 
     def finding(self, hosts: tuple[str, ...]) -> Finding:
         are, have = ("is", "has") if len(hosts) == 1 else ("are each", "have")
-        lack = self.sees or f"{have} {plural(self.gpus, 'GPU') if self.gpus else 'no GPU'}"
+        gpus = f"only {plural(self.gpus, 'GPU')}" if self.gpus else "no GPU"
+        lack = self.sees or f"{have} {gpus}"
         return Finding(
             hosts=hosts,
             message=f"{fold(hosts)} {are} to {self.wants}, but {lack}.",
@@ -221,7 +222,9 @@ def _short(
     shown += [f"{gpu.address}: {gpu.name or 'an AMD GPU'}" for gpu in gpus if isinstance(gpu, PciGpu)]
     bus = AMD_ON_THE_BUS if any(isinstance(gpu, PciGpu) for gpu in gpus) else ON_THE_BUS
     return _Short(
-        wants=f"use GPU {', '.join(missing)} with {named}" if missing else f"start {plural(ranks, 'rank')}",
+        wants=f"use GPU{'s' * (len(missing) > 1)} {listed(missing)} with {named}"
+        if missing
+        else f"start {plural(ranks, 'rank')}",
         sees=f"the ranks there see {visible} of {plural(len(gpus), 'GPU')} with {named}" if hidden else None,
         gpus=len(gpus),
         shown=tuple(shown or [NO_GPU]),

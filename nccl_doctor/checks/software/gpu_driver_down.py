@@ -49,7 +49,7 @@ DOWN, CLOSED = "but no working driver", "that can't be used"
 
 
 @dataclass(frozen=True)
-class Fault:
+class DriverFault:
     """Reason why GPUs can't be used, and its remedy; the message puts ``problem`` after ``state``."""
 
     problem: str
@@ -120,7 +120,7 @@ def _severity(host: Host, facts: HostFacts) -> Severity:
     return Severity.ERROR if gpu_wish(host) or meant or (driver is not None and driver.smi) else Severity.WARNING
 
 
-def _nvidia(facts: HostFacts, driver: GpuDriver) -> Iterator[Fault]:
+def _nvidia(facts: HostFacts, driver: GpuDriver) -> Iterator[DriverFault]:
     gpus = [gpu for gpu in driver.gpus if gpu.vendor == "nvidia" and gpu.driver != "vfio-pci"]
     words = facts.gpus.reason if isinstance(facts.gpus, Unknown) else ""
     answers = not isinstance(facts.gpus, Unknown) and len(facts.gpus) > 0
@@ -135,22 +135,22 @@ def _nvidia(facts: HostFacts, driver: GpuDriver) -> Iterator[Fault]:
     if TWO_VERSIONS in words:
         remedy = "Reboot: the driver was updated while its old module stayed loaded; a container is started again."
         problem = "its library and the loaded kernel module have different versions"
-        yield Fault(problem, words, remedy, reboot=True)
+        yield DriverFault(problem, words, remedy, reboot=True)
     elif not nodes and inside:
         remedy = (
             "Start the container again with its GPUs: docker run --gpus all (nvidia-container-toolkit on the host)."
         )
-        yield Fault("the container was given no GPU", "there is no /dev/nvidia* in it", remedy, state=CLOSED)
+        yield DriverFault("the container was given no GPU", "there is no /dev/nvidia* in it", remedy, state=CLOSED)
     elif not nodes:
         remedy = "Make the device nodes:"
         made = NvidiaDevices()
-        yield Fault("there are no device nodes", "there is no /dev/nvidia*", remedy, (made,), state=CLOSED)
+        yield DriverFault("there are no device nodes", "there is no /dev/nvidia*", remedy, (made,), state=CLOSED)
     elif refused and inside:
         remedy = (
             "Start the container again: a reload of systemd takes a running one's devices away; the CDI mode of "
             "nvidia-container-toolkit, or docker run with --device for each node, keeps them."
         )
-        yield Fault(
+        yield DriverFault(
             "the container may no longer open its device nodes",
             f"can't be used: {', '.join(refused[:4])}",
             remedy,
@@ -158,15 +158,15 @@ def _nvidia(facts: HostFacts, driver: GpuDriver) -> Iterator[Fault]:
         )
     elif refused:
         remedy = "Let this user into the group that the device nodes belong to (ls -l /dev/nvidia*), and log in again."
-        yield Fault(
+        yield DriverFault(
             "this user may not open its device nodes", f"can't be used: {', '.join(refused[:4])}", remedy, state=CLOSED
         )
     elif facts.gpus == ():
         found = f"the nvidia module {driver.module} is loaded, and nvidia-smi finds no device"
-        yield Fault("the driver could not start any GPU", found, _REMEDY, (KERNEL_LOG,))
+        yield DriverFault("the driver could not initialize any GPU", found, _REMEDY, (KERNEL_LOG,))
     elif any(failure in words for failure in FAILURES):
         lost = _LOST.search(words)
-        yield Fault("nvidia-smi fails", words, _REMEDY, (KERNEL_LOG,), lost=lost and lost[1])
+        yield DriverFault("nvidia-smi fails", words, _REMEDY, (KERNEL_LOG,), lost=lost and lost[1])
 
 
 _LOST = re.compile(
@@ -180,25 +180,25 @@ _REMEDY = (
 )
 
 
-def _not_loaded(facts: HostFacts, driver: GpuDriver, nouveau: bool) -> Fault:
+def _not_loaded(facts: HostFacts, driver: GpuDriver, nouveau: bool) -> DriverFault:
     kernel = facts.identity.kernel if isinstance(facts.identity, Identity) else None
     if nouveau:
         remedy = "Install NVIDIA's driver, keep nouveau away (blacklist nouveau in /etc/modprobe.d), and reboot."
-        return Fault("nouveau is loaded instead", "driver in use: nouveau", remedy)
+        return DriverFault("nouveau is loaded instead", "driver in use: nouveau", remedy)
     if kernel in driver.built_for:
         loaded = ModuleLoad("nvidia")
-        return Fault("the kernel module is not loaded", f"nvidia.ko is there for {kernel}", "Load it:", (loaded,))
+        return DriverFault("the kernel module is not loaded", f"nvidia.ko is there for {kernel}", "Load it:", (loaded,))
     if driver.built_for and kernel is not None:
         evidence = f"nvidia.ko is there for {', '.join(driver.built_for[:3])}; {kernel} runs"
         remedy = "Build it for this kernel (it needs the kernel's headers), and load it:"
         lines = (ModulesBuild(), ModuleLoad("nvidia"))
-        return Fault("the kernel module is not built for the running kernel", evidence, remedy, lines)
+        return DriverFault("the kernel module is not built for the running kernel", evidence, remedy, lines)
     words = f"; {facts.gpus.reason}" if isinstance(facts.gpus, Unknown) else ""
     evidence = f"no nvidia.ko for any kernel{words}"
-    return Fault("none is installed", evidence, "Install NVIDIA's driver there, and reboot.")
+    return DriverFault("none is installed", evidence, "Install NVIDIA's driver there, and reboot.")
 
 
-def _amd(facts: HostFacts, driver: GpuDriver) -> Iterator[Fault]:
+def _amd(facts: HostFacts, driver: GpuDriver) -> Iterator[DriverFault]:
     """Yield faults only if torch is built for ROCm, since an AMD GPU may be a CPU's integrated graphics."""
     gpus = [gpu for gpu in driver.gpus if gpu.vendor == "amd" and gpu.driver != "vfio-pci"]
     if not gpus or not isinstance(facts.torch, TorchInfo) or facts.torch.hip is None:
@@ -207,17 +207,17 @@ def _amd(facts: HostFacts, driver: GpuDriver) -> Iterator[Fault]:
     refused = [f"{path} ({error})" for path, error in nodes.items() if error is not None]
     if all(gpu.driver is None for gpu in gpus):
         loaded = ModuleLoad("amdgpu")
-        yield Fault("amdgpu is not loaded", "driver in use: none", "Load it:", (loaded,))
+        yield DriverFault("amdgpu is not loaded", "driver in use: none", "Load it:", (loaded,))
     elif "/dev/kfd" not in nodes:
         remedy = (
             "Install amdgpu-dkms with ROCm's support; a container is started with --device /dev/kfd --device /dev/dri."
         )
-        yield Fault("amdgpu lacks ROCm's /dev/kfd", "there is no /dev/kfd", remedy, state=CLOSED)
+        yield DriverFault("amdgpu lacks ROCm's /dev/kfd", "there is no /dev/kfd", remedy, state=CLOSED)
     elif refused:
         user = facts.identity.user if isinstance(facts.identity, Identity) else None
         added = line("usermod -aG render,video {user}", user=user) if user else None
         remedy = "Let the user into the groups render and video, and log in again:"
-        yield Fault(
+        yield DriverFault(
             "this user may not open its device nodes",
             f"can't be used: {', '.join(refused[:4])}",
             remedy,

@@ -39,7 +39,7 @@ _ENTRY = (
 _LATE = "no time was left to read it"
 _ENDED = f"reading it takes more than {MEMORY >> 20} MiB of memory, or {CPU_S} s"
 
-Kind = Literal["dump", "ras"]
+DocumentKind = Literal["dump", "ras"]
 
 
 class UnreadableError(ValueError):
@@ -78,7 +78,7 @@ class Reader:
             self._end()
             self._turn.release()
 
-    def _ask(self, host: str, kind: Kind, name: str, data: bytes) -> dict[str, Any] | None:
+    def _ask(self, host: str, kind: DocumentKind, name: str, data: bytes) -> dict[str, Any] | None:
         if self._spent[host] >= CPU_S:
             raise UnreadableError(f"the host's other ones took {CPU_S} s to read")
         if not self._turn.acquire(timeout=max(0.0, self._until - time.monotonic())):
@@ -100,7 +100,7 @@ class Reader:
         read: dict[str, Any] | None = answer["read"]
         return read
 
-    def _exchange(self, kind: Kind, name: str, data: bytes) -> dict[str, Any]:
+    def _exchange(self, kind: DocumentKind, name: str, data: bytes) -> dict[str, Any]:
         process = self._started()
         assert process.stdin is not None
         assert process.stdout is not None
@@ -178,7 +178,7 @@ def _bind(limit: int, most: int) -> None:
         resource.setrlimit(limit, (soft, hard))
 
 
-def _answer(kind: Kind, name: str, source: BinaryIO, size: int) -> dict[str, Any]:
+def _answer(kind: DocumentKind, name: str, source: BinaryIO, size: int) -> dict[str, Any]:
     from resource import RLIMIT_CPU
 
     began = time.process_time()

@@ -48,9 +48,9 @@ TRIES = 4  # of busy hosts; repeated only if the previous try reached something
 
 def retry(
     sessions: list[ProbeSession],
-    targets: dict[str, list[plan.Target]],
+    targets: dict[str, list[plan.DialTarget]],
     answers: list[Dialled | Exception],
-    dial: Callable[[ProbeSession, list[plan.Target]], Dialled],
+    dial: Callable[[ProbeSession, list[plan.DialTarget]], Dialled],
 ) -> list[Dialled | Exception]:
     """Repeat failed dials, and return all hosts' answers without the dials that succeeded when repeated."""
     answers = _again(sessions, targets, answers, dial, _unopened)
@@ -71,9 +71,9 @@ def retry(
 
 def _again(
     sessions: list[ProbeSession],
-    targets: dict[str, list[plan.Target]],
+    targets: dict[str, list[plan.DialTarget]],
     answers: list[Dialled | Exception],
-    dial: Callable[[ProbeSession, list[plan.Target]], Dialled],
+    dial: Callable[[ProbeSession, list[plan.DialTarget]], Dialled],
     lost: Callable[[Dialled | Exception], list[DialRow]],
 ) -> list[Dialled | Exception]:
     """Repeat the ``lost`` dials, and return the answers without the dials that have now succeeded.
@@ -87,7 +87,7 @@ def _again(
         if not rows or isinstance(first, Exception):
             return first
         told = targets[session.node.name]
-        wanted = [plan.Target(told[row.target].dst, told[row.target].address, (row.port,)) for row in rows]
+        wanted = [plan.DialTarget(told[row.target].dst, told[row.target].address, (row.port,)) for row in rows]
         second = {row.target: row for row in dial(session, wanted).failed}
         # a second failure keeps its first result, unless there was none
         anew = [row for row in rows if row.error in NO_FILE]
@@ -111,7 +111,7 @@ def _unopened(answer: Dialled | Exception) -> list[DialRow]:
 AT_ONCE = 256  # dials that a host makes at the same time (probe/mesh/mesh.py)
 AGAIN = 2.0  # time for a repeated dial, as a multiple of the first
 LISTEN_ANSWER_S = 5.0  # time for listening, and for the report after the last dial timed out
-Dials = tuple[dict[str, list[plan.Target]], list[Dialled | Exception]]
+Dials = tuple[dict[str, list[plan.DialTarget]], list[Dialled | Exception]]
 """Targets by dialling host, and results in the order of the hosts."""
 
 
@@ -148,7 +148,7 @@ class Dialling:
         oneself: bool = False,
     ) -> Dials:
         """Have every host dial its partners, and itself with ``oneself``; a sample's master dials one port per host."""
-        targets: dict[str, list[plan.Target]] = {}
+        targets: dict[str, list[plan.DialTarget]] = {}
         for name, others in partners.items():
             ports = self.ports
             if sample is not None and name == sample.order[0]:
@@ -172,12 +172,12 @@ class Dialling:
         found = {name: plan.advertised_by(self.cluster, self.nodes[name], self.facts[name]) for name in self.ports}
         return {name: address for name, address in found.items() if address is not None}
 
-    def is_engines_alone(self, to: plan.Target) -> bool:
+    def is_engines_alone(self, to: plan.DialTarget) -> bool:
         """Return whether an address is dialled only because an engine advertises it."""
         others = {self.addresses[to.dst], self.cluster.master_addr, *self.beside.get(to.dst, ())}
         return self.engine_addresses.get(to.dst) == to.address and to.address not in others
 
-    def engines(self, partners: dict[str, list[str]], done: dict[str, list[plan.Target]]) -> Dials:
+    def engines(self, partners: dict[str, list[str]], done: dict[str, list[plan.DialTarget]]) -> Dials:
         """Have every host dial the addresses that its partners' engines advertise, except those already in ``done``."""
         targets = {
             name: list(
@@ -188,15 +188,19 @@ class Dialling:
         return self._dial(targets, lambda _session: None)
 
     def _dial(
-        self, targets: dict[str, list[plan.Target]], on_done: Callable[[ProbeSession], None], *, trials: bool = False
+        self,
+        targets: dict[str, list[plan.DialTarget]],
+        on_done: Callable[[ProbeSession], None],
+        *,
+        trials: bool = False,
     ) -> Dials:
         def first(session: ProbeSession) -> Dialled:
             return dial_targets(session, targets[session.node.name], self.nonce, self.dial_s)
 
-        def again(session: ProbeSession, wanted: list[plan.Target]) -> Dialled:
+        def again(session: ProbeSession, wanted: list[plan.DialTarget]) -> Dialled:
             return dial_targets(session, wanted, self.nonce, AGAIN * self.dial_s)
 
-        def many(session: ProbeSession, wanted: list[plan.Target], seconds: float) -> Dialled:
+        def many(session: ProbeSession, wanted: list[plan.DialTarget], seconds: float) -> Dialled:
             return dial_targets(session, wanted, self.nonce, seconds)
 
         dialled = ask_all(first, self.sessions, on_done, Window())
@@ -241,7 +245,7 @@ def open_listeners(session: ProbeSession, nonce: str, sockets: list[dict[str, An
 
 
 def failed_pairs(
-    targets: dict[str, list[plan.Target]], names: list[str], dialled: list[Dialled | Exception]
+    targets: dict[str, list[plan.DialTarget]], names: list[str], dialled: list[Dialled | Exception]
 ) -> set[tuple[str, str]]:
     """Return the pairs of hosts that could not connect on at least one port; dials of a host to itself do not count."""
     return {
@@ -270,7 +274,7 @@ def together(names: list[str], first: Dials, second: Dials) -> Dials:
 
 
 def dial_targets(
-    session: ProbeSession, targets: list[plan.Target], nonce: str, timeout_s: float, latest: float = math.inf
+    session: ProbeSession, targets: list[plan.DialTarget], nonce: str, timeout_s: float, latest: float = math.inf
 ) -> Dialled:
     """Have a host dial listeners that have this nonce; it must answer before ``latest`` (monotonic clock)."""
     wanted = [

@@ -20,7 +20,7 @@ from collections.abc import Iterable, Mapping
 
 from nccl_doctor.collect.facts.host_facts import look_up
 from nccl_doctor.collect.mesh.dials import dial_targets, listening
-from nccl_doctor.collect.mesh.plan import Target, address_of, listener, on_link
+from nccl_doctor.collect.mesh.plan import DialTarget, address_of, listener, on_link
 from nccl_doctor.crew import answers
 from nccl_doctor.crew.answers import Dialled, DialRow, Listening, MalformedError
 from nccl_doctor.crew.parallel import ask_all
@@ -57,7 +57,7 @@ def find_other_nets(
 
         def meet(session: ProbeSession) -> list[tuple[str, str]]:
             pairs = [pair for pair in wanted.get(session.node.name, ()) if ports.get(pair[0])]
-            targets = [Target(dst, address, (ports[dst] or 0,)) for dst, address in pairs]
+            targets = [DialTarget(dst, address, (ports[dst] or 0,)) for dst, address in pairs]
             lost = {row.target for row in dial_targets(session, targets, nonce, dial_s).failed}
             return [pair for place, pair in enumerate(pairs) if place not in lost]
 
@@ -106,7 +106,7 @@ def find_interceptions(
             port = told.ports[0] if isinstance(told := held[other.node.name], Listening) else None
             if port is None:
                 return None
-            target = Target(other.node.name, address_of(other.node, facts[other.node.name]), (port,))
+            target = DialTarget(other.node.name, address_of(other.node, facts[other.node.name]), (port,))
             outcome = dial_targets(session, [target], nonce, CLOSED_DIAL_S)
             if not outcome.connected and not any(map(was_accepted, outcome.failed)):
                 return None
@@ -220,7 +220,7 @@ def ask_reachability_from_peers(
     if not places:
         return {}
     nonce = secrets.token_hex(16)
-    targets = [Target(name, address, (lost[name].facts.port,)) for name, address in places]
+    targets = [DialTarget(name, address, (lost[name].facts.port,)) for name, address in places]
 
     def look(session: ProbeSession) -> Dialled:
         return dial_targets(session, targets, nonce, PEER_DIAL_S, latest)

@@ -54,10 +54,10 @@ class ConnectionTrials:
     """
 
     sessions: list[ProbeSession]
-    targets: dict[str, list[plan.Target]]
+    targets: dict[str, list[plan.DialTarget]]
     first: Answers
     answers: Answers
-    dial: Callable[[ProbeSession, list[plan.Target], float], Dialled]
+    dial: Callable[[ProbeSession, list[plan.DialTarget], float], Dialled]
     dial_s: float
     master: tuple[str, int]
 
@@ -108,7 +108,7 @@ class ConnectionTrials:
     def _names(self) -> list[str]:
         return [session.node.name for session in self.sessions]
 
-    def _target(self, trial: Trial) -> plan.Target:
+    def _target(self, trial: Trial) -> plan.DialTarget:
         return self.targets[self._names[trial.place]][trial.index]
 
     def _reached(self, place: int) -> Iterator[tuple[int, list[int]]]:

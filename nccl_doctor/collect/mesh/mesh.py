@@ -46,11 +46,11 @@ SMALL = 1200  # bytes of a segment that passes wherever IPv6's smallest MTU (128
 
 
 def find_stalls(
-    sessions: list[ProbeSession], targets: dict[str, list[plan.Target]], dials: list[Dialled | Exception]
+    sessions: list[ProbeSession], targets: dict[str, list[plan.DialTarget]], dials: list[Dialled | Exception]
 ) -> tuple[Stall, ...] | Unknown:
     """Return the pairs of hosts between which large packets are lost although dials succeeded."""
     names = [session.node.name for session in sessions]
-    chosen: dict[str, list[plan.Target]] = {}
+    chosen: dict[str, list[plan.DialTarget]] = {}
     for place, (name, answer) in enumerate(zip(names, dials, strict=True)):
         if not isinstance(answer, Exception):
             near = {names[(place + step) % len(names)] for step in range(1, PARTNERS + 1)} - {name}
@@ -80,7 +80,9 @@ def find_stalls(
     return unknown(f"large packets could not be tried: {broken[0]}") if broken and not stalls else stalls
 
 
-def _push(session: ProbeSession, targets: list[plan.Target], segment: int | None = None) -> tuple[PathMtuResult, ...]:
+def _push(
+    session: ProbeSession, targets: list[plan.DialTarget], segment: int | None = None
+) -> tuple[PathMtuResult, ...]:
     """Have a host send full-size segments, or segments of ``segment`` bytes, to each target."""
     if not targets:
         return ()
@@ -242,7 +244,7 @@ def dial_rdma(
         near, far = [way for way in mine if not way.apart], [way for way in mine if way.apart]
         found = []
         if near:
-            targets = [plan.Target(way.dst, way.to, ports[way.dst][-1:], way.interface) for way in near]
+            targets = [plan.DialTarget(way.dst, way.to, ports[way.dst][-1:], way.interface) for way in near]
             failed = {row.target: row for row in dial_targets(session, targets, nonce, RDMA_S).failed}
             for place, way in enumerate(near):
                 row = failed.get(place)
@@ -267,7 +269,7 @@ def _rdma_dial(way: Way, outcome: str, **more: object) -> RdmaDial:
 
 
 def _trips(
-    names: list[str], targets: dict[str, list[plan.Target]], dialled: list[Dialled | Exception]
+    names: list[str], targets: dict[str, list[plan.DialTarget]], dialled: list[Dialled | Exception]
 ) -> dict[str, Trips]:
     """Return each host's round trips in both directions; a pair dialled at several addresses counts as one."""
     found: dict[str, dict[tuple[str, str], tuple[int, int]]] = {}

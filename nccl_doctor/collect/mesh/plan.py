@@ -29,7 +29,7 @@ from nccl_doctor.nccl.gloo import gloo_devices, is_initiator
 from nccl_doctor.nccl.host_nccl import HostNccl, host_nccl, nccl_interface, socket_interfaces
 from nccl_doctor.nccl.interfaces import Chosen, Failure
 from nccl_doctor.nccl.rdma import list_rdma
-from nccl_doctor.nccl.rdma_pairs import ClusterRdma, Side, Way
+from nccl_doctor.nccl.rdma_pairs import ClusterRdma, RdmaSide, Way
 from nccl_doctor.servers.advertise import TELLING, advertised, side_of
 from nccl_doctor.snapshot.hosts import Host, HostFacts, nproc
 from nccl_doctor.snapshot.mesh import Rail, Sample, groups
@@ -52,7 +52,7 @@ WHOLE = PortRange(low=32768, high=60999)
 
 
 @dataclass(frozen=True)
-class Target:
+class DialTarget:
     """Address that a host dials, and the ports on which our listeners wait there."""
 
     dst: str
@@ -233,19 +233,19 @@ def _of_gloo(node: Node, facts: HostFacts) -> tuple[Chosen, ...]:
 
 def rail_targets(
     name: str,
-    mine: list[Target],
+    mine: list[DialTarget],
     partners_of: list[str],
     facts: dict[str, HostFacts],
     ports: dict[str, tuple[int, ...]],
     used: dict[str, Rails],
-) -> Iterator[Target]:
+) -> Iterator[DialTarget]:
     """Yield the partners' other data addresses, each with only the last port of the partner."""
     dialled = {(target.dst, target.address) for target in mine}
     for dst in partners_of:
         if ports.get(dst) and name in used:
             for address in between(facts[name], used[name], used[dst]):
                 if (dst, address) not in dialled:
-                    yield Target(dst, address, ports[dst][-1:])
+                    yield DialTarget(dst, address, ports[dst][-1:])
 
 
 def rdma_ways(nodes: dict[str, Node], facts: dict[str, HostFacts]) -> list[Way]:
@@ -254,7 +254,7 @@ def rdma_ways(nodes: dict[str, Node], facts: dict[str, HostFacts]) -> list[Way]:
         return []
     seen = {name: host_nccl(Host(node=nodes[name], facts=own)) for name, own in facts.items()}
     sides = {
-        name: Side(side, list_rdma(devices, side.values, side.version))
+        name: RdmaSide(side, list_rdma(devices, side.values, side.version))
         for name, side in seen.items()
         if isinstance(side, HostNccl) and not isinstance(devices := facts[name].rdma, Unknown)
     }
@@ -272,13 +272,13 @@ def advertised_by(cluster: Cluster, node: Node, facts: HostFacts) -> str | None:
 
 
 def engine_targets(
-    mine: list[Target],
+    mine: list[DialTarget],
     partners_of: list[str],
     given: Mapping[str, str],
     nodes: Mapping[str, Node],
     source: HostFacts,
     ports: Mapping[str, tuple[int, ...]],
-) -> Iterator[Target]:
+) -> Iterator[DialTarget]:
     """Yield addresses that the partners' engines advertise and that are not dialled otherwise, each with one port."""
     dialled = {(target.dst, target.address) for target in mine}
     for dst in partners_of:
@@ -286,7 +286,7 @@ def engine_targets(
         if address is None or (dst, address) in dialled or not ports.get(dst) or on_own(source, address):
             continue
         if confirmed(address, nodes[dst], source):
-            yield Target(dst, address, ports[dst][-1:])
+            yield DialTarget(dst, address, ports[dst][-1:])
 
 
 def on_own(source: HostFacts, address: str) -> bool:
@@ -296,7 +296,7 @@ def on_own(source: HostFacts, address: str) -> bool:
 
 def own_targets(
     node: Node, facts: HostFacts, address: str, cluster: Cluster, mine: tuple[int, ...]
-) -> Iterator[Target]:
+) -> Iterator[DialTarget]:
     """Yield a host's dials to itself at the address that other hosts use.
 
     Such connections are needed by the master's store, and by several ranks on one host.
@@ -305,7 +305,7 @@ def own_targets(
     if nproc(node, facts, alone=False) > 1:
         wanted += mine[-1:]
     if wanted and confirmed(address, node, facts):
-        yield Target(node.name, address, tuple(dict.fromkeys(wanted)))
+        yield DialTarget(node.name, address, tuple(dict.fromkeys(wanted)))
 
 
 def partner_targets(
@@ -315,18 +315,18 @@ def partner_targets(
     addresses: dict[str, str],
     source: HostFacts,
     ports: dict[str, tuple[int, ...]],
-) -> tuple[list[Target], dict[str, str]]:
+) -> tuple[list[DialTarget], dict[str, str]]:
     """Return the targets on the partners and the master, and the unconfirmed addresses by partner."""
-    targets: list[Target] = []
+    targets: list[DialTarget] = []
     doubtful: dict[str, str] = {}
     for name in partners_of:
         if not ports.get(name):
             continue
         address = addresses[name]
         if confirmed(address, nodes[name], source):
-            targets.append(Target(name, address, ports[name]))
+            targets.append(DialTarget(name, address, ports[name]))
         else:
             doubtful[name] = address
         if nodes[name].node_rank == 0 and cluster.master_addr != address and cluster.master_port in ports[name]:
-            targets.append(Target(name, cluster.master_addr, (cluster.master_port,)))
+            targets.append(DialTarget(name, cluster.master_addr, (cluster.master_port,)))
     return targets, doubtful

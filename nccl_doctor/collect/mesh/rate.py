@@ -51,11 +51,11 @@ class Wanted:
     address: str
 
 
-Ends = tuple[tuple[str, str], ...]
+DataInterfaces = tuple[tuple[str, str], ...]
 """The interfaces over which NCCL transfers data on a host, each with its address."""
 
 
-def ends_of(node: Node, facts: HostFacts) -> Ends:
+def ends_of(node: Node, facts: HostFacts) -> DataInterfaces:
     """Return NCCL's interfaces on a host, or else gloo's, or else only the interface of NCCL's bootstrap."""
     used = plan.of_host(node, facts)
     found = tuple((one.name, one.address) for one in (used.nccl or used.gloo))
@@ -71,7 +71,9 @@ def distances(count: int) -> list[int]:
     return [1, count - 1, *draw.sample(range(2, count - 1), RANDOM_PEERS)]
 
 
-def rounds(names: Sequence[str], ends: dict[str, Ends], reaches: Callable[[str, str, str], bool]) -> list[list[Wanted]]:
+def rounds(
+    names: Sequence[str], ends: dict[str, DataInterfaces], reaches: Callable[[str, str, str], bool]
+) -> list[list[Wanted]]:
     """Return all rounds for all rails; ``reaches`` returns whether a host may send to another host's address."""
     count = len(names)
     found: list[list[Wanted]] = []
@@ -83,7 +85,7 @@ def rounds(names: Sequence[str], ends: dict[str, Ends], reaches: Callable[[str, 
     return [one for one in found if one]
 
 
-def _wanted(src: str, dst: str, rail: int, ends: dict[str, Ends]) -> Wanted | None:
+def _wanted(src: str, dst: str, rail: int, ends: dict[str, DataInterfaces]) -> Wanted | None:
     """Return both ends of a rail by its number; None if a host has fewer rails or the IP versions differ."""
     if rail >= min(len(ends[src]), len(ends[dst])):
         return None
@@ -150,7 +152,7 @@ def run_rates(
     return found.model_copy(update={"rates": tuple(measuring.rates)})
 
 
-def _links(session: ProbeSession, ends: Ends, interfaces: dict[str, Interfaces]) -> tuple[RateLink, ...]:
+def _links(session: ProbeSession, ends: DataInterfaces, interfaces: dict[str, Interfaces]) -> tuple[RateLink, ...]:
     """Return the links below a host's rails. Only hardware links get a speed, since all veths report the same speed."""
     wanted = [name.partition(":")[0] for name, _ in ends]
     found = session.ask(answers.LINKS, time.monotonic() + LINKS_S, interfaces=wanted)

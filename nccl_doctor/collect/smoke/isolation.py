@@ -25,8 +25,8 @@ from nccl_doctor.model.cluster import Cluster
 from nccl_doctor.model.report import IsolationReport, TrialReport
 from nccl_doctor.snapshot.hosts import HostFacts
 
-Group = tuple[str, ...]
-Attempt = Callable[[Sequence[Group]], Sequence[bool]]
+TrialGroup = tuple[str, ...]
+Attempt = Callable[[Sequence[TrialGroup]], Sequence[bool]]
 """A function that runs the all-reduce in disjoint groups at once; it returns True for each group that worked."""
 
 
@@ -34,7 +34,7 @@ class NoTimeError(Exception):
     """Raised if there is no time for another round."""
 
 
-def bisect(hosts: Group, attempt: Attempt) -> IsolationReport:
+def bisect(hosts: TrialGroup, attempt: Attempt) -> IsolationReport:
     """Find the fault among at least three hosts that failed together. ``attempt`` may raise :class:`NoTimeError`."""
     search = _Search(attempt)
     try:
@@ -51,7 +51,7 @@ class _Search:
         self._attempt = attempt
         self._trials: list[TrialReport] = []
 
-    def failing_pair(self, group: Group) -> Group | None:
+    def failing_pair(self, group: TrialGroup) -> TrialGroup | None:
         """Return two hosts of a failing group that fail with each other; None if no part of the group fails alone."""
         if len(group) == 2:
             return group
@@ -60,7 +60,7 @@ class _Search:
             return self.failing_pair(half)
         return self._between(*halves)
 
-    def _between(self, first_group: Group, second_group: Group) -> Group | None:
+    def _between(self, first_group: TrialGroup, second_group: TrialGroup) -> TrialGroup | None:
         """Search for a failing pair between two groups that fail together although each works alone."""
         if len(first_group) == len(second_group) == 1:
             return first_group + second_group
@@ -71,7 +71,7 @@ class _Search:
                 return self._between(*next((a, b) for a, b in parts if a + b == failing))
         return None
 
-    def settled(self, pair: Group, hosts: Group) -> IsolationReport:
+    def settled(self, pair: TrialGroup, hosts: TrialGroup) -> IsolationReport:
         """Return the verdict on two hosts that fail together: those that also fail with other hosts, or the pair."""
         proven = dict.fromkeys(chain.from_iterable(trial.hosts for trial in self._trials if trial.ok))
         doubtful = [host for host in pair if host not in proven]
@@ -87,11 +87,11 @@ class _Search:
         return self.verdict(end="no two hosts work with each other")
 
     def verdict(
-        self, culprit: Literal["host", "pair"] | None = None, hosts: Group = (), end: str | None = None
+        self, culprit: Literal["host", "pair"] | None = None, hosts: TrialGroup = (), end: str | None = None
     ) -> IsolationReport:
         return IsolationReport(culprit=culprit, hosts=hosts, trials=tuple(self._trials), end=end)
 
-    def _failing(self, groups: Sequence[Group]) -> list[Group]:
+    def _failing(self, groups: Sequence[TrialGroup]) -> list[TrialGroup]:
         if not groups:
             return []
         results = self._attempt(groups)
@@ -99,7 +99,7 @@ class _Search:
         return [group for group, ok in zip(groups, results, strict=True) if not ok]
 
 
-def _halves(group: Group) -> tuple[Group, Group]:
+def _halves(group: TrialGroup) -> tuple[TrialGroup, TrialGroup]:
     middle = (len(group) + 1) // 2
     return group[:middle], group[middle:]
 
@@ -147,7 +147,7 @@ class _Groups:
             if isinstance(result, Exception):
                 raise ProbeError(f"{session.node.name}: {result}")
 
-    def attempt(self, groups: Sequence[Group]) -> list[bool]:
+    def attempt(self, groups: Sequence[TrialGroup]) -> list[bool]:
         """Run disjoint groups at once; a group with a silent host counts as failed.
 
         Raises NoTimeError if there is no time for another round.
@@ -163,7 +163,7 @@ class _Groups:
         deadline = min(time.monotonic(), self._until) + ANSWER_S
         ask_all(lambda session: session.ask(answers.END_LAUNCHER, deadline), self._sessions.values())
 
-    def _group(self, group: Group, seconds: float) -> bool:
+    def _group(self, group: TrialGroup, seconds: float) -> bool:
         sessions = [self._sessions[name] for name in group]
         address, port = self._plan.cluster.master_addr, self._plan.cluster.master_port
         # the ranks meet where the failed all-reduce's did, if its master is in the group

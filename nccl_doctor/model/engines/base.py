@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, ClassVar
 if TYPE_CHECKING:  # a command line only needs the engines' options: loading the models would slow it down
     from nccl_doctor.model.cluster import Cluster, Node, NodeOptions
 
-Kind = str  # a value of ``--transport``, see :func:`nccl_doctor.model.engine.kinds`
-Words = tuple[tuple[str, str | None], ...]
+TransportKind = str  # a value of ``--transport``, see :func:`nccl_doctor.model.engine.kinds`
+OptionWords = tuple[tuple[str, str | None], ...]
 """Command-line options with their values; None for an option without one."""
 
 
@@ -40,7 +40,9 @@ class Engine:
     finds_hosts: ClassVar[bool] = False  # it lists its hosts itself; for other engines the user names them
     flags: ClassVar[tuple[Flag, ...]] = ()  # options that select its hosts
     implied: ClassVar[bool] = False  # environment variables may select its hosts, too
-    kinds: ClassVar[tuple[Kind, ...]] = ()  # values of ``--transport`` for it; empty if its name is the only one
+    kinds: ClassVar[
+        tuple[TransportKind, ...]
+    ] = ()  # values of ``--transport`` for it; empty if its name is the only one
 
     def name_node(self, name: str) -> NodeOptions:  # noqa: ARG002 - other engines' hosts are found, not named
         return self.options()
@@ -57,7 +59,7 @@ class Engine:
         """Return a phrase for where commands run, such as "the docker container train"; "" for the host itself."""
         return ""
 
-    def cluster_words(self, cluster: Cluster) -> Words:  # noqa: ARG002 - as others need it
+    def cluster_words(self, cluster: Cluster) -> OptionWords:  # noqa: ARG002 - as others need it
         """Return the options that select these hosts again; empty if they belong to another engine."""
         return ()
 

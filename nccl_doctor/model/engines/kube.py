@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from nccl_doctor.model.engines.base import Engine, Flag, Words
+from nccl_doctor.model.engines.base import Engine, Flag, OptionWords
 
 if TYPE_CHECKING:
     from nccl_doctor.model.cluster import Cluster
@@ -53,7 +53,7 @@ class KubeEngine(Engine):
         Flag("selector", ("-l", "--selector"), "Label selector of the pods of --kube.", metavar="LABELS"),
     )
 
-    def cluster_words(self, cluster: Cluster) -> Words:
+    def cluster_words(self, cluster: Cluster) -> OptionWords:
         asked = cluster.access.get(self.name, {}).get("asked", ())
         words = tuple(map(str, asked)) if isinstance(asked, (list, tuple)) else ()
         job = words[1:2] if len(words) % 2 == 0 else ()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from nccl_doctor.model.engines.base import Engine, Flag, Words
+from nccl_doctor.model.engines.base import Engine, Flag, OptionWords
 
 if TYPE_CHECKING:
     from nccl_doctor.model.cluster import Cluster, Node
@@ -70,7 +70,7 @@ class SlurmEngine(Engine):
     def gpus(self, node: Node) -> int:
         return node.options(SlurmOptions).gpus
 
-    def cluster_words(self, cluster: Cluster) -> Words:
+    def cluster_words(self, cluster: Cluster) -> OptionWords:
         options = cluster.nodes[0].access.get(self.name, {})
         keys = {"job": "--slurm-job", "container_image": "--container-image", "container_name": "--container-name"}
         return tuple((option, str(options[key])) for key, option in keys.items() if key in options)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from nccl_doctor.model.operation import UNKNOWN, Operation, State, in_turn
+from nccl_doctor.model.operation import UNKNOWN, Operation, StateLines, in_turn
 from nccl_doctor.text.shell import Line, argument, line, nested, script
 
 ZONES, VENDOR_ZONES = "/etc/firewalld/zones", "/usr/lib/firewalld/zones"
@@ -62,11 +62,11 @@ class FirewalldAllow(_Allow):
         kept = [line("[ ! -e {file} ] || echo {note}", file=file, note=f"#{file}") for file in self._files]
         return in_turn([*asked, *kept, script(":")])
 
-    def holds(self, state: State) -> bool:
+    def holds(self, state: StateLines) -> bool:
         count = max(1, len(self.entries))
         return len(state) >= count and all(word == "yes" for word in state[:count])
 
-    def undo(self, before: State) -> Line | None:
+    def undo(self, before: StateLines) -> Line | None:
         """Return the command line that removes the entries and zone files that were not there before.
 
         A file that differs from firewalld's own definition of the zone (``/usr/lib``) stays.
@@ -151,10 +151,10 @@ class NftAllow(_Allow):
             found=found,
         )  # fmt: skip
 
-    def holds(self, state: State) -> bool:
+    def holds(self, state: StateLines) -> bool:
         return bool(state)
 
-    def undo(self, before: State) -> Line | None:
+    def undo(self, before: StateLines) -> Line | None:
         handle = nested(f"s/.*{self.mark}.* # handle \\([0-9]*\\)$/\\1/p")
         listed = line("nft -a list chain {*place}", place=self._place)
         deleted = line("nft delete rule {*place}", place=self._place)
@@ -188,10 +188,10 @@ class IptablesAllow(_Allow):
         )
 
     @property
-    def expected(self) -> State:
+    def expected(self) -> StateLines:
         return ("present",)
 
-    def undo(self, before: State) -> Line | None:
+    def undo(self, before: StateLines) -> Line | None:
         return self._call("-D") if before == ("absent",) else None
 
     def _call(self, verb: str) -> Line | None:
@@ -226,12 +226,12 @@ class UfwAllow(_Allow):
             found=found,
         )
 
-    def holds(self, state: State) -> bool:
+    def holds(self, state: StateLines) -> bool:
         end = f"to {self.peers[0]}" if self.outgoing else f"from {self.peers[0]}"
         wanted = {"ufw allow out" if self.outgoing else "ufw allow", end, f"port {self.ports}", "proto tcp"}
         return any(all(part in rule for part in wanted) for rule in state)
 
-    def undo(self, before: State) -> Line | None:
+    def undo(self, before: StateLines) -> Line | None:
         return None if self.holds(before) or not self._rule else script("ufw delete {rule}", rule=self._rule)
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from nccl_doctor.model.operation import SLOW_S, UNKNOWN, Operation, State, all_of, in_turn
+from nccl_doctor.model.operation import SLOW_S, UNKNOWN, Operation, StateLines, all_of, in_turn
 from nccl_doctor.text.shell import Line, line, script
 
 
@@ -27,10 +27,10 @@ class ServiceStart(Operation):
         return in_turn([there, *reads, script(":")])
 
     @property
-    def expected(self) -> State:
+    def expected(self) -> StateLines:
         return ("enabled", "active")
 
-    def undo(self, before: State) -> Line | None:
+    def undo(self, before: StateLines) -> Line | None:
         """Return the lines that restore the service's previous state: stopped, disabled, or both."""
         verbs = [("disable", before[:1] == ("disabled",)), ("stop", before[1:2] in (("inactive",), ("failed",)))]
         return all_of([line("systemctl {verb} {unit}", verb=verb, unit=self.unit) for verb, was in verbs if was])

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
-from nccl_doctor.model.operation import SLOW_S, UNKNOWN, Operation, State, all_of, in_turn
+from nccl_doctor.model.operation import SLOW_S, UNKNOWN, Operation, StateLines, all_of, in_turn
 from nccl_doctor.text.shell import Line, line, nested, script
 
 SHM = "/dev/shm"  # noqa: S108 - the tmpfs itself
@@ -45,15 +45,15 @@ class SysctlSet(Operation):
         )
 
     @property
-    def expected(self) -> State:
+    def expected(self) -> StateLines:
         """The values, with single spaces as the shell prints them."""
         return _printed(value for _, value in self.settings)
 
-    def is_outdated(self, before: State) -> bool:
+    def is_outdated(self, before: StateLines) -> bool:
         """Return whether a setting has changed since the host was checked."""
         return before[: len(self.earlier)] != _printed(self.earlier)
 
-    def undo(self, before: State) -> Line | None:
+    def undo(self, before: StateLines) -> Line | None:
         """Return the lines that set the earlier values, the last one first; None if one of the values is not known."""
         if len(before) != len(self.settings) or any(value[:1] != "=" for value in before):
             return None
@@ -61,7 +61,7 @@ class SysctlSet(Operation):
         return all_of([_restored(name, value[1:]) for name, value in pairs][::-1])
 
 
-def _printed(values: Iterable[str]) -> State:
+def _printed(values: Iterable[str]) -> StateLines:
     return tuple("=" + " ".join(value.split()) for value in values)
 
 
@@ -99,10 +99,10 @@ class HostsEntry(Operation):
         end = script("tail -c1 /etc/hosts | grep -q . && echo open || echo closed")
         return in_turn([readable, end, *counts, script(":")])
 
-    def holds(self, state: State) -> bool:
+    def holds(self, state: StateLines) -> bool:
         return len(state) == 1 + len(self.entries) and "0" not in state[1:]
 
-    def undo(self, before: State) -> Line | None:
+    def undo(self, before: StateLines) -> Line | None:
         """Return the command that deletes one line for each new entry; mode, owner and all other lines stay."""
         new = [entry for entry, count in zip(self.lines, before[1:], strict=False) if count == "0"]
         if len(before) != 1 + len(self.entries) or not new:
@@ -150,10 +150,10 @@ class IpRule(Operation):
             found=found,
         )
 
-    def holds(self, state: State) -> bool:
+    def holds(self, state: StateLines) -> bool:
         return any(f"to {self.network.removesuffix('/32')} lookup main" in rule for rule in state)
 
-    def undo(self, before: State) -> Line | None:
+    def undo(self, before: StateLines) -> Line | None:
         return None if self.holds(before) else self._change("del")
 
     def _change(self, verb: str) -> Line | None:
@@ -188,10 +188,10 @@ class IpRouteDelete(Operation):
         )
         return shown and script("{shown} || exit {unknown}", shown=shown, unknown=UNKNOWN)
 
-    def holds(self, state: State) -> bool:
+    def holds(self, state: StateLines) -> bool:
         return not state
 
-    def undo(self, before: State) -> Line | None:
+    def undo(self, before: StateLines) -> Line | None:
         """Return the lines that add the routes again, each with its metric."""
         return all_of([self._change("add", _metric(route.split())) for route in before]) if before else None
 
@@ -223,7 +223,7 @@ class LinkUp(Operation):
         read = line("cat {file}", file=f"/sys/class/net/{self.name}/flags")
         return read and script("{read} || exit {unknown}", read=read, unknown=UNKNOWN)
 
-    def holds(self, state: State) -> bool:
+    def holds(self, state: StateLines) -> bool:
         """Return whether the interface is up: IFF_UP, the first bit (linux/if.h)."""
         return len(state) == 1 and re.fullmatch("0x[0-9a-f]{1,8}", state[0]) is not None and bool(int(state[0], 16) & 1)
 
@@ -247,14 +247,14 @@ class LinkMtu(Operation):
         return read and script("{read} || exit {unknown}", read=read, unknown=UNKNOWN)
 
     @property
-    def expected(self) -> State:
+    def expected(self) -> StateLines:
         return (str(self.mtu),)
 
-    def is_outdated(self, before: State) -> bool:
+    def is_outdated(self, before: StateLines) -> bool:
         """Return whether the MTU has changed since the host was checked."""
         return self.earlier is not None and before != (str(self.earlier),)
 
-    def undo(self, before: State) -> Line | None:
+    def undo(self, before: StateLines) -> Line | None:
         known = len(before) == 1 and re.fullmatch("[0-9]{1,9}", before[0])
         return line("ip link set dev {name} mtu {mtu}", name=self.name, mtu=before[0]) if known else None
 
@@ -289,10 +289,10 @@ class Remount(Operation):
             unknown=UNKNOWN,
         )
 
-    def holds(self, state: State) -> bool:
+    def holds(self, state: StateLines) -> bool:
         return (size := _size(state)) is not None and size >= self.gib * GIB
 
-    def undo(self, before: State) -> Line | None:
+    def undo(self, before: StateLines) -> Line | None:
         """Return the line that restores the previous size."""
         size = _size(before)
         return None if size is None else self._sized(f"{size}k")
@@ -302,7 +302,7 @@ class Remount(Operation):
         return inside and line("{inside} mount -o remount,size={size} /dev/shm", inside=inside, size=size)
 
 
-def _size(state: State) -> int | None:
+def _size(state: StateLines) -> int | None:
     known = len(state) == 1 and re.fullmatch("[0-9]{1,15}", state[0])
     return int(state[0]) if known else None
 
@@ -326,10 +326,10 @@ class ShmFolder(Operation):
         return script("[ -d /dev/shm ] && echo there || echo missing")
 
     @property
-    def expected(self) -> State:
+    def expected(self) -> StateLines:
         return ("there",)
 
-    def undo(self, before: State) -> Line | None:
+    def undo(self, before: StateLines) -> Line | None:
         """Return the line that removes the folder if it is empty."""
         return line("rmdir /dev/shm") if before == ("missing",) else None
 
@@ -346,10 +346,10 @@ class ShmMount(Operation):
     def look(self) -> Line | None:
         return script("[ -r /proc/mounts ] || exit {unknown}; grep -c ' /dev/shm ' /proc/mounts; :", unknown=UNKNOWN)
 
-    def holds(self, state: State) -> bool:
+    def holds(self, state: StateLines) -> bool:
         return len(state) == 1 and state[0].isdecimal() and state[0] != "0"
 
-    def undo(self, before: State) -> Line | None:
+    def undo(self, before: StateLines) -> Line | None:
         return line("umount /dev/shm") if before == ("0",) else None
 
 
@@ -371,10 +371,10 @@ class FileMode(Operation):
         return read and script("{read} || exit {unknown}", read=read, unknown=UNKNOWN)
 
     @property
-    def expected(self) -> State:
+    def expected(self) -> StateLines:
         return tuple(self.mode for _ in self.files)
 
-    def undo(self, before: State) -> Line | None:
+    def undo(self, before: StateLines) -> Line | None:
         if len(before) != len(self.files) or not all(re.fullmatch("[0-7]{1,4}", mode) for mode in before):
             return None
         pairs = zip(before, self.files, strict=True)

@@ -31,7 +31,7 @@ LFS = "version https://git-lfs.github.com/spec/v1\noid sha256:{}\nsize {}\n"
 """The text that Git LFS commits instead of a file, according to version 1 of its specification."""
 
 
-class State(NamedTuple):
+class CheckoutState(NamedTuple):
     """A checkout: its commit, a digest of its index, and the paths of tracked files that differ from the index."""
 
     commit: str
@@ -39,7 +39,7 @@ class State(NamedTuple):
     changed: list[str]
 
 
-class Entry(NamedTuple):
+class FileEntry(NamedTuple):
     """A tracked file in the index."""
 
     path: str
@@ -58,7 +58,7 @@ def is_checkout(root: int) -> bool:
     return True
 
 
-def read(root: int, deadline: float) -> State:
+def read(root: int, deadline: float) -> CheckoutState:
     """Return the state of a checkout; raise Unavailable if it can't be read or its format is unknown."""
     try:
         folder = _git_folder(root)
@@ -66,7 +66,7 @@ def read(root: int, deadline: float) -> State:
             commit = _commit(folder)
             data = _content(folder, "index", MOST_INDEX)
             if data is None:
-                return State(commit, None, [])
+                return CheckoutState(commit, None, [])
             entries = parse_index(data, len(commit) // 2)
             written = os.stat("index", dir_fd=folder, follow_symlinks=False).st_mtime_ns
         finally:
@@ -77,7 +77,7 @@ def read(root: int, deadline: float) -> State:
     except (ValueError, IndexError, struct.error):
         raise Unavailable("is a Git checkout in a format that is not known") from None
     listing = "".join(f"{entry.mode:o} {entry.identifier} {entry.path}\0" for entry in entries)
-    return State(commit, hashlib.sha256(listing.encode("utf-8", "surrogateescape")).hexdigest(), changed)
+    return CheckoutState(commit, hashlib.sha256(listing.encode("utf-8", "surrogateescape")).hexdigest(), changed)
 
 
 def _git_folder(root: int) -> int:
@@ -143,12 +143,12 @@ def _common(folder: int) -> int | None:
     return os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=folder)
 
 
-def parse_index(data: bytes, width: int) -> list[Entry]:
+def parse_index(data: bytes, width: int) -> list[FileEntry]:
     """Return the entries of an index of version 2 to 4 whose object identifiers have ``width`` bytes."""
     signature, version, count = struct.unpack(">4s2I", data[:12])
     if signature != b"DIRC" or version not in (2, 3, 4) or count * (FIXED.size + width) > len(data):
         raise ValueError
-    entries: list[Entry] = []
+    entries: list[FileEntry] = []
     at, before = 12, b""
     for _ in range(count):
         begin = at
@@ -173,7 +173,7 @@ def parse_index(data: bytes, width: int) -> list[Entry]:
         if not path or path.startswith("/") or ".." in path.split("/"):
             raise ValueError
         ignored = bool(flags & VALID or more & SKIPPED)
-        entries.append(Entry(path, values[6], identifier, values[9], (values[2], values[3]), ignored))
+        entries.append(FileEntry(path, values[6], identifier, values[9], (values[2], values[3]), ignored))
     while at + 8 <= len(data) - width:
         name, length = struct.unpack_from(">4sI", data, at)
         if name == b"link":
@@ -193,7 +193,7 @@ def _number(data: bytes, at: int) -> tuple[int, int]:
     return value, at + 1
 
 
-def _differs(root: int, entry: Entry, written_ns: int, deadline: float) -> bool:
+def _differs(root: int, entry: FileEntry, written_ns: int, deadline: float) -> bool:
     kind = entry.mode & 0o170000
     if entry.ignored or kind == SPARSE:
         return False
@@ -212,7 +212,7 @@ def _differs(root: int, entry: Entry, written_ns: int, deadline: float) -> bool:
         os.close(place)
 
 
-def _is_changed(place: int, status: os.stat_result, entry: Entry, written_ns: int, deadline: float) -> bool:
+def _is_changed(place: int, status: os.stat_result, entry: FileEntry, written_ns: int, deadline: float) -> bool:
     if not stat.S_ISREG(status.st_mode) or bool(entry.mode & 0o100) != bool(status.st_mode & 0o100):
         return True
     modified = (status.st_mtime_ns // 10**9 & 0xFFFFFFFF, status.st_mtime_ns % 10**9)

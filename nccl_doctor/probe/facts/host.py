@@ -228,7 +228,7 @@ UNBOUNDED = 1 << 60  # version 1 of control groups writes the largest number of 
 
 @fact("step")
 def read_step(root: str = "", environ: Mapping[str, str] = os.environ) -> dict[str, Any] | None:
-    """Return snapshot.StepLimits; None without a job or memory limit. ``root`` is a prefix for all paths."""
+    """Return snapshot.StepLimits; None without a Slurm job if there is no memory limit. ``root`` begins all paths."""
     is_job = "SLURM_JOB_ID" in environ or bool(SLURM.search(read(root + "/proc/self/cgroup") or ""))
     memory = [
         int(told)

@@ -11,7 +11,7 @@ from typing import Any
 from nccl_doctor.probe import jobs, procs
 from nccl_doctor.probe.gpus import list_gpu_processes
 from nccl_doctor.probe.jobs import JobProcesses, is_launcher, is_python, program
-from nccl_doctor.probe.procs import Proc, Table
+from nccl_doctor.probe.procs import Proc, ProcessTable
 from nccl_doctor.probe.tools import fact
 
 MEETING = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE")
@@ -22,7 +22,7 @@ TRAINING_NAMES = ("pt_main_thread", "torchrun")
 @fact("processes")
 def find_jobs() -> list[dict[str, Any]]:
     """Return a snapshot.TrainingJob for each job, sorted by the PID of the job's root process."""
-    table = Table()
+    table = ProcessTable()
     ours = _ours(table, os.getpid())
     living = [pid for pid, proc in table.procs.items() if pid not in ours and not proc.kernel and proc.state != "Z"]
     trains = [
@@ -44,13 +44,13 @@ def find_jobs() -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: int(row["pid"]))
 
 
-def _ours(table: Table, *own: int) -> set[int]:
+def _ours(table: ProcessTable, *own: int) -> set[int]:
     """Return the PIDs of all probes on this host, from this run or other runs, with their children and ancestors."""
     probes = {*own, *(pid for pid in table.procs if jobs.is_probe(pid, table))}
     return probes.union(*map(table.descendants, probes), *map(table.ancestors, probes))
 
 
-def _trained(zombie: Proc, table: Table) -> bool:
+def _trained(zombie: Proc, table: ProcessTable) -> bool:
     """Return whether a zombie was a rank or a launcher, by its name or as a Python process below a rank or launcher."""
     parent = zombie.ppid
     below = parent in table.procs and (is_launcher(table.argv(parent)) or jobs.is_rank(parent, table))
@@ -64,7 +64,7 @@ def on_gpus(deadline: float) -> list[dict[str, Any]]:
         return []
     from nccl_doctor.probe import guard
 
-    table, found = Table(), []
+    table, found = ProcessTable(), []
     ours = _ours(table)  # the ranks of another check, which end by themselves
     for use in uses:
         pid = use["pid"]
@@ -88,7 +88,7 @@ def explain_trial(trial: tuple[int, int | None] | None) -> dict[str, Any]:
     return explain(*trial)
 
 
-def _left_behind(found: list[JobProcesses], table: Table) -> list[bool]:
+def _left_behind(found: list[JobProcesses], table: ProcessTable) -> list[bool]:
     """Return, for each job, whether provably nobody is watching the job and it is making no progress."""
     if not found:
         return []
@@ -99,7 +99,7 @@ def _left_behind(found: list[JobProcesses], table: Table) -> list[bool]:
     return [is_alone and next(signs) is None for is_alone in alone]
 
 
-def _row(kind: str, job: JobProcesses, table: Table, *, left: bool) -> dict[str, Any]:
+def _row(kind: str, job: JobProcesses, table: ProcessTable, *, left: bool) -> dict[str, Any]:
     from nccl_doctor.probe import guard
 
     refused = guard.refusal(job, [job.root], table, guard.GRACE_S)

@@ -19,7 +19,7 @@ from typing import Any, Dict, Iterable, Mapping, Sequence
 from nccl_doctor.probe import guard, jobs, privileges, procs, progress
 from nccl_doctor.probe.hang import flows, recorder
 from nccl_doctor.probe.options import find_launcher, read_words
-from nccl_doctor.probe.procs import Table
+from nccl_doctor.probe.procs import ProcessTable
 from nccl_doctor.probe.tools import Unavailable
 
 IN_MAP = re.compile(r"^(?:\S+ ){5} *(/[^\n]*/lib(?:nccl|torch_cuda)\.so[.0-9]*)(?: \(deleted\))?$", re.MULTILINE)
@@ -107,10 +107,10 @@ def _version(place: str, path: str) -> str | None:
 CHILD = ("python", "pt_main")  # beginnings of the kernel's names of ranks; a process that has ended keeps no other name
 MULTIPROCESSING_HELPERS = ("resource_tracker", "semaphore_tracker", "forkserver import main")
 MOST_CLIENTS = 512
-Ends = Dict[str, Any]
+ProcessEnds = Dict[str, Any]
 
 
-def clients(table: Table, pids: list[int]) -> list[dict[str, Any]]:
+def clients(table: ProcessTable, pids: list[int]) -> list[dict[str, Any]]:
     """Return the processes that have loaded torch and have connections, with these connections.
 
     ``dials`` lists the remote ends of connections; ``serves`` lists those that the process itself serves. Each item is
@@ -132,11 +132,11 @@ def clients(table: Table, pids: list[int]) -> list[dict[str, Any]]:
     return found
 
 
-def _counted(rows: list[Ends], side: str) -> Counter[tuple[str, int]]:
+def _counted(rows: list[ProcessEnds], side: str) -> Counter[tuple[str, int]]:
     return Counter((row[side][0], row[side][1]) for row in rows)
 
 
-def _place(pid: int, table: Table) -> dict[str, int | None]:
+def _place(pid: int, table: ProcessTable) -> dict[str, int | None]:
     """Return a rank's index among the children of its Python parent, and their number; exited children count, too."""
     parent = table.procs[pid].ppid
     if parent not in table.procs or not jobs.is_python(table.executable(parent)):
@@ -163,7 +163,7 @@ MOST = 1024
 TEXT = 300
 
 
-def find_ranks(table: Table) -> dict[str, Any]:
+def find_ranks(table: ProcessTable) -> dict[str, Any]:
     """Return a snapshot.JobRank for each rank that this user may examine, and the number of hidden possible ranks."""
     ours = _ours(table)
     # Python processes whose variables we can't read: another user's, or ptrace is restricted
@@ -181,7 +181,7 @@ def find_ranks(table: Table) -> dict[str, Any]:
     return {"ranks": rows, "hidden": len(hidden)}
 
 
-def fairly(pids: Iterable[int], table: Table) -> list[int]:
+def fairly(pids: Iterable[int], table: ProcessTable) -> list[int]:
     """Return at most MOST of these processes, divided fairly among users, so that no user can hide another's."""
     counts: Counter[int | None] = Counter()
     turns = []
@@ -192,7 +192,7 @@ def fairly(pids: Iterable[int], table: Table) -> list[int]:
     return sorted(pid for _, pid in sorted(turns)[:MOST])
 
 
-def launchers(table: Table, ranks: Iterable[int] = ()) -> list[dict[str, Any]]:
+def launchers(table: ProcessTable, ranks: Iterable[int] = ()) -> list[dict[str, Any]]:
     """Return a snapshot.Launcher for each launcher, found by its name or as the Python process above a rank."""
     above = {table.procs[pid].ppid for pid in ranks if pid in table.procs}
     parents = {pid for pid in above if pid in table.procs and jobs.is_python(table.executable(pid))}
@@ -211,7 +211,7 @@ def launchers(table: Table, ranks: Iterable[int] = ()) -> list[dict[str, Any]]:
     return found
 
 
-def unnumbered(table: Table) -> list[dict[str, Any]]:
+def unnumbered(table: ProcessTable) -> list[dict[str, Any]]:
     """Return a snapshot.StoreClient for each process that may be a rank although no variables show it."""
     known = {pid for pid in table.procs if _numbers(table.environ(pid))} | _ours(table)
     may = [
@@ -228,7 +228,7 @@ def unnumbered(table: Table) -> list[dict[str, Any]]:
     return [{**_describe(pid, table, nccl), **found[pid]} for pid in fairly(found, table)]
 
 
-def _ours(table: Table) -> set[int]:
+def _ours(table: ProcessTable) -> set[int]:
     return {os.getpid(), *table.ancestors(os.getpid()), *table.descendants(os.getpid())}
 
 
@@ -246,7 +246,7 @@ def _number(text: str | None) -> int | None:
     return int(text) if text is not None and text.isascii() and text.isdigit() and len(text) < 8 else None
 
 
-def _is_rank(pid: int, numbered: dict[int, Any], table: Table) -> bool:
+def _is_rank(pid: int, numbered: dict[int, Any], table: ProcessTable) -> bool:
     """Return whether a Python process is a rank: no process above, except launchers, has the same variables."""
     if table.procs[pid].state == "Z" or not _runs_python(pid, table):
         return False
@@ -254,12 +254,12 @@ def _is_rank(pid: int, numbered: dict[int, Any], table: Table) -> bool:
     return not any(_runs_python(one, table) for one in above)
 
 
-def _runs_python(pid: int, table: Table) -> bool:
+def _runs_python(pid: int, table: ProcessTable) -> bool:
     return jobs.is_python(table.executable(pid)) and not jobs.is_launcher(table.argv(pid))
 
 
 def _row(
-    pid: int, numbers: tuple[int, int, int | None, int | None], table: Table, nccl: NcclVersions
+    pid: int, numbers: tuple[int, int, int | None, int | None], table: ProcessTable, nccl: NcclVersions
 ) -> dict[str, Any]:
     environ = table.environ(pid)
     rank, size, local_rank, local_size = numbers
@@ -274,7 +274,7 @@ def _row(
     }
 
 
-def _describe(pid: int, table: Table, nccl: NcclVersions) -> dict[str, Any]:
+def _describe(pid: int, table: ProcessTable, nccl: NcclVersions) -> dict[str, Any]:
     environ, loaded = table.environ(pid), nccl.loaded(pid, table.procs[pid].started)
     return {
         "pid": pid,
@@ -298,7 +298,7 @@ MOST_LAUNCHERS = 64
 OPTION_TEXT = 200
 
 
-def find_launchers(table: Table) -> list[dict[str, Any]]:
+def find_launchers(table: ProcessTable) -> list[dict[str, Any]]:
     """Return a snapshot.Starter for each launcher that this user may examine and that has no ranks."""
     some = [pid for pid in sorted(table.procs) if _starts(pid, table)][:MOST_LAUNCHERS]
     if not some:
@@ -325,7 +325,7 @@ def asked(argv: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
     return {name: told[:OPTION_TEXT] for name, told in found.items() if told}
 
 
-def _starts(pid: int, table: Table) -> bool:
+def _starts(pid: int, table: ProcessTable) -> bool:
     if table.procs[pid].state == "Z" or os.getuid() not in (0, table.uid(pid)):
         return False
     if jobs.program(table.argv(pid)) not in jobs.TORCH_LAUNCHERS:

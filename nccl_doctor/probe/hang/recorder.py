@@ -38,7 +38,7 @@ class RankFiles(NamedTuple):
     own: int
 
     def open(self, path: str, kind: int, flags: int) -> int:
-        """Open a file of type ``kind``, such as S_IFREG, by the rank's path, without following a link or blocking."""
+        """Open a file of type ``kind``, such as S_IFREG, at a path as the rank sees it, without following links."""
         found = self._look(path, kind)
         return os.open(str(found), flags | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC, dir_fd=self.own)
 

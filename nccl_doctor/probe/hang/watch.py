@@ -1,8 +1,8 @@
 """Samples ranks whenever the controller asks, and reads their Python stacks with py-spy.
 
 The host's own py-spy is used (probe/tools.py) or, if the host has none, a copy that the controller sent, which runs
-from memory (memfd_create(2)). py-spy opens the files that a process has mapped, by names that this process controls, so
-root runs py-spy as the rank's user, in the rank's root directory (probe/privileges.py). By default, py-spy reads the
+from memory (memfd_create(2)). py-spy opens the files that a process has mapped, under names that the process controls,
+so root runs py-spy as the rank's user, in the rank's root directory (probe/privileges.py). By default, py-spy reads the
 process's memory without stopping the process. Pausing is optional, as are native frames, which require pausing. py-spy
 is never attached to a process that is already stopped or blocked in the kernel, since it could not detach again.
 """
@@ -26,7 +26,7 @@ from nccl_doctor.probe.facts import hardware, run
 from nccl_doctor.probe.hang import flows, ranks, recorder
 from nccl_doctor.probe.hang.exits import Exits
 from nccl_doctor.probe.hang.ranks import NcclVersions, find_launchers
-from nccl_doctor.probe.procs import Table
+from nccl_doctor.probe.procs import ProcessTable
 from nccl_doctor.probe.tools import Unavailable
 
 ASK_S = 3.0  # time for one rank's recorder; the ranks of a host are queried in turn within the sample's own deadline
@@ -46,7 +46,7 @@ class Watch:
 
     def find_starters(self, _request: dict[str, Any]) -> object:
         """Return a snapshot.Starter for each launcher."""
-        return run({"starters": partial(find_launchers, Table())}, ASK_S)["starters"]
+        return run({"starters": partial(find_launchers, ProcessTable())}, ASK_S)["starters"]
 
     def take_spy(self, request: dict[str, Any]) -> None:
         self._spy.install(request["bundle"])
@@ -57,7 +57,7 @@ class Watch:
 
     def find(self, _request: dict[str, Any]) -> dict[str, Any]:
         """Return snapshot.JobRanks, and whether py-spy is available."""
-        table = Table()
+        table = ProcessTable()
         found = ranks.find_ranks(table)
         self._found_at = time.monotonic()
         told = run({"unnumbered": partial(ranks.unnumbered, table)}, ASK_S)
@@ -77,7 +77,7 @@ class Watch:
         """Return a snapshot.HostLook of the ranks with these PIDs. ``stacks`` is one of :data:`MODES`, or None."""
         deadline = time.monotonic() + request["deadline_s"]
         pids = [pid for pid in request["pids"] if pid in self._ranks]
-        table = Table()
+        table = ProcessTable()
         states = {pid: progress.look(pid, self._ranks[pid]["started"], table) for pid in pids}
         alive = {pid: told["state"] for pid, told in states.items() if told is not None}
         at = time.clock_gettime(time.CLOCK_BOOTTIME)

@@ -37,7 +37,7 @@ Outcome = Tuple[str, Union[str, None]]  # as in snapshot.Dial, and the message o
 # the same, the seconds that the dial took, and its own port
 Ended = Tuple[str, Union[str, None], Union[float, None], Union[int, None]]
 Key = Tuple[int, int]  # a target's index, and a port
-Place = Tuple[int, Any]  # an address family, and an address as its sockets expect it
+SocketAddress = Tuple[int, Any]  # an address family, and an address as its sockets expect it
 Beside = Tuple[int, Callable[[], None]]  # a file, and a function to call when it is readable, and now and then
 
 
@@ -49,7 +49,7 @@ def end_with_reset(sock: socket.socket) -> None:
 class Dial:
     """Connects to the first of a name's addresses that accepts a connection, as torch's TCPStore does."""
 
-    def __init__(self, places: list[Place], nonce: bytes, interface: str = "") -> None:
+    def __init__(self, places: list[SocketAddress], nonce: bytes, interface: str = "") -> None:
         self._places, self._nonce, self._interface = list(places), nonce, interface
         self._spoken = False
         self.began = 0.0
@@ -269,9 +269,9 @@ def _room() -> int:
         return 1
 
 
-def resolved(addresses: set[str], timeout_s: float) -> dict[str, list[Place] | Outcome]:
+def resolved(addresses: set[str], timeout_s: float) -> dict[str, list[SocketAddress] | Outcome]:
     """Return the endpoints of each address, with port 0. The host's resolver looks up names in parallel."""
-    found: dict[str, list[Place] | Outcome] = {}
+    found: dict[str, list[SocketAddress] | Outcome] = {}
     names = []
     for address in addresses:
         try:
@@ -284,7 +284,7 @@ def resolved(addresses: set[str], timeout_s: float) -> dict[str, list[Place] | O
     return {**found, **dict.fromkeys(names, late), **answers}
 
 
-def _look_up(name: str, deadline: float) -> list[Place] | Outcome:
+def _look_up(name: str, deadline: float) -> list[SocketAddress] | Outcome:
     """Return a name's addresses. A failure counts only if file descriptors were free before and after the look-up."""
     while True:
         spare = _may_open(SPARE)
@@ -308,7 +308,7 @@ def _may_open(count: int) -> bool:
     return True
 
 
-def endpoints(address: str, port: int, flags: int = socket.AI_NUMERICHOST) -> list[Place]:
+def endpoints(address: str, port: int, flags: int = socket.AI_NUMERICHOST) -> list[SocketAddress]:
     """Return address families and socket addresses. For a name, ``flags`` must be 0, so that the resolver is used."""
     # bytes, as torch passes them: Python's own IDNA is a module that may have to be opened
     found = socket.getaddrinfo(address.encode(), port, type=socket.SOCK_STREAM, flags=flags)

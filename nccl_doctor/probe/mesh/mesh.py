@@ -29,7 +29,7 @@ import threading
 import time
 from typing import Any, Callable
 
-from nccl_doctor.probe.mesh.dials import Beside, Place, dial_all, end_with_reset, endpoints, resolved
+from nccl_doctor.probe.mesh.dials import Beside, SocketAddress, dial_all, end_with_reset, endpoints, resolved
 
 PATIENCE_S = 60.0
 """Seconds that a listener waits for the other side to close. A busy host that reads later sees a reset."""
@@ -313,7 +313,7 @@ class Push:
     the port mesh judges "not-connected".
     """
 
-    def __init__(self, places: list[Place], segment: int | None = None) -> None:
+    def __init__(self, places: list[SocketAddress], segment: int | None = None) -> None:
         self._places, self._segment = list(places), segment
         self._sent = 0
         self.sock: socket.socket | None = None

@@ -23,7 +23,7 @@ from nccl_doctor.probe import guard, jobs, netlink, procs
 from nccl_doctor.probe.gpus import list_gpu_processes
 from nccl_doctor.probe.jobs import JobProcesses, is_launcher, program
 from nccl_doctor.probe.netlink import DiagSocket
-from nccl_doctor.probe.procs import Table, open_files, pids_by_inode
+from nccl_doctor.probe.procs import ProcessTable, open_files, pids_by_inode
 from nccl_doctor.probe.tools import Unavailable, port_range, read
 
 CLOSING = frozenset({"TIME_WAIT", "FIN_WAIT1", "FIN_WAIT2", "LAST_ACK", "CLOSING"})
@@ -34,7 +34,7 @@ GPU_PATIENCE_S = 5.0  # nvidia-smi takes seconds if no daemon keeps the driver l
 SERVICES = "/etc/services"
 
 
-def describe(pid: int, table: Table) -> dict[str, Any]:
+def describe(pid: int, table: ProcessTable) -> dict[str, Any]:
     """Return a process in the JSON form of snapshot.Process, without the field ``refusal``."""
     proc = table.procs[pid]
     age = guard.age_s(pid, table)
@@ -123,7 +123,7 @@ def _in_use(port: int, *, described: bool) -> dict[str, Any]:
     everybody = sorted({pid for some in pids.values() for pid in some})
     processes: list[dict[str, Any]] = [{"pid": pid} for pid in everybody]
     if described:
-        table = Table()
+        table = ProcessTable()
         owners = jobs.jobs_of(everybody, table)
         refusals = guard.refusals(owners, everybody, table, guard.GRACE_S)
         reasons = {pid: one and one.reason for job, one in zip(owners, refusals) for pid in job.pids}
@@ -222,7 +222,7 @@ def look(request: dict[str, Any]) -> dict[str, Any]:
     trial = None if port is None else try_port(port, described=False)
     named = [pid] if pid is not None else [one["pid"] for one in (trial or {}).get("holders", ())]
     gpus = _Gpus() if named else None
-    table = Table()
+    table = ProcessTable()
     if pid is not None and request["started"] is not None and not _lives(pid, request["started"], table):
         named = []
     found = jobs.jobs_of(named, table)
@@ -244,7 +244,7 @@ def send(request: dict[str, Any]) -> dict[str, Any]:
 
     Without a signal, only report which of the processes are still running.
     """
-    table = Table()
+    table = ProcessTable()
     named = [pid for pid, started in request["processes"] if _lives(pid, started, table)]
     family = list(dict.fromkeys(member for pid in named for member in (pid, *table.descendants(pid))))
     family = [pid for pid in family if table.procs[pid].state != "Z"]
@@ -302,7 +302,7 @@ class _Gpus:
 
 
 def _job(
-    job: JobProcesses, named: list[int], table: Table, refused: guard.Refusal | None, gpus: _Gpus | None
+    job: JobProcesses, named: list[int], table: ProcessTable, refused: guard.Refusal | None, gpus: _Gpus | None
 ) -> dict[str, Any]:
     alive = {pid: table.procs[pid] for pid in job.pids if pid in table.procs}
     orphan = jobs.is_orphan(job.root, table)
@@ -341,7 +341,7 @@ def _job(
     }
 
 
-def _lives(pid: int, started: int, table: Table) -> bool:
+def _lives(pid: int, started: int, table: ProcessTable) -> bool:
     return pid in table.procs and table.procs[pid].started == started
 
 

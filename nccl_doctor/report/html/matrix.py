@@ -45,7 +45,7 @@ _LEGEND = {
 }
 
 
-class Group(NamedTuple):
+class MatrixRow(NamedTuple):
     """Hosts that share a row of a figure."""
 
     hosts: Sequence[HostSummary]
@@ -120,29 +120,29 @@ def matrix(report: Report) -> View | None:
     )
 
 
-def groups_of(report: Report, blamed: Collection[str] = ()) -> list[Group]:
+def groups_of(report: Report, blamed: Collection[str] = ()) -> list[MatrixRow]:
     """Return the hosts by rank, in groups if there are too many for single rows."""
     hosts = sorted(report.hosts, key=lambda host: host.node_rank)
     each = -(-len(hosts) // MOST_ROWS)
     groups = []
     for its in (hosts[start : start + each] for start in range(0, len(hosts), each)):
         names = [host.name for host in its]
-        groups.append(Group(its, short(fold(names), 60), not set(blamed).isdisjoint(names)))
+        groups.append(MatrixRow(its, short(fold(names), 60), not set(blamed).isdisjoint(names)))
     return groups
 
 
-def margin(groups: Sequence[Group]) -> float:
+def margin(groups: Sequence[MatrixRow]) -> float:
     """Return the space for names next to a figure, in CSS pixels."""
     return max(14 + min(max(len(group.name) for group in groups), LONGEST) * _LETTER, 66)
 
 
-def _axis(group: Group, cells: Sequence[View]) -> dict[str, Any]:
+def _axis(group: MatrixRow, cells: Sequence[View]) -> dict[str, Any]:
     """Return the name next to a row or column, and whether the hosts there are at fault."""
     blamed = group.blamed and any(cell.mark for cell in cells)
     return {"name": group.name, "label": short(group.name, LONGEST), "blamed": blamed}
 
 
-def _cell(src: Group, dst: Group, dials: _Mesh, x: float) -> View:
+def _cell(src: MatrixRow, dst: MatrixRow, dials: _Mesh, x: float) -> View:
     """Return the cell for a pair of hosts or groups, with its position, colour, letter and phrase."""
     pairs = [(a, b) for a, b in product(src.hosts, dst.hosts) if a is not b]
     between = f"{src.name} to {dst.name}"

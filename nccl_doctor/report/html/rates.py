@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from nccl_doctor.model.report import RateReport, Report, gbps_words
 from nccl_doctor.report.html.document import View, short
-from nccl_doctor.report.html.matrix import LONGEST, Group, groups_of, margin
+from nccl_doctor.report.html.matrix import LONGEST, MatrixRow, groups_of, margin
 from nccl_doctor.report.smoke import time_words
 from nccl_doctor.text.hostlist import grouped, plural
 
@@ -86,14 +86,14 @@ def _picture(name: str, rates: Sequence[RateReport], report: Report) -> View:
     )
 
 
-def _is_blamed(group: Group, direction: str, report: Report) -> bool:
+def _is_blamed(group: MatrixRow, direction: str, report: Report) -> bool:
     """Return whether, according to a diagnosis, one of these hosts is slow in this direction."""
     found = (one for one in report.diagnoses if direction in one.details.directions)
     names = {host for one in found if one.name == "link-slow" for host in one.hosts}
     return any(host.name in names for host in group.hosts)
 
 
-def _cell(src: Group, dst: Group, scale: _Scale, x: float) -> View:
+def _cell(src: MatrixRow, dst: MatrixRow, scale: _Scale, x: float) -> View:
     pairs = [(a.name, b.name) for a in src.hosts for b in dst.hosts if a is not b]
     found = [scale.rates[pair] for pair in pairs if pair in scale.rates]
     if not found:

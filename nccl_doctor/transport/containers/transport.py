@@ -86,7 +86,7 @@ def _entering() -> str:
     return f"python3 -I -S -c {shlex.quote(program)}"
 
 
-class Entry(NamedTuple):
+class ContainerEntry(NamedTuple):
     """A failed attempt to enter a container: the output, the program's exit status, and the running containers."""
 
     options: InsideOptions
@@ -95,7 +95,7 @@ class Entry(NamedTuple):
     running: Sequence[str] | None = None
 
 
-def problem(entry: Entry) -> Problem:
+def problem(entry: ContainerEntry) -> Problem:
     """Return why the command did not run in the container."""
     enters, text = re.escape(program(entry.options)), "\n".join(entry.output)
     absent = rf"(?:^|[\s:]){enters}: (?:command )?not found|command not found: {enters}|unknown command:? \W*{enters}"
@@ -104,7 +104,7 @@ def problem(entry: Entry) -> Problem:
     return next((found for found, words in _SAID if re.search(words, text, re.IGNORECASE)), "failed")
 
 
-def failure(entry: Entry, seconds: float | None = None) -> EngineFailure:
+def failure(entry: ContainerEntry, seconds: float | None = None) -> EngineFailure:
     """Return the failure for this attempt; ``seconds`` is how long no answer came, or None if the program ended."""
     found = problem(entry) if seconds is None else "late"
     options = entry.options
@@ -248,10 +248,10 @@ class InsideTransport:
         try:
             arrived, output = _read_to(channel, mark, deadline)
         except TimeoutError:
-            raise AccessError(failure(Entry(options, (), None), seconds)) from None
+            raise AccessError(failure(ContainerEntry(options, (), None), seconds)) from None
         if arrived:
             return
-        entry = Entry(options, output, channel.exit_status(time.monotonic() + 1))
+        entry = ContainerEntry(options, output, channel.exit_status(time.monotonic() + 1))
         if problem(entry) in ("missing", "stopped"):
             entry = entry._replace(running=self._running(node))
         raise AccessError(failure(entry))

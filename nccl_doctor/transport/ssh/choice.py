@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nccl_doctor.model.cluster import Node
-from nccl_doctor.model.engines.base import Kind
+from nccl_doctor.model.engines.base import TransportKind
 from nccl_doctor.model.engines.ssh import SshOptions
 from nccl_doctor.snapshot.access import SshAuthFailed, SshUnreachable
 from nccl_doctor.transport.base import AccessError, Channel
@@ -34,7 +34,7 @@ class ChoosingTransport:
     commands with the same options.
     """
 
-    def __init__(self, kind: Kind, ssh_config: Path | None = None, *, keeps: bool = False) -> None:
+    def __init__(self, kind: TransportKind, ssh_config: Path | None = None, *, keeps: bool = False) -> None:
         self._kind, self._config = kind, ssh_config
         self._settings: dict[tuple[str, SshOptions], HostSettings] = {}
         self._answers = Answers(ssh_config)

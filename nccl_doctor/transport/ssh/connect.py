@@ -14,7 +14,7 @@ from paramiko.ssh_exception import IncompatiblePeer
 from nccl_doctor.transport.base import AccessError, pause, remaining
 from nccl_doctor.transport.ssh import failures, known_hosts
 from nccl_doctor.transport.ssh.config import BeyondError
-from nccl_doctor.transport.ssh.failures import Login, Target
+from nccl_doctor.transport.ssh.failures import Login, SshDestination
 from nccl_doctor.transport.ssh.identities import Identities, gather, out_of_time
 from nccl_doctor.transport.ssh.known_hosts import KnownKey, KnownKeys
 from nccl_doctor.transport.ssh.session import GreetedStream, ProxyCommandStream, SshSession, Stream, ends_at
@@ -32,7 +32,7 @@ def negotiate(
     transport: SshSession,
     stream: GreetedStream,
     settings: HostSettings,
-    target: Target,
+    target: SshDestination,
     entries: KnownKeys,
     span: tuple[float, float],
 ) -> None:
@@ -64,7 +64,7 @@ def negotiate(
 
 
 def _choose_algorithms(
-    transport: SshSession, settings: HostSettings, target: Target, known: Sequence[KnownKey]
+    transport: SshSession, settings: HostSettings, target: SshDestination, known: Sequence[KnownKey]
 ) -> None:
     """Restrict paramiko to the algorithms that the SSH configuration allows, preferring types of known host keys."""
     options = transport.get_security_options()
@@ -86,7 +86,7 @@ def _choose_algorithms(
 
 
 def _why_no_session(
-    transport: SshSession, stream: GreetedStream, target: Target, seconds: float
+    transport: SshSession, stream: GreetedStream, target: SshDestination, seconds: float
 ) -> AccessError | DroppedError:
     error = transport.get_exception()
     said = stream.head.decode(errors="replace").strip()
@@ -107,7 +107,7 @@ def _why_no_session(
 
 
 def log_in(
-    transport: SshSession, settings: HostSettings, target: Target, span: tuple[float, float], *, alone: bool
+    transport: SshSession, settings: HostSettings, target: SshDestination, span: tuple[float, float], *, alone: bool
 ) -> None:
     """Log in with a key within ``span``; raise AccessError, or BeyondError if only ssh can use a key."""
     started, deadline = span

@@ -17,7 +17,7 @@ from nccl_doctor.transport.base import AccessError
 
 
 @dataclass(frozen=True)
-class Target:
+class SshDestination:
     """A host to which we tried to connect."""
 
     name: str  # as given to ssh, so that ~/.ssh/config applies
@@ -64,7 +64,12 @@ _DETAIL: dict[access.Reason, str] = {
 
 
 def unreachable(
-    target: Target, reason: access.Reason, detail: str = "", evidence: tuple[str, ...] = (), *, late: bool = False
+    target: SshDestination,
+    reason: access.Reason,
+    detail: str = "",
+    evidence: tuple[str, ...] = (),
+    *,
+    late: bool = False,
 ) -> AccessError:
     """Return the failure that no SSH session was established.
 
@@ -75,18 +80,18 @@ def unreachable(
     return AccessError(access.SshUnreachable(detail=words, evidence=bounded(evidence), facts=facts))
 
 
-def timed_out(target: Target, seconds: float, evidence: tuple[str, ...] = ()) -> AccessError:
+def timed_out(target: SshDestination, seconds: float, evidence: tuple[str, ...] = ()) -> AccessError:
     """Return the failure for a TCP connection attempt that was not answered."""
     return unreachable(target, "timed-out", f"did not answer a TCP connection attempt within {seconds:.0f} s", evidence)
 
 
-def silent(target: Target, seconds: float) -> AccessError:
+def silent(target: SshDestination, seconds: float) -> AccessError:
     """Return the failure for a TCP connection on which no SSH greeting arrived in time."""
     detail = f"accepted TCP but sent no SSH greeting within {seconds:.0f} s: it hangs, or something else is listening"
     return unreachable(target, "no-banner", detail)
 
 
-def dropped(target: Target, message: str) -> AccessError:
+def dropped(target: SshDestination, message: str) -> AccessError:
     """Return the failure for connections closed before the greeting; sshd gives a reason only for MaxStartups."""
     why = "sshd's MaxStartups is reached, or it bars this machine" if says_dropped(message) else "without saying why"
     detail = f"closed every connection before the SSH greeting{':' if says_dropped(message) else ','} {why}"
@@ -107,7 +112,7 @@ def says_dropped(message: str) -> bool:
     return "MaxStartups" in message or "Not allowed at this time" in message
 
 
-def of_os_error(target: Target, error: OSError, seconds: float) -> AccessError:
+def of_os_error(target: SshDestination, error: OSError, seconds: float) -> AccessError:
     """Return the failure for an error from connect(2)."""
     reason = _ERRNO.get(error.errno or 0)
     if reason == "timed-out" or (reason is None and isinstance(error, TimeoutError)):
@@ -117,7 +122,7 @@ def of_os_error(target: Target, error: OSError, seconds: float) -> AccessError:
     return unreachable(target, reason, evidence=(f"connect: {error.strerror}",))
 
 
-def not_forwarded(target: Target, reason: access.Reason, message: str) -> AccessError:
+def not_forwarded(target: SshDestination, reason: access.Reason, message: str) -> AccessError:
     """Return the failure for a host to which the jump host can't or may not connect."""
     detail = "" if reason in ("refused", "forwarding") else "could not be reached from its jump host"
     if reason == "name-unresolved":
@@ -125,17 +130,17 @@ def not_forwarded(target: Target, reason: access.Reason, message: str) -> Access
     return unreachable(target, reason, detail, (f"the jump host said: {message}",))
 
 
-def stalled(target: Target, stage: str, seconds: float) -> AccessError:
+def stalled(target: SshDestination, stage: str, seconds: float) -> AccessError:
     """Return the failure for an SSH server that answered but did not finish the handshake or login in time."""
     return unreachable(target, "stalled", f"answered but did not finish {stage} within {seconds:.0f} s")
 
 
-def broken(target: Target, stage: str, why: str) -> AccessError:
+def broken(target: SshDestination, stage: str, why: str) -> AccessError:
     """Return the failure for an SSH server that answered but with which no session could be established."""
     return unreachable(target, "handshake", f"answered but {stage} failed", (why,) if why else ())
 
 
-def no_common(target: Target, sort: str, theirs: str, ours: Iterable[str] = ()) -> AccessError:
+def no_common(target: SshDestination, sort: str, theirs: str, ours: Iterable[str] = ()) -> AccessError:
     """Return the failure for a server that offers no acceptable algorithm; ``theirs`` is a comma-separated list."""
     names = [name for name in theirs.split(",") if not name.startswith(_EXTENSIONS)]
     offer = ", ".join(names[:_MOST_NAMES])[:_OFFER]
@@ -155,7 +160,7 @@ def bounded(lines: Iterable[str]) -> tuple[str, ...]:
 
 
 def host_key_unknown(
-    target: Target, key_type: str, fingerprint: str, known_hosts_file: Path, line: str | None = None
+    target: SshDestination, key_type: str, fingerprint: str, known_hosts_file: Path, line: str | None = None
 ) -> AccessError:
     """Return the failure for an unknown host key; ``line`` is the line for known_hosts, or None if no key was seen."""
     facts = access.UnknownKeyFacts(
@@ -173,7 +178,7 @@ def host_key_unknown(
 
 
 def key_mismatch(
-    target: Target, *, where: tuple[str, int], new: tuple[str, str], old: tuple[str, str] | None, revoked: bool
+    target: SshDestination, *, where: tuple[str, int], new: tuple[str, str], old: tuple[str, str] | None, revoked: bool
 ) -> AccessError:
     """Return the failure for a changed or revoked key; ``where`` is (file, line), and keys are (type, fingerprint)."""
     file, line = where
@@ -224,7 +229,7 @@ class Login:
     beyond: bool = False  # some keys were skipped that the ssh program could use
 
 
-def auth_failed(target: Target, login: Login) -> AccessError:
+def auth_failed(target: SshDestination, login: Login) -> AccessError:
     """Return the failure for a server that did not let us in with any of the keys."""
     same = {key: value for key, value in vars(login).items() if key in access.LoginFacts.model_fields}
     public = login.identity_file is None or Path(f"{login.identity_file}.pub").exists()

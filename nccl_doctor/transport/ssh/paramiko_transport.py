@@ -34,7 +34,7 @@ from weakref import WeakSet
 from nccl_doctor.transport.base import LOGIN_TIMES, AccessError, LineBuffer, Tail, close_all, if_free, remaining
 from nccl_doctor.transport.ssh import failures, known_hosts
 from nccl_doctor.transport.ssh.config import BeyondError
-from nccl_doctor.transport.ssh.failures import Target
+from nccl_doctor.transport.ssh.failures import SshDestination
 from nccl_doctor.transport.ssh.settings import QUEUE, HostSettings, Places
 
 with warnings.catch_warnings():  # cryptography warns about ciphers that paramiko only lists
@@ -296,7 +296,7 @@ class ParamikoTransport:
         self._resolve_jump, self._alone, self._keeps = resolve_jump, alone, keeps
         self._kept: list[tuple[HostSettings, SshSession]] = []
         self._lock = threading.Lock()
-        self._tries: Counter[Target] = Counter()
+        self._tries: Counter[SshDestination] = Counter()
         # by jump hosts, and the number of the try for hosts behind them
         self._jumps: dict[tuple[str, int], Future[_Jump]] = {}
         self._channels: WeakSet[ParamikoChannel] = WeakSet()

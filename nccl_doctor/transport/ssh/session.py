@@ -27,7 +27,7 @@ from paramiko.packet import Packetizer
 
 from nccl_doctor.transport.base import remaining
 from nccl_doctor.transport.ssh import failures
-from nccl_doctor.transport.ssh.failures import Target
+from nccl_doctor.transport.ssh.failures import SshDestination
 
 _GREETING = 1024
 _LAST_WORDS = 2048
@@ -112,7 +112,7 @@ class GreetedStream:
         self.ended = self.ended or not self._closed
 
 
-def look_up(target: Target, deadline: float) -> list[tuple[Any, ...]]:
+def look_up(target: SshDestination, deadline: float) -> list[tuple[Any, ...]]:
     """Return the result of getaddrinfo(3); a resolver that misses the deadline is abandoned in its thread."""
     answer: queue.SimpleQueue[list[tuple[Any, ...]] | OSError | UnicodeError] = queue.SimpleQueue()
 
@@ -134,7 +134,7 @@ def look_up(target: Target, deadline: float) -> list[tuple[Any, ...]]:
     raise failures.unreachable(target, "name-unresolved", evidence=(f"{target.address}: {banner}",)) from result
 
 
-def dial(target: Target, deadline: float, bound: float, mss: int | None = None) -> socket.socket:
+def dial(target: SshDestination, deadline: float, bound: float, mss: int | None = None) -> socket.socket:
     """Return a connection to the first of a target's addresses that answers, or raise AccessError.
 
     ``mss`` limits the size of segments in both directions, in bytes.

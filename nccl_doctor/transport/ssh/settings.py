@@ -18,7 +18,7 @@ from nccl_doctor.transport.base import AccessError
 from nccl_doctor.transport.ssh import config as ssh_config
 from nccl_doctor.transport.ssh import failures
 from nccl_doctor.transport.ssh.config import BeyondError, Values, expand
-from nccl_doctor.transport.ssh.failures import Target
+from nccl_doctor.transport.ssh.failures import SshDestination
 
 _HOST = re.compile(r"[\w.:%][\w.:%-]*")
 _USER = re.compile(r"[^-\s'\"`$\\;&<>|(){}\x00-\x1f\x7f][^\s'\"`$\\;&<>|(){}\x00-\x1f\x7f]*")
@@ -97,8 +97,8 @@ class HostSettings:
         usable = [path for path in self.user_known_hosts if path != Path(os.devnull)]
         return next(iter((*usable, *self.global_known_hosts)), expand("~/.ssh/known_hosts"))
 
-    def target(self, *, hop: bool = False) -> Target:
-        return Target(self.name, self.hostname, self.port, self.user, hop=hop, via=self.via)
+    def target(self, *, hop: bool = False) -> SshDestination:
+        return SshDestination(self.name, self.hostname, self.port, self.user, hop=hop, via=self.via)
 
 
 def check_name(name: str, options: SshOptions) -> None:
@@ -123,9 +123,9 @@ def arguments(options: SshOptions) -> list[str]:
     return argv + [word for option in options.options for word in ("-o", option)]
 
 
-def asked(name: str, options: SshOptions) -> Target:
+def asked(name: str, options: SshOptions) -> SshDestination:
     """Return the target as requested, before its settings are known."""
-    return Target(name, name, options.port or 22, options.user or "")
+    return SshDestination(name, name, options.port or 22, options.user or "")
 
 
 _ALIAS_S = 5.0
@@ -287,7 +287,7 @@ class Places:
         self._free = threading.BoundedSemaphore(MAX_HANDSHAKES)
 
     @contextmanager
-    def place(self, target: Target, seconds: float) -> Iterator[None]:
+    def place(self, target: SshDestination, seconds: float) -> Iterator[None]:
         """Occupy a place for at most :data:`PLACE_S`; raise AccessError if none becomes free in time."""
         if not self._free.acquire(timeout=max(0.0, seconds)):
             raise failures.stalled(target, "waiting for its turn at the jump host", seconds)

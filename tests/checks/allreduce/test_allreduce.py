@@ -32,7 +32,11 @@ NAMED = [
         "Rank 1 on node2 exited with status 7 without printing anything",
     ),
     ("allreduce_failed/fires-dead-at-the-deadline", ["node2"], "Rank 1 on node2 exited without printing anything"),
-    ("allreduce_failed/fires-connection-lost", ["node3"], "node3 dropped out of the all-reduce: the connection ended"),
+    (
+        "allreduce_failed/fires-connection-lost",
+        ["node3"],
+        "The session with node3 was lost during the all-reduce: the connection ended",
+    ),
     ("allreduce_failed/fires-isolated-pair", ["node1", "node2"], "node1 and node2 fail with each other"),
     ("allreduce_timeout/fires-suspended", ["node2"], "rank 1 on node2 was suspended"),
     ("allreduce_timeout/fires-in-the-kernel", ["node3"], "in the kernel (nfs4_wait_clnt_recover)"),

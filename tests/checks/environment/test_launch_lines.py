@@ -85,7 +85,7 @@ TABLE: list[tuple[str, dict[str, Any], dict[str, Any], dict[str, Any], str, str]
     (HRNET, {"hosts": 2}, {"a": f"{MASTER}:29500"}, {"a": "127.0.0.1:23456"}, "would never connect", "tcp://10.0.0.1:29500"),
     (HRNET, {"hosts": 2}, {"a": f"{MASTER}:29500"}, {"a": "127.1.1.20:12345"}, "would never connect", "tcp://10.0.0.1:29500"),
     ("torchrun --standalone --nproc_per_node={g} train.py{x}", {"hosts": 1}, {"g": 2, "x": ""}, {"g": 8}, "8 ranks per node", "=2"),
-    (ELASTIC, {"hosts": 3}, {"n": "1:4", "g": 2, "k": "c10d", "a": f"{MASTER}:29500"}, {"k": "static"}, "a range needs", ""),
+    (ELASTIC, {"hosts": 3}, {"n": "1:4", "g": 2, "k": "c10d", "a": f"{MASTER}:29500"}, {"k": "static"}, "is a range", ""),
     (ELASTIC, {"hosts": 3}, {"n": "3", "g": 2, "k": "c10d", "a": f"{MASTER}:29500"}, {"a": "localhost:29500"}, "would never connect", "endpoint=10.0.0.1:29500"),
     ("torchrun --nproc_per_node={g} --nnodes={n} --node_rank=0 --master_addr=10.0.0.1 --master_port=29500 train.py", {"hosts": 2, "gpus": 1}, {"g": "gpu", "n": 2}, {"n": 4}, "says --nnodes=4", "--nnodes=2"),
     ("accelerate launch --multi_gpu --num_machines {n} --num_processes 4 --machine_rank 0 --main_process_ip {a} --main_process_port 29500 train.py", {"hosts": 2}, {"n": 2, "a": MASTER}, {"a": "127.0.0.1"}, "would never connect", "--main_process_ip=10.0.0.1"),

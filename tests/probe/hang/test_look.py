@@ -23,7 +23,7 @@ from nccl_doctor.collect.hang.hang import own_program, pack
 from nccl_doctor.probe import procs, tools
 from nccl_doctor.probe.facts.hardware import parse_killed
 from nccl_doctor.probe.hang import flows, ranks, watch
-from nccl_doctor.probe.procs import Table
+from nccl_doctor.probe.procs import ProcessTable
 from nccl_doctor.probe.progress import look
 from tests.patience import LONG_S
 from tests.ras_server import Service, serving
@@ -86,16 +86,16 @@ def seen(spy: watch.Spy, pid: int, letter: str = "S", mode: str = "read") -> lis
 
 
 def test_a_sleeping_process(sleeper: int) -> None:
-    told = look(sleeper, started(sleeper), Table())
+    told = look(sleeper, started(sleeper), ProcessTable())
     assert told is not None
     assert (told["state"], told["threads"], told["workers"]) == ("S", 1, [])
     assert told["cpu_s"] > 0
     assert told["wanted_s"][str(sleeper)] > 0
     assert told["io_bytes"] > 1000
-    again = look(sleeper, started(sleeper), Table())
+    again = look(sleeper, started(sleeper), ProcessTable())
     assert again is not None
     assert again["switches"] == told["switches"]
-    assert look(sleeper, started(sleeper) + 1, Table()) is None
+    assert look(sleeper, started(sleeper) + 1, ProcessTable()) is None
 
 
 def test_its_connection_waits_for_a_reader(sleeper: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
 
@@ -35,3 +36,23 @@ def test_every_word_of_the_glossary_is_one_of_the_code_and_they_are_few() -> Non
     used = {part.lower() for pair in names for name in pair for part in re.findall(r"[A-Z]?[a-z]+", name)}
     assert [word for word in words if not used & {word, f"{word}s"}] == []
     assert len(words) <= 25
+
+
+def types_of(path: Path) -> set[str]:
+    """The public classes and aliases of types that a module defines; type variables may be alike."""
+    found = set()
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.ClassDef):
+            found.add(node.name)
+        elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            found.add(node.targets[0].id)
+    return {name for name in found if re.fullmatch(r"[A-Z][A-Za-z]*[a-z][A-Za-z]*", name)}
+
+
+def test_a_type_name_stands_for_one_thing() -> None:
+    places: dict[str, list[str]] = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        for name in types_of(path):
+            places.setdefault(name, []).append(str(path.relative_to(PACKAGE)))
+    assert len(places) > 700
+    assert {name: modules for name, modules in places.items() if len(modules) > 1} == {}

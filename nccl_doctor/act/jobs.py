@@ -6,7 +6,7 @@ from datetime import datetime, timezone
 from time import monotonic
 
 from nccl_doctor.act.ports.fix_port import Steps, end_leftover
-from nccl_doctor.act.ports.fleet import LIFETIME_S, Machine, SessionMachine, ThisMachine
+from nccl_doctor.act.ports.fleet import LIFETIME_S, LocalMachine, QueriedMachine, SessionMachine
 from nccl_doctor.act.record import Journal, entry
 from nccl_doctor.act.root import CONNECT_S
 from nccl_doctor.crew.session import ProbeSession
@@ -16,7 +16,7 @@ from nccl_doctor.model.acts import Step, StepResult
 from nccl_doctor.model.cluster import Node
 from nccl_doctor.model.engine import place_of
 from nccl_doctor.model.operations.programs import EndJob
-from nccl_doctor.model.ports import GRACE_S, Identity
+from nccl_doctor.model.ports import GRACE_S, ProcessIdentity
 from nccl_doctor.text.shell import clean
 from nccl_doctor.transport.base import AccessError, Transport
 
@@ -25,10 +25,10 @@ def end_job(step: Step, operation: EndJob, node: Node, transport: Transport) -> 
     """End a leftover job, but leave a different process alone that has the same PID by now."""
     at = datetime.now(timezone.utc).isoformat(timespec="seconds")
     known = {"number": step.number, "host": step.host, "at": at}
-    machine: Machine | None = None
+    machine: QueriedMachine | None = None
     try:
         machine = _machine(node, transport)
-        process = Identity(operation.pid, operation.ticks)
+        process = ProcessIdentity(operation.pid, operation.ticks)
         steps = Steps(True, False, True, GRACE_S, lambda _report: True, lambda _text: None, lambda _text: None)
         report = end_leftover(machine, operation.port, process, steps)
     except (NotReachedError, AccessError) as error:
@@ -72,8 +72,8 @@ def set_variables(step: Step, file: str, journal: Journal | None) -> StepResult:
     return StepResult.model_validate({**known, "outcome": "done", "exit_code": 0})
 
 
-def _machine(node: Node, transport: Transport) -> Machine:
+def _machine(node: Node, transport: Transport) -> QueriedMachine:
     if node.local and not place_of(node):
-        return ThisMachine()
+        return LocalMachine()
     deadline = monotonic() + CONNECT_S
     return SessionMachine(ProbeSession.open(transport, node, deadline, LIFETIME_S + GRACE_S))

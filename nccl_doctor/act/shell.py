@@ -65,7 +65,7 @@ def shell_program(nonce: str, *, root: bool) -> Line:
 
 
 @dataclass(frozen=True)
-class Ended:
+class CommandResult:
     """The exit status of a command, and the lines that it printed (only the last ones if there were many)."""
 
     status: int
@@ -89,7 +89,7 @@ class RemoteShell:
         """Return whether any of the lines contains something that must not be shown."""
         return any(self._hidden(line) != line for line in lines)
 
-    def run(self, command: str, seconds: float, *, whole: bool = False) -> Ended:
+    def run(self, command: str, seconds: float, *, whole: bool = False) -> CommandResult:
         """Run a command; raise TimeoutError, OSError, EOFError or FloodError if its end was not seen.
 
         If ``whole``, the output is data, so all lines are returned in full. Otherwise only the last lines are returned
@@ -106,7 +106,7 @@ class RemoteShell:
             words = text.split()
             if words[:3] == [self._nonce, "end", str(self._number)] and len(words) == 4 and words[3].isdecimal():
                 self._channel.send(b"ended\n", until)
-                return Ended(int(words[3]), tuple(kept))
+                return CommandResult(int(words[3]), tuple(kept))
             if whole:
                 kept.append(clean(text).strip())
             else:

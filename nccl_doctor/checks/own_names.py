@@ -11,7 +11,7 @@ from nccl_doctor.checks.view import View, failed_where
 from nccl_doctor.model.base import Unknown, known
 from nccl_doctor.model.finding import Details, Finding, Fix, Severity
 from nccl_doctor.nccl.gloo import GLOO_SOCKET_IFNAME, gloo_devices_of, lost_to
-from nccl_doctor.nccl.interfaces import Failure
+from nccl_doctor.nccl.interfaces import NcclFailure
 from nccl_doctor.nccl.reachability import Reachable, reach
 from nccl_doctor.nccl.suggest import setting
 from nccl_doctor.nccl.variables import NCCL2_SWITCH, uses_nccl2
@@ -77,7 +77,7 @@ def _own_names(view: View) -> Iterator[OwnName]:
         resolution = known(facts.resolution).get(identity.hostname)
         variables = {**known(facts.env), **host.node.env}
         devices = gloo_devices_of(host)
-        if devices and not isinstance(devices, Failure):
+        if devices and not isinstance(devices, NcclFailure):
             addresses[host.name] = devices[0].address
             if resolution is not None and len(variables.get(GLOO_SOCKET_IFNAME, "")) < 2:
                 named[host.name] = identity.hostname, resolution

@@ -29,7 +29,7 @@ WHOLE = 0.8  # share of a row that must be bad for the row to be bad
 TRIALS = 3  # rates of a row or column that are measured again
 MAD = 1.4826  # standard deviations in a median absolute deviation
 
-Direction = Literal["send", "receive"]
+FlowDirection = Literal["send", "receive"]
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class SlowLink:
     rails: tuple[int, ...]
     rates: tuple[PairRate, ...]  # the bad ones
     usual: float
-    directions: tuple[Direction, ...] = ()  # of a host
+    directions: tuple[FlowDirection, ...] = ()  # of a host
     whole_rail: bool = False
 
     @property
@@ -58,7 +58,7 @@ class SlowLink:
 
 
 @dataclass(frozen=True)
-class Rail:
+class RailRates:
     """The rates of one rail."""
 
     number: int
@@ -67,9 +67,9 @@ class Rail:
 
     @cached_property
     def bests(self) -> list[float]:
-        found: dict[tuple[Direction, str], float] = {}
+        found: dict[tuple[FlowDirection, str], float] = {}
         for rate in self.rates.values():
-            ends: tuple[tuple[Direction, str], ...] = ("send", rate.src), ("receive", rate.dst)
+            ends: tuple[tuple[FlowDirection, str], ...] = ("send", rate.src), ("receive", rate.dst)
             for end in ends:
                 found[end] = max(found.get(end, 0.0), rate.gbps)
         return list(found.values())
@@ -108,19 +108,21 @@ class Rail:
 
 
 @dataclass
-class Judgement:
+class RateJudgement:
     """Slow links, and for each host in ``limited``, how that host itself limited a rate that looked slow."""
 
     slow: list[SlowLink] = field(default_factory=list)
     limited: dict[str, str] = field(default_factory=dict)
 
 
-def rails(rates: Rates) -> list[Rail]:
+def rails(rates: Rates) -> list[RailRates]:
     found: dict[int, dict[tuple[str, str], PairRate]] = {}
     for (src, dst, number), rate in rates.final.items():
         found.setdefault(number, {})[src, dst] = rate
     first = {(one.src, one.dst, one.rail): one for one in reversed(rates.rates)}
-    return [Rail(number, its, {pair: first[(*pair, number)] for pair in its}) for number, its in sorted(found.items())]
+    return [
+        RailRates(number, its, {pair: first[(*pair, number)] for pair in its}) for number, its in sorted(found.items())
+    ]
 
 
 def suspects(rates: Rates) -> list[PairRate]:
@@ -140,11 +142,11 @@ def suspects(rates: Rates) -> list[PairRate]:
     return found
 
 
-def judge_rates(rates: Rates) -> Judgement:
+def judge_rates(rates: Rates) -> RateJudgement:
     """Return the hosts, pairs and rails that are slow or lose packets; all bad rails of one host form one entry."""
-    judgement = Judgement()
-    hosts: dict[str, list[tuple[Rail, Direction, list[PairRate]]]] = {}
-    pairs: dict[frozenset[str], list[tuple[Rail, PairRate]]] = {}
+    judgement = RateJudgement()
+    hosts: dict[str, list[tuple[RailRates, FlowDirection, list[PairRate]]]] = {}
+    pairs: dict[frozenset[str], list[tuple[RailRates, PairRate]]] = {}
     measured = rails(rates)
     for rail in measured:
         if len(rail.rates) < 2:  # nothing to compare it with
@@ -160,10 +162,10 @@ def judge_rates(rates: Rates) -> Judgement:
     return judgement
 
 
-Line = tuple[str, Direction, list[PairRate]]
+RateLine = tuple[str, FlowDirection, list[PairRate]]
 
 
-def _explained(rail: Rail, judgement: Judgement) -> tuple[list[Line], list[PairRate]]:
+def _explained(rail: RailRates, judgement: RateJudgement) -> tuple[list[RateLine], list[PairRate]]:
     """Return the rows and columns that are bad as a whole, and the bad rates outside them."""
     looked_bad = {pair: rate for pair, rate in rail.rates.items() if rail.is_bad(rate)}
     lines, _ = _cover(looked_bad, set(rail.rates))
@@ -178,10 +180,10 @@ def _explained(rail: Rail, judgement: Judgement) -> tuple[list[Line], list[PairR
     return _cover(bad, rail.rates.keys() - looked_bad.keys() | bad.keys())
 
 
-def _cover(bad: dict[tuple[str, str], PairRate], known: set[tuple[str, str]]) -> tuple[list[Line], list[PairRate]]:
+def _cover(bad: dict[tuple[str, str], PairRate], known: set[tuple[str, str]]) -> tuple[list[RateLine], list[PairRate]]:
     """Return rows and columns that are bad as a whole, those with most bad rates first, and the remaining bad rates."""
     bad, known = dict(bad), set(known)
-    lines: list[Line] = []
+    lines: list[RateLine] = []
     while (best := max(_lines(bad, known), key=lambda line: len(line[2]), default=None)) is not None:
         lines.append(best)
         for rate in best[2]:
@@ -190,7 +192,7 @@ def _cover(bad: dict[tuple[str, str], PairRate], known: set[tuple[str, str]]) ->
     return lines, list(bad.values())
 
 
-def _lines(bad: dict[tuple[str, str], PairRate], known: set[tuple[str, str]]) -> Iterator[Line]:
+def _lines(bad: dict[tuple[str, str], PairRate], known: set[tuple[str, str]]) -> Iterator[RateLine]:
     """Yield the rows and columns in which nearly all rates, and at least two, are bad."""
     for place, direction in ((0, "send"), (1, "receive")):
         all_of = Counter(pair[place] for pair in known)
@@ -202,21 +204,21 @@ def _lines(bad: dict[tuple[str, str], PairRate], known: set[tuple[str, str]]) ->
                 yield host, ("send" if direction == "send" else "receive"), its
 
 
-def _of_pair(bad: list[tuple[Rail, PairRate]]) -> SlowLink:
+def _of_pair(bad: list[tuple[RailRates, PairRate]]) -> SlowLink:
     rates = tuple(rate for _, rate in bad)
     numbers = tuple(dict.fromkeys(rail.number for rail, _ in bad))
     return SlowLink((rates[0].src, rates[0].dst), numbers, rates, median(rail.usual for rail, _ in bad))
 
 
-def _of_host(name: str, lines: list[tuple[Rail, Direction, list[PairRate]]]) -> SlowLink:
+def _of_host(name: str, lines: list[tuple[RailRates, FlowDirection, list[PairRate]]]) -> SlowLink:
     numbers = tuple(dict.fromkeys(rail.number for rail, _, _ in lines))
-    order: tuple[Direction, ...] = ("send", "receive")
+    order: tuple[FlowDirection, ...] = ("send", "receive")
     directions = tuple(one for one in order if any(direction == one for _, direction, _ in lines))
     rates = tuple(rate for _, _, its in lines for rate in its)
     return SlowLink((name,), numbers, rates, median(rail.usual for rail, _, _ in lines), directions)
 
 
-def _of_rails(measured: list[Rail], rates: Rates, judgement: Judgement) -> Iterator[SlowLink]:
+def _of_rails(measured: list[RailRates], rates: Rates, judgement: RateJudgement) -> Iterator[SlowLink]:
     for rail in measured:
         usual = _slower_rail(rail, measured, rates)
         again = tuple(rate for rate in rail.rates.values() if rate.alone)
@@ -229,7 +231,7 @@ def _of_rails(measured: list[Rail], rates: Rates, judgement: Judgement) -> Itera
             yield SlowLink(rail.hosts, (rail.number,), again, usual, whole_rail=True)
 
 
-def _slower_rail(rail: Rail, measured: list[Rail], rates: Rates) -> float | None:
+def _slower_rail(rail: RailRates, measured: list[RailRates], rates: Rates) -> float | None:
     """Return the rate that a rail should reach, judged by its links or by other rails; None if the rail is not slow."""
     speeds = [speed for rate in rail.rates.values() if (speed := link_gbps(rates, rate)) is not None]
     if len(speeds) == len(rail.rates):

@@ -163,10 +163,10 @@ class View:
         return {value: tuple(names) for value, names in groups.items()}
 
 
-Phase = Literal["mesh", "smoke", "rates"]
+NeededPhase = Literal["mesh", "smoke", "rates"]
 """Fields of :class:`~nccl_doctor.snapshot.Snapshot` that some checks require."""
 
-PHASES: tuple[Phase, ...] = get_args(Phase)
+PHASES: tuple[NeededPhase, ...] = get_args(NeededPhase)
 
 
 def check(
@@ -226,7 +226,7 @@ def common_labels(kube: KubeFacts) -> dict[str, str]:
 
 
 @dataclass(frozen=True)
-class Difference:
+class HostDifference:
     """A property that differs between hosts, with the hosts for each value; the most common value comes first."""
 
     subject: str
@@ -241,12 +241,12 @@ class Difference:
         return f"{self.subject}: " + ", ".join(f"{value} on {fold(hosts)}" for value, hosts in self.groups.items())
 
 
-def difference(subject: str, values: Mapping[str, str]) -> Difference | None:
+def difference(subject: str, values: Mapping[str, str]) -> HostDifference | None:
     """Return how the hosts' values differ; None if all are equal."""
     groups = grouped((value, host) for host, value in values.items())
     if len(groups) < 2:
         return None
-    return Difference(subject, dict(sorted(groups.items(), key=lambda item: -len(item[1]))))
+    return HostDifference(subject, dict(sorted(groups.items(), key=lambda item: -len(item[1]))))
 
 
 def minority(values: Mapping[str, object]) -> tuple[str, ...]:

@@ -20,12 +20,12 @@ def check(
     line: Annotated[
         list[str] | None, typer.Argument(metavar="-- LINE", help="Launch line of the job; checked, not run.")
     ] = None,
-    output: options.Output = "human",
+    output: options.OutputOption = "human",
     shown: options.DiagnosisOptions,
     chosen: options.SelectOptions,
     timeout: options.TimeoutWithSmoke = None,
     reached: options.ReachOptions,
-    job: options.EngineOptions,
+    job: options.ServerOptions,
     mesh: Annotated[
         Literal["auto", "full", "none"],
         options.of_run(
@@ -34,7 +34,7 @@ def check(
             help="Which pairs of hosts to test; auto: all pairs of up to 128 hosts, a sample beyond that.",
         ),
     ] = "auto",
-    rate: options.Rate = False,
+    rate: options.RateOption = False,
     yes: options.RateBesideJobs = False,
     sudo: options.Sudo = False,
     no_smoke: options.NoSmoke = False,

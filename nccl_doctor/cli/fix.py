@@ -65,7 +65,7 @@ def fix(
     chosen: options.SelectOptions,
     timeout: options.TimeoutWithSmoke = None,
     reached: options.ReachOptions,
-    job: options.EngineOptions,
+    job: options.ServerOptions,
     sudo: options.Sudo = False,
     no_smoke: options.NoSmoke = False,
     smoke_timeout: options.SmokeTimeout = 60.0,

@@ -20,7 +20,7 @@ from nccl_doctor.text.shell import clean
 if TYPE_CHECKING:
     from nccl_doctor.act.ports.fix_port import Steps
     from nccl_doctor.inventory.sources import HostSource
-    from nccl_doctor.model.ports import Identity, PortReport
+    from nccl_doctor.model.ports import PortReport, ProcessIdentity
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class PortOptions:
             "--wait", help="Wait until TIME_WAIT has expired, or another check that uses the port has finished."
         ),
     ] = False
-    transport: options.Transport = "auto"
+    transport: options.TransportOption = "auto"
     connect_timeout: options.ConnectTimeout = None
 
     def named(self) -> PortOptions:
@@ -95,7 +95,7 @@ class PortOptions:
             raise UsageError(f"{file} and --hosts {self.hosts} are both hosts files; give one of them")
         return replace(self, port=port, file=None, hosts=file)
 
-    def process(self) -> Identity | None:
+    def process(self) -> ProcessIdentity | None:
         """Return the process given with ``--pid``, or None without it; raise UsageError if the value is malformed."""
         from nccl_doctor.model.ports import as_identity
 

@@ -13,7 +13,7 @@ from nccl_doctor.cli.output import Out, finish
 def hosts(
     *,
     which: options.HostOptions,
-    job: options.EngineOptions,
+    job: options.ServerOptions,
     output: Annotated[str, options.output("hosts")] = "human",
     show_secrets: options.ShowSecrets = False,
 ) -> None:

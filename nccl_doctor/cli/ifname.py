@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from nccl_doctor.cli import options
-from nccl_doctor.cli.options import EngineOptions, HostOptions, ReachOptions, among, flattened
+from nccl_doctor.cli.options import HostOptions, ReachOptions, ServerOptions, among, flattened
 from nccl_doctor.cli.output import Out, finish, form_of
 
 RDMA = {"NCD403", "NCD404", "NCD405", "NCD406"}  # faults that keep RDMA devices from connecting
@@ -43,7 +43,7 @@ def ifname(
     show_secrets: options.ShowSecrets = False,
     timeout: options.Timeout = 60.0,
     reached: ReachOptions,
-    job: EngineOptions,
+    job: ServerOptions,
     load_from: options.From = None,
 ) -> None:
     """Show which interface NCCL will use on each host, why, and what to set."""

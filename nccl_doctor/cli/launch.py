@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from nccl_doctor.cli.options import EngineOptions, NameOptions, completing, flattened
+from nccl_doctor.cli.options import NameOptions, ServerOptions, completing, flattened
 from nccl_doctor.cli.output import Out, finish
 from nccl_doctor.report.render import FORMS
 
@@ -38,7 +38,7 @@ def launch(
     use_env: Annotated[
         bool, typer.Option("--use-env", help="With --launcher launch, pass no --local_rank argument.")
     ] = False,
-    job: EngineOptions,
+    job: ServerOptions,
     batch_size: Annotated[
         int | None,
         typer.Option("--batch-size", metavar="N", min=1, help="Check that N is divisible by the number of ranks."),

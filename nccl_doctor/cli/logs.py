@@ -54,7 +54,7 @@ def logs(
     follow: Follow = False,
     summary: Summary = False,
     snapshot: With = None,
-    output: options.Output = "human",
+    output: options.OutputOption = "human",
     shown: DiagnosisOptions,
     chosen: SelectOptions,
 ) -> None:

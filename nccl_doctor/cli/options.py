@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from nccl_doctor.model.cluster import Cluster
     from nccl_doctor.model.register import Check
 
-Codes = set[str] | None
+CheckCodes = set[str] | None
 """Codes of the checks to run. None means all checks, which then need not be imported."""
 
 
@@ -81,7 +81,7 @@ of_hosts = partial(typer.Option, rich_help_panel="Hosts")
 of_engine = partial(typer.Option, rich_help_panel="Slurm and Kubernetes")
 of_job = partial(typer.Option, rich_help_panel="Job")
 of_run = partial(typer.Option, rich_help_panel="What to check")
-of_output = partial(typer.Option, rich_help_panel="Output")
+of_output = partial(typer.Option, rich_help_panel="OutputOption")
 of_watch = partial(typer.Option, rich_help_panel="With --watch")
 PANELS = [str(one.keywords["rich_help_panel"]) for one in (of_watch, of_hosts, of_job, of_run, of_output, of_engine)]
 """Option panels in the order of ``--help``; the options needed most often come first."""
@@ -132,7 +132,7 @@ def output(command: str) -> object:
     return of_output("-o", "--output", metavar="|".join(FORMS[command]), help=text, autocompletion=complete)
 
 
-Output = Annotated[str, output("check")]
+OutputOption = Annotated[str, output("check")]
 OutputFile = Annotated[
     Path | None, of_output("--output-file", metavar="FILE", help="Write the report to FILE instead of stdout.")
 ]
@@ -162,7 +162,7 @@ NoSmoke = Annotated[bool, of_run("--no-smoke", help="Skip the all-reduce.")]
 NoDiagnostics = Annotated[
     bool, of_run("--no-diagnostics", help="Run the all-reduce without NCCL's own diagnostics (NCCL 2.31 and later).")
 ]
-Rate = Annotated[
+RateOption = Annotated[
     bool,
     of_run(
         "--rate",
@@ -176,7 +176,7 @@ RateBesideJobs = Annotated[
         "-y", "--yes", help="With --rate, measure even if training jobs are running on the hosts; this slows them down."
     ),
 ]
-Transport = Annotated[
+TransportOption = Annotated[
     str,
     of_hosts(
         "--transport",
@@ -297,7 +297,7 @@ class JobOptions(LoginOptions):
 
 
 @dataclass(frozen=True)
-class EngineOptions(JobOptions):
+class ServerOptions(JobOptions):
     """Job settings, and the engine that will run on the hosts."""
 
     engine: Annotated[
@@ -316,7 +316,7 @@ class ReachOptions:
     """Options for connecting to the hosts."""
 
     connect_timeout: ConnectTimeout = None
-    transport: Transport = "auto"
+    transport: TransportOption = "auto"
 
 
 @dataclass(frozen=True)
@@ -385,7 +385,7 @@ class SelectOptions:
         ),
     ] = None
 
-    def codes(self) -> Codes:
+    def codes(self) -> CheckCodes:
         """Return the codes of the selected checks; raise UsageError for a word that is not a code, name or category."""
         if not self.only and not self.skip:
             return None
@@ -415,7 +415,7 @@ def _meant(word: str) -> tuple[Check, ...]:
     return found
 
 
-def among(codes: Codes) -> Callable[[Check], bool]:
+def among(codes: CheckCodes) -> Callable[[Check], bool]:
     return lambda check: codes is None or check.code in codes
 
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 Color = Literal["auto", "always", "never"]
 FailOn = Literal["info", "warning", "error", "never"]  # the least severity that makes the exit code 1
-Shown = TypeVar("Shown")
+ShownDocument = TypeVar("ShownDocument")
 
 
 SUFFIXES = {".html": "html", ".json": "json", ".xml": "junit", ".prom": "prometheus"}
@@ -72,7 +72,7 @@ class Out(NamedTuple):
         """Line width in character cells: that of the terminal but at most 100, or 80 without a terminal."""
         return min(shutil.get_terminal_size((80, 24)).columns, 100) if sys.stdout.isatty() else 80
 
-    def hidden(self, document: Shown) -> Shown:
+    def hidden(self, document: ShownDocument) -> ShownDocument:
         """Return the document or text with secrets hidden, unless ``show_secrets`` is set."""
         return document if self.show_secrets else hide_secrets(document)
 

@@ -13,7 +13,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple
 
-from nccl_doctor.cli.options import Codes, HostOptions, KeepOptions, ReachOptions, SelectOptions, among
+from nccl_doctor.cli.options import CheckCodes, HostOptions, KeepOptions, ReachOptions, SelectOptions, among
 from nccl_doctor.cli.output import INTERRUPTED, Out, failures, try_files
 from nccl_doctor.cli.progress import progress
 from nccl_doctor.cli.snapshots import keep, of_snapshot, read_snapshot, save_logs, write_hosts
@@ -142,7 +142,7 @@ def _phases_left_out(request: Request, kept: Snapshot | None) -> dict[str, str]:
     }
 
 
-def look(request: Request, selected: Codes, out: Out) -> Snapshot:
+def look(request: Request, selected: CheckCodes, out: Out) -> Snapshot:
     """Contact the hosts and return the snapshot; phases that no selected check needs are skipped."""
     with _opened(request, selected, out, Judge(out.command, among(selected))) as run:
         if run.interrupted:
@@ -150,7 +150,7 @@ def look(request: Request, selected: Codes, out: Out) -> Snapshot:
         return run.snapshot()
 
 
-class Judged(NamedTuple):
+class JudgedRun(NamedTuple):
     """A snapshot and its report; ``interrupted`` is True if the user ended the run early."""
 
     snapshot: Snapshot
@@ -158,15 +158,15 @@ class Judged(NamedTuple):
     interrupted: bool
 
 
-def look_and_judge(request: Request, selected: Codes, out: Out) -> Judged:
+def look_and_judge(request: Request, selected: CheckCodes, out: Out) -> JudgedRun:
     judge = Judge(out.command, among(selected), isolate=request.isolate)
     with _opened(request, selected, out, judge) as run:
         snapshot, interrupted = run.snapshot(), run.interrupted
-    return Judged(snapshot, judge.report(snapshot), interrupted)
+    return JudgedRun(snapshot, judge.report(snapshot), interrupted)
 
 
 @contextmanager
-def _opened(request: Request, selected: Codes, out: Out, judge: Judge) -> Iterator[Run]:
+def _opened(request: Request, selected: CheckCodes, out: Out, judge: Judge) -> Iterator[Run]:
     cluster = request.cluster()
     needs = {"mesh", "smoke"}
     if selected is not None:
@@ -205,7 +205,7 @@ def total_s(asked: float | None, smoke: SmokeLimits) -> float:
     return max(LEAST_TOTAL_S, BESIDE_SMOKE_S + smoke.deadline_s) if asked is None else asked
 
 
-def _refuse_nothing_to_judge(selected: Codes, left_out: Mapping[str, str], *, rate: bool) -> None:
+def _refuse_nothing_to_judge(selected: CheckCodes, left_out: Mapping[str, str], *, rate: bool) -> None:
     """Raise UsageError if no check would run, or no check of the requested rates, since the result would look good."""
     if selected is None:
         return

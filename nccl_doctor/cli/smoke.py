@@ -14,7 +14,7 @@ from nccl_doctor.cli.output import finish
 def smoke(
     *,
     which: options.HostOptions,
-    output: options.Output = "human",
+    output: options.OutputOption = "human",
     shown: options.DiagnosisOptions,
     timeout: options.TimeoutWithSmoke = None,
     reached: options.ReachOptions,
@@ -47,7 +47,7 @@ def smoke(
             show_default="1 GiB with NCCL, 64 MiB with gloo",
         ),
     ] = None,
-    rate: options.Rate = False,
+    rate: options.RateOption = False,
     yes: options.RateBesideJobs = False,
     isolate: Annotated[
         bool,

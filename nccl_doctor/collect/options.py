@@ -52,7 +52,7 @@ class RunOptions:
     questions: Callable[[Snapshot], tuple[Question, ...]] = lambda _snapshot: ()
 
 
-class Clock:
+class RunClock:
     """Times of a run in seconds: ``timings`` are durations by phase, ``spent`` start and end by host and phase."""
 
     def __init__(self, total_s: float) -> None:

@@ -18,9 +18,9 @@ from nccl_doctor.collect.facts import host_facts
 from nccl_doctor.collect.facts.host_facts import NO_FACTS, Asking, failure, firewalls_again, look_up
 from nccl_doctor.collect.mesh import failed_dials, rate
 from nccl_doctor.collect.mesh.mesh import run_mesh
-from nccl_doctor.collect.options import Clock, Progress, RunOptions
+from nccl_doctor.collect.options import Progress, RunClock, RunOptions
 from nccl_doctor.collect.smoke import allreduce, isolation
-from nccl_doctor.collect.turns import Refused, Turns, words
+from nccl_doctor.collect.turns import Refused, RunTurns, words
 from nccl_doctor.crew.answers import ControllerPausedError, HolderAnswer, OwnFaultError, ProbeError
 from nccl_doctor.crew.crew import Crew
 from nccl_doctor.crew.parallel import CONNECT_S, failure_of, fan_out
@@ -78,7 +78,7 @@ class Run:
     def __init__(self, cluster: Cluster, transport: Transport, options: RunOptions, progress: Progress) -> None:
         self._cluster, self._options, self._progress = cluster, options, progress
         self._crew = Crew(cluster.nodes, transport, options.connect_s)
-        self._clock = Clock(options.total_s)
+        self._clock = RunClock(options.total_s)
         self._began_at = datetime.now(timezone.utc).isoformat(timespec="seconds")
         self._facts: dict[str, HostFacts] = {}
         self._names: dict[str, ResolverAnswer] = {}
@@ -190,7 +190,7 @@ class Run:
 
         until = time.monotonic() + TURN_SHARE * self._clock.left()
         with self._clock.timed("turn"):
-            told = Turns(sessions).take(until, {names[0]: self._cluster.master_port} if busy else {}, waits)
+            told = RunTurns(sessions).take(until, {names[0]: self._cluster.master_port} if busy else {}, waits)
         if isinstance(told, Refused):
             self._refused = unknown(f"not tested: {told}")
         if busy and own is not None and told is not None:

@@ -62,7 +62,7 @@ def words(holder: HolderAnswer) -> str:
 
 
 @dataclass
-class Turns:
+class RunTurns:
     """The turns that a run takes on its hosts."""
 
     sessions: Collection[ProbeSession]

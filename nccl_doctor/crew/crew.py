@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
 from nccl_doctor.crew.answers import ControllerPausedError
-from nccl_doctor.crew.parallel import MOST, Reach, Window, ask_all, failure_of, fan_out
+from nccl_doctor.crew.parallel import MOST, HostReach, Window, ask_all, failure_of, fan_out
 from nccl_doctor.crew.session import ProbeSession
 from nccl_doctor.model.cluster import Node
 from nccl_doctor.snapshot.access import AnyAccessFailure
@@ -20,7 +20,7 @@ class Crew:
 
     Args:
         nodes: hosts to connect to, in the order of :attr:`sessions`.
-        connect_s: as in :class:`~nccl_doctor.crew.parallel.Reach`.
+        connect_s: as in :class:`~nccl_doctor.crew.parallel.HostReach`.
 
     Attributes:
         opened: sessions by host.
@@ -36,9 +36,9 @@ class Crew:
     def sessions(self) -> list[ProbeSession]:
         return [self.opened[node.name] for node in self.nodes if node.name in self.opened]
 
-    def reach(self, until: float, on_done: Callable[[str], None] = lambda _name: None) -> Reach:
+    def reach(self, until: float, on_done: Callable[[str], None] = lambda _name: None) -> HostReach:
         """Return an object that connects to hosts by ``until`` (monotonic clock) and stores the results in the crew."""
-        return Reach(self.transport, self._connect_s, until, on_done, opened=self.opened, failures=self.failures)
+        return HostReach(self.transport, self._connect_s, until, on_done, opened=self.opened, failures=self.failures)
 
     def connect(self, until: float, on_done: Callable[[str], None] = lambda _name: None) -> None:
         """Connect to the hosts that are neither connected nor failed."""

@@ -34,7 +34,7 @@ from nccl_doctor.text import machine
 from nccl_doctor.transport.base import AccessError, Transport
 
 Item = TypeVar("Item")
-Result = TypeVar("Result")
+WorkResult = TypeVar("WorkResult")
 
 AT_ONCE = 64
 FIRST = 8
@@ -107,7 +107,7 @@ class AllAtOnce(Window):
 
 
 @dataclass
-class Stage(Generic[Item]):
+class StageOfWork(Generic[Item]):
     """Work to do on every item, as many at once as the window admits; ``on_done`` is called with each finished item."""
 
     work: Callable[[Item], object]
@@ -115,7 +115,7 @@ class Stage(Generic[Item]):
     window: Window = field(default_factory=Window)
 
 
-def in_turns(items: Iterable[Item], *stages: Stage[Item], until: float = math.inf) -> list[Exception | None]:
+def in_turns(items: Iterable[Item], *stages: StageOfWork[Item], until: float = math.inf) -> list[Exception | None]:
     """Take every item through all stages, with one thread per turn, and return each item's error or None.
 
     Threads are daemons, so that Ctrl-C never waits for a host. An item that has not ended by ``until`` (monotonic
@@ -164,20 +164,20 @@ def in_turns(items: Iterable[Item], *stages: Stage[Item], until: float = math.in
 
 
 def fan_out(
-    work: Callable[[Item], Result],
+    work: Callable[[Item], WorkResult],
     items: Iterable[Item],
     on_done: Callable[[Item], None] = lambda _item: None,
     window: Window | None = None,
     until: float = math.inf,
-) -> list[Result | Exception]:
+) -> list[WorkResult | Exception]:
     """Return each item's result or exception, in the order of the items; ``until`` is as in :func:`in_turns`."""
     todo = list(items)
-    results: dict[int, Result] = {}
+    results: dict[int, WorkResult] = {}
 
     def serve(index: int) -> None:
         results[index] = work(todo[index])
 
-    stage = Stage(serve, lambda index: on_done(todo[index]), window or AllAtOnce())
+    stage = StageOfWork(serve, lambda index: on_done(todo[index]), window or AllAtOnce())
     ends = in_turns(range(len(todo)), stage, until=until)
     return [results[index] if end is None else end for index, end in enumerate(ends)]
 
@@ -261,12 +261,12 @@ AGAIN = 0.35  # the later try's share of the first one's time, if hosts answer f
 CONNECT_S = 10.0
 """Seconds for a host to answer if neither ``--connect-timeout`` nor the user's ssh configuration sets a limit."""
 PATIENCE = 4.0  # a host that takes this many times longer than the others is more than one of many
-Look = Callable[[ProbeSession, float], None]
+LookAtHost = Callable[[ProbeSession, float], None]
 """A function that queries a host within a share of its time limit, or raises NoAnswerError if more time may help."""
 
 
 @dataclass
-class Reach:
+class HostReach:
     """Connects to hosts, and keeps the results."""
 
     transport: Transport
@@ -276,7 +276,7 @@ class Reach:
     until: float  # when the whole run ends, on the monotonic clock
     on_done: Callable[[str], None]
     # look, on_looked: queries a host as soon as its connection is open (``on_done``), while others still connect
-    look: Look | None = None
+    look: LookAtHost | None = None
     on_looked: Callable[[str], None] = lambda _name: None
     silence_s: float = SILENCE_S
     # by host, filled as hosts are reached: after Ctrl-C these must be closed, too
@@ -325,10 +325,10 @@ class Reach:
             self.connected_s = time.monotonic() - self._began
             self.on_done(node.name)
 
-        stages = [Stage[Node](lambda node: self._open(node, share), connected, window)]
+        stages = [StageOfWork[Node](lambda node: self._open(node, share), connected, window)]
         if (look := self.look) is not None:
             ask = apart(lambda session: look(session, share))
-            stages.append(Stage(lambda node: self._ask(node, ask), lambda node: self.on_looked(node.name)))
+            stages.append(StageOfWork(lambda node: self._ask(node, ask), lambda node: self.on_looked(node.name)))
         try:
             ends = in_turns(nodes, *stages)
         except KeyboardInterrupt:

@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from nccl_doctor.firewall.connection import Ends, Objection, Ruleset, compile_rules, growth, handshake
 from nccl_doctor.firewall.manager import Manager, manager_of, printable
-from nccl_doctor.firewall.remedy import Opening, Remedy, merged, remedy
+from nccl_doctor.firewall.remedy import FirewallRemedy, Opening, merged, remedy
 from nccl_doctor.firewall.route_lookup import RoutedPath, dialled_address, ephemeral, path_of, source_address
 from nccl_doctor.firewall.rules import Direction, Packet, RuleRef, Tri, every, some
 from nccl_doctor.model.base import Unknown, known
@@ -98,7 +98,7 @@ class Blame:
 
 
 @dataclass(frozen=True)
-class Gap:
+class UnreadRule:
     """A failed connection that unread or undecidable rules may explain; ``rule`` is the text of an undecidable rule."""
 
     dial: FailedDial
@@ -118,7 +118,7 @@ class ExplainedDials:
     """
 
     blames: tuple[Blame, ...]
-    gaps: tuple[Gap, ...]
+    gaps: tuple[UnreadRule, ...]
     redirected: frozenset[Interception] = frozenset()
     limits: tuple[Blame, ...] = ()
     doubted: Mapping[LostConnections, RuleRef] = field(default_factory=dict)
@@ -135,7 +135,7 @@ def judge_dials(snapshot: Snapshot, listens: Mapping[str, str]) -> ExplainedDial
     hosts = {host.name: host for host in snapshot.reached}
     rules = cache(lambda name: compiled(hosts[name]))  # a Kubernetes node has 10,000 rules: only where they matter
     blames: dict[tuple[str, Direction], Blame] = {}
-    gaps: dict[Gap, None] = {}
+    gaps: dict[UnreadRule, None] = {}
 
     @cache
     def path(source: str, target: str, address: str) -> RoutedPath | None:
@@ -164,7 +164,7 @@ def judge_dials(snapshot: Snapshot, listens: Mapping[str, str]) -> ExplainedDial
             see = "as root, `nft list ruleset` and `iptables-save` show them"
             unread = f"rules not readable ({printable(reason)}); {see}"
             text = printable(rule.text) if rule else None
-            gaps[Gap(dial, (sides[objection.side],), f"{reason}: {text}" if text else unread, text)] = None
+            gaps[UnreadRule(dial, (sides[objection.side],), f"{reason}: {text}" if text else unread, text)] = None
     for blame in blames.values():
         if blame.direction == "input" and mesh.tested == mesh.pairs:
             blame.unexpected_passes.extend(_unexpected_passes(blame, mesh, rules(blame.host.name), path))
@@ -420,17 +420,17 @@ def _place(rule: RuleRef | None) -> tuple[object, ...]:
     return () if rule is None else (rule.origin, rule.family, rule.table, rule.chain, rule.place)
 
 
-def remedies(blame: Blame, way: Opening) -> Remedy:
+def remedies(blame: Blame, way: Opening) -> FirewallRemedy:
     """Return commands for all blocking rules, or only advice if an administrator must decide."""
     found = [remedy(rule, blame.facts, way) for rule in blame.rules]
     advice = " ".join(dict.fromkeys(part.advice for part in found if part.advice))
     if any(not part.operations for part in found):
-        return Remedy(advice=advice)
+        return FirewallRemedy(advice=advice)
     found += [remedy(rule, blame.facts, way) for rule in blame.doubtful]
-    return Remedy(tuple(dict.fromkeys(one for part in found for one in part.operations)), advice)
+    return FirewallRemedy(tuple(dict.fromkeys(one for part in found for one in part.operations)), advice)
 
 
-Way = Literal["ingress", "egress"]
+Passage = Literal["ingress", "egress"]
 
 
 @dataclass(frozen=True)
@@ -438,7 +438,7 @@ class PolicyBlame:
     """The policies that block a connection into or out of a pod."""
 
     pod: str
-    way: Way
+    way: Passage
     policies: tuple[Policy, ...]
 
     @property
@@ -461,7 +461,7 @@ def blame_policies(kube: KubeFacts, policies: Sequence[Policy], dial: FailedDial
         return
     labels = kube.namespace_labels
     known = None if isinstance(labels, Unknown) else {"kubernetes.io/metadata.name": kube.namespace, **labels}
-    ways: tuple[tuple[Way, str, PodFacts, PodFacts], ...] = (
+    ways: tuple[tuple[Passage, str, PodFacts, PodFacts], ...] = (
         ("ingress", dial.dst, target, source),
         ("egress", dial.src, source, target),
     )

@@ -40,7 +40,7 @@ from nccl_doctor.text.inet import Address, Network
 
 
 @dataclass(frozen=True)
-class Member:
+class SetMember:
     """An element of an ipset, with one part for each dimension; ``nomatch`` excludes it from a wider element."""
 
     parts: tuple[str, ...]
@@ -53,7 +53,7 @@ class Ipset:
 
     kinds: tuple[str, ...]
     netmask: int | None = None
-    members: list[Member] = field(default_factory=list)
+    members: list[SetMember] = field(default_factory=list)
 
     def holds(self, packet: Packet, sides: tuple[str, ...], ipsets: Ipsets) -> Tri:
         """Return whether the set contains the packet; ``sides`` contains "src" or "dst" for each dimension."""
@@ -104,7 +104,7 @@ def load_ipsets(text: str) -> dict[str, Ipset]:
             found[words[1]] = Ipset(kinds, whole_number(netmask) if netmask.isdecimal() else None)
         elif words[:1] == ["add"] and len(words) > 2 and words[1] in found:
             parts = (words[2],) if found[words[1]].kinds == ("set",) else tuple(words[2].split(","))
-            found[words[1]].members.append(Member(parts, "nomatch" in words[3:]))
+            found[words[1]].members.append(SetMember(parts, "nomatch" in words[3:]))
     return found
 
 
@@ -120,7 +120,7 @@ def _interface_of(packet: Packet, end: str) -> str:
     return (packet.iif if end == "src" else packet.oif) or ""
 
 
-Values = tuple[str, ...]
+OptionValues = tuple[str, ...]
 
 
 def _masked(text: str) -> tuple[int, int]:
@@ -129,7 +129,7 @@ def _masked(text: str) -> tuple[int, int]:
     return value, mask
 
 
-def _address(end: str, values: Values) -> Test:
+def _address(end: str, values: OptionValues) -> Test:
     net = ip_network(values[0], strict=False)
     low, high, version = int(net.network_address), int(net.broadcast_address), net.version
 
@@ -140,19 +140,19 @@ def _address(end: str, values: Values) -> Test:
     return test
 
 
-def _address_range(end: str, values: Values) -> Test:
+def _address_range(end: str, values: OptionValues) -> Test:
     low, high = (int(ip_address(part)) for part in f"{values[0]}-{values[0]}".split("-")[:2])
     return lambda packet, _journey: low <= int(_end(packet, end)) <= high
 
 
-def _interface(end: str, values: Values) -> Test:
+def _interface(end: str, values: OptionValues) -> Test:
     name = values[0]
     if name.endswith("+"):
         return lambda packet, _journey: _interface_of(packet, end).startswith(name[:-1])
     return lambda packet, _journey: _interface_of(packet, end) == name
 
 
-def _ports(ends: str, values: Values) -> Test:
+def _ports(ends: str, values: OptionValues) -> Test:
     bounds = [part.partition(":") for part in values[0].split(",")]
     spans = [(int(low or 0), int((high or 65535) if colon else low)) for low, colon, high in bounds]
 
@@ -166,11 +166,11 @@ def _fixed(answer: bool) -> Test:
     return lambda _packet, _journey: answer
 
 
-def _protocol(values: Values) -> Test:
+def _protocol(values: OptionValues) -> Test:
     return _fixed(values[0] in {"tcp", "6", "all", "0"})
 
 
-def _state(values: Values) -> Test:
+def _state(values: OptionValues) -> Test:
     wanted = frozenset(values[0].split(","))
 
     def test(packet: Packet, journey: Journey) -> Tri:
@@ -181,18 +181,18 @@ def _state(values: Values) -> Test:
     return test
 
 
-def _tcp_flags(values: Values) -> Test:
+def _tcp_flags(values: OptionValues) -> Test:
     every_flag = {"FIN", "SYN", "RST", "PSH", "ACK", "URG"}
     mask, wanted = ({"ALL": every_flag, "NONE": set[str]()}.get(value, set(value.split(","))) for value in values[:2])
     return lambda packet, _journey: {flag.upper() for flag in packet.flags} & mask == wanted
 
 
-def _mark(values: Values) -> Test:
+def _mark(values: OptionValues) -> Test:
     value, mask = _masked(values[0])
     return lambda _packet, journey: None if journey.mark is None else journey.mark & mask == value
 
 
-def _address_type(end: str, values: Values) -> Test:
+def _address_type(end: str, values: OptionValues) -> Test:
     def test(packet: Packet, _journey: Journey) -> Tri:
         here = packet.loopback or (end == "dst") == (packet.direction == "input")
         return ("LOCAL" if here else "UNICAST") in values[0].split(",")
@@ -200,7 +200,7 @@ def _address_type(end: str, values: Values) -> Test:
     return test
 
 
-def _group(end: str, values: Values) -> Test:
+def _group(end: str, values: OptionValues) -> Test:
     value, mask = _masked("0" if values[0] == "default" else values[0])  # the only name that every host has
 
     def test(packet: Packet, journey: Journey) -> Tri:
@@ -210,18 +210,18 @@ def _group(end: str, values: Values) -> Test:
     return test
 
 
-def _ttl(allowed: Callable[[int], Span], values: Values) -> Test:
+def _ttl(allowed: Callable[[int], Span], values: OptionValues) -> Test:
     span = allowed(int(values[0]))
     return lambda packet, _journey: None if packet.ttl is None else within(packet.ttl, span)
 
 
-def _limit(below: bool, values: Values) -> Test:
+def _limit(below: bool, values: OptionValues) -> Test:
     """Return the test for ``--limit 1000/s`` or ``--hashlimit-above``; the result is ``below`` under the given rate."""
     rate, _, unit = values[0].partition("/")
     return _fixed(below) if int(rate) >= AMPLE and unit in {"s", "sec", "second"} else unsure
 
 
-def _set(ipsets: Ipsets, values: Values) -> Test:
+def _set(ipsets: Ipsets, values: OptionValues) -> Test:
     """Return the test for ``--match-set NAME src,dst``, which is unsure if the members of the set were not captured."""
     found = ipsets.get(values[0])
     if found is None:
@@ -237,7 +237,7 @@ _OF_LIMITS = (
 )
 """Parameters of a limit, which test nothing by themselves."""
 
-OPTIONS: dict[str, Callable[[Values], Test]] = {
+OPTIONS: dict[str, Callable[[OptionValues], Test]] = {
     "-m": lambda values: unsure if values[0] in _SILENT_MODULES else _fixed(True),
     "--comment": lambda _values: _fixed(True),
     "-p": _protocol,
@@ -284,7 +284,7 @@ _GO_ON = frozenset(
 
 
 @dataclass(frozen=True)
-class Option:
+class RuleOption:
     """An option of a rule, such as ``! --name value value``."""
 
     name: str
@@ -292,7 +292,7 @@ class Option:
     negated: bool
 
 
-def options(words: list[str]) -> Iterator[Option]:
+def options(words: list[str]) -> Iterator[RuleOption]:
     """Split a rule's words into options; raise IndexError if an option lacks its free text."""
     at, negated = 0, False
     while at < len(words):
@@ -307,7 +307,7 @@ def options(words: list[str]) -> Iterator[Option]:
         else:
             while at < len(words) and words[at] != "!" and not words[at].startswith("-"):
                 at += 1
-        yield Option(name, tuple(words[start:at]), negated)
+        yield RuleOption(name, tuple(words[start:at]), negated)
         negated = False
 
 
@@ -336,7 +336,7 @@ def _words(line: str) -> list[str]:
     return words
 
 
-def _test(part: Option, ipsets: Ipsets) -> Test:
+def _test(part: RuleOption, ipsets: Ipsets) -> Test:
     handler = partial(_set, ipsets) if part.name == "--match-set" else OPTIONS.get(part.name)
     try:
         test = handler(part.values) if handler else unsure
@@ -345,7 +345,7 @@ def _test(part: Option, ipsets: Ipsets) -> Test:
     return (lambda packet, journey: negate(test(packet, journey))) if part.negated else test
 
 
-def _target(part: Option, rest: list[Option], chains: Collection[str]) -> tuple[RulePart, ...]:
+def _target(part: RuleOption, rest: list[RuleOption], chains: Collection[str]) -> tuple[RulePart, ...]:
     name = part.values[0]
     details = {option.name: option.values for option in rest}
     port = "".join(details.get("--to-ports", ()))

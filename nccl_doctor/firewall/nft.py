@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator
 from functools import partial
 from typing import Any, Literal
 
-from nccl_doctor.firewall.nft_fields import Absent, Bits, Json, Sets, Value, field, holds, names, span
+from nccl_doctor.firewall.nft_fields import Bits, Json, NoField, Sets, Value, field, holds, names, span
 from nccl_doctor.firewall.rules import (
     AMPLE,
     Action,
@@ -126,7 +126,7 @@ def _comparison(left: Json, operator: str, right: Json, sets: Sets) -> Test:
 
 
 def _compare(value: Value, operator: str, right: Json, sets: Sets) -> Tri:
-    if isinstance(value, Absent):
+    if isinstance(value, NoField):
         return False
     if operator in {"in", "!"} and isinstance(value, Bits):
         return value.any(names(right)) if operator == "in" else negate(value.any(names(right)))

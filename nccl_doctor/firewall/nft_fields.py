@@ -13,7 +13,7 @@ Json = Any
 """A part of nft's JSON, which is validated where it is used."""
 
 
-class Absent:
+class NoField:
     """The value of a field that the packet does not have, so a rule that tests the field does not match."""
 
 
@@ -43,7 +43,7 @@ class Bits:
         return Bits(self.on.intersection(names), self.open.intersection(names))
 
 
-Value = Span | str | bool | Bits | Absent | Unsure | list[Any]
+Value = Span | str | bool | Bits | NoField | Unsure | list[Any]
 Sets = Callable[[str], list[Any]]
 """A function that returns the elements of a named set; it raises KeyError for an unknown name."""
 
@@ -124,7 +124,7 @@ def field(expression: Json, packet: Packet, journey: Journey) -> Value:
     ((kind, body),) = expression.items()
     if kind == "concat":
         parts = [field(part, packet, journey) for part in body]
-        return Absent() if any(isinstance(part, Absent) for part in parts) else parts
+        return NoField() if any(isinstance(part, NoField) for part in parts) else parts
     if kind == "&":
         return _masked(body, packet, journey)
     reader = _READERS.get(kind)
@@ -141,7 +141,7 @@ def _masked(body: Json, packet: Packet, journey: Journey) -> Value:
         return 0, 0
     if isinstance(value, tuple) and bits and value[0] == value[1]:
         return value[0] & bits[0], value[0] & bits[0]
-    return value if isinstance(value, Absent) else Unsure()
+    return value if isinstance(value, NoField) else Unsure()
 
 
 def _meta(body: dict[str, Any], packet: Packet, journey: Journey) -> Value:
@@ -166,7 +166,7 @@ def _meta(body: dict[str, Any], packet: Packet, journey: Journey) -> Value:
 
 def _group(interface: str | None, journey: Journey) -> Value:
     if interface is None:  # a packet that the host sends has no incoming interface (nft_meta_get_eval: NFT_BREAK)
-        return Absent()
+        return NoField()
     group = journey.groups.get(interface)
     return Unsure() if group is None else (group, group)
 
@@ -178,13 +178,13 @@ def _ct(body: dict[str, Any], packet: Packet, journey: Journey) -> Value:
     if key == "state":
         return Bits(frozenset({packet.state if journey.tracked else "untracked"}))
     if not journey.tracked:
-        return Absent()
+        return NoField()
     turned = packet.reply != (body.get("dir") == "reply")
     known: dict[str, Value] = {
         "direction": "reply" if packet.reply else "original",
         # A packet that a DNAT rule catches has already been called unknown.
         "status": Bits(frozenset(), frozenset({"assured", "confirmed", "seen-reply", "expected", "dying"})),
-        "helper": Absent(),
+        "helper": NoField(),
     }
     if "dir" in body and key in {"ip saddr", "ip daddr", "ip6 saddr", "ip6 daddr"}:
         protocol, end = key.split()
@@ -208,8 +208,8 @@ def _payload(body: dict[str, Any], packet: Packet, _journey: Journey) -> Value:
             "hdrlength": (5, 5),
             "ttl": packet.ttl or Unsure(),
         }
-        return fields.get(name, Unsure()) if (protocol == "ip") == (packet.version == 4) else Absent()
-    return Unsure() if protocol in {"ether", "vlan", None} else Absent()
+        return fields.get(name, Unsure()) if (protocol == "ip") == (packet.version == 4) else NoField()
+    return Unsure() if protocol in {"ether", "vlan", None} else NoField()
 
 
 def _fib(body: dict[str, Any], packet: Packet, _journey: Journey) -> Value:
@@ -227,5 +227,5 @@ _READERS: dict[str, Callable[[Any, Packet, Journey], Value]] = {
     "ct": _ct,
     "payload": _payload,
     "fib": _fib,
-    "exthdr": lambda _body, packet, _journey: False if packet.version == 6 else Absent(),
+    "exthdr": lambda _body, packet, _journey: False if packet.version == 6 else NoField(),
 }

@@ -63,7 +63,7 @@ class Opening:
 
 
 @dataclass(frozen=True)
-class Remedy:
+class FirewallRemedy:
     """Operations that open a rule, or ``advice`` if operations are not enough."""
 
     operations: tuple[Operation, ...] = ()
@@ -101,33 +101,35 @@ _FIRST = -32768
 _BY_FIREWALLD = "A {} of firewalld does it: see `firewall-cmd {}`, and let the cluster's own addresses through there."
 
 
-def _firewalld(rule: RuleRef, facts: FirewallFacts, opening: Opening) -> Remedy:
+def _firewalld(rule: RuleRef, facts: FirewallFacts, opening: Opening) -> FirewallRemedy:
     known = facts.firewalld if isinstance(facts.firewalld, Firewalld) else None
     runtime = zones(known.runtime) if known else {}
     if direct_rule(rule, facts) is not None:
         return _ahead_of_direct_rules(rule, facts, opening)
     if is_direct_chain(rule):
-        return Remedy(advice=_BY_FIREWALLD.format("direct rule", "--direct --get-all-rules"))
+        return FirewallRemedy(advice=_BY_FIREWALLD.format("direct rule", "--direct --get-all-rules"))
     if opening.direction == "output" or "policy_" in rule.chain:
-        return Remedy(advice=_BY_FIREWALLD.format("policy", "--list-all-policies"))
+        return FirewallRemedy(advice=_BY_FIREWALLD.format("policy", "--list-all-policies"))
     changes = _changes(opening, runtime)
     if rule.chain.startswith(("filter_PRE", "raw_PRE", "PREROUTING")) or not changes:
-        return Remedy(advice="Let the cluster's own addresses through in firewalld, zone " + str(zone_of(rule, facts)))
-    return Remedy(_both(changes))
+        return FirewallRemedy(
+            advice="Let the cluster's own addresses through in firewalld, zone " + str(zone_of(rule, facts))
+        )
+    return FirewallRemedy(_both(changes))
 
 
 def _both(changes: Sequence[FirewalldAllow]) -> tuple[FirewalldAllow, ...]:
     return (*changes, *(replace(change, permanent=False) for change in changes))
 
 
-def _ahead_of_direct_rules(rule: RuleRef, facts: FirewallFacts, opening: Opening) -> Remedy:
+def _ahead_of_direct_rules(rule: RuleRef, facts: FirewallFacts, opening: Opening) -> FirewallRemedy:
     advice = (
         "A direct rule of firewalld does it, which comes before all that a zone says. To take it out instead: "
         "`firewall-cmd --permanent --direct --remove-rule` with its words as they stand above, then `firewall-cmd "
         "--reload`."
     )
     if not is_built_in(rule):
-        return Remedy(advice=advice)
+        return FirewallRemedy(advice=advice)
     before = min(0, *(one.priority for one in direct_rules(facts))) - 1
     family, end = "ipv4" if rule.family == "ip" else "ipv6", "-s" if opening.direction == "input" else "-d"
     accept = [
@@ -139,7 +141,7 @@ def _ahead_of_direct_rules(rule: RuleRef, facts: FirewallFacts, opening: Opening
         for peer in opening.nets(4 if rule.family == "ip" else 6)
         for ports in opening.multiports()
     ]
-    return Remedy(_both(accept), advice)
+    return FirewallRemedy(_both(accept), advice)
 
 
 def _changes(opening: Opening, runtime: dict[str, Zone]) -> list[FirewalldAllow]:
@@ -169,7 +171,7 @@ _NFT_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_./-]{0,127}")
 BY_HAND = "no single command is safe here: let the cluster's own addresses through ahead of this rule, by hand"
 
 
-def remedy(rule: RuleRef, facts: FirewallFacts, opening: Opening) -> Remedy:
+def remedy(rule: RuleRef, facts: FirewallFacts, opening: Opening) -> FirewallRemedy:
     """Return the remedy that lets traffic pass a rule; it has no operations if an administrator must decide."""
     manager = manager_of(rule, facts)
     if manager == "firewalld":
@@ -181,21 +183,23 @@ def remedy(rule: RuleRef, facts: FirewallFacts, opening: Opening) -> Remedy:
     return _iptables(rule, facts, opening)
 
 
-def _ufw(rule: RuleRef, opening: Opening) -> Remedy:
+def _ufw(rule: RuleRef, opening: Opening) -> FirewallRemedy:
     end = "input" if opening.direction == "input" else "output"
     users = f"user-{end}"
     if rule.place is not None and users not in rule.chain and f"reject-{end}" not in rule.chain:
-        return Remedy(advice=f"{BY_HAND}, in /etc/ufw/before.rules; then run `ufw reload`")
+        return FirewallRemedy(advice=f"{BY_HAND}, in /etc/ufw/before.rules; then run `ufw reload`")
     # before the user's own deny rules
     first, outgoing = users in rule.chain, opening.direction == "output"
     ports = ",".join(port_words(opening.ports, ":"))
-    return Remedy(tuple(UfwAllow((peer,), ports, outgoing, first) for peer in opening.nets(4) + opening.nets(6)))
+    return FirewallRemedy(
+        tuple(UfwAllow((peer,), ports, outgoing, first) for peer in opening.nets(4) + opening.nets(6))
+    )
 
 
-def _nft(rule: RuleRef, opening: Opening) -> Remedy:
+def _nft(rule: RuleRef, opening: Opening) -> FirewallRemedy:
     place = [rule.family, rule.table, rule.base]
     if rule.family not in {"ip", "ip6", "inet"} or not all(_NFT_NAME.fullmatch(name) for name in place[1:]):
-        return Remedy(advice=BY_HAND)
+        return FirewallRemedy(advice=BY_HAND)
     ports = ", ".join(port_words(opening.ports, "-"))
     end = "saddr" if opening.direction == "input" else "daddr"
     operations = []
@@ -206,15 +210,15 @@ def _nft(rule: RuleRef, opening: Opening) -> Remedy:
             mark = f"nccl-doctor {zlib.crc32(' '.join(match).encode()):08x}"
             operations.append(NftAllow(tuple(nets), rule.family, rule.table, rule.base, match, mark))
     keep = "To keep it over a reboot and a reload of nftables, write the same rule into the file that loads this table"
-    return Remedy(tuple(operations), f"{keep} (/etc/nftables.conf, /etc/sysconfig/nftables.conf).")
+    return FirewallRemedy(tuple(operations), f"{keep} (/etc/nftables.conf, /etc/sysconfig/nftables.conf).")
 
 
-def _iptables(rule: RuleRef, facts: FirewallFacts, opening: Opening) -> Remedy:
+def _iptables(rule: RuleRef, facts: FirewallFacts, opening: Opening) -> FirewallRemedy:
     saves = facts.iptables if isinstance(facts.iptables, tuple) else ()
     wrote = ((f"iptables-{save.backend}", save.family, save.command) for save in saves)
     program = next((name for *origin, name in wrote if origin == [rule.origin, rule.family]), None)
     if program is None or not is_built_in(rule):
-        return Remedy(advice=BY_HAND)
+        return FirewallRemedy(advice=BY_HAND)
     end = "-s" if opening.direction == "input" else "-d"
     operations = tuple(
         IptablesAllow((peer,), program, rule.table, rule.base, (end, peer, *_MULTI, ports, "-j", "ACCEPT"))
@@ -223,4 +227,4 @@ def _iptables(rule: RuleRef, facts: FirewallFacts, opening: Opening) -> Remedy:
     )
     keep = "run `netfilter-persistent save` (Debian, Ubuntu) or `service iptables save` (RHEL)"
     add = "or add the same rule to what loads this host's rules"
-    return Remedy(operations, f"To keep it over a reboot, {keep}, {add}.")
+    return FirewallRemedy(operations, f"To keep it over a reboot, {keep}, {add}.")

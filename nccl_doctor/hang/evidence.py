@@ -10,7 +10,7 @@ from types import MappingProxyType
 
 from nccl_doctor.hang import observed_rank, rendezvous
 from nccl_doctor.hang.ending import how
-from nccl_doctor.hang.observed_rank import Link, ObservedRank, world_size
+from nccl_doctor.hang.observed_rank import ObservedRank, RankLink, world_size
 from nccl_doctor.hang.rendezvous import Rendezvous, RendezvousFault
 from nccl_doctor.logs import flight
 from nccl_doctor.logs.flight import compare
@@ -32,7 +32,7 @@ class HangEvidence:
     world_size: int
     lost: tuple[Lost, ...]  # ranks that can't take part; ``unseen``: ranks that could not be examined
     unseen: tuple[int, ...]
-    links: tuple[Link, ...]  # between ranks
+    links: tuple[RankLink, ...]  # between ranks
     divergence: Divergence | None  # where the recorders diverge; None if they don't, or there are none
     ras: RasView | None
     serves_ras: bool
@@ -57,7 +57,7 @@ class HangEvidence:
         return [one for one in self.present if one.waits is False or (one.in_kernel and one.waits is None)]
 
     @property
-    def stalled(self) -> list[Link]:
+    def stalled(self) -> list[RankLink]:
         """Connections with unacknowledged data, except connections to lost ranks."""
         gone = {one.rank for one in self.lost}
         return [link for link in self.links if link.stalled and link.target not in gone]
@@ -228,7 +228,7 @@ def _apart(last: dict[int, Call], ranks: int) -> Divergence | None:
 
 def _dump(number: int, recorded: Recorded, groups: set[str]) -> flight.Dump:
     calls = (c for c in recorded.calls if c.group in groups)
-    records = (flight.Record(c.group, c.seq, c.name, c.done, c.sizes, c.dtypes, c.place) for c in calls)
+    records = (flight.RecordedCall(c.group, c.seq, c.name, c.done, c.sizes, c.dtypes, c.place) for c in calls)
     return flight.Dump(number, tuple(records), {})
 
 

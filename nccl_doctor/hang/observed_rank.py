@@ -233,7 +233,7 @@ def world_size(ranks: dict[int, ObservedRank]) -> int:
 
 
 @dataclass(frozen=True)
-class Link:
+class RankLink:
     """A connection between two ranks, as seen by ``source``; ``target`` is None if the peer was not examined."""
 
     source: int
@@ -255,7 +255,7 @@ class Link:
         return bool(unmoved and self.first.unsent and self.last.unsent and unheard)
 
 
-def links(ranks: dict[int, ObservedRank]) -> list[Link]:
+def links(ranks: dict[int, ObservedRank]) -> list[RankLink]:
     """Return the ranks' TCP connections that exist in the first and the last sample, except those to the store."""
     owner = {ends: one.rank for one in ranks.values() for ends, _ in _ends(one, -1)}
     found = []
@@ -264,7 +264,7 @@ def links(ranks: dict[int, ObservedRank]) -> list[Link]:
         for ends, flow in _ends(one, -1):
             store = one.job_rank.master_port in (ends[0][1], ends[1][1])
             if ends in first and not store:
-                found.append(Link(one.rank, owner.get((ends[1], ends[0])), first[ends], flow))
+                found.append(RankLink(one.rank, owner.get((ends[1], ends[0])), first[ends], flow))
     return found
 
 

@@ -156,7 +156,7 @@ def found_ranks(sample: HangSnapshot) -> Iterator[tuple[str, JobRank]]:
             yield host.name, rank
 
 
-Wanted = Literal["sample", "examination"]
+WantedSample = Literal["sample", "examination"]
 """The next sample that a watch needs: one without stacks, or an examination as close as ``hang`` makes."""
 
 
@@ -173,7 +173,7 @@ class WatchEvent:
     """
 
     state: WatchState
-    wants: Wanted | None = None
+    wants: WantedSample | None = None
     pause_s: float = 0.0
     fault: Judgement | None = None
     sample: HangSnapshot | None = None

@@ -76,7 +76,7 @@ _CONNECTION = ("ansible_connection",)
 ARGUMENTS = ("ansible_ssh_args", "ansible_ssh_common_args", "ansible_ssh_extra_args")
 WANTED = frozenset((*_HOST, *_USER, *_PORT, *_KEY, *_PYTHON, *_CONNECTION, *ARGUMENTS))
 
-Variables = dict[str, Sourced[str]]
+AnsibleVariables = dict[str, Sourced[str]]
 
 
 @dataclass
@@ -85,8 +85,8 @@ class Group:
 
     hosts: list[str] = field(default_factory=list)
     children: dict[str, SourceLocation] = field(default_factory=dict)
-    variables: Variables = field(default_factory=dict)
-    filed: Variables = field(default_factory=dict)
+    variables: AnsibleVariables = field(default_factory=dict)
+    filed: AnsibleVariables = field(default_factory=dict)
 
 
 @dataclass
@@ -95,7 +95,7 @@ class Inventory:
 
     place: SourceLocation
     groups: dict[str, Group] = field(default_factory=lambda: {"all": Group()})
-    hosts: dict[str, tuple[SourceLocation, Variables]] = field(default_factory=dict)
+    hosts: dict[str, tuple[SourceLocation, AnsibleVariables]] = field(default_factory=dict)
     members: int = 0
 
     def group(self, name: str, place: SourceLocation) -> Group:
@@ -104,7 +104,7 @@ class Inventory:
             raise place.error(f"more than {MAX_GROUPS} groups")
         return self.groups.setdefault(name, Group())
 
-    def add(self, group: Group, pattern: str, place: SourceLocation, variables: Variables) -> None:
+    def add(self, group: Group, pattern: str, place: SourceLocation, variables: AnsibleVariables) -> None:
         """Add the hosts of a pattern to a group, and merge ``variables`` into their own variables."""
         names = expand(pattern, place)
         self.members += len(names)
@@ -127,7 +127,7 @@ class Inventory:
         for name, group in self.groups.items():
             for host in group.hosts:
                 groups_of[host] |= givers[name]
-        handed_down: dict[frozenset[str], Variables] = {}
+        handed_down: dict[frozenset[str], AnsibleVariables] = {}
         entries = []
         for host, (place, variables) in self.hosts.items():
             key = frozenset(groups_of[host])
@@ -176,7 +176,7 @@ class Inventory:
         return givers
 
 
-def _entry(name: Sourced[str], variables: Variables, shared: Variables) -> Entry:
+def _entry(name: Sourced[str], variables: AnsibleVariables, shared: AnsibleVariables) -> Entry:
     address = _first(variables, _HOST) or _first(shared, _HOST) or name
     connection = _first(variables, _CONNECTION) or _first(shared, _CONNECTION)
     values.host(address.value, address.place)
@@ -185,7 +185,7 @@ def _entry(name: Sourced[str], variables: Variables, shared: Variables) -> Entry
     return Entry(name, address, _settings(variables, inherited), _settings(shared, shared), local)
 
 
-def _settings(variables: Variables, inherited: Variables) -> Settings:
+def _settings(variables: AnsibleVariables, inherited: AnsibleVariables) -> Settings:
     said = [each for name in ARGUMENTS if (each := _checked(inherited, (name,), values.ssh_options))]
     options = [option for each in said for option in each.value]
     python = _checked(variables, _PYTHON, values.python)
@@ -200,13 +200,13 @@ def _settings(variables: Variables, inherited: Variables) -> Settings:
 
 
 def _checked(
-    variables: Variables, names: Iterable[str], check: Callable[[str, SourceLocation], T]
+    variables: AnsibleVariables, names: Iterable[str], check: Callable[[str, SourceLocation], T]
 ) -> Sourced[T] | None:
     said = _first(variables, names)
     return None if said is None else Sourced(check(said.value, said.place), said.place)
 
 
-def _first(variables: Variables, names: Iterable[str]) -> Sourced[str] | None:
+def _first(variables: AnsibleVariables, names: Iterable[str]) -> Sourced[str] | None:
     for name in names:
         said = variables.get(name)
         if said is not None:
@@ -250,7 +250,7 @@ def read_ini(text: str, place: SourceLocation) -> Inventory:
 
 def _host(line: str, place: SourceLocation, group: str, inventory: Inventory) -> None:
     host, *words = _words(line, place)
-    variables: Variables = {}
+    variables: AnsibleVariables = {}
     with_port = _WITH_PORT.fullmatch(host)
     if with_port:
         host = with_port[1]
@@ -265,7 +265,7 @@ def _host(line: str, place: SourceLocation, group: str, inventory: Inventory) ->
     inventory.add(inventory.group(group, place), host, place, variables)
 
 
-def _variable(line: str, place: SourceLocation) -> Variables:
+def _variable(line: str, place: SourceLocation) -> AnsibleVariables:
     key, equals, value = (part.strip() for part in line.partition("="))
     if not equals:
         raise place.error(f"{quoted(line)} is not understood; a line here is variable=value")
@@ -326,7 +326,7 @@ def _group(name: str, place: SourceLocation, tree: Tree, inventory: Inventory) -
                 _group(child, child_place, subtree, inventory)
 
 
-def wanted(keys: dict[str, tuple[SourceLocation, Tree]], note: str) -> Variables:
+def wanted(keys: dict[str, tuple[SourceLocation, Tree]], note: str) -> AnsibleVariables:
     """Return the variables in a mapping that configure the connection to a host."""
     chosen = ((name, *keys[name]) for name in keys if name in WANTED)
     return {name: Sourced(as_text(value, name), place.noted(note)) for name, place, value in chosen}
@@ -353,7 +353,7 @@ def lay_over(inventory: Inventory) -> None:
         inventory.hosts[name][1].update(variables)
 
 
-def _read_folder(folder: Path, names: Iterable[str]) -> Iterator[tuple[str, Variables]]:
+def _read_folder(folder: Path, names: Iterable[str]) -> Iterator[tuple[str, AnsibleVariables]]:
     known = set(names)
     for entry in sorted(folder.iterdir()) if folder.is_dir() else ():
         stem = entry.stem if entry.suffix in _ENDINGS else entry.name

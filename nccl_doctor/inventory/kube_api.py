@@ -17,11 +17,11 @@ from pydantic_core import from_json
 
 from nccl_doctor.errors import UsageError
 from nccl_doctor.model.base import IpAddress, Unknown, unknown
-from nccl_doctor.snapshot.surroundings import Peer, Policy, PolicyPort, Rule, Selector, Service
+from nccl_doctor.snapshot.surroundings import Peer, Policy, PolicyPort, PolicyRule, Selector, Service
 from nccl_doctor.text.hostlist import quoted
 from nccl_doctor.transport.kube.kubectl import KubectlError, kubectl
 
-Name = Annotated[str, Field(max_length=253, pattern=r"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$")]
+KubeName = Annotated[str, Field(max_length=253, pattern=r"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$")]
 Text = Annotated[str, Field(max_length=4096)]
 Long = Annotated[str, Field(max_length=256 << 10)]  # an annotation; all of a pod together have at most 256 KiB
 
@@ -41,13 +41,13 @@ class ApiObject(BaseModel):
 
 class _Owner(ApiObject):
     kind: Text = ""
-    name: Name
+    name: KubeName
     controller: bool = False
 
 
 class _Metadata(ApiObject):
-    name: Name
-    namespace: Name = "default"
+    name: KubeName
+    namespace: KubeName = "default"
     labels: dict[Text, Text] = Field(default_factory=dict)
     annotations: dict[Text, Long] = Field(default_factory=dict)
     owners: tuple[_Owner, ...] = Field(default=(), alias="ownerReferences")
@@ -88,7 +88,7 @@ class _ContainerPort(ApiObject):
 class Container(ApiObject):
     """A container of a pod."""
 
-    name: Name
+    name: KubeName
     env: tuple[_Variable, ...] = ()
     mounts: tuple[_Mount, ...] = Field(default=(), alias="volumeMounts")
     resources: _Resources = _Resources()
@@ -139,7 +139,7 @@ class ContainerState(ApiObject):
 
 
 class _ContainerStatus(ApiObject):
-    name: Name
+    name: KubeName
     ready: bool = False
     state: ContainerState = ContainerState()
 
@@ -278,8 +278,8 @@ def _policy(policy: _Policy) -> Policy:
     """Convert a policy; without ``policyTypes``, its types are Ingress, and Egress if it has egress rules."""
     spec = policy.spec
     types = spec.types or ("Ingress", *(("Egress",) if spec.egress is not None else ()))
-    inwards = tuple(Rule(peers=rule.sources, ports=rule.ports) for rule in spec.ingress)
-    outwards = tuple(Rule(peers=rule.targets, ports=rule.ports) for rule in spec.egress or ())
+    inwards = tuple(PolicyRule(peers=rule.sources, ports=rule.ports) for rule in spec.ingress)
+    outwards = tuple(PolicyRule(peers=rule.targets, ports=rule.ports) for rule in spec.egress or ())
     return Policy(
         name=policy.metadata.name,
         pods=spec.pods,

@@ -195,10 +195,10 @@ _REPLICATED = "jobset.sigs.k8s.io/replicatedjob-name"
 _ROLE = "training.kubeflow.org/replica-type"
 _OVER = ("Succeeded", "Failed")
 
-Rank = tuple[int, str, int, int, tuple[str | int, ...]]
+PodRank = tuple[int, str, int, int, tuple[str | int, ...]]
 
 
-def rank(pod: Pod) -> Rank:
+def rank(pod: Pod) -> PodRank:
     """Return a sort key for pods: role, Job in the set, index, name."""
     labels = pod.metadata.annotations | pod.metadata.labels
     role = labels.get(_ROLE, "").lower()
@@ -211,7 +211,7 @@ def rank(pod: Pod) -> Rank:
 
 def current(pods: Iterable[Pod]) -> list[Pod]:
     """Return the pods in rank order; of several pods for one rank, prefer one that has not ended, then the newest."""
-    by_place: dict[tuple[Rank, str], Pod] = {}
+    by_place: dict[tuple[PodRank, str], Pod] = {}
     for pod in pods:
         place = rank(pod), pod.owner.name if pod.owner else ""
         other = by_place.get(place)

@@ -20,7 +20,7 @@ from nccl_doctor.launch.wrappers import ASSIGNMENT, SHELLS, front_of, the_start
 from nccl_doctor.model.base import Unknown
 from nccl_doctor.model.cluster import Cluster, Node
 from nccl_doctor.model.finding import Command, on
-from nccl_doctor.probe.options import LAUNCHERS, Launcher, Option, find_launcher, read_words
+from nccl_doctor.probe.options import LAUNCHERS, LauncherOptions, Option, find_launcher, read_words
 from nccl_doctor.snapshot.hosts import Snapshot
 from nccl_doctor.snapshot.network import Engines
 from nccl_doctor.text import shell
@@ -153,7 +153,7 @@ class LaunchLine:
         return known and int(least) <= count <= int(most or least) and not (sign and self.is_static)
 
     @property
-    def table(self) -> Launcher:
+    def table(self) -> LauncherOptions:
         return LAUNCHERS[self.launcher]
 
     @property

@@ -13,7 +13,7 @@ from nccl_doctor.logs.facts import Facts
 from nccl_doctor.logs.log import Cause, Event, Log, Reading
 from nccl_doctor.logs.reader import from_text
 from nccl_doctor.logs.rule import BROKE_OFF, CHOSEN, COMPLAINED, EXITED, RETURN_CODE, STARTED, TABLE, Grade
-from nccl_doctor.logs.signs import Role, Scene, Stage, echoes, having, on_the_way, signs
+from nccl_doctor.logs.signs import PassStage, Role, Scene, echoes, having, on_the_way, signs
 from nccl_doctor.model.register import entry
 from nccl_doctor.text.hostlist import grouped
 
@@ -29,14 +29,14 @@ def in_context(log: Log) -> list[Event]:
     """Return the events that show a fault, with the names and grades that they have in the context of the whole log."""
     every = [event for reading in log.readings for event in (*reading.events, *from_text(reading.events))]
     scene = Scene(every, log, {reading.name: reading for reading in log.readings})
-    _run(scene, Stage.MEANING, Stage.RECOVERY)
+    _run(scene, PassStage.MEANING, PassStage.RECOVERY)
     # faults before a successful end were overcome, except for a cause
     scene.events = [e for e in scene.events if e.line >= scene.sources[e.file].well or e.grade is Grade.ROOT]
     readings, facts = last_run(log.readings, log.facts)
     scene.log = replace(log, readings=readings, facts=facts)
-    _run(scene, Stage.ENDING)
+    _run(scene, PassStage.ENDING)
     scene.stuck = set() if facts.ended_well else _stuck_retries(scene.log)
-    _run(scene, Stage.GIVING_UP)
+    _run(scene, PassStage.GIVING_UP)
     scene.names = faults(scene.events)
     weighed = [_weighed(event, scene) if event.grade is Grade.HINT else event for event in scene.events]
     left = [event for event in weighed if event.grade > Grade.HINT]
@@ -44,12 +44,12 @@ def in_context(log: Log) -> list[Event]:
     named = {(e.prefix.host, e.prefix.pid) for e in left if e.wording != RETURN_CODE}
     scene.events = [e for e in left if e.wording != RETURN_CODE or (e.prefix.host, e.prefix.pid) not in named]
     if not facts.ended_well and not log.joined:
-        _run(scene, Stage.PLACES, Stage.HANGS)
-    _run(scene, Stage.CONSEQUENCES, Stage.RECORDS)
+        _run(scene, PassStage.PLACES, PassStage.HANGS)
+    _run(scene, PassStage.CONSEQUENCES, PassStage.RECORDS)
     return scene.events
 
 
-def _run(scene: Scene, *stages: Stage) -> None:
+def _run(scene: Scene, *stages: PassStage) -> None:
     for stage in stages:
         for _, shown in sorted(signs().items()):
             if stage in shown.passes:

@@ -40,7 +40,7 @@ class Interface:
 
 
 @dataclass
-class Process:
+class LoggedProcess:
     """A process of the job.
 
     Attributes:
@@ -61,7 +61,7 @@ class Process:
     milestone: Milestone = Milestone.STARTED
     transports: Counter[str] = field(default_factory=Counter)
 
-    def merge(self, other: Process) -> None:
+    def merge(self, other: LoggedProcess) -> None:
         """Merge facts about the same process from another part of the logs."""
         if self.rank is None or (other.world_size or 0) > (self.world_size or 0):
             self.rank, self.world_size, self.ranks = other.rank, other.world_size, other.ranks
@@ -212,7 +212,7 @@ class Facts:
 
     nccl_versions: Counter[str] = field(default_factory=Counter)
     torch_versions: Counter[str] = field(default_factory=Counter)
-    processes: dict[tuple[str, str], Process] = field(default_factory=dict)
+    processes: dict[tuple[str, str], LoggedProcess] = field(default_factory=dict)
     ifname: str | None = None
     rings: dict[int, tuple[int, ...]] = field(default_factory=dict)
     trees: dict[int, str] = field(default_factory=dict)
@@ -246,10 +246,10 @@ class Facts:
         """True if the communicator of any rank is complete, for which all ranks must have connected."""
         return any(process.milestone is Milestone.COMPLETE for process in self.processes.values())
 
-    def of_host(self, host: str | None) -> list[Process]:
+    def of_host(self, host: str | None) -> list[LoggedProcess]:
         return [process for process in self.processes.values() if process.host == host]
 
-    def process(self, prefix: Prefix) -> Process | None:
+    def process(self, prefix: Prefix) -> LoggedProcess | None:
         return self.processes.get((prefix.host, prefix.pid)) if prefix.host and prefix.pid else None
 
     def take(self, kind: str, match: re.Match[str], prefix: Prefix) -> None:
@@ -289,18 +289,18 @@ class Facts:
         self.ras_failures += other.ras_failures
         self.rows += other.rows
 
-    def _enter(self, prefix: Prefix) -> Process | None:
+    def _enter(self, prefix: Prefix) -> LoggedProcess | None:
         if not prefix.host or not prefix.pid or prefix.level is None:
             return None
         key = (prefix.host, prefix.pid)
         if key not in self.processes and len(self.processes) >= MAX_PROCESSES:
             return None
-        process = self.processes.setdefault(key, Process(*key))
+        process = self.processes.setdefault(key, LoggedProcess(*key))
         if process.rank is None and prefix.rank is not None and not prefix.rank_is_task:
             process.rank = prefix.rank
         return process
 
-    def _reached(self, prefix: Prefix, milestone: Milestone) -> Process | None:
+    def _reached(self, prefix: Prefix, milestone: Milestone) -> LoggedProcess | None:
         process = self._enter(prefix)
         if process is not None:
             process.milestone = max(process.milestone, milestone)
@@ -314,7 +314,7 @@ class Facts:
         self.torch_versions[match["version"]] += 1
 
     def _interface(self, match: re.Match[str], prefix: Prefix) -> None:
-        process = self._reached(prefix, Milestone.INTERFACE) or Process("", "")
+        process = self._reached(prefix, Milestone.INTERFACE) or LoggedProcess("", "")
         found = INTERFACE.findall(match.string[match.start() : match.end() + 400])
         process.interfaces = [*dict.fromkeys((*process.interfaces, *(Interface(*one) for one in found)))]
 
@@ -339,7 +339,7 @@ class Facts:
     def _rank(self, match: re.Match[str], prefix: Prefix) -> None:
         self._note_rank(self._enter(prefix), match)
 
-    def _note_rank(self, process: Process | None, match: re.Match[str]) -> None:
+    def _note_rank(self, process: LoggedProcess | None, match: re.Match[str]) -> None:
         rank, size = number(match["rank"]), number(match["size"])
         if rank is None or size is None:
             return

@@ -49,7 +49,7 @@ _SAME_SIZES = frozenset({"all_reduce", "broadcast", "reduce", "_all_gather_base"
 
 
 @dataclass(frozen=True)
-class Record:
+class RecordedCall:
     """A collective that a rank called.
 
     Attributes:
@@ -85,7 +85,7 @@ class Dump:
     """
 
     rank: int
-    records: tuple[Record, ...]
+    records: tuple[RecordedCall, ...]
     groups: Mapping[str, frozenset[int]]
 
 
@@ -164,7 +164,7 @@ def _number(value: object) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _LARGEST else None
 
 
-def _record(entry: object, completed: Mapping[str, int | None]) -> Record | None:
+def _record(entry: object, completed: Mapping[str, int | None]) -> RecordedCall | None:
     if not isinstance(entry, Mapping) or entry.get("is_p2p"):
         return None
     seq = _number(entry.get("collective_seq_id", entry.get("seq_id")))
@@ -176,7 +176,7 @@ def _record(entry: object, completed: Mapping[str, int | None]) -> Record | None
     sizes = _list(entry.get("input_sizes"))
     shapes = [[size for one in _list(shape) if (size := _number(one)) is not None] for shape in sizes]
     ended = entry.get("state") == "completed" or entry.get("retired") is True
-    return Record(
+    return RecordedCall(
         group=group_name,
         seq=seq,
         name=_word(entry.get("profiling_name", "")).rpartition(":")[2],
@@ -222,8 +222,8 @@ class Disagreement:
 
     group: str
     seq: int
-    did: dict[int, Record]
-    behind: dict[int, Record | None]
+    did: dict[int, RecordedCall]
+    behind: dict[int, RecordedCall | None]
     absent: tuple[int, ...] = ()
 
     @property
@@ -245,9 +245,9 @@ class Disagreement:
 def compare(dumps: Iterable[Dump]) -> Disagreement | None:
     """Return the first collective that ranks called differently, or that some have not ended; None if there is none."""
     by_rank = {dump.rank: dump for dump in dumps}
-    places: dict[tuple[str, int], dict[int, Record]] = {}
+    places: dict[tuple[str, int], dict[int, RecordedCall]] = {}
     members: dict[str, set[int]] = {}
-    last: dict[tuple[str, int], Record] = {}
+    last: dict[tuple[str, int], RecordedCall] = {}
     oldest: dict[tuple[str, int], int] = {}
     for rank, dump in sorted(by_rank.items()):
         for group, ranks in dump.groups.items():

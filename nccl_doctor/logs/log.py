@@ -17,7 +17,7 @@ from nccl_doctor.text.hostlist import ranks_of
 
 
 @dataclass(frozen=True)
-class Address:
+class LoggedAddress:
     """The remote address in a line, or the port that the line is about."""
 
     host: str | None = None
@@ -44,7 +44,7 @@ class Event:
     text: str
     message: str
     prefix: Prefix
-    address: Address
+    address: LoggedAddress
     rank: int | None
     order: int
     catalogued: Meaning | None = None
@@ -54,7 +54,7 @@ class Event:
         cls, file: str, wording: str, text: str, *, name: str = "", grade: Grade = Grade.CLUE, rank: int | None = None
     ) -> Event:
         """Return an event for a file that is not a log, such as a dump."""
-        return cls(name, grade, wording, file, 1, text, text, Prefix(), Address(), rank, order=-1)
+        return cls(name, grade, wording, file, 1, text, text, Prefix(), LoggedAddress(), rank, order=-1)
 
 
 KEPT = 512

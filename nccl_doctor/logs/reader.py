@@ -8,7 +8,7 @@ from dataclasses import replace
 from itertools import islice
 
 from nccl_doctor.logs.facts import RULES, Facts
-from nccl_doctor.logs.log import KEPT, LAST, Address, Event, Reading
+from nccl_doctor.logs.log import KEPT, LAST, Event, LoggedAddress, Reading
 from nccl_doctor.logs.prefix import QUOTED, Prefix, decode, number, peel, quote, records, without_bars
 from nccl_doctor.logs.rule import (
     RAS_BEHIND,
@@ -21,7 +21,7 @@ from nccl_doctor.logs.rule import (
     Grade,
     LogRule,
 )
-from nccl_doctor.logs.scan import QUOTA, Line, PatternTable, Scanner, table
+from nccl_doctor.logs.scan import QUOTA, CandidateLine, PatternTable, Scanner, table
 from nccl_doctor.logs.signs import Role, having, ras_states, rules, signs
 from nccl_doctor.nccl.messages import meaning
 from nccl_doctor.nccl.ras import Communicator, RankGroup, RasAnswer, parse_lines
@@ -68,13 +68,13 @@ class Reader:
         self.reading.events += events
         return events
 
-    def _take(self, lines: Iterator[Line]) -> list[Event]:
+    def _take(self, lines: Iterator[CandidateLine]) -> list[Event]:
         events = [event for line in lines for event in self._judge(line)]
         self.reading.bytes, self.reading.lines = self._scanner.bytes, self._scanner.lines
         self.reading.events += events
         return events
 
-    def _judge(self, line: Line) -> Iterator[Event]:
+    def _judge(self, line: CandidateLine) -> Iterator[Event]:
         for piece in line.data.split(b"\r"):  # text that a progress bar overwrote is not part of the message
             shown, text = without_bars(decode(piece))
             for start, end in records(text):
@@ -83,7 +83,7 @@ class Reader:
                 if match is not None and not self._is_enough(match[0]):
                     yield from self._event(*match, line.number, shown)
 
-    def _match(self, line: Line, part: str) -> tuple[LogRule, re.Match[str]] | None:
+    def _match(self, line: CandidateLine, part: str) -> tuple[LogRule, re.Match[str]] | None:
         """Return the matching rule of the highest grade for a part of a line, and record the facts in the part."""
         wordings = rules()
         best: tuple[LogRule, re.Match[str]] | None = None
@@ -180,7 +180,7 @@ _RANKS = re.compile(r"\b[Rr]ank[ :=]{1,2}(?P<rank>\d{1,6})\b(?P<bare>)")
 _RANKS_OTHERWISE = re.compile(r"(?:\(rank=|\brank\(s\) \{?)(?P<rank>\d+)|Error: \[(?P<bare>\d{1,6})\](?: is |: params)")
 
 
-def address_of(match: re.Match[str], prefixed: int) -> Address:
+def address_of(match: re.Match[str], prefixed: int) -> LoggedAddress:
     """Return the address that a line is about: the one in the rule's groups, or else the first in the line.
 
     Args:
@@ -197,7 +197,7 @@ def address_of(match: re.Match[str], prefixed: int) -> Address:
     if address is not None:
         address = address.partition("%")[0].removeprefix("::ffff:")
     numeric = address is not None and _IP.fullmatch(address) is not None
-    return Address(
+    return LoggedAddress(
         host=None if numeric else address,
         ip=address if numeric else None,
         port=number(port) if 0 < (number(port) or 0) < 65536 else None,
@@ -300,4 +300,4 @@ def _ras_event(lines: Sequence[Event], words: str, state: str, text: str, host: 
     line = next((line for line in lines if words in line.message), lines[0])
     name, grade = ras_states()[state]
     prefix = replace(line.prefix, host=host, rank=None)
-    return replace(line, name=name, grade=grade, message=text, address=Address(ip=host), rank=rank, prefix=prefix)
+    return replace(line, name=name, grade=grade, message=text, address=LoggedAddress(ip=host), rank=rank, prefix=prefix)

@@ -43,7 +43,7 @@ _OVERLAP = 256
 
 
 @dataclass(frozen=True)
-class Line:
+class CandidateLine:
     """A candidate line: its number from 1, its bytes without the line end, and the indexes of rules that may match."""
 
     number: int
@@ -102,7 +102,7 @@ class Scanner:
         """The number of complete lines so far."""
         return self._line - 1
 
-    def feed(self, data: bytes) -> Iterator[Line]:
+    def feed(self, data: bytes) -> Iterator[CandidateLine]:
         """Yield the candidates of the lines that ``data`` completes."""
         self.bytes += len(data)
         first, last = data.find(b"\n") + 1, data.rfind(b"\n") + 1
@@ -118,19 +118,19 @@ class Scanner:
         self._rest = data[last:]
         yield from self._block(data, first, last)
 
-    def close(self) -> Iterator[Line]:
+    def close(self) -> Iterator[CandidateLine]:
         """Yield the incomplete last line, if it is a candidate."""
         block, self._rest = self._rest, b""
         yield from self._block(block, 0, len(block))
 
-    def _block(self, data: bytes, first: int, last: int) -> Iterator[Line]:
+    def _block(self, data: bytes, first: int, last: int) -> Iterator[CandidateLine]:
         """Yield the candidates in ``data`` from ``first`` to ``last``; it is copied only to remove colour codes."""
         if data.find(b"\x1b", first, last) >= 0:
             data = plain(data[first:last])
             first, last = 0, len(data)
         yield from self._halves(data, first, last)
 
-    def _halves(self, data: bytes, first: int, last: int) -> Iterator[Line]:
+    def _halves(self, data: bytes, first: int, last: int) -> Iterator[CandidateLine]:
         """Halve a piece that may match until single lines are left, and yield the candidates among these lines."""
         if last - first <= _STEP and not self._wanted(data, first, last):
             self._line += data.count(b"\n", first, last)
@@ -149,7 +149,7 @@ class Scanner:
             if rules and not (long and self._windows > WINDOWS):
                 self._sent.update(rules)
                 self._spent.update(rule for rule in rules if self._sent[rule] >= QUOTA)
-                yield Line(self._line, data[start : min(start + WINDOW, end)], tuple(sorted(rules)))
+                yield CandidateLine(self._line, data[start : min(start + WINDOW, end)], tuple(sorted(rules)))
         self._line += end < last
 
     def _wanted(self, data: bytes, first: int, last: int) -> frozenset[int]:

@@ -16,8 +16,8 @@ from enum import Enum, IntEnum
 from functools import cache
 from typing import Any
 
-from nccl_doctor.logs.facts import Interface, Process
-from nccl_doctor.logs.log import Address, Cause, Event, Log, Reading, rank_of_file
+from nccl_doctor.logs.facts import Interface, LoggedProcess
+from nccl_doctor.logs.log import Cause, Event, Log, LoggedAddress, Reading, rank_of_file
 from nccl_doctor.logs.rule import BENIGN, Grade, LogRule
 from nccl_doctor.model.finding import Command, Fix, LogLine, Severity, on
 from nccl_doctor.model.register import PACKAGE
@@ -90,9 +90,9 @@ class Case:
         return tuple(sorted(named | {rank for rank in map(self.rank_of, self.cause.events) if rank is not None}))
 
     @property
-    def address(self) -> Address:
+    def address(self) -> LoggedAddress:
         """The first address that the events name."""
-        return next((e.address for e in self.cause.events if e.address != Address()), Address())
+        return next((e.address for e in self.cause.events if e.address != LoggedAddress()), LoggedAddress())
 
     @property
     def port(self) -> int | None:
@@ -123,7 +123,7 @@ class Case:
         """Return the interface that NCCL chose on the host with the fault."""
         facts = self.log.facts
         own = facts.process(self.first.prefix)
-        nearby: list[Process] = [own] if own else []
+        nearby: list[LoggedProcess] = [own] if own else []
         nearby += facts.of_host(self.first.prefix.host) or list(facts.processes.values())
         return next((process.interfaces[0] for process in nearby if process.interfaces), None)
 
@@ -306,7 +306,7 @@ def by_rank(case: Case) -> Advice:
     return advise("; ".join(words) + (f"; and {more} more" if more > 0 else "") + ".", look, case.check())
 
 
-class Stage(IntEnum):
+class PassStage(IntEnum):
     """Stages of the passes over a log's events, in order; checks declare the passes."""
 
     MEANING = 1
@@ -394,7 +394,7 @@ class LogSigns:
     hint: Grade = Grade.GENERIC
     hint_beside: tuple[str, ...] = ()
     weigh: Callable[[Event, Scene], Grade] | None = None
-    passes: Mapping[Stage, Pass] = field(default_factory=dict)
+    passes: Mapping[PassStage, Pass] = field(default_factory=dict)
     catalogued: Grade = Grade.LIKELY
     ras: Mapping[str, Grade] = field(default_factory=dict)
     interface: Callable[[Case], str | None] | None = None

@@ -19,10 +19,10 @@ class NodeOptions(Protocol):
 
 
 EngineOptions = TypeVar("EngineOptions", bound=NodeOptions)
-Json = dict[str, JsonValue]
+JsonObject = dict[str, JsonValue]
 
 
-def access(*options: NodeOptions) -> dict[str, Json]:
+def access(*options: NodeOptions) -> dict[str, JsonObject]:
     """Return the options in the form that a node stores, without unset ones."""
     said = {
         one.engine: _adapter(type(one)).dump_python(one, mode="json", by_alias=True, exclude_defaults=True)
@@ -46,7 +46,7 @@ class Node(FrozenModel):
     cuda_visible_devices: str | None = None  # the variable's value; None leaves it unset
     python: str = "python3"  # interpreter for training
     # settings of each engine that reaches it, by the engine's name; :meth:`options` reads them
-    access: Annotated[dict[str, Json], Holds.ACCESS] = Field(default_factory=dict)
+    access: Annotated[dict[str, JsonObject], Holds.ACCESS] = Field(default_factory=dict)
     # variables of the training job; origins of those set by an option or the launch command
     env: Annotated[dict[str, str], Holds.ENVIRONMENT] = Field(default_factory=dict)
     env_origins: dict[str, str] = Field(default_factory=dict)
@@ -72,7 +72,7 @@ class Cluster(FrozenModel):
     # environment variables that set the master: "master_addr" to "MASTER_ADDR"
     variables: dict[str, str] = Field(default_factory=dict)
     # settings of an engine for all nodes together, by its name; :meth:`options` reads them
-    access: Annotated[dict[str, Json], Holds.ACCESS] = Field(default_factory=dict)
+    access: Annotated[dict[str, JsonObject], Holds.ACCESS] = Field(default_factory=dict)
     line: Annotated[str | None, Holds.LAUNCH_LINE] = None  # launch command of the job, if it is to be judged
 
     def options(self, kind: type[EngineOptions]) -> EngineOptions:

@@ -42,7 +42,7 @@ UnixTime = Annotated[float, Field(ge=0, le=253_402_300_799)]
 """Unix time up to the end of the year 9999, the latest that :class:`datetime.datetime` can represent."""
 
 
-class Identity(NamedTuple):
+class ProcessIdentity(NamedTuple):
     """A process: its PID, and its start time in clock ticks since boot, or None if the start time does not matter."""
 
     pid: int
@@ -221,13 +221,13 @@ def as_port(text: str) -> int | None:
     return int(text) if 1 <= int(text) <= LAST_PORT else None
 
 
-def as_identity(text: str) -> Identity | None:
+def as_identity(text: str) -> ProcessIdentity | None:
     """Return the process given as "48112" or "48112@5731034" (PID and start time), or None if the text is invalid."""
     pid, at, started = text.partition("@")
     words = (pid, started) if at else (pid,)
     if not all(word.isascii() and word.isdecimal() and len(word) <= _MOST_TICK_DIGITS for word in words):
         return None
-    return Identity(int(pid), int(started) if at else None) if 1 <= int(pid) <= LAST_PID else None
+    return ProcessIdentity(int(pid), int(started) if at else None) if 1 <= int(pid) <= LAST_PID else None
 
 
 def age_words(seconds: float) -> str:

@@ -14,12 +14,12 @@ from nccl_doctor.model.base import Unknown
 from nccl_doctor.model.finding import Severity, export
 from nccl_doctor.model.report import NcclInterface, RdmaAnswer
 from nccl_doctor.nccl.host_nccl import HostNccl, host_nccl
-from nccl_doctor.nccl.interfaces import Chosen, Failure, is_read, parse_spec
+from nccl_doctor.nccl.interfaces import Chosen, NcclFailure, is_read, parse_spec
 from nccl_doctor.nccl.rdma import ip_of, is_usable, list_rdma
 from nccl_doctor.nccl.rdma_pairs import ClusterRdma, RdmaSide
 from nccl_doctor.nccl.reachability import LossCause, Peers, Reachability, Reachable, is_private, reachability
-from nccl_doctor.nccl.suggest import Suggestion, suggest
-from nccl_doctor.nccl.versions import Version
+from nccl_doctor.nccl.suggest import InterfaceSuggestion, suggest
+from nccl_doctor.nccl.versions import VersionNumbers
 from nccl_doctor.snapshot.hosts import Snapshot
 from nccl_doctor.snapshot.mesh import Mesh
 from nccl_doctor.text.hostlist import fold, listed
@@ -71,7 +71,7 @@ class ClusterNccl:
         return ClusterRdma(sides, self.mesh)
 
     @cached_property
-    def suggestion(self) -> Suggestion | None:
+    def suggestion(self) -> InterfaceSuggestion | None:
         """Interface names with which NCCL provably works on all hosts; None if no such names were found."""
         return suggest(self.snapshot.reached, self.by_host, self.mesh)
 
@@ -105,7 +105,7 @@ class ClusterNccl:
         return link is not None and "running" not in link.flags
 
 
-def cluster_nccl(snapshot: Snapshot, version: Version | None = None) -> ClusterNccl:
+def cluster_nccl(snapshot: Snapshot, version: VersionNumbers | None = None) -> ClusterNccl:
     """Return NCCL's choices on the hosts of a snapshot, for ``version`` or else for each host's own version."""
     seen = {host.name: host_nccl(host, version=version) for host in snapshot.reached}
     return ClusterNccl(
@@ -151,7 +151,7 @@ def faults(nccl: ClusterNccl) -> Iterator[ChoiceFault]:
 
 def _no_interface(nccl: ClusterNccl, side: HostNccl) -> ChoiceFault | None:
     failure = side.choice.bootstrap
-    if not isinstance(failure, Failure) or "NCCL_COMM_ID" in side.variables:  # env-bad-value reports that one
+    if not isinstance(failure, NcclFailure) or "NCCL_COMM_ID" in side.variables:  # env-bad-value reports that one
         return None
     wanted = nccl.wanted(side.host)
     links = ((entry.interface, side.link(entry.interface)) for entry in side.interfaces.addresses)
@@ -210,7 +210,7 @@ def _is_anothers_fault(nccl: ClusterNccl, side: HostNccl, chosen: Chosen, causes
     )
 
 
-def answers(snapshot: Snapshot, version: Version | None = None) -> InterfaceAnswers:
+def answers(snapshot: Snapshot, version: VersionNumbers | None = None) -> InterfaceAnswers:
     """Return the result of ``ifname`` for each host, for ``version`` or else for the host's own version."""
     from nccl_doctor.model.documents import InterfaceAnswers
 
@@ -225,7 +225,7 @@ def answers(snapshot: Snapshot, version: Version | None = None) -> InterfaceAnsw
     return InterfaceAnswers(hosts=found, exports=_exports(found))
 
 
-def answers_for(snapshot: Snapshot, address: Address, version: Version | None = None) -> InterfaceAnswers:
+def answers_for(snapshot: Snapshot, address: Address, version: VersionNumbers | None = None) -> InterfaceAnswers:
     """Return each host's interface with the address or in its network, and the setting that makes NCCL use it."""
     from nccl_doctor.model.documents import InterfaceAnswers
 
@@ -251,14 +251,14 @@ def answers_for(snapshot: Snapshot, address: Address, version: Version | None = 
         why = f"has {address}" if address_of(own) == address else f"is on the net of {address}, {net}"
         now = row.nccl_interface.name if row.nccl_interface is not None else "none" if row.known else None
         why += f"; NCCL takes {now} as things stand" if now not in (name, None) else ""
-        update = {"reason": why, "set": Suggestion({row.name: name}).variables(row.name), "has": (name, own)}
+        update = {"reason": why, "set": InterfaceSuggestion({row.name: name}).variables(row.name), "has": (name, own)}
         return row.model_copy(update=update | {"known": True})
 
     found = tuple(map(answer, plain.hosts))
     return InterfaceAnswers(asked=str(address), hosts=found, exports=_exports(found))
 
 
-def _answer(nccl: ClusterNccl, host: str, suggestion: Suggestion | None) -> InterfaceAnswer:
+def _answer(nccl: ClusterNccl, host: str, suggestion: InterfaceSuggestion | None) -> InterfaceAnswer:
     from nccl_doctor.model.documents import InterfaceAnswer
 
     side = nccl.by_host.get(host)
@@ -267,7 +267,7 @@ def _answer(nccl: ClusterNccl, host: str, suggestion: Suggestion | None) -> Inte
         return InterfaceAnswer(name=host, nccl_interface=None, reason=why, known=False)
     to_set = suggestion.variables(host) if suggestion is not None else {}
     bootstrap = side.choice.bootstrap
-    if isinstance(bootstrap, Failure):
+    if isinstance(bootstrap, NcclFailure):
         why = f"{bootstrap.reason}: NCCL ends with {bootstrap.words!r}"
         return InterfaceAnswer(name=host, nccl_interface=None, reason=why, set=to_set)
     trouble = _trouble(nccl, host)

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from nccl_doctor.model.base import Unknown, known
-from nccl_doctor.nccl.interfaces import Chosen, Failure
+from nccl_doctor.nccl.interfaces import Chosen, NcclFailure
 from nccl_doctor.snapshot.hosts import Host
 from nccl_doctor.snapshot.network import Interfaces, Resolution
 from nccl_doctor.text.inet import address_of
@@ -23,7 +23,7 @@ GLOO_SOCKET_IFNAME = "GLOO_SOCKET_IFNAME"
 LOOPBACK = "127.0.0.1"
 
 
-def gloo_devices_of(host: Host) -> tuple[Chosen, ...] | Failure | None:
+def gloo_devices_of(host: Host) -> tuple[Chosen, ...] | NcclFailure | None:
     """Return the devices that gloo uses for a job on a host; None if a fact needed for this is unknown."""
     facts = host.facts
     if facts is None:
@@ -37,7 +37,7 @@ def gloo_devices_of(host: Host) -> tuple[Chosen, ...] | Failure | None:
 
 def gloo_devices(
     interfaces: Interfaces, variables: Mapping[str, str], hostname: Resolution | None
-) -> tuple[Chosen, ...] | Failure | None:
+) -> tuple[Chosen, ...] | NcclFailure | None:
     """Return the devices to which gloo binds, or the reason why gloo fails to start.
 
     There is one device for each name in GLOO_SOCKET_IFNAME, a comma-separated list. If the variable is not set, gloo
@@ -52,7 +52,7 @@ def gloo_devices(
                 there = any(link.name == name for link in interfaces.links)
                 bare = f"{name!r} has no address, as a member of a bond or a bridge has none"
                 why = bare if there else f"no interface is called {name!r}"
-                return Failure(f"Unable to find address for: {name}", why)
+                return NcclFailure(f"Unable to find address for: {name}", why)
         return tuple(device for device in devices if device is not None)
     if hostname is None:
         return None

@@ -9,9 +9,9 @@ from typing import Literal
 
 from nccl_doctor.model.base import Unknown, unknown
 from nccl_doctor.model.report import NcclInterface
-from nccl_doctor.nccl.interfaces import Choice, Chosen, choose, choose_all
+from nccl_doctor.nccl.interfaces import Chosen, ChosenInterfaces, choose, choose_all
 from nccl_doctor.nccl.variables import HOSTS_FILE, Variable, resolve
-from nccl_doctor.nccl.versions import CONF_FILE, OLDEST, Version, oldest_with, parse_version, show
+from nccl_doctor.nccl.versions import CONF_FILE, OLDEST, VersionNumbers, oldest_with, parse_version, show
 from nccl_doctor.snapshot.hosts import Host, HostFacts
 from nccl_doctor.snapshot.network import Interfaces, Link, Names, Route
 from nccl_doctor.snapshot.system import LibncclAnswer
@@ -30,8 +30,8 @@ class HostNccl:
     routes: tuple[Route, ...] | Unknown
     unreachable: dict[str, str]  # addresses without a route, with the name of the kernel's errno
     variables: dict[str, Variable]
-    version: Version | None
-    choice: Choice  # libnccl's choice if it was queried, otherwise the model's
+    version: VersionNumbers | None
+    choice: ChosenInterfaces  # libnccl's choice if it was queried, otherwise the model's
     source: Literal["libnccl", "model"]
     # the answers of libnccl and the model, if they differ; for a model's choice, why libnccl failed
     disagreement: str | None = None
@@ -86,7 +86,7 @@ class HostNccl:
 
 
 def host_nccl(
-    host: Host, overrides: Mapping[str, str] = _AS_IT_IS, version: Version | None = None
+    host: Host, overrides: Mapping[str, str] = _AS_IT_IS, version: VersionNumbers | None = None
 ) -> HostNccl | Unknown:
     """Return the host as NCCL sees it; Unknown if the host was not reached or a necessary fact is unknown.
 
@@ -137,7 +137,9 @@ def host_nccl(
     )
 
 
-def _whichever(host: Host, facts: HostFacts, overrides: Mapping[str, str], interfaces: Interfaces) -> Choice | Unknown:
+def _whichever(
+    host: Host, facts: HostFacts, overrides: Mapping[str, str], interfaces: Interfaces
+) -> ChosenInterfaces | Unknown:
     """Return the choice if it is the same in all NCCL versions that the host's torch may use, otherwise Unknown."""
     torch = facts.torch
     names = facts.resolution if isinstance(facts.resolution, Names) else Names(own={})
@@ -156,7 +158,7 @@ def _whichever(host: Host, facts: HostFacts, overrides: Mapping[str, str], inter
 
 
 def _variables(
-    host: Host, facts: HostFacts, overrides: Mapping[str, str], version: Version | None
+    host: Host, facts: HostFacts, overrides: Mapping[str, str], version: VersionNumbers | None
 ) -> dict[str, Variable] | Unknown:
     if isinstance(facts.env, Unknown):
         return facts.env
@@ -175,23 +177,23 @@ def _variables(
 
 
 def _with_answer(
-    choice: Choice | Unknown, answered: Chosen | None, answer: LibncclAnswer
-) -> tuple[Choice | Unknown, str | None]:
-    modelled = choice.bootstrap if isinstance(choice, Choice) else None
+    choice: ChosenInterfaces | Unknown, answered: Chosen | None, answer: LibncclAnswer
+) -> tuple[ChosenInterfaces | Unknown, str | None]:
+    modelled = choice.bootstrap if isinstance(choice, ChosenInterfaces) else None
     expected = f"{modelled.name} ({modelled.address})" if isinstance(modelled, Chosen) else "none"
     if answered is None:
         failed = answer.version is not None and answer.error is not None and isinstance(modelled, Chosen)
         words = f"libnccl {answer.version} ended with “{answer.error}”; the model of it uses {expected}"
         return choice, words if failed else None
     if isinstance(choice, Unknown):
-        return Choice(answered, (answered,)), None
+        return ChosenInterfaces(answered, (answered,)), None
     if isinstance(modelled, Chosen) and (modelled.name, modelled.address) == (answered.name, answered.address):
         return choice, None
     words = f"libnccl {answer.version} uses {answered.name} ({answered.address}); the model of it uses {expected}"
     return replace(choice, bootstrap=answered), words
 
 
-def nccl_version(facts: HostFacts) -> Version | None:
+def nccl_version(facts: HostFacts) -> VersionNumbers | None:
     """Return the NCCL version that the host's torch loads, or else that of the libnccl that was queried."""
     of_torch = facts.torch.nccl if facts.torch is not None and not isinstance(facts.torch, Unknown) else None
     for text in (of_torch, facts.libnccl.version if isinstance(facts.libnccl, LibncclAnswer) else None):

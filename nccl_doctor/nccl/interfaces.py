@@ -24,7 +24,7 @@ from dataclasses import dataclass
 
 from nccl_doctor.model.base import Unknown, unknown
 from nccl_doctor.nccl import versions
-from nccl_doctor.nccl.versions import Behaviour, Version
+from nccl_doctor.nccl.versions import Behaviour, VersionNumbers
 from nccl_doctor.snapshot.network import InterfaceAddress, Interfaces, Names, Resolver
 from nccl_doctor.text.bounds import whole_number
 from nccl_doctor.text.hostlist import quoted
@@ -148,7 +148,7 @@ class Chosen:
 
 
 @dataclass(frozen=True)
-class Failure:
+class NcclFailure:
     """A failure of NCCL or gloo: its message, the reason, and its ncclResult_t, or None for gloo."""
 
     words: str
@@ -157,10 +157,10 @@ class Failure:
 
 
 @dataclass(frozen=True)
-class Choice:
+class ChosenInterfaces:
     """The interfaces that NCCL chooses on a host, for the bootstrap and for NET/Socket."""
 
-    bootstrap: Chosen | Failure
+    bootstrap: Chosen | NcclFailure
     net_socket: tuple[Chosen, ...]
 
 
@@ -168,8 +168,8 @@ _NO_NAMES: Resolver = Names(own={})
 
 
 def choose(
-    interfaces: Interfaces, variables: Mapping[str, str], version: Version, names: Resolver = _NO_NAMES
-) -> Choice | Unknown:
+    interfaces: Interfaces, variables: Mapping[str, str], version: VersionNumbers, names: Resolver = _NO_NAMES
+) -> ChosenInterfaces | Unknown:
     """Return NCCL's choice on a host; ``variables`` must include those from NCCL's config files."""
     return _choose(interfaces, variables, versions.behaviour(version), names)
 
@@ -180,8 +180,8 @@ def choose_all(
     names: Resolver = _NO_NAMES,
     *,
     before_conf_file: Mapping[str, str] | None = None,
-    oldest: Version = versions.OLDEST,
-) -> Choice | Unknown:
+    oldest: VersionNumbers = versions.OLDEST,
+) -> ChosenInterfaces | Unknown:
     """Return the choice that all versions from ``oldest`` on make; Unknown if their choices differ.
 
     Choices count as equal if the bootstrap and NET/Socket use the same addresses; messages and result codes are taken
@@ -204,23 +204,25 @@ def choose_all(
     return newest
 
 
-def _addresses(choice: Choice | Unknown) -> tuple[tuple[str, str] | None, ...]:
+def _addresses(choice: ChosenInterfaces | Unknown) -> tuple[tuple[str, str] | None, ...]:
     if isinstance(choice, Unknown):
         return ()
     used = (choice.bootstrap, *choice.net_socket)
-    return tuple(None if isinstance(one, Failure) else (one.name, one.address) for one in used)
+    return tuple(None if isinstance(one, NcclFailure) else (one.name, one.address) for one in used)
 
 
-def _tell(choice: Choice | Unknown) -> str:
+def _tell(choice: ChosenInterfaces | Unknown) -> str:
     if isinstance(choice, Unknown):
         return choice.reason
-    if isinstance(choice.bootstrap, Failure):
+    if isinstance(choice.bootstrap, NcclFailure):
         return "finds no interface"
     others = ", ".join(one.name for one in choice.net_socket)
     return f"uses {choice.bootstrap.name} ({choice.bootstrap.address}; NET/Socket: {others or 'none'})"
 
 
-def _choose(interfaces: Interfaces, variables: Mapping[str, str], how: Behaviour, names: Resolver) -> Choice | Unknown:
+def _choose(
+    interfaces: Interfaces, variables: Mapping[str, str], how: Behaviour, names: Resolver
+) -> ChosenInterfaces | Unknown:
     """Choose as ``bootstrapNetInit`` does (src/bootstrap.cc). If NCCL_COMM_ID is set, only its subnet matters."""
     comm_id = variables.get("NCCL_COMM_ID")
     remote = parse_comm_id(comm_id, interfaces, names) if comm_id is not None else None
@@ -228,14 +230,16 @@ def _choose(interfaces: Interfaces, variables: Mapping[str, str], how: Behaviour
         return remote
     if isinstance(remote, str):
         reason = f"NCCL_COMM_ID={quoted(comm_id or '')} is not an address and port"
-        return Choice(Failure(INVALID, reason, INVALID_ARGUMENT), ())
+        return ChosenInterfaces(NcclFailure(INVALID, reason, INVALID_ARGUMENT), ())
     everywhere = _find_interfaces(interfaces, variables, how, remote)
     if remote is None:
         why = "" if everywhere else _why_none(interfaces, variables, how)
-        return Choice(everywhere[0] if everywhere else Failure(how.bootstrap_words, why, how.nothing_found), everywhere)
+        return ChosenInterfaces(
+            everywhere[0] if everywhere else NcclFailure(how.bootstrap_words, why, how.nothing_found), everywhere
+        )
     beside = _same_subnet(interfaces, remote)
-    missing = Failure(OFF_SUBNET, f"no interface is on the subnet of NCCL_COMM_ID ({remote.address})", SYSTEM_ERROR)
-    return Choice(beside[0] if beside else missing, everywhere if beside else ())
+    missing = NcclFailure(OFF_SUBNET, f"no interface is on the subnet of NCCL_COMM_ID ({remote.address})", SYSTEM_ERROR)
+    return ChosenInterfaces(beside[0] if beside else missing, everywhere if beside else ())
 
 
 def _find_interfaces(

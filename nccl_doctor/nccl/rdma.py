@@ -20,19 +20,19 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 
-from nccl_doctor.nccl.variables import MOST_PORTS, NEWEST, RAILS, HcaSpec, Item, Variables, integer, parse_hca
-from nccl_doctor.nccl.versions import Version
+from nccl_doctor.nccl.variables import MOST_PORTS, NEWEST, RAILS, HcaItem, HcaSpec, Variables, integer, parse_hca
+from nccl_doctor.nccl.versions import VersionNumbers
 from nccl_doctor.snapshot.system import RdmaDevice, RdmaGid, RdmaPort
 from nccl_doctor.text.inet import Address
 
-FUSED_AT_INIT: Version = (2, 20, 0)  # ports of one card became one device
-GID_CHOSEN: Version = (2, 21, 0)
-FLID_INDEX: Version = (2, 22, 0)  # InfiniBand ports no longer follow NCCL_IB_GID_INDEX
-FUSED_BY_TOPOLOGY: Version = (2, 24, 0)
-PCI_ORDER: Version = (2, 29, 7)
-EIGHT_FUSED: Version = (2, 30, 0)
-GID_READ_AT_INIT: Version = (2, 31, 0)
-UNTOLD_SINCE: Version = (2, 32, 0)
+FUSED_AT_INIT: VersionNumbers = (2, 20, 0)  # ports of one card became one device
+GID_CHOSEN: VersionNumbers = (2, 21, 0)
+FLID_INDEX: VersionNumbers = (2, 22, 0)  # InfiniBand ports no longer follow NCCL_IB_GID_INDEX
+FUSED_BY_TOPOLOGY: VersionNumbers = (2, 24, 0)
+PCI_ORDER: VersionNumbers = (2, 29, 7)
+EIGHT_FUSED: VersionNumbers = (2, 30, 0)
+GID_READ_AT_INIT: VersionNumbers = (2, 31, 0)
+UNTOLD_SINCE: VersionNumbers = (2, 32, 0)
 UNTOLD = ("NCCL_IB_RAIL_POLICY", "NCCL_IB_SORT_MERGE_NICS")
 
 LAYERS = ("InfiniBand", "Ethernet")
@@ -86,7 +86,7 @@ class GidChoice:
 BEYOND = 31  # entries after the last one in use that the probe reads, too (probe/facts/rdma.py)
 
 
-def choose_gid(port: RdmaPort, variables: Variables, version: Version) -> GidChoice:
+def choose_gid(port: RdmaPort, variables: Variables, version: VersionNumbers) -> GidChoice:
     """Return the GID that NCCL chooses on a port (``ncclIbGetGidIndex``)."""
     table = {gid.index: gid for gid in port.gids}
     infiniband = port.link_layer == "InfiniBand"
@@ -118,7 +118,7 @@ def _at(index: int, table: Mapping[int, RdmaGid], port: RdmaPort, why: str, *, p
 EMPTY = "::"  # an empty entry reads as this address, which is IPv6
 
 
-def _search(table: Mapping[int, RdmaGid], count: int, variables: Variables, version: Version) -> int:
+def _search(table: Mapping[int, RdmaGid], count: int, variables: Variables, version: VersionNumbers) -> int:
     """Return the index that ``ncclUpdateGidIndex`` chooses from the whole table, or 0 if no entry matches."""
     v4 = variables.get("NCCL_IB_ADDR_FAMILY") != "AF_INET6"
     roce = integer(variables, "NCCL_IB_ROCE_VERSION_NUM", 2, version)
@@ -157,7 +157,7 @@ class RdmaEntry:
     device: RdmaDevice
     port: RdmaPort
     gid: GidChoice
-    item: Item | None = None
+    item: HcaItem | None = None
 
     def __str__(self) -> str:
         netdev = f" on {self.netdev}" if self.netdev else ""
@@ -194,7 +194,7 @@ class RdmaList:
 
     devices: tuple[RdmaDevice, ...]
     variables: Variables = field(hash=False)
-    version: Version
+    version: VersionNumbers
     off: str | None = None
 
     @cached_property
@@ -281,7 +281,7 @@ class RdmaList:
         return sorted(ordered, key=lambda device: (not device.pci, _pci_number(device)))
 
 
-def list_rdma(devices: Sequence[RdmaDevice], variables: Variables, version: Version | None) -> RdmaList:
+def list_rdma(devices: Sequence[RdmaDevice], variables: Variables, version: VersionNumbers | None) -> RdmaList:
     """Return a host's RDMA devices as this version of NCCL lists them, or as the newest does if ``version`` is None."""
     return RdmaList(tuple(devices), variables, version or NEWEST, _off(variables))
 
@@ -301,7 +301,7 @@ LEVELS = ("LOC", "PORT", "PIX", "PXB", "P2C", "PXN", "PHB", "SYS")
 """Values of NCCL_NET_MERGE_LEVEL, from near to far (src/graph/topo.cc, ``nicPathKvList``)."""
 
 
-def fuse(entries: Sequence[RdmaEntry], variables: Variables, version: Version) -> tuple[Nic, ...]:
+def fuse(entries: Sequence[RdmaEntry], variables: Variables, version: VersionNumbers) -> tuple[Nic, ...]:
     alone = tuple(Nic((entry,)) for entry in entries)
     if version < FUSED_AT_INIT or integer(variables, "NCCL_IB_MERGE_NICS", 1, version) == 0:
         return alone
@@ -334,7 +334,7 @@ def _by_card(entries: Iterable[RdmaEntry], *, vfs: bool) -> list[list[RdmaEntry]
 
 
 def _by_path(
-    entries: Sequence[RdmaEntry], variables: Variables, version: Version, *, vfs: bool
+    entries: Sequence[RdmaEntry], variables: Variables, version: VersionNumbers, *, vfs: bool
 ) -> list[list[RdmaEntry]]:
     """Fuse ports as NCCL 2.24 and later versions do.
 

@@ -72,7 +72,7 @@ class RdmaSide:
 
 
 @dataclass(frozen=True)
-class Pair:
+class RdmaPair:
     """Two ports that a channel connects. ``place`` is the position of their devices in both hosts' lists."""
 
     source: str
@@ -234,7 +234,7 @@ def _subnet(entry: RdmaEntry, length: int) -> tuple[int, int] | None:
 
 
 @dataclass(frozen=True)
-class Way:
+class RdmaPath:
     """A path from a port's interface to another port's address; ``apart``: the main routing table has no route."""
 
     src: str
@@ -258,7 +258,7 @@ class ClusterRdma:
         return tuple(name for name, side in self.sides.items() if side.rdma.entries)
 
     @property
-    def ways(self) -> Iterator[Way]:
+    def ways(self) -> Iterator[RdmaPath]:
         """The paths of packets between RoCE ports in both directions, for all pairs with matching GIDs."""
         for pair in self.pairs:
             if pair.here.is_roce and pair.talk.cause in (None, PairCause.NETWORK, PairCause.SILENT):
@@ -269,26 +269,26 @@ class ClusterRdma:
                     own, to = one.gid.entry, other.gid.entry
                     if own and to and own.interface and is_usable(own) and is_usable(to):
                         apart = pair.talk.cause is PairCause.NETWORK
-                        yield Way(src, dst, own.interface, str(ip_of(own)), str(ip_of(to)), apart=apart)
+                        yield RdmaPath(src, dst, own.interface, str(ip_of(own)), str(ip_of(to)), apart=apart)
 
     @cached_property
-    def pairs(self) -> tuple[Pair, ...]:
+    def pairs(self) -> tuple[RdmaPair, ...]:
         """The pairs of ports that channels connect; in large clusters, only for some pairs of hosts."""
         return tuple(
-            Pair(a.host, b.host, place, here, there, can_talk(a, here, b, there, self.mesh))
+            RdmaPair(a.host, b.host, place, here, there, can_talk(a, here, b, there, self.mesh))
             for a, b in self._compared()
             for place, here, there in joined(a, b)
         )
 
     @cached_property
-    def unreachable(self) -> tuple[Pair, ...]:
+    def unreachable(self) -> tuple[RdmaPair, ...]:
         return tuple(p for p in self.pairs if p.talk.answer is Reachable.NO and p.talk.cause is not PairCause.GID)
 
     @cached_property
-    def at_fault(self) -> tuple[tuple[tuple[str, ...], tuple[Pair, ...]], ...]:
+    def at_fault(self) -> tuple[tuple[tuple[str, ...], tuple[RdmaPair, ...]], ...]:
         """Hosts at fault for pairs that can't connect, with these pairs; both hosts if it is unknown which one is."""
         failed = {(pair.source, pair.target) for pair in self.unreachable}
-        found: list[tuple[tuple[str, ...], tuple[Pair, ...]]] = []
+        found: list[tuple[tuple[str, ...], tuple[RdmaPair, ...]]] = []
         for group in groups(failed):
             alone = group.minimal_cover != group.hosts
             for some in [{host} for host in self.sides if host in group.minimal_cover] if alone else [group.hosts]:

@@ -20,7 +20,7 @@ from nccl_doctor.snapshot.mesh import Mesh
 from nccl_doctor.snapshot.network import Names, addresses_by_name
 from nccl_doctor.text.inet import Network, network_of, prefix_length
 
-Plan = dict[str, str]  # by host, the interface to use
+InterfacePlan = dict[str, str]  # by host, the interface to use
 
 _MOST_NETS = 64
 """Maximum number of networks to try for all hosts.
@@ -30,10 +30,10 @@ A Kubernetes node may have thousands of addresses, each in a network of its own.
 
 
 @dataclass(frozen=True)
-class Suggestion:
+class InterfaceSuggestion:
     """For each host, the name of the interface that it should use."""
 
-    interfaces: Plan
+    interfaces: InterfacePlan
 
     @property
     def common(self) -> str | None:
@@ -47,7 +47,7 @@ class Suggestion:
         return {"NCCL_SOCKET_IFNAME": f"={name}", "GLOO_SOCKET_IFNAME": name}
 
 
-def suggest(hosts: tuple[Host, ...], now: Mapping[str, HostNccl], mesh: Mesh | None) -> Suggestion | None:
+def suggest(hosts: tuple[Host, ...], now: Mapping[str, HostNccl], mesh: Mesh | None) -> InterfaceSuggestion | None:
     """Return the best setting that is proven to work; None if there is none. ``now`` is NCCL's current choice."""
     free = {host.name: host_nccl(host, {"NCCL_SOCKET_IFNAME": "=lo"}) for host in hosts}
     known = {name: side for name, side in free.items() if isinstance(side, HostNccl)}
@@ -57,11 +57,11 @@ def suggest(hosts: tuple[Host, ...], now: Mapping[str, HostNccl], mesh: Mesh | N
     for accepted in ((Reachable.YES,), (Reachable.YES, Reachable.UNSURE)):
         for plan in plans:
             if works(hosts, plan, mesh, accepted):
-                return Suggestion(plan)
+                return InterfaceSuggestion(plan)
     return None
 
 
-def works(hosts: tuple[Host, ...], plan: Plan, mesh: Mesh | None, accepted: tuple[Reachable, ...]) -> bool:
+def works(hosts: tuple[Host, ...], plan: InterfacePlan, mesh: Mesh | None, accepted: tuple[Reachable, ...]) -> bool:
     """Return whether NCCL would use only the planned interfaces, and these can reach each other."""
     after: dict[str, HostNccl] = {}
     for host in hosts:
@@ -80,7 +80,7 @@ def works(hosts: tuple[Host, ...], plan: Plan, mesh: Mesh | None, accepted: tupl
     )
 
 
-def _plans(hosts: tuple[Host, ...], by_host: Mapping[str, HostNccl]) -> Iterator[Plan]:
+def _plans(hosts: tuple[Host, ...], by_host: Mapping[str, HostNccl]) -> Iterator[InterfacePlan]:
     told = (host.facts.resolution for host in hosts if host.facts)
     resolved = addresses_by_name(names for names in told if isinstance(names, Names))
     known_by = {host.name: _carrier(host, resolved, by_host[host.name]) for host in hosts}
@@ -122,7 +122,7 @@ def _fits(side: HostNccl, interface: str) -> bool:
     return link is not None and "running" in link.flags and "loopback" not in link.flags and ":" not in interface
 
 
-def _merit(plan: Plan, now: Mapping[str, HostNccl], known: Mapping[str, HostNccl]) -> tuple[int, int, int]:
+def _merit(plan: InterfacePlan, now: Mapping[str, HostNccl], known: Mapping[str, HostNccl]) -> tuple[int, int, int]:
     public = sum(not is_private(known[host], name) for host, name in plan.items())
     used = {host: side.chosen.name for host, side in now.items() if side.chosen is not None}
     kept = sum(used.get(host) == name for host, name in plan.items())
@@ -130,7 +130,7 @@ def _merit(plan: Plan, now: Mapping[str, HostNccl], known: Mapping[str, HostNccl
     return public, kept, min((link.speed_mbps or 0 for link in links if link is not None), default=0)
 
 
-def fix(suggestion: Suggestion | None, otherwise: str) -> Fix:
+def fix(suggestion: InterfaceSuggestion | None, otherwise: str) -> Fix:
     """Return the fix with this suggestion; without a suggestion, a fix that consists only of the text ``otherwise``."""
     if suggestion is None:
         return Fix(summary=otherwise, risk="manual")
@@ -144,7 +144,7 @@ def fix(suggestion: Suggestion | None, otherwise: str) -> Fix:
     return setting(summary, name, {host: suggestion.variables(host)[name] for host in suggestion.interfaces})
 
 
-def move(suggestion: Suggestion, pictures: Mapping[str, HostNccl], master: str) -> Fix:
+def move(suggestion: InterfaceSuggestion, pictures: Mapping[str, HostNccl], master: str) -> Fix:
     """Return the fix that moves a whole job to another network."""
     parts = [
         setting("", name, {host: suggestion.variables(host)[name] for host in suggestion.interfaces})

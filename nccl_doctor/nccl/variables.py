@@ -30,12 +30,12 @@ from typing import Literal
 
 from nccl_doctor.model.base import Unknown, unknown
 from nccl_doctor.nccl.interfaces import MAX_TOKENS
-from nccl_doctor.nccl.versions import CONF_FILE, Version, behaviour, show
+from nccl_doctor.nccl.versions import CONF_FILE, VersionNumbers, behaviour, show
 from nccl_doctor.snapshot.system import ConfigFile
 from nccl_doctor.text.bounds import whole_number
 from nccl_doctor.text.secrets import LEFT_OUT
 
-NEWEST: Version = (2, 30, 7)
+NEWEST: VersionNumbers = (2, 30, 7)
 """The NCCL version that is assumed if the version is unknown."""
 
 SYSTEM_FILE = "/etc/nccl.conf"
@@ -77,7 +77,10 @@ def _cut(text: str) -> str:
 
 
 def resolve(
-    node: Mapping[str, str], environment: Mapping[str, str], files: tuple[ConfigFile, ...], version: Version | None
+    node: Mapping[str, str],
+    environment: Mapping[str, str],
+    files: tuple[ConfigFile, ...],
+    version: VersionNumbers | None,
 ) -> dict[str, Variable] | Unknown:
     """Return all variables that NCCL sees by name, from the hosts file, the process environment and config files.
 
@@ -152,7 +155,7 @@ class Known:
     last: str | None = None
     removed: str | None = None
 
-    def absent(self, version: Version) -> str | None:
+    def absent(self, version: VersionNumbers) -> str | None:
         """Return why this version does not read the variable; None if it does."""
         if version[:2] < _pair(self.since):
             return f"NCCL supports it only from {self.since} on"
@@ -295,7 +298,7 @@ class BadValue:
     is_fatal: bool = False
 
 
-def check_value(name: str, value: str, version: Version = NEWEST) -> BadValue | None:
+def check_value(name: str, value: str, version: VersionNumbers = NEWEST) -> BadValue | None:
     """Return the fault in a variable's value in this version of NCCL, or in torch from 2.2 on; None if it has none."""
     if allowed := TORCH_VALUES.get(name) or TORCH_NCCL_VALUES.get(name):
         return _judge_torch(value, allowed)
@@ -332,7 +335,7 @@ def strtoll(value: str) -> tuple[int, str]:
     return (-number if sign == "-" else number), value[found.end() :]
 
 
-def _judge_number(name: str, value: str, version: Version) -> BadValue | None:
+def _judge_number(name: str, value: str, version: VersionNumbers) -> BadValue | None:
     number, rest = strtoll(value)
     low, high = RANGES.get(name, (_INT64.start, _INT64.stop - 1))
     allowed = f"a number from {low} to {high}" if name in RANGES else "a number"
@@ -378,7 +381,7 @@ def _judge_ifname(value: str) -> BadValue | None:
     return next((BadValue(reads, _IFNAME) for wrong, reads in misread if wrong), None)
 
 
-RAILS: Version = (2, 30, 7)
+RAILS: VersionNumbers = (2, 30, 7)
 """The first version that reads a rail and a plane in NCCL_IB_HCA, and that routes by subnet."""
 
 MOST_PORTS = 32  # ``MAX_IB_DEVS``: for the list, and for the items of NCCL_IB_HCA
@@ -386,14 +389,14 @@ INT64 = range(-(2**63), 2**63)
 Variables = Mapping[str, str]
 
 
-NO_NUMBER: Version = (2, 32, 0)
+NO_NUMBER: VersionNumbers = (2, 32, 0)
 """The first version in which a value without a number ("true", "-") means the variable's default.
 
 In earlier versions, such a value means 0.
 """
 
 
-def integer(variables: Variables, name: str, default: int, version: Version) -> int:
+def integer(variables: Variables, name: str, default: int, version: VersionNumbers) -> int:
     """Return a variable as NCCL reads numbers (``ncclLoadParam``); the default if it is unset, empty or too large."""
     value = variables.get(name, "")
     number, rest = strtoll(value)
@@ -402,7 +405,7 @@ def integer(variables: Variables, name: str, default: int, version: Version) -> 
 
 
 @dataclass(frozen=True)
-class Item:
+class HcaItem:
     """An entry in NCCL_IB_HCA. A ``port`` of None means any port."""
 
     name: str
@@ -417,9 +420,9 @@ class HcaSpec:
 
     exclude: bool
     exact: bool
-    items: tuple[Item, ...]
+    items: tuple[HcaItem, ...]
 
-    def find(self, name: str, port: int) -> Item | None:
+    def find(self, name: str, port: int) -> HcaItem | None:
         """Return the first item that matches (``matchIfList``), or None."""
         fits = (i for i in self.items if (name == i.name if self.exact else name.startswith(i.name)))
         return next((item for item in fits if item.port in (None, port)), None)
@@ -431,7 +434,7 @@ class HcaSpec:
 _ATOI = re.compile(r"[ \t\n\v\f\r]*([+-]?[0-9]+)")
 
 
-def parse_hca(text: str, version: Version = NEWEST) -> HcaSpec:
+def parse_hca(text: str, version: VersionNumbers = NEWEST) -> HcaSpec:
     """Parse ``["^"]["="] name[:port[:rail[:plane]]] {"," …}``. Blanks are significant and never stripped."""
     exclude = text.startswith("^")
     rest = text[1:] if exclude else text
@@ -443,7 +446,7 @@ def parse_hca(text: str, version: Version = NEWEST) -> HcaSpec:
             port, rail, plane = [*numbers.split(":"), "", "", ""][:3]
             more = (_number(rail), _number(plane)) if version >= RAILS else (None, None)
             number = _atoi(port) if colon and (port or version < RAILS) else -1
-            found.append(Item(name, None if number == -1 else number, *more))
+            found.append(HcaItem(name, None if number == -1 else number, *more))
     return HcaSpec(exclude, exact, tuple(found[:MOST_PORTS]))
 
 

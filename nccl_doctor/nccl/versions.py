@@ -15,7 +15,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 
-Version = tuple[int, int, int]
+VersionNumbers = tuple[int, int, int]
 
 LAST_OF_SERIES = 999
 """Patch level assumed for a version such as "2.28". All changes known here came with the first release of a series."""
@@ -47,7 +47,9 @@ _SINCE_2_4_8 = replace(Behaviour(), bootstrap_words="Bootstrap : no socket inter
 _SINCE_2_7_3 = replace(_SINCE_2_4_8, both_signs=True)
 _SINCE_2_23_4 = replace(_SINCE_2_7_3, conf_file=True)
 _SINCE_2_24_3 = replace(_SINCE_2_23_4, nothing_found=5)
-CLASSES: tuple[tuple[Version, Behaviour], ...] = (  # each behaviour with the first version that has it, oldest first
+CLASSES: tuple[
+    tuple[VersionNumbers, Behaviour], ...
+] = (  # each behaviour with the first version that has it, oldest first
     ((2, 4, 0), Behaviour()),
     ((2, 4, 8), _SINCE_2_4_8),
     ((2, 7, 3), _SINCE_2_7_3),
@@ -62,13 +64,13 @@ CONF_FILE = next(since for since, how in CLASSES if how.conf_file)  # the first 
 NEWEST = (2, 32)  # the last series whose variables and values are known here
 
 _TORCH_2_8 = (2, 8)
-NCCL_OF_TORCH_2_8: Version = (2, 27, 3)
+NCCL_OF_TORCH_2_8: VersionNumbers = (2, 27, 3)
 """NCCL version that torch 2.8's wheels require for every CUDA version; older wheels for CUDA 11 required 2.21.5
 (pytorch's RELEASE.md, .ci/docker/ci_commit_pins, and the wheels' requirements).
 """
 
 
-def parse_version(text: str) -> Version:
+def parse_version(text: str) -> VersionNumbers:
     """Return the version that a text such as "2.27.7", "2.27.5-1" or "2.28" represents.
 
     Raises ValueError if the text is not a version or if the version is older than 2.4.
@@ -83,26 +85,26 @@ def parse_version(text: str) -> Version:
     return version
 
 
-def behaviour(version: Version) -> Behaviour:
+def behaviour(version: VersionNumbers) -> Behaviour:
     """Return the rules of a version; those of 2.4 for older versions."""
     return max((entry for entry in CLASSES if entry[0] <= max(version, OLDEST)), key=lambda entry: entry[0])[1]
 
 
-def newer(version: Version | None) -> str | None:
+def newer(version: VersionNumbers | None) -> str | None:
     """Return a phrase for a version that is newer than those known here; None for other versions."""
     if version is None or version[:2] <= NEWEST:
         return None
     return f"so it was up to {'.'.join(map(str, NEWEST))}; this is {show(version)}"
 
 
-def oldest_with(torch: str) -> Version:
+def oldest_with(torch: str) -> VersionNumbers:
     """Return the oldest NCCL version that may have been released with this version of torch."""
     numbers = re.match(r"(\d{1,3})\.(\d{1,3})", torch)
     at_least = numbers is not None and (int(numbers[1]), int(numbers[2])) >= _TORCH_2_8
     return NCCL_OF_TORCH_2_8 if at_least else OLDEST
 
 
-def show(version: Version) -> str:
+def show(version: VersionNumbers) -> str:
     """Return a version in the usual notation, such as "2.27.7", or "2.28" without a patch level."""
     return ".".join(str(part) for part in version if part != LAST_OF_SERIES)
 
@@ -132,7 +134,7 @@ def recorder(torch: str | None, prefix: str) -> dict[str, str]:
 
 DIAGNOSTICS = {"NCCL_RUN_DIAGNOSTICS": "1", "NCCL_RUN_RAS_DIAGNOSTICS": "1"}
 """Variables that make a new communicator run NCCL's own diagnostics, which take milliseconds, before it sends data."""
-DIAGNOSTICS_SINCE: Version = (2, 31, 0)
+DIAGNOSTICS_SINCE: VersionNumbers = (2, 31, 0)
 """First version with these variables. Older versions ignore them."""
 
 

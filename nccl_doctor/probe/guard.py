@@ -131,7 +131,7 @@ def _ends_with_its_owner(pid: int, table: ProcessTable) -> str | None:
     return None
 
 
-class Refusal(NamedTuple):
+class EndRefusal(NamedTuple):
     """The reason why a job is not ended."""
 
     reason: str  # a sentence without its full stop
@@ -139,7 +139,7 @@ class Refusal(NamedTuple):
     kind: RefusalKind
 
 
-def refusal(job: JobProcesses, holders: Sequence[int], table: ProcessTable, grace_s: float) -> Refusal | None:
+def refusal(job: JobProcesses, holders: Sequence[int], table: ProcessTable, grace_s: float) -> EndRefusal | None:
     """Return why a job must not be ended, such as an age of less than ``grace_s`` seconds; None if it may be.
 
     ``holders`` are the processes that hold the port.
@@ -156,19 +156,19 @@ def refusal(job: JobProcesses, holders: Sequence[int], table: ProcessTable, grac
         ("watched", (watcher(job, table),)),
         ("not-training", (_no_training(pid, table) for pid in running)),
     )
-    found = (Refusal(reason, kind) for kind, told in reasons for reason in told if reason is not None)
+    found = (EndRefusal(reason, kind) for kind, told in reasons for reason in told if reason is not None)
     return next(found, None)
 
 
 def refusals(
     found: Sequence[JobProcesses], holders: Sequence[int], table: ProcessTable, grace_s: float
-) -> list[Refusal | None]:
+) -> list[EndRefusal | None]:
     """Return each job's refusal (see :func:`refusal`); a job that makes progress between two samples is refused too."""
     refused = [refusal(job, [pid for pid in holders if pid in job.pids], table, grace_s) for job in found]
     quiet = [place for place, one in enumerate(refused) if one is None]
     for place, sign in zip(quiet, progress.watch([found[place].pids for place in quiet])):
         if sign is not None:
-            refused[place] = Refusal(f"it makes progress: {sign}", "alive")
+            refused[place] = EndRefusal(f"it makes progress: {sign}", "alive")
     return refused
 
 

@@ -140,7 +140,7 @@ class DiagSocket(NamedTuple):
     expires_s: float | None  # seconds until the kernel forgets it, in TIME_WAIT; else None
 
 
-class Flow(NamedTuple):
+class SocketTraffic(NamedTuple):
     """A TCP socket and its traffic, in bytes."""
 
     socket: DiagSocket
@@ -186,19 +186,19 @@ def describe_socket(sock: DiagSocket, pid: int | None) -> dict[str, Any]:
     }
 
 
-def flows(timeout_s: float = 2.0) -> list[Flow]:
+def flows(timeout_s: float = 2.0) -> list[SocketTraffic]:
     """Return all TCP sockets of this network namespace that belong to a process, with their traffic."""
     found = map(parse_flow, _dump(0, 1 << INET_DIAG_INFO - 1, timeout_s, ALL_STATES))
     return [one for one in found if one.socket.inode]
 
 
-def parse_flow(body: bytes) -> Flow:
+def parse_flow(body: bytes) -> SocketTraffic:
     """Parse a struct inet_diag_msg and, if it is present, the struct tcp_info (include/uapi/linux/tcp.h)."""
     _, _, timer, _ = _MESSAGE.unpack_from(body)
     _, unread, unsent, _, _ = _TAIL.unpack_from(body, _MESSAGE.size + _SOCKET_ID.size)
     info = attributes(body[_MESSAGE.size + _SOCKET_ID.size + _TAIL.size :]).get(INET_DIAG_INFO, b"")
     acked, received = _BYTES.unpack_from(info, _BYTES_AT) if len(info) >= _BYTES_AT + _BYTES.size else (None, None)
-    return Flow(
+    return SocketTraffic(
         socket=parse_socket(body),
         unread=unread,
         unsent=unsent,
@@ -238,7 +238,7 @@ def plain(address: str) -> str:
     return address[7:] if address.startswith("::ffff:") and "." in address else address
 
 
-def read_table(folder: str = "/proc/net") -> list[Flow]:
+def read_table(folder: str = "/proc/net") -> list[SocketTraffic]:
     """Return the TCP sockets, with their queues, from the files tcp and tcp6 of /proc/net or /proc/PID/net.
 
     Raises OSError if the files can't be read.
@@ -264,7 +264,7 @@ def parse_endpoint(text: str) -> tuple[str, int]:
     return socket.inet_ntop(family, struct.pack(f"={len(words)}I", *words)), int(port, 16)
 
 
-def _parse_line(fields: list[str]) -> Flow:
+def _parse_line(fields: list[str]) -> SocketTraffic:
     local, remote = map(parse_endpoint, fields[1:3])
     state, (timer, ticks) = int(fields[3], 16), (int(part, 16) for part in fields[5].split(":"))
     unsent, unread = (int(part, 16) for part in fields[4].split(":"))
@@ -272,7 +272,7 @@ def _parse_line(fields: list[str]) -> Flow:
     word = STATES[state] if state < len(STATES) else f"state {state}"
     expires_s = ticks / os.sysconf("SC_CLK_TCK") if timer == TIMER_TIME_WAIT else None
     sock = DiagSocket(word, *local, *remote, inode=int(fields[9]), uid=int(fields[7]), expires_s=expires_s)
-    return Flow(sock, unread, unsent, retransmits, probes, acked=None, received=None)
+    return SocketTraffic(sock, unread, unsent, retransmits, probes, acked=None, received=None)
 
 
 def _dump(port: int, extensions: int, timeout_s: float, states: int) -> Iterator[bytes]:

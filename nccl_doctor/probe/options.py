@@ -13,7 +13,7 @@ import re
 from typing import Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 
-class Launcher(NamedTuple):
+class LauncherOptions(NamedTuple):
     """A program that starts ranks.
 
     Attributes:
@@ -174,10 +174,10 @@ _LONG = {"tensor_parallel_size": "tensor", "pipeline_parallel_size": "pipeline",
 LAUNCHERS = {
     one.name: one
     for one in (
-        Launcher("script"),
-        Launcher("torchrun", _TORCHRUN, closed=True, abbreviates=True, placed=True),
-        Launcher("launch", {**_TORCHRUN, "use_env": False}, closed=True, abbreviates=True, placed=True),
-        Launcher(
+        LauncherOptions("script"),
+        LauncherOptions("torchrun", _TORCHRUN, closed=True, abbreviates=True, placed=True),
+        LauncherOptions("launch", {**_TORCHRUN, "use_env": False}, closed=True, abbreviates=True, placed=True),
+        LauncherOptions(
             "accelerate",
             _ACCELERATE,
             {
@@ -190,14 +190,14 @@ LAUNCHERS = {
             closed=True,
             placed=True,
         ),
-        Launcher(
+        LauncherOptions(
             "deepspeed",
             _DEEPSPEED,
             {"num_nodes": "nnodes", "num_gpus": "nproc_per_node", "num_accelerators": "nproc_per_node"},
             closed=True,
             abbreviates=True,
         ),
-        Launcher(
+        LauncherOptions(
             "mpirun",
             options=dict.fromkeys(_MPIRUN_FLAGS, False),
             same={
@@ -209,7 +209,7 @@ LAUNCHERS = {
             },
             pairs=frozenset({"mca", "gmca", "prtemca", "pmixmca", "omca", "genv", "env"}),
         ),
-        Launcher(
+        LauncherOptions(
             "srun",
             same={
                 "N": "nnodes",
@@ -219,7 +219,7 @@ LAUNCHERS = {
                 "ntasks": "world_size",
             },
         ),
-        Launcher(
+        LauncherOptions(
             "vllm",
             _table(
                 "nnodes node_rank master_addr master_port tp tensor_parallel_size pp pipeline_parallel_size dp "
@@ -230,7 +230,7 @@ LAUNCHERS = {
             placed=True,
             engine=True,
         ),
-        Launcher(
+        LauncherOptions(
             "sglang",
             _table(
                 "nnodes node_rank dist_init_addr nccl_init_addr tp tp_size tensor_parallel_size pp_size "
@@ -247,7 +247,7 @@ LAUNCHERS = {
             placed=True,
             engine=True,
         ),
-        Launcher(
+        LauncherOptions(
             "ray",
             _table(
                 "node_ip_address port address num_gpus num_cpus temp_dir", "head block disable_usage_stats verbose v"
@@ -292,7 +292,7 @@ def port_words(programs: Sequence[str], port: int) -> tuple[str, ...]:
     return tuple(f"{' '.join((start, *more))} {option} {port} …" for (start, _, more), option in found)
 
 
-def find_launcher(words: Sequence[str]) -> tuple[Launcher, int]:
+def find_launcher(words: Sequence[str]) -> tuple[LauncherOptions, int]:
     """Return the launcher ("script" for a script) of a command line, and the index of the first word that it reads."""
     known, at = PROGRAMS.get(os.path.basename(words[0])), 1
     if known is None and _PYTHON.fullmatch(os.path.basename(words[0])):
@@ -308,7 +308,7 @@ def find_launcher(words: Sequence[str]) -> tuple[Launcher, int]:
     return LAUNCHERS["script"], script
 
 
-def read_words(launcher: Launcher, words: Sequence[str]) -> ParsedLine:
+def read_words(launcher: LauncherOptions, words: Sequence[str]) -> ParsedLine:
     left, options, told, unknown, places = list(words), [], {}, [], []
     while left and left[0] != "--" and (left[0].startswith("-") or launcher.engine):
         if not left[0].startswith("-"):  # an engine's model

@@ -30,7 +30,7 @@ CLONE_NEWNS, CLONE_NEWPID = 0x00020000, 0x20000000
 ERROR_TEXT = 300
 REAP_S = 1.0
 _libc = ctypes.CDLL(None, use_errno=True)
-Place = TypeVar("Place")
+ChildPlace = TypeVar("ChildPlace")
 
 
 class Credentials(NamedTuple):
@@ -166,7 +166,9 @@ def _follow(child: int, parent: int) -> None:
     os._exit(os.WEXITSTATUS(status) if os.WIFEXITED(status) else 1)
 
 
-def answer_of(enter: Callable[[], Place], work: Callable[[Place], bytes], deadline: float, most: int) -> bytes:
+def answer_of(
+    enter: Callable[[], ChildPlace], work: Callable[[ChildPlace], bytes], deadline: float, most: int
+) -> bytes:
     """Return the result of ``work`` in a forked child, after ``enter`` has dropped rights there.
 
     Neither function may import anything.
@@ -201,7 +203,7 @@ def answer_of(enter: Callable[[], Place], work: Callable[[Place], bytes], deadli
     return bytes(answer[1:])
 
 
-def _serve(enter: Callable[[], Place], work: Callable[[Place], bytes], writing: int, parent: int) -> None:
+def _serve(enter: Callable[[], ChildPlace], work: Callable[[ChildPlace], bytes], writing: int, parent: int) -> None:
     """Run ``work`` after ``enter``, write the result, and never return."""
     try:
         try:

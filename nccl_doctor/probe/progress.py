@@ -13,7 +13,7 @@ import time
 from typing import Any, NamedTuple, Sequence
 
 from nccl_doctor.probe import gpus, netlink, procs, tools
-from nccl_doctor.probe.netlink import Flow
+from nccl_doctor.probe.netlink import SocketTraffic
 from nccl_doctor.probe.procs import Proc, ProcessTable, cpu_s, open_files
 from nccl_doctor.probe.tools import Unavailable
 
@@ -107,7 +107,7 @@ class Look(NamedTuple):
     cpu: dict[int, float]  # seconds, by PID
     files: dict[int, int]  # bytes, by PID
     # connections, by inode; without those of a process with itself, such as a store's to its own server
-    peers: dict[int, Flow]
+    peers: dict[int, SocketTraffic]
 
 
 def watch(jobs: Sequence[Sequence[int]]) -> list[str | None]:
@@ -152,12 +152,12 @@ def _talked(look: Look) -> str | None:
     return f"{_peer(told[0])} sent it data {int(told[0].heard_s or 0)} s ago" if told else None
 
 
-def _peer(flow: Flow) -> str:
+def _peer(flow: SocketTraffic) -> str:
     address = flow.socket.remote_address
     return f"{f'[{address}]' if ':' in address else address}:{flow.socket.remote_port}"
 
 
-def _bytes(flow: Flow | None) -> int:
+def _bytes(flow: SocketTraffic | None) -> int:
     """Return the number of bytes received plus the number of bytes sent and acknowledged; 0 before Linux 4.1."""
     return 0 if flow is None else (flow.acked or 0) + (flow.received or 0)
 

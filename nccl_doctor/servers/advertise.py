@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from nccl_doctor.model.base import Unknown, known, unknown
 from nccl_doctor.model.cluster import Cluster
 from nccl_doctor.nccl.gloo import GLOO_SOCKET_IFNAME, gloo_devices
-from nccl_doctor.nccl.interfaces import Failure
+from nccl_doctor.nccl.interfaces import NcclFailure
 from nccl_doctor.snapshot.hosts import Host, Snapshot
 from nccl_doctor.snapshot.network import Engines, Interfaces, Names, Resolution
 from nccl_doctor.text.inet import is_loopback
@@ -149,7 +149,7 @@ def _gloo(side: Side) -> Advertised | None:
     devices = gloo_devices(side.interfaces, side.variables, side.own)
     if devices is None:
         return None
-    if isinstance(devices, Failure):
+    if isinstance(devices, NcclFailure):
         return Advertised(None, devices.reason)
     by = GLOO_SOCKET_IFNAME if len(side.variables.get(GLOO_SOCKET_IFNAME, "")) > 1 else None
     return Advertised(devices[0].address, devices[0].reason, by)

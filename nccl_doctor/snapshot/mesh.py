@@ -136,7 +136,7 @@ RESENT = 0.2  # share of the answered connections; more is loss at random, or a 
 
 
 # by host and address, the hosts that reached its listener there
-Answers = dict[str, dict[HostAddress, tuple[str, ...]]]
+AnsweredBy = dict[str, dict[HostAddress, tuple[str, ...]]]
 Pair = TypeVar("Pair", FailedDial, Stall, Interception, RdmaDial, Disputed, LostConnections)
 
 
@@ -157,11 +157,11 @@ class Mesh(Observed):
     # pairs of hosts between which large packets vanish
     stalls: Phased[tuple[Stall, ...]] = skipped("large packets were not tried")
     # by host and address, the hosts that received the nonce of its listener there
-    answered: Answers = Field(default_factory=dict)
+    answered: AnsweredBy = Field(default_factory=dict)
     # by host, further addresses that NCCL or gloo will use; they were dialled, too
     rails: dict[str, dict[HostAddress, Rail]] = Field(default_factory=dict)
     # by unreachable host, its addresses in other subnets, and who reached its listener there
-    elsewhere: Answers = Field(default_factory=dict)
+    elsewhere: AnsweredBy = Field(default_factory=dict)
     # by host and address that its engine advertises: who failed to dial it, and how
     unmet: dict[str, dict[HostAddress, dict[str, DialOutcome]]] = Field(default_factory=dict)
     sample: Sample | None = None  # which pairs were to be dialled, if not all
@@ -183,7 +183,7 @@ class Mesh(Observed):
         if self.hosts == len(names):
             return self
 
-        def heard(answers: Answers) -> Answers:
+        def heard(answers: AnsweredBy) -> AnsweredBy:
             return {
                 name: {address: tuple(peer for peer in peers if peer in names) for address, peers in found.items()}
                 for name, found in answers.items()

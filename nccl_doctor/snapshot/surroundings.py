@@ -115,7 +115,7 @@ class PolicyPort(Observed):
     end: Port | None = Field(default=None, validation_alias="endPort", serialization_alias="endPort")
 
 
-class Rule(Observed):
+class PolicyRule(Observed):
     """A rule in a policy, which allows traffic with these peers on these ports; an empty list means all."""
 
     peers: tuple[Peer, ...] = ()
@@ -128,8 +128,8 @@ class Policy(Observed):
     name: str
     pods: Selector  # pods of its namespace to which it applies; traffic that no rule allows is dropped
     # its rules for incoming traffic; None if it has no say on that. ``egress`` likewise
-    ingress: tuple[Rule, ...] | None = None
-    egress: tuple[Rule, ...] | None = None
+    ingress: tuple[PolicyRule, ...] | None = None
+    egress: tuple[PolicyRule, ...] | None = None
 
 
 class PodFacts(Observed):

@@ -274,14 +274,14 @@ def is_key_line(text: str, *, within: bool = False) -> bool:
     return within or (60 <= len(last) <= 80 and mixed)
 
 
-Shown = TypeVar("Shown")
+Hidden = TypeVar("Hidden")
 
 _BEGIN, _END = "PRIVATE KEY-----", "-----END "
 
 
-def hide_secrets(document: Shown) -> Shown:
+def hide_secrets(document: Hidden) -> Hidden:
     """Return the document with each secret replaced by :data:`LEFT_OUT`, or the same object if there are none."""
-    hidden: Shown = _Walk().value(document)
+    hidden: Hidden = _Walk().value(document)
     return hidden
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from nccl_doctor.act.ports import fix_port
-from nccl_doctor.act.ports.fleet import ThisMachine
+from nccl_doctor.act.ports.fleet import LocalMachine
 from nccl_doctor.errors import DoctorError, NotReachedError
 from nccl_doctor.model.ports import HolderJob, PortReport
 from tests.act.machines import Answer, FakeMachine, holder_job, trial
@@ -47,9 +47,9 @@ def test_a_host_that_does_not_answer_ends_the_search() -> None:
 
 
 def test_a_port_of_this_machine_is_fit() -> None:
-    port = fix_port.next_port([ThisMachine()], 29500)
+    port = fix_port.next_port([LocalMachine()], 29500)
     assert port is not None
-    assert fix_port.look(ThisMachine(), port, None, 0).free
+    assert fix_port.look(LocalMachine(), port, None, 0).free
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ class Processes:
 JOB = HolderJob.model_validate(holder_job((10, 1), (11, 2)))
 
 
-def end(processes: Processes, grace_s: float = 0.0) -> fix_port.Ended:
+def end(processes: Processes, grace_s: float = 0.0) -> fix_port.EndedJob:
     machine = FakeMachine(signal=processes.signal)
     return fix_port.end(machine, [JOB], grace_s, force=False, tell=lambda _: None)
 

@@ -9,7 +9,7 @@ import pytest
 from nccl_doctor.act.ports.fix_port import Steps, about_port, about_process, moved
 from nccl_doctor.act.ports.fleet import Fleet
 from nccl_doctor.errors import DoctorError
-from nccl_doctor.model.ports import Identity, PortReport
+from nccl_doctor.model.ports import PortReport, ProcessIdentity
 from tests.act.machines import FakeMachine, holder_job, trial
 
 
@@ -76,7 +76,7 @@ def test_nothing_is_ended_that_may_not_be_or_that_nobody_confirmed(
 
 def test_a_process_without_a_job_is_asked_about_alone() -> None:
     machine = FakeMachine(port=lambda _: {**trial(free=True), "trial": None, "jobs": []})
-    assert about_process(fleet(machine), Identity(4711), Asked().steps(kill=True)).refused is None
+    assert about_process(fleet(machine), ProcessIdentity(4711), Asked().steps(kill=True)).refused is None
 
 
 def test_a_port_to_move_to_or_a_sentence() -> None:

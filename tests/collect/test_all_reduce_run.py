@@ -9,12 +9,12 @@ import pytest
 
 from nccl_doctor.collect.smoke import allreduce as all_reduce_run
 from nccl_doctor.collect.smoke.allreduce import AllReduceRun, kept, result
-from nccl_doctor.collect.smoke.plan import Plan, SmokeLimits
+from nccl_doctor.collect.smoke.plan import SmokeLimits, SmokePlan
 from nccl_doctor.crew.answers import RankEvent, SmokeEnd
 from tests.checks.snapshots import patched
 from tests.patience import LONG_S, joined
 
-PLAN = Plan(patched({}).cluster, SmokeLimits(deadline_s=60), {"node1": 2, "node2": 1}, "gloo", "no GPU")
+PLAN = SmokePlan(patched({}).cluster, SmokeLimits(deadline_s=60), {"node1": 2, "node2": 1}, "gloo", "no GPU")
 LEFT: dict[str, Any] = {"exit": 0, "signal": None, "timed_out": False, "output": []}
 
 

@@ -18,7 +18,7 @@ from nccl_doctor.collect.options import RunOptions
 from nccl_doctor.collect.run import open_run
 from nccl_doctor.collect.smoke import allreduce
 from nccl_doctor.collect.smoke.allreduce import AllReduceRun
-from nccl_doctor.collect.smoke.plan import Plan, SmokeLimits
+from nccl_doctor.collect.smoke.plan import SmokeLimits, SmokePlan
 from nccl_doctor.crew.answers import MalformedError, ProbeError, SmokeEnd
 from nccl_doctor.crew.session import ProbeSession
 from nccl_doctor.judge.diagnose import Judge, judge
@@ -220,7 +220,7 @@ def test_our_own_fault_over_the_output_of_its_ranks(monkeypatch: pytest.MonkeyPa
         return understand(lines)
 
     monkeypatch.setattr(facts, "facts_of", tripped)
-    plan = Plan(patched({}).cluster, SmokeLimits(), {LIAR: 2, "node1": 2}, "nccl", "of the test")
+    plan = SmokePlan(patched({}).cluster, SmokeLimits(), {LIAR: 2, "node1": 2}, "nccl", "of the test")
     run = AllReduceRun(plan, 1e12)
     run.end(LIAR, SmokeEnd(exit=0, output=("trips us",)))
     run.end("node1", SmokeEnd(exit=0))

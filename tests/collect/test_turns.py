@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from nccl_doctor.collect import turns
-from nccl_doctor.collect.turns import Refused, Ticket, Turns
+from nccl_doctor.collect.turns import Refused, RunTurns, Ticket
 from nccl_doctor.crew.answers import ConnectionLostError, Contract, HolderAnswer, TurnAnswer
 from nccl_doctor.snapshot.network import PortTrial
 from tests.collect.nodes import node
@@ -59,7 +59,7 @@ def test_every_run_gets_all_its_hosts_and_never_shares_one(seed: int) -> None:
     faults: list[str] = []
 
     def work(number: int, names: list[str]) -> None:
-        mine = Turns([Session(name, hosts[name]) for name in names], Ticket(began=draw.random()))  # type: ignore[misc]
+        mine = RunTurns([Session(name, hosts[name]) for name in names], Ticket(began=draw.random()))  # type: ignore[misc]
         told = mine.take(time.monotonic() + LONG_S, {}, lambda _holder: None)
         if isinstance(told, Refused):
             faults.append(f"{number}: {told}")
@@ -86,7 +86,7 @@ def test_every_run_gets_all_its_hosts_and_never_shares_one(seed: int) -> None:
 def test_who_does_not_get_it_in_time_says_why_and_holds_nothing() -> None:
     taken, free = Host(), Host()
     taken.holder = {"run": "b", "began": 1.0, "controller": "gpu02"}
-    mine = Turns([Session("node1", free), Session("node2", taken)], Ticket(began=0.0))  # type: ignore[list-item]
+    mine = RunTurns([Session("node1", free), Session("node2", taken)], Ticket(began=0.0))  # type: ignore[list-item]
     met: list[HolderAnswer] = []
     told = mine.take(time.monotonic() + 1, {}, met.append)
     assert isinstance(told, Refused)
@@ -97,7 +97,7 @@ def test_who_does_not_get_it_in_time_says_why_and_holds_nothing() -> None:
 
 def test_the_new_trial_is_the_masters_alone() -> None:
     sessions = [Session(name, Host()) for name in ("node1", "node2")]
-    told = Turns(sessions).take(time.monotonic(), {"node1": 29500}, lambda _holder: None)  # type: ignore[arg-type]
+    told = RunTurns(sessions).take(time.monotonic(), {"node1": 29500}, lambda _holder: None)  # type: ignore[arg-type]
     assert told == PortTrial(port=29500, free=True)
 
 
@@ -107,4 +107,4 @@ def test_a_host_that_is_lost_is_judged_elsewhere() -> None:
             raise ConnectionLostError("the connection ended")
 
     sessions = [Session("node1", Host()), Lost("node2", Host())]
-    assert Turns(sessions).take(time.monotonic(), {}, lambda _holder: None) is None  # type: ignore[arg-type]
+    assert RunTurns(sessions).take(time.monotonic(), {}, lambda _holder: None) is None  # type: ignore[arg-type]

@@ -6,7 +6,7 @@ import threading
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nccl_doctor.crew.parallel import FEWEST, FIRST, MOST, Stage, Window, fan_out, in_turns
+from nccl_doctor.crew.parallel import FEWEST, FIRST, MOST, StageOfWork, Window, fan_out, in_turns
 
 
 def run(window: Window, seconds: list[float]) -> None:
@@ -108,7 +108,7 @@ def test_the_next_ones_turn_comes_with_the_end_of_one_and_an_error_ends_that_ite
         if item == 3:
             raise ValueError("no")
 
-    ends = in_turns(range(4), Stage(work, done.append, Window(limit=2)))
+    ends = in_turns(range(4), StageOfWork(work, done.append, Window(limit=2)))
     assert ends[:3] == [None] * 3
     assert isinstance(ends[3], ValueError)
     assert sorted(done) == [0, 1, 2, 3]
@@ -135,6 +135,6 @@ def test_an_item_is_in_its_second_stage_while_others_are_in_their_first() -> Non
         seen.append(item)
         through.set()
 
-    ends = in_turns(range(3), Stage(first), Stage(second))
+    ends = in_turns(range(3), StageOfWork(first), StageOfWork(second))
     assert [type(end) for end in ends] == [type(None), ValueError, type(None)]
     assert seen == [0, 2]

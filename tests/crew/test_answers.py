@@ -18,7 +18,7 @@ from nccl_doctor.collect.facts.host_facts import typed
 from nccl_doctor.collect.mesh.dials import dial_targets, open_listeners
 from nccl_doctor.collect.mesh.plan import DialTarget, listeners, own_nonce
 from nccl_doctor.collect.smoke.allreduce import MOST_EVENTS, AllReduceRun
-from nccl_doctor.collect.smoke.plan import Plan, SmokeLimits
+from nccl_doctor.collect.smoke.plan import SmokeLimits, SmokePlan
 from nccl_doctor.crew import answers
 from nccl_doctor.crew.answers import ConnectionLostError, MalformedError, NoAnswerError, ProbeError
 from nccl_doctor.crew.session import MAX_REQUEST
@@ -262,7 +262,7 @@ def test_dials_that_were_not_asked_for_are_not_believed(connected: int, failed: 
         dial_targets(session, [DialTarget("b", "10.0.0.2", (80,))], "n", 1.0)
 
 
-PLAN = Plan(patched({}).cluster, SmokeLimits(), {"node1": 1, "node2": 1, "node3": 1}, "gloo", "no GPU")
+PLAN = SmokePlan(patched({}).cluster, SmokeLimits(), {"node1": 1, "node2": 1, "node3": 1}, "gloo", "no GPU")
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pytest
 from nccl_doctor.collect.options import Progress, RunOptions
 from nccl_doctor.collect.run import Run
 from nccl_doctor.crew.answers import ConnectionLostError, NoAnswerError
-from nccl_doctor.crew.parallel import LoadWatch, Reach
+from nccl_doctor.crew.parallel import HostReach, LoadWatch
 from nccl_doctor.crew.session import PULSE_S, ProbeSession, heartbeat
 from nccl_doctor.model.cluster import Cluster, Node
 from nccl_doctor.model.report import Load, MachineLoad
@@ -39,8 +39,8 @@ class Slow(LocalTransport):
         return super().open(node, command, deadline, latest)
 
 
-def reached(transport: Slow, count: int) -> tuple[Reach, Load]:
-    reach = Reach(transport, LONG_S, time.monotonic() + 3 * LONG_S, lambda _: None)
+def reached(transport: Slow, count: int) -> tuple[HostReach, Load]:
+    reach = HostReach(transport, LONG_S, time.monotonic() + 3 * LONG_S, lambda _: None)
     load = reach.all([node(name=f"node{rank}", rank=rank) for rank in range(count)])
     for session in reach.opened.values():
         session.close()
@@ -87,7 +87,7 @@ def test_what_failed_while_this_machine_stood_still_counts_only_where_it_fails_a
 
     monkeypatch.setattr(heartbeat, "longest_gap", lambda _: stood_s)
     transport = HungUp()
-    reach = Reach(transport, LONG_S, time.monotonic() + 3 * LONG_S, lambda _: None)
+    reach = HostReach(transport, LONG_S, time.monotonic() + 3 * LONG_S, lambda _: None)
     load = reach.all([node(name=f"node{rank}", rank=rank) for rank in range(2)])
     for session in reach.opened.values():
         session.close()
@@ -116,7 +116,7 @@ def test_what_failed_while_this_machine_stood_still_counts_only_where_it_fails_a
 def test_who_was_late_on_a_busy_machine_has_as_long_as_that_explains(
     queue: float, usual_s: float, share: float
 ) -> None:
-    reach = Reach(LocalTransport(), 2.0, math.inf, lambda _: None)
+    reach = HostReach(LocalTransport(), 2.0, math.inf, lambda _: None)
     assert reach._quiet_share(usual_s, MachineLoad(queue=queue, cpus=2)) == pytest.approx(share)
 
 
@@ -145,7 +145,7 @@ def test_hosts_are_asked_as_soon_as_they_are_there_and_late_ones_again_at_the_en
             raise ConnectionLostError("nobody asked twice")
 
     until = time.monotonic() + 3 * LONG_S
-    reach = Reach(Last(), LONG_S, until, lambda _: None, look=look, on_looked=lambda _: None)
+    reach = HostReach(Last(), LONG_S, until, lambda _: None, look=look, on_looked=lambda _: None)
     load = reach.all([node(name=f"node{rank}", rank=rank) for rank in range(3)])
     for session in reach.opened.values():
         session.close()
@@ -169,7 +169,7 @@ def test_the_users_own_configuration_says_how_long_a_host_has_unless_an_option_d
 
     for connect_s, wanted in ((None, [10, 60]), (5.0, [5, 5])):
         given.clear()
-        reach = Reach(Configured(), connect_s, time.monotonic() + 3 * LONG_S, lambda _: None)
+        reach = HostReach(Configured(), connect_s, time.monotonic() + 3 * LONG_S, lambda _: None)
         reach.all([node(name=f"node{rank}", rank=rank) for rank in (1, 2)])
         assert sorted(given[:2]) == wanted
 

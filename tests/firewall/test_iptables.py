@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from nccl_doctor.firewall.iptables import Option, options
+from nccl_doctor.firewall.iptables import RuleOption, options
 from nccl_doctor.firewall.rules import Packet
 from tests.firewall.facts import arriving, iptables_facts, verdict
 
@@ -66,10 +66,10 @@ def test_somebodys_words_are_never_taken_for_options() -> None:
 def test_words_are_grouped_by_option() -> None:
     words = ["-p", "tcp", "!", "--dports", "1,2", "-m", "set", "!", "--match-set", "a", "src,dst"]
     assert list(options(words)) == [
-        Option("-p", ("tcp",), False),
-        Option("--dports", ("1,2",), True),
-        Option("-m", ("set",), False),
-        Option("--match-set", ("a", "src,dst"), True),
+        RuleOption("-p", ("tcp",), False),
+        RuleOption("--dports", ("1,2",), True),
+        RuleOption("-m", ("set",), False),
+        RuleOption("--match-set", ("a", "src,dst"), True),
     ]
 
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nccl_doctor.firewall.manager import describe, printable, zones
-from nccl_doctor.firewall.remedy import Opening, Remedy, merged, remedy
+from nccl_doctor.firewall.remedy import FirewallRemedy, Opening, merged, remedy
 from nccl_doctor.firewall.rules import RuleRef
 from nccl_doctor.snapshot.network import Firewalld, FirewallFacts
 from tests.firewall.facts import arriving, captured, iptables_facts, nft_facts, verdict
@@ -27,7 +27,7 @@ def blamed(facts: FirewallFacts) -> RuleRef:
     return rule
 
 
-def lines(found: Remedy) -> tuple[str, ...]:
+def lines(found: FirewallRemedy) -> tuple[str, ...]:
     texts = [one.line for one in found.operations]
     assert None not in texts
     return tuple(map(str, texts))

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from nccl_doctor.collect.hang.probe_answers import recorded
-from nccl_doctor.collect.hang.reader import Reader, UnreadableError
+from nccl_doctor.collect.hang.reader import DocumentReader, UnreadableError
 from nccl_doctor.logs.diagnose import LogSource, diagnose
 from nccl_doctor.logs.verdict import report
 from nccl_doctor.model.base import Unknown
@@ -226,7 +226,7 @@ def run(runs: int, seed: int) -> Result:
     """Makes and reads so many documents; the same seed gives the same ones."""
     chance = random.Random(seed)
     result = Result()
-    reader = Reader(time.monotonic() + 3600 * 10)
+    reader = DocumentReader(time.monotonic() + 3600 * 10)
     for number in range(runs):
         of_ras = chance.random() < 0.25
         make = chance.choice(REPORTS if of_ras else DUMPS)
@@ -263,13 +263,13 @@ def _logged(data: bytes) -> str:
     return "refused" if verdict.log.refused else "read" if len(verdict.log.dumps) > 1 else "text"
 
 
-def _dumped(data: bytes, reader: Reader, host: str) -> str:
+def _dumped(data: bytes, reader: DocumentReader, host: str) -> str:
     told = {"dump": {"name": "x", "age_s": 1.0, "data": base64.b64encode(data).decode()}}
     found = recorded(told, 0, partial(reader.dump, host))
     return "unknown" if isinstance(found, Unknown) else "read"
 
 
-def _asked(data: bytes, reader: Reader, host: str) -> str:
+def _asked(data: bytes, reader: DocumentReader, host: str) -> str:
     text = data.decode(errors="replace")
     try:
         reader.look_through(host, text)

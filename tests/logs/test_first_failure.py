@@ -6,7 +6,7 @@ import pytest
 
 from nccl_doctor.checks.seen_in_logs.killed import blamed
 from nccl_doctor.logs.diagnose import LogSource, diagnose
-from nccl_doctor.logs.facts import Facts, Process
+from nccl_doctor.logs.facts import Facts, LoggedProcess
 from nccl_doctor.logs.prefix import Prefix
 from nccl_doctor.logs.reader import Reader
 from nccl_doctor.logs.verdict import report
@@ -130,7 +130,7 @@ def test_each_rank_that_lost_one_is_looked_up_once(monkeypatch: pytest.MonkeyPat
     asked: list[Prefix] = []
     look = Facts.process
 
-    def noted(facts: Facts, prefix: Prefix) -> Process | None:
+    def noted(facts: Facts, prefix: Prefix) -> LoggedProcess | None:
         asked.append(prefix)
         return look(facts, prefix)
 

@@ -6,14 +6,14 @@ import ipaddress
 from collections.abc import Mapping, Sequence
 
 from nccl_doctor.nccl.host_nccl import HostNccl
-from nccl_doctor.nccl.interfaces import Choice, Chosen
+from nccl_doctor.nccl.interfaces import Chosen, ChosenInterfaces
 from nccl_doctor.nccl.rdma import list_rdma
 from nccl_doctor.nccl.rdma_pairs import RdmaSide
-from nccl_doctor.nccl.versions import Version
+from nccl_doctor.nccl.versions import VersionNumbers
 from nccl_doctor.snapshot.network import Interfaces, Route
 from nccl_doctor.snapshot.system import RdmaDevice
 
-NEW: Version = (2, 27, 7)
+NEW: VersionNumbers = (2, 27, 7)
 LOCAL = "fe80:0000:0000:0000:ba3f:d2ff:fe00:0001"
 ZERO = ""
 
@@ -63,7 +63,7 @@ def side(
     host: str,
     devices: Sequence[RdmaDevice],
     *,
-    version: Version = NEW,
+    version: VersionNumbers = NEW,
     routes: Sequence[tuple[str, str]] = (),
     variables: Mapping[str, str] | None = None,
 ) -> RdmaSide:
@@ -93,7 +93,7 @@ def side(
         unreachable={},
         variables={},
         version=version,
-        choice=Choice(Chosen("eth0", "192.0.2.1", ""), ()),
+        choice=ChosenInterfaces(Chosen("eth0", "192.0.2.1", ""), ()),
         source="model",
     )
     return RdmaSide(nccl, list_rdma(devices, variables or {}, version))

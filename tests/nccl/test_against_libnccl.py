@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from nccl_doctor.model.base import Unknown
-from nccl_doctor.nccl.interfaces import Choice, Chosen, choose
+from nccl_doctor.nccl.interfaces import Chosen, ChosenInterfaces, choose
 from nccl_doctor.nccl.variables import resolve
 from nccl_doctor.nccl.versions import parse_version
 from nccl_doctor.snapshot.system import ConfigFile
@@ -77,7 +77,7 @@ def test_config_files(library: Path, tmp_path: Path) -> None:
         assert not isinstance(variables, Unknown)
         values = {name: variable.value for name, variable in variables.items()}
         choice = choose(seen.interfaces, values, parse_version(VERSION))
-        assert isinstance(choice, Choice)
+        assert isinstance(choice, ChosenInterfaces)
         model.append(choice.bootstrap.name if isinstance(choice.bootstrap, Chosen) else None)
     assert real == model
     assert {"eth0", "eth1", None} <= set(real)

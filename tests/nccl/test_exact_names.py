@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from nccl_doctor.nccl.gloo import gloo_devices
-from nccl_doctor.nccl.interfaces import Failure
+from nccl_doctor.nccl.interfaces import NcclFailure
 from nccl_doctor.snapshot.network import InterfaceAddress, Interfaces, Link, Resolution
 
 
@@ -19,7 +19,7 @@ INTERFACES = Interfaces(
 @pytest.mark.parametrize("value", ["=eth0", "eth", "^lo", "ETH0", "eth0,eth9", "eth0, eth1"])
 def test_gloo_knows_whole_names_only(value: str) -> None:
     outcome = gloo_devices(INTERFACES, {"GLOO_SOCKET_IFNAME": value}, None)
-    assert isinstance(outcome, Failure)
+    assert isinstance(outcome, NcclFailure)
     assert outcome.words.startswith("Unable to find address for: ")
 
 
@@ -28,7 +28,7 @@ def test_a_member_of_a_bridge_is_there_and_has_no_address() -> None:
     outcome = gloo_devices(
         INTERFACES.model_copy(update={"links": (member,)}), {"GLOO_SOCKET_IFNAME": "eth0,eth2"}, None
     )
-    assert isinstance(outcome, Failure)
+    assert isinstance(outcome, NcclFailure)
     assert outcome.reason == "'eth2' has no address, as a member of a bond or a bridge has none"
 
 

@@ -7,7 +7,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nccl_doctor.model.base import Unknown
-from nccl_doctor.nccl.interfaces import INVALID, Choice, Chosen, Failure, choose, choose_all, is_read, parse_spec
+from nccl_doctor.nccl.interfaces import (
+    INVALID,
+    Chosen,
+    ChosenInterfaces,
+    NcclFailure,
+    choose,
+    choose_all,
+    is_read,
+    parse_spec,
+)
 from nccl_doctor.nccl.versions import CLASSES, behaviour, parse_version
 from nccl_doctor.snapshot.network import InterfaceAddress, Interfaces, Link, Resolution
 
@@ -59,7 +68,7 @@ FAILS = "Bootstrap : no socket interface found"
 
 def picked(interfaces: Interfaces, env: dict[str, str], version: str = "2.28.9") -> str:
     choice = choose(interfaces, env, parse_version(version))
-    assert isinstance(choice, Choice)
+    assert isinstance(choice, ChosenInterfaces)
     return choice.bootstrap.name if isinstance(choice.bootstrap, Chosen) else choice.bootstrap.words
 
 
@@ -95,8 +104,8 @@ def test_the_variable_decides(ifname: str | None, old: str, new: str) -> None:
 def test_result_codes_and_words_by_version() -> None:
     def failure(version: str) -> tuple[str, int | None]:
         choice = choose(COMMON, {"NCCL_SOCKET_IFNAME": "bogus0"}, parse_version(version))
-        assert isinstance(choice, Choice)
-        assert isinstance(choice.bootstrap, Failure)
+        assert isinstance(choice, ChosenInterfaces)
+        assert isinstance(choice.bootstrap, NcclFailure)
         return choice.bootstrap.words, choice.bootstrap.result
 
     assert failure("2.4.2") == ("NET/Socket : no interface found", 3)
@@ -136,7 +145,7 @@ def test_ib_comes_first_unless_it_has_no_carrier() -> None:
 )
 def test_families_and_addresses(env: dict[str, str], expected: str) -> None:
     choice = choose(DUAL, env, (2, 28, 9), {"far": Resolution(addresses=("10.0.2.200",))})
-    assert isinstance(choice, Choice)
+    assert isinstance(choice, ChosenInterfaces)
     assert isinstance(choice.bootstrap, Chosen)
     assert choice.bootstrap.address == expected
 
@@ -156,27 +165,27 @@ def test_comm_id_that_can_not_be_used() -> None:
 def test_net_socket_uses_all_that_pass_and_at_most_sixteen() -> None:
     many = host(*((f"eth{n}", RUNNING, (inet(f"eth{n}", f"10.0.{n}.5"),)) for n in range(20)))
     choice = choose(many, {}, (2, 27, 7))
-    assert isinstance(choice, Choice)
+    assert isinstance(choice, ChosenInterfaces)
     assert [use.name for use in choice.net_socket] == [f"eth{n}" for n in range(16)]
 
 
 def test_an_alias_is_a_name_of_its_own_with_its_links_flags() -> None:
     interfaces = host(("eth0", IDLE, (inet("eth0", "10.0.0.5"), inet("eth0:1", "10.9.0.5"))))
     choice = choose(interfaces, {"NCCL_SOCKET_IFNAME": "eth0"}, (2, 27, 7))
-    assert isinstance(choice, Choice)
+    assert isinstance(choice, ChosenInterfaces)
     assert [use.name for use in choice.net_socket] == ["eth0", "eth0:1"]
     assert picked(interfaces, {"NCCL_SOCKET_IFNAME": "eth0"}, "2.28.9") == FAILS
 
 
 def test_an_unknown_version_is_answered_where_all_agree() -> None:
     agreed = choose_all(COMMON, {"NCCL_SOCKET_IFNAME": "=eth1"})
-    assert isinstance(agreed, Choice)
+    assert isinstance(agreed, ChosenInterfaces)
     assert isinstance(agreed.bootstrap, Chosen)
     assert agreed.bootstrap.name == "eth1"
     parted = choose_all(VIRTUAL, {})
     assert isinstance(parted, Unknown)
     assert "before 2.28.3 it uses virbr0" in parted.reason
-    assert isinstance(choose_all(VIRTUAL, {}, oldest=(2, 28, 9)), Choice)
+    assert isinstance(choose_all(VIRTUAL, {}, oldest=(2, 28, 9)), ChosenInterfaces)
 
 
 def test_where_versions_differ_by_their_config_file_it_is_named() -> None:
@@ -184,8 +193,8 @@ def test_where_versions_differ_by_their_config_file_it_is_named() -> None:
     parted = choose_all(COMMON, named, before_conf_file={})
     assert isinstance(parted, Unknown)
     assert "NCCL_CONF_FILE decides, which is read from then on only: before 2.23.4 it uses" in parted.reason
-    assert isinstance(choose_all(COMMON, named, before_conf_file={}, oldest=(2, 27, 3)), Choice)
-    assert isinstance(choose_all(COMMON, {**named, "NCCL_DEBUG": "WARN"}, before_conf_file=named), Choice)
+    assert isinstance(choose_all(COMMON, named, before_conf_file={}, oldest=(2, 27, 3)), ChosenInterfaces)
+    assert isinstance(choose_all(COMMON, {**named, "NCCL_DEBUG": "WARN"}, before_conf_file=named), ChosenInterfaces)
 
 
 names = st.sampled_from(["lo", "eth0", "eth1", "ib0", "docker0", "virbr0", "br-1", "eth0:1", "e", "日本"])

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nccl_doctor.nccl.rdma import choose_gid, list_rdma
-from nccl_doctor.nccl.variables import MOST_PORTS, HcaSpec, Item, parse_hca
-from nccl_doctor.nccl.versions import Version
+from nccl_doctor.nccl.variables import MOST_PORTS, HcaItem, HcaSpec, parse_hca
+from nccl_doctor.nccl.versions import VersionNumbers
 from nccl_doctor.snapshot.system import RdmaDevice, RdmaGid, RdmaPort
 from tests.nccl.rdma_hosts import NEW, infiniband, roce, table, usual
 
@@ -83,7 +83,7 @@ def test_an_empty_entry_is_of_ipv6() -> None:
 
 
 @pytest.mark.parametrize(("version", "refused"), [((2, 30, 7), False), ((2, 31, 2), True)])
-def test_an_index_behind_the_table_costs_every_device_since_2_31(version: Version, refused: bool) -> None:
+def test_an_index_behind_the_table_costs_every_device_since_2_31(version: VersionNumbers, refused: bool) -> None:
     short = roce("mlx5_1", "L1")
     port = short.ports[0].model_copy(update={"gid_count": 2})
     devices = [usual("mlx5_0", "10.0.0.1"), short.model_copy(update={"ports": (port,)})]
@@ -112,7 +112,9 @@ def test_an_index_that_the_probe_did_not_read_is_not_called_empty() -> None:
     assert [choice.unread for choice in pinned] == [False, False, True, True, False]
 
 
-def names(devices: list[RdmaDevice], hca: str | None = None, version: Version = NEW, **variables: str) -> list[str]:
+def names(
+    devices: list[RdmaDevice], hca: str | None = None, version: VersionNumbers = NEW, **variables: str
+) -> list[str]:
     settings = variables if hca is None else {**variables, "NCCL_IB_HCA": hca}
     return [str(entry.label) for entry in list_rdma(devices, settings, version).entries]
 
@@ -158,8 +160,8 @@ def test_an_empty_port_is_any_since_2_30_7_and_0_before() -> None:
 
 
 def test_rail_and_plane_are_read_since_2_30_7() -> None:
-    assert parse_hca("mlx5_0:1:3:4", (2, 30, 7)).items == (Item("mlx5_0", 1, 3, 4),)
-    assert parse_hca("mlx5_0:1:3:4", (2, 30, 4)).items == (Item("mlx5_0", 1),)
+    assert parse_hca("mlx5_0:1:3:4", (2, 30, 7)).items == (HcaItem("mlx5_0", 1, 3, 4),)
+    assert parse_hca("mlx5_0:1:3:4", (2, 30, 4)).items == (HcaItem("mlx5_0", 1),)
 
 
 ITEMS = st.from_regex(r"[a-z0-9_^=]{1,6}(:-?[0-9]{1,2})?", fullmatch=True)
@@ -186,7 +188,7 @@ def test_the_grammar(exclude: bool, exact: bool, items: list[str], name: str, po
 
 
 @given(st.text(max_size=60), st.sampled_from([(2, 18, 3), (2, 27, 7), (2, 30, 7)]))
-def test_no_value_breaks_it(value: str, version: Version) -> None:
+def test_no_value_breaks_it(value: str, version: VersionNumbers) -> None:
     assert len(parse_hca(value, version).items) <= MOST_PORTS
     kept = names(TWELVE, value, version)
     assert [int(name[5:]) for name in kept] == sorted(int(name[5:]) for name in kept)
@@ -243,7 +245,7 @@ def card(name: str, function: str, guid: str = "a", layer: str = "Ethernet") -> 
     return made.model_copy(update={"ports": (port,), "pci": ("0000:00:01.0", function), "numa": 0})
 
 
-def fused(devices: list[RdmaDevice], version: Version, **variables: str) -> list[str]:
+def fused(devices: list[RdmaDevice], version: VersionNumbers, **variables: str) -> list[str]:
     nics = list_rdma(devices, variables, version).nics
     return ["+".join(entry.label for entry in nic.members) for nic in nics]
 
@@ -252,7 +254,7 @@ TWIN = [card("a", "0000:01:00.0"), card("b", "0000:01:00.1"), card("c", "0000:02
 
 
 @pytest.mark.parametrize("version", [(2, 20, 5), (2, 23, 4), (2, 24, 3), (2, 30, 7)])
-def test_functions_of_a_card_are_fused_since_2_20(version: Version) -> None:
+def test_functions_of_a_card_are_fused_since_2_20(version: VersionNumbers) -> None:
     assert fused(TWIN, version) == ["a+b", "c"]
     assert fused(TWIN, version, NCCL_IB_MERGE_NICS="0") == ["a", "b", "c"]
     assert fused(TWIN, (2, 19, 3)) == ["a", "b", "c"]

@@ -7,14 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nccl_doctor.nccl.variables import check_value, integer, register, strtoll
-from nccl_doctor.nccl.versions import Version
+from nccl_doctor.nccl.versions import VersionNumbers
 
 libc = ctypes.CDLL(None)
 libc.strtoll.restype = ctypes.c_longlong
 
 
-OLD: Version = (2, 31, 2)
-NEW: Version = (2, 32, 3)
+OLD: VersionNumbers = (2, 31, 2)
+NEW: VersionNumbers = (2, 32, 3)
 
 
 @given(st.text(alphabet="0123456789xXabcfF+- \t", max_size=8).filter(lambda text: "\0" not in text))

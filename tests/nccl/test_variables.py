@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from nccl_doctor.model.base import Unknown
 from nccl_doctor.nccl.variables import LONGEST, parse_config, resolve
-from nccl_doctor.nccl.versions import Version
+from nccl_doctor.nccl.versions import VersionNumbers
 from nccl_doctor.snapshot.system import ConfigFile
 
 OWN, NAMED, SYSTEM = "/home/ubuntu/.nccl.conf", "/opt/nccl.conf", "/etc/nccl.conf"
@@ -29,7 +29,10 @@ def test_never_raises_and_cuts_what_is_too_long(text: str) -> None:
 
 
 def found(
-    hosts_file: dict[str, str], environment: dict[str, str], files: dict[str, str | None], version: Version | None
+    hosts_file: dict[str, str],
+    environment: dict[str, str],
+    files: dict[str, str | None],
+    version: VersionNumbers | None,
 ) -> dict[str, str]:
     configs = tuple(ConfigFile(path=path, text=text) for path, text in files.items())
     variables = resolve(hosts_file, environment, configs, version)

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from nccl_doctor.probe.procs import cpu_s
-from nccl_doctor.probe.smoke.allreduce import Output, Ranks
+from nccl_doctor.probe.smoke.allreduce import RankOutput, Ranks
 from tests.patience import LONG_S
 
 
@@ -95,7 +95,7 @@ def test_the_work_of_a_process_is_seen_by_its_cpu_time() -> None:
 
 def test_the_last_word_of_a_launcher_that_has_ended_is_read() -> None:
     events: list[dict[str, object]] = []
-    output = Output("@1 ", events.append)
+    output = RankOutput("@1 ", events.append)
     source, end = os.pipe()
     try:
         os.write(end, b'@1 {"failed": "No module"}\n')

@@ -66,7 +66,7 @@ def start() -> Iterator[Start]:
         wishes.close()
 
 
-def refusal(pid: int) -> guard.Refusal | None:
+def refusal(pid: int) -> guard.EndRefusal | None:
     """Of the job that a process belongs to, with no grace for the young."""
     table = ProcessTable()
     (found,) = guard.refusals([jobs.job_of(pid, table)], [pid], table, 0)

@@ -80,7 +80,7 @@ BYSTANDERS = {
 }
 
 
-def refusal(*fakes: Fake) -> guard.Refusal | None:
+def refusal(*fakes: Fake) -> guard.EndRefusal | None:
     """Of the job of the leftover rank 30, beside these."""
     table = FakeTable(rank(30, 1, 0), *fakes)
     job = jobs.job_of(30, table)

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from nccl_doctor.crew.parallel import Reach
+from nccl_doctor.crew.parallel import HostReach
 from nccl_doctor.errors import UsageError
 from nccl_doctor.text import machine
 from nccl_doctor.transport.process import LocalTransport, ProcessChannel
@@ -33,7 +33,7 @@ class Exhausted(LocalTransport):
 
 
 def test_no_host_is_accused_of_it() -> None:
-    reach = Reach(Exhausted(), LONG_S, time.monotonic() + LONG_S, lambda _: None)
+    reach = HostReach(Exhausted(), LONG_S, time.monotonic() + LONG_S, lambda _: None)
     with pytest.raises(RuntimeError, match="can't start new thread"):
         reach.all([node(name="node1", rank=0), node(name="node2", rank=1)])
     assert reach.failures == {}

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from nccl_doctor.crew.parallel import Reach
+from nccl_doctor.crew.parallel import HostReach
 from nccl_doctor.model.cluster import Node
 from nccl_doctor.model.engines.base import TransportKind
 from nccl_doctor.model.engines.ssh import SshOptions
@@ -237,7 +237,7 @@ def test_max_startups_on_the_jump_host_and_behind_it(transport: Transport, route
     with sshd(keys, (keys / "host_ecdsa",), startups) as jump, sshd(keys, (keys / "host_ed25519",), startups) as server:
         route.controller.know(jump.known(), server.known())
         Route(jump, server, route.controller).configure()
-        reach = Reach(transport, LONG_S, time.monotonic() + 2 * LONG_S, lambda _: None)
+        reach = HostReach(transport, LONG_S, time.monotonic() + 2 * LONG_S, lambda _: None)
         hosts = [Node(name=f"inner{n}", address=f"inner{n}", node_rank=n, python=plain()) for n in range(24)]
         load = reach.all(hosts)
         for session in reach.opened.values():

@@ -11,9 +11,9 @@ import pytest
 
 from nccl_doctor.model.engines.ssh import SshOptions
 from nccl_doctor.snapshot.access import UnreachableFacts
-from nccl_doctor.transport.ssh.config import Answers, ConfigError, Values, ask
+from nccl_doctor.transport.ssh.config import ConfigError, ConfigValues, SshConfigs, ask
 from nccl_doctor.transport.ssh.failures import SshDestination
-from nccl_doctor.transport.ssh.openssh import Attempt, classify
+from nccl_doctor.transport.ssh.openssh import FailedSsh, classify
 from nccl_doctor.transport.ssh.settings import resolve
 from tests.patience import LONG_S
 
@@ -59,7 +59,7 @@ def test_classification(log: str, kind: str, reason: str | None, tmp_path: Path)
     config = tmp_path / "config"
     config.write_text("")
     host = resolve("n", SshOptions(), time.monotonic() + LONG_S, config)
-    found = classify(Attempt(host, log, "", 2.0, late=False)).failure
+    found = classify(FailedSsh(host, log, "", 2.0, late=False)).failure
     assert (found.kind, getattr(found.facts, "reason", None)) == (kind, reason)
 
 
@@ -85,7 +85,7 @@ def test_behind_a_jump_host_that_let_us_in_it_is_the_host(
     config = tmp_path / "config"
     config.write_text("Host n\n  ProxyJump j\n")
     host = resolve("n", SshOptions(), time.monotonic() + LONG_S, config)
-    found = classify(Attempt(host, log, hops, 2.0, late=late), SshDestination("j", "j", 22, "root", hop=True)).failure
+    found = classify(FailedSsh(host, log, hops, 2.0, late=late), SshDestination("j", "j", 22, "root", hop=True)).failure
     assert isinstance(found.facts, UnreachableFacts)
     assert (found.facts.jump_host, found.facts.reason) == (hop, reason)
 
@@ -114,7 +114,7 @@ def test_a_configuration_that_tells_no_host_from_another_is_asked_about_once(
     config.write_text(text.format(tmp_path))
     (tmp_path / "more.conf").write_text(more)
 
-    def answer(name: str, ask: Callable[[], Values]) -> Values | str:
+    def answer(name: str, ask: Callable[[], ConfigValues]) -> ConfigValues | str:
         try:
             return ask()
         except ConfigError as error:  # a jump host through itself
@@ -123,7 +123,7 @@ def test_a_configuration_that_tells_no_host_from_another_is_asked_about_once(
     arguments, deadline = ["-F", str(config), "-l", "ann"], time.monotonic() + LONG_S
     wanted = [answer(name, lambda name=name: ask(arguments, name, deadline)) for name in NAMES]  # type: ignore[misc]
     monkeypatch.setattr("nccl_doctor.transport.ssh.config.ask", lambda *words: next(count) < 9 and ask(*words))
-    answers = Answers(config)
+    answers = SshConfigs(config)
     found = [answer(name, lambda name=name: answers.of(arguments[2:], name, deadline)) for name in NAMES]  # type: ignore[misc]
     assert found == wanted
     assert next(count) == questions

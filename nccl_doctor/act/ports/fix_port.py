@@ -18,14 +18,23 @@ from itertools import chain, islice
 from time import sleep
 from typing import Any, NamedTuple
 
-from nccl_doctor.act.ports.fleet import FREE, NAMED, PORT, SIGNAL, Fleet, Machine, SessionMachine, Trial
+from nccl_doctor.act.ports.fleet import (
+    FREE,
+    NAMED,
+    PORT,
+    SIGNAL,
+    Fleet,
+    PortTrialAnswer,
+    QueriedMachine,
+    SessionMachine,
+)
 from nccl_doctor.crew.parallel import Window, ask_all, fan_out
 from nccl_doctor.crew.session import ProbeSession
 from nccl_doctor.errors import DoctorError, NotReachedError, UsageError
 from nccl_doctor.inventory import values
 from nccl_doctor.inventory.sources import SourceLocation, read_bytes
 from nccl_doctor.model.cluster import DEFAULT_MASTER_PORT
-from nccl_doctor.model.ports import LAST_PORT, HolderJob, Identity, PortReport, Suggestion
+from nccl_doctor.model.ports import LAST_PORT, HolderJob, PortReport, ProcessIdentity, Suggestion
 from nccl_doctor.nccl.messages import PortError, find_port_error
 from nccl_doctor.probe.options import port_words
 from nccl_doctor.text.hostlist import fold
@@ -57,7 +66,7 @@ torchrun's c10d rendezvous (29400).
 """
 
 
-class Ended(NamedTuple):
+class EndedJob(NamedTuple):
     """The result of ending a job: PIDs that are gone, PIDs still running, and why some were not signalled."""
 
     gone: tuple[int, ...]
@@ -65,10 +74,10 @@ class Ended(NamedTuple):
     denied: tuple[str, ...]
 
 
-def look(machine: Machine, port: int | None, process: Identity | None, grace_s: float) -> PortReport:
+def look(machine: QueriedMachine, port: int | None, process: ProcessIdentity | None, grace_s: float) -> PortReport:
     pid, started = process or (None, None)
     answer = machine.ask(PORT, port=port, pid=pid, started=started, grace_s=grace_s)
-    trial = answer.trial or Trial(free=not answer.jobs)
+    trial = answer.trial or PortTrialAnswer(free=not answer.jobs)
     return PortReport(
         host=machine.name or answer.host,
         here=not machine.name,
@@ -84,13 +93,13 @@ def look(machine: Machine, port: int | None, process: Identity | None, grace_s: 
     )
 
 
-def end(machine: Machine, jobs: Iterable[HolderJob], grace_s: float, *, force: bool, tell: Tell) -> Ended:
+def end(machine: QueriedMachine, jobs: Iterable[HolderJob], grace_s: float, *, force: bool, tell: Tell) -> EndedJob:
     """End whole jobs with SIGTERM, then SIGKILL after a grace period; re-examine each process before each signal."""
     named = [(member.pid, member.started) for job in jobs for member in job.members]
     answer = machine.ask(SIGNAL, processes=named, signal="TERM", force=force)
     denied = [why for _, why in answer.denied]
     if denied and not answer.sent:  # then there is nothing to wait for
-        return Ended((), tuple(sorted(pid for pid, _ in answer.alive)), tuple(dict.fromkeys(denied)))
+        return EndedJob((), tuple(sorted(pid for pid, _ in answer.alive)), tuple(dict.fromkeys(denied)))
     known = dict.fromkeys([*named, *answer.alive])
 
     def alive() -> list[tuple[int, int]]:
@@ -108,10 +117,12 @@ def end(machine: Machine, jobs: Iterable[HolderJob], grace_s: float, *, force: b
         left = _wait(alive, KILL_S, lambda pids, s: tell(f"SIGKILL sent; waiting for pid {pids}, {s:.0f} s"))
     staying = {pid for pid, _ in left}
     gone = tuple(pid for pid, _ in known if pid not in staying)
-    return Ended(gone, tuple(sorted(staying)), tuple(dict.fromkeys(denied)))
+    return EndedJob(gone, tuple(sorted(staying)), tuple(dict.fromkeys(denied)))
 
 
-def wait_until_free(machine: Machine, report: PortReport, tell: Tell, *, settle_s: float = SETTLE_S) -> PortReport:
+def wait_until_free(
+    machine: QueriedMachine, report: PortReport, tell: Tell, *, settle_s: float = SETTLE_S
+) -> PortReport:
     """Retry the port while a TIME_WAIT or another run of nccl-doctor may still release it.
 
     A socket whose process has just exited may have neither an owner nor a TIME_WAIT, so retries continue for
@@ -135,7 +146,7 @@ def wait_until_free(machine: Machine, report: PortReport, tell: Tell, *, settle_
     return report
 
 
-def next_port(machines: Sequence[Machine], after: int, address: str | None = None) -> int | None:
+def next_port(machines: Sequence[QueriedMachine], after: int, address: str | None = None) -> int | None:
     """Return the first port above ``after``, wrapping to 1024, that is free everywhere and reachable at ``address``."""
     target, *others = machines
     candidates = chain(range(after + 1, LAST_PORT + 1), range(FIRST, after))
@@ -154,7 +165,7 @@ def next_port(machines: Sequence[Machine], after: int, address: str | None = Non
     return None
 
 
-def _let_in(machines: Sequence[Machine], address: str, after: int, answers: dict[str, set[int]]) -> int:
+def _let_in(machines: Sequence[QueriedMachine], address: str, after: int, answers: dict[str, set[int]]) -> int:
     """Return a port on which the first machine's firewall admits all others; raise DoctorError if there is none."""
     target, *others = machines
     halved = (int(f"{number:016b}"[::-1], 2) for number in range(1 << 16))
@@ -176,7 +187,7 @@ def _let_in(machines: Sequence[Machine], address: str, after: int, answers: dict
     )
 
 
-def _free_on_all(machines: Sequence[Machine], ports: list[int], *, ephemeral: bool = False) -> set[int]:
+def _free_on_all(machines: Sequence[QueriedMachine], ports: list[int], *, ephemeral: bool = False) -> set[int]:
     free: list[set[int]] = []
     for answer in fan_out(lambda machine: machine.ask(FREE, ports=ports, ephemeral=ephemeral), machines):
         if isinstance(answer, Exception):
@@ -235,7 +246,7 @@ class Steps(NamedTuple):
     say: Tell
 
 
-def about_port(fleet: Fleet, port: int, process: Identity | None, steps: Steps) -> PortReport:
+def about_port(fleet: Fleet, port: int, process: ProcessIdentity | None, steps: Steps) -> PortReport:
     """Examine a port, or only how one process uses the port, and take the requested steps."""
     report = look(fleet.target, port, process, steps.grace_s)
     if report.gone and not report.free:
@@ -255,13 +266,13 @@ def about_port(fleet: Fleet, port: int, process: Identity | None, steps: Steps) 
     return report
 
 
-def about_process(fleet: Fleet, process: Identity, steps: Steps) -> PortReport:
+def about_process(fleet: Fleet, process: ProcessIdentity, steps: Steps) -> PortReport:
     """Examine the job of a process, whichever port it uses, and end the job if asked to."""
     report = look(fleet.target, None, process, steps.grace_s)
     return _kill(report, fleet.target, steps) if steps.kill and report.jobs else report
 
 
-def end_leftover(machine: Machine, port: int | None, process: Identity, steps: Steps) -> PortReport:
+def end_leftover(machine: QueriedMachine, port: int | None, process: ProcessIdentity, steps: Steps) -> PortReport:
     """End the job of a process, and wait until the port is free; do nothing if the process is gone."""
     report = look(machine, None, process, steps.grace_s)
     if report.gone or not report.jobs:
@@ -282,7 +293,7 @@ def moved(fleet: Fleet, port: int) -> PortReport:
     return PortReport(host=host, here=not name, port=found.port, free=True, suggestion=found, instead_of=port)
 
 
-def _kill(report: PortReport, machine: Machine, steps: Steps) -> PortReport:
+def _kill(report: PortReport, machine: QueriedMachine, steps: Steps) -> PortReport:
     """End all jobs that hold the port, or none of them if any of them may not be ended."""
     refused = _why_not(report, force=steps.force)
     if refused is None and not steps.confirm(report):
@@ -306,7 +317,9 @@ def _why_not(report: PortReport, *, force: bool) -> str | None:
     return next((job.refusal for job in jobs if job.refusal and (job.final or not force)), None)
 
 
-def reached(target: Machine, others: Sequence[Machine], address: str, ports: Sequence[int]) -> dict[str, set[int]]:
+def reached(
+    target: QueriedMachine, others: Sequence[QueriedMachine], address: str, ports: Sequence[int]
+) -> dict[str, set[int]]:
     """Return the target's ports that each host reaches, as in a mesh; raise NotReachedError if a host is silent."""
     from nccl_doctor.collect.mesh.dials import dial_targets, listening
     from nccl_doctor.collect.mesh.plan import DialTarget, listener

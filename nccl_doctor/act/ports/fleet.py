@@ -35,7 +35,7 @@ class _Answer(Observed):
     model_config = ConfigDict(extra="ignore")
 
 
-class Trial(_Answer):
+class PortTrialAnswer(_Answer):
     """The result of binding the port as torch would; see :class:`~nccl_doctor.snapshot.system.PortTrial`."""
 
     free: bool
@@ -51,7 +51,7 @@ class PortLook(_Answer):
 
     host: str
     uid: Count
-    trial: Trial | None
+    trial: PortTrialAnswer | None
     jobs: Annotated[tuple[HolderJob, ...], Field(max_length=MAX_PROCESSES)]
     elsewhere: Annotated[tuple[Elsewhere, ...], Field(max_length=MAX_PROCESSES)]
     range: PortRange | None
@@ -84,7 +84,7 @@ FREE = Contract("free", TypeAdapter(FreePorts))
 NAMED = Contract("named", TypeAdapter(NamedPorts))
 
 
-class Machine(Protocol):
+class QueriedMachine(Protocol):
     """A host to which probe requests can be sent."""
 
     @property
@@ -97,7 +97,7 @@ class Machine(Protocol):
     def close(self) -> None: ...
 
 
-class ThisMachine:
+class LocalMachine:
     """This machine, where the probe's functions are called directly."""
 
     name = ""
@@ -144,7 +144,7 @@ class Fleet:
         job: HostSource | None = None,
         inside: str | None = None,
     ) -> None:
-        self.target: Machine = ThisMachine()  # the host in question; this machine until connect()
+        self.target: QueriedMachine = LocalMachine()  # the host in question; this machine until connect()
         self.master_port: int | None = None
         self.master: str | None = None  # address at which the job's ranks expect the master; None without a job
         # address at which the job's other hosts expect the target; None without other hosts
@@ -186,7 +186,7 @@ class Fleet:
         if self._target is not None:
             (self.target,) = self._connect((self._target,))
 
-    def all(self) -> list[Machine]:
+    def all(self) -> list[QueriedMachine]:
         """Connect to every host of the job and return them, the target first, or raise NotReachedError."""
         others = tuple(node for node in self._nodes if self._target is None or node.name != self._target.name)
         return [self.target, *(self._connect(others) if others else ())]
@@ -195,7 +195,7 @@ class Fleet:
         if self._crew is not None:
             self._crew.close()
 
-    def _connect(self, nodes: Sequence[Node]) -> Sequence[Machine]:
+    def _connect(self, nodes: Sequence[Node]) -> Sequence[QueriedMachine]:
         """Return a session on each node, in the nodes' order; :meth:`close` ends the sessions."""
         assert self._crew is not None, "hosts are named"
         self._crew.reach(time.monotonic() + LIFETIME_S + self._grace_s).all(nodes)

@@ -15,7 +15,7 @@ from nccl_doctor.text.hostlist import fold, plural
 
 
 @dataclass(frozen=True)
-class Judged:
+class JudgedLine:
     """A launch command and the hosts that it is judged against."""
 
     view: View
@@ -43,7 +43,7 @@ LineFault = str | Unjudged
 """A fault as a phrase, or the reason why the launch command could not be judged."""
 
 
-def nodes(judged: Judged) -> Iterator[str]:
+def nodes(judged: JudgedLine) -> Iterator[str]:
     line, count = judged.line, judged.count
     told, rank = line.options.get("nnodes"), line.options.get("node_rank")
     if line.settings_file and not line.options.keys() >= {"nnodes", "node_rank"} and count > 1:
@@ -72,7 +72,7 @@ def nodes(judged: Judged) -> Iterator[str]:
             yield f"{size}{told}, but the {count} hosts have {plural(judged.world, 'rank')}"
 
 
-def own_ways(judged: Judged) -> Iterator[str]:
+def own_ways(judged: JudgedLine) -> Iterator[str]:
     """Yield faults in launcher-specific options and variables, such as host filters and total numbers of ranks."""
     line, count = judged.line, judged.count
     total, machines, rank = (line.options.get(name, "") for name in ("world_size", "nnodes", "node_rank"))
@@ -101,7 +101,7 @@ LLAMA = "llamafactory-cli"
 (llamafactory/launcher.py)."""
 
 
-def _rank(judged: Judged, nodes: str | None, rank: str | None) -> Iterator[str]:
+def _rank(judged: JudgedLine, nodes: str | None, rank: str | None) -> Iterator[str]:
     """Yield faults in the launch command's node rank, compared with the number of nodes."""
     line, count = judged.line, judged.count
     if line.launcher == "deepspeed" and "no_ssh" in line.options and rank is None and count > 1:
@@ -113,7 +113,7 @@ def _rank(judged: Judged, nodes: str | None, rank: str | None) -> Iterator[str]:
             yield f"node rank {rank} is not in 0 to {count - 1}"
 
 
-def started(judged: Judged) -> Iterator[LineFault]:
+def started(judged: JudgedLine) -> Iterator[LineFault]:
     """Yield faults in how srun or mpirun is to start the launcher or the ranks."""
     line = judged.line
     if line.launcher == "mpirun":
@@ -130,7 +130,7 @@ def started(judged: Judged) -> Iterator[LineFault]:
         yield f"{program} starts {line.launcher} {tasks} times, but there are {judged.count} hosts"
 
 
-def _slots(judged: Judged, options: Mapping[str, str]) -> Iterator[LineFault]:
+def _slots(judged: JudgedLine, options: Mapping[str, str]) -> Iterator[LineFault]:
     """Yield a fault if mpirun is to start more ranks than its host list has slots."""
     hydra = "hosts" in options  # MPICH and Intel MPI have no slots
     named = next((options[name] for name in ("hosts", "H", "host") if options.get(name)), "")
@@ -144,7 +144,7 @@ def _slots(judged: Judged, options: Mapping[str, str]) -> Iterator[LineFault]:
         yield f"mpirun is to start {ranks} ranks, but -H has {plural(sum(map(int, slots)), 'slot')}"
 
 
-def sizes(judged: Judged) -> Iterator[LineFault]:
+def sizes(judged: JudgedLine) -> Iterator[LineFault]:
     """Yield a fault if an engine's parallelism settings do not fit the number of GPUs."""
     line = judged.line
     if line.launcher not in ("vllm", "sglang"):
@@ -172,7 +172,7 @@ def sizes(judged: Judged) -> Iterator[LineFault]:
         yield f"the parallelism settings need {plural(wanted, 'GPU')}, but {most} has {counts[most]}{each}"
 
 
-def ranks(judged: Judged) -> Iterator[LineFault]:
+def ranks(judged: JudgedLine) -> Iterator[LineFault]:
     """Yield faults in the number of ranks per node, compared with the GPUs and with the hosts file."""
     told = judged.line.options.get("nproc_per_node")
     total, machines = (judged.line.options.get(name, "") for name in ("world_size", "nnodes"))
@@ -199,7 +199,7 @@ def ranks(judged: Judged) -> Iterator[LineFault]:
         yield f"{told} ranks per node, but the hosts file says {', '.join(map(str, sorted(filter(None, planned))))}"
 
 
-def idle(judged: Judged) -> Iterator[str]:
+def idle(judged: JudgedLine) -> Iterator[str]:
     """Yield a doubt if accelerate's total number of ranks on all machines seems to be meant for each machine."""
     told, meant = (
         judged.line.options.get("world_size"),
@@ -209,7 +209,7 @@ def idle(judged: Judged) -> Iterator[str]:
         yield f"--num_processes {told} counts the ranks of all hosts, which can have {meant} together"
 
 
-def devices(judged: Judged) -> Iterator[LineFault]:
+def devices(judged: JudgedLine) -> Iterator[LineFault]:
     """Yield a fault if a host lacks a GPU that --device names; Lightning's --devices N is a number of GPUs."""
     named = (each for each in judged.line.arguments if each.name in ("--device", "--devices", "device"))
     option, value = next(((each.name, each.value) for each in named), ("", ""))

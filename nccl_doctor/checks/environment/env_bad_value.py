@@ -28,7 +28,7 @@ from nccl_doctor.logs.signs import Advice, Case, LogSigns, advise, make_advice
 from nccl_doctor.model.effect import WAITS, Effect, Reach
 from nccl_doctor.model.finding import Finding, Severity
 from nccl_doctor.model.register import Unjudged
-from nccl_doctor.nccl.interfaces import Failure
+from nccl_doctor.nccl.interfaces import NcclFailure
 from nccl_doctor.nccl.variables import LEGACY_ONLY, NEWEST, TORCH_NCCL_VALUES, TORCH_VALUES, BadValue, check_value
 from nccl_doctor.nccl.versions import newer
 from nccl_doctor.snapshot.system import Identity
@@ -70,7 +70,7 @@ def env_bad_value(view: View) -> Findings:
             if name == "NCCL_COMM_ID":
                 failure, allowed = own.choice.bootstrap, "IP:PORT or [IPv6]:PORT on a subnet of every host"
                 bad = None
-                if isinstance(failure, Failure):
+                if isinstance(failure, NcclFailure):
                     bad = BadValue(f"does not start, because {failure.reason}", allowed, is_fatal=True)
             if bad is not None and variable.doubt is not None:
                 yield Unjudged((host,), variable.doubt)

@@ -21,7 +21,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from nccl_doctor.checks.environment import _launch_numbers as line_numbers
-from nccl_doctor.checks.environment._launch_numbers import Judged, LineFault
+from nccl_doctor.checks.environment._launch_numbers import JudgedLine, LineFault
 from nccl_doctor.checks.environment.job_variable_conflict import planned_nodes
 from nccl_doctor.checks.view import Findings, View, check, pasted
 from nccl_doctor.errors import UsageError
@@ -59,7 +59,7 @@ def launch_line_wrong(view: View) -> Findings:
     if line is None:
         yield Absent("no launch command was given")
         return
-    judged = Judged(view, line, dict(planned_nodes(view.snapshot)))
+    judged = JudgedLine(view, line, dict(planned_nodes(view.snapshot)))
     if line.unread is not None:
         yield Unjudged((), f"the launch command was not judged: {line.unread}")
     for name, typed in line.lost.items():
@@ -117,7 +117,7 @@ class Faults:
 _OF_MEETING = {"master_addr", "master_port", "rdzv_endpoint", "rdzv_backend", "rdzv_conf", "local_addr"}
 
 
-def _faults(judged: Judged) -> Faults:
+def _faults(judged: JudgedLine) -> Faults:
     met = () if judged.line.lost.keys() & _OF_MEETING else _meeting(judged)
     meeting, gaps = _apart((*met, *_url(judged), *_by_hand(judged)))
     devices, of_devices = _apart(line_numbers.devices(judged))
@@ -144,7 +144,7 @@ def _apart(found: Iterable[LineFault]) -> tuple[list[str], list[Unjudged]]:
     return [one for one in both if isinstance(one, str)], [one for one in both if isinstance(one, Unjudged)]
 
 
-def _commands(judged: Judged, meeting: Sequence[str]) -> tuple[Command, ...]:
+def _commands(judged: JudgedLine, meeting: Sequence[str]) -> tuple[Command, ...]:
     """Return the corrected launch commands, or a single command if it suits all hosts; () if a fault remains."""
     counts = {name: place.nproc for name, place in judged.places.items()}
     lacking = {option for option, _ in _lacking(judged)}
@@ -154,13 +154,13 @@ def _commands(judged: Judged, meeting: Sequence[str]) -> tuple[Command, ...]:
     return pasteable(lines) if all(_passes(judged, one) for one in lines.values()) else ()
 
 
-def _passes(judged: Judged, words: Sequence[str]) -> bool:
+def _passes(judged: JudgedLine, words: Sequence[str]) -> bool:
     """Return whether a corrected launch command has no fault; only such commands are printed."""
     again = replace(judged, line=read_line(words).in_cluster(judged.view.snapshot.cluster))
     return not _faults(again).all
 
 
-def _unknown_options(judged: Judged) -> Iterator[str]:
+def _unknown_options(judged: JudgedLine) -> Iterator[str]:
     for option in judged.line.unknown:
         near = judged.line.table.nearest(option)
         yield f"{judged.line.launcher} has no option {option}" + (
@@ -171,13 +171,13 @@ def _unknown_options(judged: Judged) -> Iterator[str]:
         yield f"{some} has no option {option}, unlike on other hosts: its version differs there"
 
 
-def _lacking(judged: Judged) -> Iterator[tuple[str, str]]:
+def _lacking(judged: JudgedLine) -> Iterator[tuple[str, str]]:
     """Yield each option in the launch command, as written, with each host whose launcher lacks the option."""
     for host, known in host_options(judged.view.snapshot).items():
         yield from ((option.written, host) for option in judged.line.own if option.name not in known)
 
 
-def _meeting(judged: Judged) -> Iterator[LineFault]:
+def _meeting(judged: JudgedLine) -> Iterator[LineFault]:
     line, options = judged.line, judged.line.options
     if line.launcher == "deepspeed" and judged.count > 1:
         yield from _deepspeed(judged)
@@ -208,7 +208,7 @@ def _meeting(judged: Judged) -> Iterator[LineFault]:
         yield from _wrong_place(judged, f"{what} {addr}", addr, port)
 
 
-def _c10d(judged: Judged, addr: str, port: str | None) -> Iterator[LineFault]:
+def _c10d(judged: JudgedLine, addr: str, port: str | None) -> Iterator[LineFault]:
     """Yield faults in torchrun's c10d rendezvous; its store may be on any host, and ranks connect by a host's name."""
     hosts = judged.view.snapshot.hosts
     first = hosts[0].name
@@ -235,7 +235,7 @@ def _c10d(judged: Judged, addr: str, port: str | None) -> Iterator[LineFault]:
     yield from _meeting_by_name(judged)
 
 
-def _stores(judged: Judged, addr: str) -> dict[str, bool | None]:
+def _stores(judged: JudgedLine, addr: str) -> dict[str, bool | None]:
     """Return for each host whether torchrun would run the store there; None if a fact is unknown.
 
     The endpoint must be the host's own name, its canonical name, or an address to which its name resolves. Sources:
@@ -257,7 +257,7 @@ def _stores(judged: Judged, addr: str) -> dict[str, bool | None]:
     return found
 
 
-def _meeting_by_name(judged: Judged) -> Iterator[LineFault]:
+def _meeting_by_name(judged: JudgedLine) -> Iterator[LineFault]:
     """Yield a fault if a host resolves the name to which ranks connect to something other than that host's address."""
     view = judged.view
     engines = {host.name: host.facts.engines for host in view.snapshot.hosts if host.facts is not None}
@@ -286,7 +286,7 @@ def _meeting_by_name(judged: Judged) -> Iterator[LineFault]:
         yield Unjudged(tuple(unknown), f"it is not known whether they resolve {name}, under which c10d's ranks meet")
 
 
-def _deepspeed(judged: Judged) -> Iterator[LineFault]:
+def _deepspeed(judged: JudgedLine) -> Iterator[LineFault]:
     """Yield faults in the hosts and the master address of deepspeed, which starts all hosts (launcher/runner.py)."""
     options = judged.line.options
     # without these, it uses /job/hostfile
@@ -296,14 +296,14 @@ def _deepspeed(judged: Judged) -> Iterator[LineFault]:
         yield from _wrong_place(judged, f"master address {addr}", addr, options.get("master_port"))
 
 
-def _by_hand(judged: Judged) -> Iterator[LineFault]:
+def _by_hand(judged: JudgedLine) -> Iterator[LineFault]:
     """Yield faults in the variables that a script without a launcher needs to join the job (env://)."""
     addr = judged.line.variables.get("MASTER_ADDR")
     if addr and judged.line.launcher in ("script", "mpirun", "srun") and judged.count > 1:
         yield from _wrong_place(judged, f"MASTER_ADDR={addr}", addr, judged.line.variables.get("MASTER_PORT"))
 
 
-def _url(judged: Judged) -> Iterator[LineFault]:
+def _url(judged: JudgedLine) -> Iterator[LineFault]:
     url = judged.line.url
     if url is not None and judged.count > 1:
         addr, port = _split(url.removeprefix("tcp://"))
@@ -311,7 +311,7 @@ def _url(judged: Judged) -> Iterator[LineFault]:
         yield from _wrong_place(judged, f"{option} {url}", addr or "", port)
 
 
-def _wrong_place(judged: Judged, words: str, addr: str, port: str | None) -> Iterator[LineFault]:
+def _wrong_place(judged: JudgedLine, words: str, addr: str, port: str | None) -> Iterator[LineFault]:
     planned = str(judged.view.snapshot.cluster.master_port)
     if addr == "localhost" or is_loopback(addr):
         yield f"{words} points each host at itself: with {judged.count} hosts the ranks would never connect"
@@ -325,7 +325,7 @@ def _wrong_place(judged: Judged, words: str, addr: str, port: str | None) -> Ite
         yield f"{words} is used with port {port}, but port {planned} was tested"
 
 
-def _is_own(judged: Judged, addr: str) -> bool | None:
+def _is_own(judged: JudgedLine, addr: str) -> bool | None:
     """Return whether ``addr`` is an address of the first host; None if the host's addresses are unknown."""
     facts = judged.view.snapshot.hosts[0].facts
     if facts is None or isinstance(facts.interfaces, Unknown):
@@ -338,7 +338,7 @@ def _split(place: str | None) -> tuple[str | None, str | None]:
     return ((host if sign else port).strip("[]") or None), (port if sign else None)
 
 
-def _own_ports(judged: Judged) -> Iterator[str]:
+def _own_ports(judged: JudgedLine) -> Iterator[str]:
     """Yield a fault for each port in an engine's launch command that the engine also uses for something else."""
     line = judged.line
     told = {name: line.options.get(name, "") for name in ("port", "master_port")}
@@ -350,7 +350,7 @@ def _own_ports(judged: Judged) -> Iterator[str]:
                 yield f"port {text} of {line.table.written(name)} is one of {some}, {own.of} ({own.by} moves them)"
 
 
-def _shared(judged: Judged) -> Iterator[str]:
+def _shared(judged: JudgedLine) -> Iterator[str]:
     """Yield faults in the line's CUDA_VISIBLE_DEVICES, if one machine serves as two nodes."""
     rank, said = judged.line.options.get("node_rank", ""), judged.line.variables.get("CUDA_VISIBLE_DEVICES")
     for host in judged.view.snapshot.hosts if said is not None else ():

@@ -28,7 +28,7 @@ from nccl_doctor.model.base import known
 from nccl_doctor.model.effect import DIALS, LOST, WAITS, Effect, Reach
 from nccl_doctor.model.finding import Finding, Fix, Severity
 from nccl_doctor.nccl.gloo import GLOO_SOCKET_IFNAME, gloo_devices, lost_to
-from nccl_doctor.nccl.interfaces import Failure
+from nccl_doctor.nccl.interfaces import NcclFailure
 from nccl_doctor.nccl.reachability import Peers, Reachable, reach
 from nccl_doctor.nccl.suggest import setting
 from nccl_doctor.text.hostlist import fold, quoted
@@ -66,7 +66,7 @@ def gloo_ifname_invalid(view: View) -> Findings:
         interfaces = known(facts.interfaces)
         value = {**env, **host.node.env}.get(GLOO_SOCKET_IFNAME, "")
         outcome = gloo_devices(interfaces, {GLOO_SOCKET_IFNAME: value}, None)
-        if isinstance(outcome, Failure):
+        if isinstance(outcome, NcclFailure):
             failed.setdefault(value, {})[host.name] = outcome.reason
             names[host.name] = ", ".join(dict.fromkeys(entry.interface for entry in interfaces.addresses))
     for value, hosts in failed.items():
@@ -102,7 +102,7 @@ def _unreachable(view: View) -> Findings:
         own = nccl.by_host.get(host.name)
         value = {**known(facts.env), **host.node.env}.get(GLOO_SOCKET_IFNAME, "")
         devices = gloo_devices(known(facts.interfaces), {GLOO_SOCKET_IFNAME: value}, None)
-        if own is None or isinstance(devices, Failure):
+        if own is None or isinstance(devices, NcclFailure):
             continue
         if devices is not None:
             values[host.name], addresses[host.name] = value, devices[0].address

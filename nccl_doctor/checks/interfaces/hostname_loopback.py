@@ -22,7 +22,7 @@ from nccl_doctor.checks.own_names import CHANCE, finding, own_names
 from nccl_doctor.checks.view import Findings, View, check
 from nccl_doctor.logs.log import Event
 from nccl_doctor.logs.rule import Grade, hint, root
-from nccl_doctor.logs.signs import Advice, Case, LogSigns, Role, Scene, Stage, advise, having
+from nccl_doctor.logs.signs import Advice, Case, LogSigns, PassStage, Role, Scene, advise, having
 from nccl_doctor.model.finding import Severity
 from nccl_doctor.text.hostlist import fold
 from nccl_doctor.text.inet import numeric
@@ -124,5 +124,5 @@ SIGNS = LogSigns(
         "hostname-loopback",
         "rendezvous-timeout",
     ),
-    passes={Stage.MEANING: _own_name, Stage.RECOVERY: _within_host},
+    passes={PassStage.MEANING: _own_name, PassStage.RECOVERY: _within_host},
 )

@@ -22,7 +22,7 @@ from nccl_doctor.checks.own_names import CHANCE, finding, is_without_gpus, own_n
 from nccl_doctor.checks.view import Findings, View, apply, check, common_labels, failed_where, folded, pasted
 from nccl_doctor.logs.log import Event
 from nccl_doctor.logs.rule import C10D_CLIENT, WEB, Grade, hint, root
-from nccl_doctor.logs.signs import Advice, Case, LogSigns, Role, Scene, Stage, advise, having
+from nccl_doctor.logs.signs import Advice, Case, LogSigns, PassStage, Role, Scene, advise, having
 from nccl_doctor.model.base import Unknown, known
 from nccl_doctor.model.finding import Details, Finding, Fix, Severity, on
 from nccl_doctor.model.operations.programs import ServicePatch
@@ -307,5 +307,5 @@ SIGNS = LogSigns(
     RULES,
     _advice,
     hint_beside=("connection-refused", "connection-timed-out", "no-route-to-host", "rendezvous-timeout"),
-    passes={Stage.GIVING_UP: _never_resolved},
+    passes={PassStage.GIVING_UP: _never_resolved},
 )

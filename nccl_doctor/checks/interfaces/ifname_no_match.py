@@ -18,7 +18,7 @@ from nccl_doctor.checks.nccl_choice import EXPLAINS, NEEDS, findings
 from nccl_doctor.checks.view import Findings, View, check
 from nccl_doctor.logs.log import Event
 from nccl_doctor.logs.rule import Grade, roots
-from nccl_doctor.logs.signs import Advice, Case, LogSigns, Scene, Stage, advise, ifname_command
+from nccl_doctor.logs.signs import Advice, Case, LogSigns, PassStage, Scene, advise, ifname_command
 from nccl_doctor.model.finding import Severity
 from nccl_doctor.nccl.cluster_nccl import FaultKind
 from nccl_doctor.text.shell import word
@@ -75,5 +75,5 @@ def _without_interface(scene: Scene) -> list[Event]:
 
 
 SIGNS = LogSigns(
-    RULES, _advice, passes={Stage.CONSEQUENCES: _without_interface}, interface=lambda case: case.log.facts.ifname
+    RULES, _advice, passes={PassStage.CONSEQUENCES: _without_interface}, interface=lambda case: case.log.facts.ifname
 )

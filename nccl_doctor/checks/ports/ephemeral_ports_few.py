@@ -24,7 +24,7 @@ from nccl_doctor.checks.ports.port_in_ephemeral_range import RESERVED
 from nccl_doctor.checks.view import Findings, View, check, pairs_of, pasted
 from nccl_doctor.logs.log import Event
 from nccl_doctor.logs.rule import Grade, failed_connects, root
-from nccl_doctor.logs.signs import LogSigns, Role, Scene, Stage, make_advice
+from nccl_doctor.logs.signs import LogSigns, PassStage, Role, Scene, make_advice
 from nccl_doctor.model.base import known
 from nccl_doctor.model.effect import DIALS, WAITS, Effect, Reach
 from nccl_doctor.model.finding import Command, Details, Finding, Fix, Severity, on
@@ -127,4 +127,6 @@ def _without_ras(scene: Scene) -> list[Event]:
     return [event for event in scene.events if event.name != "ephemeral-ports-few"]
 
 
-SIGNS = LogSigns(RULES, ADVICE, roles=frozenset({Role.NETWORK}), hint=Grade.ROOT, passes={Stage.MEANING: _without_ras})
+SIGNS = LogSigns(
+    RULES, ADVICE, roles=frozenset({Role.NETWORK}), hint=Grade.ROOT, passes={PassStage.MEANING: _without_ras}
+)

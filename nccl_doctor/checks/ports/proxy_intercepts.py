@@ -28,7 +28,7 @@ from nccl_doctor.checks.effects import CONNECTIONS
 from nccl_doctor.checks.view import Findings, View, check, pairs_of, ports_of
 from nccl_doctor.logs.log import Event
 from nccl_doctor.logs.rule import Grade
-from nccl_doctor.logs.signs import Advice, Case, LogSigns, Scene, Stage, advise
+from nccl_doctor.logs.signs import Advice, Case, LogSigns, PassStage, Scene, advise
 from nccl_doctor.model.finding import Details, Finding, Severity
 from nccl_doctor.text.hostlist import fold, grouped
 
@@ -113,4 +113,4 @@ def _repeated(scene: Scene) -> list[Event]:
     return scene.renamed("proxy-intercepts", Grade.LIKELY, lambda event: event in repeated)
 
 
-SIGNS = LogSigns((), _advice, passes={Stage.MEANING: _repeated})
+SIGNS = LogSigns((), _advice, passes={PassStage.MEANING: _repeated})

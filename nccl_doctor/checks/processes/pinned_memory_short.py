@@ -18,7 +18,7 @@ from nccl_doctor.checks.processes.memlock_low import registers
 from nccl_doctor.checks.view import Findings, View, check
 from nccl_doctor.logs.log import Event
 from nccl_doctor.logs.rule import Grade, clue
-from nccl_doctor.logs.signs import LogSigns, Scene, Stage, make_advice
+from nccl_doctor.logs.signs import LogSigns, PassStage, Scene, make_advice
 from nccl_doctor.model.base import Unknown, known
 from nccl_doctor.model.finding import Finding, Fix, Severity
 from nccl_doctor.nccl.rdma_pairs import RdmaSide
@@ -86,4 +86,4 @@ ADVICE = make_advice(
     "Look at CmaFree and CmaTotal in /proc/meminfo: if CmaFree is larger, boot with kho=off or the previous kernel. "
     "Check the hosts:",
 )
-SIGNS = LogSigns(RULES, ADVICE, passes={Stage.MEANING: _unlimited})
+SIGNS = LogSigns(RULES, ADVICE, passes={PassStage.MEANING: _unlimited})

@@ -35,7 +35,7 @@ from nccl_doctor.checks.nccl_choice import NEEDS
 from nccl_doctor.checks.view import Findings, View, check
 from nccl_doctor.model.finding import Finding, Fix, Severity
 from nccl_doctor.model.register import Unjudged
-from nccl_doctor.nccl.rdma_pairs import ClusterRdma, Pair, PairCause
+from nccl_doctor.nccl.rdma_pairs import ClusterRdma, PairCause, RdmaPair
 from nccl_doctor.nccl.suggest import setting
 from nccl_doctor.nccl.variables import RAILS
 from nccl_doctor.text.hostlist import fold
@@ -72,7 +72,7 @@ def rdma_pair_unreachable(view: View) -> Findings:
         )
 
 
-def _message(rdma: ClusterRdma, pair: Pair) -> str:
+def _message(rdma: ClusterRdma, pair: RdmaPair) -> str:
     here, there = f"{pair.source}'s {_place(pair.place)}", f"{pair.target}'s {_place(pair.place)}"
     pairing = "NCCL connects RDMA devices by their position in each host's list"
     if pair.talk.cause is PairCause.NETWORK:
@@ -82,7 +82,7 @@ def _message(rdma: ClusterRdma, pair: Pair) -> str:
     return f"{pairing}, and {here} ({pair.here}) can't talk to {there} ({pair.there}): {pair.talk.why}."
 
 
-def _evidence(rdma: ClusterRdma, pairs: tuple[Pair, ...]) -> Iterator[str]:
+def _evidence(rdma: ClusterRdma, pairs: tuple[RdmaPair, ...]) -> Iterator[str]:
     for host in dict.fromkeys(name for pair in pairs for name in (pair.source, pair.target)):
         if down := _fallen(rdma, host):
             yield f"{host}: {', '.join(down)} is down, so the devices after it move up in the list"
@@ -99,7 +99,7 @@ def _fallen(rdma: ClusterRdma, host: str) -> list[str]:
     return [device.name for device, _ in rdma.sides[host].rdma.down if shorter and device.name in up]
 
 
-def _fix(rdma: ClusterRdma, hosts: tuple[str, ...], pair: Pair) -> Fix:
+def _fix(rdma: ClusterRdma, hosts: tuple[str, ...], pair: RdmaPair) -> Fix:
     every = {name: {SUBNETS: "1"} for name in rdma.sides}
     if all(side.rdma.version >= RAILS for side in rdma.sides.values()) and rdma.with_variables(every).works:
         summary = (
@@ -116,7 +116,7 @@ def _fix(rdma: ClusterRdma, hosts: tuple[str, ...], pair: Pair) -> Fix:
     return setting(until, "NCCL_IB_HCA", lists)
 
 
-def _cure(rdma: ClusterRdma, hosts: tuple[str, ...], pair: Pair) -> str:
+def _cure(rdma: ClusterRdma, hosts: tuple[str, ...], pair: RdmaPair) -> str:
     down = {host: fallen for host in rdma.sides if (fallen := _fallen(rdma, host))}
     if down:
         names = dict.fromkeys(name for fallen in down.values() for name in fallen)
@@ -151,6 +151,6 @@ def _place(place: int) -> str:
     return ORDINALS[place] if place < len(ORDINALS) else f"device [{place}]"
 
 
-def _fact(pair: Pair) -> dict[str, object]:
+def _fact(pair: RdmaPair) -> dict[str, object]:
     ends = {"src": pair.source, "dst": pair.target, "place": pair.place}
     return {**ends, "src_device": pair.here.label, "dst_device": pair.there.label, "why": pair.talk.why}

@@ -21,7 +21,7 @@ from nccl_doctor.logs.flight import Dump, compare
 from nccl_doctor.logs.log import KEPT, Event
 from nccl_doctor.logs.prefix import number
 from nccl_doctor.logs.rule import RECORDED, Grade, likely, root, roots
-from nccl_doctor.logs.signs import Advice, Case, LogSigns, Scene, Stage, advise, by_rank
+from nccl_doctor.logs.signs import Advice, Case, LogSigns, PassStage, Scene, advise, by_rank
 from nccl_doctor.model.register import from_logs
 from nccl_doctor.text.hostlist import ranks_of
 
@@ -255,4 +255,4 @@ def _compared(scene: Scene) -> list[Event]:
     return events + _recorded(scene.log.dumps)
 
 
-SIGNS = LogSigns(RULES, _advice, passes={Stage.RECORDS: _compared})
+SIGNS = LogSigns(RULES, _advice, passes={PassStage.RECORDS: _compared})

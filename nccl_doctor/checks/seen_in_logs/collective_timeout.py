@@ -33,7 +33,7 @@ from nccl_doctor.logs import rule
 from nccl_doctor.logs.facts import Facts, Milestone
 from nccl_doctor.logs.log import Event, Reading, absent, rank_progress
 from nccl_doctor.logs.rule import Grade, clue, generic, hint, symptoms
-from nccl_doctor.logs.signs import Advice, Case, LogSigns, Role, Scene, Stage, advise, by_rank
+from nccl_doctor.logs.signs import Advice, Case, LogSigns, PassStage, Role, Scene, advise, by_rank
 from nccl_doctor.model.finding import Severity
 from nccl_doctor.model.register import from_logs
 from nccl_doctor.nccl.versions import recorder
@@ -280,7 +280,7 @@ SIGNS = LogSigns(
     _advice,
     roles=frozenset({Role.ECHO, Role.WAITS, Role.SILENT}),
     hint_beside=("collective-timeout", "peer-died"),
-    passes={Stage.HANGS: _standing_still},
+    passes={PassStage.HANGS: _standing_still},
     catalogued=Grade.SYMPTOM,
     ras={rule.RAS_BEHIND: Grade.SYMPTOM, "Timeout": Grade.SYMPTOM},
     severity=likely_hang,

@@ -20,7 +20,7 @@ from dataclasses import replace
 from nccl_doctor.logs.facts import Facts
 from nccl_doctor.logs.log import Event, Reading, label
 from nccl_doctor.logs.rule import EXITED, INTERRUPTED, MEETING, TALKING, TERMINATING, Grade, generic, likelies, likely
-from nccl_doctor.logs.signs import Advice, Case, LogSigns, Role, Scene, Stage, advise
+from nccl_doctor.logs.signs import Advice, Case, LogSigns, PassStage, Role, Scene, advise
 from nccl_doctor.model.register import from_logs
 
 from_logs(__name__, "NCD917")
@@ -251,5 +251,8 @@ def _latest_time(event: Event, reading: Reading) -> tuple[int, int, int] | None:
 
 
 SIGNS = LogSigns(
-    RULES, _advice, roles=frozenset({Role.ECHO}), passes={Stage.ENDING: _ended, Stage.CONSEQUENCES: _ended_after_a_wait}
+    RULES,
+    _advice,
+    roles=frozenset({Role.ECHO}),
+    passes={PassStage.ENDING: _ended, PassStage.CONSEQUENCES: _ended_after_a_wait},
 )

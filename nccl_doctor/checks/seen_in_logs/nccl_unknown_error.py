@@ -16,7 +16,7 @@ from dataclasses import replace
 
 from nccl_doctor.logs.log import Event
 from nccl_doctor.logs.rule import RAS_ERROR, Grade, clue, generic
-from nccl_doctor.logs.signs import Advice, Case, LogSigns, Role, Scene, Stage, advise
+from nccl_doctor.logs.signs import Advice, Case, LogSigns, PassStage, Role, Scene, advise
 from nccl_doctor.model.finding import Severity
 from nccl_doctor.model.register import from_logs
 
@@ -128,5 +128,5 @@ SIGNS = LogSigns(
     catalogued=Grade.GENERIC,
     ras={RAS_ERROR: Grade.GENERIC},
     severity=_unknown_warning,
-    passes={Stage.MEANING: _with_the_warning},
+    passes={PassStage.MEANING: _with_the_warning},
 )

@@ -16,7 +16,7 @@ import re
 
 from nccl_doctor.logs.log import Event
 from nccl_doctor.logs.rule import KILLED_FOR_MEMORY, roots
-from nccl_doctor.logs.signs import Advice, Case, LogSigns, Scene, Stage, advise, make_advice
+from nccl_doctor.logs.signs import Advice, Case, LogSigns, PassStage, Scene, advise, make_advice
 from nccl_doctor.model.register import from_logs
 
 from_logs(__name__, "NCD914", explains=("cuda-error", "gdr-p2p-fault", "ib-fault"))
@@ -107,4 +107,4 @@ def _without_caught(scene: Scene) -> list[Event]:
     ]
 
 
-SIGNS = LogSigns(RULES, _advice, passes={Stage.RECOVERY: _without_caught})
+SIGNS = LogSigns(RULES, _advice, passes={PassStage.RECOVERY: _without_caught})

@@ -17,7 +17,7 @@ import re
 from nccl_doctor.logs import rule
 from nccl_doctor.logs.log import Event, Reading, rank_progress
 from nccl_doctor.logs.rule import Grade, clue, failed_connects, generic, hint, symptom, symptoms
-from nccl_doctor.logs.signs import Advice, Case, LogSigns, Role, Scene, Stage, advise
+from nccl_doctor.logs.signs import Advice, Case, LogSigns, PassStage, Role, Scene, advise
 from nccl_doctor.model.register import from_logs
 from nccl_doctor.text.hostlist import capital, ranks_of
 
@@ -177,7 +177,7 @@ SIGNS = LogSigns(
     RULES,
     _advice,
     roles=frozenset({Role.ECHO}),
-    passes={Stage.RECOVERY: _without_shutdown_noise, Stage.CONSEQUENCES: _after_timeouts},
+    passes={PassStage.RECOVERY: _without_shutdown_noise, PassStage.CONSEQUENCES: _after_timeouts},
     catalogued=Grade.SYMPTOM,
     ras={
         rule.RAS_DEAD: Grade.LIKELY,

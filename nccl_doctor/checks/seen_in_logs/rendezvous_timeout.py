@@ -16,9 +16,9 @@ References: torch/csrc/distributed/c10d/socket.cpp and TCPStore.cpp; torch/distr
 import re
 
 from nccl_doctor.checks.seen_in_logs.collective_timeout import likely_hang
-from nccl_doctor.logs.log import Address, Event, rank_progress
+from nccl_doctor.logs.log import Event, LoggedAddress, rank_progress
 from nccl_doctor.logs.rule import MEETING, RAS_STARTING, STARTED, Grade, clue, generic, hint, likelies, likely
-from nccl_doctor.logs.signs import Advice, Case, LogSigns, Role, Scene, Stage, advise
+from nccl_doctor.logs.signs import Advice, Case, LogSigns, PassStage, Role, Scene, advise
 from nccl_doctor.model.register import from_logs
 from nccl_doctor.text.hostlist import fold
 
@@ -36,7 +36,7 @@ def _advice(case: Case) -> Advice:
             "--master-addr, --rdzv-endpoint or the script's own --dist-url); nccl-doctor launch prints the lines. On "
             "one host, see in the output of rank 0 why it did not listen.",
         )
-    place = f" at {case.target}" if case.address != Address() else ""
+    place = f" at {case.target}" if case.address != LoggedAddress() else ""
     return advise(
         f"{case.who} waited for the master{place} or for other ranks until the timeout.",
         "Not all ranks arrived: a host that did not start, another master address, port or --rdzv-id, a firewall. Test "
@@ -178,5 +178,5 @@ SIGNS = LogSigns(
     roles=frozenset({Role.ECHO, Role.RETRIED, Role.UNFINISHED}),
     ras={RAS_STARTING: Grade.SYMPTOM},
     severity=likely_hang,
-    passes={Stage.MEANING: _joined_before},
+    passes={PassStage.MEANING: _joined_before},
 )

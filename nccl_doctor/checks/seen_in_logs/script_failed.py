@@ -19,7 +19,7 @@ from nccl_doctor.checks.seen_in_logs.killed import ABORTED, CRASHED, only_frames
 from nccl_doctor.launch.plan import nearest
 from nccl_doctor.logs.log import Event, Reading, task_numbers
 from nccl_doctor.logs.rule import EXITED, TERMINATING, USAGE, WEB, Grade, clue, generic, hint, likely
-from nccl_doctor.logs.signs import Advice, Case, LogSigns, Role, Scene, Stage, advise, having
+from nccl_doctor.logs.signs import Advice, Case, LogSigns, PassStage, Role, Scene, advise, having
 from nccl_doctor.model.register import from_logs
 from nccl_doctor.text.secrets import part
 
@@ -235,5 +235,5 @@ SIGNS = LogSigns(
     _advice,
     roles=frozenset({Role.GIVES_UP}),
     weigh=lambda _event, scene: Grade.GENERIC if "script-failed" in scene.stuck else Grade.HINT,
-    passes={Stage.MEANING: _summarised, Stage.GIVING_UP: _given_up, Stage.CONSEQUENCES: _not_missed_for_it},
+    passes={PassStage.MEANING: _summarised, PassStage.GIVING_UP: _given_up, PassStage.CONSEQUENCES: _not_missed_for_it},
 )

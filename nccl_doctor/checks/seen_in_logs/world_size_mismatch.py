@@ -20,7 +20,7 @@ from nccl_doctor.launch.plan import nearest
 from nccl_doctor.logs.log import Event
 from nccl_doctor.logs.prefix import number
 from nccl_doctor.logs.rule import Grade, clue, roots
-from nccl_doctor.logs.signs import Advice, Case, LogSigns, Scene, Stage, advise
+from nccl_doctor.logs.signs import Advice, Case, LogSigns, PassStage, Scene, advise
 from nccl_doctor.model.register import from_logs
 from nccl_doctor.text.hostlist import fold
 
@@ -135,4 +135,4 @@ def _meant(scene: Scene) -> list[Event]:
     return _separate_tables(replace(scene, events=_crowded_barrier(scene)))
 
 
-SIGNS = LogSigns(RULES, _advice, passes={Stage.MEANING: _meant})
+SIGNS = LogSigns(RULES, _advice, passes={PassStage.MEANING: _meant})

@@ -19,7 +19,7 @@ from nccl_doctor.logs import signs
 from nccl_doctor.logs.blame import faults
 from nccl_doctor.logs.log import Event
 from nccl_doctor.logs.rule import CHOSEN, Grade, clue, failed_connects, hint, root
-from nccl_doctor.logs.signs import Advice, Case, LogSigns, Scene, Stage, advise, ifname_command, on_the_way
+from nccl_doctor.logs.signs import Advice, Case, LogSigns, PassStage, Scene, advise, ifname_command, on_the_way
 from nccl_doctor.model.register import from_logs
 from nccl_doctor.text.inet import numeric
 
@@ -116,5 +116,5 @@ def _interface(case: Case) -> str | None:
 
 
 SIGNS = LogSigns(
-    RULES, _advice, weigh=_weigh, passes={Stage.MEANING: _nowhere, Stage.PLACES: _apart}, interface=_interface
+    RULES, _advice, weigh=_weigh, passes={PassStage.MEANING: _nowhere, PassStage.PLACES: _apart}, interface=_interface
 )

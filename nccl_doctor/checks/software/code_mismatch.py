@@ -17,7 +17,7 @@ file system.
 import hashlib
 
 from nccl_doctor.checks.effects import VERSIONS
-from nccl_doctor.checks.view import Difference, Findings, View, check, difference
+from nccl_doctor.checks.view import Findings, HostDifference, View, check, difference
 from nccl_doctor.model.base import known
 from nccl_doctor.model.finding import Finding, Severity
 from nccl_doctor.model.register import Unjudged
@@ -93,7 +93,7 @@ def _absent(path: str, absent: tuple[str, ...], found: dict[str, SameEntry]) -> 
     )
 
 
-def _different(differs: Difference, found: dict[str, SameEntry]) -> Finding:
+def _different(differs: HostDifference, found: dict[str, SameEntry]) -> Finding:
     usual = found[next(iter(differs.groups.values()))[0]]
     lines = [f"{value}: {fold(hosts)}" for value, hosts in differs.groups.items()]
     unlike = {name: dict(usual.files.items() ^ found[name].files.items()) for name in differs.outliers}

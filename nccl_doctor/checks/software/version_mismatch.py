@@ -32,7 +32,7 @@ from nccl_doctor.checks.effects import VERSIONS
 from nccl_doctor.checks.view import Findings, View, check, difference, ordered
 from nccl_doctor.logs.log import Event
 from nccl_doctor.logs.rule import Grade, likely, root, roots
-from nccl_doctor.logs.signs import Advice, Case, LogSigns, Scene, Stage, advise
+from nccl_doctor.logs.signs import Advice, Case, LogSigns, PassStage, Scene, advise
 from nccl_doctor.model.base import Unknown, known
 from nccl_doctor.model.finding import Finding, Severity
 from nccl_doctor.snapshot.hosts import HostFacts, rocm_gpus
@@ -206,4 +206,4 @@ def _garbled(scene: Scene) -> list[Event]:
     return scene.renamed("version-mismatch", Grade.ROOT, equal_sizes)
 
 
-SIGNS = LogSigns(RULES, _advice, passes={Stage.MEANING: _garbled, Stage.CONSEQUENCES: _other_builds})
+SIGNS = LogSigns(RULES, _advice, passes={PassStage.MEANING: _garbled, PassStage.CONSEQUENCES: _other_builds})

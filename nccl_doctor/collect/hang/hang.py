@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from pydantic import TypeAdapter
 
 from nccl_doctor import __version__
-from nccl_doctor.collect.hang.jobs import Choice, choose, with_counted
+from nccl_doctor.collect.hang.jobs import ChosenJob, choose, with_counted
 from nccl_doctor.collect.hang.probe_answers import LOOK, RANKS, host_look, job_ranks
-from nccl_doctor.collect.hang.reader import Reader, UnreadableError
+from nccl_doctor.collect.hang.reader import DocumentReader, UnreadableError
 from nccl_doctor.crew import answers
 from nccl_doctor.crew.answers import Contract, ControllerPausedError, MalformedError
 from nccl_doctor.crew.crew import Crew
@@ -132,13 +132,13 @@ class _Observation:
     def __init__(self, cluster: Cluster, crew: Crew, options: HangOptions, progress: Progress) -> None:
         self._cluster, self._crew, self._options, self._progress = cluster, crew, options, progress
         self._began = time.monotonic()
-        self._reader = Reader(self._began + options.total_s)
+        self._reader = DocumentReader(self._began + options.total_s)
         self._began_at = datetime.now(timezone.utc).isoformat(timespec="seconds")
         self._jobs: dict[str, JobRanks] = {}
         self._looks: dict[str, list[HostLook]] = {}
         self._starters: dict[str, Fact[tuple[Starter, ...]]] = {}
         self._ras: dict[str, tuple[Phased[Ras], ...]] = {}
-        self._choice = Choice({}, {}, {}, (), {})
+        self._choice = ChosenJob({}, {}, {}, (), {})
         self._timings: dict[str, float] = {}
 
     def run(self) -> HangSnapshot:

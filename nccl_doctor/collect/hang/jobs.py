@@ -35,7 +35,7 @@ class HangingJob(NamedTuple):
 Jobs = dict[HangingJob, dict[str, list[JobRank]]]  # the ranks of each job, by host
 
 
-class Choice(NamedTuple):
+class ChosenJob(NamedTuple):
     """The selected job: ``ranks`` by host, one process per rank; ``rivals`` are older processes of the same ranks."""
 
     ranks: dict[str, tuple[JobRank, ...]]
@@ -46,7 +46,7 @@ class Choice(NamedTuple):
     contradictory_hosts: dict[str, str]  # hosts whose answer contradicts itself, and how
 
 
-def choose(found: dict[str, JobRanks], *, port: int, pid: int | None, words: tuple[str, ...] = ()) -> Choice:
+def choose(found: dict[str, JobRanks], *, port: int, pid: int | None, words: tuple[str, ...] = ()) -> ChosenJob:
     """Choose the job of process ``pid``, or else the job on most hosts, or else the job with master port ``port``.
 
     Raise UsageError if several jobs remain.
@@ -77,7 +77,7 @@ def choose(found: dict[str, JobRanks], *, port: int, pid: int | None, words: tup
         looked_at.add(job)
     left = sorted(jobs.keys() - looked_at)
     others = tuple(f"{_named(job, jobs)} ({plural(_count(jobs[job]), 'rank')})" for job in left)
-    return Choice(ranks, rivals, misnumbered_ranks, others, _contradicted(ranks))
+    return ChosenJob(ranks, rivals, misnumbered_ranks, others, _contradicted(ranks))
 
 
 def _named(job: HangingJob, jobs: Jobs) -> str:

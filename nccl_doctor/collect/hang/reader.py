@@ -46,7 +46,7 @@ class UnreadableError(ValueError):
     """A host's document could not be parsed; the message is a phrase."""
 
 
-class Reader:
+class DocumentReader:
     """Controls the parser process, which is started on first use; threads that use it wait for one another."""
 
     def __init__(self, until: float) -> None:
@@ -64,7 +64,7 @@ class Reader:
         told = self._ask(host, "dump", name, data)
         if told is None:
             return None
-        return flight.Dump(told["rank"], tuple(flight.Record(**record) for record in told["records"]), {})
+        return flight.Dump(told["rank"], tuple(flight.RecordedCall(**record) for record in told["records"]), {})
 
     def look_through(self, host: str, answer: str) -> None:
         """Check an answer from RAS; raise UnreadableError if parsing it would exceed the limits."""
@@ -197,7 +197,7 @@ def _read_dump(name: str, data: bytes) -> dict[str, Any] | None:
     dump = flight.read(name, data)
     if dump is None:
         return None
-    last: dict[str, flight.Record] = {}
+    last: dict[str, flight.RecordedCall] = {}
     for record in dump.records[:-MOST_CALLS]:
         if record.group in last or len(last) < _MOST_GROUPS:
             last[record.group] = max(last.get(record.group, record), record, key=lambda one: one.seq)

@@ -121,18 +121,18 @@ def was_accepted(dial: FailedDial | DialRow) -> bool:
 
 
 AT_MOST = 64  # packets that a host is asked about: a few show a host that is cut off from all others
-Packet = tuple[str, str | None, str | None]  # destination, source address, and incoming interface
+RoutedPacket = tuple[str, str | None, str | None]  # destination, source address, and incoming interface
 
 
 def look_up_routes(
     sessions: list[ProbeSession], facts: dict[str, HostFacts], failed: Iterable[FailedDial]
 ) -> dict[str, HostFacts]:
     pairs = list(dict.fromkeys((dial.src, dial.dst, dial.address) for dial in failed if numeric(dial.address)))
-    out: dict[str, dict[Packet, None]] = {}
+    out: dict[str, dict[RoutedPacket, None]] = {}
     for src, _, address in pairs:
         out.setdefault(src, {})[address, None, None] = None
     first = _ask(sessions, out)
-    back: dict[str, dict[Packet, None]] = {}
+    back: dict[str, dict[RoutedPacket, None]] = {}
     for src, dst, address in pairs:
         way = next((way for way in first.get(src, ()) if way.to == address), None)
         if way is None or way.prefers is None or way.dev is None or dst not in facts:
@@ -155,7 +155,7 @@ def look_up_routes(
     }
 
 
-def _ask(sessions: list[ProbeSession], wanted: dict[str, dict[Packet, None]]) -> dict[str, tuple[Way, ...]]:
+def _ask(sessions: list[ProbeSession], wanted: dict[str, dict[RoutedPacket, None]]) -> dict[str, tuple[Way, ...]]:
     def ask(session: ProbeSession) -> tuple[Way, ...]:
         packets = list(wanted[session.node.name])[:AT_MOST]
         asked = [{"to": to, "source": source, "iif": iif} for to, source, iif in packets]

@@ -30,11 +30,11 @@ MOST_LATE = 64  # late dials of a host that are repeated
 MOST_TRIALS = 16  # trials of one host at once
 SILENT_S = 1.5  # seconds for a dial where nothing answered: a connection is there at once, or after a second
 MOST_PEERS = 4  # trials of one listener, which keeps a limited number of connections (probe/mesh/mesh.py)
-Answers = list[Dialled | Exception]
+DialAnswers = list[Dialled | Exception]
 
 
 @dataclass(frozen=True)
-class Trial:
+class DialTrial:
     """Many dials from the host at index ``place`` to one port of the host's target at ``index``."""
 
     place: int
@@ -55,19 +55,19 @@ class ConnectionTrials:
 
     sessions: list[ProbeSession]
     targets: dict[str, list[plan.DialTarget]]
-    first: Answers
-    answers: Answers
+    first: DialAnswers
+    answers: DialAnswers
     dial: Callable[[ProbeSession, list[plan.DialTarget], float], Dialled]
     dial_s: float
     master: tuple[str, int]
 
-    def run(self) -> tuple[Answers, tuple[LostConnections, ...]]:
+    def run(self) -> tuple[DialAnswers, tuple[LostConnections, ...]]:
         """Return the answers, with a failed dial for each path that loses connections by port, and all lossy paths.
 
         Late dials on a path with random loss do not count as failed. If a path loses connections, both of its ends are
         tried with other hosts.
         """
-        trials: dict[tuple[int, int], Trial] = {}
+        trials: dict[tuple[int, int], DialTrial] = {}
         for trial in (*self._doubtful(), *self._neighbours()):
             trials.setdefault((trial.place, trial.index), trial)
         found = self._losses(trials.values())
@@ -79,23 +79,23 @@ class ConnectionTrials:
         answers = list(self.answers)
         for place, after in enumerate(self.answers):
             if isinstance(after, Dialled):
-                failed = [row for row in after.failed if Trial(place, row.target, row.port) not in answered]
+                failed = [row for row in after.failed if DialTrial(place, row.target, row.port) not in answered]
                 known = {row[:2] for row in failed}
                 failed += [row for row in lost.get(place, ()) if row[:2] not in known]
                 update = {"connected": after.connected + len(after.failed) - len(failed), "failed": tuple(failed)}
                 answers[place] = after.model_copy(update=update)
         return answers, tuple(one for one, _, _ in found)
 
-    def _answered_later(self, hosts: set[str]) -> set[Trial]:
+    def _answered_later(self, hosts: set[str]) -> set[DialTrial]:
         """Return the late dials from or to these hosts that succeed when repeated a few times."""
-        late: dict[int, list[Trial]] = {}
+        late: dict[int, list[DialTrial]] = {}
         for place, (name, after) in enumerate(zip(self._names, self.answers, strict=True)):
             rows = () if isinstance(after, Exception) else after.failed
-            ends = (Trial(place, row.target, row.port) for row in rows if _is_late(row))
+            ends = (DialTrial(place, row.target, row.port) for row in rows if _is_late(row))
             if mine := [trial for trial in ends if not hosts.isdisjoint((name, self._target(trial).dst))]:
                 late[place] = mine[:MOST_LATE]
 
-        def repeated(again: list[Trial]) -> list[Trial]:
+        def repeated(again: list[DialTrial]) -> list[DialTrial]:
             wanted = [replace(self._target(trial), ports=(trial.port,)) for trial in again]
             told = self.dial(self.sessions[again[0].place], [to for to in wanted for _ in range(REPEATS)], self.dial_s)
             vain = Counter(row.target // REPEATS for row in told.failed)
@@ -108,7 +108,7 @@ class ConnectionTrials:
     def _names(self) -> list[str]:
         return [session.node.name for session in self.sessions]
 
-    def _target(self, trial: Trial) -> plan.DialTarget:
+    def _target(self, trial: DialTrial) -> plan.DialTarget:
         return self.targets[self._names[trial.place]][trial.index]
 
     def _reached(self, place: int) -> Iterator[tuple[int, list[int]]]:
@@ -122,15 +122,15 @@ class ConnectionTrials:
             if ports and to.dst != name:
                 yield index, ports
 
-    def _doubtful(self) -> Iterator[Trial]:
+    def _doubtful(self) -> Iterator[DialTrial]:
         """Yield trials of targets that answered on one port but not on another, or only when dialled again."""
         for place, before in enumerate(self.first):
             reached = dict(self._reached(place))
             rows = [] if isinstance(before, Exception) else [row for row in before.failed if _is_late(row)]
             for row in {row.target: row for row in rows if row.target in reached}.values():
-                yield Trial(place, row.target, row.port)
+                yield DialTrial(place, row.target, row.port)
 
-    def _silent(self) -> Iterator[Trial]:
+    def _silent(self) -> Iterator[DialTrial]:
         """Yield trials of targets that no dial reached, if there are only two hosts.
 
         On a path that loses half of its connections, all three dials fail in one mesh out of eight, and there is no
@@ -140,31 +140,31 @@ class ConnectionTrials:
             reached = {index for index, _ in self._reached(place)}
             rows = [] if isinstance(after, Exception) else [row for row in after.failed if _is_unanswered(row)]
             for row in {row.target: row for row in rows if row.target not in reached}.values():
-                trial = Trial(place, row.target, row.port)
+                trial = DialTrial(place, row.target, row.port)
                 if (self._target(trial).dst, row.port) != self.master and self._target(trial).dst != self._names[place]:
                     yield trial
 
-    def _neighbours(self) -> Iterator[Trial]:
+    def _neighbours(self) -> Iterator[DialTrial]:
         """Yield trials from each host to the addresses of the next host that it reached, to try each host both ways."""
         for place, name in enumerate(self._names):
             near = (*self._names[place + 1 :], *self._names[:place])
             reached = grouped((self.targets[name][index].dst, (index, ports)) for index, ports in self._reached(place))
             following = next((other for other in near if other in reached), name)
-            yield from (Trial(place, index, ports[-1]) for index, ports in reached.get(following, ()))
+            yield from (DialTrial(place, index, ports[-1]) for index, ports in reached.get(following, ()))
 
-    def _beside(self, ends: set[tuple[str, str]]) -> Iterator[Trial]:
+    def _beside(self, ends: set[tuple[str, str]]) -> Iterator[DialTrial]:
         """Yield trials of other pairs with one of these ends, reached or not, to show which host's path is at fault."""
         sources, targets = {src for src, _ in ends}, {dst for _, dst in ends}
         for place, name in enumerate(self._names if ends else ()):
             for index, to in enumerate(self.targets[name] if isinstance(self.answers[place], Dialled) else ()):
                 is_beside = name in sources or to.dst in targets or (to.dst, name) in ends
                 if is_beside and to.dst != name and (name, to.dst) not in ends:
-                    yield Trial(place, index, to.ports[-1])
+                    yield DialTrial(place, index, to.ports[-1])
 
     def _losses(
-        self, trials: Iterable[Trial], seconds: float | None = None
-    ) -> list[tuple[LostConnections, Trial, DialRow | None]]:
-        chosen: dict[int, list[Trial]] = {}
+        self, trials: Iterable[DialTrial], seconds: float | None = None
+    ) -> list[tuple[LostConnections, DialTrial, DialRow | None]]:
+        chosen: dict[int, list[DialTrial]] = {}
         peers: Counter[str] = Counter()
         for trial in trials:
             dst = self._target(trial).dst
@@ -176,7 +176,9 @@ class ConnectionTrials:
         told = fan_out(lambda mine: self._tried(mine, seconds or self.dial_s), some, window=Window())
         return [loss for each in told if not isinstance(each, Exception) for loss in each]
 
-    def _tried(self, trials: list[Trial], seconds: float) -> list[tuple[LostConnections, Trial, DialRow | None]]:
+    def _tried(
+        self, trials: list[DialTrial], seconds: float
+    ) -> list[tuple[LostConnections, DialTrial, DialRow | None]]:
         found = []
         first = self._dialled(trials, seconds)
         # a single lost connection may be chance, or a dead route of many
@@ -191,7 +193,7 @@ class ConnectionTrials:
                 found.append((late, one.trial, rows[0]._replace(target=one.trial.index) if rows else None))
         return found
 
-    def _dialled(self, trials: list[Trial], seconds: float) -> list[_Tried]:
+    def _dialled(self, trials: list[DialTrial], seconds: float) -> list[_Tried]:
         wanted = [replace(self._target(trial), ports=(trial.port,)) for trial in trials]
         session, count = self.sessions[trials[0].place], DIALS if len(self._names) <= FEW_HOSTS else MANY_DIALS
         told = self.dial(session, [target for target in wanted for _ in range(count)], seconds)
@@ -207,7 +209,7 @@ class ConnectionTrials:
 
 @dataclass(frozen=True)
 class _Tried:
-    trial: Trial
+    trial: DialTrial
     loss: LostConnections
     failed: tuple[DialRow, ...]
 

@@ -33,7 +33,7 @@ from nccl_doctor.crew.session import ProbeSession
 from nccl_doctor.model.base import Unknown, unknown
 from nccl_doctor.model.cluster import Cluster, Node
 from nccl_doctor.model.report import DialOutcome, FailedDial
-from nccl_doctor.nccl.rdma_pairs import Way
+from nccl_doctor.nccl.rdma_pairs import RdmaPath
 from nccl_doctor.snapshot.hosts import HostFacts
 from nccl_doctor.snapshot.mesh import Disputed, Mesh, RdmaDial, Stall, Trips
 from nccl_doctor.snapshot.network import Interfaces, PortTrial
@@ -263,7 +263,7 @@ def dial_rdma(
     return tuple(one for found in seen if not isinstance(found, Exception) for one in found)
 
 
-def _rdma_dial(way: Way, outcome: str, **more: object) -> RdmaDial:
+def _rdma_dial(way: RdmaPath, outcome: str, **more: object) -> RdmaDial:
     ends = {"src": way.src, "dst": way.dst, "interface": way.interface, "address": way.to}
     return RdmaDial.model_validate({**ends, "outcome": outcome, **more})
 

@@ -27,9 +27,9 @@ from nccl_doctor.model.base import Unknown
 from nccl_doctor.model.cluster import Cluster, Node
 from nccl_doctor.nccl.gloo import gloo_devices, is_initiator
 from nccl_doctor.nccl.host_nccl import HostNccl, host_nccl, nccl_interface, socket_interfaces
-from nccl_doctor.nccl.interfaces import Chosen, Failure
+from nccl_doctor.nccl.interfaces import Chosen, NcclFailure
 from nccl_doctor.nccl.rdma import list_rdma
-from nccl_doctor.nccl.rdma_pairs import ClusterRdma, RdmaSide, Way
+from nccl_doctor.nccl.rdma_pairs import ClusterRdma, RdmaPath, RdmaSide
 from nccl_doctor.servers.advertise import TELLING, advertised, side_of
 from nccl_doctor.snapshot.hosts import Host, HostFacts, nproc
 from nccl_doctor.snapshot.mesh import Rail, Sample, groups
@@ -228,7 +228,7 @@ def _of_gloo(node: Node, facts: HostFacts) -> tuple[Chosen, ...]:
     hostname = facts.identity.hostname if isinstance(facts.identity, Identity) else ""
     resolution = names.get(hostname) if names is not None else None
     devices = gloo_devices(facts.interfaces, {**facts.env, **node.env}, resolution)
-    return () if devices is None or isinstance(devices, Failure) else devices
+    return () if devices is None or isinstance(devices, NcclFailure) else devices
 
 
 def rail_targets(
@@ -248,7 +248,7 @@ def rail_targets(
                     yield DialTarget(dst, address, ports[dst][-1:])
 
 
-def rdma_ways(nodes: dict[str, Node], facts: dict[str, HostFacts]) -> list[Way]:
+def rdma_ways(nodes: dict[str, Node], facts: dict[str, HostFacts]) -> list[RdmaPath]:
     """Return NCCL's connections between RDMA ports whose addresses the dialling host may dial."""
     if not any(isinstance(own.rdma, tuple) and own.rdma for own in facts.values()):
         return []

@@ -39,7 +39,7 @@ LINKS_S = 5.0
 
 
 @dataclass(frozen=True)
-class Wanted:
+class WantedRail:
     """A rail to measure, from one host to another."""
 
     src: str
@@ -73,10 +73,10 @@ def distances(count: int) -> list[int]:
 
 def rounds(
     names: Sequence[str], ends: dict[str, DataInterfaces], reaches: Callable[[str, str, str], bool]
-) -> list[list[Wanted]]:
+) -> list[list[WantedRail]]:
     """Return all rounds for all rails; ``reaches`` returns whether a host may send to another host's address."""
     count = len(names)
-    found: list[list[Wanted]] = []
+    found: list[list[WantedRail]] = []
     for behind in distances(count):
         for rail in range(max(map(len, ends.values()), default=0)):
             pairs = ((src, names[(place + behind) % count]) for place, src in enumerate(names))
@@ -85,13 +85,13 @@ def rounds(
     return [one for one in found if one]
 
 
-def _wanted(src: str, dst: str, rail: int, ends: dict[str, DataInterfaces]) -> Wanted | None:
+def _wanted(src: str, dst: str, rail: int, ends: dict[str, DataInterfaces]) -> WantedRail | None:
     """Return both ends of a rail by its number; None if a host has fewer rails or the IP versions differ."""
     if rail >= min(len(ends[src]), len(ends[dst])):
         return None
     (interface, source), (peer_interface, address) = ends[src][rail], ends[dst][rail]
     same = inet.address_of(source).version == inet.address_of(address).version
-    return Wanted(src, dst, rail, interface, peer_interface, source, address) if same else None
+    return WantedRail(src, dst, rail, interface, peer_interface, source, address) if same else None
 
 
 def run_rates(
@@ -179,7 +179,7 @@ class _Measuring:
     # by sender and rail, the number of streams of its last measurement
     _streams: dict[tuple[str, int], int] = field(default_factory=dict)
 
-    def round(self, wanted: Iterable[Wanted], *, alone: bool = False) -> None:
+    def round(self, wanted: Iterable[WantedRail], *, alone: bool = False) -> None:
         """Run one stream from each sender, all at the same time."""
         by_src = {one.src: one for one in wanted if one.dst in self.ports and self.sessions[one.src].lost is None}
         asked = [self.sessions[name] for name in by_src]
@@ -194,7 +194,7 @@ class _Measuring:
                 place = {"interface": one.interface, "peer_interface": one.peer_interface, "address": one.address}
                 self.rates.append(PairRate(**told.model_dump(), **ends, **place, alone=alone))
 
-    def _ask(self, session: ProbeSession, wanted: Wanted) -> Figures | NoRate:
+    def _ask(self, session: ProbeSession, wanted: WantedRail) -> Figures | NoRate:
         return session.ask(
             answers.RATE,
             time.monotonic() + ROUND_S,

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from nccl_doctor.collect.smoke.plan import Plan, SmokeLimits, environment, plan
+from nccl_doctor.collect.smoke.plan import SmokeLimits, SmokePlan, environment, plan
 from nccl_doctor.crew import answers
 from nccl_doctor.crew.parallel import AllAtOnce, apart, fan_out
 from nccl_doctor.crew.session import ProbeSession
@@ -45,7 +45,7 @@ SEND_S = 10.0
 POLL_S = 0.25
 
 
-class Progress(Protocol):
+class SmokeProgress(Protocol):
     """The part of a run's progress observer that the all-reduce uses."""
 
     def stage(self, host: str, stage: str, size: int | None = None) -> None:
@@ -93,7 +93,7 @@ def run(
     cluster: Cluster,
     limits: SmokeLimits,
     until: float,
-    progress: Progress,
+    progress: SmokeProgress,
 ) -> Smoke:
     """Start the ranks on all hosts at once and follow them, until ``until`` (monotonic clock) at the latest.
 
@@ -135,7 +135,7 @@ def run(
     return result(what, all_reduce)
 
 
-def store_port(master: ProbeSession, what: Plan) -> int:
+def store_port(master: ProbeSession, what: SmokePlan) -> int:
     """Return the port of the ranks' store on the master.
 
     Once the port test has judged the master port, another port is used, since jobs may start on the master port.
@@ -146,7 +146,7 @@ def store_port(master: ProbeSession, what: Plan) -> int:
 
 
 @dataclass
-class Rank:
+class ReportedRank:
     """The state that a rank has reported, with the names of :class:`~nccl_doctor.model.report.RankReport`."""
 
     host: str
@@ -180,10 +180,10 @@ class AllReduceRun:
     ``ranks`` are ordered by node.
     """
 
-    def __init__(self, plan: Plan, until: float, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, plan: SmokePlan, until: float, clock: Callable[[], float] = time.monotonic) -> None:
         """Start the clock of the run, which ends at ``until`` at the latest."""
         self._clock = clock
-        self.ranks: list[Rank] = []
+        self.ranks: list[ReportedRank] = []
         self.sizes: list[SizeReport] = []
         self.wrong_groups: set[tuple[int, ...]] = set()
         self.ends: dict[str, answers.SmokeEnd] = {}
@@ -191,7 +191,7 @@ class AllReduceRun:
         self._offsets: dict[str, int] = {}
         for host, count in plan.counts.items():
             self._offsets[host] = len(self.ranks)
-            self.ranks += [Rank(host, local) for local in range(count)]
+            self.ranks += [ReportedRank(host, local) for local in range(count)]
         self._counts, self._events = plan.counts, dict[str, int]()
         self._limits, self._until = plan.limits, until
         self._began = self._clock()
@@ -298,7 +298,7 @@ KEPT_LINES = 400  # last lines of a host's ranks that are kept
 KEPT_CHATTER = 200  # fewer of NCCL's INFO lines among them
 
 
-def result(plan: Plan, all_reduce: AllReduceRun) -> Smoke:
+def result(plan: SmokePlan, all_reduce: AllReduceRun) -> Smoke:
     ranks: list[RankReport] = []
     facts: dict[str, Facts] = {}
     for name, own in grouped((rank.host, (number, rank)) for number, rank in enumerate(all_reduce.ranks)).items():
@@ -345,7 +345,7 @@ def result(plan: Plan, all_reduce: AllReduceRun) -> Smoke:
 
 
 def _of_host(
-    ranks: list[tuple[int, Rank]], lines: tuple[str, ...], *, nccl: bool
+    ranks: list[tuple[int, ReportedRank]], lines: tuple[str, ...], *, nccl: bool
 ) -> tuple[list[RankReport], Facts | None]:
     from nccl_doctor.logs.facts import facts_of
 
@@ -362,7 +362,7 @@ def kept(lines: Iterable[str]) -> list[str]:
     return [line for _, line in sorted((*said, *chatter))]
 
 
-def _rank(number: int, rank: Rank, facts: Facts | None) -> RankReport:
+def _rank(number: int, rank: ReportedRank, facts: Facts | None) -> RankReport:
     code = rank.exit_code
     own = None
     if facts is not None and rank.pid is not None:
@@ -389,7 +389,7 @@ def _died(rank: RankReport) -> bool:
     return died and not rank.ok and rank.error is None and rank.signal != signal.SIGABRT
 
 
-def _launchers(plan: Plan, all_reduce: AllReduceRun, ranks: Iterable[RankReport]) -> dict[str, str]:
+def _launchers(plan: SmokePlan, all_reduce: AllReduceRun, ranks: Iterable[RankReport]) -> dict[str, str]:
     """Return, by host, how the process that forks the ranks ended, unless its ranks or nccl-doctor explain that."""
     explained = {rank.host for rank in ranks if rank.error or rank.exit_code is not None or rank.signal is not None}
     found: dict[str, str] = {}

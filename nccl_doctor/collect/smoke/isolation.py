@@ -16,17 +16,18 @@ from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import Literal
 
-from nccl_doctor.collect.smoke.plan import Backend, Plan, SmokeLimits, environment, order_of, plan
+from nccl_doctor.collect.smoke.plan import SmokeLimits, SmokePlan, environment, order_of, plan
 from nccl_doctor.crew import answers
 from nccl_doctor.crew.answers import ProbeError
 from nccl_doctor.crew.parallel import AllAtOnce, apart, ask_all, fan_out
 from nccl_doctor.crew.session import ProbeSession
 from nccl_doctor.model.cluster import Cluster
+from nccl_doctor.model.effect import Backend
 from nccl_doctor.model.report import IsolationReport, TrialReport
 from nccl_doctor.snapshot.hosts import HostFacts
 
 TrialGroup = tuple[str, ...]
-Attempt = Callable[[Sequence[TrialGroup]], Sequence[bool]]
+TryGroups = Callable[[Sequence[TrialGroup]], Sequence[bool]]
 """A function that runs the all-reduce in disjoint groups at once; it returns True for each group that worked."""
 
 
@@ -34,7 +35,7 @@ class NoTimeError(Exception):
     """Raised if there is no time for another round."""
 
 
-def bisect(hosts: TrialGroup, attempt: Attempt) -> IsolationReport:
+def bisect(hosts: TrialGroup, attempt: TryGroups) -> IsolationReport:
     """Find the fault among at least three hosts that failed together. ``attempt`` may raise :class:`NoTimeError`."""
     search = _Search(attempt)
     try:
@@ -47,7 +48,7 @@ def bisect(hosts: TrialGroup, attempt: Attempt) -> IsolationReport:
 
 
 class _Search:
-    def __init__(self, attempt: Attempt) -> None:
+    def __init__(self, attempt: TryGroups) -> None:
         self._attempt = attempt
         self._trials: list[TrialReport] = []
 
@@ -124,7 +125,7 @@ def run(
 
 
 class _Groups:
-    def __init__(self, sessions: list[ProbeSession], what: Plan, until: float) -> None:
+    def __init__(self, sessions: list[ProbeSession], what: SmokePlan, until: float) -> None:
         self._sessions = {session.node.name: session for session in sessions}
         self._plan, self._until = what, until
 

@@ -5,17 +5,16 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from nccl_doctor.model.base import Unknown
 from nccl_doctor.model.cluster import Cluster, Node
+from nccl_doctor.model.effect import Backend
 from nccl_doctor.nccl.host_nccl import nccl_version
 from nccl_doctor.nccl.versions import DIAGNOSTICS, DIAGNOSTICS_SINCE
 from nccl_doctor.snapshot.hosts import HostFacts, named_devices, nproc, visible_devices, visible_gpus
 from nccl_doctor.snapshot.system import TorchInfo
 from nccl_doctor.text.hostlist import fold, plural
-
-Backend = Literal["nccl", "gloo"]
 
 LARGEST: dict[Backend, int] = {"nccl": 1 << 30, "gloo": 1 << 26}
 """Default size in bytes of the largest message; NVLink and InfiniBand reach full speed near a gigabyte."""
@@ -53,7 +52,7 @@ class SmokeLimits:
 
 
 @dataclass(frozen=True)
-class Plan:
+class SmokePlan:
     """Plan of an all-reduce: number of ranks by host in node-rank order, the backend, and why it was chosen."""
 
     cluster: Cluster
@@ -95,14 +94,14 @@ def order_of(counts: Sequence[int], place: int, master_addr: str, master_port: i
     return {"first_rank": sum(counts[:place]), "count": counts[place], "variables": variables}
 
 
-def plan(cluster: Cluster, facts: dict[str, HostFacts], limits: SmokeLimits) -> Plan:
+def plan(cluster: Cluster, facts: dict[str, HostFacts], limits: SmokeLimits) -> SmokePlan:
     """Plan an all-reduce that starts in the same way as the training job would."""
     alone = len(cluster.nodes) == 1
     counts = {node.name: nproc(node, facts[node.name], alone=alone) for node in cluster.nodes}
     backend, reason = choose_backend(cluster, facts, counts, limits.backend)
     diagnosed = limits.diagnostics and backend == "nccl" and all(map(_diagnoses, facts.values()))
     unset = {node.name: _unset(node, facts[node.name]) for node in cluster.nodes} if diagnosed else {}
-    return Plan(cluster, limits, counts, backend, reason, unset)
+    return SmokePlan(cluster, limits, counts, backend, reason, unset)
 
 
 def _diagnoses(facts: HostFacts) -> bool:

@@ -51,7 +51,7 @@ def inodes_of(pid: int) -> Iterator[int]:
     return (int(target[8:-1]) for _, _, target in open_files({pid}) if target.startswith("socket:["))
 
 
-def _flow(flow: netlink.Flow) -> dict[str, Any]:
+def _flow(flow: netlink.SocketTraffic) -> dict[str, Any]:
     local, remote = netlink.ends(flow.socket)
     return {
         "local": [*local],

@@ -33,9 +33,9 @@ SILENT = ("timed-out", "SILENT")  # something accepted the connection, and was s
 WORD = b"nccl-doctor\n"
 """First bytes sent to a silent listener, since a proxy may wait for data before it connects to its target."""
 
-Outcome = Tuple[str, Union[str, None]]  # as in snapshot.Dial, and the message of the kernel or the resolver
+OutcomeAndReason = Tuple[str, Union[str, None]]  # as in snapshot.Dial, and the message of the kernel or the resolver
 # the same, the seconds that the dial took, and its own port
-Ended = Tuple[str, Union[str, None], Union[float, None], Union[int, None]]
+EndedDial = Tuple[str, Union[str, None], Union[float, None], Union[int, None]]
 Key = Tuple[int, int]  # a target's index, and a port
 SocketAddress = Tuple[int, Any]  # an address family, and an address as its sockets expect it
 Beside = Tuple[int, Callable[[], None]]  # a file, and a function to call when it is readable, and now and then
@@ -58,7 +58,7 @@ class Dial:
         self.trip: Tuple[int, int] | None = None
         self.sock: socket.socket | None = None
 
-    def start(self) -> Outcome | None:
+    def start(self) -> OutcomeAndReason | None:
         """Connect to the next address, and return the outcome, or None while the connection is pending.
 
         After the outcome :data:`FULL`, the method can be called again.
@@ -84,7 +84,7 @@ class Dial:
             return self._failed(error)
         return None if number in (0, errno.EINPROGRESS) else self._failed(OSError(number, os.strerror(number)))
 
-    def heard(self) -> Outcome | None:
+    def heard(self) -> OutcomeAndReason | None:
         """Return the outcome according to the first bytes received, or None if nothing has arrived yet."""
         assert self.sock is not None
         try:
@@ -103,7 +103,7 @@ class Dial:
         self.trip = told["rtt"], told["total_retrans"]
         return "connected", None
 
-    def late(self) -> Outcome | None:
+    def late(self) -> OutcomeAndReason | None:
         """Return the outcome of a timed-out dial, or None if it has now sent bytes and gets the same time again."""
         try:
             assert self.sock is not None
@@ -122,7 +122,7 @@ class Dial:
             self.sock.close()
             self.sock = None
 
-    def _failed(self, error: OSError) -> Outcome | None:
+    def _failed(self, error: OSError) -> OutcomeAndReason | None:
         self.end()
         if self._places:
             return self.start()
@@ -162,7 +162,7 @@ def dial_all(
     served meanwhile.
     """
     places = resolved({target[0] for target in targets}, timeout_s)
-    results: dict[Key, Ended] = {}
+    results: dict[Key, EndedDial] = {}
     waiting: list[tuple[Key, Dial]] = []
     for index, (address, ports, nonce, *interface) in enumerate(targets):
         found = places[address]
@@ -196,11 +196,11 @@ class Round:
         self._timeout_s, self._beside = timeout_s, beside
         self._selector = _selector()
         self._flying: dict[Key, tuple[float, Dial]] = {}
-        self._results: dict[Key, Ended] = {}
+        self._results: dict[Key, EndedDial] = {}
         self._waiting: list[tuple[Key, Dial]] = []
         self._full_since: float | None = None
 
-    def run(self, waiting: list[tuple[Key, Dial]]) -> dict[Key, Ended]:
+    def run(self, waiting: list[tuple[Key, Dial]]) -> dict[Key, EndedDial]:
         self._waiting, at_once = waiting[::-1], min(AT_ONCE, _room())
         with self._selector:
             if self._beside is not None:
@@ -230,7 +230,7 @@ class Round:
         self._go_on(key, dial, outcome)
         return self._waiting[-1:] != [(key, dial)]
 
-    def _go_on(self, key: Key, dial: Dial, outcome: Outcome | None) -> None:
+    def _go_on(self, key: Key, dial: Dial, outcome: OutcomeAndReason | None) -> None:
         if outcome is None and dial.sock is not None:
             self._selector.register(dial.sock, selectors.EVENT_READ, (key, dial))
             return
@@ -269,9 +269,9 @@ def _room() -> int:
         return 1
 
 
-def resolved(addresses: set[str], timeout_s: float) -> dict[str, list[SocketAddress] | Outcome]:
+def resolved(addresses: set[str], timeout_s: float) -> dict[str, list[SocketAddress] | OutcomeAndReason]:
     """Return the endpoints of each address, with port 0. The host's resolver looks up names in parallel."""
-    found: dict[str, list[SocketAddress] | Outcome] = {}
+    found: dict[str, list[SocketAddress] | OutcomeAndReason] = {}
     names = []
     for address in addresses:
         try:
@@ -284,7 +284,7 @@ def resolved(addresses: set[str], timeout_s: float) -> dict[str, list[SocketAddr
     return {**found, **dict.fromkeys(names, late), **answers}
 
 
-def _look_up(name: str, deadline: float) -> list[SocketAddress] | Outcome:
+def _look_up(name: str, deadline: float) -> list[SocketAddress] | OutcomeAndReason:
     """Return a name's addresses. A failure counts only if file descriptors were free before and after the look-up."""
     while True:
         spare = _may_open(SPARE)

@@ -213,7 +213,7 @@ def _due(times: dict[socket.socket, float], now: float) -> list[socket.socket]:
     return [sock for sock, _ in itertools.takewhile(lambda item: item[1] <= now, times.items())]
 
 
-class Mesh:
+class MeshRequests:
     """Handles requests for this host's part of a mesh, with one set of listeners at a time."""
 
     def __init__(self, _server: object) -> None:

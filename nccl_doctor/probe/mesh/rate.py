@@ -35,7 +35,7 @@ MORE_STREAMS = 4
 BUSY = 0.8  # share of the time that one stream's thread needs a CPU, above which more streams are tried
 
 
-class Mark(NamedTuple):
+class RateMark(NamedTuple):
     """The kernel's counters at one moment, for all streams, the streams' threads, and this machine's CPUs."""
 
     at: float
@@ -47,7 +47,7 @@ class Mark(NamedTuple):
     cpus: tuple[tuple[int, int, int], ...]  # by CPU, ticks of interrupts, stolen, and all
 
 
-class Stream:
+class RateStream:
     """A connection to the other host's listener, and the thread that sends on it."""
 
     def __init__(self, request: dict[str, Any]) -> None:
@@ -116,10 +116,10 @@ def send(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _send(request: dict[str, Any], count: int) -> dict[str, Any]:
-    streams: list[Stream] = []
+    streams: list[RateStream] = []
     try:
         for _ in range(count):
-            streams.append(Stream(request))  # noqa: PERF401 - those that were opened are closed in any case
+            streams.append(RateStream(request))  # noqa: PERF401 - those that were opened are closed in any case
         round_trip = max(tcp_info(stream.sock)["rtt"] for stream in streams) / 1e6
         dropped = _dropped()  # packets lost in slow start are retransmitted later
         for stream in streams:
@@ -151,9 +151,9 @@ def _send(request: dict[str, Any], count: int) -> dict[str, Any]:
     }
 
 
-def _mark(streams: list[Stream]) -> Mark:
+def _mark(streams: list[RateStream]) -> RateMark:
     told = [tcp_info(stream.sock) for stream in streams]
-    return Mark(
+    return RateMark(
         at=time.monotonic(),
         acked=sum(one["bytes_acked"] for one in told),
         retransmits=sum(one["total_retrans"] for one in told),

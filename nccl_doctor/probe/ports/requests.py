@@ -302,7 +302,7 @@ class _Gpus:
 
 
 def _job(
-    job: JobProcesses, named: list[int], table: ProcessTable, refused: guard.Refusal | None, gpus: _Gpus | None
+    job: JobProcesses, named: list[int], table: ProcessTable, refused: guard.EndRefusal | None, gpus: _Gpus | None
 ) -> dict[str, Any]:
     alive = {pid: table.procs[pid] for pid in job.pids if pid in table.procs}
     orphan = jobs.is_orphan(job.root, table)

@@ -175,7 +175,7 @@ NEEDED_KIB = 2 << 20  # memory that must be available before torch is imported e
 Emit = Callable[[Dict[str, Any]], None]
 
 
-class Output:
+class RankOutput:
     """Handles the ranks' output: forwards events, and keeps the first and last lines."""
 
     def __init__(self, mark: str, emit: Emit) -> None:
@@ -230,7 +230,7 @@ class Output:
         return False
 
 
-class Launcher:
+class RankLauncher:
     """The process that imports torch and forks ranks. It must be created in the probe's main thread."""
 
     def __init__(self, env: dict[str, str], worker: str) -> None:
@@ -241,7 +241,7 @@ class Launcher:
         self._good: bool | None = None
         self._ranks: Ranks | None = None
         self._mark = f"@{os.urandom(8).hex()} "
-        self._output = Output(self._mark, self._take)
+        self._output = RankOutput(self._mark, self._take)
         self._segments = Segments()
         with contextlib.ExitStack() as held:
             program = os.memfd_create("nccl-doctor-allreduce", 0)
@@ -347,13 +347,13 @@ class Launcher:
                 self._ranks.event({"local_rank": local_rank, "error": self._failure})
 
 
-def early(env: dict[str, str], worker: str) -> Launcher | None:
+def early(env: dict[str, str], worker: str) -> RankLauncher | None:
     """Return a launcher that is importing torch in the background, or None if memory is short."""
     # without swapping, by proc(5)
     available = re.search(r"^MemAvailable:\s+(\d+) kB$", tools.read("/proc/meminfo") or "", re.MULTILINE)
     if not available or int(available[1]) < NEEDED_KIB:
         return None
     try:
-        return Launcher(env, worker)
+        return RankLauncher(env, worker)
     except OSError:  # no process or file left: the all-reduce tries again, and reports it
         return None

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from nccl_doctor.probe import facts
 from nccl_doctor.probe.facts.rdma import count_rdma, grown
-from nccl_doctor.probe.smoke.allreduce import Launcher, early
+from nccl_doctor.probe.smoke.allreduce import RankLauncher, early
 
 if TYPE_CHECKING:
     from nccl_doctor.probe.main import Server
@@ -21,7 +21,7 @@ class AllReduce:
 
     def __init__(self, server: Server) -> None:
         self._server = server
-        self._launcher: Launcher | None = None
+        self._launcher: RankLauncher | None = None
 
     def import_torch(self, request: dict[str, Any]) -> None:
         """Import torch in advance if there is enough memory."""
@@ -57,11 +57,11 @@ class AllReduce:
     def end(self, _request: dict[str, Any]) -> None:
         self._end()
 
-    def _started(self, env: dict[str, str]) -> Launcher:
+    def _started(self, env: dict[str, str]) -> RankLauncher:
         """Return the existing launcher if it was started with these variables, or else a new launcher."""
         if self._launcher is not None and self._launcher.env != env:
             self._end()
-        self._launcher = self._launcher or Launcher(env, self._server.source(WORKER))
+        self._launcher = self._launcher or RankLauncher(env, self._server.source(WORKER))
         return self._launcher
 
     def _end(self) -> list[str]:

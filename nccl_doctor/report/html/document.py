@@ -25,7 +25,7 @@ from nccl_doctor.report.render import RenderOptions
 from nccl_doctor.text.shell import clean
 
 _LONGEST = 1200  # characters of one text; a longer one could bury the rest, and ``-o json`` has all of it
-View = SimpleNamespace  # values as a template reads them
+TemplateValues = SimpleNamespace  # values as a template reads them
 
 
 class Table(NamedTuple):
@@ -48,13 +48,13 @@ def document(template: str, **values: object) -> str:
     return _environment().get_template(template).render(values)
 
 
-def head(report: Document, options: RenderOptions) -> View:
+def head(report: Document, options: RenderOptions) -> TemplateValues:
     """Return the head of a page: the command, time, user and version."""
     observed, made = (
         "" if at is None else f"{datetime.fromtimestamp(at, timezone.utc):%Y-%m-%d %H:%M:%S UTC}"
         for at in (options.observed_at, options.made_at)
     )
-    return View(
+    return TemplateValues(
         command=f"nccl-doctor {report.command}",
         version=f"nccl-doctor {report.version}",
         observed=observed or made,

@@ -10,7 +10,7 @@ from statistics import median
 from typing import NamedTuple
 
 from nccl_doctor.model.report import AllReduceReport, HostSummary, RdmaAnswer, Report, SizeReport
-from nccl_doctor.report.html.document import Table, View, short
+from nccl_doctor.report.html.document import Table, TemplateValues, short
 from nccl_doctor.report.smoke import link_words, rate_words, ring_words, size_rows, size_words, time_words
 from nccl_doctor.text.hostlist import fold, grouped, plural
 
@@ -34,7 +34,7 @@ class _Scale(NamedTuple):
         return round(self.start + share * (self.end - self.start), 1)
 
 
-def charts(smoke: AllReduceReport) -> tuple[View, ...]:
+def charts(smoke: AllReduceReport) -> tuple[TemplateValues, ...]:
     """Return charts of time and busbw by size, or none if fewer than two sizes were measured."""
     sizes = [one for one in smoke.sizes if one.bytes > 0 and one.seconds > 0 and one.busbw > 0]
     if len({one.bytes for one in sizes}) < 2:
@@ -64,7 +64,7 @@ def _chart(
     value: Callable[[SizeReport], float],
     words: Callable[[float], str],
     reference: tuple[str, list[tuple[float, float]]],
-) -> View:
+) -> TemplateValues:
     bytes_ = sorted({one.bytes for one in sizes})
     values = [value(one) for one in sizes]
     low, high = min(values), max(*values, *(at for _, at in reference[1]))
@@ -76,19 +76,21 @@ def _chart(
     if y1 < up.low:  # the part of the line above the axis: y grows with x, or is constant
         x1, y1, y2 = min(x1 * up.low / y1, x2), up.low, max(y2, up.low)
     line = _path([(across.at(x1), up.at(y1)), (across.at(x2), up.at(y2))])
-    series = [View(name=reference[0], kind="reference", path=line, points=())]
+    series = [TemplateValues(name=reference[0], kind="reference", path=line, points=())]
     for number, (kind, its) in enumerate(grouped((one.dtype, one) for one in sizes).items()):
         points = [(across.at(one.bytes), up.at(value(one))) for one in its]
         says = (f"{size_words(one.bytes)}: {words(value(one))}" for one in its)
         told = [(x, y, text) for (x, y), text in zip(points, says, strict=True)]
         # two types have two colours
-        series.append(View(name=f"measured, {kind}", kind=f"measured{number % 2}", path=_path(points), points=told))
-    return View(
+        series.append(
+            TemplateValues(name=f"measured, {kind}", kind=f"measured{number % 2}", path=_path(points), points=told)
+        )
+    return TemplateValues(
         title=title,
         says=f"{title}: {words(values[0])} at {size_words(sizes[0].bytes)}, {words(values[-1])} at "
         f"{size_words(sizes[-1].bytes)}; {reference[0]} for comparison. The table has all figures.",
-        across=[View(at=across.at(size), label=size_words(size)) for size in bytes_[::step]],
-        up=[View(at=up.at(10.0**power), label=words(10.0**power).replace(".00 ", " ")) for power in decades],
+        across=[TemplateValues(at=across.at(size), label=size_words(size)) for size in bytes_[::step]],
+        up=[TemplateValues(at=up.at(10.0**power), label=words(10.0**power).replace(".00 ", " ")) for power in decades],
         series=series,
         **_FRAME,
     )
@@ -108,7 +110,7 @@ _BESIDE, _ABOVE, _LETTER = 24.0, 34.0, 6.8
 _LONGEST = 14
 
 
-def nets(report: Report) -> tuple[View, ...]:
+def nets(report: Report) -> tuple[TemplateValues, ...]:
     """Return hosts by the network that NCCL chose: the largest group first, and hosts without a network last."""
     against = reversed(report.of_category("interfaces"))
     wrong = {host: f"{one.code} {one.name}" for one in against for host in one.hosts}
@@ -116,13 +118,15 @@ def nets(report: Report) -> tuple[View, ...]:
     for host in (host for host in report.hosts if host.reached):
         uses = host.nccl_interface
         name, address = (uses.name, uses.address) if uses else ("unknown", "")
-        view = View(host=host.name, interface=name, address=address, wrong=wrong.get(host.name, ""))
+        view = TemplateValues(host=host.name, interface=name, address=address, wrong=wrong.get(host.name, ""))
         chosen.append((host.network or "", view))
     found = sorted(grouped(chosen).items(), key=lambda net: (not net[0], -len(net[1])))
-    return tuple(View(name=name or "no address known", size=len(its), hosts=_folded(its)) for name, its in found)
+    return tuple(
+        TemplateValues(name=name or "no address known", size=len(its), hosts=_folded(its)) for name, its in found
+    )
 
 
-def _folded(hosts: list[View]) -> list[View]:
+def _folded(hosts: list[TemplateValues]) -> list[TemplateValues]:
     """If there are many hosts, merge hosts with the same interface and the same fault into one entry."""
     if len(hosts) <= _MOST_CHIPS:
         return hosts
@@ -130,11 +134,13 @@ def _folded(hosts: list[View]) -> list[View]:
     folded = []
     for (interface, wrong), its in sorted(groups.items(), key=lambda group: not group[0][1]):
         address = its[0].address if len(its) == 1 else ""
-        folded.append(View(host=fold(one.host for one in its), interface=interface, address=address, wrong=wrong))
+        folded.append(
+            TemplateValues(host=fold(one.host for one in its), interface=interface, address=address, wrong=wrong)
+        )
     return folded
 
 
-def ring(report: Report) -> View | None:
+def ring(report: Report) -> TemplateValues | None:
     """Return the ring of the all-reduce, or else of the ranks; None for fewer than two or too many hosts."""
     hosts = _order(report)
     if not 2 <= len(hosts) <= MOST_STOPS:
@@ -154,7 +160,7 @@ def ring(report: Report) -> View | None:
     if smoke and smoke.sizes:
         known = [f"busbw {rate_words(max(size.busbw for size in smoke.sizes))}"]
         known += [f"its slowest link {link_words(smoke.link)}"] if smoke.link else []
-    return View(
+    return TemplateValues(
         title="Ring of the all-reduce" if smoke and smoke.rings else "Ring in rank order",
         words=(smoke and ring_words(smoke)) or " -> ".join(short(one, 40) for one in [*hosts, hosts[0]]),
         width=round(2 * across, 1),
@@ -176,18 +182,18 @@ def _order(report: Report) -> list[str]:
     return visited if len(set(visited)) == len(visited) else by_rank
 
 
-def _hop(start: tuple[float, float], end: tuple[float, float], gap: float, *, failed: bool) -> View:
+def _hop(start: tuple[float, float], end: tuple[float, float], gap: float, *, failed: bool) -> TemplateValues:
     """Return an arrow between two points, with a gap at both ends."""
     (x1, y1), (x2, y2) = start, end
     length = max(hypot(x2 - x1, y2 - y1), 1.0)
     across, down = (x2 - x1) / length * gap, (y2 - y1) / length * gap
     ends = {"x1": x1 + across, "y1": y1 + down, "x2": x2 - across, "y2": y2 - down}
-    return View(**{name: round(place, 1) for name, place in ends.items()}, failed=failed)
+    return TemplateValues(**{name: round(place, 1) for name, place in ends.items()}, failed=failed)
 
 
-def _stop(name: str, point: tuple[float, float], angle: float, named: bool, blamed: bool) -> View:
+def _stop(name: str, point: tuple[float, float], angle: float, named: bool, blamed: bool) -> TemplateValues:
     x, y = point
-    return View(
+    return TemplateValues(
         x=round(x, 1),
         y=round(y, 1),
         label=short(name, _LONGEST) if named or blamed else "",
@@ -203,7 +209,7 @@ _COLUMN, _ROW, _HEAD = 152.0, 58.0, 30.0
 _LONGEST_DEVICE = 20
 
 
-def rails(report: Report) -> View | None:
+def rails(report: Report) -> TemplateValues | None:
     """Return the hosts' RDMA devices by index, as NCCL connects them, or None for fewer than two hosts."""
     places = {host.name: _places(host) for host in sorted(report.hosts, key=lambda host: host.node_rank) if host.rdma}
     lost = {name: {other for port in chain(*its) for other in port.apart} for name, its in places.items()}
@@ -222,15 +228,15 @@ def rails(report: Report) -> View | None:
         for name in there:
             label, address = _rail_words(ports[name])
             blamed = name in guilty and any(port.apart for port in ports[name])
-            stops.append(View(x=across[name], y=down[row], label=label, address=address, blamed=blamed))
+            stops.append(TemplateValues(x=across[name], y=down[row], label=label, address=address, blamed=blamed))
         for one, other in pairwise(there):
             failed = any(other in port.apart for port in ports[one])
             words += [f"[{row}] of {one} can't reach [{row}] of {other}"] if failed else []
             y = down[row]
-            hops.append(View(x1=across[one] + 10, x2=across[other] - 10, y1=y, y2=y, failed=failed))
-    return View(
+            hops.append(TemplateValues(x1=across[one] + 10, x2=across[other] - 10, y1=y, y2=y, failed=failed))
+    return TemplateValues(
         words=f"{plural(len(rows), 'place')} on {fold(columns)}: {'; '.join(words) or 'all pairs can communicate'}",
-        hosts=[View(x=across[name], label=short(name, _LONGEST_DEVICE)) for name in columns],
+        hosts=[TemplateValues(x=across[name], label=short(name, _LONGEST_DEVICE)) for name in columns],
         width=_COLUMN * len(columns),
         height=_HEAD + _ROW * len(rows),
         stops=stops,
@@ -257,7 +263,7 @@ _LEFT_OUT = frozenset({"routes"})  # host facts that are too long for a cell; th
 _COMPARED_FROM = 3  # hosts that make a meaningful majority
 
 
-def host_table(report: Report) -> View | None:
+def host_table(report: Report) -> TemplateValues | None:
     """Return the table of hosts, with unusual hosts first, or None if the report has no hosts."""
     if not report.hosts:
         return None
@@ -270,7 +276,7 @@ def host_table(report: Report) -> View | None:
     rows = [_row(host, row, usual, report, busy) for host, row in zip(hosts, values, strict=True)]
     header = ("rank", "host", "address", "NCCL uses", *columns, *(("load",) if report.load else ()))
     rows.sort(key=lambda row: not row.unusual)
-    return View(header=header, rows=rows, unusual=sum(row.unusual for row in rows))
+    return TemplateValues(header=header, rows=rows, unusual=sum(row.unusual for row in rows))
 
 
 def _usual(values: Sequence[str]) -> str | None:
@@ -282,7 +288,9 @@ def _usual(values: Sequence[str]) -> str | None:
     return value if 2 * count > len(known) else None
 
 
-def _row(host: HostSummary, values: Sequence[str], usual: Sequence[str | None], report: Report, busy: set[str]) -> View:
+def _row(
+    host: HostSummary, values: Sequence[str], usual: Sequence[str | None], report: Report, busy: set[str]
+) -> TemplateValues:
     cells = [_cell(text, text) for text in (str(host.node_rank), host.name, host.address)]
     for value, most in zip(values, usual, strict=True):
         unusual = bool(value) and most is not None and value != most
@@ -291,12 +299,12 @@ def _row(host: HostSummary, values: Sequence[str], usual: Sequence[str | None], 
         own = report.load.hosts.get(host.name)
         words = f"{own.queue:.1f} on {own.cpus} CPUs" if own else ""
         cells.append(_cell(words, f"{own.queue:.3f}" if own else "", unusual=host.name in busy))
-    return View(name=host.name, unusual=not host.reached or any(cell.unusual for cell in cells), cells=cells)
+    return TemplateValues(name=host.name, unusual=not host.reached or any(cell.unusual for cell in cells), cells=cells)
 
 
-def _cell(text: str, sort: str, *, unusual: bool = False) -> View:
+def _cell(text: str, sort: str, *, unusual: bool = False) -> TemplateValues:
     """Return a cell with a host's value. The cell is ``unusual`` if most hosts have a different value."""
-    return View(text=text, sort=sort, unusual=unusual)
+    return TemplateValues(text=text, sort=sort, unusual=unusual)
 
 
 def _interface(host: HostSummary) -> str:
@@ -312,7 +320,7 @@ _SLOW = 2.0  # a phase on a slow host takes this many times the median,
 _AT_LEAST_S = 1.0  # and this much longer than it
 
 
-def waterfall(report: Report) -> View | None:
+def waterfall(report: Report) -> TemplateValues | None:
     """Return the time that each phase took on each host, or None if no times were recorded."""
     hosts = [host for host in report.hosts if host.spent]
     total = max((until for host in hosts for _, until in host.spent.values()), default=0.0)
@@ -323,7 +331,7 @@ def waterfall(report: Report) -> View | None:
     phases = [phase for phase in _PHASES if any(phase in host.spent for host in hosts)]
     usual = {phase: median(its[phase] for its in spent.values() if phase in its) for phase in phases}
     hosts.sort(key=lambda host: -sum(spent[host.name].values()))
-    return View(
+    return TemplateValues(
         phases=[_PHASES[phase] for phase in phases],
         rows=[_bars(host, spent[host.name], usual, total) for host in hosts[:MOST_BARS]],
         total=f"{total:.1f} s",
@@ -331,13 +339,13 @@ def waterfall(report: Report) -> View | None:
     )
 
 
-def _bars(host: HostSummary, spent: dict[str, float], usual: dict[str, float], total: float) -> View:
+def _bars(host: HostSummary, spent: dict[str, float], usual: dict[str, float], total: float) -> TemplateValues:
     own = {phase: spent[phase] for phase in usual if phase in spent}
     bars = []
     for phase, seconds in own.items():  # in thousandths of the run
         begin, width = 1000 * host.spent[phase][0] / total, max(1000 * seconds / total, 1)
-        bars.append(View(kind=phase, x=round(begin, 1), width=round(width, 1)))
-    return View(
+        bars.append(TemplateValues(kind=phase, x=round(begin, 1), width=round(width, 1)))
+    return TemplateValues(
         host=host.name,
         bars=bars,
         seconds=tuple(f"{own[phase]:.2f} s" if phase in own else "" for phase in usual),

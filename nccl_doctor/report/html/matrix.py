@@ -8,7 +8,7 @@ from itertools import product
 from typing import Any, NamedTuple
 
 from nccl_doctor.model.report import HostSummary, MeshReport, Report
-from nccl_doctor.report.html.document import View, short
+from nccl_doctor.report.html.document import TemplateValues, short
 from nccl_doctor.report.smoke import time_words
 from nccl_doctor.text.hostlist import fold, grouped, nouns, plural
 
@@ -69,7 +69,7 @@ class _Mesh:
             return "away"
         return "open" if self._dialled(src, dst) else "untried"
 
-    def pair(self, src: str, dst: str) -> View:
+    def pair(self, src: str, dst: str) -> TemplateValues:
         dials = self.failed[src, dst]
         outcome = ", ".join(dict.fromkeys(_FAILURES.get(dial.outcome, _OTHER)[2] for dial in dials))
         longest = max((dial.seconds for dial in dials if dial.seconds is not None), default=None)
@@ -78,10 +78,10 @@ class _Mesh:
         ports = sorted({dial.port for dial in dials})
         more = f" and {len(ports) - _PORTS} more" if len(ports) > _PORTS else ""
         shown = f"{nouns(len(ports), 'port')} {', '.join(map(str, ports[:_PORTS]))}{more}"
-        return View(src=src, dst=dst, ports=shown, outcome=outcome, cause=self.cause(src, dst))
+        return TemplateValues(src=src, dst=dst, ports=shown, outcome=outcome, cause=self.cause(src, dst))
 
 
-def matrix(report: Report) -> View | None:
+def matrix(report: Report) -> TemplateValues | None:
     """Return the figure, or None if no mesh was tested or there are fewer than two hosts."""
     mesh, hosts = report.mesh, sorted(report.hosts, key=lambda host: host.node_rank)
     if mesh is None or len(hosts) < 2:
@@ -93,18 +93,22 @@ def matrix(report: Report) -> View | None:
     left = top = margin(groups)
     pairs = Counter(dials.kind(src, dst) for src, dst in product(hosts, hosts) if src is not dst)
     cells = [[_cell(src, dst, dials, round(size * x, 2)) for x, dst in enumerate(groups)] for src in groups]
-    rows = [View(y=top + size * y, cells=cells[y], **_axis(group, cells[y])) for y, group in enumerate(groups)]
-    columns = [View(x=left + size * x, **_axis(group, [row[x] for row in cells])) for x, group in enumerate(groups)]
+    rows = [
+        TemplateValues(y=top + size * y, cells=cells[y], **_axis(group, cells[y])) for y, group in enumerate(groups)
+    ]
+    columns = [
+        TemplateValues(x=left + size * x, **_axis(group, [row[x] for row in cells])) for x, group in enumerate(groups)
+    ]
     failed = [dials.pair(*ends) for ends in dials.failed]
     if any(cell.kind == "partly" for row in cells for cell in row):
         pairs["partly"] = 0
     shown = ((kind, *_LEGEND[kind]) for kind in _LEGEND if kind in pairs)
-    legend = [View(kind=kind, mark=mark, words=words, pairs=pairs[kind]) for kind, mark, words in shown]
+    legend = [TemplateValues(kind=kind, mark=mark, words=words, pairs=pairs[kind]) for kind, mark, words in shown]
     extent = size * len(groups)
     share = "" if mesh.tested == mesh.pairs else f" ({100 * mesh.tested / mesh.pairs:.2g} %, a sample)"
     each = len(groups[0].hosts)
     folded = f"; {each} hosts share a row" if each > 1 else ""
-    return View(
+    return TemplateValues(
         caption=f"{mesh.tested:,} of {mesh.pairs:,} pairs tested{share}{folded}. Rows connect to columns, by rank.",
         cell=size,
         letter=0.66,
@@ -136,13 +140,13 @@ def margin(groups: Sequence[MatrixRow]) -> float:
     return max(14 + min(max(len(group.name) for group in groups), LONGEST) * _LETTER, 66)
 
 
-def _axis(group: MatrixRow, cells: Sequence[View]) -> dict[str, Any]:
+def _axis(group: MatrixRow, cells: Sequence[TemplateValues]) -> dict[str, Any]:
     """Return the name next to a row or column, and whether the hosts there are at fault."""
     blamed = group.blamed and any(cell.mark for cell in cells)
     return {"name": group.name, "label": short(group.name, LONGEST), "blamed": blamed}
 
 
-def _cell(src: MatrixRow, dst: MatrixRow, dials: _Mesh, x: float) -> View:
+def _cell(src: MatrixRow, dst: MatrixRow, dials: _Mesh, x: float) -> TemplateValues:
     """Return the cell for a pair of hosts or groups, with its position, colour, letter and phrase."""
     pairs = [(a, b) for a, b in product(src.hosts, dst.hosts) if a is not b]
     between = f"{src.name} to {dst.name}"
@@ -166,7 +170,7 @@ def _cell(src: MatrixRow, dst: MatrixRow, dials: _Mesh, x: float) -> View:
     else:
         kind = "open" if dialled == len(pairs) else "partly"
         says = f"{between}: {dialled} of {len(pairs)} pairs tested, all reachable"
-    return View(x=x, kind=kind, mark=mark, says=says)
+    return TemplateValues(x=x, kind=kind, mark=mark, says=says)
 
 
 def _causes(report: Report) -> Callable[[str, str], str]:

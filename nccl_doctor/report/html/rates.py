@@ -11,7 +11,7 @@ from statistics import median
 from typing import NamedTuple
 
 from nccl_doctor.model.report import RateReport, Report, gbps_words
-from nccl_doctor.report.html.document import View, short
+from nccl_doctor.report.html.document import TemplateValues, short
 from nccl_doctor.report.html.matrix import LONGEST, MatrixRow, groups_of, margin
 from nccl_doctor.report.smoke import time_words
 from nccl_doctor.text.hostlist import grouped, plural
@@ -29,7 +29,7 @@ _BANDS = (  # colour, letter and phrase, each from a share of the median on
 _LEGEND = [*((kind, mark, words) for _, kind, mark, words in _BANDS), ("untried", "", "not measured")]
 
 
-def rate_matrices(report: Report) -> list[View]:
+def rate_matrices(report: Report) -> list[TemplateValues]:
     """Return a figure for each rail, or none if nothing was measured."""
     rails = grouped((_rail(one, report), one) for one in report.rates or ())
     return [_picture(name, its, report) for name, its in rails.items()]
@@ -51,7 +51,7 @@ class _Scale(NamedTuple):
     kinds: Counter[str]  # number of pairs by colour
 
 
-def _picture(name: str, rates: Sequence[RateReport], report: Report) -> View:
+def _picture(name: str, rates: Sequence[RateReport], report: Report) -> TemplateValues:
     groups = groups_of(report)
     usual = median(one.gbps for one in rates)
     factor, unit = (1.0, "Gb/s") if usual >= 1 else (1e3, "Mb/s")
@@ -62,16 +62,16 @@ def _picture(name: str, rates: Sequence[RateReport], report: Report) -> View:
     for place, group in enumerate(groups):
         cells = [_cell(group, dst, scale, round(size * x, 2)) for x, dst in enumerate(groups)]
         axis = {"name": group.name, "label": short(group.name, LONGEST)}
-        rows.append(View(y=top + size * place, cells=cells, blamed=_is_blamed(group, "send", report), **axis))
-        columns.append(View(x=left + size * place, blamed=_is_blamed(group, "receive", report), **axis))
+        rows.append(TemplateValues(y=top + size * place, cells=cells, blamed=_is_blamed(group, "send", report), **axis))
+        columns.append(TemplateValues(x=left + size * place, blamed=_is_blamed(group, "receive", report), **axis))
     by = f" by {name}" if name else ""
     numbers = f", in {unit}" if size >= _WITH_NUMBERS else ""
     letters = size < _WITH_NUMBERS
     legend = [
-        View(kind=kind, mark=mark if letters else "", words=words, pairs=scale.kinds[kind])
+        TemplateValues(kind=kind, mark=mark if letters else "", words=words, pairs=scale.kinds[kind])
         for kind, mark, words in _LEGEND
     ]
-    return View(
+    return TemplateValues(
         caption=f"{plural(len(rates), 'pair')} measured{by}, the median {gbps_words(usual)}. "
         f"Rows send to columns, by rank{numbers}; colours show the share of that median.",
         cell=size,
@@ -93,19 +93,19 @@ def _is_blamed(group: MatrixRow, direction: str, report: Report) -> bool:
     return any(host.name in names for host in group.hosts)
 
 
-def _cell(src: MatrixRow, dst: MatrixRow, scale: _Scale, x: float) -> View:
+def _cell(src: MatrixRow, dst: MatrixRow, scale: _Scale, x: float) -> TemplateValues:
     pairs = [(a.name, b.name) for a in src.hosts for b in dst.hosts if a is not b]
     found = [scale.rates[pair] for pair in pairs if pair in scale.rates]
     if not found:
         kind, words = ("untried", "not measured") if pairs else ("self", "itself")
         scale.kinds[kind] += len(pairs)
-        return View(x=x, kind=kind, mark="", says=f"{src.name} to {dst.name}: {words}")
+        return TemplateValues(x=x, kind=kind, mark="", says=f"{src.name} to {dst.name}: {words}")
     scale.kinds.update(_band(one, scale.usual)[0] for one in found)
     slowest = min(found, key=lambda one: one.gbps)
     kind, letter = _band(slowest, scale.usual)
     figure = slowest.gbps * scale.factor
     mark = f"{figure:.{2 if figure < 10 else 1 if figure < 100 else 0}f}" if scale.size >= _WITH_NUMBERS else letter
-    return View(x=x, kind=kind, mark=mark, says=_words(slowest, len(found)))
+    return TemplateValues(x=x, kind=kind, mark=mark, says=_words(slowest, len(found)))
 
 
 def _band(rate: RateReport, usual: float) -> tuple[str, str]:

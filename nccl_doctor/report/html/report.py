@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from nccl_doctor.model.documents import STANDS_STILL, Difference, HangRank, HangReport
 from nccl_doctor.model.finding import LogEvent, Outcome
 from nccl_doctor.model.report import AllReduceReport, Report
-from nccl_doctor.report.html.document import Table, View, document, gravest_first, head, pages, short
+from nccl_doctor.report.html.document import Table, TemplateValues, document, gravest_first, head, pages, short
 from nccl_doctor.report.html.figures import charts, host_table, nets, rails, ring, size_table, waterfall
 from nccl_doctor.report.html.matrix import matrix
 from nccl_doctor.report.html.rates import rate_matrices
@@ -56,7 +56,7 @@ def render(report: Report, options: RenderOptions) -> str:
     )
 
 
-def _headline(report: Report) -> tuple[View, str]:
+def _headline(report: Report) -> tuple[TemplateValues, str]:
     """Return the verdict in two words with its colour and hosts, and the rest of the sentence."""
     cause = max(report.diagnoses, key=lambda found: found.severity.rank, default=None)
     ready, counts, line = verdict(report, cause)
@@ -64,7 +64,7 @@ def _headline(report: Report) -> tuple[View, str]:
     kind = cause.severity.value if cause else "ok" if ready or report.complete else "unknown"
     grave = [found for found in report.diagnoses if cause and found.severity is cause.severity]
     where = "" if ready else short(fold(host for found in grave for host in found.hosts), 40)
-    view = View(words=words, kind="ok" if ready else kind, where=where)
+    view = TemplateValues(words=words, kind="ok" if ready else kind, where=where)
     return view, line.removeprefix("Ready. ").removeprefix(f"{words}, ")
 
 
@@ -102,7 +102,7 @@ def render_hang(report: HangReport, options: RenderOptions) -> str:
         "hang.html",
         report=report,
         head=head(report, options),
-        headline=(View(words=words, kind=kind, where=""), report.message),
+        headline=(TemplateValues(words=words, kind=kind, where=""), report.message),
         title=title,
         cards=gravest_first(report.diagnoses),
         pages=pages(report.diagnoses, options),
@@ -111,13 +111,13 @@ def render_hang(report: HangReport, options: RenderOptions) -> str:
     )
 
 
-def _stands(ranks: tuple[HangRank, ...]) -> Iterator[View]:
+def _stands(ranks: tuple[HangRank, ...]) -> Iterator[TemplateValues]:
     """Yield groups of ranks with the same frame and number of issued collectives, the largest group first."""
     groups = grouped(((_stand_of(one), _issued(one), one.behind), one) for one in ranks)
     most = max(map(len, groups.values()), default=1)
     for (where, issued, behind), its in sorted(groups.items(), key=lambda group: (-len(group[1]), group[1][0].rank)):
         ranks_ = fold_numbers(one.rank for one in its)
-        yield View(
+        yield TemplateValues(
             where=where,
             issued=issued,
             ranks=f"rank {ranks_}",
@@ -148,7 +148,10 @@ def render_diff(found: Difference, options: RenderOptions) -> str:
     return document(
         "diff.html",
         head=head(found, options),
-        headline=(View(words="Nothing changed" if found.is_empty else "Changed", kind=kind, where=""), counts),
+        headline=(
+            TemplateValues(words="Nothing changed" if found.is_empty else "Changed", kind=kind, where=""),
+            counts,
+        ),
         new=gravest_first(new),
         gone=gravest_first(gone),
         changes=changes and Table(("hosts", "fact", "before", "after"), changes),
@@ -156,7 +159,7 @@ def render_diff(found: Difference, options: RenderOptions) -> str:
     )
 
 
-def timeline(events: Sequence[LogEvent]) -> View | None:
+def timeline(events: Sequence[LogEvent]) -> TemplateValues | None:
     """Return the events in order. If several ranks reported the same thing at once, their events are merged."""
     if not events:
         return None
@@ -165,15 +168,15 @@ def timeline(events: Sequence[LogEvent]) -> View | None:
     groups = grouped(((event.at if timed else event.order, event.code, event.cause), event) for event in events)
     span = max(((events[-1].at or 0) - first) % _DAY_S, 1)
     moments = [_moment(its, first, span, timed=timed) for its in groups.values()]
-    return View(timed=timed, moments=moments[:MOST_MOMENTS], more=max(len(moments) - MOST_MOMENTS, 0))
+    return TemplateValues(timed=timed, moments=moments[:MOST_MOMENTS], more=max(len(moments) - MOST_MOMENTS, 0))
 
 
-def _moment(events: list[LogEvent], first: int, span: float, *, timed: bool) -> View:
+def _moment(events: list[LogEvent], first: int, span: float, *, timed: bool) -> TemplateValues:
     one, at = events[0], events[0].at or 0
     after = (at - first) % _DAY_S
     ranks = fold_numbers(event.rank for event in events if event.rank is not None)
     hosts = fold(event.host for event in events if event.host)
-    return View(
+    return TemplateValues(
         when=f"{at // 3600:02}:{at // 60 % 60:02}:{at % 60:02}" if timed else f"line {one.line}",
         after=f"+{after} s" if timed else "",
         x=round(1000 * after / span, 1) if timed else 0.0,

@@ -118,7 +118,7 @@ def not_ready(options: KubeOptions, why: NotReady) -> EngineFailure:
 
 
 @dataclass(frozen=True)
-class Attempt:
+class FailedEntry:
     """A failed attempt to enter a pod."""
 
     absent: bool = False  # kubectl is not installed
@@ -126,7 +126,7 @@ class Attempt:
     stderr: str = ""  # kubectl's last lines
 
 
-def failure(options: KubeOptions, entry: Attempt) -> EngineFailure:
+def failure(options: KubeOptions, entry: FailedEntry) -> EngineFailure:
     """Return the failure that kubectl's messages, exit or silence indicate."""
     late, last = entry.seconds is not None, ""
     if entry.absent:

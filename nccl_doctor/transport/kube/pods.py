@@ -9,7 +9,7 @@ import time
 from nccl_doctor.model.cluster import Node
 from nccl_doctor.model.engines.kube import KubeOptions
 from nccl_doctor.transport.base import AccessError, Greeting, Transport
-from nccl_doctor.transport.kube.kubectl import Attempt, failure, not_ready
+from nccl_doctor.transport.kube.kubectl import FailedEntry, failure, not_ready
 from nccl_doctor.transport.process import ProcessChannel, english
 
 
@@ -26,15 +26,15 @@ class KubeTransport(Transport):
         try:
             channel = ProcessChannel([*into, "/bin/sh", "-c", f"echo {mark}; {command}"], english())
         except FileNotFoundError:
-            raise AccessError(failure(options, Attempt(absent=True))) from None
+            raise AccessError(failure(options, FailedEntry(absent=True))) from None
         greeting = Greeting(channel.read_line, mark)
         try:
             if greeting.ends(deadline):
                 return channel
             channel.exit_status(deadline)
-            attempt = Attempt(stderr=channel.stderr_tail())
+            attempt = FailedEntry(stderr=channel.stderr_tail())
         except TimeoutError:
-            attempt = Attempt(seconds=deadline - started)
+            attempt = FailedEntry(seconds=deadline - started)
         except BaseException:
             channel.close()
             raise

@@ -16,7 +16,7 @@ from nccl_doctor.snapshot.access import SshAuthFailed, SshUnreachable
 from nccl_doctor.transport.base import AccessError, Channel
 from nccl_doctor.transport.process import LocalTransport
 from nccl_doctor.transport.ssh import failures, known_hosts
-from nccl_doctor.transport.ssh.config import Answers, BeyondError
+from nccl_doctor.transport.ssh.config import BeyondError, SshConfigs
 from nccl_doctor.transport.ssh.identities import Agents
 from nccl_doctor.transport.ssh.openssh import OpensshTransport
 from nccl_doctor.transport.ssh.settings import HostSettings, resolve, split_jump, unread_configuration
@@ -37,7 +37,7 @@ class ChoosingTransport:
     def __init__(self, kind: TransportKind, ssh_config: Path | None = None, *, keeps: bool = False) -> None:
         self._kind, self._config = kind, ssh_config
         self._settings: dict[tuple[str, SshOptions], HostSettings] = {}
-        self._answers = Answers(ssh_config)
+        self._answers = SshConfigs(ssh_config)
         self._local, self._openssh = LocalTransport(), OpensshTransport(ssh_config)
         self._either = kind == "auto" and shutil.which("ssh") is not None
         self._agents = Agents()

@@ -26,7 +26,7 @@ from nccl_doctor.text.hostlist import grouped
 from nccl_doctor.text.machine import thread_safe_cache
 from nccl_doctor.transport.base import remaining
 
-Values = dict[str, list[str]]  # keyword in lower case, and its values: some keywords occur more than once
+ConfigValues = dict[str, list[str]]  # keyword in lower case, and its values: some keywords occur more than once
 SYSTEM_CONFIG = Path("/etc/ssh/ssh_config")
 
 IMPLEMENTED = frozenset(
@@ -82,7 +82,7 @@ def exists(config: Path | None) -> bool:
     return any(path.exists() for path in ([config] if config else [expand("~/.ssh/config"), SYSTEM_CONFIG]))
 
 
-def ask(arguments: list[str], name: str, deadline: float) -> Values:
+def ask(arguments: list[str], name: str, deadline: float) -> ConfigValues:
     """Return the options that ``ssh -G`` prints for ``name``.
 
     Raise ConfigError if ssh fails, or TimeoutError, for example if a ``Match exec`` is slow.
@@ -116,15 +116,15 @@ def _lines(file: IO[bytes]) -> list[str]:
     return file.read().decode(errors="replace").strip().splitlines()
 
 
-class Answers:
+class SshConfigs:
     """Runs ``ssh -G``, which takes 5 ms, only once for all hosts if no configuration file distinguishes them."""
 
     def __init__(self, config: Path | None) -> None:
         self._config = config
-        self._shared: dict[tuple[str, ...], Values] = {}
+        self._shared: dict[tuple[str, ...], ConfigValues] = {}
         self._asking = threading.Lock()
 
-    def of(self, arguments: list[str], name: str, deadline: float) -> Values:
+    def of(self, arguments: list[str], name: str, deadline: float) -> ConfigValues:
         """Return the result of :func:`ask`; raise TimeoutError also if another thread's query took too long."""
         words = [*(["-F", str(self._config)] if self._config else []), *arguments]
         if "-o" in arguments or not self._alike:
@@ -169,7 +169,7 @@ def _names_no_host(path: Path, folder: Path, depth: int = 0) -> bool:
 
 
 @thread_safe_cache
-def compiled_in() -> Values:
+def compiled_in() -> ConfigValues:
     """Return the defaults that are compiled into this machine's ssh."""
     return ask(["-F", os.devnull], "host", time.monotonic() + 10)
 
@@ -186,7 +186,7 @@ USUAL = {
 """Values with which paramiko complies anyway, as ``ssh -G`` prints them."""
 
 
-def beyond(values: Values) -> tuple[str, ...]:
+def beyond(values: ConfigValues) -> tuple[str, ...]:
     """Return the options that are set but that only the ssh program supports."""
     unknown = values.keys() - IMPLEMENTED - WITHOUT_BEARING
     unusual = [key for key in unknown if values[key] != USUAL.get(key)]

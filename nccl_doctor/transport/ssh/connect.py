@@ -17,7 +17,7 @@ from nccl_doctor.transport.ssh.config import BeyondError
 from nccl_doctor.transport.ssh.failures import Login, SshDestination
 from nccl_doctor.transport.ssh.identities import Identities, gather, out_of_time
 from nccl_doctor.transport.ssh.known_hosts import KnownKey, KnownKeys
-from nccl_doctor.transport.ssh.session import GreetedStream, ProxyCommandStream, SshSession, Stream, ends_at
+from nccl_doctor.transport.ssh.session import GreetedStream, ProxyCommandStream, SocketLike, SshSession, ends_at
 from nccl_doctor.transport.ssh.settings import HostSettings
 
 _SORTS = {"kex": "key exchange", "key_types": "host key algorithm", "ciphers": "cipher", "digests": "MAC"}
@@ -196,7 +196,13 @@ class Deadlines(NamedTuple):
 
 
 def establish(
-    settings: HostSettings, connect: Callable[[], Stream], entries: KnownKeys, by: Deadlines, *, hop: bool, alone: bool
+    settings: HostSettings,
+    connect: Callable[[], SocketLike],
+    entries: KnownKeys,
+    by: Deadlines,
+    *,
+    hop: bool,
+    alone: bool,
 ) -> SshSession:
     """Connect and log in, trying again if the server drops the connection.
 

@@ -33,7 +33,7 @@ PLAIN_TYPES = frozenset(  # keys that are neither certificates nor in hardware
 
 
 @dataclass(frozen=True)
-class Identity:
+class OfferedKey:
     """A key and its source, shown with the key's type and fingerprint."""
 
     key: paramiko.PKey
@@ -59,7 +59,7 @@ def gather(settings: HostSettings, deadline: float) -> Iterator[Identities]:
     hosts file precedes all other keys, so that an agent with many keys does not use up the attempts that the server
     allows.
     """
-    agent: list[Identity] = []
+    agent: list[OfferedKey] = []
     answered = False
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         if (path := _agent_path(settings)) is not None:
@@ -68,7 +68,7 @@ def gather(settings: HostSettings, deadline: float) -> Iterator[Identities]:
                 connection.settimeout(remaining(deadline))
                 connection.connect(path)
                 answered = True
-                agent = [Identity(key, f"agent: {key.comment or 'key'}") for key in _Agent(connection).get_keys()]
+                agent = [OfferedKey(key, f"agent: {key.comment or 'key'}") for key in _Agent(connection).get_keys()]
         yield Identities(settings, agent, answered=answered)
 
 
@@ -136,11 +136,11 @@ def _silent_for(path: str) -> float | None:
 class Identities:
     """The keys from an agent and from files, in the order in which they are tried."""
 
-    def __init__(self, settings: HostSettings, agent: list[Identity], *, answered: bool) -> None:
+    def __init__(self, settings: HostSettings, agent: list[OfferedKey], *, answered: bool) -> None:
         self._settings, self._held, self.agent = settings, agent, answered
         public = [_public_blob(path) for path in settings.identity_files]
         self._named = [identity for identity in agent if identity.key.asbytes() in public]
-        self._files: list[tuple[Path, Identity]] = []
+        self._files: list[tuple[Path, OfferedKey]] = []
         self.encrypted: list[str] = []  # files that need a passphrase and match no agent key
         self.exposed: list[str] = []  # files that others may read
         self.notes: list[str] = []  # other skipped files, with the reason
@@ -187,11 +187,11 @@ class Identities:
             return
         held = next((identity for identity in self._held if identity.key.asbytes() == key.asbytes()), None)
         if held is None:
-            self._files.append((path, Identity(key, str(path))))
+            self._files.append((path, OfferedKey(key, str(path))))
         elif held not in self._named:
             self._named.append(held)
 
-    def _allowed(self, identity: Identity) -> bool:
+    def _allowed(self, identity: OfferedKey) -> bool:
         """Return whether PubkeyAcceptedAlgorithms and RequiredRSASize allow the key."""
         kind = identity.key.get_name()
         accepted = self._settings.algorithms.get("pubkeys")

@@ -53,7 +53,7 @@ _SORTS = {"key exchange method": "key exchange", "host key type": "host key algo
 
 
 @dataclass(frozen=True)
-class Attempt:
+class FailedSsh:
     """A failed run of ssh; ``log`` contains ssh's own messages, and ``stderr`` those of servers and jump hosts.
 
     ``late`` means that ssh was ended at the deadline.
@@ -66,7 +66,7 @@ class Attempt:
     late: bool
 
 
-def classify(attempt: Attempt, jump: SshDestination | None = None) -> AccessError:
+def classify(attempt: FailedSsh, jump: SshDestination | None = None) -> AccessError:
     """Return the failure that an attempt shows, attributed to ``jump`` if the attempt ended at that last jump host."""
     if jump is not None and not _GREETED.search(attempt.log):
         through = re.search(r"open failed: (.*)", attempt.stderr)
@@ -88,12 +88,12 @@ def logs_in(log: str) -> bool:
     return _HANDSHAKEN.search(log) is not None
 
 
-def _of_log(attempt: Attempt, target: SshDestination) -> AccessError:
+def _of_log(attempt: FailedSsh, target: SshDestination) -> AccessError:
     seen = attempt, target, attempt.log
     return _host_key(*seen) or _login(*seen) or _session(*seen) or _connection(*seen)
 
 
-def _host_key(attempt: Attempt, target: SshDestination, log: str) -> AccessError | None:
+def _host_key(attempt: FailedSsh, target: SshDestination, log: str) -> AccessError | None:
     if "Host key verification failed" not in log:
         return None
     server = _SERVER_KEY.findall(log)
@@ -107,7 +107,7 @@ def _host_key(attempt: Attempt, target: SshDestination, log: str) -> AccessError
     return failures.host_key_unknown(target, key_type, fingerprint, attempt.settings.own_known_hosts)
 
 
-def _login(attempt: Attempt, target: SshDestination, log: str) -> AccessError | None:
+def _login(attempt: FailedSsh, target: SshDestination, log: str) -> AccessError | None:
     # the server's messages during the login, which ssh prints among its own
     message = "\n".join(line for line in attempt.stderr.splitlines() if not _OWN.match(line))
     # the server accepted a key and then disconnected, as it does if PAM's account rules say no
@@ -139,7 +139,7 @@ def _login(attempt: Attempt, target: SshDestination, log: str) -> AccessError | 
     return failures.auth_failed(target, login)
 
 
-def _session(attempt: Attempt, target: SshDestination, log: str) -> AccessError | None:
+def _session(attempt: FailedSsh, target: SshDestination, log: str) -> AccessError | None:
     if not _GREETED.search(log):
         return None
     if attempt.late:
@@ -154,7 +154,7 @@ def _session(attempt: Attempt, target: SshDestination, log: str) -> AccessError 
     return failures.broken(target, "the SSH session", words)
 
 
-def _connection(attempt: Attempt, target: SshDestination, log: str) -> AccessError:
+def _connection(attempt: FailedSsh, target: SshDestination, log: str) -> AccessError:
     words = _last_words(log)
     if "Connection established" in log:
         return _greeting(attempt, target, log, words)
@@ -170,7 +170,7 @@ def _connection(attempt: Attempt, target: SshDestination, log: str) -> AccessErr
     return failures.unreachable(target, reason, evidence=(words,))
 
 
-def _greeting(attempt: Attempt, target: SshDestination, log: str, words: str) -> AccessError:
+def _greeting(attempt: FailedSsh, target: SshDestination, log: str, words: str) -> AccessError:
     """Return the failure for a connection that was established but on which no SSH greeting came."""
     if attempt.late or "timed out during banner exchange" in log:
         return failures.silent(target, attempt.seconds)
@@ -289,7 +289,7 @@ class OpensshTransport:
             stderr = channel.stderr_tail()
             channel.close()
             self._entered(channel)
-            attempt, jump = Attempt(settings, log.text(), stderr, seconds, late), None
+            attempt, jump = FailedSsh(settings, log.text(), stderr, seconds, late), None
             if settings.proxy_jump:
                 _, name, hop = split_jump(settings.proxy_jump)
                 jump = SshDestination(name, name, hop.port or 22, hop.user or settings.user, hop=True)

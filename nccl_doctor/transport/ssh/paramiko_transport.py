@@ -51,7 +51,7 @@ with warnings.catch_warnings():  # cryptography warns about ciphers that paramik
 from paramiko.common import cMSG_CHANNEL_REQUEST
 
 from nccl_doctor.transport.ssh.connect import Deadlines, establish
-from nccl_doctor.transport.ssh.session import ProxyCommandStream, SshSession, Stream, dial, ends_at
+from nccl_doctor.transport.ssh.session import ProxyCommandStream, SocketLike, SshSession, dial, ends_at
 
 logging.getLogger("paramiko").addHandler(logging.NullHandler())  # otherwise its tracebacks reach stderr
 
@@ -392,7 +392,7 @@ class ParamikoTransport:
             bound = min(bound, settings.connect_timeout)
         jump = self._jump(settings.proxy_jump, bound, latest, turn) if settings.proxy_jump else None
 
-        def connect() -> Stream:
+        def connect() -> SocketLike:
             if jump is not None:
                 return _forward(jump.session, settings, began + bound, bound)
             if settings.proxy_command:
@@ -435,7 +435,7 @@ class ParamikoTransport:
             raise failures.timed_out(target, waits) from error
 
 
-def _forward(session: SshSession, settings: HostSettings, deadline: float, bound: float) -> Stream:
+def _forward(session: SshSession, settings: HostSettings, deadline: float, bound: float) -> SocketLike:
     """Return a TCP connection forwarded by the jump host (RFC 4254, section 7.2)."""
     target = settings.target()
     try:

@@ -41,7 +41,7 @@ of the controller's time.
 _GRACE_S = 0.2  # for a proxy command to exit after its host has disconnected
 
 
-class Stream(Protocol):
+class SocketLike(Protocol):
     """The socket methods that paramiko uses."""
 
     def send(self, data: bytes, /) -> int:
@@ -62,7 +62,7 @@ class Stream(Protocol):
 class GreetedStream:
     """Stream that keeps the first KiB received and records, as paramiko does not, whether the server closed it."""
 
-    def __init__(self, inner: Stream) -> None:
+    def __init__(self, inner: SocketLike) -> None:
         self.inner, self.head, self.ended = inner, b"", False
         self._closed = False  # paramiko reads it, as in the standard library's sockets
 
@@ -352,7 +352,7 @@ class SshSession(paramiko.Transport):
         return refusal or (None if isinstance(error, paramiko.ChannelException) else error)
 
 
-def _takes_more(stream: Stream) -> bool:
+def _takes_more(stream: SocketLike) -> bool:
     if isinstance(stream, paramiko.Channel):  # through a jump host
         through = stream.get_transport()
         return stream.send_ready() and isinstance(through, SshSession) and through.takes_more()

@@ -17,7 +17,7 @@ from nccl_doctor.model.engines.ssh import SshOptions
 from nccl_doctor.transport.base import AccessError
 from nccl_doctor.transport.ssh import config as ssh_config
 from nccl_doctor.transport.ssh import failures
-from nccl_doctor.transport.ssh.config import BeyondError, Values, expand
+from nccl_doctor.transport.ssh.config import BeyondError, ConfigValues, expand
 from nccl_doctor.transport.ssh.failures import SshDestination
 
 _HOST = re.compile(r"[\w.:%][\w.:%-]*")
@@ -146,7 +146,7 @@ def resolve(
     options: SshOptions,
     deadline: float,
     config: Path | None = None,
-    answers: ssh_config.Answers | None = None,
+    answers: ssh_config.SshConfigs | None = None,
 ) -> HostSettings:
     """Return the settings for the host ``name``.
 
@@ -159,7 +159,7 @@ def resolve(
     try:
         if shutil.which("ssh") is None or not (options.options or ssh_config.exists(config)):
             return _read(name, options, {})
-        values = (answers or ssh_config.Answers(config)).of(arguments(options), name, deadline)
+        values = (answers or ssh_config.SshConfigs(config)).of(arguments(options), name, deadline)
         return _read(name, options, values)
     except ssh_config.NoAccountError:
         raise ControllerError(
@@ -188,7 +188,7 @@ def unread_configuration(config: Path | None = None) -> bool:
     return shutil.which("ssh") is None and ssh_config.exists(config)
 
 
-def _read(name: str, options: SshOptions, values: Values) -> HostSettings:
+def _read(name: str, options: SshOptions, values: ConfigValues) -> HostSettings:
     """Return the settings from the output of ``ssh -G``, or the defaults; ``beyond`` lists options that need ssh."""
     beyond = list(ssh_config.beyond(values))
 

@@ -81,7 +81,7 @@ of_hosts = partial(typer.Option, rich_help_panel="Hosts")
 of_engine = partial(typer.Option, rich_help_panel="Slurm and Kubernetes")
 of_job = partial(typer.Option, rich_help_panel="Job")
 of_run = partial(typer.Option, rich_help_panel="What to check")
-of_output = partial(typer.Option, rich_help_panel="OutputOption")
+of_output = partial(typer.Option, rich_help_panel="Output")
 of_watch = partial(typer.Option, rich_help_panel="With --watch")
 PANELS = [str(one.keywords["rich_help_panel"]) for one in (of_watch, of_hosts, of_job, of_run, of_output, of_engine)]
 """Option panels in the order of ``--help``; the options needed most often come first."""

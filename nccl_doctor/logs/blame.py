@@ -1,6 +1,6 @@
 """Separates causes from consequences among all faults that a log shows.
 
-The checks declare the meaning of combinations of events as passes (``signs.Stage``); the remaining events are ranked
+The checks declare the meaning of combinations of events as passes (``signs.PassStage``); the remaining events are ranked
 here.
 """
 

@@ -1,7 +1,7 @@
 """Separates causes from consequences among all faults that a log shows.
 
-The checks declare the meaning of combinations of events as passes (``signs.PassStage``); the remaining events are ranked
-here.
+The checks declare the meaning of combinations of events as passes (``signs.PassStage``); the remaining events are
+ranked here.
 """
 
 from __future__ import annotations

@@ -210,7 +210,7 @@ def test_a_host_that_this_machine_alone_cannot_reach(make_lab: MakeLab) -> None:
     is_healthy(check(lab))
     switch_rule(lab, f"ip saddr {controller.address} ip daddr {node.address} drop")
     found = only(check(lab), "ssh-unreachable", ["node3"])
-    assert "; node[1-2] can reach it there, so it is up, and only this machine is cut off" in found["message"]
+    assert "; node[1-2] can reach it there: the host is up, and only this machine is cut off" in found["message"]
     assert "ProxyJump" in found["fix"]["summary"]
     assert gloo_job.works(lab)
     controller.run("printf 'Host node3\n  ProxyJump node1\n' >> /root/.ssh/config")  # as is printed

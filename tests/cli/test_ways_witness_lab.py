@@ -138,7 +138,7 @@ def test_the_way_to_oneself(two_nets: Lab) -> None:
     master.run(["nft", "-f", "-"], input=f"{text}\n")
     try:
         message = ends_with_what_is_printed(two_nets, "firewall-blocks-port", "node1")
-        assert "drops its own outgoing connections to port 29500" in message
+        assert "drops the host's own outgoing connections to port 29500" in message
     finally:
         master.run("nft flush ruleset")
 
@@ -165,7 +165,7 @@ def test_a_hosts_own_redirect_to_its_proxy(two_nets: Lab) -> None:
         node.wait_until(lambda: any(port == 15001 for _, port in node.listeners()), "the proxy")
         node.run(["nft", "-f", "-"], input=text)
         message = ends_with_what_is_printed(two_nets, "firewall-blocks-port", "node3")
-        assert "nftables on node3 redirects its own outgoing connections to port 29500 of the master" in message
+        assert "nftables on node3 redirects the host's own outgoing connections to port 29500 of the master" in message
     finally:
         node.run(f"nft flush ruleset; kill {pid}")
 

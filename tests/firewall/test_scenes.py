@@ -69,7 +69,7 @@ CASES = {
     ),
     "ufw-rejects-outgoing": Case(
         "ufw default reject outgoing; ufw default allow incoming; ufw --force enable",
-        ("ufw", "rejects its own"), outcome="refused", host="node2", reload="ufw reload",
+        ("ufw", "rejects the host's own"), outcome="refused", host="node2", reload="ufw reload",
     ),
     "nft-drop": Case(nft(f"tcp dport 29500 counter drop {HOSTILE}"), ("nftables", " packets)")),
     "nft-reject-reset": Case(nft("tcp dport 29500 reject with tcp reset"), ("nftables", "handle"), outcome="refused"),

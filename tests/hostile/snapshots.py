@@ -101,7 +101,7 @@ PROGRAMS = {
     "nccl-doctor": r"fix-port( --hosts [^-].*)?( --host [^-]\S*)?( \d+)?( --pid \d+@\d+)? (--kill --yes|--wait|--next( --write)?)|(check|ifname) -w \S+"
     r"|ifname|fix-port( \d+)?",
     "cat": r"/proc/net/bonding/[^\s/]+",
-    "sysctl": r"-w net\.netfilter\.nf_conntrack_max=\d{6,8}|-w( net\.ipv4\.(ip_local_port_range=15000 65000|ip_local_reserved_ports=[\d,-]+"
+    "sysctl": r"-w net\.netfilter\.nf_conntrack_max=\d{6,8}|-w vm\.overcommit_memory=0|-w( net\.ipv4\.(ip_local_port_range=15000 65000|ip_local_reserved_ports=[\d,-]+"
     r"|neigh\.default\.gc_thresh\d=\d+|conf\.[\w.@-]+\.rp_filter=2))+",
     "ip": r"rule add to [0-9a-f.:/]+ lookup main priority 1|link set (dev )?[\w.@-]+ (up|mtu \d+)",
     "mount": r"-o remount,size=\d+g /dev/shm|-t tmpfs -o mode=1777 tmpfs /dev/shm",

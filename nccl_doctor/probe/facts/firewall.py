@@ -13,7 +13,7 @@ import re
 import subprocess
 import time
 from contextlib import suppress
-from typing import Any, Callable
+from typing import Any, Callable, Dict
 
 from nccl_doctor.probe import tools
 from nccl_doctor.probe.tools import Unavailable, fact
@@ -208,7 +208,9 @@ SPAN = re.compile(r"(\d{1,5})(?:[:-]\d+)?")
 def named(_request: dict[str, Any]) -> dict[str, Any]:
     """Return the first port of each range of destination ports in this host's firewall rules, if we may read them."""
     try:
-        rules = read_firewall(time.monotonic() + RULES_PATIENCE_S, sudo=False, again=True)
+        rules = read_firewall(time.monotonic() + RULES_PATIENCE_S, sudo=False)
+        if rules["nft_left_out"]:
+            rules = read_firewall(time.monotonic() + RULES_PATIENCE_S, sudo=False, again=True)
     except Unavailable:
         return {"ports": []}
     return {"ports": named_ports(rules)}
@@ -235,7 +237,7 @@ def _part(reader: Callable[[], object]) -> object:
         return {"$unknown": str(error)}
 
 
-Chain = dict[str, str]  # as nft's JSON describes it; a chain without a "hook" is called by others
+Chain = Dict[str, str]  # as nft's JSON describes it; a chain without a "hook" is called by others
 
 
 def _chains(root: Root) -> list[Chain]:

@@ -131,7 +131,7 @@ LOOKS = [
     Look(YOLO, "ifconfig, the interface with that IP, NCCL_SOCKET_IFNAME=eno1", "interfaces/ifname_needed/fires",
          "ifname-needed", ("export NCCL_SOCKET_IFNAME='=eno1'",)),
     Look(YOLO, "nc -l 5678 -v; nc 192.168.1.2 5678; ping", "ports/port_unreachable/fires", "port-unreachable",
-         ("node2 can't reach node1 on ports 29500, 40001, 40002", "towards node1")),
+         ("node2 can't reach node1 on ports 29500, 40001 and 40002", "towards node1")),
     Look(YOLO, "firewall-cmd --zone=trusted --add-source=IP; --list-all", "ports/firewall_blocks_port/fires",
          "firewall-blocks-port",
          ("node1", "as root:", "firewall-cmd --permanent --zone=trusted --add-source=10.0.0.2")),

@@ -85,8 +85,9 @@ def good_interfaces(nccl: ClusterNccl) -> dict[str, str]:
 def _fix(nccl: ClusterNccl, group: list[ChoiceFault]) -> Fix:
     if _lack_family(nccl, group):
         return Fix(
-            summary="NCCL_SOCKET_FAMILY asks for a kind of address that no interface there has: leave it out of the "
-            "job's environment, or give the interfaces such addresses."
+            summary="NCCL_SOCKET_FAMILY asks for an address family that no interface of these hosts has: leave "
+            "it out of "
+            "the job's environment, or give the interfaces such addresses."
         )
     suggestion, master = nccl.suggestion, nccl.snapshot.cluster.nodes[0].name
     if suggestion is not None and nccl.mesh is not None and nccl.mesh.elsewhere and master in suggestion.interfaces:

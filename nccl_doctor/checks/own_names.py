@@ -24,11 +24,11 @@ from nccl_doctor.text.hostlist import quoted
 from nccl_doctor.text.inet import is_loopback
 
 CHANCE = (
-    "gloo then listens on a loopback address, and still works only by chance: of two hosts, the one with the higher "
-    "IP address connects to the other, and 127.x is higher than the peers' addresses. It will fail as soon as a second "
-    "host has the same fault, or a peer has a higher address (for example 192.168.x.x)"
+    ". Gloo then listens on a loopback address and works only by chance: of two hosts, the one with the higher IP "
+    "address connects to the other, and 127.x is higher than the other hosts' addresses. It will fail as soon as a "
+    "second host has the same fault, or another host has a higher address (for example 192.168.x.x)"
 )
-"""The end of a sentence about a name that resolves wrongly, if gloo still works."""
+"""What follows a sentence about a name that resolves wrongly, if gloo still works."""
 
 ENOUGH = 128
 """Maximum number of hosts with which gloo's connections are simulated; in larger clusters, these are a sample."""
@@ -125,8 +125,8 @@ def finding(view: View, caught: list[OwnName], message: str) -> Finding:
     nccl = view.nccl
     good = good_interfaces(nccl)
     summary = (
-        "Set this in the job's environment (the hosts file's env), or give each host's name its real address in "
-        "/etc/hosts there."
+        "Set this in the job's environment (the hosts file's env), or map each host's name to its real address in "
+        "that host's /etc/hosts."
     )
     names = {own.host: good[own.host] for own in caught if own.host in good}
     # other hosts are dialled at the addresses to which they resolve their own names

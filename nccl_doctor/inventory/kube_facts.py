@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from nccl_doctor.inventory.kube_api import Container, ContainerState, Pod, StateDetail
 from nccl_doctor.model.engines.kube import NotReady
 from nccl_doctor.snapshot.surroundings import PodFacts
+from nccl_doctor.text.hostlist import listed, nouns
 from nccl_doctor.text.shell import line
 
 _IMAGE = re.compile(r"ErrImage|ImagePull|InvalidImageName|RegistryUnavailable")
@@ -46,7 +47,9 @@ def unready(pod: Pod) -> str | None:
     condition = next((one for one in pod.status.conditions if one.type == "Ready"), None)
     if condition is None or condition.status == "True":
         return None
-    return f"{', '.join(lacking)} not ready" if lacking else condition.reason or "not ready"
+    if not lacking:
+        return condition.reason or "not ready"
+    return f"{nouns(len(lacking), 'container')} {listed(lacking)} not ready"
 
 
 def _unscheduled(pod: Pod, container: Container) -> NotReady | None:

@@ -157,8 +157,8 @@ def _no_interface(nccl: ClusterNccl, side: HostNccl) -> ChoiceFault | None:
     links = ((entry.interface, side.link(entry.interface)) for entry in side.interfaces.addresses)
     down = [(name, link.name) for name, link in links if link is not None and "running" not in link.flags]
     idle = [name for name, link in down if wanted is None or parse_spec(wanted).accepts(link)]
-    seen = f"finds {idle[0]} not running" if idle else "finds no interface"
-    problem = f"{seen}, and fails with “{failure.words}”"
+    why = f", since {idle[0]} is down or has no carrier," if idle else ""
+    problem = f"finds no usable interface{why} and fails with “{failure.words}”"
     names = listed(dict.fromkeys(entry.interface for entry in side.interfaces.addresses)) or "none"
     evidence = {f"{failure.reason}; with an address: {names}": (side.host,)}
     kind = FaultKind.DOWN if idle else FaultKind.NO_MATCH
@@ -170,15 +170,15 @@ def _bad_interface(nccl: ClusterNccl, side: HostNccl, chosen: Chosen) -> ChoiceF
     uses = {f"NCCL uses {chosen.name} ({chosen.address}): {chosen.reason}": (side.host,)}
     if nccl.is_idle(side.host):
         kind = FaultKind.NEEDED if wanted is None else FaultKind.DOWN
-        problem = f"will use {chosen.name} ({chosen.address}), which is not running"
+        problem = f"will use {chosen.name} ({chosen.address}), which is down or has no carrier"
         return ChoiceFault(side.host, kind, Severity.ERROR, wanted, chosen, problem, uses, chosen.name)
     standing = nccl.bootstrap[side.host]
     if standing.is_lost and not _is_anothers_fault(nccl, side, chosen, standing.causes):
         why = "which the other hosts can't reach"
         if standing.causes == {LossCause.LOOPBACK}:
-            why = "the loopback interface: no other host can reach it"
+            why = "the loopback interface, which no other host can reach"
         elif LossCause.OWN_ADDRESS in standing.causes:
-            why = "an address that other hosts have too: each would connect to itself"
+            why = "whose address other hosts have, too: each would connect to itself"
         problem = f"will use {chosen.name} ({chosen.address}), {why}"
         better = nccl.suggestion.interfaces.get(side.host) if nccl.suggestion is not None else None
         lets_through = better in {use.name for use in side.choice.net_socket}
@@ -189,7 +189,7 @@ def _bad_interface(nccl: ClusterNccl, side: HostNccl, chosen: Chosen) -> ChoiceF
     devices = nccl.lost_devices(side.host)
     if devices:
         names = listed((f"{use.name} ({use.address})" for use in devices), MOST_NAMED)
-        problem = f"will also move data over {names}, which no other host can reach"
+        problem = f"will also transfer data over {names}, which no other host can reach"
         kind = FaultKind.NEEDED if wanted is None else FaultKind.AMBIGUOUS
         all_used = listed(f"{use.name} ({use.address})" for use in side.choice.net_socket)
         evidence = {f"NCCL uses {all_used}": (side.host,)}

@@ -321,7 +321,7 @@ def _judge_torch(value: str, allowed: str) -> BadValue | None:
         _FLAG: value.lower() in _FLAGS,
         _NUMBER_WORD: number is not None and whole_number(number[1]) in range(-(2**31), 2**31),
     }.get(allowed, value.upper() in _DEBUG_LEVELS)
-    return None if accepted else BadValue("refuses it, so ranks abort or hang as they start", allowed, is_fatal=True)
+    return None if accepted else BadValue("refuses it, so ranks abort or hang when they start", allowed, is_fatal=True)
 
 
 def strtoll(value: str) -> tuple[int, str]:

@@ -46,7 +46,7 @@ def test_no_match_in_a_config_file(fresh_lab: Lab) -> None:
 def test_a_list_with_a_caret_leads_to_lo(lab: Lab) -> None:
     env = everywhere(NCCL_SOCKET_IFNAME="^docker")
     found = fires_and_what_is_printed_ends_it(lab, "ifname-wrong-interface", ALL, env)
-    assert "will use lo (127.0.0.1), the loopback interface: no other host can reach it" in found["message"]
+    assert "will use lo (127.0.0.1), the loopback interface, which no other host can reach it" in found["message"]
 
 
 def test_gloo_knows_whole_names_only(lab: Lab) -> None:
@@ -134,7 +134,7 @@ def test_a_netmask_that_is_too_narrow(fresh_lab: Lab) -> None:
     )
     host.run("ip route add default via 10.77.0.253 dev eth0 onlink")  # nobody has that address
     found = only(check(fresh_lab), "route-diverted", ["node3"])
-    assert found["message"].startswith("node3 sends packets for node1 to 10.77.0.253 through eth0")
+    assert found["message"].startswith("node3 sends packets for node1 to the gateway 10.77.0.253 through eth0")
     assert "Give eth0 there the prefix length of the others, 10.77.0.0/24" in found["fix"]["summary"]
     host.run("ip address add 10.77.0.3/24 dev eth0; ip address del 10.77.0.3/31 dev eth0")
     is_healthy(check(fresh_lab))
@@ -150,7 +150,7 @@ def test_nets_without_a_way_to_each_other(fresh_lab: Lab) -> None:
     found = fires_and_what_is_printed_ends_it(fresh_lab, "ifname-ambiguous", ALL, env)
     (effect,) = found["explains"]
     assert (effect["name"], effect["hosts"]) == ("route-missing", ALL)
-    assert effect["message"] == "None of node[1-3] has a route to the others (10.99.0.1, 10.99.1.1, 10.99.2.1)."
+    assert effect["message"] == "None of node[1-3] has a route to the others (10.99.0.1, 10.99.1.1 and 10.99.2.1)."
 
 
 def test_a_tunnel_to_which_nobody_has_a_route(fresh_lab: Lab) -> None:

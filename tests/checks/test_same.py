@@ -116,7 +116,9 @@ def test_small_shared_memory_everywhere_is_one_finding() -> None:
         for number, free in ((1, 60), (2, 60), (3, 50))
     }
     (found,) = judge(patched({"hosts": patch}), "check").diagnoses
-    assert found.message.startswith("Shared memory (/dev/shm) on node[1-3] has as little as 50 MiB free; 1 rank needs")
+    assert found.message.startswith(
+        "Shared memory (/dev/shm) on node[1-3] has as little as 50 MiB free, but 1 rank needs"
+    )
     assert found.evidence == ("node[1-2]: 64 MiB in all, 60 MiB free", "node3: 64 MiB in all, 50 MiB free")
     assert [command.host for command in found.fix.commands] == ["node1", "node2", "node3"]
 
@@ -124,7 +126,7 @@ def test_small_shared_memory_everywhere_is_one_finding() -> None:
 def test_an_interpreter_without_torch_is_told_the_one_that_has_it() -> None:
     lacks = {"python": {"executable": "/usr/bin/python"}, "torch": None}
     (found,) = judge(patched({"hosts": {"node2": {"facts": lacks}}}), "check").diagnoses
-    assert 'in the hosts file ("python: /usr/bin/python3")' in found.fix.summary
+    assert 'In the hosts file ("python: /usr/bin/python3")' in found.fix.summary
     assert '("python: /path/to/python")' in only("torch-missing", "fires").fix.summary, "its own path is no help"
 
 
@@ -244,7 +246,7 @@ def test_hosts_whose_subnet_holds_two_interfaces_alike_are_one_finding() -> None
     fires["hosts"]["node3"] = json.loads(text.replace('"10.0.0.2"', '"10.0.0.3"').replace("10.0.0.102", "10.0.0.103"))
     (found,) = (each for each in judge(patched(fires), "check").diagnoses if each.name == "shared-subnet-nics")
     assert found.hosts == ("node2", "node3")
-    assert found.message.startswith("On node[2-3] NCCL's sockets use eno1 and eno2, both on 10.0.0.0/24:")
+    assert found.message.startswith("On node[2-3], NCCL's sockets use eno1 and eno2, both on 10.0.0.0/24:")
     assert str(found.evidence[0]).startswith("node[2-3]: eno1: rp_filter=")
 
 
@@ -255,7 +257,7 @@ def test_no_shared_memory_and_too_little_are_one_look_with_a_command_for_each_ho
     (found,) = (each for each in judge(patched({"hosts": hosts}), "check").diagnoses if each.name == "shm-small")
     assert found.hosts == ("node3", "node1", "node2")
     assert found.message.startswith("There is no shared memory (/dev/shm) on node3:")
-    assert "Shared memory (/dev/shm) on node[1-2] has 32 MiB free" in found.message
+    assert "Shared memory (/dev/shm) on node[1-2] has only 32 MiB free" in found.message
     assert [(one.host, "remount" in one.command) for one in found.fix.commands] == [
         ("node3", False),
         ("node3", False),

@@ -154,7 +154,7 @@ def test_names_that_only_the_ssh_configuration_knows_are_one_finding(make_lab: M
     run = doctor(lab, "check", "--no-smoke", hosts=hosts)
     (found,) = run.report["diagnoses"]
     assert (found["name"], found["severity"], found["hosts"]) == ("hostname-unresolvable", "error", [*aliases])
-    assert found["message"].startswith('"gpu1" is a name of ~/.ssh/config here: no rank on gpu[1-3] finds its master')
+    assert found["message"].startswith('"gpu1" is only an alias in this machine\'s ~/.ssh/config: ranks on gpu[1-3]')
     assert {effect["name"] for effect in found["explains"]} == {"port-unreachable", "master-addr-not-local"}
     address = lab.hosts[0].address
     assert found["fix"]["summary"].startswith(f"Set master_addr: {address} in the hosts file (--master-addr {address})")
@@ -306,9 +306,9 @@ def test_a_host_with_nearly_no_memory(make_lab: MakeLab) -> None:
     with limited_memory(lab, lab.host("node2")) as group:
         for mebibytes, smoke, name, words, fix in (
             (120, ("--smoke-timeout", str(LONG_S)), "allreduce-failed", "killed by SIGKILL", "for want of memory"),
-            (10, ("--no-smoke",), "probe-failed", "the connection ended", "whether the host is full (memory"),
-            (4, ("--no-smoke",), "probe-failed", "the connection ended", "whether the host is full (memory"),
-            (4, OPENSSH, "probe-failed", "the connection ended", "whether the host is full (memory"),
+            (10, ("--no-smoke",), "probe-failed", "the connection ended", "whether the host is out of memory"),
+            (4, ("--no-smoke",), "probe-failed", "the connection ended", "whether the host is out of memory"),
+            (4, OPENSSH, "probe-failed", "the connection ended", "whether the host is out of memory"),
         ):
             set_limit(group, mebibytes)
             assert lab.controller.run("ssh -o BatchMode=yes node2 true").returncode == 0

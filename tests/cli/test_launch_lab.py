@@ -114,7 +114,7 @@ def test_a_line_of_a_guide_is_judged_on_the_hosts_and_written_as_it_must_be(lab:
     code, said = judged(f"torchrun --nproc_per_node=2 --master_port=29502 --master_addr={first} train.py")
     assert (code, said["diagnoses"][0]["message"]) == (
         1,
-        f"Without --nnodes each of the {count} hosts starts a separate job.",
+        f"Without --nnodes, each of the {count} hosts starts a separate job.",
     )
     lines = [one["command"] for one in said["diagnoses"][0]["fix"]["commands"]]
     assert [f"--node_rank={rank} " in line for rank, line in enumerate(lines)] == [True] * count

@@ -40,7 +40,7 @@ def test_its_lines_meet_whatever_the_hosts_names_are(fresh_lab: Lab, layout: str
 
 WORDS = {
     "127.0.1.1": "No host recognises 10.77.0.1 as its own",
-    "full names": "The name node1.cluster.local, under which the ranks of torchrun's c10d rendezvous meet on node1",
+    "full names": "The ranks of torchrun's c10d rendezvous connect to node1 by the name node1.cluster.local",
     "no own name": "",
 }
 

@@ -210,7 +210,9 @@ def test_a_host_that_this_machine_alone_cannot_reach(make_lab: MakeLab) -> None:
     is_healthy(check(lab))
     switch_rule(lab, f"ip saddr {controller.address} ip daddr {node.address} drop")
     found = only(check(lab), "ssh-unreachable", ["node3"])
-    assert "; node[1-2] can reach it there: the host is up, and only this machine is cut off" in found["message"]
+    assert (
+        ", but node[1-2] can reach its SSH port: the host is up, and only this machine is cut off" in found["message"]
+    )
     assert "ProxyJump" in found["fix"]["summary"]
     assert gloo_job.works(lab)
     controller.run("printf 'Host node3\n  ProxyJump node1\n' >> /root/.ssh/config")  # as is printed
@@ -219,7 +221,7 @@ def test_a_host_that_this_machine_alone_cannot_reach(make_lab: MakeLab) -> None:
     lab.switch(["nft", "flush", "ruleset"])
     lab.kill(node)
     found = only(check(lab), "ssh-unreachable", ["node3"])
-    assert found["message"].endswith("; node[1-2] can't reach it there either.")
+    assert found["message"].endswith(", and node[1-2] can't reach the host either.")
 
 
 SLOW = """#!/bin/bash

@@ -35,7 +35,7 @@ def test_what_forks_the_ranks_is_killed_before_it_has_imported_torch(two: Lab, a
     run = smoke(two, hosts=with_env(two, "node2", inject(two.host("node2"), "SIGKILL", at)))
     assert (run.names, run.first["hosts"]) == (["allreduce-failed"], ["node2"])
     assert "the process that starts its ranks was killed by SIGKILL" in run.first["message"]
-    assert "ask dmesg on that host" in run.first["fix"]["summary"]
+    assert "see in dmesg" in run.first["fix"]["summary"]
 
 
 def test_a_segment_of_shared_memory_goes_with_the_rank_that_has_to_be_ended(two: Lab) -> None:

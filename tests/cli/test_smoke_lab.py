@@ -167,7 +167,7 @@ def test_the_launcher_killed_from_outside(fresh_lab: Lab) -> None:
     (diagnosis,) = report["diagnoses"]
     assert (diagnosis["name"], diagnosis["hosts"]) == ("allreduce-failed", ["node2"])
     assert "the process that starts its ranks was killed by SIGKILL" in diagnosis["message"]
-    assert "On node2: ask dmesg on that host" in diagnosis["fix"]["summary"]
+    assert "On node2: see in dmesg" in diagnosis["fix"]["summary"]
 
 
 def test_a_master_port_that_is_held_is_no_clean_bill(fresh_lab: Lab) -> None:

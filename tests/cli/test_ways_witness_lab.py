@@ -50,7 +50,7 @@ def test_a_policy_route_into_a_vpn(two_nets: Lab, tunnel: str, own: str, table: 
     node.run(f"ip rule add to {two_nets.controller.address} lookup main priority 40")  # SSH works
     try:
         message = ends_with_what_is_printed(two_nets, "route-diverted", "node3")
-        assert f"node3 sends packets for node[1-2] through {tunnel} (table {table})" in message
+        assert f"node3 sends packets for node[1-2] through {tunnel} (routing table {table})" in message
     finally:
         node.run(
             f"ip rule del priority 50; ip rule del priority 40; ip rule del priority 1; ip link del {tunnel}; true"
@@ -85,7 +85,7 @@ def test_a_second_rail_that_is_dead(two_nets: Lab) -> None:
         assert gloo_job.works(two_nets)
         for env, user in (({**gloo, **one}, "gloo"), (nccl, "NCCL"), ({}, "NCCL")):
             found = only(check(two_nets, everywhere(**env), by_address=True), "port-unreachable", ["node3"])
-            assert f"over eth1, which {user} will use for data, too" in found["message"]
+            assert f"over eth1, which {user} will also use for data" in found["message"]
             mended = printed(found, everywhere(**env))
             is_healthy(check(two_nets, mended, by_address=True))
         assert gloo_job.fails(two_nets, env=gloo)
@@ -191,7 +191,7 @@ def test_an_interface_that_has_lost_its_address(two_nets: Lab) -> None:
     try:
         assert gloo_job.fails(two_nets, master=master)
         found = only(check(two_nets, by_address=True, master_addr=master), "route-missing", ["node3"])
-        assert found["message"].endswith("its eth1 has no address in 10.78.0.0/24.")
+        assert found["message"].endswith("its interface eth1 has no address in 10.78.0.0/24.")
         assert "Add the route" not in found["fix"]["summary"]
     finally:
         node.run("ip address add 10.78.0.3/24 dev eth1")

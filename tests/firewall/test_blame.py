@@ -114,13 +114,13 @@ def test_a_rule_that_stops_answers_is_said_to() -> None:
     places = (at_the_dialler, both_ways, at_the_master, to_node2)
     said = [diagnosis.message for seen in places for diagnosis in reported(seen)]
     assert said == [
-        "nftables on node2 drops replies to its own connections to port 29500, so the ranks can't meet.",
+        "nftables on node2 drops replies to its own connections to port 29500, so the rendezvous will fail.",
         (
-            "nftables on node2 drops replies to its own connections and the other hosts' connections to the ports that"
-            " NCCL picks, so the ranks can't meet."
+            "nftables on node2 drops replies to its own connections and the other hosts' connections to "
+            "NCCL's ephemeral ports, so the rendezvous will fail."
         ),
-        "nftables on node1 drops its replies to the other hosts' connections to port 29500, so the ranks can't meet.",
-        "nftables on node2 drops its replies to the other hosts' connections to the ports that NCCL picks.",
+        "nftables on node1 drops its replies to the other hosts' connections to port 29500, so the rendezvous will fail.",
+        "nftables on node2 drops its replies to the other hosts' connections to NCCL's ephemeral ports.",
     ]
 
 

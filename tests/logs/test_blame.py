@@ -242,7 +242,7 @@ def test_a_barrier_names_all_ranks_that_were_late() -> None:
     said = "RuntimeError: [Rank 0]: Ranks 2, 3, 7 failed to pass monitoredBarrier in 10000 ms\n"
     (cause,) = (verdict := diagnose([LogSource("run.log", [said.encode()])])).causes
     words = signs()[cause.name].advice(Case(cause, verdict.log))
-    assert words.message == "Ranks 2-3,7 did not reach a barrier in time; the others waited there."
+    assert words.message == "Ranks 2-3,7 did not reach a barrier in time, while the other ranks waited in it."
 
 
 def test_at_most_three() -> None:

@@ -188,11 +188,11 @@ MODIFY = (
 @pytest.mark.parametrize(
     ("error", "words"),
     [
-        ("110 Connection timed out", "no answer at the peer's GID"),
-        ("113 No route to host", "no answer at the peer's GID"),
+        ("110 Connection timed out", "no answer from the peer's GID"),
+        ("113 No route to host", "no answer from the peer's GID"),
         ("101 Network is unreachable", "no route leads from this device's interface"),
         ("61 No data available", "the GID at that index is empty"),
-        ("22 Invalid argument", "the GID index names no GID of this port"),
+        ("22 Invalid argument", "the GID at that index does not exist"),
     ],
 )
 def test_an_rdma_error_says_which_device_and_index_and_what_it_means(error: str, words: str) -> None:

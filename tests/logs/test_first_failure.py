@@ -94,7 +94,7 @@ def test_a_data_loaders_worker_that_was_killed_is_no_fault_of_the_script() -> No
     for text in (WORKER + CAUGHT, CAUGHT):
         found = first(text + GONE.format(0) + ended(1))
         assert (found.name, found.facts["ranks"]) == ("killed", [1])
-        assert "data loader's worker" in found.message
+        assert "data loader worker" in found.message
 
 
 def test_deepspeed_tells_of_the_process_that_failed_first_once_it_has_ended_the_others() -> None:

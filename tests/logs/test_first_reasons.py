@@ -53,13 +53,13 @@ CASES = {
     ),
     "a topology": (TOPOLOGY, "env-bad-value", "/opt/xml/p5.xml (NCCL_TOPO_FILE)", "must fit this NCCL"),
     "a library": (LIBRARY, "version-mismatch", "failed to load NCCL's library /opt/nccl/libnccl.so.2", "VLLM_NCCL_SO_PATH"),
-    "NVML in a container": (f"{NVML}\nunhandled system error", "gpu-count-low", "not visible there", "NCCL_HOSTID"),
+    "NVML in a container": (f"{NVML}\nunhandled system error", "gpu-count-low", "can't see the GPU of another rank", "NCCL_HOSTID"),
     "kernels for another GPU": (f"{VERSION.format('2.25.1')}\n{SHARED}\n{CUDA}", "nccl-known-bad", "NCCL 2.25.1 does not support", "newer NCCL"),
     "MNNVL": (MNNVL, "gdr-p2p-fault", "IMEX channel", "/dev/nvidia-caps-imex-channels"),
     "a task of Ray": (RAY, "script-failed", "ValueError: the batch has no rows", "traceback"),
-    "Ray's memory": ("(raylet) 1 Workers (tasks / actors) killed due to memory pressure (OOM)", "out-of-memory", "host's memory", "RAY_memory_usage_threshold"),
+    "Ray's memory": ("(raylet) 1 Workers (tasks / actors) killed due to memory pressure (OOM)", "out-of-memory", "Host memory", "RAY_memory_usage_threshold"),
     "UCX": ("rcache.c:985  UCX  ERROR failed to insert region 0x1 [0x0..0x0]: Invalid parameter", "gdr-p2p-fault", "directly", "nvidia-peermem"),
-    "one host that begins": (f"{begun()}\n{IOMMU}", "rendezvous-timeout", "All 2 ranks on n1 began to initialise NCCL and none completed", "iommu=pt"),
+    "one host that begins": (f"{begun()}\n{IOMMU}", "rendezvous-timeout", "All 2 ranks on n1 began to initialize NCCL, but none completed", "iommu=pt"),
     "hosts of unequal size": (
         f"{VERSION.format('2.31.2')}\n" + "\n".join(START.format(host=h, r=r).replace("nranks 2", "nranks 3") for h, r in (("n1", 0), ("n1", 1), ("n2", 2))),
         "rendezvous-timeout", "log ends", "deadlocks at startup if hosts have different numbers of ranks",
@@ -106,4 +106,4 @@ def test_sentences_fit_one_rank_and_several() -> None:
     line = "[rank{}]: RuntimeError: [gloo/transport/tcp/pair.cc:799] connect [10.0.0.2]:31337: Connection refused"
     for ranks in (["1"], ["1", "2"]):
         found = read("\n".join(line.format(rank) for rank in ranks)).diagnoses[0]
-        assert found.message.startswith("10.0.0.2:31337 refused a connection of rank")
+        assert found.message.startswith("10.0.0.2:31337 refused a connection from rank")

@@ -81,7 +81,7 @@ def test_a_local_rank_of_another_host_is_no_rank() -> None:
     (found,) = read(f"{oom}\n{late}")
     assert (found.name, found.hosts) == ("out-of-memory", ("node2",))
     assert "rank" not in (found.entities or {})
-    assert "pid 4242 uses 60.1 GiB, the rank 17.8 GiB" in found.message
+    assert "pid 4242 uses 60.1 GiB, the rank itself 17.8 GiB" in found.message
 
 
 def test_an_unrelated_log_in_the_folder_lends_no_host() -> None:

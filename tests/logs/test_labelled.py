@@ -69,5 +69,7 @@ def message(title: str) -> str:
 
 
 def test_what_a_script_or_an_address_lacks_is_said() -> None:
-    assert "65 does not divide evenly among the 4 ranks; 64 or 68 do" in message("YOLOv5: a batch that does not divide")
+    assert "65 does not divide evenly among the 4 ranks, but 64 or 68 does" in message(
+        "YOLOv5: a batch that does not divide"
+    )
     assert "a loopback address" in message("a loopback address as the master's")

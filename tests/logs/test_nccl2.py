@@ -28,7 +28,7 @@ def verdict(*lines: str) -> tuple[str, str]:
 def test_a_time_out_is_no_crash() -> None:
     """The watchdog ends the process by SIGABRT."""
     lines = [line(1, TIMED_OUT), line(1, ABORTS, file="ProcessGroupNCCL"), KILLED]
-    assert verdict(*lines) == ("collective-timeout", "rank 1 waited in a collective that did not end in time.")
+    assert verdict(*lines) == ("collective-timeout", "rank 1 waited in a collective that timed out.")
     assert verdict(lines[1], KILLED)[0] == "collective-timeout"
 
 
@@ -36,13 +36,13 @@ def test_the_rank_that_did_not_wait_is_named() -> None:
     name, message = verdict(SIZE, *(line(rank, TIMED_OUT) for rank in (0, 1, 3)))
     assert (name, message) == (
         "collective-timeout",
-        "ranks 0-1,3 waited in a collective that did not end in time. No word of rank 2: look there first.",
+        "ranks 0-1,3 waited in a collective that timed out. The log shows nothing of rank 2: look there first.",
     )
 
 
 def test_nobody_is_named_who_may_be_no_member_of_the_group() -> None:
     _, message = verdict(SIZE, *(line(rank, TIMED_OUT, "5") for rank in (0, 1, 3)))
-    assert message == "ranks 0-1,3 waited in a collective that did not end in time."
+    assert message == "ranks 0-1,3 waited in a collective that timed out."
 
 
 @pytest.mark.parametrize(

@@ -65,7 +65,7 @@ def test_within_a_group_they_are() -> None:
 def test_a_log_that_names_no_group_leaves_a_doubt() -> None:
     name, message = verdict(lines(0, 120, "ALLREDUCE", "")[:1], lines(6, 120, "BROADCAST", "")[:1])
     assert name == "collective-mismatch"
-    assert "(or they are in different process groups, which this log does not name)" in message
+    assert "(unless they are in different process groups, which this log does not name)" in message
     _, message = verdict(lines(0, 120, "ALLREDUCE", "")[:1], lines(6, 119, "ALLREDUCE", "")[:1])
     assert message.endswith("are behind, if all are in one process group: look there first.")
 
@@ -75,7 +75,7 @@ def test_a_smaller_number_of_another_group_is_not_behind() -> None:
     assert "behind" not in message
     _, message = verdict(lines(0, 120, "ALLREDUCE", "1"), lines(1, 98, "ALLREDUCE", "1"))
     assert message.endswith(
-        "rank 1 in ALLREDUCE number 98; rank 0 in ALLREDUCE number 120. Those with the smallest "
+        "rank 1 in ALLREDUCE number 98; rank 0 in ALLREDUCE number 120. The ranks with the smallest "
         "number are behind: look there first."
     )
 
@@ -100,7 +100,7 @@ def test_a_rank_of_a_known_group_waits_in_the_first_of_several() -> None:
     _, message = verdict(
         lines(0, 120, "ALLREDUCE", "0"), lines(0, 121, "ALLREDUCE", "0"), lines(1, 122, "ALLREDUCE", "0")
     )
-    assert "rank 0 in ALLREDUCE number 120; rank 1 in ALLREDUCE number 122. Those with the smallest" in message
+    assert "rank 0 in ALLREDUCE number 120; rank 1 in ALLREDUCE number 122. The ranks with the smallest" in message
 
 
 def test_the_only_group_that_is_named_is_that_of_all() -> None:

@@ -17,13 +17,13 @@ CASES = [
     ("ssh: connect to host node2 port 22: Connection refused", "ssh-unreachable", "it refused the connection", "Start sshd"),
     ("ssh: connect to host node2 port 22: Connection timed out", "ssh-unreachable", "it does not answer", "open its port"),
     ("ERROR:    [Errno 98] error while attempting to bind on address ('0.0.0.0', 8000): address already in use",
-     "port-in-use", "it is not a port of the ranks", "give the server another port"),
+     "port-in-use", "It is not a port that the ranks use", "give the server another port"),
     ("slurmstepd: error: Detected 1 oom_kill event in StepId=123.0. Some of the step tasks have been OOM Killed.",
-     "out-of-memory", "The host's memory ran out", "--mem"),
+     "out-of-memory", "Host memory ran out", "--mem"),
     ("[c10d] The client socket has failed to connect to [localhost]:23456 (errno: 111 - Connection refused).",
-     "connection-refused", "every host's own address", "Use the master's address"),
+     "connection-refused", "this address refers to each host itself", "Use the master's address"),
     ("AssertionError: --batch-size 63 must be multiple of CUDA device count 2",
-     "script-failed", "batch size 63, which does not divide evenly among 2 GPUs", "Use 62 or 64."),
+     "script-failed", "batch size 63, which does not divide evenly among 2 GPUs", "Use batch size 62 or 64."),
 ]  # fmt: skip
 
 

@@ -29,9 +29,9 @@ def pod_not_ready(view: View) -> Findings:
     for why, names in grouped((pods[name].unready, name) for name in reached if pods[name].unready).items():
         yield Finding(
             hosts=tuple(names),
-            message=f"Kubernetes reports {fold(names)} as not ready, although its container is running: {why}.",
+            message=f"Kubernetes reports {fold(names)} as not ready, although the job's container is running: {why}.",
             facts={"reason": "unready"},
-            fix="See which probe fails (kubectl describe pod). Until it is ready a headless Service gives the "
-            "pod no name, unless the Service says publishNotReadyAddresses: true.",
+            fix="See which probe fails (kubectl describe pod). Until the pod is ready, a headless Service gives it no "
+            "DNS name, unless the Service sets publishNotReadyAddresses: true.",
             severity=Severity.WARNING,
         )

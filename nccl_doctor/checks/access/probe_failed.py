@@ -32,17 +32,17 @@ _LOGIN = (
     "start-up files or a forced command prevent it."
 )
 _STARTED = (
-    "See whether {python} -c 'print(1)' prints there, whether the host is full (memory, processes) or its disk hangs; "
-    "if not, report this with check -v."
+    "See whether {python} -c 'print(1)' works on the host, and whether the host is out of memory or processes or its "
+    "disk hangs. If none of this explains it, report this with the output of check -v."
 )
 _LARGE = (
-    "Short packets pass between this machine and the host, and long ones may not: ping -M do -s 1472 to it tells, and "
-    "the same from there. Where it is lost, lower the interface's MTU (ip link set dev NAME mtu 1400, as root) or "
-    "have ICMP let through on the way. Else see whether the host is full (memory, processes) or its disk hangs."
+    "Short packets pass between this machine and the host, but long ones may not: test with ping -M do -s 1472 from "
+    "either side. If the pings are lost, lower the interface's MTU (ip link set dev NAME mtu 1400, as root), or have "
+    "ICMP allowed on the path. If not, see whether the host is out of memory or processes or its disk hangs."
 )
 _SAID = {
     r"(?i)password change required|password has expired|change your password": "The user's password has expired: ssh "
-    "-t to the host asks for a new one; until then no command runs there.",
+    "-t to the host asks for a new one. Until it is set, no command runs there.",
     r"account is currently not available": "The user's login shell is nologin: name a user who may run commands (ssh: "
     "user in the hosts file), or have an administrator give this one a shell (usermod -s /bin/bash).",
 }
@@ -56,7 +56,7 @@ def probe_failed(view: View) -> Findings:
     for host, facts in view.facts:
         malformed = [(field, value) for field, value in facts if isinstance(value, Unknown) and value.malformed]
         for field, value in malformed[:1]:
-            yield Unjudged((host.name,), f"what it answered for {field} is {value.reason}")
+            yield Unjudged((host.name,), f"its answer for {field} is {value.reason}")
 
 
 def _remedy(failures: tuple[ProbeFailed, ...]) -> Fix:

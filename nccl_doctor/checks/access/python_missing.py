@@ -38,31 +38,32 @@ def python_missing(view: View) -> Findings:
         end = part(failure, max(len(failure) - _WORDS, 0), len(failure))
         yield Finding(
             hosts=tuple(hosts),
-            message=f"{fold(hosts)}: {executable} fails when started as training would start it: {end}.",
+            message=f"On {fold(hosts)}, {executable} fails when started as training would start it: {end}.",
             evidence=(f"it runs isolated (-I) from the login's variables, and not without: {failure}",),
             facts={"python": executable, "problem": "broken"},
-            fix="What the login sets breaks it: unset PYTHONHOME and PYTHONPATH in the start-up files of the login "
-            "shell there, or take what they lead to (a sitecustomize, a module with the name of one of Python's own) "
-            "out of the way.",
+            fix="A variable set at login breaks it: unset PYTHONHOME and PYTHONPATH in the login shell's start-up "
+            "files on the host, or remove what they add (a sitecustomize, or a module named like one of Python's own).",
         )
 
 
 _WORDS = 120
 _REMEDY: dict[PythonProblem, str] = {
     "missing": "Give the full path of the interpreter that training uses, under python: in the hosts file or with "
-    "--python; or install Python 3.8 or later there as {python}.",
+    "--python; or install Python 3.8 or later on the host as {python}.",
     "too-old": "Give the interpreter that training uses, Python 3.8 or later, by its full path under python: in the "
     "hosts file.",
     "permission": "Let the user run it (its mode, that of the folders above it, a mount with noexec), or give another "
     "interpreter under python: in the hosts file.",
     "directory": "Give the program itself under python: in the hosts file, such as {python}/bin/python.",
     "architecture": "Give that host an interpreter made for its processor, under its own python: in the hosts file.",
-    "incomplete": "Build that Python again with its libraries' headers there (zlib1g-dev, libffi-dev, libssl-dev), "
+    "incomplete": "Build that Python again on the host with its libraries' headers (zlib1g-dev, libffi-dev, "
+    "libssl-dev), "
     "or give another interpreter under python: in the hosts file.",
     "library": "It needs an environment that an SSH login does not set (LD_LIBRARY_PATH, a module): have the login's "
-    "start-up file set it, or give a Python that starts by itself under python: in the hosts file.",
+    "start-up file set it, or give a Python that starts without it under python: in the hosts file.",
     "memory": "Free memory on the host (free -m), or raise the limit that the login sets there (ulimit -v).",
-    "broken": "Its environment is damaged or its base is gone: make it anew, or give another interpreter under python: "
+    "broken": "Its environment is damaged or its base interpreter is gone: create it again, or give another "
+    "interpreter under python: "
     "in the hosts file.",
 }
 

@@ -41,19 +41,19 @@ _LOGIN = re.compile(r"\w[\w.+-]*@\w[\w.:%-]*", re.ASCII)
 """A login (``user@host``) that is safe to paste, since ssh passes it unquoted to shells (ProxyCommand, Match exec)."""
 
 _TYPED = (
-    "A password or a second factor can't be typed here, but a login that stands can be shared: give the host "
+    "A password or a second factor can't be entered here, but an open login can be shared: give the host "
     "ControlMaster auto, ControlPath ~/.ssh/cm-%C and ControlPersist 1h in ~/.ssh/config, log in once with ssh, and "
-    "check again. A launcher's ranks need a login that asks for nothing: ask the host's administrator."
+    "check again. A launcher needs a login without prompts: ask the host's administrator."
 )
 _TOO_MANY = (
-    "Name the right key: ssh: identity_file in the hosts file, or for ssh too IdentityFile and IdentitiesOnly yes in "
-    "~/.ssh/config. The agent's other keys use up the tries that the host gives (MaxAuthTries)."
+    "Name the right key: under ssh: identity_file in the hosts file or, for the ssh program too, with IdentityFile and "
+    "IdentitiesOnly yes in ~/.ssh/config. The agent's other keys use up the host's limit (MaxAuthTries)."
 )
 _REFUSED = (
-    "See that user and key are those meant (ssh: user, identity_file in the hosts file). The host takes no password, "
-    "so somebody who can get in has to see that the public key is in that user's ~/.ssh/authorized_keys, that no other "
-    "user may write to it or to the home directory, and that AllowUsers and PermitRootLogin let the user in; "
-    "journalctl -u ssh -u sshd there says which it was."
+    "Check that user and key are the intended ones (ssh: user, identity_file in the hosts file). The host accepts no "
+    "password, so somebody with access must check that the public key is in that user's ~/.ssh/authorized_keys, that "
+    "no other user may write to it or to the home directory, and that AllowUsers and PermitRootLogin let the user in. "
+    "On the host, journalctl -u ssh -u sshd shows which of these it was."
 )
 _NO_KEY = (
     "Make a key with ssh-keygen -t ed25519, and add its public half to ~/.ssh/authorized_keys of that user on the "
@@ -61,15 +61,15 @@ _NO_KEY = (
 )
 _RENEW = "Have the certificate renewed by whatever signs it for you (the site's login tool, the CA), and check again."
 _EARLY = (
-    "A certificate's time has not begun: look at this machine's clock (date -u), which may be slow. Where it is right, "
-    "the certificate is for later."
+    "A certificate is not valid yet: check this machine's clock (date -u), which may be slow. If it is right, wait "
+    "until the certificate becomes valid."
 )
 _SLURM = re.compile("(?i)slurm|no active job")
 """Messages of pam_slurm and pam_slurm_adopt."""
 _BY_SLURM = "Slurm lets users in only where they have a job: ask for the nodes first (salloc or sbatch), then check."
 _ACCOUNT = (
-    "The key is right. The account is expired, locked, or not let in on that host (PAM's account rules, nologin): "
-    "ask its administrator; journalctl -u ssh -u sshd there names the rule."
+    "The key is right, but the account is expired, locked, or not allowed on that host (PAM's account rules, nologin). "
+    "Ask its administrator; on the host, journalctl -u ssh -u sshd names the rule."
 )
 _PASSWORDS = {"password", "keyboard-interactive"}
 
@@ -106,7 +106,7 @@ def _remedy(failures: tuple[SshAuthFailed, ...]) -> Fix:
             lines.append(line("ssh-keygen -y -f {key} >> {key}.pub", key=facts.identity_file))
         copy = line("ssh-copy-id -p {port} -i {key} {login}", port=facts.port, key=facts.identity_file, login=login)
         lines.append(copy if fit else None)
-    summary = "Install the public key on the host; it asks for the user's password there:"
+    summary = "Install the public key on the host; ssh-copy-id asks for the user's password there:"
     return pasted(summary, on(None, *dict.fromkeys(lines)))
 
 

@@ -31,12 +31,10 @@ def ssh_host_key_changed(view: View) -> Findings:
 def _remedy(failures: tuple[HostKeyChanged, ...]) -> Fix:
     facts = failures[0].facts
     if facts.revoked:
-        return Fix(
-            summary="Somebody marked this key as stolen or withdrawn: make the host a new one before you log in."
-        )
+        return Fix(summary="Somebody marked this key as stolen or withdrawn: create a new host key before you log in.")
     place = f"line {facts.line} of {facts.file}"
     return Fix(
-        summary="Find out whether the host was installed anew, and compare the fingerprint with its own, on its "
+        summary="Find out whether the host was reinstalled, and compare the fingerprint with the one shown on its "
         f"console. Only if they agree, delete {place} and check again: the new key is then unknown and can be added."
     )
 

@@ -40,27 +40,29 @@ _SUMMARY = {
     "name-unresolved": "Correct the name, or give the host's address in the hosts file; or make the name known to this "
     "machine and the other hosts, or to the jump host where that looks it up (DNS or /etc/hosts).",
     "refused": "Start sshd on the host, or give the port that it listens on, under ssh: port in the hosts file.",
-    "timed-out": "See that the host is up, that its address is right, and that no firewall drops the SSH port.",
-    "no-route": "See that the host is up and that no firewall on it or before it rejects the SSH port.",
-    "unreachable": "Give this machine a route to the host's network, or the host an address that can be reached.",
+    "timed-out": "Check that the host is up, that its address is right, and that no firewall drops connections "
+    "to the SSH port.",
+    "no-route": "Check that the host is up and that no firewall on it or before it rejects connections to the "
+    "SSH port.",
+    "unreachable": "Give this machine a route to the host's network, or give the host an address that it can reach.",
     "no-banner": "See on the host's console whether sshd hangs (full disk, no memory), and what listens on that port.",
-    "dropped": "Check again in a minute. If it stays, sshd's own log on the host says why (journalctl -u ssh -u sshd): "
-    "it can't start a session, has too many (MaxStartups), or bars this machine (PerSourcePenalties, fail2ban, "
-    "hosts.deny).",
+    "dropped": "Check again in a minute. If the fault persists, sshd's log on the host says why (journalctl -u ssh -u "
+    "sshd): sshd can't start a session, has too many (MaxStartups), or bars this machine (PerSourcePenalties, "
+    "fail2ban, hosts.deny).",
     "not-ssh": "Give the port that sshd listens on, under ssh: port in the hosts file.",
     "handshake": "See the host's sshd log (journalctl -u ssh -u sshd); ssh -v to the host shows where it stops.",
-    "no-algorithm": "Update sshd on the host, or allow there what ssh takes today (Ciphers, MACs, KexAlgorithms, "
-    "HostKey in its sshd_config). Until then a line below its Host in ~/.ssh/config lets an old algorithm in, such as "
-    "Ciphers +aes128-cbc; ssh -G with the host's name shows what holds.",
+    "no-algorithm": "Update sshd on the host, or enable algorithms that today's ssh accepts (Ciphers, MACs, "
+    "KexAlgorithms, HostKey in its sshd_config). Until then, a line below its Host in ~/.ssh/config allows an old "
+    "algorithm, such as Ciphers +aes128-cbc; ssh -G with the host's name shows the settings in effect.",
     "no-session": "Raise MaxSessions in the host's sshd_config (0 forbids all commands) and reload sshd; its log "
-    "(journalctl -u ssh -u sshd) tells what else refuses.",
-    "stalled": "It answers, so no rule drops the connection. Where ssh to it takes as long, --connect-timeout 60 "
-    "waits; what the login waits for (a name service, PAM, a home directory that hangs) stands in the host's sshd log "
-    "(journalctl -u ssh -u sshd). A path that swallows large packets ends in the handshake, too: then "
-    "ping -M do -s 1400 to it gets no answer and ping -s 100 does; a smaller MTU on the way's ends mends that.",
+    "(journalctl -u ssh -u sshd) shows other reasons.",
+    "stalled": "The host answers, so no rule drops the connection. If ssh to it takes as long, try again with "
+    "--connect-timeout 60; the host's sshd log (journalctl -u ssh -u sshd) shows what the login waits for (a name "
+    "service, PAM, a home directory that hangs). The handshake also hangs if the path loses large packets: then "
+    "ping -M do -s 1400 gets no answer but ping -s 100 does, and a smaller MTU at both ends helps.",
     "proxy": "Correct the ProxyCommand in ~/.ssh/config.",
     "forwarding": "Set AllowTcpForwarding yes (or local) in the jump host's sshd_config and reload sshd.",
-    "ssh-config": "Correct ~/.ssh/config; ssh -G with the host's name shows what it means.",
+    "ssh-config": "Correct ~/.ssh/config; ssh -G with the host's name shows its effect.",
 }
 ANSWERS = ("stranger", "intercepted", "reset")
 """Dial results which show that something answered, such as sshd, although it was not our listener."""
@@ -85,14 +87,14 @@ def _from_peers(view: View, failure: SshUnreachable) -> str:
     up, refused, cut_off = (_who(failure, outcomes) for outcomes in (ANSWERS, ("refused",), UNANSWERED))
     here, is_refused = _dialler(failure), failure.facts.reason == "refused"
     if up:
-        what = f" from {here}, although {{}} can reach its sshd" if is_refused else "; {} can reach it there"
+        what = f" from {here}, although {{}} can reach its sshd" if is_refused else ", but {} can reach its SSH port"
         apart = f"{here} and {fold(cut_off)} are" if cut_off else f"only {here} is"
         return f"{what.format(fold(up))}: the host is up, and {apart} cut off from it"
-    nobody = ": no sshd listens there" if is_refused else ""
+    nobody = ": no sshd is listening on the SSH port" if is_refused else ""
     if refused:
-        means = ", too" if is_refused else ", so it is up, and no sshd listens there"
-        return f"{nobody}; connections from {fold(refused)} are refused{means}"
-    return f"{nobody}; {fold(cut_off)} can't reach it there either" if cut_off else nobody
+        means = f" from {here} and those from" if is_refused else ", but refused connections from"
+        return f"{means} {fold(refused)}: no sshd is listening on the SSH port"
+    return f"{nobody}, and {fold(cut_off)} can't reach the host either" if cut_off else nobody
 
 
 def _dialler(failure: SshUnreachable) -> str:
@@ -107,9 +109,10 @@ def _remedy(failures: tuple[SshUnreachable, ...]) -> Fix:
     up = _who(failures[0], ANSWERS)
     if up:
         return Fix(
-            summary=f"See what keeps {_dialler(failures[0])} from the host: a route, a firewall between them, or one "
-            f"of the host's own that bars this address (fail2ban). Until then go by way of {up[0]} (ProxyJump in "
-            "~/.ssh/config), or run nccl-doctor there."
+            summary=f"Find out what cuts off {_dialler(failures[0])} from the host: a route, a firewall between "
+            "them, or "
+            f"the host's own firewall (fail2ban). Until then, connect through {up[0]} (ProxyJump in ~/.ssh/config), "
+            "or run nccl-doctor on that host."
         )
     return Fix(summary=_SUMMARY.get(str(failures[0].facts.reason), _OTHER) + _zeros(failures))
 
@@ -120,7 +123,7 @@ def _zeros(failures: tuple[SshUnreachable, ...]) -> str:
     bare = [_PADDED.sub("", name) for name in names]
     if not names or any(name == other for name, other in zip(names, bare, strict=True)):
         return ""
-    return f" Zeros count: where the hosts are called {fold(bare)}, write them so."
+    return f" Leading zeros matter: if the hosts are called {fold(bare)}, write them that way."
 
 
 _NOT_REACHED = r"host=(?P<host>\S+) was not reachable via ssh"

@@ -22,9 +22,9 @@ from nccl_doctor.snapshot.smoke import Smoke
 from nccl_doctor.text.hostlist import capital, fold
 
 ADVICE = {
-    7: "SIGBUS mostly means that /dev/shm or a mapped file was full",
-    9: 'ask dmesg on that host whether the kernel ended it for want of memory ("Out of memory: Killed process")',
-    11: "a library of torch, CUDA or a plugin crashed: the host's versions differ from the others', or are broken",
+    7: "SIGBUS mostly means that /dev/shm was full, or the disk of a mapped file",
+    9: 'see in dmesg whether the kernel killed it for want of memory ("Out of memory: Killed process")',
+    11: "a library of torch, CUDA or a plugin crashed: its version differs from the other hosts', or it is broken",
 }
 
 
@@ -41,7 +41,7 @@ def allreduce_failed(view: View) -> Findings:
     # the output of other ranks shows no more
     alone = all(rank.error_kind == "no-nccl" for rank in found.ranks)
     if alone:
-        advice = "install a torch that is built with CUDA, or leave --backend out: without GPUs gloo is taken"
+        advice = "install a torch built with CUDA, or leave --backend out: without GPUs, gloo is used"
     failed = Finding(
         hosts=found.hosts,
         message=f"The all-reduce failed: {found.isolated}." if found.isolated else _message(smoke, found),
@@ -76,4 +76,5 @@ def _message(smoke: Smoke, found: Culprits) -> str:
         who = found.named if alike else f"rank {first.rank} on {first.host}"
         return f"{capital(who)} failed: {first.error.splitlines()[0]}"
     status = "" if first.exit_code is None else f" with status {first.exit_code}"
-    return f"Rank {first.rank} on {first.host} exited{status} without printing anything: it {MISSING[first.stage]}."
+    did = "its program had not started yet" if first.stage == "none" else f"it {MISSING[first.stage]}"
+    return f"Rank {first.rank} on {first.host} exited{status} without printing anything: {did}."

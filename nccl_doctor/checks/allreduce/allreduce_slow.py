@@ -20,7 +20,7 @@ Fix: `ethtool` on the named host shows the negotiated speed; `nccl-doctor smoke 
 sizes, to see at which one it becomes slow.
 """
 
-from nccl_doctor.checks.allreduce.link import LinkSpeed, best, counters, ideal_seconds, link, straggler
+from nccl_doctor.checks.allreduce.link import MEASURED, LinkSpeed, best, counters, ideal_seconds, link, straggler
 from nccl_doctor.checks.allreduce.symptoms import everywhere
 from nccl_doctor.checks.view import Findings, View, check
 from nccl_doctor.model.finding import Finding, Severity
@@ -48,7 +48,8 @@ def allreduce_slow(view: View) -> Findings:
     evidence, message = [], ""
     if speed is not None:
         evidence.append(f"{speed.name} on {speed.host} could give {figure(speed.gb_per_s, 3)} GB/s")
-        most = f"the {figure(speed.gb_per_s)} GB/s possible ({speed.name} on {speed.host})"
+        way = "that --rate measured" if speed.name == MEASURED else f"possible over {speed.name}"
+        most = f"the {figure(speed.gb_per_s)} GB/s {way} on {speed.host}"
         message = (
             f"The all-reduce reached only {figure(reached)} GB/s, {100 * reached / speed.gb_per_s:.0f} % of {most}."
         )
@@ -57,7 +58,9 @@ def allreduce_slow(view: View) -> Findings:
         others = sorted(rank.own_s or 0.0 for rank in smoke.ranks if rank is not late)
         own = f"rank {late.rank} ({late.host}) spent {late.own_s:.1f} s between the all-reduces"
         evidence.append(f"{own}, the others {others[0]:.1f} to {others[-1]:.1f} s")
-        message = f"The other ranks were waiting for rank {late.rank} on {late.host}, which was far slower."
+        message = (
+            f"The other ranks waited for rank {late.rank} on {late.host}, which was far slower between all-reduces."
+        )
     evidence += counted
     hosts = (late.host,) if late else (speed.host,) if speed else ()
     yield Finding(
@@ -66,9 +69,9 @@ def allreduce_slow(view: View) -> Findings:
         evidence=tuple(evidence),
         facts={"busbw": reached, "link": speed.gb_per_s if speed else None, "straggler": late.rank if late else None},
         symptoms=(everywhere("slow", hosts, smoke),),
-        fix="Look at what else that host is busy with."
+        fix="Find out what else that host is busy with."
         if late
-        else advice or "Look at the negotiated speed (ethtool), the MTU, and what else uses the link.",
+        else advice or "Check the negotiated speed (ethtool), the MTU, and what else uses the link.",
     )
 
 
@@ -92,8 +95,8 @@ def _without_speed(smoke: Smoke) -> Finding:
     hosts = tuple(dict.fromkeys(rank.host for rank in smoke.ranks))
     return Finding(
         hosts=hosts,
-        message=f"The all-reduce reached {figure(reached * 8000, 2)} Mbit/s, less than the slowest Ethernet: a link is "
-        "slow.",
+        message=f"The all-reduce reached only {figure(reached * 8000, 2)} Mbit/s, less than the slowest Ethernet (10 "
+        "Mbit/s): a link is slow.",
         evidence=(f"each rank used or wanted at most {figure(busy, 2)} CPUs meanwhile, so the ranks waited for bytes",),
         facts={"busbw": reached, "link": None, "straggler": None},
         symptoms=(everywhere("slow", hosts, smoke),),

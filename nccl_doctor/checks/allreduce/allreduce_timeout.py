@@ -55,15 +55,16 @@ def allreduce_timeout(view: View) -> Findings:
 def _what(smoke: Smoke, found: Culprits) -> str:
     first = found.ranks[0]
     if found.why == "launcher":
-        return f"{first.host} was lost: {smoke.launchers[first.host]}"
+        return f"the session with {first.host} was lost ({smoke.launchers[first.host]})"
     if found.why == "stopped" and (state := first.state or "").startswith("D"):
         where = f" ({state[2:]})" if len(state) > 2 else ""
         return f"{found.named} was waiting in the kernel{where}, as happens if a file system or driver does not answer"
     if found.why == "stopped":
-        return f"{found.named} was suspended (SIGSTOP, a debugger, a frozen container)"
+        return f"{found.named} was suspended (by SIGSTOP, a debugger, or a frozen container)"
     if found.why == "elsewhere":
-        return f"{found.named} was in {place(found.ranks[0])} while the others waited"
+        return f"{found.named} was in {place(found.ranks[0])}, while the others waited"
     if len(found.ranks) == len(smoke.ranks):
-        started = f"all {len(smoke.ranks)} ranks {MISSING[first.stage]}"
+        every = "each of the" if first.stage == "store" else "all"
+        started = f"{every} {len(smoke.ranks)} ranks {MISSING[first.stage]}"
         return started if first.stage != "none" else "no rank started on any host: Python did not start in time"
     return f"{found.named} {MISSING[first.stage]}"

@@ -21,7 +21,7 @@ from nccl_doctor.logs.signs import LogSigns, make_advice
 from nccl_doctor.model.finding import Finding, Severity
 from nccl_doctor.model.report import RankReport
 from nccl_doctor.snapshot.smoke import Smoke
-from nccl_doctor.text.hostlist import fold
+from nccl_doctor.text.hostlist import fold, listed
 
 
 @check("NCD703", severity=Severity.ERROR, needs=("smoke",))
@@ -60,13 +60,13 @@ def _source(smoke: Smoke) -> tuple[int, ...]:
 
 
 def _named(ranks: list[RankReport]) -> str:
-    return " and ".join(f"rank {rank.rank} on {rank.host}" for rank in ranks)
+    return listed(f"rank {rank.rank} on {rank.host}" for rank in ranks)
 
 
 ADVICE = make_advice(
     "A collective on {who} gave wrong values.",
-    "Take the host out of the job and test it alone: memory errors (nvidia-smi -q), PCIe ACS and IOMMU, the "
-    "NIC's firmware.",
+    "Take the host out of the job and test it alone: check for memory errors (nvidia-smi -q), PCIe ACS, the IOMMU, and "
+    "the NIC's firmware.",
 )
 
 # The check of values at the end of nccl-tests.

@@ -97,8 +97,10 @@ class Culprits:
             return ""
         if self.isolation.culprit == "pair":
             first, second = self.hosts
-            return f"{first} and {second} fail with each other, but both work with other hosts"
-        return f"{fold(self.hosts)} {'fails' if len(self.hosts) == 1 else 'fail'} with hosts that work with each other"
+            return (
+                f"repeated in groups of hosts, it fails only between {first} and {second}; both work with other hosts"
+            )
+        return f"repeated in groups of hosts, it fails with {fold(self.hosts)} but works among other hosts"
 
     @property
     def trials(self) -> tuple[str, ...]:
@@ -131,7 +133,7 @@ class Culprits:
             return counted
         many = len({rank.host for rank in self.smoke.ranks}) > 2
         if many and self.why not in OWN_FAULT and isinstance(self.smoke.isolation, Skipped):
-            return "Repeat it over groups of hosts to find the faulty one: nccl-doctor smoke --isolate."
+            return "Repeat the all-reduce in groups of hosts to find the faulty one: nccl-doctor smoke --isolate."
         return f"Look at {fold(self.hosts)} first; run again with -v to see all output of its ranks."
 
 

@@ -16,6 +16,8 @@ from nccl_doctor.snapshot.smoke import Smoke
 from nccl_doctor.snapshot.system import Identity
 from nccl_doctor.text.hostlist import grouped
 
+MEASURED = "what --rate measured"
+
 
 @dataclass(frozen=True)
 class LinkSpeed:
@@ -46,7 +48,7 @@ def _measured(snapshot: Snapshot, smoke: Smoke) -> LinkSpeed | None:
     if any(rate.limited is not None for rate in snapshot.rates.rates):
         return None  # limited by the machines themselves
     usual = [rail.usual for rail in rails(snapshot.rates)]
-    return LinkSpeed(smoke.ranks[0].host, "what --rate measured", sum(usual) / 8, links_words(usual)) if usual else None
+    return LinkSpeed(smoke.ranks[0].host, MEASURED, sum(usual) / 8, links_words(usual)) if usual else None
 
 
 def links_words(gbps: list[float]) -> str:
@@ -138,9 +140,9 @@ def _gloo(host: Host, facts: HostFacts, snapshot: Snapshot) -> set[str]:
 
 MOST_PORTS = 8
 TELLING = {
-    "link": "Look at the cable or transceiver of the ports named (mlxlink, ethtool -m): the link itself had errors.",
-    "loss": "Packets of RDMA were lost on the way: for RoCE see that PFC or ECN is on at every switch port and host "
-    "alike (mlnx_qos), that MTUs agree, and which switch counts drops.",
+    "link": "Check the cable or transceiver of the named ports (mlxlink, ethtool -m): the link itself had errors.",
+    "loss": "RDMA packets were lost: for RoCE, check that PFC or ECN is enabled on all switch ports and hosts alike "
+    "(mlnx_qos), that the MTUs agree, and which switch counts drops.",
 }
 
 

@@ -22,7 +22,7 @@ from nccl_doctor.model.finding import Finding, Fix, Severity
 from nccl_doctor.model.register import Unjudged
 from nccl_doctor.snapshot.hosts import Host
 from nccl_doctor.snapshot.smoke import Smoke
-from nccl_doctor.text.hostlist import fold
+from nccl_doctor.text.hostlist import fold, listed
 
 NET_OFF = ("NCCL_IB_DISABLE", "NCCL_NET", "NCCL_IB_HCA")
 P2P_OFF = ("NCCL_P2P_DISABLE", "NCCL_P2P_LEVEL")
@@ -69,7 +69,7 @@ def _sockets(view: View, smoke: Smoke) -> Iterator[Finding | Unjudged]:
         ),
         facts={"transport": "Socket", "devices": devices},
         symptoms=(everywhere("transport-fallback", names, smoke),),
-        fix=_fix(on, NET_OFF, "see whether ibv_devinfo works there in the training's own environment"),
+        fix=_fix(on, NET_OFF, "see whether ibv_devinfo works in the environment of the job"),
     )
 
 
@@ -89,5 +89,5 @@ def _reasons(hosts: list[Host], variables: tuple[str, ...]) -> Iterator[str]:
 def _fix(hosts: list[Host], variables: tuple[str, ...], otherwise: str) -> Fix:
     named = [variable for variable in variables if any(variable in host.node.env for host in hosts)]
     if named:
-        return Fix(summary=f"Take {' and '.join(named)} out of the hosts file's env, unless it is meant.")
+        return Fix(summary=f"Remove {listed(named)} from env in the hosts file, unless this is intended.")
     return Fix(summary=f"On {fold([host.name for host in hosts])}: {otherwise}.")

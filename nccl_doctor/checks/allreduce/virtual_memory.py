@@ -21,7 +21,7 @@ def with_limits(found: Finding, snapshot: Snapshot) -> Finding:
     words = ", ".join(f"{size >> 20} MiB on {fold(names)}" for size, names in limits.items())
     return found.model_copy(
         update={
-            "message": f"{found.message.rstrip('.')}; the virtual memory of a process is limited to {words}.",
+            "message": f"{found.message.rstrip('.')}. The virtual memory of each process is limited to {words}.",
             "evidence": (*found.evidence, f"ulimit -v, as a command on the host has it: {words}"),
             "fix": Fix(
                 summary="Lift that limit, which torch may exceed: ulimit -v unlimited in the shell that starts "

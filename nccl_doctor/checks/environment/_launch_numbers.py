@@ -11,7 +11,7 @@ from nccl_doctor.model.base import Unknown
 from nccl_doctor.model.register import Unjudged
 from nccl_doctor.probe.options import LAUNCHERS, read_words
 from nccl_doctor.snapshot.hosts import visible_gpus
-from nccl_doctor.text.hostlist import fold, plural
+from nccl_doctor.text.hostlist import fold, listed, nouns, plural
 
 
 @dataclass(frozen=True)
@@ -55,11 +55,13 @@ def nodes(judged: JudgedLine) -> Iterator[str]:
         return
     if told is not None and not line.spans(count):
         if ":" in told and line.is_static:
-            yield f"--nnodes={told} is a range, which needs --rdzv_backend=c10d; for the {count} hosts, give {count}"
+            yield (
+                f"--nnodes={told} is a range, which needs --rdzv_backend=c10d; for {count} hosts, use --nnodes={count}"
+            )
         else:
             yield f"the launch command says --nnodes={told}, but there are {count} hosts"
     elif told is None and count > 1 and line.table.placed and not line.table.engine:
-        yield f"without --nnodes each of the {count} hosts starts a separate job"
+        yield f"without --nnodes, each of the {count} hosts starts a separate job"
     yield from _rank(judged, told, rank)
     pairs = [
         [next((each.value for each in line.arguments if each.name == o), None) for o in ("--world-size", "--rank")]
@@ -67,9 +69,12 @@ def nodes(judged: JudgedLine) -> Iterator[str]:
     pairs.append([line.variables.get(name) for name in ("WORLD_SIZE", "RANK")])
     for (told, rank), (size, own) in zip(pairs, (("--world-size ", "--rank "), ("WORLD_SIZE=", "RANK=")), strict=True):
         if told and rank and is_number(told) and is_number(rank) and int(rank) >= int(told):
-            yield f"{own}{rank} with {size}{told}: ranks are numbered from 0, so the highest is {int(told) - 1}"
+            yield (
+                f"{own}{rank} is too high for {size}{told}: ranks are numbered from 0, so the highest is "
+                f"{int(told) - 1}"
+            )
         elif told and is_number(told) and line.places_itself and int(told) not in (count, judged.world) and count > 1:
-            yield f"{size}{told}, but the {count} hosts have {plural(judged.world, 'rank')}"
+            yield f"{size}{told} was given, but the {count} hosts have {plural(judged.world, 'rank')} in total"
 
 
 def own_ways(judged: JudgedLine) -> Iterator[str]:
@@ -84,16 +89,22 @@ def own_ways(judged: JudgedLine) -> Iterator[str]:
             parts = filter(None, line.options.get(option, "").split("@"))
             strange = [name for part in parts if (name := part.partition(":")[0]) not in known]
             if strange:
-                yield f"--{option} names {', '.join(strange)}, which is not among the hosts"
+                yield (
+                    f"--{option} names {listed(strange)}, which {'is' if len(strange) == 1 else 'are'} not "
+                    "among the hosts"
+                )
     numbered = line.launcher == "accelerate" and is_number(total) and is_number(machines) and int(machines) > 1
     if numbered and int(total) % int(machines):  # accelerate/commands/launch.py: the total of all machines
-        yield f"--num_processes is the total number of ranks; {total} does not divide evenly among {machines} machines"
+        yield (
+            f"--num_processes is the total number of ranks, and {total} can't be divided evenly among "
+            f"{machines} machines"
+        )
     if line.launcher == "vllm" and is_number(rank) and int(rank) > 0 and "headless" not in line.options:
-        yield f"node rank {rank} without --headless starts a second server"
+        yield f"without --headless, node rank {rank} starts a second server"
     starts = LLAMA in (PurePath(word).name for word in (*line.start, *line.script)[:1])
     nodes = line.variables.get("NNODES", "") if starts else ""
     if is_number(nodes) and int(nodes) != count > 1:
-        yield f"NNODES={nodes}, but there are {count} hosts"
+        yield f"NNODES is {nodes}, but there are {count} hosts"
 
 
 LLAMA = "llamafactory-cli"
@@ -105,12 +116,12 @@ def _rank(judged: JudgedLine, nodes: str | None, rank: str | None) -> Iterator[s
     """Yield faults in the launch command's node rank, compared with the number of nodes."""
     line, count = judged.line, judged.count
     if line.launcher == "deepspeed" and "no_ssh" in line.options and rank is None and count > 1:
-        yield "--no_ssh without --node_rank: every host regards itself as node 0"
+        yield "--no_ssh is given without --node_rank, so every host regards itself as node 0"
     if line.is_ranked and count > 1 and "node_rank" not in line.lost and (nodes is not None or not line.table.engine):
         if rank is None:
-            yield "without a node rank every host regards itself as node 0"
+            yield "without a node rank, every host regards itself as node 0"
         elif not is_number(rank) or int(rank) >= count:
-            yield f"node rank {rank} is not in 0 to {count - 1}"
+            yield f"node rank {rank} is not in the range from 0 to {count - 1}"
 
 
 def started(judged: JudgedLine) -> Iterator[LineFault]:
@@ -125,7 +136,7 @@ def started(judged: JudgedLine) -> Iterator[LineFault]:
     tasks, each = front.get("world_size"), front.get("nproc_per_node")
     program = line.started[0]
     if each and is_number(each) and int(each) > 1:
-        yield f"{program} starts {each} of {line.launcher} on each host, and each starts ranks of its own"
+        yield f"{program} starts {line.launcher} {each} times on each host, and each of them starts its own ranks"
     elif tasks and is_number(tasks) and int(tasks) > judged.count:
         yield f"{program} starts {line.launcher} {tasks} times, but there are {judged.count} hosts"
 
@@ -141,7 +152,7 @@ def _slots(judged: JudgedLine, options: Mapping[str, str]) -> Iterator[LineFault
         return
     slots = [part.rpartition(":")[2] if ":" in part else "1" for part in named.split(",") if part]
     if slots and not hydra and all(map(is_number, slots)) and is_number(ranks) and int(ranks) > sum(map(int, slots)):
-        yield f"mpirun is to start {ranks} ranks, but -H has {plural(sum(map(int, slots)), 'slot')}"
+        yield f"mpirun is to start {ranks} ranks, but -H gives only {plural(sum(map(int, slots)), 'slot')}"
 
 
 def sizes(judged: JudgedLine) -> Iterator[LineFault]:
@@ -163,13 +174,16 @@ def sizes(judged: JudgedLine) -> Iterator[LineFault]:
         return  # it may be meant for a CPU job
     if "nnodes" in line.options and judged.count > 1:
         if wanted > sum(counts.values()):
-            yield f"the parallelism settings need {plural(wanted, 'GPU')}, but the hosts have {sum(counts.values())}"
+            yield (
+                f"the parallelism settings need {plural(wanted, 'GPU')}, but the hosts have "
+                f"{sum(counts.values())} in total"
+            )
         elif wanted % judged.count:
             yield f"the parallelism settings need {wanted} GPUs, which can't be divided among {judged.count} hosts"
     elif wanted > max(counts.values()) and line.options.get("distributed_executor_backend") != "ray":
         most = max(counts, key=lambda name: counts[name])
-        each = "" if judged.count == 1 else "; without --nnodes each host serves on its own"
-        yield f"the parallelism settings need {plural(wanted, 'GPU')}, but {most} has {counts[most]}{each}"
+        each = "" if judged.count == 1 else " on each host, since --nnodes is not given"
+        yield f"the parallelism settings need {plural(wanted, 'GPU')}{each}, but {most} has only {counts[most]}"
 
 
 def ranks(judged: JudgedLine) -> Iterator[LineFault]:
@@ -190,13 +204,18 @@ def ranks(judged: JudgedLine) -> Iterator[LineFault]:
             if (is_number(told) and int(told) > there) or (told == "gpu" and not there):
                 few.setdefault(there, []).append(host.name)
     for there, hosts in few.items():
-        wants = "--nproc_per_node=gpu needs GPUs" if told == "gpu" else f"{told} ranks per node need {told} GPUs"
-        yield f"{wants}, but {fold(hosts)} {'has' if len(hosts) == 1 else 'have'} {there or 'none'}"
+        wants = f"{told} {nouns(int(told), 'rank')} per node need {plural(int(told), 'GPU')}" if told != "gpu" else ""
+        have = "has" if len(hosts) == 1 else "have"
+        few_each = f"only {there}{' each' * (len(hosts) > 1)}" if there else "none"
+        yield f"{wants or '--nproc_per_node=gpu needs GPUs'}, but {fold(hosts)} {have} {few_each}"
     planned = {place.node.nproc_per_node for place in judged.places.values()} - {None}
     if told == "0":
-        yield "0 ranks a node start nothing"
+        yield "with 0 ranks per node, nothing is started"
     elif is_number(told) and not few and planned and {int(told)} != planned:
-        yield f"{told} ranks per node, but the hosts file says {', '.join(map(str, sorted(filter(None, planned))))}"
+        yield (
+            f"the line starts {told} ranks per node, but the hosts file says "
+            f"{listed(map(str, sorted(filter(None, planned))))}"
+        )
 
 
 def idle(judged: JudgedLine) -> Iterator[str]:
@@ -206,7 +225,7 @@ def idle(judged: JudgedLine) -> Iterator[str]:
         meant_total(judged.line, [place.nproc for place in judged.places.values()]),
     )
     if meant is not None:
-        yield f"--num_processes {told} counts the ranks of all hosts, which can have {meant} together"
+        yield f"--num_processes {told} is the total number of ranks, but all hosts together can run {meant}"
 
 
 def devices(judged: JudgedLine) -> Iterator[LineFault]:
@@ -222,12 +241,16 @@ def devices(judged: JudgedLine) -> Iterator[LineFault]:
             yield Unjudged((host.name,), f"{option} {value}, and which GPUs there are is not known")
         if isinstance(facts.gpus, tuple):
             count = len(visible_gpus(host.node, facts))
-            has = plural(count, "GPU")
+            has = f"only {plural(count, 'GPU')}" if count else "no GPU"
+            own = f"only {'GPU' if count == 1 else 'GPUs'} {listed(map(str, range(count)))}" if count else has
             there = {str(number) for number in range(count)}
             missing = [part for part in asked or ["0"] if part not in there]
             if counted and int(value) > count:
                 yield f"{option} {value} asks for {plural(int(value), 'GPU')}, but {host.name} has {has}"
                 return
             if missing and not counted:
-                yield f"{option} {value} asks for GPU {','.join(missing)}, but {host.name} has {has}"
+                yield (
+                    f"{option} {value} asks for {nouns(len(missing), 'GPU')} {listed(missing)}, but "
+                    f"{host.name} has {own}"
+                )
                 return

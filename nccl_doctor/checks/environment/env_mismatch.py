@@ -95,7 +95,8 @@ def _finding(name: str, column: dict[str, Variable | None]) -> Finding:
         message=f"{name} is not the same on all hosts: {fold(outliers)} differ{'s' * (len(outliers) == 1)}.",
         evidence=tuple(f"{fold(hosts)}: {name} is {text}" for text, hosts in groups.items()),
         facts={"variable": name, "values": values},
-        fix=f"Set {name} to one value for all hosts, in the hosts file's env; it wins over the other places.",
+        fix=f"Set {name} to one value for all hosts, in the hosts file's env, which takes precedence over the "
+        "other places.",
         severity=Severity.ERROR if name in MUST_AGREE else None,
     )
 
@@ -119,7 +120,7 @@ def _advice(case: Case) -> Advice:
         for name, values in names.items()
     ]
     more = f"; and {plural(len(told) - MOST, 'more variable')}" if len(told) > MOST else ""
-    which = f": {'; '.join(told[:MOST])}{more}" if told else f" (seen by {case.who})"
+    which = f": {'; '.join(told[:MOST])}{more}" if told else f" (reported by {case.who})"
     return advise(
         f"NCCL's variables differ between ranks{which}.",
         "Make them the same on all hosts, including ~/.nccl.conf and /etc/nccl.conf:",

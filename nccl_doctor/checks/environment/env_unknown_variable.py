@@ -43,7 +43,7 @@ def env_unknown_variable(view: View) -> Findings:
             if variable.doubt is not None and variable.value != LEFT_OUT:  # whether it is set at all
                 yield Unjudged((host,), variable.doubt)
                 continue
-            absent = f"{reason}; this is {show(own.version)}" if reason is not None and own.version else None
+            absent = f"in NCCL {show(own.version)}: {reason}" if reason is not None and own.version else None
             since = newer(own.version) if reader(name) == "NCCL" else None
             found.setdefault((name, absent, since), {})[host] = variable.origin
     for (name, absent, since), origins in found.items():
@@ -54,7 +54,7 @@ def env_unknown_variable(view: View) -> Findings:
         )
         yield Finding(
             hosts=tuple(origins),
-            message=f"{unknown}{_hint(name, right)}" if absent is None else f"{name} has no effect: {absent}.",
+            message=f"{unknown}{_hint(name, right)}" if absent is None else f"{name} has no effect {absent}.",
             evidence=folded((host, f"{quoted(name)} ({origin})") for host, origin in origins.items()),
             facts={"variable": name, "nearest": right and right.name, "origins": origins},
             fix=f"{remedy} where it is set: {fold(origins)}: {', '.join(dict.fromkeys(origins.values()))}.",

@@ -102,7 +102,7 @@ def _shared_master(view: View, places: dict[str, PlannedNode]) -> Iterator[Findi
     if jobs:
         yield Finding(
             hosts=tuple(jobs),
-            message=f"A job that is running on {fold(jobs)} already uses this job's master, "
+            message=f"A job that is running on {fold(jobs)} already uses this job's master address and port, "
             f"{snapshot.cluster.master_addr}:{port}.",
             evidence=folded((host, line) for host, each in jobs.items() for line in each),
             facts={"master_addr": snapshot.cluster.master_addr, "master_port": port},

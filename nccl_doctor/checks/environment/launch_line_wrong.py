@@ -110,7 +110,7 @@ class Faults:
         if self.ranks and not (self.devices or self.lacks_gpus):
             return "Start no more ranks than each host has GPUs."
         if self.devices or self.lacks_gpus:
-            return "Ask for GPUs that every host has, or for the processor."
+            return "Ask for GPUs that every host has, or for the CPU."
         return "Correct the launch command."
 
 
@@ -168,7 +168,7 @@ def _unknown_options(judged: JudgedLine) -> Iterator[str]:
         )
     for option, hosts in grouped(_lacking(judged)).items():
         some = f"{judged.line.launcher} on {fold(hosts)}"
-        yield f"{some} has no option {option}, unlike on other hosts: its version differs there"
+        yield f"{some} has no option {option}, unlike on other hosts: its version is different there"
 
 
 def _lacking(judged: JudgedLine) -> Iterator[tuple[str, str]]:
@@ -203,7 +203,7 @@ def _meeting(judged: JudgedLine) -> Iterator[LineFault]:
         yield from _c10d(judged, addr, port)
         return
     if addr is None:
-        yield f"without a {what} each host waits for itself; the first host is {judged.master}"
+        yield f"without a {what}, each host waits for itself; the first host is {judged.master}"
     else:
         yield from _wrong_place(judged, f"{what} {addr}", addr, port)
 
@@ -216,8 +216,8 @@ def _c10d(judged: JudgedLine, addr: str, port: str | None) -> Iterator[LineFault
     at = [name for name, host in takes.items() if host]
     if not at and None not in takes.values():
         yield (
-            f"no host recognises {addr} as its own, so each would wait for the rendezvous' store: a host does so if "
-            "its own name is, or resolves to, that address"
+            f"no host recognises {addr} as its own, so none would run the rendezvous' store: a host recognises its "
+            "own name and the addresses to which that resolves"
         )
     elif len(at) > 1:
         yield f"several hosts recognise {addr} as their own ({fold(at)}), so each would wait alone"
@@ -226,12 +226,15 @@ def _c10d(judged: JudgedLine, addr: str, port: str | None) -> Iterator[LineFault
     elif at != [first]:
         yield Unjudged(tuple(at), f"the rendezvous endpoint {addr} is on {at[0]}, and the ports of {first} were tested")
     elif port == "0":
-        yield f"rendezvous endpoint {addr} is used with port 0, any free port, which the other hosts would not know"
+        yield (
+            f"rendezvous endpoint {addr} is used with port 0, which means any free port, so the other hosts "
+            "would not know it"
+        )
     elif port and port != str(judged.view.snapshot.cluster.master_port):
         yield f"rendezvous endpoint {addr} is used with port {port}, but a different port was tested"
     own = judged.line.options.get("local_addr")
     if own is not None and (own == "localhost" or is_loopback(own)):
-        yield f"--local-addr={own} has each host's ranks meet at that host itself"
+        yield f"--local-addr={own} makes the ranks of each host connect to that host itself"
     yield from _meeting_by_name(judged)
 
 
@@ -279,8 +282,8 @@ def _meeting_by_name(judged: JudgedLine) -> Iterator[LineFault]:
             lost.append(host.name)
     if lost:
         yield (
-            f"the name {name}, under which the ranks of torchrun's c10d rendezvous meet on {at}, does not resolve to "
-            f"it on {fold(lost)}: give each host's line its address (--local-addr)"
+            f"the ranks of torchrun's c10d rendezvous connect to {at} by the name {name}, which does not resolve to an "
+            f"address of {at} on {fold(lost)}: give each host's line its address (--local-addr)"
         )
     elif unknown:
         yield Unjudged(tuple(unknown), f"it is not known whether they resolve {name}, under which c10d's ranks meet")
@@ -314,13 +317,17 @@ def _url(judged: JudgedLine) -> Iterator[LineFault]:
 def _wrong_place(judged: JudgedLine, words: str, addr: str, port: str | None) -> Iterator[LineFault]:
     planned = str(judged.view.snapshot.cluster.master_port)
     if addr == "localhost" or is_loopback(addr):
-        yield f"{words} points each host at itself: with {judged.count} hosts the ranks would never connect"
+        yield f"{words} points each host at itself, so the ranks on the {judged.count} hosts would never connect"
     elif addr not in next(iter(judged.places.values())).masters and (own := _is_own(judged, addr)) is not True:
         first = judged.view.snapshot.hosts[0].name
         known = f"it is not known whether {addr} is an address of {first}"
-        yield (f"{words} is not the first host, {judged.master}" if own is False else Unjudged((first,), known))
+        yield (
+            f"{words} is not an address of the first host, {judged.master}"
+            if own is False
+            else Unjudged((first,), known)
+        )
     elif port == "0":
-        yield f"{words} is used with port 0, any free port, which the other hosts would not know"
+        yield f"{words} is used with port 0, which means any free port, so the other hosts would not know it"
     elif port and port != planned:
         yield f"{words} is used with port {port}, but port {planned} was tested"
 
@@ -346,8 +353,11 @@ def _own_ports(judged: JudgedLine) -> Iterator[str]:
     for name, text in told.items():
         for own in PROGRAMS[line.launcher].ports if line.launcher in PROGRAMS and is_number(text) else ():
             if own.first <= int(text) <= own.last and (not own.only_with or own.only_with in line.options):
-                some = str(own.first) if own.first == own.last else f"{own.first} to {own.last}"
-                yield f"port {text} of {line.table.written(name)} is one of {some}, {own.of} ({own.by} moves them)"
+                some = (
+                    f"{own.of} port" if own.first == own.last else f"one of {own.of} ports, {own.first} to {own.last}"
+                )
+                given = f"{line.launcher} was given port {text} by {line.table.written(name)}"
+                yield f"{given}, but that is {some} (changed by {own.by})"
 
 
 def _shared(judged: JudgedLine) -> Iterator[str]:
@@ -356,7 +366,10 @@ def _shared(judged: JudgedLine) -> Iterator[str]:
     for host in judged.view.snapshot.hosts if said is not None else ():
         planned = host.node.cuda_visible_devices
         if planned not in (None, said) and rank == str(host.node.node_rank):
-            yield f"CUDA_VISIBLE_DEVICES={said} with node rank {rank}, but {host.name} has {planned} in the hosts file"
+            yield (
+                f"CUDA_VISIBLE_DEVICES={said} is set for node rank {rank}, but the hosts file gives "
+                f"{host.name} {planned}"
+            )
 
 
 def _advice(case: Case) -> Advice:

@@ -159,11 +159,11 @@ def _fault(view: View, own: HostNccl, given: Advertised, address: str | None, ri
         return "finds no address to advertise, and exits"
     parsed = numeric(address or "")
     if address is None or parsed is None:
-        return f"will advertise {given.address}, which does not resolve there"
+        return f"will advertise {given.address}, which does not resolve on that host"
     if parsed.is_unspecified:
         return f"will advertise {given.address}, which is not a usable address: the host has no route to 8.8.8.8"
     if parsed.is_loopback:
-        return "will advertise a loopback address, at which every host finds only itself"
+        return "will advertise a loopback address, at which every host reaches only itself"
     return _of_peers(view, own, given, address, right)
 
 
@@ -178,13 +178,13 @@ def _of_peers(view: View, own: HostNccl, given: Advertised, address: str, right:
     said = None
     nets = [net for one in right if one is not None for net in own.networks(one)]
     if LossCause.OWN_ADDRESS in standing.causes:
-        said = "will advertise an address that other hosts have, too: each would reach itself"
+        said = "will advertise an address that other hosts have, too: each would connect to itself"
     elif (unmet and not met - unmet.keys()) or standing.is_lost:
-        said = f"will advertise an address of {entry.interface}, at which the other hosts can't reach it"
+        said = f"will advertise an address of {entry.interface}, which the other hosts can't reach"
     elif given.by is None and address not in right and not any(address_of(address) in net for net in nets):
         used = next((e.interface for e in own.interfaces.addresses if e.address in right), None)
         way = ", which has the route to the internet" if "begins at" in given.why else ""
-        said = f"will advertise an address of {entry.interface}{way}; the cluster is on {used or 'another subnet'}"
+        said = f"will advertise an address of {entry.interface}{way}, but the cluster is on {used or 'another subnet'}"
     return said
 
 
@@ -221,7 +221,7 @@ def _finding(view: View, severity: Severity, those: tuple[Misled, ...], which: l
     if "deepspeed" in which:
         summary = f"Give it the cluster's address: deepspeed --master_addr {better.get(hosts[0], 'ADDRESS')}."
     elif not commands:
-        summary = "Give it on each host that host's own address on the cluster's network."
+        summary = "On each host, give it that host's own address on the cluster's network."
     variables = {
         host: {variable: address for program in which if (variable := PROGRAMS[program].export) is not None}
         for host, address in better.items()
@@ -282,7 +282,7 @@ def _message(case: Case) -> str:
     if counted is not None:
         nodes, addresses = map(int, counted.groups())
         few = addresses < nodes
-        why = "several hosts give one address" if few else "a host gives two, one of them of another net"
+        why = "several hosts give the same address" if few else "a host gives two, one of them on another network"
         found = f"{addresses} {'address' if addresses == 1 else 'addresses'} for {plural(nodes, 'host')}"
         return f"vLLM found {found}: {why} (VLLM_HOST_IP, or the default route's)"
     if first.wording == _UNIQUE:

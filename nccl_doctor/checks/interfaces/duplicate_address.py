@@ -59,7 +59,7 @@ def duplicate_address(view: View) -> Findings:
             hosts = tuple(name for name in nodes if name in owners or name in away)
             yield Finding(
                 hosts=hosts,
-                message=f"{fold(hosts)} have the same address, {address}.",
+                message=f"{fold(hosts)} have the same IP address, {address}.",
                 evidence=(
                     *(f"{name}: {address} is on {interface}" for name, interface in owners.items()),
                     *(f"{name}: the hosts file knows it by {address}, and it was not reached there" for name in away),

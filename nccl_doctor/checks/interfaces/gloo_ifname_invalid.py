@@ -72,8 +72,8 @@ def gloo_ifname_invalid(view: View) -> Findings:
     for value, hosts in failed.items():
         yield Finding(
             hosts=tuple(hosts),
-            message=f"{GLOO_SOCKET_IFNAME}={quoted(value)} matches no interface with an address on {fold(hosts)}: gloo "
-            "will not start.",
+            message=f"On {fold(hosts)}, {GLOO_SOCKET_IFNAME}={quoted(value)} matches no interface that has an address: "
+            "gloo will not start.",
             evidence=folded((host, f"{reason}; with an address: {names[host]}") for host, reason in hosts.items()),
             facts={GLOO_SOCKET_IFNAME: value},
             fix=_fix(view, hosts),

@@ -18,6 +18,7 @@ from nccl_doctor.checks.view import Findings, View, check
 from nccl_doctor.model.cluster import Node
 from nccl_doctor.model.engine import engines_of
 from nccl_doctor.model.finding import Finding, Severity
+from nccl_doctor.text.hostlist import listed
 
 
 @check("NCD221", phrase="machine listed twice", severity=Severity.WARNING, needs=(*NEEDS, "identity"), needs_nccl=True)
@@ -32,11 +33,11 @@ def host_listed_twice(view: View) -> Findings:
         if names := [node.name for node in twice]:
             yield Finding(
                 hosts=tuple(names),
-                message=f"{' and '.join(names)} are the same machine: the job has {len(twice)} nodes on one machine.",
+                message=f"{listed(names)} are the same machine, so the job would run {len(twice)} nodes on it.",
                 evidence=tuple(f"{node.name} at {node.address}: the same boot id and interfaces" for node in twice),
                 facts={"nodes": names},
-                fix="Take all but one out of the list. Where one machine is to be two nodes, give both entries its one "
-                "address under names of their own (name: and address:) and each its own GPUs (cuda_visible_devices).",
+                fix="Remove all but one from the list. If one machine is to serve as several nodes, give these entries "
+                "the same address, different names (name: and address:), and different GPUs (cuda_visible_devices).",
             )
 
 

@@ -40,8 +40,8 @@ def hostname_loopback(view: View) -> Findings:
     caught = [own for own in own_names(view) if own.is_loopback]
     if caught:
         hosts = tuple(own.host for own in caught)
-        what = ", which gloo advertises to the other hosts" if any(own.lost for own in caught) else f": {CHANCE}"
-        yield finding(view, caught, f"On {fold(hosts)} the host's own name resolves to a loopback address{what}.")
+        what = ", which gloo advertises to the other hosts" if any(own.lost for own in caught) else CHANCE
+        yield finding(view, caught, f"On {fold(hosts)}, the host's own name resolves to a loopback address{what}.")
 
 
 def _advice(case: Case) -> Advice:

@@ -43,9 +43,9 @@ def hostname_mismatch(view: View) -> Findings:
     master = view.snapshot.cluster.master_addr
     if stale:
         fatal = any(own.host == view.snapshot.cluster.nodes[0].name and own.name == master for own in stale)
-        what = "gloo gives the others 127.0.0.1" if any(own.lost for own in stale) else CHANCE
+        what = ": gloo advertises 127.0.0.1 to the other hosts" if any(own.lost for own in stale) else CHANCE
         where = fold(own.host for own in stale)
-        words = f"On {where} the host's own name resolves to an address that the host does not have: {what}."
+        words = f"On {where}, the host's own name resolves to an address that the host does not have{what}."
         about_own = finding(view, stale, words)
         yield about_own.model_copy(update={"severity": Severity.ERROR}) if fatal else about_own
     lost = [own for own in own_names(view) if own.lost and own.resolution.addresses and not own.is_loopback]
@@ -78,8 +78,8 @@ def hostname_mismatch(view: View) -> Findings:
                 },
                 details=Details(failed=failed_by(view, name, outliers)),
                 fix=pasted(
-                    f"Make {quoted(name)} the same address on all hosts, or use IP addresses in the hosts file. Look "
-                    "for it there; if no line has it, the name is from DNS:",
+                    f"Make {quoted(name)} resolve to the same address on all hosts, or use IP addresses in the hosts "
+                    "file. If these commands print no line, the name comes from DNS:",
                     on_each(outliers, line("grep -nwF -- {name} /etc/hosts", name=name)),
                 ),
                 severity=Severity.ERROR if name == master else None,
@@ -88,12 +88,12 @@ def hostname_mismatch(view: View) -> Findings:
 
 def _lost_words(own: OwnName, given: list[str | None]) -> str:
     """Describe why gloo can't use the host's own name to connect the host to some others."""
-    words = f"On {own.host} the host's own name resolves to {own.gloo}"
+    words = f"On {own.host}, the host's own name resolves to {own.gloo}"
     mine = ":" in own.gloo
     if given and all(address is not None and (":" in address) != mine for address in given):
         version = 4 if mine else 6
         return f"{words}, but on {fold(own.lost)} to IPv{version} addresses: gloo can't mix address families."
-    return f"{words}, an address over which gloo can't connect {own.host} to {fold(own.lost)}."
+    return f"{words}, but gloo can't connect {own.host} and {fold(own.lost)} through that address."
 
 
 def _reached(view: View, host: str, name: str) -> bool:
@@ -111,8 +111,8 @@ def _real(answer: ResolverAnswer | None) -> tuple[str, ...]:
 
 
 ADVICE = make_advice(
-    "gloo on {who} has an address of another family than the other ranks': a host's own name resolves to IPv6 on some "
-    "hosts and to IPv4 on others, or to ::1.",
+    "gloo on {who} has an address of a different family from the other ranks': hosts' own names resolve to IPv6 on "
+    "some hosts and to IPv4 on others, or to ::1.",
     "Set GLOO_SOCKET_IFNAME on every host to the interface of the job's network, or give each host's name its real "
     "address in /etc/hosts. To see which:",
 )

@@ -31,7 +31,7 @@ from nccl_doctor.snapshot.access import SshUnreachable
 from nccl_doctor.snapshot.hosts import Snapshot, corroborated_by_name
 from nccl_doctor.snapshot.network import Names, Resolution, deviations
 from nccl_doctor.snapshot.surroundings import KubeFacts, Service
-from nccl_doctor.text.hostlist import fold, grouped, quoted
+from nccl_doctor.text.hostlist import fold, grouped, nouns, quoted
 from nccl_doctor.text.inet import Address, numeric
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,252}")
@@ -71,9 +71,9 @@ def hostname_unresolvable(view: View) -> Findings:
         yield _finding(view, hosts, those, is_fatal=fails or cluster.master_addr in those)
     caught = [each for each in own if each.name not in names]
     if caught:
-        what = "gloo falls back to 127.0.0.1" if any(each.lost for each in caught) else CHANCE
-        whose = "its" if len(caught) == 1 else "their"
-        message = f"{fold(each.host for each in caught)} can't resolve {whose} own name: {what}."
+        what = ": gloo falls back to 127.0.0.1" if any(each.lost for each in caught) else CHANCE
+        whose = "its own name" if len(caught) == 1 else "their own names"
+        message = f"{fold(each.host for each in caught)} can't resolve {whose}{what}."
         yield finding(view, caught, message)
 
 
@@ -89,7 +89,8 @@ def _alias(view: View, name: str) -> Finding:
     failed = {dial for dial in view.dials.unexplained if dial.outcome == "failed" and dial.address == name}
     return Finding(
         hosts=hosts,
-        message=f"{quoted(name)} is a name of ~/.ssh/config here: no rank on {fold(hosts)} finds its master by it.",
+        message=f"{quoted(name)} is only an alias in this machine's ~/.ssh/config: ranks on {fold(hosts)} "
+        "can't resolve it.",
         evidence=(f"{quoted(name)} resolves neither on {fold(hosts)} nor on this machine",),
         facts={"names": [name]},
         details=Details(failed=failed_where(view, failed.__contains__)),
@@ -104,7 +105,7 @@ def _finding(view: View, hosts: tuple[str, ...], names: list[str], *, is_fatal: 
     single = len(names) == 1
     s = "" if single else "s"
     unserved = next((found for name in names if (found := why(view.kube, name)) is not None), None)
-    whose = "" if single or view.snapshot.cluster.master_addr not in names else ", the master's among them"
+    whose = "" if single or view.snapshot.cluster.master_addr not in names else ", including the master's"
     resolved = [(host.name, known(facts.resolution)) for host, facts in view.facts if host.name in hosts]
     answers = ((host, name, its.get(name)) for name in names for host, its in resolved)
     # not a fault of the host itself
@@ -162,18 +163,17 @@ def _of(kube: KubeFacts, service: Service, pod_name: str) -> tuple[str, Fix] | N
     """Explain why an existing Service does not give the pod a name."""
     pod = next((one for one in kube.pods.values() if pod_name in (one.hostname, one.pod)), None)
     if not service.headless:
-        summary = "Give the Service clusterIP: None (recreate it): only a headless Service gives pods names."
-        return f"the Service {service.name} is not headless", Fix(summary=summary)
+        summary = "Recreate the Service with clusterIP: None: only a headless Service gives pods DNS names."
+        return f"the Service {service.name} is not headless, so its pods have no DNS names", Fix(summary=summary)
     if pod is not None and service.selector and not service.selector.items() <= pod.labels.items():
         chosen = ", ".join(f"{key}={value}" for key, value in service.selector.items())
         summary = "Give the Service's selector labels that the job's pods have."
-        return f"the Service {service.name} selects pods by {chosen}, which {pod.pod} does not have", Fix(
-            summary=summary
-        )
+        by = f"the {nouns(len(service.selector), 'label')} {chosen}"
+        return f"the Service {service.name} selects pods by {by}, which {pod.pod} does not have", Fix(summary=summary)
     if pod is not None and pod.unready and not service.early:
         commands = on(None, ServicePatch(service.name, kube.namespace))
-        summary = "Have the Service give names before pods are ready; the ranks need them to become so:"
-        sentence = f"{pod.pod} is not ready, and the Service {service.name} resolves names of ready pods only"
+        summary = "Have the Service publish DNS names before pods are ready, since ranks need the names to start:"
+        sentence = f"{pod.pod} is not ready, and the Service {service.name} gives DNS names only to ready pods"
         return sentence, pasted(summary, commands)
     return None
 
@@ -181,7 +181,7 @@ def _of(kube: KubeFacts, service: Service, pod_name: str) -> tuple[str, Fix] | N
 def _make(kube: KubeFacts, name: str) -> Fix:
     """Return a remedy that creates a headless Service for the job's pods."""
     labels = common_labels(kube)
-    summary = "Make a headless Service of that name over the job's pods"
+    summary = "Make a headless Service of that name for the job's pods"
     if not labels:
         return Fix(summary=f"{summary} (clusterIP: None, publishNotReadyAddresses: true).")
     service = {

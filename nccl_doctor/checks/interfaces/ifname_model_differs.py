@@ -22,8 +22,8 @@ def ifname_model_differs(view: View) -> Findings:
     if differing := {name: one.disagreement for name, one in pictures.items() if one.disagreement is not None}:
         yield Finding(
             hosts=tuple(differing),
-            message=f"On {fold(differing)} libnccl chose a different interface from the one that this tool predicted.",
+            message=f"On {fold(differing)}, libnccl did not choose the interface that nccl-doctor predicted.",
             evidence=folded(differing.items()),
             facts=dict(differing),
-            fix="Nothing to do for the job; please report it, with a snapshot from check --save.",
+            fix="The job needs no change. Please report this, with a snapshot from check --save.",
         )

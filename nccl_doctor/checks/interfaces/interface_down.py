@@ -62,8 +62,8 @@ def _unused(view: View, group: list[Hindered]) -> Finding:
     other = f", or have NCCL use {common} (NCCL_SOCKET_IFNAME='={common}' on every host)" if common is not None else ""
     return Finding(
         hosts=hosts,
-        message=f"{name} on {fold(hosts)}, in {network}, is {'switched off' if is_off else 'not running'}: there is no "
-        f"direct route to {fold(sorted(peers))} ({', '.join(addresses)}).",
+        message=f"{name} ({network}) on {fold(hosts)} {'is switched off' if is_off else 'has no carrier'}, so there is "
+        f"no direct route to {fold(sorted(peers))} ({', '.join(addresses)}).",
         evidence=folded((host, f"ip route get {way.to}: {answer_of(way)}") for host, way in ways),
         facts={"interface": name, "to": addresses},
         details=Details(failed=tuple(pair for one in group for pair in one.pairs)),

@@ -101,7 +101,7 @@ def _finding(view: View, hosts: tuple[str, ...], where: str, stalls: Sequence[St
     seen = grouped(((stall.src, stall.unacked, stall.sent, stall.segment), stall.address) for stall in stalls)
     return Finding(
         hosts=hosts,
-        message=f"Large packets vanish between {where}: connections open and then hang.",
+        message=f"Large packets between {where} are lost: connections are established, but then hang.",
         evidence=tuple(
             f"{src} -> {', '.join(addresses)}: {unacked} of {sent} bytes never arrived, in segments of {segment}"
             for (src, unacked, sent, segment), addresses in seen.items()

@@ -23,7 +23,7 @@ from nccl_doctor.checks.nccl_choice import NEEDS
 from nccl_doctor.checks.view import Findings, View, check, minority, pasted
 from nccl_doctor.model.finding import Finding, Fix, Severity, on
 from nccl_doctor.model.operations.system import LinkMtu
-from nccl_doctor.text.hostlist import fold, grouped
+from nccl_doctor.text.hostlist import fold, grouped, listed
 from nccl_doctor.text.inet import Network
 
 ROCE_SIZES, ROCE_HEADERS = (256, 512, 1024, 2048, 4096), 96
@@ -51,11 +51,11 @@ def mtu_mismatch(view: View) -> Findings:
         mtus = {host: mtu for host, (_, mtu) in hosts.items()}
         if len(set(mtus.values())) > 1:
             groups = grouped((entry, host) for host, entry in hosts.items())
-            sizes = " and ".join(str(mtu) for mtu in sorted(set(mtus.values())))
+            sizes = listed(map(str, sorted(set(mtus.values()))))
             told |= mtus.keys()
             yield Finding(
                 hosts=minority(mtus),
-                message=f"The interfaces that NCCL uses on {network} have MTUs of {sizes} bytes.",
+                message=f"The interfaces that NCCL uses on {network} have different MTUs: {sizes} bytes.",
                 evidence=tuple(
                     f"{fold(names)}: {link} has {mtu}{_packets(mtu) if (names[0], link) in roce else ''}"
                     for (link, mtu), names in groups.items()
@@ -68,8 +68,8 @@ def mtu_mismatch(view: View) -> Findings:
     for (small, large), names in uneven.items():
         yield Finding(
             hosts=tuple(names),
-            message=f"{small[0]} and {large[0]} on {fold(names)} are one physical port, but have MTUs of "
-            f"{small[1]} and {large[1]}.",
+            message=f"{small[0]} and {large[0]} on {fold(names)} are one physical port, but have different "
+            f"MTUs: {small[1]} and {large[1]} bytes.",
             evidence=(f"{small[0]} has {small[1]}", f"{large[0]} has {large[1]}"),
             facts={"mtu": dict((small, large))},
             fix=f"Set {large[1]} on {small[0]} as well, on both hosts, in a file of /etc/netplan.",

@@ -66,8 +66,9 @@ def neighbour_table_small(view: View) -> Findings:
         lost = {dial for dial in slow if not {dial.src, dial.dst}.isdisjoint(short[limit, peers])}
         yield Finding(
             hosts=tuple(hosts),
-            message=f"{peers} hosts of the cluster share a subnet with {fold(hosts)}, whose kernel keeps at most "
-            f"{limit} neighbour entr{'y' if limit == 1 else 'ies'}.",
+            message=f"The neighbour (ARP) table on {fold(hosts)} holds at most {limit} "
+            f"entr{'y' if limit == 1 else 'ies'}"
+            f", but {peers} other hosts of the cluster are on the same subnet.",
             evidence=(f"{LIMIT} is {limit}",),
             facts={"limit": limit, "peers": peers},
             details=Details(failed=failed_where(view, lost.__contains__)),
@@ -104,8 +105,8 @@ def _beside(nets: frozenset[Network], texts: Iterable[str]) -> Iterator[str]:
 
 
 ADVICE = make_advice(
-    "The kernel of {who} keeps fewer neighbours' addresses than there are hosts on the net, and drops "
-    "packets to the rest.",
+    "The kernel's neighbour (ARP) table on {who} has fewer entries than there are hosts on the subnet, so packets to "
+    "the rest are dropped.",
     "Raise net.ipv4.neigh.default.gc_thresh1, 2 and 3 well above the number of hosts, on every host:",
 )
 

@@ -31,8 +31,8 @@ def reverse_path_filtered(view: View) -> Findings:
         peers = fold(sorted(found.peers))
         yield Finding(
             hosts=(found.host,),
-            message=f"{found.host} drops packets from {peers}: they arrive on {' and '.join(names)}, but "
-            f"{found.host} routes replies elsewhere, and rp_filter is strict there.",
+            message=f"{found.host} drops packets from {peers}: they arrive on {' and '.join(names)}, where "
+            "rp_filter is strict, but replies would leave through another interface.",
             evidence=tuple(
                 f"{found.host}: ip route get {way.to} from {way.source} iif {way.iif}: {way.error}; rp_filter=1"
                 for way in dict.fromkeys(fault.way for fault in found.route_faults)

@@ -39,8 +39,8 @@ def route_diverted(view: View) -> Findings:
         peers = sorted(found.peers)
         yield Finding(
             hosts=(found.host,),
-            message=f"{found.host} sends packets for {fold(peers)} {ways}, not directly over the subnet that they "
-            "share.",
+            message=f"{found.host} sends packets for {fold(peers)} {ways} instead of directly over their common "
+            "subnet.",
             evidence=tuple(dict.fromkeys(evidence for _, evidence in lines)),
             facts={"to": peers},
             details=Details(failed=tuple(found.pairs)),
@@ -50,11 +50,11 @@ def route_diverted(view: View) -> Findings:
 
 def _lines(fault: RouteFault) -> tuple[str, str]:
     way = fault.way
-    where = f"through {way.dev}" if way.gateway is None else f"to {way.gateway} through {way.dev}"
+    where = f"through {way.dev}" if way.gateway is None else f"to the gateway {way.gateway} through {way.dev}"
     source = f" from {way.source}" if way.source else ""
     via = f" via {way.gateway}" if way.gateway else ""
     answer = f"{fault.host}: ip route get {way.to}{source}: dev {way.dev}{via}, table {way.table}"
-    table = f" (table {way.table})" if way.table not in MAIN_TABLES else ""
+    table = f" (routing table {way.table})" if way.table not in MAIN_TABLES else ""
     owner = "by its own netmask" if fault.kind == "masked" else f"on {fault.usual}"
     return f"{where}{table}", f"{answer}; {way.to} lies in {fault.network} {owner}"
 

@@ -31,7 +31,7 @@ from nccl_doctor.nccl.reachability import LossCause
 from nccl_doctor.snapshot.hosts import HostFacts
 from nccl_doctor.snapshot.mesh import Mesh
 from nccl_doctor.snapshot.network import Way
-from nccl_doctor.text.hostlist import fold
+from nccl_doctor.text.hostlist import fold, listed
 from nccl_doctor.text.inet import address_of, network_of
 
 MAIN = 254
@@ -134,9 +134,9 @@ def _no_route(sources: tuple[str, ...], lacking: dict[str, dict[str, str]]) -> s
     targets = {name: address for source in sources for name, address in lacking[source].items()}
     if not targets.keys().isdisjoint(sources):
         others = f"of {fold(targets)} " if targets.keys() - set(sources) else ""
-        return f"None of {fold(sources)} has a route to the others {others}({', '.join(sorted(targets.values()))})."
+        return f"None of {fold(sources)} has a route to the others {others}({listed(sorted(targets.values()), 99)})."
     have = "has" if len(sources) == 1 else "have"
-    return f"{fold(sources)} {have} no route to {fold(targets)} ({', '.join(targets.values())})."
+    return f"{fold(sources)} {have} no route to {fold(targets)} ({listed(targets.values(), 99)})."
 
 
 def _finding(
@@ -181,14 +181,14 @@ def _deletions(host: str, facts: HostFacts, targets: Iterable[str]) -> tuple[Com
 def _unaddressed(found: Hindered) -> Finding:
     """Return the finding for an interface without an address in its network."""
     lacking = dict.fromkeys((fault.usual, fault.network) for fault in found.route_faults)
-    nets = " and ".join(f"{interface} has no address in {network}" for interface, network in lacking)
+    nets = " and ".join(f"its interface {interface} has no address in {network}" for interface, network in lacking)
     how = "as the other hosts have it (`ip address add ADDRESS/PREFIX dev NAME`; for good: in what sets up the network)"
     ways = [fault.way for fault in found.route_faults]
     targets = [way.to for way in ways]
     what = "route" if all(way.error for way in ways) else "direct route"
     return Finding(
         hosts=(found.host,),
-        message=f"{found.host} has no {what} to {fold(sorted(found.peers))} ({', '.join(targets)}): its {nets}.",
+        message=f"{found.host} has no {what} to {fold(sorted(found.peers))} ({listed(targets, 99)}): {nets}.",
         evidence=tuple(f"{found.host}: ip route get {way.to}: {answer_of(way)}" for way in ways),
         facts={"to": targets},
         fix=Fix(summary=f"Give it one on {found.host}, {how}.", needs_root=True),

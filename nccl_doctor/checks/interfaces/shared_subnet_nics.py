@@ -46,7 +46,7 @@ class _Shared:
     meets: bool
 
 
-CARRIES = "one interface carries the traffic of both"
+CARRIES = "only one of them carries the traffic"
 KEYS = ("rp_filter", "arp_ignore", "arp_announce")
 
 
@@ -77,6 +77,7 @@ def shared_subnet_nics(view: View) -> Findings:
 
 def _finding(view: View, found: _Shared, hosts: list[str]) -> Finding:
     names = " and ".join(link for link, _ in found.settings)
+    both = "both" if len(found.settings) == 2 else "all"
     advice = f"Let NCCL use one of {names}, bond them, or give each a subnet of its own."
     effect = "reverse-path filtering drops packets that arrive on the wrong interface" if found.strict else CARRIES
     told = [
@@ -85,7 +86,7 @@ def _finding(view: View, found: _Shared, hosts: list[str]) -> Finding:
     ]
     return Finding(
         hosts=tuple(hosts),
-        message=f"On {fold(hosts)} NCCL's sockets use {names}, both on {found.network}: {effect}.",
+        message=f"On {fold(hosts)}, NCCL's sockets use {names}, {both} on {found.network}: {effect}.",
         evidence=folded((host, line) for line in told for host in hosts),
         facts={
             "network": str(found.network),

@@ -23,8 +23,8 @@ from nccl_doctor.text.inet import is_loopback
 from_logs(__name__, "NCD310", errors=("ECONNREFUSED",))
 
 _PLAIN = make_advice(
-    "{target} refused a connection of {who}: no process listened there. The process had exited or not yet started, "
-    "or the address belongs to no host of this job.",
+    "{target} refused a connection from {who}: no process was listening there. The process had exited or not yet "
+    "started, or the address belongs to no host of this job.",
     "Look for the first error on that host, check the master address, and test the ports:",
 )
 
@@ -33,8 +33,9 @@ def _advice(case: Case) -> Advice:
     name = case.address.ip or case.address.host or ""
     if name == "localhost" or is_loopback(name):
         return advise(
-            f"{case.target} refused a connection of {case.who}: that is every host's own address, and only the master "
-            "listens there.",
+            f"{case.target} refused a connection from {case.who}: this address refers to each host itself, and "
+            "only the "
+            "master listens on it.",
             "Use the master's address on the hosts' network, as the master address and in --dist-url or "
             "--rdzv_endpoint. On a single host, find out why its first rank exited:",
             case.check(),

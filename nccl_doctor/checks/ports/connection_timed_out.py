@@ -21,8 +21,8 @@ from_logs(__name__, "NCD312", errors=("ETIMEDOUT",))
 
 ADVICE = make_advice(
     "{who} got no answer from {target}: a firewall or a cloud's security group drops the packets, or "
-    "the address lies on a net that this host does not reach.",
-    "NCCL draws its ports from the whole ephemeral range, so one open master port is not enough. Test all:",
+    "the address is on a network that this host can't reach.",
+    "NCCL takes its ports from the whole ephemeral range, so opening only the master port is not enough. Test all:",
 )
 
 # Messages of NCCL, torch, gloo and Ray for ETIMEDOUT (110).

@@ -52,19 +52,19 @@ def conntrack_table_full(view: View) -> Findings:
             if not {dial.src, dial.dst}.isdisjoint(hosts) and (dial.outcome == "timed-out" or dial.error == "EPERM")
         }
         full = used >= most
-        state = "full" if full else "nearly full"
+        state = "full" if full else "too small" if need > most - used else "nearly full"
         raised = min(max(4 * most, USUAL), LARGEST)
-        end = f"; the job may need {need} more" if need > most - used else ""
+        end = f", but the job may need {need} more" if need > most - used else ""
         yield Finding(
             hosts=tuple(hosts),
-            message=f"The conntrack table on {fold(hosts)} is {state}: {used} of {most} entries"
+            message=f"The conntrack table on {fold(hosts)} is {state}: {used} of {most} entries are in use"
             f"{', so the kernel drops new connections' if full else end}.",
             evidence=(f"net.netfilter.nf_conntrack_count is {used}, {MAX} is {most}",),
             facts={"used": used, "most": most, "needed": need},
             details=Details(failed=failed_where(view, lost.__contains__)),
             severity=Severity.ERROR if full else None,
             fix=pasted(
-                "Raise the limit (for good: the same setting in /etc/sysctl.d/), and look for what has so many "
+                "Raise the limit (for good: the same setting in /etc/sysctl.d/), and find out what has so many "
                 "connections (conntrack -L):",
                 on_each(hosts, SysctlSet(((MAX, str(raised)),), (str(most),))) if raised > most else (),
                 needs_root=True,
@@ -73,8 +73,8 @@ def conntrack_table_full(view: View) -> Findings:
 
 
 ADVICE = make_advice(
-    "The kernel of {who} has a full conntrack table, and drops packets of new connections.",
-    f"Raise {MAX} there, and look for what has so many connections (conntrack -L).",
+    "The kernel's conntrack table on {who} is full, so packets of new connections are dropped.",
+    f"Raise {MAX} there, and find out what has so many connections (conntrack -L).",
     command=None,
 )
 

@@ -31,7 +31,7 @@ from nccl_doctor.model.finding import Command, Details, Finding, Fix, Severity, 
 from nccl_doctor.model.operations.system import SysctlSet
 from nccl_doctor.snapshot.hosts import Host, connections, rank_counts, world_size
 from nccl_doctor.snapshot.mesh import Mesh
-from nccl_doctor.text.hostlist import fold, plural
+from nccl_doctor.text.hostlist import fold, nouns
 
 FEW = Effect(
     ("port-in-use", "ephemeral-ports-few", *DIALS, *WAITS, "nccl-unknown-error"),
@@ -65,7 +65,7 @@ def ephemeral_ports_few(view: View) -> Findings:
             widened = _widen(host, view.snapshot.cluster.master_port)
             yield Finding(
                 hosts=(host.name,),
-                message=f"{host.name} has no ephemeral port left: all from {own.low} to {own.high} are in use.",
+                message=f"{host.name} has no free ephemeral port: all ports from {own.low} to {own.high} are in use.",
                 evidence=(f"{host.name} -> {peers}: no source port left (EADDRNOTAVAIL)",),
                 facts={"low": own.low, "high": own.high, "size": own.size},
                 details=Details(failed=pairs_of(dials)),
@@ -77,14 +77,14 @@ def ephemeral_ports_few(view: View) -> Findings:
     for (low, high, size, needed), hosts in short.items():
         yield Finding(
             hosts=tuple(host.name for host in hosts),
-            message=f"The ephemeral range {low} to {high} has only {plural(size, 'port')}"
-            f"{' that are not reserved' * (size <= high - low)}; the job may need {needed}.",
+            message=f"On {fold(host.name for host in hosts)}, the ephemeral port range {low} to {high} has only "
+            f"{size} {'unreserved ' * (size <= high - low)}{nouns(size, 'port')}, but the job may need "
+            f"{needed}{' on each' * (len(hosts) > 1)}.",
             evidence=(f"{needed} = ranks on the host * (6 + 2 * {world}), if every rank talks to every other one",),
             facts={"low": low, "high": high, "size": size, "needed": needed, "world_size": world},
             explains=ANYWAY,  # no dial has failed because of it yet
             fix=Fix(
-                summary="No range holds so many: keep traffic between hosts on few connections (NCCL's PXN), or use "
-                "RDMA."
+                summary="No port range is that large: let NCCL use fewer connections between hosts (PXN), or use RDMA."
             )
             if needed > WIDE[1] - WIDE[0] + 1
             else pasted(
@@ -106,7 +106,7 @@ def _widen(host: Host, master_port: int) -> tuple[Command, ...]:
 
 
 ADVICE = make_advice(
-    "{who} found no free port in the kernel's ephemeral range, from which NCCL draws one for each listener.",
+    "{who} found no free port in the kernel's ephemeral range, from which NCCL takes one for each listener.",
     "Widen net.ipv4.ip_local_port_range on every host, and let NCCL use fewer connections (leave PXN on).",
 )
 

@@ -27,12 +27,12 @@ def firewall_blocks_ephemeral(view: View) -> Findings:
     """Yield an error for each rule that blocks only ephemeral ports, and a warning for each that limits connections."""
     for blames in by_rule(view, master=False):
         what = whose(blames)
-        who = "the others pick" if blames[0].direction == "output" and what == OWN else "NCCL picks"
-        yield finding(blames, view, f"{rule_of(blames)} {what} to the ports that {who}.")
+        who = "the other hosts'" if blames[0].direction == "output" and what == OWN else "NCCL's"
+        yield finding(blames, view, f"{rule_of(blames)} {what} to {who} ephemeral ports.")
     for limits in alike(view.dials.firewall.limits):
         most = max(connections_of_peer(view.snapshot, blame.host.name) for blame in limits)
         words = (
-            f"{rule_of(limits)} {whose(limits)}: the port test opened only a few, but the job may need {most} per peer."
+            f"{rule_of(limits)} {whose(limits)}: the port test opened only a few, but the job may need {most} per host."
         )
         yield finding(limits, view, words).model_copy(update={"severity": Severity.WARNING})
     yield from gaps(view, master=False)

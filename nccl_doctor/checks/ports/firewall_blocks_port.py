@@ -46,7 +46,7 @@ EXPLAINS = ("port-unreachable", CONNECTIONS)
 @check("NCD301", severity=Severity.ERROR, needs=("mesh",), explains=EXPLAINS, row="firewall")
 def firewall_blocks_port(view: View) -> Findings:
     for blames in by_rule(view, master=True):
-        yield finding(blames, view, f"{rule_of(blames)} {_what(blames, view.snapshot)}, so the ranks can't meet.")
+        yield finding(blames, view, f"{rule_of(blames)} {_what(blames, view.snapshot)}, so the rendezvous will fail.")
     yield from gaps(view, master=True)
 
 
@@ -54,11 +54,11 @@ def _what(blames: list[Blame], snapshot: Snapshot) -> str:
     """Return a phrase that describes what the rules block, including NCCL's own ports."""
     met = [dial for blame in blames for dial in blame.dials if dial.dst == blame.host.name]
     if met and blames[0].direction == "input" and not any(to_master(dial, snapshot) for dial in met):
-        return "replies to its own connections and the other hosts' connections to the ports that NCCL picks"
+        return "replies to its own connections and the other hosts' connections to NCCL's ephemeral ports"
     master = f"to port {snapshot.cluster.master_port}"
     if blames[0].direction == "output" and any(blame.host.node.node_rank for blame in blames):
         master += " of the master"
-    picked = "" if all(stops_master(blame, snapshot) for blame in blames) else "to the ports that NCCL picks and "
+    picked = "" if all(stops_master(blame, snapshot) for blame in blames) else "to NCCL's ephemeral ports and "
     return f"{whose(blames)} {picked}{master}"
 
 
@@ -193,10 +193,13 @@ def _fix(blames: Sequence[Blame], ways: Sequence[Opening], claimed: Sequence[tup
     only_claimed = any(uncertain.intersection(way.peers) for way in ways)
     said = ", ".join(f"{host} by {address}" for host, address in claimed)
     if only_claimed:
-        advice = f"First make sure that these addresses are theirs (only the hosts themselves say so): {said}. {advice}"
+        advice = (
+            "First make sure that these addresses are those of the hosts, which only the hosts themselves "
+            f"say: {said}. {advice}"
+        )
     elif claimed:
         advice = (
-            f"Only the hosts themselves say that these addresses are theirs, too: {said}. Make sure of that,"
+            f"Only the hosts themselves say that these addresses are theirs, too: {said}. Verify this,"
             f" then let them {'in' if blames[0].direction == 'input' else 'out'} in the same way. {advice}"
         )
     if not commands or only_claimed:

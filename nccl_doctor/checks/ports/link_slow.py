@@ -45,6 +45,7 @@ from nccl_doctor.snapshot.network import PciLink
 from nccl_doctor.snapshot.rate import Rates
 from nccl_doctor.text.hostlist import fold, grouped, listed, plural
 
+LOST = {("send",): "from", ("receive",): "to", ("send", "receive"): "to and from"}
 DOES = {("send",): "sends", ("receive",): "receives", ("send", "receive"): "sends and receives"}
 
 
@@ -179,11 +180,12 @@ def _without_lanes(links: list[tuple[str, str, PciLink]], *, note: bool) -> Find
     hosts = tuple(dict.fromkeys(host for host, _, _ in links))
     names = listed(dict.fromkeys(name for _, name, _ in links))
     first = links[0][2]
-    idle = "; an idle GPU may also lower its link speed" if note else ""
+    link, is_ = ("The PCIe link", "is") if len(links) == 1 else ("The PCIe links", "are")
+    idle = ". An idle GPU may also reduce its link speed" if note else ""
     return Finding(
         hosts=hosts,
         severity=Severity.INFO if note else None,
-        message=f"The PCIe link of {names} on {fold(hosts)} is slower than it could be: {first.speed:g} GT/s "
+        message=f"{link} of {names} on {fold(hosts)} {is_} slower than possible: {first.speed:g} GT/s "
         f"x{first.width} instead of {first.most}{idle}.",
         evidence=tuple(
             f"{host}: {name}: {link.speed:g} GT/s x{link.width} of {link.most}, {link.gbps:.0f} Gb/s"
@@ -201,20 +203,20 @@ def _without_lanes(links: list[tuple[str, str, PciLink]], *, note: bool) -> Find
 def _message(slow: SlowLink, rates: Rates) -> str:
     by = f" over {_interfaces(slow)}" if len(rails(rates)) > 1 or slow.whole_rail else ""
     part = f"{100 * slow.share:.0f} %" if slow.share >= 0.01 else "less than 1 %"
-    loss = f"{100 * max(one.loss for one in slow.rates):.0f} % of the segments were retransmitted"
+    loss = f"{100 * max(one.loss for one in slow.rates):.0f} % of the TCP segments were retransmitted"
     if slow.whole_rail:
         return f"All hosts are slow{by}: {gbps_words(slow.gbps)}, {part} of the expected {gbps_words(slow.usual)}."
     if len(slow.hosts) == 2:
         src, dst = slow.hosts
         both = len({one.src for one in slow.rates}) > 1
-        who = f"{src} and {dst} reach each other" if both else f"{src} reaches {dst}"
+        who = f"{src} and {dst} send to each other" if both else f"{src} sends to {dst}"
         if slow.is_lossy:
-            return f"Packets are lost from {src} to {dst}{' and back' if both else ''}{by}: {loss}."
-        return f"{who}{by} at {part} of the rate of other pairs; both are fast with all other hosts."
+            return f"Packets from {src} to {dst}{' and back' * both}{by} are lost: {loss}."
+        return f"{who}{by} at {part} of the other pairs' rate, although both are fast with all other hosts."
     (host,), does = slow.hosts, DOES[slow.directions]
     if slow.is_lossy:
-        return f"Packets that {host} {does} are lost{by}: {loss}."
-    other = {"sends": "; it receives at full speed", "receives": "; it sends at full speed"}.get(does, "")
+        return f"Packets {LOST[slow.directions]} {host}{by} are lost: {loss}."
+    other = {"sends": ", but receives at full speed", "receives": ", but sends at full speed"}.get(does, "")
     return f"{host} {does}{by} at {part} of the other hosts' rate{other}."
 
 

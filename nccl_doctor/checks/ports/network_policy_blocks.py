@@ -23,7 +23,7 @@ from nccl_doctor.checks.view import Findings, View, apply, check, common_labels,
 from nccl_doctor.firewall.blame import PolicyBlame, open_policy
 from nccl_doctor.model.finding import Details, Finding, Fix, Severity, on
 from nccl_doctor.snapshot.surroundings import KubeFacts
-from nccl_doctor.text.hostlist import fold, grouped
+from nccl_doctor.text.hostlist import fold, grouped, listed
 
 
 @check("NCD308", severity=Severity.ERROR, needs=("mesh",), explains=(CONNECTIONS,))
@@ -38,7 +38,7 @@ def network_policy_blocks(view: View) -> Findings:
         lines = grouped(((dial.dst, MEANS[dial.outcome]), dial) for dial, _ in group)
         yield Finding(
             hosts=hosts,
-            message=f"The {words} {', '.join(policies)} in the namespace {kube.namespace} {drop} the job's connections "
+            message=f"The {words} {listed(policies)} in the namespace {kube.namespace} {drop} the job's connections "
             f"{what} {fold(hosts)}.",
             evidence=tuple(
                 f"seen    {fold(sorted({dial.src for dial in dials}))} -> {target}:{ports_of(dials)}: {means}"
@@ -54,7 +54,7 @@ def _fix(kube: KubeFacts, closed: Iterable[PolicyBlame]) -> Fix:
     job = common_labels(kube)
     summary = "Let the job's pods reach each other on all TCP ports"
     if not job:
-        return Fix(summary=f"{summary}: they have no label of their own in common by which a policy could name them.")
+        return Fix(summary=f"{summary}. They have no label in common by which a policy could select them.")
     made = [open_policy(one, job, f"{one.names[0][:200]}-nccl-{one.way}", kube.namespace) for one in closed]
     return pasted(
         f"{summary} (this needs permission to create NetworkPolicies in the namespace):", on(None, *map(apply, made))

@@ -37,8 +37,8 @@ def port_in_ephemeral_range(view: View) -> Findings:
             continue
         yield Finding(
             hosts=(host.name,),
-            message=f"{host.name} uses ports {own.low} to {own.high} for outgoing connections: one may hold "
-            f"master port {port} when the job starts.",
+            message=f"{host.name} uses ports {own.low} to {own.high} for outgoing connections, so one of them may "
+            f"occupy master port {port} when the job starts.",
             evidence=(f"ip_local_port_range is {own.low} {own.high}; reserved: {own.reserved_text or 'none'}",),
             facts={"port": port, "low": own.low, "high": own.high},
             fix=pasted(

@@ -42,7 +42,7 @@ from nccl_doctor.text.shell import line
 
 MEANS = {
     "listener": "a process is listening on it",
-    "bound": "a process has bound it but is not listening",
+    "bound": "a process has bound it, but is not listening on it",
     "outbound": "it is the source port of an outgoing connection",
     "time-wait": "a connection has just closed, and the kernel still holds the port (TIME_WAIT)",
     "unknown": "no process visible to this user holds it",
@@ -125,8 +125,9 @@ def _fix(cluster: Cluster, host: Host, trial: PortTrial) -> Fix:
         if not isinstance(ports, PortRange):
             return Fix(summary=f"Wait until that connection has ended, or {MOVE}.")
         return Fix(
-            summary="Wait until that connection has ended, and keep others away from the port (in /etc/sysctl.d the "
-            f"same line lasts); or {MOVE}:",
+            summary="Wait until that connection has ended, and reserve the port (for good: the same line in "
+            "/etc/sysctl.d/); "
+            f"or {MOVE}:",
             needs_root=True,
             commands=on(host.name, reserving(ports, trial.port)),
         )
@@ -163,8 +164,8 @@ def _advice(case: Case) -> Advice:
     port = case.port
     if _SERVER.search(case.first.text):
         return advise(
-            f"Port {port}, at which a server of {case.who if case.hosts or case.ranks else 'the host'} wants to "
-            "listen, is busy; it is not a port of the ranks.",
+            f"Port {port}, on which a server of {case.who if case.hosts or case.ranks else 'the host'} tried to "
+            "listen, is busy. It is not a port that the ranks use.",
             "See who holds it, then end that process or give the server another port (--port):",
             on(None, line("nccl-doctor fix-port {*port}", port=[port] if port else [])),
         )
@@ -172,16 +173,17 @@ def _advice(case: Case) -> Advice:
         who = case.who if case.hosts or case.ranks else "the host"
         return advise(
             f"Port {port} was busy on {who}. It lies in the range of ephemeral ports that the kernel assigns "
-            "(ip_local_port_range): an engine or a launcher that had drawn it as free lost it to another process or to "
-            "an outgoing connection.",
-            "Start again: another port will be drawn. If it happens again, give each engine on a host its own "
+            "(ip_local_port_range): after an engine or a launcher had chosen it as free, another process or an "
+            "outgoing "
+            "connection took it.",
+            "Start again: another port will be chosen. If it happens again, give each engine on a host its own "
             "port below that range (vLLM: VLLM_PORT, --master-port; SGLang: --dist-init-addr, --nccl-port), reserve "
             "theirs (net.ipv4.ip_local_reserved_ports), or start them one after the other. To see who holds it now:",
             on(None, line("nccl-doctor fix-port {port}", port=port)),
         )
     return advise(
-        f"{f'Port {port}' if port else 'The master port'} is busy on {case.who if case.hosts else 'the master'}: held "
-        "by a leftover process, by another job, or by a second rank that also believes it is the master.",
+        f"{f'Port {port}' if port else 'The master port'} is busy on {case.who if case.hosts else 'the master'}: it "
+        "is held by a leftover process, another job, or a second rank that also acts as the master.",
         "See who holds it, then end that process or use another port (on the master):",
         on(None, line("nccl-doctor fix-port {*port}", port=[port] if port else [])),
     )

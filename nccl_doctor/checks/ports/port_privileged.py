@@ -40,21 +40,21 @@ def port_privileged(view: View) -> Findings:
         if not refused and trial.port >= 1024:
             continue
         place = f"port {trial.port} on {host.name}"
-        below = f"Master {place} is below 1024: only root may open it."
+        below = f"Master {place} is below 1024, so only root may listen on it."
         yield Finding(
             hosts=(host.name,),
-            message=f"This user is not allowed to open master {place}." if refused else below,
+            message=f"This user is not allowed to listen on master {place}." if refused else below,
             evidence=(f"bind to port {trial.port}: {trial.error or 'worked, as root'}",),
             facts={"port": trial.port, "error": trial.error},
             severity=Severity.ERROR if refused else Severity.WARNING,
-            fix="Set master_port in the hosts file to one from 1024 up; torchrun's default is 29500.",
+            fix="Set master_port in the hosts file to 1024 or higher; torchrun's default is 29500.",
         )
 
 
 def _advice(case: Case) -> Advice:
     port = f" {case.port}" if case.port else ""
     return advise(
-        f"This user is not allowed to open port{port}: ports below net.ipv4.ip_unprivileged_port_start need root.",
+        f"This user is not allowed to listen on port{port}: ports below net.ipv4.ip_unprivileged_port_start need root.",
         "Use a master port above 1024.",
     )
 

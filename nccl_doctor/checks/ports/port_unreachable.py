@@ -47,7 +47,7 @@ from nccl_doctor.snapshot.hosts import Host
 from nccl_doctor.snapshot.mesh import FailureGroup, LostConnections, Mesh, Rail, accused, groups
 from nccl_doctor.snapshot.network import FirewallFacts, Interfaces, Link
 from nccl_doctor.snapshot.surroundings import KubeFacts
-from nccl_doctor.text.hostlist import fold, grouped, nouns
+from nccl_doctor.text.hostlist import fold, grouped, listed, nouns
 from nccl_doctor.text.shell import line
 
 MEANS = {
@@ -84,7 +84,7 @@ def port_unreachable(view: View) -> Findings:
         found = _finding(view, (name,), f"{name} can't reach itself at its own address {mine[0].address}", mine)
         links = [link for host in view.snapshot.reached if host.name == name for link in _links(host)]
         if any(link.name == "lo" and "up" not in link.flags for link in links):
-            fix = pasted("Its loopback interface is down:", on(name, LinkUp("lo")), needs_root=True)
+            fix = pasted("Bring up its loopback interface:", on(name, LinkUp("lo")), needs_root=True)
             found = found.model_copy(update={"evidence": (*found.evidence, f"{name}: lo is down"), "fix": fix})
         yield found
     for rail in dict.fromkeys((None, *(rail_of(mesh, dial) for dial in rest))):
@@ -99,7 +99,9 @@ def _lossy(view: View, losses: Sequence[LostConnections]) -> Iterator[Finding]:
         pairs = {(one.src, one.dst): dials[one.src, one.dst] for one in mine}
         lost, tried = sum(one.lost for one in mine), sum(one.tried for one in mine)
         ends = f"from {fold(sorted({one.src for one in mine}))} to {fold(sorted({one.dst for one in mine}))}"
-        sentence = f"{lost} of {tried} connections {ends} got no answer; the others reached the same ports"
+        sentence = (
+            f"{lost} of {tried} connections {ends} got no answer, although the others to the same ports succeeded"
+        )
         yield _finding(view, accused(sorted(group.minimal_cover), pairs), sentence, list(pairs.values()), losses=mine)
 
 
@@ -160,11 +162,15 @@ def _sentence(name: str, dials: list[FailedDial], count: int) -> str:
     if incoming == outgoing:
         return f"{name} and {fold(sorted(incoming))} can't reach each other"
     if not incoming:
-        return f"{name} reaches no other host" if len(outgoing) == count - 1 else f"{name} can't reach {fold(outgoing)}"
+        return (
+            f"{name} can't reach any other host"
+            if len(outgoing) == count - 1
+            else f"{name} can't reach {fold(outgoing)}"
+        )
     others = fold(sorted(incoming))
     if not outgoing:
         ports = sorted({dial.port for dial in dials})
-        return f"{others} can't reach {name} on {nouns(len(ports), 'port')} {', '.join(map(str, ports))}"
+        return f"{others} can't reach {name} on {nouns(len(ports), 'port')} {listed(map(str, ports), 99)}"
     return f"{others} can't reach {name}, and {name} can't reach {fold(sorted(outgoing))}"
 
 
@@ -176,7 +182,13 @@ def _all(view: View, group: FailureGroup, dials: list[FailedDial], rail: Rail | 
         return _finding(view, accused(names, pairs), _sentence(dials[0].dst, dials, len(names)), dials, rail)
     if pairs == set(permutations(names, 2)):
         return _finding(view, names, f"None of {fold(names)} can reach any of the others", dials, rail)
-    return _finding(view, names, f"Among {fold(names)}, {len(pairs)} directed pairs fail", dials, rail)
+    return _finding(
+        view,
+        names,
+        f"Among {fold(names)}, connections fail for {len(pairs)} pairs of a source and a target host",
+        dials,
+        rail,
+    )
 
 
 def _finding(
@@ -206,7 +218,7 @@ def _finding(
     evidence.append(f"the firewall rules {rules}")
     unclear = dict.fromkeys((fold(gap.hosts), gap.rule) for gap in gaps if gap.rule)
     evidence += [f"this rule on {name} may be the cause: {rule}" for name, rule in unclear]
-    used = f" over {rail.interface}, which {' and '.join(rail.users)} will use for data, too" if rail else ""
+    used = f" over {rail.interface}, which {' and '.join(rail.users)} will also use for data" if rail else ""
     advice = _by_the_other_address(view, dials) or between(view.kube, ends)
     fix = Fix(summary=advice) if advice else _look(dials, unread, judged)
     if losses and not unclear:
@@ -239,8 +251,9 @@ def _refused_at_home(sentence: str, dials: Sequence[FailedDial], evidence: Seque
         evidence=tuple(evidence),
         details=Details(failed=pairs_of(dials)),
         fix=pasted(
-            "A rule of its own routing prohibits them (EACCES): `ip rule` with prohibit, for these ports or this user. "
-            "Find it and delete it (ip rule del):",
+            "Find the routing rule with the action prohibit for these ports or this user (EACCES), and delete "
+            "it (ip rule "
+            "del):",
             on_each(sources, line("ip rule show"), asked),
         ),
     )
@@ -258,7 +271,7 @@ def _by_the_other_address(view: View, dials: Sequence[FailedDial]) -> str | None
     met = set(mesh.answered.get(master, {}).get(address, ()))
     if address == cluster.master_addr or not sources <= met - lost or cluster.master_port not in mesh.ports[master]:
         return None
-    return f"Set master_addr: {address} in the hosts file (--master-addr): there they all reach {master}."
+    return f"Set master_addr: {address} in the hosts file (--master-addr): all of them reach {master} there."
 
 
 def _look(dials: Sequence[FailedDial], unread: set[str], judged: set[str]) -> Fix:
@@ -269,11 +282,12 @@ def _look(dials: Sequence[FailedDial], unread: set[str], judged: set[str]) -> Fi
     own = (
         f"Look at the rules of {fold(first)} as root first; check --sudo reads them where sudo asks for no password."
         if any(name not in judged for name in first)
-        else f"See first whether that rule of {fold(first)} is met: the commands show all that comes before it."
+        else f"See first whether packets get as far as that rule on {fold(first)}: the commands show the rules "
+        "before it."
     )
     commands = on_each(first, line("nft list ruleset"), line("iptables-save"))
     if len(ends) == 1:
-        alone = "See what on that host drops its packets to itself: they travel by lo."
+        alone = "Find out what on that host drops its packets to itself, which pass through lo."
         return pasted(own, commands, needs_root=True) if unread else Fix(summary=alone)
     between = (
         "your network administrator to allow all TCP ports between these hosts in both directions (NCCL uses ephemeral "
@@ -297,7 +311,9 @@ def _leave_out(view: View, rail: Rail) -> Fix | None:
     if others_fail or rail.interface in first.values() or len(first) < len(view.snapshot.reached):
         return None
     variable, sign = ("NCCL_SOCKET_IFNAME", "=") if "NCCL" in rail.users else ("GLOO_SOCKET_IFNAME", "")
-    summary = "Mend the interface: its cable, the switch's port or VLAN; or leave it out, in the job's environment:"
+    summary = (
+        "Repair the link (the cable, the switch's port or VLAN), or leave the interface out in the job's environment:"
+    )
     return setting(summary, variable, {host: f"{sign}{name}" for host, name in first.items()})
 
 

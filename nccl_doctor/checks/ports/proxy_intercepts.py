@@ -30,7 +30,7 @@ from nccl_doctor.logs.log import Event
 from nccl_doctor.logs.rule import Grade
 from nccl_doctor.logs.signs import Advice, Case, LogSigns, PassStage, Scene, advise
 from nccl_doctor.model.finding import Details, Finding, Severity
-from nccl_doctor.text.hostlist import fold, grouped
+from nccl_doctor.text.hostlist import fold, grouped, listed, nouns
 
 SIDECARS = {
     "istio-proxy": 'label sidecar.istio.io/inject: "false"',
@@ -38,10 +38,13 @@ SIDECARS = {
 }
 HEARD = "the listener was heard only after the client had sent data"
 TAKEN = ("stranger", "intercepted", "reset")
-WITHOUT = "Set the {} in the template of the job's pods, and start it again: they are then outside of the service mesh."
+WITHOUT = (
+    "Set the {} in the template of the job's pods, and start the job again, so that its pods are outside "
+    "the service mesh."
+)
 OTHERWISE = (
     'Leave the job\'s pods out of the service mesh (for Istio the label sidecar.istio.io/inject: "false" in their '
-    "template), or have the proxy between the hosts leave all TCP ports among them alone."
+    "template), or exclude all TCP ports between the hosts from the proxy."
 )
 
 
@@ -72,10 +75,11 @@ def proxy_intercepts(view: View) -> Findings:
     # each host was tried, so any failed pair with a proxied end may be explained by it
     failed = [dial for dial in mesh.failed if dial.outcome in TAKEN or not {dial.src, dial.dst}.isdisjoint(proxied)]
     kinds = sorted({one for name in ends if (one := sidecars.get(name))})
-    who = f"The sidecar {', '.join(kinds)} in" if kinds else "A proxy on or between"
+    who = f"The {nouns(len(kinds), 'sidecar')} {listed(kinds)} in" if kinds else "A proxy on or between"
     yield Finding(
         hosts=tuple(proxied),
-        message=f"{who} {fold(proxied)} accepts connections between the hosts before they reach their target.",
+        message=f"{who} {fold(proxied)} accept{'s' * (len(kinds) < 2)} connections between the hosts before they reach "
+        "their target.",
         evidence=(
             *(f"{one.src} -> {one.dst}:{one.port}: accepted, although no process listens there" for one in taken[:8]),
             *(
@@ -93,7 +97,8 @@ def proxy_intercepts(view: View) -> Findings:
 
 def _advice(case: Case) -> Advice:
     return advise(
-        f"Connections of {case.who} to the store at {case.target} are accepted and closed at once, so something other "
+        f"Connections from {case.who} to the store at {case.target} are accepted and closed at once, so "
+        "something other "
         "than torch's store answers there: the sidecar of a service mesh, a proxy, or another program on that port.",
         f"{OTHERWISE} On hosts without a mesh, see which program listens on that port of the master "
         "(nccl-doctor fix-port there).",

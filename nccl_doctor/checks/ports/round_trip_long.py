@@ -49,11 +49,11 @@ def round_trip_long(view: View) -> Findings:
         usual = median(one.shortest_us for one in others)
         if own.shortest_us >= max(TIMES * usual, usual + LEAST_US):
             words = (
-                f"Round trips to {host} take at least {own.shortest_us / 1e3:.0f} ms; between other hosts, "
-                f"{usual / 1e3:.2f} ms"
+                f"Round trips to {host} take at least {own.shortest_us / 1e3:.0f} ms, but only "
+                f"{usual / 1e3:.2f} ms between other hosts"
             )
         elif not lossy and _resends(own, others):
-            words = f"Packets to and from {host} were retransmitted in {own.again} of {own.pairs} connections"
+            words = f"Packets to and from {host} had to be retransmitted on {own.again} of {own.pairs} connections"
         else:
             continue
         yield Finding(
@@ -61,7 +61,7 @@ def round_trip_long(view: View) -> Findings:
             message=f"{words}.",
             evidence=tuple(f"{name}: {_words(one)}" for name, one in trips.items()),
             facts={"rtt_us": own.shortest_us, "usual_us": usual, "again": own.again, "pairs": own.pairs},
-            fix="Look at the way to it (tracepath) and its port's errors (ethtool -S); --rate measures each pair.",
+            fix="Look at the path to it (tracepath) and its port's errors (ethtool -S). --rate measures each pair.",
         )
 
 
@@ -75,9 +75,9 @@ def _lossy(view: View) -> Iterator[Finding]:
     for group in groups(pairs):
         mine = [one for one in losses if one.src in group.hosts]
         tried, late = sum(one.tried for one in mine), sum(one.resent + one.lost for one in mine)
-        what = f"are lost: the first packet of {late} of {tried} connections had to be resent"
+        what = f"are lost: for {late} of {tried} connections, the first packet had to be resent"
         if not mine:
-            what = "are lost or very slow: 32 KiB did not arrive within 1.5 s"
+            what = "are lost or very slow: 32 KiB of data did not arrive within 1.5 s"
         evidence = [
             f"{one.src} -> {one.address}:{one.port}: of {one.tried} connections made at once, {one.resent} were "
             f"answered late, and {one.lost} not within some seconds"

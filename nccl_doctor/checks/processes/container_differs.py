@@ -36,7 +36,7 @@ from nccl_doctor.snapshot.hosts import Host, HostFacts, world_size
 from nccl_doctor.snapshot.network import Names
 from nccl_doctor.snapshot.surroundings import Outside, Surroundings
 from nccl_doctor.snapshot.system import Identity
-from nccl_doctor.text.hostlist import capital, fold, grouped
+from nccl_doctor.text.hostlist import capital, fold, grouped, listed
 from nccl_doctor.text.inet import numeric
 
 NETWORK = (
@@ -148,13 +148,13 @@ def _fix(found: tuple[Aspect, ...], alike: Sequence[Sides]) -> Fix:
 _OTHERS = {
     "apptainer": "Start the instance again on the host without --net, and with --nv for GPUs; its limits are those of "
     "the shell that starts it.",
-    "enter": "Start the process again where it has what the host has.",
+    "enter": "Start the process again with the host's network, devices and limits.",
 }
 
 
 def _network(sides: Sides) -> Iterator[Aspect]:
     if is_unreached(sides.view.snapshot, sides.host):
-        phrase = "its own network, where no other host can reach it"
+        phrase = "a network of its own, in which no other host can reach it"
         yield Aspect("network", phrase, ("--network=host",), (*NETWORK, CONNECTIONS), Severity.ERROR)
 
 
@@ -166,7 +166,7 @@ def _names(sides: Sides) -> Iterator[Aspect]:
     answers = ((name, told.get(name)) for name in sides.outside.names if numeric(name) is None)
     lost = [name for name, answer in answers if answer is not None and not answer.addresses]
     if lost:
-        phrase = f"no address for {', '.join(lost[:4])}{' …' if len(lost) > 4 else ''}, but the host's /etc/hosts does"
+        phrase = f"no address for {listed(lost, 4)}, although the host's /etc/hosts does"
         yield Aspect("names", phrase, ("--add-host=NAME:ADDRESS",), (*NETWORK, CONNECTIONS), Severity.ERROR)
 
 
@@ -179,7 +179,7 @@ def _shm(sides: Sides) -> Iterator[Aspect]:
     if shm.total_bytes > WANTED and shm.free_bytes >= needed:
         return
     severity = Severity.ERROR if is_fatal(sides.facts, shm, needed) else Severity.WARNING
-    phrase = f"{shm.total_bytes // MIB} MiB of /dev/shm (the host: {outside // MIB} MiB)"
+    phrase = f"{shm.total_bytes // MIB} MiB in /dev/shm (the host: {outside // MIB} MiB)"
     yield Aspect("shm", phrase, ("--ipc=host",), ("shm-small", SHARED_MEMORY), severity)
 
 
@@ -234,7 +234,7 @@ def _lacking(sides: Sides, prefix: str, what: str) -> str:
     inside = {path: error for path, error in sides.inside.devices.items() if path.startswith(prefix)}
     refused = [f"{path} ({error})" for path, error in inside.items() if error is not None]
     if refused:
-        return f"{what}s that can't be opened: {', '.join(refused[:4])}{' …' if len(refused) > 4 else ''}"
+        return f"no access to {listed(refused, 4)}"
     if there and not inside:
-        return f"no {what}: {', '.join(there[:4])}{' …' if len(there) > 4 else ''} of the host are missing (ENOENT)"
+        return f"no {what}: the host's {listed(there, 4)} {'is' if len(there) == 1 else 'are'} missing (ENOENT)"
     return ""

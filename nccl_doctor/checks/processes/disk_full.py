@@ -54,7 +54,8 @@ def disk_full(view: View) -> Findings:
         hosts, least = tuple(free), min(free.values())
         is_even = len(set(free.values())) == 1
         if by_size:
-            room = f"{'' if is_even else 'as little as '}{least // MIB} MiB left"
+            few = "less than 1" if least < MIB else f"only {least // MIB}"
+            room = f"{few if is_even else f'as little as {least // MIB}'} MiB left"
         else:
             room = f"room for {'only' if is_even else 'as few as'} {least} more files"
         plain = [path for path in paths if _PLAIN.fullmatch(path)]
@@ -68,15 +69,15 @@ def disk_full(view: View) -> Findings:
             "data loaders will fail to write there.",
             facts={"path": paths[0], "paths": paths, "free_bytes" if by_size else "free_files": least},
             fix=pasted(
-                f"Remove old files there, or set TMPDIR to a folder with room.{look}",
+                f"Remove old files there, or set TMPDIR to a folder with free space.{look}",
                 on_each(hosts, df) if plain else (),
             ),
         )
 
 
 ADVICE = make_advice(
-    "A disk is full, or a quota used up, on {who}: a file could not be written.",
-    "Look at df -h, df -i and quota -s there, for the folder that the line names; then make room.",
+    "A disk or a quota is full on {who}, so a file could not be written.",
+    "On that host, run df -h, df -i and quota -s for the folder that the log line names; then free space.",
     command=None,
 )
 

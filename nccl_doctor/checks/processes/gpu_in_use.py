@@ -23,7 +23,7 @@ from nccl_doctor.model.effect import Effect, Reach
 from nccl_doctor.model.finding import Details, Finding, Severity
 from nccl_doctor.snapshot.hosts import visible_gpus
 from nccl_doctor.snapshot.system import GpuProcess, TrainingJob
-from nccl_doctor.text.hostlist import nouns
+from nccl_doctor.text.hostlist import listed, nouns
 
 TAKEN_MIB = 1024
 """Least memory in MiB with which a process counts as using a GPU; less is hardly more than a CUDA context."""
@@ -60,10 +60,11 @@ def gpu_in_use(view: View) -> Findings:
             continue
         jobs = {} if isinstance(facts.processes, Unknown) else {pid: job for job in facts.processes for pid in job.pids}
         numbers = sorted({use.gpu for use in uses if use.gpu is not None} | {gpu.index for gpu in unseen})
-        names = f"{nouns(len(numbers), 'GPU')} {', '.join(map(str, numbers))}"
+        names = f"{nouns(len(numbers), 'GPU')} {listed(map(str, numbers))}"
         yield Finding(
             hosts=(host.name,),
-            message=f"{names} on {host.name}, which the job needs, {'are' if len(numbers) > 1 else 'is'} in use.",
+            message=f"{names} on {host.name}, which the job needs, {'are' if len(numbers) > 1 else 'is'} already in "
+            "use.",
             evidence=(
                 *(_evidence(use, jobs.get(use.pid)) for use in uses),
                 *(f"GPU {gpu.index}: {gpu.memory_used_mib} MiB in use, and no process shows" for gpu in unseen),
@@ -71,7 +72,7 @@ def gpu_in_use(view: View) -> Findings:
             facts={"gpus": numbers},
             details=Details(pids=tuple(sorted({use.pid for use in uses}))),
             fix="Wait for the other job, ask its owner, or name other GPUs in the hosts file "
-            "(cuda_visible_devices). nccl-doctor fix-port --pid N shows whether it is your own leftover.",
+            "(cuda_visible_devices). nccl-doctor fix-port --pid N shows whether process N is a leftover of yours.",
         )
 
 

@@ -51,7 +51,7 @@ def memlock_low(view: View) -> Findings:
             facts={"memlock_soft": limit},
             severity=Severity.ERROR if limit < FATAL else None,
             fix=Fix(
-                summary="Write * - memlock unlimited into a file in /etc/security/limits.d and log in anew (Docker: "
+                summary="Write * - memlock unlimited into a file in /etc/security/limits.d and log in again (Docker: "
                 "--ulimit memlock=-1; Slurm: LimitMEMLOCK=infinity for slurmd).",
                 needs_root=True,
             ),
@@ -74,12 +74,12 @@ def registers(facts: HostFacts, side: RdmaSide | None) -> bool:
 
 
 ADVICE = make_advice(
-    "{who} could not register memory for RDMA: its memlock limit (ulimit -l) is too low, or its kernel has no memory "
-    "that it can pin.",
-    "ulimit -l tells which. Below unlimited: set memlock to unlimited in /etc/security/limits.conf, for services by "
-    "LimitMEMLOCK=infinity, for containers by --ulimit memlock=-1. Unlimited already: the kernel lacks pages to "
-    "pin, as a GB10's without CMA does; see pinned-memory-short (NCD608), and dmesg. What counts is the limit of a "
-    "process started over SSH:",
+    "{who} could not register memory for RDMA: its memlock limit (ulimit -l) is too low, or the kernel has no memory "
+    "left to pin.",
+    "ulimit -l tells which. If it is not unlimited, set memlock to unlimited in /etc/security/limits.conf, for "
+    "services with LimitMEMLOCK=infinity, for containers with --ulimit memlock=-1. If it is, the kernel lacks pages "
+    "to pin, as on a GB10 without CMA; see pinned-memory-short (NCD608) and dmesg. To see the limit of a process "
+    "started over SSH:",
 )
 
 # Registering memory with an adapter fails with ENOMEM (12).

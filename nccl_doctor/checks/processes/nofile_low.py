@@ -24,7 +24,7 @@ from nccl_doctor.logs.signs import LogSigns, make_advice
 from nccl_doctor.model.base import Unknown, known
 from nccl_doctor.model.finding import Finding, Fix, Severity
 from nccl_doctor.snapshot.hosts import world_size
-from nccl_doctor.text.hostlist import fold
+from nccl_doctor.text.hostlist import fold, plural
 
 BASE = 256
 PER_RANK = 16
@@ -52,13 +52,14 @@ def nofile_low(view: View) -> Findings:
         enough = hard is None or hard >= need
         yield Finding(
             hosts=hosts,
-            message=f"A process on {fold(hosts)} may open only {soft} files; {world} ranks need about {need}.",
+            message=f"A process on {fold(hosts)} may open only {soft} files; in a job of {plural(world, 'rank')}, it "
+            f"needs about {need}.",
             evidence=(f"soft limit {soft}, hard limit {'none' if hard is None else hard}",),
             facts={"nofile_soft": soft, "nofile_hard": hard, "needed": need, "world_size": world},
             severity=Severity.ERROR if soft < CERTAIN * world else None,
             fix=Fix(
                 summary=(
-                    'Put ulimit -n "$(ulimit -Hn)" before the command that starts the job there.'
+                    'Put ulimit -n "$(ulimit -Hn)" before the command that starts the job.'
                     if enough
                     else _raise(view, hosts)
                 ),
@@ -75,17 +76,17 @@ def _raise(view: View, hosts: Sequence[str]) -> str:
         if host.name in hosts and not isinstance(facts.identity, Unknown)
     ]
     root = any(one.uid == 0 for one in identities)
-    who = "root - nofile 1048576; the line * does not count for root" if root else "* - nofile 1048576"
+    who = "root - nofile 1048576; a line with * does not apply to root" if root else "* - nofile 1048576"
     return (
-        f"Raise the limit in /etc/security/limits.d/nofile.conf ({who}) and log in anew. A job that a service or "
-        "Slurm starts has the limit of that service: LimitNOFILE= of its unit, for example of slurmd."
+        f"Raise the limit in /etc/security/limits.d/nofile.conf ({who}) and log in again. A job that a service "
+        "or Slurm starts has the limit of that service: LimitNOFILE= in its unit, for example slurmd's."
     )
 
 
 ADVICE = make_advice(
-    "{who} opened too many files: each NCCL connection is one, and their number grows with the job.",
-    "Raise the limit where the job starts (ulimit -n 1048576 in the batch script; LimitNOFILE for services), "
-    "and see what a process started over SSH gets:",
+    "{who} opened too many files: each NCCL connection counts as one, and their number grows with the job.",
+    "Raise the limit where the job starts (ulimit -n 1048576 in the batch script; LimitNOFILE for services). "
+    "To see the limit of a process started over SSH:",
 )
 
 # EMFILE, and file descriptors that torch's data loaders could not send.

@@ -26,8 +26,8 @@ from nccl_doctor.snapshot.hosts import HostFacts
 from nccl_doctor.text.hostlist import fold, grouped
 
 REMEDY = Fix(
-    summary="Boot with kho=off on the kernel's command line, or the kernel before (6.17 where 7.0 runs); less of the "
-    "memory for the model's cache may do meanwhile.",
+    summary="Boot with kho=off on the kernel command line, or boot the previous kernel (6.17 instead of 7.0). Until "
+    "then, a smaller cache for the model may be enough.",
     needs_root=True,
     risk="disruptive",
 )
@@ -82,7 +82,7 @@ def _unlimited(scene: Scene) -> list[Event]:
 
 
 ADVICE = make_advice(
-    "{who} can't pin memory for RDMA, although memlock is unlimited: the kernel has no pages for it.",
+    "{who} can't pin memory for RDMA, although memlock is unlimited: the kernel has no pages to pin.",
     "Look at CmaFree and CmaTotal in /proc/meminfo: if CmaFree is larger, boot with kho=off or the previous kernel. "
     "Check the hosts:",
 )

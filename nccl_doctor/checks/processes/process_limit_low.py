@@ -56,11 +56,11 @@ def process_limit_low(view: View) -> Findings:
         if limit is not None and limit.most - limit.used < need:
             low.append(((limit.name, limit.most, limit.used, ranks, need), host.name))
     for (name, most, used, ranks, need), hosts in grouped(low).items():
-        room = max(0, most - used)
+        room, each = max(0, most - used), "each " * (len(hosts) > 1)
         yield Finding(
             hosts=tuple(hosts),
-            message=f"{fold(hosts)} {f'can start only {room}' if room else NO_ROOM} more processes or threads; "
-            f"{plural(ranks, 'rank')} there {'needs' if ranks == 1 else 'need'} about {need}.",
+            message=f"{fold(hosts)} {f'can {each}start only {room}' if room else NO_ROOM} more processes or threads, "
+            f"but {plural(ranks, 'rank')} {'needs' if ranks == 1 else 'together need'} about {need}.",
             evidence=(f"{name}: at most {most}, {used} in use",),
             facts={"limit": name, "most": most, "used": used, "needed": need, "nproc_per_node": ranks},
             severity=Severity.ERROR if room < LEAST * ranks else None,
@@ -72,9 +72,9 @@ def process_limit_low(view: View) -> Findings:
 
 
 ADVICE = make_advice(
-    "{who} could not make another process or thread: a limit on their number is reached.",
-    "Look at ulimit -u, at the cgroup's pids.max and at /proc/sys/kernel/threads-max there; raise them, or start "
-    "fewer data loading workers and threads (OMP_NUM_THREADS=1).",
+    "{who} could not start another process or thread, since a limit on their number was reached.",
+    "Check ulimit -u, the cgroup's pids.max and /proc/sys/kernel/threads-max on that host; raise the limit, or start "
+    "fewer data loader workers and threads (OMP_NUM_THREADS=1).",
     command=None,
 )
 

@@ -129,12 +129,12 @@ def _unusable(lack: _Lack, hosts: tuple[str, ...]) -> Finding:
 
 def _finding(lack: _Lack, free: dict[str, int]) -> Finding:
     hosts, least = tuple(free), min(free.values())
-    wants = "1 rank needs" if lack.ranks == 1 else f"{lack.ranks} ranks need"
-    wants = "1 rank with data loaders needs" if lack.needed > WANTED * lack.ranks else wants
-    at_most = "" if len(set(free.values())) == 1 else "as little as "
+    wants = "1 rank needs" if lack.ranks == 1 else f"{lack.ranks} ranks together need"
+    wants = "1 rank with data loader workers needs" if lack.needed > WANTED * lack.ranks else wants
+    at_most = "only " if len(set(free.values())) == 1 else "as little as "
     return Finding(
         hosts=hosts,
-        message=f"Shared memory (/dev/shm) on {fold(hosts)} has {at_most}{least // MIB} MiB free; "
+        message=f"Shared memory (/dev/shm) on {fold(hosts)} has {at_most}{least // MIB} MiB free, but "
         f"{wants} {lack.needed // MIB} MiB.",
         evidence=folded(
             (host, f"{lack.total // MIB} MiB in all, {each // MIB} MiB free") for host, each in free.items()
@@ -159,8 +159,8 @@ def _fix(hosts: tuple[str, ...], lack: _Lack) -> Fix:
         )
     if lack.contained:
         return Fix(
-            summary="Start the container with --ipc=host, or with --shm-size=8g; where root may mount inside of it, "
-            f"`mount -o remount,size={lack.gib}g /dev/shm` does it, too."
+            summary="Start the container with --ipc=host, or with --shm-size=8g; if root may mount inside it, "
+            f"`mount -o remount,size={lack.gib}g /dev/shm` works, too."
         )
     remount = on_each(hosts, Remount(lack.gib))
     return pasted("Enlarge it (for good in /etc/fstab):", remount, needs_root=True)

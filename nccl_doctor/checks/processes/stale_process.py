@@ -56,7 +56,7 @@ def stale_process(view: View) -> Findings:
             continue
         count = sum(len(job.pids) for job in left)
         words = [f"{count} training process{'es' * (count > 1)}"] if left else []
-        words += ["GPU memory that no process holds"] if gone else []
+        words += ["GPU memory of a process that no longer exists"] if gone else []
         were = "were" if count > 1 or len(words) > 1 else "was"
         mine = [job for job in left if job.kind != "zombie" and endable(job)]
         commands = tuple(one for job in mine for one in ending(view.snapshot.cluster, host.node, job))
@@ -100,7 +100,7 @@ def _remedies(left: list[TrainingJob], gone: list[GpuProcess], *, whole: bool) -
     if parents:
         yield f"A zombie disappears when its parent (pid {', '.join(map(str, parents))}) reaps it or exits."
     if gone:
-        yield 'See with "fuser -v /dev/nvidia*" as root who still has the GPU open; else it has to be reset.'
+        yield 'As root, see with "fuser -v /dev/nvidia*" which processes have the GPU open; if none, reset it.'
 
 
 def _gone(facts: HostFacts) -> list[GpuProcess]:

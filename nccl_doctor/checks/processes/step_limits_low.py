@@ -82,15 +82,20 @@ def step_limits_low(view: View) -> Findings:
         yield _FINDINGS[what](names, has, wants)
 
 
+def _each(names: list[str]) -> str:
+    return f"{'each of ' * (len(names) > 1)}{fold(names)}"
+
+
 def _few_cpus(names: list[str], has: int, ranks: int) -> Finding:
     return Finding(
         hosts=tuple(names),
-        message=f"The job may use {plural(has, 'CPU')} on {fold(names)} for {ranks} ranks, which will compete for it.",
+        message=f"The job may use only {plural(has, 'CPU')} on {_each(names)} for {ranks} ranks, which will compete "
+        f"for {'it' if has == 1 else 'them'}.",
         evidence=(f"a step's process runs on {plural(has, 'CPU')}",),
         facts={"cpus": has, "nproc_per_node": ranks},
         explains=(SLOW,),
         fix="Request several CPUs per rank, with sbatch and with srun: with --ntasks-per-node=1, --cpus-per-task "
-        "is for all ranks of a node together.",
+        "covers all ranks of a node together.",
     )
 
 
@@ -101,11 +106,11 @@ OF_OTHERS = (
 )
 
 
-def _little_memory(names: list[str], has: int, ranks: int, who: str = "the job is", advice: str = OF_A_JOB) -> Finding:
+def _little_memory(names: list[str], has: int, ranks: int, who: str = "the job", advice: str = OF_A_JOB) -> Finding:
     return Finding(
         hosts=tuple(names),
-        message=f"On {fold(names)}, {who} limited to {has / GIB:.2g} GiB of memory for "
-        f"{plural(ranks, 'rank')}; above that, the kernel kills a rank.",
+        message=f"On {_each(names)}, {who} may use only {has / GIB:.2g} GiB of memory in total for "
+        f"{plural(ranks, 'rank')}; if more is needed, the kernel kills a rank.",
         evidence=(f"control group: {has} bytes",),
         facts={"memory_bytes": has, "nproc_per_node": ranks},
         severity=Severity.ERROR if has < FATAL * ranks else None,
@@ -117,14 +122,15 @@ def _little_memory(names: list[str], has: int, ranks: int, who: str = "the job i
 def _strict(names: list[str], has: int, ranks: int) -> Finding:
     return Finding(
         hosts=tuple(names),
-        message=f"With vm.overcommit_memory=2, processes on {fold(names)} may allocate {has / GIB:.2g} GiB more, for "
-        f"{plural(ranks, 'rank')}: torch and CUDA reserve more than they use and fail with “Cannot allocate memory”.",
+        message=f"With vm.overcommit_memory=2, processes on {fold(names)} may allocate only {has / GIB:.2g} GiB more "
+        f"for {plural(ranks, 'rank')}: torch and CUDA reserve more than they use and fail with “Cannot allocate "
+        "memory”.",
         evidence=(f"CommitLimit less Committed_AS (/proc/meminfo): {has} bytes",),
         facts={"commit_bytes": has, "nproc_per_node": ranks},
         severity=Severity.ERROR if has < FATAL * ranks else None,
         explains=(OVERCOMMIT,),
         fix=pasted(
-            "Allow more (for good: in /etc/sysctl.d):",
+            "Allow overcommitting (for good: in /etc/sysctl.d):",
             on_each(names, SysctlSet((("vm.overcommit_memory", "0"),), ("2",))),
             needs_root=True,
         ),
@@ -134,21 +140,21 @@ def _strict(names: list[str], has: int, ranks: int) -> Finding:
 def _missing_gpus(names: list[str], has: int, given: int) -> Finding:
     return Finding(
         hosts=tuple(names),
-        message=f"Slurm gave the job {plural(given, 'GPU')} on {fold(names)}, but a step there sees "
+        message=f"Slurm gave the job {plural(given, 'GPU')} on {_each(names)}, but a job step there sees "
         f"{plural(has, 'GPU') if has else 'none'}.",
         evidence=(f"nvidia-smi in the step: {has or 'no'} GPU{'s' * (has > 1)}",),
         facts={"gpus": has, "given": given},
         severity=Severity.ERROR,
         explains=("gpu-count-low", CUDA),
         fix="See whether the driver works on the node (nvidia-smi outside the job). If it does, Slurm's gres.conf or "
-        "its control of devices is at fault, or the container lacks the driver (NVIDIA_VISIBLE_DEVICES).",
+        "its device constraint is at fault, or the container lacks the driver (NVIDIA_VISIBLE_DEVICES).",
     )
 
 
 _FINDINGS: dict[str, Callable[[list[str], int, int], Finding]] = {
     "cpus": _few_cpus,
     "memory": _little_memory,
-    "group": partial(_little_memory, who="all processes together are", advice=OF_OTHERS),
+    "group": partial(_little_memory, who="the container or login session", advice=OF_OTHERS),
     "overcommit": _strict,
     "gpus": _missing_gpus,
 }

@@ -51,8 +51,8 @@ RULES = (
 SIGNS = LogSigns(
     RULES,
     make_advice(
-        "NCCL's diagnostics report that GPUDirect RDMA is hindered, first on {who}.",
-        "Put iommu=pt on the kernel's command line; switch ACS off where the bridges above the GPUs redirect:",
+        "NCCL's diagnostics report that GPUDirect RDMA is impaired on {who}, and maybe on other ranks.",
+        "Add iommu=pt to the kernel command line, and turn off ACS on the PCI bridges above the GPUs. Check the hosts:",
     ),
     warning_up_to=Grade.LIKELY,
 )
@@ -82,14 +82,14 @@ def gpudirect_hindered(view: View) -> Findings:
         loads = lines == (NO_WAY,)
         yield Finding(
             hosts=hosts,
-            message=f"GPUDirect RDMA is hindered on {fold(hosts)}: data between GPUs and the network takes a detour "
-            "through host memory.",
+            message=f"GPUDirect RDMA is impaired on {fold(hosts)}: data between GPUs and network adapters takes a "
+            "detour through host memory.",
             evidence=lines,
             explains=(),
             fix=pasted(
-                "Load the module (and name it in /etc/modules-load.d):"
+                "Load the module (and list it in /etc/modules-load.d):"
                 if loads
-                else "See the explain page for what to change in the firmware settings and on the kernel command line.",
+                else "See nccl-doctor explain NCD402 for the firmware settings and kernel parameters to change.",
                 on_each(hosts, LOAD) if loads else (),
                 needs_root=True,
             ),
@@ -98,13 +98,13 @@ def gpudirect_hindered(view: View) -> Findings:
     for (lines, gpus, note), names in grouped(hindered).items():
         yield Finding(
             hosts=tuple(names),
-            message=f"The {gpus} GPUs on {fold(names)} can't reach each other directly over PCIe: transfers are slow, "
-            "or hang.",
+            message=f"The {gpus} GPUs on {fold(names)} can't reach each other directly over PCIe: transfers between "
+            "them are slow or hang.",
             evidence=lines,
             severity=Severity.INFO if note else None,
             explains=() if note else None,
-            fix="Put iommu=pt on the kernel's command line, and turn ACS off at the bridges above the GPUs (firmware's "
-            "settings, or setpci as the page shows); or set NCCL_P2P_DISABLE=1, which takes shared memory instead.",
+            fix="Add iommu=pt to the kernel command line, and turn off ACS on the PCI bridges above the GPUs (in the "
+            "firmware settings, or with setpci); or set NCCL_P2P_DISABLE=1, so that NCCL uses shared memory instead.",
         )
 
 

@@ -51,7 +51,7 @@ def rdma_device_inaccessible(view: View) -> Findings:
         devices = ((name, _nodes(closed[name])) for name in names)
         yield Finding(
             hosts=tuple(names),
-            message=f"NCCL can't open RDMA devices on {fold(names)} that are up ({_words(problem)}): {what}.",
+            message=f"NCCL can't open active RDMA devices on {fold(names)} ({_words(problem)}): {what}.",
             evidence=folded(devices),
             facts={"problem": problem},
             severity=gravity(view, without) if without else None,
@@ -75,14 +75,14 @@ def _unmanaged(view: View) -> Findings:
         )
         yield Finding(
             hosts=tuple(waiting),
-            message=f"InfiniBand ports on {fold(waiting)} have a link but no subnet manager, so NCCL can't use them: "
+            message=f"InfiniBand ports on {fold(waiting)} have a link, but no subnet manager has activated them: "
             f"{what}.",
             evidence=folded(shown),
             facts={"problem": "no subnet manager"},
             severity=gravity(view, without) if without else None,
             fix=Fix(
-                summary="Start the fabric's subnet manager: opensm on one host, or the one of a managed switch (UFM). "
-                "Where it runs, look why it leaves these ports out: ibdiagnet, or the partition's and the switch's log."
+                summary="Start the fabric's subnet manager: opensm on one host, or that of a managed switch or UFM. "
+                "If one is running, find out why it leaves these ports out (ibdiagnet, partitions, the switch's log)."
             ),
         )
 
@@ -107,17 +107,18 @@ def _contained(facts: HostFacts) -> bool:
 
 def _fix(problem: str, names: list[str], contained: bool) -> Fix:
     if problem == NO_MODULE and not contained:
-        return pasted("Load the module (and name it in /etc/modules-load.d):", on_each(names, LOAD), needs_root=True)
+        return pasted("Load the module (and list it in /etc/modules-load.d):", on_each(names, LOAD), needs_root=True)
     if contained:
         return Fix(
-            summary="Give the container its devices: --device=/dev/infiniband --cap-add=IPC_LOCK --ulimit memlock=-1 "
-            "for docker and podman, the resource of the RDMA device plugin for a pod."
+            summary="Pass the RDMA devices to the container: for docker and podman, with --device=/dev/infiniband "
+            "--cap-add=IPC_LOCK --ulimit memlock=-1; for a pod, with the RDMA device plugin's resource."
         )
     if problem == "ENOENT":
         return Fix(
-            summary="Have udev make the nodes again (udevadm trigger); rdma-core has the rules.", needs_root=True
+            summary="Have udev create the device nodes again (udevadm trigger); its rules come with rdma-core.",
+            needs_root=True,
         )
     return Fix(
-        summary="Let the job's user open /dev/infiniband/uverbs*: mode 0666, as rdma-core's udev rules set it.",
+        summary="Let the job's user open /dev/infiniband/uverbs*: mode 0666, as set by rdma-core's udev rules.",
         needs_root=True,
     )

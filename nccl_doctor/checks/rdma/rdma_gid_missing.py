@@ -27,7 +27,7 @@ from nccl_doctor.model.finding import Finding, Fix, Severity
 from nccl_doctor.nccl.rdma import GID_CHOSEN, RdmaEntry, ip_of, is_usable
 from nccl_doctor.nccl.rdma_pairs import ClusterRdma
 from nccl_doctor.nccl.suggest import setting
-from nccl_doctor.text.hostlist import fold
+from nccl_doctor.text.hostlist import fold, listed
 
 PIN = "NCCL_IB_GID_INDEX"
 
@@ -49,13 +49,15 @@ def rdma_gid_missing(view: View) -> Findings:
     _, entry, kind = faults[0]
     ports = tuple(dict.fromkeys(str(port) for _, port, _ in faults))
     empty = (
-        f"empty ({entry.gid.why})" if entry.gid.pinned else "missing: no entry in the GID table belongs to an address"
+        f"empty ({entry.gid.why})"
+        if entry.gid.pinned
+        else "missing: no entry in the GID table belongs to an IP address"
     )
-    how = empty if kind == "empty" else f"{kind} at index {entry.gid.index}"
-    unlike = "" if kind == "empty" else ", unlike on the other hosts"
+    how = empty if kind == "empty" else f"of the type {kind} (index {entry.gid.index})"
+    unlike = "" if kind == "empty" else f", unlike {'that' if len(ports) == 1 else 'those'} of the other hosts"
     yield Finding(
         hosts=hosts,
-        message=f"On {fold(hosts)}, the GID{'s' * (len(ports) > 1)} that NCCL would use for {' and '.join(ports)} "
+        message=f"On {fold(hosts)}, the GID{'s' * (len(ports) > 1)} that NCCL would use for {listed(ports)} "
         f"{'is' if len(ports) == 1 else 'are'} {how}{unlike}.",
         evidence=tuple(
             f"{host}: {port}: index {port.gid.index} ({port.gid.why}): {what}; {_table(port)}"
@@ -101,7 +103,7 @@ def _fix(rdma: ClusterRdma, faults: tuple[tuple[str, RdmaEntry, str], ...]) -> F
     for index in sorted(common):
         values = dict.fromkeys(rdma.sides, str(index))
         if rdma.with_variables({name: {PIN: value} for name, value in values.items()}).works:
-            return setting("Set the index that holds the same kind of GID on all ports:", PIN, values)
+            return setting("Set the index at which all ports have a GID of the same type:", PIN, values)
     lacking = ", ".join(dict.fromkeys(f"{entry.netdev or entry} on {host}" for host, entry, _ in faults))
     return Fix(summary=f"Give {lacking} an IPv4 address in the network of the other hosts' ports.")
 

@@ -34,7 +34,7 @@ EXPLAINS = (SOCKETS, RDMA)
 """Effects if NCCL finds no RDMA device on a host."""
 
 
-APART = "and the two transports can't connect to each other"
+APART = "NCCL {uses} TCP sockets there, which can't connect to RDMA on {others}"
 
 
 @check(
@@ -80,13 +80,13 @@ def end(view: View, names: list[str]) -> str:
     """Describe what NCCL does on these hosts without RDMA devices: fail, or use TCP sockets."""
     rdma = view.nccl.rdma
     if _is_bound(rdma, names):
-        return "with NCCL_NET=IB, NCCL fails"
+        return "NCCL fails, since NCCL_NET=IB forbids TCP sockets"
     others = fold(rdma.having)
     if not others:
         return "NCCL falls back to TCP sockets"
     if _over_gloo(view):
-        return f"NCCL would use TCP sockets there but RDMA on {others}, {APART}; a job over gloo is not affected"
-    return f"NCCL uses TCP sockets there but RDMA on {others}, {APART}"
+        return f"{APART.format(uses='would use', others=others)}. A job that uses gloo is not affected"
+    return APART.format(uses="uses", others=others)
 
 
 def _fix(lists: dict[str, RdmaList]) -> Fix:

@@ -37,7 +37,7 @@ FIXES = {
     "PCIe link": "Reseat the card; check the slot's lanes in the firmware settings, and the card's firmware.",
     "port": "Check the cable, the switch port, and the speed configured on both ends (ethtool, mlxlink).",
 }
-FIRMWARE = "Update the board's firmware (fwupdmgr refresh, fwupdmgr update): older ones give this half two lanes."
+FIRMWARE = "Update the board's firmware (fwupdmgr refresh, fwupdmgr update): older ones give half a port two lanes."
 
 
 @check(
@@ -58,10 +58,11 @@ def rdma_link_slow(view: View) -> Findings:
         if slow:
             hosts = ordered(lists, {host for host, _, _ in slow})
             names = listed(dict.fromkeys(entry.label for _, entry, _ in slow))
-            than = "it could be" if what == "PCIe link" else "on the other hosts"
+            s, is_ = ("s", "are") if len({entry.label for _, entry, _ in slow}) > 1 else ("", "is")
+            should = f"{'they' if s else 'it'} should be"
             yield Finding(
                 hosts=hosts,
-                message=f"The {what} of {names} on {fold(hosts)} is slower than {than}: {slow[0][2]}.",
+                message=f"The {what}{s} of {names} on {fold(hosts)} {is_} slower than {should}: {slow[0][2]}.",
                 evidence=tuple(f"{host}: {entry}: {why}" for host, entry, why in slow),
                 facts={"devices": [{"host": host, "device": entry.label} for host, entry, _ in slow]},
                 fix=FIRMWARE if what == "PCIe link" and sparks.issuperset(hosts) else FIXES[what],
@@ -80,11 +81,11 @@ def rdma_link_slow(view: View) -> Findings:
         yield Finding(
             hosts=hosts,
             message=f"The port of {bare[0][2]} on {fold(hosts)} runs at half its speed: its other half, {lacking}, has "
-            "no address.",
+            "no IP address.",
             evidence=tuple(f"{host}: {entry}: {entry.gid.why}; {half} has an address" for host, entry, half in bare),
             facts={"devices": [{"host": host, "device": entry.label} for host, entry, _ in bare]},
-            fix=f"Give {lacking} an address in a network of its own, the same on both hosts, and the MTU of the other "
-            "half, in a file of /etc/netplan; then netplan apply.",
+            fix=f"In a file in /etc/netplan, give {lacking} the MTU of the other half and an address in a network of "
+            "its own, which is the same on both hosts; then run netplan apply.",
         )
 
 

@@ -27,7 +27,10 @@ from nccl_doctor.model.base import Unknown
 from nccl_doctor.model.finding import Finding, Severity
 from nccl_doctor.nccl.rdma import RdmaList
 from nccl_doctor.snapshot.hosts import HostFacts
-from nccl_doctor.text.hostlist import fold
+from nccl_doctor.text.hostlist import fold, listed
+
+DEVICES, GPUDIRECT = "devices in NCCL's list", "GPUDirect"
+_WORDS = {DEVICES: "the number of devices that NCCL uses", GPUDIRECT: "support for GPUDirect"}
 
 
 @check(
@@ -59,13 +62,13 @@ def rdma_mismatch(view: View) -> Findings:
     bare = [name for name in bare if view.nccl.rdma.having and not sides[name].rdma.closed]
     yield Finding(
         hosts=hosts,
-        message=f"RDMA on {fold(hosts)} is not set up as on the other hosts; different: "
-        f"{', '.join(one.subject for one in found)}.",
+        message=f"RDMA on {fold(hosts)} differs from that on the other hosts in "
+        f"{listed(_WORDS.get(one.subject, f'the state of {one.subject}') for one in found)}.",
         evidence=(*map(str, found), *([f"{fold(bare)}: {end(view, bare)}"] if bare else [])),
         facts={"differences": {one.subject: one.groups for one in found}},
         severity=gravity(view, bare) if bare else None,
-        fix="Bring the ports and modules of these hosts to the same state as on the others, or name in NCCL_IB_HCA "
-        "only devices that all hosts have.",
+        fix="Bring the ports and kernel modules of these hosts to the same state as on the others, or name only "
+        "devices that all hosts have in NCCL_IB_HCA.",
     )
 
 
@@ -73,7 +76,7 @@ def _profile(rdma: RdmaList, facts: HostFacts, names: set[str]) -> Iterator[tupl
     """Yield subjects and values that must be equal on all hosts; ``names`` are devices that NCCL uses on any host."""
     # otherwise the cause that hides them has its own diagnosis
     if not rdma.closed and (rdma.entries or not rdma.present):
-        yield "devices in NCCL's list", str(len(rdma.entries))
+        yield DEVICES, str(len(rdma.entries))
     for device, port in rdma.down:
         if device.name in names:
             yield f"{device.name} port {port.number}", port.state
@@ -81,4 +84,4 @@ def _profile(rdma: RdmaList, facts: HostFacts, names: set[str]) -> Iterator[tupl
         yield f"{entry.device.name} port {entry.port.number}", entry.port.state
     if not isinstance(facts.pci, Unknown) and rdma.entries and not isinstance(facts.gpus, Unknown) and facts.gpus:
         ways = [*(["nvidia_peermem"] if facts.pci.peermem else []), *(["DMA-BUF"] if facts.pci.dmabuf else [])]
-        yield "GPUDirect", " and ".join(ways) or "none"
+        yield GPUDIRECT, " and ".join(ways) or "none"

@@ -73,13 +73,19 @@ def rdma_pair_unreachable(view: View) -> Findings:
 
 
 def _message(rdma: ClusterRdma, pair: RdmaPair) -> str:
-    here, there = f"{pair.source}'s {_place(pair.place)}", f"{pair.target}'s {_place(pair.place)}"
-    pairing = "NCCL connects RDMA devices by their position in each host's list"
+    place = _place(pair.place)
+    pairing = "NCCL pairs the hosts' RDMA devices in order, but"
     if pair.talk.cause is PairCause.NETWORK:
         nets = rdma.sides[pair.source].network(pair.here), rdma.sides[pair.target].network(pair.there)
         if all(nets):
-            return f"{pairing}, and {here} ({pair.here}) is in {nets[0]}, but {there} ({pair.there}) is in {nets[1]}."
-    return f"{pairing}, and {here} ({pair.here}) can't talk to {there} ({pair.there}): {pair.talk.why}."
+            return (
+                f"{pairing} {place} of {pair.source} ({pair.here}) is in {nets[0]}, and {place} of {pair.target} "
+                f"({pair.there}) in {nets[1]}."
+            )
+    return (
+        f"{pairing} {place} of {pair.source} ({pair.here}) can't communicate with {place} of {pair.target} "
+        f"({pair.there}): {pair.talk.why}."
+    )
 
 
 def _evidence(rdma: ClusterRdma, pairs: tuple[RdmaPair, ...]) -> Iterator[str]:
@@ -103,7 +109,7 @@ def _fix(rdma: ClusterRdma, hosts: tuple[str, ...], pair: RdmaPair) -> Fix:
     every = {name: {SUBNETS: "1"} for name in rdma.sides}
     if all(side.rdma.version >= RAILS for side in rdma.sides.values()) and rdma.with_variables(every).works:
         summary = (
-            "Set this in the job's environment on every host: NCCL then looks for a device in the other's network."
+            "Set this in the job's environment on every host: NCCL then chooses a device in the other one's network."
         )
         return setting(summary, SUBNETS, dict.fromkeys(rdma.sides, "1"))
     summary = _cure(rdma, hosts, pair)
@@ -112,7 +118,7 @@ def _fix(rdma: ClusterRdma, hosts: tuple[str, ...], pair: RdmaPair) -> Fix:
         return Fix(summary=summary)
     kept = min(value.count(",") + 1 for value in lists.values())
     most = max(len(side.rdma.entries) for side in rdma.sides.values())
-    until = f"{summary} Until then, with {kept} of {most} devices:"
+    until = f"{summary} Until then, use {kept} of {most} devices:"
     return setting(until, "NCCL_IB_HCA", lists)
 
 
@@ -122,23 +128,21 @@ def _cure(rdma: ClusterRdma, hosts: tuple[str, ...], pair: RdmaPair) -> str:
         names = dict.fromkeys(name for fallen in down.values() for name in fallen)
         return f"Bring {', '.join(names)} on {fold(down)} up (cable, ip link set … up)."
     if pair.talk.cause is PairCause.LAYER:
-        return "Name devices of one kind in NCCL_IB_HCA, InfiniBand or RoCE."
+        return "Name only InfiniBand devices or only RoCE devices in NCCL_IB_HCA."
     if pair.talk.cause is PairCause.PKEY:
-        return "Give both ports the same partition key at the index of NCCL_IB_PKEY, one of them as a full member."
+        return "Give both ports the same partition key at the index NCCL_IB_PKEY, at least one as a full member."
     if pair.talk.cause is PairCause.SILENT:
         return (
-            f"Look at the switch and the cables between {pair.here} on {pair.source} and {pair.there} on {pair.target}."
+            f"Check the switch and the cables between {pair.here} on {pair.source} and {pair.there} on {pair.target}."
         )
     if pair.here.is_roce and _crossed(rdma):
         one = "one of them" if len(hosts) > 1 else hosts[0]
-        return (
-            f"Swap the cables or the addresses of {one}, so that devices of one place are in one network on all hosts."
-        )
+        return f"Swap the cables or the addresses of {one}, so that devices at the same position share a network."
     ends = [(pair.target, pair.there.netdev or pair.there), (pair.source, pair.here.netdev or pair.here)]
     (stray, its), (other, port) = ends if pair.target in hosts else ends[::-1]
     return (
-        f"Give {its} on {stray} an address in the network of {port} on {other}, or routes between both networks from "
-        "these very interfaces."
+        f"Give {its} on {stray} an address in the network of {port} on {other}, or add routes between the two networks "
+        "through these interfaces."
     )
 
 
@@ -148,7 +152,7 @@ def _crossed(rdma: ClusterRdma) -> bool:
 
 
 def _place(place: int) -> str:
-    return ORDINALS[place] if place < len(ORDINALS) else f"device [{place}]"
+    return f"the {ORDINALS[place]}" if place < len(ORDINALS) else f"device [{place}]"
 
 
 def _fact(pair: RdmaPair) -> dict[str, object]:

@@ -34,12 +34,12 @@ def _advice(case: Case) -> Advice:
     places = list(places_of(waits_of(case)).items())[:MOST_PLACES]
     told = "; ".join(f"{ranks_of(ranks)} {place.op} number {place.seq}" for place, ranks in places)
     if told and not all(place.group for place, _ in places):
-        told += " (or they are in different process groups, which this log does not name)"
+        told += " (unless they are in different process groups, which this log does not name)"
     return advise(
         "The ranks do not call the same collectives with the same sizes"
-        + (f": {told}." if told else f" (seen by {case.who})."),
-        "Look for code that depends on the rank or on its data (an uneven last batch, a branch, "
-        "find_unused_parameters), and for hosts with different code, NCCL_ALGO or NCCL_PROTO.",
+        + (f": {told}." if told else f", according to {case.who}."),
+        "Look for code that depends on the rank or its data (an uneven last batch, a branch, "
+        "find_unused_parameters), and for hosts on which the code, NCCL_ALGO or NCCL_PROTO differs.",
         case.check(),
     )
 

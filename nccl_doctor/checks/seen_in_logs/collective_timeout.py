@@ -57,29 +57,29 @@ def _advice(case: Case) -> Advice:
     )
     waited = {rank for ranks in places.values() for rank in ranks} or _of_the_whole_job(case)
     missing = absent(waited, case.log.facts.world_size) if waited else ()
-    sentence = f"{case.who} waited in a collective that did not end in time"
+    sentence = f"{case.who} waited in a collective that timed out"
     if told:
         sentence += f": {told}"
     if missing:
-        sentence += f". No word of {ranks_of(missing)}: look there first"
+        sentence += f". The log shows nothing of {ranks_of(missing)}: look there first"
     elif not are_comparable(waits):
-        sentence += ". They are in different process groups or runs, whose numbers can't be compared"
+        sentence += ". These ranks are in different process groups or runs, whose numbers can't be compared"
     elif len({place.seq for place in places}) > 1:
         same = "" if all(groups) else ", if all are in one process group"
-        sentence += f". Those with the smallest number are behind{same}: look there first"
+        sentence += f". The ranks with the smallest number are behind{same}: look there first"
     if never_started(case.cause.events):
         return advise(
             sentence + ".",
-            "Not one collective had ended before, so the ranks never came together: an interface, a firewall, RDMA. "
-            "Test:",
+            "No collective had ended before, so the ranks never connected: check interfaces, firewalls and RDMA. "
+            "Test the hosts:",
             case.check(),
         )
     kept = recorder(next(iter(case.log.facts.torch_versions), None), "/tmp/trace_rank_")  # noqa: S108 - to be pasted
     return advise(
         sentence + ".",
         "Find out what the missing or late ranks did meanwhile (an exception, data loading, a checkpoint, other "
-        "code). To see it next time, start it with what nccl-doctor launch --diagnosable adds "
-        f"({' '.join(f'{name}={value}' for name, value in kept.items())}), and give the records to nccl-doctor logs.",
+        "code). To see it next time, start the job with the variables of nccl-doctor launch --diagnosable "
+        f"({' '.join(f'{name}={value}' for name, value in kept.items())}), and pass the records to nccl-doctor logs.",
         case.check(),
     )
 
@@ -93,16 +93,16 @@ def _of_the_whole_job(case: Case) -> set[int]:
 
 def _silence(case: Case) -> Advice:
     """Return the advice for a log that ends after the ranks have connected."""
-    where = rank_progress(case.log.facts).phrase() or "a rank had its communicator"
+    where = rank_progress(case.log.facts).phrase() or "a rank had initialized its communicator"
     shared = any(event.wording == rule.SHARED for reading in case.log.readings for event in reading.events)
     way = ", over shared memory (SHM)" if shared else ""
     also = " (or, from NCCL 2.24 on, NCCL_CUMEM_HOST_ENABLE=0)" if shared else ""
     hosts = f" on {fold(case.log.facts.hosts)}" if case.log.facts.hosts else ""
     return advise(
-        f"The log stops where {where}{hosts}{way}: no line tells of a fault or of a step.",
-        "If the GPUs stand at 100 % there, suspect the way between them. Run it once with NCCL_P2P_DISABLE=1"
-        f"{also}: a test, not a cure. Where it goes on then, P2P between these GPUs is broken (IOMMU or ACS in the "
-        "firmware; nvidia-smi topo -p2p r); where it still stands, see which rank is missing with nccl-doctor hang.",
+        f"The log ends where {where}{hosts}{way}, and shows neither an error nor a training step.",
+        "If the GPUs show 100 % utilization, suspect P2P between them. As a test, not a cure, run once with "
+        f"NCCL_P2P_DISABLE=1{also}. If the job goes on then, P2P between these GPUs is broken (IOMMU or ACS in the "
+        "firmware; nvidia-smi topo -p2p r); if it still hangs, nccl-doctor hang shows which rank is missing.",
     )
 
 

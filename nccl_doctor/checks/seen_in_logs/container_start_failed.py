@@ -21,9 +21,10 @@ from_logs(__name__, "NCD923", explains=("killed", "peer-died", "script-failed", 
 def _advice(case: Case) -> Advice:
     host = case.address.host
     return advise(
-        f"A container could not be started on {case.who if case.who != 'a rank' else host or 'a host'}: the job never "
-        "started there.",
-        "Start the same image by hand on that host; the line says whether image, mount, GPU hook or disk failed.",
+        f"A container could not be started on {case.who if case.who != 'a rank' else host or 'a host'}, so the job "
+        "never started on it.",
+        "Start the same image by hand on that host; the log line says whether the image, mount, GPU hook or disk "
+        "failed.",
     )
 
 

@@ -19,8 +19,8 @@ from nccl_doctor.model.register import from_logs
 from_logs(__name__, "NCD913", explains=("gdr-p2p-fault", "ib-fault", "out-of-memory"))
 
 ADVICE = make_advice(
-    "CUDA failed on {who}. Later errors of this process are of no account; the call that failed may be an earlier one.",
-    "Run that host alone with CUDA_LAUNCH_BLOCKING=1, and look for Xid and ECC errors (dmesg, nvidia-smi -q).",
+    "CUDA failed on {who}. An earlier call may have caused it; this process's later errors are only consequences.",
+    "Run it on that host alone with CUDA_LAUNCH_BLOCKING=1, and look for Xid and ECC errors (dmesg, nvidia-smi -q).",
 )
 
 RULES = (

@@ -20,9 +20,9 @@ from nccl_doctor.model.register import from_logs
 from_logs(__name__, "NCD906", explains=("cuda-error",))
 
 ADVICE = make_advice(
-    "Two ranks use one GPU ({who}).",
-    'Give each process its own: torch.cuda.set_device(int(os.environ["LOCAL_RANK"])) before anything else, and no '
-    "CUDA_VISIBLE_DEVICES that overlaps. Containers with one hostname and boot id also look so.",
+    "Two ranks use the same GPU, according to {who}.",
+    'Give each process its own GPU: torch.cuda.set_device(int(os.environ["LOCAL_RANK"])) before anything else, and no '
+    "overlapping CUDA_VISIBLE_DEVICES. Containers with the same hostname and boot ID look alike to NCCL, too.",
 )
 
 RULES = (

@@ -29,17 +29,17 @@ def _advice(case: Case) -> Advice:
             f"NVLink between hosts (MNNVL) does not work on {case.who}: its IMEX channel is missing, or the IMEX "
             "domain is not ready.",
             "See on each host whether /dev/nvidia-caps-imex-channels has channel0, also inside the container, and "
-            "whether the service nvidia-imex has all hosts of the rack (nvidia-imex-ctl -N). With NCCL_MNNVL_ENABLE=0, "
-            "NCCL uses the network instead.",
+            "whether the service nvidia-imex lists all hosts of the rack (nvidia-imex-ctl -N). With "
+            "NCCL_MNNVL_ENABLE=0, NCCL uses the network instead.",
             case.check(),
         )
     return _ANY(case)
 
 
 _ANY = make_advice(
-    "GPUs of {who} do not reach each other or the network adapter directly.",
-    "Try NCCL_P2P_DISABLE=1 or NCCL_NET_GDR_LEVEL=LOC to see which way it is; then ACS and IOMMU off, "
-    "nvidia-peermem loaded, the container with --ipc=host.",
+    "The GPUs of {who} can't access each other or the network adapter directly.",
+    "Try NCCL_P2P_DISABLE=1 and NCCL_NET_GDR_LEVEL=LOC to see which path fails; then turn off ACS and the IOMMU, "
+    "load nvidia-peermem, and start containers with --ipc=host.",
 )
 
 RULES = (

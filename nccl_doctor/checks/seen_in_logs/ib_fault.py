@@ -28,22 +28,22 @@ from_logs(__name__, "NCD910", explains=("cuda-error", "gdr-p2p-fault"))
 _STATUS = re.compile(r"(?:error |status=)(?:\w+\()?(\d+)")
 _EMPTY_GID = re.compile(r"(?i:gids?) ?[=:]? ?(?:::|0000:0000:0000:0000:0000:0000:0000:0000)(?:[ ,)]|$)")
 _STATUSES = {
-    4: "status 4 is a local protection error: memory that the adapter may not read, mostly GPU memory (GPUDirect, ACS)",
-    5: "status 5 only says that the connection had failed before",
-    9: "status 9: the other side refused the request",
-    10: "status 10: the other side's memory was gone, mostly because its process had ended",
-    11: "status 11: the other side failed",
-    12: "status 12: no acknowledgement came, so link, GID index, VLAN, MTU or PFC are wrong, or the other side is gone",
-    13: "status 13: the other side was never ready to receive",
+    4: "status 4, since the adapter may not read the local memory, mostly GPU memory (GPUDirect, ACS)",
+    5: "status 5, which only means that the connection had failed before",
+    9: "status 9, since the other side refused the request",
+    10: "status 10, since the other side's memory was gone, mostly because its process had ended",
+    11: "status 11, since the other side failed",
+    12: "status 12 (no acknowledgement), so the link, GID index, VLAN, MTU or PFC is wrong, or the other side is gone",
+    13: "status 13, since the other side was never ready to receive",
 }
 """Meanings of ibv_wc_status values (infiniband/verbs.h)."""
-_NOBODY = "no answer at the peer's GID: NCCL connected two devices that share no network, or a switch drops"
+_NOBODY = "no answer from the peer's GID, since the two devices share no network or a switch drops packets"
 _ERRORS = {
     110: f"{_NOBODY} (110)",
     113: f"{_NOBODY} (113)",
     101: "no route leads from this device's interface to the other one's GID (101)",
     61: "the GID at that index is empty on one side (61)",
-    22: "the GID index names no GID of this port, or one of another type than the other side's (22)",
+    22: "the GID at that index does not exist, or its type differs from that of the other side's GID (22)",
     19: "the device or its interface is gone (19)",
 }
 """Meanings of ibv_modify_qp errors by errno; NCCL before 2.19 prints only the message, not the number."""
@@ -78,8 +78,8 @@ def _advice(case: Case) -> Advice:
         told = "the GID of one side is empty, so its index (NCCL_IB_GID_INDEX) names no address of that port"
     return advise(
         f"RDMA{place} failed on {case.who}" + (f": {told}." if told else "."),
-        "nccl-doctor ifname shows which devices NCCL joins. Test the pair with ib_write_bw and check the link "
-        "(ibstat, ethtool). On RoCE unset NCCL_IB_GID_INDEX from NCCL 2.21 on, and set it before. NCCL_IB_DISABLE=1 "
+        "nccl-doctor ifname shows which devices NCCL pairs. Test the pair with ib_write_bw and check the link "
+        "(ibstat, ethtool). On RoCE, unset NCCL_IB_GID_INDEX from NCCL 2.21 on; set it before 2.21. NCCL_IB_DISABLE=1 "
         "shows whether everything else works.",
         case.check(),
     )

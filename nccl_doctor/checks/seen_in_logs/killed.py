@@ -29,24 +29,25 @@ from_logs(__name__, "NCD917")
 def _advice(case: Case) -> Advice:
     if case.first.wording == INTERRUPTED:
         return advise(
-            f"A process of {case.who} was interrupted by Ctrl-C, or by SIGINT from the program that started it.",
-            "If it was ended because it hung: nccl-doctor hang names the rank while it hangs.",
+            f"A process of {case.who} was interrupted by Ctrl-C, or by SIGINT from its launcher.",
+            "If you interrupted it because it hung: nccl-doctor hang names the rank at fault while a job hangs.",
         )
     if case.first.wording in (CRASHED, ABORTED):
         return advise(
-            f"A process of {case.who} crashed: in a library or an extension that it had loaded; it was not killed.",
-            "Start with PYTHONFAULTHANDLER=1, which prints the Python line of each thread; the last output of the "
+            f"A process of {case.who} crashed in a library or an extension that it had loaded. It was not killed "
+            "from outside.",
+            "Start it with PYTHONFAULTHANDLER=1, which prints the Python stack of each thread; the last output of the "
             "process is in its own log.",
         )
     if "DataLoader worker" in case.first.text:
         return advise(
-            f"A data loader's worker of {case.who} was killed from outside, most often by the kernel's OOM killer.",
-            "See dmesg on that host for who sent the signal. Fewer workers (num_workers) need less host memory.",
+            f"A data loader worker of {case.who} was killed from outside, most likely by the kernel's OOM killer.",
+            "See in dmesg on that host what sent the signal. Fewer workers (num_workers) need less host memory.",
         )
     return advise(
         f"A process of {case.who} was killed from outside: by the kernel's OOM killer, the scheduler, a time limit or "
         "a person.",
-        "See dmesg and the scheduler (sacct, kubectl describe pod) on that host for who sent the signal.",
+        "Find out what sent the signal: see dmesg on that host, and the scheduler (sacct, kubectl describe pod).",
     )
 
 

@@ -27,7 +27,7 @@ _MPI = r"Fatal error in (?:P?MPI|internal)_Init|It looks like MPI_INIT failed"
 _PLAIN = make_advice(
     "{who} started without the variables that torch.distributed reads (RANK, WORLD_SIZE, LOCAL_RANK, "
     "MASTER_ADDR, MASTER_PORT).",
-    "Start it with torchrun, which sets them; a script that wants --local_rank can read LOCAL_RANK instead. "
+    "Start it with torchrun, which sets them; a script that expects --local_rank can read LOCAL_RANK instead. "
     "nccl-doctor launch prints the command for each host.",
     command=None,
 )
@@ -37,8 +37,8 @@ def _advice(case: Case) -> Advice:
     if case.first.wording == _PASSED:
         return advise(
             f"The launcher passes --local-rank to {case.who}, but the script does not accept it.",
-            "Start it with torchrun, which sets LOCAL_RANK instead; or make the script accept both spellings "
-            "(--local_rank of torch before 2.0, --local-rank since).",
+            "Start it with torchrun, which sets LOCAL_RANK instead, or make the script accept both spellings "
+            "(--local_rank before torch 2.0, --local-rank since).",
         )
     if case.first.wording == _TOO_EARLY:
         return advise(
@@ -49,9 +49,9 @@ def _advice(case: Case) -> Advice:
         )
     if case.first.wording in (_PMI, _MPI):
         return advise(
-            f"MPI could not start its processes on {case.who}; NCCL and torch had done nothing yet.",
-            "Use one MPI on all hosts, and let srun talk to the PMI that it was built for (srun --mpi=list shows "
-            "them). Test it alone: the same mpirun or srun with hostname as the program, then with an MPI program.",
+            f"MPI could not start its processes on {case.who}, before NCCL and torch came into play.",
+            "Use the same MPI on all hosts, and have srun use the PMI that this MPI was built for (srun --mpi=list). "
+            "Test MPI alone: the same mpirun or srun with hostname as the program, then with an MPI program.",
         )
     return _PLAIN(case)
 

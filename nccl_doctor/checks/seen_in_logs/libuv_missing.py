@@ -17,8 +17,8 @@ from nccl_doctor.model.register import from_logs
 from_logs(__name__, "NCD922", explains=("rendezvous-timeout", "connection-refused", "script-failed", "peer-died"))
 
 ADVICE = make_advice(
-    "The torch of {who} was built without libuv, which its rendezvous store asks for.",
-    "Set USE_LIBUV=0 on every host before the start, or install a build of torch with libuv.",
+    "The torch of {who} was built without libuv, which its rendezvous store (TCPStore) needs.",
+    "Set USE_LIBUV=0 on every host before starting the job, or install a build of torch with libuv.",
     command=None,
 )
 

@@ -17,9 +17,9 @@ from nccl_doctor.model.register import from_logs
 from_logs(__name__, "NCD907", explains=("cuda-error", "gpu-count-low"))
 
 ADVICE = make_advice(
-    "{who} asked for a GPU that is not there: its local rank is as large as the number of GPUs it may see, or larger.",
-    "Start no more processes a host than it shows GPUs (--nproc_per_node, CUDA_VISIBLE_DEVICES), and use "
-    "LOCAL_RANK, not RANK.",
+    "{who} asked for a GPU that does not exist: the local rank is not below the number of visible GPUs.",
+    "Start no more processes per host than GPUs are visible there (--nproc_per_node, CUDA_VISIBLE_DEVICES), and "
+    "choose the GPU by LOCAL_RANK, not by RANK.",
 )
 
 RULES = roots(

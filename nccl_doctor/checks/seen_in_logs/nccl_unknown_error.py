@@ -29,8 +29,8 @@ def _advice(case: Case) -> Advice:
     if any(event.wording == STRANGER.pattern for event in case.cause.events):
         return advise(
             f"A peer that is not a rank of this job connected to NCCL's port on {case.who} ({case.target}).",
-            "Another job's rank, a port scanner, another NCCL_SOCKET_MAGIC or another version of NCCL does so, or one "
-            "that encrypts its sockets where the others don't; see who that address is.",
+            "It may be a rank of another job, a port scanner, or a rank whose NCCL version, NCCL_SOCKET_MAGIC or "
+            "socket encryption differs. Find out which host has that address.",
             case.check(),
         )
     if known and "MSCCL" in known.template:

@@ -29,24 +29,24 @@ _CUDA = (
 
 _ANY = make_advice(
     "Memory ran out on {who}.",
-    "For GPU memory: use a smaller batch, or free the GPU. For host memory: more memory for the job, fewer data "
-    "loading workers. See what is left over on the GPUs:",
+    "For GPU memory, use a smaller batch or free the GPU. For host memory, request more memory for the job, or use "
+    "fewer data loader workers. To see what earlier jobs left on the GPUs:",
 )
 
 
 def _advice(case: Case) -> Advice:
     if case.first.wording == KILLED_FOR_MEMORY:
         return advise(
-            f"The host's memory ran out on {case.who}: the kernel killed a process at a limit: of a job step, a "
+            f"Host memory ran out on {case.who}: the kernel killed a process at the memory limit of a job step, a "
             "container or the machine.",
-            "Ask for more of it (Slurm: --mem, 0 for all of a node; docker: --memory), or start fewer data loading "
-            "workers; the GPUs' own memory is another.",
+            "Request more memory (Slurm: --mem, 0 for all of a node; docker: --memory), or start fewer data loader "
+            "workers. GPU memory is separate.",
         )
     if any(_OF_RAY.search(event.text) for event in case.cause.events):
         return advise(
-            f"The host's memory ran out on {case.who}: Ray ended workers there.",
-            "Give the host or the container more memory, or start fewer workers and actors on it; Ray ends a worker at "
-            "RAY_memory_usage_threshold (0.95) of the memory.",
+            f"Host memory ran out on {case.who}, so Ray killed workers there.",
+            "Give the host or the container more memory, or start fewer workers and actors on it. Ray kills a worker "
+            "when RAY_memory_usage_threshold (0.95) of the memory is used.",
             case.check(),
         )
     for event in case.cause.events:
@@ -55,10 +55,11 @@ def _advice(case: Case) -> Advice:
         if others and max(size for _, size in others) > own:
             pid, size = max(others, key=lambda one: one[1])
             return advise(
-                f"A GPU's memory ran out on {case.who}, and another process has most of it: pid {pid} uses {size:.1f} "
-                f"GiB, the rank {own:.1f} GiB.",
-                f"See what process {pid} is (ps -o user,etime,args -p {pid}; in a container it has another number: "
-                "nvidia-smi on the host), and end it or take another GPU. See what is left over on the GPUs:",
+                f"GPU memory ran out on {case.who}, and another process holds most of it: pid {pid} uses {size:.1f} "
+                f"GiB, the rank itself {own:.1f} GiB.",
+                f"Find out what process {pid} is (ps -o user,etime,args -p {pid}; its PID differs inside a "
+                "container, so use nvidia-smi on the host), and end it or use another GPU. To see what is left on the "
+                "GPUs:",
                 case.check(),
             )
     return _ANY(case)

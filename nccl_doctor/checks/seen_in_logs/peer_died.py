@@ -28,25 +28,25 @@ def _advice(case: Case) -> Advice:
     if case.first.wording in (rule.RAS_LINE, rule.RECORDED):
         return advise(
             f"{capital(case.first.message)}.",
-            "Look on that host whether the process is still there (ps, dmesg, the scheduler's record), whether it is "
-            "stopped or stuck, and whether the host is reached:",
+            "See on that host whether the process still exists (ps, dmesg, the scheduler's records), and whether it is "
+            "stopped or stuck. To see whether the host can be reached:",
             case.check(),
         )
     of_launcher = any(_OF_LAUNCHER.search(event.text) for event in case.cause.events)
     if of_launcher and all(event.rank is None for event in case.cause.events):
         place = case.target if case.address.ip or case.address.host else "the master"
         return advise(
-            f"A launcher lost the connection to the job's store on {place}: the launcher there probably ended, and "
+            f"A launcher lost the connection to the job's store on {place}. The launcher there has probably exited; "
             "this log does not show why.",
             "See on the master (the host of --rdzv-endpoint) whether it was restarted or its launcher was killed "
             "(dmesg, the scheduler's records), and give its log to nccl-doctor logs, too.",
             case.check(),
         )
     missing = rank_progress(case.log.facts).missing
-    hint = f" No line is of {ranks_of(missing)}." if missing else ""
+    hint = f" The log has no line of {ranks_of(missing)}." if missing else ""
     return advise(
-        f"{case.who} lost the connection to a rank that had exited; this log does not show why that rank exited.{hint}",
-        'Look for the first error, "Killed" or a message of the kernel (dmesg) on the other hosts, and give all '
+        f"{case.who} lost the connection to a rank that had exited; this log does not show why it exited.{hint}",
+        'Look for the first error, "Killed" or a kernel message (dmesg) on the other hosts, and pass all '
         "ranks' logs "
         "to nccl-doctor logs together.",
         case.check(),

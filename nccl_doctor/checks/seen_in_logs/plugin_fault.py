@@ -18,6 +18,7 @@ from nccl_doctor.logs.log import Event
 from nccl_doctor.logs.rule import Grade, hint, likely, root
 from nccl_doctor.logs.signs import Advice, Case, LogSigns, Scene, advise
 from nccl_doctor.model.register import from_logs
+from nccl_doctor.text.hostlist import listed
 
 _VARIABLE = re.compile(r"mismatch (?:enforced|recommended): ([A-Z][A-Z0-9_]{2,80}=\S{0,80}) (\(expected .{1,80}?\))")
 
@@ -28,16 +29,16 @@ def _advice(case: Case) -> Advice:
     wrong = dict.fromkeys(" ".join(m.groups()) for e in case.cause.events if (m := _VARIABLE.search(e.text)))
     if wrong:
         return advise(
-            f"The network plugin's own check requires other values of variables on {case.who}: "
-            f"{', '.join([*wrong][:4])}.",
-            "Set them as the plugin's own nccl-env-profile.sh does (source it last, and export nothing over it), from "
-            "the same release as the plugin; on every host alike.",
+            f"The NCCL network plugin's own check requires other variable values on {case.who}: "
+            f"{listed([*wrong][:4])}.",
+            "On every host alike, set them as the plugin's nccl-env-profile.sh does (source it last, and override "
+            "none of its values), from the same release as the plugin.",
             case.check(),
         )
     return advise(
         f"NCCL's network plugin failed on {case.who}.",
-        "Look whether its devices are there (fi_info -p efa, /dev/infiniband in the container), whether the "
-        "security group lets the hosts talk to each other, and whether its version fits this NCCL. NCCL_NET=Socket "
+        "Check whether its devices exist (fi_info -p efa, /dev/infiniband in the container), whether the security "
+        "group lets the hosts reach each other, and whether its version supports this NCCL version. NCCL_NET=Socket "
         "shows whether everything else works.",
         case.check(),
     )

@@ -30,17 +30,17 @@ def _advice(case: Case) -> Advice:
         return _begun(case)
     if _LOOPBACK.fullmatch(case.address.ip or case.address.host or ""):
         return advise(
-            f"{case.who} waited for the master at {case.target} until the timeout. That is a loopback address, where "
-            "every host finds only itself.",
+            f"{case.who} waited for the master at {case.target} until the timeout. That is a loopback address, at "
+            "which each host reaches only itself.",
             "With several hosts, give all of them the first host's address on the job's network (MASTER_ADDR, "
-            "--master-addr, --rdzv-endpoint or the script's own --dist-url); nccl-doctor launch prints the lines. On "
-            "one host, see in the output of rank 0 why it did not listen.",
+            "--master-addr, --rdzv-endpoint or the script's own --dist-url); nccl-doctor launch prints the commands. "
+            "With a single host, the output of rank 0 shows why it did not listen.",
         )
     place = f" at {case.target}" if case.address != LoggedAddress() else ""
     return advise(
         f"{case.who} waited for the master{place} or for other ranks until the timeout.",
-        "Not all ranks arrived: a host that did not start, another master address, port or --rdzv-id, a firewall. Test "
-        "the hosts:",
+        "Not all ranks arrived: a host did not start, the master address, port or --rdzv-id differs, or a firewall "
+        "is in the way. Test the hosts:",
         case.check(),
     )
 
@@ -50,13 +50,13 @@ def _begun(case: Case) -> Advice:
     facts, where = case.log.facts, rank_progress(case.log.facts)
     place = f" on {fold(facts.hosts)}" if facts.hosts else ""
     whole = not where.missing and facts.world_size is not None
-    message = f"The log ends while NCCL initialises{place}: {where.phrase()}."
+    message = f"The log ends while NCCL initializes{place}: {where.phrase()}."
     if whole:
         message = (
-            f"All {facts.world_size} ranks{place} began to initialise NCCL and none completed: the log ends there."
+            f"All {facts.world_size} ranks{place} began to initialize NCCL, but none completed it before the log ends."
         )
     if not whole or len(facts.hosts) != 1:
-        return advise(message, "If the job hangs there, test the hosts' interfaces and ports:", case.check())
+        return advise(message, "If the job hangs at this point, test the hosts' interfaces and ports:", case.check())
     lacking = [value for topic, value, _ in facts.chosen if topic == "iommu"]
     first = (
         f"RCCL warns that {lacking[0]} is missing from the kernel's command line, without which transfers between GPUs "
@@ -66,8 +66,9 @@ def _begun(case: Case) -> Advice:
     )
     return advise(
         message,
-        f"{first}If the job hangs there, run it once with NCCL_P2P_DISABLE=1: a test, not a cure. If it goes on then, "
-        "P2P between these GPUs is broken (PCIe ACS or the IOMMU; nvidia-smi topo -p2p r). See where the ranks are:",
+        f"{first}If the job hangs at this point, run it once with NCCL_P2P_DISABLE=1, as a test, not a cure. If it "
+        "goes on then, P2P between these GPUs is broken (PCIe ACS or the IOMMU; nvidia-smi topo -p2p r). To see where "
+        "the ranks hang:",
         case.check(command="hang"),
     )
 

@@ -50,24 +50,24 @@ def _advice(case: Case) -> Advice:
             return advise(
                 f"The script on {case.who} refuses batch size {size['batch']}, which does not divide evenly among "
                 f"{size['by']} GPUs.",
-                f"Use {' or '.join(map(str, near))}.",
+                f"Use batch size {' or '.join(map(str, near))}.",
             )
         if missing := _NOT_FOUND.search(case.first.text):
             return advise(
-                f"{case.who} does not find the program {part(missing[1], 0, 80)}.",
-                "A command over SSH, and a job's script, have another PATH than a login shell: write the program's "
-                "whole path, or activate its environment in the same line.",
+                f"{case.who} can't find the program {part(missing[1], 0, 80)}.",
+                "The PATH of a command over SSH or of a job script differs from a login shell's: write the program's "
+                "full path, or activate its environment in the same line.",
             )
         event = next((event for event in case.cause.events if "RayTaskError(" not in event.message), case.first)
         return advise(
             f"The script itself failed on {case.who}: {part(' '.join(event.message.split()), 0, 160)}",
-            "Read the lines above it, and its traceback if there is one; nothing in the log points at NCCL or the "
-            "network.",
+            "Read the lines above the error, and its traceback if there is one; nothing in the log points to NCCL or "
+            "the network.",
         )
     code = _CODE.search(case.first.text)
     return advise(
         f"{case.who} {f'ended with exit code {code[1]}' if code else 'failed'}, and the log does not show why.",
-        "Look into that rank's own output: torchrun's --log-dir with --tee 3 keeps it, @record on the main function "
+        "See that rank's own output: torchrun's --log-dir with --tee 3 keeps it, and @record on the main function "
         "(torch.distributed.elastic.multiprocessing.errors) puts its traceback into torchrun's summary.",
     )
 

@@ -19,9 +19,9 @@ from nccl_doctor.model.register import from_logs
 from_logs(__name__, "NCD909")
 
 ADVICE = make_advice(
-    "{who} could not open a shared memory segment that another rank of its host had made: containers that "
-    "do not share /dev/shm, segments that were removed, or a rank that had ended.",
-    "Give all ranks of a host one IPC namespace (--ipc=host), set RemoveIPC=no in logind.conf, and look for the "
+    "{who} could not open a shared memory segment of another rank on the same host: the containers do not share "
+    "/dev/shm, the segment was removed, or the other rank had exited.",
+    "Give all ranks of a host the same IPC namespace (--ipc=host), set RemoveIPC=no in logind.conf, and look for the "
     "first error of the other ranks.",
 )
 

@@ -18,9 +18,9 @@ from nccl_doctor.model.register import from_logs
 from_logs(__name__, "NCD908", errors=("ENOSPC",), explains=("shm-attach-failed",))
 
 ADVICE = make_advice(
-    "Shared memory (/dev/shm) is full or too small on {who}; a container has 64 MB of it by default.",
+    "Shared memory (/dev/shm) is full or too small on {who}. By default, a container has only 64 MB of it.",
     "Start the container with --ipc=host or --shm-size=16g; in Kubernetes mount an emptyDir with medium: Memory "
-    "at /dev/shm. See what there is:",
+    "at /dev/shm. To see how much there is:",
 )
 
 RULES = (

@@ -23,10 +23,10 @@ from_logs(__name__, "NCD921", explains=("collective-timeout", "peer-died", "kill
 def _advice(case: Case) -> Advice:
     several = len(case.ranks) > 1
     who = capital(ranks_of(case.ranks)) if case.ranks else "A rank"
-    what = "those ranks did meanwhile: their own logs" if several else "that rank did meanwhile: its own log"
+    what = "those ranks did meanwhile: see their own logs" if several else "that rank did meanwhile: see its own log"
     return advise(
-        f"{who} did not reach a barrier in time; the others waited there.",
-        f"Look at what {what}, py-spy dump --pid, load and disks of {'their hosts' if several else 'its host'}.",
+        f"{who} did not reach a barrier in time, while the other ranks waited in it.",
+        f"Find out what {what}, py-spy dump --pid, and load and disks of {'their hosts' if several else 'its host'}.",
         case.check(),
     )
 

@@ -36,16 +36,16 @@ def _advice(case: Case) -> Advice:
     if case.first.wording == _FIRST_RANK:
         hosts = [found["host"] for event in case.cause.events if (found := _ROW.search(event.text))]
         return advise(
-            f"nccl-tests ran on {fold(hosts)} separately, each with a rank 0 of its own: its figures are those of "
+            f"nccl-tests ran separately on each of {fold(hosts)}, with a rank 0 on each, so its results are those of "
             "single hosts.",
-            "Build it with MPI (make MPI=1 MPI_HOME=...), and start all hosts by one mpirun or srun with that MPI; "
-            "then one table names the ranks of all hosts.",
+            "Build it with MPI (make MPI=1 MPI_HOME=...), and start it on all hosts with one mpirun or srun of that "
+            "MPI; then one table lists the ranks of all hosts.",
         )
     return advise(
-        f"Ranks and world size do not match (seen by {case.who}): two processes with the same rank, ranks of another "
-        "job, or a size that does not divide.",
-        "Compare RANK, WORLD_SIZE, --nnodes, --node_rank and --nproc_per_node of all hosts; nccl-doctor launch "
-        "prints them.",
+        f"Ranks and world size do not match, according to {case.who}: two processes have the same rank, ranks of "
+        "another job connect, or the world size does not divide evenly.",
+        "Compare RANK, WORLD_SIZE, --nnodes, --node_rank and --nproc_per_node on all hosts; nccl-doctor launch "
+        "prints the right values.",
     )
 
 
@@ -54,13 +54,12 @@ def _of_batch(batch: int, world: int | None) -> Advice:
         return advise(
             f"A batch of {batch} does not divide evenly among the number of ranks, which the log does not show.",
             "nccl-doctor launch with --batch-size and the job's hosts names the nearest batch sizes that do; or use "
-            "the number of ranks times the batch of each.",
+            "the number of ranks times the batch size per rank.",
         )
     near = nearest(batch, world)
-    does = "do" if len(near) > 1 else "does"
     return advise(
-        f"A batch of {batch} does not divide evenly among the {world} ranks; {' or '.join(map(str, near))} {does}.",
-        "Give the script such a --batch-size; nccl-doctor launch with the same option says it before the start.",
+        f"A batch of {batch} does not divide evenly among the {world} ranks, but {' or '.join(map(str, near))} does.",
+        "Give the script such a --batch-size; nccl-doctor launch with the same option checks it before the start.",
     )
 
 

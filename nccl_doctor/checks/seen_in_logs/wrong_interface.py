@@ -37,8 +37,8 @@ def _advice(case: Case) -> Advice:
     iface, ip = entities.get("iface"), entities.get("ip")
     used = f"{iface} ({ip})" if iface and ip else iface or ip or "an interface that the peers do not reach"
     return advise(
-        f"NCCL uses {used} on {case.who}, whose address the other hosts can't reach.",
-        "See which interface is right on each host, then set NCCL_SOCKET_IFNAME to it, with a leading =:",
+        f"NCCL uses {used} on {case.who}, at an address that the other hosts can't reach.",
+        "Set NCCL_SOCKET_IFNAME to the right interface of each host, with a leading =. To find it:",
         ifname_command(case),
     )
 

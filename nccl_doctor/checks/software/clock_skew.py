@@ -46,11 +46,12 @@ def clock_skew(view: View) -> Findings:
     )
     yield Finding(
         hosts=tuple(off),
-        message=f"The {nouns(len(off), 'clock')} of {fold(off)} {'is' if len(off) == 1 else 'are'} off by up to "
-        f"{worst:.0f} s.{breaks}",
+        message=f"The {nouns(len(off), 'clock')} of {fold(off)} {'differs' if len(off) == 1 else 'differ'} from the "
+        f"other hosts' by {'' if len(off) == 1 else 'up to '}{worst:.0f} s.{breaks}",
         evidence=tuple(f"{name}: {abs(s):.1f} s {'ahead' if s > 0 else 'behind'}" for name, s in off.items()),
         facts={"offset_s": {name: round(s, 3) for name, s in off.items()}},
         fix=Fix(
-            summary="Synchronize their clocks over the network: timedatectl set-ntp true, or chrony.", needs_root=True
+            summary="Synchronize the hosts' clocks over the network: timedatectl set-ntp true, or chrony.",
+            needs_root=True,
         ),
     )

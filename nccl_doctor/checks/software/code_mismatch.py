@@ -56,9 +56,9 @@ def code_mismatch(view: View) -> Findings:
                 evidence=tuple(dict.fromkeys(f"looked at {entry.resolved}" for entry in found.values())),
                 facts={"path": path, "files": []},
                 severity=None if of_line else Severity.WARNING,
-                fix="Correct it in the line."
+                fix="Correct the path in the launch command."
                 if of_line
-                else 'Correct the path under "same" in the hosts file: a relative one starts from the home directory '
+                else 'Correct the path under "same" in the hosts file: a relative path starts at the home directory '
                 "of the user who logs in.",
             )
 
@@ -85,11 +85,10 @@ def _absent(path: str, absent: tuple[str, ...], found: dict[str, SameEntry]) -> 
     resolved = found[there[0]].resolved
     return Finding(
         hosts=absent,
-        message=f"{path} is missing on {fold(absent)}; {fold(there)} {'has' if len(there) == 1 else 'have'} it.",
+        message=f"{path} exists on {fold(there)} but not on {fold(absent)}.",
         evidence=tuple(dict.fromkeys(f"looked at {found[name].resolved}" for name in absent)),
         facts={"path": path, "resolved": resolved, "files": []},
-        fix=f"Copy {resolved} from {there[0]} to {fold(absent)} (rsync, git pull), or keep it on a file system "
-        "that all share.",
+        fix=f"Copy {resolved} from {there[0]} to {fold(absent)} (rsync, git pull), or keep it on a shared file system.",
     )
 
 
@@ -105,6 +104,5 @@ def _different(differs: HostDifference, found: dict[str, SameEntry]) -> Finding:
         message=f"{quoted(differs.subject)} on {fold(differs.outliers)} differs from the copy on the other hosts.",
         evidence=(*lines, *shown, *more),
         facts={"path": differs.subject, "resolved": usual.resolved, "files": sorted(files)},
-        fix=f"Copy {usual.resolved} from one host to the others (rsync, git pull), or keep it on a file system "
-        "that all share.",
+        fix=f"Copy {usual.resolved} from one host to the others (rsync, git pull), or keep it on a shared file system.",
     )

@@ -60,11 +60,12 @@ def cuda_driver_mismatch(view: View) -> Findings:
     for (driver, cuda, least), hosts in old.items():
         yield Finding(
             hosts=tuple(hosts),
-            message=f"Driver {driver} on {fold(hosts)} is too old for torch's CUDA {cuda}, which needs {least} or "
+            message=f"NVIDIA driver {driver} on {fold(hosts)} is too old for torch's CUDA {cuda}, which needs "
+            f"{least} or "
             "newer.",
             evidence=(f"nvidia-smi: driver {driver}", f"torch is built for CUDA {cuda}"),
             facts={"driver": driver, "cuda": cuda, "least_driver": least},
-            fix="Update the driver there and reboot, or install a torch that is built for an older CUDA.",
+            fix="Update the driver and reboot, or install a torch that was built for an older CUDA version.",
         )
 
 
@@ -79,8 +80,8 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 ADVICE = make_advice(
-    "The NVIDIA driver of {who} does not fit: too old for this CUDA, not loaded, or updated while running.",
-    "Install a driver that this CUDA needs, or a torch built for the driver's CUDA; after an update reboot.",
+    "The NVIDIA driver of {who} is too old for this CUDA version, is not loaded, or was updated while in use.",
+    "Install a driver that supports this CUDA version, or a torch built for the driver's; reboot after an update.",
 )
 
 # CUDA's errors 35, 803 and 804, and messages of torch and the driver.

@@ -59,18 +59,18 @@ def fabric_manager_down(view: View) -> Findings:
             "“system not yet initialized” (802).",
             evidence=("nvidia-smi: fabric.state is In Progress",),
             facts={"state": "In Progress"},
-            fix="Wait a minute and check again. If it stays, see the fabric manager's log (journalctl -u "
-            "nvidia-fabricmanager): its version must be the driver's version.",
+            fix="Wait a minute and check again. If they still have not joined, see the fabric manager's log "
+            "(journalctl -u nvidia-fabricmanager): its version must equal the driver's.",
         )
     for (state, installed, fitting), hosts in down.items():
         startable = state in ("inactive", "failed") and not installed
-        unlike = f" (its version is {installed}, the driver's {fitting})" if installed else ""
+        unlike = f" (its version is {installed}, but the driver's is {fitting})" if installed else ""
         wanted = fitting or "of the driver's version"
         words = {"missing": "is not installed", "failed": "has failed"}.get(state, f"is {state}")
         yield Finding(
             hosts=tuple(hosts),
             message=f"{fold(hosts)} {'has' if len(hosts) == 1 else 'have'} NVSwitches, but nvidia-fabricmanager "
-            f"{words}{unlike}: CUDA can't start.",
+            f"{words}{unlike}, so CUDA can't start.",
             evidence=(f"systemctl: nvidia-fabricmanager is {state}",),
             facts={"state": state},
             fix=pasted(
@@ -84,10 +84,10 @@ def fabric_manager_down(view: View) -> Findings:
 
 
 ADVICE = make_advice(
-    "The NVSwitch fabric of {who} is not ready: nvidia-fabricmanager does not run, was restarted while "
-    "GPUs were in use, or does not fit the driver.",
-    "Start nvidia-fabricmanager of the driver's own version (systemctl status nvidia-fabricmanager); after a "
-    "restart of it reset the GPUs or reboot.",
+    "The NVSwitch fabric of {who} is not ready: nvidia-fabricmanager is not running, was restarted while "
+    "GPUs were in use, or differs in version from the driver.",
+    "Start an nvidia-fabricmanager of exactly the driver's version (systemctl status nvidia-fabricmanager); after "
+    "restarting it, reset the GPUs or reboot.",
 )
 
 # CUDA's error 802, and NVLink SHARP that can't be bound.

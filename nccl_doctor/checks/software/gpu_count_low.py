@@ -38,20 +38,20 @@ from nccl_doctor.snapshot.hosts import (
     visible_gpus,
 )
 from nccl_doctor.snapshot.system import Gpu, PciGpu
-from nccl_doctor.text.hostlist import fold, fold_numbers, grouped, listed, plural
+from nccl_doctor.text.hostlist import fold, fold_numbers, grouped, listed, plural, quoted
 from nccl_doctor.text.shell import Line, line
 
 ON_THE_BUS = line("lspci -d 10de:")
 AMD_ON_THE_BUS = line("lspci -d 1002:")
 UNSET = (
-    "Take {names} out of the environment that the job starts in, or name GPUs that are there "
-    "(cuda_visible_devices in the hosts file); see what is set:"
+    "Remove {names} from the environment in which the job starts, or name existing GPUs "
+    "(cuda_visible_devices in the hosts file). To see what is set:"
 )
 
 
 LACKING = (
     "Set nproc_per_node and cuda_visible_devices in the hosts file to what the host has, or bring back the GPU that it "
-    "lacks; see whether it is on the PCI bus:"
+    "lacks. To see whether it is on the PCI bus:"
 )
 
 
@@ -98,7 +98,8 @@ def gpu_count_low(view: View) -> Findings:
     for devices, hosts in grouped(hidden).items():
         yield Finding(
             hosts=tuple(hosts),
-            message=f"CUDA_VISIBLE_DEVICES={devices} hides every GPU on {fold(hosts)}: ranks there run on the CPU.",
+            message=f"CUDA_VISIBLE_DEVICES={devices or quoted(devices)} hides every GPU on {fold(hosts)}, so ranks "
+            "there run on the CPU.",
             evidence=(f"{fold(hosts)}: CUDA_VISIBLE_DEVICES={devices} in the environment that ranks get",),
             facts={"gpus": 0, "cuda_visible_devices": devices},
             severity=Severity.WARNING,
@@ -133,13 +134,13 @@ def _uneven(counts: dict[str, int], on_the_bus: Line | None) -> Findings:
         rest = [name for name, count in counts.items() if count == usual]
         yield Finding(
             hosts=fewer,
-            message=f"{fold(fewer)} {'has' if len(fewer) == 1 else 'have'} fewer GPUs than the others, so the job "
-            "would have fewer ranks there.",
+            message=f"{fold(fewer)} {'has' if len(fewer) == 1 else 'have'} fewer GPUs than the other hosts, so "
+            "the job would start fewer ranks there.",
             evidence=(*(f"{name}: {counts[name]}" for name in fewer), f"{fold(rest)}: {usual}"),
             facts={"gpus": counts},
             severity=Severity.WARNING,
             fix=pasted(
-                "Set nproc_per_node in the hosts file where it is meant, or bring back the GPU that is missing; see "
+                "If this is intended, set nproc_per_node in the hosts file; if not, bring back the missing GPU. To see "
                 "whether it is on the PCI bus:",
                 on_each(fewer, on_the_bus),
             ),
@@ -161,8 +162,8 @@ def _absent(view: View) -> Findings:
             evidence=(*(f"{fold(names)}: {wish}" for wish, names in wishes.items()), NO_GPU),
             facts={"gpus": 0},
             fix=pasted(
-                "Take hosts that have GPUs, or hand GPUs to the container or job step; for a CPU job, "
-                "remove cuda_visible_devices and CUDA_VISIBLE_DEVICES. Check whether there is a GPU on the PCI bus:",
+                "Use hosts that have GPUs, or pass GPUs to the container or job step; for a CPU job, "
+                "remove cuda_visible_devices and CUDA_VISIBLE_DEVICES. To see whether a GPU is on the PCI bus:",
                 on_each(hosts, ON_THE_BUS),
             ),
         )
@@ -222,10 +223,10 @@ def _short(
     shown += [f"{gpu.address}: {gpu.name or 'an AMD GPU'}" for gpu in gpus if isinstance(gpu, PciGpu)]
     bus = AMD_ON_THE_BUS if any(isinstance(gpu, PciGpu) for gpu in gpus) else ON_THE_BUS
     return _Short(
-        wants=f"use GPU{'s' * (len(missing) > 1)} {listed(missing)} with {named}"
+        wants=f"use GPU{'s' * (len(missing) > 1)} {listed(missing)} ({named})"
         if missing
         else f"start {plural(ranks, 'rank')}",
-        sees=f"the ranks there see {visible} of {plural(len(gpus), 'GPU')} with {named}" if hidden else None,
+        sees=f"with {named}, the ranks there see only {visible} of {plural(len(gpus), 'GPU')}" if hidden else None,
         gpus=len(gpus),
         shown=tuple(shown or [NO_GPU]),
         ranks=ranks,
@@ -237,13 +238,13 @@ def _short(
 
 _FEWER = make_advice(
     "{who} sees fewer GPUs than the job needs, or none.",
-    "Look at CUDA_VISIBLE_DEVICES, at the container's --gpus, at the scheduler's request and at nvidia-smi:",
+    "Check CUDA_VISIBLE_DEVICES, the container's --gpus, the job's request to the scheduler, and nvidia-smi:",
 )
 _INVISIBLE = make_advice(
-    "NCCL on {who} asks for a GPU of the same host that is not visible there: ranks of one host run in containers, or "
-    "under a scheduler, that show each of them other GPUs.",
-    "Show all containers of a job on one host all of its GPUs and choose by CUDA_VISIBLE_DEVICES, or give each "
-    "container another NCCL_HOSTID: NCCL then takes them for several hosts, and connects them by the network:",
+    "NCCL on {who} can't see the GPU of another rank on the same host: containers or the scheduler make different GPUs "
+    "visible to each rank.",
+    "Make all GPUs of a host visible in all of its containers and choose with CUDA_VISIBLE_DEVICES, or give each "
+    "container its own NCCL_HOSTID, so that NCCL connects them over the network like separate hosts. Check the hosts:",
 )
 
 

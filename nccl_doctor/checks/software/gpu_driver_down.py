@@ -63,7 +63,7 @@ class DriverFault:
 
     def words(self, names: Sequence[str], gpus: int) -> str:
         if self.lost is not None and gpus > 1:
-            return f"The driver on {fold(names)} has lost GPU {self.lost}, one of {gpus}: nvidia-smi fails for all."
+            return f"The driver on {fold(names)} has lost GPU {self.lost}, so nvidia-smi fails for all {gpus} GPUs."
         has = "has" if len(names) == 1 else "each have"
         return f"{fold(names)} {has} {plural(gpus, 'GPU')} {self.state}: {self.problem}."
 
@@ -133,8 +133,8 @@ def _nvidia(facts: HostFacts, driver: GpuDriver) -> Iterator[DriverFault]:
     refused = [f"{path} ({error})" for path, error in nodes.items() if error is not None]
     inside = isinstance(facts.identity, Identity) and facts.identity.container is not None
     if TWO_VERSIONS in words:
-        remedy = "Reboot: the driver was updated while its old module stayed loaded; a container is started again."
-        problem = "its library and the loaded kernel module have different versions"
+        remedy = "Reboot, since the driver was updated while its old module stayed loaded. Restart a container instead."
+        problem = "the driver's library and the loaded kernel module have different versions"
         yield DriverFault(problem, words, remedy, reboot=True)
     elif not nodes and inside:
         remedy = (
@@ -142,24 +142,27 @@ def _nvidia(facts: HostFacts, driver: GpuDriver) -> Iterator[DriverFault]:
         )
         yield DriverFault("the container was given no GPU", "there is no /dev/nvidia* in it", remedy, state=CLOSED)
     elif not nodes:
-        remedy = "Make the device nodes:"
+        remedy = "Create the device nodes:"
         made = NvidiaDevices()
-        yield DriverFault("there are no device nodes", "there is no /dev/nvidia*", remedy, (made,), state=CLOSED)
+        yield DriverFault("the device nodes are missing", "there is no /dev/nvidia*", remedy, (made,), state=CLOSED)
     elif refused and inside:
         remedy = (
-            "Start the container again: a reload of systemd takes a running one's devices away; the CDI mode of "
-            "nvidia-container-toolkit, or docker run with --device for each node, keeps them."
+            "Restart the container: reloading systemd takes devices away from running containers. The CDI mode of "
+            "nvidia-container-toolkit, or docker run with --device for each device node, prevents that."
         )
         yield DriverFault(
-            "the container may no longer open its device nodes",
+            "the container may no longer open the device nodes",
             f"can't be used: {', '.join(refused[:4])}",
             remedy,
             state=CLOSED,
         )
     elif refused:
-        remedy = "Let this user into the group that the device nodes belong to (ls -l /dev/nvidia*), and log in again."
+        remedy = "Add the user to the group that owns the device nodes (ls -l /dev/nvidia*), and log in again."
         yield DriverFault(
-            "this user may not open its device nodes", f"can't be used: {', '.join(refused[:4])}", remedy, state=CLOSED
+            "the job's user may not open the device nodes",
+            f"can't be used: {', '.join(refused[:4])}",
+            remedy,
+            state=CLOSED,
         )
     elif facts.gpus == ():
         found = f"the nvidia module {driver.module} is loaded, and nvidia-smi finds no device"
@@ -175,8 +178,8 @@ _LOST = re.compile(
 
 KERNEL_LOG = line("dmesg | grep NVRM")
 _REMEDY = (
-    "A GPU that fell off the bus or whose GSP did not start comes back with a power cycle, a module of the wrong kind "
-    "(open or proprietary) with the other one; the kernel's log says which:"
+    "If a GPU fell off the bus or its GSP did not start, power-cycle the host; if the kernel module is of the wrong "
+    "kind (open or proprietary), install the other one. To see which it is:"
 )
 
 
@@ -184,18 +187,18 @@ def _not_loaded(facts: HostFacts, driver: GpuDriver, nouveau: bool) -> DriverFau
     kernel = facts.identity.kernel if isinstance(facts.identity, Identity) else None
     if nouveau:
         remedy = "Install NVIDIA's driver, keep nouveau away (blacklist nouveau in /etc/modprobe.d), and reboot."
-        return DriverFault("nouveau is loaded instead", "driver in use: nouveau", remedy)
+        return DriverFault("nouveau is loaded instead of NVIDIA's", "driver in use: nouveau", remedy)
     if kernel in driver.built_for:
         loaded = ModuleLoad("nvidia")
         return DriverFault("the kernel module is not loaded", f"nvidia.ko is there for {kernel}", "Load it:", (loaded,))
     if driver.built_for and kernel is not None:
         evidence = f"nvidia.ko is there for {', '.join(driver.built_for[:3])}; {kernel} runs"
-        remedy = "Build it for this kernel (it needs the kernel's headers), and load it:"
+        remedy = "Build the module for this kernel (it needs the kernel's headers), and load it:"
         lines = (ModulesBuild(), ModuleLoad("nvidia"))
         return DriverFault("the kernel module is not built for the running kernel", evidence, remedy, lines)
     words = f"; {facts.gpus.reason}" if isinstance(facts.gpus, Unknown) else ""
     evidence = f"no nvidia.ko for any kernel{words}"
-    return DriverFault("none is installed", evidence, "Install NVIDIA's driver there, and reboot.")
+    return DriverFault("none is installed", evidence, "Install NVIDIA's driver, and reboot.")
 
 
 def _amd(facts: HostFacts, driver: GpuDriver) -> Iterator[DriverFault]:
@@ -210,15 +213,15 @@ def _amd(facts: HostFacts, driver: GpuDriver) -> Iterator[DriverFault]:
         yield DriverFault("amdgpu is not loaded", "driver in use: none", "Load it:", (loaded,))
     elif "/dev/kfd" not in nodes:
         remedy = (
-            "Install amdgpu-dkms with ROCm's support; a container is started with --device /dev/kfd --device /dev/dri."
+            "Install amdgpu-dkms with ROCm support, or start the container with --device /dev/kfd --device /dev/dri."
         )
-        yield DriverFault("amdgpu lacks ROCm's /dev/kfd", "there is no /dev/kfd", remedy, state=CLOSED)
+        yield DriverFault("amdgpu does not provide ROCm's /dev/kfd", "there is no /dev/kfd", remedy, state=CLOSED)
     elif refused:
         user = facts.identity.user if isinstance(facts.identity, Identity) else None
         added = line("usermod -aG render,video {user}", user=user) if user else None
-        remedy = "Let the user into the groups render and video, and log in again:"
+        remedy = "Add the user to the groups render and video, and log in again:"
         yield DriverFault(
-            "this user may not open its device nodes",
+            "the job's user may not open the device nodes",
             f"can't be used: {', '.join(refused[:4])}",
             remedy,
             (added,),

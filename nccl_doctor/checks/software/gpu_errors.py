@@ -36,7 +36,7 @@ LOST = frozenset({79, 119, 120, 140, RECOVERY})
 
 MENDED = re.compile(r"recovery action changed from .{1,60} to 0x0\b")
 """The driver's message (Xid 154) for a GPU that no longer needs recovery."""
-_AFTER = "if the errors come back, leave the host out (-x) and have the GPU looked at."
+_AFTER = "if the errors come back, leave the host out (-x) and have the GPU examined."
 
 
 @check(
@@ -64,9 +64,9 @@ def gpu_errors(view: View) -> Findings:
         said = ""
         if gone:
             first = min(gone)
-            said = f"{host.name}: nvidia-smi reports “{gone[first]}” for GPU {first}, which no job can use."
+            said = f"On {host.name}, nvidia-smi reports “{gone[first]}” for GPU {first}, so no job can use that GPU."
         elif len(warned) == len(counted) and not logged:
-            said = f"{host.name}: nvidia-smi warns about GPU {warned[0].index}: {warned[0].warning}."
+            said = f"On {host.name}, nvidia-smi warns about GPU {warned[0].index}: {warned[0].warning}."
         yield Finding(
             hosts=(host.name,),
             message=said
@@ -113,7 +113,8 @@ def _log(logged: list[Xid]) -> Iterator[str]:
 
 
 ADVICE = make_advice(
-    "NCCL's diagnostics report an error of a GPU or its links on {who}.", "See nvidia-smi -q and dcgmi diag -r 3 there."
+    "NCCL's diagnostics report an error in a GPU or its links on {who}.",
+    "Run nvidia-smi -q and dcgmi diag -r 3 on that host.",
 )
 
 # The driver's Xid lines, and NCCL's diagnostics about ECC and NVLink (NCCL DIAG).
@@ -143,35 +144,35 @@ _XID = re.compile(
     r"(?:, pid='?(?P<pid>\d{1,9}|<unknown>)'?)?(?:, name=(?P<name>[\w.-]{1,40}))?"
 )
 _MEANING = {
-    13: "an exception in a kernel of the program, mostly an access beyond an array",
-    31: "an access to memory that is not mapped: mostly the program, else a driver's fault",
-    32: "damaged commands from the host: driver or PCIe",
-    38: "a fault of the driver's firmware",
-    43: "the program's channel was reset after a fault of its own; the GPU is well",
-    45: "the program's channels were ended, after an earlier error or when it was killed",
-    48: "an ECC error that could not be corrected: reset the GPU",
-    61: "a fault of the GPU's own controller: reset it",
-    62: "a fault of the GPU's own controller: reset it",
+    13: "an exception in one of the program's kernels, mostly an out-of-bounds access",
+    31: "an access to unmapped memory, mostly by the program, sometimes by the driver",
+    32: "corrupted commands from the host, because of the driver or PCIe",
+    38: "an error of the driver's firmware",
+    43: "the program's channel was reset after an error of its own; the GPU is healthy",
+    45: "the program's channels were closed, after an earlier error or when it was killed",
+    48: "an ECC error that could not be corrected; reset the GPU",
+    61: "a failure of the GPU's internal microcontroller; reset the GPU",
+    62: "a failure of the GPU's internal microcontroller; reset the GPU",
     63: "a memory row is to be remapped at the next reset",
-    64: "a memory row could not be remapped: exchange the GPU if it comes again after a reset",
-    69: "an exception in a kernel of the program",
-    74: "an NVLink error: cable, bridge, switch or the other GPU",
-    79: "the GPU has fallen off the bus: power, temperature, PCIe or the board; reboot",
-    92: "many ECC errors that were corrected",
-    94: "an ECC error that was contained in one program: start it again, reset the GPU soon",
-    95: "an ECC error that was not contained: reset the GPU before any further work",
-    109: "a context switch that did not end in time",
-    119: "the GPU's system processor (GSP) does not answer: reset or reboot",
-    120: "the GPU's system processor (GSP) failed: reset or reboot",
-    121: "a corrected error of the link between CPU and GPU",
-    136: "a link between GPUs failed at its start",
+    64: "a memory row could not be remapped; replace the GPU if this recurs after a reset",
+    69: "an exception in one of the program's kernels",
+    74: "an NVLink error (cable, bridge, switch or the other GPU)",
+    79: "the GPU has fallen off the bus (power, temperature, PCIe or the board); reboot",
+    92: "a high rate of corrected ECC errors",
+    94: "an ECC error that was contained to one program; restart it, and reset the GPU soon",
+    95: "an ECC error that was not contained; reset the GPU before any further work",
+    109: "a context switch that timed out",
+    119: "the GPU's system processor (GSP) does not respond; reset the GPU or reboot",
+    120: "the GPU's system processor (GSP) failed; reset the GPU or reboot",
+    121: "a corrected error on the link between CPU and GPU",
+    136: "a link between GPUs failed to start",
     137: "an NVLink error that was reported by the other side",
     140: "an ECC error in the GPU's memory that could not be recovered",
-    143: "the GPU could not be set up",
+    143: "the GPU could not be initialized",
     144: "an NVLink error",
     145: "an NVLink error",
     149: "an NVLink error",
-    154: "the driver says what the GPU needs: a reset, a reboot or a drain",
+    154: "the GPU needs a recovery that the driver names (a reset, a reboot or a drain)",
 }
 """Meanings of Xids, from NVIDIA's Xid catalogue."""
 
@@ -187,7 +188,7 @@ def meaning_of_xid(case: Case) -> Advice | None:
     place = f" on {case.who}" if case.who != "a rank" else ""
     return advise(
         f"{found['kind']} {found['number']} of GPU {found['bus']}{place}{process}: {means}.",
-        "If the program is at fault, use CUDA_LAUNCH_BLOCKING=1 and compute-sanitizer. Else take the host out of the "
-        "job, reset the GPU or reboot, and test it with dcgmi diag -r 3.",
+        "If the program is at fault, use CUDA_LAUNCH_BLOCKING=1 and compute-sanitizer. If not, take the host out of "
+        "the job, reset the GPU or reboot, and test it with dcgmi diag -r 3.",
         case.check(),
     )

@@ -38,8 +38,8 @@ RULES = (
 SIGNS = LogSigns(
     RULES,
     make_advice(
-        "The ranks' GPUs are of different models, by NCCL's diagnostics: the odd ones are those of {who}.",
-        "Leave those hosts out, or choose the batch size for the smallest GPU:",
+        "According to NCCL's diagnostics, the GPUs of {who} are of a different model from the other ranks'.",
+        "Leave those hosts out, or choose the batch size to fit the smallest GPU. Check the hosts:",
     ),
     warning_up_to=Grade.LIKELY,
 )
@@ -65,14 +65,16 @@ def gpu_model_mismatch(view: View) -> Findings:
     if not hosts:
         return
     within = [f"{name}: {', '.join(f'{n} x {kind}' for kind, n in kinds[name].items())}" for name in sorted(mixed)]
-    numbers = f" CUDA_DEVICE_ORDER=PCI_BUS_ID has CUDA number those of {fold(sorted(mixed))} as nvidia-smi does."
+    numbers = f" With CUDA_DEVICE_ORDER=PCI_BUS_ID, CUDA numbers the GPUs of {fold(sorted(mixed))} as nvidia-smi does."
     order = numbers if mixed and numbered else ""
+    ways = [*(["differ from each other"] if mixed else []), *(["from those on the other hosts"] if between else [])]
+    unlike = " or ".join(ways) if mixed else f"differ {ways[0]}"
     yield Finding(
         hosts=hosts,
-        message=f"The GPUs on {fold(hosts)} differ from the others; the slowest GPU sets the pace for all.",
+        message=f"The GPUs on {fold(hosts)} {unlike}, so the slowest GPU sets the pace for all ranks.",
         evidence=(*([str(between)] if between else []), *within),
         facts={"gpus": {name: dict(found) for name, found in kinds.items()}},
-        fix=f"Leave these hosts out (-x), or choose the batch size for the smallest memory.{order}",
+        fix=f"Leave these hosts out (-x), or choose the batch size to fit the smallest memory.{order}",
     )
 
 

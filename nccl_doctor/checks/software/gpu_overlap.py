@@ -52,6 +52,5 @@ def gpu_overlap(view: View) -> Findings:
             f"GPU{'s' * (len(shared) > 1)} {fold_numbers(gpu.index for gpu in shared)}.",
             evidence=tuple(f"GPU {gpu.index} ({gpu.name}), {gpu.uuid}: on {name} and on {other}" for gpu in shared),
             facts={"uuids": [gpu.uuid for gpu in shared]},
-            fix="Set cuda_visible_devices on each of the two in the hosts file, to GPUs of its own, or take "
-            "one of them out.",
+            fix="In the hosts file, set cuda_visible_devices to different GPUs for the two, or remove one of the two.",
         )

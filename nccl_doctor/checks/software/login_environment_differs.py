@@ -56,12 +56,12 @@ def login_environment_differs(view: View) -> Findings:
     for lines, hosts in groups.items():
         yield Finding(
             hosts=tuple(hosts),
-            message=f"On {fold(hosts)} a login shell has a different environment from a command run {way}; only the "
-            "latter was checked.",
+            message=f"On {fold(hosts)}, the environment of a login shell differs from that of a command run {way}; "
+            "only the latter was checked.",
             evidence=lines,
             severity=None if lines in matters else Severity.INFO,
             fix="Name the interpreter by its path (python: /path/to/python) and put the variables under env in "
-            "the hosts file, so that both are the same.",
+            "the hosts file, so that both environments are the same.",
         )
 
 

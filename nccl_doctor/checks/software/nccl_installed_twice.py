@@ -22,7 +22,7 @@ from nccl_doctor.model.finding import Finding, Severity
 from nccl_doctor.model.register import Unjudged
 from nccl_doctor.snapshot.hosts import HostFacts
 from nccl_doctor.snapshot.system import NcclCopy, TorchInfo
-from nccl_doctor.text.hostlist import fold
+from nccl_doctor.text.hostlist import fold, listed
 
 
 @check(
@@ -43,12 +43,12 @@ def nccl_installed_twice(view: View) -> Findings:
         fits = f"nvidia-nccl-cu{(torch.cuda or '').partition('.')[0]}"
         yield Finding(
             hosts=hosts,
-            message=f"torch finds NCCL twice on {fold(hosts)}: {' and '.join(words)}; "
-            + (f"torch loads the one from {winner}." if winner else "it is not known which one torch loads."),
+            message=f"torch finds {len(copies)} copies of NCCL on {fold(hosts)} ({listed(words)})"
+            + (f" and loads the one from {winner}." if winner else "; which of them it loads is unknown."),
             evidence=tuple(f"{name}: {one.path}" for name, one in zip(words, copies, strict=True)),
             facts={"copies": [one.model_dump() for one in copies]},
-            fix=f"Leave one: uninstall the others, then pip install --force-reinstall --no-deps {fits} (the wheels "
-            "share their file), and take other copies out of LD_LIBRARY_PATH and LD_PRELOAD.",
+            fix=f"Keep one: uninstall the others, then pip install --force-reinstall --no-deps {fits} (the wheels "
+            "share a file), and remove other copies from LD_LIBRARY_PATH and LD_PRELOAD.",
         )
 
 

@@ -112,9 +112,9 @@ def _advice(case: Case) -> Advice:
     gpu = f" ({part(names[0], 0, 60)})" if names else ""
     return advise(
         f"NCCL{f' {version}' if version else ''} does not support the GPUs of {case.who}{gpu}: its kernels need more "
-        "shared memory than these have (ncclMaxSharedMem).",
+        "shared memory than these GPUs have (ncclMaxSharedMem).",
         "Install a newer NCCL (for Blackwell 2.26 or later; pip install -U nvidia-nccl-cu12 or -cu13), or a torch that "
-        "brings one.",
+        "comes with one.",
         case.check(),
     )
 

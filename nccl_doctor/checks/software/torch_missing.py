@@ -34,10 +34,10 @@ def torch_missing(view: View) -> Findings:
         others = [f"torch is there: {', '.join(names)} ({path})" for path, names in present.items()]
         yield Finding(
             hosts=hosts,
-            message=f"{executable} has no torch, so torchrun can't start.",
+            message=f"torch is not installed for {executable} on {fold(hosts)}, so torchrun can't start.",
             evidence=(f"asked {executable}: no package torch in its metadata", *others),
             facts={"python": executable},
-            fix=f'Name the interpreter that has torch in the hosts file ("python: {python}") or with --python, or '
+            fix=f'In the hosts file ("python: {python}") or with --python, name an interpreter that has torch, or '
             "install torch for this one.",
         )
     yield from _without_cuda(view)
@@ -56,14 +56,14 @@ def _without_cuda(view: View) -> Findings:
             message=f"torch {version} on {fold(hosts)} was built without CUDA and can't use the GPUs there ({name}).",
             evidence=(f"{fold(hosts)}: torch {version}: cuda is None",),
             facts={"torch": version},
-            fix="Install a build of torch for CUDA into that environment (pip's default on Linux is one; --index-url "
-            "https://download.pytorch.org/whl/cu128 names it).",
+            fix="Install a CUDA build of torch in that environment (pip's default on Linux, or with --index-url "
+            "https://download.pytorch.org/whl/cu128).",
         )
 
 
 ADVICE = make_advice(
-    "The Python of {who} has no torch, or one without CUDA or NCCL.",
-    "Install a build of torch for this CUDA into the very environment that the job runs in:",
+    "The Python of {who} has no torch, or a torch that was built without CUDA or NCCL.",
+    "Install a torch built for this CUDA version in the environment in which the job runs. Check the hosts:",
 )
 
 # No module, or a build without CUDA or NCCL.

@@ -38,7 +38,7 @@ from nccl_doctor.model.finding import Finding, Severity
 from nccl_doctor.snapshot.hosts import HostFacts, rocm_gpus
 from nccl_doctor.snapshot.smoke import Smoke
 from nccl_doctor.snapshot.system import GpuDriver, LibncclAnswer, TorchInfo
-from nccl_doctor.text.hostlist import fold
+from nccl_doctor.text.hostlist import capital, fold, listed
 from nccl_doctor.text.secrets import part
 
 MATTERS = {
@@ -49,6 +49,9 @@ MATTERS = {
     "Python": Severity.WARNING,
     "driver": Severity.WARNING,
 }
+
+PLUGINS = "the NCCL plugins"
+_NAMES = {"NCCL plugins": PLUGINS, "driver": "the GPU driver"}
 
 
 @check(
@@ -75,15 +78,20 @@ def version_mismatch(view: View) -> Findings:
     if not found:
         return
     hosts = ordered(versions, {name for one in found for name in one.outliers})
-    subjects = ", ".join("GPU driver" if one.subject == "driver" else one.subject for one in found)
-    verb = "differs" if len(found) == 1 and not subjects.endswith("s") else "differ"
+    subjects = [_NAMES.get(one.subject, one.subject) for one in found]
+    if subjects == [PLUGINS]:
+        differ = f"{capital(PLUGINS)} on {fold(hosts)} differ from those"
+    elif len(subjects) == 1:
+        differ = f"The version of {subjects[0]} on {fold(hosts)} differs from that"
+    else:
+        differ = f"The versions of {listed(subjects)} on {fold(hosts)} differ from those"
     yield Finding(
         hosts=hosts,
-        message=f"{subjects} on {fold(hosts)} {verb} from what the other hosts have.",
+        message=f"{differ} on the other hosts.",
         evidence=tuple(map(str, found)),
         facts={"versions": {one.subject: one.groups for one in found}},
         severity=max((MATTERS[one.subject] for one in found), key=lambda each: each.rank),
-        fix="Install the same versions on all hosts, or name interpreters in the hosts file that have them.",
+        fix="Install the same versions on all hosts, or name interpreters with the same versions in the hosts file.",
     )
 
 
@@ -115,7 +123,7 @@ _UNLOADED = re.compile(r"Failed to load NCCL library from (?P<path>\S{1,300}\w)"
 def _advice(case: Case) -> Advice:
     if case.first.wording == _OF_RAY:
         return advise(
-            f"Ray or Python on {case.who} is of another version than that of the cluster which it joins.",
+            f"The version of Ray or Python on {case.who} differs from that of the Ray cluster that it joins.",
             "Install the same Ray and the same Python, down to the patch release, on all hosts (ray --version; "
             "python --version).",
         )
@@ -124,16 +132,16 @@ def _advice(case: Case) -> Advice:
         return advise(
             f"{case.who} failed to load NCCL's library {part(unloaded['path'], 0, 160)}.",
             "See whether the file is there and what it needs (ldd), on each host and inside the container. Its path "
-            "comes from VLLM_NCCL_SO_PATH or LD_LIBRARY_PATH: unset them to use the NCCL that torch brings.",
+            "comes from VLLM_NCCL_SO_PATH or LD_LIBRARY_PATH: unset them to use the NCCL that comes with torch.",
             case.check(),
         )
     versions = " and ".join(case.log.facts.nccl_versions)
-    seen = f" The log names NCCL {versions}." if len(case.log.facts.nccl_versions) > 1 else ""
+    seen = f" The log names NCCL versions {versions}." if len(case.log.facts.nccl_versions) > 1 else ""
     return advise(
-        f"Libraries do not match on {case.who}: another NCCL, CUDA or torch than the program was built "
-        f"for, or than the other ranks have.{seen}",
-        "Make them the same on all hosts: one nvidia-nccl package, no older libnccl.so in LD_LIBRARY_PATH. See what "
-        "each has:",
+        f"The libraries of {case.who} do not match: NCCL, CUDA or torch is not the version that the program was "
+        f"built for, or that the other ranks have.{seen}",
+        "Install the same versions on all hosts: one nvidia-nccl package, and no older libnccl.so on LD_LIBRARY_PATH. "
+        "To compare the hosts:",
         case.check(),
     )
 

@@ -23,6 +23,7 @@ from nccl_doctor.model.base import CONTAINER_NAME
 from nccl_doctor.model.cluster import Node
 from nccl_doctor.model.engines.containers import InsideOptions, Runtime
 from nccl_doctor.snapshot.access import AnyAccessFailure, EngineFacts, EngineFailure, ProbeFacts, ProbeFailed
+from nccl_doctor.text.hostlist import listed
 from nccl_doctor.transport.base import LOGIN_TIMES, AccessError, Channel, Greeting, LostError, Transport
 
 _ENTER: dict[Runtime, str] = {
@@ -114,10 +115,7 @@ def failure(entry: ContainerEntry, seconds: float | None = None) -> EngineFailur
     output = next((line.strip()[:_LAST_WORDS] for line in reversed(entry.output) if line.strip()), "")
     names, running = entry.running, ""
     if names is not None:
-        more = f" and {len(names) - _MOST} more" if len(names) > _MOST else ""
-        running = (
-            f"; running: {', '.join(names[:_MOST])}{more}" if names else "; this user has no running container there"
-        )
+        running = f" (running: {listed(names, _MOST)})" if names else " (this user has no running container)"
     words = {
         "program": program(options),
         "place": options.place,

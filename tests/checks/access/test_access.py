@@ -25,9 +25,15 @@ def diagnoses(fixture: str) -> list[Diagnosis]:
 @pytest.mark.parametrize(
     ("fixture", "messages"),
     [
-        ("ssh_unreachable/fires", ["node3 (10.0.0.3:22) gave no answer to a TCP connection in 10 s."]),
-        ("ssh_unreachable/fires-refused", ["node[2-3] refused the TCP connection: no sshd listens there."]),
-        ("ssh_unreachable/fires-slow-login", ["node3 (10.0.0.3:22) answered but did not finish the login in 30 s."]),
+        ("ssh_unreachable/fires", ["node3 (10.0.0.3:22) did not answer a TCP connection attempt within 10 s."]),
+        (
+            "ssh_unreachable/fires-refused",
+            ["node[2-3] refused the TCP connection: no sshd is listening on the SSH port."],
+        ),
+        (
+            "ssh_unreachable/fires-slow-login",
+            ["node3 (10.0.0.3:22) answered but did not finish the login within 30 s."],
+        ),
         (
             "ssh_unreachable/fires-jump-host",
             ["The jump host bastion (192.0.2.1:22), on the way to node[2-3], answered, but not as an SSH server."],
@@ -35,15 +41,15 @@ def diagnoses(fixture: str) -> list[Diagnosis]:
         (
             "ssh_host_key_changed/fires",
             [
-                "node2 (10.0.0.2:22) presented another host key than /home/ann/.ssh/known_hosts:7 has.",
-                "node3 (10.0.0.3:22) presented another host key than /home/ann/.ssh/known_hosts:8 has.",
+                "node2 (10.0.0.2:22) presented a different host key from the one in /home/ann/.ssh/known_hosts:7.",
+                "node3 (10.0.0.3:22) presented a different host key from the one in /home/ann/.ssh/known_hosts:8.",
             ],
         ),
         ("python_missing/fires", ['node[2-3]: there is no interpreter "/opt/train/bin/python".']),
         (
             "python_missing/fires-environment",
             [
-                "node2: /opt/train/bin/python fails when started as training would start it: No module named 'encodings'."
+                "On node2, /opt/train/bin/python fails when started as training would start it: No module named 'encodings'."
             ],
         ),
         ("probe_failed/fires", ["node2: the probe returned no facts: no answer in time."]),
@@ -144,7 +150,7 @@ def test_a_certificate_out_of_time_has_no_other_key_installed(
 def test_a_slow_login_is_no_firewalls_work() -> None:
     (found,) = diagnoses("ssh_unreachable/fires-slow-login")
     assert "firewall" not in found.fix.summary
-    assert "--connect-timeout 60 waits" in found.fix.summary
+    assert "try again with --connect-timeout 60" in found.fix.summary
 
 
 def test_facts_keep_what_differs_by_host() -> None:
@@ -221,6 +227,6 @@ def test_zeros_that_a_range_writes_in_front_are_spoken_of_where_no_such_name_res
         (found,) = judge(Snapshot.model_validate(document), "check").diagnoses
         return found.fix.summary
 
-    assert summary("gpu-03").endswith(" Zeros count: where the hosts are called gpu-3, write them so.")
+    assert summary("gpu-03").endswith(" Leading zeros matter: if the hosts are called gpu-3, write them that way.")
     assert "Zeros" not in summary("gpu-30")
     assert "Zeros" not in summary("gpu0")

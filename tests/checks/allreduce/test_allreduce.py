@@ -37,17 +37,21 @@ NAMED = [
         ["node3"],
         "The session with node3 was lost during the all-reduce: the connection ended",
     ),
-    ("allreduce_failed/fires-isolated-pair", ["node1", "node2"], "node1 and node2 fail with each other"),
+    ("allreduce_failed/fires-isolated-pair", ["node1", "node2"], "it fails only between node1 and node2"),
     ("allreduce_timeout/fires-suspended", ["node2"], "rank 1 on node2 was suspended"),
     ("allreduce_timeout/fires-in-the-kernel", ["node3"], "in the kernel (nfs4_wait_clnt_recover)"),
     ("allreduce_timeout/fires-elsewhere", ["node2"], "was in get (queue.py:171), called by wait_for_disk (hook.py:12)"),
-    ("allreduce_timeout/fires-everybody", ["node1", "node2", "node3"], "all 3 ranks waited for the others to join"),
-    ("allreduce_timeout/fires-isolated-host", ["node3"], "node3 fails with hosts that work with each other"),
+    (
+        "allreduce_timeout/fires-everybody",
+        ["node1", "node2", "node3"],
+        "each of the 3 ranks waited for the others to join",
+    ),
+    ("allreduce_timeout/fires-isolated-host", ["node3"], "it fails with node3 but works among other hosts"),
     ("allreduce_wrong_result/fires-alone", ["node2"], "the error comes from rank 1 on node2"),
     ("allreduce_wrong_result/fires-with-both-neighbours", ["node2"], "the error comes from rank 1 on node2"),
     ("allreduce_wrong_result/fires-between-two", ["node2", "node3"], "from rank 1 on node2 and rank 2 on node3"),
-    ("allreduce_slow/fires", ["node1"], "only 0.099 GB/s, 8 % of the 1.2 GB/s possible (eno1 on node1)"),
-    ("allreduce_slow/fires-straggler", ["node2"], "waiting for rank 1 on node2"),
+    ("allreduce_slow/fires", ["node1"], "only 0.099 GB/s, 8 % of the 1.2 GB/s possible over eno1 on node1"),
+    ("allreduce_slow/fires-straggler", ["node2"], "waited for rank 1 on node2"),
     ("transport_fallback/fires", ["node1", "node2", "node3"], "TCP sockets on node[1-3]"),
     ("transport_fallback/fires-shared-memory", ["node2"], "through shared memory"),
 ]
@@ -103,7 +107,7 @@ def test_counters_of_rdma_are_left_aside_where_a_rank_is_late() -> None:
     smoke = late.smoke.model_copy(update={"rdma_grown": grown.rdma_grown})
     (found,) = judge(late.model_copy(update={"smoke": smoke}), "smoke").diagnoses
     assert not [line for line in found.evidence if "mlx5_0" in str(line)]
-    assert found.fix.summary == "Look at what else that host is busy with."
+    assert found.fix.summary == "Find out what else that host is busy with."
 
 
 def test_where_nothing_tells_the_repetition_is_offered() -> None:
@@ -299,7 +303,7 @@ def test_a_torch_without_nccl_is_the_reason_alone() -> None:
     (found,) = judge(patched({"smoke": smoke}), "smoke").diagnoses
     assert error in found.message
     assert len(found.evidence) == 3
-    assert "install a torch that is built with CUDA" in found.fix.summary
+    assert "install a torch built with CUDA" in found.fix.summary
 
 
 @pytest.mark.parametrize(("stage", "told"), [("started", True), ("group", False)])

@@ -21,7 +21,7 @@ def remedy(seen: Snapshot) -> str:
 
 
 def test_the_address_that_all_reach_is_named() -> None:
-    assert remedy(SEEN) == "Set master_addr: 10.0.0.1 in the hosts file (--master-addr): there they all reach node1."
+    assert remedy(SEEN) == "Set master_addr: 10.0.0.1 in the hosts file (--master-addr): all of them reach node1 there."
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,9 @@ def lossy(*, answered: list[str], resent: int = 0, outcome: str = "timed-out") -
 
 
 def test_a_dial_that_a_lossy_path_may_have_lost_is_no_second_fault() -> None:
-    words = "16 of 64 connections from node[2,4] to node3 got no answer; the others reached the same ports."
+    words = (
+        "16 of 64 connections from node[2,4] to node3 got no answer, although the others to the same ports succeeded."
+    )
     assert lossy(answered=["node1", "node2", "node4"]) == [words]
     assert lossy(answered=["node2", "node4"]) == [words, "node1 can't reach node3 on port 40005."]
 

@@ -28,7 +28,7 @@ CHANCE = (
     "address connects to the other, and 127.x is higher than the other hosts' addresses. It will fail as soon as a "
     "second host has the same fault, or another host has a higher address (for example 192.168.x.x)"
 )
-"""What follows a sentence about a name that resolves wrongly, if gloo still works."""
+"""The second sentence about a name that resolves wrongly, if gloo still works."""
 
 ENOUGH = 128
 """Maximum number of hosts with which gloo's connections are simulated; in larger clusters, these are a sample."""

@@ -38,7 +38,7 @@ def _advice(case: Case) -> Advice:
 
 _ANY = make_advice(
     "The GPUs of {who} can't access each other or the network adapter directly.",
-    "Try NCCL_P2P_DISABLE=1 and NCCL_NET_GDR_LEVEL=LOC to see which path fails; then turn off ACS and the IOMMU, "
+    "Try NCCL_P2P_DISABLE=1 or NCCL_NET_GDR_LEVEL=LOC to see which path fails; then turn off ACS and the IOMMU, "
     "load nvidia-peermem, and start containers with --ipc=host.",
 )
 

@@ -46,7 +46,7 @@ def test_no_match_in_a_config_file(fresh_lab: Lab) -> None:
 def test_a_list_with_a_caret_leads_to_lo(lab: Lab) -> None:
     env = everywhere(NCCL_SOCKET_IFNAME="^docker")
     found = fires_and_what_is_printed_ends_it(lab, "ifname-wrong-interface", ALL, env)
-    assert "will use lo (127.0.0.1), the loopback interface, which no other host can reach it" in found["message"]
+    assert "will use lo (127.0.0.1), the loopback interface, which no other host can reach" in found["message"]
 
 
 def test_gloo_knows_whole_names_only(lab: Lab) -> None:
@@ -59,7 +59,7 @@ def test_bridges_of_containers(fresh_lab: Lab) -> None:
     is_healthy(check(fresh_lab))  # there, and not chosen
     wrong = everywhere(NCCL_SOCKET_IFNAME="docker0")
     found = fires_and_what_is_printed_ends_it(fresh_lab, "ifname-wrong-interface", ALL, wrong)
-    assert "an address that other hosts have too" in found["message"]
+    assert "whose address other hosts have, too" in found["message"]
     several = everywhere(NCCL_SOCKET_IFNAME="eth,docker")
     fires_and_what_is_printed_ends_it(fresh_lab, "ifname-ambiguous", ALL, several)
     fault("compose-bridge")(fresh_lab, fresh_lab.host("node2"))

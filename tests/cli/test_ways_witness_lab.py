@@ -121,7 +121,7 @@ def test_all_ports_taken(two_nets: Lab) -> None:
         node.wait_until(lambda: sum(port // 32 == 1250 for _, port in node.listeners()) == 32, "its listeners")
         assert gloo_job.fails(two_nets)
         found = only(check(two_nets, by_address=True), "ephemeral-ports-few", ["node2"])
-        assert (found["severity"], "no ephemeral port left" in found["message"]) == ("error", True)
+        assert (found["severity"], "no free ephemeral port" in found["message"]) == ("error", True)
         for command in found["fix"]["commands"]:
             node.run(command["command"])
         assert gloo_job.works(two_nets)

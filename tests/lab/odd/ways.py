@@ -112,7 +112,7 @@ ROWS = (
         way(f"ProxyJump nobody@{JUMP}"), (255, "Permission denied")),
     Row("the host refuses behind its jump host", ("ssh-unreachable", "refused the TCP connection"),
         then(sshd("Port 2222"), way(f"ProxyJump {JUMP}")), (255, "Connection refused")),
-    Row("a port where nobody listens", ("ssh-unreachable", "refused the TCP connection: no sshd is listening on the SSH port"),
+    Row("a port where nobody listens", ("ssh-unreachable", "refused the TCP connection", "no sshd is listening on the SSH port"),
         runs(), (255, "Connection refused"), {"ssh": {"port": 2299}}),
     Row("a host that rejects us", ("ssh-unreachable", "refused the TCP connection"), way(), (255, "Connection refused")),
 )  # fmt: skip

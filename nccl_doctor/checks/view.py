@@ -1,4 +1,4 @@
-"""What a check sees: the snapshot, and conclusions from all hosts together, which are computed on first use.
+"""The view of a check: the snapshot, and conclusions from all hosts together, which are computed on first use.
 
 Example of a check::
 

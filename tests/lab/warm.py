@@ -17,9 +17,9 @@ import signal
 import socket
 import subprocess
 import sys
-from functools import cache
 from pathlib import Path
 
+from nccl_doctor.text.machine import thread_safe_cache
 from tests.lab.plan import NSSWITCH
 from tests.patience import LONG_S
 
@@ -54,19 +54,19 @@ kill($status & 127, $$);
 """What waits beside the program: Debian's own Perl starts in 2 ms. Signals go on to the program, and its end comes back."""
 
 
-@cache
+@thread_safe_cache
 def interpreter() -> str:
     """Path of an interpreter that has torch; it lasts as long as this process."""
     return str(_serve("python3", "torch", sys.executable))
 
 
-@cache
+@thread_safe_cache
 def plain() -> str:
     """Path of an interpreter without torch, which it finds as others do; it lasts as long as this process."""
     return str(_serve("python3", "plain", sys.executable))
 
 
-@cache
+@thread_safe_cache
 def tool() -> str:
     """Path of an nccl-doctor, in a folder of its own; it lasts as long as this process."""
     return str(_serve("nccl-doctor", "tool", str(DOCTOR)))

@@ -133,7 +133,7 @@ def test_the_text_of_many_rules_is_read_only_where_they_matter(host: Host, part:
 def test_the_rules_of_a_table_with_many_chains_are_read_only_where_they_matter(host: Host) -> None:
     """kube-proxy has a chain for each service, which takes half a second to list."""
     services = [{"family": "ip", "table": "kube-proxy", "name": f"s{i}"} for i in range(firewall.MANY_CHAINS)]
-    hook = {"family": "ip", "table": "kube-proxy", "name": "pre", "hook": "prerouting"}
+    hook = {"family": "ip", "table": "kube-proxy", "name": "pre", "hook": "prerouting", "type": "nat"}
     other = {"family": "inet", "table": "filter", "name": "in", "hook": "input"}
     told = json.dumps({"nftables": [{"chain": one} for one in (*services, hook, other)]})
     (host.folder / "chains").write_text(told)
@@ -149,6 +149,10 @@ def test_the_rules_of_a_table_with_many_chains_are_read_only_where_they_matter(h
     again = FirewallFacts.model_validate(firewall.read_firewall(time.monotonic() + LONG_S, again=True))
     assert (again.nft, again.nft_left_out) == ('{"chain": "all"}\n', ())
     assert isinstance(again.nft_text, str)
+    (host.folder / "chains").write_text(
+        told.replace('"nat"', '"filter"')
+    )  # which may limit what the dials did not reach
+    assert collect().nft_left_out == ()
 
 
 MANAGED = "-A INPUT -m set --match-set s src -j DROP\\n-A INPUT -j INPUT_ZONES\\n-A INPUT -j ufw-before-input\\n"

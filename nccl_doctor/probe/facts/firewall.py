@@ -267,11 +267,12 @@ def _tables(chains: list[Chain]) -> dict[tuple[str, str], bool]:
 
 
 def _large(chains: list[Chain]) -> list[tuple[str, str]]:
-    """Return the tables with many chains. kube-proxy's nftables mode, for example, has a chain for each service."""
+    """Return the tables with many chains that only translate addresses; a limit in a filter is judged at once."""
     count: dict[tuple[str, str], int] = {}
     for one in chains:
         count[_table(one)] = count.get(_table(one), 0) + 1
-    return [table for table, chains_in_it in count.items() if chains_in_it > MANY_CHAINS]
+    filters = {_table(one) for one in chains if "hook" in one and one.get("type") != "nat"}
+    return [table for table, chains_in_it in count.items() if chains_in_it > MANY_CHAINS and table not in filters]
 
 
 def _saved(iptables: object) -> set[tuple[str, str]]:

@@ -51,7 +51,7 @@ MESSAGES = [
         "RuntimeError: NCCL error in: ../torch/lib/c10d/ProcessGroupNCCL.cpp:784, unhandled system error, NCCL version "
         "2.7.8",
         "no-route-to-host",
-        ("REJECT", "Find the rule or the route that does it:", "nccl-doctor check -w"),
+        ("REJECT", "Find the rule or route that causes this:", "nccl-doctor check -w"),
     ),
     Message(
         YOLO,

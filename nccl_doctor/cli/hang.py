@@ -35,7 +35,7 @@ def hang(
         typer.Option(
             "--pid",
             metavar="PID",
-            help="Examine the job that this process belongs to, if several jobs are running.",
+            help="If several jobs are running, examine the one with this process (a PID on any of the hosts).",
             min=1,
         ),
     ] = None,
@@ -68,7 +68,7 @@ def hang(
     kept: KeepOptions,
     load_from: options.From = None,
 ) -> None:
-    """Find the rank, host and line where a running job hangs. Read-only: the job keeps running."""
+    """Find the rank, host and line where a running job hangs. Only reads, unless an option says otherwise."""
     out = shown.out(WATCH if watched.watch else "hang", output)
 
     def work() -> int:

@@ -1,7 +1,8 @@
 """Command-line options that several commands share, with their help texts and panels.
 
 Options that belong together form a dataclass, which a command takes as one keyword argument; typer gets its fields. A
-field with "options" in its metadata is a dictionary of several options; the metadata has their annotated types by name.
+field whose metadata has the key "options" is a dictionary of several options; that key's value maps each option's name
+to its annotated type.
 """
 
 from __future__ import annotations
@@ -142,7 +143,7 @@ ShowSecrets = Annotated[
 ColorWhen = Annotated[
     Color, of_output("--color", metavar="auto|always|never", help="When to use colour; NO_COLOR turns it off.")
 ]
-Quiet = Annotated[bool, of_output("-q", "--quiet", help="Print findings only; show no progress.")]
+Quiet = Annotated[bool, of_output("-q", "--quiet", help="Print only what was found; show no progress.")]
 _SECONDS: dict[str, Any] = {"metavar": "SECONDS", "min": 1, "max": LONGEST_S}
 ConnectTimeout = Annotated[
     float | None,
@@ -153,9 +154,14 @@ ConnectTimeout = Annotated[
         **_SECONDS,
     ),
 ]
-_timeout = partial(of_run, "--timeout", help="Time limit for the whole run.", **_SECONDS)
+_timeout = partial(typer.Option, "--timeout", help="Time limit for the whole run.", **_SECONDS)
 Timeout = Annotated[float, _timeout()]
-TimeoutWithSmoke = Annotated[float | None, _timeout(show_default="300, or --smoke-timeout + 240 if that is more")]
+TimeoutWithSmoke = Annotated[
+    float | None,
+    _timeout(
+        rich_help_panel=of_run.keywords["rich_help_panel"], show_default="300, or --smoke-timeout + 240 if that is more"
+    ),
+]
 SmokeTimeout = Annotated[float, of_run("--smoke-timeout", help="Time limit for the all-reduce.", **_SECONDS)]
 Sudo = Annotated[bool, of_hosts("--sudo", help="Read firewall rules with sudo -n; never asks for a password.")]
 NoSmoke = Annotated[bool, of_run("--no-smoke", help="Skip the all-reduce.")]
@@ -166,8 +172,8 @@ RateOption = Annotated[
     bool,
     of_run(
         "--rate",
-        help="Measure the TCP throughput of each pair and rail. Loads the network: each round takes about 1 s, half of "
-        "it at full load.",
+        help="Measure the TCP throughput of each pair and rail. Loads the network: one round per other host, and each "
+        "takes about 1 s, half of it at full load.",
     ),
 ]
 RateBesideJobs = Annotated[
@@ -191,7 +197,8 @@ Save = Annotated[
     of_output(
         "--save",
         metavar="SNAPSHOT",
-        help="Save what was collected to this file, without user names, secrets and unknown variables.",
+        help="Save what was collected to this file, without user names, secrets, or variables that nccl-doctor does "
+        "not know.",
     ),
 ]
 From = Annotated[
@@ -203,8 +210,8 @@ Inside = Annotated[
     of_hosts(
         "--inside",
         metavar="RUNTIME:NAME",
-        help="Run inside this container on each host: docker, podman, nerdctl or apptainer; "
-        "enter:PID joins the namespaces of a process.",
+        help="Run inside this container on each host. RUNTIME is docker, podman, nerdctl or apptainer; "
+        "enter:PID joins the namespaces of that process instead.",
     ),
 ]
 
@@ -305,7 +312,7 @@ class ServerOptions(JobOptions):
         of_job(
             "--engine",
             metavar="|".join(SERVERS),
-            help="Engine that will run on the hosts; checks its addresses, and prints the commands that start it.",
+            help="Engine that will run on the hosts. Its advertised addresses are checked.",
             autocompletion=completing(*SERVERS),
         ),
     ] = None
@@ -345,7 +352,9 @@ class ScreenOptions(FileOptions):
 
     color: ColorWhen = "auto"
     quiet: Quiet = False
-    verbose: Annotated[bool, of_output("-v", "--verbose", help="Show every check and all evidence.")] = False
+    verbose: Annotated[
+        bool, of_output("-v", "--verbose", help="Show all evidence, and what was found to be in order.")
+    ] = False
 
 
 @dataclass(frozen=True)
@@ -358,7 +367,12 @@ class DiagnosisOptions(ReportOptions):
     """Options for a report with diagnoses."""
 
     fail_on: Annotated[
-        FailOn, of_output("--fail-on", metavar="info|warning|error|never", help="Exit 1 at this severity or above.")
+        FailOn,
+        of_output(
+            "--fail-on",
+            metavar="info|warning|error|never",
+            help="Exit 1 if a finding has this severity or a higher one; never: findings don't change the exit code.",
+        ),
     ] = "error"
 
 
@@ -464,8 +478,8 @@ class WatchOptions:
         of_watch(
             "--on-hang",
             metavar="COMMAND",
-            help="Run this program, without a shell, after the report; NCDOCTOR_REPORT, NCDOCTOR_VERDICT and "
-            "NCDOCTOR_DIAGNOSIS are set.",
+            help="After a report, run this command (a program and its arguments, without a shell). NCDOCTOR_REPORT is "
+            "the report's file; NCDOCTOR_VERDICT and NCDOCTOR_DIAGNOSIS are what was found.",
         ),
     ] = None
     keep_watching: Annotated[bool, of_watch("--keep-watching", help="Keep watching after a report.")] = False

@@ -214,9 +214,9 @@ def command(python: str, nonce: str, silence_s: float) -> str:
     ``nonce`` (letters and digits) marks the probe's messages. The loader exits if it receives nothing for ``silence_s``
     seconds.
 
-    ``exec`` avoids a shell that would have to be ended, too. Double quotes without $, ` and ! mean the same in sh, csh
-    and fish. With ``-I``, no file in a home directory and no PYTHON* variable can shadow a module. With ``-S``, no
-    installed package runs code at start-up, which can take from 5 ms to hundreds of milliseconds.
+    ``exec`` avoids a shell that would have to be ended, too. A double-quoted string without $, ` or ! means the same in
+    sh, csh and fish. With ``-I``, no file in a home directory and no PYTHON* variable can shadow a module. With ``-S``,
+    no installed package runs code at start-up, which can take from 5 ms to hundreds of milliseconds.
     """
     loader = LOADER.format(
         size=len(bundle()),

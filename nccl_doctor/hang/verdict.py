@@ -83,7 +83,10 @@ def _unmet(evidence: HangEvidence) -> Judgement | None:
 
 
 def _gone(evidence: HangEvidence) -> Judgement | None:
-    """Return the verdict that ranks are gone; if the job still advances, their processes or hosts must be known."""
+    """Return the verdict that ranks are gone, or None.
+
+    If the job still advances, at least one missing rank must be known by its process or its host.
+    """
     sure = [one for one in evidence.lost if one.rank in evidence.ranks or len(one.hosts) == 1]
     if not evidence.lost or (evidence.moves and not sure):
         return None
@@ -173,7 +176,7 @@ def _apart(evidence: HangEvidence) -> Judgement | None:
 
 
 def _even(evidence: HangEvidence) -> Judgement | None:
-    """Return the verdict that data does not arrive: all ranks made the same calls, or GPUs busy-wait at one place."""
+    """Return the verdict that data does not arrive if all ranks made the same calls, or GPUs busy-wait at one place."""
     counted = evidence.ras is not None and evidence.ras.even
     spins = evidence.nccl and evidence.spinning and len({str(one.place) for one in evidence.waiting}) == 1
     if (

@@ -116,7 +116,7 @@ def remember(hosts: Hosts, snapshot: Snapshot, report: Report, checked_at: float
 
 
 def recall(hosts: Hosts, environ: Mapping[str, str]) -> LastCheck | None:
-    """Return the last check of a list; None if none is stored, or if it was stored by an incompatible release."""
+    """Return the last check of these hosts; None if none is stored, or if it was stored by an incompatible release."""
     path = _path(hosts, environ)
     try:
         return LastCheck.model_validate_json(path.read_bytes()) if path is not None else None

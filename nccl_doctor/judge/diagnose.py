@@ -83,7 +83,7 @@ class Judge:
 def judge(
     snapshot: Snapshot, command: str, selected: Selection = lambda _check: True, dials: FailedDials | None = None
 ) -> Report:
-    """Return the report of a snapshot; ``dials`` are the known causes of failed connections."""
+    """Return the report of a snapshot; ``dials`` are the failed connections with their causes, if already known."""
     derived = Derived(snapshot, dials)
     judged = [
         run_check(check, derived) if selected(check) else CheckRun(check, Outcome.SKIP, NOT_SELECTED)

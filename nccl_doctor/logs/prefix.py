@@ -3,7 +3,8 @@
 The host, rank, process and time in the prefixes are kept. NCCL's own prefixes (src/debug.cc) are:
 
 - 2.2 to 2.25: ``host:pid:tid [dev] NCCL INFO text`` and ``host:pid:tid [dev] file.cc:12 NCCL WARN text``
-- 2.26 on: WARN after ``[2025-03-01 10:00:33] ``; any level and format with NCCL_DEBUG_TIMESTAMP_FORMAT and _LEVELS
+- 2.26 on: a timestamp such as ``[2025-03-01 10:00:33] `` before WARN lines; NCCL_DEBUG_TIMESTAMP_LEVELS adds it to
+  other levels, and NCCL_DEBUG_TIMESTAMP_FORMAT changes its format
 - 2.30.7 on: ``file.cc:12 (function) NCCL WARN text``; plugins put a C++ signature there
 - 2.31 on: ``host:pid NCCL DIAG [OK] text``, without thread and device
 - RCCL's errors: ``host:pid:tid [dev] [FATAL ERROR]: text``

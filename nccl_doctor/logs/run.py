@@ -1,7 +1,7 @@
 """Runs ``nccl-doctor logs``, which reads the sources to their end, or until the line that ended the job.
 
 Long logs are split into parts, which are read on several CPUs; a line belongs to the part in which it begins. Files
-that must be read from beginning to end (compressed files, wrapped logs, dumps) are read after them.
+that must be read from beginning to end (compressed files, wrapped logs, dumps) are read after those parts.
 """
 
 from __future__ import annotations

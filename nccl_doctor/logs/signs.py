@@ -377,7 +377,8 @@ class LogSigns:
             among all others, the order of their names decides.
         roles: roles of the diagnosis among other faults.
         hint: the grade that hints of the diagnosis get once they count.
-        hint_beside: faults with which hints of the diagnosis count; if empty, they count with any fault.
+        hint_beside: hints of the diagnosis count only if the log also shows one of these faults; if empty, any other
+            fault will do.
         weigh: a function for the grade of a hint, used instead of ``hint`` and ``hint_beside``.
         passes: functions over a log's events by stage; within a stage they are ordered by the diagnoses' names.
         catalogued: the grade of a warning that is in NCCL's catalogue but matches no other rule.

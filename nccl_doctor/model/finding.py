@@ -1,6 +1,6 @@
 """Models of a fault: its severity, evidence, remedy and consequences.
 
-All commands in reports, which are lines to paste and their hosts, are made here.
+Every command in a report (a line to paste, with the hosts to run it on) is made here.
 
 A claim by one host is never used in a command for another host unless something else confirms the claim
 (:mod:`nccl_doctor.snapshot.hosts`). :mod:`nccl_doctor.text.shell` makes lines from templates and typed values.

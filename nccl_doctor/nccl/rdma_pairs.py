@@ -85,8 +85,9 @@ class RdmaPair:
 
 def can_talk(a: RdmaSide, here: RdmaEntry, b: RdmaSide, there: RdmaEntry, mesh: Mesh | None = None) -> Talk:
     if here.port.link_layer != there.port.link_layer:
-        kinds = (f"{one} is {'RoCE' if one.is_roce else 'InfiniBand'}" for one in (here, there))
-        return Talk(Reachable.NO, " and ".join(kinds), PairCause.LAYER)
+        sides = ((a.host, here), (b.host, there))
+        kinds = (f"the one on {host} is {'RoCE' if one.is_roce else 'InfiniBand'}" for host, one in sides)
+        return Talk(Reachable.NO, ", and ".join(kinds), PairCause.LAYER)
     if not here.is_roce:
         return _by_fabric(a, here, b, there)
     for entry, side in ((here, a), (there, b)):

@@ -23,7 +23,7 @@ from nccl_doctor.text.hostlist import grouped
 from nccl_doctor.text.inet import address_of, network_of
 
 PRIVATE_KINDS = ("bridge", "dummy", "loopback")
-"""Kinds of link that may exist only inside a host (snapshot.Link.kind)."""
+"""Kinds of link that are possibly not connected to anything outside their host (snapshot.Link.kind)."""
 
 LOST = ("timed-out", "no-route", "unreachable")  # outcomes of a dial that reached nothing; a refusal is an answer
 

@@ -347,7 +347,10 @@ def _judge_number(name: str, value: str, version: VersionNumbers) -> BadValue | 
         reads = "uses its default" if version >= NO_NUMBER and rest == value else f"reads it as {number}"
         return BadValue(reads, allowed)
     if number != -2 and not low <= number <= high:
-        return BadValue(f"reads it as {number}, which is out of range", allowed, may_change=True)
+        same = value.strip() == str(number)
+        return BadValue(
+            "is out of range" if same else f"reads it as {number}, which is out of range", allowed, may_change=True
+        )
     return None
 
 

@@ -151,8 +151,9 @@ def jobs_of(pids: list[int], table: ProcessTable) -> list[JobProcesses]:
 def is_adopted(proc: Proc, table: ProcessTable) -> bool:
     """Return whether the process's parent is PID 1 or a subreaper that adopted the process but did not start it.
 
-    PID 1 of a container may be a launcher, or the shell or init that started the process. Then the process and PID 1
-    share a session, which is rare for orphans, or variables that otherwise only a launcher sets.
+    PID 1 of a container may be a launcher, or the shell or init that started the process. In the last two cases, the
+    process is in PID 1's session, which is rare for orphans, or has inherited from PID 1 the variables that normally
+    only a launcher sets.
     """
     parent = table.procs.get(proc.ppid)
     if parent is None or not (parent.pid == 1 or parent.name in SUBREAPERS):

@@ -78,8 +78,9 @@ def renderer(command: str, form: str) -> Callable[[Any, RenderOptions], str]:
 def render_json(document: Document, _options: RenderOptions) -> str:
     """Return the document as JSON, with every field.
 
-    Only ``entities`` and ``page`` are left out if a diagnosis does not have them. The JSON is ASCII, so that no host
-    name or log can upset a terminal or an encoding. Numbers that JSON does not have (infinities, NaN) become null.
+    Only ``entities`` and ``page`` are left out if a diagnosis does not have them. The JSON is ASCII, so that nothing in
+    a host name or a log can garble a terminal or fail to be encoded. Numbers that JSON does not have (infinities, NaN)
+    become null.
     """
     tree = _without_empty(json.loads(document.model_dump_json(by_alias=True)))
     return json.dumps(tree, indent=2, allow_nan=False) + "\n"

@@ -50,22 +50,40 @@ def iptables(lines: int) -> tuple[list[str], str]:
 
 
 def nftables(lines: int) -> tuple[list[str], str]:
-    """The command and the text of kube-proxy's nftables mode: one map of services, and a chain for each."""
+    """The command and the text of kube-proxy's nftables mode: maps of services, chains for each, and its own filters."""
     chains, services = [], []
-    for number in range(lines // 5):
+    for number in range(lines // PER_SERVICE):
         address, pod = f"10.96.{number // 250}.{number % 250 + 1}", f"10.244.1.{number % 250 + 1}"
         services.append(f"{address} . tcp . 80 : goto service-{number}")
-        chains.append(
-            f"chain service-{number} {{\n ip daddr {address} tcp dport 80 ip saddr != 10.244.0.0/16 meta mark set meta mark or 0x4000\n"
-            f" meta l4proto tcp dnat to {pod}:8080\n}}"
-        )
-    head = (
-        "map services { type ipv4_addr . inet_proto . inet_service : verdict; elements = { "
-        + ", ".join(services)
-        + " } }"
-    )
-    hook = "chain pre { type nat hook prerouting priority -100; ip daddr . meta l4proto . th dport vmap @services; }"
-    return ["nft", "-f", "-"], "table ip kube-proxy {\n" + "\n".join([*chains, head, hook]) + "\n}\n"
+        chains += [
+            f"chain endpoint-{number} {{\n ip saddr {pod} jump mark-for-masquerade\n meta l4proto tcp dnat to {pod}:8080\n}}",
+            f"chain service-{number} {{\n ip daddr {address} tcp dport 80 ip saddr != 10.244.0.0/16 jump mark-for-masquerade",
+            f" numgen random mod 1 vmap {{ 0 : goto endpoint-{number} }}\n}}",
+        ]
+    kind = "type ipv4_addr . inet_proto . inet_service : verdict;"
+    hooks = {
+        "filter-prerouting-pre-dnat": ("filter hook prerouting priority -110", "firewall-check"),
+        "filter-input": ("filter hook input priority 0", "service-endpoints-check"),
+        "filter-output": ("filter hook output priority 0", "service-endpoints-check"),
+        "filter-output-post-dnat": ("filter hook output priority -90", "cluster-ips-check"),
+        "nat-prerouting": ("nat hook prerouting priority -100", "services"),
+        "nat-output": ("nat hook output priority -100", "services"),
+    }
+    table = [
+        "chain mark-for-masquerade { meta mark set meta mark or 0x4000; }",
+        "chain reject-chain { reject; }",
+        *chains,
+        f"map service-ips {{ {kind} elements = {{ {', '.join(services)} }} }}",
+        f"map no-endpoint-services {{ {kind} elements = {{ 10.97.0.1 . tcp . 80 : goto reject-chain }} }}",
+        f"map firewall-ips {{ {kind} }}",
+        "set cluster-ips { type ipv4_addr; }",
+        "chain firewall-check { ip daddr . meta l4proto . th dport vmap @firewall-ips; }",
+        "chain service-endpoints-check { ip daddr . meta l4proto . th dport vmap @no-endpoint-services; }",
+        "chain cluster-ips-check { ip daddr @cluster-ips reject; }",
+        "chain services { ip daddr . meta l4proto . th dport vmap @service-ips; }",
+        *(f"chain {name} {{ type {hook}; ct state new jump {to}; }}" for name, (hook, to) in hooks.items()),
+    ]
+    return ["nft", "-f", "-"], "table ip kube-proxy {\n" + "\n".join(table) + "\n}\n"
 
 
 def ipset(lines: int) -> tuple[list[str], str]:

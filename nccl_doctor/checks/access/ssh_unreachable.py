@@ -7,10 +7,10 @@ How we know: the host's name is resolved on this machine (getaddrinfo), a TCP co
 sshd must send its greeting. The message shows what failed: the name does not resolve; the connection was refused (the
 host is up, but no sshd listens); "no route to host" (the host is down, or a firewall's REJECT); no answer at all (down,
 or a firewall's DROP); connected but silent; an sshd so old that it supports only algorithms that ssh no longer accepts;
-connected, but closed before the greeting. The last of these is caused by sshd's MaxStartups: with its default
-10:30:100, sshd drops connections once ten are waiting to authenticate. The connection is retried with increasing delays
-before the fault is reported. If this machine gets no answer at all, two of the other hosts try the host's SSH port; if
-they get an answer, the host is up and only this machine is cut off from it.
+connected, but closed before the greeting. A connection that is closed before the greeting is usually due to sshd's
+MaxStartups: with its default 10:30:100, sshd drops connections once ten are waiting to authenticate. The connection is
+retried with increasing delays before the fault is reported. If this machine gets no answer at all, two of the other
+hosts try the host's SSH port; if they get an answer, the host is up and only this machine is cut off from it.
 
 A host behind a jump host (ProxyJump) can't be reached if the jump host can't; the message then names the jump host.
 

@@ -1,4 +1,7 @@
-"""Finds the ranks to blame for a failed all-reduce from reports, output, and a repetition in groups of hosts."""
+"""Finds the ranks to blame for a failed all-reduce.
+
+It uses the ranks' reports and output, and repeats the all-reduce in groups of hosts.
+"""
 
 import re
 from collections.abc import Iterator, Sequence

@@ -4,12 +4,13 @@ What it means: Ray, vLLM, SGLang and the like advertise one address for each hos
 that address belongs to another network or host, or several hosts share it, workers can't be placed on a node, sockets
 can't be bound, or peers connect to addresses where nothing listens.
 
-How we know: on hosts, the steps by which each engine's version chooses its address are applied to the host's settings:
-variables, the kernel's route to 8.8.8.8 (nothing is sent), and the host's own name. With --engine, or engine: in the
-hosts file, the other hosts connect to that address, and a failure is an error; without either, the engines that are
-installed or whose variables are set are judged. In logs, the signs are vLLM's "Every node should have a unique IP
-address. Got 2 nodes … and 1 unique IP addresses", a Ray placement group that waits for a "node:ADDRESS" that no node of
-the cluster has, and ZMQ's "Cannot assign requested address (addr='tcp://…')" for an address that the host lacks.
+How we know: `check` takes each host's settings (variables, the kernel's route to 8.8.8.8, to which nothing is sent, and
+the host's own name) and follows the steps by which the installed version of each engine chooses its address. With
+--engine, or engine: in the hosts file, the other hosts connect to that address, and a failure is an error; without
+either, the engines that are installed or whose variables are set are judged. In a log, the signs are vLLM's "Every node
+should have a unique IP address. Got 2 nodes … and 1 unique IP addresses", a Ray placement group that waits for a
+"node:ADDRESS" that no node of the cluster has, and ZMQ's "Cannot assign requested address (addr='tcp://…')" for an
+address that the host lacks.
 
 Fix: Give every host its own address on the job's network: VLLM_HOST_IP for vLLM, a different one on each host, set
 before `ray start` and in the engine's environment; SGLANG_HOST_IP for SGLang; `ray start --node-ip-address`;

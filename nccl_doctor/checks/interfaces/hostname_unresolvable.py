@@ -287,8 +287,9 @@ RULES = (
 )
 
 _AGAIN = 3
-"""Number of failed lookups after which a name that was never dialled counts as the cause. There is a lookup for each
-address family, and another for the next attempt (c10d/socket.cpp, tryConnect).
+"""Number of failed lookups after which a name that was never dialled counts as the cause. One connection
+attempt makes up to two lookups, one for each address family, so a third lookup means that torch has tried again
+(c10d/socket.cpp, tryConnect).
 """
 
 

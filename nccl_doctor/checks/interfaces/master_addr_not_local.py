@@ -1,8 +1,8 @@
 """The master address is not an address of the first host.
 
 What it means: rank 0 runs on the first host of the list and opens the TCPStore there; the other ranks connect to the
-master address, which belongs to another machine or to none. They wait until "The client socket has timed out", or are
-refused.
+master address, which belongs to another machine or to none. They wait until they fail with "The client socket has timed
+out", or their connections are refused.
 
 How we know: the first host resolved the master address, and none of its interfaces has the resulting address. A
 translated address (a cloud's public address, NAT) looks the same. The job then works only if the translation also leads

@@ -7,7 +7,8 @@ rate.
 
 How we know: with `--rate`, the hosts send to each other over TCP, between the addresses that NCCL uses, in rounds in
 which each sends to one host and receives from one. A pair is measured again, alone, if its rate is less than half of
-the usual rate, or if at least 2 % of its segments were retransmitted, but less than 0.2 % of the other pairs' segments.
+the usual rate, or if at least 2 % of its segments were retransmitted while the other pairs retransmitted less than
+0.2 % of theirs.
 A host is named, with the direction, if its whole row or column of the matrix is bad. A pair is named if only that pair
 is bad, and a rail if it is slow on all hosts compared with other rails or with its links' speed. If the sending thread
 lacked a CPU, the reader was late, or interrupts filled a CPU, the host's CPU was the bottleneck. The report then says
@@ -212,7 +213,8 @@ def _message(slow: SlowLink, rates: Rates) -> str:
         who = f"{src} and {dst} send to each other" if both else f"{src} sends to {dst}"
         if slow.is_lossy:
             return f"Packets from {src} to {dst}{' and back' * both}{by} are lost: {loss}."
-        return f"{who}{by} at {part} of the other pairs' rate, although both are fast with all other hosts."
+        rest = "both exchange data with all other hosts at full speed"
+        return f"{who}{by} at {part} of the other pairs' rate, although {rest}."
     (host,), does = slow.hosts, DOES[slow.directions]
     if slow.is_lossy:
         return f"Packets {LOST[slow.directions]} {host}{by} are lost: {loss}."

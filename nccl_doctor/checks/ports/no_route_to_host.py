@@ -26,7 +26,7 @@ _ERRNO = r"(?:No route to host|[Hh]ost is unreachable|[Nn]etwork is unreachable)
 ADVICE = make_advice(
     '{who} could not reach {target}. "No route to host" between hosts that can ping each other is a '
     "firewall's REJECT, or an interface on another network.",
-    "Find the rule or the route that does it:",
+    "Find the rule or route that causes this:",
 )
 
 # Messages of NCCL, torch, gloo and MPI for EHOSTUNREACH (113).

@@ -154,7 +154,7 @@ _OTHERS = {
 
 def _network(sides: Sides) -> Iterator[Aspect]:
     if is_unreached(sides.view.snapshot, sides.host):
-        phrase = "a network of its own, in which no other host can reach it"
+        phrase = "its own network, so no other host can reach it"
         yield Aspect("network", phrase, ("--network=host",), (*NETWORK, CONNECTIONS), Severity.ERROR)
 
 

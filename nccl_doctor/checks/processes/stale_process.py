@@ -1,7 +1,7 @@
 """A training process was left behind: its launcher has exited, and nothing supervises it.
 
 What it means: the process occupies GPU memory, ports and shared memory until somebody ends it. It does no harm to a job
-that needs none of these, so it is only a warning, but it is an error if the process holds the master port or a GPU that
+that needs none of these, so this is only a warning. It is an error if the process holds the master port or a GPU that
 the job needs.
 
 How we know: on every host, processes were listed and grouped into jobs by their parents and by the variables that a
@@ -16,7 +16,7 @@ launcher sets for its ranks. These count as left behind:
 - GPU memory that is listed for a PID that no longer exists.
 
 A job whose launcher is alive counts as running, however old it is, and so does one that made progress between two
-samples (it used CPU time, exchanged bytes with peers, read or wrote files, or kept a GPU busy), whoever its parent is.
+samples (it used CPU time, exchanged bytes with peers, read or wrote files, or kept a GPU busy), whatever its parent is.
 Neither is reported here.
 
 Fix: `nccl-doctor fix-port --host node2 --pid N@START --kill` ends the whole job, after checking that it is yours and

@@ -3,7 +3,7 @@
 What it means: NCCL connects devices at the same place in each host's list. If one host has fewer, or one of its devices
 is down, some channels share a device, NCCL logs "Detected mixed local Net device counts across ranks", and all hosts
 are as slow as that one. A host that has none uses sockets, which can't connect to the others' RDMA; with GPUs that is
-an error, since the job fails at its start. One host without GPUDirect can slow all of them from about 180 GB/s to 10.
+an error, since the job fails at startup. One host without GPUDirect can slow all of them from about 180 GB/s to 10.
 
 How we know: each host's list as its NCCL version makes it from /sys/class/infiniband and NCCL_IB_HCA; loaded modules
 (nvidia_peermem), and whether the driver's kernel modules are the open ones, which export GPU memory as DMA-BUF. A port

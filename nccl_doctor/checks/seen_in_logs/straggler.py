@@ -1,13 +1,13 @@
 """A rank was late, and a barrier names it.
 
 What it means: The others waited for this rank: it was still loading, compiling, checkpointing or downloading, its host
-is slow, or it hangs before the barrier.
+was slow, or it hung before the barrier.
 
 How we know: torch's "Rank 3 failed to pass monitoredBarrier in 60000 ms", Horovod's "Stalled ranks", NCCL's RAS, or
 vLLM's list of ranks that did not report.
 
-Fix: Look at that rank: its own log, py-spy dump, and its host's load and disks. Work that only one rank performs needs
-a longer timeout or a barrier of its own.
+Fix: Look at that rank: its own log, the output of `py-spy dump`, and the load and disks of its host. Work that only one
+rank performs needs a longer timeout or a barrier of its own.
 
 References: torch/csrc/distributed/c10d/ProcessGroupGloo.cpp (monitoredBarrier); horovod/common/stall_inspector.cc.
 """

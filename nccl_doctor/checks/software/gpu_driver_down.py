@@ -151,7 +151,7 @@ def _nvidia(facts: HostFacts, driver: GpuDriver) -> Iterator[DriverFault]:
             "nvidia-container-toolkit, or docker run with --device for each device node, prevents that."
         )
         yield DriverFault(
-            "the container may no longer open the device nodes",
+            "the container is no longer allowed to open the device nodes",
             f"can't be used: {', '.join(refused[:4])}",
             remedy,
             state=CLOSED,

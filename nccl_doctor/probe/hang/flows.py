@@ -3,9 +3,10 @@
 Connections in the probe's network namespace are read from sock_diag(7), which counts bytes; connections in a container
 from /proc/PID/net/tcp, which shows queues but no counters.
 
-RAS's protocol (src/ras/client_support.cc, NCCL 2.24 and later) consists of lines over TCP. "CLIENT PROTOCOL 2" is
-answered with "SERVER PROTOCOL n", "TIMEOUT s" and "SET FORMAT json" with "OK", and "VERBOSE STATUS" with a report,
-after which the server closes the connection. Lost peers appear only in the text form, so both forms are requested.
+RAS's protocol (src/ras/client_support.cc, NCCL 2.24 and later) consists of lines over TCP. The server
+answers "CLIENT PROTOCOL 2" with "SERVER PROTOCOL n"; it answers "TIMEOUT s" and "SET FORMAT json" with "OK"; it answers
+"VERBOSE STATUS" with a report, and then closes the connection. Lost peers appear only in the text form, so both forms
+are requested.
 From 2.31 on, "DIAGNOSTICS" is answered with BUSY or with a comparison of the ranks (GPUs, drivers, ECC, NVLink,
 variables), which only reads and transfers no data.
 """

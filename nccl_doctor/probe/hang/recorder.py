@@ -1,6 +1,6 @@
 """torch's flight recorder, if the job makes it readable: live from the worker server, or from dumps on disk.
 
-The server (torch/distributed/elastic/control_plane.py) speaks HTTP on a Unix socket whose path begins with
+The server (torch/distributed/elastic/control_plane.py) speaks HTTP on a Unix socket whose path begins with the value of
 TORCH_WORKER_SERVER_SOCKET; no other socket is contacted, because an unexpected request can crash a program. A pipe
 (TORCH_NCCL_DEBUG_INFO_PIPE_FILE) makes a rank write a dump; it is used only on request.
 
@@ -59,7 +59,7 @@ class RankFiles(NamedTuple):
         return server
 
     def _look(self, path: str, kind: int) -> int:
-        """Return an O_PATH descriptor of the file, which later still refers to the same file."""
+        """Return an O_PATH descriptor, which keeps referring to this file even if the path is replaced."""
         start = self.root if path.startswith("/") else self.folder
         found = os.open(path.lstrip("/"), os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=start)
         if stat.S_IFMT(os.fstat(found).st_mode) != kind:

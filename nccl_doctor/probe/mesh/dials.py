@@ -190,7 +190,7 @@ def _selector() -> selectors.BaseSelector:
 
 
 class Round:
-    """Runs dials, each with a time limit, and serves ``beside``, a file and a callback, in the same thread."""
+    """Runs dials, each with a time limit, and in the same thread serves ``beside`` (a file and its callback)."""
 
     def __init__(self, timeout_s: float, beside: Beside | None = None) -> None:
         self._timeout_s, self._beside = timeout_s, beside

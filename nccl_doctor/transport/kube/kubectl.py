@@ -84,7 +84,7 @@ def last_line(stderr: str) -> str:
 _LATER = "See what has become of the pod (kubectl describe pod), and check again when it runs."
 _DETAIL: dict[Trouble, tuple[str, str]] = {
     "forbidden": (
-        "can't be entered: you may not use kubectl exec (kubectl auth can-i create pods/exec -n {namespace} says no)",
+        "can't be entered: kubectl exec is not allowed (kubectl auth can-i create pods/exec -n {namespace} says no)",
         "Ask the cluster's administrator for the right to create pods/exec in the namespace {namespace}.",
     ),
     "unauthorized": (

@@ -64,7 +64,7 @@ _ROW = re.compile(
     r"^ *\d+: [0-9A-F]+:[0-9A-F]{4} (?P<address>[0-9A-F]+):(?P<port>[0-9A-F]{4}) 0[18] "
     r"(?P<queued>[0-9A-F]{8}):[0-9A-F]{8} 01:[0-9A-F]{8} (?P<times>[0-9A-F]{8}) "
 )
-"""A line of /proc/net/tcp (proc(5)) for a socket that may send and whose retransmission timer runs."""
+"""A line of /proc/net/tcp (proc(5)) for a socket that may send and whose retransmission timer is running."""
 _ACKED = slice(120, 128)  # tcpi_bytes_acked in struct tcp_info (linux/tcp.h), since Linux 4.1
 _MOST = 64 * 1024
 

@@ -288,7 +288,7 @@ class Places:
 
     @contextmanager
     def place(self, target: SshDestination, seconds: float) -> Iterator[None]:
-        """Occupy a place for at most :data:`PLACE_S`; raise AccessError if none becomes free in time."""
+        """Hold one of the jump host's slots for at most :data:`PLACE_S`; raise AccessError if none becomes free."""
         if not self._free.acquire(timeout=max(0.0, seconds)):
             raise failures.stalled(target, "waiting for its turn at the jump host", seconds)
         once = threading.Lock()

@@ -41,6 +41,7 @@ def check(
     smoke_timeout: options.SmokeTimeout = 60.0,
     no_diagnostics: options.NoDiagnostics = False,
     kept: options.KeepOptions,
+    joining: options.JoinOptions,
     write_hosts: Annotated[
         Path | None,
         options.of_output(
@@ -92,6 +93,16 @@ def check(
             failed=write_failed,
             load_from=load_from,
         )
+        if joining.join:
+            if fix:
+                raise UsageError("--join changes no node, and --fix runs commands on hosts: leave out one of them")
+            from nccl_doctor.cli.join import check_joined
+
+            return check_joined(request, joining, out)
+        if joining != options.JoinOptions():
+            raise UsageError(
+                "--nnodes, --node-rank, --join-port, --token-file and --join-timeout are for --join: give it, too"
+            )
         if not fix:
             return check_cluster(request, out)
         if load_from is not None:

@@ -84,7 +84,10 @@ of_job = partial(typer.Option, rich_help_panel="Job")
 of_run = partial(typer.Option, rich_help_panel="What to check")
 of_output = partial(typer.Option, rich_help_panel="Output")
 of_watch = partial(typer.Option, rich_help_panel="With --watch")
-PANELS = [str(one.keywords["rich_help_panel"]) for one in (of_watch, of_hosts, of_job, of_run, of_output, of_engine)]
+of_join = partial(typer.Option, rich_help_panel="Without SSH: on every node")
+PANELS = [
+    str(one.keywords["rich_help_panel"]) for one in (of_watch, of_hosts, of_job, of_run, of_output, of_engine, of_join)
+]
 """Option panels in the order of ``--help``; the options needed most often come first."""
 
 LONGEST_S = 7 * 86400
@@ -445,6 +448,55 @@ class KeepOptions:
             help="With --save, leave nothing out: user names, all variables and command lines, secrets included.",
         ),
     ] = False
+
+
+@dataclass(frozen=True)
+class JoinOptions:
+    """Options of a check that every node of a job runs."""
+
+    join: Annotated[
+        bool,
+        of_join(
+            "--join",
+            help="Run this same command on every node of the job, by whatever starts the job: node 0 checks all nodes, "
+            "and every node ends with its exit code. Needs no SSH.",
+        ),
+    ] = False
+    nnodes: Annotated[
+        int | None,
+        of_join(
+            "--nnodes",
+            metavar="N",
+            help="Number of nodes of the job.",
+            show_default="as the launcher's variables say",
+            min=1,
+            max=65536,
+        ),
+    ] = None
+    node_rank: Annotated[
+        int | None,
+        of_join(
+            "--node-rank",
+            metavar="RANK",
+            help="Rank of this node, from 0.",
+            show_default="as the launcher's variables say",
+            min=0,
+        ),
+    ] = None
+    join_port: Annotated[
+        int, of_join("--join-port", metavar="PORT", help="Port on which node 0 awaits the others.", min=1, max=65535)
+    ] = 29499
+    token_file: Annotated[
+        Path | None,
+        of_join(
+            "--token-file",
+            metavar="FILE",
+            help="File with a secret that all nodes of the job share; by default NCDOCTOR_TOKEN in the environment.",
+        ),
+    ] = None
+    join_timeout: Annotated[
+        float, of_join("--join-timeout", help="Time until all nodes must have joined.", **_SECONDS)
+    ] = 300.0
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from nccl_doctor.cli.options import CheckCodes, HostOptions, KeepOptions, ReachOptions, SelectOptions, among
 from nccl_doctor.cli.output import INTERRUPTED, Out, failures, try_files
@@ -38,12 +38,19 @@ from nccl_doctor.model.register import all_checks
 from nccl_doctor.model.report import Report
 from nccl_doctor.report.render import renderer
 from nccl_doctor.snapshot.hosts import Snapshot
-from nccl_doctor.transport import Connections, make_transport
+from nccl_doctor.transport import make_transport
 from nccl_doctor.transport.base import Transport
 
 LEAST_TOTAL_S = 300.0  # time limit of a run by default
 BESIDE_SMOKE_S = 240.0
 """Seconds for everything except the all-reduce: connecting, facts, dials, importing torch (up to 120 s), isolation."""
+
+
+class StandingConnections(Protocol):
+    """Connections that outlast a run."""
+
+    def to(self, cluster: Cluster) -> Transport:
+        """Return a transport to the cluster's hosts; closing the transport leaves the connections open."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +77,8 @@ class Request:
     load_from: Path | None = None
     line: tuple[str, ...] = ()
     known: Cluster | None = None  # hosts that were read before: a pipe can be read once
-    connections: Connections | None = None  # which stay open for a later use; None for those of the run alone
+    connections: StandingConnections | None = None  # they stay open for a later use; None for those of the run alone
+    on_report: Callable[[Report], None] = lambda _report: None  # gets the report once it is printed
 
     def cluster(self) -> Cluster:
         """Return the hosts and the launch command, whose master address and port are used if nothing else sets them."""
@@ -113,6 +121,7 @@ def check_cluster(request: Request, out: Out, then: Callable[[Snapshot, Report],
     if out.command == "check" and selected is None and kept is None and not interrupted:
         remember(Hosts.named(request.which.hosts, snapshot.cluster), snapshot, report, observed_at, os.environ)
     code = out.report(report, observed_at)
+    request.on_report(report)
     if unwritten:
         raise UnwrittenError("; ".join(unwritten))
     if interrupted:

@@ -155,6 +155,8 @@ def _without(snapshot: Snapshot) -> str | None:
     first = cluster.nodes[0]
     if not away or len(snapshot.reached) < 2 or (first.name in away and cluster.master_addr != first.address):
         return None
+    if not reaching(cluster.nodes).chooses:
+        return None
     left_out = cluster.origins.get("-x")
     words = list(ClusterSource(cluster).check_words)
     if left_out is not None and "-x" in words:

@@ -12,7 +12,7 @@ from functools import cache
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from nccl_doctor.model.engines import containers, kube, slurm, ssh
+from nccl_doctor.model.engines import containers, joined, kube, slurm, ssh
 from nccl_doctor.model.engines.base import Engine, OptionWords, TransportKind
 from nccl_doctor.text.hostlist import fold
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # a command line only needs the engines' options: loading the
     from nccl_doctor.model.cluster import Cluster, Node
     from nccl_doctor.model.finding import Command
 
-_ENGINES: tuple[Engine, ...] = (ssh.ENGINE, kube.ENGINE, slurm.ENGINE, containers.ENGINE)
+_ENGINES: tuple[Engine, ...] = (ssh.ENGINE, kube.ENGINE, slurm.ENGINE, joined.ENGINE, containers.ENGINE)
 
 
 def engines() -> tuple[Engine, ...]:
@@ -31,7 +31,8 @@ def engines() -> tuple[Engine, ...]:
 @cache
 def kinds() -> dict[TransportKind, Engine]:
     """Return the engines by the names that ``--transport`` uses for them."""
-    return {kind: engine for engine in engines() if not engine.wraps for kind in engine.kinds or (engine.name,)}
+    reach = (engine for engine in engines() if not engine.wraps and engine.kinds is not None)
+    return {kind: engine for engine in reach for kind in engine.kinds or (engine.name,)}
 
 
 def reaching(nodes: Iterable[Node]) -> Engine:

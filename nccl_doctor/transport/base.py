@@ -12,7 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from nccl_doctor.model.cluster import Node
 from nccl_doctor.snapshot.access import AnyAccessFailure, ProbeFacts, ProbeFailed
@@ -159,6 +159,14 @@ class KnowsItsPath(Protocol):
 
     def large_packets_vanish(self, by: float) -> bool:
         """Return, before the time ``by``, whether answers are missing because large packets are lost."""
+
+
+@runtime_checkable
+class StartsProbe(Protocol):
+    """A channel to a host that is sent no program, because it starts the probe that is installed there."""
+
+    def start_installed(self, header: dict[str, Any], deadline: float) -> None:
+        """Have the host start its probe with ``header`` (probe/bootstrap.py); its output follows as from a command."""
 
 
 class Transport(Protocol):

@@ -42,8 +42,8 @@ class ProcessChannel:
             start_new_session=True,
             bufsize=0,
         )
-        self._stdin = _pipe(self._process.stdin)
-        self._stdout, self._stderr = _pipe(self._process.stdout), _pipe(self._process.stderr)
+        self._stdin = opened(self._process.stdin)
+        self._stdout, self._stderr = opened(self._process.stdout), opened(self._process.stderr)
         self._lines, self._tail = LineBuffer(), Tail()
         self._ended: set[IO[bytes]] = set()
         self._busy, self._writing = threading.Lock(), threading.Lock()
@@ -174,7 +174,8 @@ class ProcessChannel:
                 return
 
 
-def _pipe(pipe: IO[bytes] | None) -> IO[bytes]:
+def opened(pipe: IO[bytes] | None) -> IO[bytes]:
+    """Return the pipe of a process that was started with PIPE."""
     assert pipe is not None, "opened with PIPE"
     return pipe
 

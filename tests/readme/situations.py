@@ -170,6 +170,19 @@ def slurm_script() -> Iterator[Place]:
 
 
 @contextmanager
+def without_ssh() -> Iterator[Place]:
+    """Nodes without sshd; two of them have run the command already, and the third never does."""
+    with _lab() as lab:
+        first, second, _, fourth = lab.hosts
+        env = {"NNODES": "4", "MASTER_ADDR": first.address, "NCDOCTOR_TOKEN": "0123456789abcdef"}
+        for rank, host in ((1, second), (3, fourth)):
+            fault("sshd-dead")(lab, host)
+            said = [f"{key}={value}" for key, value in {**env, "NODE_RANK": rank}.items()]
+            host.background(["env", *said, str(tool()), "check", "--join", "--python", PYTHON])
+        yield InLab(lab, env={**env, "NODE_RANK": "0"})
+
+
+@contextmanager
 def pods() -> Iterator[Place]:
     """A StatefulSet in a namespace that lets nothing in; the switch does what a network plugin would."""
     with _lab() as lab, KubeCluster.of_hosts(lab) as cluster:
@@ -258,6 +271,7 @@ SITUATIONS: dict[str, Callable[[], AbstractContextManager[Place]]] = {
     "a Slurm job": slurm,
     "a Slurm script": slurm_script,
     "pods": pods,
+    "nodes without SSH": without_ssh,
     "a rank that hangs": rank_that_hangs,
     "a job that hangs": job_that_hangs,
     "the project's folder": by_hand,

@@ -37,12 +37,12 @@ class Engine:
     wraps: ClassVar[bool] = False  # it continues from a host that another engine reaches
     shares_machine: ClassVar[bool] = True  # several of its hosts may be on one machine
     launches: ClassVar[bool] = False  # ``nccl-doctor launch`` writes lines that start a job on its hosts
+    chooses: ClassVar[bool] = True  # -w and -x select among its hosts
     finds_hosts: ClassVar[bool] = False  # it lists its hosts itself; for other engines the user names them
     flags: ClassVar[tuple[Flag, ...]] = ()  # options that select its hosts
     implied: ClassVar[bool] = False  # environment variables may select its hosts, too
-    kinds: ClassVar[
-        tuple[TransportKind, ...]
-    ] = ()  # values of ``--transport`` for it; empty if its name is the only one
+    # values of ``--transport`` for it; empty if its name is the only one, None if there is none
+    kinds: ClassVar[tuple[TransportKind, ...] | None] = ()
 
     def name_node(self, name: str) -> NodeOptions:  # noqa: ARG002 - other engines' hosts are found, not named
         return self.options()

@@ -1,0 +1,372 @@
+"""A node's side of ``check --join``: connects to node 0, runs this node's own probe for it, and waits for the result.
+
+Node 0 sends no program: the probe is the one that is installed here, with the interpreter that was chosen here. Only
+the requests of a check are passed on to the probe (:data:`ALLOWED`), so node 0 can't have a process ended here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import selectors
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nccl_doctor import __version__, probe
+from nccl_doctor.crew import start as bundle
+from nccl_doctor.errors import DoctorError, NotReachedError
+from nccl_doctor.text.inet import endpoint
+from nccl_doctor.transport.base import LineBuffer, Tail
+from nccl_doctor.transport.joined import handshake
+from nccl_doctor.transport.joined.handshake import CONTROL, HandshakeError, Introduction, control, read_control
+from nccl_doctor.transport.process import opened
+
+ALLOWED = frozenset({
+    "facts", "clock", "firewall", "named", "resolve", "listen", "dial", "unlisten", "path_mtu", "ways", "rate", "links",
+    "turn", "end_turn", "import_torch", "smoke", "free_port", "prepare_trials", "trial", "end_launcher", "stop", "end",
+})  # fmt: skip
+"""Requests of a check (probe/main.py); none of them ends or changes what the probe has not started itself."""
+SILENCE_S = 30.0  # node 0 sends a byte every second; a node that hears none for this long leaves
+ANSWER_S = 10.0  # for node 0's part of the handshake: it may be busy with the other nodes
+CONNECT_S = 5.0
+AGAIN_S = 1.0
+END_S = 4.0  # for the probe to end by itself
+LONGEST_S = 7 * 86400
+_CHUNK = 1 << 18
+_MOST_UNSENT = 1 << 22
+_NONCE = re.compile(r"[0-9a-f]{32}")
+_WORDS = 300
+
+
+def release() -> str:
+    """Return the release of nccl-doctor and a digest of the probe, which must be the same on all nodes."""
+    digest = hashlib.sha256()
+    for path in sorted(Path(probe.__file__).parent.rglob("*.py")):
+        digest.update(path.name.encode() + path.read_bytes())
+    return f"{__version__} (probe {digest.hexdigest()[:8]})"
+
+
+class RefusedError(NotReachedError):
+    """Node 0 refuses this node."""
+
+
+class WrongReleaseError(DoctorError):
+    """Node 0 has another release of nccl-doctor."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """The result of the check: node 0's exit code, and its line for this node."""
+
+    code: int
+    words: str
+
+
+def follow(who: Introduction, token: bytes, where: tuple[str, int], until: float, say: Callable[[str], None]) -> Result:
+    """Join the check at ``where`` (node 0's name or address, and port), and take part until it ends.
+
+    ``until`` (monotonic clock) limits the time until this node has joined; ``say`` gets lines about the progress.
+    Raises NotReachedError if node 0 could not be reached or went away, and WrongReleaseError.
+    """
+    connection = join(who, token, where, until, say)
+    try:
+        with contextlib.closing(_Relay(connection, who.python)) as relay:
+            return relay.run()
+    finally:
+        connection.close()
+
+
+def join(
+    who: Introduction, token: bytes, where: tuple[str, int], until: float, say: Callable[[str], None]
+) -> socket.socket:
+    """Return a connection that node 0 has accepted; try again until then, since node 0 may start later."""
+    began, said, refused = time.monotonic(), "", ""
+    while True:
+        try:
+            connection = _attempt(who, token, where)
+        except (OSError, HandshakeError, RefusedError) as error:
+            why = _reason(error, where)
+            refused = why if isinstance(error, RefusedError) else refused
+        else:
+            say(f"joined the check of {who.nodes} nodes at {endpoint(*where)} as node rank {who.rank}")
+            return connection
+        if why != said:
+            said = why
+            say(f"waiting for node 0: {why}")
+        if time.monotonic() + AGAIN_S > until:
+            within = f"within {time.monotonic() - began:.0f} s"
+            raise NotReachedError(f"this node could not join {within}: {refused or why}")
+        time.sleep(AGAIN_S)
+
+
+def _reason(error: Exception, where: tuple[str, int]) -> str:
+    place = endpoint(*where)
+    if isinstance(error, socket.gaierror):
+        return f'the name "{where[0]}" does not resolve here ({error.strerror}); is MASTER_ADDR right?'
+    if isinstance(error, RefusedError):
+        return f"{place} refused this node: {error}"
+    if isinstance(error, HandshakeError):
+        return f"what listens at {place} is not this check: {error}"
+    if isinstance(error, ConnectionRefusedError):
+        return f"nothing listens at {place} (connection refused): node 0 has not started, or MASTER_ADDR is not node 0"
+    if isinstance(error, TimeoutError):
+        return f"{place} does not answer: a firewall that drops this port, or no such host"
+    return f"{place}: {error.strerror if isinstance(error, OSError) and error.strerror else error}"
+
+
+def _attempt(who: Introduction, token: bytes, where: tuple[str, int]) -> socket.socket:
+    connection = _connected(where)
+    try:
+        connection.settimeout(ANSWER_S)
+        _shake_hands(connection, who, token, endpoint(*where))
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _connected(where: tuple[str, int]) -> socket.socket:
+    """Connect to the first of the name's addresses that answers; otherwise raise the last address's error."""
+    last: OSError = OSError("no address")
+    for family, kind, protocol, _, address in socket.getaddrinfo(*where, type=socket.SOCK_STREAM):
+        connection = socket.socket(family, kind, protocol)
+        try:
+            connection.settimeout(CONNECT_S)
+            handshake.prepare(connection)
+            connection.connect(address)
+        except OSError as error:
+            connection.close()
+            last = error
+        else:
+            return connection
+    raise last
+
+
+def _shake_hands(connection: socket.socket, who: Introduction, token: bytes, place: str) -> None:
+    told, nonce = handshake.read_greeting(_line(connection))
+    if told != who.release:
+        both = f"node 0 ({place}) has nccl-doctor {told}, and this node has {who.release}"
+        raise WrongReleaseError(f"{both}: install the same on both")
+    nonces = nonce, os.urandom(16).hex()
+    connection.sendall(handshake.introduce(token, who, nonces))
+    refused = handshake.read_answer(_line(connection), token, nonces)
+    if refused is not None:
+        raise RefusedError(refused)
+
+
+def _line(connection: socket.socket) -> bytes:
+    """Return a line of the handshake; nothing after it is read."""
+    line = b""
+    while not line.endswith(b"\n"):
+        if not (byte := connection.recv(1)):
+            raise HandshakeError("it closed the connection")
+        line += byte
+        if len(line) > handshake.MOST_LINE:
+            raise HandshakeError("it sent something else")
+    return line
+
+
+class _Relay:
+    """Passes lines between node 0 and this node's probe, in one thread; :meth:`close` ends the probe."""
+
+    def __init__(self, connection: socket.socket, python: str) -> None:
+        self._connection, self._python = connection, python
+        self._selector = selectors.DefaultSelector()
+        self._from_node_0 = LineBuffer()
+        self._to_node_0, self._to_probe = bytearray(), bytearray()
+        self._probe: _Probe | None = None
+        self._heard = time.monotonic()
+        self._result: Result | None = None
+        connection.setblocking(False)
+
+    def close(self) -> None:
+        if self._probe is not None:
+            self._probe.end()
+        self._selector.close()
+
+    def run(self) -> Result:
+        while self._result is None:
+            for key, _ in self._wait():
+                if key.fileobj is self._connection:
+                    self._exchange()
+                elif self._probe is not None and key.fileobj in self._probe.files:
+                    self._pass_on(key.fileobj)
+            if time.monotonic() - self._heard > SILENCE_S:
+                raise NotReachedError(f"node 0 was silent for {SILENCE_S:.0f} s, so this node has left the check")
+        return self._result
+
+    def _wait(self) -> list[tuple[selectors.SelectorKey, int]]:
+        """Wait for what may be read, and for what may be written if there is something to write."""
+        full = len(self._to_node_0) > _MOST_UNSENT
+        wanted: dict[Any, int] = {self._connection: selectors.EVENT_WRITE if self._to_node_0 else 0}
+        if len(self._to_probe) <= _MOST_UNSENT:
+            wanted[self._connection] |= selectors.EVENT_READ
+        if self._probe is not None:
+            wanted |= {} if full else dict.fromkeys(self._probe.outputs, selectors.EVENT_READ)
+            wanted |= {self._probe.stdin: selectors.EVENT_WRITE} if self._to_probe and self._probe.stdin else {}
+        for key in list(self._selector.get_map().values()):
+            if not wanted.get(key.fileobj):
+                self._selector.unregister(key.fileobj)
+        for file, events in wanted.items():
+            if events and file not in self._selector.get_map():
+                self._selector.register(file, events)
+            elif events:
+                self._selector.modify(file, events)
+        return self._selector.select(1.0)
+
+    def _exchange(self) -> None:
+        """Receive from node 0, and send to it."""
+        try:
+            with contextlib.suppress(BlockingIOError):
+                del self._to_node_0[: self._connection.send(self._to_node_0[:_CHUNK]) if self._to_node_0 else 0]
+            chunk = self._connection.recv(_CHUNK)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            raise NotReachedError(f"the connection to node 0 broke: {error.strerror}") from error
+        if not chunk:
+            raise NotReachedError("node 0 went away before the end of the check")
+        self._heard = time.monotonic()
+        self._from_node_0.feed(chunk)
+        try:
+            while (line := self._from_node_0.pop()) is not None:
+                self._take(line)
+        except (ValueError, KeyError, TypeError, HandshakeError) as error:
+            raise NotReachedError("node 0 sent what is not part of a check, so this node has left it") from error
+
+    def _take(self, line: bytes) -> None:
+        if line.startswith(CONTROL):
+            self._control(read_control(line))
+        elif self._probe is not None and self._probe.is_ready and (not line or self._is_allowed(json.loads(line))):
+            self._to_probe += line + b"\n"
+
+    def _is_allowed(self, request: dict[str, Any]) -> bool:
+        if request["do"] not in ALLOWED or request.get("python", self._python) != self._python:
+            raise ValueError("a request that is not part of a check")
+        return True
+
+    def _control(self, message: dict[str, Any]) -> None:
+        word = message["word"]
+        if word == "end":
+            code = int(message["code"])
+            self._result = Result(code if 0 <= code < 256 else 3, str(message["words"])[:_WORDS])
+        elif word == "start" and self._probe is None:
+            nonce, lifetime_s, silence_s = (
+                str(message["nonce"]),
+                float(message["lifetime_s"]),
+                float(message["silence_s"]),
+            )
+            if not (_NONCE.fullmatch(nonce) and 0 < lifetime_s <= LONGEST_S and 0 < silence_s <= LONGEST_S):
+                raise ValueError("a probe without limits")
+            self._probe = _Probe(self._python, nonce, lifetime_s, silence_s)
+            self._to_probe.clear()
+        elif word == "stop" and self._probe is not None:
+            self._report_end()
+        elif word != "stop":
+            raise ValueError("an unknown word")
+
+    def _pass_on(self, file: object) -> None:
+        assert self._probe is not None, "its files are watched"
+        if file is self._probe.stdin:
+            try:
+                del self._to_probe[: os.write(self._probe.stdin.fileno(), self._to_probe[:_CHUNK])]
+            except BlockingIOError:
+                return
+            except BrokenPipeError:
+                self._to_probe.clear()
+            return
+        chunk, more = self._probe.read(file)
+        self._to_node_0 += chunk
+        self._to_probe += more
+        if self._probe.has_ended:
+            self._report_end()
+
+    def _report_end(self) -> None:
+        assert self._probe is not None, "it was running"
+        status, stderr = self._probe.end()
+        self._to_node_0 += b"\n" + control("exit", status=status, stderr=stderr)
+        self._probe = None
+        self._to_probe.clear()
+
+
+class _Probe:
+    """This node's probe: the loader, to which the program and its header are sent once it is ready."""
+
+    def __init__(self, python: str, nonce: str, lifetime_s: float, silence_s: float) -> None:
+        self._header = {"nonce": nonce, "lifetime_s": lifetime_s, "silence_s": silence_s}
+        self._ready, self._first = nonce.encode() + b"{}", bytearray()
+        self._tail = Tail()
+        self._process = subprocess.Popen(
+            ["/bin/sh", "-c", bundle.command(python, nonce, silence_s)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+            bufsize=0,
+        )
+        self.stdin, self._stdout, self._stderr = map(
+            opened, (self._process.stdin, self._process.stdout, self._process.stderr)
+        )
+        self.outputs = [self._stdout, self._stderr]
+        for pipe in self.files:
+            os.set_blocking(pipe.fileno(), False)
+
+    @property
+    def files(self) -> list[Any]:
+        return [self.stdin, *self.outputs]
+
+    @property
+    def is_ready(self) -> bool:
+        """True once the loader has asked for the program; what is sent earlier would damage it."""
+        return not self._ready
+
+    @property
+    def has_ended(self) -> bool:
+        return not self.outputs
+
+    def read(self, file: Any) -> tuple[bytes, bytes]:  # noqa: ANN401 - one of the pipes
+        """Return what is for node 0, and what the probe must get before any request."""
+        chunk = file.read(_CHUNK)
+        if chunk is None:
+            return b"", b""
+        if not chunk:
+            self.outputs.remove(file)
+        elif file is self._stderr:
+            self._tail.feed(chunk)
+            return b"", b""
+        elif self._ready:
+            self._first += chunk
+            if self._ready in self._first:
+                self._ready = b""
+                return chunk, bundle.bundle() + json.dumps(self._header).encode() + b"\n"
+            del self._first[: -len(self._ready)]
+        return chunk, b""
+
+    def end(self) -> tuple[int | None, str]:
+        """Close the probe's stdin, so that it ends everything that it started; return its exit status and stderr."""
+        self.stdin.close()
+        until = time.monotonic() + END_S
+        while self._process.poll() is None and time.monotonic() < until:
+            for pipe in (self._stdout, self._stderr):  # a full pipe would keep it
+                chunk = pipe.read(_CHUNK)
+                if chunk and pipe is self._stderr:
+                    self._tail.feed(chunk)
+            time.sleep(0.01)
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, number)
+        status = self._process.wait()
+        rest = self._stderr.read(_CHUNK)
+        self._tail.feed(rest or b"")
+        self._stdout.close()
+        self._stderr.close()
+        return (status if status >= 0 else 128 - status), self._tail.text()

@@ -1,0 +1,197 @@
+"""Finds out which node of a job this process runs on, from the variables of launchers: for ``check --join``."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from nccl_doctor.errors import UsageError
+from nccl_doctor.inventory import values
+from nccl_doctor.inventory.sources import Entry, ParsedInventory, Settings, Sourced, SourceLocation, read_bytes
+from nccl_doctor.model.engines.joined import JoinedOptions
+from nccl_doctor.text.hostlist import expand, fold, quoted
+
+TOKEN = "NCDOCTOR_TOKEN"  # noqa: S105 - the name of the variable
+NOWHERE = "0.0.0.0"  # noqa: S104 - the address of a node that did not come and has no name, so nothing is looked up
+LEAST_TOKEN, MOST_TOKEN = 16, 4096
+
+
+@dataclass(frozen=True)
+class Launcher:
+    """The variables by which a launcher tells a process its place.
+
+    With ``per_node``, ``nodes`` and ``rank`` count processes, and ``per_node`` is the number of processes on a node. A
+    process with the variable ``absent`` was started by something else.
+    """
+
+    name: str
+    nodes: str
+    rank: str
+    local_rank: str = ""
+    per_node: str = ""
+    absent: str = ""
+
+    def has_set(self, environ: Mapping[str, str]) -> bool:
+        wanted = filter(None, (self.nodes, self.rank, self.per_node))
+        return all(environ.get(name) for name in wanted) and not environ.get(self.absent)
+
+
+LAUNCHERS = (
+    Launcher("the environment", "NNODES", "NODE_RANK", "LOCAL_RANK"),
+    Launcher("PyTorchJob", "PET_NNODES", "PET_NODE_RANK"),
+    Launcher("torchrun", "GROUP_WORLD_SIZE", "GROUP_RANK", "LOCAL_RANK"),
+    Launcher("Ray Train", "WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
+    Launcher("srun", "SLURM_STEP_NUM_NODES", "SLURM_NODEID", "SLURM_LOCALID"),
+    Launcher("sbatch", "SLURM_NNODES", "SLURM_NODEID", "SLURM_LOCALID"),
+    Launcher(
+        "Open MPI", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK",
+        "OMPI_COMM_WORLD_LOCAL_SIZE",
+    ),
+    Launcher("MPICH", "PMI_SIZE", "PMI_RANK", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+    Launcher("PyTorchJob", "WORLD_SIZE", "RANK", absent="LOCAL_RANK"),
+    Launcher("an indexed Job", "NNODES", "JOB_COMPLETION_INDEX"),
+)  # fmt: skip
+"""Launchers, the most specific variables first.
+
+torchrun: torch/distributed/elastic/agent/server/local_elastic_agent.py; PET_…: torch/distributed/argparse_util.py, and
+Kubeflow's training operator sets them; srun(1), "OUTPUT ENVIRONMENT VARIABLES"; Open MPI: mpirun(1); MPICH and Intel
+MPI: Hydra.
+"""
+
+
+@dataclass(frozen=True)
+class Place:
+    """The place of this process in its job.
+
+    Attributes:
+        nodes: the number of nodes.
+        rank: the rank of this node.
+        master: name or address of node 0.
+        takes_part: false for all but one process of a node; the others only wait for the result.
+        names: the nodes' names by rank, if the launcher tells them.
+        launcher: the launcher whose variables were used.
+    """
+
+    nodes: int
+    rank: int
+    master: str
+    takes_part: bool = True
+    names: tuple[str, ...] = ()
+    launcher: str = "options"
+
+
+def place(
+    environ: Mapping[str, str], nodes: int | None = None, rank: int | None = None, master: str | None = None
+) -> Place:
+    """Return this process's place; the arguments override the variables. Raise UsageError for what is missing."""
+    found = next((one for one in LAUNCHERS if one.has_set(environ)), None)
+    local = 0
+    if found is not None and (nodes is None or rank is None):
+        per_node = _number(environ, found.per_node) if environ.get(found.per_node) else 1
+        nodes = math.ceil(_number(environ, found.nodes) / max(per_node, 1)) if nodes is None else nodes
+        rank = _number(environ, found.rank) // max(per_node, 1) if rank is None else rank
+    if found is not None and environ.get(found.local_rank):
+        local = _number(environ, found.local_rank)
+    names = _names(environ)
+    if names and (nodes is None or rank is None):
+        nodes = len(names) if nodes is None else nodes
+        own = environ.get("SM_CURRENT_HOST", "")
+        rank = names.index(own) if rank is None and own in names else rank
+    master = master or environ.get("MASTER_ADDR") or (names[0] if len(names) == nodes else None)
+    lacking = {
+        "the number of nodes (--nnodes, or NNODES)": nodes is None,
+        "this node's rank (--node-rank, or NODE_RANK)": rank is None,
+        "node 0's address (--master-addr, or MASTER_ADDR)": master is None,
+    }
+    if any(lacking.values()):
+        raise UsageError(
+            f"--join does not know {' and '.join(what for what, is_lacking in lacking.items() if is_lacking)}; srun, "
+            "torchrun and PyTorchJob set what is needed; under mpirun, add -x MASTER_ADDR"
+        )
+    nodes, rank, master = nodes or 0, rank or 0, master or ""
+    if not 0 <= rank < nodes:
+        raise UsageError(f"--join: node rank {rank} is not below the number of nodes, {nodes}")
+    where = SourceLocation("MASTER_ADDR" if environ.get("MASTER_ADDR") == master else "--master-addr", is_file=False)
+    known = names if len(names) == nodes else ()
+    return Place(nodes, rank, values.host(master, where), local == 0, known, found.name if found else "options")
+
+
+def _number(environ: Mapping[str, str], name: str) -> int:
+    text = environ[name].strip()
+    if text.isascii() and text.isdecimal() and len(text) < 7:
+        return int(text)
+    elastic = "; a check needs a fixed number of nodes: give --nnodes" if ":" in text else ""
+    raise UsageError(f"{name}={quoted(text)} is not a number{elastic}")
+
+
+def _names(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the nodes' names in the order of their ranks, as Slurm and SageMaker tell them."""
+    listed = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST")
+    try:
+        if listed:
+            return tuple(expand(listed))
+        hosts = json.loads(environ.get("SM_HOSTS") or "[]")
+    except ValueError:
+        return ()
+    return tuple(hosts) if isinstance(hosts, list) and all(isinstance(one, str) for one in hosts) else ()
+
+
+def token(environ: Mapping[str, str], path: Path | None) -> bytes:
+    """Return the job's secret from ``--token-file`` or NCDOCTOR_TOKEN; empty if there is none."""
+    if path is None:
+        found, origin = environ.get(TOKEN, "").strip().encode(), TOKEN
+        if not found:
+            return b""
+    else:
+        origin = f"--token-file: {path}"
+        try:
+            found = read_bytes(str(path), "a token", MOST_TOKEN).strip()
+        except (OSError, ValueError) as error:
+            raise UsageError(f"{origin}: can't be read: {getattr(error, 'strerror', None) or error}") from None
+    if not LEAST_TOKEN <= len(found) <= MOST_TOKEN:
+        raise UsageError(f"{origin}: a token has {LEAST_TOKEN} to {MOST_TOKEN} characters (openssl rand -hex 16)")
+    return found
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """A node that joined, with the address from which it connected."""
+
+    rank: int
+    name: str
+    address: str
+    python: str
+
+
+def arrived(here: Place, came: Sequence[Arrival], port: int) -> ParsedInventory:
+    """Return the job's nodes in the order of their ranks; those that did not come are listed, too."""
+    source = SourceLocation("--join", is_file=False)
+    by_rank = {one.rank: one for one in came}
+    entries: list[Entry] = []
+    taken: set[str] = set()
+    for rank in range(here.nodes):
+        one = by_rank.get(rank)
+        name = one.name if one else here.names[rank] if here.names else f"rank-{rank}"
+        name = name if name not in taken else f"{name}-rank{rank}"
+        taken.add(name)
+        address = one.address if one else name if here.names else NOWHERE
+        settings = Settings(python=Sourced(one.python, source)) if one else Settings()
+        entries.append(
+            Entry(
+                Sourced(values.host(name, source), source),
+                Sourced(values.host(address, source), source),
+                settings,
+                access=(JoinedOptions(rank, port),),
+            )
+        )
+    return ParsedInventory(source, entries, master_addr=Sourced(here.master, source))
+
+
+def missing(here: Place, came: Sequence[Arrival]) -> str:
+    """Return a phrase for the nodes that did not come, such as ``node rank 2 (node3)``."""
+    absent = sorted(set(range(here.nodes)) - {one.rank for one in came})
+    names = f" ({fold([here.names[rank] for rank in absent])})" if here.names else ""
+    return f"node rank{'s' * (len(absent) > 1)} {', '.join(map(str, absent))}{names}"

@@ -1,0 +1,42 @@
+"""Treats the nodes that run ``nccl-doctor check --join`` as hosts: each connects to node 0 and runs its own probe."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from nccl_doctor.model.engines.base import Engine, OptionWords
+
+if TYPE_CHECKING:
+    from nccl_doctor.model.cluster import Cluster, Node
+
+
+@dataclass(frozen=True)
+class JoinedOptions:
+    """The rank of a node among those that were to join, and the port of node 0 to which they connect."""
+
+    engine: ClassVar[str] = "joined"
+
+    rank: int | None = None
+    port: int | None = None
+
+
+class JoinedEngine(Engine):
+    """Sends requests over the connections by which the job's nodes joined the check."""
+
+    name = JoinedOptions.engine
+    options = JoinedOptions
+    way = "over the connection by which the node joined"
+    absent = "no host joined the check"
+    chooses = False
+    kinds = None
+
+    def lacks(self, node: Node) -> frozenset[str]:  # noqa: ARG002 - the same for all of them
+        """Return the login shell as lacking, because the job is started from the launcher's own environment."""
+        return frozenset({"login_shell"})
+
+    def cluster_words(self, cluster: Cluster) -> OptionWords:
+        return (("--join", None),) if self.name in cluster.nodes[0].access else ()
+
+
+ENGINE = JoinedEngine()

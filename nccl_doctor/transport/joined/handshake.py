@@ -1,0 +1,168 @@
+"""The handshake by which a node joins a check, in lines of JSON; both sides prove that they have the job's token.
+
+1. Node 0 sends its version and a nonce.
+2. The node sends its :class:`Introduction` and a nonce, with an HMAC of both nonces and the introduction.
+3. Node 0 answers with an HMAC of both nonces, or with the reason why it refuses the node.
+
+The token never travels, and since both nonces are new for each connection, no recorded line is accepted again. Nothing
+is encrypted.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import re
+import socket
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+MOST_LINE = 4096  # bytes of a line of the handshake
+MOST_NODES = 65536
+_NONCE = re.compile(r"[0-9a-f]{32}")
+_HOST = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,252}")
+_LABEL = b"nccl-doctor join 1"
+_WORDS = 300
+
+Side = Literal["node", "node 0"]
+
+
+SMALL_MSS = 1200
+"""Bytes of a segment that pass wherever IPv6's smallest MTU (1280; RFC 8200, section 5) does.
+
+Otherwise a path that loses large packets would end the check instead of being found by it.
+"""
+
+
+def prepare(connection: socket.socket) -> None:
+    """Set the options of a socket that is to connect or to listen."""
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, SMALL_MSS)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+
+
+class HandshakeError(Exception):
+    """The other side sent something that this handshake does not have."""
+
+
+@dataclass(frozen=True)
+class Introduction:
+    """A node's statement about itself.
+
+    Attributes:
+        rank: the node's rank.
+        nodes: the number of nodes of the job.
+        host: the host name.
+        python: the interpreter that training uses there.
+        release: the release of nccl-doctor, and a digest of the probe.
+        waits: this process takes no part: it only waits for the end, since another process of its node takes part.
+    """
+
+    rank: int
+    nodes: int
+    host: str
+    python: str
+    release: str
+    waits: bool = False
+
+
+def proof(token: bytes, side: Side, nonces: tuple[str, str], statement: str = "") -> str:
+    """Return the HMAC-SHA256 by which a side proves that it has the token; ``nonces`` are node 0's and the node's."""
+    parts = (_LABEL, side.encode(), nonces[0].encode(), nonces[1].encode(), statement.encode())
+    return hmac.new(token, b"\0".join(parts), hashlib.sha256).hexdigest()
+
+
+def greeting(release: str, nonce: str) -> bytes:
+    return _line({"nccl-doctor": release, "nonce": nonce})
+
+
+def read_greeting(line: bytes) -> tuple[str, str]:
+    """Return node 0's release and nonce; raise HandshakeError if another program sent the line."""
+    told = _parsed(line)
+    release, nonce = told.get("nccl-doctor"), told.get("nonce")
+    if not isinstance(release, str) or not isinstance(nonce, str) or not _NONCE.fullmatch(nonce):
+        raise HandshakeError("it is not a check with --join")
+    return release[:_WORDS], nonce
+
+
+def introduce(token: bytes, who: Introduction, nonces: tuple[str, str]) -> bytes:
+    statement = json.dumps(asdict(who), sort_keys=True)
+    shown = proof(token, "node", nonces, statement)
+    return _line({"statement": statement, "nonce": nonces[1], "proof": shown})
+
+
+def read_introduction(line: bytes, token: bytes, nonce: str) -> tuple[Introduction, str]:
+    """Return a node's statement and its nonce.
+
+    Raise HandshakeError if the proof is wrong (then the statement is not read) or if the statement is malformed.
+    """
+    told = _parsed(line)
+    statement, its, shown = (told.get(key) for key in ("statement", "nonce", "proof"))
+    if not (isinstance(statement, str) and isinstance(its, str) and isinstance(shown, str) and _NONCE.fullmatch(its)):
+        raise HandshakeError("malformed")
+    if not hmac.compare_digest(shown.encode(), proof(token, "node", (nonce, its), statement).encode()):
+        raise HandshakeError("wrong token")
+    said = _parsed(statement.encode())
+    rank, nodes, host, python, release, waits = (
+        said.get(key) for key in ("rank", "nodes", "host", "python", "release", "waits")
+    )
+    if (
+        type(rank) is int
+        and type(nodes) is int
+        and 0 <= rank < nodes <= MOST_NODES
+        and isinstance(host, str)
+        and _HOST.fullmatch(host)
+        and isinstance(python, str)
+        and 0 < len(python) < _WORDS
+        and python.isprintable()
+        and isinstance(release, str)
+        and isinstance(waits, bool)
+    ):
+        return Introduction(rank, nodes, host, python, release[:_WORDS], waits), its
+    raise HandshakeError("malformed")
+
+
+def accept(token: bytes, nonces: tuple[str, str]) -> bytes:
+    return _line({"proof": proof(token, "node 0", nonces)})
+
+
+def refuse(reason: str) -> bytes:
+    return _line({"refused": reason})
+
+
+def read_answer(line: bytes, token: bytes, nonces: tuple[str, str]) -> str | None:
+    """Return why node 0 refuses this node, or None if it does not; raise HandshakeError if it lacks the token."""
+    told = _parsed(line)
+    if isinstance(refused := told.get("refused"), str):
+        return "".join(letter if letter.isprintable() else " " for letter in refused[:_WORDS])
+    shown = told.get("proof")
+    if not isinstance(shown, str) or not hmac.compare_digest(shown.encode(), proof(token, "node 0", nonces).encode()):
+        raise HandshakeError("it does not have this job's token")
+    return None
+
+
+def _line(message: dict[str, Any]) -> bytes:
+    return json.dumps(message).encode() + b"\n"
+
+
+def _parsed(line: bytes) -> dict[str, Any]:
+    try:
+        told = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise HandshakeError("malformed") from error
+    if not isinstance(told, dict):
+        raise HandshakeError("malformed")
+    return told
+
+
+CONTROL = b"!"
+"""First byte of the lines by which node 0 and a node speak about the probe; all others are the probe's own."""
+
+
+def control(word: Literal["start", "stop", "end", "exit"], **fields: object) -> bytes:
+    """Return a control line: node 0 sends start, stop and end (of the check); the node sends exit (of its probe)."""
+    return CONTROL + _line({"word": word, **fields})
+
+
+def read_control(line: bytes) -> dict[str, Any]:
+    return _parsed(line[len(CONTROL) :])

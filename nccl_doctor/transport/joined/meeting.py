@@ -1,0 +1,296 @@
+"""Node 0's side of ``check --join``: waits for the job's nodes, and tells them the result.
+
+One thread accepts connections and reads introductions. A stranger, who has no token or says nothing, is dropped after
+:data:`PATIENCE_S`. Of more than :data:`MOST_PENDING` strangers at once, the oldest is dropped, because a node of the
+job introduces itself within milliseconds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import math
+import secrets
+import selectors
+import socket
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from nccl_doctor.errors import UsageError
+from nccl_doctor.model.cluster import Node
+from nccl_doctor.model.engines.joined import JoinedOptions
+from nccl_doctor.snapshot.access import EngineFacts, EngineFailure
+from nccl_doctor.text.inet import is_loopback
+from nccl_doctor.transport.base import AccessError, Channel, Transport, close_all
+from nccl_doctor.transport.joined import handshake
+from nccl_doctor.transport.joined.handshake import MOST_LINE, HandshakeError
+from nccl_doctor.transport.joined.member import JoinedChannel, Member
+from nccl_doctor.transport.process import LocalTransport
+
+PATIENCE_S = 1.0  # for a node's introduction
+MOST_PENDING = 256
+BACKLOG = 1024
+_PULSE_S = 1.0
+_AGAIN_S = 1.0  # until a port that another check has is tried again
+_END_S = 3.0
+_MOST_REFUSALS = 20
+
+
+@dataclass
+class _Pending:
+    connection: socket.socket
+    address: str
+    nonce: str
+    until: float
+    read: bytearray = field(default_factory=bytearray)
+
+
+class Meeting:
+    """Accepts the nodes of a job.
+
+    Args:
+        listener: the listening socket.
+        token: the job's secret; empty only if the listener is bound to a loopback address.
+        nodes: the number of nodes of the job, with node 0.
+        release: node 0's release of nccl-doctor and digest of the probe.
+
+    Attributes:
+        members: the nodes that joined, by rank; without node 0.
+        refused: refused connections, as phrases with the address and the reason, and how often each occurred.
+    """
+
+    def __init__(self, listener: socket.socket, token: bytes, nodes: int, release: str) -> None:
+        self._listener, self._token, self._nodes, self._release = listener, token, nodes, release
+        self.members: dict[int, Member] = {}
+        self.refused: Counter[str] = Counter()
+        self._waiting: list[Member] = []  # processes that only wait for the end
+        self._came = threading.Condition()
+        self._closing = threading.Event()
+        self._begun = False
+        self._selector = selectors.DefaultSelector()
+        self._pending: dict[int, _Pending] = {}
+        listener.setblocking(False)
+        self._selector.register(listener, selectors.EVENT_READ)
+        self._thread = threading.Thread(target=self._serve, name="join", daemon=True)
+        self._thread.start()
+
+    @property
+    def port(self) -> int:
+        port: int = self._listener.getsockname()[1]
+        return port
+
+    def gather(self, deadline: float, on_change: Callable[[int], None]) -> None:
+        """Wait until all nodes have joined, or until the deadline; ``on_change`` gets the number of nodes present."""
+        seen = 0
+        with self._came:
+            while True:
+                for rank in [rank for rank, one in self.members.items() if not one.is_there()]:
+                    self.members.pop(rank).close()
+                if len(self.members) + 1 != seen:
+                    seen = len(self.members) + 1
+                    on_change(seen)
+                left = deadline - time.monotonic()
+                if seen == self._nodes or left <= 0:
+                    self._begun = True
+                    return
+                self._came.wait(min(left, _PULSE_S))
+
+    def end(self, code: int, lines: Mapping[int, str], otherwise: str) -> None:
+        """Tell every process the exit code, and the node's line (``otherwise`` for others); then close everything."""
+        self._closing.set()
+        self._thread.join()
+        self._listener.close()
+        deadline = time.monotonic() + _END_S
+
+        def leave(member: Member) -> Callable[[], None]:
+            words = lines.get(member.who.rank, otherwise)
+            return lambda: member.leave(handshake.control("end", code=code, words=words), deadline)
+
+        close_all([leave(member) for member in (*self.members.values(), *self._waiting)])
+
+    def _serve(self) -> None:
+        pulse = time.monotonic()
+        while not self._closing.is_set():
+            for key, _ in self._selector.select(0.2):
+                if key.fileobj is self._listener:
+                    self._accept()
+                elif key.fd in self._pending:
+                    self._read(self._pending[key.fd])
+            now = time.monotonic()
+            for one in [one for one in self._pending.values() if one.until < now]:
+                self._refuse(one, "said nothing")
+            if now >= pulse:
+                pulse = now + _PULSE_S
+                with self._came:
+                    everyone = (*self.members.values(), *self._waiting)
+                for member in everyone:
+                    member.pulse()
+        for one in list(self._pending.values()):
+            self._forget(one).close()
+        self._selector.close()
+
+    def _accept(self) -> None:
+        for _ in range(BACKLOG):
+            try:
+                connection, (host, *_rest) = self._listener.accept()
+            except BlockingIOError:
+                return
+            except OSError:  # reset before it was accepted, or no descriptor is left: then the oldest goes
+                if self._pending:
+                    self._refuse(next(iter(self._pending.values())), "said nothing")
+                return
+            connection.setblocking(False)
+            if len(self._pending) >= MOST_PENDING:
+                self._refuse(next(iter(self._pending.values())), "said nothing")
+            address = host.removeprefix("::ffff:") if "." in host else host
+            one = _Pending(connection, address, secrets.token_hex(16), time.monotonic() + PATIENCE_S)
+            try:
+                connection.send(handshake.greeting(self._release, one.nonce))
+            except OSError:
+                connection.close()
+                continue
+            self._pending[connection.fileno()] = one
+            self._selector.register(connection, selectors.EVENT_READ)
+
+    def _read(self, stranger: _Pending) -> None:
+        try:
+            chunk = stranger.connection.recv(MOST_LINE)
+        except BlockingIOError:
+            return
+        except OSError:
+            chunk = b""
+        stranger.read += chunk
+        line, ended, _ = stranger.read.partition(b"\n")
+        if not ended:
+            if not chunk or len(stranger.read) > MOST_LINE:
+                self._refuse(stranger, "is not nccl-doctor")
+            return
+        try:
+            who, nonce = handshake.read_introduction(bytes(line), self._token, stranger.nonce)
+        except HandshakeError as error:
+            self._refuse(stranger, f"{error}")
+            return
+        with self._came:
+            reason = self._why_not(who, stranger)
+            if reason is None:
+                connection = self._forget(stranger)
+                member = Member(connection, who, stranger.address)
+                with contextlib.suppress(OSError):  # if it went away again, gather notices
+                    connection.send(handshake.accept(self._token, (stranger.nonce, nonce)))
+                if who.waits:
+                    self._waiting.append(member)
+                else:
+                    if who.rank in self.members:
+                        self.members[who.rank].close()
+                    self.members[who.rank] = member
+                self._came.notify_all()
+                return
+        self._refuse(stranger, reason)
+
+    def _why_not(self, who: handshake.Introduction, stranger: _Pending) -> str | None:
+        if not self._token and not is_loopback(stranger.address):
+            return "no token, and not this machine"
+        if who.release != self._release:
+            return f"{who.host} has nccl-doctor {who.release}, and node 0 has {self._release}: install the same on both"
+        if who.nodes != self._nodes:
+            return f"{who.host} was started with {who.nodes} nodes, and node 0 with {self._nodes}"
+        if who.waits:
+            return None
+        first = self.members.get(who.rank)
+        if who.rank == 0 or (first is not None and first.is_there()):
+            there = f"{first.who.host} at {first.address}" if first is not None else "this one"
+            return f"{who.host} has node rank {who.rank}, as {there} does"
+        return f"{who.host} came after the check had begun" if self._begun else None
+
+    def _forget(self, stranger: _Pending) -> socket.socket:
+        del self._pending[stranger.connection.fileno()]
+        self._selector.unregister(stranger.connection)
+        return stranger.connection
+
+    def _refuse(self, stranger: _Pending, reason: str) -> None:
+        connection = self._forget(stranger)
+        with contextlib.suppress(OSError):  # it need not know why
+            connection.send(handshake.refuse(reason))
+        connection.close()
+        words = f"{stranger.address}: {reason}"
+        if words in self.refused or len(self.refused) < _MOST_REFUSALS:
+            self.refused[words] += 1
+        else:
+            self.refused["others"] += 1
+
+
+def listen(address: str, port: int, deadline: float, on_wait: Callable[[], None]) -> socket.socket:
+    """Return a listener; ``address`` is "" for all of this machine's addresses.
+
+    If the port is in use, another check of this machine may have it, so it is tried until the deadline. Raise
+    UsageError if it does not become free.
+    """
+    told = False
+    while True:
+        try:
+            return _listener(address, port)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE or time.monotonic() + _AGAIN_S > deadline:
+                raise UsageError(f"--join-port: port {port} can't be listened on: {error.strerror}") from error
+        if not told:
+            on_wait()
+            told = True
+        time.sleep(_AGAIN_S)
+
+
+def _listener(address: str, port: int) -> socket.socket:
+    both = not address and socket.has_dualstack_ipv6()
+    listener = socket.socket(socket.AF_INET6 if both or ":" in address else socket.AF_INET)
+    try:
+        if both:
+            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        handshake.prepare(listener)
+        listener.bind((address, port))
+        listener.listen(BACKLOG)
+    except BaseException:
+        listener.close()
+        raise
+    return listener
+
+
+class JoinedTransport(Transport):
+    """Transport to the members of a meeting; node 0's own probe runs on this machine."""
+
+    def __init__(self, meeting: Meeting, waited_s: float) -> None:
+        self._meeting, self._waited_s = meeting, waited_s
+        self._local = LocalTransport()
+
+    def to(self, _cluster: object) -> JoinedTransport:
+        """Return this transport, which the meeting and not a run closes; see transport.Connections."""
+        return self
+
+    def open(self, node: Node, command: str, deadline: float, latest: float = math.inf) -> Channel:
+        """Return a channel to the node's own probe; on node 0, run ``command``."""
+        rank = node.options(JoinedOptions).rank
+        if not rank:
+            return self._local.open(node, command, deadline, latest)
+        member = self._meeting.members.get(rank)
+        if member is None:
+            raise AccessError(self._missing(node, rank))
+        if not member.is_there():
+            detail = "joined the check and went away again"
+            raise AccessError(_failure(detail, (), "See on that node why it ended.", reason="gone", rank=rank))
+        return JoinedChannel(member)
+
+    def _missing(self, node: Node, rank: int) -> EngineFailure:
+        port, counted = node.options(JoinedOptions).port, self._meeting.refused.most_common(5)
+        refused = (f"refused: {words}{f' ({count} times)' if count > 1 else ''}" for words, count in counted)
+        where = f"why it could not reach node 0 at port {port}"
+        remedy = f"Look at the output of node rank {rank}: whether it was started, and {where}."
+        detail = f"did not join the check within {self._waited_s:.0f} s"
+        return _failure(detail, tuple(refused), remedy, reason="missing", rank=rank, port=port)
+
+
+def _failure(detail: str, evidence: tuple[str, ...], remedy: str, **facts: str | int | None) -> EngineFailure:
+    return EngineFailure(
+        kind="node-missing", detail=detail, evidence=evidence, remedy=remedy, facts=EngineFacts(**facts)
+    )

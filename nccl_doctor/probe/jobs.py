@@ -59,6 +59,11 @@ def is_probe(pid: int, table: ProcessTable) -> bool:
     return any(PROBE in word for word in table.argv(pid))
 
 
+def is_command(pid: int, table: ProcessTable) -> bool:
+    """Return whether a process's command line is that of nccl-doctor itself. Any process can have such a line."""
+    return program(table.argv(pid)) == "nccl-doctor"
+
+
 def of_check(pid: int, table: ProcessTable) -> bool:
     """Return whether a process or one of its ancestors claims to be a probe, which is true for the ranks of a check."""
     return any(is_probe(one, table) for one in (pid, *table.ancestors(pid)) if one in table.procs)

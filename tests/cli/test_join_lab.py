@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import subprocess
 import sys
 import time
 
@@ -14,6 +15,9 @@ from tests.cli.joining import PROGRAM, TOKEN, join, start, wait_for
 from tests.lab.cluster import Lab, MakeLab
 from tests.lab.faults import all_faults, fault
 from tests.lab.host import LabHost
+from tests.lab.requirements import find_tool
+from tests.lab.slurm import Slurm
+from tests.lab.warm import interpreter
 from tests.patience import LONG_S, crowd
 
 pytestmark = pytest.mark.lab
@@ -185,7 +189,7 @@ def test_a_node_that_cant_reach_node_0_says_why(lab: Lab, fault_name: str) -> No
     assert words in stderr.splitlines()[-1]
 
 
-DROPPED = "table inet f {{ chain input {{ type filter hook input priority 0; tcp dport {} drop; }} }}"
+DROPPED = "table inet f {{\n chain input {{\n type filter hook input priority 0;\n tcp dport {} drop\n}}\n}}\n"
 
 
 def test_a_firewall_that_drops_the_join_port_is_named_on_both_ends(make_lab: MakeLab) -> None:
@@ -272,3 +276,26 @@ def test_processes_of_one_node_wait_for_the_one_that_takes_part(lab: Lab) -> Non
     ends = [process.communicate(timeout=LONG_S) for process in ranks]
     assert [process.returncode for process in ranks] == [0] * 4, ends
     assert [bool(stdout) for stdout, _ in ends] == [True, False, True, False]
+    assert "a job is running" not in ends[0][0]  # they have the variables of ranks
+
+
+def ended_as_one(done: subprocess.CompletedProcess[str], nodes: int) -> None:
+    assert done.returncode == 0, done
+    assert f"{nodes} hosts, {nodes} ranks" in done.stdout
+    assert "Ready" in done.stdout
+    assert done.stdout.count("no fault found here; the check ended on node 0 with exit code 0") == nodes - 1
+
+
+def test_srun_starts_it_on_the_nodes_of_a_job(slurm: Slurm, job: str) -> None:
+    words = [PROGRAM, "check", "--join", "--python", interpreter()]
+    line = f"srun --jobid={job} -N4 --ntasks-per-node=1 {' '.join(words)}"
+    ended_as_one(slurm.lab.controller.run(["sh", "-c", line], env={"NCDOCTOR_TOKEN": TOKEN}), 4)
+
+
+def test_mpirun_starts_it_with_two_processes_on_each_node(lab: Lab) -> None:
+    find_tool("mpirun")
+    hosts = ",".join(f"{host.name}:2" for host in lab.hosts)
+    words = f"mpirun --allow-run-as-root --host {hosts} -npernode 2 -x MASTER_ADDR -x NCDOCTOR_TOKEN".split()
+    env = {"MASTER_ADDR": lab.hosts[0].address, "NCDOCTOR_TOKEN": TOKEN}
+    command = [*words, PROGRAM, "check", "--join", "--python", interpreter()]
+    ended_as_one(lab.controller.run(command, env=env), 3)

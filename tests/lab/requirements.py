@@ -23,6 +23,7 @@ PACKAGES = {
     "sleep": "coreutils",
     "slurmctld": "slurm-wlm",
     "munged": "munge",
+    "mpirun": "openmpi-bin",
     "podman": "podman",
     "crun": "crun",
 }

@@ -45,8 +45,11 @@ def find_jobs() -> list[dict[str, Any]]:
 
 
 def _ours(table: ProcessTable, *own: int) -> set[int]:
-    """Return the PIDs of all probes on this host, from this run or other runs, with their children and ancestors."""
-    probes = {*own, *(pid for pid in table.procs if jobs.is_probe(pid, table))}
+    """Return the PIDs of all probes and nccl-doctor commands on this host, with their children and ancestors.
+
+    A launcher may have started several commands (``check --join``), of which one has a probe.
+    """
+    probes = {*own, *(pid for pid in table.procs if jobs.is_probe(pid, table) or jobs.is_command(pid, table))}
     return probes.union(*map(table.descendants, probes), *map(table.ancestors, probes))
 
 

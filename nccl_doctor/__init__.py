@@ -36,4 +36,14 @@ Glossary:
 - blame: a host's firewall rule that blocks a connection. report: the document that every output format shows.
 """
 
+from importlib import import_module
+
 __version__ = "0.1.0"
+__all__ = ["DoctorError", "PreflightError", "Report", "check", "preflight", "read_log"]
+
+
+def __getattr__(name: str) -> object:
+    """Import the public functions only when they are used, since a command line needs none of them."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.api"), name)

@@ -22,7 +22,7 @@ from nccl_doctor.transport.base import AccessError, Transport
 
 
 def end_job(step: Step, operation: EndJob, node: Node, transport: Transport) -> StepResult:
-    """End a leftover job, but leave a different process alone that has the same PID by now."""
+    """End a leftover job, but leave alone a different process that now has the same PID."""
     at = datetime.now(timezone.utc).isoformat(timespec="seconds")
     known = {"number": step.number, "host": step.host, "at": at}
     machine: QueriedMachine | None = None

@@ -19,7 +19,7 @@ NcclVersion = Annotated[
 Asked = Annotated[
     str | None,
     typer.Option(
-        "--address", metavar="IP", help="Name the interface with this address, or with an address in its subnet."
+        "--address", metavar="IP", help="Print the interface that has this address, or whose subnet contains it."
     ),
 ]
 
@@ -37,7 +37,7 @@ def ifname(
     verbose: Annotated[
         bool,
         options.of_output(
-            "-v", "--verbose", help="Show the addresses that vLLM, SGLang, Ray and other engines advertise, too."
+            "-v", "--verbose", help="Also show the addresses that vLLM, SGLang, Ray and other engines advertise."
         ),
     ] = False,
     show_secrets: options.ShowSecrets = False,

@@ -5,22 +5,24 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 
 from nccl_doctor.cli.options import JoinOptions
 from nccl_doctor.cli.output import Out
 from nccl_doctor.cli.run import Request, check_cluster
-from nccl_doctor.crew.follow import follow, release
+from nccl_doctor.crew.follow import JoinResult, follow, release
 from nccl_doctor.errors import UsageError
 from nccl_doctor.inventory import joined
-from nccl_doctor.inventory.build import own_name, training_python
-from nccl_doctor.inventory.joined import Arrival, Place
+from nccl_doctor.inventory.build import Overrides, own_name, training_python
+from nccl_doctor.inventory.joined import Arrival, JobPlace
 from nccl_doctor.inventory.load import load
-from nccl_doctor.model.cluster import DEFAULT_MASTER_PORT
+from nccl_doctor.model.cluster import DEFAULT_MASTER_PORT, Cluster
 from nccl_doctor.model.report import Report
 from nccl_doctor.text.hostlist import plural
 from nccl_doctor.text.inet import is_loopback
+from nccl_doctor.text.secrets import hide_secrets
 from nccl_doctor.text.shell import clean
 from nccl_doctor.transport.joined.handshake import Introduction
 from nccl_doctor.transport.joined.meeting import JoinedTransport, Meeting, listen
@@ -30,26 +32,93 @@ def check_joined(request: Request, options: JoinOptions, out: Out) -> int:
     """Take part in the check of a job's nodes, and return the exit code of node 0."""
     _refuse_other_hosts(request)
     here = joined.place(os.environ, options.nnodes, options.node_rank, request.overrides.master_addr)
-    token = joined.token(os.environ, options.token_file)
+    job = JoinedJob(here, joined.token(os.environ, options.token_file), request.overrides, options.join_port)
     os.environ.pop(joined.TOKEN, None)  # no process that is started from here needs it
-    if not token and here.nodes > 1 and not is_loopback(here.master):
-        raise UsageError(
-            f"--join needs a secret that all nodes share: {joined.TOKEN} in the environment, or --token-file (made "
-            "with openssl rand -hex 16)"
-        )
-    master_port = str(request.overrides.master_port or os.environ.get("MASTER_PORT") or DEFAULT_MASTER_PORT)
-    if master_port == str(options.join_port):
-        raise UsageError(f"--join-port: {master_port} is the master port, which is to be tested; give another one")
-    until = time.monotonic() + options.join_timeout
-    python = request.overrides.python or training_python(os.environ)[0]
-    if here.rank == 0 and here.takes_part:
-        return _lead(request, here, token, python, until, options, out)
-    who = Introduction(here.rank, here.nodes, own_name(), python, release(), waits=not here.takes_part)
-    quiet = out.quiet or not here.takes_part
-    result = follow(who, token, (here.master, options.join_port), until, _say if not quiet else _silent)
+    say = _silent if out.quiet or not here.takes_part else _say
+
+    def work(cluster: Cluster, transport: JoinedTransport) -> tuple[int, Report | None]:
+        found: list[Report] = []
+        code = check_cluster(replace(request, known=cluster, connections=transport, on_report=found.append), out)
+        return code, found[0] if found else None
+
+    if here.leads:
+        return job.lead(options.join_timeout, work, say)[0]
+    result = job.follow(options.join_timeout, say)
     if here.takes_part and not out.quiet:
         sys.stdout.write(clean(out.hidden(result.words)) + "\n")
     return result.code
+
+
+JoinedCheck = Callable[[Cluster, JoinedTransport], tuple[int, Report | None]]
+"""A check of the nodes that joined; returns the exit code, and the report if there is one."""
+
+
+class JoinedJob:
+    """A job whose nodes check themselves.
+
+    Args:
+        here: the place of this process in the job.
+        token: the job's secret; empty if all its nodes are on this machine.
+        overrides: settings of the job, with the interpreter that training uses on this node.
+        port: the port on which node 0 awaits the others.
+
+    Raises UsageError if there is no token, or if the port is the master port.
+    """
+
+    def __init__(self, here: JobPlace, token: bytes, overrides: Overrides, port: int) -> None:
+        if not token and here.nodes > 1 and not is_loopback(here.master):
+            raise UsageError(
+                f"--join needs {joined.TOKEN} in the environment, or a file with it, the same on all nodes (openssl "
+                "rand -hex 16 makes one)"
+            )
+        master_port = str(overrides.master_port or os.environ.get("MASTER_PORT") or DEFAULT_MASTER_PORT)
+        if master_port == str(port):
+            raise UsageError(f"--join-port: {port} is the master port, which is to be tested; give another one")
+        self._here, self._token, self._port = here, token, port
+        self._meets_at = "127.0.0.1" if here.nodes == 1 else here.master
+        self._python = overrides.python or training_python(os.environ)[0]
+        self._overrides = replace(overrides, python=None)  # each node has its own
+
+    def follow(self, timeout_s: float, say: Callable[[str], None], *, wants_report: bool = False) -> JoinResult:
+        """Take part, or wait, until node 0 has the result; join within ``timeout_s``."""
+        here = self._here
+        who = Introduction(
+            here.rank, here.nodes, own_name(), self._python, release(), not here.takes_part, wants_report
+        )
+        return follow(who, self._token, (self._meets_at, self._port), time.monotonic() + timeout_s, say)
+
+    def lead(self, timeout_s: float, work: JoinedCheck, say: Callable[[str], None]) -> tuple[int, Report | None]:
+        """Wait for the other nodes for ``timeout_s``, check those that came, and tell them the result."""
+        here, until, code, report = self._here, time.monotonic() + timeout_s, 3, None
+        address = "" if self._token and here.nodes > 1 else self._meets_at
+        words = f"port {self._port} is in use, probably by another check with --join: waiting for it"
+        listener = listen(address, self._port, until, lambda: say(words))
+        meeting = Meeting(listener, self._token, here.nodes, release())
+        try:
+            meeting.gather(until, lambda present: say(f"{present} of {plural(here.nodes, 'node')} joined"))
+            cluster = self._cluster(meeting, say)
+            code, report = work(cluster, JoinedTransport(meeting, timeout_s))
+        except KeyboardInterrupt:
+            code = 130
+            raise
+        finally:
+            for refused, count in meeting.refused.most_common(5):
+                say(f"refused: {refused}{f' ({count} times)' if count > 1 else ''}")
+            with suppress(KeyboardInterrupt):
+                document = hide_secrets(report).model_dump_json(by_alias=True) if report is not None else ""
+                meeting.end(code, _lines(report, code), _end(code), document)
+        return code, report
+
+    def _cluster(self, meeting: Meeting, say: Callable[[str], None]) -> Cluster:
+        here, others = self._here, sorted(meeting.members.items())
+        came = [
+            Arrival(0, own_name(), here.master, self._python),
+            *(Arrival(rank, one.who.host, one.address, one.who.python) for rank, one in others),
+        ]
+        if len(came) < here.nodes:
+            say(f"{len(came)} of {plural(here.nodes, 'node')} joined; not {joined.missing(here, came)}")
+        parsed = joined.arrived(here, came, self._port)
+        return load(None, where=None, exclude=None, environ=os.environ, overrides=self._overrides, parsed=parsed)
 
 
 def _refuse_other_hosts(request: Request) -> None:
@@ -76,51 +145,12 @@ def _silent(_words: str) -> None:
     """Print nothing."""
 
 
-def _lead(
-    request: Request, here: Place, token: bytes, python: str, until: float, options: JoinOptions, out: Out
-) -> int:
-    say = _silent if out.quiet else _say
-    address = "" if token else here.master
-    port = options.join_port
-    listener = listen(
-        address if token or is_loopback(here.master) else "127.0.0.1",
-        port,
-        until,
-        lambda: say(f"port {port} is in use, probably by another check with --join: waiting for it"),
-    )
-    meeting, code, found = Meeting(listener, token, here.nodes, release()), 3, list[Report]()
-    try:
-        meeting.gather(until, lambda present: say(f"{present} of {plural(here.nodes, 'node')} joined"))
-        own = Arrival(0, own_name(), here.master, python)
-        others = [
-            Arrival(rank, one.who.host, one.address, one.who.python) for rank, one in sorted(meeting.members.items())
-        ]
-        came = [own, *others]
-        if len(came) < here.nodes:
-            say(f"{len(came)} of {plural(here.nodes, 'node')} joined; not {joined.missing(here, came)}")
-        parsed = joined.arrived(here, came, port)
-        given = replace(request.overrides, python=None)  # each node has its own
-        cluster = load(None, where=None, exclude=None, environ=os.environ, overrides=given, parsed=parsed)
-        transport = JoinedTransport(meeting, options.join_timeout)
-        code = check_cluster(replace(request, known=cluster, connections=transport, on_report=found.append), out)
-    except KeyboardInterrupt:
-        code = 130
-        raise
-    finally:
-        for words, count in meeting.refused.most_common(5):
-            say(f"refused: {words}{f' ({count} times)' if count > 1 else ''}")
-        with suppress(KeyboardInterrupt):
-            meeting.end(code, _lines(found, code), _end(code))
-    return code
-
-
-def _lines(found: list[Report], code: int) -> dict[int, str]:
+def _lines(report: Report | None, code: int) -> dict[int, str]:
     """Return the line of each node by its rank: its own diagnoses, or the end of the check."""
     lines = {}
-    for report in found:
-        for rank, host in enumerate(report.hosts):
-            own = [f"{one.name} ({one.code})" for one in report.diagnoses if host.name in one.hosts]
-            lines[rank] = f"{host.name}: {', '.join(own) or 'no fault found here'}; {_end(code)}"
+    for rank, host in enumerate(report.hosts if report is not None else ()):
+        own = [f"{one.name} ({one.code})" for one in report.diagnoses if host.name in one.hosts] if report else []
+        lines[rank] = f"{host.name}: {', '.join(own) or 'no fault found here'}; {_end(code)}"
     return lines
 
 

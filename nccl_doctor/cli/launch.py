@@ -47,11 +47,18 @@ def launch(
         bool,
         typer.Option(
             "--diagnosable",
-            help="Add settings that record evidence for a failure: NCCL's log, torch's flight recorder.",
+            help="Add settings that record evidence if the job fails: NCCL's log and torch's flight recorder.",
         ),
     ] = False,
     diagnostics: Annotated[
         bool, typer.Option("--diagnostics", help="Turn on NCCL's own diagnostics at every start (NCCL 2.31 and later).")
+    ] = False,
+    preflight: Annotated[
+        bool,
+        typer.Option(
+            "--preflight",
+            help="Have each node's command check all nodes first (check --join), and start only if that passes.",
+        ),
     ] = False,
     form: Annotated[
         str,
@@ -84,7 +91,13 @@ def launch(
         cluster = named.cluster(overrides, hosts)
         chosen = "c10d" if rdzv else launcher
         wishes = Wishes(
-            chosen, form, use_env=use_env, diagnosable=diagnosable, diagnostics=diagnostics, batch_size=batch_size
+            chosen,
+            form,
+            use_env=use_env,
+            diagnosable=diagnosable,
+            diagnostics=diagnostics,
+            batch_size=batch_size,
+            preflight=preflight,
         )
         last = last_results(Hosts.named(hosts, cluster), os.environ, time.time())
         result = launched(cluster, script, wishes, last)

@@ -21,24 +21,25 @@ LONG = 64 << 20  # bytes from which on a progress bar is shown: smaller logs are
 Files = Annotated[
     list[str],
     typer.Argument(
-        metavar="FILE… | -", help="Log files or folders of them, also compressed (.gz, .xz, .zst); - reads stdin."
+        metavar="FILE… | -", help="Log files, compressed (.gz, .xz, .zst) or not, or folders of them; - reads stdin."
     ),
 ]
 Tee = Annotated[
     bool,
     typer.Option(
-        "--tee", help="Copy the log to stdout unchanged, secrets included (to stderr if the report goes to stdout)."
+        "--tee",
+        help="Copy the log to stdout unchanged, secrets included; to stderr if stdout gets a report for programs.",
     ),
 ]
 Summary = Annotated[
-    bool, typer.Option("--summary", help="Show NCCL's choices, too: interface, devices, plugin, channels, versions.")
+    bool, typer.Option("--summary", help="Also show NCCL's choices: interface, devices, plugin, channels, versions.")
 ]
 With = Annotated[
     Path | None,
     typer.Option(
         "--with",
         metavar="SNAPSHOT",
-        help="Resolve RDMA ports in the log to hosts and names with this snapshot (made by check --save).",
+        help="Use this snapshot (made by check --save) to find the host and name of each RDMA port in the log.",
     ),
 ]
 Follow = Annotated[

@@ -82,7 +82,7 @@ class Tools:
         return self._on_hosts("ifname")
 
     def hang(self) -> CallToolResult:
-        """Find the rank, host and line where a running job on the server's hosts hangs; the job keeps running."""
+        """Find the rank, host and line where a job on the server's hosts hangs; the job is not stopped or changed."""
         return self._on_hosts("hang")
 
     def logs(self, text: str = "", path: str = "") -> CallToolResult:

@@ -175,8 +175,8 @@ RateOption = Annotated[
     bool,
     of_run(
         "--rate",
-        help="Measure the TCP throughput of each pair and rail. Loads the network: one round per other host, and each "
-        "takes about 1 s, half of it at full load.",
+        help="Measure the TCP throughput of each pair and rail. Loads the network: one round for each other host; each "
+        "takes about 1 s, half of that at full load.",
     ),
 ]
 RateBesideJobs = Annotated[
@@ -200,8 +200,7 @@ Save = Annotated[
     of_output(
         "--save",
         metavar="SNAPSHOT",
-        help="Save what was collected to this file, without user names, secrets, or variables that nccl-doctor does "
-        "not know.",
+        help="Save the collected data in this file, except user names, secrets, and variables unknown to nccl-doctor.",
     ),
 ]
 From = Annotated[
@@ -315,7 +314,8 @@ class ServerOptions(JobOptions):
         of_job(
             "--engine",
             metavar="|".join(SERVERS),
-            help="Engine that will run on the hosts. Its advertised addresses are checked.",
+            help="Engine that will run on the hosts: check judges the addresses that it advertises, and launch prints "
+            "the commands that start it.",
             autocompletion=completing(*SERVERS),
         ),
     ] = None

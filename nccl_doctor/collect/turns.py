@@ -79,7 +79,7 @@ class RunTurns:
             port: by host, the port to try again once the turn has been taken.
             waits: called with the holder each time that another run holds a turn.
 
-        Returns: The result of the new trial (None without a port), or the hosts that did not give their turns.
+        Returns: The result of the new trial (None without a port), or the hosts that did not grant a turn.
         """
         trial: PortTrial | None = None
         began = time.monotonic()

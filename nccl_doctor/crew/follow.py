@@ -64,14 +64,17 @@ class WrongReleaseError(DoctorError):
 
 
 @dataclass(frozen=True)
-class Result:
-    """The result of the check: node 0's exit code, and its line for this node."""
+class JoinResult:
+    """The result of the check: node 0's exit code, its line for this node, and the report if it was wanted."""
 
     code: int
     words: str
+    report: str = ""
 
 
-def follow(who: Introduction, token: bytes, where: tuple[str, int], until: float, say: Callable[[str], None]) -> Result:
+def follow(
+    who: Introduction, token: bytes, where: tuple[str, int], until: float, say: Callable[[str], None]
+) -> JoinResult:
     """Join the check at ``where`` (node 0's name or address, and port), and take part until it ends.
 
     ``until`` (monotonic clock) limits the time until this node has joined; ``say`` gets lines about the progress.
@@ -185,7 +188,7 @@ class _Relay:
         self._to_node_0, self._to_probe = bytearray(), bytearray()
         self._probe: _Probe | None = None
         self._heard = time.monotonic()
-        self._result: Result | None = None
+        self._result: JoinResult | None = None
         connection.setblocking(False)
 
     def close(self) -> None:
@@ -193,7 +196,7 @@ class _Relay:
             self._probe.end()
         self._selector.close()
 
-    def run(self) -> Result:
+    def run(self) -> JoinResult:
         while self._result is None:
             for key, _ in self._wait():
                 if key.fileobj is self._connection:
@@ -258,7 +261,8 @@ class _Relay:
         word = message["word"]
         if word == "end":
             code = int(message["code"])
-            self._result = Result(code if 0 <= code < 256 else 3, str(message["words"])[:_WORDS])
+            words, report = str(message["words"])[:_WORDS], str(message["report"])
+            self._result = JoinResult(code if 0 <= code < 256 else 3, words, report)
         elif word == "start" and self._probe is None:
             nonce, lifetime_s, silence_s = (
                 str(message["nonce"]),

@@ -49,7 +49,7 @@ class Blame:
     Attributes:
         rules: all rules that block the connections; the first one in the list is also the first one on their path.
         doubtful: later rules that may also block the connections; the remedy opens these rules, too.
-        unexpected_outcomes: connections that failed in a different way from the one that the rule causes.
+        unexpected_outcomes: connections that failed, but not in the way that the rule would make them fail.
         unexpected_passes: source and port of each connection that succeeded although the host's rules should block it.
     """
 

@@ -216,7 +216,10 @@ def _ttl(allowed: Callable[[int], Span], values: OptionValues) -> Test:
 
 
 def _limit(below: bool, values: OptionValues) -> Test:
-    """Return the test for ``--limit 1000/s`` or ``--hashlimit-above``; the result is ``below`` under the given rate."""
+    """Return the test for a rate limit such as ``--limit 1000/s``.
+
+    It is ``below`` for traffic under the limit if the limit is ample, and otherwise unsure.
+    """
     rate, _, unit = values[0].partition("/")
     return _fixed(below) if int(rate) >= AMPLE and unit in {"s", "sec", "second"} else unsure
 

@@ -1,8 +1,8 @@
-"""Commands that let only the cluster's own addresses through a blocking rule, in the syntax of its manager.
+"""Commands that let only the cluster's own addresses through a blocking rule.
 
-Running a command twice has no further effect, and its change survives a reload of the manager. All text in a command is
-either fixed or validated character by character. If the name of a table, chain or zone on a host is not a plain word,
-advice is given instead.
+They are in the syntax of the firewall manager that the rule belongs to. Running a command twice has no further effect,
+and its change survives a reload of the manager. All text in a command is either fixed or validated character by
+character. If the name of a table, chain or zone on a host is not a plain word, advice is given instead.
 
 For firewalld, the commands add sources to the zone "trusted", or rich rules to a zone that already contains the peers.
 """

@@ -123,7 +123,8 @@ class PacketVerdict:
     Attributes:
         how: the kind of reject, as nft or iptables spells it; ``reason`` explains an unknown verdict.
         rule: the rule that decided or can't be evaluated; None if nothing blocks the packet.
-        instead: verdicts of other rules, which block the packet if the unknown test has the other result.
+        instead: verdicts of the rules that would block the packet if the test that can't be evaluated had the other
+        result.
     """
 
     kind: Literal["accept", "drop", "reject", "redirect", "unknown"]

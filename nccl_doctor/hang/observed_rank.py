@@ -192,7 +192,7 @@ class ObservedRank:
 
 
 def worked(first: RankState, last: RankState, interval_s: float) -> bool:
-    """Return whether the rank or a child process used much CPU time or I/O during the interval."""
+    """Return whether the rank or a child process used a lot of CPU time or did a lot of I/O during the interval."""
     if interval_s <= 0:
         return False
     used = [_less(last.cpu_s, first.cpu_s)]

@@ -20,7 +20,7 @@ LEAST_TOKEN, MOST_TOKEN = 16, 4096
 
 
 @dataclass(frozen=True)
-class Launcher:
+class LauncherVariables:
     """The variables by which a launcher tells a process its place.
 
     With ``per_node``, ``nodes`` and ``rank`` count processes, and ``per_node`` is the number of processes on a node. A
@@ -40,19 +40,19 @@ class Launcher:
 
 
 LAUNCHERS = (
-    Launcher("the environment", "NNODES", "NODE_RANK", "LOCAL_RANK"),
-    Launcher("PyTorchJob", "PET_NNODES", "PET_NODE_RANK"),
-    Launcher("torchrun", "GROUP_WORLD_SIZE", "GROUP_RANK", "LOCAL_RANK"),
-    Launcher("Ray Train", "WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
-    Launcher("srun", "SLURM_STEP_NUM_NODES", "SLURM_NODEID", "SLURM_LOCALID"),
-    Launcher("sbatch", "SLURM_NNODES", "SLURM_NODEID", "SLURM_LOCALID"),
-    Launcher(
+    LauncherVariables("the environment", "NNODES", "NODE_RANK", "LOCAL_RANK"),
+    LauncherVariables("PyTorchJob", "PET_NNODES", "PET_NODE_RANK"),
+    LauncherVariables("torchrun", "GROUP_WORLD_SIZE", "GROUP_RANK", "LOCAL_RANK"),
+    LauncherVariables("Ray Train", "WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
+    LauncherVariables("srun", "SLURM_STEP_NUM_NODES", "SLURM_NODEID", "SLURM_LOCALID"),
+    LauncherVariables("sbatch", "SLURM_NNODES", "SLURM_NODEID", "SLURM_LOCALID"),
+    LauncherVariables(
         "Open MPI", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK",
         "OMPI_COMM_WORLD_LOCAL_SIZE",
     ),
-    Launcher("MPICH", "PMI_SIZE", "PMI_RANK", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
-    Launcher("PyTorchJob", "WORLD_SIZE", "RANK", absent="LOCAL_RANK"),
-    Launcher("an indexed Job", "NNODES", "JOB_COMPLETION_INDEX"),
+    LauncherVariables("MPICH", "PMI_SIZE", "PMI_RANK", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+    LauncherVariables("PyTorchJob", "WORLD_SIZE", "RANK", absent="LOCAL_RANK"),
+    LauncherVariables("an indexed Job", "NNODES", "JOB_COMPLETION_INDEX"),
 )  # fmt: skip
 """Launchers, the most specific variables first.
 
@@ -63,7 +63,7 @@ MPI: Hydra.
 
 
 @dataclass(frozen=True)
-class Place:
+class JobPlace:
     """The place of this process in its job.
 
     Attributes:
@@ -82,10 +82,15 @@ class Place:
     names: tuple[str, ...] = ()
     launcher: str = "options"
 
+    @property
+    def leads(self) -> bool:
+        """True for the process that checks all nodes."""
+        return self.rank == 0 and self.takes_part
+
 
 def place(
     environ: Mapping[str, str], nodes: int | None = None, rank: int | None = None, master: str | None = None
-) -> Place:
+) -> JobPlace:
     """Return this process's place; the arguments override the variables. Raise UsageError for what is missing."""
     found = next((one for one in LAUNCHERS if one.has_set(environ)), None)
     local = 0
@@ -116,7 +121,7 @@ def place(
         raise UsageError(f"--join: node rank {rank} is not below the number of nodes, {nodes}")
     where = SourceLocation("MASTER_ADDR" if environ.get("MASTER_ADDR") == master else "--master-addr", is_file=False)
     known = names if len(names) == nodes else ()
-    return Place(nodes, rank, values.host(master, where), local == 0, known, found.name if found else "options")
+    return JobPlace(nodes, rank, values.host(master, where), local == 0, known, found.name if found else "options")
 
 
 def _number(environ: Mapping[str, str], name: str) -> int:
@@ -166,7 +171,7 @@ class Arrival:
     python: str
 
 
-def arrived(here: Place, came: Sequence[Arrival], port: int) -> ParsedInventory:
+def arrived(here: JobPlace, came: Sequence[Arrival], port: int) -> ParsedInventory:
     """Return the job's nodes in the order of their ranks; those that did not come are listed, too."""
     source = SourceLocation("--join", is_file=False)
     by_rank = {one.rank: one for one in came}
@@ -190,7 +195,7 @@ def arrived(here: Place, came: Sequence[Arrival], port: int) -> ParsedInventory:
     return ParsedInventory(source, entries, master_addr=Sourced(here.master, source))
 
 
-def missing(here: Place, came: Sequence[Arrival]) -> str:
+def missing(here: JobPlace, came: Sequence[Arrival]) -> str:
     """Return a phrase for the nodes that did not come, such as ``node rank 2 (node3)``."""
     absent = sorted(set(range(here.nodes)) - {one.rank for one in came})
     names = f" ({fold([here.names[rank] for rank in absent])})" if here.names else ""

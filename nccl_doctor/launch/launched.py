@@ -33,6 +33,7 @@ class Wishes(NamedTuple):
         form: "slurm" for a batch script, "ssh" for a single line that starts the job on all hosts.
         use_env: whether torch.distributed.launch gets --use_env.
         diagnosable: whether a failed job should leave traces.
+        preflight: whether all nodes are checked first (``check --join``).
     """
 
     launcher: str | None = None
@@ -41,6 +42,7 @@ class Wishes(NamedTuple):
     diagnosable: bool = False
     diagnostics: bool = False  # NCCL's own diagnostics, at every start
     batch_size: int | None = None
+    preflight: bool = False
 
 
 def split(words: list[str], argv: list[str], *, named: bool, engine: bool = False) -> tuple[str | None, list[str]]:
@@ -66,6 +68,8 @@ def _refuse(cluster: Cluster, wishes: Wishes) -> None:
         raise UsageError(f"--format {wishes.form} {why}; {hint}")
     if wishes.form == "slurm" and wishes.launcher not in (None, "torchrun", "c10d"):
         raise UsageError(f"--format slurm starts torchrun; --launcher {wishes.launcher} has no batch script here")
+    if wishes.preflight and cluster.engine is not None and wishes.launcher is None:
+        raise UsageError("--preflight is for training; check --engine judges an engine's hosts")
     if wishes.form == "ssh" and cluster.engine is not None and wishes.launcher is None:
         raise UsageError("--format ssh starts no engine; each host has a line of its own, in its own shell")
 
@@ -88,10 +92,17 @@ def launched(cluster: Cluster, script: Sequence[str], wishes: Wishes, last: Last
         traces = f"/tmp/{job.name}-{job.digest}"  # noqa: S108 - a file a rank, named after the job
         job = job.with_variables(diagnosable(job.torch, traces))
         notes.append(f"after a failure, on each host: nccl-doctor logs {shell.word(traces)}.*")
+    if wishes.preflight and wishes.form != "slurm":
+        notes.append(
+            "each line needs NCDOCTOR_TOKEN in its environment, the same on all nodes (openssl rand -hex 16 makes one)"
+        )
+    if wishes.preflight and wishes.form == "slurm":
+        warnings.append("the check needs NCDOCTOR_TOKEN in the environment of sbatch (openssl rand -hex 16 makes one)")
     if wishes.diagnostics:
         job = job.with_variables(DIAGNOSTICS)
     if wishes.form == "slurm":
-        launcher, lines = "slurm", on(None, slurm_job.script(job, c10d=wishes.launcher == "c10d"))
+        batch = slurm_job.script(job, c10d=wishes.launcher == "c10d", preflight=wishes.preflight)
+        launcher, lines = "slurm", on(None, batch)
     elif cluster.engine is not None and wishes.launcher is None:
         known = {name: one.address for name, one in last.hosts.items() if one.address is not None}
         launcher, own = cluster.engine, own_addresses(job, known)
@@ -100,7 +111,7 @@ def launched(cluster: Cluster, script: Sequence[str], wishes: Wishes, last: Last
     else:
         launcher = wishes.launcher or default_launcher(job.torch)
         warnings += tcp_script(job)[1] if launcher == "tcp" else ()
-        lines = commands(job, launcher, use_env=wishes.use_env)
+        lines = commands(job, launcher, use_env=wishes.use_env, preflight=wishes.preflight)
     if wishes.form == "ssh":
         lines = on(None, start_over_ssh(cluster, lines))
         notes.append("starts in each host's home directory; Ctrl-C ends it on all of them")

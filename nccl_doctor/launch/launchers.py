@@ -30,6 +30,7 @@ NO_TORCHRUN = (1, 9)
 """The first version of PyTorch with torch.distributed.run."""
 LOCAL_ADDR = (2, 0)
 """The first version of PyTorch whose torchrun has --local_addr."""
+WHOLE_NODES = ("torchrun", "c10d", "launch")  # launchers with one line for each node
 PER_RANK = ("rank", "local_rank")
 SPAWN_OPTIONS = {"--dist-url": "{url}", "--world-size": "{nnodes}", "--rank": "{node_rank}"}
 """Options of scripts that use mp.spawn, such as imagenet/main.py in pytorch/examples and scripts derived from it. Their
@@ -40,8 +41,11 @@ _URL_OPTION = re.compile(r"--(?:dist|init|dist-init)-(?:url|method)")
 """Matches options such as --dist-url of imagenet/main.py and --init-method of torch's own tutorials."""
 
 
-def commands(job: LaunchPlan, launcher: str, *, use_env: bool = False) -> tuple[Command, ...]:
-    """Return the line for each node; raise UsageError if this launcher can't start the job."""
+def commands(job: LaunchPlan, launcher: str, *, use_env: bool = False, preflight: bool = False) -> tuple[Command, ...]:
+    """Return the line for each node; raise UsageError if this launcher can't start the job.
+
+    With ``preflight``, each line first checks all nodes (``check --join``).
+    """
     if launcher == "launch":
         job.even("torch.distributed.launch", "it takes nodes times processes for the world size")
     own = {"use_env": ""} if use_env else {}
@@ -52,7 +56,26 @@ def commands(job: LaunchPlan, launcher: str, *, use_env: bool = False) -> tuple[
         "env": _env,
         "tcp": _tcp,
     }
-    return tuple(one for start in job.starts for one in on(start.node.name, forms[launcher](job, start)))
+    if preflight and launcher not in WHOLE_NODES:
+        raise UsageError(f"--preflight is for {', '.join(WHOLE_NODES)} and --format slurm: one command on each node")
+    lines = ((start, forms[launcher](job, start)) for start in job.starts)
+    whole = ((start, _after_check(job, start, line) if preflight else line) for start, line in lines)
+    return tuple(one for start, line in whole for one in on(start.node.name, line))
+
+
+def _after_check(job: LaunchPlan, start: NodeStart, line: Line) -> Line:
+    cluster = job.cluster
+    return shell.script(
+        "nccl-doctor check --join --nnodes {nodes} --node-rank {rank} --master-addr {address} --master-port {port} "
+        "--nproc-per-node {ranks} --python {python} && {line}",
+        nodes=len(job.starts),
+        rank=start.node.node_rank,
+        address=shell.argument(cluster.master_addr),
+        port=cluster.master_port,
+        ranks=start.nproc,
+        python=shell.program(start.node.python),
+        line=line,
+    )
 
 
 def default_launcher(torch: str | None) -> str:

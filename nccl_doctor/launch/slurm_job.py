@@ -37,8 +37,11 @@ TASK = """\
   {script}"""
 
 
-def script(job: LaunchPlan, *, c10d: bool = False) -> Line:
-    """Return the script. Slurm orders nodes by name, and torchrun's node ranks follow that order, except with c10d."""
+def script(job: LaunchPlan, *, c10d: bool = False, preflight: bool = False) -> Line:
+    """Return the script. Slurm orders nodes by name, and torchrun's node ranks follow that order, except with c10d.
+
+    With ``preflight``, a step first checks all nodes (``check --join``), and the script ends if it finds an error.
+    """
     nodes = [start.node for start in job.starts]
     if len({node.address for node in nodes}) < len(nodes):
         raise UsageError("Slurm starts a machine once: a machine that is two nodes here can't be one of its jobs")
@@ -86,8 +89,11 @@ def script(job: LaunchPlan, *, c10d: bool = False) -> Line:
         )
         meeting = shell.script(rendezvous, endpoint=where_to)
     task = shell.script(TASK, counts=cases, python=python, place=place, nproc=nproc, meeting=meeting, script=words)
-    start = "{head}\nsrun {where}--kill-on-bad-exit=1 bash -c {task}\n"
-    return shell.script(start, head=head, where=where, task=shell.nested(task))
+    first = shell.script("")
+    if preflight:
+        first = shell.script("srun {where}nccl-doctor check --join --python {python}\n", where=where, python=python)
+    start = "{head}\n{first}srun {where}--kill-on-bad-exit=1 bash -c {task}\n"
+    return shell.script(start, head=head, first=first, where=where, task=shell.nested(task))
 
 
 def _joined(lines: list[Line]) -> Line:

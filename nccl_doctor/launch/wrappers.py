@@ -221,7 +221,7 @@ def _read_shell(front: Front, words: Sequence[str]) -> None:
 def the_start(script: str) -> tuple[str, ...]:
     """Return the only line in a script that starts a launcher, with the variables set before it.
 
-    UsageError is raised if no line or several lines do, or if only a shell can expand the words of the line.
+    UsageError is raised if no line, or more than one, starts a launcher, or if only a shell can expand its words.
     """
     found: list[tuple[str, ...]] = []
     variables: dict[str, str] = {}

@@ -101,7 +101,7 @@ _RECORD = safe_regex(r"(?:^|[^A-Za-z0-9._-])([A-Za-z0-9][A-Za-z0-9._-]*:\d+:\d+ 
 """Matches the beginning of an NCCL record in a line with several records."""
 
 _NO_TABLE = r"(?! (?! (?:host|rank|exitcode) +: ))"
-"""Lookahead that excludes rows of tables, recognised by an additional space, except rows of torchrun's summary."""
+"""Lookahead that rejects table rows, which have an additional space, but not the rows of torchrun's summary."""
 
 _TAGS: tuple[re.Pattern[str], ...] = tuple(
     map(

@@ -206,7 +206,7 @@ def address_of(match: re.Match[str], prefixed: int) -> LoggedAddress:
 
 
 def _address_in(text: str, start: int, prefixed: int) -> dict[str, str] | None:
-    """Return the first address after ``start`` in the most reliable form, or else an address before ``start``."""
+    """Return an address after ``start``, or else one before it; the most reliable form wins, then the first match."""
     for piece in (text[start : start + 600], text[max(prefixed, start - 200) : start]):
         for pattern in _ADDRESSES:
             match = pattern.search(piece)

@@ -30,7 +30,7 @@ SIGNALS = {4: "SIGILL", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE", 9: "SIGKILL", 11
 class Symptom:
     """A symptom of ``hosts``; ``peers`` are other hosts that may be involved.
 
-    Without a backend, the symptom may occur with any backend.
+    If no backend is given, the symptom may occur with any of them.
 
     Kinds, besides those above, are ``not-started`` (Python or torch did not start), ``suspended`` (by SIGSTOP, a
     debugger or a freezer), ``in-kernel`` (an uninterruptible sleep in a file system or a driver), ``elsewhere`` (the

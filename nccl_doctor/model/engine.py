@@ -69,7 +69,7 @@ def placed(commands: Iterable[Command], cluster: Cluster, *, inside: bool) -> tu
 
 
 def written(options: Mapping[str, object]) -> Iterator[str]:
-    """Yield the command-line words for ``options``, which has the values of engine flags by flag name."""
+    """Yield the command-line words for ``options``, which maps names of engine flags to their values."""
     for flag in (flag for engine in engines() for flag in engine.flags if flag.name in options):
         yield flag.words[0]
         if options[flag.name]:
@@ -120,7 +120,7 @@ class ClusterSource:
 
     @property
     def check_words(self) -> tuple[str, ...]:
-        """Command-line words that follow ``check`` and ``launch`` for these hosts, with the engine."""
+        """Words that follow ``check`` or ``launch`` for these hosts, with ``--engine`` if it is needed."""
         engine = self.cluster.engine
         return (*self.arguments, *(("--engine", engine) if engine and self._is_needed("--engine", "engine") else ()))
 
@@ -145,7 +145,7 @@ class ClusterSource:
                 yield from ("--env", f"{variable}={text}")
 
     def _is_needed(self, option: str, origin: str) -> bool:
-        """Return whether an option must be repeated, as it must be if its value came from the environment."""
+        """Return whether an option must be repeated, for example because its value came from the environment."""
         by_options = self.file is None and not self.engine_words
         return by_options or self.cluster.origins.get(origin) == option or origin in self.cluster.variables
 

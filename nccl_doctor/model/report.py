@@ -159,7 +159,7 @@ class SampleReport(FrozenModel):
 
     Attributes:
         random_peers: number of random peers that each host dialled.
-        distances: distances, in the ring of all hosts, to the hosts that each host dialled.
+        distances: how far apart, in the ring of all hosts, each host and the hosts that it dialled are.
         dialled_by_all: hosts that were dialled by all others because a first connection attempt had failed.
     """
 

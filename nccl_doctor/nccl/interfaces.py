@@ -35,7 +35,7 @@ MAX_TOKENS = 16  # NCCL 2.4 to 2.30, src/include/socket.h ``MAX_IFS``: further t
 
 @dataclass(frozen=True)
 class Spec:
-    """An interface list such as NCCL_SOCKET_IFNAME as NCCL parses it. An empty list matches every interface."""
+    """An interface list (for example NCCL_SOCKET_IFNAME), as NCCL parses it. An empty list matches every interface."""
 
     exclude: bool
     exact: bool

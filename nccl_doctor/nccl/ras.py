@@ -2,8 +2,8 @@
 
 An answer describes communicators, ranks, operation counts and missing processes. It is text since NCCL 2.24, or JSON
 (``SET FORMAT json``) since 2.28.7 (src/ras/client_support.cc). Text names only the ranks of small groups and never
-healthy ranks; JSON names all ranks, but no processes without a known communicator.
-Only numbers in range and short plain words are accepted, because answers come from a host.
+healthy ranks; JSON names all ranks, but omits processes whose communicator is unknown. Only numbers in range and short
+plain words are accepted, because answers come from a host.
 """
 
 from __future__ import annotations

@@ -7,9 +7,9 @@ what that user's own shell would run.
 
 The probe also starts some programs without a search: the interpreter in the hosts file, which also runs the probe
 (facts/software.py, smoke/allreduce.py); the login's shell (facts/software.py); /bin/sh with rm and sleep (children.py);
-and the py-spy that the controller sent, from memory (hang/watch.py). Before the probe runs, the login's shell starts
-the interpreter, and a container's runtime if the hosts file names a container. Outside a container, /bin/sh runs cat,
-df and readlink (collect/facts/host_facts.py).
+and the py-spy that the controller sent, from memory (hang/watch.py). Before the probe runs, the login shell starts the
+interpreter and, if the hosts file names a container, the container runtime. Outside a container, /bin/sh runs cat, df
+and readlink (collect/facts/host_facts.py).
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def port_range(folder: str = "/proc/sys/net/ipv4") -> dict[str, Any]:
 
 
 def read(path: str) -> str | None:
-    """Return a file's text, stripped and limited to MOST_FILE_BYTES, or None if the file is missing or hidden."""
+    """Return a file's text, stripped and limited to MOST_FILE_BYTES, or None if the file can't be read."""
     data = bytearray()
     try:
         with open(path, "rb", buffering=0) as file:
@@ -88,7 +88,7 @@ def read(path: str) -> str | None:
 
 
 def encoded(name: str) -> str | bytes:
-    """Return a host name, as bytes if the IDNA codec, which takes 2 ms to import, would not change the name."""
+    """Return a host name: as bytes if the IDNA codec would not change it, which avoids importing the codec (2 ms)."""
     *labels, last = name.split(".")
     return name.encode() if name.isascii() and len(last) < 64 and all(0 < len(one) < 64 for one in labels) else name
 

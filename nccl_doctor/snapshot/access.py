@@ -156,7 +156,7 @@ class HostKeyUnknown(AccessFailure):
 
 
 class HostKeyChanged(AccessFailure):
-    """A file contains a different key for the host, or revokes the server's key."""
+    """A known_hosts file contains a different key for the host, or marks the server's key as revoked."""
 
     kind: Literal["ssh-host-key-changed"] = "ssh-host-key-changed"
     facts: ChangedKeyFacts

@@ -248,7 +248,7 @@ def test_without_a_token_only_this_machine_is_checked(lab: Lab) -> None:
         [PROGRAM, "check", "--join"], env={"NNODES": "2", "NODE_RANK": "0", "MASTER_ADDR": host.address}, check=False
     )
     assert refused.returncode == 2
-    assert "--join needs a secret that all nodes share" in refused.stderr
+    assert "--join needs NCDOCTOR_TOKEN in the environment, or a file with it, the same on all nodes" in refused.stderr
     env = {"MASTER_ADDR": "127.0.0.1", "NCDOCTOR_TOKEN": ""}
     leader = start(host, 0, 1, NO_SMOKE, env=env)
     assert "No faults found" in leader.communicate(timeout=LONG_S)[0]
@@ -299,3 +299,40 @@ def test_mpirun_starts_it_with_two_processes_on_each_node(lab: Lab) -> None:
     env = {"MASTER_ADDR": lab.hosts[0].address, "NCDOCTOR_TOKEN": TOKEN}
     command = [*words, PROGRAM, "check", "--join", "--python", interpreter()]
     ended_as_one(lab.controller.run(command, env=env), 3)
+
+
+PREFLIGHT = """
+import os, sys
+import nccl_doctor
+try:
+    report = nccl_doctor.preflight(timeout_s=60)
+    print("ready", os.environ["RANK"], report.status, len(report.hosts), report.smoke and report.smoke.ok, flush=True)
+except nccl_doctor.PreflightError as error:
+    print("refused", os.environ["RANK"], error.report.diagnoses[0].name, flush=True)
+    sys.exit(7)
+import torch.distributed as dist
+dist.init_process_group("gloo")
+dist.barrier()
+"""
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_a_training_script_checks_its_nodes_before_it_begins(make_lab: MakeLab, *, broken: bool) -> None:
+    lab = without_sshd(make_lab(2))
+    if broken:
+        fault("nftables-drop-ephemeral")(lab, lab.hosts[1])
+    running = []
+    for rank, host in enumerate(lab.hosts):
+        host.write("/root/train.py", PREFLIGHT)
+        words = f"--nnodes=2 --nproc_per_node=2 --node_rank={rank} --master_addr={lab.hosts[0].address} /root/train.py"
+        command = [sys.executable, "-m", "torch.distributed.run", *words.split()]
+        env = {"NCDOCTOR_TOKEN": TOKEN, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "eth0"}
+        running.append(host.popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE))
+    ends = [process.communicate(timeout=2 * LONG_S) for process in running]
+    said = sorted(line for stdout, _ in ends for line in stdout.splitlines() if line.startswith(("ready", "refused")))
+    if broken:
+        assert said == [f"refused {rank} firewall-blocks-ephemeral" for rank in range(4)], ends
+        assert all(process.returncode for process in running)
+    else:
+        assert said == [f"ready {rank} ok 2 True" for rank in range(4)], ends
+        assert [process.returncode for process in running] == [0, 0]

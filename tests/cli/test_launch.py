@@ -38,6 +38,19 @@ def test_lines_go_to_stdout_and_doubts_to_stderr(hosts: Path) -> None:
     assert err == "warning: hosts.yaml has not been checked yet; run: nccl-doctor check hosts.yaml\n"
 
 
+def test_each_line_may_check_all_nodes_first(hosts: Path) -> None:
+    out, _ = started(hosts, "hosts.yaml", "--preflight", "--", "train.py")
+    check = "nccl-doctor check --join --nnodes 2 --node-rank {} --master-addr node1 --master-port 29500 --nproc-per-node 2 --python python3 && python3 -m torch.distributed.run --nnodes=2 --node_rank={} "
+    for rank in range(2):
+        assert check.format(rank, rank) in out
+    assert "# each line needs NCDOCTOR_TOKEN in its environment, the same on all nodes" in out
+    script, err = started(hosts, "hosts.yaml", "--preflight", "--format", "slurm", "--", "train.py")
+    assert "\nsrun nccl-doctor check --join --python python3\nsrun --kill-on-bad-exit=1 " in script
+    assert "the check needs NCDOCTOR_TOKEN in the environment of sbatch" in err
+    done = run("launch", "hosts.yaml", "--preflight", "--launcher", "env", "--", "train.py", cwd=hosts)
+    assert_one_sentence(done, "--preflight is for torchrun, c10d, launch and --format slurm")
+
+
 def test_names_stand_for_a_file(hosts: Path) -> None:
     done = run("launch", "-w", "node[1-2]", "--", "train.py", cwd=hosts, XDG_STATE_HOME=str(hosts))
     assert_one_sentence(done, "how many ranks node[1-2] should start is not known: give --nproc-per-node N")

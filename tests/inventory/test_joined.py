@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from nccl_doctor.errors import DoctorError
-from nccl_doctor.inventory.joined import Arrival, Place, arrived, place, token
+from nccl_doctor.inventory.joined import Arrival, JobPlace, arrived, place, token
 from nccl_doctor.model.engines.joined import JoinedOptions
 
 MASTER = {"MASTER_ADDR": "10.0.0.1"}
@@ -19,45 +19,45 @@ NAMES = ("gpu01", "gpu02", "gpu03", "gpu04")
 @pytest.mark.parametrize(
     ("environ", "found"),
     [
-        ({**MASTER, "NNODES": "2", "NODE_RANK": "1"}, Place(2, 1, "10.0.0.1", launcher="the environment")),
+        ({**MASTER, "NNODES": "2", "NODE_RANK": "1"}, JobPlace(2, 1, "10.0.0.1", launcher="the environment")),
         (
             {**MASTER, "PET_NNODES": "2", "PET_NODE_RANK": "0", "WORLD_SIZE": "16", "RANK": "0"},
-            Place(2, 0, "10.0.0.1", launcher="PyTorchJob"),
+            JobPlace(2, 0, "10.0.0.1", launcher="PyTorchJob"),
         ),
-        ({**MASTER, "WORLD_SIZE": "3", "RANK": "2"}, Place(3, 2, "10.0.0.1", launcher="PyTorchJob")),
+        ({**MASTER, "WORLD_SIZE": "3", "RANK": "2"}, JobPlace(3, 2, "10.0.0.1", launcher="PyTorchJob")),
         (
             {**MASTER, "GROUP_WORLD_SIZE": "2", "GROUP_RANK": "1", "LOCAL_RANK": "3", "RANK": "11", "WORLD_SIZE": "16"},
-            Place(2, 1, "10.0.0.1", takes_part=False, launcher="torchrun"),
+            JobPlace(2, 1, "10.0.0.1", takes_part=False, launcher="torchrun"),
         ),
         (
             {**MASTER, "WORLD_SIZE": "16", "RANK": "9", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "8"},
-            Place(2, 1, "10.0.0.1", takes_part=False, launcher="Ray Train"),
+            JobPlace(2, 1, "10.0.0.1", takes_part=False, launcher="Ray Train"),
         ),
-        (SLURM, Place(4, 2, "gpu01", names=NAMES, launcher="srun")),
-        ({**SLURM, **MASTER}, Place(4, 2, "10.0.0.1", names=NAMES, launcher="srun")),
+        (SLURM, JobPlace(4, 2, "gpu01", names=NAMES, launcher="srun")),
+        ({**SLURM, **MASTER}, JobPlace(4, 2, "10.0.0.1", names=NAMES, launcher="srun")),
         (
             {**MASTER, **OMPI, "OMPI_COMM_WORLD_RANK": "8", "OMPI_COMM_WORLD_LOCAL_RANK": "0"},
-            Place(2, 1, "10.0.0.1", launcher="Open MPI"),
+            JobPlace(2, 1, "10.0.0.1", launcher="Open MPI"),
         ),
         (
             {**MASTER, "PMI_SIZE": "4", "PMI_RANK": "3", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"},
-            Place(2, 1, "10.0.0.1", takes_part=False, launcher="MPICH"),
+            JobPlace(2, 1, "10.0.0.1", takes_part=False, launcher="MPICH"),
         ),
         (
             {"SM_HOSTS": '["algo-1", "algo-2"]', "SM_CURRENT_HOST": "algo-2"},
-            Place(2, 1, "algo-1", names=("algo-1", "algo-2")),
+            JobPlace(2, 1, "algo-1", names=("algo-1", "algo-2")),
         ),
-        ({**MASTER, "NNODES": "4", "JOB_COMPLETION_INDEX": "3"}, Place(4, 3, "10.0.0.1", launcher="an indexed Job")),
+        ({**MASTER, "NNODES": "4", "JOB_COMPLETION_INDEX": "3"}, JobPlace(4, 3, "10.0.0.1", launcher="an indexed Job")),
     ],
 )
-def test_each_launchers_variables(environ: dict[str, str], found: Place) -> None:
+def test_each_launchers_variables(environ: dict[str, str], found: JobPlace) -> None:
     assert place(environ) == found
 
 
 def test_options_come_before_variables() -> None:
     environ = {**MASTER, "NNODES": "2", "NODE_RANK": "1"}
-    assert place(environ, 8, 7, "node0.train") == Place(8, 7, "node0.train", launcher="the environment")
-    assert place({}, 2, 0, "10.0.0.1") == Place(2, 0, "10.0.0.1")
+    assert place(environ, 8, 7, "node0.train") == JobPlace(8, 7, "node0.train", launcher="the environment")
+    assert place({}, 2, 0, "10.0.0.1") == JobPlace(2, 0, "10.0.0.1")
 
 
 @pytest.mark.parametrize(
@@ -91,10 +91,10 @@ def test_a_token_comes_from_a_file_or_the_environment(tmp_path: Path) -> None:
 
 def test_nodes_that_did_not_come_are_listed_and_names_are_unique() -> None:
     came = [Arrival(0, "pod", "10.0.0.1", "python3"), Arrival(2, "pod", "10.0.0.3", "/py")]
-    parsed = arrived(Place(3, 0, "10.0.0.1"), came, 29499)
+    parsed = arrived(JobPlace(3, 0, "10.0.0.1"), came, 29499)
     assert [(entry.name.value, entry.address.value) for entry in parsed.entries] == [
         ("pod", "10.0.0.1"), ("rank-1", "0.0.0.0"), ("pod-rank2", "10.0.0.3"),
     ]  # fmt: skip
     assert [entry.access for entry in parsed.entries] == [(JoinedOptions(rank, 29499),) for rank in range(3)]
-    named = arrived(Place(3, 0, "a", names=("a", "b", "c")), came, 29499)
+    named = arrived(JobPlace(3, 0, "a", names=("a", "b", "c")), came, 29499)
     assert (named.entries[1].name.value, named.entries[1].address.value) == ("b", "b")

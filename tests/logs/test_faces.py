@@ -70,6 +70,7 @@ SILENT = {
     "allreduce-slow": "a slow run prints no fault",
     "clock-skew": "no program compares the hosts' clocks",
     "container-differs": "its faults have the words of what is missing inside",
+    "node-missing": "the job never starts: its rank is not there, and node 0 waits (rendezvous-timeout)",
     "container-unreachable": "the job never starts: the container runtime's own words",
     "env-unknown-variable": "NCCL says nothing of a name that it does not know",
     "host-listed-twice": "a fault of the list of hosts, which no rank prints",

@@ -9,7 +9,8 @@ How we know: the best bus bandwidth of all sizes is compared with the speed that
 device reports. An all-reduce below a quarter of that speed counts as slow. With gloo, at most 10 Gbit/s is expected on
 any link, since one thread does the adding and copying. The speed is not judged on a single machine, or if no message
 was large enough for bandwidth to matter more than latency. Where the speed is unknown, as for virtual interfaces, gloo
-counts as slow below 10 Mbit/s, unless its ranks used much CPU time or waited for a CPU: then the CPU was the limit.
+counts as slow below 10 Mbit/s, unless its ranks used a lot of CPU time or waited for a CPU, in which case the CPU was
+the limit.
 
 Over RDMA, the ports' counters (/sys/class/infiniband) are read before and after. The advice depends on the packets that
 were lost, out of sequence or not acknowledged, and on link errors. Congestion notifications alone are normal.

@@ -47,11 +47,12 @@ MISSING: dict[Stage, str] = {
 """Phrases for what a rank did or failed to do, by the last stage that it reached."""
 
 Why = Literal["signal", "error", "exit", "launcher", "stopped", "start", "elsewhere", "behind", "echo"]
-"""The reason why ranks are blamed, in the order of the values.
+"""Reasons to blame ranks.
 
-The ranks were killed; raised an error; exited without an error; lost their launcher or the connection to it; are
-stopped or blocked in the kernel; never started or are still importing torch; are doing something else while all others
-wait in a collective; did not get as far as others; or show only that they lost other ranks.
+The values mean, in this order: the ranks were killed; raised an error; exited without an error; lost their launcher or
+the connection to it; are stopped or blocked in the kernel; never started or are still importing torch; are doing
+something else while all others wait in a collective; did not get as far as others; or show only that they lost other
+ranks.
 """
 OWN_FAULT: frozenset[Why] = frozenset({"signal", "error", "exit", "launcher", "stopped", "start", "elsewhere"})
 """Reasons that lie in the ranks themselves, not in a connection between two ranks."""

@@ -4,13 +4,13 @@ What it means: NCCL parses numbers with C's strtoll, which stops at an invalid c
 2.32, NCCL_IB_DISABLE=true means 0, and InfiniBand stays on. Unknown words are ignored. In a config file, quotes and
 spaces are part of the value.
 
-How we know: the value is compared with the variable's type, words and ranges in NCCL's source, and with strtoll's
-result. NCCL_COMM_ID must be an address and port on a subnet of the host. NCCL_HOSTID must differ between machines
-(distinguished by their boot ids); otherwise NCCL treats them as one machine, and fails with "Duplicate GPU detected",
-or when it opens shared memory. torch ends with "Invalid value for environment variable", hangs or aborts if a
-TORCH_NCCL_ or TORCH_FR_ variable is not a number, or not a Boolean (1, true, yes, 0, false, no) where it expects one;
-even an empty value is refused. TORCH_DISTRIBUTED_DEBUG must be OFF, INFO or DETAIL. Since torch 2.15, "nccl" means the
-backend nccl2 unless TORCH_DIST_USE_NCCL2=0 is set; nccl2 does not read some of these variables when it starts.
+How we know: the value is checked against the type, keywords and range that NCCL's source gives for the variable, and
+against the result of strtoll. NCCL_COMM_ID must be an address and port on a subnet of the host. NCCL_HOSTID must differ
+between machines (distinguished by their boot ids); otherwise NCCL treats them as one machine, and fails with "Duplicate
+GPU detected", or when it opens shared memory. torch ends with "Invalid value for environment variable", hangs or aborts
+if a TORCH_NCCL_ or TORCH_FR_ variable is not a number, or not a Boolean (1, true, yes, 0, false, no) where it expects
+one; even an empty value is refused. TORCH_DISTRIBUTED_DEBUG must be OFF, INFO or DETAIL. Since torch 2.15, "nccl" means
+the backend nccl2 unless TORCH_DIST_USE_NCCL2=0 is set; nccl2 does not read some of these variables when it starts.
 
 Fix: write the value as shown, in the place that is named with it: the hosts file, the SSH environment, or a line of
 NCCL's config file.

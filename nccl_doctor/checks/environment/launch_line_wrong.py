@@ -8,8 +8,8 @@ How we know: in a log, from the launcher's error ("torchrun: error: argument --n
 Before the start, the line is parsed, but never run, as its launcher would parse it (torchrun, torch.distributed.launch,
 accelerate, deepspeed, mpirun, srun, or a script with options such as --dist-url, --rank, --batch-size and --device).
 The line is compared with the number of hosts, their GPUs, the tested master and port, and the options in the launcher's
-source there (torch/distributed/run.py, which is read, not run). A batch size yields only a warning, because a script
-may split it or use it for each rank.
+source there (torch/distributed/run.py, which is read, not run). A batch size that is not divisible by the number of
+ranks yields only a warning, because a script may split it or apply it to each rank.
 
 Fix: the corrected line is shown; if hosts need different lines, there is one for each.
 

@@ -1,6 +1,6 @@
 """The host's libnccl chose a different interface from the predicted one, or failed where success was predicted.
 
-What it means: in itself, nothing for the job: NCCL will use the interface that libnccl reported, and all other
+What it means: nothing for the job itself, since NCCL will use the interface that libnccl reported, and all other
 diagnoses are based on it. But either nccl-doctor's model of this NCCL version is wrong, or something unknown changes
 NCCL's choice, such as an NCCL environment plugin or a patched build. If libnccl failed, its message is shown; the job's
 NCCL may fail in the same way.

@@ -6,8 +6,8 @@ strict reverse-path filtering (rp_filter=1) drops it, so some pairs of hosts fai
 filtering, the second link is just idle.
 
 How we know: from the addresses that NCCL's bootstrap and NET/Socket use, and the host's rp_filter, arp_ignore and
-arp_announce. If arp_ignore is 1, arp_announce is 2 and rp_filter is not 1, this was set up on purpose, and is not
-reported.
+arp_announce. If arp_ignore is 1, arp_announce is 2 and rp_filter is not 1, the setup is assumed to be intentional and
+is not reported.
 
 Fix: put each interface into its own subnet, bond them, or let NCCL use only one of them; or set the three sysctls and
 add source routing.

@@ -9,7 +9,7 @@ no RDMA.
 The value is a list of names of RDMA devices (mlx5_0, rocep1s0f0), never of network interfaces (eth0). An entry matches
 every device whose name begins with that entry. In front of the whole value, "=" means that the names are complete, and
 "^" means all devices but these. ":1" after a name is a port, counted from 1. Blanks are significant: "mlx5_0, mlx5_1"
-names a device " mlx5_1", with a blank. "^" alone matches nothing.
+names a device whose name begins with a space. "^" alone matches nothing.
 
 How we know: the devices under /sys/class/infiniband whose ports are ACTIVE, and the value in the hosts file, the
 environment or NCCL's config files, read by NCCL's rules.

@@ -13,9 +13,9 @@ support, if the resulting rate is lower than the port's rate or than on other ho
 the port's rate, compared with the port at the same place in the other hosts' lists; on a GB10, the GIDs of both halves.
 Ports that NCCL does not use are ignored.
 
-Fix: reseat the card, check the slot's lanes in the firmware settings, update the card's firmware; for a port, check its
-cable, the switch port and its speed (`ethtool`, `mlxlink`). On a GB10, run `fwupdmgr update`, and put the addresses in
-a file in /etc/netplan, since those set with nmcli are lost at a reboot.
+Fix: reseat the card, check the slot's lanes in the firmware settings, and update the card's firmware; for a port, check
+its cable, the switch port and its speed (`ethtool`, `mlxlink`). On a GB10, run `fwupdmgr update`, and put the addresses
+in a file in /etc/netplan, since those set with nmcli are lost at a reboot.
 
 References: NVIDIA/dgx-spark-playbooks issues 25 and 102; tonyd2wild/DeepSeek-v4-Flash-Vision-Exp-DSpark-1M-NVFP4-KV-2x-
 DGX-Spark 35 and 38; forums.developer.nvidia.com 367853, "Second ConnectX-7 PCIe slot wired at Gen5 x2".

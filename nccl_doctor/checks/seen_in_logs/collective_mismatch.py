@@ -142,7 +142,7 @@ def groups_of(events: Iterable[Event]) -> Groups:
 
 
 def works(events: Iterable[Event], known: Groups) -> list[tuple[Event, Work]]:
-    """Return the events that name a collective, with that collective; if only one group is known, all belong to it."""
+    """Return the events that name a collective, each with it; if only one process group is known, it is theirs."""
     only = next(iter(known.values())) if len(set(known.values())) == 1 else ""
     found: list[tuple[Event, Work]] = []
     for event in events:

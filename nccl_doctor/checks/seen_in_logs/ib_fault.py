@@ -86,7 +86,7 @@ def _advice(case: Case) -> Advice:
 
 
 def _ends(texts: list[str]) -> str:
-    """Format the GID index and both GIDs, as far as the lines name them."""
+    """Format the GID index and both GIDs, leaving out what the lines do not give."""
     index = next((found[1] for text in texts if (found := _GID_INDEX.search(text))), None)
     gids: dict[str, str] = {}
     for side, gid in (pair for text in texts for pair in _GIDS.findall(text)):

@@ -3,8 +3,8 @@
 What it means: log lines of different ranks can't be put in order. `torchrun --rdzv_backend=c10d` considers a host dead
 if its clock is 15 s or more behind: it compares the time that the host wrote to the store with its own clock, and drops
 a host whose last keep-alive is three intervals of 5 s old (torch/distributed/elastic/rendezvous/dynamic_rendezvous.py).
-A static start (`--master_addr`) is not affected. If the clocks differ by several minutes, certificates and Kerberos
-tickets fail.
+A static rendezvous (`--master_addr`) is not affected. If the clocks differ by several minutes, certificates and
+Kerberos tickets fail.
 
 How we know: each host's time was requested over the open connection; half of the round trip is the margin of error, and
 only a larger difference counts. The median of all hosts' clocks counts as right.

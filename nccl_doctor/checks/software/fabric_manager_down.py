@@ -4,10 +4,10 @@ What it means: CUDA does not start at all and reports "CUDA error: system not ye
 `torch.cuda.is_available()` is False although nvidia-smi shows all GPUs.
 
 How we know: NVSwitches on the PCI bus (A100 and H100 boards), and systemd's state of nvidia-fabricmanager. In a
-container, where systemd can't be queried, the GPUs' fabric state counts: it is "Completed" once the service has done
-its work. Without the state from either source, this can't be judged. In GB200 racks the switches are outside the host,
-so nothing is checked. If the service has failed, its version is read from nv-fabricmanager: unless that is exactly the
-driver's version, the service exits at startup.
+container, where systemd can't be queried, the GPUs' fabric state is used instead: it is "Completed" once the service
+has done its work. Without the state from either source, this can't be judged. In GB200 racks the switches are outside
+the host, so nothing is checked. If the service has failed, its version is read from nv-fabricmanager: unless that is
+exactly the driver's version, the service exits at startup.
 
 Fix: install exactly the driver's version of nvidia-fabricmanager, and start it: `systemctl enable --now
 nvidia-fabricmanager`.

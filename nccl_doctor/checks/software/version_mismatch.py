@@ -13,8 +13,8 @@ What differs and matters:
 - Python's minor version (3.10 against 3.11): a warning, since pickled objects and compiled extensions may not be
   compatible.
 - The driver's branch (570 against 580): a warning, since NCCL would use the newer branch's features, such as NVLink
-  SHARP, only on some ranks. For AMD, the release of the amdgpu module (6.8 against 6.10): a ROCm release supports
-  drivers up to two releases older or newer.
+  SHARP, only on some ranks. With AMD GPUs, the release of the amdgpu module (6.8 on one host, 6.10 on another) is
+  compared, too: a ROCm release supports only drivers up to two releases older or newer.
 
 What does not matter, and is not reported: Python's patch release, the driver's minor releases within a branch, the
 kernel, and the build tag in torch's version ("+cu128"; the CUDA version is compared separately).
@@ -23,7 +23,7 @@ How we know: the metadata of each host's training interpreter, without importing
 reports; the digests of the plugins' files; nvidia-smi, and for ROCm /sys/module/amdgpu/version; and, if the all-reduce
 ran, what its ranks really loaded. The majority counts as right, and the others are named.
 
-Fix: install the same versions everywhere, or name interpreters that have the same versions in the hosts file.
+Fix: install the same versions everywhere, or, in the hosts file, name interpreters that have the same versions.
 """
 
 import re

@@ -112,7 +112,7 @@ AT_ONCE = 256  # dials that a host makes at the same time (probe/mesh/mesh.py)
 AGAIN = 2.0  # time for a repeated dial, as a multiple of the first
 LISTEN_ANSWER_S = 5.0  # time for listening, and for the report after the last dial timed out
 Dials = tuple[dict[str, list[plan.DialTarget]], list[Dialled | Exception]]
-"""Targets by dialling host, and results in the order of the hosts."""
+"""Targets keyed by the host that dials them, and results in the order of the hosts."""
 
 
 @dataclass

@@ -149,7 +149,7 @@ class _Groups:
                 raise ProbeError(f"{session.node.name}: {result}")
 
     def attempt(self, groups: Sequence[TrialGroup]) -> list[bool]:
-        """Run disjoint groups at once; a group with a silent host counts as failed.
+        """Run disjoint groups at the same time; a group with a silent host counts as failed.
 
         Raises NoTimeError if there is no time for another round.
         """

@@ -49,8 +49,8 @@ class KubeEngine(Engine):
             metavar="[KIND/NAME]",
             bare=True,
         ),
-        Flag("namespace", ("-n", "--namespace"), "Namespace of the pods of --kube.", metavar="NS"),
-        Flag("selector", ("-l", "--selector"), "Label selector of the pods of --kube.", metavar="LABELS"),
+        Flag("namespace", ("-n", "--namespace"), "Namespace of the pods that --kube selects.", metavar="NS"),
+        Flag("selector", ("-l", "--selector"), "Label selector of the pods that --kube selects.", metavar="LABELS"),
     )
 
     def cluster_words(self, cluster: Cluster) -> OptionWords:

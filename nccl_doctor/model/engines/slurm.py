@@ -43,7 +43,7 @@ class SlurmEngine(Engine):
         Flag(
             "slurm_job",
             ("--slurm-job",),
-            "Use the nodes of this Slurm job, reached by job steps instead of SSH; {chooser} selects among them.",
+            "Use the nodes of this Slurm job, reached through job steps instead of SSH; {chooser} selects among them.",
             metavar="ID",
             default="the current allocation",
         ),
@@ -57,7 +57,7 @@ class SlurmEngine(Engine):
         Flag(
             "container_name",
             ("--container-name",),
-            "Run in the job's container of this name, like srun's --container-name (pyxis).",
+            "Run in the job's container with this name, like srun's --container-name (pyxis).",
             metavar="NAME",
             fix_port=False,
         ),

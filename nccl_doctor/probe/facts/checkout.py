@@ -81,7 +81,7 @@ def read(root: int, deadline: float) -> CheckoutState:
 
 
 def _git_folder(root: int) -> int:
-    """Open the folder with HEAD and index, to which ``.git`` may be a pointer file, as in a worktree or submodule."""
+    """Open the folder with HEAD and the index; in a worktree or submodule, ``.git`` is a file that points to it."""
     place = os.open(".git", os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=root)
     status = os.fstat(place)
     if stat.S_ISDIR(status.st_mode):

@@ -49,7 +49,7 @@ def variables(job: dict[str, str]) -> dict[str, str]:
 
 
 def program(library: str, version: str = "") -> bytes:
-    """Return a program that queries the libnccl.so.2 at this path, if run by an interpreter with :func:`variables`.
+    """Return a program that queries the libnccl.so.2 at this path; run it with the environment from :func:`variables`.
 
     The first line reads the rest, which is source, or compiled code if ``version`` is that of this interpreter.
     """

@@ -113,8 +113,8 @@ ProcessEnds = Dict[str, Any]
 def clients(table: ProcessTable, pids: list[int]) -> list[dict[str, Any]]:
     """Return the processes that have loaded torch and have connections, with these connections.
 
-    ``dials`` lists the remote ends of connections; ``serves`` lists those that the process itself serves. Each item is
-    ``[address, port, connections]``.
+    ``dials`` lists the remote ends of connections; ``serves`` lists the local addresses at which the process itself
+    accepts connections. Each item is ``[address, port, connections]``.
     """
     held = flows.by_rank([pid for pid in pids if TORCH in _memory_map(pid)])
     found = []

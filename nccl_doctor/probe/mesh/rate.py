@@ -1,8 +1,8 @@
 """Measures the rate of streams to another host, whose mesh listener discards the data.
 
 A stream first reads the listener's nonce, so that no bulk data goes to a stranger. After slow start, the bytes that the
-other kernel acknowledges are counted (tcp_info in linux/tcp.h). Streams are limited in time and in bytes, and end with
-the connection to the controller, since a socket that is closed or whose process dies drops its unsent data.
+other kernel acknowledges are counted (tcp_info in linux/tcp.h). Streams are limited in time and in bytes. They also end
+when the connection to the controller does, because closing a socket or killing its process discards the unsent data.
 
 Four signs show that a machine, not the network, was the limit: the sending thread ran or waited for a CPU most of the
 time, the reader's window was zero, interrupts saturated a CPU, or the hypervisor withheld CPU time (steal). Packets

@@ -27,7 +27,7 @@ from nccl_doctor.probe.procs import ProcessTable, open_files, pids_by_inode
 from nccl_doctor.probe.tools import Unavailable, port_range, read
 
 CLOSING = frozenset({"TIME_WAIT", "FIN_WAIT1", "FIN_WAIT2", "LAST_ACK", "CLOSING"})
-"""States in which a socket may no longer belong to a process, and the kernel ends it by itself."""
+"""States in which a socket may have lost its process; the kernel closes such a socket by itself."""
 PIDFD_SEND_SIGNAL, PIDFD_OPEN = 424, 434
 """System call numbers, which are the same on all architectures except alpha (since Linux 5.1)."""
 GPU_PATIENCE_S = 5.0  # nvidia-smi takes seconds if no daemon keeps the driver loaded

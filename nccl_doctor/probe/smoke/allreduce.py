@@ -152,7 +152,7 @@ class Ranks:
 
 
 def _state(pid: int) -> str | None:
-    """Return the process's state letter (proc(5)), and for uninterruptible sleep also the kernel function."""
+    """Return the process's state letter (proc(5)) and, in uninterruptible sleep, the kernel function that it is in."""
     proc = procs.read_proc(pid)
     if proc is None or proc.state != "D":
         return None if proc is None else proc.state
@@ -253,7 +253,9 @@ class RankLauncher:
             os.write(program, worker.encode())
             here = f"/proc/{os.getpid()}/fd"
             config = {"mark": self._mark, "orders": f"{here}/{orders}", "stack": f"{here}/{self._stack}"}
-            variables = {**os.environ, **env, "TMPDIR": children.scratch(), "NCDOCTOR_ALLREDUCE": json.dumps(config)}
+            # rank 0 under torchrun makes no store, since its agent has one (torch/distributed/rendezvous.py)
+            inherited = {name: value for name, value in os.environ.items() if not name.startswith("TORCHELASTIC_")}
+            variables = {**inherited, **env, "TMPDIR": children.scratch(), "NCDOCTOR_ALLREDUCE": json.dumps(config)}
             try:
                 self._process = children.start([sys.executable, f"{here}/{program}"], variables, write_end)
             finally:

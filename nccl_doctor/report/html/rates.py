@@ -1,4 +1,4 @@
-"""Draws a figure of the measured rates for each rail, in which rows send to columns.
+"""Draws the measured rates as one figure per rail; rows are senders and columns are receivers.
 
 With more than 64 hosts, hosts with neighbouring ranks share a row.
 """

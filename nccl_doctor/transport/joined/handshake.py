@@ -25,7 +25,7 @@ _HOST = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,252}")
 _LABEL = b"nccl-doctor join 1"
 _WORDS = 300
 
-Side = Literal["node", "node 0"]
+ProofSide = Literal["node", "node 0"]
 
 
 SMALL_MSS = 1200
@@ -56,6 +56,7 @@ class Introduction:
         python: the interpreter that training uses there.
         release: the release of nccl-doctor, and a digest of the probe.
         waits: this process takes no part: it only waits for the end, since another process of its node takes part.
+        wants_report: it wants the whole report at the end.
     """
 
     rank: int
@@ -64,9 +65,10 @@ class Introduction:
     python: str
     release: str
     waits: bool = False
+    wants_report: bool = False
 
 
-def proof(token: bytes, side: Side, nonces: tuple[str, str], statement: str = "") -> str:
+def proof(token: bytes, side: ProofSide, nonces: tuple[str, str], statement: str = "") -> str:
     """Return the HMAC-SHA256 by which a side proves that it has the token; ``nonces`` are node 0's and the node's."""
     parts = (_LABEL, side.encode(), nonces[0].encode(), nonces[1].encode(), statement.encode())
     return hmac.new(token, b"\0".join(parts), hashlib.sha256).hexdigest()
@@ -103,8 +105,8 @@ def read_introduction(line: bytes, token: bytes, nonce: str) -> tuple[Introducti
     if not hmac.compare_digest(shown.encode(), proof(token, "node", (nonce, its), statement).encode()):
         raise HandshakeError("wrong token")
     said = _parsed(statement.encode())
-    rank, nodes, host, python, release, waits = (
-        said.get(key) for key in ("rank", "nodes", "host", "python", "release", "waits")
+    rank, nodes, host, python, release, waits, wants_report = (
+        said.get(key) for key in ("rank", "nodes", "host", "python", "release", "waits", "wants_report")
     )
     if (
         type(rank) is int
@@ -117,8 +119,9 @@ def read_introduction(line: bytes, token: bytes, nonce: str) -> tuple[Introducti
         and python.isprintable()
         and isinstance(release, str)
         and isinstance(waits, bool)
+        and isinstance(wants_report, bool)
     ):
-        return Introduction(rank, nodes, host, python, release[:_WORDS], waits), its
+        return Introduction(rank, nodes, host, python, release[:_WORDS], waits, wants_report), its
     raise HandshakeError("malformed")
 
 

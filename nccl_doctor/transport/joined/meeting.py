@@ -27,7 +27,7 @@ from nccl_doctor.text.inet import is_loopback
 from nccl_doctor.transport.base import AccessError, Channel, Transport, close_all
 from nccl_doctor.transport.joined import handshake
 from nccl_doctor.transport.joined.handshake import MOST_LINE, HandshakeError
-from nccl_doctor.transport.joined.member import JoinedChannel, Member
+from nccl_doctor.transport.joined.member import JoinedChannel, JoinedNode
 from nccl_doctor.transport.process import LocalTransport
 
 PATIENCE_S = 1.0  # for a node's introduction
@@ -64,9 +64,9 @@ class Meeting:
 
     def __init__(self, listener: socket.socket, token: bytes, nodes: int, release: str) -> None:
         self._listener, self._token, self._nodes, self._release = listener, token, nodes, release
-        self.members: dict[int, Member] = {}
+        self.members: dict[int, JoinedNode] = {}
         self.refused: Counter[str] = Counter()
-        self._waiting: list[Member] = []  # processes that only wait for the end
+        self._waiting: list[JoinedNode] = []  # processes that only wait for the end
         self._came = threading.Condition()
         self._closing = threading.Event()
         self._begun = False
@@ -98,16 +98,20 @@ class Meeting:
                     return
                 self._came.wait(min(left, _PULSE_S))
 
-    def end(self, code: int, lines: Mapping[int, str], otherwise: str) -> None:
-        """Tell every process the exit code, and the node's line (``otherwise`` for others); then close everything."""
+    def end(self, code: int, lines: Mapping[int, str], otherwise: str, report: str = "") -> None:
+        """Tell every process the exit code, and the node's line (``otherwise`` for others); then close everything.
+
+        Processes that want the report get it, as JSON.
+        """
         self._closing.set()
         self._thread.join()
         self._listener.close()
         deadline = time.monotonic() + _END_S
 
-        def leave(member: Member) -> Callable[[], None]:
+        def leave(member: JoinedNode) -> Callable[[], None]:
             words = lines.get(member.who.rank, otherwise)
-            return lambda: member.leave(handshake.control("end", code=code, words=words), deadline)
+            told = report if member.who.wants_report else ""
+            return lambda: member.leave(handshake.control("end", code=code, words=words, report=told), deadline)
 
         close_all([leave(member) for member in (*self.members.values(), *self._waiting)])
 
@@ -177,7 +181,7 @@ class Meeting:
             reason = self._why_not(who, stranger)
             if reason is None:
                 connection = self._forget(stranger)
-                member = Member(connection, who, stranger.address)
+                member = JoinedNode(connection, who, stranger.address)
                 with contextlib.suppress(OSError):  # if it went away again, gather notices
                     connection.send(handshake.accept(self._token, (stranger.nonce, nonce)))
                 if who.waits:
@@ -211,15 +215,12 @@ class Meeting:
         return stranger.connection
 
     def _refuse(self, stranger: _Pending, reason: str) -> None:
+        words = f"{stranger.address}: {reason}"
+        self.refused[words if words in self.refused or len(self.refused) < _MOST_REFUSALS else "others"] += 1
         connection = self._forget(stranger)
         with contextlib.suppress(OSError):  # it need not know why
             connection.send(handshake.refuse(reason))
         connection.close()
-        words = f"{stranger.address}: {reason}"
-        if words in self.refused or len(self.refused) < _MOST_REFUSALS:
-            self.refused[words] += 1
-        else:
-            self.refused["others"] += 1
 
 
 def listen(address: str, port: int, deadline: float, on_wait: Callable[[], None]) -> socket.socket:

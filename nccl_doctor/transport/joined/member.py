@@ -24,7 +24,7 @@ def _ready(connection: socket.socket, event: int, deadline: float) -> bool:
     return bool(poll.poll(1000 * min(_SLICE_S, remaining(deadline))))
 
 
-class Member:
+class JoinedNode:
     """A node that joined: its statement, the address from which it connected, and the connection."""
 
     def __init__(self, connection: socket.socket, who: Introduction, address: str) -> None:
@@ -96,7 +96,7 @@ class Member:
 class JoinedChannel:
     """Channel to the probe of a node that joined."""
 
-    def __init__(self, member: Member) -> None:
+    def __init__(self, member: JoinedNode) -> None:
         self._member, self._tail = member, Tail()
         self._exit: dict[str, Any] | None = None
         self._closing = threading.Event()

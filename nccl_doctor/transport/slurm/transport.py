@@ -224,7 +224,7 @@ class SlurmTransport:
         raise AccessError(self._failure(channel, options, node, greeting.words, late=late))
 
     def connect_timeout(self, node: Node) -> float:
-        """Return how many seconds a step may take to start, which is longer if a container must be imported first."""
+        """Return the seconds that a step may take to start: more if a container must be imported first."""
         return CONTAINER_S if node.options(SlurmOptions).container else STEP_S
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Describes why a host was not reached through SSH or refused the login, alike for paramiko and ssh.
+"""Describes why a host was not reached through SSH or refused the login, in the same way for paramiko and ssh.
 
 A failure's ``detail`` continues a sentence that begins with the host's name, as in "node3 (10.0.0.3:22) did not answer
 a TCP connection attempt within 10 s".

@@ -1,0 +1,164 @@
+"""The public functions of nccl-doctor; everything else may change in any release.
+
+They print nothing. A :class:`~nccl_doctor.model.report.Report` has the fields of the JSON document (``nccl-doctor
+explain json``). A wrong argument raises :class:`~nccl_doctor.errors.DoctorError`, whose message is one sentence.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from nccl_doctor.cli.join import JoinedJob
+from nccl_doctor.cli.options import HostOptions, ReachOptions, SelectOptions, among
+from nccl_doctor.cli.output import Out, exit_code
+from nccl_doctor.cli.run import Request, look_and_judge
+from nccl_doctor.collect.smoke.plan import SmokeLimits
+from nccl_doctor.errors import DoctorError
+from nccl_doctor.inventory import joined
+from nccl_doctor.inventory.build import Overrides
+from nccl_doctor.logs.run import LogsRun
+from nccl_doctor.model.cluster import DEFAULT_MASTER_PORT, Cluster
+from nccl_doctor.model.finding import Severity
+from nccl_doctor.model.report import Report
+from nccl_doctor.transport.joined.meeting import JoinedTransport
+
+_OUT = Out("check", quiet=True)
+AGENT = "TORCHELASTIC_RUN_ID"
+"""Variable that torchrun sets for its workers; its agent on node 0 then listens on the master port."""
+
+
+class PreflightError(RuntimeError):
+    """The preflight found an error; ``report`` is the whole report, and the message names the first fault."""
+
+    def __init__(self, report: Report) -> None:
+        self.report = report
+        grave = (one for one in report.diagnoses if one.severity is Severity.ERROR)
+        words = next((f"{one.name} ({one.code}): {one.message} {one.fix.summary}" for one in grave), "an error")
+        super().__init__(words)
+
+
+def check(  # noqa: PLR0913 - each is an option of the command
+    hosts: str | os.PathLike[str] | Sequence[str] | None = None,
+    *,
+    only: Sequence[str] = (),
+    skip: Sequence[str] = (),
+    smoke: bool = True,
+    sudo: bool = False,
+    python: str | None = None,
+    timeout_s: float | None = None,
+) -> Report:
+    """Check hosts, and return the report.
+
+    Args:
+        hosts: a hosts file, or a list of names; None means the current Slurm job or this machine.
+        only: codes, names or categories of the checks to run; empty means all.
+        skip: codes, names or categories of checks to leave out.
+        smoke: run the all-reduce, too.
+        sudo: read firewall rules with ``sudo -n``.
+        python: the interpreter that training uses, on every host.
+        timeout_s: the time limit for the whole run in seconds.
+    """
+    names = None if hosts is None or isinstance(hosts, str | os.PathLike) else list(hosts)
+    path = None if hosts is None or names is not None else os.fspath(hosts)  # type: ignore[arg-type]  # names are lists
+    request = Request(
+        which=HostOptions(where=names, hosts=path),
+        chosen=SelectOptions(only=list(only), skip=list(skip)),
+        timeout_s=timeout_s,
+        reached=ReachOptions(),
+        overrides=Overrides(python=python),
+        sudo=sudo,
+        smoke=smoke,
+        smoke_limits=SmokeLimits(budget_s=1.0, plateau=True),
+        isolate=True,
+    )
+    return _judged(request)
+
+
+def _judged(request: Request) -> Report:
+    found = look_and_judge(request, request.chosen.codes(), _OUT)
+    if found.interrupted:
+        raise KeyboardInterrupt
+    return found.report
+
+
+def read_log(*paths: str | os.PathLike[str], only: Sequence[str] = (), skip: Sequence[str] = ()) -> Report:
+    """Diagnose training and NCCL logs of one job: files, folders, or compressed files; see ``nccl-doctor logs``."""
+    began = time.monotonic()
+    session = LogsRun(tuple(os.fspath(path) for path in paths), None, follow=False)
+    session.begin()
+    from nccl_doctor.logs.verdict import report  # while other processes read
+
+    verdict = session.read()
+    made = report(verdict, time.monotonic() - began, among(SelectOptions(list(only), list(skip)).codes()))
+    session.drain()
+    return made
+
+
+def preflight(
+    *,
+    token: str | None = None,
+    token_file: str | os.PathLike[str] | None = None,
+    port: int = 29499,
+    timeout_s: float = 300.0,
+    smoke: bool = True,
+    python: str | None = None,
+) -> Report:
+    """Check all nodes of the job that runs this script, before it begins; return the report on every rank.
+
+    Call it at the top of a training script, before CUDA or ``torch.distributed`` is initialised. One process of each
+    node takes part, and the others wait. Who is who comes from the launcher's variables, as with ``check --join``.
+
+    Args:
+        token: the secret that all nodes of the job share; by default that in ``token_file`` or ``NCDOCTOR_TOKEN``.
+        token_file: a file with the token.
+        port: the port on which node 0 awaits the others.
+        timeout_s: the time in seconds within which all nodes must join.
+        smoke: run the all-reduce, too.
+        python: the interpreter that training uses on this node; by default this one.
+
+    Raises:
+        PreflightError: an error was found on some node.
+        DoctorError: this process could not take part, or the check could not be completed.
+    """
+    here = joined.place(os.environ)
+    file = None if token_file is None else Path(token_file)
+    secret = token.encode() if token is not None else joined.token(os.environ, file)
+    # torchrun's nodes have met at the master port already, and its agent still listens there
+    other = next(one for one in range(port + 1, port + 3) if one != _number("MASTER_PORT", DEFAULT_MASTER_PORT))
+    by_agent = bool(os.environ.get(AGENT))
+    overrides = Overrides(
+        python=python or sys.executable,
+        master_port=other if by_agent else None,
+        nproc_per_node=_number("LOCAL_WORLD_SIZE", 0) or None,
+    )
+    job = JoinedJob(here, secret, overrides, port)
+
+    def work(cluster: Cluster, transport: JoinedTransport) -> tuple[int, Report]:
+        limits = SmokeLimits(budget_s=1.0, plateau=True)
+        # the launcher's own variables are right, also where the port that is tested is another one
+        chosen = SelectOptions(skip=["job-variable-conflict"] if by_agent else None)
+        request = Request(
+            HostOptions(), chosen, smoke=smoke, smoke_limits=limits, isolate=True, known=cluster, connections=transport
+        )
+        report = _judged(request)
+        return exit_code(report, "error"), report
+
+    if here.leads:
+        code, found = job.lead(timeout_s, work, lambda _words: None)
+    else:
+        result = job.follow(timeout_s, lambda _words: None, wants_report=True)
+        code, found = result.code, Report.model_validate_json(result.report) if result.report else None
+    if found is None:
+        raise DoctorError(f"the preflight ended on node 0 with exit code {code}, without a report")
+    if code == 1:
+        raise PreflightError(found)
+    return found
+
+
+def _number(variable: str, otherwise: int) -> int:
+    text = os.environ.get(variable, "")
+    return int(text) if text.isdecimal() else otherwise

@@ -38,7 +38,7 @@ ALLOWED = frozenset({
 SILENCE_S = 30.0  # node 0 sends a byte every second; a node that hears none for this long leaves
 ANSWER_S = 10.0  # for node 0's part of the handshake: it may be busy with the other nodes
 CONNECT_S = 5.0
-AGAIN_S = 1.0
+AGAIN_S, LATER_S, SOON_S = 0.25, 1.0, 15.0  # between attempts: at first, and after a while; what counts as first
 END_S = 4.0  # for the probe to end by itself
 LONGEST_S = 7 * 86400
 _CHUNK = 1 << 18
@@ -80,6 +80,8 @@ def follow(
     ``until`` (monotonic clock) limits the time until this node has joined; ``say`` gets lines about the progress.
     Raises NotReachedError if node 0 could not be reached or went away, and WrongReleaseError.
     """
+    if not who.waits:
+        bundle.bundle()  # takes a tenth of a second, in which node 0 may still be starting
     connection = join(who, token, where, until, say)
     try:
         with contextlib.closing(_Relay(connection, who.python)) as relay:
@@ -105,10 +107,11 @@ def join(
         if why != said:
             said = why
             say(f"waiting for node 0: {why}")
-        if time.monotonic() + AGAIN_S > until:
+        pause = AGAIN_S if time.monotonic() - began < SOON_S else LATER_S
+        if time.monotonic() + pause > until:
             within = f"within {time.monotonic() - began:.0f} s"
             raise NotReachedError(f"this node could not join {within}: {refused or why}")
-        time.sleep(AGAIN_S)
+        time.sleep(pause)
 
 
 def _reason(error: Exception, where: tuple[str, int]) -> str:

@@ -18,7 +18,7 @@ from nccl_doctor.firewall.blame import ExplainedDials, PolicyBlame, policy_blame
 from nccl_doctor.firewall.route_lookup import RouteFault, find_route_faults
 from nccl_doctor.model.base import known
 from nccl_doctor.model.cluster import Cluster, Node
-from nccl_doctor.model.engine import ClusterSource, engines
+from nccl_doctor.model.engine import ClusterSource, engines, reaching
 from nccl_doctor.model.engines.base import OptionWords
 from nccl_doctor.model.finding import Command, Finding, Fix, Severity, on
 from nccl_doctor.model.operation import Operation
@@ -287,8 +287,12 @@ def described(job: TrainingJob) -> str:
 
 
 def fix_port(cluster: Cluster, node: Node, what: Line | None) -> tuple[Command, ...]:
-    """Return the ``nccl-doctor fix-port`` command for a host, to be pasted on this machine."""
-    return on(None, _fix_port(cluster, node, what))
+    """Return the ``nccl-doctor fix-port`` command for a host, to be pasted on this machine if it can reach the host."""
+    return on(_where(node), _fix_port(cluster, node, what))
+
+
+def _where(node: Node) -> str | None:
+    return None if reaching((node,)).lasts else node.name
 
 
 def _fix_port(cluster: Cluster, node: Node, what: Line | None) -> Line | None:
@@ -297,7 +301,7 @@ def _fix_port(cluster: Cluster, node: Node, what: Line | None) -> Line | None:
     where = _options(tuple((option, value) for option, value in source.engine_words if option in known))
     if source.file is not None:
         where = line("--hosts {source}", source=source.file)
-    alone = len(cluster.nodes) == 1 and node.local
+    alone = (len(cluster.nodes) == 1 and node.local) or _where(node) is not None
     there = script("") if alone else line("--host {name}", name=node.name)
     holes = {"where": where, "there": there, "inside": _options(source.container(node)), "what": what}
     return line("nccl-doctor fix-port {where} {there} {inside} {what}", **holes)
@@ -324,7 +328,7 @@ def ending(
     named, ticks = [] if port is None else [port], process.ticks or 0
     what = line("{*port} --pid {pid}@{ticks} --kill --yes", port=named, pid=process.pid, ticks=ticks)
     text = _fix_port(cluster, node, what)
-    return on(None, text and EndJob(text, node.name, process.pid, ticks, port))
+    return on(_where(node), text and EndJob(text, node.name, process.pid, ticks, port))
 
 
 def endable(process: TrainingJob | Process) -> bool:

@@ -44,8 +44,9 @@ def check_joined(request: Request, options: JoinOptions, out: Out) -> int:
     if here.leads:
         return job.lead(options.join_timeout, work, say)[0]
     result = job.follow(options.join_timeout, say)
-    if here.takes_part and not out.quiet:
-        sys.stdout.write(clean(out.hidden(result.words)) + "\n")
+    if here.takes_part and not out.quiet:  # a document has one author, node 0
+        stream = sys.stdout if out.form == "human" else sys.stderr
+        stream.write(clean(out.hidden(result.words)) + "\n")
     return result.code
 
 

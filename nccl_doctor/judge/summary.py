@@ -141,7 +141,7 @@ def _start_with(snapshot: Snapshot, line: LaunchLine) -> str:
 def _mending(snapshot: Snapshot, report: Report) -> str | None:
     """Return the line that suggests ``fix``; None if ``fix`` can do nothing about any of the errors."""
     errors = (found for found in report.diagnoses if found.severity is Severity.ERROR)
-    if not any(can_be_run(found, snapshot) for found in errors):
+    if not reaching(snapshot.cluster.nodes).lasts or not any(can_be_run(found, snapshot) for found in errors):
         return None
     alone = len(snapshot.cluster.nodes) == 1 and snapshot.cluster.nodes[0].local
     words = () if alone else ClusterSource(snapshot.cluster).check_words
@@ -155,7 +155,7 @@ def _without(snapshot: Snapshot) -> str | None:
     first = cluster.nodes[0]
     if not away or len(snapshot.reached) < 2 or (first.name in away and cluster.master_addr != first.address):
         return None
-    if not reaching(cluster.nodes).chooses:
+    if not reaching(cluster.nodes).lasts:
         return None
     left_out = cluster.origins.get("-x")
     words = list(ClusterSource(cluster).check_words)

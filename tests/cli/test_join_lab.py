@@ -7,9 +7,11 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
+from nccl_doctor.model.ports import GRACE_S
 from tests.cli.doctor import doctor, files, ours
 from tests.cli.joining import PROGRAM, TOKEN, join, start, wait_for
 from tests.lab.cluster import Lab, MakeLab
@@ -232,6 +234,21 @@ def test_every_fault_gives_the_same_diagnosis_as_over_ssh(fresh_lab: Lab, name: 
         (one["name"], one["severity"], one["hosts"]) for one in over_ssh.report["diagnoses"]
     ]
     assert found.run.code == over_ssh.code
+
+
+def test_commands_are_for_the_node_itself(fresh_lab: Lab) -> None:
+    node = fresh_lab.hosts[0]
+    fault("stale-listener")(fresh_lab, node)
+    began = time.monotonic()
+    node.wait_until(lambda: time.monotonic() > began + GRACE_S + 1, "its age")
+    found = join(fresh_lab, NO_SMOKE)
+    assert found.run.report["next_step"] is None  # no command on any machine reaches these nodes
+    (command,) = found.run.first["fix"]["commands"]
+    assert command["host"] == node.name
+    assert command["command"].startswith("nccl-doctor fix-port 29500 --pid ")
+    path = {"PATH": f"{Path(PROGRAM).parent}:{node.environment('root')['PATH']}"}
+    node.run(command["command"], env=path)
+    assert join(fresh_lab, NO_SMOKE).run.names == []
 
 
 @pytest.mark.parametrize("name", ["cut-off", "route-missing"])

@@ -37,7 +37,7 @@ class Engine:
     wraps: ClassVar[bool] = False  # it continues from a host that another engine reaches
     shares_machine: ClassVar[bool] = True  # several of its hosts may be on one machine
     launches: ClassVar[bool] = False  # ``nccl-doctor launch`` writes lines that start a job on its hosts
-    chooses: ClassVar[bool] = True  # -w and -x select among its hosts
+    lasts: ClassVar[bool] = True  # a later command on this machine can reach its hosts again
     finds_hosts: ClassVar[bool] = False  # it lists its hosts itself; for other engines the user names them
     flags: ClassVar[tuple[Flag, ...]] = ()  # options that select its hosts
     implied: ClassVar[bool] = False  # environment variables may select its hosts, too

@@ -28,7 +28,7 @@ class JoinedEngine(Engine):
     options = JoinedOptions
     way = "over the connection by which the node joined"
     absent = "no host joined the check"
-    chooses = False
+    lasts = False
     kinds = None
 
     def lacks(self, node: Node) -> frozenset[str]:  # noqa: ARG002 - the same for all of them

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import socket
 import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 
 from nccl_doctor.cli.options import JoinOptions
 from nccl_doctor.cli.output import Out
@@ -98,7 +100,8 @@ class JoinedJob:
         try:
             meeting.gather(until, lambda present: say(f"{present} of {plural(here.nodes, 'node')} joined"))
             cluster = self._cluster(meeting, say)
-            code, report = work(cluster, JoinedTransport(meeting, timeout_s))
+            where = partial(joined.output_of, environ=os.environ, hostname=socket.gethostname())
+            code, report = work(cluster, JoinedTransport(meeting, timeout_s, where))
         except KeyboardInterrupt:
             code = 130
             raise

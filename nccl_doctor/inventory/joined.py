@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -200,3 +201,23 @@ def missing(here: JobPlace, came: Sequence[Arrival]) -> str:
     absent = sorted(set(range(here.nodes)) - {one.rank for one in came})
     names = f" ({fold([here.names[rank] for rank in absent])})" if here.names else ""
     return f"node rank{'s' * (len(absent) > 1)} {', '.join(map(str, absent))}{names}"
+
+
+_OF_MASTER = re.compile(r"(?P<job>[a-z0-9]([a-z0-9.-]{0,200}[a-z0-9])?)-master-0")
+
+
+def output_of(rank: int, environ: Mapping[str, str], hostname: str) -> str:
+    """Return where a node's own output is, as a phrase; ``hostname`` is that of node 0.
+
+    sbatch(1): the name of the output file by default. Kubeflow's training operator names a PyTorchJob's pods after the
+    job, the role and the index in that role.
+    """
+    job, pod = environ.get("SLURM_JOB_ID", ""), _OF_MASTER.fullmatch(hostname)
+    if job.isascii() and job.isdecimal():
+        return f"the output of node rank {rank} (in slurm-{job}.out, if sbatch had no -o)"
+    if pod is not None:
+        return f"the output of node rank {rank} (kubectl logs {pod['job']}-worker-{rank - 1})"
+    if environ.get("JOB_COMPLETION_INDEX"):
+        label = f"batch.kubernetes.io/job-completion-index={rank}"
+        return f"the output of node rank {rank} (of the pod that kubectl get pods -l {label} shows)"
+    return f"the output of node rank {rank}"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from nccl_doctor.errors import DoctorError
-from nccl_doctor.inventory.joined import Arrival, JobPlace, arrived, place, token
+from nccl_doctor.inventory.joined import Arrival, JobPlace, arrived, output_of, place, token
 from nccl_doctor.model.engines.joined import JoinedOptions
 
 MASTER = {"MASTER_ADDR": "10.0.0.1"}
@@ -98,3 +98,22 @@ def test_nodes_that_did_not_come_are_listed_and_names_are_unique() -> None:
     assert [entry.access for entry in parsed.entries] == [(JoinedOptions(rank, 29499),) for rank in range(3)]
     named = arrived(JobPlace(3, 0, "a", names=("a", "b", "c")), came, 29499)
     assert (named.entries[1].name.value, named.entries[1].address.value) == ("b", "b")
+
+
+@pytest.mark.parametrize(
+    ("environ", "hostname", "words"),
+    [
+        ({}, "node1", "the output of node rank 2"),
+        ({"SLURM_JOB_ID": "77"}, "node1", "the output of node rank 2 (in slurm-77.out, if sbatch had no -o)"),
+        ({}, "train-master-0", "the output of node rank 2 (kubectl logs train-worker-1)"),
+        ({"SLURM_JOB_ID": "7; rm"}, "x;-master-0", "the output of node rank 2"),
+        (
+            {"JOB_COMPLETION_INDEX": "0"},
+            "train-node-0-0",
+            "the output of node rank 2 (of the pod that kubectl get pods -l "
+            + "batch.kubernetes.io/job-completion-index=2 shows)",
+        ),
+    ],
+)
+def test_where_the_output_of_a_missing_node_is(environ: dict[str, str], hostname: str, words: str) -> None:
+    assert output_of(2, environ, hostname) == words

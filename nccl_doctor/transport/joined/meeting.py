@@ -259,10 +259,13 @@ def _listener(address: str, port: int) -> socket.socket:
 
 
 class JoinedTransport(Transport):
-    """Transport to the members of a meeting; node 0's own probe runs on this machine."""
+    """Transport to the members of a meeting; node 0's own probe runs on this machine.
 
-    def __init__(self, meeting: Meeting, waited_s: float) -> None:
-        self._meeting, self._waited_s = meeting, waited_s
+    ``waited_s`` is the time that node 0 waited for the others; ``output_of`` returns where a rank's own output is.
+    """
+
+    def __init__(self, meeting: Meeting, waited_s: float, output_of: Callable[[int], str]) -> None:
+        self._meeting, self._waited_s, self._output_of = meeting, waited_s, output_of
         self._local = LocalTransport()
 
     def to(self, _cluster: object) -> JoinedTransport:
@@ -286,7 +289,7 @@ class JoinedTransport(Transport):
         port, counted = node.options(JoinedOptions).port, self._meeting.refused.most_common(5)
         refused = (f"refused: {words}{f' ({count} times)' if count > 1 else ''}" for words, count in counted)
         where = f"why it could not reach node 0 at port {port}"
-        remedy = f"Look at the output of node rank {rank}: whether it was started, and {where}."
+        remedy = f"Look at {self._output_of(rank)}: whether it was started, and {where}."
         detail = f"did not join the check within {self._waited_s:.0f} s"
         return _failure(detail, tuple(refused), remedy, reason="missing", rank=rank, port=port)
 

@@ -110,8 +110,7 @@ def test_nodes_that_did_not_come_are_listed_and_names_are_unique() -> None:
         (
             {"JOB_COMPLETION_INDEX": "0"},
             "train-node-0-0",
-            "the output of node rank 2 (of the pod that kubectl get pods -l "
-            + "batch.kubernetes.io/job-completion-index=2 shows)",
+            "the output of node rank 2 (of the pod that kubectl get pods -l batch.kubernetes.io/job-completion-index=2 shows)",
         ),
     ],
 )

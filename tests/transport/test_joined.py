@@ -20,6 +20,7 @@ from tests.patience import LONG_S
 
 TOKEN = b"0123456789abcdef"
 NONCES = "0" * 32, "1" * 32
+SURROGATES = st.text(st.characters(categories=["Cs"]), min_size=1, max_size=3)  # which JSON can have, and UTF-8 can't
 RELEASE = "0.1.0 (probe 01234567)"
 WHO = Introduction(1, 2, "node2", "python3", RELEASE)
 
@@ -50,7 +51,7 @@ def test_no_other_line_is_accepted(change: str) -> None:
         )
 
 
-@given(st.binary(max_size=300) | st.recursive(st.none() | st.integers() | st.text(), st.lists).map(
+@given(st.binary(max_size=300) | st.recursive(st.none() | st.integers() | st.text() | SURROGATES, st.lists).map(
     lambda value: json.dumps({"statement": value, "nonce": value, "proof": value}).encode()
 ))  # fmt: skip
 def test_whatever_a_stranger_sends_is_refused(line: bytes) -> None:
@@ -75,6 +76,15 @@ def test_a_statement_is_typed_and_bounded(rank: int, nodes: int, host: str, pyth
     assert 0 <= found.rank < found.nodes
     assert found.host.isascii()
     assert found.python.isprintable()
+
+
+@pytest.mark.parametrize("key", ["statement", "nonce", "proof"])
+def test_lone_surrogates_are_malformed(key: str) -> None:
+    told = {"statement": "x", "nonce": "0" * 32, "proof": "0" * 64, key: "\ud800"}
+    with pytest.raises(HandshakeError):
+        handshake.read_introduction(json.dumps(told).encode(), TOKEN, NONCES[0])
+    with pytest.raises(HandshakeError):
+        handshake.read_answer(json.dumps({"proof": "\ud800"}).encode(), TOKEN, NONCES)
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import os
 import re
 import subprocess
 import time
-from contextlib import suppress
+from contextlib import closing, suppress
 from typing import Any, Callable, Dict
 
 from nccl_doctor.probe import tools
@@ -147,8 +147,8 @@ def read_firewall(deadline: float, sudo: bool = True, again: bool = False) -> di
     """Return the fields of snapshot.FirewallFacts, each known or ``$unknown``.
 
     The second look (``again``) is taken if rules matter for the diagnosis. With many rules, only the second look reads
-    their text, which the remedy needs, and all rules of tables with many chains, of which the first look reads only the
-    chains at hooks. With few rules, the second look only reads the kernel's state again, for the counters.
+    their text, which the remedy needs, and all rules of tables with many chains, of which the first look reads only
+    those that filters reach. With few rules, the second look only reads the kernel's state again, for the counters.
     """
     root = Root(deadline, sudo)
     chains = _chains(root)
@@ -158,11 +158,12 @@ def read_firewall(deadline: float, sudo: bool = True, again: bool = False) -> di
     # nft takes three times as long for such tables as iptables-save, and prints four times as much
     others = [table for table in tables if table not in written & _saved(iptables)]
     large = [table for table in _large(chains) if table not in written]
-    left_out = [] if again else large
+    filters = {} if again else {table: _filters(root, table, chains) for table in large}
+    left_out = [table for table, told in filters.items() if told is not None]
     small = [table for table in others if table not in left_out]
     few = small if len(small) <= FEW_TABLES and len(small) < len(tables) else None
     left_out = [] if few is None else left_out
-    nft = _part(lambda: _nft(root, "-j", few, [one for one in chains if _table(one) in left_out and "hook" in one]))
+    nft = _part(lambda: _nft(root, "-j", few, [entry for table in left_out for entry in filters[table] or ()]))
     if iptables is None:
         hidden = not isinstance(nft, str) or any(sign in nft for sign in XTABLES)
         iptables = _part(lambda: _iptables(root, hidden))
@@ -267,12 +268,51 @@ def _tables(chains: list[Chain]) -> dict[tuple[str, str], bool]:
 
 
 def _large(chains: list[Chain]) -> list[tuple[str, str]]:
-    """Return the tables with many chains that only translate addresses; a limit in a filter is judged at once."""
     count: dict[tuple[str, str], int] = {}
     for one in chains:
         count[_table(one)] = count.get(_table(one), 0) + 1
-    filters = {_table(one) for one in chains if "hook" in one and one.get("type") != "nat"}
-    return [table for table, chains_in_it in count.items() if chains_in_it > MANY_CHAINS and table not in filters]
+    return [table for table, chains_in_it in count.items() if chains_in_it > MANY_CHAINS]
+
+
+def _filters(root: Root, table: tuple[str, str], chains: list[Chain]) -> list[dict[str, Any]] | None:
+    """Return what a table's filters reach, as entries of nft's JSON; None if the whole table has to be read.
+
+    Chains that translate addresses are left out, with what only they reach: a connection that they spoil fails.
+    """
+    own = {one["name"]: one for one in chains if _table(one) == table}
+    first = [one["name"] for one in own.values() if "hook" in one and one.get("type") != "nat"]
+    if not first:
+        return [{"chain": one} for one in own.values() if "hook" in one]
+    from nccl_doctor.probe.facts.nft_chains import MOST_CHAINS, Chains, OtherExpressionError, sets, targets
+
+    try:
+        with closing(Chains(*table)) as kernel:
+            if kernel.is_dormant():
+                return []
+            todo = list(first)
+            rules: dict[str, list[dict[str, Any]]] = {}
+            maps: dict[str, list[dict[str, Any]]] = {}
+            while todo:
+                chain = todo.pop()
+                if chain in rules:
+                    continue
+                if len(rules) == MOST_CHAINS:
+                    return None
+                rules[chain] = kernel.rules(chain)
+                for kind, name in sets(rules[chain]):
+                    if name not in maps:
+                        told = json.loads(root.output("nft", "-j", "list", kind, *table, name))["nftables"]
+                        maps[name] = [entry for entry in told if kind in entry]
+                        todo += [to for entry in maps[name] for to in targets(entry[kind].get("elem", []))]
+                todo += targets([part for rule in rules[chain] for part in rule["expr"]])
+    except (OtherExpressionError, OSError, Unavailable, KeyError, ValueError):  # as without this short cut
+        return None
+    return [
+        {"table": {"family": table[0], "name": table[1]}},
+        *({"chain": own[name]} for name in rules),
+        *(entry for entries in maps.values() for entry in entries),
+        *({"rule": rule} for found in rules.values() for rule in found),
+    ]
 
 
 def _saved(iptables: object) -> set[tuple[str, str]]:
@@ -282,15 +322,15 @@ def _saved(iptables: object) -> set[tuple[str, str]]:
 
 
 def _nft(
-    root: Root, form: str, tables: list[tuple[str, str]] | None = None, chains: list[Chain] | None = None
+    root: Root, form: str, tables: list[tuple[str, str]] | None = None, more: list[dict[str, Any]] | None = None
 ) -> str | None:
-    """Return these tables, and these chains without rules; all rules if ``tables`` is None."""
+    """Return these tables, with ``more`` entries of nft's JSON; all rules if ``tables`` is None."""
     if tables is not None:
         told = [root.output("nft", form, "list", "table", *table) for table in tables]
         if form != "-j":
             return "".join(told)
         listed = [entry for text in told for entry in json.loads(text)["nftables"]]
-        return json.dumps({"nftables": [*listed, *({"chain": one} for one in chains or ())]})
+        return json.dumps({"nftables": [*listed, *(more or ())]})
     if find("nft"):
         return root.output("nft", form, "list", "ruleset")
     if not os.path.exists(NF_TABLES):

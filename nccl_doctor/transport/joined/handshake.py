@@ -21,6 +21,7 @@ from typing import Any, Literal
 MOST_LINE = 4096  # bytes of a line of the handshake
 MOST_NODES = 65536
 _NONCE = re.compile(r"[0-9a-f]{32}")
+_PROOF = re.compile(r"[0-9a-f]{64}")
 _HOST = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,252}")
 _LABEL = b"nccl-doctor join 1"
 _WORDS = 300
@@ -100,7 +101,9 @@ def read_introduction(line: bytes, token: bytes, nonce: str) -> tuple[Introducti
     """
     told = _parsed(line)
     statement, its, shown = (told.get(key) for key in ("statement", "nonce", "proof"))
-    if not (isinstance(statement, str) and isinstance(its, str) and isinstance(shown, str) and _NONCE.fullmatch(its)):
+    if not (isinstance(statement, str) and isinstance(its, str) and isinstance(shown, str)):
+        raise HandshakeError("malformed")
+    if not (statement.isascii() and _NONCE.fullmatch(its) and _PROOF.fullmatch(shown)):
         raise HandshakeError("malformed")
     if not hmac.compare_digest(shown.encode(), proof(token, "node", (nonce, its), statement).encode()):
         raise HandshakeError("wrong token")
@@ -139,7 +142,11 @@ def read_answer(line: bytes, token: bytes, nonces: tuple[str, str]) -> str | Non
     if isinstance(refused := told.get("refused"), str):
         return "".join(letter if letter.isprintable() else " " for letter in refused[:_WORDS])
     shown = told.get("proof")
-    if not isinstance(shown, str) or not hmac.compare_digest(shown.encode(), proof(token, "node 0", nonces).encode()):
+    if (
+        not isinstance(shown, str)
+        or not _PROOF.fullmatch(shown)
+        or not hmac.compare_digest(shown.encode(), proof(token, "node 0", nonces).encode())
+    ):
         raise HandshakeError("it does not have this job's token")
     return None
 

@@ -122,7 +122,7 @@ class Meeting:
                 if key.fileobj is self._listener:
                     self._accept()
                 elif key.fd in self._pending:
-                    self._read(self._pending[key.fd])
+                    self._read_safely(self._pending[key.fd])
             now = time.monotonic()
             for one in [one for one in self._pending.values() if one.until < now]:
                 self._refuse(one, "said nothing")
@@ -158,6 +158,13 @@ class Meeting:
                 continue
             self._pending[connection.fileno()] = one
             self._selector.register(connection, selectors.EVENT_READ)
+
+    def _read_safely(self, stranger: _Pending) -> None:
+        try:
+            self._read(stranger)
+        except Exception as error:  # noqa: BLE001 - whatever a stranger sends, the others can still join
+            if stranger.connection.fileno() in self._pending:
+                self._refuse(stranger, f"could not be read ({type(error).__name__})")
 
     def _read(self, stranger: _Pending) -> None:
         try:

@@ -25,7 +25,7 @@ from nccl_doctor import __version__, probe
 from nccl_doctor.crew import start as bundle
 from nccl_doctor.errors import DoctorError, NotReachedError
 from nccl_doctor.text.inet import endpoint
-from nccl_doctor.transport.base import LineBuffer, Tail
+from nccl_doctor.transport.base import LineBuffer, Tail, remaining
 from nccl_doctor.transport.joined import handshake
 from nccl_doctor.transport.joined.handshake import CONTROL, HandshakeError, Introduction, control, read_control
 from nccl_doctor.transport.process import opened
@@ -40,7 +40,9 @@ ANSWER_S = 10.0  # for node 0's part of the handshake: it may be busy with the o
 CONNECT_S = 5.0
 AGAIN_S, LATER_S, SOON_S = 0.25, 1.0, 15.0  # between attempts: at first, and after a while; what counts as first
 END_S = 4.0  # for the probe to end by itself
-LONGEST_S = 7 * 86400
+LONGEST_S = 86400.0
+GRACE_S = 60.0  # for node 0 to start the probe after all have joined, and to end the check after the probe's lifetime
+MOST_STARTS = 8  # of the probe; a check starts it once, and again after node 0 was paused
 _CHUNK = 1 << 18
 _MOST_UNSENT = 1 << 22
 _NONCE = re.compile(r"[0-9a-f]{32}")
@@ -84,7 +86,9 @@ def follow(
         bundle.bundle()  # takes a tenth of a second, in which node 0 may still be starting
     connection = join(who, token, where, until, say)
     try:
-        with contextlib.closing(_Relay(connection, who.python)) as relay:
+        # a process that only waits does not see how far the check is
+        limit = until + GRACE_S if not who.waits else time.monotonic() + LONGEST_S
+        with contextlib.closing(_Relay(connection, who.python, limit)) as relay:
             return relay.run()
     finally:
         connection.close()
@@ -132,7 +136,6 @@ def _reason(error: Exception, where: tuple[str, int]) -> str:
 def _attempt(who: Introduction, token: bytes, where: tuple[str, int]) -> socket.socket:
     connection = _connected(where)
     try:
-        connection.settimeout(ANSWER_S)
         _shake_hands(connection, who, token, endpoint(*where))
     except BaseException:
         connection.close()
@@ -163,6 +166,7 @@ def _shake_hands(connection: socket.socket, who: Introduction, token: bytes, pla
         both = f"node 0 ({place}) has nccl-doctor {told}, and this node has {who.release}"
         raise WrongReleaseError(f"{both}: install the same on both")
     nonces = nonce, os.urandom(16).hex()
+    connection.settimeout(ANSWER_S)
     connection.sendall(handshake.introduce(token, who, nonces))
     refused = handshake.read_answer(_line(connection), token, nonces)
     if refused is not None:
@@ -170,9 +174,10 @@ def _shake_hands(connection: socket.socket, who: Introduction, token: bytes, pla
 
 
 def _line(connection: socket.socket) -> bytes:
-    """Return a line of the handshake; nothing after it is read."""
-    line = b""
+    """Return a line of the handshake, which has to come within :data:`ANSWER_S`; nothing after it is read."""
+    line, until = b"", time.monotonic() + ANSWER_S
     while not line.endswith(b"\n"):
+        connection.settimeout(remaining(until))
         if not (byte := connection.recv(1)):
             raise HandshakeError("it closed the connection")
         line += byte
@@ -182,10 +187,14 @@ def _line(connection: socket.socket) -> bytes:
 
 
 class _Relay:
-    """Passes lines between node 0 and this node's probe, in one thread; :meth:`close` ends the probe."""
+    """Passes lines between node 0 and this node's probe, in one thread; :meth:`close` ends the probe.
 
-    def __init__(self, connection: socket.socket, python: str) -> None:
-        self._connection, self._python = connection, python
+    ``limit`` (monotonic clock) is when this node leaves if node 0 has not started the probe.
+    """
+
+    def __init__(self, connection: socket.socket, python: str, limit: float) -> None:
+        self._connection, self._python, self._limit = connection, python, limit
+        self._starts = 0
         self._selector = selectors.DefaultSelector()
         self._from_node_0 = LineBuffer()
         self._to_node_0, self._to_probe = bytearray(), bytearray()
@@ -206,6 +215,8 @@ class _Relay:
                     self._exchange()
                 elif self._probe is not None and key.fileobj in self._probe.files:
                     self._pass_on(key.fileobj)
+            if time.monotonic() > self._limit:
+                raise NotReachedError("node 0 neither goes on nor ends the check, so this node has left it")
             if time.monotonic() - self._heard > SILENCE_S:
                 raise NotReachedError(f"node 0 was silent for {SILENCE_S:.0f} s, so this node has left the check")
         return self._result
@@ -252,13 +263,15 @@ class _Relay:
     def _take(self, line: bytes) -> None:
         if line.startswith(CONTROL):
             self._control(read_control(line))
-        elif self._probe is not None and self._probe.is_ready and (not line or self._is_allowed(json.loads(line))):
-            self._to_probe += line + b"\n"
+        elif self._probe is not None and self._probe.is_ready:
+            # written anew, since the probe might read other bytes in another way
+            self._to_probe += json.dumps(self._allowed(json.loads(line.decode()))).encode() if line else b""
+            self._to_probe += b"\n"
 
-    def _is_allowed(self, request: dict[str, Any]) -> bool:
+    def _allowed(self, request: dict[str, Any]) -> dict[str, Any]:
         if request["do"] not in ALLOWED or request.get("python", self._python) != self._python:
             raise ValueError("a request that is not part of a check")
-        return True
+        return request
 
     def _control(self, message: dict[str, Any]) -> None:
         word = message["word"]
@@ -274,6 +287,10 @@ class _Relay:
             )
             if not (_NONCE.fullmatch(nonce) and 0 < lifetime_s <= LONGEST_S and 0 < silence_s <= LONGEST_S):
                 raise ValueError("a probe without limits")
+            self._starts += 1
+            if self._starts > MOST_STARTS:
+                raise ValueError("one probe after the other")
+            self._limit = max(self._limit, time.monotonic() + lifetime_s + GRACE_S)
             self._probe = _Probe(self._python, nonce, lifetime_s, silence_s)
             self._to_probe.clear()
         elif word == "stop" and self._probe is not None:

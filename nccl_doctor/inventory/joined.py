@@ -5,19 +5,23 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 
-from nccl_doctor.errors import UsageError
+from nccl_doctor.errors import DoctorError, UsageError
 from nccl_doctor.inventory import values
 from nccl_doctor.inventory.sources import Entry, ParsedInventory, Settings, Sourced, SourceLocation, read_bytes
 from nccl_doctor.model.engines.joined import JoinedOptions
 from nccl_doctor.text.hostlist import expand, fold, quoted
+from nccl_doctor.text.inet import numeric
 
 TOKEN = "NCDOCTOR_TOKEN"  # noqa: S105 - the name of the variable
 NOWHERE = "0.0.0.0"  # noqa: S104 - the address of a node that did not come and has no name, so nothing is looked up
 LEAST_TOKEN, MOST_TOKEN = 16, 4096
+_LONG = 40  # letters of a host name that another node has, too
 
 
 @dataclass(frozen=True)
@@ -180,20 +184,23 @@ def arrived(here: JobPlace, came: Sequence[Arrival], port: int) -> ParsedInvento
     taken: set[str] = set()
     for rank in range(here.nodes):
         one = by_rank.get(rank)
-        name = one.name if one else here.names[rank] if here.names else f"rank-{rank}"
-        name = name if name not in taken else f"{name}-rank{rank}"
+        name = _name(one.name if one else here.names[rank] if here.names else "", rank, taken)
         taken.add(name)
         address = one.address if one else name if here.names else NOWHERE
         settings = Settings(python=Sourced(one.python, source)) if one else Settings()
         entries.append(
-            Entry(
-                Sourced(values.host(name, source), source),
-                Sourced(values.host(address, source), source),
-                settings,
-                access=(JoinedOptions(rank, port),),
-            )
+            Entry(Sourced(name, source), Sourced(address, source), settings, access=(JoinedOptions(rank, port),))
         )
     return ParsedInventory(source, entries, master_addr=Sourced(here.master, source))
+
+
+def _name(said: str, rank: int, taken: Container[str]) -> str:
+    """Return a node's name as it says it, or one with its rank if that is no host name or another node has it."""
+    for name in (said, f"{said[:_LONG]}-rank{rank}"):
+        with suppress(DoctorError):
+            if name not in taken and numeric(name) is None:  # an address would be taken for another node's
+                return values.host(name, SourceLocation("--join", is_file=False))
+    return next(name for name in (f"rank-{rank}{'x' * more}" for more in count()) if name not in taken)
 
 
 def missing(here: JobPlace, came: Sequence[Arrival]) -> str:

@@ -104,6 +104,12 @@ class Server:
             self.send(answer)
 
     def _read(self) -> None:
+        try:
+            self._read_requests()
+        finally:  # also after a request that can't be read, since nothing would notice the end of stdin any more
+            self._leave()
+
+    def _read_requests(self) -> None:
         pending: list[bytes] = []  # a program that is sent along arrives in hundreds of pieces
         # After a suspension the host itself reads what arrived meanwhile: select(2) looks once more when its time is
         # over.

@@ -89,6 +89,21 @@ def test_a_token_comes_from_a_file_or_the_environment(tmp_path: Path) -> None:
             token(environ, path)
 
 
+@pytest.mark.parametrize(
+    ("names", "shown"),
+    [
+        (("a..b", "10.0.0.9", "-x"), ("rank-0", "10.0.0.9-rank1", "rank-2")),
+        (("n" * 63, "n" * 63, "n" * 63), ("n" * 63, "n" * 40 + "-rank1", "n" * 40 + "-rank2")),
+        (("node1", "node1-rank2", "node1"), ("node1", "node1-rank2", "rank-2")),
+        (("rank-2", "rank-2-rank2", "rank-2"), ("rank-2", "rank-2-rank2", "rank-2x")),
+    ],
+)
+def test_no_name_of_a_node_ends_the_check(names: tuple[str, ...], shown: tuple[str, ...]) -> None:
+    came = [Arrival(rank, name, f"10.0.0.{rank}", "python3") for rank, name in enumerate(names)]
+    parsed = arrived(JobPlace(3, 0, "10.0.0.1"), came, 29499)
+    assert tuple(entry.name.value for entry in parsed.entries) == shown
+
+
 def test_nodes_that_did_not_come_are_listed_and_names_are_unique() -> None:
     came = [Arrival(0, "pod", "10.0.0.1", "python3"), Arrival(2, "pod", "10.0.0.3", "/py")]
     parsed = arrived(JobPlace(3, 0, "10.0.0.1"), came, 29499)

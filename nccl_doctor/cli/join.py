@@ -16,10 +16,11 @@ from nccl_doctor.cli.output import Out
 from nccl_doctor.cli.run import Request, check_cluster
 from nccl_doctor.crew.follow import JoinResult, follow, release
 from nccl_doctor.errors import UsageError
-from nccl_doctor.inventory import joined
+from nccl_doctor.inventory import joined, values
 from nccl_doctor.inventory.build import Overrides, own_name, training_python
 from nccl_doctor.inventory.joined import Arrival, JobPlace
 from nccl_doctor.inventory.load import load
+from nccl_doctor.inventory.sources import SourceLocation
 from nccl_doctor.model.cluster import DEFAULT_MASTER_PORT, Cluster
 from nccl_doctor.model.report import Report
 from nccl_doctor.text.hostlist import plural
@@ -74,8 +75,9 @@ class JoinedJob:
                 f"--join needs {joined.TOKEN} in the environment, or a file with it, the same on all nodes (openssl "
                 "rand -hex 16 makes one)"
             )
-        master_port = str(overrides.master_port or os.environ.get("MASTER_PORT") or DEFAULT_MASTER_PORT)
-        if master_port == str(port):
+        variable = SourceLocation("MASTER_PORT", is_file=False)
+        told = os.environ.get("MASTER_PORT")
+        if (overrides.master_port or (values.port(told, variable) if told else DEFAULT_MASTER_PORT)) == port:
             raise UsageError(f"--join-port: {port} is the master port, which is to be tested; give another one")
         self._here, self._token, self._port = here, token, port
         self._meets_at = "127.0.0.1" if here.nodes == 1 else here.master
@@ -86,7 +88,14 @@ class JoinedJob:
         """Take part, or wait, until node 0 has the result; join within ``timeout_s``."""
         here = self._here
         who = Introduction(
-            here.rank, here.nodes, own_name(), self._python, release(), not here.takes_part, wants_report
+            here.rank,
+            here.nodes,
+            own_name(),
+            self._python,
+            release(),
+            waits=not here.takes_part,
+            wants_report=wants_report,
+            processes=here.processes,
         )
         return follow(who, self._token, (self._meets_at, self._port), time.monotonic() + timeout_s, say)
 
@@ -110,11 +119,11 @@ class JoinedJob:
                 say(f"refused: {refused}{f' ({count} times)' if count > 1 else ''}")
             with suppress(KeyboardInterrupt):
                 document = hide_secrets(report).model_dump_json(by_alias=True) if report is not None else ""
-                meeting.end(code, _lines(report, code), _end(code), document)
+                meeting.end(code, _lines(report, code), _end(code), document, here.processes)
         return code, report
 
     def _cluster(self, meeting: Meeting, say: Callable[[str], None]) -> Cluster:
-        here, others = self._here, sorted(meeting.members.items())
+        here, others = self._here, sorted({**meeting.left, **meeting.members}.items())
         came = [
             Arrival(0, own_name(), here.master, self._python),
             *(Arrival(rank, one.who.host, one.address, one.who.python) for rank, one in others),

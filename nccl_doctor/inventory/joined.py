@@ -15,12 +15,16 @@ from nccl_doctor.errors import DoctorError, UsageError
 from nccl_doctor.inventory import values
 from nccl_doctor.inventory.sources import Entry, ParsedInventory, Settings, Sourced, SourceLocation, read_bytes
 from nccl_doctor.model.engines.joined import JoinedOptions
-from nccl_doctor.text.hostlist import expand, fold, quoted
+from nccl_doctor.text.hostlist import expand, fold, fold_numbers, nouns, quoted
 from nccl_doctor.text.inet import numeric
+from nccl_doctor.transport.joined.handshake import MOST_NODES, MOST_PROCESSES
 
 TOKEN = "NCDOCTOR_TOKEN"  # noqa: S105 - the name of the variable
 NOWHERE = "0.0.0.0"  # noqa: S104 - the address of a node that did not come and has no name, so nothing is looked up
 LEAST_TOKEN, MOST_TOKEN = 16, 4096
+LOCAL_RANKS = ("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID")
+LOCAL_SIZES = ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "SLURM_STEP_TASKS_PER_NODE")
+"""Variables with a process's rank on its node, all 0 for the process that takes part; and those with their number."""
 _LONG = 40  # letters of a host name that another node has, too
 
 
@@ -35,7 +39,6 @@ class LauncherVariables:
     name: str
     nodes: str
     rank: str
-    local_rank: str = ""
     per_node: str = ""
     absent: str = ""
 
@@ -45,17 +48,17 @@ class LauncherVariables:
 
 
 LAUNCHERS = (
-    LauncherVariables("the environment", "NNODES", "NODE_RANK", "LOCAL_RANK"),
+    LauncherVariables("the environment", "NNODES", "NODE_RANK"),
     LauncherVariables("PyTorchJob", "PET_NNODES", "PET_NODE_RANK"),
-    LauncherVariables("torchrun", "GROUP_WORLD_SIZE", "GROUP_RANK", "LOCAL_RANK"),
-    LauncherVariables("Ray Train", "WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
-    LauncherVariables("srun", "SLURM_STEP_NUM_NODES", "SLURM_NODEID", "SLURM_LOCALID"),
-    LauncherVariables("sbatch", "SLURM_NNODES", "SLURM_NODEID", "SLURM_LOCALID"),
+    LauncherVariables("torchrun", "GROUP_WORLD_SIZE", "GROUP_RANK"),
+    LauncherVariables("Ray Train", "WORLD_SIZE", "RANK", "LOCAL_WORLD_SIZE"),
+    LauncherVariables("srun", "SLURM_STEP_NUM_NODES", "SLURM_NODEID"),
+    LauncherVariables("sbatch", "SLURM_NNODES", "SLURM_NODEID"),
     LauncherVariables(
-        "Open MPI", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK",
+        "Open MPI", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK",
         "OMPI_COMM_WORLD_LOCAL_SIZE",
     ),
-    LauncherVariables("MPICH", "PMI_SIZE", "PMI_RANK", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+    LauncherVariables("MPICH", "PMI_SIZE", "PMI_RANK", "MPI_LOCALNRANKS"),
     LauncherVariables("PyTorchJob", "WORLD_SIZE", "RANK", absent="LOCAL_RANK"),
     LauncherVariables("an indexed Job", "NNODES", "JOB_COMPLETION_INDEX"),
 )  # fmt: skip
@@ -78,6 +81,7 @@ class JobPlace:
         takes_part: false for all but one process of a node; the others only wait for the result.
         names: the nodes' names by rank, if the launcher tells them.
         launcher: the launcher whose variables were used.
+        processes: the number of processes on this node that the launcher starts.
     """
 
     nodes: int
@@ -86,6 +90,7 @@ class JobPlace:
     takes_part: bool = True
     names: tuple[str, ...] = ()
     launcher: str = "options"
+    processes: int = 1
 
     @property
     def leads(self) -> bool:
@@ -98,13 +103,11 @@ def place(
 ) -> JobPlace:
     """Return this process's place; the arguments override the variables. Raise UsageError for what is missing."""
     found = next((one for one in LAUNCHERS if one.has_set(environ)), None)
-    local = 0
     if found is not None and (nodes is None or rank is None):
         per_node = _number(environ, found.per_node) if environ.get(found.per_node) else 1
         nodes = math.ceil(_number(environ, found.nodes) / max(per_node, 1)) if nodes is None else nodes
         rank = _number(environ, found.rank) // max(per_node, 1) if rank is None else rank
-    if found is not None and environ.get(found.local_rank):
-        local = _number(environ, found.local_rank)
+    local = any(_number(environ, name) for name in LOCAL_RANKS if environ.get(name))
     names = _names(environ)
     if names and (nodes is None or rank is None):
         nodes = len(names) if nodes is None else nodes
@@ -122,11 +125,23 @@ def place(
             "torchrun and PyTorchJob set what is needed; under mpirun, add -x MASTER_ADDR"
         )
     nodes, rank, master = nodes or 0, rank or 0, master or ""
+    if nodes > MOST_NODES:
+        raise UsageError(f"--join: {nodes} nodes are too many; at most {MOST_NODES} can be checked")
     if not 0 <= rank < nodes:
         raise UsageError(f"--join: node rank {rank} is not below the number of nodes, {nodes}")
     where = SourceLocation("MASTER_ADDR" if environ.get("MASTER_ADDR") == master else "--master-addr", is_file=False)
     known = names if len(names) == nodes else ()
-    return JobPlace(nodes, rank, values.host(master, where), local == 0, known, found.name if found else "options")
+    name = found.name if found else "options"
+    return JobPlace(nodes, rank, values.host(master, where), not local, known, name, _processes(environ))
+
+
+def _processes(environ: Mapping[str, str]) -> int:
+    """Return the number of processes on this node, as the launcher tells it; 1 if it does not."""
+    for name in LOCAL_SIZES:
+        count = environ.get(name, "").partition("(")[0]  # Slurm's form is 8(x2)
+        if count.isascii() and count.isdecimal() and 0 < int(count[:6]) <= MOST_PROCESSES:
+            return int(count)
+    return 1
 
 
 def _number(environ: Mapping[str, str], name: str) -> int:
@@ -146,7 +161,8 @@ def _names(environ: Mapping[str, str]) -> tuple[str, ...]:
         hosts = json.loads(environ.get("SM_HOSTS") or "[]")
     except ValueError:
         return ()
-    return tuple(hosts) if isinstance(hosts, list) and all(isinstance(one, str) for one in hosts) else ()
+    place = SourceLocation("SM_HOSTS", is_file=False)
+    return tuple(values.host(str(one), place) for one in hosts) if isinstance(hosts, list) else ()
 
 
 def token(environ: Mapping[str, str], path: Path | None) -> bytes:
@@ -162,7 +178,7 @@ def token(environ: Mapping[str, str], path: Path | None) -> bytes:
         except (OSError, ValueError) as error:
             raise UsageError(f"{origin}: can't be read: {getattr(error, 'strerror', None) or error}") from None
     if not LEAST_TOKEN <= len(found) <= MOST_TOKEN:
-        raise UsageError(f"{origin}: a token has {LEAST_TOKEN} to {MOST_TOKEN} characters (openssl rand -hex 16)")
+        raise UsageError(f"{origin} needs {LEAST_TOKEN} to {MOST_TOKEN} characters (openssl rand -hex 16 makes them)")
     return found
 
 
@@ -207,7 +223,7 @@ def missing(here: JobPlace, came: Sequence[Arrival]) -> str:
     """Return a phrase for the nodes that did not come, such as ``node rank 2 (node3)``."""
     absent = sorted(set(range(here.nodes)) - {one.rank for one in came})
     names = f" ({fold([here.names[rank] for rank in absent])})" if here.names else ""
-    return f"node rank{'s' * (len(absent) > 1)} {', '.join(map(str, absent))}{names}"
+    return f"{nouns(len(absent), 'node rank')} {fold_numbers(absent)}{names}"
 
 
 _OF_MASTER = re.compile(r"(?P<job>[a-z0-9]([a-z0-9.-]{0,200}[a-z0-9])?)-master-0")

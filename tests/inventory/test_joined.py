@@ -31,17 +31,28 @@ NAMES = ("gpu01", "gpu02", "gpu03", "gpu04")
         ),
         (
             {**MASTER, "WORLD_SIZE": "16", "RANK": "9", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "8"},
-            JobPlace(2, 1, "10.0.0.1", takes_part=False, launcher="Ray Train"),
+            JobPlace(2, 1, "10.0.0.1", takes_part=False, launcher="Ray Train", processes=8),
         ),
         (SLURM, JobPlace(4, 2, "gpu01", names=NAMES, launcher="srun")),
+        (
+            {
+                **SLURM,
+                **MASTER,
+                "NNODES": "4",
+                "NODE_RANK": "2",
+                "SLURM_LOCALID": "3",
+                "SLURM_STEP_TASKS_PER_NODE": "8(x4)",
+            },
+            JobPlace(4, 2, "10.0.0.1", False, NAMES, "the environment", 8),
+        ),
         ({**SLURM, **MASTER}, JobPlace(4, 2, "10.0.0.1", names=NAMES, launcher="srun")),
         (
             {**MASTER, **OMPI, "OMPI_COMM_WORLD_RANK": "8", "OMPI_COMM_WORLD_LOCAL_RANK": "0"},
-            JobPlace(2, 1, "10.0.0.1", launcher="Open MPI"),
+            JobPlace(2, 1, "10.0.0.1", launcher="Open MPI", processes=8),
         ),
         (
             {**MASTER, "PMI_SIZE": "4", "PMI_RANK": "3", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"},
-            JobPlace(2, 1, "10.0.0.1", takes_part=False, launcher="MPICH"),
+            JobPlace(2, 1, "10.0.0.1", takes_part=False, launcher="MPICH", processes=2),
         ),
         (
             {"SM_HOSTS": '["algo-1", "algo-2"]', "SM_CURRENT_HOST": "algo-2"},
@@ -66,6 +77,8 @@ def test_options_come_before_variables() -> None:
         (MASTER, "the number of nodes (--nnodes, or NNODES) and this node's rank (--node-rank, or NODE_RANK)"),
         ({"NNODES": "2", "NODE_RANK": "0"}, "node 0's address (--master-addr, or MASTER_ADDR)"),
         ({**MASTER, "PET_NNODES": "1:4", "PET_NODE_RANK": "0"}, "give --nnodes"),
+        ({**MASTER, "NNODES": "999999", "NODE_RANK": "0"}, "999999 nodes are too many"),
+        ({"SM_HOSTS": '["-x"]', "SM_CURRENT_HOST": "-x"}, "SM_HOSTS"),
         ({**MASTER, "NNODES": "two", "NODE_RANK": "0"}, 'NNODES="two" is not a number'),
         ({**MASTER, "NNODES": "2", "NODE_RANK": "2"}, "node rank 2 is not below the number of nodes, 2"),
         ({"MASTER_ADDR": "-oX", "NNODES": "2", "NODE_RANK": "0"}, "MASTER_ADDR"),

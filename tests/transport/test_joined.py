@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import socket
+import threading
 import time
 from collections.abc import Iterator
 
@@ -93,7 +94,8 @@ def node_0() -> Iterator[Meeting]:
     listener = meeting.listen("127.0.0.1", 0, 0.0, lambda: None)
     held = Meeting(listener, TOKEN, 3, RELEASE)
     yield held
-    held.end(0, {}, "")
+    if listener.fileno() >= 0:
+        held.end(0, {}, "")
 
 
 def attempt(node_0: Meeting, who: Introduction, token: bytes = TOKEN) -> socket.socket:
@@ -113,6 +115,22 @@ def test_a_rank_that_is_there_is_refused_and_one_that_went_away_is_replaced(node
     with pytest.raises(NotReachedError, match="came after the check had begun"):
         attempt(node_0, Introduction(2, 3, "node3", "python3", RELEASE))
     second.close()
+
+
+def test_a_process_that_starts_late_gets_the_result_too(node_0: Meeting) -> None:
+    first = attempt(node_0, Introduction(1, 3, "node2", "python3", RELEASE, processes=2))
+    node_0.gather(time.monotonic(), lambda _present: None)
+    ending = threading.Thread(target=node_0.end, args=(1, {}, "the end"))
+    ending.start()
+    lines = first.makefile("rb").read().splitlines()
+    assert [handshake.read_control(line)["code"] for line in lines if line] == [1]
+    late = attempt(node_0, Introduction(1, 3, "node2", "python3", RELEASE, waits=True))
+    lines = late.makefile("rb").read().splitlines()
+    assert [handshake.read_control(line)["code"] for line in lines if line] == [1]
+    late.close()
+    first.close()
+    ending.join(LONG_S)
+    assert not ending.is_alive()
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from typing import Any, Literal
 
 MOST_LINE = 4096  # bytes of a line of the handshake
 MOST_NODES = 65536
+MOST_PROCESSES = 1024  # of one node
 _NONCE = re.compile(r"[0-9a-f]{32}")
 _PROOF = re.compile(r"[0-9a-f]{64}")
 _HOST = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,252}")
@@ -58,6 +59,7 @@ class Introduction:
         release: the release of nccl-doctor, and a digest of the probe.
         waits: this process takes no part: it only waits for the end, since another process of its node takes part.
         wants_report: it wants the whole report at the end.
+        processes: the number of processes on its node, with this one, that will take part or wait.
     """
 
     rank: int
@@ -67,6 +69,7 @@ class Introduction:
     release: str
     waits: bool = False
     wants_report: bool = False
+    processes: int = 1
 
 
 def proof(token: bytes, side: ProofSide, nonces: tuple[str, str], statement: str = "") -> str:
@@ -108,9 +111,8 @@ def read_introduction(line: bytes, token: bytes, nonce: str) -> tuple[Introducti
     if not hmac.compare_digest(shown.encode(), proof(token, "node", (nonce, its), statement).encode()):
         raise HandshakeError("wrong token")
     said = _parsed(statement.encode())
-    rank, nodes, host, python, release, waits, wants_report = (
-        said.get(key) for key in ("rank", "nodes", "host", "python", "release", "waits", "wants_report")
-    )
+    keys = ("rank", "nodes", "host", "python", "release", "waits", "wants_report", "processes")
+    rank, nodes, host, python, release, waits, wants_report, processes = (said.get(key) for key in keys)
     if (
         type(rank) is int
         and type(nodes) is int
@@ -123,8 +125,10 @@ def read_introduction(line: bytes, token: bytes, nonce: str) -> tuple[Introducti
         and isinstance(release, str)
         and isinstance(waits, bool)
         and isinstance(wants_report, bool)
+        and type(processes) is int
+        and 0 < processes <= MOST_PROCESSES
     ):
-        return Introduction(rank, nodes, host, python, release[:_WORDS], waits, wants_report), its
+        return Introduction(rank, nodes, host, python, release[:_WORDS], waits, wants_report, processes), its
     raise HandshakeError("malformed")
 
 

@@ -36,6 +36,7 @@ BACKLOG = 1024
 _PULSE_S = 1.0
 _AGAIN_S = 1.0  # until a port that another check has is tried again
 _END_S = 3.0
+LATE_S = 30.0  # for a node's other processes to start, which only wait for the result
 _MOST_REFUSALS = 20
 
 
@@ -59,12 +60,14 @@ class Meeting:
 
     Attributes:
         members: the nodes that joined, by rank; without node 0.
+        left: the nodes that joined and went away again before the check began, by rank.
         refused: refused connections, as phrases with the address and the reason, and how often each occurred.
     """
 
     def __init__(self, listener: socket.socket, token: bytes, nodes: int, release: str) -> None:
         self._listener, self._token, self._nodes, self._release = listener, token, nodes, release
         self.members: dict[int, JoinedNode] = {}
+        self.left: dict[int, JoinedNode] = {}
         self.refused: Counter[str] = Counter()
         self._waiting: list[JoinedNode] = []  # processes that only wait for the end
         self._came = threading.Condition()
@@ -88,7 +91,8 @@ class Meeting:
         with self._came:
             while True:
                 for rank in [rank for rank, one in self.members.items() if not one.is_there()]:
-                    self.members.pop(rank).close()
+                    self.left[rank] = self.members.pop(rank)
+                    self.left[rank].close()
                 if len(self.members) + 1 != seen:
                     seen = len(self.members) + 1
                     on_change(seen)
@@ -98,22 +102,33 @@ class Meeting:
                     return
                 self._came.wait(min(left, _PULSE_S))
 
-    def end(self, code: int, lines: Mapping[int, str], otherwise: str, report: str = "") -> None:
+    def end(self, code: int, lines: Mapping[int, str], otherwise: str, report: str = "", own: int = 1) -> None:
         """Tell every process the exit code, and the node's line (``otherwise`` for others); then close everything.
 
-        Processes that want the report get it, as JSON.
+        Processes that want the report get it, as JSON. Those of the nodes that came which have not yet started are
+        awaited for at most :data:`LATE_S`; ``own`` is the number of processes on this node.
         """
+        nodes = [one.who.processes for one in self.members.values()]
+        awaited, told, until = own + sum(nodes) - len(nodes) - 1, 0, time.monotonic() + LATE_S
+        leaving = list(self.members.values())
+        while leaving or (told < awaited and time.monotonic() < until):
+            with self._came:
+                leaving += self._waiting
+                told += len(self._waiting)
+                self._waiting.clear()
+                if not leaving:
+                    self._came.wait(_PULSE_S)
+            close_all([self._leaving(one, code, lines.get(one.who.rank, otherwise), report) for one in leaving])
+            leaving.clear()
         self._closing.set()
         self._thread.join()
         self._listener.close()
-        deadline = time.monotonic() + _END_S
 
-        def leave(member: JoinedNode) -> Callable[[], None]:
-            words = lines.get(member.who.rank, otherwise)
-            told = report if member.who.wants_report else ""
-            return lambda: member.leave(handshake.control("end", code=code, words=words, report=told), deadline)
-
-        close_all([leave(member) for member in (*self.members.values(), *self._waiting)])
+    @staticmethod
+    def _leaving(node: JoinedNode, code: int, words: str, report: str) -> Callable[[], None]:
+        told = report if node.who.wants_report else ""
+        last_word, deadline = handshake.control("end", code=code, words=words, report=told), time.monotonic() + _END_S
+        return lambda: node.leave(last_word, deadline)
 
     def _serve(self) -> None:
         pulse = time.monotonic()
@@ -196,6 +211,7 @@ class Meeting:
                 else:
                     if who.rank in self.members:
                         self.members[who.rank].close()
+                    self.left.pop(who.rank, None)
                     self.members[who.rank] = member
                 self._came.notify_all()
                 return
@@ -284,7 +300,7 @@ class JoinedTransport(Transport):
         rank = node.options(JoinedOptions).rank
         if not rank:
             return self._local.open(node, command, deadline, latest)
-        member = self._meeting.members.get(rank)
+        member = self._meeting.members.get(rank) or self._meeting.left.get(rank)
         if member is None:
             raise AccessError(self._missing(node, rank))
         if not member.is_there():

@@ -12,14 +12,17 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from pydantic import ValidationError
+
 from nccl_doctor.cli.join import JoinedJob
 from nccl_doctor.cli.options import HostOptions, ReachOptions, SelectOptions, among
 from nccl_doctor.cli.output import Out, exit_code
 from nccl_doctor.cli.run import Request, look_and_judge
 from nccl_doctor.collect.smoke.plan import SmokeLimits
 from nccl_doctor.errors import DoctorError
-from nccl_doctor.inventory import joined
+from nccl_doctor.inventory import joined, values
 from nccl_doctor.inventory.build import Overrides
+from nccl_doctor.inventory.sources import SourceLocation
 from nccl_doctor.logs.run import LogsRun
 from nccl_doctor.model.cluster import DEFAULT_MASTER_PORT, Cluster
 from nccl_doctor.model.finding import Severity
@@ -122,11 +125,14 @@ def preflight(
 
     Raises:
         PreflightError: an error was found on some node.
-        DoctorError: this process could not take part, or the check could not be completed.
+        DoctorError: an argument is wrong, or this process could not take part.
+
+    A report that is not complete, because something could not be judged, is returned (``report.complete``).
     """
     here = joined.place(os.environ)
     file = None if token_file is None else Path(token_file)
-    secret = token.encode() if token is not None else joined.token(os.environ, file)
+    secret = joined.token({joined.TOKEN: token} if token is not None else os.environ, file)
+    port = values.port(str(port), SourceLocation("port", is_file=False))
     # torchrun's nodes have met at the master port already, and its agent still listens there
     other = next(one for one in range(port + 1, port + 3) if one != _number("MASTER_PORT", DEFAULT_MASTER_PORT))
     by_agent = bool(os.environ.get(AGENT))
@@ -151,12 +157,19 @@ def preflight(
         code, found = job.lead(timeout_s, work, lambda _words: None)
     else:
         result = job.follow(timeout_s, lambda _words: None, wants_report=True)
-        code, found = result.code, Report.model_validate_json(result.report) if result.report else None
+        code, found = result.code, _report(result.report)
     if found is None:
         raise DoctorError(f"the preflight ended on node 0 with exit code {code}, without a report")
     if code == 1:
         raise PreflightError(found)
     return found
+
+
+def _report(document: str) -> Report | None:
+    try:
+        return Report.model_validate_json(document) if document else None
+    except ValidationError as error:
+        raise DoctorError("node 0 sent what is no report") from error
 
 
 def _number(variable: str, otherwise: int) -> int:

@@ -77,7 +77,8 @@ class JoinedJob:
             )
         variable = SourceLocation("MASTER_PORT", is_file=False)
         told = os.environ.get("MASTER_PORT")
-        if (overrides.master_port or (values.port(told, variable) if told else DEFAULT_MASTER_PORT)) == port:
+        self._master_port = overrides.master_port or (values.port(told, variable) if told else DEFAULT_MASTER_PORT)
+        if self._master_port == port:
             raise UsageError(f"--join-port: {port} is the master port, which is to be tested; give another one")
         self._here, self._token, self._port = here, token, port
         self._meets_at = "127.0.0.1" if here.nodes == 1 else here.master
@@ -96,6 +97,7 @@ class JoinedJob:
             waits=not here.takes_part,
             wants_report=wants_report,
             processes=here.processes,
+            master_port=self._master_port,
         )
         return follow(who, self._token, (self._meets_at, self._port), time.monotonic() + timeout_s, say)
 
@@ -105,7 +107,7 @@ class JoinedJob:
         address = "" if self._token and here.nodes > 1 else self._meets_at
         words = f"port {self._port} is in use, probably by another check with --join: waiting for it"
         listener = listen(address, self._port, until, lambda: say(words))
-        meeting = Meeting(listener, self._token, here.nodes, release())
+        meeting = Meeting(listener, self._token, here.nodes, release(), self._master_port)
         try:
             meeting.gather(until, lambda present: say(f"{present} of {plural(here.nodes, 'node')} joined"))
             cluster = self._cluster(meeting, say)

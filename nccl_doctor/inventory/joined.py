@@ -168,7 +168,7 @@ def _names(environ: Mapping[str, str]) -> tuple[str, ...]:
 def token(environ: Mapping[str, str], path: Path | None) -> bytes:
     """Return the job's secret from ``--token-file`` or NCDOCTOR_TOKEN; empty if there is none."""
     if path is None:
-        found, origin = environ.get(TOKEN, "").strip().encode(), TOKEN
+        found, origin = environ.get(TOKEN, "").strip().encode(errors="replace"), TOKEN
         if not found:
             return b""
     else:
@@ -177,8 +177,10 @@ def token(environ: Mapping[str, str], path: Path | None) -> bytes:
             found = read_bytes(str(path), "a token", MOST_TOKEN).strip()
         except (OSError, ValueError) as error:
             raise UsageError(f"{origin}: can't be read: {getattr(error, 'strerror', None) or error}") from None
-    if not LEAST_TOKEN <= len(found) <= MOST_TOKEN:
-        raise UsageError(f"{origin} needs {LEAST_TOKEN} to {MOST_TOKEN} characters (openssl rand -hex 16 makes them)")
+    if not (found.isascii() and LEAST_TOKEN <= len(found) <= MOST_TOKEN):
+        raise UsageError(
+            f"{origin} needs {LEAST_TOKEN} to {MOST_TOKEN} ASCII characters (openssl rand -hex 16 makes them)"
+        )
     return found
 
 
@@ -210,13 +212,13 @@ def arrived(here: JobPlace, came: Sequence[Arrival], port: int) -> ParsedInvento
     return ParsedInventory(source, entries, master_addr=Sourced(here.master, source))
 
 
-def _name(said: str, rank: int, taken: Container[str]) -> str:
+def _name(host: str, rank: int, others: Container[str]) -> str:
     """Return a node's name as it says it, or one with its rank if that is no host name or another node has it."""
-    for name in (said, f"{said[:_LONG]}-rank{rank}"):
+    for name in (host, f"{host[:_LONG]}-rank{rank}"):
         with suppress(DoctorError):
-            if name not in taken and numeric(name) is None:  # an address would be taken for another node's
+            if name not in others and numeric(name) is None:  # an address would be others for another node's
                 return values.host(name, SourceLocation("--join", is_file=False))
-    return next(name for name in (f"rank-{rank}{'x' * more}" for more in count()) if name not in taken)
+    return next(name for name in (f"rank-{rank}{'x' * more}" for more in count()) if name not in others)
 
 
 def missing(here: JobPlace, came: Sequence[Arrival]) -> str:

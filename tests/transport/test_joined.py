@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import resource
 import socket
 import threading
 import time
@@ -139,12 +140,25 @@ def test_a_process_that_starts_late_gets_the_result_too(node_0: Meeting) -> None
         (Introduction(1, 3, "node2", "python3", RELEASE), b"another token of 16", "wrong token"),
         (Introduction(1, 4, "node2", "python3", RELEASE), TOKEN, "started with 4 nodes, and node 0 with 3"),
         (Introduction(0, 3, "node2", "python3", RELEASE), TOKEN, "node rank 0, as this one does"),
+        (Introduction(1, 3, "node2", "python3", RELEASE, master_port=9), TOKEN, "a job with master port 9"),
     ],
 )
 def test_who_is_refused_and_why(node_0: Meeting, who: Introduction, token: bytes, words: str) -> None:
     with pytest.raises(NotReachedError, match=words):
         attempt(node_0, who, token)
     assert [count for phrase, count in node_0.refused.items() if words in phrase] == [1]
+
+
+def test_no_more_processes_wait_than_there_are_files_for(node_0: Meeting, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _kind: (4, 4))
+    who = Introduction(1, 3, "node2", "python3", RELEASE, waits=True)
+    held = [attempt(node_0, who) for _ in range(2)]
+    with pytest.raises(NotReachedError, match="too many processes wait already"):
+        attempt(node_0, who)
+    held.pop().close()
+    held.append(attempt(node_0, who))
+    for one in held:
+        one.close()
 
 
 def test_silent_strangers_are_dropped_and_keep_nobody_out(node_0: Meeting, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -60,6 +60,7 @@ class Introduction:
         waits: this process takes no part: it only waits for the end, since another process of its node takes part.
         wants_report: it wants the whole report at the end.
         processes: the number of processes on its node, with this one, that will take part or wait.
+        master_port: the master port of its job, which tells two jobs with the same token apart.
     """
 
     rank: int
@@ -70,6 +71,7 @@ class Introduction:
     waits: bool = False
     wants_report: bool = False
     processes: int = 1
+    master_port: int = 0
 
 
 def proof(token: bytes, side: ProofSide, nonces: tuple[str, str], statement: str = "") -> str:
@@ -111,8 +113,8 @@ def read_introduction(line: bytes, token: bytes, nonce: str) -> tuple[Introducti
     if not hmac.compare_digest(shown.encode(), proof(token, "node", (nonce, its), statement).encode()):
         raise HandshakeError("wrong token")
     said = _parsed(statement.encode())
-    keys = ("rank", "nodes", "host", "python", "release", "waits", "wants_report", "processes")
-    rank, nodes, host, python, release, waits, wants_report, processes = (said.get(key) for key in keys)
+    keys = ("rank", "nodes", "host", "python", "release", "waits", "wants_report", "processes", "master_port")
+    rank, nodes, host, python, release, waits, wants_report, processes, master_port = (said.get(key) for key in keys)
     if (
         type(rank) is int
         and type(nodes) is int
@@ -127,8 +129,10 @@ def read_introduction(line: bytes, token: bytes, nonce: str) -> tuple[Introducti
         and isinstance(wants_report, bool)
         and type(processes) is int
         and 0 < processes <= MOST_PROCESSES
+        and type(master_port) is int
     ):
-        return Introduction(rank, nodes, host, python, release[:_WORDS], waits, wants_report, processes), its
+        release = release[:_WORDS]
+        return Introduction(rank, nodes, host, python, release, waits, wants_report, processes, master_port), its
     raise HandshakeError("malformed")
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import math
+import resource
 import secrets
 import selectors
 import socket
@@ -56,6 +57,7 @@ class Meeting:
         listener: the listening socket.
         token: the job's secret; empty only if the listener is bound to a loopback address.
         nodes: the number of nodes of the job, with node 0.
+        master_port: the job's master port.
         release: node 0's release of nccl-doctor and digest of the probe.
 
     Attributes:
@@ -64,8 +66,9 @@ class Meeting:
         refused: refused connections, as phrases with the address and the reason, and how often each occurred.
     """
 
-    def __init__(self, listener: socket.socket, token: bytes, nodes: int, release: str) -> None:
+    def __init__(self, listener: socket.socket, token: bytes, nodes: int, release: str, master_port: int = 0) -> None:
         self._listener, self._token, self._nodes, self._release = listener, token, nodes, release
+        self._master_port = master_port
         self.members: dict[int, JoinedNode] = {}
         self.left: dict[int, JoinedNode] = {}
         self.refused: Counter[str] = Counter()
@@ -111,15 +114,17 @@ class Meeting:
         nodes = [one.who.processes for one in self.members.values()]
         awaited, told, until = own + sum(nodes) - len(nodes) - 1, 0, time.monotonic() + LATE_S
         leaving = list(self.members.values())
-        while leaving or (told < awaited and time.monotonic() < until):
+        while True:
             with self._came:
                 leaving += self._waiting
                 told += len(self._waiting)
                 self._waiting.clear()
-                if not leaving:
-                    self._came.wait(_PULSE_S)
             close_all([self._leaving(one, code, lines.get(one.who.rank, otherwise), report) for one in leaving])
             leaving.clear()
+            if told >= awaited or time.monotonic() >= until:
+                break
+            with self._came:
+                self._came.wait(_PULSE_S)
         self._closing.set()
         self._thread.join()
         self._listener.close()
@@ -220,17 +225,34 @@ class Meeting:
     def _why_not(self, who: handshake.Introduction, stranger: _Pending) -> str | None:
         if not self._token and not is_loopback(stranger.address):
             return "no token, and not this machine"
-        if who.release != self._release:
-            return f"{who.host} has nccl-doctor {who.release}, and node 0 has {self._release}: install the same on both"
-        if who.nodes != self._nodes:
-            return f"{who.host} was started with {who.nodes} nodes, and node 0 with {self._nodes}"
+        if other := self._of_another_job(who):
+            return other
         if who.waits:
-            return None
+            return self._too_many()
         first = self.members.get(who.rank)
         if who.rank == 0 or (first is not None and first.is_there()):
             there = f"{first.who.host} at {first.address}" if first is not None else "this one"
             return f"{who.host} has node rank {who.rank}, as {there} does"
         return f"{who.host} came after the check had begun" if self._begun else None
+
+    def _of_another_job(self, who: handshake.Introduction) -> str | None:
+        if who.release != self._release:
+            return f"{who.host} has nccl-doctor {who.release}, and node 0 has {self._release}: install the same on both"
+        if who.nodes != self._nodes:
+            return f"{who.host} was started with {who.nodes} nodes, and node 0 with {self._nodes}"
+        if who.master_port != self._master_port:
+            return f"{who.host} belongs to a job with master port {who.master_port}, and node 0 to {self._master_port}"
+        return None
+
+    def _too_many(self) -> str | None:
+        """Return a reason if no more processes can wait: half of this process's files are for them."""
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2
+        if len(self._waiting) < most:
+            return None
+        for gone in [one for one in self._waiting if not one.is_there()]:
+            gone.close()
+            self._waiting.remove(gone)
+        return "too many processes wait already" if len(self._waiting) >= most else None
 
     def _forget(self, stranger: _Pending) -> socket.socket:
         del self._pending[stranger.connection.fileno()]

@@ -14,7 +14,7 @@ from functools import partial
 from nccl_doctor.cli.options import JoinOptions
 from nccl_doctor.cli.output import Out
 from nccl_doctor.cli.run import Request, check_cluster
-from nccl_doctor.crew.follow import JoinResult, follow, release
+from nccl_doctor.crew.follow import JoinResult, Meets, follow, release
 from nccl_doctor.errors import UsageError
 from nccl_doctor.inventory import joined, values
 from nccl_doctor.inventory.build import Overrides, own_name, training_python
@@ -34,6 +34,7 @@ from nccl_doctor.transport.joined.meeting import JoinedTransport, Meeting, liste
 def check_joined(request: Request, options: JoinOptions, out: Out) -> int:
     """Take part in the check of a job's nodes, and return the exit code of node 0."""
     _refuse_other_hosts(request)
+    request.chosen.codes()  # a wrong word is refused before anybody waits
     here = joined.place(os.environ, options.nnodes, options.node_rank, request.overrides.master_addr)
     job = JoinedJob(here, joined.token(os.environ, options.token_file), request.overrides, options.join_port)
     os.environ.pop(joined.TOKEN, None)  # no process that is started from here needs it
@@ -99,7 +100,9 @@ class JoinedJob:
             processes=here.processes,
             master_port=self._master_port,
         )
-        return follow(who, self._token, (self._meets_at, self._port), time.monotonic() + timeout_s, say)
+        at = Meets(self._meets_at, self._port, time.monotonic() + timeout_s)
+        env = {name: value for name, _, value in (one.partition("=") for one in self._overrides.env)}
+        return follow(who, self._token, at, env, say)
 
     def lead(self, timeout_s: float, work: JoinedCheck, say: Callable[[str], None]) -> tuple[int, Report | None]:
         """Wait for the other nodes for ``timeout_s``, check those that came, and tell them the result."""

@@ -16,7 +16,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,17 @@ ALLOWED = frozenset({
     "turn", "end_turn", "import_torch", "smoke", "free_port", "prepare_trials", "trial", "end_launcher", "stop", "end",
 })  # fmt: skip
 """Requests of a check (probe/main.py); none of them ends or changes what the probe has not started itself."""
+VARIABLES: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("OMP_NUM_THREADS", "TORCH_NCCL_ASYNC_ERROR_HANDLING", "CUDA_VISIBLE_DEVICES"), ()),
+    **dict.fromkeys(("NCCL_DEBUG", "NCCL_DEBUG_SUBSYS", "NCCL_RUN_DIAGNOSTICS", "NCCL_RUN_RAS_DIAGNOSTICS"), ()),
+    **dict.fromkeys(("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK"), ()),
+    "GROUP_WORLD_SIZE": (),
+    "NCCL_DEBUG_FILE": ("/dev/stdout",),
+}
+"""Variables that node 0 may set for the all-reduce, with the values that are allowed; empty: any.
+
+Others can name programs and libraries, so they are set only as in this node's own command line.
+"""
 SILENCE_S = 30.0  # node 0 sends a byte every second; a node that hears none for this long leaves
 ANSWER_S = 10.0  # for node 0's part of the handshake: it may be busy with the other nodes
 CONNECT_S = 5.0
@@ -46,7 +57,7 @@ MOST_STARTS = 8  # of the probe; a check starts it once, and again after node 0 
 _CHUNK = 1 << 18
 _MOST_UNSENT = 1 << 22
 _NONCE = re.compile(r"[0-9a-f]{32}")
-_WORDS = 300
+_WORDS, _NAME = 300, 60
 
 
 def release() -> str:
@@ -74,21 +85,30 @@ class JoinResult:
     report: str = ""
 
 
-def follow(
-    who: Introduction, token: bytes, where: tuple[str, int], until: float, say: Callable[[str], None]
-) -> JoinResult:
-    """Join the check at ``where`` (node 0's name or address, and port), and take part until it ends.
+@dataclass(frozen=True)
+class Meets:
+    """Where and how long to try to join: node 0's name or address, its port, and a time (monotonic clock)."""
 
-    ``until`` (monotonic clock) limits the time until this node has joined; ``say`` gets lines about the progress.
+    address: str
+    port: int
+    until: float
+
+
+def follow(
+    who: Introduction, token: bytes, at: Meets, env: Mapping[str, str], say: Callable[[str], None]
+) -> JoinResult:
+    """Join the check, and take part until it ends.
+
+    ``env`` has the job's variables as this node's own command names them; ``say`` gets lines about the progress.
     Raises NotReachedError if node 0 could not be reached or went away, and WrongReleaseError.
     """
     if not who.waits:
         bundle.bundle()  # takes a tenth of a second, in which node 0 may still be starting
-    connection = join(who, token, where, until, say)
+    connection = join(who, token, (at.address, at.port), at.until, say)
     try:
         # a process that only waits does not see how far the check is
-        limit = until + GRACE_S if not who.waits else time.monotonic() + LONGEST_S
-        with contextlib.closing(_Relay(connection, who.python, limit)) as relay:
+        limit = at.until + GRACE_S if not who.waits else time.monotonic() + LONGEST_S
+        with contextlib.closing(_Relay(connection, Vetting(who.python, env), limit)) as relay:
             return relay.run()
     finally:
         connection.close()
@@ -186,14 +206,49 @@ def _line(connection: socket.socket) -> bytes:
     return line
 
 
+@dataclass(frozen=True)
+class Vetting:
+    """Decides which requests of node 0 are passed on.
+
+    Attributes:
+        python: the interpreter that training uses on this node.
+        env: the job's variables as this node's own command names them.
+    """
+
+    python: str
+    env: Mapping[str, str]
+
+    def allowed(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Return the request, or raise ValueError if it is not part of a check."""
+        if request["do"] not in ALLOWED or request.get("python", self.python) != self.python:
+            raise ValueError("a request that is not part of a check")
+        for name, value in _variables(request):
+            values = VARIABLES.get(name)
+            fits = values is not None and (not values or value in values)
+            if not isinstance(value, str) or not (fits or self.env.get(name) == value):
+                raise ValueError(f"the variable {name[:_NAME]}, which this node's own command does not set so")
+        return request
+
+
+def _variables(value: object) -> Iterator[tuple[str, object]]:
+    """Yield the variables that a request sets, wherever it does so."""
+    for key, inner in value.items() if isinstance(value, dict) else ():
+        if key in ("env", "variables") and isinstance(inner, dict):
+            yield from inner.items()
+        else:
+            yield from _variables(inner)
+    for inner in value if isinstance(value, list) else ():
+        yield from _variables(inner)
+
+
 class _Relay:
     """Passes lines between node 0 and this node's probe, in one thread; :meth:`close` ends the probe.
 
     ``limit`` (monotonic clock) is when this node leaves if node 0 has not started the probe.
     """
 
-    def __init__(self, connection: socket.socket, python: str, limit: float) -> None:
-        self._connection, self._python, self._limit = connection, python, limit
+    def __init__(self, connection: socket.socket, vetting: Vetting, limit: float) -> None:
+        self._connection, self._vetting, self._limit = connection, vetting, limit
         self._starts = 0
         self._selector = selectors.DefaultSelector()
         self._from_node_0 = LineBuffer()
@@ -258,20 +313,16 @@ class _Relay:
             while (line := self._from_node_0.pop()) is not None:
                 self._take(line)
         except Exception as error:  # whatever a node 0 sends, this node ends with one sentence
-            raise NotReachedError("node 0 sent what is not part of a check, so this node has left it") from error
+            why = f" ({error})" if isinstance(error, ValueError) else ""
+            raise NotReachedError(f"node 0 sent what is not part of a check{why}, so this node has left it") from error
 
     def _take(self, line: bytes) -> None:
         if line.startswith(CONTROL):
             self._control(read_control(line))
         elif self._probe is not None and self._probe.is_ready:
             # written anew, since the probe might read other bytes in another way
-            self._to_probe += json.dumps(self._allowed(json.loads(line.decode()))).encode() if line else b""
+            self._to_probe += json.dumps(self._vetting.allowed(json.loads(line.decode()))).encode() if line else b""
             self._to_probe += b"\n"
-
-    def _allowed(self, request: dict[str, Any]) -> dict[str, Any]:
-        if request["do"] not in ALLOWED or request.get("python", self._python) != self._python:
-            raise ValueError("a request that is not part of a check")
-        return request
 
     def _control(self, message: dict[str, Any]) -> None:
         word = message["word"]
@@ -291,7 +342,7 @@ class _Relay:
             if self._starts > MOST_STARTS:
                 raise ValueError("one probe after the other")
             self._limit = max(self._limit, time.monotonic() + lifetime_s + GRACE_S)
-            self._probe = _Probe(self._python, nonce, lifetime_s, silence_s)
+            self._probe = _Probe(self._vetting.python, nonce, lifetime_s, silence_s)
             self._to_probe.clear()
         elif word == "stop" and self._probe is not None:
             self._report_end()

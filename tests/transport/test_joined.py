@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import json
-import math
 import resource
 import socket
 import threading
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nccl_doctor.collect.smoke.plan import environment, order_of
 from nccl_doctor.crew import follow
 from nccl_doctor.errors import NotReachedError
+from nccl_doctor.model.cluster import Node
 from nccl_doctor.transport.joined import handshake, meeting
 from nccl_doctor.transport.joined.handshake import HandshakeError, Introduction
 from nccl_doctor.transport.joined.meeting import Meeting
@@ -169,16 +171,37 @@ def test_silent_strangers_are_dropped_and_keep_nobody_out(node_0: Meeting, monke
         stranger.settimeout(LONG_S)
         assert b"refused" in stranger.makefile("rb").read()
         stranger.close()
-    assert node_0.refused["127.0.0.1: said nothing"] == 50
+    assert sum(node_0.refused.values()) == 50
+    assert set(node_0.refused) == {"127.0.0.1: said nothing", "127.0.0.1: too many connections at once"}
 
 
-def test_a_node_passes_on_no_request_that_is_not_of_a_check() -> None:
-    ours, theirs = socket.socketpair()
-    relay = follow._Relay(ours, "python3", math.inf)
-    for line in (b'{"do": "signal"}', b'{"do": "facts", "python": "/tmp/evil"}', b"[]", b"{}"):
-        with pytest.raises((ValueError, KeyError, TypeError)):
-            relay._allowed(json.loads(line))
-    assert relay._allowed({"do": "facts", "python": "python3"})
-    relay.close()
-    ours.close()
-    theirs.close()
+@pytest.mark.parametrize(
+    "request_line",
+    [
+        {"do": "signal"},
+        {"do": "facts", "python": "/tmp/evil"},
+        {"do": "facts", "env": {"LD_PRELOAD": "/tmp/evil.so"}},
+        {"do": "smoke", "env": {}, "order": {"variables": {"NCCL_NET_PLUGIN": "/tmp/evil.so"}}},
+        {"do": "smoke", "env": {"NCCL_DEBUG_FILE": "/root/.ssh/authorized_keys"}},
+        {"do": "smoke", "env": {"NCCL_IB_HCA": "mlx5_1"}},
+        {"do": "smoke", "env": {"OMP_NUM_THREADS": 1}},
+        {},
+        [],
+    ],
+)
+def test_a_node_passes_on_no_request_that_is_not_of_a_check(request_line: dict[str, Any]) -> None:
+    with pytest.raises((ValueError, KeyError, TypeError)):
+        follow.Vetting("python3", {"NCCL_IB_HCA": "mlx5_0"}).allowed(request_line)
+
+
+def test_what_a_check_asks_is_passed_on() -> None:
+    vetting = follow.Vetting("python3", {"NCCL_IB_HCA": "mlx5_0"})
+    for request in (
+        {"do": "facts", "python": "python3", "env": {"NCCL_IB_HCA": "mlx5_0"}},
+        {
+            "do": "smoke",
+            "env": environment(Node(name="a", address="a", node_rank=0)),
+            "order": order_of([1], 0, "a", 1),
+        },
+    ):
+        assert vetting.allowed(request) == request

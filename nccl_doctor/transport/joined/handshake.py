@@ -30,6 +30,7 @@ _WORDS = 300
 ProofSide = Literal["node", "node 0"]
 
 
+GONE_S = 20  # seconds without an acknowledgement after which the other side counts as gone
 SMALL_MSS = 1200
 """Bytes of a segment that pass wherever IPv6's smallest MTU (1280; RFC 8200, section 5) does.
 
@@ -41,6 +42,8 @@ def prepare(connection: socket.socket) -> None:
     """Set the options of a socket that is to connect or to listen."""
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, SMALL_MSS)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    # node 0 sends something every second, so this shows a node that vanished (tcp(7); connections inherit it)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * GONE_S)
 
 
 class HandshakeError(Exception):

@@ -1,8 +1,8 @@
 """Node 0's side of ``check --join``: waits for the job's nodes, and tells them the result.
 
 One thread accepts connections and reads introductions. A stranger, who has no token or says nothing, is dropped after
-:data:`PATIENCE_S`. Of more than :data:`MOST_PENDING` strangers at once, the oldest is dropped, because a node of the
-job introduces itself within milliseconds.
+:data:`PATIENCE_S`. Of more than :data:`MOST_PENDING` strangers at once, the oldest of the address with most of them is
+dropped, because a node of the job introduces itself within milliseconds.
 """
 
 from __future__ import annotations
@@ -162,13 +162,12 @@ class Meeting:
                 connection, (host, *_rest) = self._listener.accept()
             except BlockingIOError:
                 return
-            except OSError:  # reset before it was accepted, or no descriptor is left: then the oldest goes
-                if self._pending:
-                    self._refuse(next(iter(self._pending.values())), "said nothing")
+            except OSError:  # reset before it was accepted, or no descriptor is left
+                self._make_room()
                 return
             connection.setblocking(False)
             if len(self._pending) >= MOST_PENDING:
-                self._refuse(next(iter(self._pending.values())), "said nothing")
+                self._make_room()
             address = host.removeprefix("::ffff:") if "." in host else host
             one = _Pending(connection, address, secrets.token_hex(16), time.monotonic() + PATIENCE_S)
             try:
@@ -178,6 +177,13 @@ class Meeting:
                 continue
             self._pending[connection.fileno()] = one
             self._selector.register(connection, selectors.EVENT_READ)
+
+    def _make_room(self) -> None:
+        """Drop the oldest stranger of the address that has most of them."""
+        if self._pending:
+            crowd = Counter(one.address for one in self._pending.values()).most_common(1)[0][0]
+            oldest = next(one for one in self._pending.values() if one.address == crowd)
+            self._refuse(oldest, "too many connections at once")
 
     def _read_safely(self, stranger: _Pending) -> None:
         try:

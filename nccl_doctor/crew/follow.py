@@ -87,7 +87,7 @@ class JoinResult:
 
 @dataclass(frozen=True)
 class Meets:
-    """Where and how long to try to join: node 0's name or address, its port, and a time (monotonic clock)."""
+    """Node 0's name or address and port, and until when (monotonic clock) this node tries to join."""
 
     address: str
     port: int

@@ -15,7 +15,7 @@ from nccl_doctor.cli.options import JoinOptions
 from nccl_doctor.cli.output import Out
 from nccl_doctor.cli.run import Request, check_cluster
 from nccl_doctor.crew.follow import JoinResult, Meets, follow, release
-from nccl_doctor.errors import UsageError
+from nccl_doctor.errors import DoctorError, UsageError
 from nccl_doctor.inventory import joined, values
 from nccl_doctor.inventory.build import Overrides, own_name, training_python
 from nccl_doctor.inventory.joined import Arrival, JobPlace
@@ -119,12 +119,16 @@ class JoinedJob:
         except KeyboardInterrupt:
             code = 130
             raise
+        except DoctorError as error:
+            code = error.exit_code
+            raise
         finally:
             for refused, count in meeting.refused.most_common(5):
                 say(f"refused: {refused}{f' ({count} times)' if count > 1 else ''}")
             with suppress(KeyboardInterrupt):
                 document = hide_secrets(report).model_dump_json(by_alias=True) if report is not None else ""
-                meeting.end(code, _lines(report, code), _end(code), document, here.processes)
+                processes = here.processes if report is not None else None
+                meeting.end(code, _lines(report, code), _end(code), document, processes)
         return code, report
 
     def _cluster(self, meeting: Meeting, say: Callable[[str], None]) -> Cluster:

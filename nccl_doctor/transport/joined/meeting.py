@@ -105,14 +105,14 @@ class Meeting:
                     return
                 self._came.wait(min(left, _PULSE_S))
 
-    def end(self, code: int, lines: Mapping[int, str], otherwise: str, report: str = "", own: int = 1) -> None:
+    def end(self, code: int, lines: Mapping[int, str], otherwise: str, report: str = "", own: int | None = 1) -> None:
         """Tell every process the exit code, and the node's line (``otherwise`` for others); then close everything.
 
         Processes that want the report get it, as JSON. Those of the nodes that came which have not yet started are
-        awaited for at most :data:`LATE_S`; ``own`` is the number of processes on this node.
+        awaited for at most :data:`LATE_S`; ``own`` is the number of processes on this node, or None to await nobody.
         """
         nodes = [one.who.processes for one in self.members.values()]
-        awaited, told, until = own + sum(nodes) - len(nodes) - 1, 0, time.monotonic() + LATE_S
+        awaited, told, until = (own or 0) + sum(nodes) - len(nodes) - 1, 0, time.monotonic() + LATE_S
         leaving = list(self.members.values())
         while True:
             with self._came:
@@ -121,7 +121,7 @@ class Meeting:
                 self._waiting.clear()
             close_all([self._leaving(one, code, lines.get(one.who.rank, otherwise), report) for one in leaving])
             leaving.clear()
-            if told >= awaited or time.monotonic() >= until:
+            if own is None or told >= awaited or time.monotonic() >= until:
                 break
             with self._came:
                 self._came.wait(_PULSE_S)

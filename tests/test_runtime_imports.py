@@ -9,6 +9,7 @@ import nccl_doctor
 
 ROOT = Path(nccl_doctor.__file__).parent
 REASONS = {
+    "__init__.py": "the public functions, which a command line does not load",
     "cli/main.py": "the table of commands",
     "cli/hang.py": "the judge, loaded while hosts are awaited",
     "report/render.py": "the table of forms",

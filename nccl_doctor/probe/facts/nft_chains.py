@@ -52,7 +52,7 @@ _CODES = {"icmp": {3: "port-unreachable"}, "icmpx": {1: "port-unreachable", 3: "
 _PROTOCOLS = {1: "icmp", 6: "tcp", 17: "udp", 58: "ipv6-icmp"}
 _NUMBERS = {"l4proto": _PROTOCOLS, "protocol": _PROTOCOLS, "nfproto": {2: "ipv4", 10: "ipv6"}}
 
-Expression = Dict[str, Any]
+NftExpression = Dict[str, Any]
 
 
 class OtherExpressionError(ValueError):
@@ -121,7 +121,7 @@ class _Rule:
         self._loaded: dict[int, tuple[Any, int]] = {}
         self._masks: dict[int, bytes] = {}
 
-    def read(self, listed: bytes) -> Iterator[Expression]:
+    def read(self, listed: bytes) -> Iterator[NftExpression]:
         for one in _each(listed):
             expression = _nested(one)
             name, data = _text(expression[1]), _nested(expression.get(2, b""))
@@ -163,7 +163,7 @@ class _Rule:
             self._loaded[to] = {"ct": {"key": _known(_CT, _NUMBER.unpack(data[2])[0])}}, 4
 
 
-def _comparison(left: Any, operator: int, value: bytes, mask: bytes | None) -> Expression:  # noqa: ANN401 - JSON
+def _comparison(left: Any, operator: int, value: bytes, mask: bytes | None) -> NftExpression:  # noqa: ANN401 - JSON
     if left == {"ct": {"key": "state"}}:
         bits = struct.unpack("=I", mask or b"")[0]
         if _OPERATORS[operator] != "!=" or any(value) or not bits or bits & ~sum(_STATES):
@@ -198,7 +198,7 @@ def _network(value: bytes, mask: bytes | None, size: int) -> Any:  # noqa: ANN40
     return address if length == 8 * size else {"prefix": {"addr": address, "len": length}}
 
 
-def _look_up(registers: dict[int, tuple[Any, int]], data: dict[int, bytes]) -> Expression:
+def _look_up(registers: dict[int, tuple[Any, int]], data: dict[int, bytes]) -> NftExpression:
     name, at = _text(data[1]), _register(data[2])
     if name.startswith("__"):
         raise OtherExpressionError("a set without a name")
@@ -216,25 +216,25 @@ def _look_up(registers: dict[int, tuple[Any, int]], data: dict[int, bytes]) -> E
     return {"match": {"op": "!=" if inverse else "==", "left": key, "right": f"@{name}"}}
 
 
-def _immediate(data: dict[int, bytes]) -> Expression:
+def _immediate(data: dict[int, bytes]) -> NftExpression:
     if _register(data[1]) != _VERDICT:
         raise OtherExpressionError("a value")
     return _verdict(_nested(_nested(data[2])[2]))
 
 
-def _counter(data: dict[int, bytes]) -> Expression:
+def _counter(data: dict[int, bytes]) -> NftExpression:
     count, size = (_LONG.unpack(data[key])[0] for key in (2, 1))
     return {"counter": {"packets": count, "bytes": size}}
 
 
-def _verdict(data: dict[int, bytes]) -> Expression:
+def _verdict(data: dict[int, bytes]) -> NftExpression:
     code = struct.unpack("!i", data[1])[0]
     if code in _JUMPS:
         return {_JUMPS[code]: {"target": _text(data[2])}}
     return {_known(_VERDICTS, code): None}
 
 
-def _reject(data: dict[int, bytes], family: str) -> Expression:
+def _reject(data: dict[int, bytes], family: str) -> NftExpression:
     kind = _known(_REJECTS, _NUMBER.unpack(data[1])[0])
     if kind == "tcp reset":
         return {"reject": {"type": kind}}

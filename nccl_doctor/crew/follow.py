@@ -336,7 +336,8 @@ class _Relay:
                 float(message["lifetime_s"]),
                 float(message["silence_s"]),
             )
-            if not (_NONCE.fullmatch(nonce) and 0 < lifetime_s <= LONGEST_S and 0 < silence_s <= LONGEST_S):
+            lifetime_s = min(lifetime_s, LONGEST_S)
+            if not (_NONCE.fullmatch(nonce) and lifetime_s > 0 and 0 < silence_s <= LONGEST_S):
                 raise ValueError("a probe without limits")
             self._starts += 1
             if self._starts > MOST_STARTS:

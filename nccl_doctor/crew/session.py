@@ -296,15 +296,15 @@ class ProbeSession:
             return answers.typed(contract.answer, "answer", message["ok"])
 
     def _greet(self, header: dict[str, Any], bound: float, latest: float) -> None:
-        own = isinstance(self._channel, base.StartsProbe)
-        if isinstance(self._channel, base.StartsProbe):
-            self._channel.start_installed(header, min(time.monotonic() + bound, latest))
+        installed = self._channel if isinstance(self._channel, base.StartsProbe) else None
+        if installed is not None:
+            installed.start_installed(header, min(time.monotonic() + bound, latest))
         if self._messages.next(min(time.monotonic() + base.LOGIN_TIMES * bound, latest), bound):
             raise answers.MalformedError("a word before the probe was sent")
         self._ready = True
         deadline = min(time.monotonic() + bound, latest)
         try:
-            if not own:
+            if installed is None:
                 self._channel.send(bundle.bundle(), deadline)  # sent separately: it is the same for all hosts
                 self._channel.send(json.dumps(header).encode() + b"\n", deadline)
         except TimeoutError:  # an interpreter that reads nothing; the bundle is larger than a pipe's buffer

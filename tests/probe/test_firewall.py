@@ -153,6 +153,12 @@ def test_the_rules_of_a_table_with_many_chains_are_read_only_where_they_matter(h
         told.replace('"nat"', '"filter"')
     )  # which may limit what the dials did not reach
     assert collect().nft_left_out == ()
+    host.program(
+        "nft",
+        f"""case "$*" in "-j list chains") cat {host.folder}/chains ;; "-a "*) echo text ;; """
+        """*) echo '{"nftables": [{"rule": {"expr": [{"limit": {}}]}}]}' ;; esac""",
+    )
+    assert isinstance(collect().nft_text, str)  # a limit is judged by its text, also where nothing fails
 
 
 MANAGED = "-A INPUT -m set --match-set s src -j DROP\\n-A INPUT -j INPUT_ZONES\\n-A INPUT -j ufw-before-input\\n"

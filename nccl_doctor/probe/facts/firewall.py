@@ -167,8 +167,10 @@ def read_firewall(deadline: float, sudo: bool = True, again: bool = False) -> di
     if iptables is None:
         hidden = not isinstance(nft, str) or any(sign in nft for sign in XTABLES)
         iptables = _part(lambda: _iptables(root, hidden))
-    many = isinstance(nft, str) and len(nft) > MANY and not any(sign in nft for sign in RATES) and not FLAGS.search(nft)
-    many = many or bool(large)
+    long = isinstance(nft, str) and (len(nft) > MANY or bool(left_out))
+    judged_by_text = isinstance(nft, str) and (any(sign in nft for sign in RATES) or bool(FLAGS.search(nft)))
+    # the second look does not know whether the first one left a large table out, so it reads the text again
+    many = (long and not judged_by_text) or (again and bool(large))
     brief = again or (isinstance(nft, str) and not any(sign in nft for sign in RULES) and iptables == [])
     wants_sets = not again and isinstance(iptables, list) and any("--match-set" in save["text"] for save in iptables)
     try:

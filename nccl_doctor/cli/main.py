@@ -15,11 +15,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 import typer
+from pydantic_core import ValidationError
 from typer.core import TyperCommand
 
 from nccl_doctor import __version__
 from nccl_doctor.cli.output import discard_stdout, error_document, unwritten
 from nccl_doctor.text.secrets import without_secrets
+from nccl_doctor.text.shell import clean
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -214,7 +216,7 @@ class PanelCommand(TyperCommand):
         try:
             return super().parse_args(ctx, full)
         except typer.TyperException as error:
-            error.message = _in_words(without_secrets(error.message))
+            error.message = without_secrets(clean(_in_words(error)))
             if _wants_json(args):
                 error_document(str(ctx.info_name), error.format_message())
             raise
@@ -237,20 +239,22 @@ def _row(parameter: Any) -> tuple[str, str]:  # noqa: ANN401 - typer's own
     return " ".join(filter(None, (words, metavar))), f"{parameter.help or ''}{note}"
 
 
-_WORDS = (
-    (re.compile(r"Value error, "), ""),
-    (re.compile(r"Input should be greater than or equal to (\S+)"), r"it has to be \1 or more"),
-    (re.compile(r"Input should be less than or equal to (\S+)"), r"it has to be \1 or less"),
-    (re.compile(r"Input should be a valid integer.*"), "it has to be a whole number"),
-    (re.compile(r"Input should be a valid number.*"), "it has to be a number"),
-)
-"""Patterns of pydantic's error messages, and the texts that replace them."""
+_WORDS = {
+    "greater_than_equal": "it has to be {ge:.15g} or more",
+    "less_than_equal": "it has to be {le:.15g} or less",
+    "int_parsing": "it has to be a whole number",
+    "float_parsing": "it has to be a number",
+    "value_error": "{error}",
+}
+"""Texts for pydantic's types of error (pydantic_core.ErrorType), with the values of an error's context."""
 
 
-def _in_words(message: str) -> str:
-    for pattern, words in _WORDS:
-        message = pattern.sub(words, message)
-    return message
+def _in_words(error: typer.TyperException) -> str:
+    cause = error.__cause__
+    for fault in cause.errors() if isinstance(cause, ValidationError) else ():
+        if fault["type"] in _WORDS:
+            return _WORDS[fault["type"]].format(**fault.get("ctx", {}))
+    return error.message
 
 
 def _wants_json(args: list[str]) -> bool:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from unittest import mock
 
 import pytest
 from hypothesis import given
@@ -16,6 +17,7 @@ from nccl_doctor.probe import gpus, tools
 from nccl_doctor.probe.facts import hardware
 from nccl_doctor.probe.facts.rdma import parse_rate, parse_state, read_rdma
 from tests.patience import LONG_S
+from tests.probe.machine import build
 
 GENERATIONS = Path(__file__).parent / "generations"
 WITH_RDMA = ("a100", "h100", "gb200")
@@ -45,12 +47,9 @@ def install(generation: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.fixture
-def tree(tmp_path: Path) -> Any:
-    def make(generation: str) -> str:
-        for path, content in json.loads(text(generation, "infiniband.json")).items():
-            (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
-            (tmp_path / path).write_text(content)
-        return str(tmp_path)
+def tree(root: Path) -> Callable[[str], None]:
+    def make(generation: str) -> None:
+        build(root / "sys/class/infiniband", json.loads(text(generation, "infiniband.json")))
 
     return make
 
@@ -96,7 +95,7 @@ def test_what_is_not_told_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert (second["mig"], second["ecc_uncorrected"], second["remap_pending"]) == (True, 0, False)
 
 
-def test_without_a_driver_there_is_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_driver_there_is_nothing(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     monkeypatch.setattr(tools, "SYSTEM", (str(tmp_path),))
     monkeypatch.setattr(tools, "MORE", ())
@@ -104,7 +103,7 @@ def test_without_a_driver_there_is_nothing(tmp_path: Path, monkeypatch: pytest.M
     assert gpus.list_gpus(time.monotonic() + LONG_S) == []
     assert hardware.read_gpu_health(time.monotonic() + LONG_S) == []
     assert hardware.xids() == []
-    assert read_rdma(str(tmp_path / "infiniband")) == []
+    assert read_rdma() == []
 
 
 PORTS = {
@@ -115,8 +114,9 @@ PORTS = {
 
 
 @pytest.mark.parametrize("generation", WITH_RDMA)
-def test_rdma_devices(generation: str, tree: Any) -> None:
-    found = read_rdma(tree(generation))
+def test_rdma_devices(generation: str, tree: Callable[[str], None]) -> None:
+    tree(generation)
+    found = read_rdma()
     seen = {
         (device["model"], port["state"], port["rate_gbps"], port["link_layer"])
         for device in found
@@ -127,8 +127,9 @@ def test_rdma_devices(generation: str, tree: Any) -> None:
     assert names == sorted(names, key=lambda name: int(name.removeprefix("mlx5_")))
 
 
-def test_gids_of_roce_keep_their_index_type_and_interface(tree: Any) -> None:
-    (port,) = read_rdma(tree("h100"))[0]["ports"]
+def test_gids_of_roce_keep_their_index_type_and_interface(tree: Callable[[str], None]) -> None:
+    tree("h100")
+    (port,) = read_rdma()[0]["ports"]
     kinds = {gid["index"]: (gid["type"], gid["interface"]) for gid in port["gids"]}
     assert kinds == {
         0: ("IB/RoCE v1", "rdma0"),
@@ -138,17 +139,9 @@ def test_gids_of_roce_keep_their_index_type_and_interface(tree: Any) -> None:
     }
 
 
-def test_gids_that_hold_no_address_are_left_out(tmp_path: Path) -> None:
-    (tmp_path / "mlx5_0/ports/1/gids").mkdir(parents=True)
-    used = "fe80:0000:0000:0000:ba3f:d2ff:fe00:0001"
-    for index, gid in enumerate((f"fe80{':0000' * 7}", ":".join(["0000"] * 8), used)):
-        (tmp_path / f"mlx5_0/ports/1/gids/{index}").write_text(f"{gid}\n")
-    ((port,),) = (device["ports"] for device in read_rdma(str(tmp_path)))
-    assert [(gid["index"], gid["gid"]) for gid in port["gids"]] == [(2, used)]
-
-
-def test_a_device_of_two_ports(tree: Any) -> None:
-    device = next(one for one in read_rdma(tree("gb200")) if one["name"] == "mlx5_2")
+def test_a_device_of_two_ports(tree: Callable[[str], None]) -> None:
+    tree("gb200")
+    device = next(one for one in read_rdma() if one["name"] == "mlx5_2")
     assert [port["number"] for port in device["ports"]] == [1, 2]
 
 
@@ -159,58 +152,8 @@ def test_acs_counts_on_bridges_alone_and_needs_root(generation: str, acs: list[s
     assert hardware.parse_acs(text(generation, "lspci.txt")) == acs
 
 
-def machine(root: Path, devices: dict[str, tuple[str, str]], iommu: str | None = None) -> str:
-    for address, (vendor, kind) in devices.items():
-        folder = root / "sys/bus/pci/devices" / address
-        folder.mkdir(parents=True)
-        (folder / "vendor").write_text(f"{vendor}\n")
-        (folder / "class").write_text(f"{kind}\n")
-        if iommu is not None:
-            (folder / "iommu_group").mkdir()
-            (folder / "iommu_group" / "type").write_text(f"{iommu}\n")
-    return str(root)
-
-
-def test_switches_modules_and_iommu_are_read_from_sys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hardware, "parse_service", lambda _told: "active")
-    root = machine(
-        tmp_path,
-        {
-            "0000:07:00.0": ("0x10de", "0x030200"),
-            "0000:c4:00.0": ("0x10de", "0x068000"),
-            "0000:c5:00.0": ("0x10de", "0x068000"),
-            "0000:00:01.0": ("0x1022", "0x060400"),
-        },
-        iommu="DMA-FQ",
-    )
-    (tmp_path / "sys/module/nvidia_peermem").mkdir(parents=True)
-    assert hardware.read_pci(time.monotonic() + LONG_S, root) == {
-        "nvswitches": 2,
-        "fabric_manager": "active",
-        "fabric_manager_version": None,
-        "peermem": True,
-        "dmabuf": None,
-        "iommu": ["DMA-FQ"],
-        "acs": None,
-        "above": [],
-    }
-
-
-def test_the_bridges_above_gpus_are_told_apart_from_others(tmp_path: Path) -> None:
-    root = machine(tmp_path, {"0000:41:00.0": ("0x10de", "0x030000"), "0000:61:00.0": ("0x10de", "0x030000")})
-    for address, bridge in (("0000:41:00.0", "0000:40:01.1"), ("0000:61:00.0", "0000:60:01.1")):
-        link, folder = (
-            tmp_path / "sys/bus/pci/devices" / address,
-            tmp_path / "sys/devices/pci0000:40" / bridge / address,
-        )
-        folder.parent.mkdir(parents=True)
-        link.rename(folder)
-        link.symlink_to(folder)
-    assert hardware.read_pci(time.monotonic() + LONG_S, root)["above"] == ["0000:40:01.1", "0000:60:01.1"]
-
-
 def test_the_fabric_manager_is_asked_for_before_a_bus_that_may_hang(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def output(argv: list[str], _deadline: float) -> str:
         asked.append(argv[0])
@@ -218,22 +161,11 @@ def test_the_fabric_manager_is_asked_for_before_a_bus_that_may_hang(
 
     asked: list[str] = []
     monkeypatch.setattr(hardware, "output", output)
-    root = machine(tmp_path, {"0000:07:00.0": ("0x10de", "0x030200"), "0000:c4:00.0": ("0x10de", "0x068000")})
-    (tmp_path / "sys/class/infiniband/mlx5_0").mkdir(parents=True)
-    assert hardware.read_pci(time.monotonic() + LONG_S, root)["fabric_manager"] == "failed"
+    for address, kind in (("0000:07:00.0", "0x030200"), ("0000:c4:00.0", "0x068000")):
+        build(root / "sys/bus/pci/devices" / address, {"vendor": "0x10de", "class": kind})
+    build(root, {"sys/class/infiniband/mlx5_0": None})
+    assert hardware.read_pci(time.monotonic() + LONG_S)["fabric_manager"] == "failed"
     assert asked == ["systemctl", "nv-fabricmanager", "lspci"]
-
-
-def test_the_fabric_managers_version_is_asked_for_where_it_does_not_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    told = {
-        "systemctl": "LoadState=loaded\nActiveState=failed\n",
-        "nv-fabricmanager": "Fabric Manager version is : 550.54.15\n",
-    }
-    monkeypatch.setattr(hardware, "output", lambda argv, _deadline: told.get(argv[0], ""))
-    root = machine(tmp_path, {"0000:07:00.0": ("0x10de", "0x030200"), "0000:c4:00.0": ("0x10de", "0x068000")})
-    assert hardware.read_pci(time.monotonic() + LONG_S, root)["fabric_manager_version"] == "550.54.15"
 
 
 @pytest.mark.parametrize(
@@ -330,72 +262,10 @@ def test_no_text_breaks_the_small_parsers(said: str) -> None:
 def test_no_content_of_sys_breaks_the_devices(files: dict[str, str]) -> None:
     import tempfile
 
-    with tempfile.TemporaryDirectory() as folder:
-        port = Path(folder) / "mlx5_0" / "ports" / "1"
+    with tempfile.TemporaryDirectory() as folder, mock.patch.object(tools, "ROOT", folder):
+        port = Path(folder) / "sys/class/infiniband/mlx5_0/ports/1"
         (port / "gids").mkdir(parents=True)
         for name, content in files.items():
             (port / name).write_text(content, encoding="utf-8", errors="replace")
-        (device,) = read_rdma(folder)
+        (device,) = read_rdma()
         assert [one["number"] for one in device["ports"]] == [1]
-
-
-def test_a_gpu_without_a_driver_is_told_with_what_is_there_for_one(tmp_path: Path) -> None:
-    root = machine(tmp_path, {"0000:41:00.0": ("0x10de", "0x030200"), "0000:00:02.0": ("0x1a03", "0x030000")})
-    for kernel, listed in (("6.8.0-40", "updates/dkms/nvidia.ko.zst:"), ("6.8.0-41", "kernel/drivers/net/veth.ko:")):
-        (tmp_path / "lib/modules" / kernel).mkdir(parents=True)
-        (tmp_path / "lib/modules" / kernel / "modules.dep").write_text(f"{listed}\n")
-    place = tmp_path / "sys/bus/pci/devices/0000:41:00.0"
-    for name, width, gts in (("current", "8", "2.5"), ("max", "16", "16.0")):
-        (place / f"{name}_link_width").write_text(f"{width}\n")
-        (place / f"{name}_link_speed").write_text(f"{gts} GT/s PCIe\n")
-    told = hardware.read_gpu_driver(root)
-    assert told is not None
-    told.pop("smi")
-    link = {"speed": 2.5, "width": 8, "max_speed": 16.0, "max_width": 16}
-    assert told == {
-        "gpus": [{"address": "0000:41:00.0", "vendor": "nvidia", "driver": None, "link": link}],
-        "module": None,
-        "built_for": ["6.8.0-40"],
-        "nodes": {},
-        "amdgpu": None,
-    }
-
-
-def test_a_gpu_with_its_driver_names_it_and_its_nodes(tmp_path: Path) -> None:
-    root = machine(tmp_path, {"0000:c1:00.0": ("0x10de", "0x030000"), "0000:c2:00.0": ("0x1002", "0x120000")})
-    (tmp_path / "sys/bus/pci/drivers/nvidia").mkdir(parents=True)
-    (tmp_path / "sys/bus/pci/devices/0000:c1:00.0/driver").symlink_to("../../drivers/nvidia")
-    (tmp_path / "sys/module/nvidia").mkdir(parents=True)
-    (tmp_path / "sys/module/nvidia/version").write_text("570.86.15\n")
-    (tmp_path / "dev").mkdir()
-    (tmp_path / "dev/nvidia0").touch()
-    (tmp_path / "dev/nvidiactl").mkdir()  # what exists and can't be opened for writing
-    told = hardware.read_gpu_driver(root)
-    assert told is not None
-    assert [(gpu["vendor"], gpu["driver"]) for gpu in told["gpus"]] == [("nvidia", "nvidia"), ("amd", None)]
-    assert (told["module"], told["built_for"]) == ("570.86.15", [])
-    assert told["nodes"] == {"/dev/nvidia0": None, "/dev/nvidiactl": "EISDIR"}
-
-
-def test_an_amd_gpu_tells_its_model_its_memory_and_its_driver(tmp_path: Path) -> None:
-    root = machine(tmp_path, {"0000:05:00.0": ("0x1002", "0x120000"), "0000:15:00.0": ("0x1002", "0x120000")})
-    first = tmp_path / "sys/bus/pci/devices/0000:05:00.0"
-    for name, text in (
-        ("device", "0x74A1"),
-        ("product_name", "AMD Instinct MI300X OAM"),
-        ("mem_info_vram_total", "206141652992"),
-    ):
-        (first / name).write_text(f"{text}\n")
-    (tmp_path / "sys/bus/pci/devices/0000:15:00.0/device").write_text("?\n")
-    (tmp_path / "sys/module/amdgpu").mkdir(parents=True)
-    told = hardware.read_gpu_driver(root)
-    assert told is not None
-    shown = [(gpu["device"], gpu["name"], gpu["memory_mib"]) for gpu in told["gpus"]]
-    assert shown == [("74a1", "AMD Instinct MI300X OAM", 196592), (None, None, None)]
-    assert told["amdgpu"] == "the kernel's own"
-    (tmp_path / "sys/module/amdgpu/version").write_text("6.12.12\n")
-    assert (hardware.read_gpu_driver(root) or {})["amdgpu"] == "6.12.12"
-
-
-def test_a_machine_without_a_gpu_has_no_driver_to_tell_of(tmp_path: Path) -> None:
-    assert hardware.read_gpu_driver(machine(tmp_path, {"0000:00:01.0": ("0x1a03", "0x030000")})) is None

@@ -9,7 +9,7 @@ import pytest
 
 from nccl_doctor.probe.facts import host
 from nccl_doctor.probe.facts.software import SIZE_LIMIT, file_text, read_config_files, read_environment
-from nccl_doctor.probe.tools import Unavailable, port_range
+from nccl_doctor.probe.tools import Unavailable
 from nccl_doctor.snapshot.system import ResourceLimits
 
 
@@ -27,17 +27,18 @@ from nccl_doctor.snapshot.system import ResourceLimits
     ],
 )
 def test_a_container_is_known_by_its_marks(
-    file: str, text: str, expected: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    file: str, text: str, expected: str | None, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
-    (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
-    (tmp_path / file).write_text(text)
-    assert host.container(str(tmp_path)) == expected
+    (root / file).parent.mkdir(parents=True, exist_ok=True)
+    (root / file).write_text(text)
+    assert host.container() == expected
 
 
-def test_a_pods_environment_says_kubernetes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_pods_environment_says_kubernetes(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert host.container() is None, root
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.96.0.1")
-    assert host.container(str(tmp_path)) == "kubernetes"
+    assert host.container() == "kubernetes"
 
 
 def test_a_user_without_a_name_is_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -45,52 +46,20 @@ def test_a_user_without_a_name_is_a_number(monkeypatch: pytest.MonkeyPatch) -> N
     assert host.identity()["user"] == "123456"
 
 
-def test_no_limit_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_limit_is_none(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given = {resource.RLIMIT_NOFILE: (1024, 4096), resource.RLIMIT_MEMLOCK: (65536, resource.RLIM_INFINITY)}
     given[resource.RLIMIT_AS] = (2**30, resource.RLIM_INFINITY)
     monkeypatch.setattr(resource, "getrlimit", given.__getitem__)
     expected = ResourceLimits(
         nofile_soft=1024, nofile_hard=4096, memlock_soft=65536, memlock_hard=None, address_space=2**30
     )
-    assert ResourceLimits.model_validate(host.limits("/nowhere", "/nowhere")) == expected
+    assert ResourceLimits.model_validate(host.limits()) == expected
 
 
-@pytest.mark.parametrize(
-    ("powers", "users", "may"),
-    [
-        ("000001ffffffffff", "0 0 4294967295", True),
-        ("0000000000004000", "0 0 4294967295", True),
-        ("00000000a80425fb", "0 0 4294967295", False),  # root in a container of Docker's
-        ("000001ffffffffff", "0 100000 65536", False),  # root of a user namespace, as in a rootless container
-        ("0000000000000000", "0 0 4294967295", False),
-    ],
-)
-def test_who_is_not_bound_by_the_limit(powers: str, users: str, may: bool, tmp_path: Path) -> None:
-    (tmp_path / "status").write_text(f"Name:\tpython\nCapPrm:\t0000000000000000\nCapEff:\t{powers}\n")
-    (tmp_path / "uid_map").write_text(f"{users:>30}\n")
-    assert host.limits("/nowhere", str(tmp_path))["ipc_lock"] is may
-
-
-def test_memory_that_cant_be_pinned_is_what_the_kernel_counts(tmp_path: Path) -> None:
-    """As on a GB10 with Linux 7.0 (NVIDIA/NV-Kernels pull request 591)."""
-    (tmp_path / "meminfo").write_text(
-        "MemFree:        92274688 kB\nCmaTotal:              0 kB\nCmaFree:          940604 kB\n"
-    )
-    assert host.limits(str(tmp_path / "meminfo"))["cma_kib"] == [0, 940604]
-
-
-def test_shared_memory_that_is_not_there_is_said(tmp_path: Path) -> None:
-    assert host.shm(str(tmp_path / "shm")) == {"total_bytes": 0, "free_bytes": 0, "problem": "missing"}
-    assert (there := host.shm(str(tmp_path)))["total_bytes"] > 0
-    assert there["problem"] is None
-
-
-def test_the_port_range_and_its_reserved_ports(tmp_path: Path) -> None:
-    with pytest.raises(Unavailable, match="ip_local_port_range can't be read"):
-        port_range(str(tmp_path))
-    (tmp_path / "ip_local_port_range").write_text("1024\t65535\n")
-    (tmp_path / "ip_local_reserved_ports").write_text("29500,30000-30010\n")
-    assert port_range(str(tmp_path)) == {"low": 1024, "high": 65535, "reserved": "29500,30000-30010"}
+def test_shared_memory_has_a_size(root: Path) -> None:
+    (root / "dev/shm").mkdir(parents=True)
+    assert (found := host.shm())["total_bytes"] > 0
+    assert found["problem"] is None
 
 
 def test_only_variables_that_bear_on_training_are_told() -> None:
@@ -131,3 +100,16 @@ def test_a_file_is_bounded_and_anything_else_is_unknown(tmp_path: Path) -> None:
     with pytest.raises(Unavailable, match="loop can't be read: Too many levels of symbolic links"):
         file_text(str(tmp_path / "loop"))
     assert file_text(str(tmp_path / "long" / "below")) is None
+
+
+def test_a_users_threads_count_against_ulimit_u(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    user = os.getuid() or 4242
+    for pid, threads in (("11", 3), ("12", 1), ("self", 9)):
+        for thread in range(threads):
+            (root / "proc" / pid / "task" / str(thread)).mkdir(parents=True)
+        os.chown(root / "proc" / pid, user, -1)
+    monkeypatch.setattr(os, "getuid", lambda: user)
+    monkeypatch.setattr(resource, "getrlimit", lambda _kind: (64, resource.RLIM_INFINITY))
+    assert host.read_tasks() == [{"name": "ulimit -u", "most": 64, "used": 4}]
+    monkeypatch.setattr(os, "getuid", lambda: 0)
+    assert host.read_tasks() == []

@@ -14,7 +14,7 @@ from typing import Any, Iterator, Mapping
 from nccl_doctor.probe import gpus
 from nccl_doctor.probe.facts.host import problem
 from nccl_doctor.probe.facts.rdma import entries, pci_link
-from nccl_doctor.probe.tools import MORE, SYSTEM, Unavailable, fact, find, login_folders, output, read
+from nccl_doctor.probe.tools import MORE, SYSTEM, Unavailable, fact, find, login_folders, output, read, under
 
 NVIDIA = "0x10de"
 NVSWITCH_CLASS = "0x0680"
@@ -36,22 +36,21 @@ DENIED = "<access denied>"
 
 
 @lru_cache(maxsize=1)
-def _pci_devices(root: str) -> list[tuple[str, str, str]]:
+def _pci_devices(devices: str) -> list[tuple[str, str, str]]:
     """Return the address, vendor and class (its first two bytes) of each PCI device from NVIDIA or AMD."""
-    devices = f"{root}/sys/bus/pci/devices"
     seen = ((address, read(f"{devices}/{address}/vendor") or "") for address in entries(devices))
     return [(name, maker, (read(f"{devices}/{name}/class") or "")[:6]) for name, maker in seen if maker in VENDORS]
 
 
 @fact("pci", slow=True)
-def read_pci(deadline: float, root: str = "") -> dict[str, Any]:
-    """Return snapshot.PciPaths. ``root`` is a prefix for all paths. lspci runs only if a GPU has peers."""
-    devices = f"{root}/sys/bus/pci/devices"
-    of_nvidia = [(address, kind) for address, vendor, kind in _pci_devices(root) if vendor == NVIDIA]
+def read_pci(deadline: float) -> dict[str, Any]:
+    """Return snapshot.PciPaths. lspci runs only if a GPU has peers."""
+    devices = under("/sys/bus/pci/devices")
+    of_nvidia = [(address, kind) for address, vendor, kind in _pci_devices(devices) if vendor == NVIDIA]
     switches = [address for address, kind in of_nvidia if kind == NVSWITCH_CLASS]
     gpus = [address for address, kind in of_nvidia if kind in GPU_CLASSES]
     groups = {read(f"{devices}/{address}/iommu_group/type") for address in gpus}
-    matters = len(gpus) > 1 or (bool(gpus) and bool(entries(f"{root}/sys/class/infiniband")))
+    matters = len(gpus) > 1 or (bool(gpus) and bool(entries(under("/sys/class/infiniband"))))
     ways = (os.path.realpath(f"{devices}/{address}").split("/")[:-1] for address in gpus)
     above = {name for names in ways for name in names if ADDRESS.fullmatch(name)}
     state = parse_service(_printed([*SERVICE_STATE], deadline) or "") if switches else None
@@ -63,8 +62,8 @@ def read_pci(deadline: float, root: str = "") -> dict[str, Any]:
         "nvswitches": len(switches),
         "fabric_manager": state,
         "fabric_manager_version": version[1] if version is not None else None,
-        "peermem": any(os.path.isdir(f"{root}/sys/module/{name}") for name in PEERMEM),
-        "dmabuf": dmabuf(read(f"{root}/proc/driver/nvidia/version"), os.uname().release),
+        "peermem": any(os.path.isdir(under(f"/sys/module/{name}")) for name in PEERMEM),
+        "dmabuf": dmabuf(read(under("/proc/driver/nvidia/version")), os.uname().release),
         "iommu": sorted(group for group in groups if group),
         "acs": None if bridges is None else parse_acs(bridges),
         "above": sorted(above),
@@ -72,11 +71,11 @@ def read_pci(deadline: float, root: str = "") -> dict[str, Any]:
 
 
 @fact("gpu_driver")
-def read_gpu_driver(root: str = "") -> dict[str, Any] | None:
-    """Return snapshot.GpuDriver; None if no GPU is on the PCI bus. ``root`` is a prefix for all paths."""
-    devices = f"{root}/sys/bus/pci/devices"
+def read_gpu_driver() -> dict[str, Any] | None:
+    """Return snapshot.GpuDriver; None if no GPU is on the PCI bus."""
+    devices = under("/sys/bus/pci/devices")
     found = []
-    for address, vendor, kind in _pci_devices(root):
+    for address, vendor, kind in _pci_devices(devices):
         if kind in (GPU_CLASSES if vendor == NVIDIA else AMD_CLASSES):
             held = f"{devices}/{address}/driver"
             driver = os.path.basename(os.path.realpath(held)) if os.path.exists(held) else None
@@ -88,15 +87,15 @@ def read_gpu_driver(root: str = "") -> dict[str, Any] | None:
         return None
     import glob  # 1 ms, and some hosts have no GPU
 
-    loaded, modules = os.path.isdir(f"{root}/sys/module/nvidia"), f"{root}/lib/modules"
-    amdgpu = f"{root}/sys/module/amdgpu"
+    nvidia, amdgpu, modules = under("/sys/module/nvidia"), under("/sys/module/amdgpu"), under("/lib/modules")
+    loaded = os.path.isdir(nvidia)
     kernels = (name for name in entries(modules) if "/nvidia.ko" in (read(f"{modules}/{name}/modules.dep") or ""))
-    paths = sorted(path for pattern in NODES for path in glob.glob(root + pattern))
+    paths = sorted(path for pattern in NODES for path in glob.glob(under(pattern)))
     return {
         "gpus": found,
-        "module": (read(f"{root}/sys/module/nvidia/version") or "of an unknown version") if loaded else None,
+        "module": (read(f"{nvidia}/version") or "of an unknown version") if loaded else None,
         "built_for": [] if loaded else [*kernels],
-        "nodes": {path[len(root) :]: _node_problem(path) for path in paths},
+        "nodes": {path[len(under("")) :]: _node_problem(path) for path in paths},
         "smi": find("nvidia-smi", [*login_folders(), *SYSTEM, *MORE]) is not None,
         "amdgpu": (read(f"{amdgpu}/version") or "the kernel's own") if os.path.isdir(amdgpu) else None,
     }
@@ -277,14 +276,14 @@ def parse_rows(text: str) -> dict[str, tuple[bool | None, bool | None]]:
 
 
 @fact("xids")
-def xids(path: str = KMSG) -> list[dict[str, Any]]:
+def xids() -> list[dict[str, Any]]:
     """Return a snapshot.Xid for each error in the last day, oldest first.
 
     Raises PermissionError if kernel.dmesg_restrict is set.
     """
-    if path == KMSG and not any(os.path.exists(sign) for sign in gpus.DEVICES):
+    if not any(os.path.exists(sign) for sign in gpus.DEVICES):
         return []
-    return parse_xids(read_records(path), time.clock_gettime(time.CLOCK_MONOTONIC))
+    return parse_xids(read_records(KMSG), time.clock_gettime(time.CLOCK_MONOTONIC))
 
 
 def parse_xids(records: list[str], now_s: float) -> list[dict[str, Any]]:

@@ -11,11 +11,11 @@ import resource
 import socket
 import struct
 import sys
-from typing import TYPE_CHECKING, Any, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Iterator
 
 from nccl_doctor.probe import netlink
 from nccl_doctor.probe.procs import SLURM
-from nccl_doctor.probe.tools import Unavailable, fact, read
+from nccl_doctor.probe.tools import Unavailable, fact, read, under
 
 if TYPE_CHECKING:
     from nccl_doctor.probe.facts.software import Interpreter
@@ -43,21 +43,21 @@ def identity() -> dict[str, Any]:
     }
 
 
-def container(root: str = "") -> str | None:
-    """Return the container runtime in which we run, or None. ``root`` is a prefix for all paths.
+def container() -> str | None:
+    """Return the container runtime in which we run, or None.
 
     Sources: files that Docker, Podman and Apptainer create in containers; Kubernetes' variable and mount (an SSH login
     lacks the variable); systemd's https://systemd.io/CONTAINER_INTERFACE; and the control group of PID 1.
     """
-    if "KUBERNETES_SERVICE_HOST" in os.environ or os.path.exists(root + "/run/secrets/kubernetes.io"):
+    if "KUBERNETES_SERVICE_HOST" in os.environ or os.path.exists(under("/run/secrets/kubernetes.io")):
         return "kubernetes"
     for mark, runtime in RUNTIME_MARKS:
-        if os.path.exists(root + mark):
+        if os.path.exists(under(mark)):
             return runtime
-    told = read(root + "/run/systemd/container")
+    told = read(under("/run/systemd/container"))
     if told:
         return told
-    group = read(root + "/proc/1/cgroup") or ""
+    group = read(under("/proc/1/cgroup")) or ""
     return next((runtime for mark, runtime in CGROUP_MARKS if mark in group), None)
 
 
@@ -76,28 +76,27 @@ CAP_IPC_LOCK = 14  # linux/capability.h
 ALL_USERS = ["0", "0", "4294967295"]  # /proc/PID/uid_map in the machine's first user namespace
 
 
-OVERCOMMIT = "/proc/sys/vm/overcommit_memory"
-
-
 @fact("limits")
-def limits(meminfo: str = "/proc/meminfo", own: str = "/proc/self", overcommit: str = OVERCOMMIT) -> dict[str, Any]:
+def limits() -> dict[str, Any]:
+    memory, own = read(under("/proc/meminfo")) or "", under("/proc/self")
     kinds = (resource.RLIMIT_NOFILE, resource.RLIMIT_MEMLOCK, resource.RLIMIT_AS)
     values = [value for kind in kinds for value in resource.getrlimit(kind)]
     names = ("nofile_soft", "nofile_hard", "memlock_soft", "memlock_hard", "address_space")
     found = {name: None if one == resource.RLIM_INFINITY else one for name, one in zip(names, values)}
-    cma = dict(re.findall(r"^(CmaTotal|CmaFree): +(\d{1,15}) kB$", read(meminfo) or "", re.MULTILINE))
+    cma = dict(re.findall(r"^(CmaTotal|CmaFree): +(\d{1,15}) kB$", memory, re.MULTILINE))
     pages = [int(cma[name]) for name in ("CmaTotal", "CmaFree")] if len(cma) == 2 else None
     powers = re.search(r"^CapEff:\s+([0-9a-f]{16})$", read(f"{own}/status") or "", re.MULTILINE)
     whole = (read(f"{own}/uid_map") or "").split() == ALL_USERS  # the kernel checks this in the first user namespace
     may = whole and bool(int(powers[1], 16) >> CAP_IPC_LOCK & 1) if powers else None
-    sums = dict(re.findall(r"^(CommitLimit|Committed_AS): +(\d{1,15}) kB$", read(meminfo) or "", re.MULTILINE))
-    strict = (read(overcommit) or "").strip() == "2" and len(sums) == 2
+    sums = dict(re.findall(r"^(CommitLimit|Committed_AS): +(\d{1,15}) kB$", memory, re.MULTILINE))
+    strict = (read(under("/proc/sys/vm/overcommit_memory")) or "").strip() == "2" and len(sums) == 2
     room = max(0, int(sums["CommitLimit"]) - int(sums["Committed_AS"])) << 10 if strict else None
     return {**found, "cma_kib": pages, "ipc_lock": may, "commit_bytes": room}
 
 
 @fact("shm")
-def shm(path: str = "/dev/shm") -> dict[str, Any]:  # noqa: S108 - POSIX shared memory is there
+def shm() -> dict[str, Any]:
+    path = under("/dev/shm")  # noqa: S108 - POSIX shared memory is there
     try:
         found = os.statvfs(path)
     except FileNotFoundError:
@@ -111,10 +110,10 @@ FOLDERS = ("/tmp", "/var/tmp")  # noqa: S108 - as tempfile.gettempdir has them w
 
 
 @fact("temporary")
-def temporary(folders: tuple[str, ...] = FOLDERS) -> list[dict[str, Any]]:
+def temporary() -> list[dict[str, Any]]:
     """Return a snapshot.TemporaryFolder for TMPDIR, /tmp, /var/tmp and the home folder, if they exist."""
     found = []
-    for path in dict.fromkeys((os.environ.get("TMPDIR") or folders[0], *folders, os.path.expanduser("~"))):
+    for path in dict.fromkeys((os.environ.get("TMPDIR") or FOLDERS[0], *FOLDERS, os.path.expanduser("~"))):
         try:
             room = os.statvfs(path)
         except FileNotFoundError:
@@ -184,12 +183,12 @@ CONNTRACK = "/proc/sys/net/netfilter/nf_conntrack_"
 
 
 @fact("conntrack")
-def read_conntrack(root: str = "") -> dict[str, int] | None:
-    """Return snapshot.ConntrackTable; None if the kernel tracks no connections. ``root`` is a prefix for all paths.
+def read_conntrack() -> dict[str, int] | None:
+    """Return snapshot.ConntrackTable; None if the kernel tracks no connections.
 
     The limit applies to the whole machine, even in a container (net/netfilter/nf_conntrack_standalone.c).
     """
-    most, used = (read(f"{root}{CONNTRACK}{name}") for name in ("max", "count"))
+    most, used = (read(under(CONNTRACK + name)) for name in ("max", "count"))
     return None if most is None or used is None else {"most": int(most), "used": int(used)}
 
 
@@ -198,28 +197,28 @@ MANY = 32768
 
 
 @fact("tasks")
-def read_tasks(root: str = "") -> list[dict[str, Any]]:
+def read_tasks() -> list[dict[str, Any]]:
     """Return a snapshot.TaskLimit for each pids.max, and for ``ulimit -u`` unless it is high or does not apply."""
     soft, user = resource.getrlimit(resource.RLIMIT_NPROC)[0], os.getuid()
     found = []
     if user and 0 <= soft < MANY:  # RLIM_INFINITY is -1; root is exempt (kernel/fork.c, copy_process)
-        found.append({"name": "ulimit -u", "most": soft, "used": _threads_of(user, root)})
-    for folder in _groups("pids", root):
+        found.append({"name": "ulimit -u", "most": soft, "used": _threads_of(user)})
+    for folder in _groups("pids"):
         most, used = ((read(f"{folder}/pids.{name}") or "").strip() for name in ("max", "current"))
         if most.isdigit():
             if not used.isdigit():
                 raise Unavailable(f"{folder}/pids.current can't be read")
-            name = folder[len(root) :].replace("/sys/fs/cgroup", "", 1) or "/"
+            name = folder.partition("/sys/fs/cgroup")[2] or "/"
             found.append({"name": f"pids.max of the control group {name}", "most": int(most), "used": int(used)})
     return found
 
 
-def _threads_of(user: int, root: str) -> int:
-    count = 0
-    for pid in filter(str.isdigit, os.listdir(f"{root}/proc")):
+def _threads_of(user: int) -> int:
+    count, processes = 0, under("/proc")
+    for pid in filter(str.isdigit, os.listdir(processes)):
         with contextlib.suppress(OSError):  # the process has ended
-            if os.stat(f"{root}/proc/{pid}").st_uid == user:
-                count += len(os.listdir(f"{root}/proc/{pid}/task"))
+            if os.stat(f"{processes}/{pid}").st_uid == user:
+                count += len(os.listdir(f"{processes}/{pid}/task"))
     return count
 
 
@@ -227,29 +226,29 @@ UNBOUNDED = 1 << 60  # version 1 of control groups writes the largest number of 
 
 
 @fact("step")
-def read_step(root: str = "", environ: Mapping[str, str] = os.environ) -> dict[str, Any] | None:
-    """Return snapshot.StepLimits; None without a Slurm job if there is no memory limit. ``root`` begins all paths."""
-    is_job = "SLURM_JOB_ID" in environ or bool(SLURM.search(read(root + "/proc/self/cgroup") or ""))
+def read_step() -> dict[str, Any] | None:
+    """Return snapshot.StepLimits; None without a Slurm job if there is no memory limit."""
+    is_job = "SLURM_JOB_ID" in os.environ or bool(SLURM.search(read(under("/proc/self/cgroup")) or ""))
     memory = [
         int(told)
-        for folder in _groups("memory", root)
+        for folder in _groups("memory")
         for name in ("memory.max", "memory.limit_in_bytes")
         if (told := read(f"{folder}/{name}") or "").isdigit() and int(told) < UNBOUNDED
     ]
     if not is_job and not memory:
         return None
-    quotas = [_quota(folder) for folder in _groups("cpu", root)]
+    quotas = [_quota(folder) for folder in _groups("cpu")]
     cpus = [len(os.sched_getaffinity(0)), *(quota for quota in quotas if quota is not None)]
     return {"cpus": min(cpus), "memory_bytes": min(memory, default=None), "is_job": is_job}
 
 
-def _groups(controller: str, root: str) -> Iterator[str]:
+def _groups(controller: str) -> Iterator[str]:
     """Yield the folders of this process's control group and of its parent groups, which also limit the process."""
     # "NUMBER:CONTROLLERS:PATH" (cgroups(7)), v2's with no controller
-    lines = (line.split(":", 2) for line in (read(root + "/proc/self/cgroup") or "").splitlines())
+    lines = (line.split(":", 2) for line in (read(under("/proc/self/cgroup")) or "").splitlines())
     paths = {name: path for _, names, path in lines for name in names.split(",")}
     own = controller if controller in paths else ""
-    folder = f"{root}/sys/fs/cgroup/{own}{paths.get(own, '')}".replace("//", "/").rstrip("/")
+    folder = under(f"/sys/fs/cgroup/{own}{paths.get(own, '')}".replace("//", "/").rstrip("/"))
     while "/sys/fs/cgroup" in folder:
         yield folder
         folder = folder.rpartition("/")[0]
@@ -269,13 +268,13 @@ PATTERNS = ("/dev/nvidia[0-9]*", "/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/infi
 
 
 @fact("surroundings")
-def read_surroundings(inside: bool, patterns: Iterable[str] = PATTERNS) -> dict[str, Any] | None:
+def read_surroundings(inside: bool) -> dict[str, Any] | None:
     """Return snapshot.Surroundings; None outside a container, because opening a GPU wakes it."""
     if not inside:
         return None
     import glob  # 1 ms, and most hosts are no container
 
-    found = sorted(path for pattern in patterns for path in glob.glob(pattern))
+    found = sorted(path for pattern in PATTERNS for path in glob.glob(pattern))
     return {"network": os.readlink("/proc/self/ns/net"), "devices": {path: problem(path) for path in found}}
 
 

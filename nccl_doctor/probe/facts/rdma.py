@@ -7,7 +7,7 @@ import re
 from typing import Any, Dict
 
 from nccl_doctor.probe.facts.host import problem
-from nccl_doctor.probe.tools import fact, read
+from nccl_doctor.probe.tools import fact, read, under
 
 FOLDER = "/sys/class/infiniband"
 EMPTY_GID = re.compile(r"[0:]*|fe80(?::0000){7}")
@@ -22,8 +22,9 @@ MOST_FREE = 32
 
 
 @fact("rdma")
-def read_rdma(folder: str = FOLDER, nodes: str = "/dev/infiniband") -> list[dict[str, Any]]:
+def read_rdma() -> list[dict[str, Any]]:
     """Return a snapshot.RdmaDevice for each device; empty if the kernel has no RDMA."""
+    folder, nodes = under(FOLDER), under("/dev/infiniband")
     names = entries(folder)
     verbs = f"{os.path.dirname(folder)}/infiniband_verbs"
     known = [name for name in entries(verbs) if re.fullmatch("uverbs[0-9]{1,9}", name)] if names else []
@@ -138,8 +139,9 @@ COUNTED = {  # counters of mlx5 and of the kernel itself; model/report.py has ph
 Counters = Dict[str, Dict[str, int]]
 
 
-def count_rdma(folder: str = FOLDER) -> Counters:
+def count_rdma() -> Counters:
     """Return the error counters of each port, by port ("mlx5_0:1"); empty if the kernel has no RDMA."""
+    folder = under(FOLDER)
     ports = ((f"{name}:{at}", f"{folder}/{name}/ports/{at}") for name in entries(folder)
              for at in _numbers(f"{folder}/{name}/ports"))  # fmt: skip
     return {port: {name: int(text) for kind, names in COUNTED.items() for name in names

@@ -21,7 +21,7 @@ from nccl_doctor.crew import answers
 from nccl_doctor.crew import start as bundle
 from nccl_doctor.crew.start import SILENT, ProbeStart, start_failure
 from nccl_doctor.model.cluster import Node
-from nccl_doctor.model.engine import place_of
+from nccl_doctor.model.engine import engines_of, place_of
 from nccl_doctor.snapshot.access import ProbeFailed, PythonMissing
 from nccl_doctor.transport import base
 
@@ -325,6 +325,7 @@ class ProbeSession:
                 python=self.node.python,
                 place=place_of(self.node),
                 error=str(error),
+                login=any(engine.logs_in for engine in engines_of(self.node)),
                 shell_ready=self._messages.shell_ready,
                 ready=self._ready,
                 late=late,

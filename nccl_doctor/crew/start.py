@@ -52,6 +52,7 @@ class ProbeStart:
         python: the requested interpreter.
         place: the container in which it was to run, such as "the docker container train"; empty for the host itself.
         error: the channel's error, or the reason why the probe refused to run.
+        login: a login shell starts the interpreter; False for this machine, Slurm, Kubernetes and ``check --join``.
         shell_ready: the login shell ran the command that starts the probe, so its start-up files did not end it.
         ready: the interpreter reported that it runs, so neither the shell nor the path is at fault.
         late: a deadline passed, so the machine may be slow.
@@ -64,6 +65,7 @@ class ProbeStart:
     python: str
     place: str
     error: str
+    login: bool
     shell_ready: bool
     ready: bool
     late: bool
@@ -98,11 +100,13 @@ def start_failure(start: ProbeStart) -> PythonMissing | ProbeFailed:
         problem, detail = found
         facts = PythonFacts(python=start.python, problem=problem)
         return PythonMissing(detail=inside + detail, evidence=evidence, facts=facts)
-    stage = "start" if start.ready or start.lied or _cut_off(start) else "login"
+    stage = "start" if start.ready or start.lied or not start.login or _cut_off(start) else "login"
     return ProbeFailed(
         detail=inside + _detail(start),
         evidence=evidence,
-        facts=ProbeFacts(python=start.python, stage=stage, late=start.late),
+        facts=ProbeFacts(
+            python=start.python, stage=stage, late=start.late, ran=start.ready or start.lied or stage == "login"
+        ),
     )
 
 
@@ -146,12 +150,15 @@ def _detail(start: ProbeStart) -> str:
         return f"{start.python} did not start the probe: {start.error}"
     if start.late:
         slow = "that interpreter hangs, or needs longer than --connect-timeout gives it"
-        why = slow if start.shell_ready else "the login waits or runs something else"
+        why = slow if start.shell_ready or not start.login else "the login waits or runs something else"
         return f"{start.python} did not start in time: {why}"
     words = next(
         (part(line.strip(), 0, _WORDS) for line in reversed((*start.stderr, *start.chatter)) if line.strip()), ""
     )
     said = f', and said "{words}"' if words else ""
+    if not start.login:
+        status = "" if start.status is None else f" with exit status {start.status}"
+        return f"{start.python} ended{status} and did not start the probe{said}"
     return f"its login ended without starting {start.python}{said}"
 
 

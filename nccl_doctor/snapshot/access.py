@@ -104,11 +104,18 @@ class PythonFacts(AccessFacts):
 
 
 class ProbeFacts(AccessFacts):
-    """Facts about a failed probe. ``stage`` is connect, login, start, facts, mesh or hang; ``late`` means a timeout."""
+    """Facts about a failed probe.
+
+    Attributes:
+        stage: connect, login, start, facts, mesh or hang.
+        late: a deadline passed.
+        ran: False if the interpreter did not report that it runs, although no login shell stands before it.
+    """
 
     python: str | None = None
     stage: str
     late: bool = False
+    ran: bool = True
 
 
 class EngineFacts(AccessFacts):

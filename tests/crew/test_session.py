@@ -247,7 +247,7 @@ def test_no_interpreter() -> None:
 def test_an_interpreter_that_hangs(tmp_path: Path) -> None:
     began = time.monotonic()
     failure = refused(node(interpreter(tmp_path, "sleep 60")), 0.5)
-    assert (failure.kind, failure.facts.stage, failure.facts.ran_out_of_time) == ("probe-failed", "login", True)
+    assert (failure.kind, failure.facts.stage, failure.facts.ran_out_of_time) == ("probe-failed", "start", True)
     assert "did not start in time" in failure.detail
     assert time.monotonic() - began < 10 * crowd()
 
@@ -270,7 +270,7 @@ def test_a_login_that_runs_something_else_is_sent_no_program(tmp_path: Path) -> 
     """A shell in the interpreter's place would run the program's bytes as commands."""
     received = tmp_path / "received"
     failure = refused(node(interpreter(tmp_path, f"exec tee {received}")), 0.5)
-    assert (failure.facts.stage, received.read_bytes()) == ("login", b"")
+    assert (failure.facts.stage, failure.facts.ran, received.read_bytes()) == ("start", False, b"")
 
 
 def test_hostile_interpreter_names_are_quoted(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ def start(
     ready: bool = False,
     late: bool = False,
     shell_ready: bool = True,
+    login: bool = True,
     chatter: str = "",
     error: str = "",
 ) -> ProbeStart:
@@ -23,6 +24,7 @@ def start(
         python=PYTHON,
         place="",
         error=words,
+        login=login,
         shell_ready=shell_ready,
         ready=ready,
         late=late,
@@ -96,6 +98,12 @@ def test_the_interpreter_is_at_fault(seen: ProbeStart, problem: str, detail: str
         ),
         (start("Error: /proc/4711/ns/mnt: no such file or directory", status=1), "login", "its login ended without"),
         (start("crun: open /sys/fs/cgroup/x: No such file or directory", status=127), "login", "ended without"),
+        (
+            start("Try --help", status=1, login=False),
+            "start",
+            f'{PYTHON} ended with exit status 1 and did not start the probe, and said "Try --help"',
+        ),
+        (start(late=True, login=False), "start", "did not start in time: that interpreter hangs"),
         (start(late=True), "login", "did not start in time: that interpreter hangs"),
         (start(late=True, shell_ready=False), "login", "did not start in time: the login waits or runs something else"),
         (start(SILENT, ready=True, late=True), "start", "large packets seem to vanish on the way"),

@@ -61,7 +61,7 @@ def probe_failed(view: View) -> Findings:
 
 def _remedy(failures: tuple[ProbeFailed, ...]) -> Fix:
     facts = failures[0].facts
-    summary = _LARGE if facts.late and facts.stage in ("start", "facts") else _STARTED
+    summary = _LARGE if facts.late and facts.ran and facts.stage in ("start", "facts") else _STARTED
     if facts.stage in ("connect", "login"):
         said = "\n".join(failures[0].evidence)
         summary = next((remedy for words, remedy in _SAID.items() if re.search(words, said)), _LOGIN)

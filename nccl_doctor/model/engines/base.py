@@ -34,6 +34,7 @@ class Engine:
     options: ClassVar[type[NodeOptions]]  # type of its settings for a node
     way: ClassVar[str]  # how a command reaches a node, as a phrase to follow "a command"
     absent: ClassVar[str]  # states that no host is reached this way
+    logs_in: ClassVar[bool] = False  # a login shell on the host runs the commands
     wraps: ClassVar[bool] = False  # it continues from a host that another engine reaches
     shares_machine: ClassVar[bool] = True  # several of its hosts may be on one machine
     launches: ClassVar[bool] = False  # ``nccl-doctor launch`` writes lines that start a job on its hosts

@@ -31,6 +31,7 @@ class SshEngine(Engine):
     options = SshOptions
     way = "over SSH"
     absent = "no host is reached over SSH"
+    logs_in = True
     shares_machine = False
     launches = True
     kinds = ("auto", "paramiko", "openssh", "local")

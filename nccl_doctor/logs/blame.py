@@ -1,7 +1,6 @@
 """Separates causes from consequences among all faults that a log shows.
 
-The checks declare the meaning of combinations of events as passes (``signs.PassStage``); the remaining events are
-ranked here.
+Checks interpret combinations of events in passes (``signs.PassStage``), and this module ranks the remaining events.
 """
 
 from __future__ import annotations
@@ -20,13 +19,13 @@ from nccl_doctor.text.hostlist import grouped
 MOST_CAUSES = 3
 
 _RETRIES_AT_THE_END = 3
-"""A log that ends at most this many lines after a retry does not show that the retry succeeded."""
+"""Maximum number of lines between a retry and the end of a log for which the retry counts as unsuccessful."""
 
 _BEGINNINGS = frozenset({CHOSEN, STARTED, TABLE})
 
 
 def in_context(log: Log) -> list[Event]:
-    """Return the events that show a fault, with the names and grades that they have in the context of the whole log."""
+    """Return the events that show a fault, with names and grades that take the whole log into account."""
     every = [event for reading in log.readings for event in (*reading.events, *from_text(reading.events))]
     scene = Scene(every, log, {reading.name: reading for reading in log.readings})
     _run(scene, PassStage.MEANING, PassStage.RECOVERY)
@@ -57,7 +56,7 @@ def _run(scene: Scene, *stages: PassStage) -> None:
 
 
 def _weighed(event: Event, scene: Scene) -> Event:
-    """Return a hint with the grade that it has in the context of the whole log."""
+    """Return a hint with a grade that takes the whole log into account."""
     shown, names = signs()[event.name], scene.names
     if shown.weigh is not None:
         return replace(event, grade=shown.weigh(event, scene))
@@ -70,7 +69,7 @@ def _weighed(event: Event, scene: Scene) -> Event:
 
 
 def _stuck_retries(log: Log) -> set[str]:
-    """Return the diagnoses whose retries are at the end of a source, without a success after them."""
+    """Return the diagnoses whose retries are at the end of a source and therefore did not succeed."""
     stuck: set[str] = set()
     for reading in log.readings:
         hints = [event for event in reading.events if event.grade is Grade.HINT and event.name in having(Role.RETRIED)]
@@ -81,7 +80,7 @@ def _stuck_retries(log: Log) -> set[str]:
 
 
 def last_run(readings: Sequence[Reading], facts: Facts) -> tuple[list[Reading], Facts]:
-    """Return the readings without earlier runs that ended well, and the facts of the last run."""
+    """Return the readings and facts of the last run, without earlier runs that ended successfully."""
     begun = {reading.name for reading in readings if _begins_again(reading)}
     if not begun:
         return [*readings], facts
@@ -96,7 +95,7 @@ def last_run(readings: Sequence[Reading], facts: Facts) -> tuple[list[Reading], 
 
 
 def _begins_again(reading: Reading) -> bool:
-    """Return whether another run follows a successful end, as new processes start, meet or print a table."""
+    """Return whether a source shows the start of another run after a run that ended successfully."""
     if not reading.well:
         return False
     old = {event.prefix.pid for event in reading.events if event.line <= reading.well and event.prefix.pid}
@@ -109,7 +108,7 @@ def _begins_again(reading: Reading) -> bool:
 
 
 def causes(log: Log) -> tuple[Cause, ...]:
-    """Return at most three causes, most likely first; none for a healthy log."""
+    """Return up to three causes, most likely first, or an empty tuple for a healthy log."""
     events = in_context(log)
     if not events:
         return ()
@@ -140,7 +139,7 @@ def causes(log: Log) -> tuple[Cause, ...]:
 
 
 def _order(events: Sequence[Event]) -> Callable[[Event], tuple[int, int, tuple[int, int, int], int]]:
-    """Return a sort key that puts the likeliest cause first: by grade, then by time if all top events have one."""
+    """Return a sort key that puts the likeliest cause first, by grade and then by time or position."""
     highest = max(event.grade for event in events)
     competing = [event for event in events if event.grade is highest]
     timed = all(event.prefix.time is not None for event in competing)
@@ -155,12 +154,12 @@ def _order(events: Sequence[Event]) -> Callable[[Event], tuple[int, int, tuple[i
 
 
 def _effects(name: str) -> tuple[str, ...]:
-    """Return the names of the diagnoses that a cause leads to, except those that every rank reports after any fault."""
+    """Return the names of the diagnoses that a given diagnosis can cause."""
     check = entry(name)
     return (*(one for one in check.explains if isinstance(one, str)), *check.in_logs)
 
 
 def faults(events: Iterable[Event]) -> set[str]:
-    """Return the names of the faults, except those that only show that a process gave up."""
+    """Return the names of the faults, except faults that only show that a process gave up."""
     silent = having(Role.GIVES_UP)
     return {e.name for e in events if e.grade > Grade.HINT and (e.name not in silent or e.grade > Grade.GENERIC)}

@@ -1,4 +1,4 @@
-"""Turns sources into a verdict; this module is the public interface of the package."""
+"""Derives a verdict from log sources. This module is the public interface of ``nccl_doctor.logs``."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from nccl_doctor.text.bounds import CrowdedError
 from nccl_doctor.text.hostlist import grouped
 
 SMALL = 1 << 20
-"""Maximum total size in bytes of logs that are read again, with wrapped lines joined, if no cause is found at first."""
+"""Maximum total size, in bytes, of logs that are read again with wrapped lines joined if no cause is found."""
 
 _RAS_JSON = b'"communicators_count":'
 
 _SAMPLE = 64 << 10
-"""Number of bytes at the beginning of a log by which a wrapped log is recognised."""
+"""Number of bytes at the beginning of a source from which the format is detected."""
 
 
 class CutOffError(Exception):
-    """An archive is incomplete, because the job was killed while compressing it or only part of it was copied."""
+    """Error raised for a compressed log that is incomplete, for example because only a part was copied."""
 
 
 @dataclass(frozen=True)
 class LogSource:
-    """A log's name, and its contents in blocks.
+    """The name of a log and its contents in blocks.
 
-    Reading the blocks raises :class:`CutOffError` if the archive is incomplete.
+    Iterating over ``blocks`` raises :class:`CutOffError` if a compressed log is incomplete.
     """
 
     name: str
@@ -43,7 +43,7 @@ class LogSource:
 
 @dataclass(frozen=True)
 class LogVerdict:
-    """At most three causes, most likely first, with the number of files and bytes read."""
+    """Up to three causes, most likely first, and the number of files and bytes read."""
 
     causes: tuple[Cause, ...]
     log: Log
@@ -52,9 +52,9 @@ class LogVerdict:
 
 
 class Investigation:
-    """A diagnosis that is updated as logs are read, and can be queried at any time.
+    """A diagnosis that is updated as logs are read and can be queried at any time.
 
-    With ``live``, for logs in which a fatal line is awaited, every block is read immediately, wrapped or not.
+    With ``live``, each block is processed immediately, and wrapped lines are not joined.
     """
 
     def __init__(self, *, live: bool = False) -> None:
@@ -71,13 +71,13 @@ class Investigation:
         self._is_binary = False
 
     def begin(self, name: str) -> None:
-        """Begin a source; the previous source must be closed."""
+        """Start a new source; the previous source must be closed."""
         self._reader = Reader(name, self.log.facts, self._order)
         self._head, self._dump, self._width, self._held, self._is_binary = b"", None, None, b"", False
         self.log.readings.append(self._reader.reading)
 
     def feed(self, data: bytes) -> list[Event]:
-        """Add a block of the current source; return the events in the lines that the block completes."""
+        """Process a block of the current source, and return the events in lines that the block completes."""
         if self._head is not None:
             self._head += data
             return self._begun() if (self._live and data) or len(self._head) >= _SAMPLE else []
@@ -87,7 +87,7 @@ class Investigation:
         return self._wide.decode(data).encode() if self._wide else data
 
     def cut_off(self) -> None:
-        """Record that the rest of the current source is unknown."""
+        """Record that the current source is incomplete."""
         self.log.cut.append(self.log.readings[-1].name)
 
     def close(self) -> list[Event]:
@@ -114,7 +114,7 @@ class Investigation:
         self.log.readings.append(reading)
 
     def _begun(self) -> list[Event]:
-        """Recognise a source by its beginning as a dump, a binary file, a wrapped log, or an unwrapped log."""
+        """Detect from its first bytes whether a source is a dump, a binary file, or a log with wrapped lines."""
         head, self._head = self._head or b"", None
         self._wide = wide(head)
         head = self._narrow(head)
@@ -148,7 +148,7 @@ class Investigation:
         return self._reader.feed(join(whole, self._width) + end) if end else []
 
     def _recorded(self, reader: Reader, data: bytes) -> None:
-        """Add a dump of the flight recorder or of RAS; a file that only looks like a dump is read as text."""
+        """Add a flight-recorder dump or RAS output, or read the file as text if it is neither."""
         try:
             dump = flight.read(reader.reading.name, data)
             answer = parse_json(decode(data)) if dump is None and _RAS_JSON in data else None
@@ -170,7 +170,7 @@ class Investigation:
             reader.close()
 
     def verdict(self) -> LogVerdict:
-        """Return the causes known so far."""
+        """Return the verdict on the logs read so far."""
         found = causes(self.log)
         if self._small and self._reader is None and (not found or found[0].grade < Grade.LIKELY):
             found = self._read_again(found)
@@ -185,7 +185,7 @@ class Investigation:
         return LogVerdict(found, self.log, len(readings), sum(reading.bytes for reading in readings))
 
     def _read_again(self, found: tuple[Cause, ...]) -> tuple[Cause, ...]:
-        """Return the causes that joined lines show if they have a higher grade than ``found``, or else ``found``."""
+        """Return the causes found after joining wrapped lines if their grade is higher, and otherwise ``found``."""
         fatal = (event for reading in self.log.readings for event in reading.events if event.grade >= Grade.LIKELY)
         whole = grouped((event.file, event.line) for event in fatal)
         sources = {name: bytes(data) for name, data in (self._small or {}).items()}
@@ -206,17 +206,17 @@ class Investigation:
 
 
 _CONTROLS = bytes({*range(8), *range(14, 27), *range(28, 32), 127})
-"""Control characters that hardly occur in logs; tabs, line ends, backspaces and escapes are not included."""
+"""Control characters that rarely occur in logs, which excludes tabs, newlines, backspaces, and escapes."""
 _MOST_CONTROLS = 0.03
 
 
 def is_binary(head: bytes) -> bool:
-    """Return whether a file that begins like this is not text in any encoding that logs use."""
+    """Return whether ``head`` is the beginning of a binary file rather than of a text log."""
     return len(head) - len(head.translate(None, _CONTROLS)) > _MOST_CONTROLS * len(head)
 
 
 def is_record_file(head: bytes) -> bool:
-    """Return whether a file that begins like this may be a flight recorder's dump or an answer from RAS."""
+    """Return whether ``head`` may be the beginning of a flight-recorder dump or of RAS output in JSON."""
     return flight.looks_like_dump(head) or _RAS_JSON in head
 
 

@@ -1,6 +1,6 @@
-"""Reads facts about a run other than faults, such as versions, interfaces, ranks, and the ranks' progress.
+"""Extracts facts about a run from logs, such as versions, interfaces, ranks, and the progress of each rank.
 
-:func:`facts_of` also reads the output of nccl-doctor's own all-reduce, whose ranks run with ``NCCL_DEBUG=INFO``.
+:func:`facts_of` reads the output of nccl-doctor's own all-reduce test, which runs with ``NCCL_DEBUG=INFO``.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from nccl_doctor.text.bounds import safe_regex
 
 
 class Milestone(IntEnum):
-    """Milestones of a process on the way to a complete NCCL communicator.
+    """Milestones of a process in the setup of an NCCL communicator.
 
-    A process without lines from NCCL has only reached ``STARTED``.
+    A process whose log contains no NCCL lines has reached only ``STARTED``.
     """
 
     STARTED = 0
@@ -33,7 +33,7 @@ class Milestone(IntEnum):
 
 @dataclass(frozen=True)
 class Interface:
-    """An interface and its address, which NCCL prints as ``eth0:10.0.0.1<0>``; ``address`` may have a ``%scope``."""
+    """A network interface and its address, which NCCL prints as ``eth0:10.0.0.1<0>``."""
 
     name: str
     address: str
@@ -41,13 +41,13 @@ class Interface:
 
 @dataclass
 class LoggedProcess:
-    """A process of the job.
+    """A process of the job that the log names.
 
     Attributes:
-        rank: the first rank that NCCL gave to the process; None if no line names it.
-        ranks: all ranks of the process, which has several if it drives several GPUs, as with JAX.
-        network: the transport that NCCL uses: "Socket", "IB" or a plugin's name.
-        plugin: the network plugin with the version of the plugin interface, such as "Libfabric (v8)".
+        rank: first rank of the process in its largest communicator; None if the log shows no rank.
+        ranks: all ranks of the process; a process that uses several GPUs, as in JAX, has several ranks.
+        network: network transport that NCCL uses, such as "Socket", "IB", or the name of a plugin.
+        plugin: name of the network plugin and version of the plugin interface, such as "Libfabric (v8)".
     """
 
     host: str
@@ -157,27 +157,27 @@ RULES: tuple[FactRule, ...] = (
     FactRule("well", r"`Trainer\.fit` stopped: `max_"),
     FactRule("well", r"^(?i:(?:training|train|done training)[:,]? (?:is )?(?:done|complete|completed|finished))[.!]?$"),
 )
-"""Facts that are read from every log."""
+"""Patterns for facts that are read from every log."""
 
 CHANNEL_RULES: tuple[FactRule, ...] = (
     FactRule("channel", r"(?:Channel|Ring) \d+\S* : \d+\S* -> \d+\S* .*via (?P<way>\S+)"),
     FactRule("ring", r"Channel (?P<channel>\d+)/\d+ : (?P<order>[ \d]+)$"),
     FactRule("trees", r"Trees (?P<trees>\[0\].*)"),
 )
-"""Facts about rings, trees and channels, for which a large job prints hundreds of thousands of lines."""
+"""Patterns for facts about rings, trees, and channels, for which a large job prints hundreds of thousands of lines."""
 
 MAX_RANKS = 256
-"""Maximum number of ranks of a process, which has one for each GPU."""
+"""Maximum number of ranks of a process, which has one rank for each GPU."""
 
 MAX_PROCESSES = 65_536
-"""Maximum number of processes that are recorded; the limit keeps a forged log from filling the memory."""
+"""Maximum number of recorded processes, which limits the memory that a forged log can use."""
 
 
 _OF_SOURCES = frozenset({"exited"})
-"""Kinds of facts that only :meth:`nccl_doctor.logs.log.Reading.note` records."""
+"""Kinds of facts that only :meth:`nccl_doctor.logs.log.Reading.note` stores."""
 _FLAGS = {"failed": "gave_up", "serving": "serving", "torn": "torn_down", "well": "ended_well"}
 _COUNTS = {"ras": "ras_failures", "row": "rows"}
-"""The counter that each kind of line increments."""
+"""Attribute that each kind of line increments."""
 
 _GDR = {"0": "not used", "1": "used", "Disabled": "not used", "Enabled": "used"}
 
@@ -187,27 +187,27 @@ _REACHED = {
     "bootstrapped": Milestone.BOOTSTRAPPED,
     "connected": Milestone.CONNECTED,
 }
-"""The milestone that each kind of line shows. Values in the line become attributes of the process."""
+"""Milestone that each kind of line shows. Named groups of the pattern are stored as attributes of the process."""
 
 
 @dataclass
 class Facts:
-    """Facts read from a log; dictionaries keep the order of the log.
+    """Facts read from a log; dictionary entries are in the order of the log lines.
 
     Attributes:
-        nccl_versions: number of lines that name each version; torch_versions likewise.
-        ifname: the value of NCCL_SOCKET_IFNAME, as NCCL prints it.
-        rings: the ranks in ring order by channel, for channels whose order is printed.
+        nccl_versions: number of lines that name each NCCL version.
+        ifname: value of NCCL_SOCKET_IFNAME as printed by NCCL.
+        rings: ranks in ring order for each channel whose ring order the log shows.
         trees: the ``Trees`` line of each rank.
         rows: number of rows in a benchmark's table; ``busbw`` is the table's average bus bandwidth in GB/s.
-        gave_up: whether a call to NCCL returned an error, or a process ended with an exception.
-        serving: whether an engine's server answers requests, which it does once all its ranks have connected.
+        gave_up: whether an NCCL call returned an error or a process ended with an exception.
+        serving: whether an inference server accepts requests, which means that all ranks have connected.
         torn_down: whether a communicator was destroyed or aborted after use.
-        summary_host: host of the first failure in torchrun's summary; ``summary_rank`` is its rank.
-        ended_well: whether there is a line that only a finished run prints.
-        tasks: pairs of an srun task and the rank that a line of the task names.
+        summary_host: host of the root cause in torchrun's failure summary; ``summary_rank`` is the rank.
+        ended_well: whether the log contains a line that only a completed run prints.
+        tasks: pairs of an srun task number and a rank that a line of the task names.
         world_size: size of the largest communicator.
-        chosen: topic, value and host of NCCL's other choices.
+        chosen: topic, value, and host of other settings that NCCL prints, such as GPUs and algorithms.
     """
 
     nccl_versions: Counter[str] = field(default_factory=Counter)
@@ -233,17 +233,17 @@ class Facts:
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        """Hosts that NCCL's lines name."""
+        """Hosts named in NCCL's log lines."""
         return tuple(dict.fromkeys(process.host for process in self.processes.values()))
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """Ranks named in NCCL's lines, sorted."""
+        """Ranks named in NCCL's log lines, in ascending order."""
         return tuple(sorted({p.rank for p in self.processes.values() if p.rank is not None}))
 
     @property
     def came_together(self) -> bool:
-        """True if the communicator of any rank is complete, for which all ranks must have connected."""
+        """True if the communicator of any rank is complete, which requires connections to all ranks."""
         return any(process.milestone is Milestone.COMPLETE for process in self.processes.values())
 
     def of_host(self, host: str | None) -> list[LoggedProcess]:
@@ -327,13 +327,13 @@ class Facts:
         self.note_task(prefix, number(match["rank"]))
 
     def note_task(self, prefix: Prefix, rank: int | None) -> None:
-        """Record the rank that a line printed by one of srun's tasks is about."""
+        """Record which rank a line of an srun task concerns."""
         if prefix.task is not None and rank is not None and len(self.tasks) < MAX_PROCESSES:
             self.tasks.setdefault((prefix.task, rank))
 
     @property
     def tasks_are_ranks(self) -> bool | None:
-        """True if srun's task numbers are the ranks, False if they are not, None if no line shows it."""
+        """True if srun's task numbers equal the ranks, False if they differ, and None if unknown."""
         return all(task == rank for task, rank in self.tasks) if self.tasks else None
 
     def _rank(self, match: re.Match[str], prefix: Prefix) -> None:
@@ -367,7 +367,7 @@ class Facts:
         self.busbw, self.ended_well = float(match["rate"]), True
 
     def _summary(self, match: re.Match[str], _prefix: Prefix) -> None:
-        """Read torchrun's summary, which ends with the root cause."""
+        """Read a line of torchrun's failure summary, whose last entry is the root cause."""
         if match["host"]:
             self.summary_host = match["host"]
         elif match["rank"]:
@@ -390,7 +390,7 @@ class Facts:
             self.rings.setdefault(channel, tuple(rank for rank in order if rank is not None))
 
     def _trees(self, match: re.Match[str], prefix: Prefix) -> None:
-        """Read a ``Trees`` line, which names the rank (perhaps not known yet) between its children and its parent."""
+        """Read a ``Trees`` line, in which the rank stands between its children and its parent."""
         self._enter(prefix)
         own = OWN_IN_TREE.search(match["trees"])
         rank = number(own[1]) if own else None
@@ -403,7 +403,7 @@ INTERFACE = re.compile(r"(?<![\w.-])(?:\[\d+\])?([A-Za-z][\w.-]*(?::\d+)?):([0-9
 
 
 def facts_of(lines: Iterable[str], rules: Sequence[FactRule] = (*RULES, *CHANNEL_RULES)) -> Facts:
-    """Return the facts that the given rules find in the output of ``NCCL_DEBUG=INFO``."""
+    """Return the facts that ``rules`` find in output of ``NCCL_DEBUG=INFO``."""
     facts = Facts()
     for raw in lines:
         line = tidy(raw.rstrip("\r\n"))

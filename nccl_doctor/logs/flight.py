@@ -1,12 +1,13 @@
-"""Reads dumps of torch's flight recorder: the collectives that a rank has issued, and whether they ended.
+"""Reads dumps of torch's flight recorder, which list a rank's collectives and the state of each collective.
 
-``TORCH_NCCL_DUMP_ON_TIMEOUT=1`` makes torch write one file per rank, such as ``nccl_trace_rank_3``, as a pickle of
-plain dictionaries; other programs store the same data as JSON. Source: torch/csrc/distributed/c10d/FlightRecorder.cpp,
-version 2.x. Under gloo every collective stays "scheduled"; those that ended are ``retired``, or counted as completed in
-``pg_status``. JSON dumps contain no stacks, and store some numbers as strings.
+With ``TORCH_NCCL_DUMP_ON_TIMEOUT=1``, torch writes one file per rank, such as ``nccl_trace_rank_3``, as a pickle of
+plain dictionaries. Other programs store the same data as JSON. Source: torch/csrc/distributed/c10d/FlightRecorder.cpp,
+version 2.x. With Gloo, the state of every collective remains "scheduled", but ended collectives are marked as
+``retired`` or counted as completed in ``pg_status``. JSON dumps contain no stack traces and store some numbers as
+strings.
 
-The module also compares the dumps of several ranks, to find the first collective that a rank called differently or
-that did not end.
+:func:`compare` finds the first collective in the dumps of several ranks that a rank called differently or did not
+complete.
 """
 
 from __future__ import annotations
@@ -24,25 +25,25 @@ from nccl_doctor.logs.prefix import tidy
 from nccl_doctor.text.bounds import CrowdedError, refuse_crowded
 
 MAX_BYTES = 64 << 20
-"""Maximum number of bytes of a dump that is read; torch keeps a few thousand records, which take a few megabytes."""
+"""Maximum size of a dump in bytes; torch keeps a few thousand records, which take a few megabytes."""
 
 _RANK = re.compile(r"rank[_-]?(\d{1,7})|(\d{1,7})(?:\.\w+)?$")
 _NUMBERS = re.compile(r"\d{1,7}")
 _FRAME_OF_TORCH = re.compile(r"/torch/(?:distributed|nn|autograd|_|utils|optim)|^<frozen|/torch/fx/")
 _DEFAULT = "0"
-"""The default group's name, which is "" in gloo's pg_config."""
+"""Name of the default process group, which has an empty name in Gloo's ``pg_config``."""
 
 _LARGEST = 1 << 40
 _MOST_SHAPES, _MOST_RECORDS = 64, 100_000
 _MOST_TYPES = 200
-"""Maximum number of characters of the types of a collective's inputs."""
+"""Maximum number of characters that are kept of a collective's input data types."""
 _MOST_GROUPS, _MOST_RANKS = 1024, 1 << 19
-"""Maximum number of groups, and of ranks in all groups together: eight groups with all ranks of the largest jobs."""
+"""Maximum number of groups, and of ranks in all groups combined, which suffices for eight groups of 65,536 ranks."""
 _LONGEST_RANKS = 1 << 20
-"""Maximum number of characters of a group's list of ranks, enough for 131,072 ranks of six digits."""
+"""Maximum length of a group's list of ranks in characters, which suffices for 131,072 six-digit ranks."""
 
 _MOST_VALUES, _MOST_CONTAINERS = 2_000_000, 400_000
-"""Limits for a dump in JSON, which has no stacks; they are enough for 50,000 calls."""
+"""Limits for a JSON dump, which contains no stack traces; the limits suffice for 50,000 calls."""
 
 _SAME_SIZES = frozenset({"all_reduce", "broadcast", "reduce", "_all_gather_base", "_reduce_scatter_base"})
 """Collectives whose input sizes must be equal on all ranks."""
@@ -50,12 +51,12 @@ _SAME_SIZES = frozenset({"all_reduce", "broadcast", "reduce", "_all_gather_base"
 
 @dataclass(frozen=True)
 class RecordedCall:
-    """A collective that a rank called.
+    """A call of a collective by a rank.
 
     Attributes:
-        group: the process group's name; ``seq`` counts the calls in the group.
-        sizes: sizes of the inputs, as text; "" if the dump does not have them. ``dtypes`` likewise.
-        place: the innermost line outside torch, such as ``train.py:212``; "" in JSON.
+        group: name of the process group; ``seq`` is the sequence number of the call in the group.
+        sizes: input sizes as text, or an empty string if the dump lacks input sizes.
+        place: innermost source line outside torch, such as ``train.py:212``; empty in a JSON dump.
     """
 
     group: str
@@ -68,20 +69,20 @@ class RecordedCall:
 
     @property
     def call(self) -> tuple[str, str, str]:
-        """The parts of a call on which all ranks must agree: name, types and, for some collectives, sizes."""
+        """The name, data types, and (for some collectives) sizes of a call, which must be equal on all ranks."""
         return self.name, self.sizes if self.name in _SAME_SIZES else "", self.dtypes
 
     def words(self) -> str:
-        """Return a phrase such as ``all_reduce [[4]] Float number 4 of group 0 at train.py:212``."""
+        """Return a description such as ``all_reduce [[4]] Float number 4 of group 0 at train.py:212``."""
         what = " ".join(part for part in (self.name, self.sizes, self.dtypes) if part)
         return f"{what} number {self.seq} of group {self.group}" + (f" at {self.place}" if self.place else "")
 
 
 @dataclass(frozen=True)
 class Dump:
-    """The collectives that a rank issued, in order.
+    """The collectives that a rank issued, in the order of the calls.
 
-    ``groups`` contains the ranks of each group for which torch lists them.
+    ``groups`` maps the name of each process group to the group's ranks, if torch lists the ranks.
     """
 
     rank: int
@@ -90,9 +91,9 @@ class Dump:
 
 
 def looks_like_dump(head: bytes) -> bool:
-    """Return whether a file that begins like this may be a dump.
+    """Return whether ``head`` may be the beginning of a flight-recorder dump.
 
-    A dump is a pickle of protocol 2 or later, or JSON with a dump's keys.
+    A dump is a pickle of protocol 2 or later, or JSON with keys such as ``entries``.
     """
     return head[:1] == b"\x80" or (
         head.lstrip()[:1] == b"{" and b'"' in head and (b"pg_" in head or b"entries" in head)
@@ -100,10 +101,10 @@ def looks_like_dump(head: bytes) -> bool:
 
 
 def read(name: str, data: bytes) -> Dump | None:
-    """Parse a dump, without executing anything in it; return None if ``data`` is not a dump.
+    """Parse a dump without running any code from the pickle; return None if ``data`` is not a dump.
 
     Raises:
-        CrowdedError: ``data`` may be a dump, but would need more memory or time than any dump from torch.
+        CrowdedError: ``data`` may be a dump but exceeds the limits for memory or number of values.
     """
     try:
         tree = _of_json(data) if data.lstrip()[:1] == b"{" else plain_pickle.read(data)
@@ -124,9 +125,9 @@ def read(name: str, data: bytes) -> Dump | None:
 
 
 def _of_json(data: bytes) -> object:
-    """Parse JSON within the memory limit.
+    """Parse JSON if the text is within the memory limit.
 
-    Torch writes ASCII; a text with other characters would take four times as much memory.
+    The size of non-ASCII text counts four times, because Python may need four bytes per character.
     """
     if len(data) * (1 if data.isascii() and b"\\u" not in data else 4) > plain_pickle.MOST_MEMORY:
         raise CrowdedError(f"it takes more than {plain_pickle.MOST_MEMORY >> 20} MiB of memory")
@@ -158,7 +159,7 @@ def _items(tree: Mapping[Any, Any], key: str) -> list[tuple[str, Mapping[Any, An
 
 
 def _number(value: object) -> int | None:
-    """Return a non-negative number, which may be given as a string; None for any other value."""
+    """Return a non-negative integer, which may be given as a string, or None for any other value."""
     if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 16:
         return int(value)
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _LARGEST else None
@@ -197,7 +198,7 @@ def _list(value: object, most: int = _MOST_SHAPES) -> list[object]:
 
 
 def _place(frames: object) -> str:
-    """Return file and line of the innermost frame outside torch; "" if there is none."""
+    """Return the file and line of the innermost stack frame outside torch, or an empty string."""
     for frame in _list(frames):
         if isinstance(frame, Mapping):
             file, line = _word(frame.get("filename")), _number(frame.get("line"))
@@ -207,7 +208,7 @@ def _place(frames: object) -> str:
 
 
 _PARTS = ("collective type", "size", "dtype")
-"""Names of the parts of :attr:`Record.call`."""
+"""Names of the parts of :attr:`RecordedCall.call`."""
 
 
 @dataclass(frozen=True)
@@ -215,9 +216,9 @@ class Disagreement:
     """The collective at which the ranks' dumps diverge.
 
     Attributes:
-        did: the call of each rank at that point.
-        behind: ranks that did not reach that point, each with its last call in the group, if any.
-        absent: ranks of the group without a dump.
+        did: call of each rank with the sequence number ``seq``.
+        behind: ranks that did not reach this call, each with the rank's last call in the group, if any.
+        absent: ranks of the process group that have no dump.
     """
 
     group: str
@@ -228,7 +229,7 @@ class Disagreement:
 
     @property
     def minority(self) -> tuple[int, ...]:
-        """The ranks whose collective differs from the majority in name, sizes or types; empty if all agree."""
+        """The ranks whose call differs from the majority in name, sizes, or data types."""
         calls: dict[tuple[str, str, str], list[int]] = {}
         for rank, record in sorted(self.did.items()):
             calls.setdefault(record.call, []).append(rank)
@@ -236,14 +237,14 @@ class Disagreement:
         return tuple(rank for ranks in calls.values() if ranks is not largest for rank in ranks)
 
     def mismatch(self, rank: int) -> str:
-        """Return which part of a rank's call differs from the majority, in the terms of torch's analyser."""
+        """Return the first part of a rank's call that differs from the majority, as named by torch's analyser."""
         own = self.did[rank].call
         most = next(record.call for other, record in self.did.items() if other not in self.minority)
         return next(word for word, one, other in zip(_PARTS, own, most, strict=True) if one != other)
 
 
 def compare(dumps: Iterable[Dump]) -> Disagreement | None:
-    """Return the first collective that ranks called differently, or that some have not ended; None if there is none."""
+    """Return the first collective that ranks called differently or did not complete, or None."""
     by_rank = {dump.rank: dump for dump in dumps}
     places: dict[tuple[str, int], dict[int, RecordedCall]] = {}
     members: dict[str, set[int]] = {}

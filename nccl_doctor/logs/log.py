@@ -1,4 +1,4 @@
-"""Classes for what logs show: the faults in each source, their causes, and the progress of the ranks."""
+"""Classes for the contents of logs: faults in each source, causes of the faults, and progress of the ranks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from nccl_doctor.text.hostlist import ranks_of
 
 @dataclass(frozen=True)
 class LoggedAddress:
-    """The remote address in a line, or the port that the line is about."""
+    """The remote address or the port that a log line concerns."""
 
     host: str | None = None
     ip: str | None = None
@@ -28,12 +28,12 @@ class LoggedAddress:
 
 @dataclass(frozen=True)
 class Event:
-    """A fault in a line.
+    """A fault that a log line shows.
 
     Attributes:
-        name: the diagnosis of the fault, which like the grade may still change once the whole log is known.
-        wording: the pattern or NCCL's template that the line matches.
-        order: the line's position among all lines read.
+        name: diagnosis of the fault; both the diagnosis and the grade may change once the whole log has been read.
+        wording: pattern, or template from NCCL's message catalogue, that the line matches.
+        order: position of the line among all lines that were read.
     """
 
     name: str
@@ -58,36 +58,38 @@ class Event:
 
 
 KEPT = 512
-"""Maximum number of events of one diagnosis and grade that are kept per source. Further ones are only counted."""
+"""Maximum number of events of one diagnosis and grade that are kept per source. Further events are only counted."""
 
 LAST = KEPT // 8
-"""Maximum number of further events that are kept at the end of a source."""
+"""Maximum number of additional events of one diagnosis and grade that are kept at the end of a source."""
 
 _Bytes = bytes
-"""Alias of ``bytes``, for classes with a field of that name."""
+"""Alias of ``bytes`` for classes that have a field named ``bytes``."""
 
 _Label = tuple[str | None, int | None, str | None]
 
 
 def label(prefix: Prefix) -> _Label:
-    """Return host, rank and address, which distinguish launchers that write to the same log."""
+    """Return the host, rank, and address, which distinguish launchers that write to the same log."""
     return prefix.host, prefix.rank, prefix.ip
 
 
 _OF_RANK = re.compile(
     r"(?:^|[/.]|(?<!node)[-_])rank[-_]?(\d{1,6})(?=[/._-]|$)|(?:^|/)attempt_\d+/(\d{1,6})/std(?:out|err)\.log$"
 )
-"""Matches the name of a file with a rank's output: ``rank1.log``, or one in torchrun's --log-dir, by local rank."""
+"""Pattern for names of files with a rank's output, such as ``rank1.log`` or files in torchrun's ``--log-dir`` (local
+rank).
+"""
 
 
 def rank_of_file(name: str) -> int | None:
-    """Return the rank whose output is in a file, according to the file's name; None if the name has no rank."""
+    """Return the rank in the name of a log file, or None if the name contains no rank."""
     found = _OF_RANK.search(name)
     return number(found[1] or found[2]) if found else None
 
 
 class Failed(NamedTuple):
-    """A process in torchrun's summary of failures; containers on several hosts may have processes with equal PIDs."""
+    """A process in torchrun's failure summary; processes in different containers may have equal PIDs."""
 
     label: _Label
     pid: str
@@ -98,17 +100,17 @@ class Failed(NamedTuple):
 
 @dataclass
 class Reading:
-    """The contents of one source.
+    """The events and facts found in one source.
 
     Attributes:
-        counts: number of lines of each diagnosis and grade, including those that were not kept.
-        lines: number of complete lines; ``tail`` has the last bytes of the source.
-        tracebacks: numbers of the lines at which the stack of an exception begins.
-        well: number of the last line that only a finished run prints; 0 if there is none.
-        row: number of the last row in a benchmark's table; 0 if there is none.
-        torn: number of the last line about the end of a communicator, by the rank and size in the line.
-        summary: the processes in torchrun's summaries of failures.
-        failed_hosts: hosts named in the launcher's errors, each with the srun tasks that failed there, if named.
+        counts: number of lines for each diagnosis and grade, including lines whose events were not kept.
+        lines: number of complete lines; ``tail`` contains the last bytes of the source.
+        tracebacks: numbers of the lines at which a Python traceback begins.
+        well: number of the last line that only a completed run prints, or 0.
+        row: line number of the last row in a benchmark's table, or 0.
+        torn: number of the last line that reports the end of a communicator, by rank and communicator size.
+        summary: processes in torchrun's failure summaries.
+        failed_hosts: hosts named in the launcher's errors, each with the numbers of its failed srun tasks, if known.
     """
 
     name: str
@@ -127,14 +129,14 @@ class Reading:
     _telling: dict[_Label, dict[str, str]] = field(default_factory=dict)
 
     def after(self, line: int) -> list[_Bytes] | None:
-        """Return the lines after a line, including an incomplete one; None if ``tail`` begins later."""
+        """Return all lines after a given line, or None if ``tail`` does not contain all these lines."""
         lines = self.tail.split(b"\n")
         first = len(lines) - (self.lines - line) - 1
         cut = first == 0 and self.bytes > len(self.tail)
         return None if first < 0 or cut else lines[first:]
 
     def note(self, kind: str, stated: re.Match[str], line: int, prefix: Prefix) -> None:
-        """Record a fact that affects the meaning of lines before or after it, with its line number."""
+        """Record the line number or values of a fact that affects the meaning of other lines."""
         if stated[0].startswith("Traceback") and len(self.tracebacks) < KEPT:
             self.tracebacks.append(line)
         elif kind in ("well", "busbw"):
@@ -155,7 +157,7 @@ class Reading:
                 del self._telling[of]
 
     def take_summary(self, later: Reading) -> None:
-        """Append what launchers print in the next part of the file, including a summary split between the parts."""
+        """Add the launcher messages from the next part of a file, and complete a summary that spans both parts."""
         for host, tasks in later.failed_hosts.items():
             self.failed_hosts.setdefault(host, set()).update(tasks)
         for one in later.summary[: KEPT - len(self.summary)]:
@@ -173,17 +175,17 @@ def task_numbers(text: str) -> Iterator[int]:
 
 
 _STREAM = re.compile(r"\b(?:std)?(?:out|err)\b")
-"""Matches the part that differs in the names of a process's two output files (torchrun's --log-dir, Slurm, MPI)."""
+"""Pattern for the part in which the names of a process's two output files differ (torchrun's --log-dir, Slurm, MPI)."""
 
 
 @dataclass
 class Log:
-    """Everything that was read; dumps of the flight recorder are keyed by file.
+    """Everything that was read from all sources, with flight-recorder dumps by file name.
 
     Attributes:
-        joined: whether lines were joined that may not belong together, so that their order means nothing.
-        cut: sources whose archive is incomplete, so that the rest is unknown.
-        refused: sources that were not read, such as binary files and dumps that exceed the limits, with the reason.
+        joined: whether unrelated lines may have been joined, which makes the order of events unreliable.
+        cut: sources whose compressed data is incomplete.
+        refused: sources that were not read, such as binary files and oversized dumps, each with the reason.
     """
 
     facts: Facts
@@ -195,7 +197,7 @@ class Log:
 
     @property
     def unsaid(self) -> list[str]:
-        """Empty sources, except an empty stream of a process whose other stream has lines."""
+        """Empty sources, except an empty stdout or stderr file of a process whose other file is not empty."""
         speaking = {_STREAM.sub("", reading.name) for reading in self.readings if reading.bytes}
         return [one.name for one in self.readings if not one.bytes and _STREAM.sub("", one.name) not in speaking]
 
@@ -210,7 +212,7 @@ class Log:
 
 @dataclass(frozen=True)
 class Cause:
-    """A cause with its events, most informative first, and the groups of events that follow from it."""
+    """A cause with its events, most informative first, and the groups of events that follow from the cause."""
 
     name: str
     events: tuple[Event, ...]
@@ -229,23 +231,23 @@ _WORDS = {
 }
 
 _MOST_MISSING = 64
-"""Maximum number of ranks reported as missing; if more are missing, their hosts' logs were probably not given."""
+"""Maximum number of ranks reported as missing; if more are missing, the logs of some hosts were probably not given."""
 
 
 @dataclass(frozen=True)
 class RankProgress:
-    """The ranks at each milestone at a log's end, furthest behind first; ``missing`` has the ranks without any line."""
+    """The ranks at each milestone at the end of a log, and the ``missing`` ranks, which have no line in the log."""
 
     reached: dict[Milestone, tuple[int, ...]]
     missing: tuple[int, ...]
 
     @property
     def finished(self) -> bool:
-        """True if every rank with a line from NCCL completed its communicator."""
+        """True if every rank that NCCL's lines name has completed its communicator."""
         return set(self.reached) <= {Milestone.COMPLETE}
 
     def phrase(self) -> str:
-        """Return a phrase for each milestone, the earliest first."""
+        """Return text that lists the ranks at each milestone, the earliest milestone first."""
         parts = [f"{ranks_of(ranks)} {_WORDS[milestone]}" for milestone, ranks in self.reached.items()]
         if self.missing:
             parts.append(f"{ranks_of(self.missing)} are not in this log")
@@ -253,7 +255,7 @@ class RankProgress:
 
 
 def rank_progress(facts: Facts) -> RankProgress:
-    """Return the progress of the ranks, as far as NCCL's lines show it."""
+    """Return the progress of the ranks that NCCL's log lines show."""
     reached: dict[Milestone, set[int]] = {}
     for process in facts.processes.values():
         if process.rank is not None:
@@ -269,6 +271,6 @@ def rank_progress(facts: Facts) -> RankProgress:
 
 
 def absent(ranks: set[int], world_size: int | None) -> tuple[int, ...]:
-    """Return the job's ranks that are missing from ``ranks``; none if most of their logs were probably never given."""
+    """Return the ranks that are missing from ``ranks``, or an empty tuple if more than ``_MOST_MISSING`` are."""
     few = (world_size or 0) - len(ranks) <= _MOST_MISSING
     return tuple(sorted(set(range(world_size or 0)) - ranks)) if few else ()

@@ -1,8 +1,9 @@
-"""Reads pickles of plain values, with limited memory, and without importing or running anything.
+"""Reads pickles of plain values with limited memory, without importing or running any code.
 
-The supported opcodes are those of protocols 2 to 5 (pickletools in the standard library) for maps, lists, tuples,
-strings and numbers. torch writes each line of a stack once and refers to it in every further call, so lists and maps
-may be referenced again; each reference counts as a copy, and no list or map can be changed after that.
+The supported opcodes are those of protocols 2 to 5 (see the ``pickletools`` module) for dictionaries, lists, tuples,
+strings, and numbers. Torch writes each stack frame once and refers to the frame in later calls, so lists and
+dictionaries may be referenced repeatedly. Each reference counts as a copy, and a referenced list or dictionary can no
+longer be changed.
 """
 
 from __future__ import annotations
@@ -13,29 +14,29 @@ from collections.abc import Callable
 from nccl_doctor.text.bounds import CrowdedError
 
 MOST_MEMORY = 200 << 20
-"""Maximum number of bytes that the values may take.
+"""Memory limit for the values of a pickle in bytes.
 
-20,000 calls (ten times torch's default) with stacks of 20 lines take 170 MiB.
+A dump of 20,000 calls (ten times torch's default) with 20 stack frames each takes 170 MiB.
 """
 
 MOST_VALUES = 6_000_000
-"""Maximum number of values, including repeated references; 20,000 calls of a flight recorder have fewer."""
+"""Maximum number of values, including repeated references; a dump of 20,000 calls contains fewer values."""
 
 DEEPEST = 8
-"""Maximum depth of nested lists and maps; a dump, its entries, an entry, its sizes and a size make five levels."""
+"""Maximum nesting depth of lists and dictionaries; a flight-recorder dump has five levels."""
 
 _LONGEST_NUMBER = 16
-"""Maximum number of bytes of an integer; torch writes integers of eight bytes."""
+"""Maximum size of an integer in bytes; torch writes integers of eight bytes."""
 _COST = 80
 """Cost in bytes of an opcode, and of an item in a container or in the memo."""
 
 
 class NotPlainError(ValueError):
-    """The pickle contains values that are not plain, or is damaged."""
+    """Error raised for a pickle that is damaged or contains values other than plain values."""
 
 
 class _Container:
-    """A list, map or tuple being read; ``size`` is the number of values in it, ``depth`` its number of levels."""
+    """A list, dictionary, or tuple with its ``size`` (the number of values) and its nesting ``depth``."""
 
     __slots__ = ("closed", "depth", "size", "value")
 
@@ -156,7 +157,7 @@ class _Machine:
         self._stack.append(owner)
 
     def _held(self, owner: _Container, items: list[object]) -> list[object]:
-        """Return the plain values of items, after adding the items' sizes and depths to those of their container."""
+        """Return the plain values of ``items``, and update the size and depth of ``owner``."""
         owner.size += len(items)
         self._count(len(items))
         bare: list[object] = []
@@ -217,7 +218,8 @@ _OPERATIONS: dict[int, Callable[[_Machine], None]] = {
 def read(data: bytes) -> object:
     """Return the value in the pickle.
 
-    NotPlainError is raised if it is damaged or has values that are not plain, CrowdedError if it exceeds the limits.
+    A damaged pickle or an unsupported value raises NotPlainError, and a pickle that exceeds the limits raises
+    CrowdedError.
     """
     try:
         return _Machine(data).run()

@@ -1,16 +1,17 @@
-"""Removes the prefixes that launchers, containers and loggers put before a message.
+"""Parses and removes the prefixes that launchers, containers, and loggers add to log lines.
 
-The host, rank, process and time in the prefixes are kept. NCCL's own prefixes (src/debug.cc) are:
+The host, rank, process, and time in the prefixes are stored in a :class:`Prefix`. The prefixes of NCCL's own lines
+(src/debug.cc) depend on the version:
 
-- 2.2 to 2.25: ``host:pid:tid [dev] NCCL INFO text`` and ``host:pid:tid [dev] file.cc:12 NCCL WARN text``
-- 2.26 on: a timestamp such as ``[2025-03-01 10:00:33] `` before WARN lines; NCCL_DEBUG_TIMESTAMP_LEVELS adds it to
-  other levels, and NCCL_DEBUG_TIMESTAMP_FORMAT changes its format
-- 2.30.7 on: ``file.cc:12 (function) NCCL WARN text``; plugins put a C++ signature there
-- 2.31 on: ``host:pid NCCL DIAG [OK] text``, without thread and device
+- NCCL 2.2 to 2.25: ``host:pid:tid [dev] NCCL INFO text`` and ``host:pid:tid [dev] file.cc:12 NCCL WARN text``
+- NCCL 2.26 and later: a timestamp such as ``[2025-03-01 10:00:33] `` before WARN lines. NCCL_DEBUG_TIMESTAMP_LEVELS
+  adds timestamps to other levels, and NCCL_DEBUG_TIMESTAMP_FORMAT changes the format.
+- NCCL 2.30.7 and later: ``file.cc:12 (function) NCCL WARN text``, where plugins print a C++ signature as the function
+- NCCL 2.31 and later: ``host:pid NCCL DIAG [OK] text``, without a thread ID and device
 - RCCL's errors: ``host:pid:tid [dev] [FATAL ERROR]: text``
 
-Lines wrapped by a terminal or a mail program, which all have the same width, are joined. An empty line is added for
-each joined line, so that line numbers stay correct.
+Lines that a terminal or mail program wrapped at a fixed width are joined. An empty line is added for each joined line,
+so that line numbers remain correct.
 """
 
 from __future__ import annotations
@@ -26,20 +27,20 @@ from nccl_doctor.text.bounds import safe_regex
 from nccl_doctor.text.secrets import part
 
 _ESCAPES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?|\x1b[@-_]|\x9b[0-?]*[ -/]*[@-~]")
-"""ECMA-48 control sequences (colours, cursor), and those that set a terminal's title."""
+"""Pattern for ECMA-48 control sequences (colours, cursor) and for sequences that set the title of a terminal."""
 
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\u200b-\u200f\ufeff]")
 
 MOST_DIGITS = 9
 
 QUOTED = 600
-"""Maximum number of characters of a line that are quoted."""
+"""Maximum number of characters that are quoted from a line."""
 
 _ESCAPES_IN_BYTES = re.compile(rb"\x1b\[[0-?]*[ -/]*[@-~]")
 
 
 def plain(block: bytes) -> bytes:
-    """Return the block without colour codes, which may be inside a word."""
+    """Return the block without terminal colour codes, which may occur inside words."""
     return _ESCAPES_IN_BYTES.sub(b"", block) if b"\x1b" in block else block
 
 
@@ -47,29 +48,29 @@ _UTF_16 = {"utf-16-le": rb"(?:[^\0]\0){16}", "utf-16-be": rb"(?:\0[^\0]){16}", "
 
 
 def wide(head: bytes) -> codecs.IncrementalDecoder | None:
-    """Return a decoder for a log in UTF-16, as PowerShell's ``>`` writes it; None for a log in any other encoding."""
+    """Return a decoder for a UTF-16 log, as written by PowerShell's ``>``, or None for any other encoding."""
     name = next((name for name, pattern in _UTF_16.items() if re.match(pattern, head)), None)
     return codecs.getincrementaldecoder(name)("replace") if name else None
 
 
 def number(text: str | None) -> int | None:
-    """Convert a rank, a size or a sequence number; return None if it has too many digits."""
+    """Convert a rank, size, or sequence number to an integer; return None if the text has too many digits."""
     return int(text) if text and len(text) <= MOST_DIGITS else None
 
 
 def decode(line: bytes) -> str:
-    """Return a line as text, without escape sequences or control characters; invalid UTF-8 is replaced."""
+    """Decode a line as UTF-8, replacing invalid bytes and removing escape sequences and control characters."""
     text = line.decode("utf-8", "replace").rstrip("\r\n")
     return text if text.isprintable() else tidy(text)
 
 
 def tidy(text: str) -> str:
-    """Return the text without escape sequences; each tab or other control character becomes a space."""
+    """Return the text with escape sequences removed and each control character replaced by a space."""
     return _CONTROLS.sub(" ", _ESCAPES.sub("", text)).replace("\t", " ")
 
 
 def quote(text: str, start: int, end: int) -> str:
-    """Return the line or, if it is long, only the part around ``start`` to ``end``."""
+    """Return the line or, if the line is long, an excerpt around ``start`` to ``end``."""
     text = text.rstrip()
     if len(text) <= QUOTED:
         return text
@@ -89,19 +90,19 @@ _USUAL = re.compile(
     + _LEVELS
     + r"|\[FATAL ERROR\]: )"
 )
-"""Matches the usual beginning of NCCL's lines, and of RCCL's errors, in linear time."""
+"""Pattern for the usual prefix of NCCL's lines and RCCL's errors, which is matched in linear time."""
 
 _OWN = safe_regex(
     r"(?:" + _PROCESS + r":(?P<tid>\d+) )?(?:\[(?P<dev>-?\d+)\] )?"
     r"(?P<where>(?:[^ \[\]]+(?::\d+| \d+)(?: \([^()]*\))? ?|.{0,200}?:\d+ )?)(?P<level>" + _LEVELS + ")$"
 )
-"""Matches NCCL's prefix anywhere before the first level, since ranks that share a terminal interleave their lines."""
+"""Pattern for NCCL's prefix after other text, since ranks that share a terminal may interleave their lines."""
 
 _RECORD = safe_regex(r"(?:^|[^A-Za-z0-9._-])([A-Za-z0-9][A-Za-z0-9._-]*:\d+:\d+ \[-?\d+\] )")
-"""Matches the beginning of an NCCL record in a line with several records."""
+"""Pattern for the beginning of an NCCL record in a line that contains several records."""
 
 _NO_TABLE = r"(?! (?! (?:host|rank|exitcode) +: ))"
-"""Lookahead that rejects table rows, which have an additional space, but not the rows of torchrun's summary."""
+"""Lookahead that rejects table rows, which begin with an additional space, but accepts rows of torchrun's summary."""
 
 _TAGS: tuple[re.Pattern[str], ...] = tuple(
     map(
@@ -156,25 +157,28 @@ _NO_HOSTS = re.compile(
 )
 _MOST_TAGS = 12
 _LONGEST = 600
-"""Maximum number of characters of NCCL's prefix."""
+"""Maximum length of NCCL's prefix in characters."""
 
 _BAR = safe_regex(
     r"[^|━]{0,120}?\d{1,3}%\|[^|]{0,200}\|[^\[|]{0,40}\[[^\]|]{0,200}\] ?"
     r"|[^|━]{0,120}?━[━╸╺ ]{0,200}[^|━]{0,60}?(?:it/s|s/it) ?"
 )
-"""A progress bar of tqdm (``45%|####5     | 45/100 [00:10<00:12]``) or rich (``━━━━╸ 45/100 0:00:10 • 4.50it/s``)."""
+"""Pattern for a progress bar of tqdm ( ``45%|####5     | 45/100 [00:10<00:12]``) or rich (``━━━━╸ 45/100 0:00:10 •
+4.50it/s``).
+"""
 _MOST_BARS = 8
 
 
 @dataclass(frozen=True)
 class Prefix:
-    """Host, rank, process and time in a line's prefixes; None if they are missing.
+    """The host, rank, process, and time in the prefixes of a line; missing values are None.
 
     Attributes:
-        level: "INFO", "WARN" (also for ATTN), … in a line from NCCL; None in any other line.
-        where: ``file.cc:12`` in a warning from NCCL.
-        task: the number that srun -l prints; ``rank_is_task``: whether it is used as the rank, which may be wrong.
-        time: month, day, and second of the day as written; comparable between lines of one log.
+        level: log level of a line from NCCL, such as "INFO" or "WARN" (which includes ATTN); None for any other line.
+        where: source location in a warning from NCCL, such as ``file.cc:12``.
+        task: task number printed by ``srun -l``; if ``rank_is_task`` is true, ``rank`` is the task number, which may
+            differ from the actual rank.
+        time: month, day, and second of the day as printed, for comparison within one log.
         start: index at which the message begins in the line.
     """
 
@@ -192,7 +196,7 @@ class Prefix:
 
 
 def records(line: str) -> list[tuple[int, int]]:
-    """Return the start and end of each record in a line, which has several if ranks wrote into the same line."""
+    """Return the start and end of each record in a line; several ranks may have written to the same line."""
     starts = [match.start(1) for match in _RECORD.finditer(line)] if line.count("NCCL") > 1 else []
     if len(starts) < 2:
         return [(0, len(line))]
@@ -201,7 +205,7 @@ def records(line: str) -> list[tuple[int, int]]:
 
 
 def without_bars(text: str) -> tuple[str, str]:
-    """Return the text after a line's progress bars, without and with its prefix; the line twice if it has no bars."""
+    """Remove progress bars, and return the rest of the line twice: without and with the line's prefix."""
     if "%|" not in text and "━" not in text:
         return text, text
     start = end = _peel_tags(text, {})
@@ -214,11 +218,11 @@ def without_bars(text: str) -> tuple[str, str]:
 
 
 _OF_LAUNCHER = ("slurmstepd: ", "srun: ")
-"""Beginnings of messages about a whole job step."""
+"""Beginnings of Slurm messages that concern a whole job step."""
 
 
 def peel(record: str) -> Prefix:
-    """Return the contents of a record's prefixes, and where the message after them begins."""
+    """Return the values in a record's prefixes and the position of the message that follows the prefixes."""
     found: dict[str, str] = {}
     position = _peel_tags(record, found)
     nccl = _nccl(record[position : position + _LONGEST])
@@ -244,7 +248,7 @@ def peel(record: str) -> Prefix:
 
 
 def _nccl(text: str) -> re.Match[str] | None:
-    """Return NCCL's own prefix in ``text``, at the beginning or after other text."""
+    """Return the match of NCCL's own prefix in ``text``, which may follow other text, or None."""
     if "CCL " not in text and "] [FATAL ERROR]: " not in text:
         return None
     usual = _USUAL.match(text)
@@ -256,7 +260,7 @@ def _nccl(text: str) -> re.Match[str] | None:
 
 
 def _peel_tags(record: str, found: dict[str, str]) -> int:
-    """Store the values in launchers' and loggers' prefixes in ``found``, and return where the prefixes end."""
+    """Store the values in the prefixes of launchers and loggers in ``found``, and return the prefixes' end."""
     position = 0
     is_torchs = False
     for _ in range(_MOST_TAGS):
@@ -277,7 +281,7 @@ def _peel_tags(record: str, found: dict[str, str]) -> int:
 
 
 def _time(found: dict[str, str]) -> tuple[int, int, int] | None:
-    """Return (month, day, second of the day), without the year because glog's times have none."""
+    """Return the month, day, and second of the day; the year is omitted because glog does not print a year."""
     if "clock" not in found:
         return None
     hours, minutes, seconds = (int(part) for part in found["clock"].split(":"))
@@ -293,15 +297,15 @@ _BEGINS = re.compile(
     rb"INFO|WARN|ERROR|DEBUG|NCCL|"
     rb"[\w.-]+:\d+:\d+ |[\w.-]+: [\w.-]+:\d+|(?:\d+|[\w.-]{2,}): |\s*$)"
 )
-"""Usual beginnings of lines; a line that begins like this is not a continuation."""
+"""Pattern for the usual beginnings of lines; a line that matches is not the continuation of a wrapped line."""
 
 _NARROW, _WIDE = 40, 512
 _ENOUGH = 2
-"""Minimum number of lines of the same width in a wrapped log; a single line may just be the longest."""
+"""Minimum number of lines of maximum width in a wrapped log."""
 
 
 def width(sample: bytes) -> int | None:
-    """Return the width at which ``sample`` was wrapped; None if it was not."""
+    """Return the width at which ``sample`` was wrapped, or None if its lines are not wrapped."""
     lines = sample.split(b"\n")
     lengths = Counter(len(line.rstrip(b"\r")) for line in lines)
     widest = max(lengths, default=0)
@@ -313,20 +317,20 @@ def width(sample: bytes) -> int | None:
 
 
 def join(block: bytes, cut_at: int, glue: bytes = b"") -> bytes:
-    """Return the block, with lines of ``cut_at`` characters joined to their continuations by ``glue``."""
+    """Return the block with each line of ``cut_at`` bytes joined by ``glue`` to its continuation."""
     lines = [line.rstrip(b"\r") for line in block.split(b"\n")]
     cut = (len(line) == cut_at for line in (b"", *lines))
     return _glued([(line, after and not _BEGINS.match(line)) for line, after in zip(lines, cut, strict=False)], glue)
 
 
 _LAST = re.compile(rb"(?P<tags>.{0,200}?)Last error: *\r?")
-"""Matches the line before NCCL's last message in torch's exceptions, after a launcher's prefixes."""
+"""Pattern for the ``Last error:`` line in torch's exceptions, which precedes NCCL's last message."""
 
 
 def flow(block: bytes, glue: bytes, whole: Container[int] = ()) -> bytes:
-    """Join every line without a usual beginning, except those in ``whole``, to the previous line.
+    """Join each line that looks like a continuation to the previous line, except line numbers in ``whole``.
 
-    In torch's exceptions, the lines with NCCL's last message are joined whatever they begin with.
+    In torch's exceptions, all lines of NCCL's last message are joined, whatever their beginning.
     """
     pieces: list[tuple[bytes, bool]] = []
     begun, tags = b"", None

@@ -1,4 +1,4 @@
-"""Turns candidate lines into events: finds each line's meaning, rank and host, and the address that it is about."""
+"""Converts candidate lines to events, each with a diagnosis, rank, host, and address."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from nccl_doctor.nccl.ras import Communicator, RankGroup, RasAnswer, parse_lines
 from nccl_doctor.text.bounds import safe_regex
 
 TAIL = 32 << 10
-"""Number of bytes at the end of a source that are kept."""
+"""Number of bytes that are kept from the end of each source."""
 
 _SOURCE = re.compile(r"(?:^|\W)raise (?:\w+\.)*\w+(?:\(|$)|(?:^|[\s(,=])f[\"'][^\"'{}]*\{[A-Za-z_]")
-"""Matches a line of source code in a stack, which contains the template of the message that follows."""
+"""Pattern for a line of source code in a stack trace, which may contain the template of an error message."""
 
 
 class Reader:
-    """Reads one source in blocks, and updates :attr:`reading`."""
+    """An incremental reader of one source, which stores its results in :attr:`reading`."""
 
     def __init__(self, name: str, facts: Facts, first_order: int = 0) -> None:
         self.reading = Reading(name, facts)
@@ -45,17 +45,17 @@ class Reader:
         self._asked = 0
 
     def feed(self, data: bytes) -> list[Event]:
-        """Add a block; return the events in the lines that the block completes."""
+        """Process a block of data, and return the events in lines that the block completes."""
         self.reading.tail = (self.reading.tail + data if len(data) < TAIL else data)[-TAIL:]
         return self._take(self._scanner.feed(data))
 
     def close(self) -> list[Event]:
-        """Judge an incomplete last line, and lines near the end that were skipped; return their events."""
+        """Process the incomplete last line and skipped lines near the end, and return their events."""
         events = self._take(self._scanner.close())
         return events + self._last_words() if self._scanner.passed_over else events
 
     def _last_words(self) -> list[Event]:
-        """Return the events at the end of a source that were skipped because their patterns had reached the quota."""
+        """Return events at the end of the source that were skipped because a quota had been reached."""
         judged = {(event.line, event.wording) for event in self.reading.events}
         end = self.reading.tail[self.reading.tail.find(b"\n") + 1 :]
         before = self.reading.lines - end.count(b"\n")
@@ -84,7 +84,7 @@ class Reader:
                     yield from self._event(*match, line.number, shown)
 
     def _match(self, line: CandidateLine, part: str) -> tuple[LogRule, re.Match[str]] | None:
-        """Return the matching rule of the highest grade for a part of a line, and record the facts in the part."""
+        """Return the matching rule of the highest grade for a part of a line, and record facts in the part."""
         wordings = rules()
         best: tuple[LogRule, re.Match[str]] | None = None
         prefix: Prefix | None = None
@@ -104,7 +104,7 @@ class Reader:
         return None if is_benign else best
 
     def _is_enough(self, rule: LogRule) -> bool:
-        """Return whether enough lines that match the rule were found; if so, only count this line."""
+        """Return whether enough lines have matched the rule; if so, count the line without storing an event."""
         if rule.name in having(Role.OF_CATALOGUE):  # each may be another one
             self._asked += 1
             return self._asked > QUOTA
@@ -149,11 +149,11 @@ class Reader:
 
 
 _REPORT = "NCCL DIAG "
-"""Prefix of NCCL's own diagnostics (NCCL_RUN_DIAGNOSTICS, NCCL_RUN_RAS_DIAGNOSTICS; NCCL 2.31 and later)."""
+"""Prefix of lines from NCCL's own diagnostics (NCCL_RUN_DIAGNOSTICS, NCCL_RUN_RAS_DIAGNOSTICS; NCCL 2.31 and later)."""
 
 
 def all_wordings() -> PatternTable:
-    """Return the table of the first pass: all patterns of faults, then those of facts."""
+    """Return the pattern table of the first pass, with fault patterns followed by fact patterns."""
     return table((*(rule.expression for rule in rules()), *(rule.pattern for rule in RULES)))
 
 
@@ -175,17 +175,17 @@ _ADDRESSES: tuple[re.Pattern[str], ...] = tuple(
 _IP = re.compile(r"(?:\d{1,3}\.){3}\d{1,3}|[0-9a-fA-F]*:[0-9a-fA-F:.]+")
 _UNSPECIFIED = {"0.0.0.0", "::", "?UNKNOWN?"}  # noqa: S104 - read in a log, not bound to
 _OF_TORCH = re.compile(r"\[rank(?P<rank>\d{1,6})\]:")
-"""Matches torch's prefix of its own lines, which may follow unknown prefixes of a logger or a document."""
+"""Pattern for torch's own prefix, such as ``[rank3]:``, which may follow an unknown prefix."""
 _RANKS = re.compile(r"\b[Rr]ank[ :=]{1,2}(?P<rank>\d{1,6})\b(?P<bare>)")
 _RANKS_OTHERWISE = re.compile(r"(?:\(rank=|\brank\(s\) \{?)(?P<rank>\d+)|Error: \[(?P<bare>\d{1,6})\](?: is |: params)")
 
 
 def address_of(match: re.Match[str], prefixed: int) -> LoggedAddress:
-    """Return the address that a line is about: the one in the rule's groups, or else the first in the line.
+    """Return the address that a line concerns, from the rule's groups or else from the rest of the line.
 
     Args:
-        match: the match of the rule.
-        prefixed: length of the prefixes, which may contain the address of the process that prints the line.
+        match: match of the rule's pattern.
+        prefixed: length of the line's prefixes, which may contain the address of the process that prints the line.
     """
     named = match.groupdict()
     found = _address_in(match.string, match.start(), prefixed)
@@ -206,7 +206,7 @@ def address_of(match: re.Match[str], prefixed: int) -> LoggedAddress:
 
 
 def _address_in(text: str, start: int, prefixed: int) -> dict[str, str] | None:
-    """Return an address after ``start``, or else one before it; the most reliable form wins, then the first match."""
+    """Return the address after ``start`` or else before ``start``, in the most reliable notation found."""
     for piece in (text[start : start + 600], text[max(prefixed, start - 200) : start]):
         for pattern in _ADDRESSES:
             match = pattern.search(piece)
@@ -221,7 +221,7 @@ def _address_in(text: str, start: int, prefixed: int) -> dict[str, str] | None:
 
 
 def rank_of(match: re.Match[str], prefix: Prefix) -> int | None:
-    """Return the rank that a line is about, from the rule's groups, a prefix, or the message."""
+    """Return the rank that a line concerns, from the rule's groups, a prefix, or the message."""
     named = match.groupdict().get("rank")
     if named is not None:
         return number(named)
@@ -238,7 +238,7 @@ _BEGINS = safe_regex(r"Process \d|Rank \d|#\d|\d+ (?:ranks?|job process)|Missing
 
 
 def from_text(events: Sequence[Event]) -> list[Event]:
-    """Return the events that RAS's lines in a source show, each at the line that names its rank or process."""
+    """Return the events in NCCL RAS output in a log, each at the line that names the rank or process."""
     lines = [event for event in events if event.wording == RAS_LINE]
     if not lines:
         return []
@@ -248,7 +248,7 @@ def from_text(events: Sequence[Event]) -> list[Event]:
 
 
 def from_answer(answer: RasAnswer, event: Event) -> list[Event]:
-    """Return the events in an answer from RAS, at most as many as are kept for a log, with the place of ``event``."""
+    """Return at most ``KEPT`` events from a RAS response, each with the file and line of ``event``."""
     return list(islice(_ras_events(answer, [event]), KEPT))
 
 
@@ -279,7 +279,7 @@ def _ras_events(answer: RasAnswer, lines: Sequence[Event]) -> Iterator[Event]:
 
 
 def _telling_groups(communicator: Communicator) -> Iterator[tuple[RankGroup, str, str]]:
-    """Yield ranks with an error, ranks that left a communicator in use, and late ranks, with state and description."""
+    """Yield groups of ranks that RAS reports as failed, in a different state, or behind, with descriptions."""
     for group in communicator.groups:
         if group.topic == "error":
             state = str(group.value) if str(group.value) in ras_states() else RAS_ERROR
@@ -296,7 +296,7 @@ def _telling_groups(communicator: Communicator) -> Iterator[tuple[RankGroup, str
 
 
 def _ras_event(lines: Sequence[Event], words: str, state: str, text: str, host: str | None, rank: int | None) -> Event:
-    """Return an event at the line that contains ``words``, or at the first line (a JSON file has only one)."""
+    """Return an event at the line that contains ``words``, or at the first line if there is no such line."""
     line = next((line for line in lines if words in line.message), lines[0])
     name, grade = ras_states()[state]
     prefix = replace(line.prefix, host=host, rank=None)

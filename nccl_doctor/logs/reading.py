@@ -1,4 +1,4 @@
-"""Opens logs in files and folders and on standard input, compressed or not. Most I/O of this package is here."""
+"""Opens compressed and uncompressed logs in files, in folders, and on standard input."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 WRITER_S, _WRITER_LOOK_S = 5.0, 0.05
-"""Seconds to wait for a process to open a named pipe for writing, and between checks for such a process."""
+"""Maximum time in seconds to wait until a process opens a named pipe for writing, and the interval between checks."""
 
 BLOCK = 1 << 18
-"""Bytes read at a time. Such a block stays in the CPU cache for all passes; blocks of 4 MB take twice as long."""
+"""Number of bytes per read. A block of this size fits in the CPU cache, whereas blocks of 4 MB take twice as long."""
 
 _GZIP, _XZ, _ZSTD = b"\x1f\x8b", b"\xfd7zXZ\x00", b"\x28\xb5\x2f\xfd"
 _MOST_MEMORY = 128 << 20
-"""Maximum number of bytes of memory for decompression: xz -9 needs 65 MiB, zstd --ultra -22 128 MiB."""
+"""Memory limit for decompression in bytes; ``xz -9`` needs 65 MiB, and ``zstd --ultra -22`` needs 128 MiB."""
 _MOST_RATIO, _ENOUGH = 2000, 1 << 30
-"""Maximum compression ratio (a log of equal lines has 1,000), and the size in bytes up to which it is not checked."""
+"""Maximum compression ratio, and the decompressed size in bytes up to which the ratio is not checked."""
 _NOT_LOGS = frozenset(
     {".py", ".so", ".pt", ".pth", ".bin", ".safetensors", ".npy", ".npz", ".png", ".jpg", ".tar", ".zip", ".pyc"}
 )
@@ -48,7 +48,7 @@ def sources(names: Sequence[str]) -> Iterator[LogSource]:
 
 
 def files(name: str) -> list[Path]:
-    """Return the file at a path or, if the path is a folder, those files in it that may be logs."""
+    """Return the file at a path or, for a folder, all files in the folder that may be logs."""
     path = Path(name)
     if not path.exists():
         raise UsageError(f"{name}: no such file or folder")
@@ -65,18 +65,18 @@ def files(name: str) -> list[Path]:
 
 
 def size(names: Sequence[str]) -> int:
-    """Return the size in bytes of all files on disk; 0 for standard input."""
+    """Return the total size of the named files in bytes, in which standard input counts as 0."""
     return sum(path.stat().st_size for name in names if name != "-" for path in files(name))
 
 
 def file_blocks(path: Path, *, follow_s: float | None = None) -> Iterator[bytes]:
     """Yield the contents of a file in blocks, decompressed if necessary.
 
-    With ``follow_s``, an empty block is yielded whenever a file or a pipe has nothing new for that many seconds.
+    With ``follow_s``, an empty block is yielded whenever a file or pipe has no new data for ``follow_s`` seconds.
 
     Raises:
         UsageError: the file can't be read, its compressed data is damaged, or it is a pipe without a writer.
-        CutOffError: the file is compressed and incomplete; raised after all its data was yielded.
+        CutOffError: the file is compressed and incomplete; all available data has been yielded.
     """
     try:
         with _opened(path) as file:
@@ -125,7 +125,7 @@ class _Pipe(io.RawIOBase):
 
 
 def _opened(path: Path) -> io.BufferedReader:
-    """Open a file; raise UsageError for a named pipe without a writer, since opening that could block for ever."""
+    """Open a file; raise UsageError for a named pipe without a writer, which could block forever."""
     unnamed = str(path).startswith(("/dev/", "/proc/"))  # <(command): its writer started before, or is gone
     if unnamed or not stat.S_ISFIFO(path.stat().st_mode):
         return path.open("rb")
@@ -140,7 +140,7 @@ def _opened(path: Path) -> io.BufferedReader:
 
 
 def _first_words(path: Path, descriptor: int) -> bytes:
-    """Read from a named pipe once a process has opened it for writing; return b"" if nothing has been written yet."""
+    """Wait until a process opens a named pipe for writing, and return the first data, or ``b""`` without any."""
     deadline = time.monotonic() + WRITER_S
     while True:
         try:
@@ -155,7 +155,7 @@ def _first_words(path: Path, descriptor: int) -> bytes:
 
 
 def _piped(file: io.BufferedReader, patience_s: float | None) -> Iterator[bytes]:
-    """Yield data from a pipe, and an empty block whenever nothing arrived within ``patience_s`` seconds."""
+    """Yield data from a pipe, and an empty block whenever no data arrives within ``patience_s`` seconds."""
     while block := file.read1(BLOCK):
         yield block
         while not select.select([file], [], [], patience_s)[0]:
@@ -174,7 +174,7 @@ def _blocks(read: Callable[[int], bytes]) -> Iterator[bytes]:
 
 
 def _xz_blocks(file: BinaryIO) -> Iterator[bytes]:
-    """Decompress in blocks with a memory limit, which lzma.open() lacks; some archives need four gigabytes."""
+    """Decompress an xz file in blocks with a memory limit, which ``lzma.open()`` does not support."""
     unpacker, data, begun = lzma.LZMADecompressor(memlimit=_MOST_MEMORY), b"", False
     while True:
         if unpacker.eof:
@@ -218,7 +218,7 @@ def compressed(head: bytes) -> bool:
 
 
 def stdin_blocks(patience_s: float | None = None) -> Iterator[bytes]:
-    """Yield standard input as it arrives, and an empty block whenever nothing arrived within ``patience_s`` seconds."""
+    """Yield data from standard input, and an empty block whenever no data arrives within ``patience_s`` seconds."""
     while True:
         while not select.select([sys.stdin], [], [], patience_s)[0]:
             yield b""

@@ -1,7 +1,7 @@
-"""Defines rules, each of which links a pattern for log lines with a diagnosis and a grade.
+"""Defines rules, each of which maps a pattern for log lines to a diagnosis and a grade.
 
-The module also has patterns that code uses by name, that several diagnoses share, or whose lines only look like faults.
-A hang has no error line, so it is recognised by the place where the run stopped. Sources in NCCL: src/init.cc and
+The module defines the patterns that code refers to by name, that several diagnoses share, or that match harmless lines.
+A hang prints no error, so it is recognised by the last step that the log shows. Sources in NCCL: src/init.cc and
 src/bootstrap.cc; for sockets, src/include/socket.h up to 2.11, src/misc/socket.cc from 2.12, and src/os/linux.cc from
 2.29; for nccl-tests, src/common.cu.
 """
@@ -19,38 +19,38 @@ WEB = (
     r"https?://|HTTPS?Connection|urllib3\.|requests\.exceptions|huggingface\.co\b|huggingface_hub\.|\bwandb[.:]"
     r"|\bpypi\.org|IPv6 network addresses"
 )
-"""Requests to web servers, not to the job's hosts; on clusters, downloads, trackers and IPv6 look-ups often fail."""
+"""Pattern for requests to web servers rather than to the job's hosts; such requests often fail on clusters."""
 
 
 class Grade(IntEnum):
-    """Strength of a line as evidence for a cause. The line of the highest grade is blamed, or the first of several."""
+    """Strength of a line as evidence for a cause. The first line with the highest grade is reported as the cause."""
 
     BENIGN = 0
     """A line that only looks like a fault."""
     CLUE = 1
-    """A line that shows how far a run came before it stopped, but no fault."""
+    """A line that shows the progress of a run but no fault."""
     HINT = 2
-    """A line (a retry, an unusual interface) that is a fault only if the run failed and nothing else explains that."""
+    """A line, such as a retry, that is a fault only if the run failed and no other fault explains the failure."""
     GENERIC = 3
-    """A failure whose reason is not in the line."""
+    """A failure whose reason the line does not state."""
     SYMPTOM = 4
-    """A consequence for ranks after another rank failed, such as a closed connection or a timed-out collective."""
+    """A consequence of another rank's failure, such as a closed connection or a timed-out collective."""
     LIKELY = 5
-    """A failure with its own remedy that may itself follow from another failure."""
+    """A failure that has its own remedy but may result from another failure."""
     ROOT = 6
     """A line that shows the cause itself."""
 
 
 @dataclass(frozen=True)
 class LogRule:
-    """A pattern for lines of logs.
+    """A pattern for log lines that show a diagnosis.
 
     Attributes:
         pattern: a regular expression without lookaround (:mod:`nccl_doctor.text.bounds`). Named groups ``host``,
             ``ip``, ``port``, ``iface`` and ``rank`` become entities.
-        sample: a line that the pattern must match; the tests check every rule with its sample.
-        unless: a pattern; lines that match it are excluded.
-        name: the diagnosis, which is that of the rule's file; empty for BENIGN.
+        sample: example of a line that the pattern must match, for the tests.
+        unless: pattern for lines to exclude.
+        name: name of the diagnosis, taken from the module that defines the rule; empty for BENIGN.
     """
 
     grade: Grade
@@ -61,16 +61,16 @@ class LogRule:
 
     @property
     def expression(self) -> str:
-        """Pattern in which WARN also matches the level ATTN (NCCL 2.32)."""
+        """The pattern, in which ``WARN`` is extended to match the level ``ATTN`` of NCCL 2.32."""
         return self.pattern.replace("WARN ", "(?:WARN|ATTN) ")
 
     @cached_property
     def _compiled(self) -> tuple[re.Pattern[str], re.Pattern[str] | None]:
-        """The compiled patterns, which are made on first use because most are never used."""
+        """The compiled patterns, created on first use because most patterns are never used."""
         return safe_regex(self.expression), safe_regex(self.unless) if self.unless else None
 
     def match(self, text: str) -> re.Match[str] | None:
-        """Return the match of the pattern in ``text``; None if there is none, or if ``unless`` matches."""
+        """Return the match of the pattern in ``text``, or None without a match or if ``unless`` matches."""
         pattern, unless = self._compiled
         found = pattern.search(text)
         return None if found is None or (unless is not None and unless.search(text)) else found
@@ -82,7 +82,7 @@ symptom = partial(LogRule, Grade.SYMPTOM)
 generic = partial(LogRule, Grade.GENERIC)
 hint = partial(LogRule, Grade.HINT)
 clue = partial(LogRule, Grade.CLUE)
-"""Functions such as ``root`` return a rule of their grade from a pattern, a sample, and an excluding pattern."""
+"""Functions that create a rule from a pattern, a sample, and an optional ``unless``; their names give the grade."""
 
 
 def _in_turns(grade: Grade, *lines: str) -> tuple[LogRule, ...]:
@@ -92,35 +92,35 @@ def _in_turns(grade: Grade, *lines: str) -> tuple[LogRule, ...]:
 roots = partial(_in_turns, Grade.ROOT)
 likelies = partial(_in_turns, Grade.LIKELY)
 symptoms = partial(_in_turns, Grade.SYMPTOM)
-"""Functions such as ``roots`` return rules of their grade from alternating patterns and samples."""
+"""Functions that create rules from alternating patterns and samples; their names give the grade."""
 
 
 CHOSEN = r"Bootstrap ?: Using (?:\[0\])?(?P<iface>[A-Za-z][A-Za-z0-9_.-]*):(?P<ip>[0-9a-fA-F.:]+)"
-"""The interface chosen by a process."""
+"""Pattern for the network interface that a process chose."""
 
 SHARED = r"-> \d{1,6}\[\S{1,16}\] .{0,40}via SHM/"
-"""A connection through shared memory between two ranks on a host."""
+"""Pattern for a shared-memory connection between two ranks on a host."""
 
 BUSY = r"\d{1,7}MiB / +\d{1,7}MiB \| +100% +Default"
-"""A row of nvidia-smi's table after a log, which shows how busy the GPUs were."""
+"""Pattern for a row of nvidia-smi's table that shows a GPU utilisation of 100 %."""
 
 STARTED = r"nranks \d+ .*- Init START"
-"""The start of a rank, which then waits for the others."""
+"""Pattern for the line that a rank prints before it waits for the other ranks of a communicator."""
 
 CONNECTED = r"nranks \d+ .*- Init COMPLETE"
-"""The line that a rank prints once its communicator is complete."""
+"""Pattern for the line that a rank prints when its communicator is complete."""
 
 TABLE = r"# +size +count +type   redop"
-"""The start of a benchmark's table."""
+"""Pattern for the header of a benchmark's result table."""
 
 MEETING = r"torch/distributed/\S+\.py\", line \d+, in (?:init_process_group|_?store_based_barrier|\w*rendezvous\w*)"
-"""A stack that ends in a rendezvous or the creation of a process group."""
+"""Pattern for a stack frame in a rendezvous or in the creation of a process group."""
 
 TALKING = (
     r"distributed_c10d\.py\", line \d+, in (?:barrier|monitored_barrier|all_reduce|all_gather\w*|broadcast\w*|gather"
     r"|scatter|reduce\w*|all_to_all\w*|send|recv)\b"
 )
-"""A stack that ends in a collective."""
+"""Pattern for a stack frame in a collective or point-to-point operation."""
 
 COMPLAINED = (
     r"(?i:(?:hangs?|hung|stuck|freezes|frozen|stalls|blocks|blocked) (?:right )?(?:here|forever|indefinitely"
@@ -129,13 +129,13 @@ COMPLAINED = (
     r"|any ?more|from here))"
     r"|(?i:(?:and then|then it|it just|program|script|training|process|job) (?:hangs|gets stuck|is stuck|freezes))"
 )
-"""A comment in the log by the person who posted it."""
+"""Pattern for a comment about a hang by the person who posted the log."""
 
 BROKE_OFF = r"^\^C|^\[mpiexec@\S+\] (?:Sending Ctrl-C|Press Ctrl-C)|Ctrl-C caught|mpirun: killing job"
-"""An interrupt from the keyboard."""
+"""Pattern for a keyboard interrupt as shown by a terminal or MPI launcher."""
 
 INTERRUPTED = r"KeyboardInterrupt|Received (?:2|Signals\.SIGINT) death signal|got signal: 2\b"
-"""An interrupt as Python and torchrun report it."""
+"""Pattern for an interrupt as reported by Python or torchrun."""
 
 EXITED = (
     r"(?:failed \(exitcode: (?:[1-9]|[1-9]\d|1[01]\d|12[0-7])\)"
@@ -146,12 +146,12 @@ EXITED = (
     r"|^ +Exit code: +(?:[1-9]|[1-9]\d|1[01]\d|12[0-7])$|^= +EXIT CODE: (?:[1-9]|[1-9]\d|1[01]\d|12[0-7])$"
     r"|^command terminated with exit code (?:[1-9]|[1-9]\d|1[01]\d|12[0-7])$)"
 )
-"""An exit code without a reason (torchrun, DeepSpeed, Slurm, pdsh, Accelerate, Open MPI, Hydra, kubectl). Codes of 128
-and more are excluded because they mean a signal.
+"""Pattern for an exit code without a reason (torchrun, DeepSpeed, Slurm, pdsh, Accelerate, Open MPI, Hydra, kubectl).
+Exit codes of 128 and above are excluded because they indicate a signal.
 """
 
 USAGE = r"(?:argument -|unrecognized arguments: |the following arguments are required: |ambiguous option: )"
-"""Message of Python's argparse, after the program's name and "error:", when it rejects a command line."""
+"""Pattern for the message with which Python's argparse rejects a command line."""
 
 TERMINATING = (
     r"(?:Forcefully terminating all other processes|[Ss]ending process \d+ closing signal"
@@ -163,15 +163,16 @@ TERMINATING = (
     r"|Received sigquit from a child process"
     r"|Shutting down (?:all )?workers|Terminat\w+ (?:all )?(?:other|remaining|sibling) (?:processes|ranks|workers))"
 )
-"""A launcher's message that it ends the other processes; the launcher also killed any process killed later."""
+"""Pattern for a launcher's message that it terminates the other processes, which explains processes killed later."""
 
 KILLED_FOR_MEMORY = (
     r"(?:oom-kill|oom_kill|oom_reaper|OOMKilled|OOM Killed|[Dd]etected \d+ oom|[Oo]ut [Oo]f [Mm]emory: Kill)"
 )
-"""A process that the kernel, Slurm or Kubernetes ended for lack of memory, which no script can catch."""
+"""Pattern for a process that the kernel, Slurm, or Kubernetes killed because memory ran out."""
 
 RETURN_CODE = r"INFO misc/socket\.cc:\d+ -> 2\b"
-"""ncclSystemError passed up by callers; the call that failed is in an earlier line, which may be missing."""
+"""Pattern for an ``ncclSystemError`` that a function passes to its caller; the failed call may be in an earlier line.
+"""
 
 RAS_LINE = (
     r"(?:job process(?: is|es are) considered dead|Missing communicator data from \d+ "
@@ -180,25 +181,25 @@ RAS_LINE = (
     r"|Rank \d+ (?:has .{0,40})?-- (?:GPU|\[process)|Rank \d+ has (?:launched|not launched|status) .{0,80} --"
     r"|Process \d+ on node \S+ managing GPU|(?:ranks|Rank \d+) reported [A-Z][\w ]+)"
 )
-"""A line of RAS's report (``ncclras``) that shows a fault, or names the rank or process that has it."""
+"""Pattern for a line of ``ncclras`` output that shows a fault or names a faulty rank or process."""
 
 RAS_DEAD, RAS_SILENT, RAS_LEFT = "dead", "silent", "left"
 RAS_STARTING, RAS_BEHIND, RAS_ERROR = "INIT", "behind", "error"
-"""States of processes and ranks in RAS's report, besides RAS's names of errors.
+"""States of processes and ranks in RAS output, in addition to RAS's names for errors.
 
-In this order they mean: no longer reached by RAS, without an answer to RAS, outside a communicator that others use, not
-yet in a communicator, behind the other ranks, and any other error.
+The states mean, in order: unreachable, not answering, outside a communicator in use, initialising, behind the other
+ranks, and any other error.
 """
 
 RECORDED = "flight recorder"
-"""Used in place of a line's pattern if only a dump of torch's flight recorder shows the fault."""
+"""Placeholder for the pattern of a fault that only a dump of torch's flight recorder shows."""
 
 C10D_CLIENT = r"client socket has failed to connect to .*"
-"""A failed connection to torch's store (torch/csrc/distributed/c10d/socket.cpp); the errno follows."""
+"""Pattern for a failed connection to torch's store (torch/csrc/distributed/c10d/socket.cpp), up to the errno."""
 
 
 def failed_connects(grade: Grade, errno: str, text: str) -> tuple[LogRule, ...]:
-    """Return rules for failed connections of NCCL; a connection that is being retried is only a hint.
+    """Return rules for failed NCCL connections; a connection that is being retried is only a hint.
 
     ``errno`` is a pattern for the text from strerror(3), and ``text`` is an example that the pattern matches.
     """
@@ -213,7 +214,7 @@ def failed_connects(grade: Grade, errno: str, text: str) -> tuple[LogRule, ...]:
 
 
 def failed_pairs(grade: Grade, errno: str, text: str) -> tuple[LogRule, ...]:
-    """Return rules for failed connections of gloo (gloo/transport/tcp); the peer's address follows ``remote=``."""
+    """Return rules for failed Gloo connections (gloo/transport/tcp)."""
     full = f"RuntimeError: [enforce fail at gloo/transport/tcp/pair.cc:799] connect [10.0.0.2]:31337: {text}"
     late = f"RuntimeError: timed out connecting: SO_ERROR: {text}, remote=[10.0.0.2]:9"
     return _in_turns(grade, rf"SO_ERROR: .*{errno}", late, rf"connect \[\S+\]:\d+: {errno}", full)

@@ -1,7 +1,7 @@
-"""Runs ``nccl-doctor logs``, which reads the sources to their end, or until the line that ended the job.
+"""Runs ``nccl-doctor logs``, which reads all logs to the end or, with ``--follow``, until a fatal line.
 
-Long logs are split into parts, which are read on several CPUs; a line belongs to the part in which it begins. Files
-that must be read from beginning to end (compressed files, wrapped logs, dumps) are read after those parts.
+Long logs are split into parts that several processes read in parallel. A line belongs to the part in which it begins.
+Compressed files, wrapped logs, and dumps are read sequentially by the main process.
 """
 
 from __future__ import annotations
@@ -29,13 +29,14 @@ from nccl_doctor.logs.reading import BLOCK, compressed, file_blocks, files, size
 from nccl_doctor.logs.rule import Grade
 
 LONG = 32 << 20
-"""Minimum size of logs in bytes for several processes, which take longer to start than smaller logs to read."""
+"""Minimum total size of logs, in bytes, for reading in several processes."""
 
 _PART = 16 << 20
 _MOST_PROCESSES = 8
 _HEAD = 64 << 10
 _FEW = 128
-"""Maximum number of files of which TAIL bytes at the end are kept; of more files, fewer bytes are kept."""
+"""Maximum number of files for which the last TAIL bytes are kept; with more files, a quarter of TAIL is kept per file.
+"""
 
 
 class Part(NamedTuple):
@@ -47,12 +48,12 @@ class Part(NamedTuple):
 
 
 def processes() -> int:
-    """Return the number of CPUs that this process may use, at most eight; one if forking is not safe (macOS)."""
+    """Return the number of reader processes: one per available CPU, up to eight, or 1 where fork is unsafe."""
     return min(len(os.sched_getaffinity(0)), _MOST_PROCESSES) if hasattr(os, "sched_getaffinity") else 1
 
 
 class Ahead:
-    """Reads files in other processes in the background, while this process may prepare for the results."""
+    """A pool of background processes that read log files."""
 
     def __init__(self, paths: Iterable[Path]) -> None:
         sizes = {path: path.stat().st_size for path in paths}
@@ -67,7 +68,7 @@ class Ahead:
         self._read = self._pool.imap(_read, self._parts, chunksize=1 if len(self._parts) < 64 else 4)
 
     def readings(self, progress: Callable[[int], None]) -> Iterator[tuple[Path, Reading | None]]:
-        """Yield the reading of each file in order; None for files that must be read from beginning to end."""
+        """Yield the reading of each file in order, or None for a file that must be read sequentially."""
         with self._pool:
             for path, pieces in groupby(zip(self._parts, self._read, strict=True), key=lambda pair: pair[0].path):
                 found = []
@@ -79,13 +80,13 @@ class Ahead:
 
 
 def _quietly() -> None:
-    """Ignore SIGINT, and let SIGTERM end the process, since the main process ends the others."""
+    """Ignore SIGINT and restore the default action of SIGTERM, because the main process ends its workers."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _read(part: Part) -> Reading | None:
-    """Read a part in a separate process; return None if the caller must read the file."""
+    """Read a part in a worker process; return None if the main process must read the file."""
     with suppress(OSError), part.path.open("rb", buffering=0) as file:
         head = file.read(_HEAD)
         if not (compressed(head) or wide(head) or is_record_file(head) or is_binary(head) or width(head)):
@@ -98,7 +99,7 @@ def _read(part: Part) -> Reading | None:
 
 
 def _owned(read: Callable[[int], bytes], seek: Callable[[int], int], part: Part) -> Iterator[bytes]:
-    """Yield the lines that begin in the part; the last line is complete even if it ends after the part."""
+    """Yield blocks of the lines that begin in a part, including the rest of a line that ends after the part."""
     position, first = max(part.start - 1, 0), part.start > 0
     seek(position)
     while block := read(BLOCK):
@@ -120,7 +121,7 @@ def _owned(read: Callable[[int], bytes], seek: Callable[[int], int], part: Part)
 
 
 def _merged(pieces: list[Reading], tail: int = TAIL) -> Reading:
-    """Join the readings of a file's parts, with consecutive line numbers."""
+    """Merge the readings of a file's parts, with consecutive line numbers."""
     whole = Reading(pieces[0].name, Facts())
     order = 0
     for piece in pieces:
@@ -142,7 +143,7 @@ def _merged(pieces: list[Reading], tail: int = TAIL) -> Reading:
 
 
 def _kept(whole: Reading) -> list[Event]:
-    """Return the events that a single reader would keep for each diagnosis and grade: the first and some last ones."""
+    """Return the first events and some last events of each diagnosis and grade, as a single reader would."""
     end = whole.lines - whole.tail.count(b"\n")
     kept: list[Event] = []
     counts: Counter[tuple[str, Grade]] = Counter()
@@ -155,7 +156,7 @@ def _kept(whole: Reading) -> list[Event]:
 
 
 GRACE_S = 2.0
-"""Seconds to wait after a fatal line for the lines of the other ranks."""
+"""Seconds to wait for lines of other ranks after a fatal line."""
 
 _LOOK_S = 0.25
 _LONGEST_SHOWN = 1 << 16
@@ -163,9 +164,9 @@ _LONGEST_SHOWN = 1 << 16
 
 @dataclass
 class LogsRun:
-    """Reads files, folders or standard input to the end or, with ``follow``, until the first fatal line.
+    """A session that reads files, folders, or standard input to the end or, with ``follow``, until a fatal line.
 
-    ``tee`` is called with the text as it arrives, ``progress`` with the number of bytes of each block.
+    ``tee`` is called with each block of data, and ``progress`` is called with the size of each block in bytes.
     """
 
     names: tuple[str, ...]
@@ -176,16 +177,16 @@ class LogsRun:
     _ahead: Ahead | None = field(default=None, init=False)
 
     def begin(self) -> None:
-        """Start to read long files in other processes; :meth:`read` collects the results.
+        """Start to read long files in background processes; :meth:`read` collects the results.
 
-        That is not done for files that grow, or whose contents are passed through.
+        Background processes are not used with ``follow``, ``tee``, or standard input.
         """
         plain = not self.follow and self.tee is None and "-" not in self.names
         if plain and processes() > 1 and size(self.names) >= LONG:
             self._ahead = Ahead(path for name in self.names for path in files(name))
 
     def read(self) -> LogVerdict:
-        """Return the verdict at the end of all sources or, with ``follow``, soon after a fatal line."""
+        """Read all sources to the end or, with ``follow``, until soon after a fatal line, and return the verdict."""
         investigation = Investigation(live=self.follow)
         for source in self._read_ahead(investigation) if self._ahead else self._sources():
             investigation.begin(source.name)
@@ -195,12 +196,12 @@ class LogsRun:
         return investigation.verdict()
 
     def drain(self) -> None:
-        """Read standard input to its end, so that nccl-doctor's exit does not end the job that writes to it."""
+        """Read standard input to the end, so that the job that writes to the pipe does not receive SIGPIPE."""
         for block in self._rest or ():
             self._pass_on(block)
 
     def _read_ahead(self, investigation: Investigation) -> Iterator[LogSource]:
-        """Add what other processes have read; yield the files that they could not read."""
+        """Add the results of the background processes, and yield the files that they could not read."""
         assert self._ahead is not None, "begin() found nothing long"
         for path, reading in self._ahead.readings(self.progress):
             if reading is None:
@@ -222,7 +223,7 @@ class LogsRun:
             yield LogSource(name, file_blocks(Path(name), follow_s=_LOOK_S))
 
     def _read_source(self, investigation: Investigation, source: LogSource) -> bool:
-        """Read a source; return whether reading was ended early, some time after a fatal line."""
+        """Read a source, and return whether reading stopped early because of a fatal line."""
         fatal_at: float | None = None
         blocks = iter(source.blocks)
         try:
@@ -247,7 +248,7 @@ class LogsRun:
 def passage(*, to_stderr: bool) -> Callable[[bytes], None]:
     """Return the function that writes the output of ``--tee``.
 
-    On a terminal, control characters are removed; pipes and files get the output unchanged.
+    Control characters are removed on a terminal but preserved in pipes and files.
     """
     stream = sys.stderr if to_stderr else sys.stdout
     held = b""

@@ -1,11 +1,12 @@
-"""Finds the lines of a block that any rule may match, with RE2's filter for strings in matches.
+"""Finds the lines of a log that a rule may match, using the string filter of RE2 (``re2.Filter``).
 
-From each pattern the filter derives strings, at least one of which is in every match. It searches for all these strings
-at once, and returns the patterns that may match a piece of text. A block that no pattern can match is skipped; any
-other block is halved until single lines remain, which the rules judge. Searching and halving take linear time.
+From each pattern, the filter derives strings of which every match contains at least one. The filter searches for all
+derived strings at once and returns the patterns that may match a text. A block that no pattern can match is skipped.
+Any other block is halved until single lines remain, which are matched against the rules. Searching and halving take
+linear time.
 
-For a 500 MB log of 512 ranks on an AMD EPYC, the filter takes 1.2 s of CPU time, and counting line ends 0.2 s; ``grep
--cE`` takes 1.2 s with the same strings, and 0.3 s with five words. Hyperscan would take 0.3 s, in addition to RE2.
+For a 500 MB log of 512 ranks on an AMD EPYC CPU, the filter takes 1.2 s, as does ``grep -cE`` with the same strings.
+Counting newlines takes 0.2 s.
 """
 
 from __future__ import annotations
@@ -18,33 +19,34 @@ from functools import cache
 from nccl_doctor.logs.prefix import plain
 
 MAX_LINE = 1 << 20
-"""Bytes of the pieces into which longer lines are split, so that a file without line ends needs no more memory."""
+"""Maximum line length in bytes; longer lines are split, which limits the memory for files without newlines."""
 
 WINDOW = 2048
-"""Bytes that are judged at a time in a longer line, which is probably data or meant to cost time."""
+"""Size, in bytes, of the windows into which longer lines are divided for matching."""
 
 WINDOWS = 64
-"""Maximum number of windows that are judged per source; the end of a source is always judged."""
+"""Maximum number of windows with possible matches that are passed to the rules, except near the end of a source."""
 
 QUOTA = 2048
 """Maximum number of lines of one source that the filter passes to a rule.
 
-So a log of a million identical errors costs no more than one of two thousand. The end of a source is always judged.
+With this quota, a log of a million identical errors takes little more time than a log of two thousand errors. The end
+of a source is always judged.
 """
 
 _STEP = 16 << 10
-"""Bytes that the filter searches per call.
+"""Number of bytes that the filter searches per call.
 
-Locating the line of a match costs three times as much as filtering these bytes.
+Locating the line of a match takes three times as long as filtering this number of bytes.
 """
 
 _OVERLAP = 256
-"""Bytes by which windows overlap, so that no match is split."""
+"""Number of bytes by which adjacent windows overlap, so that matches are not split."""
 
 
 @dataclass(frozen=True)
 class CandidateLine:
-    """A candidate line: its number from 1, its bytes without the line end, and the indexes of rules that may match."""
+    """A line that rules may match, with its number (from 1), its bytes without the newline, and the rules' indexes."""
 
     number: int
     data: bytes
@@ -52,7 +54,7 @@ class CandidateLine:
 
 
 class PatternTable:
-    """Patterns compiled for the first pass."""
+    """A set of patterns compiled into an RE2 filter."""
 
     def __init__(self, patterns: Sequence[str]) -> None:
         import re2  # importing it takes 10 ms, and most commands don't need it
@@ -68,7 +70,7 @@ class PatternTable:
         return frozenset(self._filter.Match(data, potential=True) or ())
 
     def wanted(self, data: bytes, first: int, last: int) -> frozenset[int]:
-        """Return the patterns that may match in a part; those of under three letters only if it contains ``^C``."""
+        """Return the patterns that may match a part; very short patterns count only if the part contains ``^C``."""
         found = self.rules(memoryview(data)[first:last])
         # searching for one letter is fast
         short = data.find(b"^", first, last) >= 0 and data.find(b"^C", first, last) >= 0
@@ -81,7 +83,7 @@ def table(patterns: tuple[str, ...]) -> PatternTable:
 
 
 class Scanner:
-    """Splits one source into lines and yields the candidates; ``bytes`` is the number of bytes read."""
+    """A scanner that splits a source into lines and yields the candidates; ``bytes`` is the number of bytes read."""
 
     def __init__(self, rules: PatternTable) -> None:
         self._table = rules
@@ -94,16 +96,16 @@ class Scanner:
 
     @property
     def passed_over(self) -> bool:
-        """True if a line that may match was not judged, because a limit was reached."""
+        """True if a line that may match was skipped because a limit was reached."""
         return self._windows > WINDOWS or bool(self._spent)
 
     @property
     def lines(self) -> int:
-        """The number of complete lines so far."""
+        """The number of complete lines scanned so far."""
         return self._line - 1
 
     def feed(self, data: bytes) -> Iterator[CandidateLine]:
-        """Yield the candidates of the lines that ``data`` completes."""
+        """Yield the candidates among the lines that ``data`` completes."""
         self.bytes += len(data)
         first, last = data.find(b"\n") + 1, data.rfind(b"\n") + 1
         if not first:
@@ -124,14 +126,14 @@ class Scanner:
         yield from self._block(block, 0, len(block))
 
     def _block(self, data: bytes, first: int, last: int) -> Iterator[CandidateLine]:
-        """Yield the candidates in ``data`` from ``first`` to ``last``; it is copied only to remove colour codes."""
+        """Yield the candidate lines in ``data[first:last]``, from which colour codes are removed."""
         if data.find(b"\x1b", first, last) >= 0:
             data = plain(data[first:last])
             first, last = 0, len(data)
         yield from self._halves(data, first, last)
 
     def _halves(self, data: bytes, first: int, last: int) -> Iterator[CandidateLine]:
-        """Halve a piece that may match until single lines are left, and yield the candidates among these lines."""
+        """Halve a part that may match until single lines remain, and yield the candidate lines."""
         if last - first <= _STEP and not self._wanted(data, first, last):
             self._line += data.count(b"\n", first, last)
             return

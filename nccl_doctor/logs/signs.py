@@ -1,7 +1,7 @@
-"""Collects from the checks how logs show each diagnosis, and the advice for it.
+"""Collects the log patterns and the advice that the checks define for each diagnosis.
 
-A check whose fault also appears in logs has a :class:`LogSigns` named ``SIGNS`` in its module. The advice is made for a
-:class:`Case`: a cause with the hosts and ranks concerned, the lines that prove the cause, and the names in the lines.
+A check whose fault also appears in logs has a :class:`LogSigns` named ``SIGNS`` in its module. The advice is based on a
+:class:`Case`, which combines a cause with the affected hosts and ranks and the log lines that show the cause.
 """
 
 from __future__ import annotations
@@ -25,30 +25,30 @@ from nccl_doctor.text.hostlist import fold, ranks_of
 from nccl_doctor.text.shell import line
 
 MOST_LINES = 5
-"""Maximum number of lines that are quoted for one cause."""
+"""Maximum number of log lines that are quoted as evidence for one cause."""
 
 _HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}")
 _DEVICE = re.compile(
     r"\b((?:mlx[45](?:_bond|_ib)?|bnxt_re|[ei]rdma|hns|efa|rdmap\w*|qedr|rocep\w*|ibp\w*)_?\d+\w*)(?::(\d{1,3}))?"
 )
-"""Names of RDMA devices, as given by the kernel's drivers."""
+"""Pattern for RDMA device names as assigned by the kernel drivers, with an optional port number."""
 
 _LOCAL = re.compile(r"localhost(?:\.localdomain)?|ip6-localhost|127\..*|0\.0\.0\.0")
 
 _OF_SUMMARY = ("killed", "script-failed")
-"""Diagnoses of the process that torchrun's summary names as the first to fail."""
+"""Diagnoses that concern the process listed as the root cause in torchrun's failure summary."""
 
 _SAFE = "bcdfghjklmnpqrstvwxz2456789"
-"""Characters of the random suffixes of pod names (k8s.io/apimachinery/pkg/util/rand)."""
+"""Characters that Kubernetes uses in the random suffixes of pod names (k8s.io/apimachinery/pkg/util/rand)."""
 _POD = re.compile(rf".+-[{_SAFE}]{{8,10}}-[{_SAFE}]{{5}}|.+-\d+-[{_SAFE}]{{5}}|[0-9a-f]{{12}}|.+\.svc(?:\..+)?")
-"""Matches names of pods of a Deployment or an indexed Job, container IDs, and service names."""
+"""Pattern for pod names of a Deployment or an indexed Job, container IDs, and service names."""
 _OPERATED = re.compile(r"(.+)-(?:master|worker|launcher|chief|ps)(?:-\d+)?")
 _HEADS = ("-master-0", "-launcher", "-chief-0")
-"""Suffixes of the names of head pods under Kubeflow's training operators; every job has a head pod."""
+"""Name suffixes of the head pod that Kubeflow's training operators create for every job."""
 
 
 def reachable(names: Iterable[str]) -> list[str]:
-    """Return the names except those of pods, which run no sshd and so allow no login."""
+    """Return the names that are not pod names, because pods usually run no SSH server."""
     every = list(names)
     operated = {name[: -len(head)] for name in every for head in _HEADS if name.endswith(head)}
     own = {name: _OPERATED.fullmatch(name) for name in every}
@@ -57,14 +57,14 @@ def reachable(names: Iterable[str]) -> list[str]:
 
 @dataclass(frozen=True)
 class Case:
-    """A cause, with the log that shows it."""
+    """A cause and the log in which the cause was found."""
 
     cause: Cause
     log: Log
 
     @property
     def first(self) -> Event:
-        """The most informative event."""
+        """The most informative event of the cause."""
         return self.cause.events[0]
 
     @property
@@ -76,7 +76,7 @@ class Case:
         return tuple(dict.fromkeys(names or self._failed_hosts()))
 
     def _failed_hosts(self) -> list[str]:
-        """Return the hosts on which launchers report failures, in the same sources and for the same tasks."""
+        """Return the hosts for which launchers report failures in the files and tasks of the events."""
         files = {event.file for event in self.cause.events}
         tasks = {event.prefix.task for event in self.cause.events} - {None}
         named = [one for reading in self.log.readings if reading.name in files for one in reading.failed_hosts.items()]
@@ -85,27 +85,27 @@ class Case:
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """Ranks that show the fault, sorted."""
+        """The ranks that the events concern, in ascending order."""
         named = {rank for event in self.cause.events for rank in reported_ranks(event)}
         return tuple(sorted(named | {rank for rank in map(self.rank_of, self.cause.events) if rank is not None}))
 
     @property
     def address(self) -> LoggedAddress:
-        """The first address that the events name."""
+        """The first address in the events."""
         return next((e.address for e in self.cause.events if e.address != LoggedAddress()), LoggedAddress())
 
     @property
     def port(self) -> int | None:
-        """The first port that the events name."""
+        """The first port number in the events."""
         return next((e.address.port for e in self.cause.events if e.address.port), None)
 
     @property
     def count(self) -> int:
-        """The number of lines that show the fault, including those that were not kept."""
+        """The number of log lines that show the fault, including lines whose events were not kept."""
         return max(self.log.counts[self.cause.name], len(self.cause.events))
 
     def rank_of(self, event: Event) -> int | None:
-        """Return the rank of an event: from its line, from NCCL's lines about its process, or from its file's name."""
+        """Return the rank of an event, as given by the log line, NCCL's output for the process, or the file name."""
         unlike = event.prefix.rank_is_task and self.log.facts.tasks_are_ranks is False
         if event.rank is not None and not (unlike and event.rank == event.prefix.task):
             return event.rank
@@ -114,13 +114,13 @@ class Case:
 
     @property
     def _summary(self) -> tuple[int | None, str | None]:
-        """The rank and host in torchrun's summary; None if summaries are only in files that don't show the fault."""
+        """The rank and host in torchrun's failure summary, if a file with the fault contains the summary."""
         summaries = {reading.name for reading in self.log.readings if reading.summary}
         elsewhere = bool(summaries) and summaries.isdisjoint(event.file for event in self.cause.events)
         return (None, None) if elsewhere else (self.log.facts.summary_rank, self.log.facts.summary_host)
 
     def interface(self) -> Interface | None:
-        """Return the interface that NCCL chose on the host with the fault."""
+        """Return the network interface that NCCL chose on the affected host."""
         facts = self.log.facts
         own = facts.process(self.first.prefix)
         nearby: list[LoggedProcess] = [own] if own else []
@@ -128,7 +128,7 @@ class Case:
         return next((process.interfaces[0] for process in nearby if process.interfaces), None)
 
     def entities(self, interface: Callable[[Case], str | None] | None = None) -> dict[str, Any]:
-        """Return the entities that the log names, for the report; ``interface`` finds the diagnosis's own interface."""
+        """Return the report's entities, such as host and rank; ``interface`` may override the interface."""
         facts, address, own = self.log.facts, self.address, self.interface()
         summary_rank, summary_host = self._summary
         ranks, hosts = [*(self.rank_of(event) for event in self.cause.events), summary_rank], self.hosts
@@ -144,7 +144,7 @@ class Case:
         return {name: value for name, value in found.items() if value is not None}
 
     def adapter(self) -> str | None:
-        """Return the RDMA device that the lines name."""
+        """Return the name of the RDMA device in the log lines, without the port."""
         return self.device.partition(" ")[0] or None
 
     def interface_of(self, ip: str | None) -> str | None:
@@ -152,7 +152,7 @@ class Case:
         return next((one.name for one in found if one.address.partition("%")[0] == ip), None)
 
     def evidence(self) -> tuple[LogLine, ...]:
-        """Return the first line, the first line of each other pattern and rank, and the last line."""
+        """Return up to MOST_LINES lines as evidence: the first line of each pattern and rank, and the last line."""
         chosen: dict[tuple[str, int], Event] = {}
         seen: set[tuple[str, object]] = set()
         for event in self.cause.events:
@@ -165,20 +165,20 @@ class Case:
         return tuple(LogLine(file=e.file, line=e.line, text=e.text) for e in chosen.values())
 
     def hinted(self, after: str) -> str:
-        """Return what follows ``after`` in the first of NCCL's hints (2.31 and later) in the lines; "" without one."""
+        """Return the text after ``HINT: {after}`` in the lines (NCCL 2.31 and later), or an empty string."""
         found = (event.text.partition(f"HINT: {after}")[2] for event in self.cause.events)
         return next(filter(None, found), "")
 
     @property
     def device(self) -> str:
-        """The RDMA device and port in the lines; "" if there is none."""
+        """The RDMA device and port in the log lines, or an empty string."""
         found = (_DEVICE.search(event.text) for event in self.cause.events)
         match = next((one for one in found if one), None)
         return "" if match is None else match[1] + (f" port {match[2]}" if match[2] else "")
 
     @property
     def who(self) -> str:
-        """The ranks and hosts, such as ``ranks 8-15 on gpu[02-03]``; ``a rank`` if no line shows them."""
+        """The affected ranks and hosts, such as ``ranks 8-15 on gpu[02-03]``, or ``a rank`` if unknown."""
         ranks, hosts, first = self.ranks, self.hosts, self._summary[0]
         if not ranks and first is not None and self.cause.name in _OF_SUMMARY:
             ranks = (first,)
@@ -192,7 +192,7 @@ class Case:
 
     @property
     def target(self) -> str:
-        """The other end of the connection, such as ``10.0.0.1:53211 (gpu01)``; "another host" if no line names it."""
+        """The remote end of the connection, such as ``10.0.0.1:53211 (gpu01)``, or ``another host`` if unknown."""
         address = self.address
         name = address.ip or address.host
         if name is None:
@@ -202,16 +202,16 @@ class Case:
         return f"{place} ({host})" if host and host != name else place
 
     def host_of(self, ip: str | None) -> str | None:
-        """Return the host that has this address according to NCCL."""
+        """Return the host to which NCCL's output assigns an IP address."""
         found = (
             (one.address, process.host) for process in self.log.facts.processes.values() for one in process.interfaces
         )
         return next((host for address, host in found if address.partition("%")[0] == ip), None)
 
     def check(self, extra: Iterable[str] = (), *, command: str = "check") -> tuple[Command, ...]:
-        """Return ``nccl-doctor check -w …`` with the hosts concerned, the other end, and all hosts that NCCL names.
+        """Return an ``nccl-doctor`` command for the affected hosts, the remote host, and all hosts in NCCL's lines.
 
-        There is no command if the log names only the other end, since a single host has no other host to connect to.
+        The result is empty if the log names only the remote host, because a connection test needs two hosts.
         """
         address = self.address
         actors = [event.prefix.ip for event in self.cause.events if event.prefix.ip and not event.prefix.host]
@@ -226,14 +226,14 @@ class Case:
 
 @dataclass(frozen=True)
 class Advice:
-    """A sentence about the fault, and the remedy."""
+    """A one-sentence description of a fault, and the fix."""
 
     message: str
     fix: Fix
 
 
 WITH_THE_HOSTS = "nccl-doctor check with the job's hosts file, or -w and their names"
-"""Advice to add if a log names no host."""
+"""Command to suggest if a log names no host."""
 THEN = "Then see what the hosts say:"
 
 
@@ -253,10 +253,10 @@ _LATE = re.compile(r"\b[Rr]anks? (\d[\d, ]{0,400}) (?:failed to|did not) (?:pass
 
 
 def reported_ranks(event: Event) -> tuple[int, ...]:
-    """Return all ranks that a line names, if it is about ranks other than the one that prints it.
+    """Return all ranks named in a line that one rank prints about other ranks.
 
-    Such lines are ``rank(s) {0-3,9} differ from rank 4`` from NCCL's own diagnostics, and ``Ranks 2, 3 failed to pass``
-    from torch's barrier.
+    Examples of such lines are ``rank(s) {0-3,9} differ from rank 4`` (NCCL's diagnostics) and ``Ranks 2, 3 failed to
+    pass monitoredBarrier`` (torch).
     """
     found = (_RANKS if event.prefix.level == "DIAG" else _LATE).search(event.text)
     parts = re.findall(r"(\d{1,6})(?: ?- ?(\d{1,6}))?", found[1]) if found else ()
@@ -270,19 +270,19 @@ MOST_RANKS = 4096
 def make_advice(
     message: str, summary: str, command: Callable[[Case], tuple[Command, ...]] | None = Case.check
 ) -> Callable[[Case], Advice]:
-    """Return a function that makes advice in which only ``{who}`` and ``{target}`` vary."""
+    """Return a function that creates advice from templates with the placeholders ``{who}`` and ``{target}``."""
     return lambda case: advise(
         message.format(who=case.who, target=case.target), summary, command(case) if command is not None else ()
     )
 
 
 def ifname_command(case: Case) -> tuple[Command, ...]:
-    """Return the command ``nccl-doctor ifname`` for the hosts concerned, or for this machine if the log names none."""
+    """Return an ``nccl-doctor ifname`` command for the affected hosts, or for this machine if no host is known."""
     return case.check(command="ifname") or on(None, line("nccl-doctor ifname"))
 
 
 def not_logged_in(why: str, summary: str) -> Callable[[Case], Advice]:
-    """Return a function that makes the advice for a launcher that could not log in to a host over SSH."""
+    """Return a function that creates advice for a launcher's failed SSH login to a host."""
 
     def advice(case: Case) -> Advice:
         host = case.address.host or case.address.ip or next(iter(case.hosts), "a host")
@@ -292,7 +292,7 @@ def not_logged_in(why: str, summary: str) -> Callable[[Case], Advice]:
 
 
 def by_rank(case: Case) -> Advice:
-    """Return advice that states what each rank did according to RAS or the flight recorder, culprits first."""
+    """Return advice with the state of up to three ranks, as reported by RAS or the flight recorder."""
     words = [f"{ranks_of([e.rank]) if e.rank is not None else 'a rank'} {e.message}" for e in case.cause.events[:3]]
     more = len(case.cause.events) - len(words)
     look = "Look at what the first of them did meanwhile (py-spy dump, its own log): the others wait for it."
@@ -307,35 +307,35 @@ def by_rank(case: Case) -> Advice:
 
 
 class PassStage(IntEnum):
-    """Stages of the passes over a log's events, in order; checks declare the passes."""
+    """Stages in the analysis of a log's events, in execution order. Checks define the passes of each stage."""
 
     MEANING = 1
     """Addresses and numbers in lines are resolved to hosts and ranks."""
     RECOVERY = 2
-    """Faults that the run survived, or that came after its end, are removed."""
+    """Faults that the run survived or that occurred after its end are removed."""
     ENDING = 3
-    """Processes ended by others are separated from failed ones; from here on, the log is that of the last run."""
+    """Processes that were terminated are separated from processes that failed, and earlier runs are discarded."""
     GIVING_UP = 4
-    """Retries that were given up become faults; other hints are removed."""
+    """Hints about abandoned retries are graded as faults, and other hints are removed."""
     PLACES = 5
-    """The subnets that the hosts chose are compared, unless the run ended well or lines were joined."""
+    """The subnets of the hosts' interfaces are compared, unless the run ended successfully or lines were joined."""
     HANGS = 6
-    """The place at which the run stopped is found, unless the run ended well or lines were joined."""
+    """The point at which the run stopped is determined, unless the run ended successfully or lines were joined."""
     CONSEQUENCES = 7
-    """Faults that follow from other faults are separated."""
+    """Faults that follow from other faults are separated from their causes."""
     RECORDS = 8
-    """The calls that ranks made at the same position are compared, from log lines and flight-recorder dumps."""
+    """Collective calls of different ranks are compared, based on log lines and flight-recorder dumps."""
 
 
 @dataclass
 class Scene:
-    """The events of a log while passes compare them.
+    """The events of a log, and the context that passes use to evaluate the events.
 
     Attributes:
-        log: everything that was read; from :attr:`Stage.ENDING` on only that of the last run.
-        sources: the readings of all sources.
-        stuck: diagnoses whose retries did not succeed, or because of which a process gave up.
-        names: names of faults when hints are graded, except faults that only show that a process gave up.
+        log: the whole log or, from :attr:`PassStage.ENDING` on, only the last run.
+        sources: the reading of each source, by name.
+        stuck: names of diagnoses whose retries never succeeded or that made a process give up.
+        names: names of the faults found before hints are graded, except faults that only show that a process gave up.
     """
 
     events: list[Event]
@@ -349,7 +349,7 @@ class Scene:
 
 
 Pass = Callable[[Scene], list[Event]]
-"""A function that returns the remaining events, some of them with a different name or grade."""
+"""A function that returns the events to keep, possibly with changed names or grades."""
 
 
 class Role(Enum):
@@ -368,24 +368,26 @@ class Role(Enum):
 
 @dataclass(frozen=True)
 class LogSigns:
-    """How logs show a diagnosis, and the advice for it; named ``SIGNS`` in the module of the diagnosis.
+    """The log patterns and advice for a diagnosis, defined as ``SIGNS`` in the module of its check.
 
     Attributes:
-        rules: patterns of the diagnosis; of several with the same grade that match a line, the first counts.
-        advice: the function that makes the message and the remedy.
-        after: diagnoses that take precedence over this one if a line matches patterns of both with the same grade;
-            among all others, the order of their names decides.
-        roles: roles of the diagnosis among other faults.
-        hint: the grade that hints of the diagnosis get once they count.
-        hint_beside: hints of the diagnosis count only if the log also shows one of these faults; if empty, any other
-            fault will do.
-        weigh: a function for the grade of a hint, used instead of ``hint`` and ``hint_beside``.
-        passes: functions over a log's events by stage; within a stage they are ordered by the diagnoses' names.
-        catalogued: the grade of a warning that is in NCCL's catalogue but matches no other rule.
-        ras: states of ranks and processes in answers from RAS, with their grades.
-        interface: a function that finds the interface or device that a case is about.
-        severity: a function for the severity of a case without anything worse; None means error.
-        warning_up_to: the highest grade at which a case is at most a warning, if nothing follows from it.
+        rules: patterns for log lines; if several patterns of the same grade match a line, the first pattern counts.
+        advice: function that creates the message and the fix.
+        after: diagnoses that take precedence if a line matches this diagnosis and another diagnosis with the same
+            grade. Otherwise, alphabetical order decides.
+        roles: roles of the diagnosis among the faults in a log.
+        hint: grade that is assigned to hints of the diagnosis that count as faults.
+        hint_beside: faults of which the log must contain at least one for hints to count as faults; if empty, any fault
+            suffices.
+        weigh: function that returns the grade of a hint, used instead of ``hint`` and ``hint_beside``.
+        passes: functions that process a log's events, by stage; within a stage, passes run in alphabetical order of the
+            diagnoses.
+        catalogued: grade of a warning that is in NCCL's message catalogue but matches no other rule.
+        ras: states of ranks and processes in NCCL RAS output that show the diagnosis, with their grades.
+        interface: function that returns the interface or device of a case.
+        severity: function that returns the severity of a case without consequences and with a grade up to LIKELY; None
+            means ERROR.
+        warning_up_to: highest grade at which a case without consequences is only a warning.
     """
 
     rules: tuple[LogRule, ...]
@@ -405,7 +407,7 @@ class LogSigns:
 
 @cache
 def signs() -> dict[str, LogSigns]:
-    """Return the signs of every diagnosis by name, in the order in which they apply."""
+    """Return the log signs of each diagnosis by name, in order of precedence."""
     found: dict[str, LogSigns] = {}
     for module in pkgutil.walk_packages(importlib.import_module(PACKAGE).__path__, f"{PACKAGE}."):
         shown = getattr(importlib.import_module(module.name), "SIGNS", None)
@@ -427,7 +429,7 @@ def signs() -> dict[str, LogSigns]:
 
 @cache
 def rules() -> tuple[LogRule, ...]:
-    """Return all rules; of rules of the same grade that match one line, the first counts."""
+    """Return all rules; if several rules of the same grade match a line, the first rule counts."""
     return (*BENIGN, *(replace(rule, name=name) for name, shown in signs().items() for rule in shown.rules))
 
 
@@ -447,5 +449,5 @@ def ras_states() -> dict[str, tuple[str, Grade]]:
 
 
 def on_the_way() -> frozenset[str]:
-    """Return the names of diagnoses about connections between hosts, and of their effects on ranks."""
+    """Return the names of diagnoses about connections between hosts or about effects of another rank's fault."""
     return having(Role.ECHO) | having(Role.NETWORK)

@@ -1,4 +1,4 @@
-"""Makes the report on logs from a verdict, in the form that all judging commands print."""
+"""Creates the report on logs from a verdict, in the format that all diagnostic commands share."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ MOST_EVENTS = 500
 def report(
     verdict: LogVerdict, seconds: float, selected: Callable[[Check], bool] = lambda _check: True, *, whole: bool = False
 ) -> Report:
-    """Return the report with the ``selected`` diagnoses; with ``whole``, it also shows what NCCL chose."""
+    """Return the report with the ``selected`` diagnoses and, with ``whole``, the settings that NCCL chose."""
     diagnoses = tuple(_diagnosis(Case(cause, verdict.log)) for cause in verdict.causes if selected(entry(cause.name)))
     unfinished = None if diagnoses else _unfinished(verdict)
     if unfinished is not None and selected(entry(unfinished.name)):
@@ -59,7 +59,7 @@ def report(
 
 
 def first_events(verdict: LogVerdict) -> Iterator[LogEvent]:
-    """Yield the first line of each rank about each fault, in order of time."""
+    """Yield the first line in which each rank shows each fault, in chronological order."""
     first: dict[tuple[str, object], tuple[Case, Event, bool]] = {}
     for cause in verdict.causes:
         case = Case(cause, verdict.log)
@@ -86,7 +86,7 @@ def first_events(verdict: LogVerdict) -> Iterator[LogEvent]:
 
 
 def finding(case: Case) -> Finding:
-    """Return the finding for a cause, in the same form as from a live check."""
+    """Return the finding for a cause, in the same format as a finding from a live check."""
     shown = signs()[case.cause.name]
     advice = shown.advice(case)
     fix = _with_known_faults(advice.fix, case)
@@ -102,11 +102,11 @@ def finding(case: Case) -> Finding:
 
 
 _MAY_BE_OF_NCCL = frozenset({"collective-timeout", "rendezvous-timeout", "cuda-error", "nccl-unknown-error", "killed"})
-"""Diagnoses that a fault in NCCL itself may cause."""
+"""Diagnoses that may be caused by a bug in NCCL."""
 
 
 def _with_known_faults(fix: Fix, case: Case) -> Fix:
-    """Return the remedy, preceded by known faults of the NCCL version that fit the GPUs and ranks in the log."""
+    """Return the fix, preceded by known bugs of the NCCL version that match the GPUs and ranks in the log."""
     facts = case.log.facts
     version = next(iter(facts.nccl_versions), None)
     if case.cause.name not in _MAY_BE_OF_NCCL or version is None:
@@ -134,7 +134,7 @@ def _reached(where: RankProgress) -> dict[str, list[int]]:
 
 
 def _unfinished(verdict: LogVerdict) -> Diagnosis | None:
-    """Return the diagnosis of a log with neither a fault nor an end, whose run may be hanging or going on."""
+    """Return the diagnosis for a job that may be hanging or still running, as its log shows no fault or end."""
     log, facts, where = verdict.log, verdict.log.facts, rank_progress(verdict.log.facts)
     if not where.reached or facts.ended_well or facts.torn_down or facts.serving:
         return None
@@ -166,11 +166,11 @@ def _unfinished(verdict: LogVerdict) -> Diagnosis | None:
 
 
 _LOOKED_AT = 4096
-"""Number of lines at the ends of sources that are searched for the last line of each rank."""
+"""Number of lines at the ends of all sources that are searched for the last line of each rank."""
 
 
 def _last_lines(log: Log) -> dict[int | None, LogLine]:
-    """Return the last line of each rank; None is the key for unknown ranks."""
+    """Return the last line of each rank, with None as the key for lines of unknown ranks."""
     last: dict[int | None, LogLine] = {}
     for reading in log.readings:
         lines = reading.tail.split(b"\n")
@@ -187,7 +187,7 @@ def _last_lines(log: Log) -> dict[int | None, LogLine]:
 
 
 def _severity(case: Case) -> Severity:
-    """Return WARNING for a log that shows nothing worse, since NCCL may have gone on without the plugin or setting."""
+    """Return the severity of a case: WARNING if NCCL may have continued, for example without a plugin."""
     cause, shown = case.cause, signs()[case.cause.name]
     if not cause.follows and cause.grade <= shown.warning_up_to:
         return Severity.WARNING
@@ -224,11 +224,11 @@ def _size(count: int) -> str:
 
 
 MOST = 4
-"""Maximum number of values of each kind in a row."""
+"""Maximum number of values of each kind in a row of the report."""
 
 
 def summed(verdict: LogVerdict, *, whole: bool = False) -> tuple[Phase, ...]:
-    """Return rows on what could not be judged and, if there is no fault or with ``whole``, on what NCCL chose."""
+    """Return rows for data that could not be judged and, without causes or with ``whole``, NCCL's choices."""
     empty, cut = verdict.log.unsaid, verdict.log.cut
     unknown = [f"{fold(empty)} is empty"] if empty else []
     unknown += [f"{fold(cut)} is a truncated archive: the rest is missing"] if cut else []
@@ -241,7 +241,7 @@ def summed(verdict: LogVerdict, *, whole: bool = False) -> tuple[Phase, ...]:
 
 
 def chosen(facts: Facts) -> tuple[Phase, ...]:
-    """Return a row for each of NCCL's choices that the log shows."""
+    """Return a row for each choice of NCCL that the log shows, such as the network interface."""
     return tuple(Phase(name=name, outcome="ok", text=text) for name, text in _rows(facts) if text)
 
 

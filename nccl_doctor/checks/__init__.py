@@ -1,4 +1,5 @@
-"""Contains a file for each diagnosis, ``checks/<category>/<name>.py``, found by walking this package.
+"""Contains one module for each diagnosis, ``checks/<category>/<name>.py``.
 
-The file's docstring is the diagnosis's ``explain`` page; the file and its folder give its name and category.
+The module's docstring is the ``explain`` page of the diagnosis, and the path of the module determines the name and
+category of the diagnosis.
 """

@@ -1,7 +1,7 @@
-"""Defines the effects on an all-reduce that several checks share; other effects are in the file of their check.
+"""Defines the effects on an all-reduce that several checks share.
 
-:data:`~nccl_doctor.model.effect.KINDS` lists the kinds of effects. An exception has the name of the diagnosis that
-``logs`` makes of its message.
+:data:`~nccl_doctor.model.effect.KINDS` lists the kinds of effects. The kind of an exception is the name of the
+diagnosis that ``logs`` derives from the exception's message.
 """
 
 from nccl_doctor.model.effect import DIALS, GIVING_UP, LOST, WAITS, Effect, Reach
@@ -16,12 +16,12 @@ CONNECTIONS = Effect(
 SILENCE = Effect(
     (*WAITS, "connection-timed-out", *GIVING_UP, LOST, "peer-died", "nccl-unknown-error"),
     Reach.MEETS,
-    "packets vanish without an answer, so the sender waits",
+    "packets are dropped without a response, so the sender keeps waiting",
 )
 NCCL_CONNECTIONS = Effect(
     ("hang", *_DIALS, LOST, "peer-died", "wrong-interface", "nccl-unknown-error", "plugin-fault", "ib-fault"),
     Reach.MEETS,
-    "NCCL's sockets (not the store's or gloo's) use the addresses of the interface that it chose (NCCL_SOCKET_IFNAME)",
+    "NCCL's sockets use the addresses of the interface that NCCL chose (NCCL_SOCKET_IFNAME); the store and gloo do not",
     ("nccl",),
 )
 MASTER = Effect(
@@ -40,19 +40,19 @@ NAMES = Effect(
 RDMA = Effect(
     ("hang", "ib-fault", "gdr-p2p-fault", "nccl-unknown-error", "collective-timeout", "peer-died", LOST),
     Reach.MEETS,
-    "a queue pair does not come up, or its packets are not acknowledged (ibv_modify_qp, completion with error 12)",
+    "a queue pair can't be set up, or its packets are not acknowledged (ibv_modify_qp, completion with error 12)",
     ("nccl",),
 )
 PINNING = Effect(
     ("memlock-low", "ib-fault", "nccl-unknown-error"),
     Reach.OWN,
-    "ibv_reg_mr and ibv_create_cq fail with ENOMEM beyond what may be locked",
+    "ibv_reg_mr and ibv_create_cq fail with ENOMEM at the limit on locked memory",
     ("nccl",),
 )
 SHARED_MEMORY = Effect(
     ("SIGBUS", "shm-exhausted", "shm-attach-failed", "nccl-unknown-error"),
     Reach.OWN,
-    "NCCL keeps its buffers between ranks of a host in /dev/shm; a write that finds no room there raises SIGBUS",
+    "NCCL keeps buffers shared by ranks of one host in /dev/shm, and a write raises SIGBUS if /dev/shm is full",
     ("nccl",),
 )
 FILES = Effect(
@@ -60,7 +60,7 @@ FILES = Effect(
     Reach.OWN,
     "open(2), socket(2) and accept(2) fail with EMFILE",
 )
-SLOW = Effect(("slow",), Reach.MEETS, "a ring is as fast as its slowest link")
+SLOW = Effect(("slow",), Reach.MEETS, "a ring all-reduce is only as fast as its slowest link")
 SOCKETS = Effect(
     ("transport-fallback", "slow"),
     Reach.MEETS,
@@ -70,7 +70,7 @@ SOCKETS = Effect(
 CUDA = Effect(
     ("cuda-error", "cuda-driver-mismatch", "gpu-count-low", "local-rank-invalid", "nccl-unknown-error"),
     Reach.OWN,
-    "CUDA does not start, or finds fewer GPUs than ranks",
+    "CUDA fails to initialise or finds fewer GPUs than there are ranks",
     ("nccl",),
 )
 SETTING = Effect(
@@ -98,7 +98,7 @@ VERSIONS = Effect(
         "wrong-sum",
     ),
     Reach.MEETS,
-    "two versions speak different protocols (NCCL's bootstrap, torch's store)",
+    "different versions use different protocols (NCCL's bootstrap, torch's store)",
 )
 STARTING = Effect(
     ("torch-missing", "not-started", "version-mismatch", "exit"),

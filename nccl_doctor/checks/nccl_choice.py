@@ -1,4 +1,4 @@
-"""Makes findings about NCCL's choice of interface, one for all faults of the same kind, setting and interface."""
+"""Creates findings about NCCL's choice of interface, with a single finding for faults of the same kind."""
 
 from collections.abc import Iterator
 
@@ -15,13 +15,13 @@ from nccl_doctor.nccl.suggest import fix, move
 from nccl_doctor.text.hostlist import fold, grouped, quoted
 
 NEEDS = ("interfaces", "env", "config_files")
-"""Facts without which NCCL's choice on a host is unknown."""
+"""Facts that are required to determine NCCL's choice of interface on a host."""
 
 EXPLAINS = ("port-unreachable", NCCL_CONNECTIONS)
-"""The effects of an address that other hosts can't reach."""
+"""Effects of an address that other hosts can't reach."""
 
 MISLED = ("route-missing", *EXPLAINS)
-"""The effects of an address that other hosts can't reach because NCCL chose the wrong interface."""
+"""Effects of an address that other hosts can't reach because NCCL chose the wrong interface."""
 
 OTHERWISE = (
     "No single interface name was found by which all hosts provably reach each other: look at the addresses and routes "
@@ -30,7 +30,7 @@ OTHERWISE = (
 
 
 def findings(view: View, kind: FaultKind) -> Iterator[Finding | Unjudged]:
-    """Yield one finding per setting and interface, and an Unjudged for each host without a verdict."""
+    """Yield one finding per setting and interface, and one Unjudged for each host that can't be judged."""
     nccl = view.nccl
     groups = grouped(
         ((fault.wanted, fault.used.name if fault.used is not None else None, fault.severity), fault)
@@ -63,7 +63,7 @@ def findings(view: View, kind: FaultKind) -> Iterator[Finding | Unjudged]:
 
 
 def _idle_peers(view: View, group: list[ChoiceFault]) -> tuple[str, ...]:
-    """Return the peers that can't reach the group's hosts, if each peer's own interface is down; otherwise ()."""
+    """Return the peers that can't reach the group's hosts if the interfaces of all these peers are down, else ()."""
     nccl = view.nccl
     standings = [nccl.bootstrap[fault.host] for fault in group if fault.host in nccl.bootstrap]
     lost = {one.source for each in standings for one in each.verdicts if one.answer is Reachable.NO}
@@ -73,7 +73,7 @@ def _idle_peers(view: View, group: list[ChoiceFault]) -> tuple[str, ...]:
 
 
 def good_interfaces(nccl: ClusterNccl) -> dict[str, str]:
-    """Return for each host the interface that NCCL chose, if that works, or otherwise the suggested interface."""
+    """Return, for each host, the interface that NCCL chose if it works, or the suggested interface otherwise."""
     used = {
         name: own.chosen.name
         for name, own in nccl.by_host.items()
@@ -99,7 +99,7 @@ def _fix(nccl: ClusterNccl, group: list[ChoiceFault]) -> Fix:
 
 
 def bring_up(nccl: ClusterNccl, hosts: tuple[str, ...], name: str, other: str = "") -> Fix:
-    """Return the remedy for an interface that is not running; ``other`` is a phrase about an alternative."""
+    """Return the remedy for an interface that is down, with ``other`` as a phrase about an alternative."""
     links = [nccl.by_host[host].link(name) for host in hosts]
     if any(link is None or "up" in link.flags for link in links):
         return Fix(summary=f"Look at the cable and the switch port of {name}{other}.")
@@ -108,7 +108,7 @@ def bring_up(nccl: ClusterNccl, hosts: tuple[str, ...], name: str, other: str = 
 
 
 def _lack_family(nccl: ClusterNccl, group: list[ChoiceFault]) -> bool:
-    """Return whether NCCL finds no interface because it is restricted to one address family."""
+    """Return whether NCCL finds no interface because NCCL_SOCKET_FAMILY restricts the address family."""
     for own in (nccl.by_host[fault.host] for fault in group):
         wanted = own.variables.get("NCCL_SOCKET_FAMILY")
         family = FAMILIES.get(wanted.value) if wanted is not None else None

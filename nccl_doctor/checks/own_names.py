@@ -1,4 +1,4 @@
-"""Examines hosts' own names, to which gloo binds, torch's backend for NCCL, and containers with their own network."""
+"""Examines the host names to which gloo binds, torch's NCCL backend, and containers with their own network."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -24,19 +24,21 @@ from nccl_doctor.text.hostlist import quoted
 from nccl_doctor.text.inet import is_loopback
 
 CHANCE = (
-    ". Gloo then listens on a loopback address and works only by chance: of two hosts, the one with the higher IP "
-    "address connects to the other, and 127.x is higher than the other hosts' addresses. It will fail as soon as a "
-    "second host has the same fault, or another host has a higher address (for example 192.168.x.x)"
+    ". Gloo on such a host listens on a loopback address. Gloo works only while all other hosts have addresses lower "
+    "than 127.x, because the host with the higher address opens the connection between two hosts. Gloo will fail if a "
+    "second host has the same fault, or if another host has a higher address (for example 192.168.x.x)"
 )
-"""The second sentence about a name that resolves wrongly, if gloo still works."""
+"""Second sentence of a message about a name that resolves to a wrong address although gloo still works."""
 
 ENOUGH = 128
-"""Maximum number of hosts with which gloo's connections are simulated; in larger clusters, these are a sample."""
+"""Maximum number of hosts for which gloo's connections are simulated. In larger clusters, a sample of the hosts is
+used.
+"""
 
 
 @dataclass(frozen=True)
 class OwnName:
-    """A host's own name, the address that gloo derives from it, and the hosts that can't connect because of it."""
+    """A host's own name, the address that gloo derives from the name, and the hosts that can't connect to it."""
 
     host: str
     name: str
@@ -51,16 +53,16 @@ class OwnName:
 
     @property
     def is_stale(self) -> bool:
-        """True if the name resolves, but not to an address that the host has."""
+        """True if the name resolves only to addresses that the host does not have."""
         return bool(self.resolution.addresses) and self.gloo not in self.resolution.addresses
 
 
 _known: WeakKeyDictionary[object, dict[tuple[str, ...], tuple[OwnName, ...]]] = WeakKeyDictionary()
-"""Caches results by derived snapshot and by hosts, since three checks need the same result."""
+"""Cache of results, by derived snapshot and by hosts, because three checks need the same result."""
 
 
 def own_names(view: View) -> tuple[OwnName, ...]:
-    """Return the own names of the hosts without GLOO_SOCKET_IFNAME, on which gloo uses these names."""
+    """Return the names of the hosts on which gloo uses the host name because GLOO_SOCKET_IFNAME is not set."""
     known_names, hosts = _known.setdefault(view.derived, {}), tuple(host.name for host in view.hosts)
     if hosts not in known_names:
         known_names[hosts] = tuple(_own_names(view))
@@ -103,7 +105,7 @@ def _is_v4(address: str) -> bool:
 
 
 def _cannot_conflict(view: View, host: str, other: str, addresses: Mapping[str, str], *, usual: bool) -> bool:
-    """Return whether both hosts are one machine, or only the other host has the less common address family."""
+    """Return whether both hosts are the same machine, or only the other host has the less common address family."""
     by_host = view.nccl.by_host
     ends = [by_host[name].machine for name in (host, other) if name in by_host]
     if len(ends) == 2 and ends[0] is not None and ends[0] == ends[1]:
@@ -113,7 +115,7 @@ def _cannot_conflict(view: View, host: str, other: str, addresses: Mapping[str, 
 
 
 def _reaches(view: View, host: str, source: str, address: str) -> bool:
-    """Return whether gloo on ``source`` may be able to reach the address; other checks judge NCCL's own address."""
+    """Return whether gloo on ``source`` may be able to reach ``address`` on ``host``."""
     target, dialler = view.nccl.by_host.get(host), view.nccl.by_host.get(source)
     if target is None or dialler is None or (target.chosen is not None and target.chosen.address == address):
         return True
@@ -121,7 +123,7 @@ def _reaches(view: View, host: str, source: str, address: str) -> bool:
 
 
 def finding(view: View, caught: list[OwnName], message: str) -> Finding:
-    """Return the finding for the ``caught`` names; the remedy sets GLOO_SOCKET_IFNAME if the interfaces are known."""
+    """Return the finding for the ``caught`` names, with a remedy that sets GLOO_SOCKET_IFNAME where possible."""
     nccl = view.nccl
     good = good_interfaces(nccl)
     summary = (
@@ -155,7 +157,7 @@ def is_without_gpus(view: View) -> bool:
 
 
 def on_nccl2(view: View) -> dict[str, bool]:
-    """Return whether torch's backend "nccl" is nccl2, for each host where torch and the variables are known."""
+    """Return, for each host with known torch version and variables, whether torch's "nccl" backend is nccl2."""
     found = {}
     for host, facts in view.facts:
         own = view.by_host.get(host.name)
@@ -168,7 +170,7 @@ def on_nccl2(view: View) -> dict[str, bool]:
 
 
 def has_own_network(facts: HostFacts) -> bool:
-    """Return whether the facts come from a container with its own network."""
+    """Return whether the facts come from a container with its own network namespace."""
     inside, outside = facts.surroundings, facts.outside
     if not isinstance(inside, Surroundings) or not isinstance(outside, Outside):
         return False
@@ -176,7 +178,7 @@ def has_own_network(facts: HostFacts) -> bool:
 
 
 def is_unreached(snapshot: Snapshot, host: Host) -> bool:
-    """Return whether the host is a container with its own network that no other host reaches."""
+    """Return whether the host is a container with its own network namespace that no other host reaches."""
     facts, mesh, name = host.facts, snapshot.mesh, host.name
     if facts is None or not has_own_network(facts) or len(snapshot.cluster.nodes) == 1:
         return False

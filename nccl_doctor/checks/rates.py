@@ -1,10 +1,11 @@
-"""Finds the smallest set of slow hosts, pairs and rails that explains all bad measured rates.
+"""Finds the smallest set of slow hosts, pairs of hosts and rails that explains all bad rates.
 
-A rate is bad if it is less than half of the usual rate, or if it shows packet loss and the others do not. A bad rate
-counts only if it is bad again while no other host is sending, and if no machine was the bottleneck. If nearly a whole
-row of the matrix is bad, that host sends badly; if nearly a whole column is bad, that host receives badly. The other
-bad rates are blamed on pairs. The usual rate is the median of the hosts' best rates, not of all rates, because one
-host of three that is slow in both directions spoils four of six rates, but only two of six best rates.
+A rate is bad if it is less than half of the usual rate, or if only this connection loses packets. A bad rate counts
+only if it remains bad while no other host is sending, and if no machine was the bottleneck. If nearly all rates in a
+row of the matrix are bad, the sending host is slow. If nearly all rates in a column are bad, the receiving host is
+slow. All other bad rates are attributed to pairs of hosts. The usual rate is the median of the hosts' best rates
+instead of all rates, so that one slow host affects it little. For example, one slow host of three makes four of six
+rates bad, but only two of six best rates.
 """
 
 from collections import Counter
@@ -34,7 +35,7 @@ FlowDirection = Literal["send", "receive"]
 
 @dataclass(frozen=True)
 class SlowLink:
-    """A slow host with the directions concerned, a slow pair, or a slow rail of all hosts."""
+    """A slow host with the slow directions, a slow pair of hosts, or a rail that is slow on all hosts."""
 
     hosts: tuple[str, ...]  # one host, the two of a pair with the sender first, or all of a rail
     rails: tuple[int, ...]
@@ -53,13 +54,13 @@ class SlowLink:
 
     @property
     def is_lossy(self) -> bool:
-        """True if a host, pair or rail is fast enough but loses packets."""
+        """True if the host, pair or rail loses packets although its rate is high enough."""
         return self.share >= SLOW
 
 
 @dataclass(frozen=True)
 class RailRates:
-    """The rates of one rail."""
+    """Rates of the connections on one rail."""
 
     number: int
     rates: dict[tuple[str, str], PairRate]  # by sender and receiver, the measurement that counts
@@ -76,7 +77,7 @@ class RailRates:
 
     @cached_property
     def usual(self) -> float:
-        """The rate at which most hosts can send or receive on this rail."""
+        """Rate at which most hosts can send or receive on this rail."""
         return median_high(self.bests)
 
     @cached_property
@@ -92,7 +93,7 @@ class RailRates:
         return self._is_slow(rate) or self._is_lossy(rate)
 
     def is_bad_again(self, rate: PairRate) -> bool:
-        """Return whether the rate was bad both times for the same reason, since a paused machine also loses packets."""
+        """Return whether the rate was bad for the same reason in both measurements."""
         first = self.first[rate.src, rate.dst]
         return rate.alone and any(bad(rate) and bad(first) for bad in (self._is_slow, self._is_lossy))
 
@@ -109,7 +110,7 @@ class RailRates:
 
 @dataclass
 class RateJudgement:
-    """Slow links, and for each host in ``limited``, how that host itself limited a rate that looked slow."""
+    """Slow links, and, in ``limited``, the reasons why hosts themselves limited rates that looked slow, by host."""
 
     slow: list[SlowLink] = field(default_factory=list)
     limited: dict[str, str] = field(default_factory=dict)
@@ -126,7 +127,7 @@ def rails(rates: Rates) -> list[RailRates]:
 
 
 def suspects(rates: Rates) -> list[PairRate]:
-    """Return rates to measure again, at most ``TRIALS`` per sender and per receiver on each rail."""
+    """Return the rates to measure again, at most ``TRIALS`` per sender and per receiver on each rail."""
     found: list[PairRate] = []
     measured = rails(rates)
     for rail in measured:
@@ -143,7 +144,7 @@ def suspects(rates: Rates) -> list[PairRate]:
 
 
 def judge_rates(rates: Rates) -> RateJudgement:
-    """Return the hosts, pairs and rails that are slow or lose packets; all bad rails of one host form one entry."""
+    """Return the hosts, pairs and rails that are slow or lose packets, with one entry for all bad rails of a host."""
     judgement = RateJudgement()
     hosts: dict[str, list[tuple[RailRates, FlowDirection, list[PairRate]]]] = {}
     pairs: dict[frozenset[str], list[tuple[RailRates, PairRate]]] = {}
@@ -166,7 +167,7 @@ RateLine = tuple[str, FlowDirection, list[PairRate]]
 
 
 def _explained(rail: RailRates, judgement: RateJudgement) -> tuple[list[RateLine], list[PairRate]]:
-    """Return the rows and columns that are bad as a whole, and the bad rates outside them."""
+    """Return the rows and columns that are bad as a whole, and the bad rates outside these rows and columns."""
     looked_bad = {pair: rate for pair, rate in rail.rates.items() if rail.is_bad(rate)}
     lines, _ = _cover(looked_bad, set(rail.rates))
     both = Counter(host for host, _, _ in lines)
@@ -181,7 +182,7 @@ def _explained(rail: RailRates, judgement: RateJudgement) -> tuple[list[RateLine
 
 
 def _cover(bad: dict[tuple[str, str], PairRate], known: set[tuple[str, str]]) -> tuple[list[RateLine], list[PairRate]]:
-    """Return rows and columns that are bad as a whole, those with most bad rates first, and the remaining bad rates."""
+    """Return the bad rows and columns, in order of decreasing numbers of bad rates, and the remaining bad rates."""
     bad, known = dict(bad), set(known)
     lines: list[RateLine] = []
     while (best := max(_lines(bad, known), key=lambda line: len(line[2]), default=None)) is not None:
@@ -193,7 +194,7 @@ def _cover(bad: dict[tuple[str, str], PairRate], known: set[tuple[str, str]]) ->
 
 
 def _lines(bad: dict[tuple[str, str], PairRate], known: set[tuple[str, str]]) -> Iterator[RateLine]:
-    """Yield the rows and columns in which nearly all rates, and at least two, are bad."""
+    """Yield the rows and columns in which nearly all rates, and at least two rates, are bad."""
     for place, direction in ((0, "send"), (1, "receive")):
         all_of = Counter(pair[place] for pair in known)
         bad_of: dict[str, list[PairRate]] = {}
@@ -232,7 +233,7 @@ def _of_rails(measured: list[RailRates], rates: Rates, judgement: RateJudgement)
 
 
 def _slower_rail(rail: RailRates, measured: list[RailRates], rates: Rates) -> float | None:
-    """Return the rate that a rail should reach, judged by its links or by other rails; None if the rail is not slow."""
+    """Return the rate that a slow rail should reach according to its links or other rails; None if it is not slow."""
     speeds = [speed for rate in rail.rates.values() if (speed := link_gbps(rates, rate)) is not None]
     if len(speeds) == len(rail.rates):
         usual = median(speeds)
@@ -242,7 +243,7 @@ def _slower_rail(rail: RailRates, measured: list[RailRates], rates: Rates) -> fl
 
 
 def link_gbps(rates: Rates, rate: PairRate) -> float | None:
-    """Return the speed in Gbit/s of the slower of a connection's two links; None if a driver does not report one."""
+    """Return the speed in Gbit/s of the slower of a connection's two links, or None if a driver reports no speed."""
     there = {link.interface: link for link in rates.links.get(rate.dst, ())}
     own = rates.link(rate.src, rate.interface)
     other = there.get(rate.peer_interface)

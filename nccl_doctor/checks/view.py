@@ -1,4 +1,4 @@
-"""The view of a check: the snapshot, and conclusions from all hosts together, which are computed on first use.
+"""Views of a snapshot for checks, with conclusions about the cluster that are computed on first use.
 
 Example of a check::
 
@@ -45,7 +45,7 @@ Findings = Iterator[Finding | Unjudged | Absent]
 
 
 class FailedDials:
-    """Failed connections of the port test, with their causes where the collected facts show them."""
+    """Failed connections of the port test, with their causes if the collected facts show these."""
 
     def __init__(self, snapshot: Snapshot, nccl: ClusterNccl | None = None) -> None:
         self._snapshot = snapshot
@@ -53,18 +53,18 @@ class FailedDials:
 
     @cached_property
     def firewall(self) -> ExplainedDials:
-        """Failed connections that hosts' packet filters explain; requires the mesh."""
+        """Failed connections that the hosts' packet filters explain; requires the results of the port test."""
         return blame.judge_dials(self._snapshot, self._nccl.addresses)
 
     @cached_property
     def route_faults(self) -> dict[FailedDial, RouteFault]:
-        """Routing faults, by failed connection, for failures that no packet filter explains."""
+        """Routing faults that explain failed connections, by connection, where no packet filter does."""
         mesh = self._snapshot.mesh
         return find_route_faults(self._snapshot, self.firewall.unexplained(mesh)) if isinstance(mesh, Mesh) else {}
 
     @cached_property
     def policies(self) -> dict[FailedDial, tuple[PolicyBlame, ...]]:
-        """NetworkPolicies that block connections, by failed connection, for failures that no packet filter explains."""
+        """NetworkPolicies that explain failed connections, by connection, where no packet filter does."""
         mesh = self._snapshot.mesh
         kube = self._snapshot.cluster.options(KubeFacts)
         return policy_blames(kube, self.firewall.unexplained(mesh)) if isinstance(mesh, Mesh) and kube.pods else {}
@@ -78,7 +78,7 @@ class FailedDials:
 
 
 class UnnamedDials(FailedDials):
-    """Failed connections of a run in which no check could explain them."""
+    """Failed connections of the port test, all of which count as unexplained."""
 
     @cached_property
     def unexplained(self) -> tuple[FailedDial, ...]:
@@ -87,7 +87,7 @@ class UnnamedDials(FailedDials):
 
 
 class Derived:
-    """Conclusions drawn from a snapshot; ``dials`` are the failed connections, if already known."""
+    """Conclusions drawn from a snapshot, and from the failed connections (``dials``) if already known."""
 
     def __init__(self, snapshot: Snapshot, dials: FailedDials | None = None) -> None:
         self.snapshot = snapshot
@@ -109,7 +109,7 @@ class Derived:
 
 @dataclass(frozen=True)
 class View:
-    """The snapshot, the conclusions from it, and the hosts for which all facts that the check needs are known."""
+    """A snapshot, the conclusions from it, and the hosts for which all facts that the check needs are known."""
 
     derived: Derived
     hosts: tuple[Host, ...]
@@ -124,7 +124,7 @@ class View:
 
     @cached_property
     def by_host(self) -> dict[str, HostNccl]:
-        """NCCL's choice of interface for each host of this view, for checks with ``needs_nccl``."""
+        """NCCL's choice of interface on each host of this view, for checks that set ``needs_nccl``."""
         return {host.name: self.nccl.by_host[host.name] for host in self.hosts}
 
     @property
@@ -158,13 +158,13 @@ class View:
         return nproc(host.node, facts, alone=len(self.snapshot.cluster.nodes) == 1)
 
     def hosts_by(self, key: Callable[[HostFacts], K | None]) -> dict[K, tuple[str, ...]]:
-        """Group hosts by the result of ``key`` for their facts; hosts for which the result is None are left out."""
+        """Group hosts by the result of ``key`` for their facts, without the hosts for which ``key`` returns None."""
         groups = grouped((value, host.name) for host, facts in self.facts if (value := key(facts)) is not None)
         return {value: tuple(names) for value, names in groups.items()}
 
 
 NeededPhase = Literal["mesh", "smoke", "rates"]
-"""Fields of :class:`~nccl_doctor.snapshot.Snapshot` that some checks require."""
+"""Names of the fields of :class:`~nccl_doctor.snapshot.Snapshot` that some checks require."""
 
 PHASES: tuple[NeededPhase, ...] = get_args(NeededPhase)
 
@@ -172,7 +172,7 @@ PHASES: tuple[NeededPhase, ...] = get_args(NeededPhase)
 def check(
     code: str, *, severity: Severity, needs: tuple[str, ...] = (), scope: Scope = "all", **traits: "Unpack[Traits]"
 ) -> Callable[[CheckFunction], CheckFunction]:
-    """Register a function as its module's check; raise TypeError if ``needs`` contains an unknown fact."""
+    """Register a function as the check of its module, or raise TypeError if ``needs`` contains an unknown fact."""
     if strange := set(needs) - HostFacts.model_fields.keys() - set(PHASES):
         raise TypeError(f"{code} needs {', '.join(sorted(strange))}, which is not a fact of a host")
 
@@ -185,7 +185,7 @@ def check(
 
 
 def folded(lines: Iterable[tuple[str, str]]) -> tuple[str, ...]:
-    """Combine pairs of host and text into lines such as ``node[1-3]: text``, in order."""
+    """Combine pairs of a host and a text into lines such as ``node[1-3]: text``, in the original order."""
     hosts = grouped((text, host) for host, text in lines)
     return tuple(f"{fold(dict.fromkeys(those))}: {text}" for text, those in hosts.items())
 
@@ -195,12 +195,12 @@ def on_each(hosts: Iterable[str], *lines: Line | Operation | None) -> tuple[Comm
 
 
 def pasted(summary: str, commands: tuple[Command, ...], *, needs_root: bool = False) -> Fix:
-    """Return a fix with commands marked safe, or a manual fix without commands if ``commands`` is empty."""
+    """Return a fix whose commands are marked as safe, or a manual fix if ``commands`` is empty."""
     return Fix(summary=summary, risk="safe" if commands else "manual", needs_root=needs_root, commands=commands)
 
 
 def ports_of(dials: Iterable[FailedDial], most: int = 4) -> str:
-    """Format the target ports of connections, as "80,443", or as "80-90" if there are more than ``most``."""
+    """Format the target ports of connections, such as "80,443", or "80-90" for more than ``most`` ports."""
     ports = sorted({dial.port for dial in dials})
     return ",".join(map(str, ports)) if len(ports) <= most else f"{ports[0]}-{ports[-1]}"
 
@@ -217,7 +217,7 @@ _IDENTITY = (
 
 
 def common_labels(kube: KubeFacts) -> dict[str, str]:
-    """Return the first label that names the job and has the same value on all pods; empty if there is none."""
+    """Return the first label that identifies the job and has the same value on all pods, or {} if no label does."""
     for key in _IDENTITY:
         values = {pod.labels.get(key) for pod in kube.pods.values()}
         if len(values) == 1 and (value := values.pop()):
@@ -227,7 +227,7 @@ def common_labels(kube: KubeFacts) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class HostDifference:
-    """A property that differs between hosts, with the hosts for each value; the most common value comes first."""
+    """A property that differs between hosts, with the hosts for each value, in order of decreasing frequency."""
 
     subject: str
     groups: dict[str, list[str]]
@@ -242,7 +242,7 @@ class HostDifference:
 
 
 def difference(subject: str, values: Mapping[str, str]) -> HostDifference | None:
-    """Return how the hosts' values differ; None if all are equal."""
+    """Return the differences between the hosts' values, or None if all values are equal."""
     groups = grouped((value, host) for host, value in values.items())
     if len(groups) < 2:
         return None
@@ -250,7 +250,7 @@ def difference(subject: str, values: Mapping[str, str]) -> HostDifference | None
 
 
 def minority(values: Mapping[str, object]) -> tuple[str, ...]:
-    """Return the hosts whose value is not the majority's, or all hosts if there is no majority."""
+    """Return the hosts whose value differs from the majority's value, or all hosts if no value has a majority."""
     usual, count = Counter(values.values()).most_common(1)[0]
     return tuple(host for host, value in values.items() if value != usual or count * 2 <= len(values))
 
@@ -261,7 +261,7 @@ def ordered(order: Mapping[str, object], hosts: set[str]) -> tuple[str, ...]:
 
 
 Pairs = tuple[tuple[str, str], ...]
-"""Sources and targets of connections, sorted."""
+"""Sorted pairs of the source and target hosts of connections."""
 
 
 def pairs_of(dials: Iterable[FailedDial]) -> Pairs:
@@ -269,12 +269,12 @@ def pairs_of(dials: Iterable[FailedDial]) -> Pairs:
 
 
 def failed_by(view: View, address: str, sources: Collection[str]) -> Pairs:
-    """Return the pairs whose failed connections all lead from ``sources`` to ``address``; see :func:`failed_where`."""
+    """Return the pairs of hosts whose unexplained failed connections all lead from ``sources`` to ``address``."""
     return failed_where(view, lambda dial: dial.src in sources and dial.address == address)
 
 
 def failed_where(view: View, follows: Callable[[FailedDial], bool]) -> Pairs:
-    """Return the pairs of hosts whose unexplained failed connections all satisfy ``follows``."""
+    """Return the pairs of hosts for which ``follows`` is true for all unexplained failed connections."""
     otherwise = {(dial.src, dial.dst) for dial in view.dials.unexplained if not follows(dial)}
     return pairs_of(dial for dial in view.dials.unexplained if (dial.src, dial.dst) not in otherwise)
 
@@ -287,7 +287,7 @@ def described(job: TrainingJob) -> str:
 
 
 def fix_port(cluster: Cluster, node: Node, what: Line | None) -> tuple[Command, ...]:
-    """Return the ``nccl-doctor fix-port`` command for a host, to be pasted on this machine if it can reach the host."""
+    """Return the ``nccl-doctor fix-port`` command for a host, to be run on this machine if it can reach the host."""
     return on(_where(node), _fix_port(cluster, node, what))
 
 
@@ -308,7 +308,7 @@ def _fix_port(cluster: Cluster, node: Node, what: Line | None) -> Line | None:
 
 
 def _options(words: OptionWords) -> Line | None:
-    """Format options with untrusted values; return None if a value can't be pasted safely."""
+    """Format options with untrusted values, or return None if a value can't be quoted safely."""
     joined = script("")
     for option, value in words:
         more = line("{option} {*value}", option=argument(option), value=() if value is None else (value,))

@@ -1,1 +1,1 @@
-"""Commands, which only turn options into calls and results into exit codes."""
+"""Command modules, which turn options into function calls and results into exit codes."""

@@ -18,7 +18,7 @@ def check(
     *,
     which: options.HostOptions,
     line: Annotated[
-        list[str] | None, typer.Argument(metavar="-- LINE", help="Launch line of the job; checked, not run.")
+        list[str] | None, typer.Argument(metavar="-- LINE", help="Launch command of the job (checked, not run).")
     ] = None,
     output: options.OutputOption = "human",
     shown: options.DiagnosisOptions,
@@ -31,7 +31,7 @@ def check(
         options.of_run(
             "--mesh",
             metavar="auto|full|none",
-            help="Which pairs of hosts to test; auto: all pairs of up to 128 hosts, a sample beyond that.",
+            help="Pairs of hosts to test; auto means all pairs up to 128 hosts, and a sample of pairs beyond that.",
         ),
     ] = "auto",
     rate: options.RateOption = False,

@@ -21,7 +21,7 @@ def diff(
     verbose: Annotated[bool, options.of_output("-v", "--verbose", help="Show every value with its path.")] = False,
     filed: options.HtmlOptions,
 ) -> None:
-    """Show what changed between two snapshots. Exit 0 if nothing did, 1 otherwise."""
+    """Show what changed between two snapshots. Exit with 0 if nothing changed, otherwise with 1."""
     out = filed.out("diff", output)._replace(verbose=verbose)
 
     def work() -> int:

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from nccl_doctor.transport.base import Transport
 
 of_fix = typer.Option
-AskSudo = Annotated[bool, of_fix("--ask-sudo", help="Ask once for the sudo password, for hosts where sudo needs one.")]
-Yes = Annotated[bool, of_fix("-y", "--yes", help="Run the safe commands without asking; never disruptive ones.")]
+AskSudo = Annotated[bool, of_fix("--ask-sudo", help="Ask once for the sudo password if sudo requires it on a host.")]
+Yes = Annotated[bool, of_fix("-y", "--yes", help="Run all safe commands, and no disruptive ones, without asking.")]
 
 
 @dataclass(frozen=True)
@@ -47,11 +47,11 @@ class FixOptions:
         of_fix(
             "--script",
             metavar="FILE",
-            help="Run nothing; write a shell script for each host (fix.sh: fix-node1.sh, …).",
+            help="Write a shell script for each host (fix.sh: fix-node1.sh, …) instead of running commands.",
         ),
     ] = None
     ask_sudo: AskSudo = False
-    undo: Annotated[bool, of_fix("--undo", help="Undo what the last run changed on these hosts.")] = False
+    undo: Annotated[bool, of_fix("--undo", help="Undo the changes that the last run made on these hosts.")] = False
     listed: Annotated[bool, of_fix("--list", help="With --undo, show the runs that can be undone.")] = False
 
 
@@ -70,7 +70,7 @@ def fix(
     no_smoke: options.NoSmoke = False,
     smoke_timeout: options.SmokeTimeout = 60.0,
 ) -> None:
-    """Run the commands that check proposes, after one confirmation, then check again."""
+    """Run the commands that nccl-doctor check proposes, after one confirmation, and check the hosts again."""
     out = shown.out("fix", output)
 
     def work() -> int:
@@ -108,12 +108,12 @@ def fix(
 def mend(
     request: Request, connections: Connections, wanted: FixOptions, out: Out, snapshot: Snapshot, report: Report
 ) -> int:
-    """Plan, ask, run over the check's connections, and check again over new connections; return the exit code."""
+    """Run the chosen commands over the check's connections, check again over new ones, and return the exit code."""
     return _Fix(request, connections, wanted, out, snapshot.cluster).mend(snapshot, report)
 
 
 def _list(wanted: FixOptions) -> int:
-    """Print the runs that can be undone; return 1 if there are none."""
+    """Print the runs that can be undone, and return 0, or 1 if there are no such runs."""
     from nccl_doctor.act.record import all_open, describe
 
     if not wanted.undo:
@@ -124,7 +124,7 @@ def _list(wanted: FixOptions) -> int:
 
 
 class _Fix:
-    """A run of ``fix`` on a cluster's hosts. This class asks and prints; nccl_doctor/act plans and runs the steps."""
+    """A run of ``fix`` on a cluster's hosts. The steps are planned and run in nccl_doctor/act."""
 
     def __init__(
         self, request: Request, connections: Connections, wanted: FixOptions, out: Out, cluster: Cluster
@@ -138,7 +138,7 @@ class _Fix:
         self._of_root: set[str] = set()
 
     def mend(self, snapshot: Snapshot, report: Report) -> int:
-        """Run the commands that a report proposes; return the exit code of the check that follows, or 1."""
+        """Run the commands that a report proposes, and return the exit code of ``fix``."""
         from nccl_doctor.act.outcome import exit_code as code_of_run
         from nccl_doctor.act.plan import plan
         from nccl_doctor.model.acts import FixReport
@@ -161,7 +161,7 @@ class _Fix:
         return code_of_run(ran, code)
 
     def _is_only_shown(self, document: FixReport) -> bool:
-        """Show a plan that is not to be run and write its scripts; return False if the plan is to be run."""
+        """Return True if nothing is to be run, after showing the plan and writing any requested scripts."""
         if self._wanted.script is not None:
             scripts = _write_scripts(self._wanted.script, document.plan)
             written = f"Written: {', '.join(scripts) or 'no script: there is no command'}."
@@ -173,7 +173,7 @@ class _Fix:
         return shown
 
     def take_back(self) -> int:
-        """Offer to undo the last run's steps; return 0 if all of them are undone."""
+        """Offer to undo the steps of the last run, and return 0 if all steps have been undone."""
         from nccl_doctor.act.plan import undo_plan
         from nccl_doctor.act.record import all_open, latest, undo_line
         from nccl_doctor.model.acts import FixReport
@@ -210,7 +210,7 @@ class _Fix:
         return 0 if all(result.over for result in ran.results) else 1
 
     def _run(self, document: FixReport, undoing: Journal | None = None) -> FixReport | None:
-        """Ask, then run the chosen steps; return None if nothing was chosen, after reporting this."""
+        """Ask which steps to run, run them, and return the results, or None if no step was chosen."""
         from nccl_doctor.act import record
         from nccl_doctor.act.run import Execution
         from nccl_doctor.cli.progress import progress
@@ -274,7 +274,7 @@ class _Fix:
     def _without_root(
         self, document: FixReport, roots: Mapping[str | None, RootAccess]
     ) -> tuple[FixReport, dict[int, StepResult]]:
-        """Return the plan with a note about hosts on which fix can't become root, and results for their steps."""
+        """Return the plan, with a note on hosts without root access, and a result for each step that can't be run."""
         from nccl_doctor.model.acts import StepResult
         from nccl_doctor.text.hostlist import fold, grouped
 
@@ -293,7 +293,7 @@ class _Fix:
         return document.model_copy(update={"note": note}), refused
 
     def _choose(self, document: FixReport, steps: Sequence[Step]) -> list[Step] | None:
-        """Return the chosen steps; None if nothing is to be run, after showing why."""
+        """Return the chosen steps, or None if nothing is to be run; in that case, show the reason."""
         safe = [step for step in steps if step.risk == "safe"]
         why = ""
         if not steps:
@@ -332,7 +332,7 @@ class _Fix:
         return sorted(chosen, key=lambda step: step.number)
 
     def _password(self, steps: Sequence[Step], roots: Mapping[str | None, RootAccess]) -> bytes | None:
-        """Ask for the sudo password if a chosen step needs it; the prompt names the hosts to which it is sent."""
+        """Ask for the sudo password if a step needs it. The prompt names the hosts that receive the password."""
         hosts = {step.host: roots[step.host].way for step in steps if step.root and step.host in roots}
         wanting = [host for host, way in hosts.items() if host is not None and way == "password"]
         if not wanting:
@@ -350,7 +350,7 @@ class _Fix:
             raise UsageError("--ask-sudo asks for the password on a terminal, and there is none") from None
 
     def _checked_again(self, ran: FixReport) -> tuple[FixReport, int]:
-        """Check again; return the run with the results of that check, and the check's exit code."""
+        """Check the hosts again, and return the run with the results of this check, and its exit code."""
         from nccl_doctor.act.outcome import compared
         from nccl_doctor.cli.run import look_and_judge
 
@@ -382,7 +382,7 @@ class _Fix:
 def _by_us(
     step: Step, *, nodes: Mapping[str, Node], transport: Transport, file: str | None, journal: Journal | None
 ) -> StepResult:
-    """Run a step that needs no shell, because this program ends a job or sets variables itself."""
+    """Run a step that needs no shell: end a job, or set variables in the hosts file."""
     from nccl_doctor.act.jobs import end_job, set_variables
     from nccl_doctor.model.operations.programs import EndJob
 
@@ -400,9 +400,9 @@ def _verdict(report: Report) -> str:
 
 
 def _ask(text: str, answers: tuple[str, ...]) -> str:
-    """Ask on the terminal; return the answer's first letter if it is one of ``answers``, otherwise "".
+    """Ask on the terminal, and return the answer's first letter if it is in ``answers``, otherwise "".
 
-    Input typed before the question is discarded, since it does not answer this question.
+    Input that was typed before the question is discarded.
     """
     if sys.stdin.isatty():
         termios.tcflush(sys.stdin.fileno(), termios.TCIFLUSH)

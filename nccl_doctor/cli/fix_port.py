@@ -1,4 +1,4 @@
-"""``nccl-doctor fix-port``: finds the process that holds a port after "Address already in use"."""
+"""The command ``nccl-doctor fix-port``, which finds the process that holds a port after "Address already in use"."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class PortOptions:
 
     port: Annotated[
         str | None,
-        typer.Argument(metavar="PORT", help="Port. Without it: from --log, the hosts file, MASTER_PORT, or 29500."),
+        typer.Argument(metavar="PORT", help="Port (default: from --log, the hosts file or MASTER_PORT, or 29500)."),
     ] = None
     file: Annotated[
         str | None, typer.Argument(metavar="HOSTS", help="Hosts file, as with --hosts; the port may be omitted.")
@@ -42,7 +42,7 @@ class PortOptions:
         typer.Option(
             "--hosts",
             metavar="FILE",
-            help="Hosts file: examine the port on its master; with --next, find a port that is free on all hosts.",
+            help="Hosts file. Examine the port on its master or, with --next, find a port that is free on all hosts.",
         ),
     ] = None
     host: Annotated[str | None, typer.Option("-w", "--host", metavar="NAME", help="Host to examine.")] = None
@@ -59,7 +59,7 @@ class PortOptions:
         ),
     ] = None
     kill: Annotated[
-        bool, typer.Option("--kill", help="End the whole job that holds the port: SIGTERM, then SIGKILL.")
+        bool, typer.Option("--kill", help="End the whole job that holds the port, with SIGTERM and then SIGKILL.")
     ] = False
     force: Annotated[
         bool,
@@ -67,24 +67,24 @@ class PortOptions:
             "--force", help="With --kill, end the job even if it may be in use, is making progress, or is not yours."
         ),
     ] = False
-    yes: Annotated[bool, typer.Option("-y", "--yes", help="Do not ask before --kill.")] = False
+    yes: Annotated[bool, typer.Option("-y", "--yes", help="Do not ask for confirmation before --kill.")] = False
     grace_s: Annotated[
         float,
         typer.Option("--grace", metavar="SECONDS", help="Time from SIGTERM to SIGKILL, at most 600.", min=0, max=600),
     ] = 10.0  # model.ports.GRACE_S
     next_port: Annotated[bool, typer.Option("--next", help="Print a port that is free on every host.")] = False
-    write: Annotated[bool, typer.Option("--write", help="With --next, write that port into the hosts file.")] = False
+    write: Annotated[bool, typer.Option("--write", help="With --next, write the port to the hosts file.")] = False
     wait: Annotated[
         bool,
         typer.Option(
-            "--wait", help="Wait until TIME_WAIT has expired, or another check that uses the port has finished."
+            "--wait", help="Wait until TIME_WAIT has expired, or until another check that uses the port has finished."
         ),
     ] = False
     transport: options.TransportOption = "auto"
     connect_timeout: options.ConnectTimeout = None
 
     def named(self) -> PortOptions:
-        """Return the options; a hosts file given as an argument is moved to ``--hosts``."""
+        """Return the options, with a hosts file that was given as an argument moved to ``--hosts``."""
         port, file = self.port, self.file
         # os.path's own: a text that can't be a path is not a file
         if file is None and port is not None and not port.lstrip("+-").isdecimal() and os.path.isfile(port):  # noqa: PTH113
@@ -96,7 +96,7 @@ class PortOptions:
         return replace(self, port=port, file=None, hosts=file)
 
     def process(self) -> ProcessIdentity | None:
-        """Return the process given with ``--pid``, or None without it; raise UsageError if the value is malformed."""
+        """Return the process from ``--pid``, or None without this option; raise UsageError for a malformed value."""
         from nccl_doctor.model.ports import as_identity
 
         process = None if self.pid is None else as_identity(self.pid)
@@ -114,7 +114,7 @@ class PortOptions:
         return (*words, *(word for option, value in named.items() if value is not None for word in (option, value)))
 
     def job(self) -> HostSource | None:
-        """Return the hosts that an engine such as Slurm provides; None if no option asks for a host or an engine."""
+        """Return the hosts that an engine such as Slurm provides, or None if no option selects a host or an engine."""
         if self.host is None and not self.engine:
             return None
         from nccl_doctor.inventory.load import requested
@@ -131,13 +131,13 @@ def fix_port(
     quiet: options.Quiet = False,
     show_secrets: options.ShowSecrets = False,
 ) -> None:
-    """Find who holds a port after "Address already in use"; end it, or print a free port."""
+    """Find the process that holds a port after "Address already in use", end it, or print a free port."""
     out = Out("fix-port", form_of("fix-port", output, output_file), output_file, quiet=quiet, show_secrets=show_secrets)
     finish(out, lambda: run(wanted, out))
 
 
 class Countdown:
-    """Shows on stderr what is being waited for: a live line on a terminal, otherwise one line for each change."""
+    """Display of the current wait on stderr: a live line on a terminal, otherwise one line for each change."""
 
     def __init__(self, out: Out) -> None:
         self._out = out
@@ -165,7 +165,7 @@ class Countdown:
 
 
 def run(wanted: PortOptions, out: Out) -> int:
-    """Find the port's holder, act if requested, and report. Return 0 if the port is free at the end, otherwise 1."""
+    """Find the port's process, and end it if requested; return 0 if the port is free at the end, otherwise 1."""
     from nccl_doctor.act.ports.fix_port import about_port, about_process, moved, wanted_port
     from nccl_doctor.act.ports.fleet import Fleet
 
@@ -219,7 +219,7 @@ def _steps(wanted: PortOptions, source: str | None, out: Out, countdown: Countdo
 
 
 def _show_next(wanted: PortOptions, report: PortReport, out: Out) -> int:
-    """Print nothing but the port chosen by ``--next`` on stdout, so that scripts can read it."""
+    """Print only the port chosen by ``--next`` on stdout, so that scripts can read the port."""
     from nccl_doctor.report.fix_port import in_ephemeral_range
 
     if wanted.write and wanted.hosts is not None and report.port is not None:

@@ -1,4 +1,4 @@
-"""``nccl-doctor hang``: finds the rank, host, PID and source line where a running job hangs."""
+"""The command ``nccl-doctor hang``, which finds the rank, host, PID and source line where a running job hangs."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def hang(
         typer.Option(
             "--pid",
             metavar="PID",
-            help="If several jobs are running, examine the one with this process (a PID on any of the hosts).",
+            help="If several jobs are running, examine the job with this process (a PID on any of the hosts).",
             min=1,
         ),
     ] = None,
@@ -44,20 +44,20 @@ def hang(
         bool, typer.Option("--pause", help="Pause each rank for a few milliseconds while its stack is read.")
     ] = False,
     native: Annotated[
-        bool, typer.Option("--native", help="Include C++ frames in stacks; pauses each rank for longer.")
+        bool, typer.Option("--native", help="Include C++ frames in stacks, which pauses each rank for longer.")
     ] = False,
     dump: Annotated[
         bool,
         typer.Option(
             "--dump",
-            help="Have each rank dump its flight recorder; needs torch's dump pipe (TORCH_NCCL_DEBUG_INFO_PIPE_FILE).",
+            help="Have each rank dump its flight recorder through torch's dump pipe (TORCH_NCCL_DEBUG_INFO_PIPE_FILE).",
         ),
     ] = False,
     force: Annotated[
         bool,
         typer.Option(
             "--force",
-            help="Query NCCL's RAS even with NCCL older than 2.27.3, where this can crash a job that is starting.",
+            help="Query NCCL's RAS service even before NCCL 2.27.3, where the query can crash a job that is starting.",
         ),
     ] = False,
     output: Annotated[str, options.output(WATCH)] = "human",
@@ -68,7 +68,7 @@ def hang(
     kept: KeepOptions,
     load_from: options.From = None,
 ) -> None:
-    """Find the rank, host and line where a running job hangs. Only reads, unless an option says otherwise."""
+    """Find the rank, host and line where a running job hangs. By default, the command only reads."""
     out = shown.out(WATCH if watched.watch else "hang", output)
 
     def work() -> int:
@@ -125,7 +125,7 @@ def hang(
 
 
 def refuse_parts(watched: options.WatchOptions, out: Out, *, from_file: bool) -> None:
-    """Raise UsageError for options that need --watch if it is missing, and for options that conflict with it."""
+    """Raise UsageError for options that need a missing --watch, and for options that conflict with --watch."""
     if not watched.watch:
         if watched != options.WatchOptions():
             raise UsageError("--wait, --every, --after, --on-hang and --keep-watching need --watch")
@@ -139,7 +139,7 @@ def refuse_parts(watched: options.WatchOptions, out: Out, *, from_file: bool) ->
 
 
 def exit_code(report: HangReport) -> int:
-    """Return 1 if the job hangs, 0 if it makes progress, 3 if the verdict is unknown."""
+    """Return 1 if the job hangs, 0 if the job makes progress, and 3 if the verdict is unknown."""
     from nccl_doctor.model.documents import STANDS_STILL
 
     return 1 if report.verdict in STANDS_STILL else 3 if report.verdict == "unknown" else 0

@@ -1,4 +1,4 @@
-"""``nccl-doctor hang --watch``: samples a job until it hangs, loses a rank or ends."""
+"""The command ``nccl-doctor hang --watch``, which samples a job until it hangs, loses a rank or ends."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def watch(
     kept: KeepOptions,
     out: Out,
 ) -> int:
-    """Watch a job. Return 1 at the first hang or failed rank, 0 if all ranks succeeded, 3 if that is unknown."""
+    """Watch a job; return 1 for a hang or a failed rank, 0 if all ranks succeeded, and 3 for an unknown result."""
     command = _argv(wanted.on_hang)
     cluster = which.cluster(login.overrides(), transport=reached.transport)
     watcher = Watcher(
@@ -215,7 +215,7 @@ def _tell(sample: HangSnapshot, found: HangReport, kept: KeepOptions, command: l
 
 
 def _stamped(file: Path | None, stamp: str) -> Path | None:
-    """Return the path with a time stamp before its extension, or unchanged if it is not a regular file."""
+    """Return the path with a timestamp before its extension, or unchanged if it is not a regular file."""
     if file is None or (file.exists() and not file.is_file()):
         return file
     return file.with_name(f"{file.stem}-{stamp}{file.suffix}")

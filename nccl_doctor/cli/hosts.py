@@ -1,4 +1,4 @@
-"""``nccl-doctor hosts``: prints hosts, addresses and ranks."""
+"""The command ``nccl-doctor hosts``, which prints hosts, addresses and ranks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def hosts(
     output: Annotated[str, options.output("hosts")] = "human",
     show_secrets: options.ShowSecrets = False,
 ) -> None:
-    """Print hosts, addresses and ranks, and where each value came from. Contacts no host."""
+    """Print hosts, addresses, ranks, and the source of each value, without contacting any host."""
 
     def work() -> int:
         from nccl_doctor.model.documents import HostList

@@ -1,4 +1,4 @@
-"""``nccl-doctor ifname``: shows which interface NCCL will use on each host, why, and what to set."""
+"""The command ``nccl-doctor ifname``, which shows the interface that NCCL will use on each host, and why."""
 
 from __future__ import annotations
 
@@ -18,9 +18,7 @@ NcclVersion = Annotated[
 
 Asked = Annotated[
     str | None,
-    typer.Option(
-        "--address", metavar="IP", help="Print the interface that has this address, or whose subnet contains it."
-    ),
+    typer.Option("--address", metavar="IP", help="Print the interface that has this address or is in the same subnet."),
 ]
 
 

@@ -1,4 +1,4 @@
-"""Runs ``check --join``: node 0 waits for the other nodes and checks them all; the others take part until the end."""
+"""Runs ``check --join``, in which node 0 waits for the other nodes and checks all nodes."""
 
 from __future__ import annotations
 
@@ -55,17 +55,17 @@ def check_joined(request: Request, options: JoinOptions, out: Out) -> int:
 
 
 JoinedCheck = Callable[[Cluster, JoinedTransport], tuple[int, Report | None]]
-"""A check of the nodes that joined; returns the exit code, and the report if there is one."""
+"""A function that checks the nodes that joined, and returns the exit code and, if available, the report."""
 
 
 class JoinedJob:
-    """A job whose nodes check themselves.
+    """A job whose nodes run the check themselves.
 
     Args:
         here: the place of this process in the job.
-        token: the job's secret; empty if all its nodes are on this machine.
+        token: the secret of the job, which is empty if all nodes are on this machine.
         overrides: settings of the job, with the interpreter that training uses on this node.
-        port: the port on which node 0 awaits the others.
+        port: the port on which node 0 waits for the other nodes.
 
     Raises UsageError if there is no token, or if the port is the master port.
     """
@@ -87,7 +87,7 @@ class JoinedJob:
         self._overrides = replace(overrides, python=None)  # each node has its own
 
     def follow(self, timeout_s: float, say: Callable[[str], None], *, wants_report: bool = False) -> JoinResult:
-        """Take part, or wait, until node 0 has the result; join within ``timeout_s``."""
+        """Join node 0 within ``timeout_s`` seconds, and take part in the check until node 0 has the result."""
         here = self._here
         who = Introduction(
             here.rank,
@@ -105,7 +105,7 @@ class JoinedJob:
         return follow(who, self._token, at, env, say)
 
     def lead(self, timeout_s: float, work: JoinedCheck, say: Callable[[str], None]) -> tuple[int, Report | None]:
-        """Wait for the other nodes for ``timeout_s``, check those that came, and tell them the result."""
+        """Wait up to ``timeout_s`` for the other nodes, check the nodes that joined, and send them the result."""
         here, until, code, report = self._here, time.monotonic() + timeout_s, 3, None
         address = "" if self._token and here.nodes > 1 else self._meets_at
         words = f"port {self._port} is in use, probably by another check with --join: waiting for it"
@@ -168,7 +168,7 @@ def _silent(_words: str) -> None:
 
 
 def _lines(report: Report | None, code: int) -> dict[int, str]:
-    """Return the line of each node by its rank: its own diagnoses, or the end of the check."""
+    """Return a line for each node, by rank, with the node's own diagnoses and the exit code of the check."""
     lines = {}
     for rank, host in enumerate(report.hosts if report is not None else ()):
         own = [f"{one.name} ({one.code})" for one in report.diagnoses if host.name in one.hosts] if report else []

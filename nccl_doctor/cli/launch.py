@@ -1,4 +1,4 @@
-"""``nccl-doctor launch``: prints the exact command to run on each host."""
+"""The command ``nccl-doctor launch``, which prints the exact command to run on each host."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from nccl_doctor.report.render import FORMS
 ScriptWords = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="HOSTS -- SCRIPT [ARGS]...", help="Hosts file (unless -w is given), then -- and the script."
+        metavar="HOSTS -- SCRIPT [ARGS]...", help="Hosts file (unless -w is given), followed by -- and the script."
     ),
 ]
 
@@ -57,7 +57,7 @@ def launch(
         bool,
         typer.Option(
             "--preflight",
-            help="Have each node's command check all nodes first (check --join), and start only if that passes.",
+            help="Check all nodes first in each node's command (check --join), and start only if the check passes.",
         ),
     ] = False,
     form: Annotated[
@@ -70,7 +70,7 @@ def launch(
         ),
     ] = "shell",
 ) -> None:
-    """Print the job's launch command for each host. Contacts no host."""
+    """Print the job's launch command for each host, without contacting any host."""
 
     def work() -> int:
         import os

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 GARBAGE = (50_000, 20, 50)
 """Thresholds for :func:`gc.set_threshold`.
 
-A run keeps nearly all objects that it creates, and every collection visits them. With 4,096 hosts and CPython's
-thresholds of (700, 10, 10), garbage collection would take a fifth of the run's time.
+A run keeps nearly all objects that it creates, and every garbage collection visits these objects. With 4,096 hosts and
+CPython's thresholds of (700, 10, 10), garbage collection would take a fifth of a run's time.
 """
 
 
@@ -70,13 +70,13 @@ def _run() -> None:
 
 
 class _End:
-    """Ends the process before the interpreter shuts down, since a shutdown with running threads would abort it.
+    """An exit handler that ends the process before the interpreter shuts down, since threads may abort a shutdown.
 
-    A thread may hold the lock of stderr, or run inside a library that it can't be unwound from. Such an abort would
-    lose nothing but the exit code.
+    A running thread may hold the lock of stderr, or be inside a library from which it can't be unwound. An abort during
+    the shutdown would lose only the exit code.
 
     Attributes:
-        code: exit code of the command; until it is set, the interpreter exits in its usual way.
+        code: exit code of the command. Until ``code`` is set, the interpreter exits as usual.
     """
 
     def __init__(self) -> None:
@@ -92,7 +92,7 @@ class _End:
 
 
 class _Stderr(io.FileIO):
-    """Stream for progress and messages that ignores write errors, so that a full disk does not lose the report."""
+    """A stream for progress and messages that ignores write errors, so that a full disk does not prevent the report."""
 
     def write(self, words: Buffer, /) -> int:
         try:
@@ -186,10 +186,10 @@ class _Formatter(Protocol):
 
 
 class PanelCommand(TyperCommand):
-    """Command whose help groups options by panel and shows metavars instead of Python types."""
+    """A command whose help groups options by panel and shows metavars instead of Python types."""
 
     def format_options(self, ctx: Any, formatter: _Formatter) -> None:  # noqa: ANN401 - typer's own
-        """Write the arguments, then the options without a panel, then the options of each panel."""
+        """Write the arguments, the options without a panel, and the options of each panel."""
         from nccl_doctor.cli.options import PANELS
 
         sections: dict[str, list[tuple[str, str]]] = {name: [] for name in ("Arguments", "Options", *PANELS)}
@@ -207,7 +207,7 @@ class PanelCommand(TyperCommand):
         return ["[OPTIONS]", *map(_usage, arguments)]
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401 - typer's own
-        """Parse the arguments; some options, such as ``--kube``, may have no value, which typer can't express."""
+        """Parse the arguments. Some options, such as ``--kube``, have optional values, which typer does not support."""
         from nccl_doctor.model.engine import engines
 
         bare = {word for engine in engines() for flag in engine.flags if flag.bare for word in flag.words}
@@ -229,7 +229,7 @@ def _usage(argument: Any) -> str:  # noqa: ANN401 - typer's own
 
 
 def _row(parameter: Any) -> tuple[str, str]:  # noqa: ANN401 - typer's own
-    """Return a parameter's two columns in the help: names and metavar (``-w LIST``), and help text with the default."""
+    """Return the two help columns of a parameter: names and metavar (``-w LIST``), and help text with the default."""
     is_option, is_flag = parameter.param_type_name == "option", getattr(parameter, "is_flag", False)
     words = ", ".join(sorted(parameter.opts, key=len)) if is_option else ""
     metavar = "" if is_flag else parameter.metavar or ""
@@ -258,7 +258,7 @@ def _in_words(error: typer.TyperException) -> str:
 
 
 def _wants_json(args: list[str]) -> bool:
-    """Return whether arguments that can't be parsed include ``-o json``; arguments after "--" belong to a script."""
+    """Return whether unparsable arguments include ``-o json``. Arguments after "--" belong to a script."""
     ours = itertools.takewhile(lambda word: word != "--", args)
     return _JSON.search("\0".join(ours)) is not None
 

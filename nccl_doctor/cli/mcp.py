@@ -1,4 +1,4 @@
-"""``nccl-doctor mcp``: serves the read-only commands to agents (Model Context Protocol over stdin and stdout)."""
+"""The command ``nccl-doctor mcp``, which serves the read-only commands to agents over the Model Context Protocol."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ def mcp(
     *,
     hosts: Annotated[
         str | None,
-        typer.Argument(metavar="HOSTS", help="Hosts file for check, ifname and hang. Without it: this machine."),
+        typer.Argument(metavar="HOSTS", help="Hosts file for check, ifname and hang (default: this machine)."),
     ] = None,
     logs: Annotated[
         list[Path] | None,
         typer.Option(
-            "--logs", metavar="DIR", help="Folder whose logs may be read (default: the current one); repeatable."
+            "--logs", metavar="DIR", help="Folder whose logs may be read (default: the current folder); repeatable."
         ),
     ] = None,
 ) -> None:

@@ -1,7 +1,7 @@
-"""Tools for agents. Each runs a command as a user would, and returns the command's JSON and human-readable output.
+"""MCP tools for agents. Each tool runs a command, and returns the command's JSON and human-readable output.
 
-A command runs in its own process, with limits on time and output. Hosts come from the hosts file that the server was
-started with, never from the agent. This module needs the MCP SDK (the extra ``mcp``).
+A command runs in its own process, with limits on time and output. The hosts come from the server's own hosts file,
+never from the agent. This module needs the MCP SDK (the extra ``mcp``).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ PROGRAM = (
 )
 """Command that runs nccl-doctor without the current folder on ``sys.path``.
 
-Agents start the server in folders that contain other people's code.
+Agents may start the server in a folder that contains untrusted code.
 """
 LIMIT_S = 900.0
 MOST_OUTPUT = 32 << 20  # bytes of a command's JSON
@@ -47,7 +47,7 @@ NOTICE = (
 
 @dataclass
 class Tools:
-    """The commands as MCP tools; commands that are still running end when the server exits.
+    """The commands as MCP tools. Running commands are ended when the server exits.
 
     Agents read the docstrings of these tools.
     """
@@ -82,7 +82,7 @@ class Tools:
         return self._on_hosts("ifname")
 
     def hang(self) -> CallToolResult:
-        """Find the rank, host and line where a job on the server's hosts hangs; the job is not stopped or changed."""
+        """Find the rank, host and line where a job on the server's hosts hangs, without stopping or changing it."""
         return self._on_hosts("hang")
 
     def logs(self, text: str = "", path: str = "") -> CallToolResult:
@@ -112,7 +112,7 @@ class Tools:
         return self._run("diff", "--", before, after)
 
     def _files(self, path: str) -> list[Path]:
-        """Return the regular files at a path; none if it is outside the server's folders or the files are too large."""
+        """Return the regular files at a path, or no files if the path is not allowed or the files are too large."""
         folders = [folder.resolve() for folder in self.folders]
         try:
             place = Path(folders[0], path).resolve(strict=True)
@@ -130,7 +130,7 @@ class Tools:
     def _run(self, command: str, *words: str, text: str | None = None) -> CallToolResult:
         """Run a command and return its JSON and human-readable output, or an error if it printed no document.
 
-        Only one call of each command runs at a time, so that an agent that repeats calls overloads no host.
+        Only one call of each command runs at a time, so that repeated calls do not overload the hosts.
         """
         with self._lock:
             if command in self._busy:
@@ -176,7 +176,7 @@ class Tools:
 
 
 def _exchange(process: subprocess.Popen[bytes], text: str | None) -> tuple[bytes | None, bytes]:
-    """Return what a process wrote to stdout (None if that is too large) and to stderr."""
+    """Return the output of a process on stdout, or None if it is too large, and the output on stderr."""
     assert process.stdout is not None
     assert process.stderr is not None
     complaint: list[bytes] = []

@@ -1,8 +1,8 @@
 """Command-line options that several commands share, with their help texts and panels.
 
-Options that belong together form a dataclass, which a command takes as one keyword argument; typer gets its fields. A
-field whose metadata has the key "options" is a dictionary of several options; that key's value maps each option's name
-to its annotated type.
+Related options form a dataclass, which a command takes as one keyword argument. Typer gets a separate parameter for
+each field of the dataclass. The metadata key "options" marks a field that holds several options, and maps the name of
+each option to its annotated type.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from nccl_doctor.model.register import Check
 
 CheckCodes = set[str] | None
-"""Codes of the checks to run. None means all checks, which then need not be imported."""
+"""Codes of the checks to run, or None for all checks."""
 
 
 class _Options(Protocol):
@@ -91,7 +91,7 @@ PANELS = [
 """Option panels in the order of ``--help``; the options needed most often come first."""
 
 LONGEST_S = 7 * 86400
-"""Upper bound of every timeout in seconds: longer than any useful wait, and within the range of the kernel's timers."""
+"""Maximum of every timeout in seconds, which is within the range of the kernel's timers."""
 
 
 def _transport(kind: str) -> str:
@@ -101,7 +101,7 @@ def _transport(kind: str) -> str:
 
 
 def of_engines(chooser: str, *, fix_port: bool = False) -> dict[str, Any]:
-    """Return the engines' options as annotated types by name; ``chooser`` is the option that selects their hosts."""
+    """Return the annotated types of the engines' options by name. ``chooser`` is the option that selects hosts."""
     flags = [flag for engine in engines() for flag in engine.flags if flag.fix_port or not fix_port]
     made: dict[str, Any] = {}
     for flag in flags:
@@ -129,7 +129,7 @@ def complete_check(incomplete: str) -> list[str]:
 
 
 def output(command: str) -> object:
-    """Return a command's ``-o`` option with its formats; :mod:`nccl_doctor.cli.output` rejects other formats."""
+    """Return a command's ``-o`` option with the output formats of the command."""
     complete = completing(*FORMS[command])
     more = "; prometheus needs --watch and --output-file" if command == "hang --watch" else ""
     text = f"Output format{more}."
@@ -144,9 +144,9 @@ ShowSecrets = Annotated[
     bool, of_output("--show-secrets", help="Show passwords, tokens and keys instead of hiding them.")
 ]
 ColorWhen = Annotated[
-    Color, of_output("--color", metavar="auto|always|never", help="When to use colour; NO_COLOR turns it off.")
+    Color, of_output("--color", metavar="auto|always|never", help="When to use colour; auto respects NO_COLOR.")
 ]
-Quiet = Annotated[bool, of_output("-q", "--quiet", help="Print only what was found; show no progress.")]
+Quiet = Annotated[bool, of_output("-q", "--quiet", help="Print only findings, and show no progress.")]
 _SECONDS: dict[str, Any] = {"metavar": "SECONDS", "min": 1, "max": LONGEST_S}
 ConnectTimeout = Annotated[
     float | None,
@@ -166,7 +166,7 @@ TimeoutWithSmoke = Annotated[
     ),
 ]
 SmokeTimeout = Annotated[float, of_run("--smoke-timeout", help="Time limit for the all-reduce.", **_SECONDS)]
-Sudo = Annotated[bool, of_hosts("--sudo", help="Read firewall rules with sudo -n; never asks for a password.")]
+Sudo = Annotated[bool, of_hosts("--sudo", help="Read firewall rules with sudo -n, which never asks for a password.")]
 NoSmoke = Annotated[bool, of_run("--no-smoke", help="Skip the all-reduce.")]
 NoDiagnostics = Annotated[
     bool, of_run("--no-diagnostics", help="Run the all-reduce without NCCL's own diagnostics (NCCL 2.31 and later).")
@@ -175,14 +175,14 @@ RateOption = Annotated[
     bool,
     of_run(
         "--rate",
-        help="Measure the TCP throughput of each pair and rail. Loads the network: one round for each other host; each "
-        "takes about 1 s, half of that at full load.",
+        help="Measure the TCP throughput of each pair and rail. This loads the network; one round for each other host "
+        "takes about 1 s, half of which is at full load.",
     ),
 ]
 RateBesideJobs = Annotated[
     bool,
     of_run(
-        "-y", "--yes", help="With --rate, measure even if training jobs are running on the hosts; this slows them down."
+        "-y", "--yes", help="With --rate, measure even while training jobs run on the hosts, which slows the jobs down."
     ),
 ]
 TransportOption = Annotated[
@@ -204,8 +204,7 @@ Save = Annotated[
     ),
 ]
 From = Annotated[
-    Path | None,
-    of_output("--from", metavar="SNAPSHOT", help="Diagnose from a saved snapshot, without contacting any host."),
+    Path | None, of_output("--from", metavar="SNAPSHOT", help="Diagnose a saved snapshot without contacting any host.")
 ]
 Inside = Annotated[
     str | None,
@@ -225,7 +224,7 @@ class NameOptions:
     where: Annotated[
         list[str] | None,
         of_hosts(
-            "-w", metavar="LIST", help="Host names, for example 'node[01-04,07]'. With HOSTS, selects among its hosts."
+            "-w", metavar="LIST", help="Host names, for example 'node[01-04,07]'. With HOSTS, select only these hosts."
         ),
     ] = None
     exclude: Annotated[list[str] | None, of_hosts("-x", metavar="LIST", help="Host names to exclude.")] = None
@@ -238,7 +237,7 @@ class NameOptions:
     def reader(
         self, overrides: Overrides, path: str | None = None, transport: str | None = None
     ) -> Callable[[Mapping[str, str]], Cluster]:
-        """Read the hosts once; return a function that builds a cluster from them, given more environment variables."""
+        """Read the hosts, and return a function that builds their cluster with additional environment variables."""
         from nccl_doctor.inventory.load import load, read, requested
 
         engine = requested(self.engine, transport, os.environ, named=path is not None)
@@ -249,7 +248,7 @@ class NameOptions:
 
 
 def _together(lists: list[str] | None) -> str | None:
-    """Join the lists from an option that was given several times into one list, as pdsh and clush do."""
+    """Join the lists of a repeated option into one list, as pdsh and clush do."""
     return None if lists is None else ",".join(lists)
 
 
@@ -260,21 +259,21 @@ class HostOptions(NameOptions):
     hosts: Annotated[
         str | None,
         typer.Argument(
-            metavar="HOSTS", help="Hosts file; - reads stdin. Without one: -w, the current Slurm job, or this machine."
+            metavar="HOSTS", help="Hosts file, or - for stdin. Default: -w, the current Slurm job, or this machine."
         ),
     ] = None
 
     def cluster(self, overrides: Overrides, path: str | None = None, transport: str | None = None) -> Cluster:
-        """Return the hosts of a run; the hosts file is ``path``, or else HOSTS."""
+        """Return the hosts of a run from the hosts file ``path``, or else from HOSTS."""
         return super().cluster(overrides, path or self.hosts, transport)
 
 
 @dataclass(frozen=True)
 class LoginOptions:
-    """Options for logging in to the hosts and for the Python interpreter there."""
+    """Options for logging in to the hosts and for the hosts' Python interpreter."""
 
     python: Annotated[
-        str | None, of_hosts("--python", metavar="PATH", help="Python interpreter that training uses, on every host.")
+        str | None, of_hosts("--python", metavar="PATH", help="Python interpreter for training on every host.")
     ] = None
     user: Annotated[str | None, of_hosts("--user", metavar="NAME", help="SSH user name.")] = None
     port: Annotated[int | None, of_hosts("--port", metavar="PORT", help="SSH port.", min=1)] = None
@@ -314,8 +313,8 @@ class ServerOptions(JobOptions):
         of_job(
             "--engine",
             metavar="|".join(SERVERS),
-            help="Engine that will run on the hosts: check judges the addresses that it advertises, and launch prints "
-            "the commands that start it.",
+            help="Engine that will run on the hosts, for which check judges advertised addresses and launch prints "
+            "the start commands.",
             autocompletion=completing(*SERVERS),
         ),
     ] = None
@@ -346,7 +345,7 @@ class FileOptions:
 class HtmlOptions(FileOptions):
     """Options for the destination of a report that may be in HTML."""
 
-    open_it: Annotated[bool, of_output("--open", help="Open the HTML report of --output-file in a browser.")] = False
+    open_it: Annotated[bool, of_output("--open", help="Open the HTML report (--output-file) in a browser.")] = False
 
 
 @dataclass(frozen=True)
@@ -355,9 +354,7 @@ class ScreenOptions(FileOptions):
 
     color: ColorWhen = "auto"
     quiet: Quiet = False
-    verbose: Annotated[
-        bool, of_output("-v", "--verbose", help="Show all evidence, and what was found to be in order.")
-    ] = False
+    verbose: Annotated[bool, of_output("-v", "--verbose", help="Show all evidence, and also what is in order.")] = False
 
 
 @dataclass(frozen=True)
@@ -374,21 +371,21 @@ class DiagnosisOptions(ReportOptions):
         of_output(
             "--fail-on",
             metavar="info|warning|error|never",
-            help="Exit 1 if a finding has this severity or a higher one; never: findings don't change the exit code.",
+            help="Exit with 1 for findings of this severity or higher; with never, ignore findings.",
         ),
     ] = "error"
 
 
 @dataclass(frozen=True)
 class SelectOptions:
-    """Options that select checks: those in ``only`` (None means all checks), except those in ``skip``."""
+    """Options that select checks: the checks in ``only`` (None for all checks), except the checks in ``skip``."""
 
     only: Annotated[
         list[str] | None,
         of_run(
             "--only",
             metavar="CHECK",
-            help="Run only this check: a code, name or category; repeatable.",
+            help="Run only this check, given as a code, name or category; repeatable.",
             autocompletion=complete_check,
         ),
     ] = None
@@ -397,13 +394,13 @@ class SelectOptions:
         of_run(
             "--skip",
             metavar="CHECK",
-            help="Leave out this check: a code, name or category; repeatable.",
+            help="Leave out this check, given as a code, name or category; repeatable.",
             autocompletion=complete_check,
         ),
     ] = None
 
     def codes(self) -> CheckCodes:
-        """Return the codes of the selected checks; raise UsageError for a word that is not a code, name or category."""
+        """Return the codes of the selected checks, or None for all checks; raise UsageError for an unknown word."""
         if not self.only and not self.skip:
             return None
         from nccl_doctor.model.register import all_checks
@@ -445,7 +442,7 @@ class KeepOptions:
         bool,
         of_output(
             "--save-whole",
-            help="With --save, leave nothing out: user names, all variables and command lines, secrets included.",
+            help="With --save, save everything, including user names, all variables, command lines and secrets.",
         ),
     ] = False
 
@@ -458,8 +455,8 @@ class JoinOptions:
         bool,
         of_join(
             "--join",
-            help="Run this same command on every node of the job, by whatever starts the job: node 0 checks all nodes, "
-            "and every node ends with its exit code. Needs no SSH.",
+            help="Run this command on every node of the job, started like the job itself. Node 0 checks all nodes, "
+            "and every node returns the exit code of node 0. No SSH is needed.",
         ),
     ] = False
     nnodes: Annotated[
@@ -478,25 +475,25 @@ class JoinOptions:
         of_join(
             "--node-rank",
             metavar="RANK",
-            help="Rank of this node, from 0.",
+            help="Rank of this node, starting at 0.",
             show_default="as the launcher's variables say",
             min=0,
         ),
     ] = None
     join_port: Annotated[
-        int, of_join("--join-port", metavar="PORT", help="Port on which node 0 awaits the others.", min=1, max=65535)
+        int, of_join("--join-port", metavar="PORT", help="Port of node 0 for the other nodes.", min=1, max=65535)
     ] = 29499
     token_file: Annotated[
         Path | None,
         of_join(
             "--token-file",
             metavar="FILE",
-            help="File with a secret that all nodes of the job share; by default NCDOCTOR_TOKEN in the environment.",
+            help="File with the secret that all nodes of the job share (default: the variable NCDOCTOR_TOKEN).",
         ),
     ] = None
-    join_timeout: Annotated[
-        float, of_join("--join-timeout", help="Time until all nodes must have joined.", **_SECONDS)
-    ] = 300.0
+    join_timeout: Annotated[float, of_join("--join-timeout", help="Time limit for all nodes to join.", **_SECONDS)] = (
+        300.0
+    )
 
 
 @dataclass(frozen=True)
@@ -507,7 +504,7 @@ class WatchOptions:
         False
     )
     wait: Annotated[
-        bool, of_watch("--wait", help="Wait for a job to start; with --keep-watching, also for the next one.")
+        bool, of_watch("--wait", help="Wait for a job to start; with --keep-watching, also for the next job.")
     ] = False
     every: Annotated[
         float,
@@ -520,7 +517,7 @@ class WatchOptions:
         of_watch(
             "--after",
             metavar="SECONDS",
-            help="Examine the job closely after this long without progress, 1 to 86400.",
+            help="Examine the job closely after this many seconds without progress, 1 to 86400.",
             min=1,
             max=86400,
         ),
@@ -530,8 +527,8 @@ class WatchOptions:
         of_watch(
             "--on-hang",
             metavar="COMMAND",
-            help="After a report, run this command (a program and its arguments, without a shell). NCDOCTOR_REPORT is "
-            "the report's file; NCDOCTOR_VERDICT and NCDOCTOR_DIAGNOSIS are what was found.",
+            help="Run this command after a report (a program and its arguments, without a shell). NCDOCTOR_REPORT is "
+            "the report's file; NCDOCTOR_VERDICT and NCDOCTOR_DIAGNOSIS contain the results.",
         ),
     ] = None
     keep_watching: Annotated[bool, of_watch("--keep-watching", help="Keep watching after a report.")] = False

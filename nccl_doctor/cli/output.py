@@ -1,4 +1,4 @@
-"""Writes reports, determines exit codes, and ends every command."""
+"""Writes reports, and determines the exit code of every command."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Out(NamedTuple):
 
     @property
     def width(self) -> int:
-        """Line width in character cells: that of the terminal but at most 100, or 80 without a terminal."""
+        """Line width in character cells: the terminal's width, but at most 100, or 80 without a terminal."""
         return min(shutil.get_terminal_size((80, 24)).columns, 100) if sys.stdout.isatty() else 80
 
     def hidden(self, document: ShownDocument) -> ShownDocument:
@@ -77,7 +77,7 @@ class Out(NamedTuple):
         return document if self.show_secrets else hide_secrets(document)
 
     def write(self, text: str) -> None:
-        """Print the text, or write it to the file; raise DoctorError if that fails."""
+        """Write the text to stdout or to the file; raise DoctorError if writing fails."""
         if self.file is not None:
             # readable only by its owner, unless another user's service reads it (node_exporter, a CI's agent)
             write_file(self.file, text, private=self.show_secrets or self.form not in ("prometheus", "junit"))
@@ -125,7 +125,7 @@ def unwritten(error: OSError) -> str:
 
 
 def supports_ansi(environ: Mapping[str, str]) -> bool:
-    """Return whether the terminal understands escape sequences; terminals in editors and on serial lines may not."""
+    """Return whether the terminal supports escape sequences; terminals in editors and on serial lines may not."""
     return environ.get("TERM", "dumb") not in ("", "dumb", "unknown")
 
 
@@ -146,7 +146,7 @@ def finish(out: Out, work: Callable[[], int]) -> NoReturn:
 
 
 def exit_code_of(out: Out, work: Callable[[], int]) -> int:
-    """Do the work and return its exit code; after an error, print a message and return 2 or 3, or 130 for Ctrl-C."""
+    """Run ``work`` and return its exit code; after an error, print a message and return the exit code of the error."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         _refuse_form(out)
@@ -186,7 +186,7 @@ def try_files(*files: tuple[str, Path | None], folder: Path | None = None) -> No
 
 
 def failures(*writes: Callable[[], None]) -> list[str]:
-    """Do all writes, even after one has failed, and return the error messages of the failed ones."""
+    """Perform all writes, even after a failed write, and return the error messages of the failed writes."""
     sentences = []
     for write in writes:
         try:
@@ -218,7 +218,7 @@ INTERRUPTED = "interrupted; nothing of nccl-doctor is left running on any host"
 
 
 def _interrupted(interrupt: BaseException | None) -> str:
-    """Return the message for Ctrl-C, with the hosts of an InterruptedLogin among the chained exceptions, if any."""
+    """Return the message for Ctrl-C, with the hosts whose login was interrupted, if any."""
     while interrupt is not None and not isinstance(interrupt, InterruptedLogin):
         interrupt = interrupt.__context__
     if interrupt is None or not interrupt.hosts:
@@ -238,7 +238,7 @@ def _fail(out: Out, message: str, code: int) -> int:
 
 
 def error_document(command: str, message: str) -> None:
-    """Write a JSON document with the error to stdout, which thus gets exactly one document even after an error."""
+    """Write the error to stdout as a JSON document, so that stdout gets exactly one document even after an error."""
     head = {"schema": 1, "version": __version__, "command": command, "status": "error", "complete": False}
     document = head | {"error": message, "hosts": [], "diagnoses": [], "checks": [], "timings": {}}
     try:
@@ -249,12 +249,12 @@ def error_document(command: str, message: str) -> None:
 
 
 def discard_stdout() -> None:
-    """Redirect stdout to /dev/null if its reader (a pager, head) has exited or its disk is full."""
+    """Redirect stdout to /dev/null, for use after its reader (a pager, head) has exited or its disk is full."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def for_html(options: RenderOptions) -> RenderOptions:
-    """Return the options of an HTML report, which other people read: with the checks' pages, the user and the time."""
+    """Return the options with the checks' pages, the user and the time, which an HTML report shows."""
     import getpass
     import socket
     import time

@@ -45,7 +45,7 @@ class Silent:
 
 
 class Lines(Silent):
-    """Prints a plain line at the beginning of a phase and then every ten seconds, for logs and CI."""
+    """Progress observer for logs and CI that prints a line at the start of each phase and then every ten seconds."""
 
     every_s = AGAIN_S
 
@@ -93,7 +93,7 @@ class Lines(Silent):
 
 
 class Checklist(Lines):
-    """Shows the results known so far as rows, and the current phase below them; cleared before the report."""
+    """Live checklist of the results known so far and the current phase, which is cleared before the report."""
 
     every_s = float("inf")
     frames_per_s = 4.0

@@ -1,4 +1,4 @@
-"""Runs ``check`` and ``smoke``, from their options to the report."""
+"""Implements ``check`` and ``smoke``, from the options to the report."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from nccl_doctor.transport.base import Transport
 
 LEAST_TOTAL_S = 300.0  # time limit of a run by default
 BESIDE_SMOKE_S = 240.0
-"""Seconds for everything except the all-reduce: connecting, facts, dials, importing torch (up to 120 s), isolation."""
+"""Time in seconds for everything but the all-reduce: connections, facts, dials, imports (up to 120 s), isolation."""
 
 
 class StandingConnections(Protocol):
@@ -81,7 +81,7 @@ class Request:
     on_report: Callable[[Report], None] = lambda _report: None  # gets the report once it is printed
 
     def cluster(self) -> Cluster:
-        """Return the hosts and the launch command, whose master address and port are used if nothing else sets them."""
+        """Return the cluster. The master address and port of the launch command are used if nothing else sets them."""
         if self.known is not None:
             return self.known
         reader = self.which.reader(self.overrides, self.which.hosts, self.reached.transport)
@@ -89,7 +89,7 @@ class Request:
 
 
 def check_cluster(request: Request, out: Out, then: Callable[[Snapshot, Report], int] | None = None) -> int:
-    """Collect, judge and report. Return the exit code or, if it is not 0, the result of ``then`` if that is given."""
+    """Check the cluster, and return the exit code or, if it is not 0 and ``then`` is given, the result of ``then``."""
     selected = request.chosen.codes()
     files = (("--save", request.kept.save), ("--write-hosts", request.passed), ("--write-failed", request.failed))
     try_files(*files, folder=request.save_logs)
@@ -210,12 +210,12 @@ def _opened(request: Request, selected: CheckCodes, out: Out, judge: Judge) -> I
 
 
 def total_s(asked: float | None, smoke: SmokeLimits) -> float:
-    """Return the run's time limit in seconds: the requested one, or else enough for a complete all-reduce."""
+    """Return the run's time limit in seconds: the requested limit, or else enough time for a complete all-reduce."""
     return max(LEAST_TOTAL_S, BESIDE_SMOKE_S + smoke.deadline_s) if asked is None else asked
 
 
 def _refuse_nothing_to_judge(selected: CheckCodes, left_out: Mapping[str, str], *, rate: bool) -> None:
-    """Raise UsageError if no check would run, or no check of the requested rates, since the result would look good."""
+    """Raise UsageError if no check, or no check of the requested rates, would run."""
     if selected is None:
         return
     some = [check for check in all_checks() if check.function and check.code in selected]

@@ -1,4 +1,4 @@
-"""``nccl-doctor schema``: prints the JSON Schema of a command's JSON output."""
+"""The command ``nccl-doctor schema``, which prints the JSON Schema of a command's JSON output."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def schema(
         ),
     ] = "check",
 ) -> None:
-    """Print the JSON Schema of what a command prints with -o json."""
+    """Print the JSON Schema of a command's JSON output."""
     out = Out("schema")
 
     def work() -> int:

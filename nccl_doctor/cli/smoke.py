@@ -1,4 +1,4 @@
-"""``nccl-doctor smoke``: runs only the all-reduce."""
+"""The command ``nccl-doctor smoke``, which runs only the all-reduce."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def smoke(
     backend: Annotated[
         Literal["auto", "nccl", "gloo"],
         options.of_run(
-            "--backend", metavar="auto|nccl|gloo", help="auto uses NCCL if every rank has a GPU, otherwise gloo."
+            "--backend", metavar="auto|nccl|gloo", help="With auto, NCCL if every rank has a GPU, otherwise gloo."
         ),
     ] = "auto",
     smoke_timeout: options.SmokeTimeout = 60.0,

@@ -32,12 +32,12 @@ MOST_BYTES = 256 << 20  # bytes of a snapshot's file; that of 4,096 hosts has 22
 MOST_VALUES, VALUE_BYTES = 6_000_000, 8
 """Maximum number of values in a snapshot, and minimum average size of a value in bytes.
 
-A snapshot of 4,096 hosts has 900,000 values of 25 bytes.
+A snapshot of 4,096 hosts has 900,000 values with an average of 25 bytes.
 """
 MOST_CONTAINERS, CONTAINER_BYTES = 1_500_000, 24
-"""Maximum number of lists and objects in a snapshot, and minimum average size of each in bytes.
+"""Maximum number of lists and objects in a snapshot, and their minimum average size in bytes.
 
-A snapshot of 4,096 hosts has 250,000 of them, of 65 bytes each without whitespace.
+A snapshot of 4,096 hosts has 250,000 lists and objects, with an average of 65 bytes without whitespace.
 """
 FREE = 16_384  # allowed in any snapshot, however small: these take a few megabytes
 DEEPEST = 32
@@ -48,10 +48,10 @@ AnySnapshot = TypeVar("AnySnapshot", Snapshot, "HangSnapshot")
 
 
 def read_snapshot(path: Path, kind: type[AnySnapshot] = Snapshot) -> AnySnapshot:  # type: ignore[assignment]  # mypy: python/mypy#3737
-    """Return a snapshot of this kind, written by ``--save``; raise SnapshotError for anything else.
+    """Return a snapshot of this kind that ``--save`` wrote; raise SnapshotError for any other file.
 
-    Reading needs 64 MiB plus at most 32 times the size of the file, because values are counted before any is created,
-    and reading stops at the first invalid value.
+    Reading needs 64 MiB plus at most 32 times the size of the file. Values are counted before they are created, and
+    reading stops at the first invalid value.
     """
     try:
         snapshot = kind.model_validate(_parsed(read_bytes(str(path), "a snapshot", MOST_BYTES, PATIENCE_S)))
@@ -76,7 +76,7 @@ def _read_options(cluster: Cluster) -> None:
 
 
 def _parsed(data: bytes) -> object:
-    """Return the parsed JSON; raise ValueError if it is larger, or has more values per byte, than any snapshot."""
+    """Return the parsed JSON; raise ValueError if it is larger, or has more values per byte, than snapshots have."""
     if len(data) > MOST_BYTES:
         raise ValueError(f"bigger than {MOST_BYTES >> 20} MiB")
     values = min(MOST_VALUES, FREE + len(data) // VALUE_BYTES)
@@ -98,7 +98,7 @@ def of_snapshot(document: Judged, nodes: Iterable[Node]) -> Judged:
 
 
 def keep(snapshot: Snapshot | HangSnapshot, kept: KeepOptions) -> None:
-    """If ``--save`` was given, write the snapshot for ``--from``, and print what was left out of it."""
+    """Write the snapshot if ``--save`` was given, and print what was left out of the file."""
     if kept.save is None:
         return
     from nccl_doctor.snapshot.redact import redact
@@ -110,7 +110,7 @@ def keep(snapshot: Snapshot | HangSnapshot, kept: KeepOptions) -> None:
 
 
 def save_logs(folder: Path | None, output: Mapping[str, Iterable[str]]) -> None:
-    """Write the ranks' output to one private file per host; raise DoctorError if that fails."""
+    """Write the ranks' output to one private file per host; raise DoctorError if writing fails."""
     if folder is None:
         return
     try:
@@ -124,9 +124,9 @@ def save_logs(folder: Path | None, output: Mapping[str, Iterable[str]]) -> None:
 
 
 def write_hosts(report: Report, passed: Path | None, failed: Path | None, least: Severity | None) -> None:
-    """Write the passed and the failed hosts to files, one host per line.
+    """Write the names of the hosts that passed and of the hosts that failed to files, one name per line.
 
-    A host has failed if it was not reached or, unless ``least`` is None, has a diagnosis of at least that severity.
+    A host has failed if it was not reached, or if it has a diagnosis of severity ``least`` or higher.
     """
     at_fault = {host.name for host in report.hosts if not host.reached}
     for diagnosis in report.diagnoses:

@@ -25,7 +25,7 @@ class Progress(Protocol):
     def done(self, host: str) -> None: ...
 
     def stage(self, host: str, stage: str, size: int | None = None) -> None:
-        """Record the stage of the all-reduce that a host's rank has reached, and the message size measured last."""
+        """Record the stage of the all-reduce that a host's rank has reached, and the last measured message size."""
 
     def refresh(self, snapshot: Callable[[], Snapshot]) -> None:
         """Show the results at the end of a phase."""
@@ -33,9 +33,9 @@ class Progress(Protocol):
 
 @dataclass(frozen=True)
 class RunOptions:
-    """Options of a run; times are in seconds. ``total_s`` limits the whole run: no phase that would exceed it is begun.
+    """Options of a run, with times in seconds. A phase that would exceed ``total_s`` is not begun.
 
-    With ``import_ahead``, hosts import torch during the first phases, for an all-reduce that will most likely be run.
+    With ``import_ahead``, hosts import torch during the first phases, in preparation for the all-reduce.
     """
 
     connect_s: float | None = None
@@ -53,7 +53,7 @@ class RunOptions:
 
 
 class RunClock:
-    """Times of a run in seconds: ``timings`` are durations by phase, ``spent`` start and end by host and phase."""
+    """Times of a run in seconds: durations by phase (``timings``), and start and end by host and phase (``spent``)."""
 
     def __init__(self, total_s: float) -> None:
         self._began = time.monotonic()
@@ -67,7 +67,7 @@ class RunClock:
         return time.monotonic() - self._began
 
     def within(self, seconds: float) -> float:
-        """Return this many seconds, or the time left if that is less; never 0."""
+        """Return this many seconds, or the time left if less time is left, but never 0."""
         return min(seconds, max(self.until - time.monotonic(), 0.1))
 
     def left(self) -> float:
@@ -75,7 +75,7 @@ class RunClock:
         return self.until - time.monotonic()
 
     def lacks(self, seconds: float, what: str) -> str | None:
-        """Return why there is no time for something that may take this many seconds; None if there is time."""
+        """Return why there is no time for something that takes up to this many seconds, or None if there is time."""
         if self.within(seconds) == seconds:
             return None
         return f"--timeout {self._total_s:.0f} leaves no time for {what}, which may take {seconds:.0f} s"

@@ -1,6 +1,6 @@
-"""Collects the snapshot of a cluster: connects, queries facts, tests the mesh, runs the all-reduce.
+"""Collects the snapshot of a cluster: connects to the hosts, queries facts, tests ports, and runs the all-reduce.
 
-At the end, everything that was started on the hosts is ended.
+All processes that were started on the hosts are ended at the end of the run.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ TURN_SHARE = 0.5  # of the time that is left, which a run waits for other runs t
 def open_run(
     cluster: Cluster, connect: Callable[[], Transport], options: RunOptions, progress: Progress
 ) -> Iterator[Run]:
-    """Run all phases, again if this machine was paused, and stay connected while the block runs.
+    """Run all phases, repeat them if this machine was paused, and stay connected while the block runs.
 
-    Raises NotReachedError if this machine is paused once more or too little time is left.
+    Raises NotReachedError if this machine is paused a second time, or if too little time is left to repeat the phases.
     """
     until = time.monotonic() + options.total_s
     run = Run(cluster, connect(), options, progress)
@@ -73,7 +73,7 @@ def open_run(
 
 
 class Run:
-    """A run over all hosts, phase by phase; ``interrupted`` is True if the user ended it early."""
+    """A run over all hosts, phase by phase; ``interrupted`` is True if the user ended the run early."""
 
     def __init__(self, cluster: Cluster, transport: Transport, options: RunOptions, progress: Progress) -> None:
         self._cluster, self._options, self._progress = cluster, options, progress
@@ -95,9 +95,9 @@ class Run:
         self._refused: Unknown | None = None  # why the hosts are not tested: another run tests them
 
     def all(self) -> None:
-        """Run every phase; raise ControllerPausedError if this machine was paused, which is no host's fault.
+        """Run every phase, or raise ControllerPausedError if this machine was paused.
 
-        An interrupt after the facts were queried ends the phases, but the results so far can be judged.
+        If the user interrupts the run after the facts were queried, the results so far can still be judged.
         """
         self.look()
         try:
@@ -123,7 +123,7 @@ class Run:
             self._bisect()
 
     def look(self) -> None:
-        """Connect to the hosts, and query each host's facts as soon as it is connected."""
+        """Connect to the hosts, and query each host's facts as soon as the host is connected."""
         names = {self._cluster.master_addr, *(node.address for node in self._cluster.nodes)}
         around = partial(host_facts.look_outside, self._crew.transport, names)
         asking = Asking(self._cluster, self._options.facts_limits, self._clock.until, around)
@@ -172,7 +172,7 @@ class Run:
             self._progress.done(name)
 
     def take_turn(self) -> None:
-        """Wait until no other run is testing these hosts, then try the master port again if it was busy."""
+        """Wait until no other run tests these hosts, and try the master port again if it was busy."""
         options, names = self._options, [node.name for node in self._cluster.nodes]
         own = self._facts.get(names[0])
         trial = None if own is None else own.master_port
@@ -252,7 +252,7 @@ class Run:
         self._facts = {name: facts for name, facts in self._facts.items() if name in answering}
 
     def names(self) -> None:
-        """Resolve the names in the hosts file on this machine, if the next steps may depend on them."""
+        """Resolve the names in the hosts file on this machine if hosts could not resolve names or dials failed."""
         seen = [facts.resolution.own for facts in self._facts.values() if isinstance(facts.resolution, Names)]
         lost = any(not told.addresses for told in chain(self._names.values(), *(own.values() for own in seen)))
         if lost or (isinstance(self._mesh, Mesh) and self._mesh.failed):
@@ -295,7 +295,7 @@ class Run:
         self._rates = found.among(names) if isinstance(found, Rates) else found
 
     def smoke(self) -> None:
-        """Run the all-reduce, if it can succeed."""
+        """Run the all-reduce if it can succeed."""
         judged = isinstance(self._mesh, Mesh) or len(self._cluster.nodes) == 1
         limits = self._smoke_limits = replace(self._options.smoke_limits, own_port=judged)
         if not self._options.smoke:
@@ -320,7 +320,7 @@ class Run:
             self._clock.busy(rank.host, "smoke", since, since + max(rank.times.values(), default=0.0))
 
     def _bisect(self) -> None:
-        """Repeat a failed all-reduce in groups of hosts to find the faulty host or pair, if that can help."""
+        """Repeat a failed all-reduce in groups of hosts to find the faulty host or pair of hosts."""
         smoke = self._smoke
         if not isinstance(smoke, Smoke) or smoke.outcome not in ("failed", "timeout") or len(self._sessions) < 3:
             return

@@ -1,11 +1,11 @@
 """Makes runs that test the same hosts take turns.
 
-Only one run at a time tests ports, measures rates and runs an all-reduce.
+Only one run at a time tests ports, measures rates or runs an all-reduce on a host.
 
-Each host gives its turn to one run (probe/turn.py). A run needs the turns of all its hosts at once, and two runs that
-each have some of them would wait for each other forever. Therefore, the run that began later gives back its turns and
-starts again, while the run that began first keeps its turns (wait-die; Rosenkrantz, Stearns and Lewis 1978). Runs are
-ordered by (time, random number), which is the same order for both runs however much their clocks differ.
+Each host grants its turn to one run at a time (probe/turn.py). A run needs the turns of all its hosts at once, so two
+runs that each hold some turns would deadlock. To avoid a deadlock, the run that began later gives back its turns, and
+the earlier run waits (wait-die; Rosenkrantz, Stearns and Lewis 1978). Runs are ordered by start time and a random
+number, so all runs agree on the order even if their clocks differ.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Ticket:
 
 @dataclass(frozen=True)
 class Refused:
-    """Turns that were not given in time: the holder by host, or None for a host that did not answer."""
+    """Turns that were not granted in time: the holder by host, or None for a host that did not answer."""
 
     holders: dict[str, HolderAnswer | None]
     waited_s: float
@@ -72,12 +72,12 @@ class RunTurns:
     def take(
         self, until: float, port: dict[str, int], waits: Callable[[HolderAnswer], None]
     ) -> PortTrial | Refused | None:
-        """Take the turn on every host, or on none if that fails.
+        """Take the turn on every host, or on no host if a host refuses its turn.
 
         Args:
             until: deadline on the monotonic clock; each host is asked at least once.
-            port: by host, the port to try again once the turn has been taken.
-            waits: called with the holder each time that another run holds a turn.
+            port: port to try again after the turn has been taken, by host.
+            waits: function that is called with the holder each time another run holds a turn.
 
         Returns: The result of the new trial (None without a port), or the hosts that did not grant a turn.
         """
@@ -113,7 +113,7 @@ class RunTurns:
             time.sleep(random.uniform(*PAUSE_S))  # noqa: S311 - no secret
 
     def leave(self) -> None:
-        """Give back the turns that are held; lost hosts have already released theirs."""
+        """Give back the turns that this run holds. Lost hosts have already released their turns."""
         held = [session for session in self.sessions if session.lost is None and session.node.name in self._held]
         self._held.clear()
         ask_all(lambda session: session.ask(END_TURN, time.monotonic() + ANSWER_S), held)

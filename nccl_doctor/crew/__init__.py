@@ -1,1 +1,1 @@
-"""Connects to all hosts, and runs a probe on each of them."""
+"""Connects to all hosts and runs a probe on each host."""

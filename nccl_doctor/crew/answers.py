@@ -1,7 +1,7 @@
-"""Types for the answers that a probe may give, so that no host's answer is passed on as a plain list or dict.
+"""Defines types for a probe's answers, so that no answer is passed on as a plain list or dict.
 
-Any other answer raises :class:`MalformedError`, since the host runs something other than our probe; further answers
-from it are not used. Only facts are validated one by one (:mod:`nccl_doctor.collect.facts.host_facts`).
+An answer of any other type raises :class:`MalformedError`, and further answers from that host are ignored. The facts
+about a host are validated one by one in :mod:`nccl_doctor.collect.facts.host_facts`.
 """
 
 from __future__ import annotations
@@ -26,14 +26,16 @@ from nccl_doctor.transport.base import AccessError
 T = TypeVar("T")
 
 MAX_ITEMS = 150_000
-"""Maximum number of values in an answer, of 100 bytes each. With 4,096 hosts, a host's facts have a quarter as many."""
+"""Maximum number of values in an answer. With 4,096 hosts, the facts about one host contain a quarter of this number of
+values.
+"""
 _REASON = 300  # characters of the reason why a part of an answer is invalid: it may quote that part
 _SEPARATORS = (b",", b"[", b"{")
 _TOKEN = re.compile(rb'"[^"]*"?|[,\[{]')  # a JSON text without escapes, and the separators around each value
 
 
 class ProbeError(Exception):
-    """The probe ended, did not answer in time, or answered with an error; the message names the request."""
+    """Error raised if the probe exits, does not answer in time, or answers with an error."""
 
     def __init__(self, message: str, traceback: str | None = None) -> None:
         self.traceback = traceback
@@ -41,24 +43,27 @@ class ProbeError(Exception):
 
 
 class NoAnswerError(ProbeError):
-    """The deadline passed before the answer came."""
+    """Error raised if the deadline passes before the answer arrives."""
 
 
 class ConnectionLostError(ProbeError):
-    """The connection broke, so the host can't answer anymore. ``failure`` is the reason if the transport knows it."""
+    """Error raised if the connection breaks, so that the host can no longer answer.
+
+    ``failure`` is the reason for the broken connection, or None if the transport does not know the reason.
+    """
 
     failure: AnyAccessFailure | None = None
 
 
 class HeartbeatLostError(ConnectionLostError):
-    """The host ended the probe because it had received no heartbeat from this machine for ``seconds``."""
+    """Error raised if the host ended the probe because it received no heartbeat from this machine for ``seconds``."""
 
     def __init__(self, seconds: float) -> None:
         super().__init__(f"the connection stalled: it heard nothing from this machine for {seconds:.0f} s")
 
 
 class ControllerPausedError(ConnectionLostError):
-    """This machine sent no heartbeat for so long that the hosts ended everything that nccl-doctor ran there."""
+    """Error raised if this machine sent no heartbeats for so long that the hosts ended their probes."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
@@ -69,21 +74,21 @@ class ControllerPausedError(ConnectionLostError):
 
 
 class MalformedError(ConnectionLostError):
-    """The host sent an answer that the probe never sends; further answers from the host are ignored."""
+    """Error raised if a host sends an answer that the probe never sends. Further answers from the host are ignored."""
 
     def __init__(self, what: str) -> None:
         super().__init__(f"it answered what the probe never says: {what}")
 
 
 class OwnFaultError(ConnectionLostError):
-    """A bug in nccl-doctor that was triggered by a host's answer."""
+    """Error raised if a host's answer triggers a bug in nccl-doctor."""
 
     def __init__(self, fault: Exception) -> None:
         super().__init__(f"nccl-doctor itself failed over what it answered, please report this: {describe(fault)}")
 
 
 def attempt(work: Callable[[], T]) -> T:
-    """Process a host's answer; raise OwnFaultError for any unforeseen exception."""
+    """Call ``work``, which processes a host's answer, and raise OwnFaultError for any unexpected exception."""
     try:
         return work()
     except (ProbeError, AccessError, DoctorError):
@@ -95,7 +100,7 @@ def attempt(work: Callable[[], T]) -> T:
 
 
 class Hello(base.Observed):
-    """The probe's greeting."""
+    """The message that a probe sends when it has started."""
 
     python: base.Version
     machine: str
@@ -104,14 +109,17 @@ class Hello(base.Observed):
 
 
 class Listening(base.Observed):
-    """Ports in the order of the requested listeners (None for each that failed), and the errors by index."""
+    """The ports of the requested listeners, in the same order.
+
+    A port is None if the listener failed, and ``errors`` maps the index of the listener to the error.
+    """
 
     ports: tuple[base.Port | None, ...]
     errors: dict[str, base.Clipped]
 
 
 class DialRow(NamedTuple):
-    """A dial that did not reach our listener; ``target`` is an index into the list of targets."""
+    """A failed connection attempt, with ``target`` as an index into the list of targets."""
 
     target: base.Count
     port: base.Port
@@ -122,7 +130,7 @@ class DialRow(NamedTuple):
 
 
 class TripRow(NamedTuple):
-    """A target that was reached, with the shortest round-trip time in µs and the number of retransmitted packets."""
+    """A target that was reached, with the shortest round-trip time in µs and the number of retransmitted segments."""
 
     target: base.Count
     rtt_us: base.Count
@@ -130,7 +138,7 @@ class TripRow(NamedTuple):
 
 
 class Dialled(base.Observed):
-    """The outcomes of all dials that a host made."""
+    """The outcomes of all connection attempts that a host made."""
 
     connected: base.Count
     failed: tuple[DialRow, ...]
@@ -138,7 +146,7 @@ class Dialled(base.Observed):
 
 
 class Accepted(NamedTuple):
-    """Connections that a listener accepted from one peer; a host that dials its own address is a peer, too."""
+    """The number of connections that a listener accepted from one peer, which may be the host itself."""
 
     address: base.HostAddress
     port: base.Port
@@ -147,9 +155,9 @@ class Accepted(NamedTuple):
 
 
 class Heard(base.Observed):
-    """Connections to a host's listeners.
+    """All connections that a host's listeners accepted.
 
-    ``crowds`` is the number of times, by peer, that a new connection displaced the peer's oldest connection.
+    ``crowds`` pairs each peer with the number of times that a new connection replaced the peer's oldest connection.
     """
 
     accepted: Annotated[tuple[Accepted, ...], Field(max_length=4096)] = ()
@@ -167,13 +175,13 @@ class PathMtuResult(base.Observed):
 
 
 class NoRate(base.Observed):
-    """The error of streams that failed, as the name of the errno."""
+    """The error that ended a throughput measurement, as the symbolic name of the errno."""
 
     error: base.Clipped
 
 
 class RankEvent(base.Observed):
-    """A report from a rank, or from the probe about a rank; see worker.py and allreduce.py in probe/smoke."""
+    """A report from a rank, or from the probe about a rank (worker.py and allreduce.py in probe/smoke)."""
 
     local_rank: base.Count
     since: base.Seconds = 0.0
@@ -194,9 +202,9 @@ class RankEvent(base.Observed):
 
 
 class SmokeEnd(base.Observed):
-    """The end of the all-reduce on a host.
+    """The result of the all-reduce on a host.
 
-    ``exit`` is 0, 1 or the launcher's exit status; ``broken`` is the reason if there is no answer.
+    ``exit`` is 0, 1 or the launcher's exit status, and ``broken`` is the reason if the host returned no result.
     """
 
     exit: base.Signed | None = None
@@ -216,9 +224,9 @@ class TrialEnd(base.Observed):
 
 
 class HolderAnswer(base.Observed):
-    """The run that has a host's turn, as described by that run itself.
+    """The nccl-doctor run that has the exclusive right to test a host, as described by that run.
 
-    Only ``user`` comes from the kernel; it is "" if the kernel does not provide it.
+    ``user`` is the only field that comes from the kernel, and is empty if the kernel does not provide a user.
     """
 
     user: base.Clipped
@@ -229,7 +237,7 @@ class HolderAnswer(base.Observed):
 
 
 class TurnAnswer(base.Observed):
-    """The run that has the turn (None if it is ours), and the result of another trial of the master port, or None."""
+    """The other run that is testing the host, or None, and the result of another trial of the master port, or None."""
 
     holder: HolderAnswer | None
     trial: PortTrial | None
@@ -243,7 +251,7 @@ class FirewallAgain(base.Observed):
 
 @dataclass(frozen=True)
 class Contract(Generic[T]):
-    """A request to the probe, with its name in REQUESTS of probe/main.py, and the type of the answer."""
+    """A request to the probe, with its name in ``REQUESTS`` of probe/main.py and the type of the answer."""
 
     name: str
     answer: TypeAdapter[T]
@@ -279,7 +287,7 @@ TRACEBACK: TypeAdapter[str | None] = TypeAdapter(base.ClippedEnd | None)
 
 
 def parsed(text: bytes) -> dict[str, Any]:
-    """Return a line from the probe as a JSON object; raise MalformedError for anything else or too many values."""
+    """Parse a line from the probe as a JSON object; raise MalformedError if it is invalid or has too many values."""
     if sum(map(text.count, _SEPARATORS)) > MAX_ITEMS:
         values = texts = 0  # separators within texts don't count
         for token in _TOKEN.finditer(text.replace(b"\\\\", b"").replace(b'\\"', b"")):
@@ -307,9 +315,9 @@ def typed(kind: TypeAdapter[T], what: str, value: object) -> T:
 
 
 def typed_items(kind: TypeAdapter[T], values: list[Any]) -> tuple[tuple[T, ...], str | None]:
-    """Validate a list item by item, since any local user can put an invalid item into it.
+    """Validate a list item by item, because a local user of the host can insert invalid items.
 
-    Returns: The valid items, and a phrase with the number of invalid items and the first error (None without errors).
+    Return the valid items, and a phrase with the number of invalid items and the first error, or None without errors.
     """
     fitting: list[T] = []
     reasons: list[str] = []
@@ -322,7 +330,7 @@ def typed_items(kind: TypeAdapter[T], values: list[Any]) -> tuple[tuple[T, ...],
 
 
 def problems(error: ValidationError) -> dict[str, str]:
-    """Return the first error in each part of a value, as a phrase by the part's name or index."""
+    """Return a dict that maps the name or index of each invalid part of a value to the first error in that part."""
     found: dict[str, str] = {}
     for fault in error.errors(include_url=False, include_context=False, include_input=False):
         part, *where = map(str, fault["loc"] or ("answer",))

@@ -1,4 +1,4 @@
-"""Connects to the hosts, queries them, drops lost hosts, and disconnects. No other package opens connections."""
+"""Connects to the hosts, sends requests to them, removes lost hosts, and disconnects."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ T = TypeVar("T")
 
 
 class Crew:
-    """Hosts that are reached over one transport; :meth:`close` ends everything that was started on them.
+    """The hosts that are reached over one transport. :meth:`close` ends everything that was started on the hosts.
 
     Args:
-        nodes: hosts to connect to, in the order of :attr:`sessions`.
-        connect_s: as in :class:`~nccl_doctor.crew.parallel.HostReach`.
+        nodes: the hosts to connect to, in the order of :attr:`sessions`.
+        connect_s: the time limit in seconds for a host's first answer, as in
+            :class:`~nccl_doctor.crew.parallel.HostReach`.
 
     Attributes:
-        opened: sessions by host.
-        failures: by host, why it was not reached or no longer answers.
+        opened: the open sessions, by host name.
+        failures: the reasons why hosts were not reached or no longer answer, by host name.
     """
 
     def __init__(self, nodes: Sequence[Node], transport: Transport, connect_s: float | None) -> None:
@@ -37,11 +38,11 @@ class Crew:
         return [self.opened[node.name] for node in self.nodes if node.name in self.opened]
 
     def reach(self, until: float, on_done: Callable[[str], None] = lambda _name: None) -> HostReach:
-        """Return an object that connects to hosts by ``until`` (monotonic clock) and stores the results in the crew."""
+        """Return a HostReach that connects to hosts by ``until`` (monotonic clock) and stores results in this crew."""
         return HostReach(self.transport, self._connect_s, until, on_done, opened=self.opened, failures=self.failures)
 
     def connect(self, until: float, on_done: Callable[[str], None] = lambda _name: None) -> None:
-        """Connect to the hosts that are neither connected nor failed."""
+        """Connect to all hosts that have no session and no failure yet."""
         wanted = [node for node in self.nodes if node.name not in {*self.opened, *self.failures}]
         if wanted:
             self.reach(until, on_done).all(wanted)
@@ -53,9 +54,9 @@ class Crew:
         failure: Callable[[Exception], AnyAccessFailure],
         on_done: Callable[[str], None],
     ) -> dict[str, T]:
-        """Query the hosts and return the answers by host name.
+        """Query the hosts, and return the answers by host name.
 
-        A host that does not answer is added to the failures, unless it is already among them.
+        A host that does not answer is added to :attr:`failures`, where an earlier failure of the host is kept.
         """
         results = ask_all(ask, sessions, lambda session: on_done(session.node.name), Window(MOST))
         found: dict[str, T] = {}
@@ -69,23 +70,23 @@ class Crew:
         return found
 
     def leave_lost(self, sessions: Sequence[ProbeSession], stage: str, doing: str) -> list[ProbeSession]:
-        """Return the sessions that still answer, and add the hosts of the lost sessions to the failures."""
+        """Return the sessions that still answer, and add the hosts of all lost sessions to :attr:`failures`."""
         for session in sessions:
             if session.lost is not None:
                 self.failures[session.node.name] = failure_of(session.lost, stage, doing)
         return [session for session in sessions if session.lost is None]
 
     def still_there(self) -> None:
-        """Raise ControllerPausedError if this machine was paused, which is no host's fault."""
+        """Raise ControllerPausedError if a session was lost because this machine was paused."""
         for session in self.opened.values():
             if isinstance(session.lost, ControllerPausedError):
                 raise session.lost
 
     def drop(self, names: Iterable[str]) -> None:
-        """Close the connections to these hosts."""
+        """Close the sessions with the named hosts."""
         fan_out(lambda session: session.close(), [self.opened.pop(name) for name in names])
 
     def close(self) -> None:
-        """End every probe and connection."""
+        """End all probes and connections."""
         self.drop(list(self.opened))
         self.transport.close()

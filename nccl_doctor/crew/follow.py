@@ -1,7 +1,7 @@
-"""A node's side of ``check --join``: connects to node 0, runs this node's own probe for it, and waits for the result.
+"""Implements a node's side of ``check --join``: connects to node 0, runs a local probe, and waits for the result.
 
-Node 0 sends no program: the probe is the one that is installed here, with the interpreter that was chosen here. Only
-the requests of a check are passed on to the probe (:data:`ALLOWED`), so node 0 can't have a process ended here.
+Node 0 sends no program, because each node runs its own installed probe with its own choice of interpreter. Only the
+requests in :data:`ALLOWED` are passed on to the probe, so that node 0 can't end other processes on the node.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ ALLOWED = frozenset({
     "facts", "clock", "firewall", "named", "resolve", "listen", "dial", "unlisten", "path_mtu", "ways", "rate", "links",
     "turn", "end_turn", "import_torch", "smoke", "free_port", "prepare_trials", "trial", "end_launcher", "stop", "end",
 })  # fmt: skip
-"""Requests of a check (probe/main.py); none of them ends or changes what the probe has not started itself."""
+"""Requests that a check may send (probe/main.py), which affect only what the probe itself has started."""
 VARIABLES: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("OMP_NUM_THREADS", "TORCH_NCCL_ASYNC_ERROR_HANDLING", "CUDA_VISIBLE_DEVICES"), ()),
     **dict.fromkeys(("NCCL_DEBUG", "NCCL_DEBUG_SUBSYS", "NCCL_RUN_DIAGNOSTICS", "NCCL_RUN_RAS_DIAGNOSTICS"), ()),
@@ -42,9 +42,9 @@ VARIABLES: dict[str, tuple[str, ...]] = {
     "GROUP_WORLD_SIZE": (),
     "NCCL_DEBUG_FILE": ("/dev/stdout",),
 }
-"""Variables that node 0 may set for the all-reduce, with the values that are allowed; empty: any.
+"""Variables that node 0 may set for the all-reduce, with the allowed values; an empty tuple allows any value.
 
-Others can name programs and libraries, so they are set only as in this node's own command line.
+Other variables can name programs and libraries, so node 0 may set them only to the values in this node's own command.
 """
 SILENCE_S = 30.0  # node 0 sends a byte every second; a node that hears none for this long leaves
 ANSWER_S = 10.0  # for node 0's part of the handshake: it may be busy with the other nodes
@@ -69,16 +69,16 @@ def release() -> str:
 
 
 class RefusedError(NotReachedError):
-    """Node 0 refuses this node."""
+    """Error raised if node 0 refuses this node."""
 
 
 class WrongReleaseError(DoctorError):
-    """Node 0 has another release of nccl-doctor."""
+    """Error raised if node 0 has another release of nccl-doctor."""
 
 
 @dataclass(frozen=True)
 class JoinResult:
-    """The result of the check: node 0's exit code, its line for this node, and the report if it was wanted."""
+    """The result of the check, with node 0's exit code, node 0's message for this node, and the report if requested."""
 
     code: int
     words: str
@@ -87,7 +87,7 @@ class JoinResult:
 
 @dataclass(frozen=True)
 class Meets:
-    """Node 0's name or address and port, and until when (monotonic clock) this node tries to join."""
+    """The name or address and the port of node 0, and the deadline for joining (monotonic clock)."""
 
     address: str
     port: int
@@ -97,10 +97,10 @@ class Meets:
 def follow(
     who: Introduction, token: bytes, at: Meets, env: Mapping[str, str], say: Callable[[str], None]
 ) -> JoinResult:
-    """Join the check, and take part until it ends.
+    """Join the check, and take part in the check until it ends.
 
-    ``env`` has the job's variables as this node's own command names them; ``say`` gets lines about the progress.
-    Raises NotReachedError if node 0 could not be reached or went away, and WrongReleaseError.
+    ``env`` contains the job's variables from this node's own command, and ``say`` is called with progress messages.
+    Raise NotReachedError if node 0 can't be reached or disconnects, or WrongReleaseError if node 0 has another release.
     """
     if not who.waits:
         bundle.bundle()  # takes a tenth of a second, in which node 0 may still be starting
@@ -117,7 +117,10 @@ def follow(
 def join(
     who: Introduction, token: bytes, where: tuple[str, int], until: float, say: Callable[[str], None]
 ) -> socket.socket:
-    """Return a connection that node 0 has accepted; try again until then, since node 0 may start later."""
+    """Return a connection that node 0 has accepted.
+
+    Failed attempts are repeated until ``until``, because node 0 may start later than this node.
+    """
     began, said, refused = time.monotonic(), "", ""
     while True:
         try:
@@ -164,7 +167,7 @@ def _attempt(who: Introduction, token: bytes, where: tuple[str, int]) -> socket.
 
 
 def _connected(where: tuple[str, int]) -> socket.socket:
-    """Connect to the first of the name's addresses that answers; otherwise raise the last address's error."""
+    """Connect to the first address of the name that answers, or raise the error of the last address."""
     last: OSError = OSError("no address")
     for family, kind, protocol, _, address in socket.getaddrinfo(*where, type=socket.SOCK_STREAM):
         connection = socket.socket(family, kind, protocol)
@@ -194,7 +197,10 @@ def _shake_hands(connection: socket.socket, who: Introduction, token: bytes, pla
 
 
 def _line(connection: socket.socket) -> bytes:
-    """Return a line of the handshake, which has to come within :data:`ANSWER_S`; nothing after it is read."""
+    """Return a line of the handshake, which must arrive within :data:`ANSWER_S` seconds.
+
+    Nothing beyond the line is read.
+    """
     line, until = b"", time.monotonic() + ANSWER_S
     while not line.endswith(b"\n"):
         connection.settimeout(remaining(until))
@@ -208,18 +214,18 @@ def _line(connection: socket.socket) -> bytes:
 
 @dataclass(frozen=True)
 class Vetting:
-    """Decides which requests of node 0 are passed on.
+    """A filter that decides which requests of node 0 are passed on to the probe.
 
     Attributes:
         python: the interpreter that training uses on this node.
-        env: the job's variables as this node's own command names them.
+        env: the job's variables, from this node's own command.
     """
 
     python: str
     env: Mapping[str, str]
 
     def allowed(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Return the request, or raise ValueError if it is not part of a check."""
+        """Return the request, or raise ValueError if the request is not part of a check."""
         if request["do"] not in ALLOWED or request.get("python", self.python) != self.python:
             raise ValueError("a request that is not part of a check")
         for name, value in _variables(request):
@@ -231,7 +237,7 @@ class Vetting:
 
 
 def _variables(value: object) -> Iterator[tuple[str, object]]:
-    """Yield the variables that a request sets, wherever it does so."""
+    """Yield all environment variables that a request sets, at any depth."""
     for key, inner in value.items() if isinstance(value, dict) else ():
         if key in ("env", "variables") and isinstance(inner, dict):
             yield from inner.items()
@@ -242,9 +248,9 @@ def _variables(value: object) -> Iterator[tuple[str, object]]:
 
 
 class _Relay:
-    """Passes lines between node 0 and this node's probe, in one thread; :meth:`close` ends the probe.
+    """A relay that passes lines between node 0 and this node's probe in one thread.
 
-    ``limit`` (monotonic clock) is when this node leaves if node 0 has not started the probe.
+    ``limit`` is the time (monotonic clock) at which this node leaves the check if node 0 has not started the probe.
     """
 
     def __init__(self, connection: socket.socket, vetting: Vetting, limit: float) -> None:
@@ -277,7 +283,7 @@ class _Relay:
         return self._result
 
     def _wait(self) -> list[tuple[selectors.SelectorKey, int]]:
-        """Wait for what may be read, and for what may be written if there is something to write."""
+        """Wait until a file can be read, or until a file with pending output can be written."""
         full = len(self._to_node_0) > _MOST_UNSENT
         wanted: dict[Any, int] = {self._connection: selectors.EVENT_WRITE if self._to_node_0 else 0}
         if len(self._to_probe) <= _MOST_UNSENT:
@@ -296,7 +302,7 @@ class _Relay:
         return self._selector.select(1.0)
 
     def _exchange(self) -> None:
-        """Receive from node 0, and send to it."""
+        """Receive data from node 0, and send pending data to node 0."""
         try:
             with contextlib.suppress(BlockingIOError):
                 del self._to_node_0[: self._connection.send(self._to_node_0[:_CHUNK]) if self._to_node_0 else 0]
@@ -375,7 +381,7 @@ class _Relay:
 
 
 class _Probe:
-    """This node's probe: the loader, to which the program and its header are sent once it is ready."""
+    """This node's probe. The program and its header are sent to the loader as soon as the loader is ready."""
 
     def __init__(self, python: str, nonce: str, lifetime_s: float, silence_s: float) -> None:
         self._header = {"nonce": nonce, "lifetime_s": lifetime_s, "silence_s": silence_s}
@@ -402,7 +408,7 @@ class _Probe:
 
     @property
     def is_ready(self) -> bool:
-        """True once the loader has asked for the program; what is sent earlier would damage it."""
+        """True once the loader is ready for the program; data that is sent earlier would corrupt the program."""
         return not self._ready
 
     @property
@@ -410,7 +416,7 @@ class _Probe:
         return not self.outputs
 
     def read(self, file: Any) -> tuple[bytes, bytes]:  # noqa: ANN401 - one of the pipes
-        """Return what is for node 0, and what the probe must get before any request."""
+        """Return the bytes to send to node 0, and the bytes to send to the probe before any request."""
         chunk = file.read(_CHUNK)
         if chunk is None:
             return b"", b""
@@ -428,7 +434,10 @@ class _Probe:
         return chunk, b""
 
     def end(self) -> tuple[int | None, str]:
-        """Close the probe's stdin, so that it ends everything that it started; return its exit status and stderr."""
+        """Close the probe's stdin, so that the probe ends everything that it started.
+
+        Return the probe's exit status and stderr.
+        """
         self.stdin.close()
         until = time.monotonic() + END_S
         while self._process.poll() is None and time.monotonic() < until:

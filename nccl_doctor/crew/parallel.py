@@ -1,14 +1,13 @@
-"""Connects to many hosts and queries them at once; the failure of one host does not affect the others.
+"""Connects to many hosts and queries them in parallel, so that the failure of one host does not affect other hosts.
 
-Small requests go to all hosts at once (:class:`AllAtOnce`). Handshakes, and requests that cost a host or this machine
-much work, take turns (:class:`Window`), because with a fixed number at once, a healthy host could time out while it
-waits for others. With turns, a host's time limit starts with its turn. A turn begins when another handshake ends, and
-more hosts get turns while handshakes end quickly. A host that is silent, because it is dead or slow to log in, does not
-hold up the others.
+Inexpensive requests are sent to a fixed number of hosts at once (:class:`AllAtOnce`). Handshakes and expensive requests
+are limited by a :class:`Window`, so that a healthy host does not time out while it waits for other hosts. A host's time
+limit starts when the window admits the host. The window grows while handshakes end quickly. A host that does not
+answer, because it is down or slow to log in, does not delay the other hosts.
 
-A host's answer is parsed in that host's own worker. Any failure there other than a lost connection is a bug in
-nccl-doctor that the answer has triggered. Such a failure is reported as a bug, that host is queried no more, and the
-other hosts are judged. A host that timed out is tried again before it is reported.
+A host's answer is parsed in that host's own worker thread. An unexpected exception in a worker thread is reported as a
+bug in nccl-doctor, and ends only the session with that host. A host that timed out is tried a second time before the
+timeout is reported.
 """
 
 from __future__ import annotations
@@ -47,9 +46,9 @@ _SILENCE_S = 1.0
 
 @dataclass
 class Window:
-    """Limit on simultaneous work: ``limit`` items, not counting items that have been silent for a while.
+    """An adaptive limit on the number of concurrent items, not counting items that have run for a long time.
 
-    ``usual`` is the usual duration in seconds of successful items.
+    ``usual`` is a moving average of the durations of successful items, in seconds.
     """
 
     limit: float = FIRST
@@ -62,7 +61,10 @@ class Window:
         return len(self._active(now)) < int(self.limit) and len(self._began) < IN_ALL
 
     def wait(self, now: float) -> float | None:
-        """Return the seconds until another item may begin even if none ends; None if one has to end first."""
+        """Return the number of seconds until another item may begin although none has ended.
+
+        The result is None if an item must end first.
+        """
         if len(self._began) >= IN_ALL:
             return None
         return max(0.01, min(self._active(now), default=now) + self._silence() - now)
@@ -71,7 +73,7 @@ class Window:
         self._began[number] = now
 
     def end(self, number: int, now: float, *, well: bool) -> None:
-        """Record the end of an item; a failed item says nothing about the usual duration."""
+        """Record the end of an item, and adapt the limit to its duration if the item succeeded."""
         took = max(_SHORTEST_S, now - self._began.pop(number))
         if not well:
             return
@@ -92,7 +94,7 @@ class Window:
 
 @dataclass
 class AllAtOnce(Window):
-    """Limit to a fixed number of items at once, however long they take, for requests that cost nothing."""
+    """A fixed limit on the number of concurrent items, for inexpensive requests."""
 
     limit: float = AT_ONCE
 
@@ -100,7 +102,7 @@ class AllAtOnce(Window):
         return len(self._began) < self.limit
 
     def wait(self, _now: float) -> None:
-        """Return None, since the next item can only begin when another one ends."""
+        """Return None, because the next item can begin only when another item ends."""
 
     def end(self, number: int, _now: float, *, well: bool) -> None:  # noqa: ARG002 - as a window
         del self._began[number]
@@ -108,7 +110,7 @@ class AllAtOnce(Window):
 
 @dataclass
 class StageOfWork(Generic[Item]):
-    """Work to do on every item, as many at once as the window admits; ``on_done`` is called with each finished item."""
+    """Work to do on every item within the limit of a window. ``on_done`` is called with each finished item."""
 
     work: Callable[[Item], object]
     on_done: Callable[[Item], None] = lambda _item: None
@@ -116,10 +118,11 @@ class StageOfWork(Generic[Item]):
 
 
 def in_turns(items: Iterable[Item], *stages: StageOfWork[Item], until: float = math.inf) -> list[Exception | None]:
-    """Take every item through all stages, with one thread per turn, and return each item's error or None.
+    """Run all stages for every item in threads, and return each item's exception or None.
 
-    Threads are daemons, so that Ctrl-C never waits for a host. An item that has not ended by ``until`` (monotonic
-    clock) is abandoned with a :class:`TimeoutError`. A ControllerError, which means a fault of this machine, is raised.
+    The threads are daemon threads, so that Ctrl-C never waits for a host. An item that has not ended by ``until``
+    (monotonic clock) is abandoned with a :class:`TimeoutError`. A ControllerError is raised immediately, because it
+    indicates a problem of this machine.
     """
     todo = list(items)
     ends: list[Exception | None] = [None] * len(todo)
@@ -170,7 +173,10 @@ def fan_out(
     window: Window | None = None,
     until: float = math.inf,
 ) -> list[WorkResult | Exception]:
-    """Return each item's result or exception, in the order of the items; ``until`` is as in :func:`in_turns`."""
+    """Process all items in parallel, and return the results or exceptions in the order of the items.
+
+    ``until`` is a deadline, as in :func:`in_turns`.
+    """
     todo = list(items)
     results: dict[int, WorkResult] = {}
 
@@ -193,9 +199,9 @@ def ask_all(
     on_done: Callable[[ProbeSession], None] = lambda _session: None,
     window: Window | None = None,
 ) -> list[T | Exception]:
-    """Return each host's answer or exception, as :func:`fan_out` does, but let a bug end only one host's session.
+    """Query all hosts in parallel, and return each host's answer or exception.
 
-    With a window, hosts that are late get more time.
+    If a window is given, hosts that were late are queried a second time.
     """
     work, todo = apart(ask), list(sessions)
     results = fan_out(work, todo, on_done, window)
@@ -219,9 +225,9 @@ def apart(ask: Callable[[ProbeSession], T]) -> Callable[[ProbeSession], T]:
 
 
 def failure_of(error: Exception, stage: str, doing: str) -> AnyAccessFailure:
-    """Return the reason why nothing is known about a host, given an exception from :func:`ask_all`.
+    """Convert an exception from :func:`ask_all` to the failure of a host.
 
-    ``stage`` is a stage of ``ProbeFacts``; ``doing`` is a phrase for what was being done.
+    ``stage`` is a stage of ``ProbeFacts``, and ``doing`` is a phrase for the operation that failed.
     """
     if isinstance(error, ConnectionLostError) and error.failure is not None:
         return error.failure
@@ -234,7 +240,7 @@ _TICK_S = 0.05
 
 
 class LoadWatch:
-    """Measures how busy this machine is until :meth:`stop` is called, since this load can make answers late."""
+    """A measurement of this machine's load until :meth:`stop` is called, because a high load can delay answers."""
 
     def __init__(self) -> None:
         self._lag_s = 0.0
@@ -259,15 +265,17 @@ class LoadWatch:
 
 AGAIN = 0.35  # the later try's share of the first one's time, if hosts answer fast: a healthy host needs much less
 CONNECT_S = 10.0
-"""Seconds for a host to answer if neither ``--connect-timeout`` nor the user's ssh configuration sets a limit."""
+"""Default time limit in seconds for a host's first answer. ``--connect-timeout`` or the user's SSH configuration can
+set another limit.
+"""
 PATIENCE = 4.0  # a host that takes this many times longer than the others is more than one of many
 LookAtHost = Callable[[ProbeSession, float], None]
-"""A function that queries a host within a share of its time limit, or raises NoAnswerError if more time may help."""
+"""A function that queries a host within a fraction of its time limit; raises NoAnswerError if more time may help."""
 
 
 @dataclass
 class HostReach:
-    """Connects to hosts, and keeps the results."""
+    """A connector that opens sessions with hosts, and stores the sessions and failures."""
 
     transport: Transport
     # to answer once a host's turn has come, and as much again for its probe; logins get more (transport.base). None:
@@ -288,7 +296,7 @@ class HostReach:
     _entering: set[str] = field(default_factory=set)
 
     def all(self, nodes: Sequence[Node]) -> Load:
-        """Connect to each host, and return how busy this machine and the hosts were in the meantime."""
+        """Connect to all hosts, and return the load of this machine and of the hosts during that time."""
         self._began, watch, since = time.monotonic(), LoadWatch(), heartbeat.begin()
         usual = self._try(nodes, 1.0)
         # failures during that time are not the hosts': time passed, and a host may have closed the connection
@@ -311,14 +319,17 @@ class HostReach:
         return Load(controller=controller, hosts=hosts, second_try=self.again)
 
     def _quiet_share(self, usual: float, load: MachineLoad) -> float:
-        """Return the second try's share of the time limit, based on other hosts' speed; larger on a busy machine."""
+        """Return the fraction of the time limit for a second try, given other hosts' speed and this machine's load."""
         most = max(1.0, load.queue / load.cpus) if load.busy else 1.0
         alone = min(most, PATIENCE) if load.busy else 0.0
         wanted = PATIENCE * usual / (self.connect_s or CONNECT_S) if usual else alone
         return min(most, max(AGAIN, wanted))
 
     def _try(self, nodes: Sequence[Node], share: float) -> float:
-        """Try each host once, for a share of its time limit; return the usual time in seconds (0 if none succeeded)."""
+        """Try each host once within a fraction of its time limit.
+
+        Return the usual time in seconds, or 0 if every host failed.
+        """
         window = Window()
 
         def connected(node: Node) -> None:

@@ -1,9 +1,9 @@
-"""Session with a probe on a host: starts the probe over a transport's channel and exchanges requests and answers.
+"""Starts a probe on a host over a transport's channel, and exchanges requests and answers with the probe.
 
-Every second, a heartbeat is sent to every host. A probe that receives none for a while ends everything that it runs,
-since this machine may be gone. (An unplugged cable, a sleeping laptop or a suspended run closes no connection.) One
-thread sends all heartbeats, so no channel may block in :meth:`~nccl_doctor.transport.base.Channel.pulse`. Heartbeats
-are also late if this machine itself was paused, which is no host's fault.
+Every second, a heartbeat is sent to every host. A probe that receives no heartbeat for several seconds ends everything
+that it started, because this machine may be unreachable. An unplugged cable, a sleeping laptop or a suspended process
+does not close the connection. One thread sends all heartbeats, so :meth:`~nccl_doctor.transport.base.Channel.pulse`
+must not block. A pause of this machine delays all heartbeats and is not reported as a failure of a host.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ MAX_REQUEST = 64 << 20  # bytes that a host may send for one request, with chatt
 
 
 class Messages:
-    """Messages from a probe.
+    """The stream of messages from a probe.
 
     Attributes:
-        chatter: the last lines that other programs printed.
+        chatter: the last lines of output from programs other than the probe.
         shell_ready: whether the login shell has run the command that starts the probe.
     """
 
@@ -45,13 +45,13 @@ class Messages:
         self.shell_ready = False
 
     def requested(self) -> None:
-        """Reset the limit on received bytes, since a new request was sent."""
+        """Reset the limit on received bytes for a new request."""
         self._allowance = base.Allowance(MAX_REQUEST)
 
     def next(self, deadline: float, after_login: float = math.inf) -> dict[str, Any]:
-        """Return the next message, if it comes by ``deadline`` and at most ``after_login`` seconds after login.
+        """Return the next message, which must arrive by ``deadline`` and within ``after_login`` seconds of the login.
 
-        Raises NoAnswerError or ConnectionLostError.
+        Raise NoAnswerError if no message arrives in time, or ConnectionLostError if the connection ends.
         """
         while True:
             line = self._line(deadline)
@@ -69,7 +69,10 @@ class Messages:
                 self.chatter.append(chatter[:300].decode(errors="replace"))
 
     def last_word(self, deadline: float, otherwise: str) -> answers.ConnectionLostError:
-        """Return why the connection can't be written to: the probe's last message if there is one, or ``otherwise``."""
+        """Return the reason why writing to the connection failed.
+
+        The reason is the probe's last message if possible, or else ``otherwise``.
+        """
         try:
             while True:
                 self.next(deadline)
@@ -100,11 +103,14 @@ SILENCE_S = 8.0  # of silence; with the time for ending everything, nothing is l
 PATIENT_S = 60.0  # the same for a run that begins again because this machine was suspended: it may only be overloaded
 MARGIN_S = 2.0  # pauses between our messages may be this much shorter here than a host tolerates
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
-"""Clock that also counts while the machine sleeps; on macOS, CLOCK_MONOTONIC does so (clock_gettime(2), (3))."""
+"""The clock that keeps running during system sleep, which is CLOCK_MONOTONIC on macOS (clock_gettime(2), (3))."""
 
 
 class Heartbeat:
-    """Sends heartbeats to the hosts, and records the gaps between heartbeats, which are pauses of this machine."""
+    """The sender of heartbeats to all hosts.
+
+    Gaps between heartbeats are recorded, because a gap means that this machine was paused.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -113,7 +119,7 @@ class Heartbeat:
         self._last: float | None = None  # None until a message is due
 
     def begin(self) -> float:
-        """Start the heartbeat unless it is running, and return the current time for a call of :meth:`longest_gap`."""
+        """Start sending heartbeats if necessary, and return the current time for a call of :meth:`longest_gap`."""
         with self._lock:
             if self._last is None:
                 self._last = now()
@@ -129,7 +135,7 @@ class Heartbeat:
             self._channels.discard(channel)
 
     def longest_gap(self, since: float) -> float:
-        """Return the longest gap in seconds among those that ended after ``since``."""
+        """Return the duration in seconds of the longest gap between heartbeats that ended after ``since``."""
         with self._lock:
             gaps = [seconds for end, seconds in self._gaps if end > since]
             return max([*gaps, now() - (self._last or now())])
@@ -147,7 +153,7 @@ class Heartbeat:
 
 
 def now() -> float:
-    """Return seconds on a clock that also counts while this machine sleeps."""
+    """Return the time in seconds on a clock that keeps running while this machine sleeps."""
     return time.clock_gettime(_CLOCK)
 
 
@@ -158,7 +164,10 @@ T = TypeVar("T")
 
 
 class ProbeSession:
-    """Session with a running probe; ``lost`` is the reason why its answers are no longer read (None while they are)."""
+    """A session with a running probe.
+
+    ``lost`` is the error after which the probe's answers are no longer read, or None.
+    """
 
     def __init__(self, node: Node, channel: base.Channel, nonce: str, silence_s: float = SILENCE_S) -> None:
         self.node = node
@@ -182,9 +191,9 @@ class ProbeSession:
         latest: float = math.inf,
         silence_s: float = SILENCE_S,
     ) -> ProbeSession:
-        """Connect by ``deadline``, and start the probe within as much time again, but by ``latest`` at the latest.
+        """Connect to a host by ``deadline``, and start the probe within the same time again, but before ``latest``.
 
-        Raises AccessError if that fails.
+        Raise AccessError if connecting or starting the probe fails.
         """
         nonce, bound = secrets.token_hex(16), deadline - time.monotonic()
         channel = transport.open(node, bundle.command(node.python, nonce, silence_s), deadline, latest)
@@ -224,9 +233,9 @@ class ProbeSession:
         deadline: float,
         on_event: Callable[[answers.RankEvent], None] | None = None,
     ) -> T:
-        """Return the answer to a request; after a NoAnswerError, the answer can be waited for again.
+        """Wait for the answer to a request, and return the answer.
 
-        After a ConnectionLostError or any other ProbeError, it can't.
+        The caller can wait for the same answer again only after a NoAnswerError.
         """
         try:
             return self._answer(contract, number, deadline, on_event)
@@ -234,7 +243,10 @@ class ProbeSession:
             raise self.gone(error) from error
 
     def ask(self, contract: answers.Contract[T], deadline: float, **arguments: object) -> T:
-        """Send a request and wait for the answer; a request whose answer was late is not sent a second time."""
+        """Send a request, and return the answer.
+
+        If a late answer to the same request is still pending, the request is not sent again.
+        """
         request = contract.name, json.dumps(arguments)
         number = self._late.pop(request, None) or self.send(contract, deadline, **arguments)
         try:
@@ -244,13 +256,14 @@ class ProbeSession:
             raise
 
     def large_packets_vanish(self, by: float) -> bool:
-        """Return whether an answer is provably missing because its packets are large; check until ``by``."""
+        """Return whether an answer is provably missing because large packets are lost; the check ends at ``by``."""
         return isinstance(self._channel, base.KnowsItsPath) and self._channel.large_packets_vanish(by)
 
     def gone(self, error: answers.ConnectionLostError) -> answers.ConnectionLostError:
-        """Record that the host's answers are no longer read, and return the error to raise.
+        """Mark the session as lost, and return the error to raise.
 
-        If our heartbeats were missing, that error is a :class:`~nccl_doctor.crew.answers.ControllerPausedError`.
+        The error is a :class:`~nccl_doctor.crew.answers.ControllerPausedError` if this machine stopped sending
+        heartbeats.
         """
         still = heartbeat.longest_gap(self._since)
         ours = still >= self._silence_s - MARGIN_S and not isinstance(
@@ -260,7 +273,7 @@ class ProbeSession:
         return self.lost
 
     def close(self) -> None:
-        """End the probe and everything that it started; may be called twice, and takes bounded time."""
+        """End the probe and everything that it started, within limited time. Repeated calls are allowed."""
         heartbeat.remove(self._channel)
         self._channel.close()
 

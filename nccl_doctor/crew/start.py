@@ -1,10 +1,9 @@
-"""Builds the command that starts a probe on a host, and finds out why a probe did not start.
+"""Builds the command that starts a probe on a host, and determines why a probe did not start.
 
-``python -`` would read stdin to its end before running anything, so the command line contains a loader that reads
-exactly as many bytes as the bundle has; after that, requests come over stdin. The loader exits if it receives nothing
-for a while.
+The command line contains a loader that reads exactly the length of the probe from stdin, because ``python -`` would
+read stdin to its end. The loader exits if it receives no data for several seconds.
 
-Messages are recognised in the English wording of dash, bash, zsh, fish, tcsh, busybox's ash, ld.so and Python.
+Error messages are recognised in the English wording of dash, bash, zsh, fish, tcsh, BusyBox ash, ld.so and Python.
 """
 
 from __future__ import annotations
@@ -33,33 +32,34 @@ _NOT_FOUND = 127
 """Exit status of a shell that did not find the command (POSIX, section 2.8.2)."""
 
 _KILLED = (None, 128 + 9, 255)
-"""Exit statuses of a command that a signal ended, as paramiko, shells and ssh report them."""
+"""Exit statuses that paramiko, shells and ssh report for a command that was ended by a signal."""
 
 DAMAGED = "the probe came damaged"
-"""The loader's message if the received program differs from the one that was sent."""
+"""The loader's message if the received program differs from the program that was sent."""
 
 SILENT = "nothing came from nccl-doctor for a while"
-"""The loader's last message if it receives nothing more."""
+"""The loader's last message if no more data arrives."""
 
 _WORDS = 120
 
 
 @dataclass(frozen=True)
 class ProbeStart:
-    """Evidence about a failed start of a probe.
+    """The evidence about a failed start of a probe.
 
     Attributes:
         python: the requested interpreter.
-        place: the container in which it was to run, such as "the docker container train"; empty for the host itself.
+        place: the container for the probe, such as "the docker container train"; empty if the probe runs on the host
+            itself.
         error: the channel's error, or the reason why the probe refused to run.
         login: a login shell starts the interpreter; False for this machine, Slurm, Kubernetes and ``check --join``.
-        shell_ready: the login shell ran the command that starts the probe, so its start-up files did not end it.
-        ready: the interpreter reported that it runs, so neither the shell nor the path is at fault.
-        late: a deadline passed, so the machine may be slow.
-        lied: the host answered something that the probe never sends.
-        status: the command's exit status; None if unknown.
+        shell_ready: whether the login shell ran the command that starts the probe.
+        ready: whether the loader reported that the interpreter is running.
+        late: whether a deadline passed.
+        lied: whether the host sent an answer that the probe never sends.
+        status: the command's exit status, or None if unknown.
         stderr: the last lines on stderr.
-        chatter: the last lines on stdout that were not from the probe.
+        chatter: the last lines on stdout that did not come from the probe.
     """
 
     python: str
@@ -111,12 +111,12 @@ def start_failure(start: ProbeStart) -> PythonMissing | ProbeFailed:
 
 
 def _cut_off(start: ProbeStart) -> bool:
-    """Return whether the shell ran our command, and the command was then killed or lost with its session."""
+    """Return whether the shell ran the command, but a signal ended the command or its session was lost."""
     return start.shell_ready and not start.late and start.status in _KILLED
 
 
 def _problem(start: ProbeStart) -> tuple[PythonProblem, str] | None:
-    """Return the interpreter's fault and a phrase for it; None if the interpreter is not at fault."""
+    """Return the interpreter's problem and a phrase that describes it, or None if the interpreter is not at fault."""
     by_itself = _match(_PYTHON, (start.error, *start.stderr), start.python)
     if by_itself is not None or start.ready or start.status in (0, None):
         return by_itself
@@ -124,7 +124,7 @@ def _problem(start: ProbeStart) -> tuple[PythonProblem, str] | None:
     name = PurePosixPath(start.python).name
     lacking = [line for line in start.stderr if re.search("(?i)not found|no such file", line)]
     if any(name in line for line in lacking) or (start.status == _NOT_FOUND and not lacking):
-        return "missing", f'there is no interpreter "{start.python}"'
+        return "missing", f'the Python interpreter "{start.python}" was not found'
     return _match(_SHELL, start.stderr, start.python)
 
 
@@ -171,22 +171,24 @@ LOADER = (
     "for _ in iter(lambda:len(b)<{size},False)];zlib.crc32(b)=={crc} or sys.exit(e);"
     "d=zlib.decompressobj();exec(compile(d.decompress(b),n,'exec'))"
 )
-"""Loader that reports that it is ready by printing the nonce and an empty object.
+"""Python source of the loader, which prints the nonce and an empty JSON object when it is ready.
 
-The loader reads the probe only after that report, since a login that runs another program would take the probe for
-commands. The nonce is written backwards, so that an echo of the command line does not look like the report. The command
-line contains length and digest, since some channels lose bytes (kubernetes#112834). Other probes recognise the loader
-by the name at its beginning. A virtualenv from before 2020 finds the standard library only through its site module.
+The probe is sent only after the loader's report, because another program in place of the loader could execute the probe
+as commands. The nonce is reversed in the command line, so that an echo of the command line is not mistaken for the
+loader's report. The command line contains the length and checksum of the probe, because some channels lose bytes
+(kubernetes#112834). Probes recognise the loaders of other runs by the name at the beginning of the loader. The loader
+calls ``site.main()`` if necessary, because a virtualenv from before 2020 finds the standard library only through its
+site module.
 """
 
 
 NEVER_IMPORTED = {"nccl_doctor.probe.bootstrap", "nccl_doctor.probe.smoke.worker"}
-"""Modules that are run from source and never imported."""
+"""Modules of the probe that are run from source and never imported."""
 
 
 @thread_safe_cache
 def bundle() -> bytes:
-    """Return the probe: the compressed text of bootstrap.py, followed by all modules, which bootstrap.py loads."""
+    """Return the compressed text of bootstrap.py, followed by all modules of the probe, which bootstrap.py loads."""
     root = Path(probe.__file__).parent
     # level 3 takes half the time of the default, during which no host is asked, and the result is a sixteenth larger
     nothing = zlib.compress(b"", 3)
@@ -205,25 +207,26 @@ _digest = lru_cache(1)(zlib.crc32)  # of the bundle, for the command line on eac
 
 
 def _renamed(code: CodeType, name: str) -> CodeType:
-    """Return the code object with the file name that it would have if compiled on the host."""
+    """Return a copy of a code object in which the file name is ``name``, also in nested code objects."""
     constants = (_renamed(one, name) if isinstance(one, CodeType) else one for one in code.co_consts)
     return code.replace(co_filename=name, co_consts=tuple(constants))
 
 
 def login_mark(nonce: str) -> str:
-    """Return the line that the login shell prints after its start-up files."""
+    """Return the line that the login shell prints after it has run its start-up files."""
     return f"ncdoctor-{nonce[::-1][:16]}"
 
 
 def command(python: str, nonce: str, silence_s: float) -> str:
-    """Return the command that starts the probe with a host's interpreter.
+    """Return the shell command that starts the probe with the interpreter ``python``.
 
-    ``nonce`` (letters and digits) marks the probe's messages. The loader exits if it receives nothing for ``silence_s``
-    seconds.
+    ``nonce`` consists of letters and digits, and marks the probe's messages. The loader exits if it receives no data
+    for ``silence_s`` seconds.
 
-    ``exec`` avoids a shell that would have to be ended, too. A double-quoted string without $, ` or ! means the same in
-    sh, csh and fish. With ``-I``, no file in a home directory and no PYTHON* variable can shadow a module. With ``-S``,
-    no installed package runs code at start-up, which can take from 5 ms to hundreds of milliseconds.
+    With ``exec``, the interpreter replaces the shell, so that no shell process remains. A double-quoted string without
+    $, ` or ! means the same in sh, csh and fish. The option ``-I`` prevents files in a home directory and PYTHON*
+    variables from shadowing a module. The option ``-S`` prevents installed packages from running code at start-up,
+    which can take hundreds of milliseconds.
     """
     loader = LOADER.format(
         size=len(bundle()),

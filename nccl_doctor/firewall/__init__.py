@@ -1,7 +1,8 @@
-"""Models of how the kernel treats a packet under given firewall rules; pure functions.
+"""Models of how the kernel treats a packet under given firewall rules.
 
-``nft`` and ``iptables`` parse captured text into the classes of ``rules``, which evaluates the rules for one packet.
-``connection`` evaluates the rules of two hosts for a TCP handshake. For failed connections, ``blame`` finds the
-blocking rule, ``manager`` the program that manages this rule, and ``remedy`` the commands that open it.
-``route_lookup`` compares failed connections with the kernels' routes.
+The modules ``nft`` and ``iptables`` parse captured text into the classes of ``rules``, a module that evaluates the
+rules for one packet. The module ``connection`` evaluates the rules of two hosts for a TCP handshake. For failed
+connections, ``blame`` finds the rule that blocks them, ``manager`` finds the program that manages this rule, and
+``remedy`` returns the commands that let the traffic through. ``route_lookup`` compares failed connections with the
+kernels' routes.
 """

@@ -1,8 +1,9 @@
-"""Finds the hosts, firewall rules and NetworkPolicies that block failed connection attempts.
+"""Finds the hosts, firewall rules and NetworkPolicies that caused connection attempts to fail.
 
 NetworkPolicies are evaluated as networking.k8s.io/v1 defines them. If no policy selects a pod for a direction, all
-traffic of the pod in this direction is allowed. Otherwise, traffic is dropped unless a rule of at least one policy that
-selects the pod allows it. The effect of policies on pods in the node's network is undefined.
+traffic of the pod in this direction is allowed. If policies select a pod, traffic is dropped unless a rule of at least
+one of these policies allows the traffic. The effect of policies on pods that use the node's network (``hostNetwork``)
+is undefined.
 """
 
 from __future__ import annotations
@@ -30,16 +31,20 @@ from nccl_doctor.text.bounds import whole_number
 from nccl_doctor.text.inet import network_of, numeric
 
 NOT_DIALLED = "not dialled"
-"""``error`` of a connection that was not attempted because the port is in use; the rules are still evaluated for it."""
+"""Value of ``error`` for a connection that was not attempted because the port is in use. The firewall rules are
+evaluated even for a connection that was not attempted.
+"""
 
 LIMITED = "limited"
-"""``error`` of a connection that succeeded although a rule admits only a limited number of connections at a time."""
+"""Value of ``error`` for a connection that succeeded although a rule admits only a limited number of connections at a
+time.
+"""
 
 _RATE = re.compile(
     r"(?:--(?:(?:hash)?limit(?:-above|-upto|-burst)?|connlimit-(?:above|upto)|hitcount) "
     r"|(?:limit rate|ct count)(?: over)? |burst )(?P<number>\d+)(?P<slow>/(?:min|hour|day))?"
 )
-"""A limit on the rate or number of packets or connections, as printed by iptables or nft."""
+"""Pattern of a limit on the rate or number of packets or connections, as iptables or nft prints it."""
 
 
 @dataclass
@@ -47,9 +52,10 @@ class Blame:
     """A host whose rules block connections in one direction.
 
     Attributes:
-        rules: all rules that block the connections; the first one in the list is also the first one on their path.
-        doubtful: later rules that may also block the connections; the remedy opens these rules, too.
-        unexpected_outcomes: connections that failed, but not in the way that the rule would make them fail.
+        rules: all rules that block the connections. The first rule in the list is the first rule on the path of the
+            packets.
+        doubtful: rules later on the path that may block the connections. The remedy changes these rules, too.
+        unexpected_outcomes: failed connections whose outcome does not match the action of the rule.
         unexpected_passes: source and port of each connection that succeeded although the host's rules should block it.
     """
 
@@ -65,7 +71,10 @@ class Blame:
     unexpected_passes: list[tuple[str, int]] = field(default_factory=list)
 
     def enter(self, dial: FailedDial, objection: Objection, *, first: bool) -> None:
-        """Add a connection and a rule that blocks it; ``first`` is true if no other rule blocks it earlier."""
+        """Add a connection and a rule that blocks this connection.
+
+        ``first`` is true if no other rule blocks the connection earlier.
+        """
         rule = objection.verdict.rule
         if rule is not None and rule not in self.rules:
             self.rules.append(rule)
@@ -77,7 +86,7 @@ class Blame:
                 self.unexpected_outcomes.append(dial)
 
     def doubt(self, objection: Objection) -> None:
-        """Add a rule that may block connections that other rules certainly block."""
+        """Add a rule that may block the connections in addition to the rules that certainly block them."""
         rule = objection.verdict.rule
         if rule is not None and rule not in self.doubtful:
             self.doubtful.append(rule)
@@ -99,7 +108,10 @@ class Blame:
 
 @dataclass(frozen=True)
 class UnreadRule:
-    """A failed connection that unread or undecidable rules may explain; ``rule`` is the text of an undecidable rule."""
+    """A failed connection that may be due to rules that could not be read or evaluated.
+
+    ``rule`` is the text of a rule that could not be evaluated.
+    """
 
     dial: FailedDial
     hosts: tuple[str, ...]
@@ -109,12 +121,13 @@ class UnreadRule:
 
 @dataclass(frozen=True)
 class ExplainedDials:
-    """Failed connections that rules explain or may explain.
+    """Failed connections, with the rules that block or may block them.
 
     Attributes:
         redirected: connections that a rule redirects.
         limits: hosts whose rules let the few test connections through but may block some of a job's many connections.
-        doubted: for connections lost among many simultaneous ones, the rule that may have dropped them.
+        doubted: for each test in which some of many simultaneous connections were lost, the rule that may have dropped
+            them.
     """
 
     blames: tuple[Blame, ...]
@@ -130,7 +143,10 @@ class ExplainedDials:
 
 
 def judge_dials(snapshot: Snapshot, listens: Mapping[str, str]) -> ExplainedDials:
-    """Find the rules on the path of each failed connection; ``listens`` contains the address of NCCL on each host."""
+    """Find the rules that block each failed connection.
+
+    ``listens`` maps each host's name to the address that NCCL uses on the host.
+    """
     mesh = known(snapshot.mesh)
     hosts = {host.name: host for host in snapshot.reached}
     rules = cache(lambda name: compiled(hosts[name]))  # a Kubernetes node has 10,000 rules: only where they matter
@@ -215,7 +231,10 @@ def _limits(
 
 
 def _connected(mesh: Mesh, name: str, end: str) -> Iterator[FailedDial]:
-    """Yield successful connections to an ephemeral port of a host, or from the host if ``end`` is "src", as limited."""
+    """Yield successful connections to an ephemeral port of a host, or from the host if ``end`` is "src".
+
+    The ``error`` of each connection is :data:`LIMITED`.
+    """
     targets = {name: mesh.answered.get(name, {})} if end == "dst" else mesh.answered
     for dst, answered in targets.items():
         for address, sources in answered.items() if mesh.ports.get(dst) else ():
@@ -226,7 +245,7 @@ def _connected(mesh: Mesh, name: str, end: str) -> Iterator[FailedDial]:
 
 
 def admits(rule: RuleRef | None) -> int:
-    """Return the number of connections that a rule admits at a time; -1 if the rule has no such limit.
+    """Return the number of connections that a rule admits at a time, or -1 if the rule has no such limit.
 
     The number is the largest of the rule's burst, its count, and its rate per second.
     """
@@ -235,7 +254,7 @@ def admits(rule: RuleRef | None) -> int:
 
 
 def _has_rates(host: Host) -> bool:
-    """Return whether a rule of the host may limit a rate or a number.
+    """Return whether a rule of the host may limit the rate or the number of packets or connections.
 
     The text of the rules is searched, because parsing the 10,000 rules of a Kubernetes node would be slow.
     """
@@ -252,7 +271,7 @@ def _has_rates(host: Host) -> bool:
 def _in_the_way(
     packet: Packet, ends: Ends, dialler: Ruleset, listener: Ruleset
 ) -> tuple[list[Objection], tuple[Objection, ...]]:
-    """Return all rules that block a connection, and the rules that may still block it once these are removed."""
+    """Return all rules that block a connection, including rules that would block it once other rules are removed."""
     stopping: list[Objection] = []
     while True:
         found = handshake(packet, ends, dialler, listener)
@@ -268,7 +287,7 @@ def _in_the_way(
 
 
 def _by_counters(objection: Objection, after: Ruleset) -> Objection:
-    """Choose, among the rules that may have blocked a packet, the rule whose counter has grown."""
+    """Choose, from the rules that may have blocked a packet, the rule whose packet counter has increased."""
     verdict = objection.verdict
     grown = {one: growth(one.rule, after) for one in (*verdict.instead, verdict) if one.rule is not None}
     likely = [one for one, by in grown.items() if by] or [one for one, by in reversed(grown.items()) if by is None]
@@ -287,7 +306,7 @@ def _undialled(snapshot: Snapshot, mesh: Mesh, listens: Mapping[str, str]) -> It
 
 
 def compiled(host: Host, *, after: bool = False) -> Ruleset:
-    """Return the rules of a host as captured before the connection tests or, if ``after``, after the tests."""
+    """Return the rules of a host as captured before the connection tests, or after the tests if ``after`` is true."""
     assert host.facts
     facts = host.facts.firewall_after if after else host.facts.firewall
     if isinstance(facts, FirewallFacts):
@@ -311,7 +330,6 @@ class _Captured:
 
 @lru_cache(maxsize=128)
 def _rules_of(captured: _Captured) -> Ruleset:
-    """Parse a host's rules, which are cached because they are needed before and after further queries."""
     return compile_rules(captured.facts)
 
 
@@ -339,11 +357,11 @@ def opening(
     listens: Mapping[str, str],
     claimed: Sequence[tuple[str, str]] = (),
 ) -> Opening:
-    """Return the traffic to let through on a host, for the peers of all ``blames``, which are alike.
+    """Return the traffic that a host must let through for the peers of all ``blames``.
 
-    Addresses that are only ``claimed`` by their hosts are left out, unless there are no others. The ports are the
-    master port and the host's own ephemeral range. Outgoing traffic is also opened for ephemeral ranges that at least
-    two hosts have, because a range that only one host reports is not trusted.
+    Addresses in ``claimed``, which only their own hosts report, are included only if no other address is known. The
+    ports are the master port and the host's own ephemeral range. For outgoing traffic, the ports include every
+    ephemeral range that at least two hosts report. A range that only one host reports is not trusted.
     """
     mesh = known(snapshot.mesh)
     assert blame.host.facts is not None, "its rules are known"
@@ -357,7 +375,7 @@ def opening(
 
 
 def unconfirmed(blames: Sequence[Blame], snapshot: Snapshot, listens: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
-    """Return each host and address that an opening admits only because the host itself claims the address."""
+    """Return the pairs of host and address that an opening admits although only the host itself reports the address."""
     mesh = known(snapshot.mesh)
     peers = dict.fromkeys(peer for blame in blames for peer in _peers(blame, snapshot, mesh, listens))
     readers = [blame.host.name for blame in blames]
@@ -393,8 +411,8 @@ def _peers(blame: Blame, snapshot: Snapshot, mesh: Mesh, listens: Mapping[str, s
 def _peers_by_chance(blame: Blame, hosts: Mapping[str, Host], listens: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     """Yield the peers, including the host itself, that the rules may block on ports that were not tested.
 
-    Each connection has different ports at both ends, and a rule may apply to only part of the range. Connections that
-    are blocked on all ports have already failed in the test.
+    Each connection uses different ports, and a rule may apply to only a part of the port range. Connections that are
+    blocked on all ports have already failed in the test.
     """
     rules, own = blame.ruleset, blame.host
     places = {_place(rule) for rule in blame.rules}
@@ -482,7 +500,10 @@ def blame_policies(kube: KubeFacts, policies: Sequence[Policy], dial: FailedDial
 
 
 def open_policy(closed: PolicyBlame, job: Mapping[str, str], name: str, namespace: str) -> dict[str, Any]:
-    """Return a NetworkPolicy that allows TCP within a job; it selects pods by the closed policy's and job's labels."""
+    """Return a NetworkPolicy that allows TCP connections within a job.
+
+    The NetworkPolicy selects pods by the job's labels and the labels in the blocking policy.
+    """
     first = closed.policies[0].pods
     chosen = first.model_copy(update={"labels": {**first.labels, **job}})
     inwards = closed.way == "ingress"

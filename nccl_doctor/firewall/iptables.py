@@ -1,4 +1,4 @@
-"""Parser for the output of iptables-save and ``ipset save`` (see iptables-extensions(8), ipset(8))."""
+"""Parser for the output of ``iptables-save`` and ``ipset save`` (see iptables-extensions(8) and ipset(8))."""
 
 from __future__ import annotations
 
@@ -41,7 +41,10 @@ from nccl_doctor.text.inet import Address, Network
 
 @dataclass(frozen=True)
 class SetMember:
-    """An element of an ipset, with one part for each dimension; ``nomatch`` excludes it from a wider element."""
+    """An element of an ipset, with one part for each dimension.
+
+    ``nomatch`` is true if the element is an exception to a wider element.
+    """
 
     parts: tuple[str, ...]
     nomatch: bool = False
@@ -49,14 +52,14 @@ class SetMember:
 
 @dataclass
 class Ipset:
-    """An ipset; each of its ``kinds`` is "ip", "net", "port", "iface", "mac", "mark", or "set" for a list of sets."""
+    """An ipset. Items of ``kinds`` are "ip", "net", "port", "iface", "mac", "mark", or "set" for a list of sets."""
 
     kinds: tuple[str, ...]
     netmask: int | None = None
     members: list[SetMember] = field(default_factory=list)
 
     def holds(self, packet: Packet, sides: tuple[str, ...], ipsets: Ipsets) -> Tri:
-        """Return whether the set contains the packet; ``sides`` contains "src" or "dst" for each dimension."""
+        """Return whether the set matches the packet. ``sides`` contains "src" or "dst" for each dimension."""
         if self.kinds == ("set",):
             inner = [ipsets.get(member.parts[0]) for member in self.members]
             return some(None if other is None else other.holds(packet, sides, ipsets) for other in inner)
@@ -218,14 +221,14 @@ def _ttl(allowed: Callable[[int], Span], values: OptionValues) -> Test:
 def _limit(below: bool, values: OptionValues) -> Test:
     """Return the test for a rate limit such as ``--limit 1000/s``.
 
-    It is ``below`` for traffic under the limit if the limit is ample, and otherwise unsure.
+    The test returns ``below`` if the limit is at least :data:`AMPLE` per second, and otherwise None.
     """
     rate, _, unit = values[0].partition("/")
     return _fixed(below) if int(rate) >= AMPLE and unit in {"s", "sec", "second"} else unsure
 
 
 def _set(ipsets: Ipsets, values: OptionValues) -> Test:
-    """Return the test for ``--match-set NAME src,dst``, which is unsure if the members of the set were not captured."""
+    """Return the test for ``--match-set NAME src,dst``, which returns None if the set's members were not captured."""
     found = ipsets.get(values[0])
     if found is None:
         return unsure
@@ -238,7 +241,7 @@ _OF_LIMITS = (
     *("--hashlimit-dstmask", "--hashlimit-htable-size", "--hashlimit-htable-max", "--hashlimit-htable-expire"),
     "--hashlimit-htable-gcinterval",
 )
-"""Parameters of a limit, which test nothing by themselves."""
+"""Parameters of rate limits, which do not test packets by themselves."""
 
 OPTIONS: dict[str, Callable[[OptionValues], Test]] = {
     "-m": lambda values: unsure if values[0] in _SILENT_MODULES else _fixed(True),
@@ -296,7 +299,7 @@ class RuleOption:
 
 
 def options(words: list[str]) -> Iterator[RuleOption]:
-    """Split a rule's words into options; raise IndexError if an option lacks its free text."""
+    """Split a rule's words into options. Raise IndexError if the value of a free-text option is missing."""
     at, negated = 0, False
     while at < len(words):
         name, at = words[at], at + 1
@@ -315,7 +318,7 @@ def options(words: list[str]) -> Iterator[RuleOption]:
 
 
 def steps(line: str, chains: Collection[str], ipsets: Ipsets) -> tuple[RulePart, ...]:
-    """Return the steps of a rule (``-A CHAIN …``); ``chains`` are the names of the chains in the same table."""
+    """Return the steps of a rule (``-A CHAIN …``). ``chains`` contains the names of all chains in the rule's table."""
     parts = list(options(_words(line)[2:]))
     target = next((index for index, part in enumerate(parts) if part.name in {"-j", "-g"}), len(parts))
     tests = tuple(When(_test(part, ipsets)) for part in parts[:target])
@@ -328,7 +331,10 @@ _WORD = re.compile(r"""\s*(?:"([^"\\]*)"|([^\s"'\\]+))(?=\s|$)""")
 
 
 def _words(line: str) -> list[str]:
-    """Split a line like :func:`shlex.split`, but faster; only escapes and quotes inside a word need that function."""
+    """Split a line as :func:`shlex.split` does, but faster.
+
+    Only lines with escapes, or with quotes inside a word, are passed to :func:`shlex.split`.
+    """
     words, at = [], 0
     while at < len(line):
         found = _WORD.match(line, at)
@@ -381,7 +387,7 @@ _POLICY = re.compile(r"^:(\S+) (\S+)(?: \[(\d+):\d+\])?")
 _RULE = re.compile(r"^(?:\[(\d+):\d+\] )?(-A (\S+).*)$")
 
 _PRIORITIES = {"raw": -300, "mangle": -150, "nat": -100, "filter": 0, "security": 50}
-"""Priorities of tables: NF_IP_PRI_* in linux/include/uapi/linux/netfilter_ipv4.h; source NAT has priority 100."""
+"""Priorities of tables (NF_IP_PRI_* in linux/include/uapi/linux/netfilter_ipv4.h). Source NAT has priority 100."""
 
 _HOOKS = frozenset({"PREROUTING", "INPUT", "OUTPUT", "POSTROUTING"})
 

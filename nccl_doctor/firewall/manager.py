@@ -1,7 +1,7 @@
-"""Finds the program that manages a firewall rule, such as firewalld or ufw.
+"""Finds the program, such as firewalld or ufw, that manages a firewall rule.
 
-Rules must be changed in the syntax of their manager, which would overwrite any other change. firewalld's direct rules
-are iptables rules that firewalld stores and loads unchanged.
+A rule must be changed with the program that manages it, because this program would overwrite any other change.
+firewalld's direct rules are iptables rules that firewalld stores and loads unchanged.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ from nccl_doctor.snapshot.network import Firewalld, FirewallFacts
 from nccl_doctor.text.inet import Network
 
 _SUFFIX = "_direct"
-"""Suffix of firewalld's iptables chains for direct rules; its nftables back end adds direct rules to INPUT itself."""
+"""Suffix of the iptables chains that firewalld creates for direct rules. With its nftables backend, firewalld adds
+direct rules to the INPUT chain itself.
+"""
 
 _SHORT = {
     "--protocol": "-p",
@@ -38,7 +40,9 @@ _SHORT = {
     "--source-port": "--sport",
     "--destination-port": "--dport",
 }
-"""Short forms of options; iptables(8) accepts both forms, and iptables-save prints the short form."""
+"""Short forms of options. iptables(8) accepts the long and the short form of an option, and iptables-save prints the
+short form.
+"""
 
 
 @dataclass(frozen=True)
@@ -46,9 +50,9 @@ class DirectRule:
     """A line from ``firewall-cmd --direct --get-all-rules``, such as ``ipv4 filter INPUT 0 -p tcp --dport 80 -j DROP``.
 
     Attributes:
-        text: the line, which is untrusted.
+        text: the text of the line, which is untrusted.
         place: family, table and chain.
-        priority: any integer; rules with a lower priority come first (firewalld.direct(5)).
+        priority: an integer. Rules with a lower priority value come first (firewalld.direct(5)).
     """
 
     text: str
@@ -58,7 +62,7 @@ class DirectRule:
 
 
 def direct_rule(rule: RuleRef, facts: FirewallFacts) -> DirectRule | None:
-    """Return the direct rule that iptables-save prints as ``rule``; the longest one if several fit.
+    """Return the direct rule that iptables-save prints as ``rule``, or the longest such rule if several rules match.
 
     iptables-save adds modules, masks and defaults, and reorders options, so a direct rule's words are only some of the
     printed words.
@@ -99,10 +103,13 @@ def _words(words: list[str]) -> Counter[str]:
 Manager = Literal["firewalld", "ufw", "docker", "nftables", "iptables"]
 
 _FIREWALLD_CHAIN = re.compile(r"(INPUT|OUTPUT|PREROUTING|IN|PRE)_")
-"""Chains of firewalld's iptables back end, such as INPUT_ZONES or IN_public_allow (firewalld/core/ipXtables.py)."""
+"""Pattern of the names of chains in firewalld's iptables backend, such as INPUT_ZONES or IN_public_allow
+(firewall/core/ipXtables.py).
+"""
 
 _FIREWALLD_TABLE = re.compile(r'"table": ?"firewalld"')
-"""A chain in the table of firewalld's nftables back end, as printed in nft's JSON (firewall/core/nftables.py)."""
+"""Pattern of a reference to the table of firewalld's nftables backend in nft's JSON output (firewall/core/nftables.py).
+"""
 
 _FIREWALLD_ZONE = re.compile(r"(?:filter_)?IN_(?!policy_)([A-Za-z0-9_-]+?)(?:_(?:pre|log|deny|allow|post))?$")
 
@@ -121,7 +128,10 @@ def manager_of(rule: RuleRef, facts: FirewallFacts) -> Manager:
 
 
 def managed_by(facts: FirewallFacts) -> str:
-    """Return the manager of a host's rules, or ""; a manager that timed out is recognised by its chains."""
+    """Return the manager of a host's rules, or "" if no manager is found.
+
+    A manager whose command timed out is recognised by its chains.
+    """
     nft = facts.nft if isinstance(facts.nft, str) else ""
     if isinstance(facts.firewalld, Firewalld) or (
         isinstance(facts.firewalld, Unknown) and _FIREWALLD_TABLE.search(nft)
@@ -148,21 +158,21 @@ def zone_of(rule: RuleRef, facts: FirewallFacts) -> str | None:
 
 @dataclass(frozen=True)
 class Zone:
-    """A firewalld zone, with its settings by name as ``firewall-cmd`` lists them."""
+    """A firewalld zone, with the settings that ``firewall-cmd`` lists, keyed by name."""
 
     name: str
     settings: dict[str, str]
 
     @property
     def nets(self) -> Iterator[Network]:
-        """Source networks of the zone, for any interface; MAC addresses and ipsets are left out."""
+        """The source networks of the zone, for any interface. MAC addresses and ipsets are omitted."""
         for source in self.settings.get("sources", "").split():
             with suppress(ValueError):
                 yield ip_network(source, strict=False)
 
     @property
     def refusals(self) -> tuple[str, ...]:
-        """Rich rules of the zone that reject or drop."""
+        """The rich rules of the zone that reject or drop packets."""
         rules = self.settings.get("rich rules", "").splitlines()
         return tuple(rule for rule in rules if re.search(r"\b(reject|drop)\b", rule))
 
@@ -193,7 +203,7 @@ def printable(text: str) -> str:
 
 
 def describe(rule: RuleRef, facts: FirewallFacts) -> str:
-    """Return the rule as its manager shows it or, failing that, as the kernel's tools do."""
+    """Return the rule in the notation of its manager or, if that is unknown, in the notation of iptables or nft."""
     if manager_of(rule, facts) == "firewalld":
         direct = direct_rule(rule, facts)
         if direct is not None:

@@ -1,4 +1,4 @@
-"""Finds routes and reverse-path filters that explain failed connections, by both kernels' route look-ups.
+"""Finds routes and reverse-path filters that explain failed connections, from route lookups by both kernels.
 
 The module also derives the addresses and interfaces of a connection from the facts of both hosts.
 """
@@ -30,13 +30,16 @@ class RoutedPath:
     ends: Ends
 
     def syn_to(self, port: int, source_port: int | None = None) -> Packet:
-        """Return the packet to another port; without ``source_port``, it has the dialler's whole ephemeral range."""
+        """Return the packet with another destination port.
+
+        If ``source_port`` is None, the source port is the whole ephemeral range of the connecting host.
+        """
         sport = self.syn.sport if source_port is None else (source_port, source_port)
         return replace(self.syn, dport=(port, port), sport=sport)
 
 
 def path_of(address: str, source: Host, target: Host, listens: Mapping[str, str]) -> RoutedPath | None:
-    """Return the path from one host to an address of another host; None if it is unknown."""
+    """Return the path from one host to an address of another host, or None if the path is unknown."""
     assert source.facts
     assert target.facts
     found = dialled_address(source, address)
@@ -87,7 +90,10 @@ def dialled_address(host: Host, target: str) -> str | None:
 
 
 def source_address(host: Host, target: str, listens: Mapping[str, str]) -> str | None:
-    """Return a host's source address for a target: as its kernel reports, or NCCL's address, or the node's."""
+    """Return a host's source address for a target.
+
+    The address that the kernel reports takes precedence over the address that NCCL uses and the node's address.
+    """
     facts = host.facts
     assert facts
     meant = dialled_address(host, target)
@@ -119,7 +125,10 @@ def link_of(facts: HostFacts, name: str | None) -> Link | None:
 
 
 def route_to(facts: HostFacts, address: str) -> str | None:
-    """Return the interface of the main table's most specific route to an address; the lowest metric breaks ties."""
+    """Return the interface of the most specific route to an address in the main table.
+
+    If several routes are equally specific, the lowest metric decides.
+    """
     if not isinstance(facts.routes, tuple):
         return None
     wanted = ip_address(address)
@@ -145,10 +154,13 @@ NO_ROUTE = "ENETUNREACH"
 """The kernel's error if no route matches."""
 
 STRICT = 1
-"""Strict mode of net.ipv4.conf.*.rp_filter; the higher of conf.all and the interface's value counts (ip-sysctl.rst)."""
+"""Value of net.ipv4.conf.*.rp_filter for strict mode. The kernel uses the higher of the values of conf.all and of the
+interface (ip-sysctl.rst).
+"""
 
 FILTERED = ("EINVAL", "EXDEV")
-"""Errors for an incoming packet that rp_filter drops: EINVAL from Linux 6.x on, EXDEV before."""
+"""Errors for an incoming packet that rp_filter drops, which are EINVAL since Linux 6.x and EXDEV in earlier versions.
+"""
 
 RouteFaultKind = Literal["no-way", "no-address", "down", "diverted", "masked", "filtered"]
 
@@ -158,9 +170,10 @@ class RouteFault:
     """A routing fault that keeps packets of a connection from arriving.
 
     Attributes:
-        host: the host with the fault; ``way`` is the answer of this host's kernel.
-        usual: the interface in whose network the destination is, or would be if the interface had an address or were
-        up. For "masked", the destination's own netmask counts. For "filtered", the interface that dropped the packet.
+        host: the host with the fault. ``way`` is the routing decision of this host's kernel.
+        usual: the interface whose network contains the destination, or would contain it if the interface had an address
+        or were up. For "masked", the network is derived from the destination's own netmask. For "filtered", ``usual``
+        is the interface that dropped the packet.
     """
 
     host: str
@@ -171,7 +184,7 @@ class RouteFault:
 
 
 def find_route_faults(snapshot: Snapshot, dials: Iterable[FailedDial]) -> dict[FailedDial, RouteFault]:
-    """Return the most likely routing fault for each failed connection; connections without a fault are left out."""
+    """Return the most likely routing fault for each failed connection. Connections without such a fault are omitted."""
     hosts = {host.name: host for host in snapshot.reached}
     known: dict[tuple[str, str, str], RouteFault | None] = {}
     found: dict[FailedDial, RouteFault] = {}
@@ -210,7 +223,7 @@ def _likeliest(faults: list[RouteFault]) -> RouteFault | None:
 
 
 def _along(source: Host, target: Host, address: str) -> Iterator[RouteFault]:
-    """Yield the faults on a connection's path: SYN leaving, SYN arriving, reply leaving, reply arriving."""
+    """Yield the faults on a connection's path, for the SYN and for the reply, at departure and at arrival."""
     assert source.facts is not None
     assert target.facts is not None
     out = _asked(source.facts, address, None)
@@ -256,7 +269,7 @@ def _leaving(host: Host, way: Way) -> Iterator[RouteFault]:
 
 
 def _masked(host: Host, peer: HostFacts, way: Way) -> Iterator[RouteFault]:
-    """Yield a fault if packets take a gateway although the peer's own netmask puts both addresses in one subnet."""
+    """Yield a fault if packets take a gateway although the peer's netmask puts both addresses in one subnet."""
     if host.facts is None or way.error is not None or way.gateway is None or way.table not in (*MAIN_TABLES, None):
         return
     holder = interface_of(peer, way.to)
@@ -295,11 +308,11 @@ def _networks_of(facts: HostFacts, address: str) -> Iterator[tuple[Network, str]
 
 
 def _unaddressed(facts: HostFacts, target: HostFacts, out: Way) -> tuple[str, Network] | None:
-    """Return the interface that has no address although the target's interface of the same name has one.
+    """Return the interface that has no address although the target's interface with the same name has an address.
 
-    The name alone is no proof, because members of a bond or bridge have no address either. The result is None if the
-    host is in the target's network with another interface, or uses a gateway to the target through an interface that
-    the target does not have.
+    The equal name alone is not sufficient, because a member of a bond or bridge has no address either. The result is
+    None if another interface is in the target's network, or if packets take a gateway on an interface that the target
+    does not have.
     """
     there = address_of(out.to)
     name = interface_of(target, out.to)

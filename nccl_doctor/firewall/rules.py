@@ -1,4 +1,4 @@
-"""Evaluates packet filter rules for a packet in three-valued logic: yes, no and unsure.
+"""Evaluates packet filter rules for a packet in three-valued logic, with the values true, false and unsure.
 
 If a test can't be evaluated, both branches are followed, and all possible verdicts are collected. If the verdicts
 agree, the result is certain.
@@ -19,12 +19,12 @@ Tri = bool | None
 
 
 def negate(value: Tri) -> Tri:
-    """Return the negation; None (unsure) stays None."""
+    """Return the negation of ``value``. The negation of None (unsure) is None."""
     return None if value is None else not value
 
 
 def every(values: Iterable[Tri]) -> Tri:
-    """Return the conjunction; one False decides, even if other values are None."""
+    """Return the conjunction of the values, which is False if any value is False, even if other values are None."""
     answer: Tri = True
     for value in values:
         if value is False:
@@ -35,26 +35,30 @@ def every(values: Iterable[Tri]) -> Tri:
 
 
 def some(values: Iterable[Tri]) -> Tri:
-    """Return the disjunction; one True decides, even if other values are None."""
+    """Return the disjunction of the values, which is True if any value is True, even if other values are None."""
     return negate(every(negate(value) for value in values))
 
 
 Span = tuple[int, int]
-"""A range of ports, both ends included. A port that is chosen at run time is represented by the whole range."""
+"""A range of ports, including both ends. A port that is chosen at run time is represented by the whole range of
+possible ports.
+"""
 
 
 def within(value: Span, element: Span) -> Tri:
-    """Return True if the range ``element`` contains all of ``value``, False if none of it, None if only a part."""
+    """Return True if ``element`` contains the whole range ``value``, False if they don't overlap, else None."""
     if element[0] <= value[0] and value[1] <= element[1]:
         return True
     return False if value[1] < element[0] or element[1] < value[0] else None
 
 
 AMPLE = 100
-"""Packets per second above which a rate limit admits a connection's few packets, unless other traffic exhausts it."""
+"""The rate, in packets per second, from which a rate limit is assumed to admit the few packets of a new connection."""
 
 Direction = Literal["input", "output"]
-"""Hooks that a packet passes: ingress, prerouting, input for "input"; output, postrouting, egress for "output"."""
+"""The direction of a packet. An "input" packet passes the hooks ingress, prerouting and input. An "output" packet
+passes the hooks output, postrouting and egress.
+"""
 
 ConnectionState = Literal["new", "established"]
 Origin = Literal["nft", "iptables-nft", "iptables-legacy"]
@@ -66,9 +70,10 @@ class Packet:
 
     Attributes:
         state: the state in connection tracking: "new" for the first SYN, "established" from the SYN-ACK on.
-        flags: TCP flags as nft names them; whether "ecn" and "cwr" are set is unknown (net.ipv4.tcp_ecn).
-        path_back: whether the route to ``saddr`` uses ``iif``, which reverse-path filters check; None if unknown.
-        ttl: the lowest and highest possible IPv4 time to live; None if unknown.
+        flags: the TCP flags as nft names them. The flags "ecn" and "cwr" are unknown because they depend on
+            net.ipv4.tcp_ecn.
+        path_back: whether the route to ``saddr`` uses ``iif``, which reverse-path filters check, or None if unknown.
+        ttl: the lowest and highest possible IPv4 time to live, or None if unknown.
     """
 
     direction: Direction
@@ -97,12 +102,12 @@ class Packet:
 
 @dataclass(frozen=True)
 class RuleRef:
-    """A rule and its place. All names and the text come from the host and are untrusted.
+    """A rule and its position. All names and the text come from the host and are untrusted.
 
     Attributes:
-        place: nft's handle, or the rule's number in ``iptables -L --line-numbers``; None for a policy.
-        packets: the rule's packet counter; None if it has none.
-        base: the base chain that leads to the rule; ``hook`` is the hook of this base chain.
+        place: the handle in nft's output, or the rule's number in ``iptables -L --line-numbers``, or None for a policy.
+        packets: the rule's packet counter, or None if the rule has no counter.
+        base: the base chain that leads to the rule. ``hook`` is the hook of this base chain.
     """
 
     origin: Origin
@@ -121,10 +126,9 @@ class PacketVerdict:
     """The verdict on a packet on one host.
 
     Attributes:
-        how: the kind of reject, as nft or iptables spells it; ``reason`` explains an unknown verdict.
-        rule: the rule that decided or can't be evaluated; None if nothing blocks the packet.
-        instead: verdicts of the rules that would block the packet if the test that can't be evaluated had the other
-        result.
+        how: the kind of rejection, in the notation of nft or iptables. ``reason`` explains an unknown verdict.
+        rule: the rule that decided the verdict or that can't be evaluated, or None if no rule blocks the packet.
+        instead: verdicts of other rules that may block the packet, depending on tests that can't be evaluated.
     """
 
     kind: Literal["accept", "drop", "reject", "redirect", "unknown"]
@@ -135,15 +139,16 @@ class PacketVerdict:
 
     @property
     def blocks(self) -> bool:
-        """True if the packet certainly does not reach our listener."""
+        """True if the packet certainly does not reach nccl-doctor's listener."""
         return self.kind in {"drop", "reject", "redirect"}
 
 
 @dataclass
 class Journey:
-    """A packet's state from hook to hook on one host; a value is None if it is unknown whether a rule has set it.
+    """The state of a packet on its way through the hooks of one host.
 
-    ``early`` is true until connection tracking has seen the packet; ``groups`` maps interfaces to their groups.
+    A value is None if it is unknown whether a rule has set this value. ``early`` is true until connection tracking has
+    processed the packet. ``groups`` maps interfaces to their groups.
     """
 
     mark: int | None = 0
@@ -158,7 +163,7 @@ Test = Callable[[Packet, Journey], Tri]
 
 @dataclass(frozen=True)
 class When:
-    """A condition; the rest of the rule is applied only if the test holds."""
+    """A condition. The rest of the rule is applied only if the test is true."""
 
     test: Test
 
@@ -175,21 +180,30 @@ class Plain(Enum):
 
 @dataclass(frozen=True)
 class Reject:
-    """Drops the packet and notifies the sender; ``how`` is spelled as in nft or iptables."""
+    """An action that drops the packet and notifies the sender.
+
+    ``how`` is the kind of rejection in the notation of nft or iptables.
+    """
 
     how: str
 
 
 @dataclass(frozen=True)
 class Redirect:
-    """Redirects the connection by DNAT or REDIRECT; ``port`` is the new port, or None if unknown."""
+    """An action that redirects the connection by DNAT or REDIRECT.
+
+    ``port`` is the new port, or None if the new port is unknown.
+    """
 
     port: int | None = None
 
 
 @dataclass(frozen=True)
 class Jump:
-    """Jumps to another chain; if ``back``, evaluation returns to the caller afterwards (``jump``, not ``goto``)."""
+    """An action that jumps to another chain.
+
+    If ``back`` is true, evaluation returns to the calling chain afterwards, as with ``jump`` but not with ``goto``.
+    """
 
     chain: str
     back: bool
@@ -197,14 +211,14 @@ class Jump:
 
 @dataclass(frozen=True)
 class SetMark:
-    """Sets the packet's mark; the function returns None if the new mark is unknown."""
+    """An action that sets the packet's mark. The function ``mark`` returns None if the new mark is unknown."""
 
     mark: Callable[[Packet, Journey], int | None]
 
 
 @dataclass(frozen=True)
 class Branch:
-    """A verdict map. The first matching case applies; if no case matches, the rest of the rule is applied."""
+    """A verdict map. The first matching case is applied. If no case matches, the rest of the rule is applied."""
 
     cases: tuple[tuple[Test, Action], ...]
 
@@ -215,9 +229,9 @@ RulePart = When | Action
 
 @dataclass(frozen=True)
 class Rule:
-    """A rule of a chain, which is parsed only when the first packet meets it.
+    """A rule of a chain, which is parsed only when the rule is first evaluated for a packet.
 
-    A Kubernetes node has 25,000 rules, of which a packet meets only some.
+    A Kubernetes node may have 25,000 rules, of which only some are evaluated for a packet.
     """
 
     ref: RuleRef
@@ -225,7 +239,7 @@ class Rule:
 
     @cached_property
     def steps(self) -> tuple[RulePart, ...]:
-        """The steps in order; a rule that can't be parsed is treated as one that may do anything."""
+        """The steps of the rule, in order. A rule that can't be parsed is treated as a rule with an unknown effect."""
         try:
             return self.read()
         except _STRANGE:
@@ -234,13 +248,14 @@ class Rule:
 
 @dataclass(frozen=True)
 class BaseChain:
-    """A base chain, with the chains of its table that it may jump to.
+    """A base chain, with the chains of its table to which it may jump.
 
     Attributes:
         priority: base chains with a lower priority see the packet first.
         nat: whether the base chain sees only the first packet of a connection.
         tracked: whether the base chain comes after connection tracking (priority -200; never on ingress or egress).
-        scope: "host", or "bridge" or "device" for a chain whose device nft 1.0 does not show, so its effect is unknown.
+        scope: "host", or "bridge" or "device" for a chain whose effect is unknown because nft 1.0 does not show the
+            chain's device.
     """
 
     hook: str
@@ -256,7 +271,7 @@ class BaseChain:
 
     @cached_property
     def matters(self) -> bool:
-        """True if any reachable action does more than accept."""
+        """True if any reachable action does more than accept a packet."""
         if self.policy == "drop":
             return True
         seen: set[str] = set()
@@ -274,7 +289,7 @@ class BaseChain:
 
 
 def unsure(_packet: Packet, _journey: Journey) -> Tri:
-    """Return None (unsure); the test for properties that are not captured, such as rates, times and owners."""
+    """Return None (unsure), as the test for properties that are not captured, such as rates, times and owners."""
     return None
 
 
@@ -295,15 +310,19 @@ def guarded(read: Callable[[Packet, Journey], T | None]) -> Callable[[Packet, Jo
 
 
 DEEPEST = 64
-"""Maximum number of nested jumps, which ends forged loops; the kernel refuses more than 16 (NFT_JUMP_STACK_SIZE)."""
+"""Maximum number of nested jumps, which ends loops in forged rules. The kernel allows at most 16 nested jumps
+(NFT_JUMP_STACK_SIZE).
+"""
 
 _ON, _BACK, _END = 1, 2, 4
-"""Bits for the result of a step, rule or chain: continue with the next, return to the caller, end with a verdict."""
+"""Bits for the result of a step, rule or chain: continue with the next step or rule, return to the caller, or end with
+a verdict.
+"""
 
 
 @dataclass
 class _Walk:
-    """Evaluates one base chain for a packet; ``ends`` collects every possible verdict."""
+    """The evaluation of one base chain for a packet. ``ends`` contains every possible verdict."""
 
     base: BaseChain
     packet: Packet
@@ -379,7 +398,10 @@ class _Walk:
 
 
 def walk(base: BaseChain, packet: Packet, journey: Journey) -> PacketVerdict | None:
-    """Evaluate a base chain for a packet; return the verdict against the packet, or None if the chain accepts it."""
+    """Evaluate a base chain for a packet.
+
+    Return the verdict against the packet, or None if the chain accepts the packet.
+    """
     way = _Walk(base, packet, journey)
     if way.chain(base.rules, sure=True, depth=0) & _BACK:
         way.ends.append(PacketVerdict(base.policy, rule=base.policy_ref))
@@ -411,7 +433,10 @@ _HOOKS: dict[Direction, tuple[str, ...]] = {
 
 
 def through(bases: Sequence[BaseChain], packet: Packet, journey: Journey) -> Iterator[PacketVerdict]:
-    """Yield the verdicts against a packet, in the order in which it passes ``bases``, which are sorted by priority."""
+    """Yield the verdicts against a packet, in the order in which the packet passes the base chains.
+
+    ``bases`` must be sorted by priority.
+    """
     for base in [base for hook in _HOOKS[packet.direction] for base in bases if base.hook == hook]:
         if packet.version not in base.versions or (base.nat and packet.state != "new"):
             continue

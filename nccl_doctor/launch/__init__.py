@@ -1,4 +1,4 @@
-"""Reads and writes the lines that start a job with torchrun, env://, tcp:// or Slurm.
+"""Parses and generates the commands that start a job with torchrun, ``env://``, ``tcp://``, or Slurm.
 
-UsageError, with a message of one sentence, is raised for a job that can't be started in one of these ways.
+A job that a launcher can't start raises a UsageError with a one-sentence message.
 """

@@ -1,4 +1,4 @@
-"""Composes the output of ``nccl-doctor launch``: the lines that start a job, with notes and warnings."""
+"""Composes the output of ``nccl-doctor launch``: launch commands with notes and warnings."""
 
 from __future__ import annotations
 
@@ -29,11 +29,12 @@ class Wishes(NamedTuple):
     """Options of ``nccl-doctor launch``.
 
     Attributes:
-        launcher: name of the launcher; None for the one that suits the torch version found by the last check.
-        form: "slurm" for a batch script, "ssh" for a single line that starts the job on all hosts.
-        use_env: whether torch.distributed.launch gets --use_env.
-        diagnosable: whether a failed job should leave traces.
-        preflight: whether all nodes are checked first (``check --join``).
+        launcher: name of the launcher; None selects a launcher for the torch version that the last check found.
+        form: output format: "shell" for one line per host, "slurm" for a batch script, or "ssh" for a single line that
+            starts the job on all hosts.
+        use_env: whether ``--use_env`` is passed to torch.distributed.launch.
+        diagnosable: whether to set variables that make a failed job write traces.
+        preflight: whether all nodes are checked before the job (``check --join``).
     """
 
     launcher: str | None = None
@@ -46,7 +47,7 @@ class Wishes(NamedTuple):
 
 
 def split(words: list[str], argv: list[str], *, named: bool, engine: bool = False) -> tuple[str | None, list[str]]:
-    """Return the hosts file, and what follows "--": the script (or the ``engine``'s model) with its arguments."""
+    """Return the hosts file and the words after ``--``: a script or, with ``engine``, a model, with arguments."""
     hosts, after = split_at_dashes(words, argv, len(words) - (not named), "the script")
     script = list(after)
     if engine:
@@ -61,7 +62,7 @@ def split(words: list[str], argv: list[str], *, named: bool, engine: bool = Fals
 
 
 def _refuse(cluster: Cluster, wishes: Wishes) -> None:
-    """Raise UsageError if the requested format can't start the job."""
+    """Raise UsageError if the requested output format can't start the job."""
     if wishes.form in ("slurm", "ssh") and any(map(place_of, cluster.nodes)):
         why = "starts no job in a container, where it would outlive its connection"
         hint = "start each host's line in its container, as --format shell prints them"
@@ -75,7 +76,7 @@ def _refuse(cluster: Cluster, wishes: Wishes) -> None:
 
 
 def launched(cluster: Cluster, script: Sequence[str], wishes: Wishes, last: LastResults) -> Launch:
-    """Return the lines that start a job on a cluster, with notes and warnings, based on the last check's results."""
+    """Return the commands that start a job on a cluster, with notes and warnings, based on the last check."""
     from nccl_doctor.model.documents import Launch
 
     _refuse(cluster, wishes)

@@ -1,10 +1,11 @@
-"""Writes, without running anything, the line that starts the job on each node, in the form that the script expects.
+"""Generates, without running it, the command that starts a job on each node, in the form that the script expects.
 
-A single line for this machine can start the lines of all hosts over SSH, and Ctrl-C ends them all.
+A single command on this machine can start the job on all hosts over SSH, and Ctrl-C ends the job on all hosts.
 
-Sources in torch: torch/distributed/run.py (torchrun; its static rendezvous keeps the list's order and allows an uneven
-nproc_per_node, while c10d numbers the nodes itself), torch/distributed/launch.py before PyTorch 1.9 (the world size is
-nodes times processes per node), and torch/distributed/rendezvous.py (``env://`` and ``tcp://``).
+The sources are torch/distributed/run.py, torch/distributed/launch.py before PyTorch 1.9, and
+torch/distributed/rendezvous.py (``env://`` and ``tcp://``). Torchrun's static rendezvous keeps the order of the nodes
+and allows an uneven nproc_per_node, whereas c10d assigns the node ranks. For torch.distributed.launch, the world size
+is the number of nodes times the number of processes per node.
 """
 
 from __future__ import annotations
@@ -33,18 +34,18 @@ LOCAL_ADDR = (2, 0)
 WHOLE_NODES = ("torchrun", "c10d", "launch")  # launchers with one line for each node
 PER_RANK = ("rank", "local_rank")
 SPAWN_OPTIONS = {"--dist-url": "{url}", "--world-size": "{nnodes}", "--rank": "{node_rank}"}
-"""Options of scripts that use mp.spawn, such as imagenet/main.py in pytorch/examples and scripts derived from it. Their
-values count nodes, not ranks.
+"""Options of scripts that use ``mp.spawn``, such as imagenet/main.py in pytorch/examples. The option values count
+nodes, not ranks.
 """
 
 _URL_OPTION = re.compile(r"--(?:dist|init|dist-init)-(?:url|method)")
-"""Matches options such as --dist-url of imagenet/main.py and --init-method of torch's own tutorials."""
+"""Pattern for options such as ``--dist-url`` of imagenet/main.py and ``--init-method`` of torch's own tutorials."""
 
 
 def commands(job: LaunchPlan, launcher: str, *, use_env: bool = False, preflight: bool = False) -> tuple[Command, ...]:
-    """Return the line for each node; raise UsageError if this launcher can't start the job.
+    """Return the command for each node; raise UsageError if the launcher can't start the job.
 
-    With ``preflight``, each line first checks all nodes (``check --join``).
+    With ``preflight``, each command checks all nodes (``check --join``) before it starts the job.
     """
     if launcher == "launch":
         job.even("torch.distributed.launch", "it takes nodes times processes for the world size")
@@ -84,7 +85,7 @@ def default_launcher(torch: str | None) -> str:
 
 
 def takes_local_addr(job: LaunchPlan) -> bool:
-    """Return whether torchrun has --local_addr; raise UsageError if this torch has no c10d rendezvous."""
+    """Return whether torchrun supports ``--local_addr``; raise UsageError if torch lacks the c10d rendezvous."""
     if job.torch is not None and release(job.torch) < NO_TORCHRUN:
         raise UsageError(f"torch {job.torch} has no c10d rendezvous, which came with PyTorch 1.9")
     return job.torch is None or release(job.torch) >= LOCAL_ADDR
@@ -116,10 +117,10 @@ def written(
     script: Sequence[str],
     variables: Mapping[str, str] = MappingProxyType({}),
 ) -> Line:
-    """Return a node's line: the variables, the program, the program's options, and the script.
+    """Return a node's command line, which consists of variables, program, options, and script.
 
-    ``variables`` are added to the node's own variables. ``settings`` contains the options under torchrun's names. If
-    ``program`` is empty or begins with an option, the node's Python comes before it.
+    ``variables`` are added to the node's own variables. ``settings`` contains the options by torchrun's option names.
+    If ``program`` is empty or begins with an option, the node's Python interpreter is prepended.
     """
     exported = secrets(start.variables)
     told = {**start.variables, **variables}
@@ -153,9 +154,9 @@ def _env(job: LaunchPlan, start: NodeStart) -> Line:
 
 
 def _tcp(job: LaunchPlan, start: NodeStart) -> Line:
-    """Return the line for a script that is given its node's number and spawns the processes of the node.
+    """Return the command for a script that receives the node rank and spawns the processes of the node.
 
-    A script that has a placeholder for a rank is instead run once for each rank.
+    A script whose arguments contain a placeholder for a rank is run once for each rank instead.
     """
     script, _ = tcp_script(job)
     if not _has_holes(job.script):
@@ -177,7 +178,7 @@ def _tcp(job: LaunchPlan, start: NodeStart) -> Line:
 
 
 def tcp_script(job: LaunchPlan) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the script with placeholders for tcp://, and a sentence that names the replaced words, if any."""
+    """Return the script with placeholders for ``tcp://``, and a sentence that lists the replaced values, if any."""
     right = {f"tcp://{endpoint(name, job.cluster.master_port)}" for name in names_of(job.cluster)}
     wanted = {} if _has_holes(job.script) else SPAWN_OPTIONS
     words, there, replaced = list(job.script), set(), []
@@ -217,12 +218,13 @@ def _each_rank(start: NodeStart, of_rank: Callable[[Mapping[str, Line]], Line]) 
 SSH = ("ssh", "-tt", "-n", "-o", "BatchMode=yes")
 """The ssh command and its options.
 
-The terminal makes the remote command end with the connection. Input is off because all connections would share stdin.
+The pseudo-terminal (``-tt``) makes the remote command end with the connection. Input is disabled (``-n``) because all
+connections would share stdin.
 """
 
 
 def start_over_ssh(cluster: Cluster, commands: Iterable[Command]) -> Line:
-    """Return a line that runs the lines of all hosts in parallel and fails if any of them fails."""
+    """Return a command that runs the commands of all hosts in parallel and fails if any command fails."""
     nodes = {node.name: node for node in cluster.nodes}
     started = []
     for one in commands:
@@ -234,6 +236,6 @@ def start_over_ssh(cluster: Cluster, commands: Iterable[Command]) -> Line:
 
 
 def _side_by_side(started: Line) -> Line:
-    """Return a script that runs lines in parallel, ends them on Ctrl-C, and fails if any of them fails."""
+    """Return a script that runs commands in parallel, ends them on Ctrl-C, and fails if any command fails."""
     wait = """(set --; trap 'kill "$@"' INT TERM; {started} for p in "$@"; do wait "$p" || s=1; done; exit ${{s:-0}})"""
     return shell.script(wait, started=started)

@@ -1,6 +1,7 @@
-"""Parses a line that starts a job, without running it, and writes it again with corrections.
+"""Parses a launch command without running it, and generates a corrected launch command for each host.
 
-The options of each launcher are in a table (probe/options.py), with which the probe also parses jobs' command lines.
+The options of each launcher are listed in probe/options.py, which the probe uses to parse the command lines of running
+jobs.
 """
 
 from __future__ import annotations
@@ -29,17 +30,17 @@ from nccl_doctor.text.inet import endpoint
 from nccl_doctor.text.shell import Line
 
 SCRIPTS = frozenset({".sh", ".bash", ".sbatch", ".slurm"})
-"""File extensions of scripts for a shell or a batch system."""
+"""File extensions of shell scripts and batch scripts."""
 TRAINERS = frozenset(
     {"yolo", "lightning", "litgpt", "tune", "axolotl", "llamafactory-cli", "ns-train", "mim", "simple_tuner"}
 )
-"""Programs that are Python scripts and start their own ranks."""
+"""Training programs that are Python scripts and start their own ranks."""
 _PYTHON = re.compile(r"python[\d.]*")
 _MOST_SCRIPT = 1 << 16  # bytes of a shell's script
 
 
 class Argument(NamedTuple):
-    """An option of a script."""
+    """An option on a script's command line."""
 
     name: str  # with "-" for "_"
     value: str  # "" for a flag at the end
@@ -49,7 +50,7 @@ class Argument(NamedTuple):
 
 
 def arguments_of(script: Sequence[str]) -> tuple[Argument, ...]:
-    """Return a script's options, written as --batch 64, --batch=64 or batch=64."""
+    """Return a script's options, which may be written as ``--batch 64``, ``--batch=64``, or ``batch=64``."""
     found = []
     for place, word in enumerate(script):
         spelled, sign, value = word.partition("=")
@@ -66,18 +67,20 @@ class LaunchLine:
 
     Attributes:
         launcher: name of the launcher in probe/options.py; "script" for a script that starts its own ranks.
-        variables: variables set before the command.
-        start: the words of the launcher, or of the script's interpreter.
-        options: the launcher's options, under torchrun's names where torchrun has the same option; "" for a flag.
-        own: the known options, as typed.
-        unknown: options that this launcher does not have, as typed; the most similar known option is in ``own``.
+        variables: environment variables set before the command.
+        start: words that run the launcher or the script's interpreter.
+        options: values of the launcher's options, by torchrun's option name if torchrun has an equivalent option; ""
+            for a flag.
+        own: known options of the launcher, as typed.
+        unknown: options that the launcher does not support, as typed; ``own`` contains the most similar known options
+            instead.
         script: the script and its arguments.
-        wrapped: names of the variables that are set by a program before the launcher, such as env or docker run.
+        wrapped: names of variables set by a program before the launcher, such as ``env`` or ``docker run``.
         started: the words of srun or mpirun that start the launcher on the hosts.
-        nested: whether the command is inside an argument of a shell, or in a shell script.
-        unread: why it is unknown what the line starts; None if that is known.
-        lost: options whose value only the shell that runs the line can determine, as typed; "" if the value is right
-            in the shell of each host.
+        nested: whether the command is in the ``-c`` argument of a shell or in a shell script.
+        unread: reason why the started program is unknown; None if the program is known.
+        lost: options, as typed, whose value only the shell that runs the line can determine; "" if the value is correct
+            on every host.
     """
 
     launcher: str
@@ -94,13 +97,13 @@ class LaunchLine:
     lost: Mapping[str, str] = field(default_factory=dict)
 
     def in_cluster(self, cluster: Cluster) -> LaunchLine:
-        """Return the line with known variables in its options replaced; options with unknown variables are ``lost``."""
+        """Return the line with known variables in options replaced, and options with unknown variables in ``lost``."""
         known, lost = known_options(self.options, self.variables, cluster)
         return replace(self, options=known, lost=lost)
 
     @property
     def master(self) -> dict[str, str]:
-        """The line's values of MASTER_ADDR and MASTER_PORT ("" if unknown), used if no hosts file sets them."""
+        """The values of MASTER_ADDR and MASTER_PORT that the line sets, or empty strings if unknown."""
         addr, port = self.options.get("master_addr"), self.options.get("master_port")
         place = self.options.get("rdzv_endpoint") or (self.url or "").removeprefix("tcp://")
         if place and (self.url or self.launcher == "sglang" or self.options.get("rdzv_backend", "static") != "static"):
@@ -117,7 +120,7 @@ class LaunchLine:
 
     @property
     def places_itself(self) -> bool:
-        """True if no launcher starts the script, so that each host's line must contain the rank."""
+        """True if no launcher starts the script, so each host's line must contain the rank."""
         return self.launcher == "script" and not self.started
 
     @property
@@ -127,7 +130,7 @@ class LaunchLine:
     def written(
         self, options: Mapping[str, str], script: Sequence[str], variables: Mapping[str, str]
     ) -> tuple[str, ...]:
-        """Return the line's words, updated with these options, script and variables; new options come first."""
+        """Return the words of the line, updated with the given options, script, and variables."""
         kept, left = [], dict(options)
         for _, name, written, value in self.own:
             new = left.pop(name, value)
@@ -147,7 +150,7 @@ class LaunchLine:
         return (*starmap(shell.assignment, front.items()), *start, *words)
 
     def spans(self, count: int) -> bool:
-        """Return whether --nnodes, such as "2" or with c10d "1:4", allows this number of nodes."""
+        """Return whether ``--nnodes``, such as ``2`` or (with c10d) ``1:4``, allows ``count`` nodes."""
         least, sign, most = self.options.get("nnodes", "").partition(":")
         known = is_number(least) and is_number(most or least)
         return known and int(least) <= count <= int(most or least) and not (sign and self.is_static)
@@ -158,19 +161,19 @@ class LaunchLine:
 
     @property
     def is_static(self) -> bool:
-        """True if the line contains the node's rank, and the master's address and port as separate options."""
+        """True if the line must specify the node rank, the master address, and the master port."""
         return (
             self.table.placed and self.options.get("rdzv_backend", "static") == "static" and self.launcher != "sglang"
         )
 
     @property
     def is_of_c10d(self) -> bool:
-        """True if the ranks meet through torchrun's c10d rendezvous."""
+        """True if the ranks use torchrun's c10d rendezvous."""
         return self.launcher == "torchrun" and self.options.get("rdzv_backend") == "c10d"
 
     @property
     def settings_file(self) -> str | None:
-        """The file from which accelerate reads settings that the line leaves out; if none is named, the default file.
+        """The configuration file from which Accelerate reads settings that the line omits.
 
         Sources: ``_validate_launch_command`` (accelerate/commands/launch.py), ``default_config_file`` (config_args.py).
         """
@@ -179,7 +182,7 @@ class LaunchLine:
 
     @property
     def meets_elsewhere(self) -> bool:
-        """True if the ranks meet at an etcd server, which is not a host of the job."""
+        """True if the rendezvous uses an etcd server, which is not one of the job's hosts."""
         return self.options.get("rdzv_backend", "").startswith("etcd")
 
     @property
@@ -191,9 +194,9 @@ class LaunchLine:
 def split_at_dashes(
     words: Sequence[str], argv: Sequence[str], others: int, what: str
 ) -> tuple[str | None, Sequence[str]]:
-    """Return the hosts file and the words after "--"; without "--", the last ``others`` words.
+    """Return the hosts file and the words after ``--`` or, without ``--``, the last ``others`` words.
 
-    ``argv`` is needed because click removes the "--" from ``words``.
+    ``argv`` is needed because Click removes ``--`` from ``words``.
     """
     behind = len(argv) - argv.index("--") - 1 if "--" in argv else others
     before, after = words[: len(words) - behind], words[len(words) - behind :]
@@ -203,7 +206,7 @@ def split_at_dashes(
 
 
 def behind_dashes(words: Sequence[str], argv: Sequence[str]) -> tuple[str | None, tuple[str, ...]]:
-    """Return the hosts file, and the line after "--"; raise UsageError if there are any other words."""
+    """Return the hosts file and the launch command after ``--``; raise UsageError if there are other words."""
     hosts, line = split_at_dashes(words, argv, 0, "the launch command")
     if "--" in argv:
         out = _out_of_script(line)
@@ -215,9 +218,9 @@ def behind_dashes(words: Sequence[str], argv: Sequence[str]) -> tuple[str | None
 
 
 def _out_of_script(words: Sequence[str]) -> Sequence[str]:
-    """Return the launch command in the shell script that these words run; the words themselves if they run none.
+    """Return the launch command in the shell script that ``words`` run, or ``words`` if they run no script.
 
-    The script, which must be on this machine, is read but not run.
+    The shell script, which must be on this machine, is read but not run.
     """
     readers = {*SHELLS, "sbatch"}
     path = next((word for word in words if not word.startswith("-") and PurePath(word).name not in readers), "")
@@ -237,19 +240,19 @@ def _out_of_script(words: Sequence[str]) -> Sequence[str]:
 
 
 def joined(words: Sequence[str]) -> Line:
-    """Return the words as one line, quoted for a shell that expands the variables in them."""
+    """Return the words as one line, quoted so that a shell still expands variables."""
     return shell.script("{line}", line=[*map(shell.with_variables, words)])
 
 
 def pasteable(lines: Mapping[str, tuple[str, ...]]) -> tuple[Command, ...]:
-    """Return the hosts' lines as commands; a single command without a host if all lines are equal."""
+    """Return one command for each host, or a single command without a host if all lines are equal."""
     if len({*lines.values()}) == 1:
         return on(None, joined(next(iter(lines.values()))))
     return tuple(command for host, words in lines.items() for command in on(host, joined(words)))
 
 
 def _split(words: Sequence[str]) -> list[str]:
-    """Return the words of a line; a line that is a single quoted argument is split."""
+    """Return the words of a line, and split a line that was given as a single quoted argument."""
     if len(words) != 1 or not any(map(str.isspace, words[0])):
         return list(words)
     try:
@@ -259,9 +262,9 @@ def _split(words: Sequence[str]) -> list[str]:
 
 
 def read_line(words: Sequence[str], known: Mapping[str, bool] | None = None) -> LaunchLine:
-    """Parse words as a launch command; raise UsageError if that is impossible.
+    """Parse words as a launch command; raise UsageError if the words are not a launch command.
 
-    ``known`` has the options of the launcher installed on the hosts, and whether each option takes a value.
+    ``known`` maps each option of the launcher installed on the hosts to whether the option takes a value.
     """
     every = _split(words)
     if every[:1] == ["env"] and not "".join(every[1:2]).startswith("-"):
@@ -300,11 +303,11 @@ def read_line(words: Sequence[str], known: Mapping[str, bool] | None = None) -> 
 
 
 def meeting_name(line: LaunchLine, nodes: int, engines: Iterable[Engines | Unknown | None]) -> str | None:
-    """Return the host name at which torchrun's c10d rendezvous makes all ranks meet.
+    """Return the host name that torchrun's c10d rendezvous passes to all ranks as the master address.
 
-    None if the ranks don't meet at a host name, or if the name of some host is unknown. It is the fully qualified name
-    (socket.getfqdn) of the agent with rank 0, unless --local-addr replaces it. Agents are ranked by name (``_NodeDesc``
-    and ``next_rendezvous`` in torch/distributed/elastic/rendezvous/dynamic_rendezvous.py).
+    The result is None if the rendezvous does not use host names or if a host name is unknown. The result is the fully
+    qualified domain name (``socket.getfqdn``) of the agent with rank 0. Agents are ranked in alphabetical order of
+    their names (``_NodeDesc`` and ``next_rendezvous`` in torch/distributed/elastic/rendezvous/dynamic_rendezvous.py).
     """
     names = [one.fqdn for one in engines if isinstance(one, Engines) and one.fqdn]
     by_name = line.is_of_c10d and "local_addr" not in line.options and nodes > 1
@@ -312,9 +315,9 @@ def meeting_name(line: LaunchLine, nodes: int, engines: Iterable[Engines | Unkno
 
 
 def line_to_judge(snapshot: Snapshot) -> LaunchLine | None:
-    """Return the launch command to judge, parsed with the options that its launcher has on the hosts; None without one.
+    """Return the parsed launch command of a snapshot, or None if the snapshot contains no launch command.
 
-    ValueError or UsageError is raised if the command can't be parsed.
+    A command that can't be parsed raises ValueError or UsageError.
     """
     if snapshot.cluster.line is None:
         return None
@@ -323,7 +326,7 @@ def line_to_judge(snapshot: Snapshot) -> LaunchLine | None:
 
 
 def host_options(snapshot: Snapshot) -> dict[str, Mapping[str, bool]]:
-    """Return the options of the line's launcher as installed on each host, except hosts where they are unknown."""
+    """Return the options of the launcher installed on each host, except hosts with unknown options."""
     seen = {host.name: host.facts.engines for host in snapshot.hosts if host.facts is not None}
     return {
         name: one.options
@@ -333,27 +336,28 @@ def host_options(snapshot: Snapshot) -> dict[str, Mapping[str, bool]]:
 
 
 _WHOLE = re.compile(r"-{0,2}(?:(?:total|global)[-_])?(?:train[-_])?batch(?:[-_]size)?")
-"""Matches options for the batch size of all ranks together, such as --batch-size of YOLOv5, batch= of Ultralytics and
---global-batch-size of Megatron.
+"""Pattern for options that set the total batch size of all ranks, such as ``--batch-size`` of YOLOv5, ``batch=`` of
+Ultralytics, and ``--global-batch-size`` of Megatron.
 """
 _EACH = re.compile(r"--(?:per[-_](?:device|gpu)|micro)[-_](?:train[-_])?batch[-_]size(?:[-_]per[-_]gpu)?")
-"""Matches options for the batch size of each rank, such as --per_device_train_batch_size of transformers and
---micro-batch-size of Megatron.
+"""Pattern for options that set the batch size of each rank, such as ``--per_device_train_batch_size`` of Transformers
+and ``--micro-batch-size`` of Megatron.
 """
 _NUMBER = re.compile(r"[1-9]\d{0,8}")
 
 
 def divides(batch: int, world: int) -> None:
-    """Raise UsageError if a batch can't be split evenly over all ranks."""
+    """Raise UsageError if a batch can't be split evenly among all ranks."""
     wrong = _remainder(batch, world)
     if wrong:
         raise UsageError(f"a batch of {wrong}")
 
 
 def batch_notes(script: tuple[str, ...], world: int) -> tuple[list[str], list[str]]:
-    """Return notes and warnings about a script's batch sizes for this number of ranks.
+    """Return notes and warnings about a script's batch sizes for ``world`` ranks.
 
-    No batch size is refused, because only the script determines whether it is split among the ranks or used by each.
+    No batch size is rejected, because only the script determines whether a batch size applies to all ranks or to each
+    rank.
     """
     notes, warnings = [], []
     for argument in _batches(script):
@@ -385,11 +389,11 @@ def _remainder(batch: int, world: int) -> str:
 
 
 def model_size(line: LaunchLine) -> int | None:
-    """Return the number of GPUs that an engine's line needs, in total or (vLLM without --nnodes) on each host.
+    """Return the number of GPUs that an engine needs in total or, for vLLM without ``--nnodes``, on each host.
 
-    None if the line does not show that number. vLLM's data parallelism over several hosts needs no --nnodes;
-    --data-parallel-size-local is then each host's share. With --enable-dp-attention, SGLang's data parallelism is part
-    of its tensor parallelism.
+    The result is None if the line does not specify the number of GPUs. vLLM does not need ``--nnodes`` for data
+    parallelism over several hosts, where ``--data-parallel-size-local`` is the share of each host. With
+    ``--enable-dp-attention``, SGLang's data parallelism is part of SGLang's tensor parallelism.
     """
     sizes = ["tensor", "pipeline"]
     if line.launcher == "vllm" and "nnodes" not in line.options:
@@ -403,9 +407,9 @@ def model_size(line: LaunchLine) -> int | None:
 
 
 def meant_total(line: LaunchLine, counts: Collection[int]) -> int | None:
-    """Return the right --num_processes if accelerate's line gives the number for one machine instead of the total.
+    """Return the correct ``--num_processes`` if an Accelerate line gives the number per machine, not the total.
 
-    None for any other line. ``counts`` has the planned number of ranks of each host.
+    The result is None for any other line. ``counts`` contains the planned number of ranks on each host.
     """
     told, total = line.options.get("world_size", ""), sum(counts)
     per_machine = line.launcher == "accelerate" and is_number(told) and {*counts} == {int(told)}
@@ -413,9 +417,9 @@ def meant_total(line: LaunchLine, counts: Collection[int]) -> int | None:
 
 
 def starts_no_ranks(line: LaunchLine) -> bool:
-    """Return whether accelerate starts the script once on each machine, without giving it a rank.
+    """Return whether Accelerate starts the script once on each machine without assigning a rank.
 
-    That is what accelerate's ``simple_launcher`` does, which is used for --cpu (accelerate/commands/launch.py of 1.15).
+    Accelerate 1.15 uses ``simple_launcher``, which assigns no ranks, for ``--cpu`` (accelerate/commands/launch.py).
     """
     several = is_number(line.options.get("nnodes", "")) and int(line.options["nnodes"]) > 1
     return line.launcher == "accelerate" and several and "cpu" in line.options and "mpirun_hostfile" not in line.options
@@ -429,10 +433,10 @@ def needs_all(line: LaunchLine, counts: Mapping[str, int]) -> bool:
 def own_lines(
     line: LaunchLine, cluster: Cluster, counts: Mapping[str, int], gpus: Mapping[str, int], *, spelled_out: bool = False
 ) -> dict[str, tuple[str, ...]]:
-    """Return the words of each host's line; ``counts`` has the host's planned number of ranks, ``gpus`` that of GPUs.
+    """Return the words of each host's line, given the planned number of ranks and the number of GPUs per host.
 
-    ``spelled_out`` is for hosts whose names would make torchrun's c10d rendezvous fail. The lines then contain what
-    torchrun would derive from the names.
+    Set ``spelled_out`` if the names of the hosts would make torchrun's c10d rendezvous fail. With ``spelled_out``, the
+    lines contain the settings that torchrun would otherwise derive from the host names.
     """
     told, options = line.options.get("nproc_per_node", ""), _of_all(line, cluster, counts)
     ranked = line.is_ranked and not (line.table.engine and not options)
@@ -467,7 +471,7 @@ def own_lines(
 def c10d_place(node: Node, cluster: Cluster, conf: str = "") -> dict[str, str]:
     """Return a node's settings for the c10d rendezvous: whether the node hosts the store, and the node's address.
 
-    By default torchrun derives both from what the host's own name resolves to, which may be 127.0.1.1.
+    By default, torchrun derives these settings from the address of the host's own name, which may be 127.0.1.1.
     """
     given = [item for item in conf.split(",") if item and not item.startswith("is_host=")]
     return {"rdzv_conf": ",".join([*given, f"is_host={int(node is cluster.nodes[0])}"]), "local_addr": node.address}
@@ -476,9 +480,9 @@ def c10d_place(node: Node, cluster: Cluster, conf: str = "") -> dict[str, str]:
 def _placed(
     line: LaunchLine, script: list[str], node_rank: int, nodes: int, counts: Mapping[str, int]
 ) -> tuple[list[str], dict[str, str]]:
-    """Return a node's words and variables for a script that is started once per node and given its rank.
+    """Return a node's words and variables for a script that is started once per node with an explicit rank.
 
-    Such a script has one rank on each node, or starts the node's other ranks itself, as imagenet/main.py does.
+    Such a script has one rank per node or, like imagenet/main.py, starts the other ranks of the node.
     """
     right = {"--rank": str(node_rank), "--world-size": str(nodes)}
     said = {each.name: each for each in line.arguments if each.name in right and is_number(each.value)}
@@ -492,7 +496,7 @@ def _placed(
 
 
 def _of_all(line: LaunchLine, cluster: Cluster, counts: Mapping[str, int]) -> dict[str, str]:
-    """Return the options that every host's line must have; none for an engine that each host can start alone."""
+    """Return the options that all lines share; empty for an engine that each host can start alone."""
     if not line.table.placed or (line.table.engine and "nnodes" not in line.options and not needs_all(line, counts)):
         return {}
     options = {} if line.spans(len(cluster.nodes)) else {"nnodes": str(len(cluster.nodes))}
@@ -502,7 +506,7 @@ def _of_all(line: LaunchLine, cluster: Cluster, counts: Mapping[str, int]) -> di
 
 
 def meeting_place(cluster: Cluster, *, static: bool) -> dict[str, str]:
-    """Return the address and port at which the ranks of a job meet, as settings under torchrun's names."""
+    """Return the settings for a job's rendezvous address and port, by torchrun's option names."""
     if static:
         return {"master_addr": cluster.master_addr, "master_port": str(cluster.master_port)}
     return {"rdzv_endpoint": endpoint(cluster.master_addr, cluster.master_port)}
@@ -513,12 +517,12 @@ def tcp_url(cluster: Cluster) -> str:
 
 
 def place_of(node: Node, nodes: int) -> dict[str, str]:
-    """Return the number of nodes and the node's rank, as settings under torchrun's names."""
+    """Return the settings for the number of nodes and the node rank, by torchrun's option names."""
     return {"nnodes": str(nodes), "node_rank": str(node.node_rank)}
 
 
 def _better_script(line: LaunchLine, cluster: Cluster, ranks: int) -> list[str]:
-    """Return the script's words with the cluster's address, and with batch sizes that all ranks can share evenly."""
+    """Return the script's words with the cluster's master address and with batch sizes that divide evenly."""
     told, script = line.options.get("nproc_per_node", ""), list(line.script)
     world = max(1, int(told) * len(cluster.nodes) if is_number(told) else ranks)
     for each in line.arguments:

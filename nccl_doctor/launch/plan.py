@@ -1,9 +1,8 @@
-"""Plans a job: the ranks on each node, and their variables. Also finds variables that contradict the plan.
+"""Plans the ranks on each node and their variables, and finds variables that contradict the plan.
 
-Sources of what the variables mean: ``env://`` reads RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT
-(torch/distributed/rendezvous.py), PET_ variables contain defaults of torchrun's options
-(torch/distributed/argparse_util.py), and scripts under Slurm use SLURM_PROCID, SLURM_LOCALID and SLURM_NTASKS as
-rank, local rank and world size (srun(1)).
+``env://`` reads RANK, WORLD_SIZE, MASTER_ADDR, and MASTER_PORT (torch/distributed/rendezvous.py). Variables whose names
+begin with PET_ set defaults for torchrun's options (torch/distributed/argparse_util.py). Scripts under Slurm use
+SLURM_PROCID, SLURM_LOCALID, and SLURM_NTASKS as rank, local rank, and world size (srun(1)).
 """
 
 from __future__ import annotations
@@ -43,11 +42,11 @@ COUNTS = ("LOCAL_WORLD_SIZE", "PET_NPROC_PER_NODE")
 GROUPS = (ADDRESSES, PORTS, ENDPOINTS, NODES, PLACES, RANKS, LOCAL_RANKS, WORLDS, COUNTS)
 OF_A_JOB = tuple(chain(*GROUPS))
 COUNTED_THERE = frozenset({"gpu", "cpu", "auto"})
-"""Words that torchrun's --nproc_per_node accepts besides a number."""
+"""Values other than numbers that torchrun's ``--nproc_per_node`` accepts."""
 
 
 class CheckedHost(FrozenModel):
-    """Results of a check for a host: ranks to start, GPUs if known, and recommended variables."""
+    """Check results for a host: the number of ranks to start, the number of GPUs, and recommended variables."""
 
     nproc: int
     gpus: int | None = None
@@ -56,7 +55,7 @@ class CheckedHost(FrozenModel):
 
 
 class LastResults(NamedTuple):
-    """The results of the last check of a cluster: hosts, the oldest torch version on them, and reasons for doubt."""
+    """The results of a cluster's last check: hosts, oldest torch version, and reasons to doubt the results."""
 
     hosts: Mapping[str, CheckedHost]
     torch: str | None
@@ -64,14 +63,14 @@ class LastResults(NamedTuple):
 
 
 def secrets(variables: Mapping[str, str]) -> frozenset[str]:
-    """Return the names of variables with secrets. Their values are not printed: the shell that runs a line has them."""
+    """Return the names of variables that contain secrets, whose values must not be printed."""
     said = {name: f"{name}={value}" for name, value in variables.items()}
     return frozenset(name for name, text in said.items() if without_secrets(text) != text)
 
 
 @dataclass(frozen=True)
 class NodeStart:
-    """A node's part of a job: the ranks start at ``first``; ``gpus`` is None if GPUs are neither named nor known."""
+    """A node's part of a job, with ranks numbered from ``first``; ``gpus`` is None if the GPUs are unknown."""
 
     node: Node
     nproc: int
@@ -82,7 +81,7 @@ class NodeStart:
 
 @dataclass(frozen=True)
 class LaunchPlan:
-    """A job to start; ``torch`` is the version found by the last check."""
+    """A job to start; ``torch`` is the PyTorch version that the last check found."""
 
     cluster: Cluster
     starts: tuple[NodeStart, ...]
@@ -95,7 +94,7 @@ class LaunchPlan:
 
     @property
     def ranks(self) -> tuple[RankPlace, ...]:
-        """The place of each rank, in the order of the ranks."""
+        """The node, local rank, and GPU of each rank, in rank order."""
         from nccl_doctor.model.documents import RankPlace
 
         places = []
@@ -108,7 +107,7 @@ class LaunchPlan:
 
     @property
     def digest(self) -> str:
-        """Identifier of the job, the same on every host that starts it."""
+        """Identifier of the job, which is the same on every host."""
         return hashlib.sha256(repr((self.cluster.nodes, self.script)).encode()).hexdigest()[:8]
 
     @property
@@ -118,12 +117,12 @@ class LaunchPlan:
         return re.sub(r"[^A-Za-z0-9_-]", "_", script.rpartition("/")[2].partition(".")[0]) or "train"
 
     def with_variables(self, variables: Mapping[str, str]) -> LaunchPlan:
-        """Return the job with these variables added; those already set on hosts take precedence."""
+        """Return the job with ``variables`` added; variables that a host already has take precedence."""
         starts = (replace(start, variables={**variables, **start.variables}) for start in self.starts)
         return replace(self, starts=tuple(starts))
 
     def even(self, launcher: str, why: str) -> int:
-        """Return the number of ranks that every node starts; raise UsageError if nodes differ."""
+        """Return the number of ranks that every node starts; raise UsageError if the nodes differ."""
         counts = {start.nproc for start in self.starts}
         if len(counts) > 1:
             told = ", ".join(f"{start.node.name} {start.nproc}" for start in self.starts[:6])
@@ -185,14 +184,14 @@ def _count(node: Node, checked: CheckedHost | None) -> int | None:
 
 
 def nearest(batch: int, world: int) -> tuple[int, ...]:
-    """Return the nearest batch sizes that this number of ranks can share evenly."""
+    """Return the batch sizes nearest to ``batch`` that ``world`` ranks can share evenly."""
     below = batch // world * world
     return (below, below + world) if below > 0 else (world,)
 
 
 @dataclass(frozen=True)
 class PlannedNode:
-    """A node's place in the plan. Its ranks start at ``first``; ``masters`` are the master's names and addresses."""
+    """A node's place in the plan. Ranks start at ``first``, and ``masters`` has the master's names and addresses."""
 
     cluster: Cluster
     node: Node
@@ -203,19 +202,19 @@ class PlannedNode:
 
 
 def contradictions(variables: Mapping[str, str], place: PlannedNode) -> Iterator[tuple[str, str, str]]:
-    """Yield the name and value of each variable that contradicts the plan, and a phrase for what is planned."""
+    """Yield the name and value of each variable that contradicts the plan, and a phrase for the planned value."""
     for name in filter(variables.__contains__, OF_A_JOB):
         if planned := _planned(name, variables[name].strip(), place):
             yield name, variables[name], planned
 
 
 def is_number(text: str) -> bool:
-    """Return whether a word is a count of at most nine digits."""
+    """Return whether a text is a decimal number of at most nine digits."""
     return len(text) <= 9 and text.isascii() and text.isdecimal()
 
 
 def _planned(name: str, value: str, place: PlannedNode) -> str | None:
-    """Return a phrase for what is planned instead of this value; None if the value is right."""
+    """Return a phrase for the planned value, or None if ``value`` agrees with the plan."""
     port, nodes = str(place.cluster.master_port), len(place.cluster.nodes)
     if name in ENDPOINTS:
         host, _, told = value.rpartition(":")
@@ -239,6 +238,6 @@ def _planned(name: str, value: str, place: PlannedNode) -> str | None:
 
 
 def names_of(cluster: Cluster, resolved: Collection[str] = ()) -> frozenset[str]:
-    """Return all names and addresses of the master: the planned one, those of the master's node, and ``resolved``."""
+    """Return all names and addresses of the master, from the plan, from the master's node, and in ``resolved``."""
     own = [(node.name, node.address) for node in cluster.nodes if cluster.master_addr in (node.name, node.address)]
     return frozenset({cluster.master_addr, *chain(*own), *resolved})

@@ -1,7 +1,8 @@
-"""Writes the lines that start an engine (vLLM, SGLang, Ray, DeepSpeed or Accelerate) on each host.
+"""Generates the commands that start an engine (vLLM, SGLang, Ray, DeepSpeed, or Accelerate) on each host.
 
-The syntax is that of vLLM 0.33 (0.11 has no ``--nnodes``), SGLang 0.5, Ray 2.60, DeepSpeed 0.19 (``--no_ssh``) and
-Accelerate 1.15. Each host's line also gives the host's own address, in the variable or option that the engine reads.
+The commands use the syntax of vLLM 0.33 (0.11 has no ``--nnodes``), SGLang 0.5, Ray 2.60, DeepSpeed 0.19
+(``--no_ssh``), and Accelerate 1.15. If an engine needs the host's own address, the command sets the variable or option
+that the engine reads.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ Addresses = Mapping[str, str]  # by host, its address in the cluster's network, 
 
 
 def engine_commands(job: LaunchPlan, engine: str, own: Addresses) -> tuple[Command, ...]:
-    """Return the line that starts the engine on each node; raise UsageError if the engine can't start this job."""
+    """Return the command that starts the engine on each node; raise UsageError if the engine can't start the job."""
     forms: dict[str, Callable[[LaunchPlan, NodeStart, str | None], Line]] = {
         "vllm": _vllm,
         "sglang": _sglang,
@@ -70,7 +71,7 @@ def _asked(script: Sequence[str], engine: str) -> bool:
 
 
 def _placed(job: LaunchPlan, start: NodeStart, *, static: bool = True) -> dict[str, str]:
-    """Return a node's settings under torchrun's names; empty for a job with a single node."""
+    """Return a node's rendezvous settings by torchrun's option names; empty for a job with a single node."""
     if len(job.starts) == 1:
         return {}
     return {**place_of(start.node, len(job.starts)), **meeting_place(job.cluster, static=static)}
@@ -132,7 +133,7 @@ def _variable(name: str, own: str | None) -> dict[str, str]:
 
 
 def own_addresses(job: LaunchPlan, checked: Mapping[str, str]) -> Addresses:
-    """Return each host's address: the listed one if numeric and not loopback, or else the one from the last check."""
+    """Return each host's listed address or, if it is a name or loopback address, the address from the last check."""
     found = {}
     for start in job.starts:
         listed = start.node.address

@@ -1,7 +1,7 @@
-"""Replaces shell variables in a launch command, such as one from a Slurm script.
+"""Replaces shell variables in a launch command, for example in a command from a Slurm script.
 
-What Slurm and the hosts file set is known before the start. Sources: sbatch(1), "OUTPUT ENVIRONMENT VARIABLES";
-srun(1), the same section. Other variables are known only to the shell that runs the line.
+Variables that Slurm and the hosts file set are known before the job starts. The sources are the sections "OUTPUT
+ENVIRONMENT VARIABLES" of sbatch(1) and srun(1). Other variables are known only to the shell that runs the line.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from nccl_doctor.text.shell import Literal
 _VARIABLE = re.compile(r"\$(?:\{(?P<braced>[A-Za-z_]\w*)(?::?-[^{}$`]*)?\}|(?P<plain>[A-Za-z_]\w*))")
 _OF_NODES = ("SLURM_NNODES", "SLURM_JOB_NUM_NODES", "SLURM_STEP_NUM_NODES")
 _OF_PLACE = frozenset({"SLURM_NODEID", "SLURM_PROCID"})
-"""Variables that contain a node's rank. SLURM_PROCID does so if each node has one task, which launchers need."""
+"""Variables that contain the node rank. SLURM_PROCID equals the node rank if each node runs one task."""
 
 
 def is_of_shell(text: str) -> bool:
@@ -31,10 +31,10 @@ def filled(text: str, values: Mapping[str, str]) -> str:
 def known_options(
     options: Mapping[str, str], variables: Mapping[str, str], cluster: Cluster
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """Return a line's options with known variables replaced; also, as typed, the options whose value stays unknown.
+    """Return the options with known variables replaced, and the options, as typed, whose values remain unknown.
 
-    The known variables are ``variables``, set before the line, and those that Slurm sets when it starts the line on the
-    cluster.
+    The known variables are ``variables``, which are set before the line, and the variables that Slurm or the hosts file
+    sets.
     """
     values = dict.fromkeys(_OF_NODES, str(len(cluster.nodes)))
     values |= {"MASTER_ADDR": cluster.master_addr, "MASTER_PORT": str(cluster.master_port)}

@@ -1,4 +1,4 @@
-"""Writes a Slurm batch script that starts the job: ``sbatch job.sh``, or ``bash job.sh`` inside a running job."""
+"""Generates a Slurm script that starts the job, for use with ``sbatch`` or, in a running job, with ``bash``."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ TASK = """\
 
 
 def script(job: LaunchPlan, *, c10d: bool = False, preflight: bool = False) -> Line:
-    """Return the script. Slurm orders nodes by name, and torchrun's node ranks follow that order, except with c10d.
+    """Return the script. Slurm sorts nodes by name, and torchrun's node ranks follow this order except with c10d.
 
-    With ``preflight``, a step first checks all nodes (``check --join``), and the script ends if it finds an error.
+    With ``preflight``, the script checks all nodes (``check --join``) before the job and exits if an error is found.
     """
     nodes = [start.node for start in job.starts]
     if len({node.address for node in nodes}) < len(nodes):

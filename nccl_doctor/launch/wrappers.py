@@ -1,6 +1,6 @@
-"""Reads the programs before a launcher: the variables that they set, and whether they start it several times.
+"""Parses the programs that precede a launcher in a command, and the variables that these programs set.
 
-A table lists each program's options that take a value, according to the manuals: env(1), sudo(8), timeout(1),
+A table lists the options of each program that take a value, according to the manuals of env(1), sudo(8), timeout(1),
 numactl(8), srun(1), mpirun(1) of Open MPI 5 and mpiexec of MPICH 4, docker-run(1), apptainer-exec(1), uv and conda run.
 """
 
@@ -25,15 +25,16 @@ _SHELL_WORDS = re.compile(r"\$(?![A-Za-z_{])|[`<>|]")
 
 
 class Wrapper(NamedTuple):
-    """A program that runs another one.
+    """A program that runs another program, such as ``env`` or ``srun``.
 
     Attributes:
         valued: options whose value is the next word; ``pairs`` are options that take the next two words.
-        verbs: subcommands, such as "run", of which one must follow the name; empty if the started program follows it.
-        places: number of words before the started program that are not options, such as an image or a duration.
-        sets: options that set a variable, NAME=VALUE; ``assigns``: such words may also precede the started program.
-        starts: whether it starts the program on several hosts, or several times.
-        flags: long options that take no value, in which case all others take one; None if they are not known.
+        verbs: subcommands, such as "run", of which one must follow the program's name; empty if none is needed.
+        places: number of positional arguments before the started program, such as an image or a duration.
+        sets: options that set a variable, with a value NAME=VALUE; ``assigns`` is true if NAME=VALUE may also be a word
+            without an option.
+        starts: whether the wrapper starts the program several times or on several hosts.
+        flags: long options without a value, if every other long option takes a value; None if unknown.
     """
 
     valued: frozenset[str] = frozenset()
@@ -115,14 +116,14 @@ WRAPPERS: dict[str, Wrapper] = {
 
 @dataclass
 class Front:
-    """Words before a launcher, and their effects.
+    """The part of a command before the launcher, and its effects.
 
     Attributes:
-        count: number of the words; ``begun`` is the number of words before srun or mpirun.
-        variables: variables that the words set, by name.
+        count: number of words before the launcher; ``begun`` is the number of words before srun or mpirun.
+        variables: environment variables that the words set, by name.
         started: the words of srun or mpirun, if one of them starts the launcher.
-        inner: the words in the argument of a shell's -c; None without such a shell.
-        unread: why it is unknown what the line starts; None if that is known.
+        inner: words of the command in a shell's ``-c`` argument; None without such an argument.
+        unread: reason why the started program is unknown; None if the program is known.
     """
 
     count: int = 0
@@ -134,7 +135,7 @@ class Front:
 
 
 def front_of(words: Sequence[str]) -> Front:
-    """Parse the words before the program that a line finally starts."""
+    """Parse the words that precede the launcher or script in a command."""
     front = Front()
     while front.count < len(words):
         word = words[front.count]
@@ -159,7 +160,7 @@ def front_of(words: Sequence[str]) -> Front:
 
 
 def _pass_over(front: Front, words: Sequence[str], name: str) -> None:
-    """Skip the wrapper's subcommand and options, and its other words before the started program."""
+    """Skip the wrapper's subcommand, options, and positional arguments."""
     wrapper = WRAPPERS[name]
     if wrapper.verbs:
         if "".join(words[front.count : front.count + 1]) not in wrapper.verbs:
@@ -185,7 +186,7 @@ def _pass_over(front: Front, words: Sequence[str], name: str) -> None:
 
 
 def _option(front: Front, words: Sequence[str], wrapper: Wrapper) -> None:
-    """Read an option with its value, and leave ``front.count`` at the last word of the two."""
+    """Read an option and its value, and set ``front.count`` to the index of the last word read."""
     written, sign, value = words[front.count].partition("=")
     follows = written in wrapper.valued or (
         wrapper.flags is not None and written.startswith("--") and written not in wrapper.flags
@@ -219,9 +220,9 @@ def _read_shell(front: Front, words: Sequence[str]) -> None:
 
 
 def the_start(script: str) -> tuple[str, ...]:
-    """Return the only line in a script that starts a launcher, with the variables set before it.
+    """Return the only command in a script that starts a launcher, with the variables set before the command.
 
-    UsageError is raised if no line, or more than one, starts a launcher, or if only a shell can expand its words.
+    UsageError is raised if the script does not start exactly one launcher, or if only a shell can expand the words.
     """
     found: list[tuple[str, ...]] = []
     variables: dict[str, str] = {}
@@ -247,7 +248,7 @@ def the_start(script: str) -> tuple[str, ...]:
 
 
 def _commands(script: str) -> list[list[str]]:
-    """Return the words of each simple command, except in lines that shlex can't parse."""
+    """Return the words of each simple command, except in lines that ``shlex`` can't parse."""
     found: list[list[str]] = []
     for line in re.sub(r"\\\n", " ", script).split("\n"):
         reader = shlex.shlex(shell.marked(line), posix=True, punctuation_chars=";&|()")

@@ -1,8 +1,9 @@
 """Base classes of all data: immutable models, documents, validated values from hosts, and unknown facts.
 
-Hosts are not trusted: numbers and lengths of texts are limited, texts have no lone surrogates, and addresses, networks,
-interfaces and versions are validated. These values are kept as text, so that JSON shows what the host sent. For mypy,
-``IpAddress`` and the like are separate types, which only the validators return.
+Data from hosts is not trusted. Numbers and the lengths of texts are limited, texts have no lone surrogates, and
+addresses, networks, interfaces and versions are validated. Validated values are kept as text, so that JSON shows what
+the host sent. For mypy, types such as ``IpAddress`` are distinct from ``str``, and only the validators return values of
+these types.
 """
 
 from __future__ import annotations
@@ -35,7 +36,10 @@ _NO_SCHEMA = frozenset({"config", "default", "metadata", "serialization"})
 
 
 def _fail_fast(schema: object, *, within: bool = False) -> None:
-    """Make validation of a model's collections end at the first error; nested models already do so for theirs."""
+    """Make the validation of a model's collections end at the first error.
+
+    Nested models are skipped, because their schemas have already been changed.
+    """
     if isinstance(schema, (list, tuple)):
         for inner in schema:
             _fail_fast(inner, within=within)
@@ -52,9 +56,9 @@ def _fail_fast(schema: object, *, within: bool = False) -> None:
 
 
 class FrozenModel(BaseModel):
-    """Base of pydantic models that can't be changed and refuse unknown fields.
+    """Base class of immutable pydantic models that reject unknown fields.
 
-    Validation of a list or an object ends at the first invalid member, since an error takes a hundred times the
+    The validation of a list or an object ends at the first invalid member, because an error takes a hundred times the
     member's memory.
     """
 
@@ -75,7 +79,10 @@ class FrozenModel(BaseModel):
 
 
 class Document(FrozenModel):
-    """A command's output, whose JSON is printed with ``-o json``; fields may be added but never changed."""
+    """The output of a command, which ``-o json`` prints as JSON.
+
+    Fields may be added to a document but are never changed.
+    """
 
     schema_: int = Field(default=SCHEMA, alias="schema", serialization_alias="schema")
     version: str = __version__
@@ -100,7 +107,7 @@ def clip(text: str) -> str:
 
 
 def clip_end(text: str) -> str:
-    """Return the text clipped at its beginning, since the end of a traceback is its most informative part."""
+    """Return the text clipped at its beginning, because the end of a traceback is its most informative part."""
     return clip(text if len(text) <= MAX_TEXT else f"…{text[1 - MAX_TEXT :]}")
 
 
@@ -111,13 +118,13 @@ def _clipped(value: object) -> object:
 
 
 class Observed(FrozenModel):
-    """Base of all data from hosts: texts are limited in length, and numbers are finite."""
+    """Base class of all data from hosts. Texts are limited in length, and numbers are finite."""
 
     model_config = ConfigDict(str_max_length=MAX_TEXT, allow_inf_nan=False)
 
 
 class ClippedModel(Observed):
-    """Base of sentences about hosts; overlong texts from hosts are clipped, never refused."""
+    """Base class of models that contain sentences about hosts. Texts that are too long are clipped, not rejected."""
 
     @model_validator(mode="before")
     @classmethod
@@ -139,7 +146,10 @@ _SCOPE = re.compile(r"[0-9A-Za-z_.:-]{1,60}", re.ASCII)
 
 @lru_cache(4096)
 def ip_address(text: str) -> _IpAddress:
-    """Return an address, with ``%scope`` for a link-local one; raise ValueError if it is invalid."""
+    """Return an IP address, which may have a ``%scope`` if it is an IPv6 address.
+
+    Raise ValueError if the address is invalid.
+    """
     bare, percent, scope = text.partition("%")
     if percent and not _SCOPE.fullmatch(scope):
         raise ValueError("no scope of an IPv6 address")
@@ -151,7 +161,7 @@ def ip_address(text: str) -> _IpAddress:
 
 @lru_cache(4096)
 def ip_network(text: str) -> _IpNetwork:
-    """Return a network in CIDR notation, whose host bits may be set; raise ValueError if it is invalid."""
+    """Return a network in CIDR notation, whose host bits may be set. Raise ValueError if the network is invalid."""
     ipaddress.ip_network(text, strict=False)
     return _IpNetwork(text)
 
@@ -167,7 +177,10 @@ def _netmask(text: str) -> _IpAddress:
 
 
 def _fits(pattern: str, problem: str) -> AfterValidator:
-    """Return a validator that refuses texts that the pattern does not match completely; ``problem`` is the message."""
+    """Return a validator that rejects texts that the pattern does not match completely.
+
+    ``problem`` is the error message.
+    """
     compiled = re.compile(pattern)
 
     def fit(text: T) -> T:
@@ -194,9 +207,9 @@ EnvValue = Annotated[str, Field(max_length=128 << 10)]  # value of a variable: e
 
 
 class Holds(Enum):
-    """Kinds of personal or secret contents of fields, for redacting snapshots.
+    """Kinds of personal or secret data in fields, for the redaction of snapshots.
 
-    Fields of no such kind are free text, from which user names and probable secrets are removed.
+    Fields without a :class:`Holds` annotation are free text, from which user names and probable secrets are removed.
     """
 
     USER = "the name of a user"
@@ -210,12 +223,18 @@ class Holds(Enum):
 
 @dataclass(frozen=True)
 class Fleeting:
-    """Annotation of a field that differs in every snapshot; a comparison of two snapshots leaves the field out."""
+    """Annotation of a field whose value differs in every snapshot.
+
+    The comparison of two snapshots ignores fields with this annotation.
+    """
 
 
 @dataclass(frozen=True)
 class OpenList:
-    """Annotation of a fact that is a list to which any local user can add items; ``item`` is the type of an item."""
+    """Annotation of a fact that is a list to which any local user can add items.
+
+    ``item`` is the type of the list's items.
+    """
 
     item: type[BaseModel]
 
@@ -225,7 +244,7 @@ Mark = TypeVar("Mark")
 
 @cache
 def marks(model: type[BaseModel], kind: type[Mark]) -> dict[str, Mark]:
-    """Return the annotations of this kind by field name, for fields that have one, directly or inside their type."""
+    """Return the annotations of type ``kind``, keyed by field name, that fields have directly or inside their types."""
     found = {name: _mark(kind, field.annotation, field.metadata) for name, field in model.model_fields.items()}
     return {name: mark for name, mark in found.items() if mark is not None}
 
@@ -239,7 +258,10 @@ def _mark(kind: type[Mark], annotation: object, metadata: Iterable[object] = ())
 
 @dataclass(frozen=True)
 class Subjects:
-    """Annotation of a fact that lists what checks judge; ``absent`` is the reason if the list is empty on all hosts."""
+    """Annotation of a fact that lists the objects that checks examine.
+
+    ``absent`` is the reason for skipping these checks if the list is empty on all hosts.
+    """
 
     absent: str
 
@@ -249,7 +271,7 @@ CommandLine = Annotated[str, Holds.COMMAND]
 HostAddress = Annotated[str, Field(pattern=r"^[0-9A-Za-z_:][0-9A-Za-z_.:%-]{0,254}$")]
 """An address or a name of a host, as in the hosts file."""
 CONTAINER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}", re.ASCII)
-"""Names and ids of containers for docker, podman and nerdctl, and of instances for apptainer."""
+"""Pattern of the names and IDs of docker, podman and nerdctl containers, and of the names of apptainer instances."""
 ContainerName = Annotated[str, Field(pattern=rf"^{CONTAINER_NAME.pattern}$")]
 Clipped = Annotated[str, BeforeValidator(_clipped)]  # a sentence whose end may be missing
 ClippedEnd = Annotated[str, BeforeValidator(lambda text: clip_end(text) if isinstance(text, str) else text)]
@@ -258,17 +280,19 @@ Output = Annotated[str, Field(max_length=MAX_OUTPUT)]  # the complete output of 
 Port = Annotated[int, Field(ge=1, le=65535)]  # a TCP port that can be dialled
 SocketPort = Annotated[int, Field(ge=0, le=65535)]  # a port in a socket table: 0 for a socket that is not bound
 Count = Annotated[int, Field(ge=0, le=2**63 - 1)]
-"""A number, size or index: never negative, and large enough for the bytes of the largest memory."""
+"""A non-negative number, size or index. The maximum is sufficient for the size of the largest memory in bytes."""
 Pid = Annotated[
     int, Field(ge=0, le=2**31 - 1), Fleeting()
 ]  # 0 for a process outside the PID namespace of whoever reports it
 SysctlNumber = Annotated[str, Field(pattern=r"^-?[0-9]{1,19}$")]
 """A kernel setting that is a number, as printed by /proc/sys."""
 ProcessState = Annotated[str, Field(pattern=r"^[A-Za-z]( [^ ]{1,64})?$")]
-"""A process state of proc(5) such as "S", or an uninterruptible one with the kernel function, such as "D nfs_wait"."""
+"""A process state as in proc(5), such as "S". An uninterruptible state may be followed by the kernel function, as in "D
+nfs_wait".
+"""
 Signed = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]  # an integer that may be negative
 Seconds = Annotated[float, Field(ge=0, le=1e12)]
-"""A duration, or a time since 1970, small enough for a float even when squared or multiplied by a size."""
+"""A duration or Unix time in seconds, limited so that its square and its product with a size fit in a float."""
 SignedSeconds = Annotated[float, Field(ge=-1e12, le=1e12)]  # difference between two clocks
 Rate = Annotated[float, Field(ge=0, le=1e12)]  # GB/s, 10⁹ bytes per second
 
@@ -277,7 +301,7 @@ MALFORMED = "malformed: "  # beginning of the reason if a host's answer has the 
 PENDING = "not reached"  # reason for a phase that had not begun when the run ended
 NOT_ASKED = "not asked for"  # beginning of the reason if a phase was not requested
 NOT_SELECTED = "not selected"
-"""The reason for a check that was not selected; a row with only such checks is not shown."""
+"""The reason for skipping a check that was not selected. A row is not shown if none of its checks was selected."""
 
 
 class Unknown(Observed):
@@ -304,7 +328,7 @@ class Unknown(Observed):
 
 
 class Skipped(Observed):
-    """A fact that was not requested or does not apply, so that its absence is not a gap."""
+    """A fact that was not requested or does not apply. A skipped fact does not make the result incomplete."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -325,7 +349,7 @@ def skipped(reason: str) -> Skipped:
 
 
 def known(fact: Unknown | Skipped | T) -> T:
-    """Return a fact that a check declares in ``needs``; raise TypeError if the fact is unknown or was skipped."""
+    """Return a fact that a check declares in ``needs``. Raise TypeError if the fact is unknown or was skipped."""
     if isinstance(fact, (Unknown, Skipped)):
         raise TypeError(f"not among the needs: {fact.reason}")
     return fact

@@ -1,4 +1,4 @@
-"""Models of the documents of commands without a :class:`~nccl_doctor.model.report.Report`, including ``hang``."""
+"""Models of the JSON documents of commands like ``hang``, which print no :class:`~nccl_doctor.model.report.Report`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ class HostList(Cluster, Document):
 
 
 class RankPlace(FrozenModel):
-    """Placement of a rank. ``gpu`` is an index or UUID; None for CPU jobs, and if the GPUs were not queried."""
+    """Placement of a rank.
+
+    ``gpu`` is an index or UUID, or None if the job runs on CPUs or if the GPUs were not queried.
+    """
 
     rank: int
     node_rank: int
@@ -45,12 +48,15 @@ class Launch(Document):
     warnings: tuple[str, ...] = ()  # reasons against starting now, each a sentence
 
     def without_secrets(self, hide: Callable[[Any], Any]) -> Launch:
-        """Return a copy without secrets, except in the lines, which are meant to be pasted."""
+        """Return a copy without secrets in notes and warnings.
+
+        The command lines are not changed, because they must work when they are pasted.
+        """
         return self.model_copy(update={"notes": hide(self.notes), "warnings": hide(self.warnings)})
 
 
 class AdvertisedAddress(FrozenModel):
-    """The address or name that a program advertises; None if the program exits without advertising any."""
+    """The address or name that a program advertises, or None if the program exits without advertising an address."""
 
     address: str | None
     why: str
@@ -73,7 +79,10 @@ class InterfaceAnswer(FrozenModel):
 
 
 class Exports(FrozenModel):
-    """Lines to paste, and their hosts (None for all); ``place`` ("from the snapshot") is printed after the hosts."""
+    """Lines to paste, and the hosts on which to paste them (None for all hosts).
+
+    ``place``, such as "from the snapshot", is printed after the hosts.
+    """
 
     hosts: tuple[str, ...] | None
     lines: tuple[str, ...]
@@ -100,7 +109,7 @@ class Change(FrozenModel):
     hosts: tuple[str, ...] = ()  # hosts with this change; empty for the cluster as a whole
 
     def without_secrets(self, hide: Callable[[Any], Any]) -> Change:
-        """Return a copy without secrets; values of variables with secret names are dropped."""
+        """Return a copy without secrets. Values of variables with secret names are removed."""
         secret = names_secret(self.what)
         before, after = (LEFT_OUT if secret else hide(text) for text in (self.before, self.after))
         return self.model_copy(update={"what": hide(self.what), "before": before, "after": after})
@@ -239,10 +248,10 @@ class HangWatch(Document):
 
     Attributes:
         at: time of the sample in seconds (UTC).
-        idle_s: seconds since the job was last seen to advance; None while there is no job.
+        idle_s: seconds since the job was last seen to advance, or None while no job is found.
         watched_s: seconds since the job was first found.
         blind: hosts that could not be observed.
-        hung: name of the diagnosis of a confirmed hang; "" if there is none.
+        hung: name of the diagnosis of a confirmed hang, or "" if no hang is confirmed.
     """
 
     command: Literal["hang"] = "hang"

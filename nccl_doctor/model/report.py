@@ -1,7 +1,7 @@
 """Models of a report, with its hosts, diagnoses and measurements.
 
-All models are immutable and can be converted to JSON and back. The JSON of :class:`Report` is the document that ``-o
-json`` prints; fields may be added to it but never changed.
+All models are immutable and can be converted to JSON and back. The JSON form of :class:`Report` is the document that
+``-o json`` prints. Fields may be added to this document but are never changed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from nccl_doctor.model.finding import CheckResult, Diagnosis, LogEvent, Outcome
 
 
 class NcclInterface(FrozenModel):
-    """The interface that NCCL's bootstrap uses on a host, as reported by libnccl or computed by our model of NCCL."""
+    """The interface that NCCL's bootstrap uses on a host, as reported by libnccl or computed by the model of NCCL."""
 
     name: str
     address: str
@@ -62,7 +62,7 @@ class HostSummary(FrozenModel):
     Attributes:
         network: the network of the address that NCCL chose on the host, such as "10.0.0.0/24".
         rdma: the host's RDMA ports in NCCL's order.
-        seen: facts about the host as phrases, by topic: versions, GPUs, limits, routes.
+        seen: facts about the host as phrases, keyed by topic, such as versions, GPUs, limits and routes.
         spent: for each phase, the seconds from the start of the run to the beginning and the end of the phase's work.
     """
 
@@ -92,12 +92,12 @@ Name = Annotated[str, Field(max_length=4096)]  # name of a host in a snapshot
 
 
 class MachineLoad(FrozenModel):
-    """How busy a machine was.
+    """The load of a machine.
 
     Attributes:
         queue: number of runnable processes, averaged over one minute (proc_loadavg(5)).
-        cpus: number of CPUs that these processes share.
-        lag_s: longest delay, in seconds, before one of our threads woke up; None if not measured.
+        cpus: number of CPUs that the runnable processes share.
+        lag_s: longest delay, in seconds, before a thread of nccl-doctor woke up, or None if not measured.
     """
 
     queue: float = Field(ge=0, le=2**31)
@@ -106,7 +106,7 @@ class MachineLoad(FrozenModel):
 
     @property
     def busy(self) -> bool:
-        """True if the load is at least two per CPU, or one of our threads woke up at least half a second late."""
+        """True if the load is at least two processes per CPU, or if a thread woke up at least half a second late."""
         return self.queue >= 2 * self.cpus or (self.lag_s or 0.0) >= 0.5
 
     @property
@@ -135,13 +135,16 @@ DialOutcome = Literal[
     "no-source-address", "failed",
 ]  # fmt: skip
 DialSeconds = Annotated[float, Field(ge=0, le=3600)]
-"""Duration of a connection attempt. Its time limit is a few seconds, and twice as long for a second attempt."""
+"""Duration of a connection attempt. The time limit is a few seconds for the first attempt and twice as long for the
+second attempt.
+"""
 
 
 class FailedDial(Observed):
-    """A TCP connection from ``src`` to ``dst`` that did not reach our listener; ``error`` is the name of an errno.
+    """A TCP connection from ``src`` to ``dst`` that did not reach nccl-doctor's listener.
 
-    ``seconds`` is the duration of the attempt, and ``source_port`` is its local port; each is None if not recorded.
+    ``error`` is the name of an errno value. ``seconds`` (the duration of the attempt) and ``source_port`` (the local
+    port) are None if they were not recorded.
     """
 
     src: str
@@ -155,12 +158,12 @@ class FailedDial(Observed):
 
 
 class SampleReport(FrozenModel):
-    """Pairs tested in a large mesh: the master with each host, ring neighbours in both directions, and random pairs.
+    """The tested pairs of hosts in a large cluster: the master with each host, ring neighbours, and random pairs.
 
     Attributes:
-        random_peers: number of random peers that each host dialled.
-        distances: how far apart, in the ring of all hosts, each host and the hosts that it dialled are.
-        dialled_by_all: hosts that were dialled by all others because a first connection attempt had failed.
+        random_peers: number of random peers to which each host connected.
+        distances: distances, in the ring of all hosts, between each host and the hosts to which it connected.
+        dialled_by_all: hosts to which all other hosts connected because a first connection attempt had failed.
     """
 
     random_peers: int
@@ -169,9 +172,10 @@ class SampleReport(FrozenModel):
 
 
 class MeshReport(FrozenModel):
-    """The port mesh. Of ``pairs`` ordered pairs of hosts, ``tested`` were tested, at the ``ports`` of each host.
+    """The results of connection tests between hosts.
 
-    ``sample`` describes the tested pairs; it is None if all pairs were tested.
+    ``tested`` is the number of tested pairs out of ``pairs`` ordered pairs of hosts, and ``ports`` contains the tested
+    ports of each host. ``sample`` describes the tested pairs, or is None if all pairs were tested.
     """
 
     hosts: int
@@ -187,10 +191,10 @@ class RateReport(FrozenModel):
 
     Attributes:
         gbps: rate at which the receiving kernel acknowledged data, in Gb/s (10⁹ bits per second).
-        rtt_us: round-trip time under this load, in µs.
-        of_link: fraction of the slower link's speed; None if the drivers do not report link speeds.
+        rtt_us: round-trip time during the measurement, in µs.
+        of_link: the rate as a fraction of the slower link's speed, or None if the drivers do not report link speeds.
         streams: number of simultaneous TCP connections.
-        limited: a phrase for the part of the machine that limited the rate; None if it was the network.
+        limited: a phrase for the part of a machine that limited the rate, or None if the network limited the rate.
         alone: True if a low rate was measured again while no other host was sending.
     """
 
@@ -215,7 +219,7 @@ def gbps_words(gbps: float) -> str:
 
 
 def gbps_span(values: Iterable[float]) -> str:
-    """Return a range of rates such as ``9.3 to 9.4 Gb/s``, or a single rate if all are printed alike."""
+    """Return a range of rates such as ``9.3 to 9.4 Gb/s``, or a single rate if all rates are printed alike."""
     rates = sorted(values)
     low, high = gbps_words(rates[0]), gbps_words(rates[-1])
     number, _, unit = low.partition(" ")
@@ -235,17 +239,21 @@ class RankReport(Observed):
     """The progress of a rank in the all-reduce.
 
     Attributes:
-        stage: the last stage that the rank reached, or "none"; ``times`` has the stages in order.
-        error_kind: set for errors that nccl-doctor detects itself: a wrong sum, or a torch without NCCL.
-        pid: the rank's PID on the host. The interpreter, torch and NCCL are those that the rank actually loaded.
+        stage: the last stage that the rank reached, or "none" before the first stage.
+        error_kind: kind of an error that nccl-doctor itself detects, which is a wrong sum or a build of torch without
+            NCCL.
+        pid: the rank's PID on the host. ``torch`` and ``nccl`` are the versions that the rank loaded.
         times: seconds from the rank's start to each stage.
-        exit_code: the exit status (exit(3)); ``signal`` is the number of the signal that killed the rank.
-        state: process state of a rank that had to be killed (proc(5)), such as "D nfs_wait" if it was in the kernel.
+        exit_code: the exit status (exit(3)). ``signal`` is the number of the signal that killed the rank.
+        state: process state of a rank that had to be killed (proc(5)), such as "D nfs_wait" if the rank was waiting in
+            the kernel.
         stack: Python frames of the main thread of a rank that had to be killed, innermost first.
         own_s: seconds that the rank spent outside the timed all-reduces, while other ranks may have waited for it.
-        busy: average number of CPUs that the rank's threads used or waited for while the sizes were timed.
-        interfaces: as NCCL prints them ("eth0:10.0.0.1"). ``network`` is "IB", "Socket" or the name of a plugin.
-        plugin: network plugin that NCCL loaded, such as "Libfabric (v8)". NCCL uses it only if it finds a device.
+        busy: average number of CPUs that the rank's threads used or waited for while the all-reduces were timed.
+        interfaces: interfaces of the rank as NCCL prints them, such as "eth0:10.0.0.1". ``network`` is "IB", "Socket"
+            or the name of a plugin.
+        plugin: network plugin that NCCL loaded, such as "Libfabric (v8)". NCCL uses the plugin only if the plugin finds
+            a device.
         transports: number of channels by transport, such as "P2P/CUMEM", "SHM/direct/direct" or "NET/IB/0/GDRDMA".
     """
 
@@ -273,7 +281,7 @@ class RankReport(Observed):
 
 
 class SizeReport(Observed):
-    """Results for one message size: the median time, and bandwidths in GB/s (10⁹ bytes) as defined by nccl-tests."""
+    """Results for one message size: the median time, and nccl-tests' bandwidths in GB/s (10⁹ bytes per second)."""
 
     bytes: Count
     seconds: Seconds
@@ -293,8 +301,9 @@ class IsolationReport(Observed):
     """The cause of a failed all-reduce, found by repeating the all-reduce in groups of hosts.
 
     Attributes:
-        culprit: "host": each of ``hosts`` fails with hosts that work with others. "pair": these two hosts fail together
-            but work with others. None: no culprit was found, for the reason in ``end``.
+        culprit: "host" if each of ``hosts`` fails together with hosts that work with other hosts, or "pair" if the two
+            ``hosts`` fail together but work with other hosts. The value is None if no culprit was found, for the reason
+            in ``end``.
     """
 
     culprit: Literal["host", "pair"] | None
@@ -323,15 +332,17 @@ COUNTERS: dict[str, tuple[Literal["link", "loss", "receiver", "congestion"], str
     "rp_cnp_handled": ("congestion", "congestion notices obeyed"),
     "port_xmit_wait": ("congestion", "ticks with data to send and no credit"),
 }
-"""RDMA port counters: the kind of problem that a growing counter indicates, and what the counter counts."""
+"""RDMA port counters, each with the kind of problem that an increase indicates and a phrase for the counted events."""
 PortName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}:[0-9]{1,3}$")]
 CounterName = Annotated[str, Field(pattern=r"^[a-z0-9_]{1,64}$")]
 Growth = Annotated[dict[PortName, Annotated[dict[CounterName, Count], Field(max_length=64)]], Field(max_length=256)]
-"""Increases of counters during the all-reduce, by port (such as "mlx5_0:1"), without counters that did not change."""
+"""Increases of counters during the all-reduce, keyed by port (such as "mlx5_0:1"). Counters that did not change are
+omitted.
+"""
 
 
 def grown_words(grown: dict[str, dict[str, dict[str, int]]]) -> tuple[str, ...]:
-    """Return lines such as "node1: mlx5_0:1: 12 packets received out of sequence", the most telling counters first."""
+    """Return lines such as "node1: mlx5_0:1: 12 packets received out of sequence", most significant counters first."""
     return tuple(
         f"{host}: {port}: {', '.join(f'{its[name]} {words}' for name, (_, words) in COUNTERS.items() if name in its)}"
         for host, ports in grown.items()
@@ -347,7 +358,7 @@ class LinkShare(FrozenModel):
         name: the link's interfaces or RDMA devices on ``host``, such as "eno1".
         gb_per_s: maximum rate in each direction, in GB/s (10⁹ bytes per second).
         links: the links whose rates add up to ``gb_per_s``, such as "one 100 Gb/s link".
-        share: fraction of ``gb_per_s`` that was reached, 0 to 1.
+        share: fraction of ``gb_per_s`` that was reached, from 0 to 1.
     """
 
     host: str
@@ -358,7 +369,7 @@ class LinkShare(FrozenModel):
 
 
 class AllReduceReport(FrozenModel):
-    """Result of the all-reduce; its fields have the same meaning as in :class:`~nccl_doctor.snapshot.Smoke`."""
+    """The result of the all-reduce. The fields mean the same as in :class:`~nccl_doctor.snapshot.smoke.Smoke`."""
 
     backend: Literal["nccl", "gloo"]
     reason: str = ""
@@ -380,7 +391,7 @@ MOST_NAMES = 3
 
 
 class Report(Document):
-    """The JSON document of all commands that diagnose."""
+    """The JSON document of all commands that report diagnoses."""
 
     status: Literal["ok", "warning", "error"]
     complete: bool
@@ -400,7 +411,7 @@ class Report(Document):
 
     @property
     def left_out(self) -> tuple[str, ...]:
-        """Phrases for parts that were skipped on request and that other commands check."""
+        """Phrases for the parts of ``nccl-doctor check`` that were skipped on request."""
         skipped = [check for check in self.checks if check.outcome is Outcome.SKIP and self.command == "check"]
         reasons = {check.reason for check in skipped}
         phases = {"--no-smoke": "the all-reduce", "--mesh none": "the ports between hosts"}

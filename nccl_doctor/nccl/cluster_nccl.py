@@ -34,7 +34,10 @@ MOST_NAMED = 4  # interfaces of a host in one sentence
 
 @dataclass(frozen=True)
 class ClusterNccl:
-    """NCCL's choices on the hosts that were reached. ``unknown`` gives the reasons for hosts with an unknown choice."""
+    """NCCL's choices of interface on the hosts that were reached.
+
+    ``unknown`` maps each host whose choice is unknown to the reason.
+    """
 
     snapshot: Snapshot
     by_host: dict[str, HostNccl]
@@ -46,7 +49,7 @@ class ClusterNccl:
 
     @cached_property
     def peers(self) -> Peers:
-        """Hosts that could reach an address, according to addresses, routes and the port mesh."""
+        """The hosts that could reach an address, according to interface addresses, routes and connection tests."""
         return Peers(self.by_host, self.mesh)
 
     @cached_property
@@ -72,7 +75,7 @@ class ClusterNccl:
 
     @cached_property
     def suggestion(self) -> InterfaceSuggestion | None:
-        """Interface names with which NCCL provably works on all hosts; None if no such names were found."""
+        """Interface names with which NCCL works on all hosts according to the model, or None without such names."""
         return suggest(self.snapshot.reached, self.by_host, self.mesh)
 
     @cached_property
@@ -85,7 +88,10 @@ class ClusterNccl:
         return {name: side.address for name, side in self.interfaces.items()}
 
     def lost_devices(self, host: str) -> tuple[Chosen, ...]:
-        """Return interfaces that NET/Socket alone uses and other hosts can't reach; none if RDMA carries the data."""
+        """Return the interfaces that only NET/Socket uses and that other hosts can't reach.
+
+        The result is empty if RDMA carries the data.
+        """
         side = self.by_host[host]
         if host in self.rdma.sides and self.rdma.sides[host].rdma.entries:
             return ()
@@ -94,12 +100,15 @@ class ClusterNccl:
         return tuple(use for use, peers in asked if reachability(side, use.address, peers, self.mesh).is_lost)
 
     def wanted(self, host: str) -> str | None:
-        """Return the host's NCCL_SOCKET_IFNAME as NCCL reads it; None if it is unset."""
+        """Return the host's NCCL_SOCKET_IFNAME as NCCL reads it, or None if the variable is unset."""
         variable = self.by_host[host].variables.get("NCCL_SOCKET_IFNAME")
         return variable.value if variable is not None and is_read(variable.value) else None
 
     def is_idle(self, host: str) -> bool:
-        """Return whether the bootstrap's interface is not running; NCCL before 2.28.3 uses such an interface anyway."""
+        """Return whether the bootstrap's interface is not running.
+
+        NCCL before 2.28.3 may choose an interface even if it is not running.
+        """
         side = self.by_host[host]
         link = side.link(side.chosen.name) if side.chosen is not None else None
         return link is not None and "running" not in link.flags
@@ -116,7 +125,7 @@ def cluster_nccl(snapshot: Snapshot, version: VersionNumbers | None = None) -> C
 
 
 class FaultKind(Enum):
-    """Faults in NCCL's choice of interface; the values are names of diagnoses."""
+    """Kinds of faults in NCCL's choice of interface. Each value is the name of a diagnosis."""
 
     NO_MATCH = "ifname-no-match"
     WRONG = "ifname-wrong-interface"
@@ -129,7 +138,8 @@ class FaultKind(Enum):
 class ChoiceFault:
     """A fault in NCCL's choice of interface on a host.
 
-    ``problem`` is a phrase that follows "NCCL on HOST". ``evidence`` maps each observation to the hosts it is about.
+    ``problem`` is a phrase that follows "NCCL on HOST". ``evidence`` maps each observation to the hosts that it
+    concerns.
     """
 
     host: str
@@ -178,7 +188,7 @@ def _bad_interface(nccl: ClusterNccl, side: HostNccl, chosen: Chosen) -> ChoiceF
         if standing.causes == {LossCause.LOOPBACK}:
             why = "the loopback interface, which no other host can reach"
         elif LossCause.OWN_ADDRESS in standing.causes:
-            why = "whose address other hosts have, too: each would connect to itself"
+            why = "whose address other hosts also have, so each host would connect to itself"
         problem = f"will use {chosen.name} ({chosen.address}), {why}"
         better = nccl.suggestion.interfaces.get(side.host) if nccl.suggestion is not None else None
         lets_through = better in {use.name for use in side.choice.net_socket}
@@ -211,7 +221,7 @@ def _is_anothers_fault(nccl: ClusterNccl, side: HostNccl, chosen: Chosen, causes
 
 
 def answers(snapshot: Snapshot, version: VersionNumbers | None = None) -> InterfaceAnswers:
-    """Return the result of ``ifname`` for each host, for ``version`` or else for the host's own version."""
+    """Return the result of ``ifname`` for each host, for NCCL ``version`` or, if it is None, the host's own NCCL."""
     from nccl_doctor.model.documents import InterfaceAnswers
 
     nccl = cluster_nccl(snapshot, version)
@@ -226,7 +236,7 @@ def answers(snapshot: Snapshot, version: VersionNumbers | None = None) -> Interf
 
 
 def answers_for(snapshot: Snapshot, address: Address, version: VersionNumbers | None = None) -> InterfaceAnswers:
-    """Return each host's interface with the address or in its network, and the setting that makes NCCL use it."""
+    """Return each host's interface that has the address or is in its network, and the setting that selects it."""
     from nccl_doctor.model.documents import InterfaceAnswers
 
     plain = answers(snapshot, version)
@@ -317,7 +327,10 @@ def _exports(found: tuple[InterfaceAnswer, ...]) -> tuple[Exports, ...]:
 
 
 def describe_gids(rdma: ClusterRdma, gids: Sequence[str]) -> str | None:
-    """Describe the ports with these GIDs, and whether they can connect to each other; None if no host has the GIDs."""
+    """Describe the ports that have these GIDs, and whether these ports can connect to each other.
+
+    Return None if no host has the GIDs.
+    """
     wanted = {(address.ipv4_mapped or address) if isinstance(address, ipaddress.IPv6Address) else address
               for gid in gids if (address := numeric(gid)) is not None}  # fmt: skip
     for pair in rdma.pairs:

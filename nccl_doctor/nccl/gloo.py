@@ -1,12 +1,13 @@
-"""gloo's choice of address on a host, and which of two hosts connects to the other.
+"""The address that gloo chooses on a host, and the rule for which of two hosts connects to the other.
 
-Unlike NCCL's variable, GLOO_SOCKET_IFNAME takes complete names and not prefixes (gloo/transport/tcp/device.cc,
-``lookupAddrForIface``). Its syntax as a list and its default come from torch (ProcessGroupGloo.cpp and init.cpp in
-torch/csrc/distributed/c10d).
+Unlike NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME contains complete names, not prefixes (``lookupAddrForIface`` in
+gloo/transport/tcp/device.cc). The list syntax and the default of GLOO_SOCKET_IFNAME come from torch
+(ProcessGroupGloo.cpp and init.cpp in torch/csrc/distributed/c10d).
 
-Of two ranks, the one with the higher address connects to the other. Addresses are compared as by memcmp(3), and equal
-addresses by their ports (gloo/transport/tcp/device.cc, ``Device::isInitiator``). So nobody dials 127.0.0.1 if it is the
-higher one: a single host that advertises it can connect with peers in 10.0.0.0/8, but not with peers in 192.168.0.0/16.
+Of two ranks, the one with the higher address connects to the other. gloo compares addresses as memcmp(3) does and, if
+the addresses are equal, compares ports (``Device::isInitiator`` in gloo/transport/tcp/device.cc). A host that
+advertises 127.0.0.1 can communicate with peers in 10.0.0.0/8, because the host connects to them, but not with peers in
+192.168.0.0/16.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ LOOPBACK = "127.0.0.1"
 
 
 def gloo_devices_of(host: Host) -> tuple[Chosen, ...] | NcclFailure | None:
-    """Return the devices that gloo uses for a job on a host; None if a fact needed for this is unknown."""
+    """Return the devices that gloo uses for a job on a host, or None if a required fact is unknown."""
     facts = host.facts
     if facts is None:
         return None
@@ -40,9 +41,9 @@ def gloo_devices(
 ) -> tuple[Chosen, ...] | NcclFailure | None:
     """Return the devices to which gloo binds, or the reason why gloo fails to start.
 
-    There is one device for each name in GLOO_SOCKET_IFNAME, a comma-separated list. If the variable is not set, gloo
-    uses the first local address to which the host's own name resolves, or else 127.0.0.1. The result is None if it is
-    unknown how the host's name resolves.
+    The result has one device for each name in GLOO_SOCKET_IFNAME, which is a comma-separated list. If
+    GLOO_SOCKET_IFNAME is not set, gloo uses the first local address to which the host's own name resolves, or else
+    127.0.0.1. The result is None if it is unknown how the host's name resolves.
     """
     value = variables.get(GLOO_SOCKET_IFNAME, "")
     if len(value) > 1:
@@ -64,7 +65,7 @@ def gloo_devices(
 
 
 def exact(interfaces: Interfaces, name: str, reason: str) -> Chosen | None:
-    """Return the first address of the interface with exactly this name; None if there is none."""
+    """Return the first address of the interface with exactly this name, or None if no such address exists."""
     found = (entry.address for entry in interfaces.addresses if entry.interface == name)
     return next((Chosen(name, address, reason) for address in found), None)
 

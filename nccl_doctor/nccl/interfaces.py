@@ -1,17 +1,12 @@
-"""NCCL's choice of interface as a pure function, for all versions from 2.4 on.
+"""Model of NCCL's choice of interfaces, for all versions since 2.4.
 
-NCCL considers interfaces in the order of getifaddrs(3), all IPv4 addresses before all IPv6 addresses. The bootstrap
-listens on the first accepted interface; NET/Socket uses all accepted interfaces, at most 16.
-
-If NCCL_COMM_ID is set, the bootstrap uses the interface in the subnet of that address.
-
-The rules are those of NCCL 2.4 to 2.30, from ``ncclSocketGetAddrFromString`` and ``ncclFindInterfaceMatchSubnet`` in
-src/misc/socket.cc (src/include/socket.h before 2.12.7).
-
-The syntax of NCCL_SOCKET_IFNAME:
-
-``[^][=]TOKEN[,TOKEN…]``: "^" makes it a list of interfaces to avoid, "=" means complete names instead of prefixes, and
-both signs apply to the whole list. Blanks and case are significant, but the order of the list is not.
+NCCL considers interfaces in the order of getifaddrs(3), with all IPv4 addresses before all IPv6 addresses. The
+bootstrap listens on the first accepted interface. NET/Socket uses all accepted interfaces, but at most 16. If
+NCCL_COMM_ID is set, the bootstrap uses the interface in the subnet of the address in NCCL_COMM_ID. The model follows
+NCCL 2.4 to 2.30. See ``ncclSocketGetAddrFromString`` and ``ncclFindInterfaceMatchSubnet`` in src/misc/socket.cc (in
+src/include/socket.h before 2.12.7). The syntax of NCCL_SOCKET_IFNAME is ``[^][=]TOKEN[,TOKEN…]``. "^" means that the
+listed interfaces are avoided, and "=" means that tokens are complete names instead of prefixes. "^" and "=" apply to
+the whole list. Spaces and case are significant, but the order of the tokens is not.
 """
 
 from __future__ import annotations
@@ -50,7 +45,7 @@ class Spec:
 
 
 def parse_spec(text: str, *, both_signs: bool = True) -> Spec:
-    """Parse a value as NCCL does (src/misc/socket.cc, ``findInterfaces``; src/misc/utils.cc, ``parseStringList``)."""
+    """Parse an interface list as NCCL does (``findInterfaces`` and ``parseStringList`` in src/misc)."""
     exclude = text.startswith("^")
     rest = text[1:] if exclude else text
     exact = rest.startswith("=") and (both_signs or not exclude)
@@ -60,7 +55,7 @@ def parse_spec(text: str, *, both_signs: bool = True) -> Spec:
 
 
 def is_read(value: str | None) -> bool:
-    """Return whether NCCL reads the value at all, which it does if ``strlen(env) > 1``."""
+    """Return whether NCCL uses the value, which must be longer than one byte (``strlen(env) > 1``)."""
     return value is not None and len(value.encode(errors="surrogateescape")) > 1
 
 
@@ -133,7 +128,9 @@ def _atoi(text: str) -> int:
 MAX_INTERFACES = 16  # NCCL 2.4 to 2.30, src/include/socket.h ``MAX_IFS``: NET/Socket uses no more
 
 OFF_SUBNET = "NET/Socket : No usable listening interface found"
-"""NCCL's message (src/bootstrap.cc). Up to 2.26.6, a line about the remote address precedes it."""
+"""NCCL's message if no interface is in the subnet of NCCL_COMM_ID (src/bootstrap.cc). Up to NCCL 2.26.6, a line about
+the remote address precedes this message.
+"""
 
 INVALID_ARGUMENT, SYSTEM_ERROR = 4, 2  # ncclResult_t (src/nccl.h.in)
 
@@ -149,7 +146,7 @@ class Chosen:
 
 @dataclass(frozen=True)
 class NcclFailure:
-    """A failure of NCCL or gloo: its message, the reason, and its ncclResult_t, or None for gloo."""
+    """A failure of NCCL or gloo, with its message and the reason. ``result`` is the ncclResult_t, or None for gloo."""
 
     words: str
     reason: str
@@ -170,7 +167,7 @@ _NO_NAMES: Resolver = Names(own={})
 def choose(
     interfaces: Interfaces, variables: Mapping[str, str], version: VersionNumbers, names: Resolver = _NO_NAMES
 ) -> ChosenInterfaces | Unknown:
-    """Return NCCL's choice on a host; ``variables`` must include those from NCCL's config files."""
+    """Return NCCL's choice of interfaces on a host. ``variables`` must include those from NCCL's config files."""
     return _choose(interfaces, variables, versions.behaviour(version), names)
 
 
@@ -182,10 +179,10 @@ def choose_all(
     before_conf_file: Mapping[str, str] | None = None,
     oldest: VersionNumbers = versions.OLDEST,
 ) -> ChosenInterfaces | Unknown:
-    """Return the choice that all versions from ``oldest`` on make; Unknown if their choices differ.
+    """Return the choice that all versions from ``oldest`` on make, or Unknown if the choices of the versions differ.
 
-    Choices count as equal if the bootstrap and NET/Socket use the same addresses; messages and result codes are taken
-    from the newest version. ``before_conf_file`` has the variables for versions that do not read NCCL_CONF_FILE.
+    Choices are equal if the bootstrap and NET/Socket use the same addresses. Messages and result codes are taken from
+    the newest version. ``before_conf_file`` contains the variables for versions that do not read NCCL_CONF_FILE.
     """
     older = variables if before_conf_file is None else before_conf_file
     possible = [(since, how) for since, how in versions.CLASSES if since > oldest]
@@ -223,7 +220,10 @@ def _tell(choice: ChosenInterfaces | Unknown) -> str:
 def _choose(
     interfaces: Interfaces, variables: Mapping[str, str], how: Behaviour, names: Resolver
 ) -> ChosenInterfaces | Unknown:
-    """Choose as ``bootstrapNetInit`` does (src/bootstrap.cc). If NCCL_COMM_ID is set, only its subnet matters."""
+    """Choose interfaces as ``bootstrapNetInit`` in src/bootstrap.cc does.
+
+    If NCCL_COMM_ID is set, the bootstrap's interface depends only on the subnet of NCCL_COMM_ID.
+    """
     comm_id = variables.get("NCCL_COMM_ID")
     remote = parse_comm_id(comm_id, interfaces, names) if comm_id is not None else None
     if isinstance(remote, Unknown):
@@ -273,7 +273,7 @@ FAMILIES = {"AF_INET": "inet", "AF_INET6": "inet6"}
 def _find(interfaces: Interfaces, spec: Spec, how: Behaviour, family: str | None, reason: str) -> tuple[Chosen, ...]:
     """Return the interfaces that ``findInterfaces`` finds, each name once.
 
-    Source: src/misc/socket.cc, from 2.29.2 on src/os/linux.cc.
+    Source: src/misc/socket.cc, or src/os/linux.cc since NCCL 2.29.2.
     """
     found: dict[str, Chosen] = {}
     for entry in usable(interfaces, family, running_only=how.running_only):
@@ -283,7 +283,10 @@ def _find(interfaces: Interfaces, spec: Spec, how: Behaviour, family: str | None
 
 
 def usable(interfaces: Interfaces, family: str | None, *, running_only: bool) -> list[InterfaceAddress]:
-    """Return the family's addresses without ``::1``, although 127.0.0.1 is kept. A ``family`` of None means both."""
+    """Return the addresses of a family, without the IPv6 loopback address but with the IPv4 loopback address.
+
+    If ``family`` is None, return the addresses of both families.
+    """
     idle = {link.name for link in interfaces.links if "running" not in link.flags} if running_only else set()
     return [
         entry
@@ -297,7 +300,7 @@ def usable(interfaces: Interfaces, family: str | None, *, running_only: bool) ->
 def _same_subnet(interfaces: Interfaces, remote: Remote) -> tuple[Chosen, ...]:
     """Return only the first interface in the subnet, as ``ncclFindInterfaceMatchSubnet`` does.
 
-    NCCL_SOCKET_IFNAME, the address family and IFF_RUNNING do not matter.
+    The result does not depend on NCCL_SOCKET_IFNAME, the address family or IFF_RUNNING.
     """
     reason = f"on the subnet of NCCL_COMM_ID ({remote.address})"
     hits = (Chosen(e.interface, e.address, reason) for e in interfaces.addresses if on_subnet(e, remote))

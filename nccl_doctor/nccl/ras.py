@@ -1,9 +1,9 @@
 """Parsers for answers from NCCL's RAS service (``ncclras``, port 28028).
 
-An answer describes communicators, ranks, operation counts and missing processes. It is text since NCCL 2.24, or JSON
-(``SET FORMAT json``) since 2.28.7 (src/ras/client_support.cc). Text names only the ranks of small groups and never
-healthy ranks; JSON names all ranks, but omits processes whose communicator is unknown. Only numbers in range and short
-plain words are accepted, because answers come from a host.
+An answer describes communicators, ranks, operation counts and missing processes. RAS answers in text since NCCL 2.24,
+and also in JSON (``SET FORMAT json``) since 2.28.7 (src/ras/client_support.cc). A text answer names only the ranks of
+small groups, and never names healthy ranks. A JSON answer names all ranks, but omits processes whose communicator is
+unknown. Only numbers in range and short plain words are accepted, because answers come from untrusted hosts.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from nccl_doctor.text.hostlist import grouped
 
 
 class MalformedAnswerError(ValueError):
-    """Raised for text that is not an answer from RAS. The message is one sentence."""
+    """Error for text that is not an answer from RAS. The message is one sentence."""
 
 
 @dataclass(frozen=True)
 class RasProcess:
-    """A process of the job. ``host`` is its address in NCCL's bootstrap."""
+    """A process of the job. ``host`` is the address of the process in NCCL's bootstrap."""
 
     host: str
     pid: int
@@ -50,7 +50,10 @@ class RasRank:
 
 @dataclass(frozen=True)
 class RankGroup:
-    """Ranks of one communicator that have the same value of ``topic``, in which the communicator's ranks differ."""
+    """A group of ranks of one communicator that have the same value of ``topic``.
+
+    Other ranks of the communicator have other values.
+    """
 
     topic: str  # a collective's name ("AllReduce"; "collective" in NCCL 2.24 and 2.25), "status" or "error"
     value: int | str  # collectives launched, a status, or NCCL's name of an error
@@ -71,7 +74,10 @@ class Communicator:
     groups: tuple[RankGroup, ...] = ()  # how the ranks differ, largest group first; empty if they agree
 
     def launched(self) -> dict[str, tuple[RankGroup, ...]]:
-        """Return the collectives with unequal launch counts, each with its groups of ranks, lowest count first."""
+        """Return the collectives whose launch counts differ between ranks.
+
+        The groups of ranks are sorted by count in ascending order.
+        """
         found = grouped((group.topic, group) for group in self.groups if isinstance(group.value, int))
         return {topic: tuple(sorted(groups, key=lambda one: int(one.value))) for topic, groups in found.items()}
 
@@ -216,7 +222,9 @@ _IN_PROGRESS = 7
 _MISSING_COMMA = re.compile(r"([}\d])(\s*)(?=\{|\"status\")")  # of missing ranks, and between them: 2.28.7 to 2.28.9
 
 _MOST_VALUES, _MOST_CONTAINERS, _DEEPEST = 2_000_000, 200_000, 8
-"""Limits for an answer. A rank has three objects and about thirty values, and RAS sends at most 8 MiB."""
+"""Limits for the content of a JSON answer. A rank in the answer has three objects and about thirty values, and RAS
+sends at most 8 MiB.
+"""
 _MOST_TOPICS = 64  # names of collectives, of all ranks together: NCCL knows a dozen
 
 _Count = Annotated[int, Field(ge=0, lt=1 << 64)]
@@ -295,7 +303,7 @@ class _Answer(BaseModel):
 
 
 def parse_json(text: str) -> RasAnswer:
-    """Parse RAS's answer to ``STATUS`` after ``SET FORMAT json``; raise the same errors as :func:`parse`."""
+    """Parse RAS's answer to ``STATUS`` after ``SET FORMAT json``. Raise the same errors as :func:`parse`."""
     try:
         refuse_crowded(text.encode(errors="replace"), values=_MOST_VALUES, containers=_MOST_CONTAINERS, depth=_DEEPEST)
         try:
@@ -339,7 +347,7 @@ _MOST_LINES = 200_000  # lines of a report: more than fit into the 8 MiB that ar
 def parse(text: str) -> RasAnswer:
     """Parse RAS's answer to ``STATUS`` or ``VERBOSE STATUS``, in text or JSON form.
 
-    Raises CrowdedError for an answer that is too large, and MalformedAnswerError for other invalid answers.
+    Raise CrowdedError for an answer that is too large, and MalformedAnswerError for any other invalid answer.
     """
     if text.lstrip().startswith("{"):
         return parse_json(text)

@@ -1,15 +1,15 @@
-"""NCCL's list of RDMA devices as a pure function: order, NCCL_IB_HCA, fused devices, and the GID of each port.
+"""Model of NCCL's list of RDMA devices: their order, the filter NCCL_IB_HCA, fused devices, and the ports' GIDs.
 
-The rules are those of NCCL 2.18 to 2.30.7: ``ncclIbInitDevices`` and ``ncclIbGetGidIndex`` in src/transport/net_ib.cc
-(from 2.29.2 on in net_ib/init.cc and net_ib/connect.cc), ``parseStringList`` in src/misc/utils.cc, and, from 2.24 on,
-``ncclTopoAutoMerge`` in src/graph/topo.cc. A port is in the list if it is ACTIVE, its link layer is InfiniBand or
-Ethernet, and NCCL_IB_HCA accepts it. A port that is down is not listed, so later ports move up. NCCL_IB_HCA filters but
-does not order.
-The model was compared with the real library, which lists simulated devices without a GPU (scripts/rdma-fuzz): 2.21.5
-fuses the same ports, and 2.26 to 2.32.3 list the same ports in the same order and choose the same GIDs, regardless of
-NCCL_IB_SORT_MERGE_NICS and NCCL_IB_RAIL_POLICY in 2.32. Before 2.26, an empty GID entry ends the connection with an
-error when it is compared.
-The kernel lists devices in the order of registration, as the numbers in /dev/infiniband/uverbsN show.
+The model follows NCCL 2.18 to 2.30.7. ``ncclIbInitDevices`` lists the devices and ``ncclIbGetGidIndex`` chooses the
+GIDs, in src/transport/net_ib.cc (since 2.29.2 in net_ib/init.cc and net_ib/connect.cc). ``parseStringList`` in
+src/misc/utils.cc parses NCCL_IB_HCA. Since 2.24, ``ncclTopoAutoMerge`` in src/graph/topo.cc fuses devices. A port is in
+the list if it is ACTIVE, its link layer is InfiniBand or Ethernet, and NCCL_IB_HCA accepts it. A port that is down is
+not listed, so later ports move up. NCCL_IB_HCA filters the list but does not change its order. The model was compared
+with the real library, which can list simulated devices without a GPU (scripts/rdma-fuzz). NCCL 2.21.5 fuses the same
+ports as the model. NCCL 2.26 to 2.32.3 list the same ports in the same order as the model and choose the same GIDs. In
+NCCL 2.32, NCCL_IB_SORT_MERGE_NICS and NCCL_IB_RAIL_POLICY do not change the list or the GIDs. Before 2.26, the
+comparison of an empty GID entry makes the connection fail with an error. The kernel lists devices in the order of
+registration, as the numbers in /dev/infiniband/uverbsN show.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ LINK_LOCAL = 0xFE80 << 48  # the upper half of fe80::/64
 
 @lru_cache(4096)
 def address_of(gid: str) -> ipaddress.IPv6Address:
-    """Return a GID, written as the kernel prints it, as an IPv6 address; "::" if it is invalid."""
+    """Convert a GID in the kernel's notation to an IPv6 address, or to "::" if the GID is invalid."""
     try:
         return ipaddress.IPv6Address(gid)
     except ValueError:
@@ -67,7 +67,7 @@ def is_usable(gid: RdmaGid | None) -> bool:
 
 
 def roce_version(gid: RdmaGid | None) -> int:
-    """Return the RoCE version of a GID, 2 or 1; -1 if the kernel does not report it."""
+    """Return the RoCE version of a GID (1 or 2), or -1 if the kernel does not report the version."""
     kind = gid.type if gid is not None else None
     return 2 if kind == "RoCE v2" else 1 if kind == "IB/RoCE v1" else -1
 
@@ -140,7 +140,10 @@ def _search(table: Mapping[int, RdmaGid], count: int, variables: Variables, vers
 
 
 def _range(text: str, *, v4: bool) -> ipaddress.IPv4Network | ipaddress.IPv6Network | None:
-    """Return NCCL_IB_ADDR_RANGE as a network; None (every address) if it is not a range of this address family."""
+    """Return NCCL_IB_ADDR_RANGE as a network.
+
+    The result is None, which stands for every address, if the value is not a range of this address family.
+    """
     if "/" not in text:
         return None
     try:
@@ -190,7 +193,7 @@ class Nic:
 
 @dataclass(frozen=True)
 class RdmaList:
-    """A host's RDMA devices as NCCL lists them. If NCCL uses none, ``off`` is the reason."""
+    """A host's RDMA devices as NCCL lists them. ``off`` is the reason if NCCL uses no RDMA devices."""
 
     devices: tuple[RdmaDevice, ...]
     variables: Variables = field(hash=False)
@@ -225,23 +228,23 @@ class RdmaList:
 
     @property
     def untold(self) -> str | None:
-        """A variable new in 2.32 that is set and orders or fuses devices in an unknown way; None if none is set."""
+        """The setting of an NCCL 2.32 variable that orders or fuses devices in an unknown way, or None if unset."""
         named = (name for name in UNTOLD if self.version >= UNTOLD_SINCE and self.variables.get(name))
         return next((f"{name}={self.variables[name]}" for name in named), None)
 
     @cached_property
     def refused(self) -> RdmaEntry | None:
-        """The first entry whose GID index is beyond the end of its port's table; None before NCCL 2.31.
+        """The first entry whose GID index is beyond the end of its port's GID table, or None if no such entry exists.
 
-        Because of this entry, NCCL uses no RDMA device: since 2.31, ``ncclIbInitDevices`` queries each port's GID
-        (net_ib/init.cc) and fails if there is none.
+        Before NCCL 2.31, the value is always None. Since 2.31, ``ncclIbInitDevices`` in net_ib/init.cc queries each
+        port's GID and fails if the GID does not exist, so NCCL uses no RDMA device.
         """
         asked = self.entries if self.version >= GID_READ_AT_INIT else ()
         return next((e for e in asked if e.is_roce and 0 < (e.port.gid_count or 0) <= e.gid.index), None)
 
     @cached_property
     def halves(self) -> tuple[tuple[RdmaEntry, RdmaEntry], ...]:
-        """Pairs of entries that are the same port of one chip with separate PCIe lanes, as on a GB10."""
+        """Pairs of entries for the same port of one chip that has two PCIe connections, as on a GB10."""
         by_port: dict[tuple[str | None, str], list[RdmaEntry]] = {}
         for entry in self.entries:
             if entry.device.guid and entry.device.pci:
@@ -270,7 +273,7 @@ class RdmaList:
 
     @cached_property
     def nics(self) -> tuple[Nic, ...]:
-        """The NICs that NCCL's channels use, in the list's order; fused ports count as one NIC."""
+        """The NICs that NCCL's channels use, in the order of NCCL's list. Fused ports count as one NIC."""
         return fuse(self.entries, self.variables, self.version)
 
     def _in_order(self) -> list[RdmaDevice]:
@@ -282,7 +285,7 @@ class RdmaList:
 
 
 def list_rdma(devices: Sequence[RdmaDevice], variables: Variables, version: VersionNumbers | None) -> RdmaList:
-    """Return a host's RDMA devices as this version of NCCL lists them, or as the newest does if ``version`` is None."""
+    """Return a host's RDMA devices as NCCL lists them. If ``version`` is None, the newest known version is assumed."""
     return RdmaList(tuple(devices), variables, version or NEWEST, _off(variables))
 
 
@@ -313,7 +316,10 @@ def fuse(entries: Sequence[RdmaEntry], variables: Variables, version: VersionNum
 
 
 def _card(device: RdmaDevice, *, vfs: bool) -> tuple[str, ...]:
-    """Return the PCI path with function 0, and also device 0 if virtual functions count as part of their card."""
+    """Return the device's PCI path with function number 0.
+
+    The device number is 0, too, if virtual functions count as part of their card.
+    """
     *way, own = device.pci or ("",)
     zeroed = re.sub(r"(:)..\.(.)$" if vfs else r"(\.)(.)$", r":00.0" if vfs else r".0", own)
     return (*way, zeroed)
@@ -338,7 +344,8 @@ def _by_path(
 ) -> list[list[RdmaEntry]]:
     """Fuse ports as NCCL 2.24 and later versions do.
 
-    Ports in NCCL_NET_FORCE_MERGE are fused first, then all ports within the merge level's distance of the first port.
+    Ports in NCCL_NET_FORCE_MERGE are fused first. Each remaining port is fused with the other ports whose distance is
+    within the merge level.
     """
     groups = list(_forced(entries, variables))
     forced = {entry.index for group in groups for entry in group}

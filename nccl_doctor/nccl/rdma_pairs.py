@@ -1,9 +1,9 @@
 """Pairs of RDMA devices that NCCL connects between two hosts, and whether they can communicate.
 
-Channel c of one host is connected to channel c of the next host, so devices are paired by their positions in each
-host's list, and so are the members of fused devices. NCCL does not check whether two devices can reach each other; a
-RoCE queue pair resolves its peer's address over the network interface that has the queue pair's own address. Only with
-NCCL_IB_SUBNET_AWARE_ROUTING=1 (from 2.30.7 on) does each side choose a device in one of the other side's networks.
+NCCL connects channel c of one host to channel c of the next host. Devices, and the members of fused devices, are
+therefore paired by their positions in each host's list. NCCL does not check whether two devices can reach each other. A
+RoCE queue pair resolves its peer's address over the network interface that has the queue pair's own address. With
+NCCL_IB_SUBNET_AWARE_ROUTING=1 (since NCCL 2.30.7), each side chooses a device in one of the other side's networks.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class PairCause(Enum):
 
 @dataclass(frozen=True)
 class Talk:
-    """An answer to whether two devices can communicate, with the evidence, and with the cause if they can't."""
+    """The verdict on whether two devices can communicate, with the evidence and, if they can't, with the cause."""
 
     answer: Reachable
     why: str
@@ -64,7 +64,10 @@ class RdmaSide:
         return self.nccl.host
 
     def network(self, entry: RdmaEntry) -> Network | None:
-        """Return the network of a port's GID, the widest if several have the GID's address; None if unknown."""
+        """Return the network of the address in a port's GID, or None if the network is unknown.
+
+        If several networks have the address, return the widest network.
+        """
         gid = entry.gid.entry
         if gid is None or not entry.is_roce or not is_usable(gid):
             return None
@@ -73,7 +76,10 @@ class RdmaSide:
 
 @dataclass(frozen=True)
 class RdmaPair:
-    """Two ports that a channel connects. ``place`` is the position of their devices in both hosts' lists."""
+    """Two ports that a channel connects.
+
+    ``place`` is the position of the two ports' devices in the lists of both hosts.
+    """
 
     source: str
     target: str
@@ -86,7 +92,7 @@ class RdmaPair:
 def can_talk(a: RdmaSide, here: RdmaEntry, b: RdmaSide, there: RdmaEntry, mesh: Mesh | None = None) -> Talk:
     if here.port.link_layer != there.port.link_layer:
         sides = ((a.host, here), (b.host, there))
-        kinds = (f"the one on {host} is {'RoCE' if one.is_roce else 'InfiniBand'}" for host, one in sides)
+        kinds = (f"the device on {host} is {'RoCE' if one.is_roce else 'InfiniBand'}" for host, one in sides)
         return Talk(Reachable.NO, ", and ".join(kinds), PairCause.LAYER)
     if not here.is_roce:
         return _by_fabric(a, here, b, there)
@@ -104,7 +110,7 @@ def can_talk(a: RdmaSide, here: RdmaEntry, b: RdmaSide, there: RdmaEntry, mesh: 
 
 
 def _unlike(here: RdmaEntry, there: RdmaEntry) -> str | None:
-    """Return the types of two GIDs if they differ, or which GID is missing; None if the GIDs match."""
+    """Return the types of two GIDs if they differ, or state which GID is missing. Return None if the GIDs match."""
     one, other = here.gid.entry, there.gid.entry
     if one is None or other is None:
         return f"GID index {(here if one is None else there).gid.index} is empty"
@@ -142,7 +148,7 @@ def _by_fabric(a: RdmaSide, here: RdmaEntry, b: RdmaSide, there: RdmaEntry) -> T
 
 
 def _by_way(a: RdmaSide, here: RdmaEntry, b: RdmaSide, there: RdmaEntry, mesh: Mesh | None) -> Talk:
-    """Return whether packets get from a's port to b's, as observed, or else according to a's routes."""
+    """Return whether a port of ``a`` can reach a port of ``b``, judged by connection tests or the routes of ``a``."""
     gid, target = here.gid.entry, there.gid.entry
     assert gid is not None, "_unlike has seen to it"
     assert target is not None, "likewise"
@@ -164,9 +170,10 @@ ARP_S = 2.0
 
 
 def is_unanswered(dial: RdmaDial) -> bool:
-    """Return whether ARP got no answer, which the kernel reports after three seconds.
+    """Return whether an ARP request got no answer, which the kernel reports after three seconds.
 
-    A packet filter's REJECT causes the same error at once, but only for TCP, because RDMA packets bypass the filter.
+    A REJECT rule causes the same error as an unanswered ARP request, but immediately, and only for TCP, because RDMA
+    packets bypass the packet filter.
     """
     return dial.outcome == "no-route" and dial.seconds is not None and dial.seconds >= ARP_S
 
@@ -208,7 +215,8 @@ def _aware(side: RdmaSide) -> bool:
 def _by_subnet(a: RdmaSide, own: Nic, b: RdmaSide, other: Nic) -> tuple[Nic, Nic]:
     """Return the device of the connecting host and the device of the listening host.
 
-    The first is chosen by the listener's networks, and the second by the networks of the first.
+    NCCL chooses the connecting host's device by the networks of the listener, and the listener's device by the networks
+    of the connecting host's device.
     """
     here = _sharing(a, own, other)
     return here, _sharing(b, other, here)
@@ -236,7 +244,10 @@ def _subnet(entry: RdmaEntry, length: int) -> tuple[int, int] | None:
 
 @dataclass(frozen=True)
 class RdmaPath:
-    """A path from a port's interface to another port's address; ``apart``: the main routing table has no route."""
+    """A path from a port's interface to another port's address.
+
+    ``apart`` is true if the main routing table has no route for the path.
+    """
 
     src: str
     dst: str
@@ -248,7 +259,7 @@ class RdmaPath:
 
 @dataclass(frozen=True)
 class ClusterRdma:
-    """The RDMA device lists of all hosts for which they are known."""
+    """The RDMA device lists of all hosts whose lists are known."""
 
     sides: Mapping[str, RdmaSide]
     mesh: Mesh | None
@@ -274,7 +285,7 @@ class ClusterRdma:
 
     @cached_property
     def pairs(self) -> tuple[RdmaPair, ...]:
-        """The pairs of ports that channels connect; in large clusters, only for some pairs of hosts."""
+        """The pairs of ports that channels connect. In large clusters, only some pairs of hosts are included."""
         return tuple(
             RdmaPair(a.host, b.host, place, here, there, can_talk(a, here, b, there, self.mesh))
             for a, b in self._compared()
@@ -287,7 +298,10 @@ class ClusterRdma:
 
     @cached_property
     def at_fault(self) -> tuple[tuple[tuple[str, ...], tuple[RdmaPair, ...]], ...]:
-        """Hosts at fault for pairs that can't connect, with these pairs; both hosts if it is unknown which one is."""
+        """The hosts at fault for pairs of ports that can't connect, with these pairs.
+
+        Both hosts of a pair are included if it is unknown which host is at fault.
+        """
         failed = {(pair.source, pair.target) for pair in self.unreachable}
         found: list[tuple[tuple[str, ...], tuple[RdmaPair, ...]]] = []
         for group in groups(failed):
@@ -298,7 +312,10 @@ class ClusterRdma:
         return tuple(found)
 
     def lasting(self) -> dict[str, str] | None:
-        """Return values of NCCL_IB_HCA, by host, that pair devices in one network; None if that leaves no device."""
+        """Return a value of NCCL_IB_HCA for each host so that NCCL pairs devices in the same network.
+
+        Return None if no such values are found.
+        """
         keys = {name: [_meeting(side, entry) for entry in side.rdma.entries] for name, side in self.sides.items()}
         if not keys or any(key is None for own in keys.values() for key in own):
             return None
@@ -338,7 +355,7 @@ class ClusterRdma:
 
     @cached_property
     def gid_faults(self) -> tuple[tuple[str, RdmaEntry, str], ...]:
-        """Host, port and fault of each GID that is missing, or unlike most of the GIDs at the same position."""
+        """The host, port and fault of each GID that is missing or differs from most GIDs at the same position."""
         return tuple(itertools.chain.from_iterable(self._gids_at(place) for place in range(self._most)))
 
     @property
@@ -371,9 +388,9 @@ class ClusterRdma:
 
 
 def _meeting(side: RdmaSide, entry: RdmaEntry) -> object:
-    """Return a value that is equal for ports without a gateway between them.
+    """Return a key that is equal for ports in the same network or InfiniBand subnet.
 
-    The result is None if it is unknown, or if NCCL_IB_HCA cannot contain the device's name.
+    The result is None if the network is unknown, or if NCCL_IB_HCA can't contain the device's name.
     """
     if not NAME.fullmatch(entry.device.name):
         return None

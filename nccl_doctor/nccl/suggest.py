@@ -1,7 +1,7 @@
-"""Settings with which NCCL uses interfaces over which all hosts reach each other.
+"""Settings that make NCCL use interfaces over which all hosts can reach each other.
 
-Each suggestion is verified before it is shown: the model is run as if the suggestion were in the hosts file, and every
-address that NCCL would then use must be reachable from every other host.
+Each suggestion is verified before it is shown. The model is run as if the suggestion were in the hosts file. Every
+address that NCCL would use with the suggestion must be reachable from every other host.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ A Kubernetes node may have thousands of addresses, each in a network of its own.
 
 @dataclass(frozen=True)
 class InterfaceSuggestion:
-    """For each host, the name of the interface that it should use."""
+    """The name of the interface that each host should use."""
 
     interfaces: InterfacePlan
 
@@ -42,13 +42,19 @@ class InterfaceSuggestion:
         return names.pop() if len(names) == 1 else None
 
     def variables(self, host: str) -> dict[str, str]:
-        """Return the variables to set on a host. NCCL needs "=" for a complete name, and gloo does not support it."""
+        """Return the variables to set on a host.
+
+        NCCL needs "=" before a complete interface name, but gloo does not support "=".
+        """
         name = self.interfaces[host]
         return {"NCCL_SOCKET_IFNAME": f"={name}", "GLOO_SOCKET_IFNAME": name}
 
 
 def suggest(hosts: tuple[Host, ...], now: Mapping[str, HostNccl], mesh: Mesh | None) -> InterfaceSuggestion | None:
-    """Return the best setting that is proven to work; None if there is none. ``now`` is NCCL's current choice."""
+    """Return the best setting that works according to the model, or None if no setting works.
+
+    ``now`` is NCCL's current choice.
+    """
     free = {host.name: host_nccl(host, {"NCCL_SOCKET_IFNAME": "=lo"}) for host in hosts}
     known = {name: side for name, side in free.items() if isinstance(side, HostNccl)}
     if not known or len(known) < len(hosts):
@@ -62,7 +68,7 @@ def suggest(hosts: tuple[Host, ...], now: Mapping[str, HostNccl], mesh: Mesh | N
 
 
 def works(hosts: tuple[Host, ...], plan: InterfacePlan, mesh: Mesh | None, accepted: tuple[Reachable, ...]) -> bool:
-    """Return whether NCCL would use only the planned interfaces, and these can reach each other."""
+    """Return whether NCCL would use only the planned interfaces, and whether these interfaces can reach each other."""
     after: dict[str, HostNccl] = {}
     for host in hosts:
         side = host_nccl(host, {"NCCL_SOCKET_IFNAME": f"={plan[host.name]}"})
@@ -131,7 +137,10 @@ def _merit(plan: InterfacePlan, now: Mapping[str, HostNccl], known: Mapping[str,
 
 
 def fix(suggestion: InterfaceSuggestion | None, otherwise: str) -> Fix:
-    """Return the fix with this suggestion; without a suggestion, a fix that consists only of the text ``otherwise``."""
+    """Return the fix that applies the suggestion.
+
+    If ``suggestion`` is None, the fix consists only of the text ``otherwise``.
+    """
     if suggestion is None:
         return Fix(summary=otherwise, risk="manual")
     common = suggestion.common

@@ -1,21 +1,20 @@
-"""Sources of NCCL's variables, and which definition takes precedence.
+"""Sources of NCCL's variables and their precedence, the register of known variables, and checks of values.
 
-NCCL reads ``$NCCL_CONF_FILE`` (from 2.23.4 on) or else ``~/.nccl.conf``, and then ``/etc/nccl.conf``. It sets only
-variables that are not set yet, so the process environment overrides both files, and the first definition overrides
-later ones (``initEnv`` and ``setEnvFile``, in src/misc/param.cc of 2.3 to 2.30 and in src/param/param.cc since 2.29.7).
+NCCL reads the file that ``NCCL_CONF_FILE`` names (since 2.23.4) or else ``~/.nccl.conf``, and then reads
+``/etc/nccl.conf``. NCCL sets only variables that are not set yet, so the process environment overrides both files, and
+the first definition of a variable overrides later definitions. See ``initEnv`` and ``setEnvFile`` in src/misc/param.cc
+(2.3 to 2.30) and in src/param/param.cc (since 2.29.7).
 
-The register of variables that NCCL, torch and plugins read.
+``known_variables.json`` lists NCCL's variables. For 2.3.5 to 2.30.7, the list was made from parameters and ``getenv``
+calls in the source of NVIDIA/nccl. For 2.31.2 and 2.32.3, the list was made from strings in the nvidia-nccl wheels. In
+``known_variables.json``, "type" is "int" if ``strtoll`` parses the value. "since" is the first version with the
+variable, "last" is the last version with the variable, and "removed" is the first version without the variable.
 
-``known_variables.json`` lists NCCL's variables: parameters and ``getenv`` calls in NVIDIA/nccl's source at the tags
-2.3.5 to 2.30.7, and strings in the nvidia-nccl wheels 2.31.2 and 2.32.3. "type" is "int" for values that ``strtoll``
-reads; "since" is the first version with the variable, "last" the last one, and "removed" the first one without it.
-
-Values that NCCL does not read as intended.
-
-Numbers are read by ``strtoll(value, NULL, 0)``, which stops at the first invalid character: "1M" is 1, and "010" is 8.
-"true" is 0 before 2.32 and the default from 2.32 on (found with the real libraries, scripts/rdma-fuzz); an overflow
-also gives the default (src/misc/param.cc, ``ncclLoadParam``). NCCL ignores unknown words. NCCL_IB_HCA has its own
-grammar (src/misc/utils.cc, ``parseStringList`` and ``matchIfList``).
+NCCL parses numbers with ``strtoll(value, NULL, 0)``, which stops at the first invalid character. For example, "1M" is
+read as 1, and "010" is read as 8. NCCL reads "true" as 0 before 2.32 and uses the default from 2.32 on, as tests with
+the real libraries show (scripts/rdma-fuzz). If a number overflows, NCCL uses the default (``ncclLoadParam`` in
+src/misc/param.cc). If the value of a variable must be one of several words, NCCL ignores unknown words. NCCL_IB_HCA has
+its own grammar (src/misc/utils.cc, ``parseStringList`` and ``matchIfList``).
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ NEWEST: VersionNumbers = (2, 30, 7)
 
 SYSTEM_FILE = "/etc/nccl.conf"
 USER_FILE = "/.nccl.conf"
-"""End of the path of the user's own file. NCCL reads the home directory from the password database."""
+"""Suffix of the path of the user's config file. NCCL looks up the user's home directory in the password database."""
 
 LONGEST = 1023  # bytes of a name or a value in a config file; NCCL cuts off the rest
 
@@ -53,7 +52,7 @@ ENVIRONMENT = "environment"
 
 @dataclass(frozen=True)
 class Variable:
-    """A variable as NCCL sees it: its value, the place where it is set, and the reason if the value is uncertain."""
+    """A variable as NCCL sees it, with its value, its source, and the reason if the value is uncertain."""
 
     name: str
     value: str
@@ -62,9 +61,9 @@ class Variable:
 
 
 def parse_config(text: str) -> Iterator[tuple[str, str, int]]:
-    """Yield names, values and line numbers as NCCL reads them.
+    """Yield the name, value and line number of each variable in a config file, as NCCL reads the file.
 
-    Nothing is stripped, and "#" starts a comment only in the first column.
+    NCCL does not strip whitespace, and "#" starts a comment only in the first column.
     """
     for number, line in enumerate(text.split("\n"), start=1):
         name, equals, value = line.partition("=")
@@ -82,7 +81,7 @@ def resolve(
     files: tuple[ConfigFile, ...],
     version: VersionNumbers | None,
 ) -> dict[str, Variable] | Unknown:
-    """Return all variables that NCCL sees by name, from the hosts file, the process environment and config files.
+    """Return all variables that NCCL sees, by name, from the hosts file, the process environment and config files.
 
     If NCCL's version is unknown, variables that depend on the version are marked as doubtful.
     """
@@ -135,14 +134,14 @@ PLUGIN_PREFIXES = (  # names with these beginnings belong to a plugin or a tool,
 
 _BUILDS = "ROOT ROOT_DIR HOME DIR PATH VERSION INCLUDE_DIR INCLUDE_DIRS LIB_DIR LIBRARY LIBRARIES LIB VER"
 BUILD_NAMES = frozenset(f"NCCL_{part}" for part in _BUILDS.split())
-"""Variables for builds and container images, which the library does not read."""
+"""Variables that are used in builds and container images, but that the NCCL library does not read."""
 
 _TORCHS = (
     "BLOCKING_WAIT ASYNC_ERROR_HANDLING DESYNC_DEBUG ENABLE_TIMING USE_COMM_NONBLOCKING"
     " USE_TENSOR_REGISTER_ALLOCATOR_HOOK"
 )
 PYTORCH_NAMES = frozenset(f"NCCL_{part}" for part in _TORCHS.split())
-"""Variables in torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp, called TORCH_NCCL_… from torch 2.2 on."""
+"""Variables in torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp that torch 2.2 renamed to TORCH_NCCL_…."""
 
 
 @dataclass(frozen=True)
@@ -156,9 +155,9 @@ class Known:
     removed: str | None = None
 
     def absent(self, version: VersionNumbers) -> str | None:
-        """Return why this version does not read the variable; None if it does."""
+        """Return the reason why this version does not read the variable, or None if the version reads the variable."""
         if version[:2] < _pair(self.since):
-            return f"NCCL supports it only from {self.since} on"
+            return f"NCCL supports this variable only from version {self.since} on"
         if self.removed is not None and version[:2] >= _pair(self.removed):
             return f"NCCL has not supported it since {self.removed}"
         if self.last is not None and version[:2] > _pair(self.last):
@@ -184,7 +183,9 @@ _NUMBER = re.compile(r"[ \t\n\v\f\r]*([+-]?)(0[xX][0-9a-fA-F]+|0[0-7]*|[1-9][0-9
 _INT64 = range(-(2**63), 2**63)
 
 PATHS = ("LOC", "NVL", "NVB", "C2C", "PIX", "PXB", "P2C", "PXN", "PHB", "SYS", "DIS")
-"""Path types in src/graph/topo.cc, ``topoPathTypeStr``. A value that begins with a digit uses the old numbering."""
+"""Path types in src/graph/topo.cc, ``topoPathTypeStr``. A value that begins with a digit is a number in NCCL's older
+numbering of path types.
+"""
 
 WORDS: dict[str, tuple[str, ...]] = {
     "NCCL_DEBUG": ("NONE", "VERSION", "WARN", "INFO", "ABORT", "TRACE"),
@@ -192,8 +193,8 @@ WORDS: dict[str, tuple[str, ...]] = {
     "NCCL_PROTO": ("LL", "LL128", "Simple"),
     "NCCL_ALGO": ("Ring", "Tree", "CollNet", "CollNetDirect", "CollNetChain", "NVLS", "NVLSTree", "PAT"),
 }
-"""Words that NCCL accepts, in upper or lower case. The values of NCCL_PROTO and NCCL_ALGO are comma-separated lists
-with an optional "^" in front (src/graph/tuning.cc).
+"""Words that NCCL accepts as values, regardless of case. The values of NCCL_PROTO and NCCL_ALGO are comma-separated
+lists with an optional "^" in front (src/graph/tuning.cc).
 """
 
 EXACT_WORDS: dict[str, tuple[str, ...]] = {  # case-sensitive (``strcmp``)
@@ -213,7 +214,9 @@ RANGES: dict[str, tuple[int, int]] = {
     "NCCL_NSOCKS_PERTHREAD": (1, 64),
     "NCCL_CROSS_NIC": (0, 2),
 }
-"""Smallest and largest meaningful value. -2 is always allowed, because for NCCL it means "not set"."""
+"""The smallest and the largest meaningful value of each variable. The value -2 is always allowed because it means "not
+set" in NCCL.
+"""
 
 TRUTH = ("true", "false", "yes", "no", "on", "off", "enable", "enabled", "disable", "disabled")
 """Words for true and false that people write where NCCL expects a number."""
@@ -231,7 +234,7 @@ TORCH_VALUES = {
     "TORCH_NCCL_TRACE_CPP_STACK": _FLAG,
     "TORCH_DISTRIBUTED_DEBUG": "one of OFF, INFO, DETAIL",
 }
-"""Values that torch accepts with any backend (torch/csrc/distributed/c10d: FlightRecorder.hpp, debug.cpp)."""
+"""Values that torch accepts with any backend (FlightRecorder.hpp and debug.cpp in torch/csrc/distributed/c10d)."""
 
 TORCH_NCCL_VALUES = dict.fromkeys((f"TORCH_NCCL_{name}" for name in _TORCH_NUMBERS.split()), _NUMBER_WORD)
 TORCH_NCCL_VALUES |= dict.fromkeys((f"TORCH_NCCL_{name}" for name in _TORCH_FLAGS.split()), _FLAG)
@@ -244,17 +247,17 @@ _LEGACY = (
 LEGACY_ONLY = frozenset(f"TORCH_NCCL_{name}" for name in _LEGACY.split())
 """Variables of torch's NCCL backend that the nccl2 backend does not read when it starts.
 
-Source: torch 2.15, c10d/nccl2/ProcessGroupNCCLBackend.cpp.
+Source: c10d/nccl2/ProcessGroupNCCLBackend.cpp in torch 2.15.
 """
 NCCL2_SWITCH = "TORCH_DIST_USE_NCCL2"
 _NCCL2_SINCE, _NCCL2_DEFAULT = (2, 14), (2, 15)
 
 
 def uses_nccl2(torch: str, switch: str | None) -> bool | None:
-    """Return whether "nccl" means the nccl2 backend in a version of torch; None if the version can't be parsed.
+    """Return whether "nccl" means the nccl2 backend in a version of torch, or None if the version can't be parsed.
 
-    ``switch`` is the value of TORCH_DIST_USE_NCCL2. Since torch 2.14, 1 selects nccl2. Since torch 2.15, nccl2 is the
-    default, and 0 selects the older backend (torch/distributed/distributed_c10d.py).
+    ``switch`` is the value of TORCH_DIST_USE_NCCL2. From torch 2.14 on, the value "1" selects nccl2. From torch 2.15
+    on, nccl2 is the default, and the value "0" selects the older backend (torch/distributed/distributed_c10d.py).
     """
     found = re.match(r"(\d{1,4})\.(\d{1,4})", torch, re.ASCII)
     if found is None:
@@ -276,7 +279,9 @@ TORCH_NAMES = frozenset(
         *("TORCH_FR_DUMP_ON_TIMEOUT", "TORCH_FR_WAIT_TIMEOUT_DUMP_MILSEC"),
     }
 )
-"""Variables that torch 2.2 to 2.15 reads for NCCL and its flight recorder (libtorch_cuda.so, ProcessGroupNCCL.hpp)."""
+"""Variables that torch 2.2 to 2.15 reads for NCCL and for the flight recorder (libtorch_cuda.so and
+ProcessGroupNCCL.hpp).
+"""
 
 _FLAGS = frozenset({"y", "yes", "1", "t", "true", "n", "no", "0", "f", "false"})
 _DEBUG_LEVELS = frozenset({"OFF", "INFO", "DETAIL"})
@@ -288,8 +293,8 @@ _IFNAME = f"[^][=]name[,name…], the signs once and in front, at most {MAX_TOKE
 class BadValue:
     """A value that NCCL or torch does not read as intended, and the values that are allowed.
 
-    ``reads`` is a phrase that follows the value. ``may_change`` means that later versions may accept the value, and
-    ``is_fatal`` that the job ends because of it.
+    ``reads`` is a verb phrase that states what NCCL or torch does with the value. ``may_change`` is true if later
+    versions may accept the value, and ``is_fatal`` is true if the value makes the job fail.
     """
 
     reads: str
@@ -299,7 +304,7 @@ class BadValue:
 
 
 def check_value(name: str, value: str, version: VersionNumbers = NEWEST) -> BadValue | None:
-    """Return the fault in a variable's value in this version of NCCL, or in torch from 2.2 on; None if it has none."""
+    """Return the fault in a variable's value for this NCCL version or for torch 2.2 and later, or None."""
     if allowed := TORCH_VALUES.get(name) or TORCH_NCCL_VALUES.get(name):
         return _judge_torch(value, allowed)
     if not value:
@@ -315,13 +320,16 @@ def check_value(name: str, value: str, version: VersionNumbers = NEWEST) -> BadV
 
 
 def _judge_torch(value: str, allowed: str) -> BadValue | None:
-    """Judge a value as c10d/Utils.hpp reads it, by ``getCvarBool``, or by ``getCvarInt`` with std::stoi (32 bits)."""
+    """Check a value as ``getCvarBool`` and ``getCvarInt`` in c10d/Utils.hpp read it.
+
+    ``getCvarInt`` calls ``std::stoi``, which accepts 32 bits.
+    """
     number = re.match(r"[ \t\n\v\f\r]*([+-]?[0-9]+)", value)
     accepted = {
         _FLAG: value.lower() in _FLAGS,
         _NUMBER_WORD: number is not None and whole_number(number[1]) in range(-(2**31), 2**31),
     }.get(allowed, value.upper() in _DEBUG_LEVELS)
-    return None if accepted else BadValue("refuses it, so ranks abort or hang when they start", allowed, is_fatal=True)
+    return None if accepted else BadValue("rejects it, so ranks abort or hang at startup", allowed, is_fatal=True)
 
 
 def strtoll(value: str) -> tuple[int, str]:
@@ -349,7 +357,9 @@ def _judge_number(name: str, value: str, version: VersionNumbers) -> BadValue | 
     if number != -2 and not low <= number <= high:
         same = value.strip() == str(number)
         return BadValue(
-            "is out of range" if same else f"reads it as {number}, which is out of range", allowed, may_change=True
+            "reads a number that is out of range" if same else f"reads it as {number}, which is out of range",
+            allowed,
+            may_change=True,
         )
     return None
 
@@ -385,7 +395,7 @@ def _judge_ifname(value: str) -> BadValue | None:
 
 
 RAILS: VersionNumbers = (2, 30, 7)
-"""The first version that reads a rail and a plane in NCCL_IB_HCA, and that routes by subnet."""
+"""The first version that reads a rail and a plane in NCCL_IB_HCA and that supports NCCL_IB_SUBNET_AWARE_ROUTING."""
 
 MOST_PORTS = 32  # ``MAX_IB_DEVS``: for the list, and for the items of NCCL_IB_HCA
 INT64 = range(-(2**63), 2**63)
@@ -395,12 +405,12 @@ Variables = Mapping[str, str]
 NO_NUMBER: VersionNumbers = (2, 32, 0)
 """The first version in which a value without a number ("true", "-") means the variable's default.
 
-In earlier versions, such a value means 0.
+In earlier versions, a value without a number means 0.
 """
 
 
 def integer(variables: Variables, name: str, default: int, version: VersionNumbers) -> int:
-    """Return a variable as NCCL reads numbers (``ncclLoadParam``); the default if it is unset, empty or too large."""
+    """Return the number that NCCL reads (``ncclLoadParam``): the default if the value is unset, empty or too large."""
     value = variables.get(name, "")
     number, rest = strtoll(value)
     ignored = version >= NO_NUMBER and rest == value
@@ -419,14 +429,14 @@ class HcaItem:
 
 @dataclass(frozen=True)
 class HcaSpec:
-    """NCCL_IB_HCA as NCCL parses it. An empty list matches every port."""
+    """The value of NCCL_IB_HCA as NCCL parses it. An empty list of items matches every port."""
 
     exclude: bool
     exact: bool
     items: tuple[HcaItem, ...]
 
     def find(self, name: str, port: int) -> HcaItem | None:
-        """Return the first item that matches (``matchIfList``), or None."""
+        """Return the first item that matches a device name and port (``matchIfList``), or None if no item matches."""
         fits = (i for i in self.items if (name == i.name if self.exact else name.startswith(i.name)))
         return next((item for item in fits if item.port in (None, port)), None)
 
@@ -438,7 +448,10 @@ _ATOI = re.compile(r"[ \t\n\v\f\r]*([+-]?[0-9]+)")
 
 
 def parse_hca(text: str, version: VersionNumbers = NEWEST) -> HcaSpec:
-    """Parse ``["^"]["="] name[:port[:rail[:plane]]] {"," …}``. Blanks are significant and never stripped."""
+    """Parse a value of NCCL_IB_HCA, ``["^"]["="] name[:port[:rail[:plane]]] {"," …}``.
+
+    Spaces are significant, so they are not stripped.
+    """
     exclude = text.startswith("^")
     rest = text[1:] if exclude else text
     exact = rest.startswith("=")

@@ -1,13 +1,12 @@
-"""NCCL versions, and how the choice of interface changed between them.
+"""NCCL versions, and how NCCL's choice of interface changed between versions.
 
-Each rule that changed is a field of :class:`Behaviour`. :data:`CLASSES` contains every combination that existed, so all
-of them can be tried if the version is unknown.
+Each rule that changed is a field of :class:`Behaviour`. :data:`CLASSES` contains every combination of rules that
+existed, so all combinations can be tried if the version is unknown.
 
-The module also has variables that help to diagnose a job's next failure: those of torch's flight recorder, NCCL's log,
-and Python's stack traces after a crash.
-
-torch 2.2 introduced the recorder (torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp, TORCH_NCCL_TRACE_BUFFER_SIZE).
-torch 2.9 introduced the names that begin with TORCH_FR (FlightRecorder.hpp) and deprecated the older names.
+The module defines the environment variables for torch's flight recorder, NCCL's log and Python's stack traces, which
+help to diagnose the next failure of a job. torch 2.2 introduced the flight recorder (TORCH_NCCL_TRACE_BUFFER_SIZE in
+torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp). torch 2.9 introduced variable names that begin with TORCH_FR
+(FlightRecorder.hpp) and deprecated the older names.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from dataclasses import dataclass, replace
 VersionNumbers = tuple[int, int, int]
 
 LAST_OF_SERIES = 999
-"""Patch level assumed for a version such as "2.28". All changes known here came with the first release of a series."""
+"""The patch level that is assumed for a version without a patch level, such as "2.28"."""
 
 _VERSION = re.compile(r"\s*v?(\d{1,3})\.(\d{1,3})(?:\.(\d{1,3})(?:\.\S*)?)?(?:[-+]\S*)?\s*")
 
@@ -65,15 +64,15 @@ NEWEST = (2, 32)  # the last series whose variables and values are known here
 
 _TORCH_2_8 = (2, 8)
 NCCL_OF_TORCH_2_8: VersionNumbers = (2, 27, 3)
-"""NCCL version that torch 2.8's wheels require for every CUDA version; older wheels for CUDA 11 required 2.21.5
-(pytorch's RELEASE.md, .ci/docker/ci_commit_pins, and the wheels' requirements).
+"""The NCCL version that the wheels of torch 2.8 require for every CUDA version. Older wheels for CUDA 11 required
+2.21.5. Sources: RELEASE.md and .ci/docker/ci_commit_pins in pytorch, and the requirements of the wheels.
 """
 
 
 def parse_version(text: str) -> VersionNumbers:
     """Return the version that a text such as "2.27.7", "2.27.5-1" or "2.28" represents.
 
-    Raises ValueError if the text is not a version or if the version is older than 2.4.
+    Raise ValueError if the text is not a version or if the version is older than 2.4.
     """
     found = _VERSION.fullmatch(text)
     if found is None:
@@ -86,12 +85,12 @@ def parse_version(text: str) -> VersionNumbers:
 
 
 def behaviour(version: VersionNumbers) -> Behaviour:
-    """Return the rules of a version; those of 2.4 for older versions."""
+    """Return the rules of a version. Versions before 2.4 get the rules of 2.4."""
     return max((entry for entry in CLASSES if entry[0] <= max(version, OLDEST)), key=lambda entry: entry[0])[1]
 
 
 def newer(version: VersionNumbers | None) -> str | None:
-    """Return a phrase for a version that is newer than those known here; None for other versions."""
+    """Return a phrase for a version that is newer than all known versions, or None for other versions."""
     if version is None or version[:2] <= NEWEST:
         return None
     return f"so it was up to {'.'.join(map(str, NEWEST))}; this is {show(version)}"
@@ -119,7 +118,7 @@ def release(version: str) -> tuple[int, ...]:
 
 
 def recorder(torch: str | None, prefix: str) -> dict[str, str]:
-    """Return variables that make each rank write its last collectives to a file called ``prefix`` + rank.
+    """Return variables that make each rank write its last collectives to a file named ``prefix`` plus the rank.
 
     If ``torch`` is None, the variables work with any version of torch.
     """
@@ -135,10 +134,10 @@ def recorder(torch: str | None, prefix: str) -> dict[str, str]:
 DIAGNOSTICS = {"NCCL_RUN_DIAGNOSTICS": "1", "NCCL_RUN_RAS_DIAGNOSTICS": "1"}
 """Variables that make a new communicator run NCCL's own diagnostics, which take milliseconds, before it sends data."""
 DIAGNOSTICS_SINCE: VersionNumbers = (2, 31, 0)
-"""First version with these variables. Older versions ignore them."""
+"""The first NCCL version that reads the variables in :data:`DIAGNOSTICS`. Older versions ignore these variables."""
 
 
 def diagnosable(torch: str | None, prefix: str) -> dict[str, str]:
-    """Return the variables of :func:`recorder`, and those for NCCL's log (since 2.2.12) and Python's stacks."""
+    """Return the variables of :func:`recorder` and those for NCCL's log (since 2.2.12) and Python's stack traces."""
     log = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_FILE": f"{prefix}.nccl.%h.%p"}
     return {**recorder(torch, f"{prefix}.trace_rank_"), **log, "PYTHONFAULTHANDLER": "1"}

@@ -1,11 +1,11 @@
-"""Talks to the kernel over netlink (netlink(7), rtnetlink(7)): dumps, routes, and TCP sockets by sock_diag(7).
+"""Netlink requests (netlink(7)) for kernel tables and routes (rtnetlink(7)) and for TCP sockets (sock_diag(7)).
 
-Unlike /proc/net/tcp, sock_diag also lists sockets that are only bound (since Linux 6.8, TCP_BOUND_INACTIVE in
-include/net/tcp_states.h), and finds a single port without printing the whole table. A kernel without sock_diag, such as
-gVisor or a custom build, still has /proc/net/tcp.
+Unlike /proc/net/tcp, sock_diag can list the sockets of a single port. Since Linux 6.8, sock_diag lists sockets that are
+bound but not connected, too (TCP_BOUND_INACTIVE in include/net/tcp_states.h). If the kernel has no sock_diag, as in
+gVisor, /proc/net/tcp is read instead.
 
-The kernel's route look-up for a packet honours policy rules, all tables and strict reverse-path filtering, and does not
-need root.
+The kernel's route lookup for a packet considers policy rules, all routing tables and strict reverse-path filtering, and
+does not require root.
 """
 
 from __future__ import annotations
@@ -28,21 +28,27 @@ _ATTRIBUTE = struct.Struct("=HH")
 
 
 class InterruptedDumpError(OSError):
-    """The table changed during the dump, so entries may be missing or duplicated."""
+    """Error for a table that changed during a dump, so that entries may be missing or duplicated."""
 
 
 def request(kind: int, flags: int, number: int, body: bytes) -> bytes:
-    """Return a netlink request; the kernel's answers repeat the sequence ``number``."""
+    """Return a netlink request. The kernel's answers contain the same sequence ``number``."""
     return HEADER.pack(HEADER.size + len(body), kind, NLM_F_REQUEST | flags, number, 0) + body
 
 
 def attribute(kind: int, value: bytes) -> bytes:
-    """Pack an attribute of a request. No padding is added, so the length of ``value`` must be a multiple of four."""
+    """Return a packed attribute of a netlink request.
+
+    The length of ``value`` must be a multiple of four, because no padding is added.
+    """
     return _ATTRIBUTE.pack(_ATTRIBUTE.size + len(value), kind) + value
 
 
 def attributes(rest: bytes) -> dict[int, bytes]:
-    """Return the attributes at the end of a message by type. If a type occurs twice, the first attribute counts."""
+    """Return the netlink attributes at the end of a message by type.
+
+    If a type occurs more than once, the first attribute is used.
+    """
     found: dict[int, bytes] = {}
     while len(rest) >= _ATTRIBUTE.size:
         length, kind = _ATTRIBUTE.unpack_from(rest)
@@ -54,7 +60,10 @@ def attributes(rest: bytes) -> dict[int, bytes]:
 
 
 def dump(kernel: socket.socket, kind: int, body: bytes) -> Iterator[bytes]:
-    """Yield the bodies of all messages that answer a dump request. Raise OSError if the kernel refuses or is slow."""
+    """Yield the bodies of all messages in the answer to a dump request.
+
+    Raise OSError if the kernel rejects the request or the socket times out.
+    """
     kernel.send(request(kind, NLM_F_DUMP, 1, body))
     while True:
         data, at = kernel.recv(1 << 16), 0
@@ -73,7 +82,7 @@ def dump(kernel: socket.socket, kind: int, body: bytes) -> Iterator[bytes]:
 
 
 def read_tables(wanted: list[tuple[int, bytes]], deadline: float) -> list[list[bytes]]:
-    """Return consistent dumps of rtnetlink tables, one for each request type and request body in ``wanted``."""
+    """Return one consistent dump of an rtnetlink table for each pair of request type and request body in ``wanted``."""
     attempts = 0
     while True:
         attempts += 1
@@ -110,8 +119,8 @@ STATES = (
 )
 """Names of TCP states by number (include/net/tcp_states.h).
 
-In a request, 13 (TCP_BOUND_INACTIVE) selects sockets that are only bound. The kernel reports them in state 7
-(TCP_CLOSE), in which no other socket has a port.
+In a request, state 13 (TCP_BOUND_INACTIVE) selects sockets that are bound but neither listening nor connected. The
+kernel reports these sockets in state 7 (TCP_CLOSE).
 """
 ALL_STATES = (1 << len(STATES)) - 1
 LISTENING = 1 << STATES.index("LISTEN")
@@ -128,7 +137,7 @@ _HEARD, _HEARD_AT = struct.Struct("=I"), 52  # tcpi_last_data_recv, in ms
 
 
 class DiagSocket(NamedTuple):
-    """A TCP socket, as the kernel's tables describe it."""
+    """A TCP socket in the kernel's socket tables."""
 
     state: str
     local_address: str
@@ -141,7 +150,7 @@ class DiagSocket(NamedTuple):
 
 
 class SocketTraffic(NamedTuple):
-    """A TCP socket and its traffic, in bytes."""
+    """A TCP socket and its traffic. Amounts of data are in bytes."""
 
     socket: DiagSocket
     unread: int  # received, but not read by the program
@@ -157,14 +166,17 @@ class SocketTraffic(NamedTuple):
 
 
 def sockets_on(port: int, timeout_s: float = 2.0, states: int = ALL_STATES) -> list[DiagSocket]:
-    """Return all TCP sockets of this network namespace on a local port (0 means any port), IPv4 before IPv6."""
+    """Return all TCP sockets of this network namespace on a local port, IPv4 before IPv6. Port 0 means any port."""
     found = map(parse_socket, _dump(port, 0, timeout_s, states))
     # The kernel skips the port when it dumps sockets that are only bound (seen on 6.18).
     return [one for one in found if port in (0, one.local_port)]
 
 
 def find_sockets(ports: set[int], *, listeners: bool = False) -> list[DiagSocket]:
-    """Return TCP sockets on these local ports and, if requested, all listeners. Raise OSError if none is readable."""
+    """Return the TCP sockets on the given local ports and, if requested, all listening sockets.
+
+    Raise OSError if the sockets can't be read.
+    """
     try:
         found = [one for port in sorted(ports) for one in sockets_on(port)]
         everywhere = sockets_on(0, states=LISTENING) if listeners else []
@@ -175,7 +187,10 @@ def find_sockets(ports: set[int], *, listeners: bool = False) -> list[DiagSocket
 
 
 def describe_socket(sock: DiagSocket, pid: int | None) -> dict[str, Any]:
-    """Return the JSON form of snapshot.TcpSocket. A socket in state "BOUND" is neither listening nor connected."""
+    """Return a socket in the JSON form of ``snapshot.TcpSocket``.
+
+    A socket in state "BOUND" is neither listening nor connected.
+    """
     return {
         "local_address": sock.local_address,
         "local_port": sock.local_port,
@@ -187,13 +202,13 @@ def describe_socket(sock: DiagSocket, pid: int | None) -> dict[str, Any]:
 
 
 def flows(timeout_s: float = 2.0) -> list[SocketTraffic]:
-    """Return all TCP sockets of this network namespace that belong to a process, with their traffic."""
+    """Return the traffic of all TCP sockets in this network namespace that belong to a process."""
     found = map(parse_flow, _dump(0, 1 << INET_DIAG_INFO - 1, timeout_s, ALL_STATES))
     return [one for one in found if one.socket.inode]
 
 
 def parse_flow(body: bytes) -> SocketTraffic:
-    """Parse a struct inet_diag_msg and, if it is present, the struct tcp_info (include/uapi/linux/tcp.h)."""
+    """Parse a ``struct inet_diag_msg`` and the optional ``struct tcp_info`` (include/uapi/linux/tcp.h)."""
     _, _, timer, _ = _MESSAGE.unpack_from(body)
     _, unread, unsent, _, _ = _TAIL.unpack_from(body, _MESSAGE.size + _SOCKET_ID.size)
     info = attributes(body[_MESSAGE.size + _SOCKET_ID.size + _TAIL.size :]).get(INET_DIAG_INFO, b"")
@@ -212,7 +227,7 @@ def parse_flow(body: bytes) -> SocketTraffic:
 
 
 def parse_socket(body: bytes) -> DiagSocket:
-    """Parse a struct inet_diag_msg (include/uapi/linux/inet_diag.h)."""
+    """Parse a ``struct inet_diag_msg`` (include/uapi/linux/inet_diag.h)."""
     family, state, timer, _ = _MESSAGE.unpack_from(body)
     local_port, remote_port, local, remote = _SOCKET_ID.unpack_from(body, _MESSAGE.size)
     expires_ms, _, _, uid, inode = _TAIL.unpack_from(body, _MESSAGE.size + _SOCKET_ID.size)
@@ -239,9 +254,9 @@ def plain(address: str) -> str:
 
 
 def read_table(folder: str = "/proc/net") -> list[SocketTraffic]:
-    """Return the TCP sockets, with their queues, from the files tcp and tcp6 of /proc/net or /proc/PID/net.
+    """Return the TCP sockets and their queues from the files ``tcp`` and ``tcp6`` in /proc/net or /proc/PID/net.
 
-    Raises OSError if the files can't be read.
+    Raise OSError if the files can't be read.
     """
     found = []
     for name in ("tcp", "tcp6"):
@@ -257,7 +272,10 @@ def read_table(folder: str = "/proc/net") -> list[SocketTraffic]:
 
 
 def parse_endpoint(text: str) -> tuple[str, int]:
-    """Parse an endpoint from /proc/net/tcp or tcp6, where addresses are words in the machine's byte order."""
+    """Parse an address and port from /proc/net/tcp or /proc/net/tcp6.
+
+    The files contain addresses as 32-bit words in host byte order.
+    """
     address, _, port = text.partition(":")
     words = [int(address[at : at + 8], 16) for at in range(0, len(address), 8)]
     family = socket.AF_INET if len(words) == 1 else socket.AF_INET6
@@ -288,10 +306,12 @@ RTM_F_CLONED, RTM_F_LOOKUP_TABLE = 0x200, 0x1000
 RTA_DST, RTA_SRC, RTA_IIF, RTA_OIF, RTA_GATEWAY, RTA_PRIORITY, RTA_PREFSRC, RTA_TABLE = 1, 2, 3, 4, 5, 6, 7, 15
 TIMEOUT_S = 2.0
 REFUSING = {6: ("blackhole", "EINVAL"), 7: ("unreachable", "EHOSTUNREACH"), 8: ("prohibit", "EACCES")}
-"""Route types (linux/rtnetlink.h) that refuse packets, and the error that a refused packet causes."""
+"""Route types (linux/rtnetlink.h) that reject packets, and the error that each type causes."""
 
 MOST_ROUTES = 20000
-"""Maximum number of routes that are read from all tables to find a refusing one. Routers with more are not searched."""
+"""Maximum number of routes that are read to find the route that rejected a packet. If a host has more routes, the
+rejecting route is not determined.
+"""
 
 _ROUTE = struct.Struct("=BBBBBBBBI")
 
@@ -301,9 +321,10 @@ def look_up_ways(request: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def look_up(wanted: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return a snapshot.Way for each packet, which is {"to", "source" or None, "iif" or None}.
+    """Return a ``snapshot.Way`` for each packet in ``wanted``.
 
-    If a packet is refused, its snapshot.Way contains the refusing route.
+    A packet has the keys "to", "source" (or None) and "iif" (or None). If a packet is rejected, its ``snapshot.Way``
+    contains the rejecting route.
     """
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as kernel:
         kernel.settimeout(TIMEOUT_S)
@@ -324,7 +345,7 @@ def _family(address: str) -> int:
 
 
 def _routes(family: int) -> list[tuple[int, bytes, int, int, int]]:
-    """Return table, destination, prefix length, metric and type of every route, or [] if there are too many routes."""
+    """Return the table, destination, prefix length, metric and type of every route; empty if there are too many."""
     found: list[tuple[int, bytes, int, int, int]] = []
     deadline = time.monotonic() + TIMEOUT_S
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as kernel:
@@ -342,9 +363,9 @@ def _routes(family: int) -> list[tuple[int, bytes, int, int, int]]:
 
 
 def find_refusal(routes: list[tuple[int, bytes, int, int, int]], to: str, error: str) -> dict[str, Any] | None:
-    """Return a snapshot.Refusal for the route that refused the address with this error.
+    """Return a ``snapshot.Refusal`` for the route that rejected the address ``to`` with ``error``.
 
-    This route is the best match in its table. If there is no such route, or more than one, return None.
+    Only the best match in each routing table is considered. Return None unless exactly one route matches.
     """
     wanted = socket.inet_pton(_family(to), to)
     size = len(wanted) * 8
@@ -377,7 +398,7 @@ def _way(kernel: socket.socket, number: int, packet: dict[str, Any]) -> dict[str
 
 
 def way_request(number: int, to: str, source: str | None, iif: str | None) -> bytes:
-    """Return a message that requests one route. Raise OSError for an invalid interface or address."""
+    """Return a netlink message that requests one route. Raise OSError if the interface or an address is invalid."""
     family = _family(to)
     bits = 128 if family == socket.AF_INET6 else 32
     body = _ROUTE.pack(family, bits, bits if source else 0, 0, 0, 0, 0, 0, RTM_F_LOOKUP_TABLE)
@@ -390,7 +411,7 @@ def way_request(number: int, to: str, source: str | None, iif: str | None) -> by
 
 
 def parse_way(message: bytes) -> dict[str, Any]:
-    """Return the route in an answer, with addresses as text. Raise OSError if the answer is an error."""
+    """Return the route in the kernel's answer, with addresses as text; raise OSError for an error message."""
     _, kind, *_ = HEADER.unpack_from(message)
     body = message[HEADER.size :]
     if kind == NLMSG_ERROR:

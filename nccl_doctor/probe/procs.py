@@ -1,8 +1,7 @@
-"""Reads processes from /proc/PID: their identity, their files, and their surroundings.
+"""Information about processes from /proc/PID, such as identity, open files, containers and jobs.
 
-A process is identified by its PID and its start time in clock ticks since boot, since a wall-clock time would change
-when the clock is set. A process belongs to a user, and may also belong to a container, Slurm job, login and systemd
-unit.
+A process is identified by its PID and its start time in clock ticks since boot, which does not change when the clock is
+set.
 """
 
 from __future__ import annotations
@@ -21,15 +20,19 @@ MOST_FILES = 1 << 16  # descriptors of one process that are examined
 
 
 FEW_FILES = 1024
-"""Number of files that are first examined per process, since any user can have 120 processes with 20,000 files each."""
+"""Number of open files that are examined first per process. Any user can have 120 processes with 20,000 open files
+each, so further files are examined last.
+"""
 MORE_FILES_S = 6.0
 
 
 def pids_by_inode(inodes: set[int], within_s: float = MORE_FILES_S) -> tuple[dict[int, list[int]], bool]:
-    """Return all visible processes that hold each socket. Several processes hold a socket that was inherited.
+    """Return all visible processes that have each socket open.
 
-    Returns: The PIDs by inode, and whether every file was examined. The files of processes that have many files are
-    examined for at most ``within_s`` seconds.
+    Several processes can have the same socket open because children inherit sockets.
+
+    The result contains the PIDs by inode, and whether every open file was examined. The additional files of processes
+    with many open files are examined for at most ``within_s`` seconds.
     """
     wanted = {f"socket:[{inode}]": inode for inode in inodes if inode}
     found: dict[int, list[int]] = {}
@@ -57,10 +60,9 @@ def pids_by_inode(inodes: set[int], within_s: float = MORE_FILES_S) -> tuple[dic
 
 
 def open_files(pids: set[int] | None = None, first: int = 0, most: int = MOST_FILES) -> Iterator[tuple[int, str, str]]:
-    """Yield (pid, link, target) for every readable /proc/PID/fd link of these processes, or of all processes.
+    """Yield ``(pid, link, target)`` for each readable link in /proc/PID/fd, of all processes if ``pids`` is None.
 
-    For each process, only links from position ``first`` up to, but not including, ``most`` are read. They are sorted by
-    descriptor.
+    For each process, only links from position ``first`` up to, but not including, ``most`` are read.
     """
     everybody = (int(entry) for entry in os.listdir("/proc") if entry.isdigit()) if pids is None else pids
     for pid in sorted(everybody):
@@ -83,15 +85,17 @@ COMMAND_LIMIT = 500
 TEXT_LIMIT = 1 << 18
 """Maximum number of bytes read from a file in /proc/PID.
 
-A process may declare any amount of its memory to be its variables (PR_SET_MM_MAP of prctl(2) needs no privilege). The
-variables of a job seldom take up a tenth of this limit.
+The limit is needed because any process can declare an arbitrary amount of memory as its environment (PR_SET_MM_MAP of
+prctl(2)). The environment of a training job rarely takes up a tenth of the limit.
 """
 KEPT_LIMIT = 1 << 25
-"""Maximum number of bytes of variables that a table caches; beyond this limit, the cache is cleared."""
+"""Maximum size in bytes of the environments that a process table caches. The cache is cleared when the limit is
+exceeded.
+"""
 
 
 class Proc(NamedTuple):
-    """A process, as /proc/PID/stat describes it."""
+    """A process as described in /proc/PID/stat."""
 
     pid: int
     name: str  # the kernel's name, at most 15 characters; a program can change its own
@@ -138,13 +142,16 @@ def read_proc(pid: int) -> Proc | None:
 
 
 def cpu_s(pid: int) -> float | None:
-    """Return the CPU seconds that all threads have used, or None if the process has exited."""
+    """Return the CPU time in seconds that all threads of a process have used, or None if the process has exited."""
     proc = read_proc(pid)
     return None if proc is None else proc.cpu_s
 
 
 class ProcessTable:
-    """All processes at one moment. Their arguments, variables and users are read when needed, and cached."""
+    """The processes that were running when the object was created.
+
+    Arguments, environment variables and users are read when needed, and cached.
+    """
 
     def __init__(self) -> None:
         found = (read_proc(int(entry)) for entry in os.listdir("/proc") if entry.isdigit())
@@ -158,7 +165,7 @@ class ProcessTable:
         self._uids: dict[int, int] = {}
 
     def descendants(self, root: int) -> list[int]:
-        """Return all descendants of a process, parents before their children."""
+        """Return all descendants of a process. Parents come before their children."""
         found: list[int] = []
         waiting = [root]
         while waiting:
@@ -176,22 +183,23 @@ class ProcessTable:
         return found
 
     def argv(self, pid: int) -> tuple[str, ...]:
-        """Return the arguments of a process, or () for kernel threads, zombies and hidden processes."""
+        """Return the arguments of a process, or an empty tuple for kernel threads, zombies and hidden processes."""
         if pid not in self._argv:
             words = self.text(pid, "cmdline").rstrip("\0").split("\0")
             self._argv[pid] = tuple(words) if words != [""] else ()
         return self._argv[pid]
 
     def command(self, pid: int) -> str:
-        """Return the command line or, without one, the name in brackets, limited to COMMAND_LIMIT characters."""
+        """Return at most COMMAND_LIMIT characters of the command line, or the bracketed process name if it is empty."""
         name = self.procs[pid].name if pid in self.procs else "?"
         line = " ".join(self.argv(pid)) or f"[{name}]"
         return line if len(line) <= COMMAND_LIMIT else line[: COMMAND_LIMIT - 1] + "…"
 
     def environ(self, pid: int) -> dict[str, str]:
-        """Return a process's initial variables, or none if they are hidden or exceed TEXT_LIMIT.
+        """Return the initial environment variables of a process.
 
-        An incomplete environment could mislead.
+        The result is empty if the variables can't be read or exceed TEXT_LIMIT, because an incomplete environment could
+        be misleading.
         """
         if pid not in self._environ:
             data = _read(pid, "environ")
@@ -205,9 +213,9 @@ class ProcessTable:
         return self._environ[pid]
 
     def uid(self, pid: int) -> int:
-        """Return the real user ID, or -1 if the process is gone.
+        """Return the real user ID of a process, or -1 if the process has exited.
 
-        The owner of /proc/PID is not always this user, but root if the process is not dumpable (proc(5)).
+        The owner of /proc/PID is not used because root owns /proc/PID if the process is not dumpable (proc(5)).
         """
         if pid not in self._uids:
             told = self.status(pid, "Uid")
@@ -215,12 +223,12 @@ class ProcessTable:
         return self._uids[pid]
 
     def status(self, pid: int, name: str) -> str | None:
-        """Return a value from a process's status file (proc_pid_status(5)); None if the process has exited."""
+        """Return a value from /proc/PID/status (proc_pid_status(5)), or None if the process has exited."""
         lines = self.text(pid, "status").splitlines()
         return next((line.partition(":")[2].strip() for line in lines if line.startswith(name + ":")), None)
 
     def executable(self, pid: int) -> str:
-        """Return the base name of the executable, or of the first argument if the link can't be read."""
+        """Return the base name of a process's executable or, if ``exe`` can't be read, of its first argument."""
         path = self.link(pid, "exe")
         if path is None:
             argv = self.argv(pid)
@@ -228,15 +236,15 @@ class ProcessTable:
         return os.path.basename(path.replace(" (deleted)", "")) or (self.procs[pid].name if pid in self.procs else "")
 
     def text(self, pid: int, name: str) -> str:
-        """Return at most TEXT_LIMIT bytes of a process's file in /proc, as text; "" if the file is gone or hidden."""
+        """Return at most TEXT_LIMIT bytes of a file in /proc/PID as text; an unreadable file has an empty text."""
         return _read(pid, name).decode(errors="replace")
 
     def opened(self, pid: int) -> list[str]:
-        """Return the targets of the process's file descriptors, as far as they are visible."""
+        """Return the visible targets of a process's file descriptors."""
         return [target for _, _, target in open_files({pid})]
 
     def link(self, pid: int, name: str) -> str | None:
-        """Return the target of a process's link in /proc, such as "cwd"; None if it is gone or hidden."""
+        """Return the target of a link in /proc/PID, such as "cwd", or None if the link can't be read."""
         try:
             return os.readlink(f"/proc/{pid}/{name}")
         except OSError:
@@ -250,23 +258,27 @@ def _read(pid: int, name: str) -> bytes:
 
 
 SLURM = re.compile(r"/job_(?P<job>[0-9]+)(?:/step_(?P<step>[0-9A-Za-z_]+))?")
-"""Control groups of Slurm jobs, such as slurm/uid_1000/job_77/step_0 and slurmstepd.scope/job_77/step_0."""
+"""Pattern of the control groups of Slurm jobs, such as slurm/uid_1000/job_77/step_0 and slurmstepd.scope/job_77/step_0.
+"""
 CONTAINER = re.compile(
     r"(?:^|[/:-])(?P<runtime>docker|libpod|cri-containerd|crio|lxc|machine)[-/.](?:payload[./])?(?P<name>[0-9A-Za-z_.-]+)"
 )
-"""Control groups of containers.
+"""Pattern of the control groups of containers.
 
 Examples: docker-ID.scope and docker/ID (Docker), libpod-ID.scope (Podman), cri-containerd-ID.scope and crio-ID.scope
 (Kubernetes), lxc.payload.NAME (LXC).
 """
 USER_SLICE = re.compile(r"/user-(?P<uid>[0-9]+)\.slice(?:/|$)")
-"""Control group of a login through pam_systemd: user.slice/user-1000.slice/session-3.scope (systemd.special(7))."""
+"""Pattern of a login's control group through pam_systemd, such as user.slice/user-1000.slice/session-3.scope
+(systemd.special(7)).
+"""
 SERVICE = re.compile(r".*/(?P<name>[^/]+)\.service(?:/|$)")
-"""Control group of the innermost service, which may contain more groups (Delegate=, systemd.resource-control(5))."""
+"""Pattern of the innermost service's control group, which may have child groups (``Delegate=``,
+systemd.resource-control(5)).
+"""
 LOGINS = frozenset({"ssh", "sshd", "user", "getty", "serial-getty", "cron", "crond", "atd", "slurmd"})
-"""Services that start processes for users without supervising them.
-
-Without pam_systemd, these processes stay in the control group of the service.
+"""Services that start processes for users but do not supervise these processes. Without pam_systemd, a user's processes
+stay in the control group of the service.
 """
 NO_LOGIN = 2**32 - 1  # /proc/PID/loginuid of a process that no login started (proc_pid_loginuid(5))
 MOST_SPACES = 64  # network namespaces that are examined: any user may create as many as they like
@@ -275,7 +287,7 @@ MOST_SPACES = 64  # network namespaces that are examined: any user may create as
 def unit_of(pid: int, table: ProcessTable) -> str | None:
     """Return a process's Slurm job or container, such as "docker container 3f2a40b1c9d2".
 
-    Sources: the process's control group, and Slurm's variable.
+    The Slurm job or container is determined by the control group or by ``SLURM_JOB_ID``.
     """
     job = SLURM.search(table.text(pid, "cgroup"))
     if job:
@@ -291,10 +303,10 @@ def is_contained(pid: int, table: ProcessTable) -> bool:
 
 
 def apart(pid: int, table: ProcessTable) -> str | None:
-    """Return what separates a process of our user from us: another container, Slurm job or login.
+    """Return what separates a process of the same user from the probe, such as another container, Slurm job or login.
 
-    A different mount namespace counts only for root: pam_namespace and Apptainer give each of a user's logins and jobs
-    its own mount namespace, whereas root sees the processes of all containers.
+    Different mount namespaces are compared only for root, because pam_namespace and Apptainer can give each login or
+    job of a user its own mount namespace.
     """
     container = _container(pid, table)
     if container is not None:
@@ -322,7 +334,10 @@ def _has_ended(pid: int) -> bool:
 
 
 def service_of(pid: int, table: ProcessTable) -> str | None:
-    """Return the systemd service that supervises a process, or None. Services that only start logins don't count."""
+    """Return the systemd service that supervises a process, or None if there is no such service.
+
+    Services that only start logins are ignored.
+    """
     for line in table.text(pid, "cgroup").splitlines():
         found = SERVICE.match(line)
         if found and re.split("[@.]", found["name"])[0] not in LOGINS:
@@ -331,7 +346,7 @@ def service_of(pid: int, table: ProcessTable) -> str | None:
 
 
 def surroundings(pid: int, table: ProcessTable) -> tuple[str | None, ...]:
-    """Return a process's container, namespaces and Slurm job, which are the same for all processes of one launcher."""
+    """Return a process's container, namespaces and Slurm job, which all processes of one launcher share."""
     spaces = (table.link(pid, f"ns/{kind}") for kind in ("pid", "mnt"))
     return (_container(pid, table), *spaces, _slurm_job(pid, table))
 
@@ -353,7 +368,7 @@ def elsewhere(port: int, table: ProcessTable) -> list[dict[str, object]]:
 
 
 def host_name() -> str:
-    """Return the machine's own host name, up to the first dot."""
+    """Return the machine's host name up to the first dot."""
     return socket.gethostname().partition(".")[0]
 
 
@@ -367,7 +382,7 @@ def _container(pid: int, table: ProcessTable) -> str | None:
 def _slurm_job(pid: int, table: ProcessTable) -> str | None:
     """Return a process's Slurm job.
 
-    A job that is named only in the process's variables counts if its slurmstepd is running.
+    A job ID from the environment variable ``SLURM_JOB_ID`` is used only if the job's slurmstepd is running.
     """
     group = SLURM.search(table.text(pid, "cgroup"))
     if group:
@@ -379,7 +394,10 @@ def _slurm_job(pid: int, table: ProcessTable) -> str | None:
 
 
 def _login(pid: int, table: ProcessTable) -> int | None:
-    """Return the ID of the user who logged in, even if sudo has changed the user since; None if nobody logged in."""
+    """Return the ID of the user who logged in, even if sudo has changed the user ID since the login.
+
+    Return None if the process does not belong to a login.
+    """
     found = USER_SLICE.search(table.text(pid, "cgroup"))
     if found:
         return int(found["uid"])

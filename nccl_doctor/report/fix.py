@@ -1,4 +1,4 @@
-"""Renders the screens of ``fix``: the plan before the question, and the results."""
+"""Renders the screens of ``fix``: the plan that the user confirms, and the results."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ def render(report: FixReport, options: RenderOptions) -> str:
 
 
 def plan_screen(report: FixReport, options: RenderOptions) -> str:
-    """Return the plan as it is shown before the question."""
+    """Return the plan that is shown before the user is asked."""
     return joined(plan_blocks(report, Screen.of(options)))
 
 
 class StepGroup:
-    """Steps for one diagnosis that differ only in values of the individual hosts."""
+    """Steps for one diagnosis that differ only in host-specific values."""
 
     def __init__(self, number: int, steps: Sequence[Step]) -> None:
         self.number, self.steps = number, tuple(steps)
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        """The hosts of the steps, without duplicates. This machine is left out."""
+        """The hosts of the steps, without duplicates and without this machine."""
         return tuple(dict.fromkeys(step.host for step in self.steps if step.host is not None))
 
     @property
     def title(self) -> str:
-        """The diagnosis and the hosts, as in ``firewall-blocks-port (NCD301) on node[1-2]``."""
+        """The diagnosis and the hosts, such as ``firewall -blocks-port (NCD301) on node[1-2]``."""
         first = self.steps[0]
         place = f"on {fold(self.hosts)}" if self.hosts else "on this machine"
         return f"{first.mends} ({first.code}) {place}{f', {first.place}' if first.place else ''}"
@@ -55,7 +55,7 @@ def groups(steps: Sequence[Step]) -> list[StepGroup]:
 
 
 def plan_blocks(report: FixReport, screen: Screen) -> Iterator[list[str]]:
-    """Yield the blocks of the plan: each group of steps, then what is left to do by hand."""
+    """Yield the blocks of the plan: each group of steps, and the steps to do by hand."""
     if not report.plan:
         left = any(one.commands for one in report.by_hand)
         nothing = "There is no command that fix can run." if left else "There is no command to run."
@@ -98,7 +98,7 @@ def _group(group: StepGroup, screen: Screen, *, undo: bool) -> Iterator[str]:
 
 
 def _kind(step: Step) -> str:
-    """Return a text that is equal for steps that differ only in the addresses of peers."""
+    """Return a key that is the same for steps that differ only in the addresses of peers."""
     return step.command if step.operation is None else step.operation.kind
 
 

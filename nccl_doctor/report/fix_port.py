@@ -1,4 +1,4 @@
-"""Renders the screen of ``fix-port``: who holds the port, and the remedies as lines to paste."""
+"""Renders the screen of ``fix-port``: the process that holds the port, and the commands that free the port."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def _pids(pids: list[int] | tuple[int, ...]) -> str:
 
 
 def _remedies(report: PortReport) -> Iterator[list[str]]:
-    """Yield a block for each remedy: end the holder, look, wait, reserve the port, or use another port."""
+    """Yield a block of lines for each remedy, such as ending the process, waiting, or using another port."""
     if report.free and report.drawn and not report.ended:
         yield from _lost_draw(report)
     if report.free or (report.port is None and report.ended):
@@ -168,7 +168,7 @@ def _remedies(report: PortReport) -> Iterator[list[str]]:
 
 
 def _of_container(report: PortReport) -> Iterator[list[str]]:
-    """Yield instructions for finding the container that publishes the port, if one does."""
+    """Yield instructions for finding the container that publishes the port, if there is such a container."""
     publisher = next((job.publisher for job in report.jobs if job.publisher), None)
     if publisher is not None:
         yield ["A container publishes it. To see which, then stop it or publish another port:"]
@@ -177,12 +177,12 @@ def _of_container(report: PortReport) -> Iterator[list[str]]:
 
 
 def _lifted(report: PortReport) -> str:
-    """Return a phrase for how ``--force`` overrides a refusal, or "" if it does not."""
+    """Return a note that ``--force`` overrides the refusal, or "" if ``--force`` does not."""
     return "" if any(job.final for job in report.jobs) else " (--force ends it anyway.)"
 
 
 def _lost_draw(report: PortReport) -> Iterator[list[str]]:
-    """Yield an explanation of how a port that is now free may have been taken, and how to reserve it."""
+    """Yield an explanation of how a port that is now free may have been taken, and how to reserve the port."""
     yield wrap(
         "No process holds it now, but it is an ephemeral port: an engine that picks a free port and binds it later "
         "(vLLM, SGLang, verl, accelerate with port 0) may have lost it to another process or to an outgoing "
@@ -222,7 +222,7 @@ def in_ephemeral_range(report: PortReport) -> Iterator[list[str]]:
 
 
 def _command(made: Line | None) -> str:
-    """Return the line to show, or a note on why it can't be pasted."""
+    """Return the command line to show, or a note on why the command can't be pasted."""
     text = "" if made is None else made.text
     if LEFT_OUT in text:
         return "(it contains what looks like a secret; --show-secrets shows it)"

@@ -16,7 +16,7 @@ _KINDS = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.INFO: "
 
 
 def render(report: Report, _options: RenderOptions) -> str:
-    """Return annotations for each diagnosis and each check without a verdict, then the verdict line."""
+    """Return annotations for each diagnosis and each check without a verdict, followed by the verdict line."""
     gravest = max(report.diagnoses, key=lambda found: found.severity.rank, default=None)
     lines = [*map(_diagnosis, report.diagnoses)]
     lines += [_unjudged(check) for check in report.checks if check.outcome in (Outcome.UNKNOWN, Outcome.CRASH)]

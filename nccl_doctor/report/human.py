@@ -1,4 +1,4 @@
-"""Renders reports on a terminal, including those of ``hang``. The last line on the screen says what to do."""
+"""Renders reports for the terminal, including the reports of ``hang``. The last line states the next step."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _PHASE_NAME = 13  # cells for the name of a phase; the longest is "environment"
 
 
 def render(report: Report, options: RenderOptions) -> str:
-    """Return the screen. With ``--quiet``, it contains only diagnoses and what could not be judged."""
+    """Return the screen. With ``--quiet``, the screen contains only diagnoses and checks without a verdict."""
     screen = Screen.of(options)
     ordered = sorted(report.diagnoses, key=lambda found: -found.severity.rank)[::-1]
     blocks = [list(unjudged(report.checks, screen)), *(list(diagnosis(found, screen)) for found in ordered)]
@@ -68,11 +68,11 @@ _EVIDENCE = 10
 _CONSEQUENCES = 3
 _LOG_LINES = 3
 LABELLED = re.compile(r"(\w{1,12})  +(\S.*)")
-"""Evidence that begins with a label and a gap. Continuation lines are aligned with the text after the gap."""
+"""Pattern of evidence that has a label and a gap. Continuation lines are aligned with the text after the gap."""
 
 
 def diagnosis(found: Diagnosis, screen: Screen) -> Iterator[str]:
-    """Yield the lines of a diagnosis. The commands come last, each on a line of its own."""
+    """Yield the lines of a diagnosis. The commands of the fix come last, each on its own line."""
     title = clean(f"{found.severity.value}  {found.code} {found.name}")
     head, *more = apart(title, where(found), screen.prose)
     yield head.replace(title, screen.paint(title, SEVERITY_STYLES[found.severity]))
@@ -134,7 +134,7 @@ def _evidence(found: Diagnosis, screen: Screen) -> Iterator[str]:
 
 
 def by_consequence(explained: Iterable[Consequence]) -> dict[tuple[str, str, str], str]:
-    """Return the hosts of consequences, folded, by the consequence's code, name and message."""
+    """Return the folded host list of each consequence, by the consequence's code, name and message."""
     hosts = grouped(((one.code, one.name, one.message), one.hosts) for one in explained)
     return {consequence: fold(chain.from_iterable(each)) for consequence, each in hosts.items()}
 
@@ -154,7 +154,7 @@ def _fix(fix: Fix, screen: Screen) -> Iterator[str]:
 
 
 def by_place(fix: Fix) -> Iterator[tuple[str, tuple[str, ...], bool]]:
-    """Yield places such as ``On each of node[2-3], as root:``, the place's commands, and whether they can be shown."""
+    """Yield each place, such as ``On each of node[2-3], as root:``, its commands, and whether they can be shown."""
     per_host = grouped(((one.host, one.place), one.command) for one in fix.commands)
     alike = grouped(((side, tuple(lines)), host) for (host, side), lines in per_host.items())
     for (side, lines), hosts in alike.items():
@@ -211,7 +211,7 @@ def _uses(host: HostSummary) -> str:
 
 
 def matrix(mesh: MeshReport, hosts: Sequence[HostSummary], screen: Screen) -> Iterator[list[str]]:
-    """Yield the mesh by rank, with dialling hosts as rows and dialled hosts as columns."""
+    """Yield a table of the port mesh by rank, with dialling hosts as rows and dialled hosts as columns."""
     reached = [host for host in hosts if host.reached]
     if mesh.tested < mesh.pairs or not 1 < len(reached) <= _MATRIX:
         return
@@ -255,7 +255,7 @@ def unjudged(checks: tuple[CheckResult, ...], screen: Screen) -> Iterator[str]:
 
 
 def _named(everywhere: tuple[str, ...], each: list[tuple[tuple[str, ...], str]], limit: int) -> str:
-    """Return the checks with the same reason, beginning with those that could judge none of the hosts."""
+    """Return the checks with the same reason, first the checks that could judge none of the hosts."""
     sets = [(frozenset(hosts), name) for hosts, name in each]
     sets.sort(key=lambda pair: pair[0] != frozenset(everywhere))
     groups = [
@@ -267,7 +267,7 @@ def _named(everywhere: tuple[str, ...], each: list[tuple[tuple[str, ...], str]],
 
 
 def verdict(report: Report, cause: Diagnosis | None) -> tuple[bool, list[str], str]:
-    """Return whether a job can start, the counts, and a sentence with both. ``cause`` is the gravest diagnosis."""
+    """Return whether a job can start, the counts, and a summary sentence. ``cause`` is the most severe diagnosis."""
     outcomes = Counter(check.outcome for check in report.checks)
     gaps = outcomes[Outcome.UNKNOWN] + outcomes[Outcome.CRASH]
     grave = cause is not None and cause.severity is not Severity.INFO
@@ -291,7 +291,7 @@ def more(codes: str, cause: Diagnosis | None) -> str:
 
 
 def summary(report: Report, cause: Diagnosis | None, screen: Screen) -> Iterator[str]:
-    """Yield the line with the counts and the pages, with the cause's page first, and then the next step."""
+    """Yield the summary line with the counts and ``explain`` pages, followed by the next step."""
     ready, counts, line = verdict(report, cause)
     alike = [each.code for each in report.diagnoses if cause and each.severity is cause.severity]
     codes = ", ".join(dict.fromkeys([*([cause.code] if cause else []), *alike]))
@@ -334,7 +334,7 @@ _READ = {
 
 
 def render_hang(report: HangReport, options: RenderOptions) -> str:
-    """Return the screen. With ``--quiet``, it contains only diagnoses and an unknown verdict."""
+    """Return the screen of ``hang``. With ``--quiet``, the screen contains only diagnoses and an unknown verdict."""
     screen = Screen.of(options)
     blocks = [list(diagnosis(found, screen)) for found in reversed(report.diagnoses)]
     if not options.quiet:

@@ -64,7 +64,7 @@ def _case(check: CheckResult, report: Report, fail_on: str) -> ET.Element:
 
 
 def _found(check: CheckResult, report: Report, fail_on: str) -> ET.Element:
-    """Return a case's result with the check's diagnoses, and those from which the check's findings follow."""
+    """Return the result of a case: the check's diagnoses, and the diagnoses that explain the check's findings."""
     own = [found for found in report.diagnoses if found.code == check.code]
     under = [(one, cause) for cause in report.diagnoses for one in cause.explains if one.code == check.code]
     blocks = [_diagnosis(found) for found in own]

@@ -1,7 +1,7 @@
-"""Selects the function that renders a command's document in a format.
+"""Selects the function that renders a command's document in the requested format.
 
-Rendering functions return strings; they write no files and read no clock. A new format, or the screen of a new command,
-needs a module in this package and a line in this module.
+Rendering functions return strings, and neither write files nor read the clock. A new format, or the screen of a new
+command, needs a module in this package and a line in this module.
 """
 
 from __future__ import annotations
@@ -60,16 +60,16 @@ FORMS: dict[str, dict[str, str]] = {
     "mcp": {"human": "screens:render_page"},
     "schema": {"human": "screens:render_page"},
 }
-"""Output formats of each command, the default first, with the module and function that render the format."""
+"""Output formats of each command, the default first, with the module and function that render each format."""
 
 
 def render(command: str, form: str, document: Document, options: RenderOptions = RenderOptions()) -> str:  # noqa: B008 - a NamedTuple can't change
-    """Return the document in a format; "" if ``--quiet`` leaves nothing."""
+    """Return the document in a format, or "" if ``--quiet`` leaves nothing to show."""
     return renderer(command, form)(document, options)
 
 
 def renderer(command: str, form: str) -> Callable[[Any, RenderOptions], str]:
-    """Return the function that renders a format. Its module is imported only now."""
+    """Return the function that renders a format, after importing the function's module."""
     module, function = FORMS[command][form].split(":")
     make: Callable[[Any, RenderOptions], str] = getattr(import_module(f"nccl_doctor.report.{module}"), function)
     return make
@@ -78,9 +78,8 @@ def renderer(command: str, form: str) -> Callable[[Any, RenderOptions], str]:
 def render_json(document: Document, _options: RenderOptions) -> str:
     """Return the document as JSON, with every field.
 
-    Only ``entities`` and ``page`` are left out if a diagnosis does not have them. The JSON is ASCII, so that nothing in
-    a host name or a log can garble a terminal or fail to be encoded. Numbers that JSON does not have (infinities, NaN)
-    become null.
+    Diagnoses without ``entities`` or ``page`` omit these fields. The JSON is ASCII, so that host names and logs can
+    neither garble a terminal nor cause encoding errors. Infinities and NaN, which JSON lacks, become null.
     """
     tree = _without_empty(json.loads(document.model_dump_json(by_alias=True)))
     return json.dumps(tree, indent=2, allow_nan=False) + "\n"

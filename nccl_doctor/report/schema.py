@@ -1,7 +1,7 @@
-"""Makes a JSON Schema of the documents that a command prints with ``-o json``, from the documents' models.
+"""Generates a JSON Schema for the documents that a command prints with ``-o json``, from the documents' models.
 
-A schema promises what the documents promise: fields are kept, and more may be added. It promises neither limits on
-values, which exist because hosts are not trusted, nor enumerations, which grow.
+A schema guarantees that fields are kept, although new fields may be added. A schema contains no limits on values, which
+protect against untrusted hosts, and no enumerations that may grow.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def schema_of(command: str) -> dict[str, Any]:
 
 
 def _promised(tree: Any) -> Any:  # noqa: ANN401 - any part of a schema
-    """Return a part of a schema with all fields required, and without limits, which are not promised."""
+    """Return a part of a schema with all fields required and without limits on values."""
     if isinstance(tree, list):
         return [_promised(inner) for inner in tree]
     if not isinstance(tree, dict):

@@ -1,4 +1,4 @@
-"""Renders ``hosts``, ``ifname``, ``launch``, ``diff``, ``explain`` and ``codes``, the commands that don't judge."""
+"""Renders the output of ``hosts``, ``ifname``, ``launch``, ``diff``, ``explain`` and ``codes``."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from nccl_doctor.text.shell import clean, pasteable
 
 
 def render_hosts(cluster: HostList, _options: RenderOptions) -> str:
-    """Return the hosts with their ranks, then every setting with its value, its hosts and its origin."""
+    """Return a table of hosts and ranks, followed by a table of settings with values, hosts and origins."""
     count = plural(len(cluster.nodes), "host")
     title = wrap(f"{cluster.source}: {count}, master {cluster.master_addr}:{cluster.master_port}", WIDTH)
     rows, first = [], 0
@@ -65,7 +65,7 @@ def _settings(cluster: Cluster) -> Iterator[tuple[str, str, str, str]]:
 
 
 def _values(node: Node) -> Iterator[tuple[str, str]]:
-    """Yield a node's settings, with the names that they have in ``Cluster.origins``."""
+    """Yield a node's settings under the names that ``Cluster.origins`` uses."""
     yield "address", node.address
     yield "nproc_per_node", "" if node.nproc_per_node is None else str(node.nproc_per_node)
     yield "python", node.python
@@ -77,7 +77,7 @@ def _values(node: Node) -> Iterator[tuple[str, str]]:
 
 
 def render_ifname(answers: InterfaceAnswers, options: RenderOptions) -> str:
-    """Return the table of interfaces, with similar hosts folded, followed by a bold line for each setting."""
+    """Return the table of interfaces, with one row for similar hosts, followed by the recommended settings."""
     paint, width = painter(options.color), options.width
     if answers.asked is None:
         text = table(("host", "NCCL uses", "why"), _interface_rows(answers.hosts), width)
@@ -102,7 +102,7 @@ def render_ifname(answers: InterfaceAnswers, options: RenderOptions) -> str:
 
 
 def _advertised_rows(answers: InterfaceAnswers, *, verbose: bool) -> Iterator[tuple[str, str, str, str]]:
-    """Yield rows for the addresses that the engine, or each program, advertises, with similar hosts folded."""
+    """Yield rows of advertised addresses, of the engine or of every program, with one row for similar hosts."""
     given = [(name, it, one.name) for one in answers.hosts for name, it in one.advertises.items()]
     for name, its in grouped((name, (it, host)) for name, it, host in given).items():
         if verbose or name == answers.engine:
@@ -125,7 +125,7 @@ def _interface_rows(answers: Sequence[InterfaceAnswer]) -> Iterator[tuple[str, s
 
 
 def _rdma_rows(answers: Sequence[InterfaceAnswer]) -> Iterator[tuple[str, str, str, str]]:
-    """Yield the RDMA devices at each place, with similar hosts folded. Fused ports share a place."""
+    """Yield the RDMA devices at each index, with one row for similar hosts. Fused ports share an index."""
     rows = [(one.name, each) for one in answers for each in one.rdma]
     for place in sorted({each.place for _, each in rows}):
         alike = grouped(
@@ -151,7 +151,7 @@ def _asked_rows(answers: Sequence[InterfaceAnswer]) -> Iterator[tuple[str, str, 
 
 
 def _shared(addresses: Sequence[str]) -> str:
-    """Return a single address, or the part that several have in common, such as ``10.0.0.x`` or ``2001:db8::/64``."""
+    """Return a single address, or the common part of several addresses, such as ``10.0.0.x`` or ``2001:db8::/64``."""
     if len(set(addresses)) == 1:
         return addresses[0]
     if any(numeric(text) is None for text in addresses):
@@ -170,7 +170,7 @@ _RANK_ROWS = 64  # with more ranks, each row is a whole node
 
 
 def render_launch(plan: Launch, _options: RenderOptions) -> str:
-    """Return the ranks, then the command of each host on a line of its own."""
+    """Return a table of the ranks, followed by the command for each host on its own line."""
     ranks = grouped((place.host, place) for place in plan.ranks)
     master = f"master {plan.master_addr}:{plan.master_port}"
     title = f"# {plural(len(ranks), 'node')}, {plural(plan.world_size, 'rank')}, {master}"
@@ -192,7 +192,7 @@ def render_script(plan: Launch, _options: RenderOptions) -> str:
 
 
 def _draw_ranks(places: tuple[RankPlace, ...]) -> Iterator[str]:
-    """Yield a row per rank that names each node once, or a row per node if there are many ranks."""
+    """Yield a row per rank, with each node named once, or a row per node if there are many ranks."""
     rows: list[tuple[str, ...]] = []
     for node, its in grouped((place.node_rank, place) for place in places).items():
         numbers = [[str(place.local_rank), str(place.rank), place.gpu or "-"] for place in its]
@@ -211,7 +211,7 @@ _VALUE = 60
 _NOTHING = ("nothing", "null", "", "[]", "{}")
 _WORDS = {"nothing": "none", "null": "none", "[]": "none", "{}": "none", "": "none", "true": "yes", "false": "no"}
 _INTERNAL = ("ways", "firewall_after", "libnccl", "pci", "outside")
-"""Facts that a run collects only for its own checks; ``-v`` shows them."""
+"""Facts that are collected only for the checks, and that ``diff`` shows only with ``-v``."""
 _FACT_NAMES = {  # beginnings of facts' paths, as other screens name them
     "limits.nofile_soft": "nofile",
     "limits.memlock_soft": "memlock",
@@ -234,7 +234,7 @@ _FACT_NAMES = {  # beginnings of facts' paths, as other screens name them
 
 
 def render_diff(found: Difference, options: RenderOptions) -> str:
-    """Return resolved and new diagnoses, then changed facts, grouped by hosts."""
+    """Return resolved and new diagnoses, followed by changed facts grouped by host."""
     blocks = []
     for turn, diagnoses in (("gone  ", found.diagnoses.gone), ("new   ", found.diagnoses.new)):
         block: list[str] = []
@@ -258,7 +258,7 @@ def render_diff(found: Difference, options: RenderOptions) -> str:
 
 
 def _without_rules(changes: Sequence[Change]) -> list[Change]:
-    """Return the changes without internal facts, and with all firewall changes merged, since their values are long."""
+    """Return the changes without internal facts, and with all changes of firewall rules merged into one."""
     facts = [(re.split(r"[.\[]", one.what, maxsplit=1)[0], one) for one in changes]
     hosts = dict.fromkeys(host for fact, one in facts if fact == "firewall" for host in one.hosts)
     rules = [Change(what="firewall", before="rules", after="other rules", hosts=tuple(hosts))] if hosts else []
@@ -282,7 +282,7 @@ def _changed_facts(changes: Sequence[Change]) -> Iterator[str]:
 
 
 def _fact_name(what: str) -> str:
-    """Return the name of a fact for the screen: ``interface eno1 mtu`` for ``interfaces.links[eno1].mtu``."""
+    """Return a fact's display name, such as ``interface eno1 mtu`` for ``interfaces.links[eno1].mtu``."""
     begins = (known for known in _FACT_NAMES if re.match(rf"{re.escape(known)}(?:[.\[]|$)", what))
     start = max(begins, key=len, default="")
     rest = what[len(start) :]

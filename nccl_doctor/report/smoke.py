@@ -1,4 +1,4 @@
-"""Renders the results of the all-reduce by size, and the rates of pairs: the slowest rates and the median."""
+"""Renders the results of the all-reduce by message size, and the slowest and median rates between hosts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from nccl_doctor.text.hostlist import figure, fold, fold_numbers, grouped, plura
 
 _HOPS = 16  # hosts of a ring that are drawn; of a longer one the first of them and the last
 _PARENT = re.compile(r"->(\d{1,7})->(-1|\d{1,7})")
-"""Matches a rank and its parent in the first tree of NCCL's ``Trees`` line. The root's parent is -1."""
+"""Pattern of a rank and its parent in the first tree of NCCL's ``Trees`` line. The root's parent is -1."""
 _ROWS = 6
 _LEVELS = "▁▂▃▄▅▆▇█"
 _FEWEST = 3  # fewest sizes for a line
@@ -60,7 +60,7 @@ def backend(result: AllReduceReport) -> str:
 
 
 def uses(ranks: Sequence[RankReport]) -> str:
-    """Return networks and interfaces with their hosts, folded: ``NET/IB, eno1 on node[1-2]``."""
+    """Return networks and interfaces with a folded list of hosts, such as ``NET/IB, eno1 on node[1-2]``."""
     pairs = []
     for rank in ranks:
         plugin = f" (plugin {rank.plugin} loaded)" if rank.plugin else ""
@@ -71,7 +71,7 @@ def uses(ranks: Sequence[RankReport]) -> str:
 
 
 def transports(ranks: Sequence[RankReport]) -> str:
-    """Return the number of channels by transport, the largest number first."""
+    """Return the number of channels by transport, with the largest number first."""
     counts: Counter[str] = Counter()
     for rank in ranks:
         counts.update(rank.transports)
@@ -79,7 +79,7 @@ def transports(ranks: Sequence[RankReport]) -> str:
 
 
 def ring_words(result: AllReduceReport) -> str:
-    """Return the ring: ``node1 (rank 0-3) -> node2 (rank 4-7) -> node1``. Gloo uses rank order (gloo/allreduce.cc)."""
+    """Return a ring such as ``node1 (rank 0-3) -> node2 (rank 4-7) -> node1``; gloo's ring is in rank order."""
     ranks = {rank.rank: rank.host for rank in result.ranks}
     rings = result.rings
     drawn = result.backend == "gloo" and result.ok
@@ -103,7 +103,7 @@ def _tree(result: AllReduceReport) -> str:
 
 
 def _spark(sizes: Sequence[SizeReport]) -> str:
-    """Return a sparkline of the bandwidth by size of the first data type, such as ``▁▂▄▆█ 8 B to 64 MiB``."""
+    """Return a sparkline of the first data type's bandwidth by message size, such as ``▁▂▄▆█ 8 B to 64 MiB``."""
     measured = [size for size in sizes if size.dtype == sizes[0].dtype]
     best = max((size.busbw for size in measured), default=0.0)
     if len(measured) < _FEWEST or best <= 0:
@@ -113,7 +113,7 @@ def _spark(sizes: Sequence[SizeReport]) -> str:
 
 
 def link_words(link: LinkShare | None) -> str:
-    """Return the rate reached on the slowest link, the link's speed, and the share; "" if the speed is unknown."""
+    """Return the rate, speed and utilization of the slowest link, or "" if the link's speed is unknown."""
     if link is None:
         return ""
     reached = f"{rate_words(link.share * link.gb_per_s)} of {rate_words(link.gb_per_s)}"
@@ -122,7 +122,7 @@ def link_words(link: LinkShare | None) -> str:
 
 
 def counter_words(result: AllReduceReport, most: int = _ROWS) -> str:
-    """Return the error counters that grew during the run, by port; "" if they were not read."""
+    """Return the error counters that grew during the run, by port, or "" if no counters were read."""
     lines = grown_words(result.rdma_grown)
     if not lines:
         return f"no error counter grew on {fold(result.rdma_grown)}" if result.rdma_grown else ""
@@ -130,7 +130,7 @@ def counter_words(result: AllReduceReport, most: int = _ROWS) -> str:
 
 
 def _spread(sizes: Sequence[SizeReport]) -> list[SizeReport]:
-    """Return a few evenly spaced rows per data type, and the row with the best busbw. ``-v`` shows all rows."""
+    """Return a few evenly spaced sizes per data type, and the size with the best busbw."""
     kinds = grouped((size.dtype, size) for size in sizes)
     most = max(_ROWS // max(len(kinds), 1), 2)
     found: list[SizeReport] = []
@@ -154,10 +154,11 @@ def gradient(sizes: Sequence[SizeReport]) -> str:
 
 
 def size_rows(sizes: Sequence[SizeReport], result: AllReduceReport) -> list[tuple[str, ...]]:
-    """Return the header and a row for each of these sizes, with the data type if there are several types.
+    """Return a header and a row for each size, with a column for the data type if there are several types.
 
-    The last column is the ideal time of a ring, T = 2 (N - 1) / N * K / B, at the link's speed, or at the best measured
-    rate if the link's speed is unknown (a virtual link). busbw is algbw times 2 (N - 1) / N.
+    The last column is the ideal time of a ring, T = 2 (N - 1) / N * K / B, for K bytes and N ranks. The rate B is the
+    link's speed or, if that speed is unknown (a virtual link), the best measured rate. The bus bandwidth (busbw) is
+    algbw times 2 (N - 1) / N.
     """
     typed = len({size.dtype for size in sizes}) > 1
     rate = _best_rate(result)
@@ -184,14 +185,14 @@ def _best_rate(result: AllReduceReport) -> float:
 
 
 def rate_words(gb_per_s: float) -> str:
-    """Return a rate in GB/s, or in MB/s or kB/s if it is small."""
+    """Return a rate as text in GB/s, MB/s or kB/s."""
     units = {"GB/s": gb_per_s, "MB/s": gb_per_s * 1e3, "kB/s": gb_per_s * 1e6}
     unit = next((unit for unit, value in units.items() if value >= 1), "kB/s")
     return f"{figure(units[unit], 3)} {unit}"
 
 
 def size_words(count: int) -> str:
-    """Return a size in the largest binary unit that gives a whole number, such as 1 MiB, but 1000 B."""
+    """Return a size in the largest binary unit that gives a whole number, such as 1 MiB or 1000 B."""
     units = ("B", "KiB", "MiB", "GiB")
     power = 0
     while power < len(units) - 1 and count and count % 1024 == 0:
@@ -207,7 +208,7 @@ def time_words(seconds: float) -> str:
 
 
 def rates(measured: Sequence[RateReport], screen: Screen) -> Iterator[list[str]]:
-    """Yield a table of the slowest rates, and a line about all rates."""
+    """Yield a table of the slowest rates, and a line with the median of all rates."""
     most = _MOST if screen.verbose else _WORST
     worst = sorted(measured, key=lambda one: one.gbps)[: most + (len(measured) == most + 1)]
     if not worst:

@@ -1,7 +1,7 @@
-"""Makes lines, tables and colours. No other module of the package measures text.
+"""Formats lines, tables and colours. No other module of this package measures the width of text.
 
-Widths are in terminal cells, not characters, since an ideograph takes two cells. All text is cleaned here
-(:mod:`nccl_doctor.text.shell`), so that no caller can forget to clean it.
+Widths are in terminal cells, not characters, since an ideograph takes two cells. All text is cleaned in this module
+with :mod:`nccl_doctor.text.shell`, so callers need not clean it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Paint = Callable[[str, str], str]  # text and a style of rich ("bold red") to te
 
 
 def painter(color: bool) -> Paint:
-    """Return a function that styles text with the terminal's sixteen colours, or not at all."""
+    """Return a function that styles text with the terminal's sixteen colours, or leaves the text unchanged."""
     system = ColorSystem.STANDARD if color else None
     return lambda text, style: Style.parse(style).render(text, color_system=system)
 
@@ -58,7 +58,7 @@ def apart(left: str, right: str, width: int) -> list[str]:
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]], width: int) -> list[str]:
-    """Return columns two spaces apart. Cells are wrapped within their columns, except in the first column."""
+    """Return rows with columns that are two spaces apart. Cells are wrapped, except in the first column."""
     grid = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="", show_edge=False)
     for number, title in enumerate(header):
         grid.add_column(Text(clean(title)), no_wrap=number == 0, overflow="fold" if number else "ellipsis")

@@ -1,4 +1,4 @@
-"""Servers and libraries that tell their peers an address: vLLM, SGLang, Ray and others. Pure functions."""
+"""Determines the addresses that servers and libraries, such as vLLM, SGLang and Ray, advertise to their peers."""
 
 SERVERS = ("vllm", "sglang", "ray", "deepspeed", "accelerate")
 """Allowed values of ``--engine``."""

@@ -1,10 +1,10 @@
-"""The address that each program advertises to its peers, and the steps by which the program finds it.
+"""Determines the address that each program advertises to its peers, by the same steps as the program itself.
 
-Sources: the source code and test runs of vLLM 0.11 to 0.33 (vllm/utils/network_utils.py ``get_ip``), SGLang 0.4.6,
-0.5.5 and 0.5.23 (srt/utils/network.py ``get_local_ip_auto``), Ray 2.44 (ray/_private/services.py) and 2.60
-(src/ray/util/network_util.cc), DeepSpeed 0.19 (launcher/runner.py), torch 2.13 (elastic/agent/server/api.py,
-ProcessGroupGloo.cpp), NIXL in vLLM 0.33 and ai-dynamo 1.6, Mooncake 0.3, UCX 1.22. A version between two of these is
-treated like the newer one.
+The steps for vLLM 0.11 to 0.33 follow ``get_ip`` in vllm/utils/network_utils.py. The steps for SGLang 0.4.6, 0.5.5 and
+0.5.23 follow ``get_local_ip_auto`` in srt/utils/network.py. The steps for Ray follow ray/_private/services.py (2.44)
+and src/ray/util/network_util.cc (2.60). Further sources are DeepSpeed 0.19 (launcher/runner.py) and torch 2.13
+(elastic/agent/server/api.py, ProcessGroupGloo.cpp). The remaining sources are NIXL in vLLM 0.33 and ai-dynamo 1.6,
+Mooncake 0.3, and UCX 1.22.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Advertised:
 
     Attributes:
         address: an address, or a name that the peers resolve; None if the program exits without an address.
-        why: the step that led to the address, as a phrase.
+        why: a phrase for the step that led to the address.
         by: the variable or option that sets the address; None if the program chooses the address itself.
     """
 
@@ -46,7 +46,10 @@ class Advertised:
 
 @dataclass(frozen=True)
 class Side:
-    """A host as seen by programs on it; ``towards`` is the host's source address for packets to the master."""
+    """A host as seen by the programs that run on the host.
+
+    ``towards`` is the host's source address for packets to the master, or None.
+    """
 
     hostname: str
     engines: Engines
@@ -57,12 +60,12 @@ class Side:
     towards: str | None
 
     def version(self, package: str) -> tuple[int, ...] | None:
-        """Return the version numbers of a package; None if it is not installed, an empty tuple for a branch name."""
+        """Return a package's version numbers, an empty tuple for a branch name, or None without the package."""
         known = {} if isinstance(self.engines.packages, Unknown) else self.engines.packages
         return tuple(map(int, re.findall(r"\d+", known[package])[:3])) if package in known else None
 
     def interface(self, address: str) -> str:
-        """Return the name of the interface that has an address, or a phrase that can also follow "at"."""
+        """Return the name of the interface that has an address, or the phrase "no interface of its own"."""
         return next((e.interface for e in self.interfaces.addresses if e.address == address), "no interface of its own")
 
 
@@ -78,7 +81,10 @@ def _variable(name: str) -> AddressStep:
 
 
 def _nic(side: Side) -> Advertised | None:
-    """Return the address of the interface named by SGLANG_LOCAL_IP_NIC; SGLang ignores an unknown interface."""
+    """Return the address of the interface named by SGLANG_LOCAL_IP_NIC.
+
+    The result is None for an unknown interface, which SGLang ignores.
+    """
     name = side.variables.get("SGLANG_LOCAL_IP_NIC")
     if not name:
         return None
@@ -105,7 +111,7 @@ def _by_way(side: Side, address: str | None, there: str) -> Advertised | None:
 
 
 def _towards(side: Side) -> Advertised | None:
-    """Return the address that Ray derives from a route: to 8.8.8.8 on the head, to the head on a worker."""
+    """Return Ray's source address for packets to 8.8.8.8 on the head node, or to the head node on a worker node."""
     if side.is_first:
         return _route(side)
     way = f"its way to the master begins at {side.interface(side.towards)}" if side.towards is not None else ""
@@ -139,7 +145,7 @@ def _inet_first(side: Side) -> str | None:
 
 
 def _first(side: Side) -> Advertised | None:
-    """Return the first address that ``hostname -I`` prints, which omits loopback and link-local addresses."""
+    """Return the first address in the output of ``hostname -I``, which omits loopback and link-local addresses."""
     there = (e.address for e in side.interfaces.addresses if not is_loopback(e.address))
     address = next((one for one in there if not one.startswith("fe80:")), None)
     return None if address is None else Advertised(address, "hostname -I gives it first")
@@ -160,7 +166,7 @@ def _full_name(side: Side) -> Advertised | None:
 
 
 def _dynamo(side: Side) -> Advertised | None:
-    """Return dynamo.vllm's address for NIXL; unlike vLLM, dynamo.vllm tries the host's own name first."""
+    """Return the address that dynamo.vllm uses for NIXL. Unlike vLLM, dynamo.vllm tries the host's own name first."""
     if side.version("ai_dynamo") is None:
         return None
     own = {entry.address for entry in side.interfaces.addresses}
@@ -171,7 +177,7 @@ def _dynamo(side: Side) -> Advertised | None:
 
 
 def _by_metadata(side: Side) -> Advertised | None:
-    """Return the address that Mooncake uses with a metadata server: the first running interface's, even docker0's."""
+    """Return Mooncake's address with a metadata server, which is the address of the first running interface."""
     if side.variables.get("MOONCAKE_TE_META_DATA_SERVER", "P2PHANDSHAKE") == "P2PHANDSHAKE":
         return None
     running = {link.name for link in side.interfaces.links if {"up", "running"} <= {*link.flags} and link.name != "lo"}
@@ -182,12 +188,15 @@ def _by_metadata(side: Side) -> Advertised | None:
 
 
 def _vllms_store(side: Side) -> Advertised | None:
-    """Return the address of Mooncake's store in vLLM, which passes its own address to the store."""
+    """Return the address of Mooncake's store if vLLM is installed, because vLLM passes its own address to the store."""
     return advertised("vllm", side) if side.version("vllm") and not side.version("sglang") else None
 
 
 def ucx_interfaces(side: Side) -> tuple[str, ...]:
-    """Return the interfaces to which UCX_NET_DEVICES restricts UCX; empty if UCX uses RDMA or all devices."""
+    """Return the interfaces to which UCX_NET_DEVICES restricts UCX.
+
+    The result is empty if UCX uses RDMA or all devices.
+    """
     named = side.variables.get("UCX_NET_DEVICES", "all").split(",")
     return () if "all" in named or any(":" in name or not name for name in named) else tuple(named)
 
@@ -219,9 +228,9 @@ class Ports:
 
     Attributes:
         last: the last port of the range that begins at ``first``.
-        of: the purpose of the ports, as a phrase to follow "which are".
+        of: the owner of the ports in the possessive form, such as "its dashboard's".
         by: the option or variable that changes the ports.
-        only_with: the command-line option without which the ports are not used; "" if they are always used.
+        only_with: the command-line option that makes the program use the ports, or "" if the ports are always used.
     """
 
     first: int
@@ -233,20 +242,23 @@ class Ports:
 
 @dataclass(frozen=True)
 class Program:
-    """A program that tells its peers an address.
+    """A program that advertises an address to its peers.
 
     Attributes:
-        steps: the steps in which it looks for its address, by the version that introduced them, oldest first.
-        variables: variables that show that it will be used, even if it is not known to be installed.
-        export: the variable that sets the address; None if there is none.
-        option: the option of its launch command that sets the address, by its common name.
-        package: its Python package, if that has another name.
-        ports: default ports, of vLLM 0.22 and later (earlier versions used 5557 for NIXL), SGLang 0.5 and Ray 2.
-        beside: other programs that it runs; a wrong setting for one of them is an error, too.
-        always: whether its address is determined on every host, even if it is not installed.
-        syntax: the versions for which ``launch --engine`` prints valid lines; "" if it does not start this program.
-        starts: what its launch command is followed by.
-        sizes: options that say over how many GPUs a model is split.
+        steps: the steps by which the program finds its address, with the version that introduced the steps, oldest
+            first.
+        variables: environment variables that imply that the program is used, even if no installation is known.
+        export: the environment variable that sets the address, or None.
+        option: the option of the launch command that sets the address, by its name with underscores, or None.
+        package: the program's Python package if the names of the program and the package differ.
+        ports: the default ports of vLLM 0.22 and later, SGLang 0.5 and Ray 2; vLLM versions before 0.22 used port 5557
+            for NIXL.
+        beside: the other programs that the program uses; a wrong setting for any of these is an error.
+        always: whether the program's address is determined on every host, even without an installation of the program.
+        syntax: the versions for which ``launch --engine`` prints valid commands; "" if the program is not a valid
+            engine.
+        starts: the argument that follows the launch command, such as "train.py".
+        sizes: the options that set the number of GPUs over which a model is split.
     """
 
     title: str
@@ -264,7 +276,7 @@ class Program:
 
     @property
     def is_server(self) -> bool:
-        """True for vLLM and the like, which ``launch`` starts with each host's own address."""
+        """True if ``launch`` starts the program with each host's own address, as for vLLM."""
         return self.always and bool(self.syntax)
 
 
@@ -344,13 +356,13 @@ PROGRAMS = {
     ),
     "ucx": Program("UCX", (((0,), (_ucx,)),), variables=("UCX_NET_DEVICES",)),
 }
-"""The programs by name, in the order in which they are shown."""
+"""All programs by name, in the order of the output."""
 TELLING = tuple(name for name, program in PROGRAMS.items() if program.steps)
-"""Programs that choose the address themselves."""
+"""The names of the programs that choose their address themselves."""
 
 
 def side_of(cluster: Cluster, host: Host) -> Side | Unknown:
-    """Return a host as seen by programs on it, or Unknown with the reason if facts are missing."""
+    """Return the :class:`Side` of a host, or Unknown with a reason if facts are missing."""
     facts = host.facts
     if facts is None:
         return unknown(f"{host.name} was not reached")
@@ -374,7 +386,10 @@ def side_of(cluster: Cluster, host: Host) -> Side | Unknown:
 
 
 def advertised(program: str, side: Side) -> Advertised:
-    """Return the address that a program's installed version advertises; the newest version's if none is installed."""
+    """Return the address that a program's installed version advertises.
+
+    If no version is installed, the newest version is assumed.
+    """
     version = side.version(PROGRAMS[program].package or program)
     fitting = [steps for since, steps in PROGRAMS[program].steps if not version or since <= version]
     found = (step(side) for step in fitting[-1])
@@ -391,7 +406,7 @@ def programs(side: Side) -> Iterator[str]:
 
 
 def tell(snapshot: Snapshot, answers: InterfaceAnswers) -> InterfaceAnswers:
-    """Return the output of ``nccl-doctor ifname``, extended by the address that each program would advertise."""
+    """Return the output of ``nccl-doctor ifname`` with the address that each program would advertise."""
     from nccl_doctor.model.documents import AdvertisedAddress
 
     def of_host(host: Host) -> dict[str, AdvertisedAddress]:

@@ -1,5 +1,5 @@
-"""Models of the facts that the checks judge.
+"""Models of the facts that the checks evaluate.
 
-Every fact is a value, or an :class:`Unknown` with a reason. ``bool(Unknown)`` raises an exception, so that an unknown
-fact can't be taken for "no" in an ``if``. The JSON of an unknown fact is ``{"$unknown": "reason"}``.
+Every fact is a value, or an :class:`Unknown` with a reason. ``bool(Unknown)`` raises an exception, so an unknown fact
+can't be mistaken for "no" in an ``if`` statement. The JSON of an unknown fact is ``{"$unknown": "reason"}``.
 """

@@ -1,14 +1,17 @@
-"""Models of hosts' facts and of a run's snapshot, and derived values such as ranks and confirmed addresses.
+"""Models of the facts about hosts and of a run's snapshot, with derived values such as ranks and addresses.
 
-A host may claim any address, and its claims must not become rules on honest hosts. So a command for another host
-contains only addresses that are confirmed independently. Any of these confirmations is enough:
+A compromised host may report any address, and such an address must not get into the firewall rules of other hosts. A
+command for one host therefore contains only those addresses of other hosts that are confirmed independently. An address
+is confirmed if any of the following conditions is met:
 
-- the hosts file names the address;
-- this machine resolves the hosts file's name for the host to the address (:attr:`Snapshot.resolved`);
-- the host that the command is for resolves that name to the address, which affects only this host's own command;
-- the host that the command is for dialled the address and reached the other host's own listener, which sends a nonce of
-  this run and host (:attr:`Mesh.answered`). A third host's claim is not enough, since two lying hosts could confirm
-  each other.
+- The hosts file contains the address.
+- The machine that runs nccl-doctor resolves the host's name in the hosts file to the address
+  (:attr:`Snapshot.resolved`).
+- The host for which the command is meant resolves the other host's name in the hosts file to the address. A false
+  answer affects only the command for the host that gave the answer.
+- The host for which the command is meant connected to the address and reached the other host's listener, which sends a
+  nonce for this run and host (:attr:`Mesh.answered`). A report from a third host is not sufficient, because two
+  compromised hosts could confirm each other's addresses.
 """
 
 from __future__ import annotations
@@ -56,7 +59,7 @@ from nccl_doctor.text.inet import Address, numeric
 class Shown:
     """Annotation of a fact that ``-v`` shows, with a label and a function that turns the fact into a phrase.
 
-    ``words`` is None if the phrase depends on more than the fact.
+    ``words`` is None if the phrase does not depend on this fact alone.
     """
 
     label: str
@@ -99,7 +102,10 @@ def _route_words(routes: tuple[network.Route, ...]) -> str:
 
 
 class HostFacts(Observed):
-    """Facts of a host, one per collector (``fact`` in probe/tools.py). ``-v`` prints those with :class:`Shown`."""
+    """Facts about a host, one for each collector (``fact`` in probe/tools.py).
+
+    ``-v`` prints the facts that have a :class:`Shown` annotation.
+    """
 
     identity: Fact[system.Identity]
     resolution: Fact[network.Names]
@@ -154,7 +160,10 @@ class HostFacts(Observed):
 
 
 class Host(Observed):
-    """A node with its facts; exactly one of ``facts`` and ``failure`` is set."""
+    """A node with either its facts or the reason why the node could not be reached.
+
+    Exactly one of ``facts`` and ``failure`` is set.
+    """
 
     node: Node
     facts: HostFacts | None = None
@@ -171,7 +180,7 @@ class Host(Observed):
         return self.node.name
 
     def beside(self, names: network.Common) -> Host:
-        """Return the host with its resolver answers stored as differences from the common answers."""
+        """Return a copy of the host whose resolver answers are stored as differences from the common answers."""
         if self.facts is None or not isinstance(self.facts.resolution, network.Names):
             return self
         facts = self.facts.model_copy(update={"resolution": self.facts.resolution.beside(names)})
@@ -182,7 +191,10 @@ HOST_ADDRESS: TypeAdapter[str] = TypeAdapter(HostAddress)
 
 
 class Snapshot(Observed):
-    """Snapshot of a run. Its parts are checked for consistency, even if it is read from a file."""
+    """Snapshot of a run.
+
+    The parts of a snapshot are checked for consistency, even when the snapshot is read from a file.
+    """
 
     schema_: Literal[1] = Field(default=1, alias="schema", serialization_alias="schema")
     version: str
@@ -230,7 +242,10 @@ class Snapshot(Observed):
 
 
 def nproc(node: Node, facts: HostFacts, *, alone: bool) -> int:
-    """Return the node's number of ranks: as set, or else one per GPU, or else 1 (2 on a single machine)."""
+    """Return the number of ranks on a node, which is the configured number or else the number of GPUs.
+
+    A node without GPUs has one rank, or two ranks if ``alone`` is true.
+    """
     if node.nproc_per_node is not None:
         return node.nproc_per_node
     named = named_devices(visible_devices(node, facts))
@@ -254,10 +269,10 @@ def gpu_counts(snapshot: Snapshot) -> dict[str, int]:
 
 
 def connections(ranks: int, others: int) -> int:
-    """Return the number of ports that ranks may need if each rank talks to this many others.
+    """Return the number of ports that ``ranks`` ranks may need if each rank communicates with ``others`` other ranks.
 
-    A rank needs six ports for the bootstrap's listeners, the proxy and gloo. It needs two more for each other rank, one
-    to listen and one to connect, as in all-to-all.
+    A rank needs six ports for the bootstrap's listeners, the proxy and gloo. For each other rank, a rank needs two more
+    ports, one to listen and one to connect, as in all-to-all communication.
     """
     return ranks * (6 + 2 * others)
 
@@ -269,7 +284,11 @@ def connections_of_peer(snapshot: Snapshot, name: str) -> int:
 
 
 def world_size(snapshot: Snapshot) -> int:
-    """Return the number of all ranks. An unreached node counts with its number in the hosts file, or else as 1."""
+    """Return the total number of ranks.
+
+    A node that was not reached counts with the number of ranks in the hosts file or, if the hosts file has no number,
+    as one rank.
+    """
     known = rank_counts(snapshot)
     return sum(known.get(host.name, host.node.nproc_per_node or 1) for host in snapshot.hosts)
 
@@ -282,7 +301,7 @@ def visible_devices(node: Node, facts: HostFacts) -> str | None:
 
 
 def named_devices(value: str | None) -> tuple[str, ...]:
-    """Return the parts of a CUDA_VISIBLE_DEVICES value; none if the variable is not set."""
+    """Return the entries of a CUDA_VISIBLE_DEVICES value, or an empty tuple if the variable is not set."""
     return tuple(part.strip() for part in (value or "").split(",") if part.strip())
 
 
@@ -298,7 +317,10 @@ def gpu_wish(host: Host) -> str | None:
 
 
 def visible_gpus(node: Node, facts: HostFacts) -> tuple[system.Gpu, ...]:
-    """Return the GPUs that a node's ranks see, in order, without MIG instances (``MIG-…``); none if unknown."""
+    """Return the GPUs that a node's ranks see, in order, without MIG instances (``MIG-…``).
+
+    The result is empty if the GPUs are unknown.
+    """
     gpus, devices = () if isinstance(facts.gpus, Unknown) else facts.gpus, visible_devices(node, facts)
     if devices is None:
         return gpus
@@ -312,10 +334,10 @@ def visible_gpus(node: Node, facts: HostFacts) -> tuple[system.Gpu, ...]:
 
 
 def rocm_gpus(facts: HostFacts) -> tuple[system.PciGpu, ...] | None:
-    """Return the GPUs that ROCm's torch sees, in PCI order; None if torch is not built for ROCm, or unknown.
+    """Return the GPUs that a ROCm build of torch sees, in PCI order.
 
-    A CPU's integrated graphics are left out. They are recognised by having less than a quarter of the largest GPU's
-    memory.
+    The result is None if torch is not built for ROCm or if a required fact is unknown. A GPU with less than a quarter
+    of the largest GPU's memory is omitted, because it is probably integrated into the CPU.
     """
     if isinstance(facts.torch, Unknown) or facts.torch is None or facts.torch.hip is None:
         return None
@@ -327,7 +349,10 @@ def rocm_gpus(facts: HostFacts) -> tuple[system.PciGpu, ...] | None:
 
 
 def rocm_choice(node: Node, facts: HostFacts) -> dict[str, str]:
-    """Return the variables that select AMD GPUs. The first selects from all GPUs, the second from the selected GPUs.
+    """Return the variables that select AMD GPUs.
+
+    The first variable selects from all GPUs, and the second variable selects from the GPUs that the first variable
+    selected.
 
     Sources: ROCm's documentation, "GPU isolation techniques", and _parse_visible_devices in torch/cuda/__init__.py.
     """
@@ -339,7 +364,10 @@ def rocm_choice(node: Node, facts: HostFacts) -> dict[str, str]:
 
 
 def rocm_count(node: Node, facts: HostFacts) -> int | None:
-    """Return the number of AMD GPUs that ranks see; None if torch is not built for ROCm, or a UUID selects GPUs."""
+    """Return the number of AMD GPUs that ranks see.
+
+    The result is None if torch is not built for ROCm or if GPUs are selected by UUID.
+    """
     gpus = rocm_gpus(facts)
     count = None if gpus is None else len(gpus)
     for value in rocm_choice(node, facts).values():
@@ -352,7 +380,10 @@ def rocm_count(node: Node, facts: HostFacts) -> int | None:
 
 
 def corroborated_addresses(snapshot: Snapshot, host: str, reader: str) -> frozenset[Address]:
-    """Return the confirmed addresses of a host, for a command on ``reader``. Both are names of nodes."""
+    """Return the confirmed addresses of ``host``, for a command that runs on ``reader``.
+
+    ``host`` and ``reader`` are names of nodes.
+    """
     data = snapshot.mesh.answered.get(host, {}) if isinstance(snapshot.mesh, Mesh) else {}
     met = [address for address, witnesses in data.items() if reader in witnesses]
     names = [node.address for node in snapshot.cluster.nodes if node.name == host]
@@ -362,7 +393,7 @@ def corroborated_addresses(snapshot: Snapshot, host: str, reader: str) -> frozen
 
 
 def corroborated_by_name(snapshot: Snapshot, name: str, reader: str) -> frozenset[Address]:
-    """Return the confirmed addresses of a name in the hosts file, for a command on ``reader``."""
+    """Return the confirmed addresses of a name in the hosts file, for a command that runs on the host ``reader``."""
     hosts = [node.name for node in snapshot.cluster.nodes if node.address == name]
     if name == snapshot.cluster.master_addr:
         hosts.append(snapshot.cluster.nodes[0].name)
@@ -371,7 +402,7 @@ def corroborated_by_name(snapshot: Snapshot, name: str, reader: str) -> frozense
 
 
 def _resolved(snapshot: Snapshot, name: str, reader: str) -> Iterator[object]:
-    """Yield the addresses of a name according to the hosts file, this machine and the ``reader``, a host."""
+    """Yield the addresses of a name according to the hosts file, this machine and the host ``reader``."""
     yield name
     yield from snapshot.resolved.get(name, ())
     for host in snapshot.hosts:
@@ -388,7 +419,7 @@ def _usable(texts: Iterable[object]) -> Iterator[Address]:
 
 
 def running_jobs(facts: Mapping[str, HostFacts]) -> dict[int | None, list[str]]:
-    """Return the hosts of running training jobs by master port. The port is None if it is unknown."""
+    """Return the hosts of running training jobs, keyed by master port. An unknown port has the key None."""
     found = grouped(
         (as_port(job.env.get("MASTER_PORT", "")), name)
         for name, own in facts.items()

@@ -40,7 +40,7 @@ class Stall(Observed):
 
 
 class Interception(Observed):
-    """A connection that something accepted on a port on which ``dst`` has no listener."""
+    """A connection that was accepted on a port on which ``dst`` has no listener."""
 
     src: str
     dst: str
@@ -49,7 +49,7 @@ class Interception(Observed):
 
 
 class RdmaDial(Observed):
-    """A TCP connection attempt from an RDMA port's interface to the peer port to which NCCL connects it.
+    """A TCP connection attempt from the interface of an RDMA port to the peer's port that NCCL pairs with it.
 
     ``address`` is the address in the peer port's GID.
     """
@@ -64,7 +64,7 @@ class RdmaDial(Observed):
 
 
 class Rail(Observed):
-    """A data interface other than the first, and the libraries that use it."""
+    """A data interface other than the first data interface, and the libraries that use it."""
 
     interface: InterfaceName
     users: tuple[Literal["NCCL", "gloo"], ...]
@@ -80,7 +80,7 @@ class Trips(Observed):
 
 
 class Sample(Observed):
-    """The pairs of hosts to dial, if not all: the master with every other host, ring neighbours, and random pairs."""
+    """The sample of tested pairs of hosts: the master with every other host, ring neighbours, and random pairs."""
 
     order: tuple[str, ...]  # all hosts of the job by rank, also those that did not take part
     distances: tuple[Count, ...]  # each host dials the hosts at these distances behind it in that ring
@@ -98,7 +98,7 @@ class Sample(Observed):
 
 
 class Disputed(Observed):
-    """A connection that one end reports as failed and the other as accepted."""
+    """A connection that one end reports as failed and the other end reports as accepted."""
 
     src: str
     dst: str
@@ -125,7 +125,7 @@ class LostConnections(Observed):
 
     @property
     def by_port(self) -> bool:
-        """True if the path loses all packets of some connections but no packets of the others."""
+        """True if the path loses all packets of some connections but no packets of the other connections."""
         return self.lost >= LEAST_LOST and self.resent <= min(self.lost, RESENT * (self.tried - self.lost))
 
 
@@ -141,7 +141,7 @@ Pair = TypeVar("Pair", FailedDial, Stall, Interception, RdmaDial, Disputed, Lost
 
 
 class Mesh(Observed):
-    """The port mesh, in which each host dialled all other hosts or a sample of them.
+    """The results of the connection tests in which each host connected to all other hosts or to a sample of them.
 
     A host's connections to itself do not count as pairs.
     """
@@ -243,16 +243,16 @@ class Mesh(Observed):
 
     @cached_property
     def failures(self) -> dict[tuple[str, str], tuple[FailedDial, ...]]:
-        """The failed connections by (source, target), since a large mesh is queried by pair."""
+        """The failed connections, keyed by (source, target)."""
         found = grouped(((dial.src, dial.dst), dial) for dial in self.failed)
         return {pair: tuple(dials) for pair, dials in found.items()}
 
 
 def accused(hosts: Iterable[str], pairs: Iterable[tuple[str, str]]) -> tuple[str, ...]:
-    """Return which of ``hosts`` are at fault according to these failed (source, target) pairs.
+    """Return the ``hosts`` that are at fault according to the failed (source, target) pairs.
 
-    A source is blamed for a single failure, a target only if two sources failed to reach it. If that blames none of
-    ``hosts``, all sources are returned.
+    A source is at fault if a single connection failed, but a target is at fault only if at least two sources failed to
+    reach it. If none of ``hosts`` is at fault, return all sources.
     """
     sources: dict[str, set[str]] = {}
     for src, dst in pairs:
@@ -276,12 +276,12 @@ class FailureGroup:
 
     @property
     def is_certain(self) -> bool:
-        """True if a subset of the hosts could be singled out as the cause of all failures."""
+        """True if a subset of the hosts was found that explains all failures."""
         return self.minimal_cover != self.hosts
 
     @property
     def words(self) -> str:
-        """The hosts as text: ``node3 and node[1-2]`` if node3 explains the failures, or else all hosts in one list."""
+        """The hosts as text: one list, or ``node3 and node[1-2]`` if node3 explains the failures."""
         sides = (
             (sorted(self.minimal_cover), sorted(self.hosts - self.minimal_cover)) if self.is_certain else (self.hosts,)
         )
@@ -316,7 +316,10 @@ def _minimal_cover(peers: dict[str, set[str]]) -> frozenset[str]:
 
 
 def _by_number(peers: dict[str, set[str]]) -> frozenset[str]:
-    """Pick the host with the most failed peers until no pair is left; return all hosts if all have equally many."""
+    """Repeatedly choose the host with the most failed peers until no failed pair is left.
+
+    If all hosts have equally many failed peers, return all hosts.
+    """
     if len({len(others) for others in peers.values()}) == 1:
         return frozenset(peers)
     left = {name: set(others) for name, others in peers.items()}

@@ -1,7 +1,7 @@
-"""A host's network: links, addresses, routes, name resolution, packet filters, and ports with the processes using them.
+"""Models of a host's network: links, addresses, routes, name resolution, packet filters, and ports.
 
-The answer that hosts share for a name is stored once, and each host stores only its deviations. For 4,096 hosts and as
-many names, one answer per host and name would mean 16 million answers.
+The answer that hosts share for a name is stored once, and each host stores only the answers that differ. For 4,096
+hosts and as many names, a separate answer for each host and name would mean 16 million answers.
 """
 
 from __future__ import annotations
@@ -40,7 +40,10 @@ GEN3 = 8.0  # GT/s
 
 
 class PciLink(Observed):
-    """A PCIe link's trained speed and width, and the maximum that both ends support; speeds are in GT/s."""
+    """The trained speed and width of a PCIe link, and the maximum speed and width that both ends support.
+
+    Speeds are in GT/s.
+    """
 
     speed: Rate
     width: Count
@@ -54,7 +57,7 @@ class PciLink(Observed):
 
     @property
     def most(self) -> str:
-        """The maximum that both ends support, as text such as ``32 GT/s x16``."""
+        """The maximum speed and width that both ends support, as text such as ``32 GT/s x16``."""
         return f"{self.max_speed or self.speed:g} GT/s x{self.max_width or self.width}"
 
     @property
@@ -69,7 +72,9 @@ class PciLink(Observed):
 
 
 REAL = ("physical", "bond")
-"""Kinds of links whose reported speed is real; veth always reports 10 Gbit/s (drivers/net/veth.c)."""
+"""Kinds of links whose drivers report the actual speed. A veth interface, in contrast, always reports 10 Gbit/s
+(drivers/net/veth.c).
+"""
 
 
 class Link(Observed):
@@ -113,7 +118,10 @@ class Interfaces(Observed):
 
 
 class Route(Observed):
-    """A route in the main table. ``destination`` is in CIDR notation; ``gateway`` is None if directly connected."""
+    """A route in the main table.
+
+    ``destination`` is in CIDR notation, and ``gateway`` is None if the destination is directly connected.
+    """
 
     family: Literal["inet", "inet6"]
     destination: IpNetwork
@@ -128,7 +136,10 @@ class Route(Observed):
 
 
 class Refusal(Observed):
-    """A route that refuses packets; it is the best match in its table, and the only such route in all tables."""
+    """A route that refuses packets.
+
+    This route is the best match in its routing table, and no other routing table has such a route.
+    """
 
     kind: Literal["blackhole", "unreachable", "prohibit"]
     destination: IpNetwork
@@ -160,7 +171,7 @@ class IptablesSave(Observed):
 
 
 class Firewalld(Observed):
-    """The state of firewalld: its runtime and permanent zones (``--list-all-zones``), and its active direct rules."""
+    """The state of firewalld: the runtime and permanent zones (``--list-all-zones``), and the active direct rules."""
 
     default_zone: str
     runtime: Output
@@ -169,7 +180,7 @@ class Firewalld(Observed):
 
 
 class FirewallFacts(Observed):
-    """A host's packet filters, as printed by tools such as nft; rules and comments are untrusted text."""
+    """A host's packet filters, as printed by tools such as nft. Rules and comments are untrusted text."""
 
     nft: Fact[Output | None]  # ``nft -j list ruleset``; None if the kernel has no nf_tables
     nft_left_out: tuple[str, ...] = ()  # large tables, family and name, whose chains are in ``nft`` without rules
@@ -203,10 +214,10 @@ Common = Mapping[str, ResolverAnswer]  # answers that hosts share, by name
 
 
 class Resolver(Protocol):
-    """Looks up what names resolve to on a host."""
+    """Interface for looking up the addresses to which a name resolves on a host."""
 
     def get(self, name: str) -> Resolution | None:
-        """Return what a name resolves to on the host; None if the name was not queried."""
+        """Return the answer for a name on the host, or None if the name was not queried."""
 
 
 class Names(Observed):
@@ -228,15 +239,15 @@ class Names(Observed):
 
     @property
     def common(self) -> Common:
-        """The answers that all hosts share, for names that are not in ``own``; an address resolves to itself."""
+        """The answers that all hosts share for names that are not in ``own``."""
         return self._common
 
     def beside(self, common: Common) -> Names:
-        """Return these names with ``common`` as the shared answers (:attr:`Snapshot.names`)."""
+        """Return a copy that uses ``common`` as the shared answers (:attr:`Snapshot.names`)."""
         return self._made(self.own, common)
 
     def get(self, name: str) -> Resolution | None:
-        """Return what a name resolves to on the host; None if the host was not asked."""
+        """Return the answer for a name on the host, or None if the host was not asked for this name."""
         if name in self.own:
             return self.own[name]
         told = self.shared(name)
@@ -246,11 +257,11 @@ class Names(Observed):
         return Resolution.model_construct(addresses=told.addresses, error=told.error, source=source, source_error=None)
 
     def shared(self, name: str) -> ResolverAnswer | None:
-        """Return the shared answer for a name, if any; an address resolves to itself."""
+        """Return the shared answer for a name, or None if no answer is shared. An address resolves to itself."""
         return self._common.get(name) or (None if self.source is None else literal(name))
 
     def relative_to(self, common: Common, changed: Iterable[str]) -> Names:
-        """Return the same names relative to another ``common``, which differs only for the ``changed`` names."""
+        """Return a copy that uses another ``common``, which differs only in the answers for the ``changed`` names."""
         before = {name: told for name in changed if (told := self.get(name)) is not None}
         own = {name: told for name, told in (before | self.own).items() if not self._follows(name, told, common)}
         return self._made(own, common)
@@ -268,7 +279,7 @@ class Names(Observed):
 
 
 def literal(name: str) -> ResolverAnswer | None:
-    """Return the answer for an address, which is the same on every host; None for a name."""
+    """Return the answer for an address, which is the same on every host, or None if ``name`` is not an address."""
     try:
         ipaddress.ip_address(name.partition("%")[0])
         return ResolverAnswer.model_construct(addresses=(ip_address(name),), error=None)
@@ -316,7 +327,7 @@ class Engines(Observed):
 
 
 class Process(Observed):
-    """A process that uses a port; ``command`` is untrusted text."""
+    """A process that uses a port. ``command`` is untrusted text."""
 
     pid: Pid
     ppid: Pid
@@ -331,7 +342,7 @@ class Process(Observed):
 
 
 class PortTrial(Observed):
-    """The result of trying the bind(2) that torch's TCPStore would do on the host (see probe/ports/requests.py)."""
+    """The result of the bind(2) call that torch's TCPStore would make on the host (see probe/ports/requests.py)."""
 
     port: Port
     free: bool  # torch could bind the port
@@ -348,7 +359,7 @@ MAX_RESERVED = 1 << 18  # characters of a list of every other port
 
 
 def _spans(text: object) -> object:
-    """Split text such as "8080,9000-9010" into ranges; other values are left for pydantic to reject."""
+    """Split text such as "8080,9000-9010" into ranges. Return other values unchanged so that pydantic rejects them."""
     if not isinstance(text, str) or len(text) > MAX_RESERVED:
         return text
     ends = [part.strip().partition("-")[::2] for part in text.split(",") if part.strip()]
@@ -395,7 +406,7 @@ class PortRange(Observed):
 
     @property
     def reserved_text(self) -> str:
-        """The reserved ports in the kernel's notation; "" if there are none."""
+        """The reserved ports in the kernel's notation, or "" if no ports are reserved."""
         return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in self.reserved)
 
     def reserving(self, port: int) -> str:

@@ -39,7 +39,7 @@ class Figures(Observed):
 
     @property
     def loss(self) -> float:
-        """The share of segments that the network lost; 0 if the sender's own queues dropped packets."""
+        """The share of segments that the network lost, or 0 if the sender's own queues dropped packets."""
         return min(self.retransmits / self.segments, 1.0) if self.segments and not self.dropped else 0.0
 
     @property
@@ -49,7 +49,7 @@ class Figures(Observed):
 
     @property
     def limited(self) -> str | None:
-        """A phrase that says how one of the hosts limited the rate; None if the network did."""
+        """A phrase that describes how one of the hosts limited the rate, or None if the network limited the rate."""
         if self.sender_busy >= BUSY:
             return f"the sender wanted a CPU {100 * self.sender_busy:.0f} % of the time"
         if self.reader_late >= WINDOW:
@@ -77,7 +77,7 @@ class PairRate(Figures):
 
 
 class RateLink(Observed):
-    """A network interface's properties as reported by its driver; unknown ones are None."""
+    """The properties of a network interface as reported by its driver. Unknown properties are None."""
 
     interface: InterfaceName
     speed_mbps: Count | None = None
@@ -95,9 +95,10 @@ class LostRate(Observed):
 
 
 class Rates(Observed):
-    """The rates of all pairs of hosts or of a sample, each measured once or twice.
+    """The rates of all pairs of hosts, or of a sample of pairs, each measured once or twice.
 
-    The first measurement runs in parallel with other pairs. If the rate was low, the pair is measured again, alone.
+    The first measurement of a pair runs in parallel with the measurements of other pairs. If the rate is low, the pair
+    is measured again while no other host is sending.
     """
 
     hosts: tuple[str, ...]
@@ -131,7 +132,10 @@ class Rates(Observed):
 
     @property
     def final(self) -> dict[tuple[str, str, int], PairRate]:
-        """The measurement that counts for each (source, target, rail), which is the one made alone, if any."""
+        """The final measurement for each (source, target, rail).
+
+        A measurement without other senders takes precedence over a parallel measurement.
+        """
         found: dict[tuple[str, str, int], PairRate] = {}
         for one in self.rates:
             if one.alone or (one.src, one.dst, one.rail) not in found:

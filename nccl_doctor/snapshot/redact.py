@@ -1,8 +1,8 @@
 """Removes private data from a snapshot for a bug report, and records what was removed.
 
-User names become "user1", "user2", and so on. Variables keep their values only if their names are on an allow-list.
-Command lines keep the program, the script, the names of options, and the values of torchrun's own options. Values that
-checks need are kept, so that the verdict stays the same.
+User names are replaced with "user1", "user2", and so on. Values of variables are kept only if the names of the
+variables are on an allowlist. In command lines, the program, the script, the names of options, and the values of
+torchrun's own options are kept. Values that checks need are kept, so that the diagnoses stay the same.
 """
 
 from __future__ import annotations
@@ -36,22 +36,26 @@ NAMES = frozenset(
         *("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"),
     }
 )
-"""Variables that checks read. Variables that neither are listed here nor have an allowed prefix lose their values.
-
-Source: probe/facts/software.py, without its prefix ``TORCH_``.
+"""Variables that checks read. The value of a variable is removed unless the variable is listed here or has an allowed
+prefix. The names come from probe/facts/software.py, except for the prefix ``TORCH_``.
 """
 
 SECRET = re.compile(r"secret|passw|passphrase|token|credential|api_?key|access_?key|private_?key|auth", re.IGNORECASE)
-"""Parts of a variable's name that mark its value as secret, even if the name has an allowed prefix."""
+"""Pattern of words in a variable's name that mark the value as secret, even if the name has an allowed prefix."""
 
 NOBODY = frozenset({"root", "nobody"})
 HOME = re.compile(r"/(?:home|homes|users|Users)/([A-Za-z_][\w.-]{0,63})")
-"""A home directory in one of the usual parent directories; the group matches the user's name."""
+"""Pattern of a home directory in one of the usual parent directories. The group in the pattern matches the user's name.
+"""
 OTHER_HOME = re.compile(r"(/(?:scratch|fsx|u)/)([A-Za-z_][\w.-]{0,63})")
-"""Directories that may be named after users or after something else; such a name is replaced only in these paths."""
+"""Pattern of a directory that may be named after a user or after something else. The directory's name is replaced only
+in paths that match this pattern.
+"""
 WORD = re.compile(r"(?<![A-Za-z0-9_])[A-Za-z_][\w.-]{0,255}")
 PROSE = re.compile(r"[\s/@'\"=]")
-"""Characters of prose and paths. A value without any of them is a word that a check may need, and is kept."""
+"""Pattern of a character that occurs in prose or paths. A value without such a character is a word that a check may
+need, so the value is kept.
+"""
 CONFIG_LINE = re.compile(r"^\s*([A-Za-z_]\w*)\s*=(.*)$")
 
 OPTIONS = frozenset(  # options of Python and torchrun whose values are not secret; with "-" for "_", too
@@ -64,7 +68,7 @@ OPTIONS = frozenset(  # options of Python and torchrun whose values are not secr
 
 @dataclass
 class Redacted:
-    """Record of what has been removed so far; ``users`` maps names to replacements."""
+    """A record of the data that has been removed so far. ``users`` maps user names to replacements."""
 
     users: dict[str, str] = field(default_factory=dict)
     variables: set[str] = field(default_factory=set)
@@ -112,7 +116,7 @@ def _users(value: object) -> Iterator[str]:
 
 
 def clean(value: BaseModel, tree: dict[str, Any], done: Redacted) -> dict[str, Any]:
-    """Redact ``tree``, the JSON form of ``value``, depending on the fields' types and on what their texts look like."""
+    """Redact ``tree``, the JSON form of ``value``, according to the types and the texts of its fields."""
     for name, declared in type(value).model_fields.items():
         key, mark = declared.alias or name, marks(type(value), Holds).get(name)
         if key in tree:
@@ -201,11 +205,11 @@ LAUNCHERS = re.compile(
     r"|mpirun|mpiexec|env|vllm|serve|sglang\.launch_server|sglang|ray|start|uv|run|conda|numactl|nohup|time|bash|docker"
     r"|exec|composer|llamafactory-cli)"
 )
-"""Programs and subcommands that start a job; as words of a launch command, they are harmless."""
+"""Pattern of programs and subcommands that start a job, which are kept because they contain no private data."""
 
 
 def _launch_line(line: str, done: Redacted) -> str:
-    """Keep what checks need from a launch command (programs, scripts, options, numbers, addresses); hide the rest."""
+    """Keep a launch command's programs, scripts, options, numbers and addresses, and replace the rest with "…"."""
     words = line.split()
     told: list[str] = []
     for number, word in enumerate(words):
@@ -225,7 +229,10 @@ def _launch_line(line: str, done: Redacted) -> str:
 
 
 def _is_plain(option: str, value: str) -> bool:
-    """Return whether a word of a launch command, possibly an option's value, is harmless."""
+    """Return whether a word of a launch command contains no private data.
+
+    ``option`` is the option before the word, if any.
+    """
     if NUMBER.fullmatch(value) or LAUNCHERS.fullmatch(value) or (value.endswith(".py") and "://" not in value):
         return True
     return option in OPTIONS or (option in PLACES and PLACE.fullmatch(value) is not None)
@@ -240,7 +247,7 @@ def _valued(word: str, done: Redacted) -> str:
 
 
 def _ssh_option(option: object, done: Redacted) -> object:
-    """Return only the name of an ssh option, since values such as those of SetEnv and ProxyCommand may be private."""
+    """Return only the name of an ssh option, because values such as those of SetEnv and ProxyCommand may be private."""
     match = re.match(r"\s*(\w{1,40})[\s=]", option) if isinstance(option, str) else None
     done.command_lines += 1
     return f"{match[1]}=…" if match else "…"

@@ -1,4 +1,4 @@
-"""Facts about a host: identity, software, hardware, limits, and training jobs, whether running or left behind."""
+"""Models of facts about a host: identity, software, hardware, limits, and training jobs, also leftover ones."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from nccl_doctor.snapshot.network import PciLink
 
 
 class Identity(Observed):
-    """The host's identity, and the user as whom the probe runs there."""
+    """The identity of the host, and the user as whom the probe runs on the host."""
 
     hostname: str
     user: UserName
@@ -65,7 +65,7 @@ class NcclCopy(Observed):
 
 
 class TorchInfo(Observed):
-    """The training interpreter's torch, described from package metadata without importing torch."""
+    """The torch installation of the training interpreter, described from package metadata without importing torch."""
 
     version: Version  # for example "2.13.0+cpu"
     cuda: Version | None  # CUDA version that it was built for; None for a CPU build
@@ -88,7 +88,7 @@ class LibncclAnswer(Observed):
 
 
 class Gpu(Observed):
-    """A GPU according to nvidia-smi's query mode; memory is in MiB."""
+    """A GPU as reported by nvidia-smi in query mode. Memory sizes are in MiB."""
 
     index: Count
     name: str
@@ -125,7 +125,7 @@ class GpuDriver(Observed):
 
 
 class ResourceLimits(Observed):
-    """Resource limits of a process started over SSH; None means unlimited; memlock is in bytes."""
+    """Resource limits of a process that is started over SSH. None means unlimited, and memlock limits are in bytes."""
 
     nofile_soft: Count | None
     nofile_hard: Count | None
@@ -140,7 +140,7 @@ class ResourceLimits(Observed):
 
 
 class Shm(Observed):
-    """The file system at /dev/shm; ``problem`` is set if it is missing or our user can't write to it."""
+    """The file system at /dev/shm. ``problem`` is set if it is missing or the user can't write to it."""
 
     total_bytes: Count
     free_bytes: Annotated[Count, Fleeting()]
@@ -151,7 +151,10 @@ class Shm(Observed):
 
 
 class TemporaryFolder(Observed):
-    """Free space for our user in a folder for temporary files; ``free_files`` is None if the number is unlimited."""
+    """Free space for the user in a folder for temporary files.
+
+    ``free_files`` is None if the number of files is unlimited.
+    """
 
     path: HostPath
     free_bytes: Annotated[Count, Fleeting()]
@@ -160,7 +163,7 @@ class TemporaryFolder(Observed):
 
 
 class TaskLimit(Observed):
-    """A limit on the number of processes and threads (``ulimit -u`` or a control group), and how many exist."""
+    """A limit on the number of processes and threads (``ulimit -u`` or a control group), and the current number."""
 
     name: Clipped
     most: Count
@@ -168,16 +171,16 @@ class TaskLimit(Observed):
 
 
 class ConfigFile(Observed):
-    """A file from which NCCL may read variables; ``text`` is None if the file does not exist."""
+    """A file from which NCCL may read variables. ``text`` is None if the file does not exist."""
 
     path: HostPath
     text: Annotated[Output | None, Holds.CONFIGURATION]
 
 
 class Clock(Observed):
-    """The difference between the host's clock and ours.
+    """The difference between the host's clock and the clock of the machine that runs nccl-doctor.
 
-    ``offset_s`` is positive if the host's clock is ahead; the measurement is off by at most ``error_s``.
+    ``offset_s`` is positive if the host's clock is ahead. The error of the measurement is at most ``error_s``.
     """
 
     offset_s: SignedSeconds
@@ -185,7 +188,10 @@ class Clock(Observed):
 
 
 class TrainingJob(Observed):
-    """A launcher and its ranks, or those that are left. probe/jobs.py determines which processes form one job."""
+    """A launcher and its ranks, or the processes that are left of a job.
+
+    The module probe/jobs.py determines which processes form one job.
+    """
 
     # "ranks" of a launcher or of multiprocessing; "ray-worker"; "zombie": exited, and not reaped by its parent
     kind: Literal["ranks", "ray-worker", "zombie"]
@@ -249,7 +255,7 @@ class RdmaPort(Observed):
 
 
 class RdmaDevice(Observed):
-    """An RDMA device such as "mlx5_0"; ``model`` and ``firmware`` are hca_type and fw_ver in sysfs."""
+    """An RDMA device such as "mlx5_0". ``model`` and ``firmware`` are hca_type and fw_ver in sysfs."""
 
     name: str
     model: str | None = None
@@ -284,7 +290,7 @@ class PciPaths(Observed):
 
 
 class GpuHealth(Observed):
-    """A GPU's health according to nvidia-smi; values that are not reported are None."""
+    """The health of a GPU as reported by nvidia-smi. Values that nvidia-smi does not report are None."""
 
     index: Count
     bus_id: str | None = None
@@ -298,7 +304,7 @@ class GpuHealth(Observed):
 
 
 class Xid(Observed):
-    """An NVIDIA driver error in the kernel log, with its number, the GPU's PCI address, and its age in seconds."""
+    """An error (Xid) of the NVIDIA driver in the kernel log: number, PCI address of the GPU, and age in seconds."""
 
     number: Count
     bus_id: str

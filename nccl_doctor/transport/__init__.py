@@ -1,4 +1,4 @@
-"""Transports, which run commands on hosts; each kind of connection has its own package."""
+"""Transports that run commands on hosts, with one package for each kind of connection."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
 
 class Connections:
-    """Connections that stay open until :meth:`close`, for a command that contacts hosts several times."""
+    """Connections that stay open until :meth:`close` is called, for commands that contact hosts several times."""
 
     def __init__(self, kind: TransportKind) -> None:
         self._kind = kind
         self._transport: Transport | None = None
 
     def to(self, cluster: Cluster) -> Transport:
-        """Return a transport to the cluster's hosts; closing the transport leaves the connections open."""
+        """Return a transport to the cluster's hosts whose :meth:`close` leaves the connections open."""
         if self._transport is None:
             self._transport = make_transport(self._kind, cluster, keeps=True)
         return _Open(self._transport)
@@ -38,7 +38,7 @@ class Connections:
 
 
 class _Open:
-    """A transport that only :class:`Connections` closes."""
+    """A transport whose connections only :class:`Connections` closes."""
 
     def __init__(self, transport: Transport) -> None:
         self.open, self.connect_timeout = transport.open, transport.connect_timeout
@@ -52,9 +52,10 @@ def make_transport(
 ) -> Transport:
     """Return the transport for the hosts of ``cluster``.
 
-    The transport's module is imported only now, since importing SSH takes long. "auto" means the engine from which the
-    hosts came. ``ssh_config`` is read instead of ~/.ssh/config, as with ``ssh -F``. With ``keeps``, SSH connections
-    stay open after a command, for the next command on the same host.
+    The transport's module is imported on demand, because importing the SSH modules takes long. The kind "auto" selects
+    the engine that listed the hosts. ``ssh_config`` is read instead of ~/.ssh/config, as with ``ssh -F``. With
+    ``keeps``, an SSH connection stays open after a command, so that the next command on the same host can use the
+    connection.
     """
     if here := [node.name for node in cluster.nodes if node.local]:
         machine.require_linux(fold(here))
@@ -104,4 +105,4 @@ TRANSPORTS: dict[str, Callable[[TransportKind, Path | None, bool], Transport]] =
     "kube": _kube,
     "slurm": _slurm,
 }
-"""Functions that create the transport to hosts, by engine."""
+"""Functions that create the transport to hosts, by engine name."""

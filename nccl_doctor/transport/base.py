@@ -1,6 +1,6 @@
-"""Interfaces of transports and of channels to running commands, with line buffers, failures and retries.
+"""Defines the interfaces of transports and channels, with line buffers, errors and retries.
 
-Deadlines are values of :func:`time.monotonic`; a wait that reaches its deadline raises :class:`TimeoutError`.
+Deadlines are values of :func:`time.monotonic`. A wait that reaches its deadline raises :class:`TimeoutError`.
 """
 
 from __future__ import annotations
@@ -18,34 +18,40 @@ from nccl_doctor.model.cluster import Node
 from nccl_doctor.snapshot.access import AnyAccessFailure, ProbeFacts, ProbeFailed
 
 MAX_LINE = 32 * 1024 * 1024
-"""Maximum number of unread bytes. Real answers are far smaller, and a faulty host must not fill our memory."""
+"""Maximum number of unread bytes, so that a faulty host can't fill this machine's memory."""
 MAX_GREETING = 4 << 20  # bytes before a host's first message: a login's banner and the output of a .bashrc
 LINE_COST = 200  # cost of a line besides its own bytes: empty ones take time, too
 TAIL = 8 * 1024
 
 
 class FloodError(ValueError):
-    """A host sent far more than was requested."""
+    """Error raised if a host sends far more data than was requested."""
 
     def __init__(self, most: int) -> None:
         super().__init__(f"far more than was asked for: more than {most} bytes")
 
 
 class Allowance:
-    """Counts the bytes that a host may still send, ``most`` in total; each line costs another :data:`LINE_COST`."""
+    """The number of bytes that a host may still send, out of ``most``.
+
+    Each line costs :data:`LINE_COST` bytes in addition to its length.
+    """
 
     def __init__(self, most: int) -> None:
         self._most = self._left = most
 
     def spend(self, line: bytes) -> None:
-        """Count a received line; raise FloodError if it exceeds the allowance."""
+        """Count a received line, and raise FloodError if the line exceeds the allowance."""
         self._left -= len(line) + LINE_COST
         if self._left < 0:
             raise FloodError(self._most)
 
 
 class LineBuffer:
-    """A buffer that turns chunks into lines; ``flooded`` if its limited size was exceeded. Not thread-safe."""
+    """A buffer that splits received chunks into lines and is not thread-safe.
+
+    ``flooded`` is true if the size limit was exceeded.
+    """
 
     def __init__(self, most: int = MAX_LINE) -> None:
         self._most = most
@@ -54,7 +60,7 @@ class LineBuffer:
         self.flooded = False
 
     def feed(self, chunk: bytes) -> None:
-        """Add received bytes; nothing is kept from a host that sends too much."""
+        """Add received bytes, or discard all bytes if the host has sent too much."""
         self.flooded = self.flooded or len(self._data) + len(chunk) > self._most
         if self.flooded:
             self._data.clear()
@@ -76,7 +82,7 @@ class LineBuffer:
         return line
 
     def flush(self) -> bytes | None:
-        """Return the next line after the output has ended, or None; the last line may lack its newline."""
+        """Return the next line after the end of the output, or None. The last line may lack a newline."""
         line = self.pop()
         if line is None and self._data:
             line = bytes(self._data)
@@ -90,7 +96,7 @@ class LineBuffer:
 
 
 class Tail:
-    """Keeps the last bytes of a stream."""
+    """The last bytes of a stream."""
 
     def __init__(self, size: int = TAIL) -> None:
         self._size = size
@@ -106,11 +112,13 @@ class Tail:
 
 
 LOGIN_TIMES = 3.0
-"""Factor by which a login may exceed the limit for a first answer, since name services and home folders may be slow."""
+"""Factor by which a login may exceed the time limit for a first answer. A login can be slow because of name services or
+home directories.
+"""
 
 
 class AccessError(Exception):
-    """A host could not be reached; ``failure`` is the reason."""
+    """Error raised if a host could not be reached, with the reason in ``failure``."""
 
     def __init__(self, failure: AnyAccessFailure) -> None:
         self.failure = failure
@@ -118,7 +126,7 @@ class AccessError(Exception):
 
 
 class LostError(OSError):
-    """The container or step in which the command ran has ended; ``failure`` is the reason."""
+    """Error raised if the container or job step of a command has ended, with the reason in ``failure``."""
 
     def __init__(self, failure: AnyAccessFailure) -> None:
         self.failure = failure
@@ -126,70 +134,80 @@ class LostError(OSError):
 
 
 class Channel(Protocol):
-    """A running command on a host. One thread at a time may use it; any thread may call :meth:`close`."""
+    """A running command on a host.
+
+    Only one thread at a time may use the channel, but any thread may call :meth:`close`.
+    """
 
     def send(self, data: bytes, deadline: float) -> None:
         """Write all of ``data`` to the command's stdin.
 
-        Raise TimeoutError at the deadline, or OSError or EOFError if the command is gone.
+        Raise TimeoutError at the deadline, or OSError or EOFError if the command has ended.
         """
 
     def pulse(self) -> None:
-        """Send an empty line between two calls to :meth:`send`, if that would not block; any thread may call this."""
+        """Send an empty line if sending does not block. Any thread may call this method."""
 
     def read_line(self, deadline: float) -> bytes | None:
-        """Return the next line of stdout without its newline, or None at the end.
+        """Return the next line of stdout without its newline, or None at the end of the output.
 
-        Raise TimeoutError at the deadline, keeping the bytes received so far, or LostError if the container has ended.
+        Raise TimeoutError at the deadline, or LostError if the container has ended. Bytes that were received before a
+        TimeoutError are kept.
         """
 
     def stderr_tail(self) -> str:
-        """Return the last 8 KiB of stderr seen so far."""
+        """Return the last 8 KiB of stderr that have been received so far."""
 
     def exit_status(self, deadline: float) -> int | None:
-        """Return the command's exit status, after its output has ended; 128 + n for signal n, None if unknown."""
+        """Return the command's exit status after the end of its output, 128 + n for signal n, or None if unknown."""
 
     def close(self) -> None:
-        """End the command by closing its stdin and the connection. May be called twice; takes a few seconds at most."""
+        """End the command by closing its stdin and the connection.
+
+        Repeated calls are allowed, and each call takes a few seconds at most.
+        """
 
 
 @runtime_checkable
 class KnowsItsPath(Protocol):
-    """A channel that can find out why nothing arrives from the host."""
+    """A channel that can determine why no data arrives from the host."""
 
     def large_packets_vanish(self, by: float) -> bool:
-        """Return, before the time ``by``, whether answers are missing because large packets are lost."""
+        """Return whether answers are missing because large packets are lost; the check ends at the deadline ``by``."""
 
 
 @runtime_checkable
 class StartsProbe(Protocol):
-    """A channel to a host that is sent no program, because it starts the probe that is installed there."""
+    """A channel to a host that starts its own installed probe, so that no program is sent."""
 
     def start_installed(self, header: dict[str, Any], deadline: float) -> None:
-        """Have the host start its probe with ``header`` (probe/bootstrap.py); its output follows as from a command."""
+        """Request that the host start its installed probe with ``header`` (probe/bootstrap.py)."""
 
 
 class Transport(Protocol):
-    """Runs commands on hosts."""
+    """The interface of objects that run commands on hosts."""
 
     def open(self, node: Node, command: str, deadline: float, latest: float = math.inf) -> Channel:
         """Start ``command``, a POSIX shell line, on ``node``; raise AccessError if the node is not reached in time.
 
-        The deadline applies to the host's first answer. A login may take :data:`LOGIN_TIMES` times as long, but not
-        beyond ``latest``.
+        The deadline applies to the host's first answer. A login may take :data:`LOGIN_TIMES` times as long as the first
+        answer, but must end by ``latest``.
         """
 
     def connect_timeout(self, node: Node) -> float | None:  # noqa: ARG002 - nobody configures most of them
-        """Return how many seconds the user's configuration gives a host to answer; None if it sets no limit."""
+        """Return the configured time limit in seconds for a host's first answer, or None if no limit is configured."""
         return None
 
     def close(self) -> None:
-        """Close what several hosts share. May be called twice; channels are closed beforehand by their owners."""
+        """Close all connections that several hosts share.
+
+        Owners must close their channels before this call, which may be repeated.
+        """
         return
 
 
 def close_all(ends: Iterable[Callable[[], None]]) -> None:
-    """Call all these functions in parallel, and wait until they have returned."""
+    """Call all functions in parallel, and wait until all have returned."""
     closing = [threading.Thread(target=close, daemon=True) for close in ends]
     for thread in closing:
         thread.start()
@@ -201,7 +219,10 @@ _KEPT, _LONGEST = 5, 300  # of a host's output before our command: the last line
 
 
 class Greeting:
-    """Reads a host's output up to the mark that our command prints first, and keeps the last lines, shortened."""
+    """A reader of a host's output up to the mark that the command prints first.
+
+    The last lines before the mark are kept in shortened form.
+    """
 
     def __init__(self, read_line: Callable[[float], bytes | None], mark: str) -> None:
         self._read_line, self._mark = read_line, mark.encode()
@@ -209,9 +230,9 @@ class Greeting:
         self.lines: deque[bytes] = deque(maxlen=_KEPT)
 
     def ends(self, deadline: float) -> bool:
-        """Wait for a line that ends with the mark; return False if the output ended first.
+        """Wait for a line that ends with the mark, and return False if the output ends first.
 
-        This may be called again after a TimeoutError.
+        After a TimeoutError, the caller may call this method again.
         """
         try:
             while (line := self._read_line(deadline)) is not None:
@@ -255,7 +276,7 @@ _FIRST_S, _LONGEST_S = 0.2, 2.0
 
 
 def pause(attempt: int, deadline: float) -> bool:
-    """Sleep for a random, growing time after the given attempt, counted from 1; return False to stop trying."""
+    """Sleep for a random time that grows with the attempt (counted from 1), or return False to stop trying."""
     length = min(_LONGEST_S, _FIRST_S * 2 ** (attempt - 1)) * random.uniform(0.5, 1.0)  # noqa: S311 - no secret
     if attempt >= _ATTEMPTS or time.monotonic() + length >= deadline:
         return False

@@ -1,4 +1,4 @@
-"""Channels to local processes, each in its own process group, and the transport for this machine."""
+"""Defines channels to local processes, each of which has its own process group, and the transport for this machine."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ _WORDS = 5  # last lines of a program's output
 
 
 class ProcessChannel:
-    """Channel to a local process, whose output is read in the caller's thread.
+    """A channel to a local process. Output of the process is read in the thread of the caller.
 
-    ``grace_s`` is the number of seconds that the process has to exit after its stdin is closed.
+    ``grace_s`` is the number of seconds that the process has to exit after its stdin has been closed.
     """
 
     def __init__(self, argv: list[str], environment: dict[str, str] | None = None) -> None:
@@ -53,7 +53,7 @@ class ProcessChannel:
             os.set_blocking(pipe.fileno(), False)
 
     def send(self, data: bytes, deadline: float) -> None:
-        """Write all of ``data``, reading the command's output in the meantime."""
+        """Write all of ``data`` to the process, and read the output of the process in the meantime."""
         view = memoryview(data)
         with self._busy, self._writing:
             while view:
@@ -86,7 +86,7 @@ class ProcessChannel:
         self._lines.push_back(lines)
 
     def bound_files(self, most: int) -> None:
-        """On Linux, make the kernel end the program if it writes more than ``most`` bytes to a file."""
+        """On Linux, limit the size of the files that the process can write to ``most`` bytes."""
         if sys.platform == "linux":
             with contextlib.suppress(ProcessLookupError):
                 resource.prlimit(self._process.pid, resource.RLIMIT_FSIZE, (most, most))
@@ -99,7 +99,10 @@ class ProcessChannel:
         return self._tail.text()
 
     def exit_status(self, deadline: float) -> int | None:
-        """Return the exit status, or 128 + n for signal n; None if the command outlasts the deadline."""
+        """Return the exit status, or 128 + n for signal n.
+
+        The result is None if the command is still running at the deadline.
+        """
         try:
             while self._process.poll() is None and not self._closing.is_set():
                 with self._busy:  # a command that still writes must not block on a full pipe
@@ -114,7 +117,7 @@ class ProcessChannel:
         return self._process.poll() is None
 
     def close(self) -> None:
-        """Close stdin, and end the process group if the command has not exited by the end of the grace period."""
+        """Close stdin, wait for the grace period, and end the process group."""
         if self._closing.is_set():
             return
         self._closing.set()
@@ -135,7 +138,7 @@ class ProcessChannel:
     def _pump(self, deadline: float, *, writing: bool = False) -> bool:
         """Wait until a pipe is ready, read available output, and return whether stdin accepts more data.
 
-        The result is also False if the time slice ends first.
+        Return False if the time slice ends before any pipe is ready.
         """
         with selectors.DefaultSelector() as selector:
             for pipe in {self._stdout, self._stderr} - self._ended:
@@ -157,7 +160,7 @@ class ProcessChannel:
         return bool(chunk)
 
     def _read_stderr(self) -> None:
-        """Read a limited amount of available output, since a host may send more as fast as we read."""
+        """Read available output up to a limit, because a host may send output as fast as it is read."""
         for _ in range(_CHUNKS):
             if self._stderr in self._ended or not self._read(self._stderr):
                 return
@@ -175,16 +178,16 @@ class ProcessChannel:
 
 
 def opened(pipe: IO[bytes] | None) -> IO[bytes]:
-    """Return the pipe of a process that was started with PIPE."""
+    """Return the pipe of a process that was started with ``subprocess.PIPE``."""
     assert pipe is not None, "opened with PIPE"
     return pipe
 
 
 class LocalTransport(Transport):
-    """Transport that runs every node's commands on this machine."""
+    """A transport that runs the commands of every node on this machine."""
 
     def open(self, node: Node, command: str, deadline: float, latest: float = math.inf) -> ProcessChannel:  # noqa: ARG002 - nothing to choose or wait for
-        """Start ``command`` with /bin/sh, regardless of the node's name."""
+        """Start ``command`` with /bin/sh on this machine, regardless of the node's name."""
         try:
             return ProcessChannel(["/bin/sh", "-c", command])
         except OSError as error:
@@ -193,5 +196,5 @@ class LocalTransport(Transport):
 
 
 def english() -> dict[str, str]:
-    """Return our environment with English as the language, for programs whose output is parsed."""
+    """Return this process's environment with English as the language, for programs whose output is parsed."""
     return os.environ | {"LC_ALL": "C", "LANGUAGE": "C"}

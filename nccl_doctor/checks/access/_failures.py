@@ -1,4 +1,4 @@
-"""Makes the findings of the access checks; hosts with the same failure share a finding."""
+"""Creates the findings of the access checks, with a single finding for hosts that fail in the same way."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
@@ -10,7 +10,7 @@ from nccl_doctor.snapshot.hosts import Host
 from nccl_doctor.text.hostlist import fold, grouped
 
 FOLLOWS = ("port-unreachable",)
-"""Diagnoses that may follow from a host that was not reached."""
+"""Diagnoses that may be consequences of a host that was not reached."""
 
 Failure = TypeVar("Failure", bound=AccessFailure)
 Remedy = Callable[[tuple[Failure, ...]], Fix]
@@ -24,10 +24,11 @@ def findings(
     addition: Callable[[Failure], str] = lambda _failure: "",
     kind: str | None = None,
 ) -> Iterator[Finding]:
-    """Yield one finding for each group of failures with the same detail and remedy.
+    """Yield one finding for each group of failures that have the same detail and remedy.
 
-    The message consists of the hosts' names, ``joint`` (empty if the detail continues the sentence), the detail and
-    ``addition``. The remedy's summary names no host; ``kind`` selects failures of that kind only.
+    The message consists of the hosts' names, ``joint``, the detail and ``addition``; ``joint`` is empty if the detail
+    continues the sentence. The summary of the remedy does not name a host. If ``kind`` is given, only failures of this
+    kind are included.
     """
     alike = grouped(
         ((failure.detail, addition(failure), _hop(failure), remedy((failure,)).summary), (host, failure))
@@ -65,7 +66,7 @@ def _hop(failure: AccessFailure) -> str | None:
 
 
 def _facts(hosts: tuple[Host, ...], failures: Sequence[AccessFailure]) -> dict[str, Any]:
-    """Return the facts that all hosts share and, under "by_host", those that differ."""
+    """Return the facts that all hosts share and, under "by_host", the facts that differ between hosts."""
     without = {"jump_host"}  # without a jump host
     each = [failure.facts.model_dump(mode="json", exclude=None if _hop(failure) else without) for failure in failures]
     common = {key: value for key, value in each[0].items() if all(one.get(key) == value for one in each)}

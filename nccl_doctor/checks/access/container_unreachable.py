@@ -1,14 +1,15 @@
-"""The container that the job runs in could not be entered on the host.
+"""The container in which the job runs could not be entered on the host.
 
-What it means: the host was reached, but not the container that `inside:` in the hosts file or `--inside` names. Either
-there is no such container, it has stopped or is paused, the user is not allowed to use docker, the runtime is missing
-or its service does not answer, or the image has no shell. So nothing is known about the job's environment there.
+What it means: the host was reached, but not the container that `inside:` in the hosts file or `--inside` names. The
+container does not exist, has stopped or is paused, or its image has no shell. Other possible causes are a user without
+permission to use Docker, a missing container runtime, or a runtime service that does not answer. Nothing is known about
+the job's environment on the host.
 
-How we know: `docker exec -i NAME /bin/sh -c …` was run on the host (likewise for podman and nerdctl; `apptainer exec`;
-for `enter`, the host's python3) and ended before the container's shell answered. The command's error is quoted; if the
-name is wrong, the running containers are listed.
+How we know: `docker exec -i NAME /bin/sh -c …` was run on the host and ended before the container's shell answered.
+Podman and nerdctl have the same command; Apptainer has `apptainer exec`, and `enter` uses the host's python3. The
+report quotes the command's error and, if the name is wrong, lists the running containers.
 
-Fix: shown with the diagnosis. Run the commands on the host, not in the container.
+Fix: run the commands that the report shows. The commands must run on the host, outside the container.
 
 References: docker-exec(1), podman-exec(1), setns(2), capabilities(7).
 """

@@ -1,16 +1,16 @@
-"""A node of the job did not join the check, or went away from it.
+"""A node of the job did not join the check, or left the check before the end.
 
-What it means: a job waits for all of its nodes, so the others would wait in the rendezvous until it times out. The node
-was not started, or can't reach node 0, which is what its ranks would have to do, too.
+What it means: a job waits for all of its nodes, so the other nodes would wait until the rendezvous times out. The
+missing node was not started, or can't connect to node 0, as its ranks would have to do.
 
-How we know: with `check --join`, every node connects to node 0 at `--join-port` (29499) and proves that it has the
-job's token. Node 0 waits for `--join-timeout` (300 s). The evidence lists connections that node 0 refused in the
-meantime: by a node with another token, another release of nccl-doctor, another number of nodes, or a rank that another
-node has.
+How we know: with `check --join`, every node connects to node 0 on port 29499 (`--join-port`) and proves that it has the
+job's token. Node 0 waits for the other nodes for `--join-timeout` (300 s). The evidence lists the connections that node
+0 refused. Node 0 refuses nodes with a different token, release of nccl-doctor or number of nodes, or with a rank that
+is already in use.
 
-Fix: look at the node's own output, in which it says why it could not join: MASTER_ADDR does not resolve there, nothing
-listens at node 0 (it has not started, or MASTER_ADDR is another host), or nothing answers, which is what a firewall on
-node 0 causes that drops the port.
+Fix: look at the missing node's own output, which shows why the node could not join. If the connection is refused, node
+0 has not started or MASTER_ADDR is the address of another host. If the connection gets no answer, a firewall on node 0
+probably drops the packets. A third possibility is that MASTER_ADDR does not resolve on the missing node.
 
 References: torchrun(1), "Environment Variables"; srun(1), "OUTPUT ENVIRONMENT VARIABLES".
 """
@@ -40,7 +40,7 @@ def node_missing(view: View) -> Findings:
 
 
 def _rules(view: View, port: int) -> Iterator[str]:
-    """Yield a line for each rule of node 0 that blocks a new connection to a port from a neighbour."""
+    """Yield a line of evidence for each firewall rule of node 0 that blocks other nodes' connections to the port."""
     first = view.snapshot.hosts[0]
     chosen = view.nccl.interfaces.get(first.name)
     if first.facts is None or chosen is None or not isinstance(first.facts.firewall, FirewallFacts):

@@ -1,16 +1,16 @@
-"""A pod of the job is not available: it is waiting for a node, an image or a container, or it has finished.
+"""A pod of the job is not available because it is waiting for a node, an image or a container, or has finished.
 
-What it means: a fixed-size job waits for all of its ranks, so one missing pod holds up the others, which wait in the
-rendezvous until it times out and keep their GPUs occupied.
+What it means: a job with a fixed number of ranks waits for all of them. If one pod is missing, the other pods wait
+until the rendezvous times out, and keep their GPUs occupied.
 
-How we know: the cluster's list of the job's pods (``kubectl get pods``) shows the phase, the conditions set by the
-scheduler, and the state of the container in which the job runs. The scheduler reports which resource is short, and on
-how many nodes. If a pod has ended since the list was fetched, kubectl reports this when the pod is entered. A pod whose
-container is running but which is not ready yields only a warning: such a pod is judged like the others, but a headless
-Service gives it no DNS name unless the Service sets ``publishNotReadyAddresses: true``.
+How we know: the cluster's list of the job's pods (``kubectl get pods``) shows each pod's phase, the scheduler's
+conditions, and the state of the job's container. The scheduler reports the missing resource and the number of affected
+nodes. If a pod has ended since the list was fetched, kubectl reports this when nccl-doctor tries to enter the pod. A
+pod whose container is running but which is not ready yields only a warning. A pod that is not ready has no DNS name
+from a headless Service unless the Service sets ``publishNotReadyAddresses: true``.
 
-Fix: depends on the reason: request less of the scarce resource, wait, or have nodes added; correct the image's name or
-the registry's secret; or find out why the container exits (``kubectl logs --previous``).
+Fix: if a resource is scarce, request less of it, wait, or have nodes added. If the image can't be pulled, correct its
+name or the registry's secret. If the container exits, find the reason with ``kubectl logs --previous``.
 
 References: Kubernetes, "Pod Lifecycle", "Pod Scheduling Readiness" and "Debug Pods".
 """

@@ -1,14 +1,14 @@
 """A pod is running, but kubectl could not enter it.
 
-What it means: nothing is known about the pod. Either the permission to create ``pods/exec`` is missing (some sites
-grant it to nobody), or the kubelet of the pod's node does not answer or can't be reached, or the container has no
-shell.
+What it means: nothing is known about the pod. Possible causes are a missing permission to create ``pods/exec`` (some
+sites never grant it), an unreachable kubelet, and a container without a shell.
 
-How we know: ``kubectl exec`` was started for the container in which the job runs, and the container's shell should have
-printed a marker first, but no marker arrived. The evidence is kubectl's messages and how long it was silent. If the
-link to a node is down, kubectl stays silent for minutes, so the wait has its own limit (``--connect-timeout``).
+How we know: ``kubectl exec`` was started for the job's container, but the marker that the container's shell should
+print first did not arrive. The evidence consists of kubectl's messages and the time without output. If the link to a
+node is down, kubectl prints nothing for minutes, so nccl-doctor has its own time limit (``--connect-timeout``).
 
-Fix: depends on the reason; if the permission is missing, ask the cluster's administrator for it in the job's namespace.
+Fix: correct the cause that kubectl's messages show. If the permission is missing, ask the cluster's administrator to
+grant it in the job's namespace.
 
 References: kubectl-exec(1). Kubernetes, "Authorization Overview": the verb for ``pods/exec`` is create.
 """

@@ -1,19 +1,19 @@
-"""The host was reached, but the probe that nccl-doctor runs there returned no answer.
+"""The host was reached, but nccl-doctor's probe on the host returned no answer.
 
-What it means: nothing is known about the host. The cause is usually a login that can't run commands (a shell like
-nologin, a forced command, a profile that ends the shell or waits for input), a host that has run out of memory or
-processes, or a defect of nccl-doctor.
+What it means: nothing is known about the host. The cause is usually a login that can't run commands, because of a shell
+like nologin, a forced command, or a profile that waits for input. Other possible causes are a host without free memory
+or process slots, and a bug in nccl-doctor.
 
-How we know: the probe is sent to the host's Python over the SSH session and answers with a marker; the marker did not
-arrive or was damaged, or the answers stopped before the last one. The evidence is the stage that the probe reached and
-its last output. If short messages pass and the first long ones do not, in either direction, large packets may be
-getting lost: this machine or the host has a larger MTU than the path, and the ICMP message about it is filtered. To
-confirm this, a second connection is opened, on which the host sends only small packets. The loss is reported if the
-host then shows that its kernel keeps retransmitting the answer on the first connection while acknowledging our packets;
-a host that is merely slow would have sent nothing.
+How we know: nccl-doctor sends the probe to the host's Python over SSH, and the probe answers with a marker. The marker
+did not arrive or was damaged, or some of the probe's answers are missing. The evidence consists of the stage that the
+probe reached and the probe's last output. If short messages arrive but the first long messages do not, the path may
+lose large packets. Large packets are lost if a host's MTU is larger than the MTU of the path and ICMP messages are
+filtered. To confirm the packet loss, nccl-doctor opens a second connection on which the host sends only small packets.
+Packet loss is reported if the host's kernel keeps retransmitting the answer on the first connection but acknowledges
+nccl-doctor's packets.
 
-Fix: run `ssh HOST python3 -c 'print(1)'`, which must print 1 at once. If it does and the diagnosis remains, nccl-doctor
-is at fault; please report this with the output of `nccl-doctor check -v`.
+Fix: run `ssh HOST python3 -c 'print(1)'`, which must print 1 immediately. If the command works but the diagnosis
+remains, please report a bug in nccl-doctor with the output of `nccl-doctor check -v`.
 
 References: sshd(8), "LOGIN PROCESS". nologin(8). sshd_config(5): ForceCommand.
 """
@@ -46,12 +46,12 @@ _SAID = {
     r"account is currently not available": "The user's login shell is nologin: name a user who may run commands (ssh: "
     "user in the hosts file), or have an administrator give this one a shell (usermod -s /bin/bash).",
 }
-"""Messages of sshd (session.c), PAM and nologin(8) when they refuse a login, and the remedy for each."""
+"""Remedies for refused logins, by a pattern for the message of sshd (session.c), PAM or nologin(8)."""
 
 
 @check("NCD106", severity=Severity.ERROR, explains=FOLLOWS)
 def probe_failed(view: View) -> Findings:
-    """Yield a finding for each way in which hosts failed; a host with malformed facts can't be judged."""
+    """Yield a finding for each group of hosts on which the probe failed in the same way."""
     yield from findings(view, ProbeFailed, _remedy, joint=":")
     for host, facts in view.facts:
         malformed = [(field, value) for field, value in facts if isinstance(value, Unknown) and value.malformed]

@@ -1,19 +1,21 @@
 """The Python interpreter that training uses does not start on the host.
 
-What it means: SSH works, but the host has no such Python, or has one that is too old (3.8 or later is needed), that the
-user is not allowed to run, that is built for a different CPU, or that is incomplete. The job would fail there with "No
-such file or directory" or at its first import.
+What it means: SSH works, but the interpreter does not exist on the host or is too old (Python 3.8 or later is
+required). Other possibilities are that the user may not run the interpreter, or that the interpreter is incomplete or
+was built for a different CPU. The job would fail on the host with "No such file or directory" or at its first import.
 
-Or the interpreter starts only in isolated mode (``-I``), because a PYTHONHOME or PYTHONPATH set by the login breaks it.
+Another possible cause is a PYTHONHOME or PYTHONPATH that is set at login, so that the interpreter starts only in
+isolated mode (``-I``).
 
-How we know: the interpreter named for the host (``python`` in the hosts file, or ``python3`` by default) was started
-over SSH without a login shell, so the folders that a profile or ``conda activate`` adds to PATH in a terminal are
-missing, as they are for a launcher's ranks.
+How we know: the interpreter (``python`` in the hosts file, or ``python3`` by default) was started over SSH without a
+login shell. Folders that a profile or ``conda activate`` adds to PATH in a terminal are missing from this test, as they
+are for a launcher's ranks.
 
-Fix: give the interpreter's full path, ``python: /path/to/env/bin/python`` in the hosts file, for all hosts or for this
-one; ``command -v python`` prints the path in the activated environment. Or install Python on the host.
+Fix: set the interpreter's full path for all hosts or for this host in the hosts file (``python:
+/path/to/env/bin/python``), or install Python on the host. In the activated environment, ``command -v python`` prints
+the path of the interpreter.
 
-References: bash(1), "INVOCATION": the files that a shell started by sshd reads. PEP 569: the release schedule of Python
+References: bash(1), "INVOCATION" (files that a shell reads if sshd starts it). PEP 569: the release schedule of Python
 3.8.
 """
 
@@ -38,7 +40,7 @@ def python_missing(view: View) -> Findings:
         end = part(failure, max(len(failure) - _WORDS, 0), len(failure))
         yield Finding(
             hosts=tuple(hosts),
-            message=f"On {fold(hosts)}, {executable} fails when started as training would start it: {end}.",
+            message=f"{executable} on {fold(hosts)} fails to start in the environment of a training job: {end}.",
             evidence=(f"it runs isolated (-I) from the login's variables, and not without: {failure}",),
             facts={"python": executable, "problem": "broken"},
             fix="A variable set at login breaks it: unset PYTHONHOME and PYTHONPATH in the login shell's start-up "

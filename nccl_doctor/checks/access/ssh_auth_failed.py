@@ -1,26 +1,27 @@
 """The SSH server accepted none of the user's keys.
 
-What it means: the host is up and is the one it should be, but it knows none of the keys that this machine offered.
-nccl-doctor never asks for a password or a passphrase, since nobody can type one for many hosts at once, and a launcher
-such as mpirun could not ask for one either.
+What it means: the host is up and has the expected host key, but it accepts none of the offered keys. Because
+nccl-doctor connects to many hosts at once, it never asks for a password or passphrase. A launcher such as mpirun can't
+ask for a password either.
 
-How we know: every key was offered in OpenSSH's order (the identity file that was named, the agent's keys, the default
-files in ~/.ssh), and each was refused. The evidence lists these keys, the keys that were ignored (such as a file with a
-passphrase whose key is not in the agent), and the methods that the server would accept.
+How we know: every key was offered in OpenSSH's order (configured identity file, the agent's keys, default files in
+~/.ssh), and the server refused each key. The evidence lists the offered keys, unused keys (such as files with a
+passphrase whose keys are not in the agent), and the methods that the server accepts.
 
-A server that accepts a key and then disconnects is refusing the account, because it has expired or is locked, or
-because /etc/nologin or PAM refuses it, as pam_slurm_adopt does ("you have no active jobs on this node"). The message
-quotes the server's words.
+A server that accepts a key but then disconnects refuses the account. The account has expired, is locked, or is refused
+by /etc/nologin or PAM, as by pam_slurm_adopt ("you have no active jobs on this node"). The diagnosis quotes the
+server's message.
 
-A second factor can't be typed either, nor a password if the server accepts no keys at all, but an open ssh connection
-(ControlMaster) is used if ~/.ssh/config names one. A server counts the offered keys, so an agent with many keys can
-exhaust the server's limit before the right key is offered.
+nccl-doctor can't log in to a server that requires a second factor or accepts only passwords, unless ~/.ssh/config names
+an open ssh connection (ControlMaster). Servers limit the number of offered keys, so an agent with many keys can reach
+the limit before the right key is offered.
 
-Fix: if others may read the key file, remove their permission. If the key has a passphrase, load it into the agent. If a
-certificate has expired, have it renewed; if it is not valid yet, wait, or set this machine's clock. If the server
-accepts passwords, install the public key with ssh-copy-id, which asks for the password once. Otherwise someone with
-access must add the key to ~/.ssh/authorized_keys on the host, or you need a different user or key: name it in the hosts
-file (ssh: user, identity_file) or in ~/.ssh/config.
+Fix: if other users have permission to read the key file, remove this permission. If the key has a passphrase, load the
+key into the agent. If a certificate has expired, have the certificate renewed. If a certificate is not valid yet, wait,
+or correct the clock of nccl-doctor's machine. If the server accepts passwords, install the public key with ssh-copy-id,
+which asks for the password once. If no other remedy applies, someone with access must add the key to
+~/.ssh/authorized_keys on the host. If a different user or key is needed, set the user or key in the hosts file (ssh:
+user, identity_file) or in ~/.ssh/config.
 
 References: ssh_config(5): IdentityFile, User. sshd_config(5): AuthorizedKeysFile, PermitRootLogin, MaxAuthTries. RFC
 4252, section 7.
@@ -38,7 +39,7 @@ from nccl_doctor.snapshot.access import SshAuthFailed
 from nccl_doctor.text.shell import Line, line, script
 
 _LOGIN = re.compile(r"\w[\w.+-]*@\w[\w.:%-]*", re.ASCII)
-"""A login (``user@host``) that is safe to paste, since ssh passes it unquoted to shells (ProxyCommand, Match exec)."""
+"""Pattern for logins (``user@host``) that are safe in commands, because ssh passes logins to shells unquoted."""
 
 _TYPED = (
     "A password or a second factor can't be entered here, but an open login can be shared: give the host "
@@ -65,7 +66,7 @@ _EARLY = (
     "until the certificate becomes valid."
 )
 _SLURM = re.compile("(?i)slurm|no active job")
-"""Messages of pam_slurm and pam_slurm_adopt."""
+"""Pattern for messages of pam_slurm and pam_slurm_adopt."""
 _BY_SLURM = "Slurm lets users in only where they have a job: ask for the nodes first (salloc or sbatch), then check."
 _ACCOUNT = (
     "The key is right, but the account is expired, locked, or not allowed on that host (PAM's account rules, nologin). "

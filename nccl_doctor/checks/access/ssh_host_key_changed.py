@@ -1,16 +1,16 @@
-"""The host presented a different key from the known one, or a revoked key.
+"""The host presented a revoked key, or a key that differs from the known key.
 
-What it means: the host was reinstalled, its address now belongs to another machine, or somebody is intercepting the
-connection. SSH can't tell which, so nccl-doctor does not log in.
+What it means: the host was reinstalled, its address now belongs to another machine, or an attacker is intercepting the
+connection. SSH can't distinguish these cases, so nccl-doctor does not log in.
 
-How we know: the known_hosts line in the message has a different key for this host, or marks the presented key as
+How we know: the known_hosts line that the message names has a different key for the host, or marks the presented key as
 @revoked. The evidence shows both fingerprints. As in OpenSSH, a key of a different type counts as changed if any key of
-the host is known; known types are requested first, so a host with several keys does not look changed.
+the host is known. Known key types are requested first, so an unchanged host with several keys causes no error.
 
-Fix: needs judgement, so there is no command. Find out whether the host was reinstalled, and compare the fingerprint
-with ``ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub`` on its console. Only if they agree, remove the line from the
-known_hosts file and add the new key as for ssh-host-key-unknown. A revoked key must not be used again: give the host a
-new one.
+Fix: find out whether the host was reinstalled, and compare the fingerprint with the output of ``ssh-keygen -lf
+/etc/ssh/ssh_host_ed25519_key.pub`` on the host's console. Only if the fingerprints agree, remove the line from the
+known_hosts file and add the new key as for ssh-host-key-unknown. Do not use a revoked key again; generate a new host
+key.
 
 References: sshd(8), "SSH_KNOWN_HOSTS FILE FORMAT". ssh-keygen(1): -R, -F. OpenSSH hostfile.c, check_key_in_hostkeys.
 """

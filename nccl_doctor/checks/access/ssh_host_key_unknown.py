@@ -1,17 +1,17 @@
-"""The host's key is in no known_hosts file on this machine.
+"""The host's key is not in any known_hosts file on the machine that runs nccl-doctor.
 
-What it means: SSH can't verify that the machine that answered is the right one. nccl-doctor verifies every host key and
-never accepts a new one by itself, even if StrictHostKeyChecking is off; mpirun, pdsh and the like hang or fail for the
-same reason.
+What it means: SSH can't verify the identity of the machine that answered. Even if StrictHostKeyChecking is off,
+nccl-doctor verifies every host key and never accepts a new key automatically. Tools such as mpirun and pdsh hang or
+fail for the same reason.
 
-How we know: the host's key was searched for, but not found, in the user's and the system's known_hosts files (including
-hashed names, names with a port, HostKeyAlias and wildcards), under the name that ssh would use. The evidence shows the
-key's type and SHA256 fingerprint.
+How we know: the user's and the system's known_hosts files have no key for the name that ssh would use. The search
+includes hashed names, names with a port, HostKeyAlias and wildcards. The evidence shows the key's type and SHA256
+fingerprint.
 
 Fix: compare the fingerprint with the output of ``ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub`` on the host's
-console, and only then add the key. The command adds exactly the key with the fingerprint shown; ssh-keyscan would fetch
-a key again, which nobody has compared. If the ``ssh`` program made the connection, only that program has seen the key,
-so run it: it shows the same fingerprint and asks whether to accept it.
+console, and only then add the key. The command in the report adds exactly the key with this fingerprint, whereas
+ssh-keyscan would fetch a key that has not been verified. If the report has no command because the ``ssh`` program made
+the connection, run ``ssh``, which shows the fingerprint and asks whether to accept the key.
 
 References: sshd(8), "SSH_KNOWN_HOSTS FILE FORMAT". ssh_config(5): UserKnownHostsFile, HostKeyAlias.
 """
@@ -30,7 +30,7 @@ from nccl_doctor.snapshot.access import HostKeyUnknown
 from nccl_doctor.text.shell import line
 
 _LINE = re.compile(r"[\w.:\[\]-]+ (?P<type>[a-z0-9@.-]+) (?P<key>[A-Za-z0-9+/]+={0,2})", re.ASCII)
-"""A known_hosts line with one plain name and its key, without marker, pattern or list of names."""
+"""Pattern for a known_hosts line with a single plain name and a key, without markers or wildcards."""
 
 
 @check("NCD103", severity=Severity.ERROR, explains=FOLLOWS, scope="ssh")
@@ -62,7 +62,7 @@ def _remedy(failures: tuple[HostKeyUnknown, ...]) -> Fix:
 
 
 def _is_of(known: str, fingerprint: str) -> bool:
-    """Return whether a known_hosts line contains exactly the key whose fingerprint the user is asked to compare."""
+    """Return whether a known_hosts line contains the key with the given fingerprint and nothing else."""
     found = _LINE.fullmatch(known)
     if found is None:
         return False

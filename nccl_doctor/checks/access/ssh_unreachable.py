@@ -1,21 +1,23 @@
 """An SSH session to the host could not be opened.
 
-What it means: nccl-doctor could not talk to an sshd on the host, so nothing is known about the host. A launcher that
-starts ranks over SSH will fail in the same way; and if the host is down, its ranks will be missing.
+What it means: nccl-doctor could not connect to sshd on the host, so nothing is known about the host. A launcher that
+starts ranks over SSH will fail in the same way. If the host is down, its ranks will be missing from the job.
 
-How we know: the host's name is resolved on this machine (getaddrinfo), a TCP connection is made to its SSH port, and
-sshd must send its greeting. The message shows what failed: the name does not resolve; the connection was refused (the
-host is up, but no sshd listens); "no route to host" (the host is down, or a firewall's REJECT); no answer at all (down,
-or a firewall's DROP); connected but silent; an sshd so old that it supports only algorithms that ssh no longer accepts;
-connected, but closed before the greeting. A connection that is closed before the greeting is usually due to sshd's
-MaxStartups: with its default 10:30:100, sshd drops connections once ten are waiting to authenticate. The connection is
-retried with increasing delays before the fault is reported. If this machine gets no answer at all, two of the other
-hosts try the host's SSH port; if they get an answer, the host is up and only this machine is cut off from it.
+How we know: nccl-doctor resolves the host's name (getaddrinfo), opens a TCP connection to the host's SSH port, and
+waits for sshd's banner. The message shows which step failed. If the connection is refused, the host is up, but sshd
+does not listen on the port. "No route to host" means that the host is down or a firewall's REJECT rule blocks the
+connection. No answer means that the host is down or a firewall's DROP rule discards the packets. Other possible
+failures are an unresolved host name, a silent sshd, a connection that is closed before the banner, and an sshd that
+supports only obsolete algorithms. A connection that is closed before the banner is usually due to sshd's MaxStartups.
+With the default of 10:30:100, sshd randomly drops new connections if ten connections are waiting for authentication.
+The connection is retried with increasing delays before the fault is reported. If nccl-doctor's machine gets no answer,
+two of the other hosts try the host's SSH port. An answer to these hosts proves that the host is up and that only
+nccl-doctor's machine is cut off.
 
-A host behind a jump host (ProxyJump) can't be reached if the jump host can't; the message then names the jump host.
+If a jump host (ProxyJump) can't be reached, neither can the hosts behind it, and the message names the jump host.
 
-Fix: depends on the reason and is shown with the diagnosis. The address, user and port come from the hosts file and from
-~/.ssh/config, which `ssh -G HOST` shows.
+Fix: follow the instructions in the diagnosis, which depend on the step that failed. The address, user and port come
+from the hosts file and from ~/.ssh/config, which `ssh -G HOST` shows.
 
 References: ssh_config(5): HostName, Port, ProxyJump. sshd_config(5): MaxStartups, AllowTcpForwarding. connect(2),
 "Errors".
@@ -65,9 +67,9 @@ _SUMMARY = {
     "ssh-config": "Correct ~/.ssh/config; ssh -G with the host's name shows its effect.",
 }
 ANSWERS = ("stranger", "intercepted", "reset")
-"""Dial results which show that something answered, such as sshd, although it was not our listener."""
+"""Connection results which show that a process other than nccl-doctor's listener answered, such as sshd."""
 UNANSWERED = ("timed-out", "no-route", "unreachable")
-"""Dial results which show that nothing answered."""
+"""Connection results which show that no process answered."""
 _PADDED = re.compile(r"(?<=[A-Za-z-])0+(?=\d)")
 _OTHER = "See whether ssh with the host's name works; its -v shows where it stops."
 
@@ -78,7 +80,7 @@ def ssh_unreachable(view: View) -> Findings:
 
 
 def _from_peers(view: View, failure: SshUnreachable) -> str:
-    """Describe which other hosts can or can't reach the host, or can't resolve its name either."""
+    """Describe which other hosts can reach the host, can't reach the host, or can't resolve its name."""
     name = failure.unresolved or ""
     told = ((host.name, facts.resolution) for host, facts in view.facts)
     answers = ((host, names.get(name)) for host, names in told if isinstance(names, Names))
@@ -118,7 +120,7 @@ def _remedy(failures: tuple[SshUnreachable, ...]) -> Fix:
 
 
 def _zeros(failures: tuple[SshUnreachable, ...]) -> str:
-    """Return a hint if all unresolved names have leading zeros, such as the names from node[01-09]; otherwise ""."""
+    """Return a hint if all unresolved names have leading zeros, such as the names from node[01-09], or "" otherwise."""
     names = [failure.unresolved for failure in failures if failure.unresolved]
     bare = [_PADDED.sub("", name) for name in names]
     if not names or any(name == other for name, other in zip(names, bare, strict=True)):
@@ -127,9 +129,9 @@ def _zeros(failures: tuple[SshUnreachable, ...]) -> str:
 
 
 _NOT_REACHED = r"host=(?P<host>\S+) was not reachable via ssh"
-"""Printed by deepspeed/launcher/runner.py before any rank is started."""
+"""Pattern for a message that deepspeed/launcher/runner.py prints before any rank is started."""
 _SSH_FAILED = r"pdsh@\S+: (?P<host>\S+): ssh exited with exit code 255\b"
-"""According to ssh(1), the exit status is that of the remote command, or 255 if ssh itself failed."""
+"""Pattern for pdsh's message about ssh's exit status, which is 255 if ssh itself failed (ssh(1))."""
 
 # Messages of OpenSSH's client, and of an MPI launcher whose daemons do not start.
 RULES = (
@@ -154,7 +156,7 @@ RULES = (
 
 
 def _weigh(_event: Event, scene: Scene) -> Grade:
-    """Grade messages from a launcher's daemons, which are not the cause if NCCL's lines show that ranks had started."""
+    """Grade messages of a launcher's daemons, which are not the cause if NCCL's log lines show that ranks started."""
     facts = scene.log.facts
     return Grade.HINT if facts.processes or facts.nccl_versions else Grade.GENERIC
 

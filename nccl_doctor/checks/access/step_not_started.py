@@ -1,16 +1,16 @@
-"""A node of the Slurm job did not start the step that nccl-doctor runs there.
+"""A node of the Slurm job did not start nccl-doctor's job step.
 
-What it means: nothing is known about the node. The job's own steps will usually fail for the same reason: slurmd is
-gone, the node is drained or down, the job has ended, or the container does not start. If the node runs the step and
-nothing comes back, the fault is in the connection to the machine that runs nccl-doctor, and the job is not affected
-unless it is started from there.
+What it means: nothing is known about the node. The job's own steps usually fail for the same reason: slurmd or the job
+has ended, the node is drained or down, or the container does not start. If the node runs the step but no output
+arrives, the connection to the machine that runs nccl-doctor is at fault. The job is affected only if it is started from
+that machine.
 
-How we know: `srun --jobid=ID --overlap -w NODE -N1 -n1` is started for each node, and the step first prints a marker.
-Within the limit (`--connect-timeout`, 15 s by default), either srun ended with an error, which the evidence quotes next
-to the node's state according to Slurm's controller, or no marker arrived, and squeue shows whether the step exists. In
-a log: "srun: error: Unable to create step".
+How we know: nccl-doctor starts `srun --jobid=ID --overlap -w NODE -N1 -n1` for each node, and the step should first
+print a marker. If srun fails, the evidence quotes the error and the node's state according to Slurm's controller. If no
+marker arrives within the time limit (`--connect-timeout`, 15 s by default), squeue shows whether the step exists. In a
+log, the sign is "srun: error: Unable to create step".
 
-Fix: depends on the reason and is shown with the diagnosis.
+Fix: follow the instructions in the diagnosis, which depend on the cause.
 
 References: srun(1): --overlap. slurm.conf(5): SrunPortRange, SlurmdTimeout. slurmd(8).
 """

@@ -1,15 +1,17 @@
-"""A rank of the all-reduce failed or died.
+"""A rank failed or was killed during the all-reduce.
 
-What it means: the job would fail in the same way, because the test's ranks had the hosts file's interpreter and
-variables, and the master address and port that torchrun would give them.
+What it means: the job would fail in the same way. The ranks of the test used the interpreter and variables from the
+hosts file, and the same master address and port as with torchrun.
 
-How we know: the rank was killed by a signal, reported an exception, or ended without a message. The same is reported if
-a host's launcher process (which imports torch and forks the ranks) ended, or if the connection to it was lost. Messages
-from other ranks ("Connection closed by peer") are consequences of this; `nccl-doctor logs` recognises them. A cause
-that the output names (a busy port, a full /dev/shm) has its own diagnosis, below which this one is listed.
+How we know: the rank was killed by a signal, reported an exception, or ended without a message. A failure is also
+reported if a host's launcher process (which imports torch and forks the ranks) ended, or if the connection to the
+launcher was lost. Messages such as "Connection closed by peer" from other ranks are consequences of the first failure,
+which `nccl-doctor logs` recognises. If the output names a cause (a busy port, a full /dev/shm), allreduce-failed is
+listed below the diagnosis of this cause.
 
-Fix: depends on the quoted error. SIGKILL usually comes from the kernel when memory runs out (`dmesg`), from a scheduler
-or from a person; SIGSEGV and SIGBUS point to torch's or the driver's libraries, or to a full /dev/shm.
+Fix: correct the cause of the quoted error. SIGKILL is usually sent by the kernel when memory runs out (see `dmesg`), by
+a scheduler, or by a user. SIGSEGV and SIGBUS indicate faults in the libraries of torch or the driver, or a full
+/dev/shm.
 """
 
 from nccl_doctor.checks.allreduce.culprits import MISSING, Culprits, culprits, last_words, stages
@@ -30,7 +32,7 @@ ADVICE = {
 
 @check("NCD702", severity=Severity.ERROR, needs=("smoke",), in_output=True)
 def allreduce_failed(view: View) -> Findings:
-    """Yield a finding if a rank failed, naming the ranks whose failure is not a consequence of another rank's."""
+    """Yield a finding if a rank failed, which names the ranks that did not fail because of other ranks."""
     smoke = view.smoke
     if smoke.outcome != "failed":
         return

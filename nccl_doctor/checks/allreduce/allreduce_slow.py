@@ -1,24 +1,25 @@
-"""The all-reduce is far slower than the link between the hosts.
+"""The all-reduce is far slower than the link between the hosts allows.
 
-What it means: training will spend its time waiting for gradients. A ring all-reduce of K bytes over links of bandwidth
-B takes T = 2(N-1)/N * K/B, which hardly depends on the number N of ranks. Common causes: a cable or switch port that
-fell back to a lower rate, traffic over an unintended interface, one busy host, a small MTU, or a single TCP connection
-on a fast link (`NCCL_SOCKET_NTHREADS`, `NCCL_NSOCKS_PERTHREAD`).
+What it means: training will spend most of its time waiting for gradients. A ring all-reduce of K bytes over links of
+bandwidth B takes T = 2(N-1)/N * K/B, which hardly depends on the number N of ranks. Common causes are a cable or switch
+port at a reduced rate, traffic over an unintended interface, a busy host, and a small MTU. On a fast link, a single TCP
+connection may also be too slow (`NCCL_SOCKET_NTHREADS`, `NCCL_NSOCKS_PERTHREAD`).
 
-How we know: the best bus bandwidth of all sizes is compared with the speed that the slowest host's interface or RDMA
-device reports. An all-reduce below a quarter of that speed counts as slow. With gloo, at most 10 Gbit/s is expected on
-any link, since one thread does the adding and copying. The speed is not judged on a single machine, or if no message
-was large enough for bandwidth to matter more than latency. Where the speed is unknown, as for virtual interfaces, gloo
-counts as slow below 10 Mbit/s, unless its ranks used a lot of CPU time or waited for a CPU, in which case the CPU was
-the limit.
+How we know: the highest bus bandwidth of all message sizes is compared with the speed that the slowest host's interface
+or RDMA device reports. An all-reduce at less than a quarter of the link's speed counts as slow. With gloo, at most 10
+Gbit/s is expected on any link, because a single thread adds and copies the data. The speed is not judged on a single
+machine, or if all messages were so small that latency dominated. If the link's speed is unknown, as for virtual
+interfaces, gloo counts as slow below 10 Mbit/s. On such a link, gloo is not judged if its ranks used or waited for much
+CPU time, because the CPU was the bottleneck.
 
-Over RDMA, the ports' counters (/sys/class/infiniband) are read before and after. The advice depends on the packets that
-were lost, out of sequence or not acknowledged, and on link errors. Congestion notifications alone are normal.
+Over RDMA, the counters of the ports (/sys/class/infiniband) are read before and after the all-reduce. The advice
+depends on link errors and on packets that were lost, out of sequence or not acknowledged. Congestion notifications
+without other counts are normal.
 
-A rank that took far longer than the others between the all-reduces is named, since the others wait for it.
+If a rank took far longer than the others between the all-reduces, the rank is named because all others waited for it.
 
-Fix: `ethtool` on the named host shows the negotiated speed; `nccl-doctor smoke --max-bytes` measures other message
-sizes, to see at which one it becomes slow.
+Fix: check the negotiated speed with `ethtool` on the named host. To find the message size from which the all-reduce is
+slow, measure other sizes with `nccl-doctor smoke --max-bytes`.
 """
 
 from nccl_doctor.checks.allreduce.link import MEASURED, LinkSpeed, best, counters, ideal_seconds, link, straggler
@@ -31,12 +32,12 @@ from nccl_doctor.text.hostlist import figure
 SHARE = 0.25
 GLOO_GB_PER_S = 1.25
 LATENCIES = 10
-"""A message size is judged if its ideal time is more than this many times the smallest message's measured time."""
+"""Minimum ratio of a message's ideal time to the measured time of the smallest message for the speed to be judged."""
 
 
 @check("NCD704", severity=Severity.WARNING, needs=("smoke",))
 def allreduce_slow(view: View) -> Findings:
-    """Yield a finding if the link is hardly used, or if all other ranks wait for one rank."""
+    """Yield a finding if the all-reduce uses little of the link's speed, or if all other ranks wait for one rank."""
     smoke, speed = view.smoke, link(view.snapshot)
     late = straggler(smoke)
     if smoke.outcome == "ok" and speed is None and late is None and _waits_for_bytes(smoke):
@@ -59,9 +60,7 @@ def allreduce_slow(view: View) -> Findings:
         others = sorted(rank.own_s or 0.0 for rank in smoke.ranks if rank is not late)
         own = f"rank {late.rank} ({late.host}) spent {late.own_s:.1f} s between the all-reduces"
         evidence.append(f"{own}, the others {others[0]:.1f} to {others[-1]:.1f} s")
-        message = (
-            f"The other ranks waited for rank {late.rank} on {late.host}, which was far slower between all-reduces."
-        )
+        message = f"The other ranks waited for rank {late.rank} on {late.host}, which took far longer between all-reduces."
     evidence += counted
     hosts = (late.host,) if late else (speed.host,) if speed else ()
     yield Finding(
@@ -82,7 +81,7 @@ GROWTH = 2  # seconds of the largest message as a multiple of those of the small
 
 
 def _waits_for_bytes(smoke: Smoke) -> bool:
-    """Return whether gloo's ranks are limited by a network below 10 Mbit/s, rather than by latency or a CPU."""
+    """Return whether a network below 10 Mbit/s, instead of latency or a CPU, limits gloo's ranks."""
     hosts = {rank.host for rank in smoke.ranks}
     if smoke.backend != "gloo" or len(smoke.sizes) < 2 or len(hosts) < 2 or best(smoke) >= LEAST_GB_PER_S:
         return False
@@ -97,7 +96,7 @@ def _without_speed(smoke: Smoke) -> Finding:
     return Finding(
         hosts=hosts,
         message=f"The all-reduce reached only {figure(reached * 8000, 2)} Mbit/s, less than the slowest Ethernet (10 "
-        "Mbit/s): a link is slow.",
+        "Mbit/s), so a link is slow.",
         evidence=(f"each rank used or wanted at most {figure(busy, 2)} CPUs meanwhile, so the ranks waited for bytes",),
         facts={"busbw": reached, "link": None, "straggler": None},
         symptoms=(everywhere("slow", hosts, smoke),),

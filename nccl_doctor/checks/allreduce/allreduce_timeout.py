@@ -1,25 +1,26 @@
-"""The all-reduce did not finish within its deadline: some ranks did not arrive.
+"""The all-reduce did not finish before its deadline because some ranks did not arrive.
 
-What it means: the job would hang in the same place until NCCL or gloo times out, after 10 to 30 minutes.
+What it means: the job would hang in the same place until NCCL or gloo times out after 10 to 30 minutes.
 
 How we know: on every host, one process with the hosts file's interpreter and variables imported torch and forked the
-ranks, which had the variables that torchrun would give them, including the master address and port. Each rank reported
-its stages (started, torch imported, store reached, process group up, first all-reduce, sizes measured, done). The
-deadline runs from the moment when all had imported torch. Each remaining rank wrote its Python stack before it was
-terminated. The ranks to look at are named by the most certain sign:
+ranks. The ranks had the same variables as with torchrun, including the master address and port. Each rank reported the
+stages that it reached (started, torch imported, store reached, process group up, first all-reduce, sizes measured,
+done). The time limit starts when all ranks have imported torch. Each rank that had not finished wrote its Python stack
+before nccl-doctor terminated the rank. The report names the ranks that show the most certain sign of a fault:
 
-- ranks that are suspended (SIGSTOP, a debugger, a frozen container) or blocked in the kernel (a network file system, a
-  driver that does not answer),
-- ranks that never started, or whose import of torch did not finish,
-- ranks that do something else while all others wait in a collective,
-- ranks that did not get as far as others. If they did not reach the store, the master's port can't be reached, or rank
-  0 never opened it. If the process group is not up, the ranks can't connect to each other. If the first all-reduce did
-  not finish, the data connections do not work (interface, firewall on ephemeral ports, RDMA).
+- ranks that are suspended (SIGSTOP, a debugger, a frozen container) or blocked in the kernel (a network file system, an
+  unresponsive driver),
+- ranks that never started or did not finish importing torch,
+- ranks that run other code while all others wait in a collective,
+- ranks that reached fewer stages than others. If ranks did not reach the store, the master port can't be reached, or
+  rank 0 never opened the port. If the process group is not up, the ranks can't connect to each other. If the first
+  all-reduce did not finish, the data connections do not work (interface, firewall on ephemeral ports, RDMA).
 
-If there is no such sign, and there are three or more hosts, the all-reduce is repeated in groups of hosts
-(automatically by `check`; by `smoke` with `--isolate`), and the host or pair that fails is named.
+If no rank shows a sign of a fault and the job has three or more hosts, the all-reduce is repeated in groups of hosts.
+`check` repeats it automatically, `smoke` only with `--isolate`. The diagnosis names the host or pair of hosts that
+fails.
 
-Fix: depends on the stage; the ranks' stacks and last lines are quoted.
+Fix: examine the stage in which the ranks stopped, and the quoted stacks and last output lines of the ranks.
 """
 
 from nccl_doctor.checks.allreduce.culprits import MISSING, Culprits, culprits, last_words, place, stacks, stages
@@ -62,7 +63,7 @@ def _what(smoke: Smoke, found: Culprits) -> str:
     if found.why == "stopped":
         return f"{found.named} was suspended (by SIGSTOP, a debugger, or a frozen container)"
     if found.why == "elsewhere":
-        return f"{found.named} was in {place(found.ranks[0])}, while the others waited"
+        return f"{found.named} was executing {place(found.ranks[0])}, while the other ranks waited"
     if len(found.ranks) == len(smoke.ranks):
         every = "each of the" if first.stage == "store" else "all"
         started = f"{every} {len(smoke.ranks)} ranks {MISSING[first.stage]}"

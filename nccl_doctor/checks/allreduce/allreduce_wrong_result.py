@@ -1,15 +1,15 @@
 """The all-reduce finished, but its sum is wrong.
 
-What it means: training would run and compute wrong results. Causes are memory or links that corrupt data, a broken
-driver, and peer-to-peer transfers that an IOMMU or PCI ACS redirects.
+What it means: training would run, but compute wrong results. Possible causes are memory or links that corrupt data, a
+faulty driver, and peer-to-peer transfers that an IOMMU or PCIe ACS redirects.
 
-How we know: every rank filled its buffer with values that depend on its rank and on the position, so that a missing or
-duplicate rank or mixed-up positions would change the sum. Then a small all-reduce was repeated on each rank alone and
-between neighbours. A rank that is wrong alone, or with both its neighbours, is named; failing that, the pair that is
-wrong; failing that, all ranks with a wrong sum.
+How we know: every rank filled its buffer with values that depend on the rank and the position. A missing rank, a
+duplicate rank or exchanged positions would change the sum. A small all-reduce was repeated on each rank alone and
+between neighbouring ranks. The diagnosis names a rank whose sum is wrong alone or with both neighbours, or otherwise
+the only pair with a wrong sum. If no such rank or pair exists, all ranks with a wrong sum are named.
 
-Fix: on GPUs, try again with `NCCL_P2P_DISABLE=1` in the hosts file's `env`: if the sum is then right, look at the IOMMU
-and ACS settings of the host. Without GPUs, suspect the hosts' memory.
+Fix: with GPUs, try again with `NCCL_P2P_DISABLE=1` in the hosts file's `env`. If the sum is correct without P2P, check
+the IOMMU and ACS settings of the host. Without GPUs, test the hosts' memory.
 """
 
 from collections import Counter
@@ -37,7 +37,7 @@ def allreduce_wrong_result(view: View) -> Findings:
     hosts = tuple(dict.fromkeys(rank.host for rank in source or wrong))
     yield Finding(
         hosts=hosts,
-        message=f"The all-reduce over {smoke.world_size} ranks gave a wrong sum{origin}.",
+        message=f"The all-reduce over {smoke.world_size} ranks produced a wrong sum{origin}.",
         evidence=(
             *(f"rank {rank.rank} ({rank.host}): {rank.error}" for rank in wrong[:4]),
             *(f"wrong again {where}" for where in again),
@@ -50,7 +50,7 @@ def allreduce_wrong_result(view: View) -> Findings:
 
 
 def _source(smoke: Smoke) -> tuple[int, ...]:
-    """Return the ranks that were wrong alone, else the one rank in several wrong pairs, else the only wrong pair."""
+    """Return the ranks that were wrong alone, the only rank in several wrong pairs, the only wrong pair, or ()."""
     alone = tuple(group[0] for group in smoke.wrong_groups if len(group) == 1)
     if alone:
         return alone

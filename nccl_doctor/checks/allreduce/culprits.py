@@ -1,6 +1,6 @@
 """Finds the ranks to blame for a failed all-reduce.
 
-It uses the ranks' reports and output, and repeats the all-reduce in groups of hosts.
+The conclusions are drawn from the ranks' reports, their output, and a repetition of the all-reduce in groups of hosts.
 """
 
 import re
@@ -20,14 +20,14 @@ from nccl_doctor.text.secrets import part
 
 @lru_cache(maxsize=256)
 def named_by(error: str) -> tuple[str, ...]:
-    """Return the names of the diagnoses that an error message points to, likeliest first."""
+    """Return the names of the diagnoses that an error message suggests, with the most likely diagnosis first."""
     from nccl_doctor.logs.diagnose import LogSource, diagnose
 
     return tuple(cause.name for cause in diagnose([LogSource("error", [error.encode() + b"\n"])]).causes)
 
 
 def is_echo(error: str, *, lost: bool = False) -> bool:
-    """Return whether an error only shows that other ranks are gone; ``lost``: whether a host's launcher was lost."""
+    """Return whether an error only shows that other ranks ended; ``lost`` is True if a host's launcher was lost."""
     from nccl_doctor.logs.signs import echoes
 
     following = echoes().union(DIALS if lost else ())
@@ -44,18 +44,18 @@ MISSING: dict[Stage, str] = {
     "sizes": "did not finish destroying the process group",
     "done": "had finished",
 }
-"""Phrases for what a rank did or failed to do, by the last stage that it reached."""
+"""Phrases that describe a rank's progress, by the last stage that the rank reached."""
 
 Why = Literal["signal", "error", "exit", "launcher", "stopped", "start", "elsewhere", "behind", "echo"]
-"""Reasons to blame ranks.
+"""Reasons for which ranks are blamed.
 
-The values mean, in this order: the ranks were killed; raised an error; exited without an error; lost their launcher or
-the connection to it; are stopped or blocked in the kernel; never started or are still importing torch; are doing
-something else while all others wait in a collective; did not get as far as others; or show only that they lost other
-ranks.
+"signal", "error" and "exit" mean that the ranks were killed, raised an error, or exited without an error. "launcher"
+means that the ranks lost their launcher or the connection to it. "stopped" ranks are suspended or blocked in the
+kernel, and "start" ranks have not finished importing torch. "elsewhere" ranks run other code while all others wait in a
+collective. "behind" ranks have reached fewer stages than others, and "echo" ranks only lost other ranks.
 """
 OWN_FAULT: frozenset[Why] = frozenset({"signal", "error", "exit", "launcher", "stopped", "start", "elsewhere"})
-"""Reasons that lie in the ranks themselves, not in a connection between two ranks."""
+"""Reasons that lie in the ranks themselves instead of a connection between ranks."""
 
 _MOST_TRIALS = 8
 _FRAME = re.compile(r'File "(?P<file>[^"]*)", line (?P<line>\d+) in (?P<name>.*)')
@@ -63,15 +63,15 @@ _SAYS_NOTHING = re.compile(
     r"(?:\[rank\d+\]: )?"
     r"(?:\s.*|Traceback.*|[=-]*|time *:.*|Root Cause.*|Failures:|\[\d+\]:|\S+ FAILED|.*\.ChildFailedError:.*)"
 )
-"""Matches lines of tracebacks and of torchrun's table of failures, which add no information about a rank."""
+"""Pattern for lines of tracebacks and of torchrun's failure table that add no information about a rank."""
 _WAITING = ("/torch/distributed/", "/torch/nn/parallel/")
 _BETWEEN = ("/torch/", "<frozen ", "/fd/")
-"""Parts of file names in uninformative stack frames: of torch, of the import system and of our worker."""
+"""Parts of file names that identify stack frames of torch, the import system and nccl-doctor's worker."""
 
 
 @dataclass(frozen=True)
 class Culprits:
-    """The ranks to look at first, and the reason why they are blamed (:data:`Why`)."""
+    """The ranks to examine first, and the reason why these ranks are blamed (:data:`Why`)."""
 
     smoke: Smoke
     ranks: tuple[RankReport, ...]
@@ -79,36 +79,36 @@ class Culprits:
 
     @property
     def isolation(self) -> IsolationReport | None:
-        """The result of repeating the all-reduce in groups of hosts; None if the repetition gave no verdict."""
+        """Result of repeating the all-reduce in groups of hosts, or None if the repetition was inconclusive."""
         found = self.smoke.isolation
         return found if isinstance(found, IsolationReport) and found.culprit is not None else None
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        """The hosts that the repeated all-reduce blames or, if it gave no verdict, the hosts of the blamed ranks."""
+        """Hosts that the repeated all-reduce blames; if it was inconclusive, the hosts of the blamed ranks."""
         return self.isolation.hosts if self.isolation else tuple(dict.fromkeys(rank.host for rank in self.ranks))
 
     @property
     def named(self) -> str:
-        """The ranks and their hosts, such as ``rank 3 on node2`` or ``ranks 8-15 on node[2-3]``."""
+        """Text that names the ranks and their hosts, such as ``rank 3 on node2`` or ``ranks 8-15 on node[2-3]``."""
         numbers = fold_numbers(rank.rank for rank in self.ranks)
         return f"{nouns(len(self.ranks), 'rank')} {numbers} on {fold(dict.fromkeys(rank.host for rank in self.ranks))}"
 
     @property
     def isolated(self) -> str:
-        """A clause that names the blamed hosts; empty if the repeated all-reduce gave no verdict."""
+        """Clause that names the blamed hosts, or an empty string if the repeated all-reduce was inconclusive."""
         if self.isolation is None:
             return ""
         if self.isolation.culprit == "pair":
             first, second = self.hosts
             return (
-                f"repeated in groups of hosts, it fails only between {first} and {second}; both work with other hosts"
+                f"when repeated in groups, it fails only between {first} and {second}, which both work with other hosts"
             )
-        return f"repeated in groups of hosts, it fails with {fold(self.hosts)} but works among other hosts"
+        return f"when repeated in groups, it fails with {fold(self.hosts)} but works among other hosts"
 
     @property
     def trials(self) -> tuple[str, ...]:
-        """Lines of evidence on each group of hosts that was tried, and on why there is no verdict."""
+        """Lines of evidence on each group of hosts that was tried, and the reason if the repetition is inconclusive."""
         found = self.smoke.isolation
         if isinstance(found, Unknown):
             return (f"the all-reduce over groups of hosts {found.reason}",)
@@ -122,17 +122,17 @@ class Culprits:
 
     @property
     def counted(self) -> tuple[str, ...]:
-        """Lines of evidence on how RDMA's counters grew; empty if the failure is explained otherwise."""
+        """Lines of evidence on the growth of RDMA counters, or () if the failure has another explanation."""
         return counters(self.smoke)[0] if self.is_unexplained else ()
 
     @property
     def is_unexplained(self) -> bool:
-        """True if neither the ranks nor the repeated all-reduce show who is at fault."""
+        """True if neither the ranks nor the repeated all-reduce show which host or rank is at fault."""
         return self.why not in OWN_FAULT and self.isolation is None
 
     @property
     def advice(self) -> str:
-        """The next step to recommend if the failure itself does not suggest one."""
+        """Recommended next step if the failure itself does not suggest a step."""
         if self.is_unexplained and (counted := counters(self.smoke)[1]):
             return counted
         many = len({rank.host for rank in self.smoke.ranks}) > 2
@@ -142,7 +142,7 @@ class Culprits:
 
 
 def culprits(smoke: Smoke) -> Culprits:
-    """Return the ranks to look at first, chosen by the most certain sign of a fault."""
+    """Return the ranks to examine first, which show the most certain sign of a fault."""
     unfinished = [rank for rank in smoke.ranks if not rank.ok]
     lost = [rank for rank in unfinished if rank.host in smoke.launchers]
     # ranks that exited by themselves, or for an unknown reason
@@ -169,7 +169,7 @@ def culprits(smoke: Smoke) -> Culprits:
 
 
 def stages(smoke: Smoke, apart: Sequence[RankReport] = ()) -> Iterator[str]:
-    """Yield a line of evidence for each stage at which ranks stopped, leaving out the ranks in ``apart``."""
+    """Yield a line of evidence for each stage at which ranks stopped, without the ranks in ``apart``."""
     for stage in STAGES:
         if there := [rank for rank in smoke.ranks if rank.stage == stage and rank not in apart]:
             hosts = fold(list(dict.fromkeys(rank.host for rank in there)))
@@ -177,14 +177,14 @@ def stages(smoke: Smoke, apart: Sequence[RankReport] = ()) -> Iterator[str]:
 
 
 def stacks(smoke: Smoke, ranks: tuple[RankReport, ...], most: int = 2) -> Iterator[str]:
-    """Yield lines of evidence on where the main threads of ``ranks`` were, and on what the other ranks did."""
+    """Yield lines of evidence on the positions of the main threads of ``ranks`` and the stages of the other ranks."""
     shown = [rank for rank in ranks[:most] if place(rank)]
     yield from stages(smoke, shown)
     yield from (f"rank {rank.rank} ({rank.host}) was in {place(rank)}" for rank in shown)
 
 
 def place(rank: RankReport) -> str:
-    """Return the innermost frames of a rank's stack, such as ``sleep (train.py:3), called by main (train.py:9)``."""
+    """Return the innermost frames of a stack as text, such as ``sleep (train.py:3), called by main (train.py:9)``."""
     frames = [match for line in rank.stack if (match := _FRAME.search(line))]
     outer = [frame for frame in frames[1:] if not any(part in frame["file"] for part in _BETWEEN)]
     places = (f"{f['name']} ({f['file'].rpartition('/')[2]}:{f['line']})" for f in [*frames[:1], *outer[:2]])
@@ -192,7 +192,7 @@ def place(rank: RankReport) -> str:
 
 
 def last_words(smoke: Smoke, hosts: tuple[str, ...]) -> Iterator[str]:
-    """Yield the last informative lines that ranks printed on the first two hosts, without NCCL's info lines."""
+    """Yield the last informative lines that the ranks on the first two hosts printed, without NCCL's INFO lines."""
     for name in hosts[:2]:
         lines = [one for one in smoke.output.get(name, ()) if "NCCL INFO" not in one]
         known = tuple(rank.error for rank in smoke.ranks if rank.error and rank.host == name) or "\n"

@@ -1,4 +1,4 @@
-"""Compares an all-reduce's speed with the network's capacity, and finds the rank that other ranks wait for."""
+"""Compares the speed of an all-reduce with the network's capacity, and finds the rank for which other ranks wait."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ MEASURED = "what --rate measured"
 
 @dataclass(frozen=True)
 class LinkSpeed:
-    """A host's link: its interfaces or RDMA devices, and its rate in GB/s (10⁹ bytes per second) in each direction."""
+    """The interfaces or RDMA devices of a host, with their total rate in GB/s (10⁹ bytes/s) per direction."""
 
     host: str
     name: str
@@ -30,7 +30,7 @@ class LinkSpeed:
 
 
 def link(snapshot: Snapshot) -> LinkSpeed | None:
-    """Return the slowest host's link; None if there is only one machine or the link's speed is unknown."""
+    """Return the link of the slowest host, or None if the cluster has one machine or the link speed is unknown."""
     smoke = snapshot.smoke
     if not isinstance(smoke, Smoke) or machines(snapshot) < 2:
         return None
@@ -42,7 +42,7 @@ def link(snapshot: Snapshot) -> LinkSpeed | None:
 
 
 def _measured(snapshot: Snapshot, smoke: Smoke) -> LinkSpeed | None:
-    """Return the total rate of all rails as measured by ``--rate``, for interfaces whose drivers report no speed."""
+    """Return the total rate of all rails as measured by ``--rate``, for use if drivers do not report link speeds."""
     if not isinstance(snapshot.rates, Rates) or any(rank.network == "IB" for rank in smoke.ranks):
         return None
     if any(rate.limited is not None for rate in snapshot.rates.rates):
@@ -52,7 +52,7 @@ def _measured(snapshot: Snapshot, smoke: Smoke) -> LinkSpeed | None:
 
 
 def links_words(gbps: list[float]) -> str:
-    """Describe links as in ``one 100 Gb/s link``, ``8 links of 400 Gb/s`` or ``links of 10 and 25 Gb/s``."""
+    """Return a description such as ``one 100 Gb/s link``, ``8 links of 400 Gb/s`` or ``links of 10 and 25 Gb/s``."""
     figures = list(dict.fromkeys(f"{one:.3g}" for one in gbps))
     if len(figures) > 1:
         return f"links of {' and '.join(figures)} Gb/s"
@@ -60,24 +60,24 @@ def links_words(gbps: list[float]) -> str:
 
 
 def best(smoke: Smoke) -> float:
-    """Return the highest measured bus bandwidth, in GB/s; 0 if none was measured."""
+    """Return the highest measured bus bandwidth in GB/s, or 0 if no bandwidth was measured."""
     return max((size.busbw for size in smoke.sizes), default=0.0)
 
 
 def way(smoke: Smoke) -> str:
-    """Return the transport of NCCL's channels: a network such as "NET/IB" if any uses one, otherwise "P2P" or "SHM"."""
+    """Return the transport of NCCL's channels: a network such as "NET/IB" if any channel uses one, "P2P" or "SHM"."""
     ways = {one for rank in smoke.ranks for one in rank.transports}
     networks = sorted({"/".join(one.split("/")[:2]) for one in ways if one.startswith("NET/")})
     return networks[0] if networks else ", ".join(sorted({one.split("/")[0] for one in ways}))
 
 
 def ideal_seconds(size: int, ranks: int, gb_per_s: float) -> float:
-    """Return 2 (N - 1) / N * K / B, the least time of a ring of N ranks for K bytes over links of bandwidth B."""
+    """Return 2 (N - 1) / N * K / B, the minimum time for a ring all-reduce of K bytes by N ranks at bandwidth B."""
     return 2 * (ranks - 1) / ranks * size / (gb_per_s * 1e9)
 
 
 def machines(snapshot: Snapshot) -> int:
-    """Return the number of machines that the nodes run on; nodes with the same boot id are one machine."""
+    """Return the number of machines on which the nodes run, counting nodes with the same boot ID as one machine."""
     told = ((host.name, host.facts.identity if host.facts else None) for host in snapshot.hosts)
     return len({(one.boot_id if isinstance(one, Identity) else None) or name for name, one in told})
 
@@ -98,7 +98,7 @@ def _of_host(host: Host, smoke: Smoke, snapshot: Snapshot) -> LinkSpeed | None:
 
 
 def _rdma(host: Host, facts: HostFacts) -> LinkSpeed | None:
-    """Return the combined link of all active ports, since NCCL spreads its channels over them."""
+    """Return the combined link of all active RDMA ports, because NCCL distributes its channels over all of them."""
     if isinstance(facts.rdma, Unknown):
         return None
     ports = [(device, port) for device in facts.rdma for port in device.ports if port.state == "ACTIVE"]
@@ -110,7 +110,7 @@ def _rdma(host: Host, facts: HostFacts) -> LinkSpeed | None:
 
 
 def _ethernet(host: str, facts: HostFacts, names: set[str]) -> LinkSpeed | None:
-    """Return the combined link of the named interfaces, each limited by its PCIe slot if that is known."""
+    """Return the combined link of the named interfaces, with each rate limited by the PCIe slot, if known."""
     if isinstance(facts.interfaces, Unknown) or not names:
         return None
     links = [one for one in facts.interfaces.links if one.name in names and one.kind in REAL]
@@ -127,7 +127,7 @@ def _speed(host: str, names: Sequence[str], gbps: list[float], slots: Sequence[P
 
 
 def _gloo(host: Host, facts: HostFacts, snapshot: Snapshot) -> set[str]:
-    """Return the interfaces named in GLOO_SOCKET_IFNAME; if it is unset, the interface on the route to a peer."""
+    """Return the interfaces in GLOO_SOCKET_IFNAME, or the interface on the route to a peer if it is not set."""
     named = host.node.env.get("GLOO_SOCKET_IFNAME")
     if named:
         return set(named.split(","))
@@ -147,7 +147,7 @@ TELLING = {
 
 
 def counters(smoke: Smoke) -> tuple[tuple[str, ...], str | None]:
-    """Return how RDMA's counters grew during the all-reduce, as evidence, and the advice that follows from it."""
+    """Return lines of evidence on the growth of RDMA counters during the all-reduce, and the resulting advice."""
     signs = {COUNTERS[name][0] for ports in smoke.rdma_grown.values() for its in ports.values()
              for name in its if name in COUNTERS}  # fmt: skip
     advice = next((advice for sign, advice in TELLING.items() if sign in signs), None)
@@ -156,14 +156,16 @@ def counters(smoke: Smoke) -> tuple[tuple[str, ...], str | None]:
 
 TIMES = 3.0
 LEAST_S = 2.0
-"""Seconds by which a rank must be slower than the others. A smaller difference is noise on a busy machine."""
+"""Minimum difference, in seconds, between a straggler and the other ranks. On a busy machine, smaller differences are
+normal.
+"""
 
 
 def straggler(smoke: Smoke) -> RankReport | None:
-    """Return the rank that took far longer than the others between all-reduces; None if there is no such rank.
+    """Return the rank that took much longer than the others between all-reduces, or None if no rank did.
 
-    All ranks leave an all-reduce together, but a rank that takes long for the same work in between is late for the next
-    one.
+    All ranks leave an all-reduce together, but a rank that takes longer for the work between two all-reduces is late
+    for the second one.
     """
     times = {rank.rank: rank.own_s for rank in smoke.ranks if rank.own_s is not None}
     if len(times) < 3 or len(times) < len(smoke.ranks):

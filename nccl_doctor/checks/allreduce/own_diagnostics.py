@@ -1,4 +1,4 @@
-"""Reads the results of NCCL's own diagnostics (2.31 and later) from the all-reduce's log, as ``logs`` does."""
+"""Reads the results of NCCL's own diagnostics (NCCL 2.31 and later) from the all-reduce's output."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _TOOK = re.compile(r"NCCL DIAG (?:NCCL|RAS) diagnostics completed in (\d{1,9}(?:
 
 
 def _report_of(smoke: Smoke) -> dict[str, list[str]]:
-    """Return the lines that NCCL's own diagnostics printed, by host."""
+    """Return the lines of output from NCCL's own diagnostics, by host."""
     lines = {host: [line for line in output if "NCCL DIAG " in line] for host, output in smoke.output.items()}
     return {host: own for host, own in lines.items() if own}
 
 
 def diagnostics_words(smoke: Smoke) -> str | None:
-    """Summarise NCCL's own diagnostics, as in ``own diagnostics in 3.6 ms: nothing found``; None if none ran."""
+    """Return a summary such as ``own diagnostics in 3.6 ms: nothing found``, or None if NCCL ran no diagnostics."""
     from nccl_doctor.logs.verdict import summed
 
     report = _report_of(smoke)
@@ -36,7 +36,7 @@ def diagnostics_words(smoke: Smoke) -> str | None:
 
 
 def findings_of_nccl(smoke: Smoke) -> Iterator[tuple[str, Finding]]:
-    """Yield names and findings from NCCL's own diagnostics, as warnings because the ranks continued to run."""
+    """Yield the names and findings of NCCL's own diagnostics, which are warnings because the ranks continued to run."""
     from nccl_doctor.logs.signs import Case
     from nccl_doctor.logs.verdict import finding
 

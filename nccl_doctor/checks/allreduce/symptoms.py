@@ -1,4 +1,4 @@
-"""Derives the symptoms of ranks in a failed all-reduce, which a cause must explain."""
+"""Derives the symptoms of ranks in a failed all-reduce, which the diagnosed cause must explain."""
 
 import re
 from collections.abc import Container, Iterable, Iterator
@@ -11,12 +11,12 @@ from nccl_doctor.model.report import RankReport, Stage
 from nccl_doctor.snapshot.smoke import Smoke
 
 _WAITING: dict[Stage, str] = {"none": "not-started", "started": "not-started", "torch": "no-store", "store": "no-group"}
-"""The symptom for each last stage that a rank reached. In all later stages, ranks wait in a collective."""
+"""Symptoms by the last stage that a rank reached. In all later stages, ranks wait in a collective."""
 _ON_A_GPU = re.compile(r"CUDA|HIP|cuda|GPU")
 
 
 def shown(found: Culprits) -> tuple[Symptom, ...]:
-    """Return the symptoms of the blamed ranks; if a repeated all-reduce blames hosts, the symptoms are theirs."""
+    """Return the symptoms of the blamed ranks, or of the blamed hosts if the repeated all-reduce was conclusive."""
     kinds: dict[str, list[RankReport]] = {}
     for rank in found.ranks:
         kinds.setdefault(_kind(rank, found), []).append(rank)
@@ -27,7 +27,7 @@ def shown(found: Culprits) -> tuple[Symptom, ...]:
 
 
 def everywhere(kind: str, hosts: Iterable[str], smoke: Smoke) -> Symptom:
-    """Return a symptom that was seen on ``hosts`` and that any host may have caused."""
+    """Return a symptom that appeared on ``hosts`` and that any host may have caused."""
     return Symptom(kind, frozenset(hosts), frozenset(rank.host for rank in smoke.ranks), smoke.backend)
 
 
@@ -63,7 +63,7 @@ def _where(name: str, text: str) -> str:
 
 
 def causes_from_output(smoke: Smoke, passed: Container[str] = ()) -> tuple[tuple[str, Finding], ...]:
-    """Return the name and finding of each cause that the ranks' output shows; ``passed``: checks without a finding."""
+    """Return the name and finding of each cause in the ranks' output; ``passed`` has the checks without a finding."""
     from nccl_doctor.checks.processes.pinned_memory_short import instead
     from nccl_doctor.logs.diagnose import LogSource, diagnose
     from nccl_doctor.logs.rule import Grade
@@ -97,7 +97,7 @@ _ENDS = {
     "plugin-fault": ("SIGSEGV",),
     "shm-exhausted": ("SIGBUS",),
 }
-"""Further symptoms that a cause in the ranks' output explains, besides the symptoms in ``_DIED``."""
+"""Symptoms, in addition to ``_DIED``, that a cause in the ranks' output explains."""
 
 
 def words(name: str) -> Iterator[Effect]:

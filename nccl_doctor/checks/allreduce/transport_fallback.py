@@ -1,14 +1,14 @@
-"""NCCL uses a slower transport than the hosts have: sockets instead of RDMA, or shared memory instead of NVLink.
+"""NCCL uses sockets although RDMA is available, or shared memory although NVLink is available.
 
-What it means: the job runs, but at a fraction of the speed. NCCL falls back without an error when libibverbs is missing
-from the training environment, when no device or port fits `NCCL_IB_HCA`, when `NCCL_IB_DISABLE`, `NCCL_NET` or
-`NCCL_P2P_DISABLE` is set, or when a container does not expose the devices.
+What it means: the job runs, but at a fraction of the possible speed. NCCL falls back without an error if libibverbs is
+missing from the training environment, no device matches `NCCL_IB_HCA`, or a container does not expose the devices. The
+variables `NCCL_IB_DISABLE`, `NCCL_NET` and `NCCL_P2P_DISABLE` can also cause the fallback.
 
 How we know: NCCL's log lines from the all-reduce ("Using network Socket", "Channel … via SHM") are compared with the
 hosts' devices: active ports under /sys/class/infiniband on every host, and NVSwitches on the PCI bus.
 
-Fix: unset the variable if one is named; otherwise read the rank's "NET/IB" lines (`nccl-doctor smoke --save-logs DIR`),
-and try `ibv_devinfo` in the training environment.
+Fix: if the diagnosis names a variable, unset the variable. If no variable is named, read the "NET/IB" lines in the
+rank's log (`nccl-doctor smoke --save-logs DIR`), and try `ibv_devinfo` in the training environment.
 """
 
 from collections.abc import Iterator

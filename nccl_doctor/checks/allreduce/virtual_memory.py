@@ -1,4 +1,4 @@
-"""Adds limits on a process's virtual memory (``ulimit -v``) to findings, since torch's errors do not mention them."""
+"""Adds limits on virtual memory (``ulimit -v``) to findings, because torch's errors do not mention these limits."""
 
 from nccl_doctor.model.base import Unknown
 from nccl_doctor.model.finding import Finding, Fix
@@ -6,14 +6,14 @@ from nccl_doctor.snapshot.hosts import HostFacts, Snapshot
 from nccl_doctor.text.hostlist import fold, grouped
 
 ENOUGH = 4 << 30
-"""Bytes of virtual memory with which torch is sure to start.
+"""Amount of virtual memory, in bytes, with which torch always starts.
 
-Importing torch 2.13 took 0.7 GiB on two CPUs, and each thread takes more.
+Importing torch 2.13 took 0.7 GiB on two CPUs, and each additional thread takes more memory.
 """
 
 
 def with_limits(found: Finding, snapshot: Snapshot) -> Finding:
-    """Add to a finding about failed ranks the limits on virtual memory, if these limits may be the reason."""
+    """Add the limits on virtual memory to a finding about failed ranks if these limits may be the cause."""
     hosts = ((host, host.facts) for host in snapshot.reached if host.facts and host.name in found.hosts)
     limits = grouped((size, host.name) for host, facts in hosts if (size := _too_little(facts)))
     if not limits:

@@ -1,4 +1,4 @@
-"""Finds faults in the numbers in a launch command: nodes, ranks, GPUs, sizes, and launcher-specific numbers."""
+"""Finds faults in a launch command's numbers, such as the numbers of nodes, ranks and GPUs."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from nccl_doctor.text.hostlist import fold, listed, nouns, plural
 
 @dataclass(frozen=True)
 class JudgedLine:
-    """A launch command and the hosts that it is judged against."""
+    """A launch command and the hosts for which the command is judged."""
 
     view: View
     line: LaunchLine
@@ -28,12 +28,12 @@ class JudgedLine:
 
     @property
     def master(self) -> str:
-        """The address at which the other hosts are to reach the master."""
+        """Address at which the other hosts will reach the master."""
         return self.view.snapshot.cluster.master_addr
 
     @property
     def world(self) -> int:
-        """The total number of ranks, derived from the launch command if that gives the number of ranks per node."""
+        """Total number of ranks, derived from the launch command if the command gives the number of ranks per node."""
         told = self.line.options.get("nproc_per_node", "")
         planned = sum(place.nproc for place in self.places.values())
         return max(1, int(told) * self.count if is_number(told) else planned)
@@ -59,7 +59,7 @@ def nodes(judged: JudgedLine) -> Iterator[str]:
                 f"--nnodes={told} is a range, which needs --rdzv_backend=c10d; for {count} hosts, use --nnodes={count}"
             )
         else:
-            yield f"the launch command says --nnodes={told}, but there are {count} hosts"
+            yield f"the launch command specifies --nnodes={told}, but there are {count} hosts"
     elif told is None and count > 1 and line.table.placed and not line.table.engine:
         yield f"without --nnodes, each of the {count} hosts starts a separate job"
     yield from _rank(judged, told, rank)
@@ -78,7 +78,7 @@ def nodes(judged: JudgedLine) -> Iterator[str]:
 
 
 def own_ways(judged: JudgedLine) -> Iterator[str]:
-    """Yield faults in launcher-specific options and variables, such as host filters and total numbers of ranks."""
+    """Yield faults in launcher-specific options and variables, such as host filters and the total number of ranks."""
     line, count = judged.line, judged.count
     total, machines, rank = (line.options.get(name, "") for name in ("world_size", "nnodes", "node_rank"))
     if starts_no_ranks(line):
@@ -96,7 +96,7 @@ def own_ways(judged: JudgedLine) -> Iterator[str]:
     numbered = line.launcher == "accelerate" and is_number(total) and is_number(machines) and int(machines) > 1
     if numbered and int(total) % int(machines):  # accelerate/commands/launch.py: the total of all machines
         yield (
-            f"--num_processes is the total number of ranks, and {total} can't be divided evenly among "
+            f"--num_processes is the total number of ranks, but {total} ranks can't be divided evenly among "
             f"{machines} machines"
         )
     if line.launcher == "vllm" and is_number(rank) and int(rank) > 0 and "headless" not in line.options:
@@ -113,7 +113,7 @@ LLAMA = "llamafactory-cli"
 
 
 def _rank(judged: JudgedLine, nodes: str | None, rank: str | None) -> Iterator[str]:
-    """Yield faults in the launch command's node rank, compared with the number of nodes."""
+    """Yield a fault if the launch command's node rank is missing or does not fit the number of nodes."""
     line, count = judged.line, judged.count
     if line.launcher == "deepspeed" and "no_ssh" in line.options and rank is None and count > 1:
         yield "--no_ssh is given without --node_rank, so every host regards itself as node 0"
@@ -125,7 +125,7 @@ def _rank(judged: JudgedLine, nodes: str | None, rank: str | None) -> Iterator[s
 
 
 def started(judged: JudgedLine) -> Iterator[LineFault]:
-    """Yield faults in how srun or mpirun is to start the launcher or the ranks."""
+    """Yield faults in the numbers of processes that srun or mpirun will start."""
     line = judged.line
     if line.launcher == "mpirun":
         yield from _slots(judged, line.options)
@@ -142,7 +142,7 @@ def started(judged: JudgedLine) -> Iterator[LineFault]:
 
 
 def _slots(judged: JudgedLine, options: Mapping[str, str]) -> Iterator[LineFault]:
-    """Yield a fault if mpirun is to start more ranks than its host list has slots."""
+    """Yield a fault if mpirun would start more ranks than its host list has slots."""
     hydra = "hosts" in options  # MPICH and Intel MPI have no slots
     named = next((options[name] for name in ("hosts", "H", "host") if options.get(name)), "")
     ranks = options.get("world_size", "")
@@ -187,7 +187,7 @@ def sizes(judged: JudgedLine) -> Iterator[LineFault]:
 
 
 def ranks(judged: JudgedLine) -> Iterator[LineFault]:
-    """Yield faults in the number of ranks per node, compared with the GPUs and with the hosts file."""
+    """Yield faults in the number of ranks per node, which must agree with the number of GPUs and the hosts file."""
     told = judged.line.options.get("nproc_per_node")
     total, machines = (judged.line.options.get(name, "") for name in ("world_size", "nnodes"))
     if judged.line.launcher == "accelerate" and is_number(total) and is_number(machines) and int(machines) > 0:
@@ -219,7 +219,7 @@ def ranks(judged: JudgedLine) -> Iterator[LineFault]:
 
 
 def idle(judged: JudgedLine) -> Iterator[str]:
-    """Yield a doubt if accelerate's total number of ranks on all machines seems to be meant for each machine."""
+    """Yield a warning if accelerate's total number of ranks seems to have been intended as the number per machine."""
     told, meant = (
         judged.line.options.get("world_size"),
         meant_total(judged.line, [place.nproc for place in judged.places.values()]),
@@ -229,7 +229,7 @@ def idle(judged: JudgedLine) -> Iterator[str]:
 
 
 def devices(judged: JudgedLine) -> Iterator[LineFault]:
-    """Yield a fault if a host lacks a GPU that --device names; Lightning's --devices N is a number of GPUs."""
+    """Yield a fault if a host lacks a GPU that --device names, or fewer GPUs than Lightning's --devices asks for."""
     named = (each for each in judged.line.arguments if each.name in ("--device", "--devices", "device"))
     option, value = next(((each.name, each.value) for each in named), ("", ""))
     asked = [part for part in value.removeprefix("cuda:").split(",") if is_number(part)]

@@ -1,19 +1,20 @@
-"""NCCL reads the value of a variable differently from what was meant, or torch refuses it.
+"""NCCL reads an unintended value from an environment variable, or torch rejects the value.
 
-What it means: NCCL parses numbers with C's strtoll, which stops at an invalid character without an error. So before
-2.32, NCCL_IB_DISABLE=true means 0, and InfiniBand stays on. Unknown words are ignored. In a config file, quotes and
-spaces are part of the value.
+What it means: NCCL parses numbers with C's strtoll, which stops at an invalid character without an error. For example,
+NCCL before 2.32 reads NCCL_IB_DISABLE=true as 0 and keeps InfiniBand enabled. NCCL ignores unknown keywords. In NCCL's
+config file, quotes and spaces are part of the value.
 
-How we know: the value is checked against the type, keywords and range that NCCL's source gives for the variable, and
-against the result of strtoll. NCCL_COMM_ID must be an address and port on a subnet of the host. NCCL_HOSTID must differ
-between machines (distinguished by their boot ids); otherwise NCCL treats them as one machine, and fails with "Duplicate
-GPU detected", or when it opens shared memory. torch ends with "Invalid value for environment variable", hangs or aborts
-if a TORCH_NCCL_ or TORCH_FR_ variable is not a number, or not a Boolean (1, true, yes, 0, false, no) where it expects
-one; even an empty value is refused. TORCH_DISTRIBUTED_DEBUG must be OFF, INFO or DETAIL. Since torch 2.15, "nccl" means
-the backend nccl2 unless TORCH_DIST_USE_NCCL2=0 is set; nccl2 does not read some of these variables when it starts.
+How we know: the value is compared with the type, keywords and range that NCCL's source defines for the variable, and
+with the result of strtoll. NCCL_COMM_ID must be an address and port on a subnet of the host. NCCL_HOSTID must differ
+between machines, which nccl-doctor identifies by their boot IDs. If two machines have the same NCCL_HOSTID, NCCL fails
+with "Duplicate GPU detected" or when it opens shared memory, because it treats them as one machine. A TORCH_NCCL_ or
+TORCH_FR_ variable must have the right type, a number or a Boolean (1, true, yes, 0, false, no). With an invalid or
+empty value, torch ends with "Invalid value for environment variable", hangs or aborts. TORCH_DISTRIBUTED_DEBUG must be
+OFF, INFO or DETAIL. Since torch 2.15, "nccl" means the nccl2 backend unless TORCH_DIST_USE_NCCL2=0 is set. The nccl2
+backend does not read some of the TORCH_NCCL_ variables when it starts.
 
-Fix: write the value as shown, in the place that is named with it: the hosts file, the SSH environment, or a line of
-NCCL's config file.
+Fix: correct the value in the place that the report names: the hosts file, the SSH environment, or a line of NCCL's
+config file.
 
 See NCCL's documentation of its environment variables, and src/misc/param.cc in its source.
 """
@@ -92,7 +93,7 @@ def env_bad_value(view: View) -> Findings:
 
 
 def _same_host_ids(view: View) -> Findings:
-    """Yield a finding for each value of NCCL_HOSTID that several machines share (src/misc/utils.cc)."""
+    """Yield a finding for each value of NCCL_HOSTID that is set on several machines (src/misc/utils.cc)."""
     ids: dict[str, dict[str, str]] = {}
     for host, own in view.by_host.items():
         variable = own.variables.get("NCCL_HOSTID")
@@ -106,7 +107,7 @@ def _same_host_ids(view: View) -> Findings:
         if len({boots.get(host) or host for host in origins}) > 1:
             yield Finding(
                 hosts=tuple(origins),
-                message=f"NCCL_HOSTID={quoted(value)} is the same on {where}: NCCL treats these machines as one.",
+                message=f"NCCL_HOSTID={quoted(value)} is the same on {where}, so NCCL treats these hosts as one.",
                 evidence=folded((host, f"NCCL_HOSTID={quoted(value)} ({origin})") for host, origin in origins.items()),
                 facts={"variable": "NCCL_HOSTID", "value": value, "origins": origins},
                 fix="Unset NCCL_HOSTID, or give each machine a value of its own.",
@@ -120,7 +121,7 @@ _ANY = make_advice(
     "Correct or unset the variable or the file that the line names; look into ~/.nccl.conf and /etc/nccl.conf too:",
 )
 _TOPOLOGY = re.compile(r"XML|Attribute \S{1,40} of node \S{1,40} not found|NCCL_TOPO_FILE")
-"""Matches messages from NCCL's topology parser (src/graph/xml.h, xml.cc)."""
+"""Pattern for messages from NCCL's topology parser (src/graph/xml.h, xml.cc)."""
 
 
 def _advice(case: Case) -> Advice:

@@ -1,15 +1,16 @@
-"""An NCCL variable has different values on different hosts, or is set only on some.
+"""An NCCL variable has different values on different hosts, or is set only on some hosts.
 
-What it means: all ranks must agree on the algorithm, the protocol, the number of channels and the network. If one host
-differs, NCCL hangs in its first collective, fails with "invalid usage" or mixes up messages. The usual cause is a
-forgotten /etc/nccl.conf on one machine, which every NCCL job there reads.
+What it means: all ranks must use the same algorithm, protocol, number of channels and network. If the settings of one
+host differ, NCCL hangs in its first collective, fails with "invalid usage" or confuses messages. The usual cause is a
+forgotten /etc/nccl.conf on one machine, because every NCCL job on a machine reads this file.
 
-How we know: the hosts' variables are compared as NCCL would see them, from the hosts file's env, the SSH environment
-and NCCL's config files, and are shown with their sources. Variables that may differ between hosts (names of interfaces
-and HCAs, paths, logging) are left out. TORCH_DIST_USE_NCCL2 chooses torch's backend for NCCL (nccl2 is the default
-since torch 2.15); ranks with different backends never connect to each other.
+How we know: nccl-doctor compares the values that NCCL would use on each host, from the hosts file's env, the SSH
+environment and NCCL's config files. The report shows the source of each value. Variables that may differ between hosts
+(names of interfaces and HCAs, paths, logging) are not compared. TORCH_DIST_USE_NCCL2 selects torch's NCCL backend
+(nccl2 is the default since torch 2.15), and ranks with different backends can't connect to each other.
 
-Fix: make the values the same on all hosts; the hosts file's env takes precedence over all other sources.
+Fix: set the same value on all hosts, for example in the hosts file's env, which takes precedence over all other
+sources.
 """
 
 from nccl_doctor.checks.effects import SETTING
@@ -28,10 +29,10 @@ from nccl_doctor.text.hostlist import fold, grouped, plural, quoted
 MAY_DIFFER = frozenset(
     {"NCCL_SOCKET_IFNAME", "NCCL_OOB_NET_IFNAME", "NCCL_IB_HCA", "NCCL_HOSTID", "NCCL_CONF_FILE", "NCCL_PROXY_CPUSET"}
 )
-"""Variables that describe a single machine, so they may differ between hosts."""
+"""Variables that may differ between hosts because they describe a single machine."""
 
 MAY_DIFFER_WITH = ("NCCL_DEBUG", "NCCL_TOPO_", "NCCL_GRAPH_", "NCCL_PROFILE", "NCCL_RAS_", "NCCL_IBVERBS_LIB")
-"""Prefixes of variables that may differ between hosts, because they concern printed text or paths."""
+"""Prefixes of variables that may differ between hosts because they affect only printed text or paths."""
 
 MUST_AGREE = frozenset(
     {
@@ -40,7 +41,7 @@ MUST_AGREE = frozenset(
         *("NCCL_COLLNET_ENABLE", "NCCL_NVLS_ENABLE", "NCCL_CROSS_NIC", NCCL2_SWITCH),
     }
 )
-"""Variables that must agree, or the job fails; a difference in any other variable costs speed at most."""
+"""Variables that make the job fail if their values differ between hosts."""
 
 
 @check(
@@ -52,7 +53,7 @@ MUST_AGREE = frozenset(
     explains=(SETTING,),
 )
 def env_mismatch(view: View) -> Findings:
-    """Yield one finding per variable, naming the hosts that differ from the majority."""
+    """Yield one finding per variable, which names the hosts whose values differ from the majority's value."""
     yield from _backends(view)
     for name in dict.fromkeys(name for own in view.by_host.values() for name in own.variables):
         # unknown names belong to env-unknown-variable
@@ -68,7 +69,7 @@ def env_mismatch(view: View) -> Findings:
 
 
 def _backends(view: View) -> Findings:
-    """Yield a finding if a variable makes torch use a different backend for NCCL on some hosts."""
+    """Yield a finding if TORCH_DIST_USE_NCCL2 makes torch use different NCCL backends on different hosts."""
     if is_without_gpus(view):
         return
     used = on_nccl2(view)
@@ -108,7 +109,7 @@ _ROW = safe_regex(
 
 
 def _advice(case: Case) -> Advice:
-    """Return advice that lists the variables with their values and ranks, as in NCCL's report."""
+    """Return advice that lists the variables with their values and ranks from NCCL's report."""
     names: dict[str, dict[str, str]] = {}
     for row in filter(None, (_ROW.search(event.text) for event in case.cause.events)):
         values = names.setdefault(row["name"] or row["alone"], {})

@@ -1,16 +1,16 @@
-"""A variable named NCCL_…, TORCH_NCCL_… or GLOO_… is unknown to this NCCL, to its plugins, to torch and to gloo.
+"""Neither NCCL, its plugins, torch nor gloo knows a variable whose name starts with NCCL_, TORCH_NCCL_ or GLOO_.
 
-What it means: NCCL never complains about a name that it does not know. A misspelt variable such as NCCL_SOCKET_IFNAMES
-or NCCL_IB_DISABLED has no effect, and the job runs with the default. There is no NCCL_TIMEOUT: torch's limit is an
-argument of init_process_group. Nor is there a variable for NCCL's ports.
+What it means: NCCL ignores unknown variables without a warning. A misspelt variable such as NCCL_SOCKET_IFNAMES or
+NCCL_IB_DISABLED has no effect, and the job runs with the default. NCCL_TIMEOUT does not exist, because torch's time
+limit is an argument of init_process_group. NCCL's ports can't be set by a variable.
 
-How we know: the name is looked up among those that NCCL's source reads in releases 2.3 to 2.30 or that the libraries of
-2.31 and 2.32 contain, with the first and last release of each; the prefixes of known plugins (aws-ofi-nccl's NCCL_OFI_,
-Google's NCCL_FASTRAK_ and others); and torch's old and new variables. A torch or gloo name is reported only if it is
-close to a known one.
+How we know: nccl-doctor has a list of all variables in the source of NCCL 2.3 to 2.30 and in the libraries of NCCL 2.31
+and 2.32. The list has the first and last release of each variable. Known prefixes of plugins (aws-ofi-nccl's NCCL_OFI_,
+Google's NCCL_FASTRAK_ and others) and torch's old and new variables are accepted. A torch or gloo variable is reported
+only if its name is similar to a known name.
 
-Fix: correct the name, or unset the variable. The diagnosis says where it is set: the hosts file, the SSH environment,
-or a line of NCCL's config file.
+Fix: correct the name, or unset the variable. The diagnosis names the place where the variable is set: the hosts file,
+the SSH environment, or a line of NCCL's config file.
 """
 
 from nccl_doctor.checks.view import Findings, View, check, folded
@@ -63,7 +63,7 @@ def env_unknown_variable(view: View) -> Findings:
 
 
 def _is_doubtful(name: str) -> bool:
-    """Return whether no program reads the variable; a torch or gloo name must also be misspelt or invented."""
+    """Return whether the name is unknown and, for a torch or gloo variable, whether it is also misspelt or made up."""
     return not is_known(name) and (reader(name) == "NCCL" or meant(name) is not None or advice(name) is not None)
 
 

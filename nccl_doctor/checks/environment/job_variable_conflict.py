@@ -1,17 +1,18 @@
-"""Variables that define a rank's place are already set, and contradict the planned job.
+"""Environment variables that define a rank's place in the job are already set and contradict the planned job.
 
-What it means: RANK, LOCAL_RANK, WORLD_SIZE, NODE_RANK, MASTER_ADDR, MASTER_PORT, torchrun's PET_ variables or Slurm's
-contradict the hosts file: they were left over from an earlier job, exported in a start-up file, or copied from a guide.
-torchrun overwrites RANK and the like for its ranks and uses the PET_ variables as defaults; a script that is started in
-another way (`env://`, `mp.spawn`, mpirun, srun) uses what is set, so its ranks wait for a master that does not exist,
-or two ranks have the same number. If two jobs use the same master address and port, ranks of one join the other.
+What it means: RANK, LOCAL_RANK, WORLD_SIZE, NODE_RANK, MASTER_ADDR, MASTER_PORT, or variables of torchrun (PET_) or
+Slurm contradict the hosts file. Contradictory variables are left over from an earlier job, exported in a start-up file,
+or copied from a guide. For its ranks, torchrun overwrites RANK and similar variables, and uses the PET_ variables as
+defaults. A script that is started in another way (`env://`, `mp.spawn`, mpirun, srun) uses the existing values. With
+wrong values, ranks wait for a master that does not exist, or two ranks have the same number. If two jobs use the same
+master address and port, ranks of one job join the other job.
 
-How we know: the planned master, nodes and ranks are compared with the hosts file's env, and with the variables of a
-command run over SSH, of a login shell if one was queried (on hosts with GPUs or RDMA devices, or without torch), and of
-the ranks of running jobs.
+How we know: the planned master, nodes and ranks are compared with the hosts file's env and with the environment of a
+command over SSH. On hosts with GPUs or RDMA devices or without torch, the environment of a login shell is also
+compared. The variables of ranks of running jobs show whether another job uses the same master.
 
-Fix: remove them from the hosts file's env and from start-up files; the launcher sets them. `nccl-doctor launch` prints
-launch lines that contain all of them.
+Fix: remove the variables from the hosts file's env and from start-up files, because the launcher sets them.
+`nccl-doctor launch` prints launch commands that contain all necessary settings.
 
 References: torch/distributed/rendezvous.py (env://); torch/distributed/run.py; srun(1), "OUTPUT ENVIRONMENT VARIABLES".
 """
@@ -59,7 +60,7 @@ OURS = "under env in the hosts file"
 
 
 def _sources(host: Host, facts: HostFacts, of_pod: Collection[str]) -> Iterator[tuple[str, dict[str, str]]]:
-    """Yield each source with its variables; sources on the host omit what the hosts file or the pod sets."""
+    """Yield each source of variables, without the variables on the host that the hosts file or the pod sets."""
     own = host.node.env
     yield OURS, own
     there = {name: value for name, value in known(facts.env).items() if name not in own and name not in of_pod}
@@ -86,7 +87,7 @@ def planned_nodes(snapshot: Snapshot) -> Iterator[tuple[str, PlannedNode]]:
 
 
 def _shared_master(view: View, places: dict[str, PlannedNode]) -> Iterator[Finding]:
-    """Yield a finding on running jobs that use the same master as this job, unless port-in-use reports them."""
+    """Yield a finding on running jobs that use the same master as this job, unless port-in-use reports these jobs."""
     snapshot = view.snapshot
     first = snapshot.hosts[0].facts
     if first is None or (isinstance(first.master_port, PortTrial) and not first.master_port.free):

@@ -1,17 +1,19 @@
-"""The launch command after -- can't work as written on these hosts.
+"""The launch command after `--` can't work as written on the cluster's hosts.
 
-What it means: torchrun or the script exits at once, each host starts a separate job, or ranks wait for a master that
-does not exist. A line copied from a guide fits its author's machines: the number of nodes and ranks, the master's
-address, a loopback dist-url, a batch size.
+What it means: torchrun or the script exits immediately, each host starts a separate job, or ranks wait for a master
+that does not exist. A command copied from a guide contains its author's values, such as the numbers of nodes and ranks,
+the master address, a loopback --dist-url and the batch size.
 
-How we know: in a log, from the launcher's error ("torchrun: error: argument --nproc-per-node: expected one argument").
-Before the start, the line is parsed, but never run, as its launcher would parse it (torchrun, torch.distributed.launch,
-accelerate, deepspeed, mpirun, srun, or a script with options such as --dist-url, --rank, --batch-size and --device).
-The line is compared with the number of hosts, their GPUs, the tested master and port, and the options in the launcher's
-source there (torch/distributed/run.py, which is read, not run). A batch size that is not divisible by the number of
-ranks yields only a warning, because a script may split it or apply it to each rank.
+How we know: in a log, the sign is the launcher's error ("torchrun: error: argument --nproc-per-node: expected one
+argument"). Before the start, nccl-doctor parses the launch command as its launcher would, without running the command.
+Supported launchers are torchrun, torch.distributed.launch, accelerate, deepspeed, mpirun and srun; scripts may have
+options such as --dist-url, --rank, --batch-size and --device. The launch command is compared with the number of hosts,
+their GPUs, the tested master address and port, and the options that each host's launcher accepts. The accepted options
+are read from the launcher's source (torch/distributed/run.py), without running the launcher. A batch size that is not
+divisible by the number of ranks yields only a warning, because some scripts apply the batch size to each rank.
 
-Fix: the corrected line is shown; if hosts need different lines, there is one for each.
+Fix: run the corrected launch command that the report shows. If the hosts need different commands, the report shows one
+command for each host.
 
 References: torch/distributed/run.py, torch/distributed/rendezvous.py (env://, tcp://); accelerate launch; deepspeed.
 """
@@ -88,7 +90,7 @@ def launch_line_wrong(view: View) -> Findings:
 
 @dataclass(frozen=True)
 class Faults:
-    """The faults in a launch command, by subject, and what could not be judged."""
+    """Faults in a launch command, by subject, and the parts of the command that could not be judged."""
 
     all: list[str]
     meeting: list[str]
@@ -100,7 +102,7 @@ class Faults:
 
     @property
     def beyond_a_line(self) -> bool:
-        """True if no corrected command would help, because a port is taken or GPUs are missing."""
+        """True if no corrected command can work because a port is in use or GPUs are missing."""
         return bool(self.devices or self.ports or self.lacks_gpus)
 
     @property
@@ -145,7 +147,7 @@ def _apart(found: Iterable[LineFault]) -> tuple[list[str], list[Unjudged]]:
 
 
 def _commands(judged: JudgedLine, meeting: Sequence[str]) -> tuple[Command, ...]:
-    """Return the corrected launch commands, or a single command if it suits all hosts; () if a fault remains."""
+    """Return the corrected launch commands, or a single command if it suits all hosts, or () if a fault remains."""
     counts = {name: place.nproc for name, place in judged.places.items()}
     lacking = {option for option, _ in _lacking(judged)}
     line = replace(judged.line, own=tuple(option for option in judged.line.own if option.written not in lacking))
@@ -155,7 +157,7 @@ def _commands(judged: JudgedLine, meeting: Sequence[str]) -> tuple[Command, ...]
 
 
 def _passes(judged: JudgedLine, words: Sequence[str]) -> bool:
-    """Return whether a corrected launch command has no fault; only such commands are printed."""
+    """Return whether a corrected launch command has no faults and can be printed."""
     again = replace(judged, line=read_line(words).in_cluster(judged.view.snapshot.cluster))
     return not _faults(again).all
 
@@ -172,7 +174,7 @@ def _unknown_options(judged: JudgedLine) -> Iterator[str]:
 
 
 def _lacking(judged: JudgedLine) -> Iterator[tuple[str, str]]:
-    """Yield each option in the launch command, as written, with each host whose launcher lacks the option."""
+    """Yield each option in the launch command, as written, with each host whose launcher does not support it."""
     for host, known in host_options(judged.view.snapshot).items():
         yield from ((option.written, host) for option in judged.line.own if option.name not in known)
 
@@ -205,11 +207,11 @@ def _meeting(judged: JudgedLine) -> Iterator[LineFault]:
     if addr is None:
         yield f"without a {what}, each host waits for itself; the first host is {judged.master}"
     else:
-        yield from _wrong_place(judged, f"{what} {addr}", addr, port)
+        yield from _wrong_place(judged, f"the {what} {addr}", addr, port)
 
 
 def _c10d(judged: JudgedLine, addr: str, port: str | None) -> Iterator[LineFault]:
-    """Yield faults in torchrun's c10d rendezvous; its store may be on any host, and ranks connect by a host's name."""
+    """Yield faults in torchrun's c10d rendezvous, whose store may run on any host."""
     hosts = judged.view.snapshot.hosts
     first = hosts[0].name
     takes = _stores(judged, addr)
@@ -227,11 +229,11 @@ def _c10d(judged: JudgedLine, addr: str, port: str | None) -> Iterator[LineFault
         yield Unjudged(tuple(at), f"the rendezvous endpoint {addr} is on {at[0]}, and the ports of {first} were tested")
     elif port == "0":
         yield (
-            f"rendezvous endpoint {addr} is used with port 0, which means any free port, so the other hosts "
+            f"the rendezvous endpoint {addr} is used with port 0, which means any free port, so the other hosts "
             "would not know it"
         )
     elif port and port != str(judged.view.snapshot.cluster.master_port):
-        yield f"rendezvous endpoint {addr} is used with port {port}, but a different port was tested"
+        yield f"the rendezvous endpoint {addr} is used with port {port}, but a different port was tested"
     own = judged.line.options.get("local_addr")
     if own is not None and (own == "localhost" or is_loopback(own)):
         yield f"--local-addr={own} makes the ranks of each host connect to that host itself"
@@ -239,11 +241,11 @@ def _c10d(judged: JudgedLine, addr: str, port: str | None) -> Iterator[LineFault
 
 
 def _stores(judged: JudgedLine, addr: str) -> dict[str, bool | None]:
-    """Return for each host whether torchrun would run the store there; None if a fact is unknown.
+    """Return for each host whether torchrun would run the rendezvous store there, or None if facts are missing.
 
-    The endpoint must be the host's own name, its canonical name, or an address to which its name resolves. Sources:
-    torch/distributed/elastic/rendezvous, c10d_rendezvous_backend.py ``_create_tcp_store`` and utils.py
-    ``_matches_machine_hostname``.
+    A host runs the store if the endpoint is the host's own name, its canonical name, or an address to which its name
+    resolves. See ``_create_tcp_store`` in c10d_rendezvous_backend.py and ``_matches_machine_hostname`` in utils.py
+    (torch/distributed/elastic/rendezvous).
     """
     conf = dict(item.partition("=")[::2] for item in judged.line.options.get("rdzv_conf", "").split(","))
     if "is_host" in conf:  # each host's line has its own
@@ -261,7 +263,7 @@ def _stores(judged: JudgedLine, addr: str) -> dict[str, bool | None]:
 
 
 def _meeting_by_name(judged: JudgedLine) -> Iterator[LineFault]:
-    """Yield a fault if a host resolves the name to which ranks connect to something other than that host's address."""
+    """Yield a fault if some hosts can't resolve the name of the store's host to an address of that host."""
     view = judged.view
     engines = {host.name: host.facts.engines for host in view.snapshot.hosts if host.facts is not None}
     name = meeting_name(judged.line, judged.count, engines.values())
@@ -290,17 +292,17 @@ def _meeting_by_name(judged: JudgedLine) -> Iterator[LineFault]:
 
 
 def _deepspeed(judged: JudgedLine) -> Iterator[LineFault]:
-    """Yield faults in the hosts and the master address of deepspeed, which starts all hosts (launcher/runner.py)."""
+    """Yield faults in deepspeed's hosts and master address (DeepSpeed's launcher/runner.py)."""
     options = judged.line.options
     # without these, it uses /job/hostfile
     if not options.keys() & {"hostfile", "H", "no_ssh", "nnodes", "include", "i"}:
         yield Unjudged((), "the launch command was not judged: deepspeed's hosts are not in it (--hostfile)")
     if addr := options.get("master_addr"):
-        yield from _wrong_place(judged, f"master address {addr}", addr, options.get("master_port"))
+        yield from _wrong_place(judged, f"the master address {addr}", addr, options.get("master_port"))
 
 
 def _by_hand(judged: JudgedLine) -> Iterator[LineFault]:
-    """Yield faults in the variables that a script without a launcher needs to join the job (env://)."""
+    """Yield faults in the environment variables by which a script without a launcher joins the job (env://)."""
     addr = judged.line.variables.get("MASTER_ADDR")
     if addr and judged.line.launcher in ("script", "mpirun", "srun") and judged.count > 1:
         yield from _wrong_place(judged, f"MASTER_ADDR={addr}", addr, judged.line.variables.get("MASTER_PORT"))
@@ -333,7 +335,7 @@ def _wrong_place(judged: JudgedLine, words: str, addr: str, port: str | None) ->
 
 
 def _is_own(judged: JudgedLine, addr: str) -> bool | None:
-    """Return whether ``addr`` is an address of the first host; None if the host's addresses are unknown."""
+    """Return whether ``addr`` is an address of the first host, or None if the host's addresses are unknown."""
     facts = judged.view.snapshot.hosts[0].facts
     if facts is None or isinstance(facts.interfaces, Unknown):
         return None
@@ -346,7 +348,7 @@ def _split(place: str | None) -> tuple[str | None, str | None]:
 
 
 def _own_ports(judged: JudgedLine) -> Iterator[str]:
-    """Yield a fault for each port in an engine's launch command that the engine also uses for something else."""
+    """Yield a fault for each port in an engine's launch command that the engine also uses for another purpose."""
     line = judged.line
     told = {name: line.options.get(name, "") for name in ("port", "master_port")}
     told["rdzv_endpoint"] = _split(line.options.get("rdzv_endpoint"))[1] or ""
@@ -361,7 +363,7 @@ def _own_ports(judged: JudgedLine) -> Iterator[str]:
 
 
 def _shared(judged: JudgedLine) -> Iterator[str]:
-    """Yield faults in the line's CUDA_VISIBLE_DEVICES, if one machine serves as two nodes."""
+    """Yield faults in the launch command's CUDA_VISIBLE_DEVICES if one machine serves as several nodes."""
     rank, said = judged.line.options.get("node_rank", ""), judged.line.variables.get("CUDA_VISIBLE_DEVICES")
     for host in judged.view.snapshot.hosts if said is not None else ():
         planned = host.node.cuda_visible_devices

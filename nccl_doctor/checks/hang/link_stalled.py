@@ -1,16 +1,15 @@
-"""Data between two ranks is retransmitted again and again, and never acknowledged.
+"""Data between two ranks is retransmitted repeatedly, but never acknowledged.
 
-What it means: the ranks agree on what to do, but the network between two of their hosts does not deliver the data. The
-cause may be a firewall rule added while the job was running, a cable, a switch, a network card, or a peer that has lost
-its address.
+What it means: the ranks run the same collective, but the network between two hosts does not deliver the data. The cause
+may be a cable, a switch, a NIC, a firewall rule that was added during the job, or a peer that lost its address.
 
-How we know: the kernel's socket tables on both hosts (sock_diag(7)) twice showed the same bytes written but not
-acknowledged, with retransmissions that went unanswered. Or NCCL's RAS reports that all ranks have launched the same
-collectives and are waiting in them. If GPUs are 100 % busy meanwhile but draw only a fraction of their power limit, the
-collective's kernel is busy-waiting for data (between GPUs on PCIe, see gpudirect-hindered and nccl-known-bad), or an
-earlier kernel never ends, which looks the same from outside.
+How we know: in two samples, the kernel's socket tables on both hosts (sock_diag(7)) showed the same unacknowledged
+bytes, with unanswered retransmissions. Another sign of a stalled link is a report of NCCL's RAS that all ranks are
+waiting in the same collectives. If GPUs are 100 % busy but draw only a fraction of their power limit, the collective's
+kernel is waiting for data, or an earlier kernel never ends. For GPUs that communicate over PCIe, see gpudirect-hindered
+and nccl-known-bad.
 
-Fix: After ending the job, test the path between the two hosts with `nccl-doctor check` and the names of both.
+Fix: End the job, and test the path between the two hosts with `nccl-doctor check` and the names of both hosts.
 
 References: sock_diag(7), struct tcp_info in include/uapi/linux/tcp.h; NCCL's guide, "RAS".
 """

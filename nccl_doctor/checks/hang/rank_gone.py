@@ -1,14 +1,15 @@
-"""A rank's process has exited or is stopped, and the other ranks are waiting for it.
+"""The process of a rank has exited or is stopped, and the other ranks are waiting for this rank.
 
-What it means: every collective needs all ranks. If a rank is killed without its launcher noticing, or is stopped by a
-signal, a debugger or a frozen container, the others wait until they time out, while NCCL keeps their GPUs 100 % busy.
+What it means: every collective needs all ranks. If a rank is stopped, or is killed unnoticed by its launcher, the other
+ranks wait until they time out. A rank can be stopped by a signal, a debugger or a frozen container. NCCL keeps the GPUs
+of waiting ranks 100 % busy.
 
-How we know: each launcher's ranks are numbered consecutively, so a number without a process on its host belongs to a
-missing rank; a process's state is in /proc/PID/stat ("T": stopped; "Z": exited, but not yet reaped). The kernel's log
-shows processes killed for lack of memory.
+How we know: the ranks of each launcher are numbered consecutively, so a number without a process belongs to a missing
+rank. The state in /proc/PID/stat is "T" for a stopped process and "Z" for a process that has exited but has not been
+reaped. The kernel's log shows processes that were killed because memory ran out.
 
-Fix: SIGCONT resumes a stopped process. A job that has lost a rank must be ended on all hosts and started again; the
-rank's log shows why it ended.
+Fix: Resume a stopped process with SIGCONT. If a rank has exited, end the job on all hosts and start it again. The
+rank's log shows why the rank exited.
 
 References: proc_pid_stat(5); torchrun's TORCHELASTIC variables in torch/distributed/elastic.
 """
@@ -16,4 +17,4 @@ References: proc_pid_stat(5); torchrun's TORCHELASTIC variables in torch/distrib
 from nccl_doctor.model.register import from_hang
 
 from_hang(__name__, "NCD710", explains=("link-stalled", "rank-outside-nccl", "rank-behind", "collective-mismatch"))
-"""A process that was stopped or has exited explains whatever the other ranks do."""
+"""A stopped or exited process explains the symptoms of all other ranks, because they wait for this process."""

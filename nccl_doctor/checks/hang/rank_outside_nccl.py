@@ -1,14 +1,14 @@
-"""Some ranks are outside any collective, and the other ranks are waiting for them in one.
+"""Some ranks are not in a collective, while the other ranks are waiting for them in a collective.
 
-What it means: nothing is wrong with the network. These ranks are waiting for a data loader, a file system, a lock or an
-answer, or are simply sleeping, and never reach the collective that the others are in.
+What it means: the network is not at fault. Some ranks are sleeping, or waiting for a data loader, a file system, a lock
+or a response, and do not reach the collective.
 
-How we know: py-spy read the stacks of all ranks twice, without stopping them. The named ranks were at the same line
-both times, used no CPU time, and read or wrote nothing, while the others were in torch.distributed. With
-`hang --watch`, a rank that is working is named too, if all others have waited for it longer than `--after`.
+How we know: py-spy read the stacks of all ranks twice, without stopping the processes. In both samples, the named ranks
+were at the same line without using CPU time or reading or writing data, while the others were in torch.distributed.
+With `hang --watch`, a rank that is working is also named if all other ranks have waited for it longer than `--after`.
 
-Fix: Look at the named line. State "D" means that the rank is waiting in the kernel for a file system or a driver that
-does not answer.
+Fix: Examine the source line that the report names. State "D" means that the rank is waiting in the kernel for a file
+system or driver that does not respond.
 
 References: github.com/benfred/py-spy; proc_pid_stat(5).
 """

@@ -1,17 +1,18 @@
 """Launchers or ranks are waiting for each other, and the job does not start.
 
-What it means: torchrun starts a node's ranks once --nnodes nodes have met, all at the same address and port, with the
-same --rdzv_id and, without a rendezvous backend, each with its own --node_rank. Until then it waits, for ten minutes by
-default, and prints nothing.
+What it means: torchrun starts the ranks after --nnodes nodes have joined the rendezvous at the same address and port
+with the same --rdzv_id. Without a rendezvous backend, each node needs its own --node_rank. If nodes are missing,
+torchrun waits for ten minutes by default without printing a message.
 
-Ranks meet in init_process_group, each with its own RANK, and all with the same MASTER_ADDR, MASTER_PORT and WORLD_SIZE.
+In init_process_group, each rank needs its own RANK, and all ranks need the same MASTER_ADDR, MASTER_PORT and
+WORLD_SIZE.
 
-How we know: from the processes of torchrun (and of accelerate's launcher) on every host, their settings in command
-lines and torchrun's PET_ variables, their connections, and the fact that they had no ranks and used no CPU time between
-two samples. For ranks in init_process_group, from their variables, and whether they are connected to the store.
+How we know: on every host, the processes of torchrun or accelerate's launcher had no ranks and used no CPU time between
+two samples. The settings of the rendezvous are taken from command lines, PET_ variables and connections. For ranks in
+init_process_group, the evidence consists of their variables and their connections to the store.
 
-Fix: Start the missing node, or all of them with the same options. If all are running and one can't reach the store,
-`nccl-doctor check` finds the cause.
+Fix: Start the missing node, or start all nodes with the same options. If all nodes are running but a node can't reach
+the store, `nccl-doctor check` finds the cause.
 
 References: torch/distributed/run.py and torch/distributed/elastic/rendezvous (torch 2.13).
 """

@@ -1,22 +1,23 @@
-"""An engine advertises an address at which its peers can't reach the host.
+"""An engine advertises an address at which other hosts can't reach its host.
 
-What it means: Ray, vLLM, SGLang and the like advertise one address for each host, usually that of the default route. If
-that address belongs to another network or host, or several hosts share it, workers can't be placed on a node, sockets
-can't be bound, or peers connect to addresses where nothing listens.
+What it means: engines such as Ray, vLLM and SGLang advertise one address for each host, usually the source address of
+the default route. If the address belongs to another network or host, or if several hosts share the address, the job
+can't start. Workers can't be placed on a node, sockets can't be bound, or peers connect to addresses where no process
+listens.
 
-How we know: `check` takes each host's settings (variables, the kernel's route to 8.8.8.8, to which nothing is sent, and
-the host's own name) and follows the steps by which the installed version of each engine chooses its address. With
---engine, or engine: in the hosts file, the other hosts connect to that address, and a failure is an error; without
-either, the engines that are installed or whose variables are set are judged. In a log, the signs are vLLM's "Every node
-should have a unique IP address. Got 2 nodes … and 1 unique IP addresses", a Ray placement group that waits for a
-"node:ADDRESS" that no node of the cluster has, and ZMQ's "Cannot assign requested address (addr='tcp://…')" for an
-address that the host lacks.
+How we know: `check` collects each host's environment variables, its own name and the kernel's route to 8.8.8.8 (without
+sending packets). From these settings, `check` determines which address the installed version of each engine will
+choose. If an engine is named (--engine, or engine: in the hosts file), the other hosts connect to the address that this
+engine advertises. A failed connection is an error. If no engine is named, each engine that is installed or whose
+variables are set is judged. In a log, the signs are vLLM's "Every node should have a unique IP address. Got 2 nodes …
+and 1 unique IP addresses", a Ray placement group that waits for an unknown "node:ADDRESS", and ZMQ's "Cannot assign
+requested address (addr='tcp://…')" for an address that the host does not have.
 
-Fix: Give every host its own address on the job's network: VLLM_HOST_IP for vLLM, a different one on each host, set
-before `ray start` and in the engine's environment; SGLANG_HOST_IP for SGLang; `ray start --node-ip-address`;
-VLLM_NIXL_SIDE_CHANNEL_HOST for NIXL; `deepspeed --master_addr`. One value for all hosts, as from a shared env file, is
-wrong. `nccl-doctor ifname --engine NAME` shows each host's advertised address, and the addresses at which the hosts
-reach each other.
+Fix: give every host its own address on the job's network. For vLLM, set VLLM_HOST_IP to a different address on each
+host, before `ray start` and in the engine's environment. For SGLang, set SGLANG_HOST_IP; for NIXL,
+VLLM_NIXL_SIDE_CHANNEL_HOST. For Ray and DeepSpeed, use `ray start --node-ip-address` and `deepspeed --master_addr`. Do
+not use one value for all hosts, for example from a shared env file. `nccl-doctor ifname --engine NAME` shows the
+address that each host advertises and the addresses at which the hosts reach each other.
 
 References: vllm/v1/executor/ray_utils.py and ray_executor.py; vllm/utils/network_utils.py (get_ip);
 sglang/srt/utils/network.py (get_local_ip_auto); ray/src/ray/util/network_util.cc; zmq_bind(3).
@@ -47,7 +48,7 @@ from nccl_doctor.text.inet import Address, address_of, endpoint, numeric
 from nccl_doctor.text.shell import line
 
 _JUDGED_ELSEWHERE = ("gloo", "torchrun")
-"""Programs whose addresses other diagnoses judge, such as hostname-loopback."""
+"""Programs whose addresses are judged by other diagnoses, such as hostname-loopback."""
 
 
 @dataclass(frozen=True)
@@ -55,8 +56,8 @@ class Misled:
     """A host on which a program advertises a wrong address to its peers.
 
     Attributes:
-        fault: the phrase after "vLLM on node1 ", the same for all hosts with this fault.
-        better: the address at which the others reach the host, if one is known.
+        fault: phrase to follow "vLLM on node1 ", identical for all hosts with this fault.
+        better: address at which the other hosts reach the host, or None if no such address is known.
     """
 
     host: str
@@ -104,7 +105,7 @@ def _sides(view: View) -> Iterator[tuple[str, Side | Unknown]]:
 def _faults(
     view: View, wanted: list[str], meant: Mapping[str, set[str | None]], sides: Mapping[str, Side]
 ) -> Iterator[tuple[tuple[Severity, tuple[Misled, ...]], str]]:
-    """Yield each fault's severity and hosts, and the program that has the fault there."""
+    """Yield the severity of each fault, the hosts that have the fault, and the affected program."""
     engine = view.snapshot.cluster.engine
     for program in wanted:
         hosts = {name: side for name, side in sides.items() if program in meant[name]}
@@ -135,7 +136,7 @@ def _judge(view: View, program: str, name: str, side: Side) -> Misled | None:
 
 
 def _by_line(view: View, program: str, name: str) -> Advertised | None:
-    """Return the address that the launch command gives to the program on this host, or None if there is none."""
+    """Return the address that the launch command gives to the program on this host, or None without an address."""
     with suppress(ValueError, UsageError):
         line, option = line_to_judge(view.snapshot), PROGRAMS[program].option
         if line is None or option is None or line.launcher != program:
@@ -148,21 +149,21 @@ def _by_line(view: View, program: str, name: str) -> Advertised | None:
 
 
 def _is_meant(view: View, line: LaunchLine, name: str, address: str) -> bool:
-    """Return whether a ``ray start`` command, which is for a single host, is for the named host."""
+    """Return whether a ``ray start`` command, which applies to a single host, applies to the named host."""
     owners = [other for other, own in view.nccl.by_host.items() if own.owns(address)]
     is_first = name == view.snapshot.cluster.nodes[0].name
     return name in owners if owners else is_first == ("head" in line.options)
 
 
 def _fault(view: View, own: HostNccl, given: Advertised, address: str | None, right: set[str | None]) -> str | None:
-    """Return the fault as a phrase to follow the program's name; None if peers can reach the host at the address."""
+    """Return the fault as a phrase to follow the program's name, or None if peers can reach the host at the address."""
     if given.address is None:
-        return "finds no address to advertise, and exits"
+        return "finds no address to advertise and will exit"
     parsed = numeric(address or "")
     if address is None or parsed is None:
         return f"will advertise {given.address}, which does not resolve on that host"
     if parsed.is_unspecified:
-        return f"will advertise {given.address}, which is not a usable address: the host has no route to 8.8.8.8"
+        return f"will advertise {given.address}, an unusable address, because the host has no route to 8.8.8.8"
     if parsed.is_loopback:
         return "will advertise a loopback address, at which every host reaches only itself"
     return _of_peers(view, own, given, address, right)
@@ -179,7 +180,7 @@ def _of_peers(view: View, own: HostNccl, given: Advertised, address: str, right:
     said = None
     nets = [net for one in right if one is not None for net in own.networks(one)]
     if LossCause.OWN_ADDRESS in standing.causes:
-        said = "will advertise an address that other hosts have, too: each would connect to itself"
+        said = "will advertise an address that other hosts also have, so each host would connect to itself"
     elif (unmet and not met - unmet.keys()) or standing.is_lost:
         said = f"will advertise an address of {entry.interface}, which the other hosts can't reach"
     elif given.by is None and address not in right and not any(address_of(address) in net for net in nets):
@@ -201,7 +202,7 @@ def _numeric(view: View, name: str, side: Side, given: Advertised) -> str | None
 
 
 def _right_address(view: View, name: str, own: HostNccl) -> tuple[str | None, list[str]]:
-    """Return the host's address on the interface that suits NCCL, and the addresses under which the host is listed."""
+    """Return the host's address on the best interface for NCCL, and the host's addresses from the hosts file."""
     host = next(host for host in view.snapshot.hosts if host.name == name)
     names = host.facts.resolution if host.facts is not None and isinstance(host.facts.resolution, Names) else None
     told = names.get(host.node.address) if names is not None else None
@@ -323,7 +324,7 @@ RULES = (
 
 
 def _weigh(event: Event, scene: Scene) -> Grade:
-    """Grade messages about waiting for a node at an address that no host seems to have."""
+    """Grade messages about a node address for which Ray waits, by whether the address belongs to any host."""
     if scene.log.facts.serving:
         return Grade.HINT
     if event.wording != _WAITS:

@@ -1,14 +1,14 @@
 """Two machines have the same IP address on the subnet that NCCL uses.
 
-What it means: depending on ARP caches, packets for one machine arrive at the other: connections are refused, reset or
-answered by the wrong machine, and which of these happens changes from minute to minute. The usual cause is a cloned
-machine or a copied static configuration.
+What it means: depending on ARP caches, packets for one machine arrive at the other machine. Connections are refused,
+reset or answered by the wrong machine, and the behaviour changes from minute to minute. The usual cause is a cloned
+machine or a copied static network configuration.
 
-How we know: the address that NCCL uses on a host, or under which the hosts file lists it, is also an address of another
-machine (boot ids distinguish machines). A bridge that exists only inside each host, such as docker0, may have the same
-address everywhere; if NCCL uses such an address, the diagnosis is ifname-needed or ifname-wrong-interface.
+How we know: a host's address in the hosts file or in NCCL's choice is also an address of another machine, which has a
+different boot ID. Bridges inside a host, such as docker0, may have the same address on every host. If NCCL uses the
+address of such a bridge, the diagnosis is ifname-needed or ifname-wrong-interface.
 
-Fix: give one of the machines another address.
+Fix: assign a different address to one of the machines.
 """
 
 from nccl_doctor.checks.effects import CONNECTIONS
@@ -70,7 +70,7 @@ def duplicate_address(view: View) -> Findings:
 
 
 def _owner(own: HostNccl, address: str) -> str | None:
-    """Return the interface with this address; None if the interface does not lead out of the host."""
+    """Return the name of the interface with this address, or None if the interface does not lead out of the host."""
     if address.startswith(("127.", "fe80:")) or address == "::1":
         return None
     found = (entry.interface for entry in own.interfaces.addresses if entry.address == address)

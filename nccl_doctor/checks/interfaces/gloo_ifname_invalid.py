@@ -1,15 +1,14 @@
-"""GLOO_SOCKET_IFNAME names an interface that does not exist on the host, or that no other host can reach.
+"""GLOO_SOCKET_IFNAME names an interface that does not exist on the host or that no other host can reach.
 
-What it means: gloo supports neither prefixes nor "^" nor "=", so a value copied from NCCL_SOCKET_IFNAME can end the job
-with "Unable to find address for: =eth0". torch uses gloo for CPU tensors, and many jobs use gloo for a barrier, too.
+What it means: gloo does not support prefixes, "^" or "=", so a value copied from NCCL_SOCKET_IFNAME can end the job
+with "Unable to find address for: =eth0". torch uses gloo for CPU tensors, and many jobs use gloo for barriers.
 
-A rank advertises the first address of that interface, and its peers connect to that address. docker0 has the same
-address on every host, and the address of lo leads each host to itself.
+A rank advertises the first address of the interface in GLOO_SOCKET_IFNAME, and its peers connect to that address. The
+interfaces docker0 and lo are wrong choices because they usually have the same addresses on every host.
 
-How we know: the variable, as the job will have it, is compared with the host's interfaces that have an address. A list
-with commas means several devices, each of which must exist. Whether the other hosts can reach an address is judged as
-for NCCL's own choice: from their routes, from other hosts with the same address, and from the connections of the port
-test.
+How we know: the value of GLOO_SOCKET_IFNAME that the job will use is compared with the host's interfaces that have an
+address. A comma-separated list names several interfaces, each of which must exist. Routes, duplicate addresses and the
+connections of the port test show whether the other hosts can reach an address.
 
 Fix: set the complete name of the interface, without "=" or "^".
 
@@ -72,8 +71,8 @@ def gloo_ifname_invalid(view: View) -> Findings:
     for value, hosts in failed.items():
         yield Finding(
             hosts=tuple(hosts),
-            message=f"On {fold(hosts)}, {GLOO_SOCKET_IFNAME}={quoted(value)} matches no interface that has an address: "
-            "gloo will not start.",
+            message=f"On {fold(hosts)}, {GLOO_SOCKET_IFNAME}={quoted(value)} matches no interface that has an address, "
+            "so gloo will not start.",
             evidence=folded((host, f"{reason}; with an address: {names[host]}") for host, reason in hosts.items()),
             facts={GLOO_SOCKET_IFNAME: value},
             fix=_fix(view, hosts),
@@ -93,7 +92,7 @@ def _may(reaches: Mapping[str, bool], peer: str, _address: str) -> bool:
 
 
 def _unreachable(view: View) -> Findings:
-    """Yield one finding for each value that makes gloo advertise an address that other hosts dial but can't reach."""
+    """Yield one finding for each value with which gloo advertises an address that other hosts can't reach."""
     nccl = view.nccl
     lost: dict[str, dict[str, tuple[str, str]]] = {}
     values: dict[str, str] = {}

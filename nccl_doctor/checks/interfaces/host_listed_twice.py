@@ -1,14 +1,15 @@
-"""A machine is listed twice in the hosts file, under two addresses.
+"""A machine is listed twice in the hosts file under two different addresses.
 
 What it means: the job has one more node than there are machines. With GPUs, both nodes use the same GPUs, and NCCL ends
-with "Duplicate GPU detected"; without GPUs, the ranks of both nodes share one machine's cores and network card, and the
-master port may be needed twice.
+with "Duplicate GPU detected". Without GPUs, the ranks of both nodes share the cores and the NIC of one machine, and
+both nodes may need the master port.
 
-How we know: two entries of the list lead to the same machine: they have the same boot id, and the same addresses on
-their interfaces. Nothing is reported if the list shows that one machine is meant to be two nodes, because both entries
-have the same address or each has its own `cuda_visible_devices`.
+How we know: two entries of the hosts file lead to the same boot ID and to the same interface addresses. If both entries
+have the same address or each entry has its own `cuda_visible_devices`, the two nodes are assumed to be intentional and
+are not reported.
 
-Fix: remove one of the entries, or show in the hosts file that two nodes are meant.
+Fix: remove one of the entries. If two nodes on one machine are intended, give both entries the same address and
+different `cuda_visible_devices`.
 
 References: NCCL's init.cc: "Duplicate GPU detected". proc_sys_kernel(5): random/boot_id.
 """
@@ -42,5 +43,5 @@ def host_listed_twice(view: View) -> Findings:
 
 
 def _unmeant(node: Node, other: Node) -> bool:
-    """Return whether the hosts file gives no sign that the two entries are meant to be one machine."""
+    """Return whether the two entries are not declared as nodes on the same machine."""
     return node.address != other.address and None in (node.cuda_visible_devices, other.cuda_visible_devices)

@@ -1,18 +1,19 @@
 """A host's own name resolves to a loopback address on that host.
 
-What it means: gloo listens on the address of the host's own name and advertises it. If /etc/hosts maps the name to
-127.0.1.1, as Debian's and Ubuntu's installers do, the other hosts connect to themselves and fail with "Gloo
-connectFullMesh failed" or "Connection refused, remote=[127.0.1.1]:…". A job that uses only NCCL is not affected.
+What it means: gloo listens on the address to which the host's own name resolves, and advertises this address. The
+installers of Debian and Ubuntu map the name to 127.0.1.1 in /etc/hosts. With such an entry, the other hosts connect to
+themselves and fail with "Gloo connectFullMesh failed" or "Connection refused, remote=[127.0.1.1]:…". Jobs that use only
+NCCL are not affected.
 
-Of two hosts, the one with the higher address connects to the other. So a single such host can still connect to peers in
-10.0.0.0/8, whose addresses are lower than 127.0.1.1; this is reported as a note, not as a fault. Two such hosts, or one
-such host among peers in 192.168.0.0/16, are reported as a fault.
+Of two hosts, gloo on the host with the higher address connects to the other host. With peers in 10.0.0.0/8, whose
+addresses are lower than 127.0.1.1, a single host with a loopback address can still connect, and is reported as a note.
+Two hosts with loopback addresses, or one such host among peers in 192.168.0.0/16, are reported as a fault.
 
-How we know: from the addresses of each host's own name, in the order in which gloo tries them, and gloo's rule for
-which side connects. If the name resolves to ::1 and the others have IPv4 addresses, gloo aborts at once
+How we know: nccl-doctor resolves each host's own name, and applies gloo's rules for the order of addresses and for the
+side that connects. If the name resolves to ::1 but the other hosts have IPv4 addresses, gloo aborts immediately
 ("ss1.ss_family == ss2.ss_family").
 
-Fix: set GLOO_SOCKET_IFNAME, or give the name its real address in /etc/hosts.
+Fix: set GLOO_SOCKET_IFNAME, or map the host's name to its real address in /etc/hosts.
 
 See gloo/transport/tcp/device.cc and torch's ProcessGroupGloo.cpp (createDefaultDevice).
 """
@@ -63,7 +64,7 @@ def _advice(case: Case) -> Advice:
 
 
 _FALLBACK = r"Unable to resolve hostname to a \(?local\)? address\. Using the loopback"
-"""torch's message if gloo falls back to a loopback address (ProcessGroupGloo.cpp), which is harmless on one host."""
+"""Pattern for torch's message about a fallback to a loopback address (ProcessGroupGloo.cpp), harmless on one host."""
 
 # Gloo dials 127.x, which a peer advertised as its address.
 RULES = (
@@ -86,7 +87,7 @@ RULES = (
 
 
 def _own_name(scene: Scene) -> list[Event]:
-    """Blame gloo's failed connections to loopback addresses on the hosts' own names."""
+    """Return the events, with gloo's failed connections to loopback addresses attributed to the hosts' own names."""
     dials = having(Role.DIALS)
 
     def failed(event: Event) -> bool:
@@ -96,7 +97,7 @@ def _own_name(scene: Scene) -> list[Event]:
 
 
 def _within_host(scene: Scene) -> list[Event]:
-    """Treat gloo's loopback connections as merely refused if they failed after gloo had already lost a peer."""
+    """Return the events, with gloo's loopback connections regraded as symptoms if gloo had already lost a peer."""
     events = scene.events
     lost = min((e.order for e in events if e.name == "peer-died" and _of_gloo(e)), default=None)
     first = min((e.order for e in events if e.name == "hostname-loopback"), default=0)

@@ -1,20 +1,20 @@
-"""A name resolves to the wrong address: hosts disagree, or a host's own name resolves to another host.
+"""A name resolves to different addresses on different hosts, or a host's own name resolves to another host's address.
 
-What it means: ranks that look up the master by name end up at different machines, or at addresses that they can't
-reach: some hosts join, the others wait until they time out. On a host whose own name resolves to an address that none
-of its interfaces has (an old one, or another host's), gloo falls back to 127.0.0.1, where the others can't reach it: a
-gloo job fails, and so do the helper groups of NCCL jobs (checkpoints, monitored barriers). Of two hosts, the one with
-the higher address connects to the other, so gloo may still work (see hostname-loopback); then this is a note, not a
-fault. If a name resolves to an address of another family than the other names do, gloo aborts with "ss1.ss_family ==
-ss2.ss_family". Usually one host's /etc/hosts is out of date.
+What it means: ranks that look up the master by name connect to different machines or to unreachable addresses, and wait
+until they time out. If a host's own name resolves to an old address or to another host's address, gloo falls back to
+127.0.0.1, which other hosts can't reach. If other hosts can't connect to gloo, gloo jobs fail, and so do the gloo
+groups of NCCL jobs (checkpoints, monitored barriers). If gloo can still connect because of the order of the addresses
+(see hostname-loopback), the diagnosis is only a note. If one host's name resolves to an IPv6 address and another host's
+name to an IPv4 address, gloo aborts with "ss1.ss_family == ss2.ss_family". The usual cause is an outdated /etc/hosts on
+one host.
 
-How we know: each host resolved every name of the cluster and its own. A name is at fault if two hosts' answers have no
-address in common, unless the host with the different answer reached the master through it. A host's own name is at
-fault if no interface has any of its addresses. A host's own name with a loopback address is a separate diagnosis
-(hostname-loopback).
+How we know: each host resolved its own name and every name in the hosts file. A name is at fault if two hosts' answers
+have no address in common, unless the host with the different answer reached the master. A host's own name is at fault
+if none of the host's interfaces has an address to which the name resolves. If a host's own name resolves to a loopback
+address, the diagnosis is hostname-loopback.
 
-Fix: make /etc/hosts the same on all hosts, or use IP addresses in the hosts file; for a host's own name, setting
-GLOO_SOCKET_IFNAME helps, too.
+Fix: make /etc/hosts the same on all hosts, or use IP addresses in the hosts file. If only a host's own name is at
+fault, setting GLOO_SOCKET_IFNAME also helps.
 """
 
 from collections import Counter
@@ -87,12 +87,12 @@ def hostname_mismatch(view: View) -> Findings:
 
 
 def _lost_words(own: OwnName, given: list[str | None]) -> str:
-    """Describe why gloo can't use the host's own name to connect the host to some others."""
-    words = f"On {own.host}, the host's own name resolves to {own.gloo}"
+    """Describe why gloo can't connect the host to some other hosts by using the host's own name."""
+    words = f"On {own.host}, the hostname resolves to {own.gloo}"
     mine = ":" in own.gloo
     if given and all(address is not None and (":" in address) != mine for address in given):
         version = 4 if mine else 6
-        return f"{words}, but on {fold(own.lost)} to IPv{version} addresses: gloo can't mix address families."
+        return f"{words}, but to IPv{version} addresses on {fold(own.lost)}. Gloo can't mix address families."
     return f"{words}, but gloo can't connect {own.host} and {fold(own.lost)} through that address."
 
 

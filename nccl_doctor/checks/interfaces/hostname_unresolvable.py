@@ -1,16 +1,18 @@
 """A name that the job uses does not resolve on a host.
 
-What it means: every rank looks up the master address; if that fails, the rank ends with "The IPv4 network addresses of
-(…) cannot be retrieved (gai error: -2 - Name or service not known)". A host that can't resolve its own name makes gloo
-fall back to 127.0.0.1, which the others can't reach (see hostname-loopback for when that matters).
+What it means: every rank looks up the master address. If the lookup fails, the rank ends with "The IPv4 network
+addresses of (…) cannot be retrieved (gai error: -2 - Name or service not known)". On a host that can't resolve its own
+name, gloo falls back to 127.0.0.1, which the other hosts can't reach (hostname-loopback explains when this matters).
 
-How we know: from getaddrinfo(3) on each host for the master address, every host's address in the hosts file, and the
-host's own name. A name that exists only in this machine's ~/.ssh/config (Host, HostName) resolves neither on any host
-nor here. Such a name serves only your login, and matters to the ranks only if it is the master's.
+How we know: each host calls getaddrinfo(3) for the master address, for every host's address in the hosts file, and for
+the host's own name. A name that exists only in the ~/.ssh/config of the machine that runs nccl-doctor (Host, HostName)
+resolves on no machine. A name from ~/.ssh/config works only for SSH, and affects the ranks only if it is the master's
+name.
 
-Fix: if the master's name is such an alias, set `master_addr` to its address; otherwise add the name to DNS or to
-/etc/hosts, or use IP addresses in the hosts file. Pods get their names from a headless Service with a matching
-selector, and only while they are ready, unless the Service sets publishNotReadyAddresses: true.
+Fix: if the master's name is an alias in ~/.ssh/config, set `master_addr` to the master's IP address. If the name is not
+such an alias, add it to DNS or to /etc/hosts, or use IP addresses in the hosts file. Pods get DNS names from a headless
+Service with a matching selector. A pod that is not ready has no name unless the Service sets publishNotReadyAddresses:
+true.
 """
 
 import re
@@ -126,13 +128,13 @@ def _finding(view: View, hosts: tuple[str, ...], names: list[str], *, is_fatal: 
 
 
 def _entry(snapshot: Snapshot, names: list[str], host: str) -> HostsEntry | None:
-    """Return the entries to add to /etc/hosts; None if the address of any name is uncertain."""
+    """Return the entries to add to /etc/hosts, or None if the address of any name is uncertain."""
     entries = tuple((str(_address(snapshot, name, host) or ""), name) for name in names)
     return HostsEntry(entries) if all(address for address, _ in entries) else None
 
 
 def _address(snapshot: Snapshot, name: str, host: str) -> Address | None:
-    """Return a name's only address, or its only IPv4 address if it has any; None if the address is uncertain."""
+    """Return the address of a name, preferring IPv4, or None if the address is uncertain."""
     resolutions = [each.facts.resolution for each in snapshot.hosts if each.facts]
     answers = [names.get(name) for names in resolutions if isinstance(names, Names)]
     texts = {str(address) for answer in answers if answer is not None for address in answer.addresses}
@@ -143,7 +145,7 @@ def _address(snapshot: Snapshot, name: str, host: str) -> Address | None:
 
 
 def why(kube: KubeFacts, name: str) -> tuple[str, Fix] | None:
-    """Return why a pod's name does not resolve, and the remedy; None if the pod's Service is not the reason."""
+    """Return why a pod's name does not resolve and the remedy, or None if the pod's Service is not the cause."""
     if not kube.pods:
         return None
     pod_name, _, service_name = name.partition(".")
@@ -160,7 +162,7 @@ def why(kube: KubeFacts, name: str) -> tuple[str, Fix] | None:
 
 
 def _of(kube: KubeFacts, service: Service, pod_name: str) -> tuple[str, Fix] | None:
-    """Explain why an existing Service does not give the pod a name."""
+    """Return the reason why an existing Service does not give the pod a DNS name, and the remedy."""
     pod = next((one for one in kube.pods.values() if pod_name in (one.hostname, one.pod)), None)
     if not service.headless:
         summary = "Recreate the Service with clusterIP: None: only a headless Service gives pods DNS names."
@@ -179,7 +181,7 @@ def _of(kube: KubeFacts, service: Service, pod_name: str) -> tuple[str, Fix] | N
 
 
 def _make(kube: KubeFacts, name: str) -> Fix:
-    """Return a remedy that creates a headless Service for the job's pods."""
+    """Return a fix that creates a headless Service for the job's pods."""
     labels = common_labels(kube)
     summary = "Make a headless Service of that name for the job's pods"
     if not labels:
@@ -287,14 +289,13 @@ RULES = (
 )
 
 _AGAIN = 3
-"""Number of failed lookups after which a name that was never dialled counts as the cause. One connection
-attempt makes up to two lookups, one for each address family, so a third lookup means that torch has tried again
-(c10d/socket.cpp, tryConnect).
+"""Number of failed lookups after which an unresolved name counts as the cause. One connection attempt makes up to two
+lookups, one for each address family, so a third lookup means that torch has retried (c10d/socket.cpp, tryConnect).
 """
 
 
 def _never_resolved(scene: Scene) -> list[Event]:
-    """Blame a name that never resolved and was never dialled."""
+    """Return the events, with failed lookups of a name regraded as the root cause if the name was never dialled."""
     dialled = {event.address.host for event in scene.events if event.name in having(Role.DIALS)}
     given_up = {event.address.host for event in scene.events if event.name == "rendezvous-timeout"}
     hints = [event for event in scene.events if event.name == "hostname-unresolvable" and event.grade is Grade.HINT]

@@ -1,14 +1,14 @@
-"""NCCL_SOCKET_IFNAME matches several interfaces, and the other hosts can't reach some of them.
+"""NCCL_SOCKET_IFNAME matches several interfaces, some of which other hosts can't reach.
 
-What it means: a name without "=" is a prefix: "eth" means eth0, eth1 and eth10, "bond0" means bond0.2093 as well. NCCL
-listens on the first of them in the kernel's order, whatever the order in the variable, and transfers data over all of
-them. A single wrong interface is enough to cause a hang or a failed connection.
+What it means: a name without "=" is a prefix. For example, "eth" matches eth0, eth1 and eth10, and "bond0" also matches
+bond0.2093. NCCL listens on the first matching interface in the kernel's order, regardless of the order in the variable,
+and transfers data over all matching interfaces. A single wrong interface is enough to cause a hang or a failed
+connection.
 
-How we know: NCCL's rules are applied to the host's interfaces, or libnccl itself is asked. For each address, we check
-whether the other hosts have the same address, whether they have a route to it and, if that route goes through a
-gateway, whether they reached the address.
+How we know: NCCL's rules are applied to the host's interfaces, or libnccl itself reports its choice. An address is at
+fault if other hosts have the same address, have no route to it, or could not reach it through a gateway.
 
-Fix: put "=" in front, and write the complete names of the intended interfaces.
+Fix: set NCCL_SOCKET_IFNAME to "=" and the complete names of the intended interfaces.
 
 See NCCL's documentation of NCCL_SOCKET_IFNAME, and src/misc/utils.cc in its source.
 """

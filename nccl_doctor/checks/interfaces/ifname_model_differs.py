@@ -1,14 +1,14 @@
-"""The host's libnccl chose a different interface from the predicted one, or failed where success was predicted.
+"""The host's libnccl chose an interface other than the one that nccl-doctor predicted, or failed unexpectedly.
 
-What it means: nothing for the job itself, since NCCL will use the interface that libnccl reported, and all other
-diagnoses are based on it. But either nccl-doctor's model of this NCCL version is wrong, or something unknown changes
-NCCL's choice, such as an NCCL environment plugin or a patched build. If libnccl failed, its message is shown; the job's
-NCCL may fail in the same way.
+What it means: the job is not affected, because NCCL will use the interface that libnccl reported, and all other
+diagnoses are based on this interface. Either nccl-doctor's model of this NCCL version is wrong, or NCCL's choice is
+changed, for example by an NCCL environment plugin or a patched build. If libnccl failed, the report shows its message,
+and the job's NCCL may fail in the same way.
 
-How we know: the host's libnccl was loaded in a short-lived process with the job's environment variables, and asked for
-a unique id, which names the interface; the model was given the same addresses, variables and version.
+How we know: in a short-lived process with the job's environment variables, the host's libnccl created a unique ID,
+which contains the address of the interface. The model used the same addresses, variables and NCCL version.
 
-Fix: please report it with the output of `nccl-doctor check --save`, so that the model can be corrected.
+Fix: please report the difference with the output of `nccl-doctor check --save`, so that the model can be corrected.
 """
 
 from nccl_doctor.checks.view import Findings, View, check, folded

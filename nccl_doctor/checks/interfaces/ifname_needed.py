@@ -1,17 +1,18 @@
 """NCCL_SOCKET_IFNAME is not set, and NCCL's own choice of interface is wrong.
 
-What it means: without the variable, NCCL uses the interfaces named ib… or, if there are none, all interfaces not named
-docker… or lo… (or, from 2.28.3, virbr…), in the kernel's order. NCCL does not exclude the bridges of Docker Compose
-(br-…), Kubernetes or Podman, or VPNs or management networks. It listens on the first interface and transfers data over
-all of them, so the other hosts may get addresses that they can't reach. The job then hangs, or fails with "Connection
+What it means: without NCCL_SOCKET_IFNAME, NCCL uses the interfaces whose names start with "ib". If no such interface
+exists, NCCL uses all interfaces whose names do not start with "docker", "lo" or (from 2.28.3) "virbr", in the kernel's
+order. NCCL does not exclude VPNs, management networks, or the bridges of Docker Compose (br-…), Kubernetes or Podman.
+NCCL listens on the first interface and transfers data over all selected interfaces, so the other hosts may get
+addresses that they can't reach. If other hosts can't reach an address, the job hangs, or fails with "Connection
 refused" or "No route to host". Before 2.28.3, NCCL even uses interfaces that are down.
 
-How we know: NCCL's rules for the host's version are applied to the host's interfaces, or libnccl itself is asked. For
-each address, we check whether the other hosts have the same address, whether they have a route to it and, if that route
-goes through a gateway, whether they reached the address.
+How we know: the rules of the host's NCCL version are applied to the host's interfaces, or libnccl itself reports its
+choice. An address is at fault if other hosts have the same address, have no route to it, or could not reach it through
+a gateway.
 
-Fix: set the variable to "=" and the name of an interface that all hosts reach; the suggested value was checked against
-NCCL's rules.
+Fix: set NCCL_SOCKET_IFNAME to "=" and the name of an interface that all hosts can reach. The suggested value was
+checked against NCCL's rules.
 
 See NCCL's documentation of NCCL_SOCKET_IFNAME, and src/misc/socket.cc in its source.
 """

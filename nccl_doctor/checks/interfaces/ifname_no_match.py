@@ -1,15 +1,16 @@
 """NCCL_SOCKET_IFNAME matches no interface of the host.
 
-What it means: NCCL does not fall back to another interface. It ends at once with "Bootstrap : no socket interface
-found" and ncclInvalidUsage (ncclInternalError before 2.24.3). A prefix matches the beginning of a name ("eth" means
-eth0 and eth1, but not enp3s0); "=" in front means the complete name, "^" all names except these. Spaces and case are
-significant.
+What it means: NCCL does not fall back to another interface. NCCL ends immediately with "Bootstrap : no socket interface
+found" and ncclInvalidUsage (ncclInternalError before 2.24.3). Names in NCCL_SOCKET_IFNAME are prefixes, so "eth"
+matches eth0 and eth1, but not enp3s0. With "=" in front of the list, the names must match completely; with "^", all
+interfaces except the listed ones match. Spaces and upper or lower case are significant in the names.
 
-How we know: NCCL's rules for the version that torch loads on the host are applied to the host's interfaces, in the
-kernel's order, and to its variables from the hosts file, the SSH environment and NCCL's config files; or libnccl itself
-is asked.
+How we know: the rules of the NCCL version that torch loads are applied to the host's interfaces, or libnccl itself
+reports its choice. The interfaces are considered in the kernel's order. The variables are taken from the hosts file,
+the SSH environment and NCCL's config files.
 
-Fix: name an interface that the host has. If the interfaces' names differ between hosts, the variable must differ, too.
+Fix: set NCCL_SOCKET_IFNAME to an interface that exists on the host. If the names of the interfaces differ between
+hosts, give each host its own value.
 
 See NCCL's documentation of NCCL_SOCKET_IFNAME, and src/misc/socket.cc in its source.
 """
@@ -34,7 +35,7 @@ from nccl_doctor.text.shell import word
     in_logs=("ib-fault", "plugin-fault", "wrong-interface"),
 )
 def ifname_no_match(view: View) -> Findings:
-    """Yield a finding if NCCL finds no interface at all, although some are running."""
+    """Yield a finding if NCCL finds no interface although some interfaces are running."""
     yield from findings(view, FaultKind.NO_MATCH)
 
 
@@ -67,7 +68,7 @@ RULES = roots(
 
 
 def _without_interface(scene: Scene) -> list[Event]:
-    """Treat NCCL 2.27's "unknown error" as this diagnosis if the variable is set and NCCL printed no interface."""
+    """Return the events, with "unknown error" renamed if NCCL_SOCKET_IFNAME is set and NCCL printed no interface."""
     facts = scene.log.facts
     if not facts.ifname or any(process.interfaces for process in facts.processes.values()):
         return scene.events

@@ -1,16 +1,16 @@
 """NCCL_SOCKET_IFNAME selects an interface on which the other hosts can't reach NCCL.
 
-What it means: NCCL listens on the first interface that the variable matches, in the kernel's order, and advertises its
-address. If that interface is lo or a container engine's bridge, or is on a network that the other hosts are not on,
-they can't connect: "Connection refused", "No route to host", or a hang. "^docker" is a frequent cause: a list with "^"
-replaces NCCL's default exclusions, among them lo; so lo matches, and it comes first. "^docker0,lo" is what was meant.
+What it means: NCCL listens on the first interface that NCCL_SOCKET_IFNAME matches, in the kernel's order, and
+advertises the address of this interface. If the interface is lo, a container bridge, or on a network without the other
+hosts, connections hang or fail with "Connection refused" or "No route to host". A frequent cause is the value
+"^docker", because a list with "^" replaces NCCL's default exclusions, so that NCCL uses lo, the first interface. With
+the value "^docker0,lo", NCCL does not use lo.
 
-How we know: for the address that NCCL will use, we check whether another host has that address itself, whether it has a
-route to the address and, if that route goes through a gateway, whether the test connections succeeded. An interface is
-never judged by its name.
+How we know: another host has the same address as NCCL's interface, has no route to this address, or could not reach it
+through a gateway. An interface is never judged by its name.
 
-Fix: set the variable to "=" and the name of an interface that all hosts reach; the suggested value was checked against
-NCCL's rules.
+Fix: set NCCL_SOCKET_IFNAME to "=" and the name of an interface that all hosts can reach. The suggested value was
+checked against NCCL's rules.
 
 See NCCL's documentation of NCCL_SOCKET_IFNAME, and src/misc/socket.cc in its source.
 """

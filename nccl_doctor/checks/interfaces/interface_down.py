@@ -1,17 +1,17 @@
 """The interface that NCCL is configured to use is down or has no carrier.
 
-What it means: from 2.28.3 on, NCCL ignores interfaces that are not running, and ends with "Bootstrap : no socket
-interface found" if none is left. Earlier versions use them as long as they have an address, and the other hosts wait in
-vain.
+What it means: from 2.28.3, NCCL ignores interfaces that are not running, and ends with "Bootstrap : no socket interface
+found" if no interface is left. Earlier versions of NCCL use interfaces that are down but have an address, so the other
+hosts can't connect.
 
-If no interface is set for NCCL, it uses a different interface on that host, while the other hosts wait in the network
-of the interface that is down.
+If NCCL_SOCKET_IFNAME is not set, NCCL uses a different interface on the affected host, in a network that differs from
+the other hosts'.
 
-How we know: from IFF_RUNNING in the interface's flags (netdevice(7)), which the kernel clears if the interface is
-switched off, the cable is unplugged, or the other end is down; from NCCL's rules for the host's version; and from
-failed connections to an address in that interface's network.
+How we know: IFF_RUNNING is not set in the interface's flags (netdevice(7)). The kernel clears this flag if the
+interface is switched off, the cable is unplugged, or the other end is down. The diagnosis is also based on NCCL's rules
+for the host's version, and on failed connections to addresses in the interface's network.
 
-Fix: bring the interface up (`ip link set NAME up`), look at the cable and the switch port, or use another interface.
+Fix: bring the interface up (`ip link set NAME up`), check the cable and the switch port, or use another interface.
 """
 
 from nccl_doctor.checks.effects import CONNECTIONS
@@ -62,7 +62,7 @@ def _unused(view: View, group: list[Hindered]) -> Finding:
     other = f", or have NCCL use {common} (NCCL_SOCKET_IFNAME='={common}' on every host)" if common is not None else ""
     return Finding(
         hosts=hosts,
-        message=f"{name} ({network}) on {fold(hosts)} {'is switched off' if is_off else 'has no carrier'}, so there is "
+        message=f"{name} ({network}) on {fold(hosts)} {'is disabled' if is_off else 'has no carrier'}, so there is "
         f"no direct route to {fold(sorted(peers))} ({', '.join(addresses)}).",
         evidence=folded((host, f"ip route get {way.to}: {answer_of(way)}") for host, way in ways),
         facts={"interface": name, "to": addresses},

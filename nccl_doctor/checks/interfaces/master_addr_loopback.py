@@ -1,13 +1,12 @@
 """The master address is a loopback address, and the job has more than one host.
 
 What it means: on every host, 127.0.0.1, ::1 and "localhost" refer to that host itself. The ranks on the other hosts
-look for the master on their own machine, and are refused or wait until "The client socket has timed out".
+look for the master on their own machine, where connections are refused or fail with "The client socket has timed out".
 
-How we know: from `master_addr` in the hosts file, and the addresses to which each host resolves it.
+How we know: `master_addr` in the hosts file is a loopback address, or resolves to a loopback address on some hosts.
 
 Fix: set `master_addr` to the address of the first host's network interface. On the first host itself, the name may
-resolve to 127.0.1.1, as Debian and Ubuntu set it for a machine's own name, because rank 0 listens on all addresses and
-reaches itself there.
+resolve to 127.0.1.1 (the default of Debian and Ubuntu), because rank 0 listens on all addresses.
 """
 
 from nccl_doctor.checks.effects import MASTER
@@ -50,7 +49,7 @@ def master_addr_loopback(view: View) -> Findings:
         fix = f"Write {master.name} in the list of hosts by a name or an address by which the others reach it."
     yield Finding(
         hosts=hosts or (master.name,),
-        message=f'The master address "{address}" is a loopback address: each host looks for the master on itself.',
+        message=f'The master address "{address}" is a loopback address, so each host looks for the master on itself.',
         evidence=tuple(f"{name}: {address} is {found}" for name, found in seen if found != address),
         facts={"master_addr": address},
         details=Details(failed=failed_by(view, address, lost)),

@@ -1,14 +1,14 @@
 """The master address is not an address of the first host.
 
-What it means: rank 0 runs on the first host of the list and opens the TCPStore there; the other ranks connect to the
-master address, which belongs to another machine or to none. They wait until they fail with "The client socket has timed
-out", or their connections are refused.
+What it means: rank 0 runs on the first host of the hosts file and opens the TCPStore on that host. The other ranks
+connect to the master address, which belongs to another machine or to no machine. The connections of these ranks are
+refused or fail with "The client socket has timed out".
 
-How we know: the first host resolved the master address, and none of its interfaces has the resulting address. A
-translated address (a cloud's public address, NAT) looks the same. The job then works only if the translation also leads
-the first host's own ranks back to that host, which is rare.
+How we know: the first host resolved the master address, and none of the host's interfaces has the resulting address. A
+translated address (a cloud's public address, NAT) is also reported. With a translated address, the job works only if
+the translation leads the first host's own ranks back to that host, which is rare.
 
-Fix: put the master's host first in the list, or set `master_addr` to an address that `ip addr` shows on it.
+Fix: put the master first in the hosts file, or set `master_addr` to an address that `ip addr` shows on the first host.
 """
 
 from nccl_doctor.checks.effects import MASTER

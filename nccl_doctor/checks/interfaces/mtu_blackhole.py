@@ -1,16 +1,16 @@
 """Large packets between two hosts are lost, although small packets arrive.
 
-What it means: connections open, and then hang at the first full packet: the job stalls while NCCL exchanges its first
-data, or at the first collective. Some link on the path (a switch, a tunnel, a VPN) has a smaller MTU than the hosts,
-and the ICMP message that would inform the hosts is filtered.
+What it means: connections are established, but hang at the first full-size packet. The job stalls while NCCL exchanges
+its first data, or at the first collective. A link on the path (a switch, a tunnel, a VPN) has a smaller MTU than the
+hosts, and ICMP messages about the MTU are filtered.
 
-How we know: over a connection between the addresses that NCCL will use, packets of full size were sent with the "don't
-fragment" bit, as TCP always does, and never acknowledged. The same bytes were then sent again, in full packets and in
-packets of 1,200 bytes: the full ones were lost again, and the small ones arrived. If the small ones were lost, too, or
-the full ones arrived the second time, the path loses packets of any size (see round-trip-long).
+How we know: on a connection between the addresses that NCCL will use, full-size packets were never acknowledged. TCP
+sends these packets with the "don't fragment" bit. The same bytes were sent again in full-size packets, which were lost
+again, and in packets of 1,200 bytes, which arrived. If the small packets were also lost, or the full-size packets
+arrived the second time, the path loses packets of any size (see round-trip-long).
 
-Fix: lower the interfaces' MTU to what the path passes (1500, or 1450 inside a tunnel), or raise it on the switches; let
-ICMP "fragmentation needed" through.
+Fix: lower the MTU of the interfaces to the path's MTU (1500, or 1450 inside a tunnel), or raise the MTU of the
+switches. Allow ICMP "fragmentation needed" messages on the path.
 
 See RFC 2923, and NVIDIA/nccl issues 1524, 1957 and 2135.
 """
@@ -32,7 +32,7 @@ HEADERS = 100  # bytes: IPv6 and TCP with options, or less
 
 @check("NCD214", phrase="large packets are lost", severity=Severity.ERROR, needs=("mesh",), explains=(SILENCE,))
 def mtu_blackhole(view: View) -> Findings:
-    """Yield one finding for each host that many stalled pairs have in common, or a single finding for all pairs."""
+    """Yield one finding for each host that many stalled pairs share, or one finding for all stalled pairs."""
     mesh = view.mesh
     if isinstance(mesh.stalls, Skipped):
         return
@@ -59,7 +59,7 @@ def mtu_blackhole(view: View) -> Findings:
 
 
 def is_lossy(view: View, stall: Stall) -> bool:
-    """Return whether the path loses packets of any size: small ones are lost, too, or only some of the large ones."""
+    """Return whether the path loses packets regardless of their size."""
     ends = {stall.src, stall.dst}
     # a first packet is small; where many are lost, a full one that is lost twice proves no size
     losses = any({one.src, one.dst} == ends and not one.by_port for one in view.mesh.lost_connections)
@@ -80,7 +80,7 @@ def _ends(stalls: Iterable[Stall]) -> tuple[str, ...]:
 
 
 def _mtus(view: View, hosts: Iterable[str]) -> str:
-    """Describe the MTUs of the interfaces that NCCL uses on ``hosts``, as in ``9000 of eno1 on node[1-3]``."""
+    """Return the MTUs of the interfaces that NCCL uses on ``hosts``, such as ``9000 of eno1 on node[1-3]``."""
     alike: dict[str, list[str]] = {}
     for host, facts in view.facts:
         chosen = view.nccl.interfaces.get(host.name)
@@ -91,7 +91,7 @@ def _mtus(view: View, hosts: Iterable[str]) -> str:
 
 
 def _lowered(view: View) -> str:
-    """Return the command that sets an MTU of 1500, with the interface's name if that is the same on all hosts."""
+    """Return the command that sets an MTU of 1500, with the interface's name if all hosts use the same name."""
     names = {chosen.name for chosen in view.nccl.interfaces.values()}
     return f"`{line('ip link set dev {name} mtu 1500', name=names.pop() if len(names) == 1 else 'NAME')}`"
 
@@ -101,7 +101,7 @@ def _finding(view: View, hosts: tuple[str, ...], where: str, stalls: Sequence[St
     seen = grouped(((stall.src, stall.unacked, stall.sent, stall.segment), stall.address) for stall in stalls)
     return Finding(
         hosts=hosts,
-        message=f"Large packets between {where} are lost: connections are established, but then hang.",
+        message=f"Large packets between {where} are lost, so connections are established but then hang.",
         evidence=tuple(
             f"{src} -> {', '.join(addresses)}: {unacked} of {sent} bytes never arrived, in segments of {segment}"
             for (src, unacked, sent, segment), addresses in seen.items()

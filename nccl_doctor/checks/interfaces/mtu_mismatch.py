@@ -1,16 +1,16 @@
-"""Interfaces on one subnet, over which NCCL connects the hosts, have different MTUs.
+"""Interfaces that NCCL uses on the same subnet have different MTUs.
 
-What it means: TCP uses the smaller MTU of the two ends, and NCCL's RDMA uses the smaller packet size of the two
-devices, so most jobs run, but more slowly than they could. UDP does not negotiate a size, and a switch or bridge may
-pass less than the larger MTU; if so, large packets are lost (see mtu-blackhole).
+What it means: most jobs run, but more slowly than possible. TCP uses the smaller MTU of the two ends, and RDMA uses the
+smaller packet size of the two devices. UDP does not negotiate a packet size, and a switch or bridge may not support the
+larger MTU. If a packet is too large for a link on the path, the packet is lost (see mtu-blackhole).
 
-How we know: on each host, the MTUs of the interface that NCCL's sockets use and of the interfaces under its RoCE
-devices are compared with those of the other hosts' interfaces on the same subnet. The two halves of one port are
-compared as well: on a GB10 (DGX Spark), a firmware update left one half at 1500 while the other half, or the peer, had
-9000, and large transfers failed with completion status 12 (no acknowledgement).
+How we know: nccl-doctor compares the MTUs of all interfaces on the same subnet that NCCL's sockets or RoCE devices use.
+The MTUs of the two halves of a port are compared as well. On a GB10 (DGX Spark), a firmware update left one half of a
+port with an MTU of 1500, while the other half or the peer had 9000. With different MTUs, large transfers failed with
+completion status 12 (no acknowledgement).
 
-Fix: set the same MTU on all hosts, and make sure that the switches pass it. On DGX OS, set it in a file in
-/etc/netplan, since settings made with ip or nmcli are lost on reboot.
+Fix: set the same MTU on all hosts, and make sure that the switches support this MTU. On DGX OS, set the MTU in a file
+in /etc/netplan, because settings made with ip or nmcli are lost on reboot.
 
 References: NVIDIA/dgx-spark-playbooks issues 25 and 103; tonyd2wild/DeepSeek-v4-Flash-Vision-Exp-DSpark-1M-NVFP4-KV-2x-
 DGX-Spark issue 38.
@@ -68,7 +68,7 @@ def mtu_mismatch(view: View) -> Findings:
     for (small, large), names in uneven.items():
         yield Finding(
             hosts=tuple(names),
-            message=f"{small[0]} and {large[0]} on {fold(names)} are one physical port, but have different "
+            message=f"{small[0]} and {large[0]} on {fold(names)} belong to one physical port but have different "
             f"MTUs: {small[1]} and {large[1]} bytes.",
             evidence=(f"{small[0]} has {small[1]}", f"{large[0]} has {large[1]}"),
             facts={"mtu": dict((small, large))},
@@ -77,7 +77,7 @@ def mtu_mismatch(view: View) -> Findings:
 
 
 def _same(links: Mapping[str, tuple[str, int]], differing: Sequence[str]) -> Fix:
-    """Return commands that give differing hosts the MTU of the majority; only advice if there is no majority."""
+    """Return a fix that gives differing hosts the majority's MTU, or only advice if no MTU has a majority."""
     usual = {mtu for host, (_, mtu) in links.items() if host not in differing}
     if len(usual) != 1:
         return Fix(summary="Set the same MTU on all of them, one that the switches between them pass.")
@@ -87,12 +87,12 @@ def _same(links: Mapping[str, tuple[str, int]], differing: Sequence[str]) -> Fix
 
 
 def _packets(mtu: int) -> str:
-    """Describe the size of RoCE packets, which the kernel derives from the MTU (``iboe_get_mtu``)."""
+    """Describe the RoCE packet size that the kernel derives from the MTU (``iboe_get_mtu``)."""
     return f", RoCE packets of {max((size for size in ROCE_SIZES if size <= mtu - ROCE_HEADERS), default=0)}"
 
 
 def _uneven_halves(view: View, host: str) -> Iterator[tuple[tuple[str, int], tuple[str, int]]]:
-    """Yield the interfaces and MTUs of both halves of each port whose halves differ in MTU, smaller MTU first."""
+    """Yield the interfaces and MTUs of each port whose halves have different MTUs, with the smaller MTU first."""
     side = view.nccl.rdma.sides.get(host)
     for pair in side.rdma.halves if side is not None else ():
         links = [link for entry in pair if (link := view.by_host[host].link(entry.netdev or "")) is not None]

@@ -1,14 +1,13 @@
-"""A host's subnet has more peers than its kernel keeps neighbour entries for.
+"""A host has more peers on its subnet than its kernel's neighbour table can hold.
 
-What it means: to send to another host on the same network, the kernel needs that host's hardware address in its
-neighbour table (ARP, NDP). The table holds `net.ipv4.neigh.default.gc_thresh3` entries, 1024 by default, for all
-interfaces and containers of the host together. Beyond that, connections to healthy hosts time out at random, and the
-kernel logs "neighbour: arp_cache: neighbor table overflow!". Between gc_thresh2 and gc_thresh3, entries are removed
-early, which only costs time.
+What it means: to send packets to another host on the same network, the kernel needs the other host's hardware address
+in its neighbour table (ARP, NDP). The neighbour table holds at most `net.ipv4.neigh.default.gc_thresh3` entries (1024
+by default) for all interfaces and containers of the host. If the table overflows, connections to healthy hosts time out
+at random, and the kernel logs "neighbour: arp_cache: neighbor table overflow!". Between gc_thresh2 and gc_thresh3, the
+kernel removes entries early, which only costs time.
 
-How we know: the limit is compared with the number of the cluster's addresses in the networks of the host's interfaces.
-
-Fix: raise the three limits on every host. They cost memory only for entries in use.
+How we know: the limit is compared with the number of cluster addresses in the networks of the host's interfaces. Fix:
+raise the three limits on every host. The limits cost memory only for entries that are in use.
 
 References: arp(7); the kernel's Documentation/networking/ip-sysctl.rst.
 """
@@ -31,10 +30,11 @@ from nccl_doctor.text.inet import Network, address_of
 NAME = "net.ipv4.neigh.default.gc_thresh"
 LIMIT = f"{NAME}3"
 FEW = 128
-"""Linux's default gc_thresh1. Up to this number of entries, none is ever removed, whatever the other limits are."""
+"""Linux's default for gc_thresh1. The kernel removes no entries up to this number, regardless of the other limits."""
 
 ROOM = 4
-"""Entries per peer in the raised limit, since gateways, storage and containers need entries, too."""
+"""Entries per peer in the raised limit, because gateways, storage and containers need entries in addition to the peers.
+"""
 
 
 @check(
@@ -77,11 +77,11 @@ def neighbour_table_small(view: View) -> Findings:
 
 
 _Cache = dict[tuple[frozenset[Network], bool], frozenset[str]]
-"""Caches the cluster's addresses in a set of subnets; the key also says whether the host's answers are shared."""
+"""Cache of the cluster's addresses in a set of subnets; the key also contains whether the host's answers are shared."""
 
 
 def _peers(facts: HostFacts, names: frozenset[str], cache: _Cache) -> int:
-    """Return the number of the cluster's IPv4 addresses in the host's own subnets."""
+    """Return the number of other hosts' IPv4 addresses in the host's own subnets."""
     interfaces, resolved = known(facts.interfaces), known(facts.resolution)
     nets = frozenset(
         ipaddress.ip_interface(f"{entry.address}/{entry.netmask}").network

@@ -1,15 +1,15 @@
 """Strict reverse-path filtering on a host drops packets from its peers.
 
-What it means: with rp_filter=1 the kernel drops a packet that arrives on a different interface from the one through
-which it would answer. If hosts have two networks and one of them sends through the other network (a static route, a
-policy rule), its packets are dropped silently: connections time out, in one direction or in both.
+What it means: with rp_filter=1, the kernel drops packets that do not arrive on the interface through which the kernel
+would reply. If hosts have two networks and one host sends through the other network (a static route, a policy rule),
+its packets are silently dropped. Connections time out in one or both directions.
 
-How we know: connections failed, and the kernel of the host was asked whether it would accept the packet on the
-interface that shares a network with the peer's outgoing interface (what `ip route get TO from SOURCE iif DEV` prints).
-It would not, and rp_filter is strict there (the higher of net.ipv4.conf.all and the interface's own value).
+How we know: connections failed, and `ip route get TO from SOURCE iif DEV` on the host shows that the kernel drops the
+packets. DEV is the interface that shares a network with the peer's outgoing interface. The receiving interface has a
+strict rp_filter (the higher of the values for net.ipv4.conf.all and the interface itself).
 
-Fix: give the peer a route through the right interface, or let the host accept packets that it could answer through any
-interface: rp_filter=2 (loose) on that interface.
+Fix: give the peer a route through the right interface. Alternatively, set rp_filter=2 (loose) on the receiving
+interface, so that the host accepts packets to which it can reply through any interface.
 
 See Documentation/networking/ip-sysctl.rst in the kernel's source, and RFC 3704.
 """

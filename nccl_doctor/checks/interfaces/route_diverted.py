@@ -1,17 +1,17 @@
-"""A host does not send packets for its peers directly over the subnet that they share.
+"""A host does not send packets to its peers directly over their common subnet.
 
-What it means: a VPN client, a container engine or an old script has added a policy rule (`ip rule`) or a more specific
-route. Packets for another host leave through a tunnel or a gateway that has no route to it, so connections time out; if
-replies take that route, connections to this host time out, and all others seem unable to reach it.
+What it means: a VPN client, a container engine or an old script has added a routing rule (`ip rule`) or a more specific
+route. Packets for another host leave through a tunnel or gateway that has no route to that host, so connections time
+out. If replies take this route, connections from all other hosts time out.
 
-How we know: connections failed, and the kernels of both ends were asked how they route these packets (what `ip route
-get ADDRESS from OWN` prints). The route uses a different interface from the one whose network contains the address, or
-a gateway from a routing table other than main, or a gateway although both hosts are in one subnet by the destination's
-netmask, which means that the host's own netmask is too narrow. No packet filter explains the failure.
+How we know: connections failed, no packet filter explains the failure, and `ip route get ADDRESS from OWN` on both ends
+shows a wrong route. The route leaves through an interface whose network does not contain the address, or through a
+gateway from a routing table other than main. A gateway is also wrong if the destination's netmask puts both hosts into
+one subnet, because the host's own netmask is too narrow.
 
-Fix: let traffic inside the cluster's own network use the main table, ahead of all other rules; if the route is in the
-main table, delete it or exclude the cluster's network from the VPN. `ip rule` and `ip route show table all` show the
-present rules and routes.
+Fix: add a routing rule that lets traffic inside the cluster's network use the main table, ahead of all other rules. If
+the wrong route is in the main table, delete the route or exclude the cluster's network from the VPN. `ip rule` and `ip
+route show table all` show the current rules and routes.
 
 See ip-rule(8) and ip-route(8).
 """

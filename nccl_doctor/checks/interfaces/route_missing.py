@@ -1,17 +1,17 @@
-"""A host has no route to an address that NCCL or the rendezvous uses on another host.
+"""A host has no route to an address of another host that NCCL or the rendezvous uses.
 
-What it means: every connection to that host fails at once with "Network is unreachable", or is sent to a gateway that
-has no route to it either. In a cluster of several subnets, a host whose default route or static route is missing is cut
-off from the hosts on the other subnets; a host whose interface has lost its address is cut off from those on its own
-subnet.
+What it means: every connection to that host fails immediately with "Network is unreachable", or goes to a gateway that
+also has no route to the host. In a cluster of several subnets, a host without a default route or static route is cut
+off from the hosts on the other subnets. A host whose interface has lost its address is cut off from the hosts on its
+own subnet.
 
-How we know: from the main routing table of the host, and the addresses that NCCL will use on the others. If connections
-failed, the host's kernel is also asked (`ip route get`), and we check whether the host's interface of the same name is
-up but has no address. If another interface would work for all hosts, NCCL's choice is at fault instead
+How we know: the main routing table of the host has no route to the addresses that NCCL will use on the other hosts. If
+connections failed, `ip route get` on the host confirms the missing route, and nccl-doctor checks whether an interface
+is up but has no address. If another interface would work on all hosts, NCCL's choice of interface is at fault instead
 (ifname-wrong-interface, ifname-needed).
 
-Fix: add the route, as on the other hosts of that subnet; delete a route that refuses packets; or give the interface an
-address.
+Fix: add the missing route as on the other hosts of the subnet, delete a route that rejects packets, or assign an
+address to the interface.
 """
 
 from collections.abc import Collection, Iterable
@@ -40,7 +40,7 @@ WHERE = "`ip rule; ip route show table all` tell where"
 
 @dataclass
 class Hindered:
-    """A host whose kernel stops connections or replies, with the affected pairs of hosts and peers."""
+    """A host whose kernel blocks connections or replies, with the affected pairs of hosts and the affected peers."""
 
     host: str
     route_faults: dict[RouteFault, None] = field(default_factory=dict)
@@ -49,7 +49,7 @@ class Hindered:
 
 
 def hindered_hosts(view: View, kind: RouteFaultKind) -> Iterable[Hindered]:
-    """Return the hosts whose routes or filters make dials fail, in the order of the dials."""
+    """Return the hosts whose routes or filters make connections fail, in the order of the failed connections."""
     found: dict[str, Hindered] = {}
     for dial in view.mesh.failed:
         fault = view.dials.route_faults.get(dial)
@@ -115,7 +115,7 @@ def route_missing(view: View) -> Findings:
 def _alike(
     lacking: dict[str, dict[str, str]], view: View, reasons: dict[str, dict[str, str | None]]
 ) -> Iterable[tuple[str, ...]]:
-    """Yield groups of hosts that lack the same routes and have the same remedy."""
+    """Yield groups of hosts that lack the same routes and need the same remedy."""
     keyed = {
         name: (frozenset({*targets, name}), _remedy(view.by_host[name], targets.values(), reasons[name].values()))
         for name, targets in lacking.items()
@@ -142,7 +142,7 @@ def _no_route(sources: tuple[str, ...], lacking: dict[str, dict[str, str]]) -> s
 def _finding(
     view: View, sources: tuple[str, ...], lacking: dict[str, dict[str, str]], reasons: dict[str, dict[str, str | None]]
 ) -> Finding:
-    """Return one finding for all ``sources``; ``reasons`` are each host's reasons and the kernel's errors."""
+    """Return one finding for all ``sources``, with each host's ``reasons`` and the kernel's errors as evidence."""
     first, evidence = view.by_host[sources[0]], []
     for source in sources:
         routes = view.by_host[source].routes or ()
@@ -164,7 +164,7 @@ def _finding(
 
 
 def _deletions(host: str, facts: HostFacts, targets: Iterable[str]) -> tuple[Command, ...]:
-    """Return the commands that delete rejecting routes; no commands unless all of these routes are known."""
+    """Return the commands that delete routes that reject packets, or () if any of these routes is unknown."""
     ways = [way for way in facts.ways if way.iif is None] if isinstance(facts.ways, tuple) else []
     found = [[way.refusal for way in ways if way.to == target and way.error is not None] for target in targets]
     refusals = dict.fromkeys(refusal for each in found for refusal in each)
@@ -179,7 +179,7 @@ def _deletions(host: str, facts: HostFacts, targets: Iterable[str]) -> tuple[Com
 
 
 def _unaddressed(found: Hindered) -> Finding:
-    """Return the finding for an interface without an address in its network."""
+    """Return the finding for a host whose interface has no address in the network of its peers."""
     lacking = dict.fromkeys((fault.usual, fault.network) for fault in found.route_faults)
     nets = " and ".join(f"its interface {interface} has no address in {network}" for interface, network in lacking)
     how = "as the other hosts have it (`ip address add ADDRESS/PREFIX dev NAME`; for good: in what sets up the network)"
@@ -200,7 +200,7 @@ def answer_of(way: Way) -> str:
 
 
 def _remedy(own: HostNccl, targets: Iterable[str], errors: Collection[str | None]) -> str:
-    """Return advice with the placeholder ``{hosts}``, first on rejecting routes, then on addresses, then on routes."""
+    """Return advice on rejecting routes, missing addresses or missing routes, with the placeholder ``{hosts}``."""
     standing = [words for error, words in NO_WAY.items() if error in errors]
     if standing:
         return f"Take it out on {{hosts}}: {' and '.join(standing)} ({WHERE})"

@@ -1,16 +1,16 @@
 """Two interfaces that NCCL uses on a host are on the same subnet.
 
-What it means: Linux uses one route to a subnet, so packets for both addresses leave through one interface, and by
-default either interface answers ARP for both. Traffic for the second address arrives on an unexpected interface, where
-strict reverse-path filtering (rp_filter=1) drops it, so some pairs of hosts fail while others work. Without such
-filtering, the second link is just idle.
+What it means: Linux uses a single route to a subnet, so all packets to the subnet leave through one interface. By
+default, each of the two interfaces answers ARP requests for both addresses. Traffic for the second address may arrive
+on the wrong interface, where strict reverse-path filtering (rp_filter=1) drops the packets, so some pairs of hosts
+can't connect. Without strict filtering, the second link is only idle.
 
-How we know: from the addresses that NCCL's bootstrap and NET/Socket use, and the host's rp_filter, arp_ignore and
-arp_announce. If arp_ignore is 1, arp_announce is 2 and rp_filter is not 1, the setup is assumed to be intentional and
-is not reported.
+How we know: NCCL's bootstrap and NET/Socket use two addresses on the same subnet, and rp_filter, arp_ignore and
+arp_announce do not separate the interfaces. If arp_ignore is 1, arp_announce is 2 and rp_filter is not 1, the setup is
+assumed to be intentional and is not reported.
 
-Fix: put each interface into its own subnet, bond them, or let NCCL use only one of them; or set the three sysctls and
-add source routing.
+Fix: put each interface into its own subnet, bond the interfaces, or let NCCL use only one interface. Alternatively, set
+rp_filter, arp_ignore and arp_announce, and add source routing.
 
 See Documentation/networking/ip-sysctl.rst in the kernel's source, and NVIDIA/nccl issues 601, 1269 and 1581.
 """
@@ -32,12 +32,12 @@ from nccl_doctor.text.inet import Network
 
 @dataclass(frozen=True)
 class _Shared:
-    """A subnet that several interfaces of a host are on.
+    """A subnet that is shared by several interfaces of a host.
 
     Attributes:
-        settings: each interface with its values of the sysctls in KEYS.
-        strict: whether any of the interfaces has strict reverse-path filtering.
-        meets: whether the host and a peer reach each other anyway.
+        settings: interfaces with their values of the sysctls in KEYS.
+        strict: True if any of the interfaces has strict reverse-path filtering.
+        meets: True if the host and at least one peer can reach each other.
     """
 
     network: Network
@@ -86,7 +86,7 @@ def _finding(view: View, found: _Shared, hosts: list[str]) -> Finding:
     ]
     return Finding(
         hosts=tuple(hosts),
-        message=f"On {fold(hosts)}, NCCL's sockets use {names}, {both} on {found.network}: {effect}.",
+        message=f"On {fold(hosts)}, NCCL's sockets use {names}, {both} on {found.network}, so {effect}.",
         evidence=folded((host, line) for line in told for host in hosts),
         facts={
             "network": str(found.network),
@@ -98,7 +98,7 @@ def _finding(view: View, found: _Shared, hosts: list[str]) -> Finding:
 
 
 def shared(own: HostNccl) -> dict[Network, tuple[str, ...]]:
-    """Return the subnets in which NCCL uses several links, with these links; an alias is not a link of its own."""
+    """Return the subnets in which NCCL uses several interfaces, with these interfaces; aliases are not counted."""
     found: dict[Network, dict[str, None]] = {}
     for use in (*((own.chosen,) if own.chosen is not None else ()), *own.choice.net_socket):
         for network in own.networks(use.address):
@@ -108,12 +108,12 @@ def shared(own: HostNccl) -> dict[Network, tuple[str, ...]]:
 
 
 def effective(sysctls: dict[str, str], key: str, link: str) -> int:
-    """Return the higher of a sysctl's values for "all" and for the link (ip-sysctl.rst); 0 if neither is set."""
+    """Return the higher of a sysctl's values for "all" and for the interface (ip-sysctl.rst), or 0 without any."""
     return max(int(sysctls.get(f"net.ipv4.conf.{where}.{key}", "0")) for where in ("all", link))
 
 
 def _meets_some(mesh: Phased[Mesh], host: str) -> bool:
-    """Return whether the host and at least one peer reach each other."""
+    """Return whether the host and at least one peer can connect to each other."""
     if not isinstance(mesh, Mesh):
         return False
     return any(not {(host, peer), (peer, host)} & mesh.failures.keys() for peer in mesh.ports.keys() - {host})

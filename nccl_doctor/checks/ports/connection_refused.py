@@ -1,15 +1,14 @@
 """A rank's connection to another rank was refused.
 
-What it means: Nothing was listening at the address and port to which the connection was made: the process there had
-ended or had not started yet, or the address belongs to no host of this job (a stale init file, a loopback address, a
-wrong master address).
+What it means: No process was listening at the target address and port. The process had ended or not yet started, or the
+address belongs to no host of the job (a stale init file, a loopback address, a wrong master address).
 
-How we know: from NCCL's "Connect to 10.0.0.2<4242> failed : Connection refused" in older and newer forms, torch's "The
-client socket has failed to connect to … (errno: 111", or gloo's "SO_ERROR: Connection refused". NCCL retries for a
-minute before it gives up, so a few messages about retries at INFO level are normal at the start.
+How we know: the log contains NCCL's "Connect to 10.0.0.2<4242> failed : Connection refused" (or an older form), torch's
+"The client socket has failed to connect to … (errno: 111", or gloo's "SO_ERROR: Connection refused". NCCL retries
+connections for a minute before it fails, so a few INFO messages about retries are normal at the start of a job.
 
-Fix: Look for the first error of the process that should have listened. Check MASTER_ADDR and MASTER_PORT on every
-host. `nccl-doctor check` tests every port and pair.
+Fix: Look for the first error of the process that should have been listening. Check MASTER_ADDR and MASTER_PORT on every
+host. `nccl-doctor check` tests the ports between all pairs of hosts.
 
 References: NCCL's src/misc/socket.cc (2.12 to 2.28) and src/os/linux.cc (2.29 on);
 torch/csrc/distributed/c10d/socket.cpp.

@@ -1,13 +1,13 @@
 """Connections to another host get no answer.
 
-What it means: Something is silently dropping the packets: a firewall's DROP, a cloud's security group, or a route into
-a network where no host answers.
+What it means: The packets are silently dropped by a firewall's DROP rule or a cloud's security group, or are routed
+into a network where no host answers.
 
-How we know: from NCCL's "Connect to … failed : Connection timed out" or "exceeded timeouts", torch's errno 110, or
-gloo's "timed out connecting". Each attempt takes about two minutes (net.ipv4.tcp_syn_retries).
+How we know: the log contains NCCL's "Connect to … failed : Connection timed out" or "exceeded timeouts", torch's errno
+110, or gloo's "timed out connecting". Each connection attempt takes about two minutes (net.ipv4.tcp_syn_retries).
 
-Fix: Open the ephemeral range between the cluster's hosts, in the hosts' firewalls and in the cloud's rules; set
-NCCL_SOCKET_IFNAME if the address is in the wrong network. `nccl-doctor check` shows which of these is needed.
+Fix: Open the ephemeral port range between the cluster's hosts, in the hosts' firewalls and in the cloud's rules. If the
+target address is in the wrong network, set NCCL_SOCKET_IFNAME. `nccl-doctor check` shows which change is needed.
 
 References: NCCL's src/misc/socket.cc; torch/csrc/distributed/c10d/socket.cpp; tcp(7) on tcp_syn_retries.
 """

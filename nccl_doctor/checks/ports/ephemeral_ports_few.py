@@ -1,23 +1,23 @@
-"""A host has fewer ephemeral ports than this job may need.
+"""A host has fewer ephemeral ports than the job may need.
 
 What it means: NCCL has no port setting, so every listener and every connection of every rank uses a port in
-`net.ipv4.ip_local_port_range`. When these are exhausted, NCCL ends with "Call to bind failed: Address already in use",
-which is not about the master port, or with "Cannot assign requested address".
+`net.ipv4.ip_local_port_range`. If the range is exhausted, NCCL ends with "Cannot assign requested address" or "Call to
+bind failed: Address already in use". The error "Call to bind failed" does not concern the master port.
 
-If all these ports are in use right now, so that a connection from the host failed with EADDRNOTAVAIL, no connection can
-be made, and this is reported as an error.
+If all ports of the range are already in use, so that a connection from the host failed with EADDRNOTAVAIL, the
+diagnosis is an error.
 
-How we know: the range, less the reserved ports, is compared with an estimate for the job's world size. A rank uses
-about six ports for itself (the bootstrap's listeners, the proxy, gloo) and, if it communicates with every other rank
-over the network, as in all-to-all, two ports per other rank, one to listen on and one to connect from:
+How we know: the size of the range without its reserved ports is compared with an estimate for the job's world size.
+Each rank uses about six ports for itself (the bootstrap's listeners, the proxy, gloo). In an all-to-all over the
+network, each rank needs two more ports for every other rank, one for listening and one for connecting:
 
-    ports of a host = ranks on it * (6 + 2 * world size)
+    ports of a host = ranks on the host * (6 + 2 * world size)
 
-An all-reduce alone needs far fewer, so this is a warning. 256 hosts with 8 ranks each exhaust Linux's default range of
-28,232 ports in this way (public issue NVIDIA/nccl#1882).
+The diagnosis is a warning, because an all-reduce alone needs far fewer ports. An all-to-all among 256 hosts with 8
+ranks each exhausts Linux's default range of 28,232 ports (NVIDIA/nccl issue 1882).
 
-Fix: widen the range on every host. If the master port is then inside the range, the same command reserves that port on
-the master.
+Fix: widen the range on every host. If the wider range contains the master port, the same command reserves the master
+port on the master.
 """
 
 from nccl_doctor.checks.ports.port_in_ephemeral_range import RESERVED
@@ -40,7 +40,7 @@ FEW = Effect(
 )
 ANYWAY = ("port-in-use", "ifname-model-differs", FEW)
 WIDE = (15000, 65000)
-"""A range of 50,001 ports without the ports of most services."""
+"""Range of 50,001 ports that does not contain the ports of most services."""
 
 
 @check(
@@ -121,7 +121,7 @@ RULES = (
 
 
 def _without_ras(scene: Scene) -> list[Event]:
-    """Drop failed binds of NCCL's RAS service from the events, as they do not end a job (src/ras/client_support.cc)."""
+    """Return the events without failed binds of NCCL's RAS service, which end no job (src/ras/client_support.cc)."""
     if not scene.log.facts.ras_failures:
         return scene.events
     return [event for event in scene.events if event.name != "ephemeral-ports-few"]

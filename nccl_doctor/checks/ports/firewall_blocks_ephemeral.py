@@ -1,17 +1,19 @@
 """A firewall rule on a host blocks the ephemeral ports that NCCL and gloo choose.
 
-What it means: opening the master port is not enough. NCCL and gloo have no port setting: each rank listens on a port
-that the kernel chooses from `net.ipv4.ip_local_port_range`, and all hosts connect to each other there, in both
-directions. If a rule blocks these connections, the job passes its rendezvous, then hangs at the first collective.
+What it means: opening only the master port in the firewall is not sufficient. NCCL and gloo have no setting for their
+ports. Each rank listens on ports that the kernel chooses from `net.ipv4.ip_local_port_range`, and all hosts connect to
+these ports in both directions. If a rule blocks these connections, the job completes its rendezvous but hangs at the
+first collective.
 
-How we know: every host listened on such ports and every other host tried to connect to them; an attempt failed, and the
-kernel's actual rules on the two hosts, evaluated for its first packet, block it (firewall-blocks-port explains how).
-The diagnosis is only a warning if the connections succeeded although a rule limits their number at a time (iptables:
-limit, hashlimit, connlimit, recent; nft: limit, ct count) to fewer than the ranks of two hosts may need, that is, the
-number of ranks on the peer * (6 + 2 * the number of ranks on the host), as for ephemeral-ports-few.
+How we know: every host listened on ephemeral ports, and the other hosts tried to connect to these ports. A connection
+failed, and the kernel's rules on the two hosts block the first packet of this connection (see firewall-blocks-port). If
+the connections succeeded, but a rule limits their rate or number, the diagnosis is a warning (iptables: limit,
+hashlimit, connlimit, recent; nft: limit, ct count). A limit is reported if it allows fewer connections than the ranks
+of two hosts may need. As for ephemeral-ports-few, the need is the number of ranks on the peer * (6 + 2 * the number of
+ranks on the host).
 
-Fix: the commands let the cluster's own addresses reach the whole range, in the syntax of the tool that manages the
-rules.
+Fix: run the commands in the report, which let the cluster's own addresses reach the whole range. The commands use the
+tool that manages the host's rules.
 
 References: ip-sysctl (ip_local_port_range); NCCL's ncclSocketListen binds port 0 (src/misc/socket.cc).
 """
@@ -24,7 +26,7 @@ from nccl_doctor.snapshot.hosts import connections_of_peer
 
 @check("NCD302", severity=Severity.ERROR, needs=("mesh",), explains=EXPLAINS, row="firewall")
 def firewall_blocks_ephemeral(view: View) -> Findings:
-    """Yield an error for each rule that blocks only ephemeral ports, and a warning for each that limits connections."""
+    """Yield an error for each rule that blocks only ephemeral ports, and a warning for each rate limit."""
     for blames in by_rule(view, master=False):
         what = whose(blames)
         who = "the other hosts'" if blames[0].direction == "output" and what == OWN else "NCCL's"

@@ -1,17 +1,18 @@
 """A firewall rule on a host blocks connections to the master port.
 
-What it means: every rank connects to the master port first (torch's TCPStore). If a rule drops the packets, the ranks
-wait until they time out; if it rejects them, the ranks fail with "No route to host" or "Connection refused"; if it
-redirects them (DNAT or REDIRECT of a container or a proxy), the ranks reach a different process.
+What it means: every rank first connects to the master port (torch's TCPStore). If a rule drops the packets, the ranks
+wait until they time out. If a rule rejects the packets, the ranks fail with "No route to host" or "Connection refused".
+If a rule redirects the packets (DNAT or REDIRECT of a container or a proxy), the ranks reach a different process.
 
-How we know: every host tried to connect to the master port while nccl-doctor itself listened there, and the attempt
-failed. The kernel's actual rules on both hosts (nftables, both kinds of iptables, ipset) were then evaluated for that
-packet leaving the connecting host and entering the listening host, and for the replies. The named rule is the first one
-that blocks the packet; its counter is shown before and after the connections.
+How we know: every host tried to connect to the master port while nccl-doctor itself listened on the port, and the
+connection failed. The kernel's firewall rules on both hosts (nftables, both kinds of iptables, ipset) were evaluated
+for the packets of this connection and for the replies. The named rule is the first rule that blocks the packets, and
+its counter is shown before and after the connections.
 
-Fix: the commands let the cluster's own addresses reach the master port and the ports that NCCL and gloo get from the
-kernel (`net.ipv4.ip_local_port_range`), in the syntax of the tool that manages the rules: firewalld, ufw, nftables or
-iptables. Running them twice does no harm. Do not switch the firewall off: it keeps everybody else out.
+Fix: run the commands in the report. The commands let the cluster's own addresses reach the master port and the ports
+that NCCL and gloo get from the kernel (`net.ipv4.ip_local_port_range`). The commands use the tool that manages the
+host's rules: firewalld, ufw, nftables or iptables. It is safe to run the commands more than once. Do not disable the
+firewall, because it protects the hosts from all other machines.
 
 References: nft(8), iptables-extensions(8), firewall-cmd(1), ufw(8).
 """
@@ -40,7 +41,7 @@ UNTESTED = {
 }
 
 EXPLAINS = ("port-unreachable", CONNECTIONS)
-"""The effects of a blocking rule, except that port-unreachable is left out if all of a host's rules are understood."""
+"""Effects of a blocking rule; port-unreachable is omitted if all rules of the hosts are understood."""
 
 
 @check("NCD301", severity=Severity.ERROR, needs=("mesh",), explains=EXPLAINS, row="firewall")
@@ -51,7 +52,7 @@ def firewall_blocks_port(view: View) -> Findings:
 
 
 def _what(blames: list[Blame], snapshot: Snapshot) -> str:
-    """Return a phrase that describes what the rules block, including NCCL's own ports."""
+    """Return a phrase for the connections that the rules block, including those to NCCL's ephemeral ports."""
     met = [dial for blame in blames for dial in blame.dials if dial.dst == blame.host.name]
     if met and blames[0].direction == "input" and not any(to_master(dial, snapshot) for dial in met):
         return "replies to its own connections and the other hosts' connections to NCCL's ephemeral ports"
@@ -72,13 +73,13 @@ def stops_master(blame: Blame, snapshot: Snapshot) -> bool:
 
 
 def by_rule(view: View, *, master: bool) -> list[list[Blame]]:
-    """Return hosts grouped by rule, for the rules that block the master port or, without ``master``, for the others."""
+    """Return hosts by rule, for rules that block the master port if ``master`` is True, else for the other rules."""
     found = alike(view.dials.firewall.blames)
     return [each for each in found if any(stops_master(blame, view.snapshot) for blame in each) is master]
 
 
 def alike(blames: Sequence[Blame]) -> list[list[Blame]]:
-    """Return hosts grouped by the rule that blocks connections, in order of node rank."""
+    """Return the hosts, in order of node rank, grouped by the rule that blocks their connections."""
     blames = sorted(blames, key=lambda blame: (blame.host.node.node_rank, blame.direction))
     inward = {blame.host.name: blame for blame in blames if blame.direction == "input" and blame.redirects}
 
@@ -94,7 +95,7 @@ def alike(blames: Sequence[Blame]) -> list[list[Blame]]:
 
 
 def rule_of(blames: Sequence[Blame]) -> str:
-    """Return the beginning of a sentence, such as "ufw on node[1-3] drops"."""
+    """Return the beginning of a message, such as "ufw on node[1-3] drops"."""
     limits = any(dial.error == LIMITED for dial in blames[0].dials)
     return f"{blames[0].manager} on {fold(_hosts(blames))} {'limits' if limits else blames[0].verb}"
 
@@ -104,7 +105,7 @@ def _hosts(blames: Sequence[Blame]) -> tuple[str, ...]:
 
 
 def gaps(view: View, *, master: bool) -> Iterator[Unjudged]:
-    """Yield the hosts whose rules could not be read and may explain a failed dial."""
+    """Yield the hosts whose rules could not be read and may explain a failed connection."""
     snapshot = view.snapshot
     apart = {host.name for host in snapshot.hosts if is_unreached(snapshot, host)}
     mine = [gap for gap in view.dials.firewall.gaps if to_master(gap.dial, snapshot) is master]
@@ -114,7 +115,7 @@ def gaps(view: View, *, master: bool) -> Iterator[Unjudged]:
 
 
 def whose(blames: Sequence[Blame]) -> str:
-    """Return a phrase that describes what the rules block: other hosts' connections, the host's own, or replies."""
+    """Return a phrase for what the rules block: other hosts' connections, the host's own connections, or replies."""
     among = [(blame, dial) for blame in blames for dial in blame.dials if dial.src != dial.dst]
     made, met = (any(getattr(dial, end) == blame.host.name for blame, dial in among) for end in ("src", "dst"))
     if blames[0].direction == "input" and met:
@@ -125,7 +126,7 @@ def whose(blames: Sequence[Blame]) -> str:
 
 
 def finding(blames: Sequence[Blame], view: View, message: str) -> Finding:
-    """Return the finding for hosts that block the same dials by similar rules."""
+    """Return the finding for hosts that block the same connections by similar rules."""
     first = blames[0]
     snapshot, listens = view.snapshot, view.nccl.addresses
     by_direction = grouped((blame.direction, blame) for blame in blames)

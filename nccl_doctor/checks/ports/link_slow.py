@@ -1,28 +1,28 @@
-"""A host, pair or rail is far slower than the others or loses packets, or a GPU or NIC has lost PCIe lanes.
+"""A host, pair of hosts or rail is far slower than the others or loses packets, or a GPU or NIC has lost PCIe lanes.
 
-What it means: every rank of a ring waits for its slowest link, so one bad link slows the whole job. Causes are a cable
-or transceiver with lost lanes, a port that fell back to a lower rate, half duplex, a NIC in a narrow PCIe slot, traffic
-shaping, a mismatched MTU, or a lossy port. This is an error, not a warning, if the rate is below a tenth of the usual
-rate.
+What it means: every rank of a ring waits for its slowest link, so one bad link slows the whole job. Typical causes are
+a cable or transceiver with lost lanes, a port at a reduced rate, half duplex, or a NIC in a narrow PCIe slot. Traffic
+shaping, an MTU mismatch or a lossy port also slows a link. The diagnosis is an error instead of a warning if the rate
+is below a tenth of the usual rate.
 
-How we know: with `--rate`, the hosts send to each other over TCP, between the addresses that NCCL uses, in rounds in
-which each sends to one host and receives from one. A pair is measured again, alone, if its rate is less than half of
-the usual rate, or if at least 2 % of its segments were retransmitted while the other pairs retransmitted less than
-0.2 % of theirs.
-A host is named, with the direction, if its whole row or column of the matrix is bad. A pair is named if only that pair
-is bad, and a rail if it is slow on all hosts compared with other rails or with its links' speed. If the sending thread
-lacked a CPU, the reader was late, or interrupts filled a CPU, the host's CPU was the bottleneck. The report then says
-so, and names no link.
+How we know: with `--rate`, the hosts send data to each other over TCP, between the addresses that NCCL uses. In each
+round, every host sends to one host and receives from another. A pair of hosts is measured again, alone, if its rate is
+less than half of the usual rate. A pair of hosts is also measured again if it retransmitted at least 0.8 % of its
+segments, and at least ten times the usual share. The diagnosis names a host, with the direction, if its whole row or
+column of the rate matrix is bad. A pair is named if only the rates of that pair are bad. A rail is named if its rate on
+all hosts is low compared with other rails or with the speed of its links. If the sending thread lacked CPU time, the
+receiver was late, or interrupts occupied a CPU, the report blames the host's CPU instead of a link.
 
-In every run, current_link_width of each GPU that the job sees is compared with the maximum that both ends of its link
-support. A lower link speed proves nothing, since an idle GPU lowers it. An idle GPU may also drop lanes, so missing
-lanes at a lowered speed are reported only as a note, unless another idle GPU has all its lanes. GPUs that share the
-CPU's memory (GB10, GH200) are ignored. The lanes of the NIC that NCCL's sockets use matter if they are slower than its
-port; for the lanes of RDMA devices, see rdma-link-slow.
+In every run, the current_link_width of each GPU that the job sees is compared with the maximum that both ends of the
+PCIe link support. A reduced PCIe link speed proves nothing, because GPUs reduce the link speed when idle. An idle GPU
+may also reduce its number of lanes. Missing lanes at a reduced link speed are reported only as a note, unless another
+idle GPU has all its lanes. GPUs that share memory with the CPU (GB10, GH200) are ignored. The PCIe lanes of the NIC
+that NCCL's sockets use are reported if their total rate is lower than the speed of the NIC's port. For the lanes of
+RDMA devices, see rdma-link-slow.
 
-Fix: reseat a GPU or NIC that lacks lanes, without a riser, and check its slot's lanes in the firmware settings. If no
-lanes are missing, then on the named host `ethtool -S` shows error counts, `ethtool` the negotiated speed, `lspci -vv`
-the lanes (LnkSta), and `tc qdisc show` traffic shaping; then check the cable and the switch port.
+Fix: reseat a GPU or NIC with missing lanes, without a riser, and check the lanes of its slot in the firmware settings.
+If no lanes are missing, check the named host, the cable and the switch port. On the named host, `ethtool -S` shows
+error counts, `ethtool` the negotiated speed, `lspci -vv` the lanes (LnkSta) and `tc qdisc show` traffic shaping.
 
 References: nvidia-smi(1), pcie.link.width.current: "These may be reduced when the GPU is not in use".
 """
@@ -51,7 +51,7 @@ DOES = {("send",): "sends", ("receive",): "receives", ("send", "receive"): "send
 
 
 SHARED = re.compile(r"\bG[BH]\d\d")
-"""Matches names of GPUs that are connected to the CPU by NVLink."""
+"""Pattern for the names of GPUs that are connected to the CPU by NVLink."""
 
 
 # NCCL's own measurement of each rank's network (NCCL DIAG).
@@ -85,7 +85,7 @@ SIGNS = LogSigns(
 
 @check("NCD320", phrase="PCIe link slow", severity=Severity.WARNING, explains=(SLOW,), also=("rates",), row="rate")
 def link_slow(view: View) -> Findings:
-    """Yield findings about PCIe links and slow hosts, pairs or rails; hosts that were too busy can't be judged."""
+    """Yield findings about PCIe links and about slow hosts, pairs and rails."""
     rates = view.snapshot.rates
     if rates == skipped(PENDING):
         yield Absent(PENDING, skipped=True)
@@ -128,7 +128,7 @@ def _by_rates(view: View, rates: Rates) -> Findings:
 
 
 def _lanes(view: View, rates: Rates | None) -> Findings:
-    """Yield findings about GPUs and NICs that use fewer PCIe lanes than they have."""
+    """Yield findings about GPUs and NICs that use fewer PCIe lanes than possible."""
     gpus = [(host.name, *told) for host, facts in view.facts for told in _gpu_links(host, facts)]
     for host, facts in view.facts:
         if isinstance(facts.gpu_driver, Unknown):
@@ -149,7 +149,7 @@ def _lanes(view: View, rates: Rates | None) -> Findings:
 
 
 def _gpu_links(host: Host, facts: HostFacts) -> Iterator[tuple[str, PciLink]]:
-    """Yield the address and link of each GPU that the job sees and that is bound to a driver."""
+    """Yield the PCI address and the link of each GPU that is visible to the job and bound to a driver."""
     driver, gpus, health = facts.gpu_driver, facts.gpus, facts.gpu_health
     if driver is None or isinstance(driver, Unknown):
         return
@@ -165,7 +165,7 @@ def _gpu_links(host: Host, facts: HostFacts) -> Iterator[tuple[str, PciLink]]:
 
 
 def _nic_links(view: View) -> Iterator[tuple[str, str, PciLink]]:
-    """Yield the host, name and PCIe link of each of NCCL's socket interfaces with a PCIe link slower than its port."""
+    """Yield the host, name and PCIe link of each NCCL socket interface whose PCIe link is slower than its port."""
     for host, _ in view.facts:
         own, side = view.nccl.by_host.get(host.name), view.nccl.rdma.sides.get(host.name)
         if own is None or own.chosen is None or (side is not None and side.rdma.entries):
@@ -182,7 +182,7 @@ def _without_lanes(links: list[tuple[str, str, PciLink]], *, note: bool) -> Find
     names = listed(dict.fromkeys(name for _, name, _ in links))
     first = links[0][2]
     link, is_ = ("The PCIe link", "is") if len(links) == 1 else ("The PCIe links", "are")
-    idle = ". An idle GPU may also reduce its link speed" if note else ""
+    idle = ". The driver may have reduced the link speed because the GPU is idle" if note else ""
     return Finding(
         hosts=hosts,
         severity=Severity.INFO if note else None,
@@ -275,7 +275,7 @@ def _evidence(slow: SlowLink, rates: Rates, view: View) -> Iterator[str]:
 
 
 def link_words(rates: Rates, host: str, name: str, view: View) -> str:
-    """Describe the link as in ``10000 Mb/s, full duplex, MTU 1500, 4 of 16 PCIe lanes, without tso``."""
+    """Return a description such as ``10000 Mb/s, full duplex, MTU 1500, 4 of 16 PCIe lanes, without tso``."""
     link = rates.link(host, name)
     facts = next((facts for one, facts in view.facts if one.name == host), None)
     known = () if facts is None or isinstance(facts.interfaces, Unknown) else facts.interfaces.links

@@ -1,16 +1,16 @@
-"""A NetworkPolicy of the namespace drops connections between the job's pods.
+"""A NetworkPolicy in the namespace drops connections between the job's pods.
 
-What it means: as soon as one policy selects a pod, all traffic that no policy allows is dropped silently. Policies are
-usually written for services, and list the ports on which these services listen. But NCCL and gloo listen on ports that
-the kernel chooses, and every pod connects to every other pod. So the job hangs in its rendezvous, or at its first
-collective.
+What it means: if any policy selects a pod, all traffic of the pod that no policy allows is silently dropped. Policies
+are usually written for services and list the ports of these services. NCCL and gloo, however, listen on ports that the
+kernel chooses, and every pod connects to every other pod. If a policy blocks these connections, the job hangs in its
+rendezvous or at its first collective.
 
-How we know: a connection between two pods failed, and the namespace's policies from the API server, evaluated for the
-labels of both pods, their addresses and that port, do not allow it. The test connections show whether a cluster's
-network enforces its policies at all; a policy that is not enforced is not reported.
+How we know: a connection between two pods failed, and the namespace's policies from the API server do not allow this
+connection. The policies are evaluated for the labels and addresses of both pods and for the port. If the test
+connections show that the network plugin does not enforce policies, no policy is reported.
 
-Fix: add a policy that lets the job's pods reach each other on all TCP ports and opens nothing else; policies add up, so
-the others need no change.
+Fix: add a policy that only lets the job's pods reach each other on all TCP ports. Policies are additive, so the
+existing policies need no change.
 
 References: Kubernetes, "Network Policies". The API reference, NetworkPolicy v1 networking.k8s.io.
 """

@@ -1,15 +1,15 @@
-"""A host or its firewall rejects connections as unreachable.
+"""Connections to a host fail with "No route to host".
 
-What it means: The kernel got "host unreachable" for the address. Between hosts that can ping each other, the cause is a
-firewall's REJECT (firewalld's default); between others, it is an interface in a different network, or an address that
-no host has.
+What it means: The kernel received "host unreachable" for the target address. Between hosts that can ping each other,
+the cause is a firewall's REJECT rule (firewalld's default). If the hosts can't ping each other, the cause is an
+interface in a different network, or an address that no host has.
 
-How we know: from NCCL's "Connect to 10.0.0.2<4242> failed : No route to host", or retries with this message up to the
-last retry (NCCL 2.24 and later retry 34 times, which is logged only at INFO level), or errno 113 in torch or gloo.
+How we know: the log contains NCCL's "Connect to 10.0.0.2<4242> failed : No route to host", or errno 113 in torch or
+gloo. NCCL 2.24 and later retry 34 times and log the retries only at INFO level.
 
-Fix: Admit the cluster's own addresses on the host that rejects them; `nccl-doctor check` shows the rule and a command
-that admits no other addresses. NCCL's ports come from the whole ephemeral range, so opening only the master port does
-not help.
+Fix: Allow connections from the cluster's own addresses on the host that rejects them. `nccl-doctor check` shows the
+rule, and a command that allows no other addresses. NCCL's ports come from the whole ephemeral range, so opening only
+the master port is not sufficient.
 
 References: NCCL's src/misc/socket.cc and src/os/linux.cc; connect(2) on EHOSTUNREACH.
 """

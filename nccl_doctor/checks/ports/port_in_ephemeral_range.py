@@ -1,14 +1,15 @@
 """The master port lies in the ephemeral range, which the kernel uses for outgoing connections.
 
-What it means: an outgoing connection of any program on the master, or one of NCCL's or gloo's own listeners, may
-occupy that port at the moment the job starts; torch then fails with "Address already in use" although no process
-listens there. This happens only now and then, which makes it hard to find.
+What it means: an outgoing connection on the master, or a listener of NCCL or gloo, may occupy the master port when the
+job starts. If the port is occupied, torch fails with "Address already in use" although no process listens on the port.
+The failure is hard to find because it is intermittent.
 
-How we know: `net.ipv4.ip_local_port_range` and `net.ipv4.ip_local_reserved_ports` on the first host. torchrun's default
-29500 lies below Linux's default range, 32768 to 60999, but within the range that some guides recommend, 1024 to 65535.
+How we know: on the first host, `net.ipv4.ip_local_port_range` contains the master port, and
+`net.ipv4.ip_local_reserved_ports` does not. The default port of torchrun (29500) lies below Linux's default range
+(32768 to 60999), but within the range that some guides recommend (1024 to 65535).
 
-Fix: use a master port below the range, or have root reserve the port, so that only programs that request it by
-number get it.
+Fix: use a master port below the range, or reserve the port as root, so that the kernel never assigns the port
+automatically.
 
 References: the kernel's Documentation/networking/ip-sysctl.rst.
 """
@@ -37,7 +38,7 @@ def port_in_ephemeral_range(view: View) -> Findings:
             continue
         yield Finding(
             hosts=(host.name,),
-            message=f"{host.name} uses ports {own.low} to {own.high} for outgoing connections, so one of them may "
+            message=f"{host.name} uses ports {own.low} to {own.high} for outgoing connections, any of which may "
             f"occupy master port {port} when the job starts.",
             evidence=(f"ip_local_port_range is {own.low} {own.high}; reserved: {own.reserved_text or 'none'}",),
             facts={"port": port, "low": own.low, "high": own.high},

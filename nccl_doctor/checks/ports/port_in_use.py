@@ -1,22 +1,24 @@
-"""The master port on the master is busy.
+"""The master port is already in use on the master.
 
-What it means: rank 0 can't open torch's TCPStore and ends with "Address already in use" (EADDRINUSE); the other ranks
-wait for it until they time out.
+What it means: rank 0 can't open torch's TCPStore and ends with "Address already in use" (EADDRINUSE). The other ranks
+wait for rank 0 until they time out.
 
-How we know: the same bind that torch's TCPStore makes (with SO_REUSEADDR, then listen) was tried on the master. The
-socket tables then explain its result:
+How we know: on the master, nccl-doctor called bind with SO_REUSEADDR and listen, as torch's TCPStore does. The socket
+tables explain why the calls failed:
 
-- `listener`: a process, such as a stale rank, a second job or another service, listens there on one or all addresses.
-- `bound`: a process has bound the port but does not listen; `ss -l` does not show it.
-- `outbound`: the port is the source port of an outgoing connection, which is possible because `ip_local_port_range`
-  contains it.
-- `time-wait`: a connection of a program without SO_REUSEADDR ended less than a minute ago. A socket in
-  TIME_WAIT that torch itself left does not prevent torch's bind, and is not reported.
+- `listener`: a process, such as a stale rank, a second job or another service, listens on the port at one or all
+  addresses.
+- `bound`: a process has bound the port but does not listen, so `ss -l` does not show the socket.
+- `outbound`: the port is the source port of an outgoing connection, because `ip_local_port_range` contains the master
+  port.
+- `time-wait`: a connection of a program that does not set SO_REUSEADDR ended less than a minute ago. A TIME_WAIT socket
+  that torch itself left does not prevent torch from binding the port, and is not reported.
 
-Fix: `nccl-doctor fix-port` shows which process holds the port and the job it belongs to. With `--kill`, it ends the
-whole job if it is a leftover of your own, that is, if its ranks have no launcher and make no progress. `nccl-doctor
+Fix: `nccl-doctor fix-port` shows which process holds the port, and the job to which the process belongs. `nccl-doctor
+fix-port --kill` ends the job if it is your own and its ranks have no launcher and make no progress. `nccl-doctor
 fix-port --hosts hosts.yaml --next --write` finds another port and writes it into the hosts file. For `outbound`,
-reserve the port (`net.ipv4.ip_local_reserved_ports`); for `time-wait`, wait: `nccl-doctor fix-port --wait`.
+reserve the port (`net.ipv4.ip_local_reserved_ports`). For `time-wait`, wait until the port is free (`nccl-doctor
+fix-port --wait`).
 
 References: ip(7) and socket(7) on SO_REUSEADDR; torch/csrc/distributed/c10d/TCPStoreLibUvBackend.cpp.
 """
@@ -51,7 +53,7 @@ MEANS = {
 TAKEN = Effect(
     ("port-in-use", "no-store", "no-group", *DIALS, *GIVING_UP, "world-size-mismatch"),
     Reach.ALL,
-    "rank 0 can't open the master's store, and the others wait for it or talk to some other program (torch, TCPStore)",
+    "rank 0 can't open the master's store, so other ranks wait for it or connect to another program (torch, TCPStore)",
 )
 
 
@@ -68,7 +70,7 @@ TAKEN = Effect(
     errors=("EADDRINUSE",),
 )
 def port_in_use(view: View) -> Findings:
-    """Yield a finding that names the process holding the master port, if torch could not bind it."""
+    """Yield a finding that names the process holding the master port if torch could not bind the port."""
     for host, facts in view.facts:
         trial = known(facts.master_port)
         if trial.free or trial.error == "EACCES":
@@ -100,7 +102,7 @@ def _evidence(trial: PortTrial) -> Iterator[str]:
 
 
 def _published(trial: PortTrial) -> bool:
-    """Return whether only docker-proxy, which publishes ports of containers, holds the port (libnetwork/portmapper)."""
+    """Return whether only docker-proxy, which publishes container ports, holds the port (libnetwork/portmapper)."""
     programs = [PurePath((holder.command.split() or [""])[0]).name for holder in trial.holders]
     return bool(programs) and set(programs) == {"docker-proxy"}
 
@@ -153,11 +155,11 @@ def _fix(cluster: Cluster, host: Host, trial: PortTrial) -> Fix:
 
 
 _DRAWN = 32768
-"""First port of the range from which Linux assigns ephemeral ports by default (ip_local_port_range)."""
+"""First port of Linux's default range of ephemeral ports (ip_local_port_range)."""
 
 
 _SERVER = re.compile(r"error while attempting to bind on address|[Uu]vicorn|[Gg]unicorn|HTTPServer")
-"""Signs that an HTTP server, not torch or NCCL, found its port in use, such as asyncio's message."""
+"""Pattern for messages of HTTP servers, instead of torch or NCCL, whose port is in use."""
 
 
 def _advice(case: Case) -> Advice:

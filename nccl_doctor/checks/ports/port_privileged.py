@@ -1,11 +1,11 @@
-"""Only root may open the master port.
+"""Only root can open the master port.
 
 What it means: rank 0 can't bind a port below `net.ipv4.ip_unprivileged_port_start` (1024 unless changed) and fails with
 "Permission denied" (errno 13, EACCES).
 
-How we know: we tried the same bind as torch's TCPStore on the first host, as the SSH user.
+How we know: on the first host, nccl-doctor tried to bind the master port as torch's TCPStore does, as the SSH user.
 
-Fix: choose a master port of 1024 or above, outside the ephemeral range; torchrun's own default is 29500.
+Fix: choose a master port of 1024 or higher outside the ephemeral range, such as torchrun's default of 29500.
 """
 
 from nccl_doctor.checks.view import Findings, View, check
@@ -18,7 +18,7 @@ from nccl_doctor.model.finding import Finding, Severity
 PRIVILEGED = Effect(
     ("port-privileged", "no-store", "port-in-use", "connection-refused", *GIVING_UP),
     Reach.ALL,
-    "rank 0 may not bind the master's port, and the others can't connect to it (ip(7), EACCES)",
+    "rank 0 is not allowed to bind the master's port, so the other ranks can't connect to it (ip(7), EACCES)",
 )
 
 
@@ -33,7 +33,7 @@ PRIVILEGED = Effect(
     errors=("EACCES",),
 )
 def port_privileged(view: View) -> Findings:
-    """Yield an error if the bind was refused, or a warning if only root could bind the port."""
+    """Yield an error if binding the port failed with EACCES, or a warning if only root could bind the port."""
     for host, facts in view.facts:
         trial = known(facts.master_port)
         refused = trial.error == "EACCES"

@@ -1,35 +1,39 @@
-"""A host can't open a TCP connection to another host, and no readable firewall rule explains it.
+"""A host can't open a TCP connection to another host, and no readable firewall rule explains the failure.
 
-What it means: NCCL and gloo connect every host to others, in both directions, on ports that the kernel chooses from
-`ip_local_port_range`, and all ranks connect to the master port. If such a connection fails, the job hangs in its
-rendezvous or at its first collective.
+What it means: NCCL and gloo open connections between hosts in both directions, on ports that the kernel chooses from
+`ip_local_port_range`. In addition, all ranks connect to the master port. If any of these connections fails, the job
+hangs in the rendezvous or in the first collective.
 
 How we know: every host listened on three ephemeral ports (the master also on the master port), and every other host
-connected to them. A random word proved that each listener was ours. How a connection fails is a hint to the cause:
+connected to these ports. Each listener sent a random word to prove that it belonged to nccl-doctor. The way in which a
+connection fails indicates the cause:
 
-- timed out: something drops the packets silently, such as a firewall's DROP or a cloud's security group.
-- no route to host: a firewall's REJECT between hosts that can otherwise talk, or a host that does not answer ARP.
-- refused: the host answered that no process is listening; the cause is a REJECT with tcp-reset, or address translation.
-- network unreachable: the connecting host has no route to that address.
-- stranger: a different process answered, because two hosts have that address or a proxy intercepts connections to it.
+- timed out: the packets are silently dropped, for example by a firewall's DROP rule or a cloud's security group.
+- no route to host: a firewall's REJECT rule blocks the connection, or the target host does not answer ARP requests.
+- refused: the host answered that no process is listening, because of a REJECT rule with tcp-reset or address
+  translation.
+- network unreachable: the connecting host has no route to the target address.
+- stranger: a different process answered, because two hosts have the same address or a proxy intercepts the connection.
 
-Other hosts connect to every interface of a host over which NCCL or gloo will transfer data. If ranks connect within a
-host, that host also connects to itself: the master to the master port, and a host with several ranks to its own ports.
+Each interface over which NCCL or gloo will transfer data is tested by connections from the other hosts. If ranks
+connect within a host, that host also connects to itself. The master connects to its own master port, and a host with
+several ranks connects to its own ephemeral ports.
 
-The diagnosis names the smallest set of hosts that explains all failures: if one host is cut off from four others, it
-names that host, not the four. If several sets are equally small, it names them all. If only one direction between two
-hosts fails, it names the host that reports this, since one host's report alone does not show that another is at fault.
-If a host reports that a connection failed but the other end accepted it, that pair is not judged. Each host also makes
-64 connections at once to the next host (32 if there are more than 16 hosts), and to any host on which only some ports
-answer, or answer only late. If only some of these get an answer, the path loses either packets at random or all packets
-of connections with certain ports, as with a dead bond member or one dead route among several.
+The diagnosis names the smallest set of hosts that explains all failures. For example, if one host is cut off from four
+others, only that host is named. If several sets are equally small, all of them are named. If connections fail in only
+one direction, the diagnosis names the host that reports the failure. One report does not prove that the other host is
+at fault. A pair of hosts is not judged if one host reports that a connection failed but the other host accepted the
+connection. Each host also makes 64 simultaneous connections (32 in clusters of more than 16 hosts) to the next host.
+Hosts on which some ports answer late or not at all are tested in the same way. If only some of these connections get an
+answer, the path loses random packets, or all packets between certain ports. Packet loss on certain ports is typical of
+a failed bond member or one failed route among several.
 
 Fix: ask your network administrator to allow all TCP ports between the cluster's hosts, in both directions. In a cloud,
-this means the security group of both instances (a rule whose source is the group itself) and the subnet's network ACL,
-which is stateless and must also admit the replies. Elsewhere the cause is a firewall between two networks, or a
-switch's ACL or port isolation. If a host's own rules could not be read, look at those first, as root: `nft list
-ruleset` and `iptables-save`. Traffic between pods is also filtered by the nodes' forward chains and the network
-plugin, neither of which is visible from inside a pod.
+check the security group of both instances (a rule whose source is the group itself) and the subnet's network ACL.
+Network ACLs are stateless, so they must allow both the connections and the replies. Outside a cloud, the cause is a
+firewall between two networks, or a switch's ACL or port isolation. If a host's own firewall rules could not be read,
+look at these rules first, as root: `nft list ruleset` and `iptables-save`. Traffic between pods is also filtered by the
+nodes' forward chains and the network plugin, which a pod can't inspect.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -65,7 +69,7 @@ MEANS = {
 
 @check("NCD303", severity=Severity.ERROR, needs=("mesh",), explains=(CONNECTIONS,))
 def port_unreachable(view: View) -> Findings:
-    """Yield findings for the smallest set of hosts that explains all failed connections, one per host."""
+    """Yield findings for the smallest set of hosts that explains all failed connections."""
     mesh = view.mesh
     for name, reason in mesh.not_listening.items():
         yield Unjudged((name,), reason)
@@ -106,7 +110,7 @@ def _lossy(view: View, losses: Sequence[LostConnections]) -> Iterator[Finding]:
 
 
 def _lossy_dials(mesh: Mesh, losses: Sequence[LostConnections]) -> set[FailedDial]:
-    """Return connections that timed out on a lossy path, or with a host at fault although another port answered."""
+    """Return the failed connections that packet loss on a path or at a host explains."""
     pairs = {(one.src, one.dst) for one in losses}
     at_fault = set[str]().union(*(group.minimal_cover for group in groups(pairs)))
 
@@ -140,7 +144,7 @@ def _links(host: Host) -> tuple[Link, ...]:
 
 
 def _among(view: View, dials: list[FailedDial], rail: Rail | None) -> Iterator[Finding]:
-    """Yield findings for failed connections on one rail; ``rail`` is None for each host's first interface."""
+    """Yield findings for failed connections on one rail, or on each host's first interface if ``rail`` is None."""
     for group in groups((dial.src, dial.dst) for dial in dials):
         among = [dial for dial in dials if dial.src in group.hosts]
         if not group.is_certain:
@@ -156,7 +160,7 @@ def _among(view: View, dials: list[FailedDial], rail: Rail | None) -> Iterator[F
 
 
 def _sentence(name: str, dials: list[FailedDial], count: int) -> str:
-    """Describe which hosts can't reach which, in a sentence without a full stop."""
+    """Return a sentence, without its full stop, that says which hosts can't reach each other."""
     incoming = {dial.src for dial in dials if dial.dst == name}
     outgoing = {dial.dst for dial in dials if dial.src == name}
     if incoming == outgoing:
@@ -175,7 +179,7 @@ def _sentence(name: str, dials: list[FailedDial], count: int) -> str:
 
 
 def _all(view: View, group: FailureGroup, dials: list[FailedDial], rail: Rail | None) -> Finding:
-    """Return one finding for a group in which no host is more likely to be at fault than the others."""
+    """Return one finding for a group of hosts in which none is more likely to be at fault than the others."""
     names = tuple(node.name for node in view.snapshot.cluster.nodes if node.name in group.hosts)
     pairs = {(dial.src, dial.dst) for dial in dials}
     if len(names) == 2:
@@ -233,13 +237,13 @@ def _finding(
 
 
 def _means(dial: FailedDial) -> str:
-    """Describe how a connection failed, with the errno if the connecting host itself refused it."""
+    """Describe how a connection failed, with the errno if the connecting host itself prevented the connection."""
     what = MEANS[dial.outcome]
     return f"{what} ({dial.error})" if dial.outcome == "failed" and dial.error else what
 
 
 def _refused_at_home(sentence: str, dials: Sequence[FailedDial], evidence: Sequence[str]) -> Finding | None:
-    """Return a finding if the connecting hosts themselves refuse all these connections with EACCES (ip-rule(8))."""
+    """Return a finding if all these connections fail with EACCES on the connecting hosts themselves (ip-rule(8))."""
     if not dials or any((dial.outcome, dial.error) != ("failed", "EACCES") for dial in dials):
         return None
     sources = tuple(sorted({dial.src for dial in dials}))
@@ -260,7 +264,7 @@ def _refused_at_home(sentence: str, dials: Sequence[FailedDial], evidence: Seque
 
 
 def _by_the_other_address(view: View, dials: Sequence[FailedDial]) -> str | None:
-    """Return advice to change master_addr if all hosts reach the master port, but only at NCCL's address."""
+    """Return advice to change master_addr if all hosts reach the master port only at the address that NCCL uses."""
     cluster, mesh = view.snapshot.cluster, view.mesh
     master = cluster.nodes[0].name
     address = view.nccl.addresses.get(master)
@@ -275,7 +279,7 @@ def _by_the_other_address(view: View, dials: Sequence[FailedDial]) -> str | None
 
 
 def _look(dials: Sequence[FailedDial], unread: set[str], judged: set[str]) -> Fix:
-    """Advise where to look: first at firewall rules that could not be read, on the side with fewer hosts."""
+    """Return advice on where to look, starting with firewall rules that could not be read."""
     diallers, listeners = ({dial.src for dial in dials}, {dial.dst for dial in dials})
     ends = diallers | listeners
     first = sorted((min(listeners, diallers, key=len) & unread) or unread)
@@ -300,12 +304,12 @@ def _look(dials: Sequence[FailedDial], unread: set[str], judged: set[str]) -> Fi
 
 
 def rail_of(mesh: Mesh, dial: FailedDial) -> Rail | None:
-    """Return the rail that a connection used; None if it used the target host's first interface."""
+    """Return the rail that a connection used, or None if the connection used the target host's first interface."""
     return mesh.rails.get(dial.dst, {}).get(dial.address)
 
 
 def _leave_out(view: View, rail: Rail) -> Fix | None:
-    """Return the setting that excludes the rail's interface, or None if that would not help."""
+    """Return the setting that excludes the rail's interface, or None if excluding the interface would not help."""
     first = {name: own.chosen.name for name, own in view.nccl.by_host.items() if own.chosen is not None}
     others_fail = any(rail_of(view.mesh, dial) is None for dial in view.mesh.failed)
     if others_fail or rail.interface in first.values() or len(first) < len(view.snapshot.reached):
@@ -318,7 +322,7 @@ def _leave_out(view: View, rail: Rail) -> Fix | None:
 
 
 def between(kube: KubeFacts, ends: Collection[str]) -> str | None:
-    """Describe what to check between pods, in order; return None if none of the hosts is a pod."""
+    """Return advice on what to check between pods, or None if no host is a pod."""
     pods = [kube.pods[name] for name in ends if name in kube.pods]
     if not pods:
         return None

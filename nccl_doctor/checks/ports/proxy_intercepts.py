@@ -1,21 +1,21 @@
 """A service mesh's sidecar or a transparent proxy intercepts connections between the hosts.
 
-What it means: the sidecar's rules redirect every connection to its own process, which accepts it and only then connects
-to the target. It may wait for the sender's first bytes, require TLS, close idle connections, or change the sender's
-address. NCCL and gloo then hang, fail with "Connection reset", or receive all of a host's data through one busy
+What it means: the sidecar's rules redirect every connection to the proxy, which accepts the connection before it
+connects to the target. A proxy may wait for the sender's first bytes, require TLS, close idle connections, or change
+the sender's address. NCCL and gloo hang, fail with "Connection reset", or receive all of a host's data through one busy
 process.
 
-In a log, torch's store client "failed to connect/validate" several times because it "got 0 bytes": its connections were
-accepted and closed at once, which a store that is still starting does not do.
+In a log, the sign is that torch's store client repeatedly "failed to connect/validate" because it "got 0 bytes". The
+connections were accepted and immediately closed, which does not happen if the store has not started yet.
 
-How we know: each host reserved a port without a listener, and another host connected to it. The kernel normally refuses
-such a connection, but here it was accepted. In the port test, nccl-doctor's listeners send a random word as soon as a
-connection is accepted; a proxy is also reported if that word arrived only after the connecting host had sent something.
-Without a sidecar, a host's own rule that redirects connections is reported instead (firewall-blocks-port).
+How we know: each host reserved a port without a listener, and a connection from another host to this port was accepted
+instead of refused. In the port test, nccl-doctor's listeners send a random word immediately after they accept a
+connection. A proxy is also reported if the word arrived only after the connecting host had sent data. If a host's own
+rule redirects connections and no sidecar exists, the diagnosis is firewall-blocks-port.
 
-Fix: keep the job's pods out of the mesh with the label `sidecar.istio.io/inject: "false"` in their template (for
-Linkerd, the annotation `linkerd.io/inject: disabled`), and start the job again. Or exclude from the proxy the whole
-ephemeral range, from which NCCL's ports are chosen.
+Fix: exclude the job's pods from the mesh, and start the job again. For Istio, set the label `sidecar.istio.io/inject:
+"false"` in the pods' template; for Linkerd, the annotation `linkerd.io/inject: disabled`. Alternatively, exclude the
+whole ephemeral range, which contains NCCL's ports, from the proxy.
 
 References: Istio, "Installing the Sidecar" and "Protocol Selection" (server-first protocols). Linkerd, "Protocol
 Detection".
@@ -55,7 +55,7 @@ OTHERWISE = (
     explains=("port-unreachable", "firewall-blocks-port", "firewall-blocks-ephemeral", CONNECTIONS),
 )
 def proxy_intercepts(view: View) -> Findings:
-    """Yield one finding for all affected pairs, which is an error if connections failed."""
+    """Yield one finding for all affected pairs of hosts, which is an error if connections failed."""
     mesh = view.mesh
     sidecars = {
         name: next((one for one in pod.containers if one in SIDECARS), None) for name, pod in view.kube.pods.items()
@@ -107,11 +107,11 @@ def _advice(case: Case) -> Advice:
 
 
 _CLOSED = re.compile(r"TCP client failed to connect/validate to host .{1,300}retrying.{1,200}got 0 bytes")
-"""Message that torch's store client prints if it gets no answer (torch/csrc/distributed/c10d/TCPStore.cpp)."""
+"""Pattern for the message of torch's store client if it gets no answer (torch/csrc/distributed/c10d/TCPStore.cpp)."""
 
 
 def _repeated(scene: Scene) -> list[Event]:
-    """Blame a proxy if a rank's connections to the store keep being closed. A store that ends closes them only once."""
+    """Return the events, with a rank's connections to the store attributed to a proxy if closed repeatedly."""
     closed = [event for event in scene.events if event.name == "peer-died" and _CLOSED.search(event.text)]
     times = Counter((event.file, event.prefix.host, event.rank) for event in closed)
     repeated = [event for event in closed if times[event.file, event.prefix.host, event.rank] > 1]

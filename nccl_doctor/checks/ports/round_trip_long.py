@@ -1,17 +1,17 @@
-"""Packets to and from a host take far longer than those between other hosts, or are retransmitted.
+"""Packets to and from a host take far longer than packets between other hosts, or are retransmitted.
 
-What it means: the job runs, but its many small messages are slowed down by that host. Possible causes are a path
-through another site or a VPN, a loaded switch, a duplex mismatch or a lossy port.
+What it means: the job runs, but the connections of one host slow down its many small messages. Possible causes are a
+path through another site or a VPN, an overloaded switch, a duplex mismatch, or a port that loses packets.
 
-How we know: the kernel's own measurements of each connection in the port test (TCP_INFO), which cost nothing. A host is
-reported if even its shortest round trip to or from another host is ten times as long as usual and 5 ms longer, or if
-packets were retransmitted in half of its connections but in almost no others. A busy host is ignored. The diagnosis is
-a warning if, of 64 connections made at once, many were answered only after their first packet was repeated, or never,
-or if 32 KiB did not arrive within 1.5 s although full-size packets did. Then either packets are lost at random, or
-something limits new connections.
+How we know: the kernel measures the round-trip times and retransmissions of each connection in the port test
+(TCP_INFO). A host is reported if its shortest round trip is at least ten times as long as usual and at least 5 ms
+longer. A host is also reported if packets were retransmitted on half of its connections, but on few connections between
+other hosts. Busy hosts are ignored. The diagnosis is a warning if many of 64 simultaneous connections got no answer, or
+got an answer only after their first packet was resent. The diagnosis is also a warning if 32 KiB of data did not arrive
+within 1.5 s although full-size packets arrived. Such a path loses packets at random, or limits new connections.
 
-Fix: `tracepath` to the other hosts shows the path, `ethtool -S` the port's errors; `nccl-doctor check --rate` measures
-each pair.
+Fix: examine the path to the other hosts with `tracepath` and the port's errors with `ethtool -S`. `nccl-doctor check
+--rate` measures each pair of hosts.
 """
 
 from collections.abc import Iterator
@@ -33,7 +33,7 @@ OTHERS = 0.1  # share of the others' dials that may have had retransmissions
 
 @check("NCD321", severity=Severity.INFO, needs=("mesh",))
 def round_trip_long(view: View) -> Findings:
-    """Yield one finding per slow host if there are at least two other hosts for comparison."""
+    """Yield one finding per slow host, provided that at least two other hosts are available for comparison."""
     trips = view.mesh.trips
     lossy = list(_lossy(view))
     yield from lossy
@@ -66,7 +66,7 @@ def round_trip_long(view: View) -> Findings:
 
 
 def _lossy(view: View) -> Iterator[Finding]:
-    """Yield a warning for each group of hosts that lose packets, unless firewall rules' rate limits explain it."""
+    """Yield a warning for each group of hosts that lose packets, unless firewall rate limits explain the loss."""
     doubted = {one: rule for one, rule in view.dials.firewall.doubted.items() if admits(rule) < 0}
     limited = view.dials.firewall.doubted.keys() - doubted.keys()
     losses = [one for one in view.mesh.lost_connections if not one.by_port and one not in limited]
@@ -101,7 +101,7 @@ def _lossy(view: View) -> Iterator[Finding]:
 
 
 def _resends(own: Trips, others: list[Trips]) -> bool:
-    """Return whether packets were retransmitted in half of the host's connections, but in hardly any of the others."""
+    """Return whether half of the host's connections had retransmissions, but few connections of other hosts had any."""
     # each of its dials is also counted for the host at the other end
     elsewhere = sum(one.again for one in others) - own.again
     dials = sum(one.pairs for one in others) - own.pairs

@@ -1,18 +1,20 @@
-"""The job's container lacks something that the host has: its network, shared memory, limits or devices.
+"""The job's container lacks a resource of its host, such as the network, shared memory, limits or devices.
 
-What it means: the host is fine, but the job fails or is slow. In a bridge network, docker's and podman's default, NCCL
-advertises an address such as 172.17.0.2, which the other hosts can't reach, or which leads them to their own container.
-/dev/shm has only 64 MiB, too little for NCCL's ranks and for data loaders. The limits on locked memory and open files
-come from the daemon, not from the host. GPUs and RDMA devices are available only if they were passed in.
+What it means: the job fails or is slow although the host is configured correctly. In a bridge network, the default of
+Docker and Podman, NCCL advertises a container address such as 172.17.0.2, which other hosts can't reach. On another
+host, the same address may belong to a local container. By default, /dev/shm has only 64 MiB, which is too little for
+NCCL's ranks and for data loaders. The limits on locked memory and open files come from the container daemon, not from
+the host. GPUs and RDMA devices are available only if they were passed to the container.
 
-How we know: the probe runs in the container, and a small script reads the same facts on the host around it: the network
-namespace, /dev/shm, limits, devices, /etc/hosts. Harmless differences are not reported: a separate network counts only
-if connections to or from it failed, a limit only if the job needs more and the host allows it, and RDMA devices only if
-a port is up. Each device is opened in the container: ENOENT means that it was not passed in, EACCES and EPERM mean that
-its mode or the container's device rules deny access.
+How we know: the probe runs in the container, and a small script on the host reads the network namespace, /dev/shm,
+limits, devices and /etc/hosts for comparison. Harmless differences are not reported. A separate network is reported
+only if connections to or from the container failed. A limit is reported only if the job needs more and the host allows
+more. Missing RDMA devices are reported only if a port is up. The probe opens each device in the container. ENOENT means
+that the device was not passed to the container. EACCES and EPERM mean that the device's mode or the container's device
+rules deny access.
 
-Fix: most settings of a container can't be changed after its start, so create it again with the additional options shown
-with the diagnosis. Only /dev/shm can be enlarged while the container runs, and only until it stops.
+Fix: recreate the container with the options that the diagnosis shows, because most settings of a running container
+can't be changed. Only /dev/shm can be enlarged in a running container, and the change is lost when the container stops.
 
 References: docker-run(1): --network, --ipc, --shm-size, --ulimit, --device, --add-host. NCCL's user guide,
 "Troubleshooting", "Docker".
@@ -49,7 +51,7 @@ NVIDIA, INFINIBAND = "/dev/nvidia", "/dev/infiniband/"
 
 @dataclass(frozen=True)
 class Aspect:
-    """A difference between container and host, and the ``docker run`` options that remove it."""
+    """A difference between a container and its host, with the ``docker run`` options that remove the difference."""
 
     name: str
     phrase: str
@@ -60,7 +62,7 @@ class Aspect:
 
 @dataclass(frozen=True)
 class Sides:
-    """A host, with the facts from inside and outside its container."""
+    """A host with the facts from inside and outside its container."""
 
     view: View
     host: Host
@@ -166,12 +168,12 @@ def _names(sides: Sides) -> Iterator[Aspect]:
     answers = ((name, told.get(name)) for name in sides.outside.names if numeric(name) is None)
     lost = [name for name, answer in answers if answer is not None and not answer.addresses]
     if lost:
-        phrase = f"no address for {listed(lost, 4)}, although the host's /etc/hosts does"
+        phrase = f"no address for {listed(lost, 4)}, although the host's /etc/hosts has one"
         yield Aspect("names", phrase, ("--add-host=NAME:ADDRESS",), (*NETWORK, CONNECTIONS), Severity.ERROR)
 
 
 def _shm(sides: Sides) -> Iterator[Aspect]:
-    """Yield a difference if /dev/shm is smaller than the host's and has docker's default size or is too small."""
+    """Yield a difference if /dev/shm is smaller than on the host, and has Docker's default size or is too small."""
     shm, outside = sides.facts.shm, sides.outside.shm_bytes
     if isinstance(shm, Unknown) or shm.problem is not None or outside is None or shm.total_bytes >= outside:
         return
@@ -179,7 +181,7 @@ def _shm(sides: Sides) -> Iterator[Aspect]:
     if shm.total_bytes > WANTED and shm.free_bytes >= needed:
         return
     severity = Severity.ERROR if is_fatal(sides.facts, shm, needed) else Severity.WARNING
-    phrase = f"{shm.total_bytes // MIB} MiB in /dev/shm (the host: {outside // MIB} MiB)"
+    phrase = f"{shm.total_bytes // MIB} MiB in /dev/shm (host: {outside // MIB} MiB)"
     yield Aspect("shm", phrase, ("--ipc=host",), ("shm-small", SHARED_MEMORY), severity)
 
 
@@ -208,7 +210,7 @@ def _nofile(sides: Sides) -> Iterator[Aspect]:
 
 
 def _host(limit: int | None, unit: int) -> str:
-    return f"the host: {'no limit' if limit is None else limit // unit}"
+    return f"host: {'no limit' if limit is None else limit // unit}"
 
 
 def _gpus(sides: Sides) -> Iterator[Aspect]:
@@ -218,7 +220,7 @@ def _gpus(sides: Sides) -> Iterator[Aspect]:
 
 
 def _rdma(sides: Sides) -> Iterator[Aspect]:
-    """Yield a difference if RDMA devices are missing or can't be opened, and a port is up."""
+    """Yield a difference if a port is up but RDMA devices are missing or can't be opened."""
     devices = sides.facts.rdma
     up = not isinstance(devices, Unknown) and any(port.state == "ACTIVE" for one in devices for port in one.ports)
     phrase = _lacking(sides, INFINIBAND, "RDMA device") if up else ""

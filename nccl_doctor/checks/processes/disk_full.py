@@ -1,15 +1,16 @@
 """A disk or a user's quota is full.
 
-What it means: A checkpoint, a cache or a log could not be written. The rank that was writing it exits; the others wait
-for it. If /tmp is full, torch.compile, Ray, dumps of a hanging job, and programs with sockets there fail too.
+What it means: A checkpoint, a cache or a log could not be written. The rank that was writing the file exits, and the
+other ranks wait for that rank. A full /tmp makes torch.compile, Ray, dumps of a hanging job, and programs with sockets
+in /tmp fail.
 
-How we know: `check` reads how much space and how many inodes the SSH user has left in TMPDIR, /tmp and /var/tmp
-(statvfs(3)), and reports less than 64 MiB or 100 files. Signs in logs are "[Errno 28] No space left on device" or
-"[Errno 122] Disk quota exceeded" for a file that is not in /dev/shm, and torch's "PytorchStreamWriter failed writing
-file" and "unexpected pos".
+How we know: the check reads the free space and free inodes in TMPDIR, /tmp and /var/tmp for the SSH user (statvfs(3)).
+The check reports less than 64 MiB or fewer than 100 inodes. Signs in logs are "[Errno 28] No space left on device" or
+"[Errno 122] Disk quota exceeded" for a file outside /dev/shm. If torch can't write a checkpoint, the log contains
+"PytorchStreamWriter failed writing file" or "unexpected pos".
 
-Fix: run df -h, df -i (inodes) and quota -s on the named host. Remove old files, point TMPDIR at a disk with free space,
-write checkpoints elsewhere, or keep fewer of them.
+Fix: run `df -h`, `df -i` (inodes) and `quota -s` on the host. Remove old files, keep fewer checkpoints, or set TMPDIR
+and the checkpoint folder to a disk with free space.
 
 References: errno(3), ENOSPC and EDQUOT; caffe2/serialize/inline_container.cc; statvfs(3).
 """
@@ -28,7 +29,7 @@ MIB = 1 << 20
 LEAST_BYTES = 64 * MIB
 LEAST_FILES = 100
 _PLAIN = re.compile(r"/[\w./+-]{0,200}", re.ASCII)
-"""Paths that are safe to show and paste; any other path is referred to as the folder in TMPDIR."""
+"""Pattern for paths that are safe to show and paste. Messages call any other path the folder that TMPDIR names."""
 
 
 @check(
@@ -65,7 +66,7 @@ def disk_full(view: View) -> Findings:
         df = line("df -h -- {*paths}", paths=plain) if by_size else line("df -i -- {*paths}", paths=plain)
         yield Finding(
             hosts=hosts,
-            message=f"{where} {'has' if len(paths) == 1 else 'have'} {room}: torch, Ray and "
+            message=f"{where} {'has' if len(paths) == 1 else 'have'} {room}, so torch, Ray and "
             "data loaders will fail to write there.",
             facts={"path": paths[0], "paths": paths, "free_bytes" if by_size else "free_files": least},
             fix=pasted(

@@ -1,18 +1,18 @@
 """Another process uses a GPU that the job needs.
 
-What it means: the job's rank on that GPU runs out of memory, or is slowed down by the other process; in the compute
-mode EXCLUSIVE_PROCESS it can't start at all ("CUDA-capable device(s) is/are busy or unavailable").
+What it means: the job's rank on the GPU runs out of memory, or is slowed down by the other process. In the compute mode
+EXCLUSIVE_PROCESS, the rank can't start and prints "CUDA-capable device(s) is/are busy or unavailable".
 
-How we know: nvidia-smi lists the processes that hold memory on each GPU. The job needs the GPUs that the hosts file
-names (`cuda_visible_devices`); if it names none, the first `nproc_per_node`; if that is not set either, all. A process
-counts if it holds a gibibyte or more, or an unknown amount: a CUDA context takes a few hundred mebibytes, and a monitor
-with no more than that does no harm. Two gibibytes or more in use without a visible process also count, because the
-process that uses them is in another container or has exited.
+How we know: nvidia-smi lists the processes that hold memory on each GPU. The job needs the GPUs that
+`cuda_visible_devices` in the hosts file names, or else the first `nproc_per_node` GPUs, or else all GPUs. A process
+counts if it holds 1 GiB of memory or more, or an unknown amount. A CUDA context takes only a few hundred MiB, so a
+monitoring process does no harm. Memory of 2 GiB or more without a visible process counts, because its process is in
+another container or has exited.
 
-The process's parent shows whether it is a leftover or part of a colleague's running job: see stale-process.
+The parent of a process shows whether the process is a leftover or part of a running job (see stale-process).
 
-Fix: end the process if it is your own leftover; ask its owner if it is a running job; or name other GPUs in the hosts
-file (`cuda_visible_devices`).
+Fix: end the process if it is your own leftover, or ask its owner if it is part of a running job. To use other GPUs,
+name them in the hosts file (`cuda_visible_devices`).
 
 References: nvidia-smi(1), --query-compute-apps.
 """
@@ -26,14 +26,14 @@ from nccl_doctor.snapshot.system import GpuProcess, TrainingJob
 from nccl_doctor.text.hostlist import listed, nouns
 
 TAKEN_MIB = 1024
-"""Least memory in MiB with which a process counts as using a GPU; less is hardly more than a CUDA context."""
+"""Minimum memory in MiB with which a process counts as using a GPU, more than a CUDA context alone takes."""
 UNSEEN_MIB = 2048
-"""Memory in MiB that a driver may keep for itself and report as used."""
+"""Memory in MiB that the driver may reserve and report as used."""
 
 FULL = Effect(
     ("gpu-memory", "cuda-error"),
     Reach.OWN,
-    "another process holds the memory, or has exclusive use of the GPU (EXCLUSIVE_PROCESS)",
+    "another process occupies the GPU's memory or has exclusive access to the GPU (EXCLUSIVE_PROCESS)",
     ("nccl",),
 )
 

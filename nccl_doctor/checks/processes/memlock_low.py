@@ -1,16 +1,16 @@
-"""Processes started over SSH may lock too little memory for RDMA.
+"""The memlock limit of processes started over SSH is too low for RDMA.
 
 What it means: NCCL's InfiniBand transport fails with "Call to ibv_reg_mr failed … Cannot allocate memory" or
-"ibv_create_qp failed", because every buffer that a network card accesses must be locked in memory.
+"ibv_create_qp failed". Every buffer that a network adapter accesses must be locked in memory.
 
-How we know: RLIMIT_MEMLOCK of a command run over SSH, on hosts with an RDMA port that is up and that NCCL_IB_HCA,
-NCCL_IB_DISABLE and NCCL_NET do not exclude. The kernel counts all registered buffers of a process, and NCCL alone
-registers tens of MiB per channel. The limit does not apply to a process with CAP_IPC_LOCK: root outside containers, and
-inside them if the capability was granted. Your own terminal may show a different limit from the one that applies to the
-job; we read the limit of a non-interactive session, which launchers also use.
+How we know: the check reads RLIMIT_MEMLOCK of a command over SSH. Only hosts with an active RDMA port that NCCL_IB_HCA,
+NCCL_IB_DISABLE and NCCL_NET allow are judged. The kernel counts all registered buffers of a process, and NCCL alone
+registers tens of MiB per channel. The limit does not apply to a process with CAP_IPC_LOCK. Root has CAP_IPC_LOCK
+outside containers, but in a container only if the capability was granted. Your own terminal may show a different limit,
+because launchers start the job in non-interactive sessions.
 
-Fix: put `* - memlock unlimited` in a file in /etc/security/limits.d, then log in again; for Docker, use `--ulimit
-memlock=-1`; for systemd units such as Slurm's slurmd, `LimitMEMLOCK=infinity`.
+Fix: write `* - memlock unlimited` to a file in /etc/security/limits.d, and log in again. For Docker, use `--ulimit
+memlock=-1`. For systemd units such as Slurm's slurmd, set `LimitMEMLOCK=infinity`.
 """
 
 from nccl_doctor.checks.effects import PINNING
@@ -26,7 +26,7 @@ from nccl_doctor.text.hostlist import fold, grouped
 
 MIB = 1 << 20
 FATAL = 64 * MIB
-"""Least number of bytes that a communicator registers by default, in several channels with 4 MiB per direction."""
+"""Minimum number of bytes that a communicator registers by default, in several channels with 4 MiB per direction."""
 ENOUGH = 1024 * MIB
 
 
@@ -45,8 +45,8 @@ def memlock_low(view: View) -> Findings:
     for limit, hosts in grouped(low).items():
         yield Finding(
             hosts=tuple(hosts),
-            message=f"A process on {fold(hosts)} may lock only {limit // MIB} MiB of memory, too little for RDMA "
-            "buffers.",
+            message=f"A process on {fold(hosts)} may lock only {limit // MIB} MiB of memory, which is too little for "
+            "RDMA buffers.",
             evidence=(f"soft limit {limit} bytes, as a command {command_way(view.snapshot.cluster.nodes[0])} has it",),
             facts={"memlock_soft": limit},
             severity=Severity.ERROR if limit < FATAL else None,
@@ -68,7 +68,7 @@ def too_low(facts: HostFacts, side: RdmaSide | None) -> int | None:
 
 
 def registers(facts: HostFacts, side: RdmaSide | None) -> bool:
-    """Return whether NCCL registers memory for RDMA, which needs a port that is up and that no variable excludes."""
+    """Return whether NCCL registers memory for RDMA, for which a port must be up and allowed by the variables."""
     up = ((device.name, port.number) for device in known(facts.rdma) for port in device.ports if port.state == "ACTIVE")
     return any(side is None or (side.rdma.off is None and side.rdma.spec.accepts(*port)) for port in up)
 

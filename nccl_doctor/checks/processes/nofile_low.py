@@ -1,18 +1,19 @@
 """Processes started over SSH may open fewer files than a job of this size needs.
 
-What it means: the job fails with "Too many open files", usually above a certain number of hosts, because NCCL's
-bootstrap, the store and gloo in each process have sockets to the other ranks ("Accept failed: Too many open files",
-"unhandled system error"), and data loaders also open files.
+What it means: the job fails with "Too many open files" or "unhandled system error", usually above a certain number of
+hosts. In each process, NCCL's bootstrap, the store and gloo have sockets to the other ranks, and data loaders open
+files.
 
-How we know: RLIMIT_NOFILE of a command over SSH, compared with an estimate: 256 for Python, torch and its libraries,
-and 16 for each rank in the world, since NCCL opens several sockets per peer (and more with NCCL_NSOCKS_PERTHREAD), and
-the first rank's process serves the store and the bootstrap for all. By this estimate the common limit of 1024 is enough
-for 48 ranks, but jobs of 32 ranks with several communicators have been seen to fail with it. The soft limit counts,
-because NCCL raises it to the hard limit only in the thread that serves the bootstrap.
+How we know: RLIMIT_NOFILE of a command over SSH is compared with an estimate of 256 files plus 16 files per rank of the
+job. The 256 files are for Python, torch and the libraries of torch. Each rank counts as 16 files, since NCCL opens
+several sockets per peer, and more with NCCL_NSOCKS_PERTHREAD. The process of the first rank serves the store and the
+bootstrap for all ranks. The common limit of 1024 files is estimated to be enough for 48 ranks, but some jobs of 32
+ranks with several communicators have failed with it. The soft limit counts, because NCCL raises it to the hard limit
+only in the thread that serves the bootstrap.
 
-Fix: raise the limit in the shell that starts the job, `ulimit -n "$(ulimit -Hn)"`, up to the hard limit; raise it
-permanently in /etc/security/limits.d (`* - nofile 1048576`; for root `root - nofile 1048576`, since `*` does not apply
-to root), then log in again. systemd units and Slurm have their own setting (`LimitNOFILE=`).
+Fix: run `ulimit -n "$(ulimit -Hn)"` in the shell that starts the job to raise the limit to the hard limit. To raise the
+hard limit permanently, write `* - nofile 1048576` to a file in /etc/security/limits.d and log in again. For root, write
+`root - nofile 1048576`, since `*` does not apply to root. For systemd units such as Slurm's slurmd, set `LimitNOFILE=`.
 """
 
 from collections.abc import Sequence
@@ -29,7 +30,7 @@ from nccl_doctor.text.hostlist import fold, plural
 BASE = 256
 PER_RANK = 16
 CERTAIN = 2
-"""Least number of sockets per rank in the process that serves the store. With fewer, no job of this size can start."""
+"""Minimum number of sockets per rank in the process that serves the store, without which the job can't start."""
 
 
 @check(
@@ -52,8 +53,8 @@ def nofile_low(view: View) -> Findings:
         enough = hard is None or hard >= need
         yield Finding(
             hosts=hosts,
-            message=f"A process on {fold(hosts)} may open only {soft} files; in a job of {plural(world, 'rank')}, it "
-            f"needs about {need}.",
+            message=f"A process on {fold(hosts)} may open only {soft} files, but in a job of {plural(world, 'rank')}, "
+            f"it needs about {need}.",
             evidence=(f"soft limit {soft}, hard limit {'none' if hard is None else hard}",),
             facts={"nofile_soft": soft, "nofile_hard": hard, "needed": need, "world_size": world},
             severity=Severity.ERROR if soft < CERTAIN * world else None,

@@ -1,14 +1,16 @@
 """The kernel can't pin the memory that RDMA registers, although no limit forbids it.
 
-What it means: NCCL fails with "Call to ibv_reg_mr_iova2 failed with error Cannot allocate memory", as with memlock-low,
-although `ulimit -l` says unlimited. If the GPU and the CPU share memory (GB10, DGX Spark), loading a large model is
-enough to cause this: the remaining pages belong to the contiguous memory allocator (CMA) and must stay movable.
+What it means: NCCL fails with "Call to ibv_reg_mr_iova2 failed with error Cannot allocate memory", although `ulimit -l`
+prints "unlimited". If the GPU and the CPU share memory (GB10, DGX Spark), loading a large model is enough to cause the
+failure. The pages that remain free belong to the contiguous memory allocator (CMA) and must stay movable, so they can't
+be pinned.
 
 How we know: CmaFree is larger than CmaTotal in /proc/meminfo, on a host with an RDMA port that NCCL uses. Linux 7.0
-gives the scratch area of kexec handover (KHO) to the allocator as CMA pages, some 9 GiB on a GB10, and counts them only
-in CmaFree. In a log or the all-reduce's output, the sign is a registration that failed despite unlimited memlock.
+adds the scratch area of kexec handover (KHO), about 9 GiB on a GB10, to the CMA pages, but counts it only in CmaFree.
+In a log or the all-reduce's output, the sign is a memory registration that failed despite an unlimited memlock limit.
 
-Fix: put `kho=off` on the kernel's command line (kdump and kexec work without KHO), or boot the previous kernel, 6.17.
+Fix: add `kho=off` to the kernel command line, or boot the previous kernel, 6.17. Without KHO, kdump and kexec still
+work.
 
 References: NVIDIA/NV-Kernels pull requests 590 and 591; MiaAI-Lab/DeepSeek-v4-Flash-DSpark-2x-DGX-Spark issue 259.
 """
@@ -42,7 +44,7 @@ REMEDY = Fix(
     row="limits",
 )
 def pinned_memory_short(view: View) -> Findings:
-    """Yield one finding per amount of memory that can't be pinned; on a GB10, only a warning."""
+    """Yield one finding per amount of memory that can't be pinned, as a note or, on a GB10, as a warning."""
     sides = view.nccl.rdma.sides
     short = ((one, host.name) for host, its in view.facts if (one := _unpinnable(its, sides.get(host.name))))
     for (total, free, shared), hosts in grouped(short).items():
@@ -66,7 +68,7 @@ def _unpinnable(facts: HostFacts, side: RdmaSide | None) -> tuple[int, int, bool
 
 
 def instead(found: Finding) -> tuple[str, Finding]:
-    """Return the name and finding that replace memlock-low in the all-reduce's output if no limit is low."""
+    """Return the name and finding that replace memlock-low if the all-reduce failed although no limit is low."""
     words = f"The kernel can't pin memory for RDMA on {fold(found.hosts)}, although the limit allows it."
     return "pinned-memory-short", found.model_copy(update={"message": words, "fix": REMEDY})
 

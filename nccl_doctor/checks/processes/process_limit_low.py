@@ -1,14 +1,14 @@
 """A limit allows fewer processes and threads than the job needs.
 
-What it means: ulimit -u, a control group's pids.max or the kernel's threads-max is smaller than what ranks, data
-loaders and their threads need together. Containers often have such a limit: podman's default is 2048, and on a machine
-with many cores each rank may start a thread per core.
+What it means: ulimit -u, a control group's pids.max or the kernel's threads-max is smaller than the number of processes
+and threads that ranks and data loaders need. Containers often have a process limit, such as Podman's default of 2048.
+On a machine with many cores, each rank may start a thread per core.
 
-How we know: `check` reads ulimit -u and how many threads the user has, and the control groups' pids.max and
-pids.current. A rank is taken to need 32 tasks (NCCL's proxies, torch's watchdogs and autograd, data loaders), or 16
-without a GPU; with fewer than 4 per rank the job can't start. In logs: "fork: retry: Resource temporarily unavailable",
-BlockingIOError [Errno 11], "can't start new thread", OpenBLAS's "pthread_create failed", "std::system_error: Resource
-temporarily unavailable".
+How we know: the check reads ulimit -u, the number of the user's threads, and pids.max and pids.current of the control
+groups. The estimate is 32 tasks per rank (NCCL's proxies, torch's watchdogs and autograd, data loaders), or 16 tasks
+without a GPU. With fewer than 4 tasks per rank, the job can't start. In logs, the signs are "Resource temporarily
+unavailable" after a fork or a std::system_error, BlockingIOError [Errno 11], "can't start new thread", and OpenBLAS's
+"pthread_create failed".
 
 Fix: Raise ulimit -u (or LimitNPROC, TasksMax, or docker's --pids-limit), or start fewer workers and threads
 (OMP_NUM_THREADS=1).
@@ -27,7 +27,9 @@ from nccl_doctor.text.hostlist import fold, grouped, plural
 PER_RANK = 32
 WITHOUT_GPU = 16
 LEAST = 4
-"""Fewest tasks per rank with which gloo ran in tests. PER_RANK applies to NCCL on GPUs, WITHOUT_GPU to gloo."""
+"""Minimum number of tasks per rank with which gloo ran in tests. PER_RANK applies to NCCL on GPUs, and WITHOUT_GPU
+applies to gloo.
+"""
 
 _EAGAIN = "fork(2) and pthread_create(3) fail with EAGAIN"
 NO_TASK = Effect(("process-limit-low", "exit", "not-started", "SIGABRT", "nccl-unknown-error"), Reach.OWN, _EAGAIN)

@@ -1,17 +1,18 @@
-"""Shared memory (/dev/shm) is too small for the ranks on the host, missing, or not writable.
+"""Shared memory (/dev/shm) is missing, not writable, or too small for the ranks on the host.
 
-What it means: NCCL fails with "Error while creating shared memory segment /dev/shm/nccl-…: No space left on device", or
-a data loader's worker with "Bus error" and "unable to allocate shared memory". Docker gives a container 64 MiB. If
+What it means: NCCL fails with "Error while creating shared memory segment", or a data loader worker fails with "Bus
+error" and "unable to allocate shared memory". Docker gives a container only 64 MiB of shared memory by default. If
 /dev/shm can't be used at all, Python's multiprocessing.Lock() fails, and so does every data loader with workers.
 
-How we know: the size of /dev/shm, how much of it is free, and whether the SSH user may write there. NCCL's ranks on one
-host communicate through segments of 9.6 MB per channel, and each rank has one of 33 MB for its network proxy; data
-loaders pass batches there. So 64 MiB per rank is recommended, and less than 32 MiB per rank is an error on hosts with
-GPUs. At least 128 MiB should exist in total, since data loaders can fill Docker's 64 MiB even with one rank.
+How we know: the check reads the size of /dev/shm and its free space, and tests whether the SSH user may write to
+/dev/shm. Ranks on one host communicate through shared memory segments of 9.6 MB per channel, and each rank has a
+segment of 33 MB for its network proxy. Data loaders pass batches through shared memory. The check recommends 64 MiB per
+rank, and reports less than 32 MiB per rank as an error on hosts with GPUs. The total should be at least 128 MiB, since
+the data loaders of a single rank can fill Docker's 64 MiB.
 
-Fix: enlarge it with `mount -o remount,size=… /dev/shm` (permanently in /etc/fstab); start the container with
-`--ipc=host` or `--shm-size`; or remove what dead jobs left there (`ls -l /dev/shm`). Everybody must be able to write
-there (mode 1777).
+Fix: enlarge /dev/shm with `mount -o remount,size=… /dev/shm`, and permanently in /etc/fstab. Start a container with
+`--ipc=host` or `--shm-size`. Remove files that ended jobs left in /dev/shm (`ls -l /dev/shm` lists them). The mode of
+/dev/shm must be 1777, so that all users can write to it.
 """
 
 import math
@@ -53,7 +54,7 @@ class _Lack:
     row="limits",
 )
 def shm_small(view: View) -> Findings:
-    """Yield one finding per shortage; hosts with too little shared memory are grouped with those without any."""
+    """Yield one finding per shortage. Hosts with too little shared memory are grouped with hosts without any."""
     lacks: dict[_Lack, dict[str, int]] = {}
     for host, facts in view.facts:
         shm = known(facts.shm)
@@ -120,7 +121,7 @@ def _unusable(lack: _Lack, hosts: tuple[str, ...]) -> Finding:
         fix = pasted("Set the usual mode:", chmod, needs_root=True)
     return Finding(
         hosts=hosts,
-        message=f"{what}: data loaders with workers fail, and so do ranks that share a host.",
+        message=f"{what}, so data loaders with workers fail, as do ranks that share a host.",
         facts={"problem": lack.problem, "needed_bytes": lack.needed},
         severity=Severity.ERROR,
         fix=fix,

@@ -1,29 +1,29 @@
-"""A training process was left behind: its launcher has exited, and nothing supervises it.
+"""A training process still exists although its launcher has exited.
 
-What it means: the process occupies GPU memory, ports and shared memory until somebody ends it. It does no harm to a job
-that needs none of these, so this is only a warning. It is an error if the process holds the master port or a GPU that
-the job needs.
+What it means: the process occupies GPU memory, ports and shared memory until it is ended. The diagnosis is only a
+warning, because the process affects only jobs that need the same resources. A process that holds the master port or a
+GPU that the job needs is reported as an error (port-in-use, gpu-in-use).
 
-How we know: on every host, processes were listed and grouped into jobs by their parents and by the variables that a
-launcher sets for its ranks. These count as left behind:
+How we know: the check lists the processes of every host, and groups them into jobs by their parents and by the
+variables that launchers set. The following count as left behind:
 
-- ranks whose launcher is gone: as their variables or command lines show (`LOCAL_RANK`, `--local_rank`,
-  `multiprocessing.spawn`), they were started by torchrun, torch.distributed.launch, DeepSpeed, Accelerate, MPI or
-  multiprocessing, and their parent is now pid 1 or another process that adopts orphans;
-- Ray's workers on a host without a raylet;
-- zombies whose parent is alive but does not wait for them: they occupy nothing but their PID, unless one of their
-  threads hangs in the driver;
+- ranks of torchrun, torch.distributed.launch, DeepSpeed, Accelerate, MPI or multiprocessing (recognized by
+  `LOCAL_RANK`, `--local_rank` or `multiprocessing.spawn`) whose parent is now PID 1 or another process that adopts
+  orphans;
+- Ray workers on a host without a raylet;
+- zombies whose parent is alive but does not reap them (a zombie occupies only a PID, unless one of its threads hangs in
+  the driver);
 - GPU memory that is listed for a PID that no longer exists.
 
-A job whose launcher is alive counts as running, however old it is, and so does one that made progress between two
-samples (it used CPU time, exchanged bytes with peers, read or wrote files, or kept a GPU busy), whatever its parent is.
-Neither is reported here.
+A job whose launcher is alive counts as running, whatever its age. Even without a launcher, a job counts as running if
+it used CPU time, exchanged data with peers, accessed files or kept a GPU busy between two samples. Running jobs are not
+reported by this check.
 
-Fix: `nccl-doctor fix-port --host node2 --pid N@START --kill` ends the whole job, after checking that it is yours and
-that the process is still the same one: START is its start time in clock ticks since boot. A zombie disappears when its
-parent waits for it or ends. GPU memory that is listed for a process that is gone is freed when the last process that
-holds the device file open has exited (`fuser -v /dev/nvidia*` lists such processes), or when root resets the GPU
-(`nvidia-smi --gpu-reset`).
+Fix: run `nccl-doctor fix-port --host node2 --pid N@START --kill`, which ends the whole job if it is yours and the
+process is still the same. START is the start time of the process in clock ticks since boot. A zombie disappears when
+its parent waits for it or ends. GPU memory of a process that no longer exists is freed when the last process that holds
+the device file open exits, or when root resets the GPU (`nvidia-smi --gpu-reset`). The command `fuser -v /dev/nvidia*`
+lists the processes that hold the device files open.
 
 References: proc_pid_stat(5); torch/distributed/elastic/agent/server/local_elastic_agent.py.
 """
@@ -47,7 +47,7 @@ from nccl_doctor.text.hostlist import capital
     row_words="nothing left behind",
 )
 def stale_process(view: View) -> Findings:
-    """Yield one finding per host, covering all processes left behind there."""
+    """Yield one finding per host with processes that were left behind."""
     for host, facts in view.facts:
         processes = known(facts.processes)
         left = [job for job in processes if job.left_behind]

@@ -1,21 +1,21 @@
-"""The Slurm step, container or login has fewer resources on a node than the job's ranks need.
+"""The Slurm step, container or login session has fewer resources on a node than the job's ranks need.
 
-What it means: Slurm gives a step only what the job requested. With only one CPU (`--ntasks-per-node=1` without
-`--cpus-per-task`), all ranks of a node, their data loaders and NCCL's threads share it, and the GPUs wait. If the ranks
-exceed the memory limit, the kernel kills one ("Killed", "oom_kill event in StepId="). A GPU that the job has but the
-step does not see will be missing for some rank.
+What it means: Slurm gives a job step only the resources that the job requested. With `--ntasks-per-node=1` and without
+`--cpus-per-task`, all ranks of a node, their data loaders and NCCL's threads share one CPU, so the GPUs are idle most
+of the time. If the ranks exceed the memory limit, the kernel kills a rank ("Killed", "oom_kill event in StepId="). If
+the step does not see all GPUs of the job, a rank has no GPU.
 
-How we know: the CPUs that a process of our step may run on (sched_getaffinity(2), and the CPU time that its control
-group allows), the lowest memory limit of its control group and those above it, and the GPUs that nvidia-smi shows
-there, compared with those that `scontrol -d show job` lists for the node. Our step gets everything that the job has on
-the node (srun's default without `--exact`), without CPU binding. Less than one CPU or 2 GiB per rank is a warning; 512
-MiB is not enough to load torch and CUDA. Memory is also judged outside Slurm: the limit of a container's or a login
-session's control group, and what processes may still allocate with vm.overcommit_memory=2 (CommitLimit minus
-Committed_AS).
+How we know: the check starts a job step and reads the CPUs that the process may use (sched_getaffinity(2) and the CPU
+limit of its control group). The memory limit is the lowest limit of the process's control group and its ancestors. The
+GPUs that nvidia-smi shows in the step are compared with those that `scontrol -d show job` lists for the node. The step
+has no CPU binding and gets all resources of the job on the node, which is srun's default without `--exact`. Less than
+one CPU or 2 GiB of memory per rank is a warning. Less than 512 MiB per rank is an error, because torch and CUDA can't
+be loaded. Outside Slurm, the check judges the memory limit of the control group of a container or login session. With
+vm.overcommit_memory=2, the check judges the memory that processes may still allocate (CommitLimit minus Committed_AS).
 
-Fix: request more: `#SBATCH --cpus-per-task=N`, repeated for srun (which has ignored sbatch's value since 22.05),
-`--mem=0` for all of a node's memory, `--gpus-per-node=N`. For a container, raise `docker run --memory` or the pod's
-`resources.limits.memory`.
+Fix: request more resources with `--cpus-per-task=N`, `--mem=0` (all memory of a node) or `--gpus-per-node=N`. Repeat
+`--cpus-per-task` for srun, which has ignored sbatch's value since Slurm 22.05. For a container, raise `docker run
+--memory` or the pod's `resources.limits.memory`.
 
 References: srun(1): --cpus-per-task, --exact, --mem. cgroup.conf(5): ConstrainDevices, ConstrainRAMSpace. proc(5):
 /proc/sys/vm/overcommit_memory.
@@ -47,7 +47,7 @@ MEMORY = Effect(
 OVERCOMMIT = Effect(
     ("out-of-memory",),
     Reach.OWN,
-    "the kernel grants a process no memory beyond the limit (kernel: Documentation/mm/overcommit-accounting.rst)",
+    "the kernel refuses to allocate memory beyond the limit (kernel: Documentation/mm/overcommit-accounting.rst)",
 )
 
 
@@ -60,7 +60,7 @@ OVERCOMMIT = Effect(
     row="limits",
 )
 def step_limits_low(view: View) -> Findings:
-    """Yield one finding for each resource that is too small."""
+    """Yield one finding per insufficient resource, for all hosts with the same shortage."""
     low: list[tuple[tuple[str, int, int], str]] = []
     for host, facts in view.facts:
         limits, ranks, seen = known(facts.step), view.nproc(host, facts), known(facts.gpus)
@@ -123,7 +123,7 @@ def _strict(names: list[str], has: int, ranks: int) -> Finding:
     return Finding(
         hosts=tuple(names),
         message=f"With vm.overcommit_memory=2, processes on {fold(names)} may allocate only {has / GIB:.2g} GiB more "
-        f"for {plural(ranks, 'rank')}: torch and CUDA reserve more than they use and fail with “Cannot allocate "
+        f"for {plural(ranks, 'rank')}: torch and CUDA reserve more memory than they use and fail with “Cannot allocate "
         "memory”.",
         evidence=(f"CommitLimit less Committed_AS (/proc/meminfo): {has} bytes",),
         facts={"commit_bytes": has, "nproc_per_node": ranks},
@@ -140,7 +140,7 @@ def _strict(names: list[str], has: int, ranks: int) -> Finding:
 def _missing_gpus(names: list[str], has: int, given: int) -> Finding:
     return Finding(
         hosts=tuple(names),
-        message=f"Slurm gave the job {plural(given, 'GPU')} on {_each(names)}, but a job step there sees "
+        message=f"Slurm allocated {plural(given, 'GPU')} to the job on {_each(names)}, but a job step there sees "
         f"{plural(has, 'GPU') if has else 'none'}.",
         evidence=(f"nvidia-smi in the step: {has or 'no'} GPU{'s' * (has > 1)}",),
         facts={"gpus": has, "given": given},

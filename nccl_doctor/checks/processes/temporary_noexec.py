@@ -1,11 +1,12 @@
 """The folder for temporary files is mounted with noexec.
 
-What it means: `torch.compile` writes the libraries that it builds to TMPDIR (by default /tmp), but can't load them from
-there and reports "failed to map segment from shared object: Operation not permitted". Other jobs are not affected.
+What it means: torch.compile can't load the libraries that it builds in TMPDIR (by default /tmp), and fails with "failed
+to map segment from shared object". Jobs without torch.compile are not affected.
 
-How we know: the mount options of the SSH user's TMPDIR, or of /tmp if TMPDIR is not set (statvfs(3), ST_NOEXEC).
+How we know: the check reads the mount options of the SSH user's TMPDIR, or of /tmp if TMPDIR is not set (statvfs(3),
+ST_NOEXEC).
 
-Fix: set TMPDIR, or TORCHINDUCTOR_CACHE_DIR alone, to a folder on another file system, such as /var/tmp.
+Fix: set TMPDIR or TORCHINDUCTOR_CACHE_DIR to a folder on another file system, such as /var/tmp.
 
 References: torch/_inductor/runtime/cache_dir_utils.py (`default_cache_dir`); mount(8).
 """
@@ -39,8 +40,8 @@ def temporary_noexec(view: View) -> Findings:
         )
         yield Finding(
             hosts=tuple(hosts),
-            message=f"The folder for temporary files on {fold(hosts)} is mounted with noexec: torch.compile can't load "
-            "what it builds there.",
+            message=f"The folder for temporary files on {fold(hosts)} is mounted with noexec, so torch.compile can't "
+            "load the code that it builds there.",
             facts={"hosts": hosts},
             fix=setting(f"{summary}:", "TMPDIR", dict.fromkeys(hosts, BETTER))
             if has_better

@@ -1,21 +1,22 @@
 """Data can't be transferred directly between GPUs, or between GPUs and RDMA devices.
 
-What it means: every byte takes a detour through the host's memory or the CPU's root complex, and bandwidth falls to a
-fraction (from 180 to 10 GB/s in one case). Between GPUs connected only by PCIe, NCCL's first all-reduce may hang, with
-the GPUs 100 % busy at a fraction of their power, or, according to a few reports, give wrong sums.
+What it means: all data passes through host memory or the CPU's root complex, which reduces the bandwidth (from 180 to
+10 GB/s in one case). Between GPUs that are connected only by PCIe, NCCL's first all-reduce may hang or, according to a
+few reports, give wrong sums. While the all-reduce hangs, the GPUs show 100 % utilization at a fraction of their usual
+power.
 
-How we know: on a host with GPUs and an RDMA port that is up, or with several GPUs without NVLink, we read whether
-nvidia_peermem is loaded or the driver's kernel modules are the open ones on Linux 5.12 or later (DMA-BUF); whether PCI
-bridges (for traffic between GPUs, only those above them) redirect traffic because of Access Control Services
-(`lspci -vvv` as root); and whether the IOMMU translates the GPUs' addresses (/sys/kernel/iommu_groups). On a virtual
-machine, ACS and the IOMMU must be on, and the provider decides whether there is a direct path. What can't be read is
-ignored, because the job starts anyway and the all-reduce measures the cost. Most GeForce GPUs have no P2P, so for them
-this is only a note.
+How we know: the check examines hosts with GPUs and an RDMA port that is up, and hosts with several GPUs without NVLink.
+GPUDirect RDMA needs nvidia_peermem, or the open kernel modules of the driver on Linux 5.12 or later (DMA-BUF). With
+root access, `lspci -vvv` shows whether Access Control Services (ACS) redirect traffic at PCI bridges. For traffic
+between GPUs, only the bridges above the GPUs matter. The IOMMU must not translate the GPUs' addresses
+(/sys/kernel/iommu_groups). On a virtual machine, ACS and the IOMMU must be on, and the provider decides whether a
+direct path exists. Facts that can't be read are ignored, because the job starts anyway and the all-reduce measures the
+bandwidth. For GeForce GPUs, most of which do not support P2P, the diagnosis is only a note.
 
-Fix: run `modprobe nvidia_peermem` (and name it in /etc/modules-load.d), or install the driver's open kernel modules;
-put `iommu=pt` on the kernel's command line (where that is not enough, `amd_iommu=off`, or turn VT-d off in the
-firmware); turn ACS off in the firmware settings, or until the next boot with `setpci -s BRIDGE ECAP_ACS+6.w=0000`.
-NCCL_P2P_DISABLE=1 is a workaround for transfers between GPUs, whose data then goes through shared memory.
+Fix: run `modprobe nvidia_peermem` and list the module in /etc/modules-load.d, or install the driver's open kernel
+modules. Add `iommu=pt` to the kernel command line; if that is not enough, use `amd_iommu=off`, or turn VT-d off in the
+firmware. Turn ACS off in the firmware settings, or until the next boot with `setpci -s BRIDGE ECAP_ACS+6.w=0000`. For
+transfers between GPUs, NCCL_P2P_DISABLE=1 is a workaround with which NCCL uses shared memory.
 
 References: NCCL's guide, "Troubleshooting", GPU Direct and PCI Access Control Services; NVIDIA/nccl issues 631, 2079.
 """
@@ -67,14 +68,14 @@ LINKED = re.compile(r"SXM|HBM3\b|NVL\b|G[BH]\d\d\d")
 PEERS = Effect(
     ("hang", "wrong-sum", "gdr-p2p-fault", "collective-timeout", "cuda-error"),
     Reach.OWN,
-    "an IOMMU or ACS misdirects peer-to-peer writes: they get lost or land elsewhere (NCCL's troubleshooting guide)",
+    "an IOMMU or ACS misdirects peer-to-peer writes, so data is lost or misplaced (NCCL's troubleshooting guide)",
     ("nccl",),
 )
 
 
 @check("NCD402", phrase="GPUDirect is hindered", severity=Severity.WARNING, needs=("pci", "gpus"), explains=(PEERS,))
 def gpudirect_hindered(view: View) -> Findings:
-    """Yield findings about hindrances between GPUs and RDMA devices, then between GPUs connected only by PCIe."""
+    """Yield findings for indirect paths between GPUs and RDMA devices, and between GPUs connected only by PCIe."""
     for host, facts in view.facts:
         if known(facts.gpus) and isinstance(facts.rdma, Unknown):
             yield Unjudged((host.name,), facts.rdma.reason)
@@ -82,8 +83,8 @@ def gpudirect_hindered(view: View) -> Findings:
         loads = lines == (NO_WAY,)
         yield Finding(
             hosts=hosts,
-            message=f"GPUDirect RDMA is impaired on {fold(hosts)}: data between GPUs and network adapters takes a "
-            "detour through host memory.",
+            message=f"GPUDirect RDMA is impaired on {fold(hosts)}: data between GPUs and network adapters passes "
+            "through host memory.",
             evidence=lines,
             explains=(),
             fix=pasted(
@@ -98,7 +99,7 @@ def gpudirect_hindered(view: View) -> Findings:
     for (lines, gpus, note), names in grouped(hindered).items():
         yield Finding(
             hosts=tuple(names),
-            message=f"The {gpus} GPUs on {fold(names)} can't reach each other directly over PCIe: transfers between "
+            message=f"The {gpus} GPUs on {fold(names)} can't reach each other directly over PCIe, so transfers between "
             "them are slow or hang.",
             evidence=lines,
             severity=Severity.INFO if note else None,
@@ -118,7 +119,7 @@ def _hindrances(facts: HostFacts) -> Iterator[str]:
 
 
 def _between(host: Host, facts: HostFacts) -> tuple[tuple[str, ...], str, bool] | None:
-    """Return hindrances between GPUs connected only by PCIe, a phrase for the GPUs, and whether they are GeForce."""
+    """Return evidence of indirect PCIe paths between GPUs, the GPUs' number and model, and whether it is GeForce."""
     pci, gpus = known(facts.pci), visible_gpus(host.node, facts)
     env = {**({} if isinstance(facts.env, Unknown) else facts.env), **host.node.env}
     linked = pci.nvswitches or any(LINKED.search(gpu.name) for gpu in gpus)

@@ -1,19 +1,21 @@
-"""The job can't open an RDMA device that is up, or its fabric has no subnet manager.
+"""The job can't open an active RDMA device, or the InfiniBand fabric has no subnet manager.
 
-What it means: /sys shows the device, but the device file /dev/infiniband/uverbsN is missing, or this user may not open
-it. NCCL logs "NET/IB : Unable to open device" or nothing, and leaves the device out of its list. If none is left, it
-uses TCP sockets; if there are fewer than on the other hosts, later devices are paired with the wrong ones.
+What it means: /sys shows the device, but the device file /dev/infiniband/uverbsN is missing, or the job's user may not
+open it. NCCL leaves the device out of its list, with the message "Unable to open device" or without a message. If no
+device is left, NCCL uses TCP sockets. If a host has fewer devices than the other hosts, the later devices are paired
+with the wrong ones.
 
-How we know: each device's node is opened in the same way as libibverbs opens it, as the job's user and in the job's
-container. ENOENT means that the node is missing, as in a container or pod to which it was not passed; EACCES, that the
-node's mode denies access to this user; EPERM, that the container's device rules do. Without the kernel module
-ib_uverbs, no device has a node. A device that NCCL_IB_HCA excludes or whose ports are down does not count. An
-InfiniBand port in state INIT or ARMED has a link, but no subnet manager has given it an address: NCCL uses only ACTIVE
-ports (src/transport/net_ib.cc ``ncclIbInit``).
+How we know: the check opens each device node as libibverbs does, as the job's user and in the job's container. ENOENT
+means that the node is missing, for example because it was not passed to the container or pod. EACCES means that the
+mode of the node denies access to the user, and EPERM that the container's device rules deny it. Without the kernel
+module ib_uverbs, no device has a node. Devices that NCCL_IB_HCA excludes, and devices whose ports are down, are
+ignored. An InfiniBand port in the state INIT or ARMED has a link, but no subnet manager has activated the port. NCCL
+uses only ACTIVE ports (``ncclIbInit`` in src/transport/net_ib.cc).
 
-Fix: for docker and podman, add --device=/dev/infiniband --cap-add=IPC_LOCK --ulimit memlock=-1; on Kubernetes, request
-the RDMA device plugin's resource; on the host, run `modprobe ib_uverbs`, and set mode 0666 with a udev rule (rdma-core
-has one). An InfiniBand fabric needs a subnet manager, such as opensm on a host or the one in a managed switch.
+Fix: for Docker and Podman, add `--device=/dev/infiniband --cap-add=IPC_LOCK --ulimit memlock=-1`. On Kubernetes,
+request the resource of the RDMA device plugin. On the host, run `modprobe ib_uverbs`, and set mode 0666 with a udev
+rule, such as that of rdma-core. An InfiniBand fabric needs a subnet manager, either opensm on a host or the subnet
+manager of a managed switch.
 """
 
 from nccl_doctor.checks.nccl_choice import NEEDS
@@ -51,7 +53,7 @@ def rdma_device_inaccessible(view: View) -> Findings:
         devices = ((name, _nodes(closed[name])) for name in names)
         yield Finding(
             hosts=tuple(names),
-            message=f"NCCL can't open active RDMA devices on {fold(names)} ({_words(problem)}): {what}.",
+            message=f"NCCL can't open active RDMA devices on {fold(names)} ({_words(problem)}), so {what}.",
             evidence=folded(devices),
             facts={"problem": problem},
             severity=gravity(view, without) if without else None,
@@ -75,7 +77,7 @@ def _unmanaged(view: View) -> Findings:
         )
         yield Finding(
             hosts=tuple(waiting),
-            message=f"InfiniBand ports on {fold(waiting)} have a link, but no subnet manager has activated them: "
+            message=f"InfiniBand ports on {fold(waiting)} have a link, but no subnet manager has activated them, so "
             f"{what}.",
             evidence=folded(shown),
             facts={"problem": "no subnet manager"},
@@ -88,7 +90,7 @@ def _unmanaged(view: View) -> Findings:
 
 
 WAITING = ("INIT", "ARMED")
-"""States of a port that has a link but that no subnet manager has made ACTIVE yet (InfiniBand specification, 14.3)."""
+"""States of a port with a link that no subnet manager has activated yet (InfiniBand specification, 14.3)."""
 
 
 def _nodes(side: RdmaSide) -> str:

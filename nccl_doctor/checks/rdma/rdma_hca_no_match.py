@@ -1,18 +1,19 @@
 """NCCL_IB_HCA matches no RDMA device of a host.
 
-What it means: NCCL logs "NET/IB : No device found." and continues over TCP sockets, at a tenth of the speed; with
-NCCL_NET=IB it fails with "Failed to initialize any NET plugin" ("network IB not found" before 2.27), so this is an
-error. It is also an error if other hosts use their devices: sockets can't connect to RDMA, and the job fails with
-"socketFinalizeAccept: wrong type" at the start, or (before 2.16) hangs. Without GPUs it is a warning, since gloo uses
-no RDMA.
+What it means: NCCL logs "No device found" and continues over TCP sockets, at a tenth of the speed. With NCCL_NET=IB,
+the diagnosis is an error, because NCCL fails with "Failed to initialize any NET plugin" ("network IB not found" before
+NCCL 2.27). The diagnosis is an error if other hosts use RDMA, because sockets can't connect to RDMA devices. With
+sockets on one side and RDMA on the other, the job fails with "socketFinalizeAccept: wrong type", or hangs with NCCL
+versions before 2.16. Without GPUs, the diagnosis is a warning, since gloo does not use RDMA.
 
-The value is a list of names of RDMA devices (mlx5_0, rocep1s0f0), never of network interfaces (eth0). An entry matches
-every device whose name begins with that entry. In front of the whole value, "=" means that the names are complete, and
-"^" means all devices but these. ":1" after a name is a port, counted from 1. Blanks are significant: "mlx5_0, mlx5_1"
-names a device whose name begins with a space. "^" alone matches nothing.
+The value of NCCL_IB_HCA is a list of RDMA devices (mlx5_0, rocep1s0f0), not of network interfaces (eth0). An entry of
+NCCL_IB_HCA matches every device whose name begins with that entry. A leading "=" means that names must match exactly,
+and a leading "^" excludes the listed devices. A suffix such as ":1" selects a port, counted from 1. Spaces are
+significant, so the second entry of "mlx5_0, mlx5_1" matches only names that begin with a space. A value of "^" alone
+matches no device.
 
-How we know: the devices under /sys/class/infiniband whose ports are ACTIVE, and the value in the hosts file, the
-environment or NCCL's config files, read by NCCL's rules.
+How we know: by NCCL's rules, the check compares the value of NCCL_IB_HCA with the devices in /sys/class/infiniband that
+have ACTIVE ports. The value of NCCL_IB_HCA may come from the hosts file, the environment or NCCL's configuration files.
 
 Fix: name existing devices, or unset NCCL_IB_HCA.
 
@@ -54,7 +55,7 @@ def rdma_hca_no_match(view: View) -> Findings:
         there = {name: ", ".join(dict.fromkeys(device.name for device, _ in lost[name].present)) for name in names}
         yield Finding(
             hosts=tuple(names),
-            message=f"NCCL_IB_HCA={quoted(value)} matches no RDMA device on {fold(names)}: {end(view, names)}.",
+            message=f"NCCL_IB_HCA={quoted(value)} matches no RDMA device on {fold(names)}, so {end(view, names)}.",
             evidence=folded((name, f"ports are up on {devices}") for name, devices in there.items()),
             facts={"NCCL_IB_HCA": value, "devices": {name: devices.split(", ") for name, devices in there.items()}},
             severity=gravity(view, names),
@@ -63,7 +64,7 @@ def rdma_hca_no_match(view: View) -> Findings:
 
 
 def gravity(view: View, names: list[str]) -> Severity | None:
-    """Return Severity.ERROR if NCCL needs RDMA, or if other hosts use RDMA and the job is not on gloo."""
+    """Return Severity.ERROR if NCCL_NET requires RDMA, or if other hosts use RDMA and the job does not use gloo."""
     rdma = view.nccl.rdma
     return Severity.ERROR if _is_bound(rdma, names) or (rdma.having and not _over_gloo(view)) else None
 
@@ -77,7 +78,7 @@ def _is_bound(rdma: ClusterRdma, names: list[str]) -> bool:
 
 
 def end(view: View, names: list[str]) -> str:
-    """Describe what NCCL does on these hosts without RDMA devices: fail, or use TCP sockets."""
+    """Describe how NCCL behaves on hosts without RDMA devices, where it fails or uses TCP sockets."""
     rdma = view.nccl.rdma
     if _is_bound(rdma, names):
         return "NCCL fails, since NCCL_NET=IB forbids TCP sockets"
@@ -99,7 +100,7 @@ def _fix(lists: dict[str, RdmaList]) -> Fix:
 
 
 def _meant(own: RdmaList) -> list[str]:
-    """Return devices whose name or network interface resembles an entry of NCCL_IB_HCA, or all if there are none."""
+    """Return the devices whose name or interface resembles an entry of NCCL_IB_HCA; all devices if there are none."""
     items = [item.name.strip(" =\"'") for item in own.spec.items]
     there = [(device.name, {gid.interface for gid in port.gids}) for device, port in own.present]
     close = [

@@ -1,21 +1,22 @@
-"""An RDMA device's PCIe link or port is slower than it can be, or than on the other hosts.
+"""The PCIe link or port of an RDMA device is slower than its maximum, or slower than on the other hosts.
 
-What it means: a card that came up with fewer PCIe lanes or at an older speed, or a port at half the rate, slows every
-all-reduce to its own pace, since NCCL's rings wait for the slowest link. NCCL does not report this: it reads the link's
-maximum, not its actual state, and silently runs at the lower rate.
+What it means: a card with fewer PCIe lanes or a lower link speed than usual, or a port at half its rate, slows every
+all-reduce. NCCL's rings are only as fast as the slowest link. NCCL reads the maximum speed of the link, not its actual
+speed, and silently runs at the lower rate.
 
-On a GB10 (DGX Spark) each QSFP port appears as two devices, with four PCIe lanes each, in PCI domains 0000 and 0002.
-Each provides half of the port's rate, and both are used only if both have an address: 98 Gb/s were measured with one
-half and 161 with both. Firmware from before April 2026 gives the second device only two lanes.
+On a GB10 (DGX Spark), each QSFP port appears as two devices, with four PCIe lanes each, in PCI domains 0000 and 0002.
+Each of the two devices provides half of the port's rate, and NCCL uses both devices only if both have an IP address.
+The measured rates were 98 Gb/s with one device and 161 Gb/s with both devices. Firmware from before April 2026 gives
+the second device only two PCIe lanes.
 
-How we know: current_link_width and current_link_speed of the PCI device, compared with the maximum that both ends
-support, if the resulting rate is lower than the port's rate or than on other hosts; the lanes of a port's two halves;
-the port's rate, compared with the port at the same place in the other hosts' lists; on a GB10, the GIDs of both halves.
-Ports that NCCL does not use are ignored.
+How we know: current_link_width and current_link_speed of the PCI device are compared with the maximum that both ends
+support. A slower link is reported only if its rate is lower than the port's rate or than the rate on other hosts. The
+rate of each port is compared with that of the port at the same position in the other hosts' lists. On a GB10, the lanes
+and the GIDs of the two devices of a port are compared. Ports that NCCL does not use are ignored.
 
-Fix: reseat the card, check the slot's lanes in the firmware settings, and update the card's firmware; for a port, check
-its cable, the switch port and its speed (`ethtool`, `mlxlink`). On a GB10, run `fwupdmgr update`, and put the addresses
-in a file in /etc/netplan, since those set with nmcli are lost at a reboot.
+Fix: for a slow PCIe link, reseat the card, check the slot's lanes in the firmware settings, and update the card's
+firmware. For a slow port, check the cable, the switch port and the configured speed (`ethtool`, `mlxlink`). On a GB10,
+run `fwupdmgr update`, and configure the addresses in /etc/netplan, since addresses set with nmcli are lost at a reboot.
 
 References: NVIDIA/dgx-spark-playbooks issues 25 and 102; tonyd2wild/DeepSeek-v4-Flash-Vision-Exp-DSpark-1M-NVFP4-KV-2x-
 DGX-Spark 35 and 38; forums.developer.nvidia.com 367853, "Second ConnectX-7 PCIe slot wired at Gen5 x2".
@@ -49,7 +50,7 @@ FIRMWARE = "Update the board's firmware (fwupdmgr refresh, fwupdmgr update): old
     explains=("link-slow", SLOW),
 )
 def rdma_link_slow(view: View) -> Findings:
-    """Yield one finding for links with too few lanes or too low a speed, one for slow ports, one for unused halves."""
+    """Yield one finding for slow PCIe links, one for slow ports, and one for unused halves of ports."""
     sides = view.nccl.rdma.sides
     lists = {name: side.rdma.entries for name, side in sides.items()}
     sparks = {host.name for host, facts in view.facts if has_gb10(facts)}
@@ -80,7 +81,7 @@ def rdma_link_slow(view: View) -> Findings:
         lacking = ", ".join(dict.fromkeys(str(entry) for _, entry, _ in bare))
         yield Finding(
             hosts=hosts,
-            message=f"The port of {bare[0][2]} on {fold(hosts)} runs at half its speed: its other half, {lacking}, has "
+            message=f"The port of {bare[0][2]} on {fold(hosts)} runs at half speed: its other half, {lacking}, has "
             "no IP address.",
             evidence=tuple(f"{host}: {entry}: {entry.gid.why}; {half} has an address" for host, entry, half in bare),
             facts={"devices": [{"host": host, "device": entry.label} for host, entry, _ in bare]},
@@ -94,7 +95,7 @@ def has_gb10(facts: HostFacts) -> bool:
 
 
 def _bare_halves(rdma: RdmaList) -> Iterator[tuple[RdmaEntry, RdmaEntry]]:
-    """Yield each half of a port that has no address, with the other half, which has an address."""
+    """Yield the halves of each port of which only the second in the pair has an IP address."""
     for a, b in rdma.halves:
         bare = [not any(map(is_usable, entry.port.gids)) for entry in (a, b)]
         if bare[0] != bare[1]:
@@ -129,4 +130,4 @@ def _ports(lists: dict[str, tuple[RdmaEntry, ...]]) -> Iterator[tuple[str, RdmaE
         usual = max(rates, key=lambda rate: (rates[rate], rate), default=0.0)
         for host, entry in there:
             if entry.port.rate_gbps is not None and entry.port.rate_gbps < usual:
-                yield host, entry, f"{entry.port.rate_gbps:g} Gb/s, but {usual:g} on most other hosts"
+                yield host, entry, f"{entry.port.rate_gbps:g} Gb/s, but {usual:g} Gb/s on most other hosts"

@@ -1,17 +1,18 @@
-"""Hosts differ in the RDMA devices that NCCL uses, in their port states, or in GPUDirect.
+"""Hosts differ in the RDMA devices that NCCL uses, in the states of ports, or in the support for GPUDirect.
 
-What it means: NCCL connects devices at the same place in each host's list. If one host has fewer, or one of its devices
-is down, some channels share a device, NCCL logs "Detected mixed local Net device counts across ranks", and all hosts
-are as slow as that one. A host that has none uses sockets, which can't connect to the others' RDMA; with GPUs that is
-an error, since the job fails at startup. One host without GPUDirect can slow all of them from about 180 GB/s to 10.
+What it means: NCCL connects the devices at the same position in the hosts' lists. If a host has fewer devices, or one
+of its devices is down, some channels share a device, and the host slows down all other hosts. If the numbers of devices
+differ, NCCL logs "Detected mixed local Net device counts across ranks". A host without RDMA devices uses sockets, which
+can't connect to the RDMA devices of other hosts. With GPUs, a host without RDMA devices is an error, since the job
+fails at startup. One host without GPUDirect can reduce the bandwidth of all hosts from about 180 GB/s to 10 GB/s.
 
-How we know: each host's list as its NCCL version makes it from /sys/class/infiniband and NCCL_IB_HCA; loaded modules
-(nvidia_peermem), and whether the driver's kernel modules are the open ones, which export GPU memory as DMA-BUF. A port
-that is down on all hosts is not a difference, nor is a device that NCCL_IB_HCA excludes. The majority counts as right.
+How we know: the check computes each host's list from /sys/class/infiniband and NCCL_IB_HCA by the rules of the host's
+NCCL version. GPUDirect needs the module nvidia_peermem, or the open kernel modules of the driver, which export GPU
+memory as DMA-BUF. Ports that are down on all hosts, and devices that NCCL_IB_HCA excludes, are not compared. The state
+of most hosts is taken as correct.
 
-What does not matter, and is not reported: names, firmware versions, GUIDs and the GIDs themselves. Paired devices that
-can't communicate have their own page (rdma-pair-unreachable), as do GIDs (rdma-gid-missing) and speeds
-(rdma-link-slow).
+Differences in names, firmware versions, GUIDs and GIDs are not reported. Separate pages cover paired devices that can't
+communicate (rdma-pair-unreachable), GIDs (rdma-gid-missing) and speeds (rdma-link-slow).
 
 Fix: bring the port up (cable, subnet manager, `ip link set … up`), load nvidia_peermem (`modprobe nvidia_peermem`),
 or set NCCL_IB_HCA to the devices that all hosts have.
@@ -73,7 +74,7 @@ def rdma_mismatch(view: View) -> Findings:
 
 
 def _profile(rdma: RdmaList, facts: HostFacts, names: set[str]) -> Iterator[tuple[str, str]]:
-    """Yield subjects and values that must be equal on all hosts; ``names`` are devices that NCCL uses on any host."""
+    """Yield subjects and values that must be equal on all hosts; ``names`` are the devices that NCCL uses anywhere."""
     # otherwise the cause that hides them has its own diagnosis
     if not rdma.closed and (rdma.entries or not rdma.present):
         yield DEVICES, str(len(rdma.entries))

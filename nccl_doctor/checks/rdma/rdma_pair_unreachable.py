@@ -1,31 +1,31 @@
 """Two RDMA devices that NCCL connects share no network, or can't communicate for another reason.
 
-What it means: NCCL connects the first RDMA device of each host's list with the first of the next host's, the second
-with the second, and so on. It does not check whether they can reach each other. If they can't, the job fails with "Call
-to ibv_modify_qp failed" and errno 110 (Connection timed out), 101 or 113, or it hangs; from NCCL 2.24 on, it fails only
-after a minute of retries.
+What it means: NCCL connects the first RDMA device in each host's list with the first one in the next host's list, the
+second with the second, and so on. NCCL does not check whether the two devices of a pair can reach each other. If two
+paired devices can't communicate, the job hangs, or fails with "Call to ibv_modify_qp failed" and errno 110 (Connection
+timed out), 101 or 113. From NCCL 2.24 on, the job fails only after a minute of retries.
 
     node1 [0] mlx5_0  10.1.0.1  ----x----  node2 [0] mlx5_0  10.2.0.2
     node1 [1] mlx5_1  10.2.0.1  ----x----  node2 [1] mlx5_1  10.1.0.2
 
-The list contains the ports that are ACTIVE and that NCCL_IB_HCA accepts, in the kernel's order or, from NCCL 2.29.7 on,
-in the order of PCI addresses. NCCL_IB_HCA only filters; the order of its entries changes nothing. A port that is down
-is left out, and the ports after it move up one place; if each rail has a network of its own, all of them are then
-paired with the wrong ports. From 2.20 on, the ports of one card count as one device, whose first port is paired with
-the other's first.
+A host's list contains the ACTIVE ports that NCCL_IB_HCA accepts, in the kernel's order or, from NCCL 2.29.7 on, in the
+order of PCI addresses. NCCL_IB_HCA only filters the list, so the order of its entries has no effect. A port that is
+down is left out, so the ports after it move up one place. If each rail has its own network, all ports that have moved
+up are paired with the wrong ports. From NCCL 2.20 on, the ports of one card count as one device, and NCCL pairs the
+first ports of such devices.
 
-How we know: each host's list as its NCCL version makes it, the network of the address in each port's GID, and the
-routes through the port's own network interface, since RoCE packets leave through no other interface; for InfiniBand,
-the subnet prefix and the partition key at index NCCL_IB_PKEY. The port test makes a connection between the paired
-interfaces, with both sockets bound to the interfaces' addresses. If two paired interfaces are in the same network but
-get no answer from each other, the switch is dropping packets. If they are in different networks, an `ip rule` that
-matches their addresses counts as a route. A path through a default gateway is not judged, and packet filters are
-ignored, since they don't see RDMA packets.
+How we know: the check computes each host's list in the same way as the host's NCCL version. For RoCE, the check
+compares the networks of the addresses in the ports' GIDs. Only routes through the port's own network interface count,
+since RoCE packets leave through no other interface. For InfiniBand, the check compares the subnet prefixes and the
+partition keys at index NCCL_IB_PKEY. The port test connects the paired interfaces over TCP, with both sockets bound to
+the interfaces' addresses. If two paired interfaces are in the same network but get no answer from each other, the
+switch is dropping packets. If two paired interfaces are in different networks, an `ip rule` that matches their
+addresses counts as a route. A path through a default gateway is not judged. Packet filters are ignored, since RDMA
+packets bypass them.
 
 Fix: cable the hosts in the same way, or assign addresses so that devices at the same position in the lists are in one
-network. If neither is possible, list matching devices in NCCL_IB_HCA with "=" in front, and a separate list for each
-host if the names differ. From NCCL 2.30.7 on, NCCL_IB_SUBNET_AWARE_ROUTING=1 on all hosts makes NCCL choose a device in
-the other device's network.
+network. If the network can't be changed, set NCCL_IB_HCA on each host to a list of matching devices with "=" in front.
+From NCCL 2.30.7 on, NCCL_IB_SUBNET_AWARE_ROUTING=1 on all hosts makes NCCL pair devices that are in the same network.
 """
 
 from collections.abc import Iterator
@@ -54,7 +54,7 @@ ORDINALS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "
     explains=("rdma-mismatch", RDMA),
 )
 def rdma_pair_unreachable(view: View) -> Findings:
-    """Yield one finding for each host whose devices can't connect, or one for all if the host at fault is unknown."""
+    """Yield one finding per host whose devices can't connect, or one for all hosts if the host at fault is unknown."""
     rdma = view.nccl.rdma
     untold = {name: side.rdma.untold for name, side in rdma.sides.items() if side.rdma.untold}
     if untold:
@@ -80,7 +80,7 @@ def _message(rdma: ClusterRdma, pair: RdmaPair) -> str:
         if all(nets):
             return (
                 f"{pairing} {place} of {pair.source} ({pair.here}) is in {nets[0]}, and {place} of {pair.target} "
-                f"({pair.there}) in {nets[1]}."
+                f"({pair.there}) is in {nets[1]}."
             )
     return (
         f"{pairing} {place} of {pair.source} ({pair.here}) can't communicate with {place} of {pair.target} "
@@ -152,7 +152,7 @@ def _crossed(rdma: ClusterRdma) -> bool:
 
 
 def _place(place: int) -> str:
-    return f"the {ORDINALS[place]}" if place < len(ORDINALS) else f"device [{place}]"
+    return f"the {ORDINALS[place]} device" if place < len(ORDINALS) else f"device [{place}]"
 
 
 def _fact(pair: RdmaPair) -> dict[str, object]:

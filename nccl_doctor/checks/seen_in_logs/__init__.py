@@ -1,1 +1,1 @@
-"""Diagnoses of what only logs show."""
+"""Diagnoses of faults that only logs show."""

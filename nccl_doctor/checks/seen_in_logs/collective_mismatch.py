@@ -1,14 +1,14 @@
-"""Ranks call different collectives, or the same one with different sizes.
+"""Ranks call different collectives, or the same collective with different sizes.
 
-What it means: Every rank must call a collective in the same way and with the same sizes. If the calls depend on the
-rank or its data, ranks hang, fail or exchange wrong data.
+What it means: Every rank must call the same collectives in the same order and with the same sizes. If the calls depend
+on the rank or on its data, the ranks hang, fail or exchange wrong data.
 
-How we know: NCCL's "message truncated : receiving 1048576 bytes instead of 65536" and "collective mismatch error",
-torch's "Detected mismatch between collectives" (TORCH_DISTRIBUTED_DEBUG=DETAIL), and watchdog lines or flight-recorder
-dumps with the same SeqNum but a different OpType or different sizes.
+How we know: NCCL prints "message truncated : receiving 1048576 bytes instead of 65536" or "collective mismatch error".
+With TORCH_DISTRIBUTED_DEBUG=DETAIL, torch prints "Detected mismatch between collectives". In watchdog messages or
+flight-recorder dumps, one SeqNum belongs to different OpTypes or different sizes.
 
-Fix: Run once with TORCH_DISTRIBUTED_DEBUG=DETAIL, which names the ranks and the calls. Compare the code, NCCL_ALGO and
-NCCL_PROTO on all hosts.
+Fix: Run the job once with TORCH_DISTRIBUTED_DEBUG=DETAIL to see the ranks whose calls differ. Compare the code,
+NCCL_ALGO and NCCL_PROTO on all hosts.
 
 References: NCCL's src/transport/net_socket.cc and net_ib.cc; torch/csrc/distributed/c10d/ProcessGroupWrapper.cpp.
 """
@@ -86,10 +86,11 @@ _WORK = re.compile(
 )
 
 _GROUP = re.compile(r"\[PG (?:(?:ID )?(?P<id>\d+) (?:PG )?)?(?:GUID (?P<guid>\S{1,160}) )?Rank \d")
-"""Process group in a log line, with its number within the process and its name, which is the same on all ranks.
+"""Pattern for the process group in a log line, with its ID in the process and its name, which is the same on all ranks.
 
-torch writes ``[PG 1 Rank 0]`` up to 2.3 and ``[PG ID 1 PG GUID 3(mesh_tp) Rank 0]`` since. The timeout's line named
-no group; in torch 2.14 it contains ``[PG GUID 3(mesh_tp) Rank 0]`` (ProcessGroupNCCL.cpp, logPrefix).
+The prefix is ``[PG 1 Rank 0]`` up to torch 2.3, and ``[PG ID 1 PG GUID 3(mesh_tp) Rank 0]`` in later versions. The
+timeout message contains ``[PG GUID 3(mesh_tp) Rank 0]`` in torch 2.14 (ProcessGroupNCCL.cpp, logPrefix), but names no
+group in earlier versions.
 """
 _AT_WORK = re.compile(r"detected by watchdog at work(?: sequence id)?: (?P<seq>\d+)")
 _COMPLETED = re.compile(r"last completed (?:NCCL )?work: (-?\d+)")
@@ -97,12 +98,12 @@ _COMPLETED = re.compile(r"last completed (?:NCCL )?work: (-?\d+)")
 _MUST_AGREE = frozenset(
     {"ALLREDUCE", "BROADCAST", "REDUCE", "_ALLGATHER_BASE", "_REDUCE_SCATTER_BASE", "ALLREDUCE_COALESCED"}
 )
-"""Collectives whose sizes must be equal on all ranks; sizes of all-to-all and coalesced gathers may differ."""
+"""Collectives whose sizes must be equal on all ranks, unlike those of all-to-all and coalesced gathers."""
 
 
 @dataclass(frozen=True)
 class Work:
-    """A collective in which a rank is waiting; ``group`` is "" if unknown."""
+    """A collective in which a rank is waiting, with "" as the group if the group is unknown."""
 
     rank: int
     group: str
@@ -127,8 +128,8 @@ Groups = dict[tuple[int, int], str]
 def groups_of(events: Iterable[Event]) -> Groups:
     """Return the process groups that log lines name.
 
-    The timeout's line names a group only in new versions of torch, but later lines of the same rank do so in all
-    versions. Without torch's prefix, ranks are numbered within a group, so two may look like one; the group is then "".
+    The timeout message names a group only in recent versions of torch, but later messages of the same rank name the
+    group in all versions. If a rank and sequence number belong to several groups, the group is "".
     """
     known: Groups = {}
     for event in events:
@@ -142,7 +143,7 @@ def groups_of(events: Iterable[Event]) -> Groups:
 
 
 def works(events: Iterable[Event], known: Groups) -> list[tuple[Event, Work]]:
-    """Return the events that name a collective, each with it; if only one process group is known, it is theirs."""
+    """Return the events that name a collective, each with the collective. A single known group applies to all."""
     only = next(iter(known.values())) if len(set(known.values())) == 1 else ""
     found: list[tuple[Event, Work]] = []
     for event in events:
@@ -197,7 +198,7 @@ def waits_of(case: Case) -> list[Work]:
 
 
 def places_of(waits: Iterable[Work]) -> dict[Place, list[int]]:
-    """Return the ranks waiting at each place. If a rank of a known group is at several, only the first counts."""
+    """Return the ranks that wait at each place. Only the first place of a rank counts if its group is known."""
     found: dict[Place, list[int]] = {}
     first: dict[tuple[int, str], int] = {}
     for one in waits:
@@ -209,7 +210,7 @@ def places_of(waits: Iterable[Work]) -> dict[Place, list[int]]:
 
 
 def never_started(events: Iterable[Event]) -> bool:
-    """Return whether no collective ever completed, because the first one timed out."""
+    """Return whether the first collective timed out, so that no collective ever completed."""
     events = list(events)
     completed = [int(one[1]) for event in events if (one := _COMPLETED.search(event.text)) and len(one[1]) < _DIGITS]
     numbers = [found.seq for _, found in works(events, {})]
@@ -220,7 +221,7 @@ _DIGITS = 19  # of a 64-bit number
 
 
 def _recorded(dumps: dict[str, Dump]) -> list[Event]:
-    """Return the events from flight-recorder dumps at which the ranks diverge, culprits first."""
+    """Return the events in flight-recorder dumps at which the ranks diverge, with the ranks at fault first."""
     found = compare(dumps.values())
     if found is None:
         return []

@@ -1,22 +1,23 @@
 """A collective did not finish in time.
 
-What it means: some rank did not take part in a collective, or its data did not get through. The log shows the waiting
-ranks; look for a rank that is missing from the list, has a lower SeqNum, or is silent.
+What it means: a rank did not take part in a collective, or its data did not arrive at the other ranks. The log shows
+the waiting ranks. Look for a rank that the log does not show as waiting, that has a lower SeqNum, or that prints
+nothing.
 
-How we know: messages from the watchdog of torch's ProcessGroupNCCL ("Watchdog caught collective operation timeout:
-WorkNCCL(SeqNum=6, OpType=BROADCAST, …"), gloo's "Timed out waiting 1800000ms for recv operation", or Horovod's lists of
-stalled ranks. nccl2, the default backend since torch 2.15, names neither the collective nor its number:
-"[TC][rank=1][name=0] Operation timed out after 600012 ms". If no collective had finished before (last completed work
--1), the ranks never came together and the network is to blame. A log that merely stops, without a timeout, a fault or a
-normal end, also gives this diagnosis: as a warning if all ranks of a host have connected over shared memory and their
-script prints nothing more, since the log may be an excerpt; otherwise as a note, because only the processes can show
-whether the job hangs.
+How we know: the watchdog of torch's ProcessGroupNCCL prints "Watchdog caught collective operation timeout" with the
+SeqNum and the OpType of the collective. With gloo, the message is "Timed out waiting 1800000ms for recv operation".
+Horovod prints lists of stalled ranks. The message of nccl2, the default backend since torch 2.15, is
+"[TC][rank=1][name=0] Operation timed out after 600012 ms", without the name or number of the collective. If no
+collective had finished before the timeout (the last completed work is -1), the ranks never connected, so the network is
+to blame. A log that stops without a timeout, a fault or a normal end can lead to this diagnosis. The diagnosis is a
+warning if all ranks of a host connected over shared memory and their script printed nothing more, because such a log
+may be an excerpt. In other cases, the diagnosis is a note, because only the processes show whether the job hangs.
 
-Fix: compare where each rank is (py-spy dump, torch's flight recorder). Steps that only rank 0 performs (checkpoint,
-evaluation, download) need a longer timeout or their own barrier.
+Fix: compare the ranks' stacks with `py-spy dump`, or their collectives with torch's flight recorder. A step that only
+rank 0 performs, such as a checkpoint, an evaluation or a download, needs a longer timeout or a barrier of its own.
 
-References: torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp, nccl2/WorkNCCL.cpp (torch 2.15); default timeout 30
-minutes up to torch 2.1, 10 minutes from 2.2 on.
+References: torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp, nccl2/WorkNCCL.cpp (torch 2.15). The default timeout is 30
+minutes up to torch 2.1, and 10 minutes from torch 2.2 on.
 """
 
 import re
@@ -85,7 +86,7 @@ def _advice(case: Case) -> Advice:
 
 
 def _of_the_whole_job(case: Case) -> set[int]:
-    """Return the ranks that timed out according to nccl2, if all its lines name group 0, which contains all ranks."""
+    """Return the ranks that nccl2 reports as timed out if all its messages name group 0, which contains all ranks."""
     named = [(event.rank, found[1]) for event in case.cause.events if (found := _NCCL2.search(event.text))]
     ranks = {rank for rank, _ in named if rank is not None}
     return ranks if all(name == "0" for _, name in named) else set()
@@ -177,19 +178,19 @@ RULES = (
 _PLACES = frozenset({rule.CHOSEN, rule.STARTED, rule.CONNECTED, rule.TABLE, rule.MEETING, rule.TALKING})
 
 _NEAR = 25
-"""Maximum number of lines between the last sign of life and the interrupt. Stack traces fit, training steps don't."""
+"""Maximum number of lines between the last sign of progress and the interrupt, enough for a stack trace."""
 
 _LATER = 3
-"""Maximum number of other programs' lines after which a log still counts as ending with NCCL's."""
+"""Maximum number of lines from other programs that may follow the last line about a starting rank."""
 
 _TABLE_OF_GPUS = re.compile(
     rb"\s*(?:$|[|+]|.{0,80}nvidia-smi|\w{3} \w{3} [ \d]\d \d\d:\d\d:\d\d \d{4}\s*$)|.{0,200}NCCL (?:INFO|WARN)"
 )
-"""A line printed by NCCL or from nvidia-smi's table, including the header that ``watch`` adds."""
+"""Pattern for a line of NCCL or of nvidia-smi's table, including the header that ``watch`` adds."""
 
 
 def stalled(readings: list[Reading], facts: Facts) -> list[Event]:
-    """Return events that show where the run stopped, or none if the run may still be in progress."""
+    """Return the events that show where the run stopped; an empty list if the run may still be in progress."""
     for reading in readings:
         found = _complained(reading, facts) or _interrupted(reading) or _empty_table(reading, facts) or _busy(reading)
         if found:
@@ -208,7 +209,7 @@ def _complained(reading: Reading, facts: Facts) -> list[Event]:
 
 
 def _busy(reading: Reading) -> list[Event]:
-    """Return the last NCCL event and the nvidia-smi row after it that shows busy GPUs."""
+    """Return the last NCCL event and the later nvidia-smi row that shows busy GPUs."""
     rows, places = _events_of(reading, rule.BUSY), _events_of(reading, *_PLACES)
     after = reading.after(places[-1].line) if rows and places and places[-1].line < rows[-1].line else None
     if after is None or not all(map(_TABLE_OF_GPUS.match, after)):
@@ -230,7 +231,7 @@ def _empty_table(reading: Reading, facts: Facts) -> list[Event]:
 
 
 def _left_waiting(readings: list[Reading], facts: Facts) -> list[Event]:
-    """Return the last event of a log if it shows a rank waiting for others."""
+    """Return the last event of a log if the event shows a rank that waits for other ranks."""
     for reading in () if facts.came_together else readings:
         last = _events_of(reading, rule.STARTED)[-1:]
         after = reading.after(last[0].line) if last else None
@@ -240,7 +241,7 @@ def _left_waiting(readings: list[Reading], facts: Facts) -> list[Event]:
 
 
 def _silent(readings: list[Reading], facts: Facts) -> list[Event]:
-    """Return a log's last event if the ranks had connected. A healthy run in which only NCCL logs ends the same way."""
+    """Return a log's last event if its ranks had connected and a program other than NCCL had printed a line."""
     together = all(process.milestone is Milestone.COMPLETE for process in facts.processes.values())
     if not together or len(facts.hosts) != 1 or len(facts.processes) < 2 or facts.rows or facts.torn_down:
         return []
@@ -262,7 +263,7 @@ def _blamed(events: list[Event], name: str) -> list[Event]:
 
 
 def _standing_still(scene: Scene) -> list[Event]:
-    """Return events that show a hang, if the log contains no fault except an interrupt."""
+    """Return the events that show a hang if the log contains no fault except an interrupt."""
     if any(event.wording != rule.INTERRUPTED for event in scene.events):
         return scene.events
     return stalled(scene.log.readings, scene.log.facts) or scene.events

@@ -1,12 +1,13 @@
 """A container could not be started.
 
-What it means: The job never began on that host: the image, a mount, the runtime or the GPU hook failed.
+What it means: The job never began on the host, because the image, a mount, the runtime or the GPU hook failed.
 
-How we know: pyxis's "container start failed" and "failed to import docker image", enroot's and nvidia-container-cli's
-errors, "OCI runtime create failed", Docker's "Error response from daemon", Kubernetes' ImagePullBackOff.
+How we know: The log contains an error of pyxis ("container start failed", "failed to import docker image"), of enroot
+or of nvidia-container-cli. Other signs are "OCI runtime create failed", Docker's "Error response from daemon", and
+ImagePullBackOff in Kubernetes.
 
-Fix: Start the same image by hand on the named host; check its disk space (df /run /tmp), the image's name and
-credentials, and the output of nvidia-container-cli info.
+Fix: Start the same image manually on the host. Check the host's disk space (`df /run /tmp`), the name of the image, the
+registry credentials, and the output of `nvidia-container-cli info`.
 
 References: github.com/NVIDIA/pyxis; github.com/NVIDIA/enroot; runc create.
 """

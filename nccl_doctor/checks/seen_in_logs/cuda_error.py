@@ -1,12 +1,13 @@
 """A CUDA call failed.
 
-What it means: A kernel or a GPU failed, not the network. CUDA reports errors late, so the named call may not be the
-cause; every later call of the process fails too.
+What it means: A kernel or a GPU failed, not the network. CUDA reports errors asynchronously, so the call that the
+message names may not be the cause. After an error, all later CUDA calls of the process fail.
 
-How we know: "CUDA error: …", NCCL's "Cuda failure …", "unhandled cuda error", the kernel's Xid lines.
+How we know: The log contains "CUDA error", NCCL's "Cuda failure" or "unhandled cuda error", or an Xid message of the
+kernel.
 
-Fix: CUDA_LAUNCH_BLOCKING=1 shows which call failed. Xid and ECC errors (dmesg, nvidia-smi -q) point to the hardware;
-"busy or unavailable" points to another process or exclusive mode.
+Fix: Set CUDA_LAUNCH_BLOCKING=1 to see which call failed. Xid and ECC errors (`dmesg`, `nvidia-smi -q`) point to the
+hardware. The message "busy or unavailable" points to another process or to the exclusive compute mode.
 
 References: CUDA runtime API, cudaError_t; NVIDIA's Xid catalogue.
 """

@@ -1,14 +1,14 @@
 """Two ranks use the same GPU.
 
-What it means: NCCL needs a separate GPU for each rank of a communicator. Two ranks got the same one, because set_device
-was not called, because they have the same CUDA_VISIBLE_DEVICES, or because containers of different hosts report the
-same host identity.
+What it means: NCCL needs a separate GPU for each rank of a communicator. Two ranks share a GPU if set_device was not
+called, if they have the same CUDA_VISIBLE_DEVICES, or if containers on different hosts report the same host identity.
 
-How we know: NCCL's "Duplicate GPU detected : rank 0 and rank 1 both on CUDA device 53000" (up to 2.29; the number is
-the PCI bus id in hexadecimal without punctuation) and "Multiple Ranks are using the same GPU/Partition" (from 2.30 on).
+How we know: Up to version 2.29, NCCL prints "Duplicate GPU detected : rank 0 and rank 1 both on CUDA device 53000". The
+number after "CUDA device" is the PCI bus ID in hexadecimal without punctuation. From version 2.30 on, NCCL prints
+"Multiple Ranks are using the same GPU/Partition".
 
-Fix: Call torch.cuda.set_device(int(os.environ["LOCAL_RANK"])) before the process group is created, start no more
-processes than there are GPUs, and give jobs on one host GPUs that do not overlap.
+Fix: Call torch.cuda.set_device(int(os.environ["LOCAL_RANK"])) before the process group is created. Start no more
+processes than there are GPUs, and give each job on a host its own GPUs.
 
 References: NCCL's src/init.cc.
 """

@@ -1,13 +1,13 @@
 """GPUs can't reach each other or the network adapter directly.
 
-What it means: P2P over NVLink or PCIe, CUDA IPC or GPUDirect RDMA failed. Causes are PCIe ACS or an IOMMU in between,
-no nvidia-peermem, containers without a common IPC namespace, or too many peers.
+What it means: P2P over NVLink or PCIe, CUDA IPC or GPUDirect RDMA failed. Possible causes are PCIe ACS, an IOMMU, a
+missing nvidia-peermem module, containers without a common IPC namespace, and too many peers.
 
-How we know: "P2P is disabled between NVLINK connected GPUs", "peer mapping resources exhausted", failed cudaIpc
-calls, "ibv_reg_mr failed … Bad address", MNNVL warnings.
+How we know: The log contains "P2P is disabled between NVLINK connected GPUs", "peer mapping resources exhausted",
+"ibv_reg_mr failed … Bad address", a failed cudaIpc call, or a warning about MNNVL.
 
-Fix: Test with NCCL_P2P_DISABLE=1, then with NCCL_NET_GDR_LEVEL=LOC, to see which of the two failed. Then disable ACS
-and the IOMMU, load nvidia-peermem, or use --ipc=host accordingly.
+Fix: Test with NCCL_P2P_DISABLE=1 and then with NCCL_NET_GDR_LEVEL=LOC to see whether P2P or GPUDirect RDMA failed.
+Depending on the cause, disable ACS and the IOMMU, load nvidia-peermem, or use --ipc=host.
 
 References: NCCL's src/graph/paths.cc and src/transport/p2p.cc; NCCL user guide, troubleshooting.
 """

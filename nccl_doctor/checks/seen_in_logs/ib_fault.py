@@ -1,17 +1,18 @@
 """RDMA over InfiniBand or RoCE failed.
 
-What it means: A queue pair could not be created or a transfer was not acknowledged. The cause is the link, the GID
-index, VLAN, MTU or flow control, or the other side had exited.
+What it means: A queue pair could not be created, or a transfer was not acknowledged. Possible causes are the link, the
+GID index, the VLAN, the MTU, flow control, and the exit of the other process.
 
-How we know: "NET/IB: Got completion from peer … with status=12 … vendor err 129". Status 12 means no acknowledgement;
-4, local memory that the adapter may not read; 10, that the other side's memory is gone; 5 only follows from an earlier
-error. "Call to ibv_modify_qp failed" with 22 or 61 points to the GID index, with 110, 113 or 101 to an unreachable
-device, usually in another network (rdma-pair-unreachable); from NCCL 2.24 on, the line names the device, the GID index
-and both GIDs. Asynchronous events report links that went down. With a snapshot of the same hosts (`logs --with FILE`,
-written by `check --save`), the diagnosis names the two ports and says whether they can communicate.
+How we know: NCCL prints a "Got completion from peer" message with a status, such as status=12. Status 12 means that no
+acknowledgement arrived. Status 4 means that the adapter may not read the local memory, and status 10 that the memory of
+the other side is gone. Status 5 only follows from an earlier error. In the message "Call to ibv_modify_qp failed",
+errno 22 or 61 points to the GID index. With errno 110, 113 or 101, ibv_modify_qp can't reach the other device, which is
+usually in another network (rdma-pair-unreachable). From NCCL 2.24 on, the message about ibv_modify_qp names the device,
+the GID index and both GIDs. Asynchronous InfiniBand events report links that went down. With a snapshot from `check
+--save` (`logs --with FILE`), the diagnosis names the two ports and states whether they can communicate.
 
-Fix: Run ib_write_bw between the two hosts, and ibstat or ethtool to see the link. For RoCE, unset NCCL_IB_GID_INDEX
-from NCCL 2.21 on; set it with earlier versions. Restrict NCCL_IB_HCA to adapters of one kind.
+Fix: Run ib_write_bw between the two hosts, and check the link with ibstat or ethtool. For RoCE, unset NCCL_IB_GID_INDEX
+with NCCL 2.21 and later, and set the variable with earlier versions. Restrict NCCL_IB_HCA to adapters of one kind.
 
 References: NCCL's src/transport/net_ib.cc; infiniband/verbs.h (ibv_wc_status).
 """
@@ -46,14 +47,15 @@ _ERRORS = {
     22: "the GID at that index does not exist, or its type differs from that of the other side's GID (22)",
     19: "the device or its interface is gone (19)",
 }
-"""Meanings of ibv_modify_qp errors by errno; NCCL before 2.19 prints only the message, not the number."""
+"""Meanings of ibv_modify_qp errors, by errno. Versions of NCCL before 2.19 print only the error message, not the errno.
+"""
 _SAYS = {
     "not found in PKey table": "no partition key of the port is NCCL_IB_PKEY_VALUE's; ask the subnet manager's owner, "
     "or unset it",
     "RTR failed": "the port is still down, or its GID is not registered yet",
     "WQE stall": "what was posted is not done: the peer, its link or a switch does not answer",
 }
-"""Meanings of phrases that NCCL has printed since 2.31."""
+"""Meanings of phrases in messages of NCCL 2.31 and later."""
 _ERRNO = re.compile(r"ibv_modify_qp failed with (?:error .*errno )?(\d+)")
 _WORDS = {"Connection timed out": 110, "No route to host": 113, "Network is unreachable": 101, "No data available": 61}
 _WORDS |= {"Invalid argument": 22, "No such device": 19}
@@ -86,7 +88,7 @@ def _advice(case: Case) -> Advice:
 
 
 def _ends(texts: list[str]) -> str:
-    """Format the GID index and both GIDs, leaving out what the lines do not give."""
+    """Return the GID index and both GIDs as text, without those that the lines do not contain."""
     index = next((found[1] for text in texts if (found := _GID_INDEX.search(text))), None)
     gids: dict[str, str] = {}
     for side, gid in (pair for text in texts for pair in _GIDS.findall(text)):

@@ -1,14 +1,14 @@
-"""A process was killed from outside.
+"""A signal from outside ended a process.
 
-What it means: The kernel, the scheduler, a time limit, a closed terminal or a person sent a signal. Other ranks then
-lose their connections.
+What it means: The kernel, the scheduler (for example at a time limit), a closing terminal or a person sent a signal.
+The other ranks lose their connections to the killed process.
 
-How we know: torchrun's "exitcode: -9" of the process that failed first, "Signal 9 (SIGKILL)", exit code 137, "CANCELLED
-… DUE TO TIME LIMIT", SIGHUP from a closed terminal. The SIGTERM that torchrun sends to the other workers after the
+How we know: The log contains torchrun's "exitcode: -9" for the process that failed first, "Signal 9 (SIGKILL)", exit
+code 137, "CANCELLED … DUE TO TIME LIMIT", or SIGHUP. The SIGTERM that torchrun sends to the other workers after the
 first failure does not count. SIGSEGV and SIGABRT mean that the process itself crashed.
 
-Fix: dmesg shows the OOM killer's messages; sacct and kubectl describe show the scheduler's. Start long runs under tmux
-or nohup.
+Fix: Look for messages of the OOM killer in dmesg, and for those of the scheduler with `sacct` or `kubectl describe`.
+Start long runs under tmux or nohup.
 
 References: signal(7); torch/distributed/elastic/multiprocessing/api.py.
 """
@@ -100,14 +100,16 @@ RULES = (
 )
 
 _FIRST = re.compile(r"failed \(exitcode: (?P<torchrun>-?\d{1,3})\)|exits with return code = (?P<deepspeed>-?\d{1,3})\b")
-"""Sources: torch/distributed/elastic/multiprocessing/api.py and deepspeed/launcher/launch.py."""
+"""Exit code in messages of torch (torch/distributed/elastic/multiprocessing/api.py) and DeepSpeed
+(deepspeed/launcher/launch.py).
+"""
 
 _PID = re.compile(r"(?:\(pid: |received by PID )(\d{1,9})\b")
 _ABORTED = -6
 
 
 def exit_code(event: Event) -> int | None:
-    """Return the exit code of the process that failed first; a negative code is a signal."""
+    """Return the exit code of the process that failed first; None if unknown. A negative code stands for a signal."""
     first = _FIRST.search(event.text)
     return int(first["torchrun"] or first["deepspeed"]) if first else None
 
@@ -128,7 +130,7 @@ def blamed(events: Sequence[Event], source: Mapping[str, Reading], facts: Facts)
 
 
 def _blamed(event: Event, reading: Reading, losers: set[int | None]) -> Event:
-    """Add rank and host from a launcher's summary, and blame the process if only its exit code is known."""
+    """Add the rank and host from a launcher's summary, and blame the process if only its exit code is known."""
     pid, code = _PID.search(event.text), exit_code(event)
     found = [one for one in reading.summary if pid and one.pid == pid[1] and code in (None, one.code)]
     own = [one for one in found if one.label == label(event.prefix)] or found
@@ -149,7 +151,9 @@ _FRAME = re.compile(
 """Lines of stack traces, and lines that Python, torch and experiment trackers print at exit."""
 
 _ABOVE, _STACK, _SOON = 60, 80, 200
-"""Maximum lines from an exception to a launcher's message, to the head of its traceback, and to other ranks' waits."""
+"""Maximum numbers of lines from an exception to a launcher's message, to the head of the traceback, and to errors of
+other ranks.
+"""
 
 _ABORT = re.compile(r"exit ?code ?: -6\b|Signal 6 \(SIGABRT\)|: Aborted\b")
 _ENDS_ALL = re.compile(r"Terminating (?:StepId|job step)|[Jj]ob step aborted|Force Terminated StepId|MPI_ABORT was")
@@ -159,11 +163,11 @@ _OWN = re.compile(
     r"(?:^|[ .])(?:Value|Type|Key|Index|Attribute|Name|Assertion|ZeroDivision|FileNotFound|IsADirectory|Import"
     r"|NotImplemented|ModuleNotFound|UnicodeDecode|JSONDecode|EOF|Unpickling)Error\b"
 )
-"""Exceptions raised by a script itself; no library raises them for a lost connection."""
+"""Exceptions that scripts raise, but that libraries do not raise for a lost connection."""
 
 
 def accused(event: Event, reading: Reading, left: set[str]) -> Event:
-    """Grade an exception or a killed process; in the sources named in ``left``, ranks lost other ranks."""
+    """Grade an exception or a killed process. ``left`` names the logs in which ranks lost a connection or timed out."""
     if event.name not in {"killed", "script-failed"} or event.grade is Grade.CLUE:
         return event
     before = [one for one in reading.events if one.line < event.line]
@@ -191,7 +195,7 @@ def accused(event: Event, reading: Reading, left: set[str]) -> Event:
 
 
 def broken_off_after(event: Event, reading: Reading) -> bool:
-    """Return whether somebody pressed Ctrl-C after a run had ended successfully."""
+    """Return whether an interrupt came after a run had ended successfully."""
     stood = (one.line > reading.well for one in reading.events if one.wording in (MEETING, TALKING))
     return event.wording == INTERRUPTED and 0 < reading.well < event.line and not any(stood)
 
@@ -202,18 +206,18 @@ def _aborted(event: Event) -> bool:
 
 
 def _of_another(event: Event, losses: list[Event]) -> bool:
-    """Return whether it is the script's own exception, and all lost connections were reported by other processes."""
+    """Return whether an exception is the script's own, and other processes reported all lost connections."""
     others = all(one.rank is not None and label(one.prefix) != label(event.prefix) for one in losses)
     return bool(losses) and others and _OWN.search(event.message) is not None
 
 
 def only_frames(after: list[bytes] | None) -> bool:
-    """Return whether the lines contain only other processes' stack traces."""
+    """Return whether the lines after an exception are only stack traces and messages that programs print at exit."""
     return after is not None and all(_FRAME.match(line) or b'File "' in line for line in after)
 
 
 def _ended(scene: Scene) -> list[Event]:
-    """Return the events, graded so that the process that failed first is to blame."""
+    """Return the events with grades that blame the process that failed first."""
     ends = {reading.name: reading for reading in scene.log.readings}
     events = [event for event in scene.events if not broken_off_after(event, ends[event.file])]
     left = {event.file for event in events if event.name in _LEFT and event.grade is Grade.SYMPTOM}
@@ -222,7 +226,7 @@ def _ended(scene: Scene) -> list[Event]:
 
 
 def _ended_after_a_wait(scene: Scene) -> list[Event]:
-    """Do not treat a process as the cause if it ended after a collective had timed out."""
+    """Lower the grade of processes that were killed after a collective had timed out."""
     waits = [event for event in scene.events if event.name == "collective-timeout"]
     first: dict[tuple[str, bool], Event] = {}
     for event in waits:
@@ -245,7 +249,7 @@ def _ended_after_a_wait(scene: Scene) -> list[Event]:
 def _latest_time(event: Event, reading: Reading) -> tuple[int, int, int] | None:
     """Return the latest time at which a line could have been written.
 
-    This is the line's own time, or else the time of the next event that has a time.
+    The result is the time of the line itself or, without one, of the next event that has a time.
     """
     later = (one for one in reading.events if one.order >= event.order and one.prefix.time is not None)
     return event.prefix.time or next((one.prefix.time for one in later), None)

@@ -1,15 +1,16 @@
 """A process was started without the variables that torch.distributed reads.
 
 What it means: RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR or MASTER_PORT is missing, usually because the script was
-started with python instead of torchrun, or because it expects --local_rank, which torchrun does not pass.
+started with python instead of torchrun. A script may fail because it expects --local_rank, which torchrun does not
+pass.
 
-MPI itself may also fail to start if it can't use the launcher's PMI.
+MPI may fail to start if it can't use the launcher's PMI.
 
-How we know: "environment variable RANK expected, but not set", KeyError: 'LOCAL_RANK', "unrecognized arguments:
---local-rank=0".
+How we know: The log contains "environment variable RANK expected, but not set", "KeyError: 'LOCAL_RANK'", or
+"unrecognized arguments: --local-rank=0".
 
-Fix: Start the script with torchrun, or derive the variables from the scheduler's own. `nccl-doctor launch` prints the
-command for each host.
+Fix: Start the script with torchrun, or derive the variables from those of the scheduler. `nccl-doctor launch` prints
+the command for each host.
 
 References: torch/distributed/rendezvous.py.
 """

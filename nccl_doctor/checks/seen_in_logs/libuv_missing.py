@@ -1,11 +1,11 @@
-"""This torch was built without libuv, but its store requires it.
+"""The rendezvous store requires libuv, but torch was built without libuv.
 
-What it means: Since torch 2.4 the rendezvous store uses libuv by default; builds for Windows and some custom builds
-lack libuv.
+What it means: Since torch 2.4, the rendezvous store uses libuv by default. Builds of torch for Windows and some custom
+builds lack libuv.
 
-How we know: "use_libuv was requested but PyTorch was built without libuv support".
+How we know: The log contains "use_libuv was requested but PyTorch was built without libuv support".
 
-Fix: Set USE_LIBUV=0 (or, in the init method's address, env://?use_libuv=0), or install a torch build with libuv.
+Fix: Set USE_LIBUV=0 or the init method `env://?use_libuv=0`, or install a build of torch with libuv.
 
 References: torch/distributed/rendezvous.py; torch/csrc/distributed/c10d/TCPStore.cpp.
 """

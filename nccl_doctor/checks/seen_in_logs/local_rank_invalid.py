@@ -1,11 +1,11 @@
-"""A process asked for a GPU that does not exist.
+"""A process requested a GPU that does not exist.
 
-What it means: The process's local rank is not below the number of GPUs that it may see, because there are more
-processes than GPUs, a global rank is used as the local one, or CUDA_VISIBLE_DEVICES names too few GPUs.
+What it means: The local rank of a process is not below the number of GPUs that the process may see. Possible reasons
+are more processes than GPUs, a global rank in place of the local rank, and too few GPUs in CUDA_VISIBLE_DEVICES.
 
-How we know: CUDA's "invalid device ordinal" and torch's "Invalid device id".
+How we know: The log contains CUDA's "invalid device ordinal" or torch's "Invalid device id".
 
-Fix: Use LOCAL_RANK for set_device, not RANK; make --nproc_per_node match the number of GPUs that the process sees.
+Fix: Pass LOCAL_RANK, not RANK, to set_device. Make --nproc_per_node match the number of GPUs that the processes see.
 
 References: CUDA runtime API, cudaErrorInvalidDevice (101).
 """

@@ -1,13 +1,13 @@
 """NCCL failed, and the log does not say why.
 
-What it means: The log contains only a warning without a known cause, or the class of an error ("unhandled system
-error", "internal error").
+What it means: The log contains only a warning without a known cause, or a general error such as "unhandled system
+error" or "internal error".
 
-How we know: the last line from NCCL that is not known to be harmless. Without NCCL_DEBUG, torch shows only the text
-after "Last error:".
+How we know: NCCL printed a line that is not known to be harmless. Without NCCL_DEBUG, torch shows only the text after
+"Last error:".
 
-Fix: Run again with NCCL_DEBUG=INFO and pass all ranks' output to `nccl-doctor logs`; `nccl-doctor check` tests NCCL's
-requirements.
+Fix: Run the job again with NCCL_DEBUG=INFO, and pass all ranks' output to `nccl-doctor logs`. `nccl-doctor check` tests
+whether the hosts meet NCCL's requirements.
 
 References: NCCL's src/debug.cc; NCCL user guide, troubleshooting.
 """
@@ -58,7 +58,7 @@ HINTED = clue(
     r"HINT: (?:In many cases|To confirm)",
     "n1:1:2 [0] x.cc:1 NCCL WARN HINT: To confirm, set NCCL_CROSS_NIC=0 to disable cross-rail communication (see x).",
 )
-"""NCCL's own advice (2.31 and later), two lines after a warning."""
+"""Advice that NCCL 2.31 and later prints two lines after a warning."""
 
 STRANGER = generic(
     r"Handshake receive from .{1,80} failed, discarding peer connection|peer sent invalid or duplicate socket index \d",
@@ -66,7 +66,7 @@ STRANGER = generic(
 )
 
 NEAR = 20
-"""Maximum number of lines between a warning and its hint; other processes may write between them."""
+"""Maximum number of lines between a warning and its hint, since other processes may write lines in between."""
 
 RULES = (
     STRANGER,  # before any warning
@@ -99,7 +99,7 @@ RULES = (
 
 
 def _with_the_warning(scene: Scene) -> list[Event]:
-    """Assign each of NCCL's hints to the warning before it."""
+    """Assign each hint from NCCL to the preceding warning of the same process."""
     warned: dict[tuple[str, str | None], Event] = {}
     events = []
     for event in scene.events:

@@ -1,13 +1,14 @@
 """Memory ran out, on a GPU or on the host.
 
-What it means: A rank exited because an allocation failed, or the kernel killed it; the others then wait for it.
+What it means: A rank exited because an allocation failed, or the kernel killed the rank. The other ranks wait for the
+rank that exited.
 
-How we know: "CUDA out of memory", NCCL's "Failed to CUDA calloc", JAX's RESOURCE_EXHAUSTED; for the host's memory,
-oom-kill, std::bad_alloc, DefaultCPUAllocator.
+How we know: For GPU memory, the log contains "CUDA out of memory", NCCL's "Failed to CUDA calloc", or JAX's
+RESOURCE_EXHAUSTED. For host memory, the log contains oom-kill, std::bad_alloc or DefaultCPUAllocator.
 
-Fix: Use a smaller batch, activation checkpointing or sharding; for NCCL's own buffers, fewer channels
-(NCCL_MAX_NCHANNELS). On the host, use fewer workers or give the job more memory. `nccl-doctor check` shows leftover
-processes on GPUs.
+Fix: Use a smaller batch, activation checkpointing or sharding. To shrink NCCL's own buffers, use fewer channels
+(NCCL_MAX_NCHANNELS). For host memory, use fewer data loader workers, or request more memory for the job. `nccl-doctor
+check` shows leftover processes on GPUs.
 
 References: torch's CUDA memory notes; kernel documentation on the OOM killer.
 """

@@ -1,13 +1,14 @@
 """A rank exited, and the other ranks lost their connections to it.
 
-What it means: This is only the consequence. The cause is the first error of the rank that exited, on another host or in
-another file; if the kernel killed that rank, no log shows an error.
+What it means: A lost connection is only a consequence of the exit of another rank. The cause is the first error of the
+rank that exited, which may be on another host or in another file. If the kernel killed the rank, no log shows an error.
 
-How we know: NCCL's "Connection closed by remote peer", "Connection reset by peer", ncclRemoteError, torch's "TCPStore
-server has shut down too early", gloo's "Connection closed by peer", with no other fault in the log.
+How we know: The log contains NCCL's "Connection closed by remote peer", "Connection reset by peer" or ncclRemoteError,
+torch's "TCPStore server has shut down too early", or gloo's "Connection closed by peer". No other fault in the log
+explains the lost connections.
 
-Fix: Give the logs of all ranks to `nccl-doctor logs`. Check dmesg on the named host, and the scheduler's records about
-it.
+Fix: Pass the logs of all ranks to `nccl-doctor logs`. Check dmesg and the scheduler's records for the host that the
+diagnosis names.
 
 References: NCCL's src/misc/socket.cc (socketProgress); torch/csrc/distributed/c10d/TCPStore.cpp.
 """
@@ -54,7 +55,7 @@ def _advice(case: Case) -> Advice:
 
 
 _EXIT_BARRIER = r"torchelastic/agent/terminal_state"
-"""Store key at which a torchrun whose workers have ended waits for the other launchers."""
+"""Store key at which torchrun waits for the other launchers after its workers have ended."""
 _OF_LAUNCHER = re.compile(r"RendezvousConnectionError|connection to the C10d store has failed")
 
 RULES = (
@@ -123,7 +124,7 @@ _STACK = 80
 
 
 def _is_shutdown_noise(event: Event, reading: Reading, world: int | None, *, others_well: bool) -> bool:
-    """Return whether a process lost the store only after all work was done."""
+    """Return whether a process lost its connection to the store only after all work was done."""
     if not _of_the_store(event):
         return False
     if others_well or 0 < reading.well < event.line:
@@ -138,7 +139,7 @@ def _of_the_store(event: Event) -> bool:
 
 
 def _in_trouble(reading: Reading, line: int) -> bool:
-    """Return whether something failed before the line at which a communicator was aborted."""
+    """Return whether a fault precedes the line at which a communicator was aborted."""
     failed = any(one.grade > Grade.HINT and one.line < line and not _of_the_store(one) for one in reading.events)
     return failed or any(0 < line - one <= _STACK for one in reading.tracebacks)
 

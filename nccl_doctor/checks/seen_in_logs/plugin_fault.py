@@ -1,13 +1,13 @@
 """NCCL's network plugin failed.
 
-What it means: A plugin (aws-ofi-nccl, FasTrak, UCX, SHARP …) could not be loaded, found no device or lost a
-connection. NCCL may continue over sockets, many times slower.
+What it means: An NCCL plugin, such as aws-ofi-nccl, FasTrak, UCX or SHARP, could not be loaded, found no device, or
+lost a connection. NCCL may continue over sockets, which are many times slower.
 
-How we know: Warnings that begin with "NET/OFI" or another plugin's name, "Failed to initialize any NET plugin",
-"network … not found". A message that no plugin was found at all is normal and not a fault.
+How we know: The log contains warnings that begin with "NET/OFI" or another plugin's name, "Failed to initialize any NET
+plugin", or "network … not found". A message that no plugin was found is normal.
 
-Fix: Check that the devices are in the container (/dev/infiniband), that fi_info -p efa lists them, that the security
-group allows traffic between its members, and that the plugin is compatible with this version of NCCL.
+Fix: Check that the devices are in the container (/dev/infiniband) and that `fi_info -p efa` lists them. Check that the
+security group allows traffic between its members, and that the plugin is compatible with the NCCL version.
 
 References: NCCL's src/plugin/net.cc; aws-ofi-nccl.
 """
@@ -45,7 +45,7 @@ def _advice(case: Case) -> Advice:
 
 
 _SHIM = r"NCCL/NET \(shim\) mismatch "
-"""Message from GKE's shim for the plugins TCPXO and gIB, which compares NCCL's variables with tested values."""
+"""Message from the GKE shim for the TCPXO and gIB plugins, which compares NCCL's variables with tested values."""
 _RECOMMENDED = _SHIM + r"recommended: "
 
 RULES = (

@@ -1,14 +1,15 @@
 """Ranks waited for the master or for each other until the timeout.
 
-What it means: Not all ranks joined the rendezvous: a host did not start, has a different master address, port or world
-size, or can't reach the master.
+What it means: Not all ranks joined the rendezvous, because a host did not start, can't reach the master, or has a
+different master address, port or world size.
 
-How we know: torch's "The client socket has timed out after 60s while trying to connect to (10.0.0.2, 29500)", "Timed
-out after 601 seconds waiting for clients. 3/4 clients joined", the counts of the store-based barrier,
-RendezvousTimeoutError and RendezvousConnectionError, or errors of JAX's coordination service.
+How we know: torch prints "The client socket has timed out after 60s while trying to connect to (10.0.0.2, 29500)" or
+"Timed out after 601 seconds waiting for clients". Further signs in a log are the counts of the store-based barrier,
+RendezvousTimeoutError, RendezvousConnectionError, and errors of JAX's coordination service.
 
-Fix: Start all hosts within the timeout, with the same --rdzv-endpoint or --master_addr and --master_port; `nccl-doctor
-check` tests the port from every host, and `nccl-doctor launch` prints the commands.
+Fix: Start all hosts within the timeout, with the same --rdzv-endpoint, or with the same --master_addr and
+--master_port. `nccl-doctor launch` prints the launch command of each host, and `nccl-doctor check` tests the port from
+every host.
 
 References: torch/csrc/distributed/c10d/socket.cpp and TCPStore.cpp; torch/distributed/elastic/rendezvous.
 """
@@ -46,7 +47,7 @@ def _advice(case: Case) -> Advice:
 
 
 def _begun(case: Case) -> Advice:
-    """Return the advice for a log that ends while ranks are initialising NCCL, without a timeout."""
+    """Return the advice for a log that ends without a timeout while ranks are initializing NCCL."""
     facts, where = case.log.facts, rank_progress(case.log.facts)
     place = f" on {fold(facts.hosts)}" if facts.hosts else ""
     whole = not where.missing and facts.world_size is not None
@@ -74,7 +75,7 @@ def _begun(case: Case) -> Advice:
 
 
 _CALLED = r'c10d_rendezvous_backend\.py", line \d+, in _call_store'
-"""Stack frame of a call to a store to which torch is already connected, unlike ``_create_tcp_store``."""
+"""Stack frame of a call to a store to which torch is already connected."""
 _LOST = re.compile(r"RendezvousConnectionError|connection to the [Cc]10d store")
 _STACK = 60
 """Maximum number of lines from a ``_CALLED`` frame to the exception's last line (46 with torch 2.13)."""
@@ -163,7 +164,7 @@ RULES = (
 
 
 def _joined_before(scene: Scene) -> list[Event]:
-    """Attribute a lost connection to an already joined store to the exit of the master's launcher."""
+    """Attribute the loss of an established store connection to the exit of the launcher on the master."""
     calls = [event for event in scene.events if event.wording == _CALLED]
 
     def was_called(event: Event) -> object:

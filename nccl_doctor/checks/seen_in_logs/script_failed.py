@@ -1,12 +1,13 @@
-"""The training script itself failed, with an exception or with an exit code and no output.
+"""The training script failed with an exception, or with an exit code and no output.
 
-What it means: NCCL and the network are not to blame; the other ranks then lose their connections or wait in vain.
+What it means: NCCL and the network are not to blame. After the script of one rank has failed, the other ranks lose
+their connections or wait until a timeout.
 
-How we know: torch's "[rank1]: ValueError: …" for an uncaught exception, an error about shapes or devices, or a
-launcher's "exitcode: 1" or summary in a log where nothing else explains the failure.
+How we know: torch prints an uncaught exception after a prefix such as "[rank1]:", or the log contains an error about
+shapes or devices. A launcher's "exitcode: 1" or summary of failures counts if no other line explains the failure.
 
-Fix: Read the traceback of the named rank. If the log has none, `torchrun --log-dir DIR --tee 3` keeps every rank's
-output, and the decorator `record` puts the traceback into torchrun's summary.
+Fix: Read the traceback of the rank that the diagnosis names. If the log has no traceback, use `torchrun --log-dir DIR
+--tee 3` to keep every rank's output. The `record` decorator puts the traceback into torchrun's summary.
 
 References: torch/distributed/elastic/multiprocessing/errors; torch/distributed/distributed_c10d.py (the excepthook).
 """
@@ -31,11 +32,11 @@ _PLAIN = (
 )
 
 _BEGINS = r"(?:^|\\n|\] |\]: |>:? ?|\) |\| |\d: )"
-"""Beginning of a line (also of one inside a JSON string) or end of a launcher's prefix."""
+"""Pattern for the start of a line, including a line inside a JSON string, or for the end of a launcher's prefix."""
 
 
 _DIVIDES = re.compile(r"batch\D{0,20}(?P<batch>\d{1,9}) must be (?:a )?multiple of \D{0,40}(?P<by>\d{1,6})")
-"""Error message of YOLOv5's train.py and of scripts derived from it."""
+"""Error message of YOLOv5 and similar scripts about a batch size that is not a multiple of the number of GPUs."""
 
 
 _NOT_FOUND = re.compile(r"(\S+): command not found$")
@@ -73,7 +74,7 @@ def _advice(case: Case) -> Advice:
 
 
 _SUMMARY = r"  exitcode  : -?\d{1,3} \(pid: \d|multiprocessing\.errors\.ChildFailedError:"
-"""torchrun's summary, which names failed processes again and ends with the process that failed first."""
+"""Row or title of torchrun's summary of failed processes, which ends with the process that failed first."""
 
 RULES = (
     clue(
@@ -135,18 +136,18 @@ RULES = (
 )
 
 _LAST_WORDS = 1
-"""Maximum number of lines, besides stack frames, that may follow the exception at the end of a source."""
+"""Maximum number of lines other than stack frames that may follow the last exception of a log."""
 
 _SERVED = re.compile(rb'HTTP/1\.[01]" [1-5]\d\d')
-"""Sign of a server that is still running, so that only a request failed."""
+"""Pattern for the log line of an HTTP server that is still running, so that only one request failed."""
 
 
 _STOPPED = re.compile(r"terminated with code [1-9]|MPI_ABORT was invoked|[Jj]ob step aborted")
-"""Messages that launchers print when they end the other ranks after one has failed."""
+"""Messages that launchers print when they end the other ranks after a rank has failed."""
 
 
 def _given_up(scene: Scene) -> list[Event]:
-    """Record that an uncaught exception ended its process, or that a launcher gave up for no known reason."""
+    """Record that an uncaught exception ended its process, or that a launcher ended the job for an unknown reason."""
     if all(event.grade <= Grade.CLUE for event in scene.events) and not scene.log.facts.ended_well:
         stops = [event for event in scene.events if event.wording == TERMINATING and _STOPPED.search(event.text)]
         return [replace(event, name="script-failed", grade=Grade.GENERIC) for event in stops]
@@ -166,7 +167,7 @@ def _given_up(scene: Scene) -> list[Event]:
 
 
 def _summarised(scene: Scene) -> list[Event]:
-    """Blame the last row of a summary if the log has no other message from its launcher, and drop the other rows."""
+    """Blame the last row of torchrun's summary if the log has no other message about the exit; drop other rows."""
     rows = {event.file: event for event in scene.events if event.wording == _SUMMARY}
     notices = {event.file for event in scene.events if event.wording != _SUMMARY and _of_exit(event)}
     events = []
@@ -186,7 +187,7 @@ _OF_SHELL = 128
 
 
 def _first_to_fail(event: Event, reading: Reading) -> Event:
-    """Add rank and host to an event. An exit code that is negative, or above 128 from a shell, stands for a signal."""
+    """Add the rank and host to an event. A negative exit code, or one above 128 from a shell, stands for a signal."""
     if not reading.summary:
         return event
     failed = reading.summary[-1]
@@ -202,10 +203,10 @@ _OWN = re.compile(r"(?:[\w.]+\.)?" + _PLAIN + r"(?:: |$)")
 
 
 def _not_missed_for_it(scene: Scene) -> list[Event]:
-    """Blame an exception in a process that others could not connect to or waited for.
+    """Blame an exception in a process to which other processes could not connect, or for which they waited.
 
-    An error of that process's own is not a consequence of a failed connection to it, wherever its line stands in a
-    log written by several processes. A launcher's message about another process does not concern it.
+    A process's own error does not follow from a failed connection to that process, whatever the order of the log lines.
+    Messages of srun about the exit of other tasks are dropped.
     """
     missed = having(Role.DIALS) | having(Role.WAITS) | {"rendezvous-timeout"}
     waiting = {_process(e) for e in scene.events if e.name in missed}
@@ -226,7 +227,7 @@ _EXITED_TASKS = re.compile(r"srun: error: \S{1,255}: tasks? (\d[\d,-]{0,200}): E
 
 
 def _process(event: Event) -> tuple[str | None, int] | None:
-    """Return what identifies the process that printed a line; None if the rank is unknown."""
+    """Return a key for the process that printed a line; None if the rank is unknown."""
     return None if event.rank is None else (event.file if event.prefix.task is None else None, event.rank)
 
 

@@ -3,11 +3,11 @@
 What it means: Ranks on one host do not share /dev/shm or an IPC namespace, the segment was removed (systemd's
 RemoveIPC), or its creator had exited.
 
-How we know: "Error while attaching to shared memory segment", "unlink shared memory … failed, error: No such file or
-directory", "shm_open failed".
+How we know: The log contains "Error while attaching to shared memory segment", "unlink shared memory … failed", or
+"shm_open failed".
 
-Fix: Give all ranks on a host one IPC namespace (--ipc=host), and set RemoveIPC=no in logind.conf. NCCL_SHM_DISABLE=1
-shows whether everything else works.
+Fix: Give all ranks on a host one IPC namespace (--ipc=host), and set RemoveIPC=no in logind.conf. To test whether the
+rest of the job works, set NCCL_SHM_DISABLE=1.
 
 References: NCCL's src/misc/shmutils.cc; logind.conf(5).
 """

@@ -1,12 +1,13 @@
 """Shared memory (/dev/shm) is full or too small.
 
-What it means: NCCL and data loaders exchange data through shared memory. Containers have 64 MB of it by default.
+What it means: NCCL and data loaders exchange data through shared memory. By default, a container has only 64 MB of
+shared memory.
 
-How we know: "Error while creating shared memory segment /dev/shm/nccl-… ", "No space left on device" for a file there,
-"Bus error" (SIGBUS) in a data loader's worker.
+How we know: The log contains "Error while creating shared memory segment", "No space left on device" for a file in
+/dev/shm, or "Bus error" (SIGBUS) in a data loader worker.
 
-Fix: Use --ipc=host or --shm-size=16g for containers; in Kubernetes, mount an emptyDir with medium: Memory at /dev/shm.
-NCCL_SHM_DISABLE=1 keeps only NCCL from using shared memory; data loaders still need it.
+Fix: Use --ipc=host or --shm-size=16g for containers. In Kubernetes, mount an emptyDir of the medium Memory at /dev/shm.
+NCCL_SHM_DISABLE=1 keeps NCCL from using shared memory, but data loaders still need shared memory.
 
 References: NCCL's src/misc/shmutils.cc; shm_overview(7).
 """

@@ -1,13 +1,13 @@
-"""A rank was late, and a barrier names it.
+"""A rank did not reach a barrier in time, and the log names the rank.
 
-What it means: The others waited for this rank: it was still loading, compiling, checkpointing or downloading, its host
-was slow, or it hung before the barrier.
+What it means: The other ranks waited for a rank that was still loading, compiling, checkpointing or downloading, that
+was on a slow host, or that hung before the barrier.
 
-How we know: torch's "Rank 3 failed to pass monitoredBarrier in 60000 ms", Horovod's "Stalled ranks", NCCL's RAS, or
-vLLM's list of ranks that did not report.
+How we know: The log contains torch's "Rank 3 failed to pass monitoredBarrier in 60000 ms". Horovod ("Stalled ranks"),
+NCCL's RAS and vLLM list the ranks that did not respond.
 
-Fix: Look at that rank: its own log, the output of `py-spy dump`, and the load and disks of its host. Work that only one
-rank performs needs a longer timeout or a barrier of its own.
+Fix: Examine the late rank's own log, the output of `py-spy dump`, and the load and disks of the rank's host. Work that
+only one rank performs needs a longer timeout or a barrier of its own.
 
 References: torch/csrc/distributed/c10d/ProcessGroupGloo.cpp (monitoredBarrier); horovod/common/stall_inspector.cc.
 """

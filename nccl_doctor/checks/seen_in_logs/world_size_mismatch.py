@@ -3,12 +3,12 @@
 What it means: Two processes have the same rank, a rank is not below the world size, hosts have different world sizes,
 or two jobs use the same address.
 
-How we know: NCCL's "Bootstrap Root : rank 1 of 8 ranks has already checked in" and "mismatch in rank count from procs",
-Lightning's and torch's checks of ranks, MPI's "not enough slots", or two tables of nccl-tests at once, each with rank 0
-on a different host.
+How we know: NCCL prints "Bootstrap Root : rank 1 of 8 ranks has already checked in" or "mismatch in rank count from
+procs". Lightning or torch rejects a rank, or MPI prints "not enough slots". The log may contain two concurrent tables
+of nccl-tests, each with rank 0 on a different host.
 
-Fix: Compare RANK, WORLD_SIZE, --nnodes, --node_rank, --nproc_per_node and the scheduler's tasks per node on all
-hosts; `nccl-doctor launch` prints them.
+Fix: Compare RANK, WORLD_SIZE, --nnodes, --node_rank, --nproc_per_node and the scheduler's tasks per node on all hosts.
+`nccl-doctor launch` prints the right values for each host.
 
 References: NCCL's src/bootstrap.cc.
 """
@@ -106,7 +106,7 @@ _BARRIER = re.compile(r"world_size=(?P<size>\d+), worker_count=(?P<workers>\d+)"
 
 
 def _crowded_barrier(scene: Scene) -> list[Event]:
-    """Blame the world size if more workers reached a barrier than the job has."""
+    """Blame the world size if more workers than the world size reached a barrier."""
 
     def is_crowded(event: Event) -> bool:
         barrier = _BARRIER.search(event.text) if event.name == "rendezvous-timeout" else None

@@ -1,13 +1,15 @@
 """NCCL uses an interface that the other hosts can't reach.
 
-What it means: NCCL chose a loopback, container, bridge or link-local interface, or one in a different network from the
-other hosts' interfaces, and advertised its address.
+What it means: NCCL advertised the address of a loopback, container, bridge or link-local interface, or of an interface
+in a different network from the other hosts.
 
-How we know: The log names the interface in "Bootstrap : Using docker0:172.17.0.1<0>" or "NET/Socket : Using …". This
-counts as a fault if connections to such an address fail, or if several hosts use one.
+How we know: The log names the interface and its address, such as docker0:172.17.0.1<0>, in NCCL's Bootstrap or
+NET/Socket message. The interface counts as a fault if connections to its address fail, or if the ranks of several hosts
+never connect.
 
-Fix: Set NCCL_SOCKET_IFNAME to the right name on every host, with = in front for an exact match. A list that begins with
-^ excludes only what it names: `^docker0` admits lo. `nccl-doctor ifname` shows what NCCL chooses and why.
+Fix: Set NCCL_SOCKET_IFNAME on every host to the name of the right interface, with a leading = for an exact match. A
+list that begins with ^ excludes only the interfaces that it names, so `^docker0` allows lo. `nccl-doctor ifname` shows
+which interface NCCL chooses, and why.
 
 References: NCCL's src/misc/socket.cc (ncclFindInterfaces).
 """
@@ -69,7 +71,7 @@ _NETS = tuple(
 
 
 def _apart(scene: Scene) -> list[Event]:
-    """Add events for hosts that chose different subnets, if nothing but connections failed."""
+    """Add events for hosts whose interfaces are in different subnets, if only connections failed."""
     if scene.log.facts.came_together or not faults(scene.events) <= on_the_way():
         return scene.events
     chosen: dict[str, Event] = {}
@@ -89,7 +91,7 @@ def _nowhere(scene: Scene) -> list[Event]:
 
 
 def _leads_nowhere(event: Event) -> bool:
-    """Return whether a connection failed because its address belongs to no other host."""
+    """Return whether a connection failed because its address can't belong to another host."""
     address = numeric(event.address.ip or "")
     if address is None or event.name not in signs.having(signs.Role.DIALS) or event.grade <= Grade.HINT:
         return False
@@ -101,7 +103,7 @@ def _leads_nowhere(event: Event) -> bool:
 
 
 def _weigh(event: Event, scene: Scene) -> Grade:
-    """Grade an unreachable interface; without other signs, it counts only if there are several hosts."""
+    """Grade an unreachable interface, which without other faults matters only if the job has several hosts."""
     names, facts = scene.names | scene.stuck, scene.log.facts
     several = len(facts.hosts) > 1 or (facts.nodes or 1) > 1
     if names:

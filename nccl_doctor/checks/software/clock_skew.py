@@ -1,13 +1,14 @@
 """The clocks of the hosts differ.
 
-What it means: log lines of different ranks can't be put in order. `torchrun --rdzv_backend=c10d` considers a host dead
-if its clock is 15 s or more behind: it compares the time that the host wrote to the store with its own clock, and drops
-a host whose last keep-alive is three intervals of 5 s old (torch/distributed/elastic/rendezvous/dynamic_rendezvous.py).
-A static rendezvous (`--master_addr`) is not affected. If the clocks differ by several minutes, certificates and
-Kerberos tickets fail.
+What it means: the log lines of different ranks can't be sorted by time. With `--rdzv_backend=c10d`, torchrun considers
+a host dead if its clock is 15 s or more behind. The dynamic rendezvous drops a host whose last keep-alive, by the
+host's own clock, is three intervals of 5 s old (torch/distributed/elastic/rendezvous/dynamic_rendezvous.py). A static
+rendezvous (`--master_addr`) is not affected. If the clocks differ by several minutes, certificates and Kerberos tickets
+may be rejected.
 
-How we know: each host's time was requested over the open connection; half of the round trip is the margin of error, and
-only a larger difference counts. The median of all hosts' clocks counts as right.
+How we know: the check requests each host's time over the open connection, with half of the round trip as the margin of
+error. Only a difference of more than 2 s beyond the margin of error is reported. The median of all hosts' clocks is
+taken as the correct time.
 
 Fix: synchronize the host's clock over the network with `timedatectl set-ntp true` or chrony.
 """
@@ -40,7 +41,7 @@ def clock_skew(view: View) -> Findings:
         return
     worst = max(map(abs, off.values()))
     breaks = (
-        " With --rdzv_backend=c10d, torchrun considers a host dead if its clock is that far off."
+        f" With --rdzv_backend=c10d, torchrun considers a host dead if its clock is over {C10D_S:.0f} s off."
         if worst > C10D_S
         else ""
     )

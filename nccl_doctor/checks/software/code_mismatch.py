@@ -1,14 +1,14 @@
-"""A file or folder that must be the same on all hosts differs.
+"""A file or folder that must be the same on all hosts differs between hosts.
 
-What it means: ranks run different programs or read different data. Collectives then don't match (a hang, or "Detected
-mismatch between collectives on ranks"), or the job computes something other than intended.
+What it means: ranks run different programs or read different data. The collectives may not match (a hang, or "Detected
+mismatch between collectives on ranks"), or the results of the job may be wrong.
 
-How we know: the hosts file lists what must be the same, such as `same: [train.py, data/index.json, src]`. A relative
-path starts at the home directory, as for a command over SSH. The SHA-256 and size of a file, or of every file in a
-folder, are compared (`__pycache__` is left out; a link is not followed, and its target path is compared). A folder with
-`.git` is compared by its commit, its index (what is staged) and its changed tracked files. git itself is not run, since
-its configuration could start programs. A path that is missing on all hosts is also reported, since it was expected to
-exist.
+How we know: the hosts file lists the paths that must be the same, such as `same: [train.py, data/index.json, src]`. A
+relative path starts at the home directory, as for a command over SSH. The check compares the SHA-256 and the size of a
+file, or of every file in a folder except `__pycache__`. Links are not followed, but their target paths are compared. A
+folder with `.git` is compared by its commit, its index (staged changes) and its changed tracked files. The check does
+not run git, since git's configuration could start programs. A path that is missing on all hosts is reported, since the
+hosts file requires it.
 
 Fix: copy the file or folder from one host to the others (`rsync -a`, `git pull`), or keep code and data on a shared
 file system.
@@ -68,7 +68,7 @@ def _is_of_line(view: View, path: str) -> bool:
 
 
 def _summary(entry: SameEntry) -> str:
-    """Summarise an entry in a way that distinguishes it from any different entry."""
+    """Return a summary of an entry that differs for different contents."""
     if entry.kind == "missing":
         return "missing"
     changed = hashlib.sha256(repr(sorted(entry.files.items())).encode()).hexdigest()[:12] if entry.files else ""
@@ -80,7 +80,7 @@ def _summary(entry: SameEntry) -> str:
 
 
 def _absent(path: str, absent: tuple[str, ...], found: dict[str, SameEntry]) -> Finding:
-    """Return the finding for a path that is missing on some hosts and the same on all others, however few."""
+    """Return the finding for a path that is missing on some hosts and identical on all others."""
     there = [name for name in found if name not in absent]
     resolved = found[there[0]].resolved
     return Finding(

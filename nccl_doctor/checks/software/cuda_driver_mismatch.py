@@ -4,12 +4,13 @@ What it means: `torch.cuda.is_available()` is False with "The NVIDIA driver on y
 with "driver version is insufficient for CUDA runtime version". If parts of the driver have different versions
 ("Driver/library version mismatch"), see gpu-driver-down.
 
-How we know: the driver's version from nvidia-smi, compared with the minimum for torch's CUDA: 580 for CUDA 13,
-525.60.13 for CUDA 12, 450.80.02 for CUDA 11, and the driver shipped with the toolkit for earlier releases (NVIDIA,
-"CUDA Compatibility", minor version compatibility). With a forward-compatibility package (`cuda-compat`) on
-LD_LIBRARY_PATH, nothing is reported. If torch is built without CUDA, there is nothing to compare.
+How we know: the driver version from nvidia-smi is compared with the minimum for the CUDA version of torch. The minimum
+is 580.65.06 for CUDA 13, 525.60.13 for CUDA 12, and 450.80.02 for CUDA 11 (NVIDIA, "CUDA Compatibility", minor version
+compatibility). For earlier CUDA releases, the minimum is the driver version shipped with the toolkit. With a
+forward-compatibility package (`cuda-compat`) on LD_LIBRARY_PATH, nothing is reported. If torch is built without CUDA,
+there is nothing to compare.
 
-Fix: update the driver on the host (and reboot it), or install a torch build for an older CUDA version.
+Fix: update the driver and reboot the host, or install a torch build for an older CUDA version.
 """
 
 import re
@@ -34,7 +35,8 @@ LEAST = {
     "9.1": "387.26",
     "9.0": "384.81",
 }
-"""Oldest Linux driver for each CUDA major version, or before 11 for each release (CUDA Toolkit release notes)."""
+"""Oldest Linux driver for each major version of CUDA, and for each release before CUDA 11 (CUDA Toolkit release notes).
+"""
 
 
 @check(
@@ -46,7 +48,7 @@ LEAST = {
     in_logs=("cuda-error", "gpu-count-low", "torch-missing"),
 )
 def cuda_driver_mismatch(view: View) -> Findings:
-    """Yield one finding per pair of driver and CUDA versions that are incompatible."""
+    """Yield one finding per incompatible pair of driver and CUDA versions."""
     old: dict[tuple[str, str, str], list[str]] = {}
     for host, facts in view.facts:
         if not isinstance(facts.torch, TorchInfo) or facts.torch.cuda is None:

@@ -1,15 +1,15 @@
 """The host has NVSwitches, but the fabric manager that they need is not running.
 
-What it means: CUDA does not start at all and reports "CUDA error: system not yet initialized" (error 802), or
-`torch.cuda.is_available()` is False although nvidia-smi shows all GPUs.
+What it means: CUDA fails with "system not yet initialized" (error 802), or `torch.cuda.is_available()` is False
+although nvidia-smi shows all GPUs.
 
-How we know: NVSwitches on the PCI bus (A100 and H100 boards), and systemd's state of nvidia-fabricmanager. In a
-container, where systemd can't be queried, the GPUs' fabric state is used instead: it is "Completed" once the service
-has done its work. Without the state from either source, this can't be judged. In GB200 racks the switches are outside
-the host, so nothing is checked. If the service has failed, its version is read from nv-fabricmanager: unless that is
-exactly the driver's version, the service exits at startup.
+How we know: the PCI bus shows NVSwitches (A100 and H100 boards), and systemd reports that nvidia-fabricmanager is not
+active. In a container, where systemd can't be queried, the GPUs' fabric state is used instead, which is "Completed"
+once the fabric is ready. If both states are unknown, the check gives no result. In GB200 racks, the NVSwitches are
+outside the host, so nothing is checked. If the service has failed, its version is read from nv-fabricmanager. The
+service exits at startup unless its version is exactly that of the driver.
 
-Fix: install exactly the driver's version of nvidia-fabricmanager, and start it: `systemctl enable --now
+Fix: install nvidia-fabricmanager in exactly the driver's version, and start it with `systemctl enable --now
 nvidia-fabricmanager`.
 """
 

@@ -1,19 +1,19 @@
 """A node is configured to start more ranks than it has GPUs, or has fewer GPUs than the other nodes.
 
-What it means: the ranks beyond the last GPU fail with "CUDA error: invalid device ordinal", and the others wait for
-them until the rendezvous or the first collective times out. If the number of ranks is not set in the hosts file, a node
-with fewer GPUs starts fewer ranks, so the world is smaller than intended, and the job slower.
+What it means: ranks without a GPU fail with "CUDA error: invalid device ordinal". The other ranks wait until the
+rendezvous or the first collective times out. Without a number of ranks in the hosts file, a node with fewer GPUs starts
+fewer ranks, and the world size is smaller than intended.
 
-How we know: `nvidia-smi` on each host (for torch built for ROCm, the GPUs that amdgpu manages), compared with
-`nproc_per_node` and `cuda_visible_devices` in the hosts file, or with CUDA_VISIBLE_DEVICES in the ranks' environment
-(for AMD GPUs also HIP_VISIBLE_DEVICES, which replaces it, and ROCR_VISIBLE_DEVICES, which is applied first). If a host
-has one GPU fewer than similar machines, the GPU has usually fallen off the bus: look for Xid 79 in the kernel's log. If
-no host has a GPU, and neither the hosts file nor CUDA_VISIBLE_DEVICES asks for one, the job runs on CPUs, and nothing
-is missing.
+How we know: the GPUs that nvidia-smi lists are compared with `nproc_per_node` and `cuda_visible_devices` in the hosts
+file, or with CUDA_VISIBLE_DEVICES in the ranks' environment. If torch is built for ROCm, the GPUs that the amdgpu
+driver manages are counted instead. For AMD GPUs, HIP_VISIBLE_DEVICES replaces CUDA_VISIBLE_DEVICES, and
+ROCR_VISIBLE_DEVICES is applied first. If a host has one GPU fewer than similar machines, the GPU has usually fallen off
+the bus, which Xid 79 in the kernel log confirms. A job is assumed to run on CPUs if all hosts lack GPUs and neither the
+hosts file nor CUDA_VISIBLE_DEVICES requests any.
 
-Fix: `lspci -d 10de:` shows the NVIDIA devices on the host's PCI bus (`lspci -d 1002:` shows AMD's). If one of them is
-missing from nvidia-smi's list, the driver or the GPU itself is at fault (see `dmesg`; a power cycle often helps). If
-none is missing, set `nproc_per_node` and `cuda_visible_devices` to what the host has.
+Fix: list the GPUs on the host's PCI bus with `lspci -d 10de:` (NVIDIA) or `lspci -d 1002:` (AMD). If a GPU on the bus
+is missing from nvidia-smi's list, look for driver errors in `dmesg`, and power-cycle the host. If nvidia-smi lists
+every GPU on the bus, adapt `nproc_per_node` and `cuda_visible_devices` to these GPUs.
 """
 
 from collections import Counter
@@ -69,7 +69,7 @@ def in_the_shell(names: Iterable[str]) -> Line | None:
     row="GPUs",
 )
 def gpu_count_low(view: View) -> Findings:
-    """Yield one finding per node with too few GPUs, and one if nodes have different numbers of GPUs."""
+    """Yield one finding per shortage of GPUs, and one if nodes have different numbers of GPUs."""
     if all(facts.gpus == () for _, facts in view.facts):
         yield from _absent(view)
         yield from _amd(view)
@@ -111,7 +111,7 @@ def gpu_count_low(view: View) -> Findings:
 
 
 def _amd(view: View) -> Findings:
-    """Yield one finding per node with too few AMD GPUs, and one if nodes have different numbers of AMD GPUs."""
+    """Yield one finding per shortage of AMD GPUs, and one if nodes have different numbers of AMD GPUs."""
     counts: dict[str, int] = {}
     short: list[tuple[_Short, str]] = []
     for host, facts in view.facts:
@@ -127,7 +127,7 @@ def _amd(view: View) -> Findings:
 
 
 def _uneven(counts: dict[str, int], on_the_bus: Line | None) -> Findings:
-    """Yield one finding for the hosts with fewer GPUs than most; the command ``on_the_bus`` lists PCI devices."""
+    """Yield one finding for the hosts with fewer GPUs than most hosts, with ``on_the_bus`` as the command to run."""
     usual = max(Counter(counts.values()).items(), key=lambda item: (item[1], item[0]))[0] if counts else 0
     fewer = tuple(name for name, count in counts.items() if count < usual)
     if fewer:
@@ -170,7 +170,7 @@ def _absent(view: View) -> Findings:
 
 
 def _not_judged(facts: HostFacts) -> str | None:
-    """Describe GPUs of other vendors, which are not tested; return None if there are none."""
+    """Describe the AMD or Intel GPUs of a host, which are not checked; return None if the host has no such GPUs."""
     if amd := rocm_gpus(facts):
         return f"{plural(len(amd), 'GPU')} of AMD's by the driver, but the all-reduce does not use them"
     if isinstance(facts.torch, Unknown) or facts.torch is None or "+xpu" not in facts.torch.version:
@@ -253,7 +253,7 @@ def _advice(case: Case) -> Advice:
 
 
 _NOT_FOUND = r"nvmlDeviceGetHandleByPciBusId\w{0,8}\(.{0,60}\) failed: Not Found"
-"""NVML's error message for a PCI address that is not visible in this container (src/misc/nvmlwrap.cc)."""
+"""NVML's error message for a PCI address that is not visible in the container (src/misc/nvmlwrap.cc)."""
 
 # CUDA's error 100, and messages of launchers, Ray and NCCL about too few GPUs.
 RULES = (

@@ -1,17 +1,18 @@
-"""A host has a GPU on its PCI bus, but no working driver for it.
+"""A host has a GPU on its PCI bus, but no working GPU driver.
 
-What it means: CUDA finds no device there ("Found no NVIDIA driver", "no CUDA-capable device"), so the ranks exit or,
-with gloo as a fallback, silently train on the CPU.
+What it means: CUDA finds no device on the host ("Found no NVIDIA driver", "no CUDA-capable device"), so the ranks exit
+or fall back to gloo on the CPU.
 
-How we know: the GPUs on the PCI bus, the kernel driver of each, whether the nvidia module is loaded, and for which
-kernels it is installed; the device nodes and whether this user may use them; and nvidia-smi's messages. The most common
-causes: the kernel was updated and the module was not built for it; the driver was updated and the host was not
-rebooted, so the module and the library have different versions; nouveau uses the GPU; a container was started without
-its GPUs, or lost them when systemd was reloaded; the GPU itself did not start ("No devices were found"; see the
-kernel's log with `dmesg | grep NVRM`). A GPU that is passed through to virtual machines (vfio-pci) is not a fault. The
-diagnosis is only a warning if nothing requires GPUs, torch was built without CUDA, and nvidia-smi is not installed.
+How we know: the check reads the GPUs on the PCI bus, their kernel drivers, the state of the nvidia module, the access
+to the device nodes, and the messages of nvidia-smi. The kernels for which the nvidia module is installed are compared
+with the running kernel. A common cause is a kernel update after which the nvidia module was not built for the new
+kernel. After a driver update without a reboot, the module and the library have different versions. The GPU may be in
+use by the nouveau driver. A container may have been started without its GPUs, or may have lost them when systemd was
+reloaded. If nvidia-smi prints "No devices were found", the GPU itself did not start, and `dmesg | grep NVRM` may show
+why. A GPU that is passed through to a virtual machine (vfio-pci) is not reported. The diagnosis is only a warning if no
+setting requests GPUs, torch was built without CUDA or runs in a container, and nvidia-smi is not installed.
 
-Fix: run the command shown with the diagnosis; there is a separate command for each cause.
+Fix: apply the remedy shown with the diagnosis, which depends on the cause.
 
 References: nvidia-smi(1), "RETURN VALUE"; NVIDIA driver README, "Common Problems"; for amdgpu, "ROCm installation
 prerequisites" (the groups render and video).
@@ -42,7 +43,7 @@ FAILURES = (
     "Unable to determine the device handle",
     "GPU is lost",
 )
-"""nvidia-smi's messages about a faulty driver; a hanging or missing nvidia-smi proves nothing about the driver."""
+"""Messages of nvidia-smi about a faulty driver. A hanging or missing nvidia-smi proves nothing about the driver."""
 
 
 DOWN, CLOSED = "but no working driver", "that can't be used"
@@ -50,7 +51,7 @@ DOWN, CLOSED = "but no working driver", "that can't be used"
 
 @dataclass(frozen=True)
 class DriverFault:
-    """Reason why GPUs can't be used, and its remedy; the message puts ``problem`` after ``state``."""
+    """Reason why GPUs can't be used, with a remedy. The field ``problem`` follows ``state`` in the message."""
 
     problem: str
     evidence: str
@@ -59,7 +60,7 @@ class DriverFault:
     reboot: bool = False
     state: str = DOWN
     lost: str | None = None
-    """The GPU's bus address, if nvidia-smi's message names exactly one GPU."""
+    """The bus address of the lost GPU, if nvidia-smi names exactly one GPU."""
 
     def words(self, names: Sequence[str], gpus: int) -> str:
         if self.lost is not None and gpus > 1:
@@ -76,7 +77,7 @@ class DriverFault:
 HANGS = Effect(
     ("not-started", "in-kernel", "exit"),
     Reach.OWN,
-    "a process that calls into a driver that does not respond blocks in the kernel",
+    "a process blocks in the kernel if it calls a driver that does not respond",
 )
 
 
@@ -112,7 +113,7 @@ def gpu_driver_down(view: View) -> Findings:
 
 
 def _severity(host: Host, facts: HostFacts) -> Severity:
-    """Return the severity "error" if the job needs GPUs, judged by its settings or by what is installed."""
+    """Return "error" if the job's settings or the installed software show that the job needs GPUs, else "warning"."""
     driver, torch = known(facts.gpu_driver), facts.torch
     cuda = isinstance(torch, TorchInfo) and (torch.cuda is not None or torch.hip is not None)
     inside = isinstance(facts.identity, Identity) and facts.identity.container is not None
@@ -198,7 +199,7 @@ def _not_loaded(facts: HostFacts, driver: GpuDriver, nouveau: bool) -> DriverFau
         return DriverFault("the kernel module is not built for the running kernel", evidence, remedy, lines)
     words = f"; {facts.gpus.reason}" if isinstance(facts.gpus, Unknown) else ""
     evidence = f"no nvidia.ko for any kernel{words}"
-    return DriverFault("none is installed", evidence, "Install NVIDIA's driver, and reboot.")
+    return DriverFault("no driver is installed", evidence, "Install NVIDIA's driver, and reboot.")
 
 
 def _amd(facts: HostFacts, driver: GpuDriver) -> Iterator[DriverFault]:

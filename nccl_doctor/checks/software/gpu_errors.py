@@ -1,17 +1,17 @@
 """A GPU has reported uncorrected memory errors, or its driver has logged errors (Xid) in the last day.
 
-What it means: the job may fail with "CUDA error: uncorrectable ECC error encountered" or "unspecified launch failure",
-or hang in a collective, since a rank whose GPU fell off the bus (Xid 79) never joins it.
+What it means: the job may fail with "CUDA error: uncorrectable ECC error encountered" or "unspecified launch failure".
+A collective may hang because a rank whose GPU fell off the bus (Xid 79) never joins it.
 
-How we know: `nvidia-smi`'s counters since the driver was loaded (uncorrected ECC errors, rows whose remapping is
-pending or has failed), the error strings that it prints in place of values ("[GPU is lost]", "[GPU requires reset]",
-"[Unknown Error]", ERR!), and the "NVRM: Xid" lines of the last day in the kernel's log. If the user may not read that
-log (`kernel.dmesg_restrict`), only nvidia-smi's output is judged. Xids caused by programs (13, 31, 43, 45, 68, 69) are
-left out, because they show a bug in a program, not a faulty GPU. Errors logged before the driver reported that the GPU
-no longer needs recovery (Xid 154, "to 0x0") are not counted.
+How we know: nvidia-smi reports uncorrected ECC errors since the driver was loaded, or memory rows whose remapping is
+pending or has failed. Instead of values, nvidia-smi may print error strings such as ERR!, "[GPU is lost]", "[GPU
+requires reset]" or "[Unknown Error]". The kernel log is searched for Xid messages of the last day. If the user may not
+read the kernel log (`kernel.dmesg_restrict`), only nvidia-smi's output is judged. Xids 13, 31, 43, 45, 68 and 69 are
+ignored, because they show a bug in a program, not a faulty GPU. Errors from before the driver's report of a completed
+recovery (Xid 154, "to 0x0") are not counted.
 
-Fix: a reset (`nvidia-smi --gpu-reset -i N`, or a reboot) completes pending remappings; a GPU with new errors needs
-service. NVIDIA's "Xid Errors" page explains each number.
+Fix: reset the GPU with `nvidia-smi --gpu-reset -i N`, or reboot, to complete pending remappings. A GPU with new errors
+after a reset needs service. NVIDIA's "Xid Errors" page explains each Xid.
 """
 
 import math
@@ -31,7 +31,7 @@ PROGRAMS_OWN = frozenset({13, 31, 43, 45, 68, 69})
 """Xids that a faulty program causes on a healthy GPU (NVIDIA's "Xid Errors", column "User app error")."""
 RECOVERY = 154
 LOST = frozenset({79, 119, 120, 140, RECOVERY})
-"""Xids after which no job runs (GPU off the bus, GSP not responding, uncorrected ECC error, reset needed)."""
+"""Xids after which a GPU runs no jobs (GPU off the bus, GSP failure, uncorrected ECC error, or reset required)."""
 
 
 MENDED = re.compile(r"recovery action changed from .{1,60} to 0x0\b")
@@ -82,7 +82,7 @@ def gpu_errors(view: View) -> Findings:
 
 
 def _standing(xids: Iterable[Xid]) -> Iterator[Xid]:
-    """Yield the Xids that the GPU itself caused and that no later driver message reports as recovered."""
+    """Yield the Xids that a GPU itself caused, except those from before the GPU's recovery."""
     mended: dict[str, float] = {}
     every = list(xids)
     for one in every:
@@ -178,7 +178,7 @@ _MEANING = {
 
 
 def meaning_of_xid(case: Case) -> Advice | None:
-    """Return advice with the meaning and the GPU of the first Xid found; None if no line contains one."""
+    """Return advice about the first Xid in the log lines, with its meaning and GPU; None if no line contains an Xid."""
     found = next((match for event in case.cause.events if (match := _XID.search(event.text))), None)
     if found is None:
         return None

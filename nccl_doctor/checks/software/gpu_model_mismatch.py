@@ -1,14 +1,14 @@
 """The job's GPUs are of different models, or have different amounts of memory.
 
-What it means: every step takes as long as on the slowest GPU, and a batch that fits into the largest memory may not fit
-into the smallest. NCCL uses only what all ranks support (algorithm, NVLink, SHARP).
+What it means: every step takes as long as on the slowest GPU, and a batch that fits into the largest GPU memory may not
+fit into the smallest. NCCL uses only features that all ranks support, such as algorithms, NVLink and SHARP.
 
-How we know: the names and memory sizes in `nvidia-smi` on all hosts, for the GPUs that the job's ranks see. A GPU in
-multi-instance mode reports no memory, so only its name counts. If torch is built for ROCm and no host has an NVIDIA
-GPU, the PCI device ids and memory sizes of the GPUs that the amdgpu driver manages are compared instead.
+How we know: the check compares the names and memory sizes that nvidia-smi shows for the GPUs of the job's ranks. A GPU
+in multi-instance (MIG) mode reports no memory size, so only its name is compared. If torch is built for ROCm and no
+host has an NVIDIA GPU, the PCI device IDs and memory sizes of the AMD GPUs are compared.
 
-Fix: exclude the hosts that differ, or choose the batch size for the smallest memory. If the GPUs within one machine
-differ, set `CUDA_DEVICE_ORDER=PCI_BUS_ID`, so that CUDA numbers them as nvidia-smi does.
+Fix: exclude the hosts that differ, or choose a batch size that fits into the smallest GPU memory. If the GPUs within
+one machine differ, set `CUDA_DEVICE_ORDER=PCI_BUS_ID`, so that CUDA numbers them as nvidia-smi does.
 """
 
 from collections import Counter
@@ -71,7 +71,7 @@ def gpu_model_mismatch(view: View) -> Findings:
     unlike = " or ".join(ways) if mixed else f"differ {ways[0]}"
     yield Finding(
         hosts=hosts,
-        message=f"The GPUs on {fold(hosts)} {unlike}, so the slowest GPU sets the pace for all ranks.",
+        message=f"The GPUs on {fold(hosts)} {unlike}, so the slowest GPU limits the speed of all ranks.",
         evidence=(*([str(between)] if between else []), *within),
         facts={"gpus": {name: dict(found) for name, found in kinds.items()}},
         fix=f"Leave these hosts out (-x), or choose the batch size to fit the smallest memory.{order}",
@@ -79,7 +79,7 @@ def gpu_model_mismatch(view: View) -> Findings:
 
 
 def _amd_kinds(view: View) -> dict[str, Counter[str]]:
-    """Count AMD GPUs of each kind by host, except where the job selects some GPUs of a host with several kinds."""
+    """Return the numbers of AMD GPUs by host and model, without hosts on which the models in use are unknown."""
     found = [(host, facts, gpus) for host, facts in view.facts if (gpus := rocm_gpus(facts))]
     # only some boards report a name, so the device id is compared
     names = {gpu.device: gpu.name for *_, gpus in found for gpu in gpus if gpu.name}

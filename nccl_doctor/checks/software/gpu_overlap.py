@@ -1,15 +1,15 @@
 """Two nodes of the job use the same GPU.
 
-What it means: NCCL fails with "Duplicate GPU detected : rank 0 and rank 2 both on CUDA device …", or both ranks compete
-for the GPU's memory until one runs out of it.
+What it means: NCCL fails with "Duplicate GPU detected", or both ranks compete for the GPU's memory until one of them
+runs out of memory.
 
-How we know: the identifiers (UUIDs) of the GPUs that each node's ranks see, given `cuda_visible_devices` in the hosts
-file. The same identifier on two nodes means that they are one machine under two names or addresses. If the hosts file
-alone shows this, it is rejected before any host is contacted. nvidia-smi numbers GPUs by their place on the bus, and so
-does CUDA if CUDA_DEVICE_ORDER=PCI_BUS_ID is set; if it is not, CUDA may put the fastest first.
+How we know: the check compares the UUIDs of the GPUs that the nodes' ranks see with the `cuda_visible_devices` of the
+hosts file. The same UUID on two nodes means that the nodes are one machine under two names or addresses. A hosts file
+that alone shows the overlap is rejected before any host is contacted. The GPU numbers follow the PCI bus in nvidia-smi,
+and in CUDA if CUDA_DEVICE_ORDER=PCI_BUS_ID is set. By default, CUDA may number the fastest GPU first.
 
-Fix: give each node its own GPUs, with `cuda_visible_devices: "0,1"` on one and `"2,3"` on the other, or remove one of
-the two nodes from the hosts file.
+Fix: give each node its own GPUs with `cuda_visible_devices` (such as 0,1 and 2,3), or remove one of the two nodes from
+the hosts file.
 """
 
 import itertools
@@ -24,7 +24,7 @@ from nccl_doctor.text.hostlist import fold_numbers, grouped
 SHARED = Effect(
     ("duplicate-gpu", "gpu-memory", "cuda-error", "nccl-unknown-error", *WAITS, *GIVING_UP),
     Reach.OWN,
-    "NCCL refuses two ranks on one GPU (Duplicate GPU detected, init.cc); two jobs share its memory",
+    "NCCL does not allow two ranks on one GPU (Duplicate GPU detected, init.cc); two jobs on one GPU share its memory",
     ("nccl",),
 )
 

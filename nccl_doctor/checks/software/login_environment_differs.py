@@ -1,22 +1,22 @@
 """A login shell has a different environment from a command over SSH.
 
-What it means: the check judged one interpreter or one set of variables, but a job that you start from your own terminal
-uses another, or a launcher that uses SSH (mpirun, DeepSpeed, pdsh) misses variables that are set in `.bashrc` after the
-line that returns for non-interactive shells. A common case is NCCL_SOCKET_IFNAME, set there on one host but not on
-another.
+What it means: a job that you start from your own terminal uses a different interpreter or different variables from
+those that the check judged. A launcher that uses SSH (mpirun, DeepSpeed, pdsh) misses variables that `.bashrc` sets
+after the line that returns for non-interactive shells. A common case is NCCL_SOCKET_IFNAME, which `.bashrc` sets on
+only some hosts.
 
-How we know: the user's shell was started once as an interactive login shell, without a terminal, to find the
-interpreter under the name that the hosts file gives, and the variables for training (NCCL_*, CUDA_*, LD_LIBRARY_PATH
-and the like). Values set in the hosts file apply to both. This is done only where it matters: if torch was not found,
-or there are GPUs or RDMA devices. Shells of the csh family can't be queried. A startup file that hangs without a
-terminal is reported only if the interpreter is looked up in PATH.
+How we know: the check starts the user's shell once as an interactive login shell without a terminal. The login shell
+shows the path of the interpreter that the hosts file names, and the variables for training, such as NCCL_*, CUDA_* and
+LD_LIBRARY_PATH. Values in the hosts file apply to login shells and to commands over SSH. The login shell is started
+only if torch was not found, or if the host has GPUs or RDMA devices. Shells of the csh family can't be queried. A
+startup file that hangs without a terminal is reported only if the interpreter is looked up in PATH.
 
-A difference only in search paths (LD_LIBRARY_PATH, PYTHONPATH) is a note, since torch's wheels find their own
+If only search paths (LD_LIBRARY_PATH, PYTHONPATH) differ, the diagnosis is a note, since torch's wheels find their own
 libraries.
 
 Fix: name the interpreter by its path in the hosts file (`python: /opt/conda/envs/train/bin/python`) and put the
-variables under its `env`. Then both are the same everywhere, and `nccl-doctor launch` writes them into the commands
-that it prints.
+variables under its `env`. `nccl-doctor launch` includes the interpreter and the variables of the hosts file in the
+commands that it prints.
 """
 
 from collections.abc import Iterator

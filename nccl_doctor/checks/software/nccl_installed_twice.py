@@ -1,17 +1,17 @@
-"""Two packages or variables provide NCCL to torch, and one silently takes precedence.
+"""Two packages or search paths provide NCCL to torch, and one of them silently takes precedence.
 
-What it means: `nvidia-nccl-cu12` and `-cu13` install the same file, so the one installed last determines its content,
-whatever pip lists. A hang that a newer NCCL fixes may come back, or hosts may differ although their lists of packages
-don't.
+What it means: `nvidia-nccl-cu12` and `nvidia-nccl-cu13` install the same file, so the package that was installed last
+determines the content, whatever pip lists. A hang that a newer NCCL fixes may return, and hosts may load different
+versions although their package lists are the same.
 
-How we know: the metadata of the wheels on sys.path and of conda; LD_LIBRARY_PATH and LD_PRELOAD; the dynamic linker's
-choice for torch's library (`ldd libtorch_cuda.so`) if there are several files; the file's size if there is only one. If
-ldd is missing or too slow, it is unknown which file is used, and if there is a copy in LD_LIBRARY_PATH besides one
-package, this can't be judged: some builds of torch search there first (RUNPATH), others in the package's folder
-(RPATH).
+How we know: the check reads the metadata of wheels and conda packages, and searches LD_LIBRARY_PATH and LD_PRELOAD. If
+there are several files, `ldd libtorch_cuda.so` shows which file the dynamic linker chooses. If two packages share one
+file, the size of the file shows which package it comes from. If ldd is missing or too slow, the file in use is unknown.
+Without ldd, a copy in LD_LIBRARY_PATH beside a single package is not judged. Some builds of torch search
+LD_LIBRARY_PATH first (RUNPATH), and others search the package's folder first (RPATH).
 
-Fix: keep the package that matches torch's CUDA version (`torch.version.cuda`), and install it again, since uninstalling
-the other one removes the file they share. LD_LIBRARY_PATH and LD_PRELOAD should not lead to another copy.
+Fix: keep the package that matches torch's CUDA version (`torch.version.cuda`), and reinstall it after uninstalling the
+other package, which removes the shared file. LD_LIBRARY_PATH and LD_PRELOAD should not lead to another copy.
 
 References: marin-community/marin issue 7344, "a silent NCCL path collision"; ld.so(8).
 """
@@ -67,7 +67,7 @@ def _torn(facts: HostFacts) -> TorchInfo | None:
 
 
 def _unjudged(facts: HostFacts) -> str | None:
-    """Return why it is unknown whether torch loads the package's NCCL or one from LD_LIBRARY_PATH or LD_PRELOAD."""
+    """Return the reason why it is unknown which copy of NCCL torch loads; None if the copy is known."""
     torch = known(facts.torch)
     if torch is None or torch.cuda is None or torch.nccl_unlinked is None or len(_packages(torch)) != 1:
         return None

@@ -1,17 +1,17 @@
 """The job's NCCL version has a known fault that affects these hosts.
 
-What it means: somebody with the same GPUs and the same NCCL version has reported a hang, a crash or wrong results. A
-note (info) means that the cause is unclear.
+What it means: a public report describes a hang, a crash or wrong results with the same GPUs and the same NCCL version.
+If the diagnosis is only a note (info), the cause is unclear.
 
-In a log, NCCL's "ncclMaxSharedMem … exceeds device/fn maxSharedMem" before a CUDA error means that its kernels need
-more shared memory than a GPU of this generation has.
+In a log, NCCL's "ncclMaxSharedMem … exceeds device/fn maxSharedMem" before a CUDA error means that NCCL's kernels need
+more shared memory than the GPU has.
 
-How we know: the NCCL version that torch loads, the GPUs' names and their number, the CPU, the network plugin, and
-`nccl_doctor/nccl/known_bad.json`, in which each entry links to the report (a GitHub issue or forum thread) and gives
-the date of its last post.
+How we know: the NCCL version that torch loads, the GPUs, the CPU and the network plugin are compared with the entries
+in `nccl_doctor/nccl/known_bad.json`. Each entry of known_bad.json links to a report (a GitHub issue or forum thread)
+and gives the date of its last post.
 
-Fix: the remedy given in the report, usually another NCCL version (`pip install nvidia-nccl-cu12==…`; torch accepts a
-newer version than its own).
+Fix: apply the remedy from the report, usually another NCCL version (`pip install nvidia-nccl-cu12==…`). A torch release
+accepts a newer NCCL version than its own.
 
 References: the report that is shown with the diagnosis.
 """
@@ -36,7 +36,7 @@ from nccl_doctor.text.secrets import part
 FAULT = Effect(
     ("hang", "collective-timeout", "cuda-error", "SIGABRT"),
     Reach.OWN,
-    "the symptoms are those of the public report that the diagnosis names",
+    "the public bug report that the diagnosis cites describes these symptoms",
     ("nccl",),
 )
 
@@ -68,7 +68,7 @@ def nccl_known_bad(view: View) -> Findings:
 
 
 def _matching(host: Host, facts: HostFacts, size: int, *, uneven: bool) -> Iterator[tuple[int, str, str]]:
-    """Yield the numbers of the rows that apply to a host, with its NCCL version and the affected hardware."""
+    """Yield the number of each row that applies to a host, with the NCCL version and the affected hardware."""
     version, torch = nccl_version(facts), known(facts.torch)
     gpus = visible_gpus(host.node, facts)
     if version is None or not gpus or torch is None or torch.cuda is None:
@@ -102,7 +102,9 @@ def parse_plugin(text: str) -> tuple[int, ...]:
 
 
 _TOO_NEW = r"ncclMaxSharedMem \d{1,9} exceeds device/fn maxSharedMem \d{1,9}"
-"""NCCL's message for kernels that don't fit and are not prepared (src/enqueue.cc ``ncclInitKernelsForDevice``)."""
+"""NCCL's message for kernels that need more shared memory than the GPU has (``ncclInitKernelsForDevice`` in
+src/enqueue.cc).
+"""
 
 
 def _advice(case: Case) -> Advice:

@@ -1,15 +1,16 @@
 """The interpreter that training uses has no torch, or a torch that can't use the host's GPUs.
 
-What it means: `python -m torch.distributed.run` on this host ends at once with "No module named torch", while the other
-hosts wait for it until their rendezvous times out. A torch built without CUDA fails with "Torch not compiled with CUDA
+What it means: on the host, `python -m torch.distributed.run` ends at once with "No module named torch", while the other
+hosts wait until their rendezvous times out. A build of torch without CUDA fails with "Torch not compiled with CUDA
 enabled", or silently trains on the CPU.
 
-How we know: the package metadata of the host's training interpreter, as a non-interactive SSH command runs it. A conda
-or virtual environment that your login shell activates in `.bashrc` is not active there. If torch is installed, its
-build (torch/version.py) is compared with the GPUs that nvidia-smi lists and that the job may see.
+How we know: the check reads the package metadata of the training interpreter that a non-interactive SSH command would
+run. A conda or virtual environment that your login shell activates in `.bashrc` is not active in a non-interactive
+command. If torch is installed, its build (torch/version.py) is compared with the GPUs that nvidia-smi lists and that
+the job may see.
 
-Fix: name the environment's interpreter in the hosts file (`python: /opt/train/bin/python`, for all hosts or for one),
-or install torch for the interpreter that is named there now.
+Fix: name an interpreter with torch in the hosts file (`python: /opt/train/bin/python`, for all hosts or for one host),
+or install torch for the current interpreter.
 """
 
 from nccl_doctor.checks.effects import STARTING

@@ -1,29 +1,32 @@
-"""Hosts differ in the Python, torch, CUDA, NCCL, NCCL plugin or driver that training will use.
+"""The hosts have different versions of Python, torch, CUDA, NCCL, NCCL plugins or the GPU driver.
 
-What it means: NCCL can't form a communicator from different builds (from 2.23 on it fails with "Mismatched NCCL version
-detected"; before that, it hangs or fails with "Message truncated"). Different torch releases use different wire formats
-for the store and gloo, and give different numerical results if the job does start.
+What it means: NCCL can't form a communicator from different builds. From version 2.23 on, NCCL fails with "Mismatched
+NCCL version detected". Earlier versions of NCCL hang or fail with "Message truncated". Different torch releases use
+different wire formats for the store and gloo, and give different numerical results if the job does start.
 
-What differs and matters:
+These differences are reported:
 
-- torch's release (2.9 against 2.8, 2.9.0 against 2.9.1) and its CUDA: an error.
-- NCCL's version, from the library that torch really loads or, if that is unknown, from torch's wheel: an error.
-- NCCL's plugins (aws-ofi-nccl and the like), present on one host but not on another, or in different versions: an
-  error, since the two ends of a connection would use different transports.
-- Python's minor version (3.10 against 3.11): a warning, since pickled objects and compiled extensions may not be
-  compatible.
-- The driver's branch (570 against 580): a warning, since NCCL would use the newer branch's features, such as NVLink
-  SHARP, only on some ranks. With AMD GPUs, the release of the amdgpu module (6.8 on one host, 6.10 on another) is
-  compared, too: a ROCm release supports only drivers up to two releases older or newer.
+- A different release of torch (such as 2.9.0 against 2.9.1) or a different CUDA version of torch is an error.
+- A different NCCL version is an error. The version is that of the library that torch loads or, if unknown, that of
+  torch's wheel.
+- An NCCL plugin such as aws-ofi-nccl that is missing on some hosts or has different versions is an error, since the two
+  ends of a connection would use different transports.
+- A different minor version of Python (3.10 against 3.11) is a warning, since pickled objects and compiled extensions
+  may be incompatible.
+- A different driver branch (570 against 580) is a warning, since NCCL would use features of the newer branch, such as
+  NVLink SHARP, only on some ranks. With AMD GPUs, the release of the amdgpu module (6.8 against 6.10) is compared,
+  since a ROCm release supports only drivers up to two releases older or newer.
 
-What does not matter, and is not reported: Python's patch release, the driver's minor releases within a branch, the
-kernel, and the build tag in torch's version ("+cu128"; the CUDA version is compared separately).
+Differences in Python's patch release, the driver's minor release, the kernel, and the build tag of torch (such as
+"+cu128") are not reported.
 
-How we know: the metadata of each host's training interpreter, without importing torch; the version that libnccl
-reports; the digests of the plugins' files; nvidia-smi, and for ROCm /sys/module/amdgpu/version; and, if the all-reduce
-ran, what its ranks really loaded. The majority counts as right, and the others are named.
+How we know: the check reads the package metadata of each host's training interpreter without importing torch, and the
+version that libnccl reports. NCCL plugins are compared by their versions or, if unknown, by the digests of their files.
+The driver version comes from nvidia-smi or, for ROCm, from /sys/module/amdgpu/version. If the all-reduce ran, the
+versions that its ranks loaded take precedence. The version on most hosts is taken as correct, and the diagnosis names
+the other hosts.
 
-Fix: install the same versions everywhere, or, in the hosts file, name interpreters that have the same versions.
+Fix: install the same versions on all hosts, or name interpreters with the same versions in the hosts file.
 """
 
 import re
@@ -96,7 +99,7 @@ def version_mismatch(view: View) -> Findings:
 
 
 def _versions(facts: HostFacts) -> dict[str, str]:
-    """Return the versions to compare; without torch, those of Python, the NCCL plugins and the driver."""
+    """Return the versions to compare, by subject. Without torch, the versions of torch, CUDA and NCCL are absent."""
     python = known(facts.python)
     found = {"Python": ".".join(python.version.split(".")[:2])}
     if isinstance(facts.torch, TorchInfo):
@@ -117,7 +120,7 @@ def _versions(facts: HostFacts) -> dict[str, str]:
 
 
 _UNLOADED = re.compile(r"Failed to load NCCL library from (?P<path>\S{1,300}\w)")
-"""vLLM's error message (vllm/distributed/device_communicators/pynccl_wrapper.py)."""
+"""Error message of vLLM if NCCL can't be loaded (vllm/distributed/device_communicators/pynccl_wrapper.py)."""
 
 
 def _advice(case: Case) -> Advice:
@@ -188,7 +191,9 @@ RULES = (
 )
 
 _SIZES = re.compile(r"mismatch in info from procs, nranks (?P<one>\d{1,9}) vs (?P<other>\d{1,9})\b")
-"""NCCL's error about communicator sizes. Different builds exchange different structures, so sizes may be garbage."""
+"""NCCL's error message about communicator sizes. Different NCCL builds exchange different structures, so the sizes may
+be meaningless.
+"""
 
 
 def _other_builds(scene: Scene) -> list[Event]:

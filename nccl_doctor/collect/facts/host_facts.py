@@ -57,7 +57,7 @@ _MOST_TABLES = 8  # answers used for the common one; each is a table of all name
 
 
 class CommonNames:
-    """Name resolutions shared by the first hosts; a host's resolutions of its own names are never included."""
+    """Name resolutions that the first hosts reported, except each host's resolutions of its own names."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._wanted = dict.fromkeys(sorted({cluster.master_addr, *(node.address for node in cluster.nodes)}))
@@ -68,16 +68,16 @@ class CommonNames:
 
     @property
     def common(self) -> dict[str, ResolverAnswer]:
-        """The resolutions known so far that apply to every host unless its own differ."""
+        """The resolutions known so far, which apply to every host that did not report different ones."""
         return self._tables[-1]
 
     def known_to(self, node: Node) -> str:
-        """Return the packed names for a host, the same ones in every call (probe/facts/network.py unpacks them)."""
+        """Return the names for a host, packed for probe/facts/network.py; all calls return the same names."""
         with self._lock:
             return self._asked.setdefault(node.name, (self.common, self._request))[1]
 
     def learn(self, node: Node, names: Names) -> None:
-        """Add a host's resolutions; addresses replace an earlier error."""
+        """Add a host's name resolutions; addresses replace an earlier error."""
         with self._lock:
             before = self.common
             if len(self._tables) > _MOST_TABLES:
@@ -108,7 +108,7 @@ def _packed(names: dict[str, list[Any] | None]) -> str:
 
 
 def look_up(names: Iterable[str], within_s: float) -> tuple[dict[str, tuple[IpAddress, ...]], tuple[str, ...]]:
-    """Return addresses by name, and the names that are only aliases in ~/.ssh/config; late look-ups are left out."""
+    """Return addresses by name, and the names that are only aliases in ~/.ssh/config; late lookups are left out."""
     wanted = [name for name in dict.fromkeys(names) if numeric(name) is None]
     answers = fan_out(_look_up, wanted, until=time.monotonic() + within_s)
     found = {name: told for name, told in zip(wanted, answers, strict=True) if told and not isinstance(told, Exception)}
@@ -134,11 +134,11 @@ def _addresses(name: str | None) -> tuple[IpAddress, ...]:
 
 
 LookOutside = Callable[[Node, float], Outside | Unknown | None]
-"""A function that examines the host of a node's container until a deadline; None if the node is not a container."""
+"""A function that examines the host of a node's container before a deadline, or returns None without a container."""
 
 
 class Asking:
-    """Requests facts from hosts; the first hosts' name resolutions are sent to the others, which report differences."""
+    """Requests for facts. Later hosts receive the name resolutions of the first hosts, and report only differences."""
 
     def __init__(
         self, cluster: Cluster, limits: FactLimits, until: float, outside: LookOutside = lambda _node, _deadline: None
@@ -197,7 +197,7 @@ def firewalls_again(
 ) -> dict[str, HostFacts]:
     """Return the facts with the current firewall rules, whose counters have advanced since the first query.
 
-    What the first query left out is added: the text of long rule sets, and the rules of large tables.
+    The text of long rule sets and the rules of large tables, which the first query omits, are added.
     """
 
     def ask(session: ProbeSession) -> HostFacts:
@@ -220,7 +220,7 @@ def firewalls_again(
 def resolve_meeting(
     sessions: list[ProbeSession], facts: dict[str, HostFacts], cluster: Cluster
 ) -> dict[str, HostFacts]:
-    """Return the facts with each host's resolution of the name at which torchrun's c10d rendezvous makes ranks meet."""
+    """Return the facts with each host's resolution of the host name at which the ranks of a c10d rendezvous meet."""
     line = read_line(shlex.split(cluster.line)) if cluster.line else None
     engines = (its.engines for its in facts.values())
     name = None if line is None else meeting_name(line, len(cluster.nodes), engines)
@@ -243,7 +243,7 @@ NAME_S = 5.0  # time for a host's resolver, as for its other names
 
 
 def _read_clock(session: ProbeSession, deadline: float) -> Clock | Unknown:
-    """Return the host's clock minus ours, measured in one exchange as in NTP; the error is half the round-trip time."""
+    """Return the offset of the host's clock from ours, as NTP measures it; the error is half the round-trip time."""
     sent = time.time()
     try:
         # sent again: a late answer to an earlier question has an old time
@@ -260,10 +260,10 @@ OPEN_LISTS: dict[str, TypeAdapter[Any]] = {
 
 
 def typed(answer: dict[str, Any]) -> HostFacts:
-    """Return the probe's answer as facts, in which malformed facts become unknown, or raise MalformedError.
+    """Return the probe's answer as facts. Malformed facts become unknown; a malformed answer raises MalformedError.
 
-    Lists to which any local user can add items lose only their malformed items, which are counted. Other lists, such as
-    routes and GPUs, would be wrong without an item, so the whole list becomes unknown.
+    From lists to which any local user can add items, only the malformed items are removed and counted. Other lists,
+    such as routes and GPUs, become unknown as a whole, since they would be wrong without an item.
     """
     misfits: dict[str, str] = {}
     answer = {**answer, "misfits": misfits}
@@ -311,7 +311,7 @@ echo {mark} hosts; cat /etc/hosts
 echo {mark} end
 exit
 """
-"""Script for /bin/sh on the host around a container; it lists devices in the same way as probe/facts/host.py."""
+"""Shell script for the host of a container, which lists devices in the same way as probe/facts/host.py."""
 _MOST = 8 << 20  # bytes that it may print: /etc/hosts of a cluster has a line for each host
 _LIMIT = re.compile(r"(Max open files|Max locked memory) +(unlimited|\d{1,20}) +(unlimited|\d{1,20})\b")
 
@@ -319,7 +319,7 @@ _LIMIT = re.compile(r"(Max open files|Max locked memory) +(unlimited|\d{1,20}) +
 def look_outside(
     transport: Transport, wanted: Collection[str], node: Node, deadline: float
 ) -> Outside | Unknown | None:
-    """Examine the host of a node's container, and find ``wanted`` names in its /etc/hosts; None without a container."""
+    """Examine the host of a node's container, with ``wanted`` names in /etc/hosts; return None without a container."""
     options = node.options(InsideOptions)
     if options.runtime is None:
         return None
@@ -342,7 +342,7 @@ def look_outside(
 def parse_outside(
     lines: Iterable[str], mark: str, options: InsideOptions, wanted: Collection[str]
 ) -> Outside | Unknown:
-    """Parse the output of :data:`SCRIPT`, in which a line with the mark and a name begins each part."""
+    """Parse the output of :data:`SCRIPT`, in which each part begins with a line that has the mark and a name."""
     parts: defaultdict[str, list[str]] = defaultdict(list)
     part: list[str] = []
     for line in lines:
@@ -381,7 +381,7 @@ def _lines(channel: Channel, last: str, deadline: float) -> Iterator[str]:
 
 
 def _read_limits(lines: list[str]) -> ResourceLimits | None:
-    """Return the relevant limits in the lines of /proc/PID/limits (proc_pid_limits(5)); None if one is missing."""
+    """Return the relevant limits from /proc/PID/limits (proc_pid_limits(5)), or None if a limit is missing."""
     told = {match[1]: match.groups()[1:] for line in lines if (match := _LIMIT.match(line))}
     if len(told) < 2:
         return None

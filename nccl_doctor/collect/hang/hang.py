@@ -1,7 +1,7 @@
 """Samples a running job on all its hosts at once, as often as requested, and parses the answers.
 
-The py-spy installed on this machine is sent to the hosts; nothing is downloaded for a host that can't run it. Py-spy's
-wheel for Linux contains a statically linked program, so one file runs on every Linux of the same architecture.
+The py-spy program of this machine is sent to the hosts, and nothing is downloaded for hosts that can't run it. The
+py-spy wheel for Linux contains a statically linked program, which runs on every Linux system of the same architecture.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ REMEDY = "to have stacks there, install py-spy on that host, in root's PATH"
 
 @thread_safe_cache
 def pack(machine: str) -> dict[str, Any]:
-    """Return py-spy as ``{"machine", "data": base64 of zlib}``, or ``{"missing": reason}`` for the hosts to report."""
+    """Return py-spy as ``{"machine", "data": base64 of zlib}``, or ``{"missing": reason}`` if it can't be sent."""
     program = own_program()
     if program is None or not program.is_file():
         return {"missing": "nccl-doctor's own py-spy has no program to send along"}
@@ -60,7 +60,7 @@ def pack(machine: str) -> dict[str, Any]:
 
 
 def own_program() -> Path | None:
-    """Return the path of the py-spy that was installed with nccl-doctor; None if it was not installed."""
+    """Return the path of the py-spy program that was installed with nccl-doctor, or None if it is missing."""
     try:
         files = distribution("py-spy").files or []
     except PackageNotFoundError:
@@ -93,7 +93,7 @@ _RAS: Contract[Phased[Ras]] = Contract("ras", TypeAdapter(Phased[Ras]))
 
 @dataclass(frozen=True)
 class HangOptions:
-    """Options of ``hang``: ``looks`` samples, ``interval_s`` apart; ``force`` queries RAS even if it can crash jobs."""
+    """Options of ``hang``. With ``force``, NCCL's RAS service is queried even if the query can crash jobs."""
 
     interval_s: float = 5.0
     looks: int = 2
@@ -118,7 +118,7 @@ def take(cluster: Cluster, transport: Transport, options: HangOptions, progress:
 
 
 def observe(cluster: Cluster, crew: Crew, options: HangOptions, progress: Progress) -> HangSnapshot:
-    """Connect to hosts that are neither connected nor failed, and sample the job; raises the errors of :func:`take`."""
+    """Connect to hosts without a connection or failure, and sample the job; raise the same errors as :func:`take`."""
     observation = _Observation(cluster, crew, options, progress)
     try:
         return observation.run()
@@ -202,7 +202,7 @@ class _Observation:
         self._timings["look"] = time.monotonic() - began
 
     def look_at_starters(self) -> None:
-        """Sample starting ranks again if there is no rank yet, since a rank that imports torch will have progressed."""
+        """Sample the starting ranks again to detect progress, if no rank is running yet."""
         starting = [name for name, job in self._jobs.items() if not isinstance(job.starters, Unknown) and job.starters]
         if self._with_ranks() or not starting:
             return
@@ -212,7 +212,7 @@ class _Observation:
         self._timings["look"] = time.monotonic() - began
 
     def ask_ras(self) -> None:
-        """Query RAS on one host, since its answer covers the whole job; if there is no answer, query the next host."""
+        """Query NCCL's RAS service, whose answer covers the whole job, on one host after another until one answers."""
         serving = {name for name, looks in self._looks.items() if any(look.serves_ras for look in looks)}
         asked = [session for session in self._with_ranks() if session.node.name in serving][:RAS_HOSTS]
         if not asked:

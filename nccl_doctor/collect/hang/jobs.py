@@ -1,4 +1,4 @@
-"""Selects one of the jobs on the hosts, and finds hosts whose answers contradict those from other hosts."""
+"""Selects one of the jobs on the hosts, and finds hosts whose answers contradict the answers of other hosts."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ Jobs = dict[HangingJob, dict[str, list[JobRank]]]  # the ranks of each job, by h
 
 
 class ChosenJob(NamedTuple):
-    """The selected job: ``ranks`` by host, one process per rank; ``rivals`` are older processes of the same ranks."""
+    """The selected job: ``ranks`` (one process per rank, by host) and ``rivals`` (older processes of these ranks)."""
 
     ranks: dict[str, tuple[JobRank, ...]]
     rivals: dict[str, tuple[JobRank, ...]]
@@ -47,7 +47,7 @@ class ChosenJob(NamedTuple):
 
 
 def choose(found: dict[str, JobRanks], *, port: int, pid: int | None, words: tuple[str, ...] = ()) -> ChosenJob:
-    """Choose the job of process ``pid``, or else the job on most hosts, or else the job with master port ``port``.
+    """Choose the job of process ``pid``, or else the job on the most hosts, with ``port`` as the tie-breaker.
 
     Raise UsageError if several jobs remain.
     """
@@ -110,7 +110,7 @@ def _misnumbered_ranks(jobs: Jobs, chosen: HangingJob) -> Iterator[tuple[Hanging
 
 
 def _of_process(pid: int, found: dict[str, JobRanks], jobs: Jobs) -> set[HangingJob]:
-    """Return the jobs that have a rank with this PID or, if the PID is a launcher's, a rank that it started."""
+    """Return the jobs with a rank that has this PID, or with a rank that a launcher with this PID started."""
     below = {
         name: {child for one in told.launchers if one.pid == pid for child in one.children}
         for name, told in found.items()
@@ -128,7 +128,7 @@ def _of_process(pid: int, found: dict[str, JobRanks], jobs: Jobs) -> set[Hanging
 
 
 def _jobs(found: dict[str, JobRanks]) -> Jobs:
-    """Group all ranks by job: a job's ranks share variables and user, and all or none of them are in containers."""
+    """Group all ranks by job. The ranks of a job have the same variables and user, inside or outside a container."""
 
     def job_of(host: str, rank: JobRank) -> HangingJob:
         alone = rank.master_addr in ("localhost", "::1") or rank.master_addr.startswith("127.")
@@ -145,7 +145,7 @@ def _jobs(found: dict[str, JobRanks]) -> Jobs:
 
 
 def _user_names(owners: list[tuple[str, User]]) -> dict[User, str]:
-    """Return a name for each user, the same on all hosts; different user IDs on one host are different users."""
+    """Return a name for each user that is the same on all hosts. Different user IDs on a host mean different users."""
     alike: list[set[User]] = []
     for user in sorted({user for _, user in owners}, key=str):
         touching = [some for some in alike if any(user.is_same(one) for one in some)]
@@ -160,7 +160,7 @@ def _user_names(owners: list[tuple[str, User]]) -> dict[User, str]:
 
 
 def _latest(ranks: list[JobRank]) -> tuple[JobRank, ...]:
-    """Keep only the newest process of each rank, since older processes are orphans of an earlier start."""
+    """Return only the newest process of each rank, since older processes are left over from an earlier start."""
     youngest: dict[int, JobRank] = {}
     for rank in ranks:
         if rank.rank not in youngest or rank.age_s < youngest[rank.rank].age_s:
@@ -169,7 +169,7 @@ def _latest(ranks: list[JobRank]) -> tuple[JobRank, ...]:
 
 
 def _contradicted(ranks: dict[str, tuple[JobRank, ...]]) -> dict[str, str]:
-    """Return hosts that claim ranks of several hosts consistent with each other, and why, the worst host first."""
+    """Return hosts that report ranks of several mutually consistent hosts, with the reason, the worst host first."""
     numbers = {name: {rank.rank for rank in some} for name, some in ranks.items()}
     against = {name: [one for one in numbers if one != name and numbers[one] & numbers[name]] for name in numbers}
     contradictory_hosts: dict[str, str] = {}
@@ -190,7 +190,7 @@ LEAST = 2  # a single process that dials itself is not a job: a notebook does th
 
 
 class _Store(NamedTuple):
-    """A port whose listening process is also connected to it, such as that of torch's TCPStore or NCCL's services."""
+    """A port whose listening process also connects to it, such as the port of torch's TCPStore or NCCL's services."""
 
     host: str
     port: int
@@ -200,7 +200,7 @@ class _Store(NamedTuple):
 
 
 def with_counted(found: dict[str, JobRanks]) -> dict[str, JobRanks]:
-    """Return the hosts' answers with numbers for the unnumbered ranks, in the order of hosts and start times."""
+    """Return the hosts' answers with numbers assigned to unnumbered ranks, in the order of hosts and start times."""
     told: dict[str, tuple[StoreClient, ...]] = {
         name: one.unnumbered for name, one in found.items() if not isinstance(one.unnumbered, Unknown)
     }
@@ -271,7 +271,7 @@ def _ranks(store: _Store, clients: list[tuple[str, StoreClient]], order: list[st
 
 
 def _local(clients: list[StoreClient]) -> tuple[list[StoreClient], int]:
-    """Assign numbers to a host's ranks and count them, by their common parent or else by start time."""
+    """Assign numbers to a host's ranks, by their common parent or else by start time, and count the ranks."""
     told = [one for one in clients if one.local_rank is not None]
     sizes, numbers = {one.local_world_size or 0 for one in told}, {one.local_rank for one in told}
     size = max(sizes, default=0)

@@ -1,4 +1,4 @@
-"""Parses a host's sample of a job's ranks. A malformed value becomes unknown, and the rest is kept."""
+"""Parses a host's sample of a job's ranks. A malformed value becomes unknown, and the other values are kept."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class _Row(BaseModel):
 
 
 class RanksAnswer(BaseModel):
-    """A host's ranks before validation; they may include processes of any local user, with any variables."""
+    """A host's ranks before validation, which may include processes of any local user with any variables."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -58,7 +58,7 @@ _JOB = TypeAdapter(hang.JobRanks)
 
 
 def job_ranks(answer: RanksAnswer) -> hang.JobRanks:
-    """Parse a host's ranks one by one; malformed ranks are counted, and the others are kept."""
+    """Parse a host's ranks one by one. Malformed ranks are left out and counted."""
     parts, misfits = answer.model_dump(), {}
     for name, kind in _ITEMS.items():
         if isinstance(parts[name], list):
@@ -68,7 +68,7 @@ def job_ranks(answer: RanksAnswer) -> hang.JobRanks:
 
 
 class LookAnswer(BaseModel):
-    """A sample before validation; :func:`host_look` validates each part that may be unknown separately."""
+    """A sample before validation. :func:`host_look` separately validates each part that may be unknown."""
 
     at_s: Seconds
     ranks: Annotated[tuple[_Row, ...], Field(max_length=4096)]
@@ -81,7 +81,7 @@ class LookAnswer(BaseModel):
 
 
 class _Status(BaseModel):
-    """A process group's entry in ``pg_status``; -1 if no collective has been issued or has completed yet."""
+    """A process group's entry in ``pg_status``, with -1 if no collective has been issued or has completed."""
 
     last_enqueued_collective: int = -1
     last_completed_collective: int = -1
@@ -125,7 +125,7 @@ def _typed(kind: TypeAdapter[T], value: object) -> T | Unknown:
 
 
 def recorded(answer: object, rank: int, read_dump: ReadDump) -> Fact[hang.Recorded | None]:
-    """Parse a rank's flight recorder: {"live": document}, {"dump": {"name", "age_s", "data"}} or None."""
+    """Parse a rank's flight recorder, given as {"live" ": document}, {"dump": {"name", "age_s", "data"}} or None."""
     if answer is None:
         return None
     if isinstance(answer, dict) and "$unknown" in answer:

@@ -1,8 +1,8 @@
 """Parses untrusted documents from hosts (flight recorder dumps and RAS answers) in a separate process.
 
-The process has limits on memory and time, and is started only when there is something to parse. If it dies, the current
-document is unknown, and the next one gets a new process. The process holds no other data, and ends when its standard
-input is closed.
+The parser process has limits on memory and CPU time, and is started only when there is something to parse. If the
+parser process dies, the current document is unknown, and a new process parses the next document. The parser process
+holds no other data, and ends when its standard input is closed.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ DocumentKind = Literal["dump", "ras"]
 
 
 class UnreadableError(ValueError):
-    """A host's document could not be parsed; the message is a phrase."""
+    """Error raised if a host's document could not be parsed."""
 
 
 class DocumentReader:
-    """Controls the parser process, which is started on first use; threads that use it wait for one another."""
+    """Controller of the parser process, which is started on first use and serves one thread at a time."""
 
     def __init__(self, until: float) -> None:
         self._until = until
@@ -57,7 +57,7 @@ class DocumentReader:
         self._closed = False
 
     def dump(self, host: str, name: str, data: bytes) -> flight.Dump | None:
-        """Return the last calls of a dump and the last call of each process group; None if the data is not a dump.
+        """Return the last calls of a dump and of each process group in it, or None if the data is not a dump.
 
         Raise UnreadableError if the dump is too large.
         """
@@ -156,7 +156,7 @@ class DocumentReader:
 def serve() -> None:
     """Parse documents from standard input until it ends, and write the results to standard output.
 
-    Run this only in a separate process, since it limits the memory and CPU time of its own process.
+    Call this function only in a separate process, since it limits the memory and CPU time of its process.
     """
     from resource import RLIMIT_AS, RLIMIT_CORE
 

@@ -23,7 +23,7 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 5.0, 300.0
 
 @dataclass
 class _Away:
-    """A host that can't be observed now; ``at`` is the time of the next try, on the monotonic clock."""
+    """A host that can't be observed now; ``at`` is the time of the next attempt, on the monotonic clock."""
 
     failure: AnyAccessFailure
     pause_s: float
@@ -31,7 +31,7 @@ class _Away:
 
 
 class Watcher:
-    """Keeps connections to a job's hosts open, so that a sample takes only a few milliseconds of a host's time."""
+    """An observer that keeps the connections to a job's hosts open, so that a sample takes only a few milliseconds."""
 
     def __init__(
         self, cluster: Cluster, connect: Callable[[], Transport], options: HangOptions, progress: Progress
@@ -71,7 +71,7 @@ class Watcher:
         return seen
 
     def _note(self, waiting: dict[str, AnyAccessFailure]) -> None:
-        """Drop lost connections, and schedule the next try for each host, after a longer pause every time."""
+        """Drop lost connections, and schedule the next attempt for each host, after a longer pause each time."""
         opened, failures = self._crew.opened, self._crew.failures
         self._crew.drop([name for name, session in opened.items() if session.lost is not None or name in failures])
         before, now = self._away, time.monotonic()
@@ -85,5 +85,5 @@ class Watcher:
             self._away[name] = _Away(failure, pause, now + pause)
 
     def close(self) -> None:
-        """Close the connections, which ends everything that was started on the hosts."""
+        """Close the connections, which ends all processes that were started on the hosts."""
         self._crew.close()

@@ -1,12 +1,12 @@
-"""Opens the listeners of a mesh, and makes rounds of dials to them, in which failed dials are repeated.
+"""Opens the listeners of a mesh, and makes rounds of dials in which failed dials are repeated.
 
-A host that has no file descriptor left for a dial, because connections from other hosts use them all, dials again when
-these have ended. If it still has none, the result is unknown, since it says nothing about the network.
+If connections from other hosts use all file descriptors of a host, the host dials again after these connections have
+ended. If a host still has no file descriptor, the result is unknown, since the failure says nothing about the network.
 
-In a test with 64 hosts on two processors, 3 (and once 229) of 12,159 dials exceeded their limit of three seconds. If a
-firewall rule or a switch drops packets, the second try fails like the first and costs one more time-out. With 100 hosts
-on two busy processors, most dials were late, so dials from busy hosts are repeated as long as that helps. A reset may
-also be a sign of delay: a full queue (tcp_abort_on_overflow), or a listener that was not read in time.
+In a test with 64 hosts on two processors, 3 (and once 229) of 12,159 dials exceeded the time limit of three seconds. If
+a firewall rule or a switch drops packets, the second attempt also fails and costs one more timeout. With 100 hosts on
+two busy processors, most dials were late, so dials from busy hosts are repeated while some of them succeed. A full
+queue (tcp_abort_on_overflow) or a listener that is not read in time may also cause a reset.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def retry(
     answers: list[Dialled | Exception],
     dial: Callable[[ProbeSession, list[plan.DialTarget]], Dialled],
 ) -> list[Dialled | Exception]:
-    """Repeat failed dials, and return all hosts' answers without the dials that succeeded when repeated."""
+    """Repeat failed dials, and return all hosts' answers without the failures that did not recur."""
     answers = _again(sessions, targets, answers, dial, _unopened)
     for place, answer in enumerate(answers):
         if missed := len(_unopened(answer)):
@@ -76,7 +76,7 @@ def _again(
     dial: Callable[[ProbeSession, list[plan.DialTarget]], Dialled],
     lost: Callable[[Dialled | Exception], list[DialRow]],
 ) -> list[Dialled | Exception]:
-    """Repeat the ``lost`` dials, and return the answers without the dials that have now succeeded.
+    """Repeat the dials that ``lost`` selects, and return the answers without the failures that did not recur.
 
     If a host does not answer the second request, its first answer is kept.
     """
@@ -117,7 +117,7 @@ Dials = tuple[dict[str, list[plan.DialTarget]], list[Dialled | Exception]]
 
 @dataclass
 class Dialling:
-    """Rounds of dials to the listeners of one mesh; ``doubtful`` has, by host, the addresses that it did not dial."""
+    """Rounds of dials to the listeners of one mesh. ``doubtful`` contains the addresses that each host did not dial."""
 
     sessions: list[ProbeSession]
     facts: dict[str, HostFacts]
@@ -147,7 +147,7 @@ class Dialling:
         *,
         oneself: bool = False,
     ) -> Dials:
-        """Have every host dial its partners, and itself with ``oneself``; a sample's master dials one port per host."""
+        """Have every host dial its partners and, with ``oneself``, also itself."""
         targets: dict[str, list[plan.DialTarget]] = {}
         for name, others in partners.items():
             ports = self.ports
@@ -178,7 +178,7 @@ class Dialling:
         return self.engine_addresses.get(to.dst) == to.address and to.address not in others
 
     def engines(self, partners: dict[str, list[str]], done: dict[str, list[plan.DialTarget]]) -> Dials:
-        """Have every host dial the addresses that its partners' engines advertise, except those already in ``done``."""
+        """Have every host dial the addresses that its partners' engines advertise, except addresses in ``done``."""
         targets = {
             name: list(
                 plan.engine_targets(done[name], others, self.engine_addresses, self.nodes, self.facts[name], self.ports)
@@ -221,7 +221,7 @@ def listening(
     window: Window | None = None,
     heard: dict[str, Heard] | None = None,
 ) -> Iterator[dict[str, Listening | Exception]]:
-    """Have hosts listen while the block runs; yield, for each host, the ports that are open or the error.
+    """Have hosts listen while the block runs, and yield the open ports or the error of each host.
 
     After the block has ended, the connections that each host's listeners accepted are stored in ``heard``.
     """
@@ -247,7 +247,7 @@ def open_listeners(session: ProbeSession, nonce: str, sockets: list[dict[str, An
 def failed_pairs(
     targets: dict[str, list[plan.DialTarget]], names: list[str], dialled: list[Dialled | Exception]
 ) -> set[tuple[str, str]]:
-    """Return the pairs of hosts that could not connect on at least one port; dials of a host to itself do not count."""
+    """Return the pairs of hosts that failed to connect on at least one port. A host's dials to itself do not count."""
     return {
         (name, targets[name][row.target].dst)
         for name, answer in zip(names, dialled, strict=True)
@@ -257,7 +257,7 @@ def failed_pairs(
 
 
 def together(names: list[str], first: Dials, second: Dials) -> Dials:
-    """Merge two rounds of dials; a host that failed to report one of them counts as having reported neither."""
+    """Merge two rounds of dials. If a host failed to report one round, the merged result is its error."""
     targets = {name: [*first[0][name], *second[0][name]] for name in names}
     both: list[Dialled | Exception] = []
     for name, one, more in zip(names, first[1], second[1], strict=True):
@@ -276,7 +276,7 @@ def together(names: list[str], first: Dials, second: Dials) -> Dials:
 def dial_targets(
     session: ProbeSession, targets: list[plan.DialTarget], nonce: str, timeout_s: float, latest: float = math.inf
 ) -> Dialled:
-    """Have a host dial listeners that have this nonce; it must answer before ``latest`` (monotonic clock)."""
+    """Have a host dial listeners that have this nonce, and wait for the answer until ``latest`` (monotonic clock)."""
     wanted = [
         [target.address, list(target.ports), plan.own_nonce(nonce, target.dst), *filter(None, [target.interface])]
         for target in targets
@@ -296,7 +296,7 @@ def dial_targets(
 
 
 def doubts(doubtful: dict[str, dict[str, str]]) -> dict[str, str]:
-    """Return, for each host that others did not dial, a phrase with their names, the address and the reason."""
+    """Return, for each host that other hosts did not dial, a phrase with the address, these hosts and the reason."""
     by_host: dict[str, dict[str, list[str]]] = {}
     for source, addresses in doubtful.items():
         for name, address in addresses.items():

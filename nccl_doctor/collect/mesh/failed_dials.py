@@ -1,14 +1,14 @@
-"""Further queries if hosts can't reach each other: their routes, dials over other networks, and dials by peers.
+"""Additional queries if hosts can't reach each other: routes, dials over other networks, and dials from peers.
 
-Often the management network isolates hosts from each other while the data network works. In that case, a setting of the
-job is wrong, not the network. A few pairs are tried once over other networks, on one port that the kernel chooses.
+Often the management network isolates hosts from each other, but the data network works, so a setting of the job is
+wrong. A few pairs of hosts dial once over other networks, on a port that the kernel chooses.
 
-To find proxies, each host binds a port without listening on it, and the previous host dials that port. The kernel
-refuses such a dial under any load, whereas a proxy accepts the connection before it looks for its target. This is tried
-if the hosts are pods, or if a dial was accepted but did not reach the listener.
+To detect proxies, each host binds a port without listening on it, and the preceding host dials that port. Under any
+load, the kernel refuses a connection to a port without a listener, whereas a proxy accepts the connection. Proxies are
+searched for if the hosts are pods, or if a dial was accepted but did not reach the listener.
 
-To look up routes, the dialling host is queried first, since its answer contains the source address. Then both hosts are
-asked for the route back, and whether they accept the incoming packets.
+To look up routes, the dialling host is queried first, since its answer contains the source address. In a second query,
+both hosts report the route back, and whether they accept the incoming packets.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def find_other_nets(
 
 
 def _wanted(facts: dict[str, HostFacts], mesh: Mesh, failed: list[FailedDial]) -> dict[str, list[tuple[str, str]]]:
-    """Return, for each host, other addresses of the hosts on which it reached no port."""
+    """Return, for each host, other addresses of the hosts that it could not reach on any port."""
     wanted: dict[str, list[tuple[str, str]]] = {}
     for src, dst in dict.fromkeys((dial.src, dial.dst) for dial in failed if dial.src != dial.dst):
         mine = [dial for dial in mesh.failures.get((src, dst), ()) if dial.outcome in LOST]
@@ -171,7 +171,7 @@ def _ask(sessions: list[ProbeSession], wanted: dict[str, dict[RoutedPacket, None
 
 
 def _between(sender: HostFacts, dev: str, receiver: HostFacts) -> str | None:
-    """Return the receiver's interface that shares a network with the sender's interface; None if there is none."""
+    """Return the receiver's interface that shares a network with the sender's interface, or None if there is none."""
     if not isinstance(sender.interfaces, Interfaces) or not isinstance(receiver.interfaces, Interfaces):
         return None
     nets = [
@@ -191,22 +191,22 @@ PEER_DIAL_S = 2.0
 NAMES_S = 2.0
 PEER_ANSWER_S = 3.0
 TAKES_S = NAMES_S + 2 * PEER_DIAL_S + PEER_ANSWER_S
-"""Seconds for querying the peers: a silent listener is sent a line and given the time for a dial once more."""
+"""Time limit in seconds for querying the peers, which may wait twice for a silent listener."""
 WORTH_ASKING = ("timed-out", "no-route", "unreachable", "refused")  # if nothing on the host itself explains it
 LOOKS: tuple[DialOutcome, ...] = (
     "stranger", "intercepted", "reset", "refused", "timed-out", "no-route", "unreachable",
 )  # fmt: skip
-"""Results that say something about the dialled host, the most informative first.
+"""Dial results that reveal something about the dialled host, the most informative result first.
 
-Of several addresses of a host, only the most informative result is used. Other results say nothing about the host: the
-peer could not open a socket, or had no source address.
+If a host has several addresses, only the most informative result is used. Other results reveal nothing about the
+dialled host, for example if the peer could not open a socket.
 """
 
 
 def ask_reachability_from_peers(
     sessions: list[ProbeSession], failures: Mapping[str, AnyAccessFailure], until: float
 ) -> dict[str, SshUnreachable]:
-    """Have two peers dial unreachable hosts before ``until``; return these hosts' failures with the results added."""
+    """Have two peers dial unreachable hosts before ``until``, and return the failures with the results added."""
     latest = time.monotonic() + TAKES_S
     chosen = [session for session in sessions if not session.node.local][:PEERS]
     lost = {
@@ -239,7 +239,7 @@ def ask_reachability_from_peers(
 
 
 def _resolve(lost: Mapping[str, SshUnreachable]) -> list[tuple[str, str]]:
-    """Return each host with every address to which this machine resolves its name.
+    """Return pairs of a host and an address to which this machine resolves the host's name.
 
     Loopback addresses (forwarded ports) and link-local addresses are left out.
     """

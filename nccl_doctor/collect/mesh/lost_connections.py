@@ -1,11 +1,11 @@
 """Finds paths that lose some connections but pass others.
 
-The loss depends on the ports (a dead member of a bond or of a multipath route) or is random.
+Losses either depend on the ports, as with a dead member of a bond or of a multipath route, or are random.
 
-Most dials of the mesh succeed on such a path, and a lost dial succeeds when it is repeated from another source port.
-Therefore, many dials are made to one port at once. Only what the kernels report counts, that is, a SYN that gets no
-answer or is sent again after a second, so busy programs at both ends do not matter. In a test with 22 runnable
-processes per CPU, none of 4,864 connections over a sound path was lost or late.
+On a lossy path, most dials of the mesh succeed, and a lost dial succeeds when it is repeated from another source port.
+To detect losses, many dials are made to one port at once. Only unanswered and retransmitted SYN packets count, which
+the kernels report, so busy programs at either end do not matter. In a test with 22 runnable processes per CPU, none of
+4,864 connections over a healthy path was lost or late.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ DialAnswers = list[Dialled | Exception]
 
 @dataclass(frozen=True)
 class DialTrial:
-    """Many dials from the host at index ``place`` to one port of the host's target at ``index``."""
+    """A trial of many dials from the host at index ``place`` to one port of the host's target at index ``index``."""
 
     place: int
     index: int
@@ -47,10 +47,11 @@ class ConnectionTrials:
     """Trials of the paths of a mesh, with targets by dialling host and answers in the order of the hosts.
 
     Attributes:
-        first: the answers before failed dials were repeated; ``answers`` are the answers after that.
-        dial: has a host dial targets, with a time limit in seconds for each dial.
+        first: answers before failed dials were repeated; ``answers`` has the answers after the repetition.
+        dial: function that has a host dial targets, with a time limit in seconds for each dial.
         dial_s: time limit of one dial in seconds.
-        master: name and port of the master; dials to that port prove nothing, since firewalls often open only that one.
+        master: name and port of the master. Dials to the master port prove nothing, since firewalls often open only
+            this port.
     """
 
     sessions: list[ProbeSession]
@@ -62,7 +63,7 @@ class ConnectionTrials:
     master: tuple[str, int]
 
     def run(self) -> tuple[DialAnswers, tuple[LostConnections, ...]]:
-        """Return the answers, with a failed dial for each path that loses connections by port, and all lossy paths.
+        """Return the answers, with a failed dial for each path whose losses depend on the port, and all lossy paths.
 
         Late dials on a path with random loss do not count as failed. If a path loses connections, both of its ends are
         tried with other hosts.
@@ -133,8 +134,8 @@ class ConnectionTrials:
     def _silent(self) -> Iterator[DialTrial]:
         """Yield trials of targets that no dial reached, if there are only two hosts.
 
-        On a path that loses half of its connections, all three dials fail in one mesh out of eight, and there is no
-        other pair that would reveal the loss.
+        On a path that loses half of its connections, all three dials fail in one mesh out of eight. With two hosts, no
+        other pair would reveal the loss.
         """
         for place, after in enumerate(self.answers if len(self._names) == 2 else ()):
             reached = {index for index, _ in self._reached(place)}
@@ -145,7 +146,7 @@ class ConnectionTrials:
                     yield trial
 
     def _neighbours(self) -> Iterator[DialTrial]:
-        """Yield trials from each host to the addresses of the next host that it reached, to try each host both ways."""
+        """Yield trials from each host to the next host that it reached, to try each host in both directions."""
         for place, name in enumerate(self._names):
             near = (*self._names[place + 1 :], *self._names[:place])
             reached = grouped((self.targets[name][index].dst, (index, ports)) for index, ports in self._reached(place))
@@ -153,7 +154,7 @@ class ConnectionTrials:
             yield from (DialTrial(place, index, ports[-1]) for index, ports in reached.get(following, ()))
 
     def _beside(self, ends: set[tuple[str, str]]) -> Iterator[DialTrial]:
-        """Yield trials of other pairs with one of these ends, reached or not, to show which host's path is at fault."""
+        """Yield trials of other pairs with one of these ends, to show which host's path is at fault."""
         sources, targets = {src for src, _ in ends}, {dst for _, dst in ends}
         for place, name in enumerate(self._names if ends else ()):
             for index, to in enumerate(self.targets[name] if isinstance(self.answers[place], Dialled) else ()):
@@ -223,5 +224,5 @@ def _is_unanswered(row: DialRow) -> bool:
 
 
 def _is_late(row: DialRow) -> bool:
-    """Return whether the dial may have lost packets; without the handshake's last packet, it looks intercepted."""
+    """Return whether the dial may have lost packets. Without the handshake's last packet, a dial looks intercepted."""
     return row.outcome in ("timed-out", "intercepted")

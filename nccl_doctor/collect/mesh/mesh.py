@@ -1,8 +1,9 @@
 """The port mesh: every host listens and dials every other host, so each pair is tested in both directions.
 
-Each host listens on a sample of its ephemeral port range, from which NCCL and gloo get their ports; the master also
-listens on the master port, if that is free. A port that another program uses is never dialled, since NCCL before 2.27.3
-crashes when an unknown program connects. The controller sends each host two requests, however many pairs there are.
+Each host listens on a sample of its ephemeral port range, from which NCCL and gloo get their ports. The master also
+listens on the master port if that port is free. A port that another program uses is never dialled, since NCCL before
+2.27.3 crashes when an unknown program connects. The number of requests to each host does not depend on the number of
+pairs.
 """
 
 from __future__ import annotations
@@ -100,7 +101,7 @@ _MOST_ERRORS = 8  # errors of one host's listeners that are reported; it opens f
 
 @dataclass(frozen=True)
 class MeshLimits:
-    """Limits of the mesh: seconds for one dial, and which pairs of hosts dial."""
+    """Limits of the port mesh: the time limit of a dial in seconds, and the size of the mesh."""
 
     dial_s: float = 3.0
     size: plan.MeshSize = "auto"
@@ -113,7 +114,7 @@ def run_mesh(
     limits: MeshLimits,
     on_done: Callable[[ProbeSession], None],
 ) -> Mesh:
-    """Open the listeners, have the hosts dial them, and close them."""
+    """Open listeners on the hosts, have the hosts dial each other's listeners, and close the listeners."""
     nonce = secrets.token_hex(16)
     names = [session.node.name for session in sessions]
 
@@ -193,8 +194,8 @@ def disputes(
 ) -> tuple[Disputed, ...]:
     """Return the dials that failed according to the dialling host but that the dialled host accepted.
 
-    A busy host may give up on a dial that succeeds a moment later, and a lying host may blame its peer, so the results
-    are unknown.
+    The results of these dials are unknown, since a busy host may give up too early and a compromised host may report
+    false results.
     """
     owners: dict[str, set[str]] = {}
     for name, own in facts.items():
@@ -216,7 +217,7 @@ def disputes(
 
 
 def crowd(heard: Heard) -> str:
-    """Return a phrase naming the peers that connected so often that our dials may have been lost."""
+    """Return a phrase that names the peers whose many connections may have displaced our dials."""
     who = ", ".join(peer for peer, _ in sorted(heard.crowds, key=lambda row: -row[1])[:4])
     return f"dials to it failed while connections from {who} left no room on its listeners: not judged"
 
@@ -231,10 +232,10 @@ def dial_rdma(
     nonce: str,
     ports: dict[str, tuple[int, ...]],
 ) -> tuple[RdmaDial, ...]:
-    """Return the results of dials between the interfaces of RDMA ports that NCCL connects, if there are any.
+    """Return the results of dials between the network interfaces of RDMA ports that NCCL connects.
 
-    No host dials into another network, because a host answers for all its addresses on each of its interfaces, even on
-    an interface that RDMA packets for the address can't reach. The kernel is asked instead whether a route leads there.
+    For an address in another network, the kernel is asked for a route. A dial would prove nothing, because Linux
+    accepts packets for any local address on every interface.
     """
     ways = grouped((way.src, way) for way in plan.rdma_ways(nodes, facts) if ports.get(way.dst))
     some = [session for session in sessions if session.node.name in ways]
@@ -271,7 +272,7 @@ def _rdma_dial(way: RdmaPath, outcome: str, **more: object) -> RdmaDial:
 def _trips(
     names: list[str], targets: dict[str, list[plan.DialTarget]], dialled: list[Dialled | Exception]
 ) -> dict[str, Trips]:
-    """Return each host's round trips in both directions; a pair dialled at several addresses counts as one."""
+    """Return statistics of each host's round trips in both directions. A pair with several addresses counts once."""
     found: dict[str, dict[tuple[str, str], tuple[int, int]]] = {}
     for name, answer in zip(names, dialled, strict=True):
         for row in () if isinstance(answer, Exception) else answer.trips:

@@ -1,17 +1,17 @@
-"""Plans the port mesh with pure functions: the pairs that dial, and their ports and addresses.
+"""Plans the port mesh with pure functions: which hosts dial each other, and on which addresses and ports.
 
-A host reports the address of its NCCL interface, and often nothing else confirms that address, since the host's name in
-the hosts file belongs to another network. Each dialling host therefore decides from its own facts which addresses to
-dial. It dials the names in the hosts file, the addresses to which it resolves them, addresses in its own networks or
-behind one of its own routes other than the default route, and addresses in the same private block as one of its own
-addresses, because a routed fabric gives every rack a subnet of 10.0.0.0/8 and its hosts only a default route, and
-clouds assign a /32. It dials no other address, and never a loopback, multicast, broadcast or metadata address that the
-hosts file does not name. A pair with such an address is not tested, and the report says why.
+The address of a host's NCCL interface often comes only from the host itself, since the hosts file names another
+network. Each dialling host decides from its own facts which reported addresses may be dialled. A host may dial the
+names in the hosts file, and the addresses to which it resolves these names. A host may also dial addresses in its own
+networks, and behind its own routes other than the default route. Addresses in a host's own private address block are
+allowed, because routed fabrics give each rack a subnet of 10.0.0.0/8 and clouds assign a /32. Loopback, multicast,
+broadcast and metadata addresses are dialled only if the hosts file names them. A pair of hosts whose address may not be
+dialled is not tested, and the report gives the reason.
 
 NCCL transfers data over every interface that NCCL_SOCKET_IFNAME matches, and gloo over every interface that
-GLOO_SOCKET_IFNAME names. A host's first interface is paired with the first interface of each other host, the second
-with the second. Only addresses in a network of the dialling host are dialled; for addresses behind gateways, it is
-enough to check the routes.
+GLOO_SOCKET_IFNAME names. The first interface of a host is paired with the first interface of each other host, the
+second interface with the second, and so on. These interfaces are dialled only within a network of the dialling host;
+behind gateways, only the routes are checked.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ MOST_SUSPECTS = 16  # hosts that all others dial, after a failed dial that they 
 RANDOM_PORTS = 1  # besides both ends of a host's ephemeral range: three ports in all
 TRIES = 16  # ports that a listener tries if the first ones are in use
 FIRST_UNPRIVILEGED = 1024
-"""Lowest port that the kernel chooses: the default of net.ipv4.ip_unprivileged_port_start (ip-sysctl.rst)."""
+"""Lowest port that the kernel chooses, from the default of net.ipv4.ip_unprivileged_port_start (ip-sysctl.rst)."""
 WHOLE = PortRange(low=32768, high=60999)
 """Linux's default for net.ipv4.ip_local_port_range, for hosts whose value could not be read."""
 
 
 @dataclass(frozen=True)
 class DialTarget:
-    """Address that a host dials, and the ports on which our listeners wait there."""
+    """An address that a host dials, and the ports of nccl-doctor's listeners at this address."""
 
     dst: str
     address: str
@@ -62,12 +62,12 @@ class DialTarget:
 
 
 def own_nonce(nonce: str, name: str) -> str:
-    """Return the nonce that a host's listeners use as their greeting; it differs for each run and host."""
+    """Return the nonce with which a host's listeners identify themselves. Each run and host has its own nonce."""
     return hashlib.sha256(f"{nonce} {name}".encode()).hexdigest()[:32]
 
 
 def sampled(order: Sequence[str], size: MeshSize) -> Sample | None:
-    """Sample pairs in the ring of ranks so that each host dials as many hosts as dial it; None means all pairs."""
+    """Return a sample of pairs in which each host dials as many hosts as dial it, or None for all pairs."""
     count = len(order)
     if size == "full" or count <= ALL_PAIRS_UP_TO:
         return None
@@ -88,19 +88,20 @@ def partners(names: Collection[str], sample: Sample | None) -> dict[str, list[st
 
 
 def suspects(failed: Iterable[tuple[str, str]]) -> tuple[str, ...]:
-    """Return the fewest hosts that explain the failed pairs.
+    """Return the smallest set of hosts that explains the failed pairs.
 
-    If more than :data:`MOST_SUSPECTS` hosts would be needed, return none, because the sample is enough.
+    The result is empty if more than :data:`MOST_SUSPECTS` hosts are needed.
     """
     found = sorted(name for group in groups(failed) for name in group.minimal_cover)
     return tuple(found) if len(found) <= MOST_SUSPECTS else ()
 
 
 def listeners(facts: HostFacts, master_port: int | None, seed: str) -> list[dict[str, Any]]:
-    """Return the listeners to open on a host: the master port if given, and a sample of its ephemeral port range.
+    """Return the listeners to open on a host: on the master port, if given, and on a sample of ephemeral ports.
 
-    NCCL and gloo bind port 0, so they may get any unreserved port in the range. Firewall rules and cloud ACLs often
-    open only part of the range, so both ends are in the sample. If a port is taken, the port ``step`` further is used.
+    NCCL and gloo bind port 0, so they may get any unreserved ephemeral port. Firewall rules and cloud ACLs often open
+    only a part of the ephemeral range, so the sample includes both ends. If a port is in use, the listener tries the
+    port that is ``step`` further.
     """
     own = facts.port_range if isinstance(facts.port_range, PortRange) else WHOLE
     draw = random.Random(seed)  # noqa: S311 - no secret
@@ -117,7 +118,7 @@ def listener(port: int = 0, step: int = 0, tries: int = 1, **more: bool) -> dict
 
 
 def could_open(wanted: dict[str, Any], port: int) -> bool:
-    """Return whether a requested listener may have this port, after some steps or by the kernel's choice."""
+    """Return whether a requested listener may be open on this port, after retries or by the kernel's choice."""
     if wanted["port"] == 0:
         return port >= FIRST_UNPRIVILEGED
     return port in range(wanted["port"], wanted["port"] + (wanted["step"] or 1) * wanted["tries"], wanted["step"] or 1)
@@ -137,13 +138,13 @@ _SERVICES = "169.254.169.254", "169.254.170.2", "100.100.100.200", "fd00:ec2::25
 METADATA = frozenset(map(ipaddress.ip_address, _SERVICES))
 """Addresses at which clouds provide credentials to a host's processes.
 
-They include the addresses of ECS and Alibaba, and those of AWS and GCP over IPv6.
+The addresses include those of ECS and Alibaba Cloud, and the IPv6 addresses of AWS and GCP.
 """
 _BROADCAST = ipaddress.ip_address("255.255.255.255")
 
 
 def address_of(node: Node, facts: HostFacts) -> str:
-    """Return the address on which NCCL will listen: that of its interface or else that of the host's own name."""
+    """Return the address on which NCCL will listen, or else the host's address in the hosts file."""
     chosen = nccl_interface(Host(node=node, facts=facts))
     if chosen is not None:
         return chosen.address
@@ -184,7 +185,7 @@ def own_networks(source: HostFacts) -> Iterator[inet.Network]:
 
 @dataclass(frozen=True)
 class Rails:
-    """The interfaces that NCCL and gloo use on a host; those of gloo are in the configured order."""
+    """The interfaces that NCCL and gloo use on a host. The interfaces of gloo are in the configured order."""
 
     nccl: tuple[Chosen, ...] = ()
     gloo: tuple[Chosen, ...] = ()
@@ -196,7 +197,7 @@ class Rails:
 
 
 def of_host(node: Node, facts: HostFacts) -> Rails:
-    """Return the rails of a host; there are none if a necessary fact is unknown."""
+    """Return the rails of a host, or no rails if a necessary fact is unknown."""
     return Rails(socket_interfaces(Host(node=node, facts=facts)), _of_gloo(node, facts))
 
 
@@ -239,7 +240,7 @@ def rail_targets(
     ports: dict[str, tuple[int, ...]],
     used: dict[str, Rails],
 ) -> Iterator[DialTarget]:
-    """Yield the partners' other data addresses, each with only the last port of the partner."""
+    """Yield the partners' additional data addresses, each with only the partner's last port."""
     dialled = {(target.dst, target.address) for target in mine}
     for dst in partners_of:
         if ports.get(dst) and name in used:
@@ -263,7 +264,7 @@ def rdma_ways(nodes: dict[str, Node], facts: dict[str, HostFacts]) -> list[RdmaP
 
 
 def advertised_by(cluster: Cluster, node: Node, facts: HostFacts) -> str | None:
-    """Return the address that the cluster's engine advertises on a host; None if that is not an address."""
+    """Return the IP address that the cluster's engine advertises on a host, or None if there is no such address."""
     if cluster.engine not in TELLING:
         return None
     side = side_of(cluster, Host(node=node, facts=facts))
@@ -279,7 +280,7 @@ def engine_targets(
     source: HostFacts,
     ports: Mapping[str, tuple[int, ...]],
 ) -> Iterator[DialTarget]:
-    """Yield addresses that the partners' engines advertise and that are not dialled otherwise, each with one port."""
+    """Yield the addresses that the partners' engines advertise, except targets in ``mine``, each with one port."""
     dialled = {(target.dst, target.address) for target in mine}
     for dst in partners_of:
         address = given.get(dst)
@@ -299,7 +300,7 @@ def own_targets(
 ) -> Iterator[DialTarget]:
     """Yield a host's dials to itself at the address that other hosts use.
 
-    Such connections are needed by the master's store, and by several ranks on one host.
+    The master connects to its own store, and the ranks of a host connect to each other, at this address.
     """
     wanted = [port for port in mine if port == cluster.master_port and node.node_rank == 0]
     if nproc(node, facts, alone=False) > 1:

@@ -1,9 +1,9 @@
-"""Measures TCP rates in rounds; in each round, every host sends to one host and receives from one host.
+"""Measures TCP rates in rounds, in which every host sends to one host and receives from one host.
 
-In small clusters, every pair is measured; in larger clusters, neighbours by rank, which a ring uses, and random pairs.
-Each rail is measured separately, with the source bound to its address. Slow rates are measured again while no other
-host is sending, because a host whose outgoing link is full is also late with acknowledgements, and because a busy
-machine does not mean a slow link.
+In small clusters, every pair is measured. In larger clusters, neighbours in the ring of ranks and random pairs are
+measured. Each rail is measured separately, with the sender's socket bound to the rail's address. Slow rates are
+measured again while no other host is sending. Full outgoing links, which delay acknowledgements, and busy hosts can
+look like slow links.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ DataInterfaces = tuple[tuple[str, str], ...]
 
 
 def ends_of(node: Node, facts: HostFacts) -> DataInterfaces:
-    """Return NCCL's interfaces on a host, or else gloo's, or else only the interface of NCCL's bootstrap."""
+    """Return NCCL's interfaces on a host, or else gloo's interfaces, or else only the interface of NCCL's bootstrap."""
     used = plan.of_host(node, facts)
     found = tuple((one.name, one.address) for one in (used.nccl or used.gloo))
     chosen = nccl_interface(Host(node=node, facts=facts))
@@ -86,7 +86,7 @@ def rounds(
 
 
 def _wanted(src: str, dst: str, rail: int, ends: dict[str, DataInterfaces]) -> WantedRail | None:
-    """Return both ends of a rail by its number; None if a host has fewer rails or the IP versions differ."""
+    """Return both ends of a rail, or None if a host lacks this rail or the IP versions differ."""
     if rail >= min(len(ends[src]), len(ends[dst])):
         return None
     (interface, source), (peer_interface, address) = ends[src][rail], ends[dst][rail]
@@ -102,9 +102,9 @@ def run_rates(
     begin: Callable[[int, float], None],
     suspects: Callable[[Rates], Iterable[tuple[str, str, int]]],
 ) -> Rates | Unknown:
-    """Measure rates as long as there is time.
+    """Measure rates until no time is left for another round.
 
-    ``begin`` is called first, with the number of rounds and the seconds that they take; ``suspects`` returns the
+    ``begin`` is called first, with the number of rounds and their total time in seconds. ``suspects`` returns the
     sender, receiver and rail of each rate to measure again.
     """
     names = [session.node.name for session in sessions]
@@ -153,7 +153,7 @@ def run_rates(
 
 
 def _links(session: ProbeSession, ends: DataInterfaces, interfaces: dict[str, Interfaces]) -> tuple[RateLink, ...]:
-    """Return the links below a host's rails. Only hardware links get a speed, since all veths report the same speed."""
+    """Return the links of a host's rails. Only hardware links get a speed, since all veths report the same speed."""
     wanted = [name.partition(":")[0] for name, _ in ends]
     found = session.ask(answers.LINKS, time.monotonic() + LINKS_S, interfaces=wanted)
     if [link.interface for link in found] != wanted:
@@ -180,7 +180,7 @@ class _Measuring:
     _streams: dict[tuple[str, int], int] = field(default_factory=dict)
 
     def round(self, wanted: Iterable[WantedRail], *, alone: bool = False) -> None:
-        """Run one stream from each sender, all at the same time."""
+        """Measure the wanted rails, all at the same time."""
         by_src = {one.src: one for one in wanted if one.dst in self.ports and self.sessions[one.src].lost is None}
         asked = [self.sessions[name] for name in by_src]
         for one, told in zip(by_src.values(), ask_all(lambda s: self._ask(s, by_src[s.node.name]), asked), strict=True):

@@ -1,6 +1,6 @@
-"""Starts the all-reduce on all hosts at once over the existing connections, and follows it until it ends.
+"""Starts the all-reduce on all hosts at once over the existing connections, and monitors it until it ends.
 
-The ranks' reports are kept unchanged; at the end, they are turned into the facts for the checks.
+The reports from the ranks are converted to facts for the checks when the all-reduce has ended.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ ANSWER_S = 8.0  # time for a host to read stacks, learn how ranks died, end the 
 MOST_EVENTS = 400
 """Maximum number of reports from one rank.
 
-A rank reports its stages and its state, and rank 0 each message size; no rank sends a quarter of this number.
+Ranks report their stages and states, and rank 0 also reports each message size, so a quarter of this number is never
+reached.
 """
 SEND_S = 10.0
 POLL_S = 0.25
@@ -49,13 +50,13 @@ class SmokeProgress(Protocol):
     """The part of a run's progress observer that the all-reduce uses."""
 
     def stage(self, host: str, stage: str, size: int | None = None) -> None:
-        """Record the stage of a host's slowest rank, and the size of the message measured last."""
+        """Record the stage of a host's slowest rank, and the size of the last measured message."""
 
     def done(self, host: str) -> None: ...
 
 
 def why_not(cluster: Cluster, facts: dict[str, HostFacts], mesh: Phased[Mesh]) -> Skipped | None:
-    """Return why the all-reduce can't succeed and is skipped; None if it is worth trying."""
+    """Return why the all-reduce can't succeed, or None if it should be run."""
     away = [node.name for node in cluster.nodes if node.name not in facts]
     if away:
         return skipped(f"needs every host; not reached: {fold(away)}")
@@ -78,9 +79,9 @@ def why_not(cluster: Cluster, facts: dict[str, HostFacts], mesh: Phased[Mesh]) -
 
 
 def begin_import(session: ProbeSession, deadline: float, *, asked: bool) -> None:
-    """Have a host import torch in the background; a busy host imports it only after its facts were queried.
+    """Have a host import torch in the background. A busy host imports torch only after its facts have been queried.
 
-    Raises ProbeError if the host is lost.
+    Raises ProbeError if the request can't be sent.
     """
     load = session.hello.load
     if asked is (load is None or load.queue + 1 > load.cpus):
@@ -95,9 +96,9 @@ def run(
     until: float,
     progress: SmokeProgress,
 ) -> Smoke:
-    """Start the ranks on all hosts at once and follow them, until ``until`` (monotonic clock) at the latest.
+    """Start the ranks on all hosts at once, and monitor them until ``until`` (monotonic clock) at the latest.
 
-    Raises ProbeError if they can't be started.
+    Raises ProbeError if the ranks can't be started.
     """
     what = plan(cluster, facts, limits)
     port = store_port(sessions[0], what)
@@ -138,7 +139,8 @@ def run(
 def store_port(master: ProbeSession, what: SmokePlan) -> int:
     """Return the port of the ranks' store on the master.
 
-    Once the port test has judged the master port, another port is used, since jobs may start on the master port.
+    If the port test has judged the master port, a free port is used instead, because a job may start on the master
+    port.
     """
     if not what.limits.own_port:
         return what.cluster.master_port
@@ -147,7 +149,7 @@ def store_port(master: ProbeSession, what: SmokePlan) -> int:
 
 @dataclass
 class ReportedRank:
-    """The state that a rank has reported, with the names of :class:`~nccl_doctor.model.report.RankReport`."""
+    """The state that a rank has reported, with the field names of:class:`~nccl_doctor.model.report.RankReport`."""
 
     host: str
     local_rank: int
@@ -177,7 +179,7 @@ class ReportedRank:
 class AllReduceRun:
     """State shared by the threads that read from the hosts and the thread that watches the deadline.
 
-    ``ranks`` are ordered by node.
+    The list ``ranks`` is ordered by node.
     """
 
     def __init__(self, plan: SmokePlan, until: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -244,7 +246,7 @@ class AllReduceRun:
     def watch(self, stop: Callable[[], None]) -> None:
         """Call ``stop`` once, at the deadline or shortly after the first failure.
 
-        Returns when all hosts have ended, or when hosts that have not answered are given up.
+        Returns when all hosts have ended, or when the run stops waiting for hosts that have not answered.
         """
         with self._changed:
             while len(self.ends) < len(self._offsets):
@@ -354,7 +356,7 @@ def _of_host(
 
 
 def kept(lines: Iterable[str]) -> list[str]:
-    """Return the last lines in their order, with fewer of NCCL's INFO lines than of other lines."""
+    """Return the last lines in order, with fewer INFO lines from NCCL than other lines."""
     said: deque[tuple[int, str]] = deque(maxlen=KEPT_LINES)
     chatter: deque[tuple[int, str]] = deque(maxlen=KEPT_CHATTER)
     for number, line in enumerate(lines):
@@ -384,13 +386,13 @@ def _rank(number: int, rank: ReportedRank, facts: Facts | None) -> RankReport:
 
 
 def _died(rank: RankReport) -> bool:
-    """Return whether a rank died before the deadline, not counting SIGABRT, since ranks that lose peers may abort."""
+    """Return whether a rank died by itself. SIGABRT does not count, since a rank that loses a peer may abort."""
     died = rank.state == "X" or rank.signal is not None or rank.exit_code is not None
     return died and not rank.ok and rank.error is None and rank.signal != signal.SIGABRT
 
 
 def _launchers(plan: SmokePlan, all_reduce: AllReduceRun, ranks: Iterable[RankReport]) -> dict[str, str]:
-    """Return, by host, how the process that forks the ranks ended, unless its ranks or nccl-doctor explain that."""
+    """Return, by host, how the process that forks the ranks failed, unless failed ranks explain the failure."""
     explained = {rank.host for rank in ranks if rank.error or rank.exit_code is not None or rank.signal is not None}
     found: dict[str, str] = {}
     for name in plan.counts:

@@ -2,10 +2,10 @@
 
 The all-reduce is repeated in groups of hosts until one host or one pair of hosts is left.
 
-The halves of a failing group are tried at the same time. If one half fails, the search continues in it; if both halves
-work, the fault is between them, and parts of one half are tried with parts of the other. Two hosts that fail together
-are then tried with other hosts, which distinguishes a host that fails with every host from two hosts that fail only
-with each other. With n hosts, this takes at most 2 + 2 log2(n) rounds. A search finds only one fault.
+The halves of a failing group are tried at the same time. If one half fails, the search continues in this half. If both
+halves work, the fault is between them, so parts of one half are tried with parts of the other half. Two hosts that fail
+together are tried with other hosts, to tell a faulty host from a faulty pair of hosts. With n hosts, the search takes
+at most 2 + 2 log2(n) rounds. The search finds only one fault.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from nccl_doctor.snapshot.hosts import HostFacts
 
 TrialGroup = tuple[str, ...]
 TryGroups = Callable[[Sequence[TrialGroup]], Sequence[bool]]
-"""A function that runs the all-reduce in disjoint groups at once; it returns True for each group that worked."""
+"""A function that runs the all-reduce in disjoint groups at once, and returns True for each successful group."""
 
 
 class NoTimeError(Exception):
-    """Raised if there is no time for another round."""
+    """Error raised if there is no time for another round."""
 
 
 def bisect(hosts: TrialGroup, attempt: TryGroups) -> IsolationReport:
@@ -53,7 +53,7 @@ class _Search:
         self._trials: list[TrialReport] = []
 
     def failing_pair(self, group: TrialGroup) -> TrialGroup | None:
-        """Return two hosts of a failing group that fail with each other; None if no part of the group fails alone."""
+        """Return two hosts of a failing group that fail with each other, or None if no such hosts were found."""
         if len(group) == 2:
             return group
         halves = _halves(group)
@@ -73,7 +73,7 @@ class _Search:
         return None
 
     def settled(self, pair: TrialGroup, hosts: TrialGroup) -> IsolationReport:
-        """Return the verdict on two hosts that fail together: those that also fail with other hosts, or the pair."""
+        """Return the verdict on two hosts that fail together: the hosts that also fail with others, or the pair."""
         proven = dict.fromkeys(chain.from_iterable(trial.hosts for trial in self._trials if trial.ok))
         doubtful = [host for host in pair if host not in proven]
         others = [host for host in dict.fromkeys((*proven, *hosts)) if host not in pair]
@@ -106,10 +106,10 @@ def _halves(group: TrialGroup) -> tuple[TrialGroup, TrialGroup]:
 
 
 TRIAL_S: dict[Backend, float] = {"gloo": 6.0, "nccl": 30.0}
-"""Seconds for one group: gloo connects in milliseconds, but NCCL initialises the GPUs and detects the topology."""
+"""Time limit in seconds for one group. NCCL initialises GPUs and detects the topology, so it needs more time."""
 ANSWER_S = 5.0  # time for an answer that needs no work; the end of all trials is one such request
 TRIAL_BYTES, TRIAL_BUDGET_S = 1 << 20, 0.5
-"""Size in bytes of the largest message (enough for full-size packets), and seconds for all messages."""
+"""Size in bytes of the largest message (enough for full-size packets), and time in seconds for all messages."""
 
 
 def run(
@@ -130,7 +130,7 @@ class _Groups:
         self._plan, self._until = what, until
 
     def prepare(self) -> None:
-        """Have every host import torch; raise ProbeError if a host can't or there is no time left."""
+        """Have every host import torch; raise ProbeError if an import fails or no time is left."""
         deadline = min(time.monotonic() + self._plan.limits.imports_s, self._until - ANSWER_S)
 
         def is_ready(session: ProbeSession) -> bool:
@@ -149,7 +149,7 @@ class _Groups:
                 raise ProbeError(f"{session.node.name}: {result}")
 
     def attempt(self, groups: Sequence[TrialGroup]) -> list[bool]:
-        """Run disjoint groups at the same time; a group with a silent host counts as failed.
+        """Run the all-reduce in disjoint groups at the same time. A group with a host that does not answer has failed.
 
         Raises NoTimeError if there is no time for another round.
         """

@@ -17,7 +17,7 @@ from nccl_doctor.snapshot.system import TorchInfo
 from nccl_doctor.text.hostlist import fold, plural
 
 LARGEST: dict[Backend, int] = {"nccl": 1 << 30, "gloo": 1 << 26}
-"""Default size in bytes of the largest message; NVLink and InfiniBand reach full speed near a gigabyte."""
+"""Default size in bytes of the largest message; NVLink and InfiniBand reach full speed at about a gigabyte."""
 OF_TORCHRUN = {"OMP_NUM_THREADS": "1", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
 """Variables that torchrun sets unless they are already set.
 
@@ -53,7 +53,7 @@ class SmokeLimits:
 
 @dataclass(frozen=True)
 class SmokePlan:
-    """Plan of an all-reduce: number of ranks by host in node-rank order, the backend, and why it was chosen."""
+    """Plan of an all-reduce: ranks per host (in node-rank order), the backend, and the reason for this backend."""
 
     cluster: Cluster
     limits: SmokeLimits
@@ -61,7 +61,7 @@ class SmokePlan:
     backend: Backend
     reason: str
     diagnostics: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    """Variables to set on each host so that NCCL runs its own diagnostics, except those that are already set."""
+    """Variables to set on each host so that NCCL runs its own diagnostics, without variables that are already set."""
     token: str = field(default_factory=lambda: secrets.token_hex(16))  # known to this all-reduce's ranks only
 
     def request(self, node: Node, port: int) -> dict[str, Any]:
@@ -126,7 +126,7 @@ def environment(node: Node) -> dict[str, str]:
 def choose_backend(
     cluster: Cluster, facts: dict[str, HostFacts], counts: dict[str, int], wanted: Backend | None
 ) -> tuple[Backend, str]:
-    """Return the requested backend, or else NCCL if every rank has a GPU and gloo if not, with the reason for it."""
+    """Return the requested backend, or else NCCL if every rank has a GPU and gloo otherwise, with the reason."""
     if wanted is not None:
         return wanted, "as asked for"
     short: dict[str, list[str]] = {}
@@ -140,7 +140,7 @@ def choose_backend(
 
 
 def _no_nccl(node: Node, facts: HostFacts, count: int) -> str | None:
-    """Return why a node's ranks can't use NCCL; None if they can."""
+    """Return why a node's ranks can't use NCCL, or None if they can."""
     if isinstance(facts.gpus, Unknown):
         return f"did not show its GPUs: {facts.gpus.reason}"
     if not facts.gpus:

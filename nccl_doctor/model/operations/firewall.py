@@ -15,7 +15,7 @@ ZONES, VENDOR_ZONES = "/etc/firewalld/zones", "/usr/lib/firewalld/zones"
 
 @dataclass(frozen=True)
 class _Allow(Operation):
-    """Lets packets of peers through a packet filter."""
+    """An operation that lets packets of peers through a packet filter."""
 
     peers: tuple[str, ...]
     cuts_connection: ClassVar[bool] = True
@@ -29,14 +29,15 @@ class _Allow(Operation):
 
 @dataclass(frozen=True)
 class FirewalldAllow(_Allow):
-    """Adds entries to firewalld, at run time or permanently.
+    """An operation that adds entries to firewalld's runtime or permanent configuration.
 
-    firewalld is not reloaded, because that would apply what others have prepared, and discard what was set only at run
-    time.
+    The operation does not reload firewalld, because a reload would apply pending permanent changes and discard changes
+    that were made only at run time.
 
     Attributes:
-        entries: pairs such as ("source", "10.0.0.2") or ("rich-rule", "rule family=…"), for options --add-source=….
-        zone: None for direct rules.
+        entries: pairs such as ("source", "10.0.0.2") or ("rich-rule", "rule family=…"), from which options such as
+            ``--add-source=10.0.0.2`` are made.
+        zone: name of the zone, or None for direct rules.
         direct: a direct rule's family, table, chain, priority and words, used instead of ``entries``.
     """
 
@@ -56,7 +57,7 @@ class FirewalldAllow(_Allow):
 
     @property
     def look(self) -> Line | None:
-        """The command that prints "yes" or "no" for each entry, and the zone's files as notes."""
+        """The command that prints "yes" or "no" for each entry, and the paths of the zone's existing files as notes."""
         queries = [self._call("query", (place,)) for place in range(max(1, len(self.entries)))]
         asked = [one and script("{one}; [ $? -lt 2 ] || exit {unknown}", one=one, unknown=UNKNOWN) for one in queries]
         kept = [line("[ ! -e {file} ] || echo {note}", file=file, note=f"#{file}") for file in self._files]
@@ -67,9 +68,9 @@ class FirewalldAllow(_Allow):
         return len(state) >= count and all(word == "yes" for word in state[:count])
 
     def undo(self, before: StateLines) -> Line | None:
-        """Return the command line that removes the entries and zone files that were not there before.
+        """Return the command line that removes the entries and zone files that did not exist before the operation.
 
-        A file that differs from firewalld's own definition of the zone (``/usr/lib``) stays.
+        A zone file is kept if its content differs from the zone definition that firewalld ships in ``/usr/lib``.
         """
         count = max(1, len(self.entries))
         new = [place for place, word in enumerate(before[:count]) if word == "no"]
@@ -86,7 +87,7 @@ class FirewalldAllow(_Allow):
 
     @property
     def _files(self) -> tuple[str, ...]:
-        """The zone's own file, and firewalld's copy of the previous one."""
+        """The zone's file, and the copy that firewalld keeps of the file's previous version."""
         file = f"{ZONES}/{self.zone}.xml"
         return (file, f"{file}.old") if self.permanent and self.zone is not None else ()
 
@@ -105,7 +106,7 @@ class FirewalldAllow(_Allow):
 
 
 def _words(texts: tuple[str, ...]) -> Line | None:
-    """Return texts of our own, which may be options, as words; None if one can't be pasted."""
+    """Return texts, which may be known options, as shell words, or None if one of the texts can't be pasted."""
     return _blank([argument(text) if text in _OPTIONS else line("{word}", word=text) for text in texts])
 
 
@@ -115,12 +116,15 @@ def _blank(words: Sequence[Line | None]) -> Line | None:
 
 
 _OPTIONS = frozenset({"-s", "-d", "-p", "-m", "-j", "-t", "--dports", *map(str, range(-32769, 0))})
-"""Words with a leading minus that operations use: options of iptables, and priorities."""
+"""Words with a leading minus sign that operations use, which are options of iptables and priorities."""
 
 
 @dataclass(frozen=True)
 class NftAllow(_Allow):
-    """Inserts a rule at the beginning of an nftables chain, with a comment by which the rule is recognised."""
+    """An operation that inserts a rule at the beginning of an nftables chain.
+
+    The rule has a comment that identifies it.
+    """
 
     family: str
     table: str
@@ -140,7 +144,10 @@ class NftAllow(_Allow):
 
     @property
     def look(self) -> Line | None:
-        """The command that prints the rules with the comment; all tables are read if the chain is gone."""
+        """The command that prints the rules with the comment.
+
+        If the chain no longer exists, the command searches all tables.
+        """
         listed = line("nft list chain {*place}", place=self._place)
         found = line("grep -F {mark}", mark=self.mark)
         return listed and found and script(
@@ -165,7 +172,10 @@ class NftAllow(_Allow):
 
 @dataclass(frozen=True)
 class IptablesAllow(_Allow):
-    """Inserts a rule at the top of a built-in chain; ``program`` is the iptables variant that wrote the other rules."""
+    """An operation that inserts a rule at the top of a built-in chain.
+
+    ``program`` is the iptables variant that wrote the existing rules.
+    """
 
     program: str
     table: str
@@ -203,7 +213,10 @@ class IptablesAllow(_Allow):
 
 @dataclass(frozen=True)
 class UfwAllow(_Allow):
-    """Adds a ufw rule for one peer; ``first`` puts the rule before the user's own rules."""
+    """An operation that adds a ufw rule for one peer.
+
+    If ``first`` is true, the rule is inserted before the user's own rules.
+    """
 
     ports: str
     outgoing: bool
@@ -218,7 +231,7 @@ class UfwAllow(_Allow):
 
     @property
     def look(self) -> Line | None:
-        """The command that prints the rules about the peer and the ports, as ufw writes them."""
+        """The command that prints the ufw rules for the peer and the ports."""
         found = line("grep -wF {peer} | grep -wF {ports}", peer=self.peers[0], ports=f"port {self.ports}")
         return found and script(
             "rules=$(ufw show added) || exit {unknown}; printf '%s\\n' \"$rules\" | {found}; :",

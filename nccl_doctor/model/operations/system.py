@@ -17,9 +17,10 @@ _BARE = re.compile(r"[\w./-]+", re.ASCII)
 
 @dataclass(frozen=True)
 class SysctlSet(Operation):
-    """Sets kernel settings, given as names and values.
+    """An operation that sets kernel settings, which are given as names and values.
 
-    ``earlier`` has the values of the first settings when the host was checked; the new values were derived from them.
+    ``earlier`` contains the values that the first settings had when the host was checked, because the new values were
+    derived from these values.
     """
 
     settings: tuple[tuple[str, str], ...]
@@ -32,7 +33,7 @@ class SysctlSet(Operation):
 
     @property
     def look(self) -> Line | None:
-        """The command that prints each value after "=", since a value may be empty."""
+        """The command that prints each value after "=", because a value may be empty."""
         if not all(_BARE.fullmatch(name) for name, _ in self.settings):
             return None
         names = [line("{name}", name=name) for name, _ in self.settings]
@@ -46,7 +47,7 @@ class SysctlSet(Operation):
 
     @property
     def expected(self) -> StateLines:
-        """The values, with single spaces as the shell prints them."""
+        """The values as the shell prints them, with single spaces."""
         return _printed(value for _, value in self.settings)
 
     def is_outdated(self, before: StateLines) -> bool:
@@ -54,7 +55,7 @@ class SysctlSet(Operation):
         return before[: len(self.earlier)] != _printed(self.earlier)
 
     def undo(self, before: StateLines) -> Line | None:
-        """Return the lines that set the earlier values, the last one first; None if one of the values is not known."""
+        """Return the lines that restore the earlier values in reverse order, or None if an earlier value is unknown."""
         if len(before) != len(self.settings) or any(value[:1] != "=" for value in before):
             return None
         pairs = zip((name for name, _ in self.settings), before, strict=True)
@@ -75,7 +76,10 @@ def _restored(name: str, value: str) -> Line | None:
 
 @dataclass(frozen=True)
 class HostsEntry(Operation):
-    """Adds addresses and names to /etc/hosts. The file may lack its last newline; an undo restores that state."""
+    """An operation that adds addresses and names to /etc/hosts.
+
+    If the file had no final newline, the undo removes the newline that the operation added.
+    """
 
     entries: tuple[tuple[str, str], ...]
     survives_reboot: ClassVar[bool | None] = True
@@ -86,14 +90,14 @@ class HostsEntry(Operation):
 
     @property
     def line(self) -> Line | None:
-        """The command that appends the missing entries, after a newline if the file lacks its last one."""
+        """The command that appends the missing entries, after a newline if the file has no final newline."""
         end = script("tail -c1 /etc/hosts | grep -q . && echo >> /etc/hosts")
         once = [line("grep -qxF {one} /etc/hosts || echo {one} >> /etc/hosts", one=entry) for entry in self.lines]
         return in_turn([end, *once])
 
     @property
     def look(self) -> Line | None:
-        """The command that prints whether the last newline is missing, and how many lines equal each entry."""
+        """The command that prints whether the final newline is missing, and how many lines are equal to each entry."""
         counts = [line("grep -cxF -e {entry} /etc/hosts", entry=entry) for entry in self.lines]
         readable = script("[ -r /etc/hosts ] || exit {unknown}", unknown=UNKNOWN)
         end = script("tail -c1 /etc/hosts | grep -q . && echo open || echo closed")
@@ -103,7 +107,10 @@ class HostsEntry(Operation):
         return len(state) == 1 + len(self.entries) and "0" not in state[1:]
 
     def undo(self, before: StateLines) -> Line | None:
-        """Return the command that deletes one line for each new entry; mode, owner and all other lines stay."""
+        """Return the command that deletes one line for each new entry.
+
+        The file's mode, owner and other lines are preserved.
+        """
         new = [entry for entry, count in zip(self.lines, before[1:], strict=False) if count == "0"]
         if len(before) != 1 + len(self.entries) or not new:
             return None
@@ -128,7 +135,7 @@ class HostsEntry(Operation):
 
 @dataclass(frozen=True)
 class IpRule(Operation):
-    """Adds a rule that makes the kernel look up a network in the main table first."""
+    """An operation that adds a routing rule that makes the kernel look up a network in the main table first."""
 
     network: str
     cuts_connection: ClassVar[bool] = True
@@ -140,7 +147,7 @@ class IpRule(Operation):
 
     @property
     def look(self) -> Line | None:
-        """The command that prints the rules that send packets for the network to the main table."""
+        """The command that prints the rules that make the kernel look up the network in the main table."""
         family = script("-6" if ":" in self.network else "-4")
         found = line("grep -wF {rule}", rule=f"to {self.network.removesuffix('/32')} lookup main")
         return found and script(
@@ -164,7 +171,10 @@ class IpRule(Operation):
 
 @dataclass(frozen=True)
 class IpRouteDelete(Operation):
-    """Deletes a route that refuses packets; ``kind_of_route`` is unreachable, prohibit or blackhole."""
+    """An operation that deletes a route that refuses packets.
+
+    ``kind_of_route`` is "unreachable", "prohibit" or "blackhole".
+    """
 
     kind_of_route: str
     destination: str
@@ -209,7 +219,7 @@ def _metric(route: list[str]) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class LinkUp(Operation):
-    """Brings an interface up."""
+    """An operation that brings an interface up."""
 
     name: str
     cuts_connection: ClassVar[bool] = True
@@ -224,13 +234,16 @@ class LinkUp(Operation):
         return read and script("{read} || exit {unknown}", read=read, unknown=UNKNOWN)
 
     def holds(self, state: StateLines) -> bool:
-        """Return whether the interface is up: IFF_UP, the first bit (linux/if.h)."""
+        """Return whether the interface is up, which is the first bit of the flags (IFF_UP in linux/if.h)."""
         return len(state) == 1 and re.fullmatch("0x[0-9a-f]{1,8}", state[0]) is not None and bool(int(state[0], 16) & 1)
 
 
 @dataclass(frozen=True)
 class LinkMtu(Operation):
-    """Sets the MTU of an interface, in bytes; ``earlier`` is the MTU when the host was checked."""
+    """An operation that sets the MTU of an interface, in bytes.
+
+    ``earlier`` is the MTU that the interface had when the host was checked.
+    """
 
     name: str
     mtu: int
@@ -261,7 +274,7 @@ class LinkMtu(Operation):
 
 @dataclass(frozen=True)
 class Remount(Operation):
-    """Enlarges /dev/shm; with a ``runtime``, that of a container."""
+    """An operation that enlarges /dev/shm of the host or, if ``runtime`` is set, of a container."""
 
     gib: int
     runtime: str = ""
@@ -308,14 +321,17 @@ def _size(state: StateLines) -> int | None:
 
 
 class InContainer(Remount):
-    """Enlarges /dev/shm of a container; any user who may run commands in the container can do so."""
+    """An operation that enlarges /dev/shm of a container.
+
+    Any user who may run commands in the container may perform this operation.
+    """
 
     root: ClassVar[bool] = False
 
 
 @dataclass(frozen=True)
 class ShmFolder(Operation):
-    """Creates the folder /dev/shm."""
+    """An operation that creates the folder /dev/shm."""
 
     @property
     def line(self) -> Line | None:
@@ -336,7 +352,7 @@ class ShmFolder(Operation):
 
 @dataclass(frozen=True)
 class ShmMount(Operation):
-    """Mounts a tmpfs on /dev/shm."""
+    """An operation that mounts a tmpfs on /dev/shm."""
 
     @property
     def line(self) -> Line | None:
@@ -355,7 +371,7 @@ class ShmMount(Operation):
 
 @dataclass(frozen=True)
 class FileMode(Operation):
-    """Sets the mode of files, in octal digits."""
+    """An operation that sets the mode of files. ``mode`` is an octal number."""
 
     mode: str
     files: tuple[str, ...]
@@ -382,14 +398,17 @@ class FileMode(Operation):
 
 
 class OwnFileMode(FileMode):
-    """Sets the mode of the user's own files."""
+    """An operation that sets the mode of the user's own files."""
 
     root: ClassVar[bool] = False
 
 
 @dataclass(frozen=True)
 class ModuleLoad(Operation):
-    """Loads a kernel module; this has no undo, since others may be using the module by then."""
+    """An operation that loads a kernel module.
+
+    The operation has no undo, because other programs may use the module after it is loaded.
+    """
 
     name: str
 
@@ -400,7 +419,7 @@ class ModuleLoad(Operation):
 
 @dataclass(frozen=True)
 class NvidiaDevices(Operation):
-    """Creates NVIDIA's device files, and loads the module for unified memory."""
+    """An operation that creates NVIDIA's device files and loads the kernel module for unified memory."""
 
     @property
     def line(self) -> Line | None:
@@ -409,7 +428,7 @@ class NvidiaDevices(Operation):
 
 @dataclass(frozen=True)
 class ModulesBuild(Operation):
-    """Has DKMS build kernel modules for the running kernel."""
+    """An operation that builds kernel modules for the running kernel with DKMS."""
 
     survives_reboot: ClassVar[bool | None] = True
     deadline_s: ClassVar[float] = SLOW_S

@@ -1,8 +1,8 @@
-"""The packet filters of this host as printed by their tools: snapshot.FirewallFacts in JSON form.
+"""The firewall rules of this host, as ``snapshot.FirewallFacts`` in JSON form.
 
-Nothing is changed and no kernel module is loaded: iptables only lists tables that already exist. Only root may read
-rules; other users run the system's programs with ``sudo -n``, which never asks for a password. Programs are searched
-for only in the system's folders, because root runs them.
+Reading the rules changes nothing and loads no kernel module, because iptables lists only tables that already exist.
+Only root may read firewall rules. Other users run the system's programs with ``sudo -n``, which never asks for a
+password. Programs are searched for only in the system's directories, because root runs these programs.
 """
 
 from __future__ import annotations
@@ -19,15 +19,19 @@ from nccl_doctor.probe import tools
 from nccl_doctor.probe.tools import Unavailable, fact
 
 MAX_BYTES = 8 << 20
-"""Maximum number of bytes of one command's output.
+"""Maximum size of one command's output in bytes.
 
-Tens of thousands of rules (kube-proxy) fit; more would stall the connection.
+The limit is enough for tens of thousands of rules (kube-proxy). A larger output would block the connection to the
+controller for too long.
 """
 CAP_NET_ADMIN = 12  # its bit (linux/capability.h, capabilities(7))
 
 
 class Root:
-    """Runs programs as root until a deadline; raises :class:`Unavailable` if we can't become root."""
+    """A runner of programs as root, with a deadline.
+
+    The constructor raises :class:`Unavailable` if root privileges are not available.
+    """
 
     def __init__(self, deadline: float, sudo: bool) -> None:
         self.deadline = deadline
@@ -59,7 +63,7 @@ class Root:
         )
 
     def attempt(self, command: list[str]) -> tuple[int, str, str]:
-        """Run a program until the deadline, and return its exit status, stdout and stderr."""
+        """Run a program, at most until the deadline, and return its exit status, stdout and stderr."""
         program = find(command[0])
         if program is None:
             raise Unavailable("%s is not installed" % command[0])
@@ -106,7 +110,7 @@ class Root:
         return Unavailable(self._late)
 
     def output(self, *command: str) -> str:
-        """Return the stdout of a program; if it fails, raise :class:`Unavailable` with its stderr."""
+        """Return the stdout of a program. Raise :class:`Unavailable` with the program's stderr if the program fails."""
         status, printed, complaint = self.attempt(list(command))
         if status:
             words = " ".join((complaint or printed).split()) or "exit status %d" % status
@@ -115,40 +119,51 @@ class Root:
 
 
 def find(program: str) -> str | None:
-    """Return the path of a program in the system's folders, if only root can change the program."""
+    """Return the path of a program in the system's directories.
+
+    Return None unless the program can be changed only by root.
+    """
     return tools.find(program, tools.SYSTEM, for_root=True)
 
 
 END_S = 5.0  # time to end a program that missed its deadline
 FIREWALLD_DOWN = 252
-"""Exit status of firewall-cmd if the daemon is not running: NOT_RUNNING in firewalld's firewall/errors.py."""
+"""Exit status of firewall-cmd if the daemon is not running (NOT_RUNNING in firewalld's firewall/errors.py)."""
 XTABLES = ('"xt"', '"PREROUTING"', '"INPUT"', '"OUTPUT"', '"POSTROUTING"')
-"""Words in a table that iptables-nft wrote. nft can't list the rules of such a table completely."""
+"""Strings in the JSON of a table that iptables-nft created. nft can't list all rules of a table that iptables-nft
+created.
+"""
 XT_TABLES = ("filter", "nat", "mangle", "raw", "security")
 FEW_TABLES = 16  # tables that nft lists one by one
 FIREWALLD = ("firewalld", "_ZONES", "_direct")
-"""firewalld's table in nftables, and its chains in iptables (firewall/core/nftables.py, ipXtables.py)."""
+"""Names of firewalld's table in nftables and of firewalld's chains in iptables (firewall/core/nftables.py,
+ipXtables.py).
+"""
 UFW = ("ufw-", "ufw6-")  # beginnings of ufw's chains (/usr/share/ufw)
 RULES = ('"table"', '"chain"', '"rule"')  # found in nft's JSON of every rule set that has an effect
 MANY_CHAINS = 256  # of a table, from which on its rules are read only if needed
 MANY = 1 << 20
-"""Length of nft's JSON above which the text form is read only if needed, because reading it takes as long again."""
+"""Length of nft's JSON output above which the text output is read only if needed, because reading the text takes as
+long as reading the JSON.
+"""
 RATES = ('"limit"', '"ct count"')
 FLAGS = re.compile(r'"table": \{[^}]*"flags"')
-"""Matches a table with flags in nft's JSON. nft 1.0.6 garbles flags in JSON; its text shows which table is dormant."""
+"""Pattern of a table with flags in nft's JSON. nft 1.0.6 prints invalid flags in JSON, whereas its text output shows
+which table is dormant.
+"""
 INTERFACES = "/sys/class/net"
 NF_TABLES = "/sys/module/nf_tables"
 LEGACY_TABLES = {"ip": "/proc/net/ip_tables_names", "ip6": "/proc/net/ip6_tables_names"}
-"""Files that list the tables of the kernel's own x_tables. Only root may read these files."""
+"""Files that list the x_tables tables of the kernel by address family. Only root may read these files."""
 
 
 @fact("firewall", slow=True)
 def read_firewall(deadline: float, sudo: bool = True, again: bool = False) -> dict[str, object]:
-    """Return the fields of snapshot.FirewallFacts, each known or ``$unknown``.
+    """Return the fields of ``snapshot.FirewallFacts``. Fields that can't be read are ``$unknown``.
 
-    The second look (``again``) is taken if rules matter for the diagnosis. With many rules, only the second look reads
-    their text, which the remedy needs, and all rules of tables with many chains, of which the first look reads only
-    those that filters reach. With few rules, the second look only reads the kernel's state again, for the counters.
+    If firewall rules matter for the diagnosis, the rules are read a second time (``again``). With many rules, the text
+    form and all rules of large tables are read only with ``again``. With few rules, ``again`` only reads the current
+    packet counters.
     """
     root = Root(deadline, sudo)
     chains = _chains(root)
@@ -194,7 +209,7 @@ def read_firewall(deadline: float, sudo: bool = True, again: bool = False) -> di
 
 
 def read_again(request: dict[str, Any]) -> dict[str, Any]:
-    """Return the current firewall rules, each part known or ``$unknown``."""
+    """Return the current firewall rules. Parts that can't be read are ``$unknown``."""
     from nccl_doctor.probe import facts
 
     deadline = time.monotonic() + request["deadline_s"]
@@ -204,12 +219,15 @@ def read_again(request: dict[str, Any]) -> dict[str, Any]:
 RULES_PATIENCE_S = 5.0
 MOST_NAMED = 64
 NAMED = re.compile(r"(?:\bdports?|\belements =|\"dport\"\}\}, \"right\":)\s*\{?\s*(\d[\d,:\s-]*)")
-"""Destination ports and set elements in the output of nft (text and JSON) and iptables-save."""
+"""Pattern of destination ports and set elements in the output of nft (text and JSON) and iptables-save."""
 SPAN = re.compile(r"(\d{1,5})(?:[:-]\d+)?")
 
 
 def named(_request: dict[str, Any]) -> dict[str, Any]:
-    """Return the first port of each range of destination ports in this host's firewall rules, if we may read them."""
+    """Return the first port of each range of destination ports in this host's firewall rules.
+
+    The list is empty if the rules can't be read without sudo.
+    """
     try:
         rules = read_firewall(time.monotonic() + RULES_PATIENCE_S, sudo=False)
         if rules["nft_left_out"]:
@@ -227,7 +245,7 @@ def named_ports(rules: dict[str, Any]) -> list[int]:
 
 
 def _signed(signs: tuple[str, ...], nft: object, iptables: object) -> bool:
-    """Return whether the rules contain a firewall manager's names or could not be read."""
+    """Return whether the rules contain a firewall manager's names. Return True if the rules could not be read."""
     if not isinstance(nft, str) or not isinstance(iptables, list):
         return True
     return any(sign in text for text in (nft, *(save["text"] for save in iptables)) for sign in signs)
@@ -244,7 +262,7 @@ Chain = Dict[str, str]  # as nft's JSON describes it; a chain without a "hook" i
 
 
 def _chains(root: Root) -> list[Chain]:
-    """Return all chains without their rules; empty if they can't be read."""
+    """Return all chains without their rules, or an empty list if the chains can't be read."""
     try:
         told = json.loads(root.output("nft", "-j", "list", "chains"))["nftables"]
         chains = [entry["chain"] for entry in told if "chain" in entry]
@@ -258,9 +276,10 @@ def _table(chain: Chain) -> tuple[str, str]:
 
 
 def _tables(chains: list[Chain]) -> dict[tuple[str, str], bool]:
-    """Return the family and name of each table with chains, and whether iptables-nft wrote the table.
+    """Return whether iptables-nft created a table, by family and name of each table that has chains.
 
-    Tables of iptables-nft have typical base chains, such as INPUT at the hook "input" (iptables/nft.c).
+    A table created by iptables-nft has base chains that are named after their hooks, such as INPUT for "input"
+    (iptables/nft.c).
     """
     found: dict[tuple[str, str], bool] = {}
     for one in chains:
@@ -277,9 +296,11 @@ def _large(chains: list[Chain]) -> list[tuple[str, str]]:
 
 
 def _filters(root: Root, table: tuple[str, str], chains: list[Chain]) -> list[dict[str, Any]] | None:
-    """Return what a table's filters reach, as entries of nft's JSON; None if the whole table has to be read.
+    """Return the chains, rules and sets that a table's filter chains reach, in nft's JSON form.
 
-    Chains that translate addresses are left out, with what only they reach: a connection that they spoil fails.
+    Return None if the whole table must be read.
+
+    Chains for address translation are left out, together with chains that only they reach.
     """
     own = {one["name"]: one for one in chains if _table(one) == table}
     first = [one["name"] for one in own.values() if "hook" in one and one.get("type") != "nat"]
@@ -326,7 +347,7 @@ def _saved(iptables: object) -> set[tuple[str, str]]:
 def _nft(
     root: Root, form: str, tables: list[tuple[str, str]] | None = None, more: list[dict[str, Any]] | None = None
 ) -> str | None:
-    """Return these tables, with ``more`` entries of nft's JSON; all rules if ``tables`` is None."""
+    """Return the given tables and the ``more`` entries of nft's JSON, or the whole rule set if ``tables`` is None."""
     if tables is not None:
         told = [root.output("nft", form, "list", "table", *table) for table in tables]
         if form != "-j":
@@ -357,7 +378,7 @@ def _iptables(root: Root, hidden: bool) -> list[dict[str, Any]]:
 
 
 def _program(root: Root, family: str, backend: str) -> str | None:
-    """Return the iptables program of a back end: the one named after it, or plain iptables if it uses that back end."""
+    """Return the iptables program that uses the given backend, or None if no such program is installed."""
     plain = family + "tables"
     named = "%s-%s" % (plain, backend)
     if find(named + "-save"):

@@ -1,4 +1,4 @@
-"""The health of GPUs, kernel messages about GPUs and killed processes, and the PCI paths from GPUs to NICs."""
+"""The health of GPUs, kernel messages about GPU errors and killed processes, and the PCI paths from GPUs to NICs."""
 
 from __future__ import annotations
 
@@ -18,11 +18,13 @@ from nccl_doctor.probe.tools import MORE, SYSTEM, Unavailable, fact, find, login
 
 NVIDIA = "0x10de"
 NVSWITCH_CLASS = "0x0680"
-"""PCI class of an NVSwitch: bridge, other. A100 and H100 boards have NVSwitches; GB200 has them in separate trays."""
+"""PCI class of an NVSwitch ("bridge, other"). A100 and H100 boards have NVSwitches, whereas GB200 racks have NVSwitches
+in separate trays.
+"""
 GPU_CLASSES = ("0x0300", "0x0302")
 AMD = "0x1002"
 AMD_CLASSES = (*GPU_CLASSES, "0x0380", "0x1200")
-"""PCI classes of AMD Instinct GPUs: other display controller, or processing accelerator."""
+"""PCI classes of AMD GPUs, including "other display controller" and "processing accelerator" for AMD Instinct."""
 VENDORS = {NVIDIA: "nvidia", AMD: "amd"}
 NODES = ("/dev/nvidia[0-9]*", "/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/kfd", "/dev/dri/renderD*")
 SERVICE_STATE = ("systemctl", "show", "-p", "LoadState", "-p", "ActiveState", "nvidia-fabricmanager.service")
@@ -31,13 +33,15 @@ DMABUF_SINCE = (5, 12)  # the first Linux in which RDMA accepts DMA-BUF memory (
 ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 HEADER = re.compile(r"((?:[0-9a-f]{4,8}:)?[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]) (.*)")
 REDIRECTS = re.compile(r"ACSCtl:.*(?:SrcValid|ReqRedir|CmpltRedir)\+")
-"""Bits that redirect traffic between two devices to the root complex (PCIe 6.12; NCCL's troubleshooting page)."""
+"""Pattern of ACS bits that redirect peer-to-peer traffic to the root complex (PCIe 6.12, and NCCL's troubleshooting
+page).
+"""
 DENIED = "<access denied>"
 
 
 @lru_cache(maxsize=1)
 def _pci_devices(devices: str) -> list[tuple[str, str, str]]:
-    """Return the address, vendor and class (its first two bytes) of each PCI device from NVIDIA or AMD."""
+    """Return the address, vendor and class code (first two bytes) of each PCI device from NVIDIA or AMD."""
     seen = ((address, read(f"{devices}/{address}/vendor") or "") for address in entries(devices))
     return [(name, maker, (read(f"{devices}/{name}/class") or "")[:6]) for name, maker in seen if maker in VENDORS]
 
@@ -102,9 +106,11 @@ def read_gpu_driver() -> dict[str, Any] | None:
 
 
 def _amd(device: str) -> dict[str, Any]:
-    """Return the PCI device ID, name and memory of an AMD GPU. Name and memory are known only if amdgpu is loaded.
+    """Return the PCI device ID, name and memory size of an AMD GPU.
 
-    Only some server cards have a ``product_name`` (kernel documentation, gpu/amdgpu/driver-misc).
+    The name and memory size are known only if the amdgpu driver is loaded.
+
+    Only some server cards have a ``product_name`` (see gpu/amdgpu/driver-misc in the kernel documentation).
     """
     kind, size = read(f"{device}/device") or "", read(f"{device}/mem_info_vram_total") or ""
     return {
@@ -115,14 +121,17 @@ def _amd(device: str) -> dict[str, Any]:
 
 
 def _node_problem(path: str) -> str | None:
-    """Return the errno's name if a device can't be used. Opens only the control device, as opening a GPU wakes it."""
+    """Return the name of the error if a device can't be used.
+
+    Only the control device is opened, because opening a GPU's device wakes the GPU.
+    """
     if path.endswith("nvidiactl"):
         return problem(path)
     return None if os.access(path, os.R_OK | os.W_OK) else "EACCES"
 
 
 def dmabuf(version: str | None, kernel: str) -> bool | None:
-    """Return whether GPU memory can be exported as DMA-BUF; None if unknown.
+    """Return whether GPU memory can be exported as DMA-BUF, or None if this is unknown.
 
     ``version`` is the content of /proc/driver/nvidia/version, and ``kernel`` is the output of ``uname -r``.
     """
@@ -133,7 +142,7 @@ def dmabuf(version: str | None, kernel: str) -> bool | None:
 
 
 def parse_acs(text: str) -> list[str] | None:
-    """Return the bridges with redirection enabled in ``lspci -D -vvv``; None if a bridge's state is not shown."""
+    """Return the PCI bridges with ACS redirection in ``lspci -D -vvv``, or None if a bridge's state is not shown."""
     found: list[str] = []
     address = None
     for line in text.splitlines():
@@ -148,7 +157,7 @@ def parse_acs(text: str) -> list[str] | None:
 
 
 def parse_service(text: str) -> str | None:
-    """Return the state in ``systemctl show -p LoadState -p ActiveState UNIT``; None if systemd did not answer."""
+    """Return the service state that ``systemctl show`` printed, or None if systemd did not answer."""
     told = dict(line.strip().partition("=")[::2] for line in text.splitlines() if "=" in line)
     if told.get("LoadState") == "not-found":
         return "missing"
@@ -156,7 +165,7 @@ def parse_service(text: str) -> str | None:
 
 
 def _printed(argv: list[str], deadline: float) -> str | None:
-    """Return the output of a program; None if the program is missing or fails, as in a container."""
+    """Return the output of a program, or None if the program is missing or fails."""
     try:
         return output(argv, deadline)
     except (FileNotFoundError, Unavailable):
@@ -169,14 +178,16 @@ PLUGIN_FOLDERS = (  # directories of AWS (EFA), Google (gIB, TCPX) and NVIDIA (H
     *("/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu"),
 )
 PLUGIN_NAME = re.compile(r"libnccl-(?:net|tuner|profiler)[A-Za-z0-9_-]*\.so")
-"""NCCL loads libnccl-net.so or libnccl-net-$NCCL_NET_PLUGIN.so, and similarly tuners and profilers (src/plugin)."""
+"""Pattern of the file names of NCCL plugins. NCCL loads libnccl-net.so or libnccl-net-$NCCL_NET_PLUGIN.so, and tuner
+and profiler plugins with similar names (src/plugin).
+"""
 PLUGIN_VERSION = re.compile(rb"aws-ofi-nccl[ /-]v?([0-9]{1,4}\.[0-9]{1,4}\.[0-9]{1,4}[A-Za-z0-9.-]{0,20})")
 MOST_PLUGIN_BYTES = 64 * 1024 * 1024
 
 
 @fact("plugins")
 def find_plugins(env: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Return a snapshot.NcclPlugin for each plugin that is found; ``env`` contains the job's variables."""
+    """Return a ``snapshot.NcclPlugin`` for each plugin that is found; ``env`` has the job's environment variables."""
     library_path = {**os.environ, **env}.get("LD_LIBRARY_PATH", "")
     found: dict[str, dict[str, Any]] = {}
     for folder in dict.fromkeys([*filter(None, library_path.split(":")), *PLUGIN_FOLDERS]):
@@ -203,14 +214,14 @@ def find_plugins(env: Mapping[str, str]) -> list[dict[str, Any]]:
 
 
 def parse_plugin_version(data: bytes) -> str | None:
-    """Return the version of aws-ofi-nccl from a log message in the plugin's file; None if there is no such message."""
+    """Return the version of aws-ofi-nccl from a log message in the plugin's file, or None without such a message."""
     match = PLUGIN_VERSION.search(data)
     return match.group(1).decode() if match else None
 
 
 HEALTH_FIELDS = ("index", "pci.bus_id", "mig.mode.current", "ecc.errors.uncorrected.volatile.total", "fabric.state")
 ROW_FIELDS = ("gpu_bus_id", "remapped_rows.pending", "remapped_rows.failure")
-"""Fields of the separate query ``--query-remapped-rows``, available since the drivers for the A100."""
+"""Fields of the query ``nvidia-smi --query-remapped-rows``, which is supported by drivers since the A100."""
 WARNED = re.compile(r"warning: (inforom is corrupted) at gpu ([0-9a-f:.]{4,20})\s*")
 NOT_A_FIELD = re.compile(r'Field "([^"]+)" is not a valid field')
 XID = re.compile(r"NVRM: Xid \((?:PCI:)?([0-9a-fA-F:.]{4,20})\): ([0-9]{1,4})(?:, *(.*))?")
@@ -224,7 +235,7 @@ fact("gpus", slow=True)(gpus.list_gpus)
 
 @fact("gpu_health", slow=True)
 def read_gpu_health(deadline: float) -> list[dict[str, Any]]:
-    """Return a snapshot.GpuHealth for each GPU; empty without NVIDIA's driver and tools."""
+    """Return a ``snapshot.GpuHealth`` for each GPU, or an empty list if NVIDIA's driver or tools are missing."""
     fields = list(HEALTH_FIELDS)
     while True:
         try:
@@ -245,7 +256,7 @@ def read_gpu_health(deadline: float) -> list[dict[str, Any]]:
 
 
 def parse_gpu_health(text: str, fields: tuple[str, ...]) -> list[dict[str, Any]]:
-    """Return the rows of the query; invalid lines and values are ignored."""
+    """Return the rows in the output of nvidia-smi. Invalid lines and values are ignored."""
     found = []
     for line in text.splitlines():
         row = dict(zip(fields, (part.strip() for part in line.split(","))))
@@ -266,7 +277,7 @@ def parse_gpu_health(text: str, fields: tuple[str, ...]) -> list[dict[str, Any]]
 
 
 def parse_rows(text: str) -> dict[str, tuple[bool | None, bool | None]]:
-    """Return, by bus address, whether memory rows are waiting to be replaced, and whether replacing one has failed."""
+    """Return, by PCI bus address, whether a row remapping is pending and whether a row remapping has failed."""
     found = {}
     for line in text.splitlines():
         parts = [part.strip() for part in line.split(",")]
@@ -277,9 +288,9 @@ def parse_rows(text: str) -> dict[str, tuple[bool | None, bool | None]]:
 
 @fact("xids")
 def xids() -> list[dict[str, Any]]:
-    """Return a snapshot.Xid for each error in the last day, oldest first.
+    """Return a ``snapshot.Xid`` for each Xid error in the last 24 hours, oldest first.
 
-    Raises PermissionError if kernel.dmesg_restrict is set.
+    Raise PermissionError if the kernel log is not readable because kernel.dmesg_restrict is set.
     """
     if not any(os.path.exists(sign) for sign in gpus.DEVICES):
         return []
@@ -287,7 +298,7 @@ def xids() -> list[dict[str, Any]]:
 
 
 def parse_xids(records: list[str], now_s: float) -> list[dict[str, Any]]:
-    """Return the errors of the last day among records from /dev/kmsg."""
+    """Return the Xid errors of the last 24 hours in records from /dev/kmsg."""
     found = []
     for match, age_s in _recent(records, XID, now_s, DAY_S):
         text = "".join((match[3] or "").splitlines()[:1])[:200]
@@ -298,9 +309,9 @@ def parse_xids(records: list[str], now_s: float) -> list[dict[str, Any]]:
 def _recent(
     records: list[str], pattern: re.Pattern[str], now_s: float, within_s: float
 ) -> Iterator[tuple[re.Match[str], float]]:
-    """Yield matches and their age in seconds from records such as ``6,1234,987654321,-;text``.
+    """Yield each match and the age in seconds of its record, such as ``6,1234,987654321,-;text``.
 
-    The third field is the time in microseconds since boot.
+    The third field of a record is the time in microseconds since boot.
     """
     for record in records:
         head, _, text = record.partition(";")
@@ -312,7 +323,10 @@ def _recent(
 
 
 def read_records(path: str) -> list[str]:
-    """Return the records in /dev/kmsg. Each read(2) returns one; EPIPE means that some were overwritten meanwhile."""
+    """Return the records in /dev/kmsg.
+
+    Each read(2) returns one record. The error EPIPE means that records were overwritten before they were read.
+    """
     found: list[str] = []
     try:
         number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -333,24 +347,26 @@ def read_records(path: str) -> list[str]:
 
 
 def _flag(text: str) -> bool | None:
-    """Return True or False for nvidia-smi's words for yes and no; None for "[N/A]" and other words."""
+    """Return True or False for a Boolean value printed by nvidia-smi, or None for "[N/A]" and other text."""
     return {"enabled": True, "yes": True, "1": True, "disabled": False, "no": False, "0": False}.get(text.lower())
 
 
 KILLED = re.compile(r"(?:Out of memory|out of memory): Killed process ([0-9]{1,10}) \(([^)]{0,64})\)")
-"""Messages from mm/oom_kill.c, including "Memory cgroup out of memory: Killed process …" for a container's limit."""
+"""Pattern of kernel messages about killed processes from mm/oom_kill.c, including "Memory cgroup out of memory: Killed
+process …" for a container's memory limit.
+"""
 MOST_KILLED = 50
 
 
 def killed(since_s: float) -> list[dict[str, Any]]:
-    """Return a snapshot.OomKill for each kill in the last ``since_s`` seconds, oldest first.
+    """Return a ``snapshot.OomKill`` for each kill by the OOM killer in the last ``since_s`` seconds, oldest first.
 
-    Raises OSError if the log can't be read.
+    Raise OSError if the kernel log can't be read.
     """
     return parse_killed(read_records(KMSG), time.clock_gettime(time.CLOCK_MONOTONIC), since_s)
 
 
 def parse_killed(records: list[str], now_s: float, since_s: float) -> list[dict[str, Any]]:
-    """Return the last kills among records from /dev/kmsg."""
+    """Return the most recent OOM kills in records from /dev/kmsg."""
     found = _recent(records, KILLED, now_s, since_s)
     return [{"pid": int(match[1]), "name": match[2], "age_s": age_s} for match, age_s in found][-MOST_KILLED:]

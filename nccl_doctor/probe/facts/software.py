@@ -1,9 +1,10 @@
-"""The software that training would use: torch and its NCCL, and the variables that NCCL, gloo and torch read.
+"""The software that training uses, such as torch and NCCL, and the environment variables that it reads.
 
-The interpreter that training would use locates torch, and facts about torch are read from files. The probe itself runs
-isolated (``-I``) and does not use PYTHONPATH or a user's packages, which training does. A single child locates torch
-and queries its libnccl, because starting a child takes longer than the queries. The child gets the second request on
-stdin, and exits when stdin ends. Variables are read from an SSH command and from an interactive login shell.
+The Python interpreter that training uses locates torch, and facts about torch are read from files. The probe runs in
+isolated mode (``-I``), so it ignores PYTHONPATH and user site-packages, unlike training. The same child process locates
+torch and queries libnccl, because starting a process takes longer than the queries. The child process receives the
+libnccl query on stdin and exits when stdin is closed. Environment variables are read from an SSH session and from an
+interactive login shell.
 """
 
 from __future__ import annotations
@@ -39,14 +40,17 @@ told = "\\0".join(told).encode("utf-8", "surrogateescape").hex()
 os.write(1, b"\\n" + {CHILD_MARK!r} + told.encode() + b"\\n")
 exec(sys.stdin.buffer.readline())
 """
-"""A script that finds torch as importlib.util.find_spec does, but without importing importlib.util.
+"""A script that locates torch like ``importlib.util.find_spec``, but without importing ``importlib.util``.
 
-The import would take 8 ms. The script also obeys PYTHONPATH.
+The import of ``importlib.util`` would take 8 ms.
 """
 
 
 class Interpreter:
-    """A child process that is started in the probe's main thread and queried from any thread."""
+    """A child process with training's Python interpreter.
+
+    The process is started in the probe's main thread and can be queried from any thread.
+    """
 
     def __init__(self, env: dict[str, str], deadline: float) -> None:
         self._deadline = deadline
@@ -69,7 +73,7 @@ class Interpreter:
             os.close(writing)
 
     def torch(self) -> tuple[str | None, list[str], str]:
-        """Return the path of torch's __init__.py (None without torch), sys.path and sys.prefix."""
+        """Return the path of torch's ``__init__.py`` (None without torch), ``sys.path`` and ``sys.prefix``."""
         with self._asking:
             if self._places is None:
                 self._places = self._ask()
@@ -90,20 +94,23 @@ class Interpreter:
         return origin or None, path, prefix
 
     def failure(self) -> str | None:
-        """Return the last output of an interpreter that can't start as training would start it.
+        """Return the last output of the interpreter if the interpreter failed to start.
 
-        The result is None if the interpreter can start.
+        The result is None if the interpreter started.
         """
         self._heard.wait(max(0.0, self._deadline - time.monotonic()) + MARGIN_S)
         return self._failure
 
     def decide(self, library: str | None) -> None:
-        """Set the libnccl to query, or None. Must be called exactly once, whatever the result of :meth:`torch`."""
+        """Set the path of the libnccl to query, or None.
+
+        This method must be called exactly once, even if :meth:`torch` fails.
+        """
         self._library = library
         self._decided.set()
 
     def nccl(self) -> dict[str, Any] | None:
-        """Wait for :meth:`decide`, query the chosen libnccl (:func:`libnccl.understand`), and end the child."""
+        """Wait for :meth:`decide`, query the chosen libnccl, and end the child process."""
         try:
             self._decided.wait(max(0.0, self._deadline - time.monotonic()) + MARGIN_S)
             if self._library is None or self._child is None or self._child.stdin is None:
@@ -124,7 +131,7 @@ class Interpreter:
             os.close(self._reading)
 
     def _read(self) -> bool:
-        """Read more of the child's output; return False at the end of the output."""
+        """Read more of the child's output. Return False at the end of the output."""
         left = max(0.0, self._deadline - time.monotonic())
         if not select.select([self._reading], [], [], left)[0]:
             raise Unavailable(f"{sys.executable} gave no answer in time")
@@ -142,13 +149,16 @@ LINKED = re.compile(rf"^\s*(?:{re.escape(LIBRARY)} => )?(/\S*libnccl\.so\S*) \(0
 
 @fact("libnccl", slow=True)
 def ask_libnccl(interpreter: Interpreter) -> dict[str, Any] | None:
-    """Return snapshot.LibncclAnswer from the library that torch will load; None if there is no such library."""
+    """Return a ``snapshot.LibncclAnswer`` from the NCCL library that torch will load, or None without a library."""
     return interpreter.nccl()
 
 
 @fact("torch", slow=True)
 def read_torch(env: Mapping[str, str], interpreter: Interpreter, deadline: float) -> dict[str, Any] | None:
-    """Return snapshot.TorchInfo, or None without torch. Also tells the interpreter which libnccl torch will load."""
+    """Return a ``snapshot.TorchInfo``, or None if torch is not installed.
+
+    Pass the libnccl that torch will load to :meth:`Interpreter.decide`.
+    """
     library: str | None = None
     try:
         found = _read_torch({**os.environ, **env}, interpreter, deadline)
@@ -211,9 +221,12 @@ def parse_version(text: str) -> dict[str, str | None]:
 
 
 def find_nccl(folders: list[str], prefix: str, environ: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Return a snapshot.NcclCopy for each copy of NCCL, with the size in its wheel's RECORD; packages come first.
+    """Return a ``snapshot.NcclCopy`` and the size in the wheel's RECORD for each copy of NCCL.
 
-    nvidia-nccl-cu12 and -cu13 install the same file. Only the size shows which was installed last and so owns the file.
+    Copies from packages come first.
+
+    The wheels nvidia-nccl-cu12 and nvidia-nccl-cu13 install the same file. Only the file size shows which of the two
+    wheels was installed last.
     """
     places = [(folder, NCCL_WHEEL, f"{folder}/nvidia/nccl/lib") for folder in dict.fromkeys(folders)]
     found: list[dict[str, Any]] = []
@@ -233,7 +246,7 @@ def find_nccl(folders: list[str], prefix: str, environ: Mapping[str, str]) -> li
 
 
 def _system_library(environ: dict[str, str], prefix: str, deadline: float) -> str | None:
-    """Return the library that ld.so(8) would find in LD_LIBRARY_PATH, conda's lib folder or the cache of ld.so."""
+    """Return the NCCL library that ld.so(8) would find in LD_LIBRARY_PATH, conda's ``lib`` directory or its cache."""
     found = _first([*filter(None, environ.get("LD_LIBRARY_PATH", "").split(":")), f"{prefix}/lib"])
     if found:
         return found
@@ -272,7 +285,10 @@ SIZE_LIMIT = 64 * 1024
 
 @fact("env")
 def read_environment(environ: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return the variables that matter for training. Others are not reported, because they may be secrets."""
+    """Return the environment variables that are relevant to training.
+
+    Other environment variables are not reported because they may contain secrets.
+    """
     variables = os.environ if environ is None else environ
     ours = {name for name in variables if name in NAMES or name.startswith(PREFIXES) or "NCCL_" in name}
     return {name: variables[name] for name in sorted(ours)}
@@ -280,11 +296,11 @@ def read_environment(environ: Mapping[str, str] | None = None) -> dict[str, str]
 
 @fact("config_files")
 def read_config_files(env: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Return a snapshot.ConfigFile for each place where NCCL may look, whether or not the file exists.
+    """Return a ``snapshot.ConfigFile`` for each configuration file that NCCL may read, whether or not the file exists.
 
-    ``env`` contains the job's variables. NCCL reads $NCCL_CONF_FILE (since 2.23.4) or else .nccl.conf in the home
-    directory from the password database, and then /etc/nccl.conf. NCCL silently ignores files that it can't open
-    (src/misc/param.cc, ``userHomeDir`` and ``setEnvFile``).
+    ``env`` contains the job's environment variables. NCCL reads $NCCL_CONF_FILE (since 2.23.4), or .nccl.conf in the
+    home directory according to the password database. In either case, NCCL reads /etc/nccl.conf, too. NCCL silently
+    ignores configuration files that can't be opened (src/misc/param.cc, ``userHomeDir`` and ``setEnvFile``).
     """
     named = env.get("NCCL_CONF_FILE") or os.environ.get("NCCL_CONF_FILE")
     paths = [named] if named else []
@@ -295,7 +311,7 @@ def read_config_files(env: Mapping[str, str]) -> list[dict[str, Any]]:
 
 
 def file_text(path: str) -> str | None:
-    """Return the first SIZE_LIMIT bytes of a regular file; None if it does not exist or this user may not read it."""
+    """Return the first SIZE_LIMIT bytes of a regular file, or None if the file does not exist or is not readable."""
     try:
         # Opening a FIFO of that name must not block.
         number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -322,7 +338,10 @@ ACTIVE = ("VIRTUAL_ENV", "CONDA_PREFIX")  # variables that an activated environm
 
 
 def read_login_shell(python: str, deadline: float) -> dict[str, Any] | None:
-    """Return snapshot.LoginShell; None for a shell that can't be queried. ``python`` comes from the hosts file."""
+    """Return a ``snapshot.LoginShell``, or None if the user's shell is not supported.
+
+    ``python`` comes from the hosts file.
+    """
     try:
         shell = pwd.getpwuid(os.getuid()).pw_shell or "/bin/sh"
     except KeyError:  # a container with a uid without a name
@@ -347,7 +366,7 @@ def read_login_shell(python: str, deadline: float) -> dict[str, Any] | None:
 
 
 def parse_login_shell(printed: bytes) -> tuple[str | None, str | None, Mapping[str, str]]:
-    """Return the interpreter, its sys.prefix and the variables, which follow SHELL_MARK in the output."""
+    """Return the interpreter's path and ``sys.prefix`` and the environment variables in the output after SHELL_MARK."""
     _, mark, answer = printed.rpartition(SHELL_MARK)
     if not mark:
         raise Unavailable("the login shell ends without running a command")
@@ -358,7 +377,7 @@ def parse_login_shell(printed: bytes) -> tuple[str | None, str | None, Mapping[s
 
 
 def _ask_shell(argv: list[str], deadline: float) -> bytes:
-    """Return the shell's output. The shell's history is not changed, and it has no terminal to wait for."""
+    """Run a shell without a terminal and return the output. The shell's history file is not changed."""
     allowed_s = max(0.1, deadline - time.monotonic())
     # Not a pipe: a background agent of a start-up file would keep it open.
     answer = os.memfd_create("nccl-doctor-login-shell")

@@ -1,4 +1,4 @@
-"""Dials all of a host's targets in the port mesh at the same time, each with its own time limit."""
+"""Concurrent connection attempts from one host to its targets in the port mesh test, each with its own time limit."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ FULL_S = 0.05
 SPARE = 4  # files that a resolver may need at once; without any it reports that the name does not exist
 SILENT = ("timed-out", "SILENT")  # something accepted the connection, and was silent even when spoken to
 WORD = b"nccl-doctor\n"
-"""First bytes sent to a silent listener, since a proxy may wait for data before it connects to its target."""
+"""First bytes that are sent to a silent listener, because a proxy may wait for data before it connects to its target.
+"""
 
 OutcomeAndReason = Tuple[str, Union[str, None]]  # as in snapshot.Dial, and the message of the kernel or the resolver
 # the same, the seconds that the dial took, and its own port
@@ -42,12 +43,12 @@ Beside = Tuple[int, Callable[[], None]]  # a file, and a function to call when i
 
 
 def end_with_reset(sock: socket.socket) -> None:
-    """Make close(2) reset the connection, so that no TIME_WAIT remains on a tested port."""
+    """Configure a socket so that close(2) resets the connection and leaves no TIME_WAIT on a tested port."""
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
 
 class Dial:
-    """Connects to the first of a name's addresses that accepts a connection, as torch's TCPStore does."""
+    """An attempt to connect to each address of a name in turn until one accepts, as in torch's TCPStore."""
 
     def __init__(self, places: list[SocketAddress], nonce: bytes, interface: str = "") -> None:
         self._places, self._nonce, self._interface = list(places), nonce, interface
@@ -59,9 +60,9 @@ class Dial:
         self.sock: socket.socket | None = None
 
     def start(self) -> OutcomeAndReason | None:
-        """Connect to the next address, and return the outcome, or None while the connection is pending.
+        """Connect to the next address. Return the outcome, or None while the connection attempt is pending.
 
-        After the outcome :data:`FULL`, the method can be called again.
+        If the outcome is :data:`FULL`, the method can be called again.
         """
         self.began = self.began or time.monotonic()
         self._spoken = False
@@ -85,7 +86,7 @@ class Dial:
         return None if number in (0, errno.EINPROGRESS) else self._failed(OSError(number, os.strerror(number)))
 
     def heard(self) -> OutcomeAndReason | None:
-        """Return the outcome according to the first bytes received, or None if nothing has arrived yet."""
+        """Receive the peer's first bytes and return the outcome, or None if no data has arrived yet."""
         assert self.sock is not None
         try:
             said = self.sock.recv(len(self._nonce))
@@ -104,7 +105,10 @@ class Dial:
         return "connected", None
 
     def late(self) -> OutcomeAndReason | None:
-        """Return the outcome of a timed-out dial, or None if it has now sent bytes and gets the same time again."""
+        """Return the outcome of an attempt that has timed out.
+
+        If the peer is connected but silent, send it data once and return None to allow the same time again.
+        """
         try:
             assert self.sock is not None
             self.sock.getpeername()
@@ -141,7 +145,7 @@ _PLACES = {  # linux/tcp.h
 
 
 def tcp_info(sock: socket.socket) -> dict[str, int]:
-    """Return fields of the kernel's struct tcp_info, with 0 for fields that an older kernel does not have."""
+    """Return fields of the kernel's ``struct tcp_info``. Fields that are missing in older kernels are 0."""
     told = sock.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, 256)
     return {
         name: struct.unpack_from(form, told, place)[0] if place + struct.calcsize(form) <= len(told) else 0
@@ -155,11 +159,13 @@ def dial_all(
     trips: dict[int, tuple[int, int]] | None = None,
     beside: Beside | None = None,
 ) -> list[list[Any]]:
-    """Dial each ``[address, ports, nonce]`` and return ``[index, port, outcome, error, seconds, source port]``.
+    """Connect to each target ``[address, ports, nonce]``, and return a row for each port.
 
-    The last two are None for an unknown name. A target's optional fourth element is the interface to send from.
-    ``trips`` receives, by index, the shortest round trip in µs and the number of retransmitted packets. ``beside`` is
-    served meanwhile.
+    A row is ``[index, port, outcome, error, seconds, source port]``.
+
+    The seconds and the source port are None if the address can't be resolved. The optional fourth element of a target
+    is the network interface to send from. The shortest round-trip time in µs and the number of retransmitted packets
+    are stored in ``trips`` by target index. The file in ``beside`` is served in the meantime.
     """
     places = resolved({target[0] for target in targets}, timeout_s)
     results: dict[Key, EndedDial] = {}
@@ -182,7 +188,10 @@ def dial_all(
 
 
 def _selector() -> selectors.BaseSelector:
-    """Return an epoll selector or, if no file descriptor is left, one that uses poll(2), which needs none."""
+    """Return an epoll selector.
+
+    If no file descriptor is left, return a selector based on poll(2), which does not need a file descriptor.
+    """
     try:
         return selectors.EpollSelector()
     except OSError:
@@ -190,7 +199,7 @@ def _selector() -> selectors.BaseSelector:
 
 
 class Round:
-    """Runs dials, each with a time limit, and in the same thread serves ``beside`` (a file and its callback)."""
+    """A set of concurrent connection attempts. The file in ``beside`` is served by its callback in the same thread."""
 
     def __init__(self, timeout_s: float, beside: Beside | None = None) -> None:
         self._timeout_s, self._beside = timeout_s, beside
@@ -222,7 +231,7 @@ class Round:
         return self._results
 
     def _begin(self, key: Key, dial: Dial) -> bool:
-        """Start a dial; return False if it has to wait for a free file descriptor."""
+        """Start a connection attempt. Return False if the attempt has to wait for a free file descriptor."""
         self._flying[key] = time.monotonic() + self._timeout_s, dial
         outcome = dial.start()
         if outcome != FULL:
@@ -245,7 +254,10 @@ class Round:
         self._results[key] = (*(outcome or TIMED_OUT), round(now - dial.began, 4), dial.source_port)
 
     def _end_late(self, now: float) -> None:
-        """End the dials whose time is up. All dials have the same limit, and are in the order in which they began."""
+        """End the connection attempts that have timed out.
+
+        All attempts have the same time limit and are stored in the order in which they started.
+        """
         late = list(itertools.takewhile(lambda one: one[1][0] <= now, self._flying.items()))
         for key, (_, dial) in late:
             outcome = dial.late()
@@ -259,7 +271,7 @@ class Round:
 
 
 def _room() -> int:
-    """Return half of the number of free file descriptors; the other half is for incoming connections."""
+    """Return half of the number of free file descriptors. The other half is reserved for incoming connections."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
         return AT_ONCE
@@ -270,7 +282,7 @@ def _room() -> int:
 
 
 def resolved(addresses: set[str], timeout_s: float) -> dict[str, list[SocketAddress] | OutcomeAndReason]:
-    """Return the endpoints of each address, with port 0. The host's resolver looks up names in parallel."""
+    """Return the socket addresses of each address, with port 0. Host names are resolved in parallel."""
     found: dict[str, list[SocketAddress] | OutcomeAndReason] = {}
     names = []
     for address in addresses:
@@ -285,7 +297,10 @@ def resolved(addresses: set[str], timeout_s: float) -> dict[str, list[SocketAddr
 
 
 def _look_up(name: str, deadline: float) -> list[SocketAddress] | OutcomeAndReason:
-    """Return a name's addresses. A failure counts only if file descriptors were free before and after the look-up."""
+    """Return a name's addresses.
+
+    A failed lookup is reported only if file descriptors were free before and after the lookup.
+    """
     while True:
         spare = _may_open(SPARE)
         try:
@@ -309,7 +324,10 @@ def _may_open(count: int) -> bool:
 
 
 def endpoints(address: str, port: int, flags: int = socket.AI_NUMERICHOST) -> list[SocketAddress]:
-    """Return address families and socket addresses. For a name, ``flags`` must be 0, so that the resolver is used."""
+    """Return the address families and socket addresses of an address.
+
+    If ``address`` is a host name, ``flags`` must be 0.
+    """
     # bytes, as torch passes them: Python's own IDNA is a module that may have to be opened
     found = socket.getaddrinfo(address.encode(), port, type=socket.SOCK_STREAM, flags=flags)
     return [(family, place) for family, _type, _protocol, _name, place in found]

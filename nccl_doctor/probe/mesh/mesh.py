@@ -1,16 +1,17 @@
-"""This host's part of the port mesh: listeners that prove their identity, and tests with large packets.
+"""One host's part of the port mesh test: listeners that prove their identity, and tests of the path MTU.
 
-A listener writes its host's nonce to everyone who connects. So "connected" means that the dial reached that host, not
-another program that listens there, nor the dialling host itself, which may have the same address on a bridge.
+A listener sends its host's nonce to every client that connects. The nonce proves that a connection reached the intended
+host. An address alone proves nothing, because bridges on several hosts may have the same address.
 
-TCP sets the DF bit in every segment (net.ipv4.ip_no_pmtu_disc=0, ip(7)). If a link on the path has a smaller MTU than
-both ends and the router's "fragmentation needed" is lost, the handshake succeeds, but the first full segment is lost
-and the connection stalls for ever. So the test connects, sends a few full segments, and watches the kernel's count of
-unacknowledged bytes (SIOCOUTQ, tcp(7)). No program needs to read the segments.
+By default (net.ipv4.ip_no_pmtu_disc=0, see ip(7)), the kernel sets the DF bit in every TCP packet. If a link on the
+path has a smaller MTU than both ends, a router reports "fragmentation needed" over ICMP. If the ICMP message is lost,
+the TCP handshake succeeds, but full-size segments are lost and the connection stalls. The path MTU test sends a few
+full-size segments and polls the number of unacknowledged bytes (SIOCOUTQ, tcp(7)). The receiving kernel acknowledges
+segments even if no program reads the data.
 
-The listeners run in a thread with a selector, since asyncio takes 40 ms to import and three times as long per
-connection. While the host dials, the dialling thread also serves the listeners, since two threads would switch at every
-system call.
+The listeners run in a thread with a selector because asyncio takes 40 ms to import and three times as long per
+connection. While a host opens connections, the same thread serves the listeners, because two threads would cause a
+thread switch at every system call.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from typing import Any, Callable
 from nccl_doctor.probe.mesh.dials import Beside, SocketAddress, dial_all, end_with_reset, endpoints, resolved
 
 PATIENCE_S = 60.0
-"""Seconds that a listener waits for the other side to close. A busy host that reads later sees a reset."""
+"""Number of seconds for which a listener waits until the peer closes a connection."""
 PAUSE_S = 0.05  # after a failed accept: the peer closed first, or no file is left. The dial reports it.
 BACKLOG = 1024  # connections that wait to be accepted: of every host of a large cluster at once
 CHUNK = 65536  # bytes read at once
@@ -45,7 +46,7 @@ MOST_PEERS = 4096  # addresses that are counted separately
 
 
 class MeshEnd:
-    """The listening sockets of a host, and the accepted connections, which are kept until the peers close them."""
+    """The listening sockets of a host and the connections that the sockets have accepted."""
 
     def __init__(self, nonce: str) -> None:
         self._nonce = nonce.encode()
@@ -69,9 +70,12 @@ class MeshEnd:
         self._thread = threading.Thread(target=self._serve, name="mesh", daemon=True)
 
     def listen(self, sockets: list[dict[str, Any]]) -> dict[str, Any]:
-        """Open a listener for each ``{"address", "port", "step", "tries"}``, until :meth:`close`. Call it only once.
+        """Open a listener for each ``{"address", "port", "step", "tries"}`` in ``sockets``.
 
-        If a port is taken, the next port in direction ``step`` is tried. With "mute", the port is bound but closed.
+        This method must not be called more than once per object.
+
+        If a port is in use, ``step`` is added to the port number, and at most ``tries`` ports are tried. If a request
+        has the key "mute", the socket is bound but does not listen, so the kernel refuses connections.
         """
         ports: list[int | None] = []
         errors: dict[str, str] = {}
@@ -89,7 +93,7 @@ class MeshEnd:
         return {"ports": ports, "errors": errors}
 
     def close(self) -> dict[str, Any]:
-        """Close all connections, and return an answers.Heard: who connected, and who had too many connections."""
+        """Close all sockets, and return an ``answers.Heard`` with the peers that connected, also too often."""
         self._closing = True
         self._wake.send(b"\0")
         if self._thread.ident is not None:
@@ -101,7 +105,7 @@ class MeshEnd:
         return {"accepted": accepted, "crowds": [[peer, count] for peer, count in self._crowds.items()]}
 
     def dial(self, targets: list[list[Any]], timeout_s: float) -> dict[str, Any]:
-        """Dial as :func:`dial` does, while serving the listeners."""
+        """Call :func:`dial`, and serve the listeners in the meantime."""
         with self._turn:
             return dial(targets, timeout_s, (self._selector.fileno(), self._attend))
 
@@ -160,7 +164,7 @@ class MeshEnd:
             self._hang_up(sock)
 
     def _count(self, sock: socket.socket, peer: str) -> None:
-        """Record a connection by its peer, and close the peer's oldest connection if there are too many."""
+        """Record a connection under its peer, and close the peer's oldest connection if it has too many."""
         own = sock.getsockname()
         local = _plain(own[0])
         key = local, int(own[1]), peer
@@ -173,7 +177,7 @@ class MeshEnd:
         self._peer[sock] = source
 
     def _is_full(self, crowd: dict[socket.socket, Any], most: int) -> bool:
-        """Remove closed connections if the limit is reached, and return whether it is still reached."""
+        """Return whether the number of connections reaches the limit even without the closed connections."""
         if len(crowd) >= most:
             for sock in list(crowd):
                 self._take(sock)
@@ -203,18 +207,21 @@ class MeshEnd:
 
 
 def _plain(address: str) -> str:
-    """Return an address without its zone, and an IPv4-mapped address (::ffff:…) in plain IPv4 form."""
+    """Return an address without its zone index, and convert an IPv4-mapped address (::ffff:…) to IPv4."""
     bare = address.partition("%")[0]
     return bare[7:] if bare.startswith("::ffff:") and "." in bare else bare
 
 
 def _due(times: dict[socket.socket, float], now: float) -> list[socket.socket]:
-    """Return the sockets whose time has come; ``times`` is ordered by time."""
+    """Return the sockets whose time is not later than ``now``.
+
+    The entries of ``times`` must be in ascending order of time.
+    """
     return [sock for sock, _ in itertools.takewhile(lambda item: item[1] <= now, times.items())]
 
 
 class MeshRequests:
-    """Handles requests for this host's part of a mesh, with one set of listeners at a time."""
+    """Handler of the controller's requests for this host's part of the port mesh test."""
 
     def __init__(self, _server: object) -> None:
         self._end: MeshEnd | None = None
@@ -224,19 +231,20 @@ class MeshRequests:
         return self._end.listen(request["sockets"])
 
     def dial(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Dial the targets, and serve the listeners, if any, in the meantime."""
+        """Connect to the targets, and serve the open listeners in the meantime."""
         return (self._end.dial if self._end else dial)(request["targets"], request["timeout_s"])
 
     def unlisten(self, _request: dict[str, Any]) -> dict[str, Any] | None:
-        """Close the listeners and return an answers.Heard, or None if there are no listeners."""
+        """Close the listeners, and return an ``answers.Heard``, or None if there are no listeners."""
         end, self._end = self._end, None
         return None if end is None else end.close()
 
 
 def dial(targets: list[list[Any]], timeout_s: float, beside: Beside | None = None) -> dict[str, Any]:
-    """Dial as :func:`dial_all` does, and return a summary.
+    """Connect to the targets with :func:`dial_all`, and return a summary of the results.
 
-    Its items are "connected" (a count), "failed" (rows of failed dials) and "trips" (round trips of the other dials).
+    The keys of the summary are "connected" (number of connections), "failed" (rows of failed attempts) and "trips"
+    (round-trip times and retransmissions by target).
     """
     trips: dict[int, tuple[int, int]] = {}
     results = dial_all(targets, timeout_s, trips, beside)
@@ -246,10 +254,10 @@ def dial(targets: list[list[Any]], timeout_s: float, beside: Beside | None = Non
 
 
 def _open_near(wanted: dict[str, Any]) -> socket.socket:
-    """Return a socket that listens on the requested port, or on the nearest free port that the request allows.
+    """Return a socket that listens on the requested port or on the nearest free port that the request allows.
 
-    With SO_REUSEADDR, two sockets can bind the same port before either of them listens, and then the second listen(2)
-    fails, for example for the probes of a machine that is listed twice. A "mute" socket is only bound.
+    With SO_REUSEADDR, two sockets can bind the same port while neither of them listens, but only the first listen(2)
+    succeeds. If the request has the key "mute", the socket is bound but does not listen.
     """
     port = wanted["port"]
     for left in range(wanted["tries"], 0, -1):
@@ -271,9 +279,10 @@ def _open_near(wanted: dict[str, Any]) -> socket.socket:
 
 
 def _bound(address: str, port: int) -> socket.socket:
-    """Return a socket bound to an address.
+    """Return a TCP socket that is bound to an address and port.
 
-    Without an address, the socket is bound to both families, like torch's TCPStore, or only to IPv4 if that fails.
+    If the address is empty, the socket accepts IPv6 and IPv4, like torch's TCPStore. If binding to IPv6 fails, the
+    socket is bound to IPv4.
     """
     if address:
         ((family, place),) = endpoints(address, port)
@@ -298,7 +307,9 @@ def _bound_to(family: int, place: tuple[Any, ...]) -> socket.socket:
 
 
 PAYLOAD = bytes(32 * 1024)
-"""The data to send: a few 9,000-byte segments, but less than a receive buffer holds (128 KiB, net.ipv4.tcp_rmem)."""
+"""Data that the path MTU test sends. The data fills more than three 9,000-byte segments but fits into a default receive
+buffer (128 KiB, net.ipv4.tcp_rmem).
+"""
 
 SEGMENTS = 8  # of a limited size; fewer than Linux sends before the first answer (ten; RFC 6928)
 AT_ONCE = 32
@@ -307,10 +318,10 @@ TCP_MAXSEG = 2  # linux/tcp.h
 
 
 class Push:
-    """Sends full segments to a listener, at the first address that accepts a connection.
+    """A transfer of full-size segments to the first address of a listener that accepts a connection.
 
-    ``result`` is None until the outcome is known. Only "stalled" is a fault. "reset" means that something answered, and
-    the port mesh judges "not-connected".
+    ``result`` is None until the outcome is known. Only the outcome "stalled" indicates a path MTU problem. The outcome
+    "reset" means that the peer answered. The outcome "not-connected" is diagnosed by the port mesh test.
     """
 
     def __init__(self, places: list[SocketAddress], segment: int | None = None) -> None:
@@ -321,7 +332,10 @@ class Push:
         self._connect("no address")
 
     def go_on(self) -> bool:
-        """Send if the connection is established, or try the next address. Return False while it is pending."""
+        """Send data if the connection is established, or try the next address if the connection failed.
+
+        Return False while a connection attempt is pending.
+        """
         assert self.sock is not None
         number = self.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if number:
@@ -350,7 +364,7 @@ class Push:
             self._end("reset" if number else "passed", os.strerror(number) if number else None)
 
     def end(self) -> None:
-        """End the transfer. Without a result so far, it has stalled or was never connected."""
+        """End the transfer, and set the outcome to "stalled" or "not-connected" if there is no result yet."""
         if self.result is None and self.sock is not None and self._sent:
             self.look()
         if self.result is None:
@@ -391,10 +405,10 @@ def try_path_mtu(request: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def try_all(targets: list[tuple[str, int]], deadline_s: float, segment: int | None = None) -> list[dict[str, Any]]:
-    """Send full-size segments to each target, and return an answers.PathMtuResult for each, in order.
+    """Send full-size segments to each target, and return one ``answers.PathMtuResult`` per target, in the same order.
 
-    At most :data:`AT_ONCE` transfers run in parallel. With ``segment``, segments have at most that many bytes. The
-    kernel first retransmits after 0.2 s, so ``deadline_s`` should be more than a second.
+    At most :data:`AT_ONCE` transfers run in parallel. If ``segment`` is given, segments have at most ``segment`` bytes.
+    The kernel waits 0.2 s before the first retransmission, so ``deadline_s`` should be longer than one second.
     """
     found = resolved({address for address, _ in targets}, deadline_s)
     results: list[dict[str, Any]] = []
@@ -434,7 +448,7 @@ def _push(pushes: list[Push], deadline: float) -> None:
 
 
 def unacked(connection: socket.socket) -> int:
-    """Return the number of bytes, sent or queued, that the peer's kernel has not acknowledged (SIOCOUTQ)."""
+    """Return the number of sent or queued bytes that the peer's kernel has not acknowledged (SIOCOUTQ)."""
     count = array.array("i", [0])
     fcntl.ioctl(connection, termios.TIOCOUTQ, count)
     return count[0]

@@ -1,12 +1,14 @@
-"""Measures the rate of streams to another host, whose mesh listener discards the data.
+"""Throughput test over one or more TCP streams to another host, whose mesh listener discards the data.
 
-A stream first reads the listener's nonce, so that no bulk data goes to a stranger. After slow start, the bytes that the
-other kernel acknowledges are counted (tcp_info in linux/tcp.h). Streams are limited in time and in bytes. They also end
-when the connection to the controller does, because closing a socket or killing its process discards the unsent data.
+Each stream first checks the listener's nonce, so that no bulk data is sent to another program. After slow start, the
+throughput is calculated from the number of bytes that the receiving kernel acknowledges (tcp_info in linux/tcp.h). Each
+stream has a time limit and a byte limit. Streams end when the connection to the controller ends, because closing a
+socket or killing its process discards the unsent data.
 
-Four signs show that a machine, not the network, was the limit: the sending thread ran or waited for a CPU most of the
-time, the reader's window was zero, interrupts saturated a CPU, or the hypervisor withheld CPU time (steal). Packets
-that the machine's own queues drop (tc-tbf(8), tc-codel(8)) are also retransmitted, but are not lost in the network.
+The sender limited the rate if its thread ran or waited for a CPU most of the time. The receiver limited the rate if its
+receive window was zero. A machine limited the rate, too, if interrupts saturated a CPU or the hypervisor withheld CPU
+time (steal). Packets dropped by the sender's own queues (tc-tbf(8), tc-codel(8)) are retransmitted, but do not count as
+lost in the network.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ BUSY = 0.8  # share of the time that one stream's thread needs a CPU, above whic
 
 
 class RateMark(NamedTuple):
-    """The kernel's counters at one moment, for all streams, the streams' threads, and this machine's CPUs."""
+    """Values of kernel counters at one time, for all streams, the streams' threads, and this machine's CPUs."""
 
     at: float
     acked: int
@@ -48,7 +50,7 @@ class RateMark(NamedTuple):
 
 
 class RateStream:
-    """A connection to the other host's listener, and the thread that sends on it."""
+    """A connection to another host's listener, and the thread that sends data over the connection."""
 
     def __init__(self, request: dict[str, Any]) -> None:
         ((family, place),) = endpoints(request["address"], request["port"])
@@ -101,9 +103,12 @@ class RateStream:
 
 
 def send(request: dict[str, Any]) -> dict[str, Any]:
-    """Send to ``address`` and ``port`` for ``window_s`` seconds, and return the fields of snapshot.Rate, or the error.
+    """Send data to ``address`` and ``port`` for ``window_s`` seconds.
 
-    If one stream's thread uses up a CPU, more streams are tried, and the higher rate counts.
+    Return the fields of ``snapshot.Rate``, or the error.
+
+    If the thread of a single stream saturates a CPU, the test is repeated with more streams, and the higher rate is
+    returned.
     """
     try:
         found = _send(request, request["streams"])
@@ -171,7 +176,7 @@ _DROPS_AT = 8  # in struct gnet_stats_queue of linux/gen_stats.h
 
 
 def _dropped() -> int:
-    """Return the number of packets that the queues of this machine's interfaces have dropped, or 0 if it is unknown."""
+    """Return the number of packets that this machine's network interfaces dropped from queues, or 0 if unknown."""
     try:
         (queues,) = netlink.read_tables([(RTM_GETQDISC, _QUEUE.pack(0, 0, 0, 0, 0))], time.monotonic() + 1)
     except OSError:
@@ -187,7 +192,10 @@ def _drops(body: bytes) -> int:
 
 
 def _wanted_ns(tid: int) -> int:
-    """Return how many ns a thread ran or waited for a CPU. Without schedstat, return the process's CPU time."""
+    """Return the time in ns that a thread has run or waited for a CPU.
+
+    If the kernel has no schedstat, return the process's CPU time.
+    """
     with contextlib.suppress(OSError, ValueError), open(f"/proc/self/task/{tid}/schedstat") as told:
         ran, waited, _ = told.read().split()
         return int(ran) + int(waited)
@@ -196,7 +204,7 @@ def _wanted_ns(tid: int) -> int:
 
 
 def _cpus(stat: str) -> list[tuple[int, int, int]]:
-    """Return for each CPU in /proc/stat the ticks in hard and soft interrupts, stolen ticks, and all ticks."""
+    """Return the ticks in hard and soft interrupts, the stolen ticks, and all ticks of each CPU in /proc/stat."""
     found = []
     for line in stat.splitlines():
         name, *ticks = line.split() or [""]
@@ -207,7 +215,7 @@ def _cpus(stat: str) -> list[tuple[int, int, int]]:
 
 
 def _shares(first: tuple[tuple[int, int, int], ...], last: tuple[tuple[int, int, int], ...]) -> tuple[float, float]:
-    """Return the largest share of any CPU's time spent in interrupts, and the largest share stolen by a hypervisor."""
+    """Return the largest shares of a CPU's time that were spent in interrupts and withheld by a hypervisor."""
     interrupts, stolen = [0.0], [0.0]
     for before, after in zip(first, last):
         ticks = after[2] - before[2]
@@ -223,7 +231,7 @@ DUPLEX = {0: "half", 1: "full"}
 
 
 def read_links(request: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return a snapshot.RateLink for each of ``interfaces``, with data from the interface's driver."""
+    """Return a ``snapshot.RateLink`` for each of ``interfaces``, with data from the interface's driver."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
         return [_link(asking, name) for name in request["interfaces"]]
 

@@ -1,4 +1,4 @@
-"""Turns a template into a single file that loads nothing from the network and runs only our own script.
+"""Turns a template into a single HTML file that loads nothing from the network and runs only our own script.
 
 Templates read the documents directly. The values of each figure come from the figure's own module.
 """
@@ -71,7 +71,7 @@ def pages(diagnoses: Iterable[Diagnosis], options: RenderOptions) -> dict[str, t
 
 
 def gravest_first(diagnoses: Iterable[Diagnosis]) -> list[Diagnosis]:
-    """Return the diagnoses by severity. Diagnoses of the same severity stay in the order of the report."""
+    """Return the diagnoses by severity, the most severe first. Equally severe diagnoses keep their order."""
     return sorted(diagnoses, key=lambda found: -found.severity.rank)
 
 

@@ -1,4 +1,4 @@
-"""Makes all figures except the mesh: all-reduce curves, ring, networks, table of hosts, and times."""
+"""Makes the figures for the all-reduce, rings, networks, RDMA rails, the table of hosts, and times per phase."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class _Scale(NamedTuple):
 
 
 def charts(smoke: AllReduceReport) -> tuple[TemplateValues, ...]:
-    """Return charts of time and busbw by size, or none if fewer than two sizes were measured."""
+    """Return charts of time and bus bandwidth by message size, or no charts for fewer than two measured sizes."""
     sizes = [one for one in smoke.sizes if one.bytes > 0 and one.seconds > 0 and one.busbw > 0]
     if len({one.bytes for one in sizes}) < 2:
         return ()
@@ -111,7 +111,7 @@ _LONGEST = 14
 
 
 def nets(report: Report) -> tuple[TemplateValues, ...]:
-    """Return hosts by the network that NCCL chose: the largest group first, and hosts without a network last."""
+    """Return the hosts grouped by the network that NCCL chose, the largest group first and unknown networks last."""
     against = reversed(report.of_category("interfaces"))
     wrong = {host: f"{one.code} {one.name}" for one in against for host in one.hosts}
     chosen = []
@@ -127,7 +127,7 @@ def nets(report: Report) -> tuple[TemplateValues, ...]:
 
 
 def _folded(hosts: list[TemplateValues]) -> list[TemplateValues]:
-    """If there are many hosts, merge hosts with the same interface and the same fault into one entry."""
+    """Merge hosts with the same interface and the same fault into one entry if there are many hosts."""
     if len(hosts) <= _MOST_CHIPS:
         return hosts
     groups = grouped(((one.interface, one.wrong), one) for one in hosts)
@@ -141,7 +141,7 @@ def _folded(hosts: list[TemplateValues]) -> list[TemplateValues]:
 
 
 def ring(report: Report) -> TemplateValues | None:
-    """Return the ring of the all-reduce, or else of the ranks; None for fewer than two or too many hosts."""
+    """Return the first ring of the all-reduce, or else a ring in rank order, or None for too few or too many hosts."""
     hosts = _order(report)
     if not 2 <= len(hosts) <= MOST_STOPS:
         return None
@@ -246,12 +246,12 @@ def rails(report: Report) -> TemplateValues | None:
 
 
 def _places(host: HostSummary) -> list[list[RdmaAnswer]]:
-    """Return a host's RDMA ports, grouped by the index of the device that channels use."""
+    """Return a host's RDMA ports, grouped by the index of NCCL's device."""
     return [its for _, its in sorted(grouped((port.place, port) for port in host.rdma).items())]
 
 
 def _rail_words(ports: list[RdmaAnswer]) -> tuple[str, str]:
-    """Return a device's name, and the address that it uses for connections."""
+    """Return the name of an RDMA device, and the address that the device uses for connections."""
     port, more = ports[0], f" +{len(ports) - 1}" if len(ports) > 1 else ""
     label = port.device if port.port == 1 else f"{port.device}:{port.port}"
     mask = f"/{port.network.rpartition('/')[2]}" if port.network else ""

@@ -1,4 +1,4 @@
-"""Draws the port mesh. Rows dial columns. With more than 64 hosts, hosts with neighbouring ranks share a row."""
+"""Draws the port mesh, with dialling hosts as rows. Above 64 hosts, hosts with neighbouring ranks share a row."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def margin(groups: Sequence[MatrixRow]) -> float:
 
 
 def _axis(group: MatrixRow, cells: Sequence[TemplateValues]) -> dict[str, Any]:
-    """Return the name next to a row or column, and whether the hosts there are at fault."""
+    """Return the name next to a row or column, and whether its hosts are at fault."""
     blamed = group.blamed and any(cell.mark for cell in cells)
     return {"name": group.name, "label": short(group.name, LONGEST), "blamed": blamed}
 
@@ -190,7 +190,7 @@ def _causes(report: Report) -> Callable[[str, str], str]:
 
 
 def _dialled(mesh: MeshReport, hosts: Sequence[HostSummary]) -> Callable[[HostSummary, HostSummary], bool]:
-    """Return a function that checks if a pair was tested; in a sample, this depends on the distance of the ranks."""
+    """Return a function that checks whether a pair of hosts was tested, also if the mesh is a sample."""
     sample = mesh.sample
     if sample is None:
         return lambda src, dst: src is not dst

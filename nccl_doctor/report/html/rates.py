@@ -30,13 +30,13 @@ _LEGEND = [*((kind, mark, words) for _, kind, mark, words in _BANDS), ("untried"
 
 
 def rate_matrices(report: Report) -> list[TemplateValues]:
-    """Return a figure for each rail, or none if nothing was measured."""
+    """Return a figure for each rail, or no figures if nothing was measured."""
     rails = grouped((_rail(one, report), one) for one in report.rates or ())
     return [_picture(name, its, report) for name, its in rails.items()]
 
 
 def _rail(rate: RateReport, report: Report) -> str:
-    """Return the interface of a rate, or "" if the sending host has only one."""
+    """Return the interface of a rate, or "" if the sending host has only one interface."""
     own = {one.interface for one in report.rates or () if one.src == rate.src}
     return rate.interface if len(own) > 1 else ""
 
@@ -87,7 +87,7 @@ def _picture(name: str, rates: Sequence[RateReport], report: Report) -> Template
 
 
 def _is_blamed(group: MatrixRow, direction: str, report: Report) -> bool:
-    """Return whether, according to a diagnosis, one of these hosts is slow in this direction."""
+    """Return whether a diagnosis names a host of this row or column as slow in this direction."""
     found = (one for one in report.diagnoses if direction in one.details.directions)
     names = {host for one in found if one.name == "link-slow" for host in one.hosts}
     return any(host.name in names for host in group.hosts)

@@ -1,4 +1,4 @@
-"""Makes HTML files, with one layout for ``check``, ``smoke`` and ``logs``, and one each for ``hang`` and ``diff``."""
+"""Creates HTML files: one layout for ``check``, ``smoke`` and ``logs``, and others for ``hang`` and ``diff``."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def render(report: Report, options: RenderOptions) -> str:
 
 
 def _headline(report: Report) -> tuple[TemplateValues, str]:
-    """Return the verdict in two words with its colour and hosts, and the rest of the sentence."""
+    """Return a short verdict with its colour and hosts, and the rest of the verdict sentence."""
     cause = max(report.diagnoses, key=lambda found: found.severity.rank, default=None)
     ready, counts, line = verdict(report, cause)
     words = "Ready" if ready else counts[0] if counts else "No faults found"
@@ -160,7 +160,7 @@ def render_diff(found: Difference, options: RenderOptions) -> str:
 
 
 def timeline(events: Sequence[LogEvent]) -> TemplateValues | None:
-    """Return the events in order. If several ranks reported the same thing at once, their events are merged."""
+    """Return the log events in order. Equal events that several ranks reported at the same time are merged."""
     if not events:
         return None
     timed = all(event.at is not None for event in events)

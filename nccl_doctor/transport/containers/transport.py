@@ -1,7 +1,8 @@
-"""Runs commands in a container on the host, and explains why a command did not start there.
+"""Runs commands in a container on a host, and explains why a command did not start in the container.
 
 The host's shell prints a mark after running its start-up files, and the container's shell prints a second mark. If the
-first mark is missing, the login failed. If only the second is missing, the container or its runtime failed.
+mark of the host's shell is missing, the login failed. If only the mark of the container's shell is missing, the
+container or its runtime failed.
 """
 
 from __future__ import annotations
@@ -67,7 +68,10 @@ def enter_line(options: InsideOptions, command: str) -> str:
 
 
 def listing(options: InsideOptions) -> str | None:
-    """Return a shell line that lists running containers, name first; None if the runtime can't list them."""
+    """Return a shell command that lists running containers, name first.
+
+    The result is None if the runtime can't list containers.
+    """
     return None if options.runtime is None or options.runtime not in _LIST else f"exec {_LIST[options.runtime]}"
 
 
@@ -81,14 +85,17 @@ def _prefix(options: InsideOptions) -> str:
 
 @cache
 def _entering() -> str:
-    """Return a command that runs ``probe/enter.py`` with the host's Python, encoded so that no shell changes it."""
+    """Return a command that runs ``probe/enter.py`` with the host's Python.
+
+    The program is encoded in base64, so that no shell changes it.
+    """
     packed = base64.b64encode(zlib.compress((files(probe) / "enter.py").read_bytes(), 9)).decode()
     program = f'import base64, zlib; exec(zlib.decompress(base64.b64decode("{packed}")))'
     return f"python3 -I -S -c {shlex.quote(program)}"
 
 
 class ContainerEntry(NamedTuple):
-    """A failed attempt to enter a container: the output, the program's exit status, and the running containers."""
+    """A failed attempt to enter a container, with the output, the program's exit status, and the running containers."""
 
     options: InsideOptions
     output: Sequence[str]
@@ -97,7 +104,7 @@ class ContainerEntry(NamedTuple):
 
 
 def problem(entry: ContainerEntry) -> Problem:
-    """Return why the command did not run in the container."""
+    """Return the reason why the command did not run in the container."""
     enters, text = re.escape(program(entry.options)), "\n".join(entry.output)
     absent = rf"(?:^|[\s:]){enters}: (?:command )?not found|command not found: {enters}|unknown command:? \W*{enters}"
     if re.search(absent, text, re.IGNORECASE | re.MULTILINE):
@@ -106,7 +113,10 @@ def problem(entry: ContainerEntry) -> Problem:
 
 
 def failure(entry: ContainerEntry, seconds: float | None = None) -> EngineFailure:
-    """Return the failure for this attempt; ``seconds`` is how long no answer came, or None if the program ended."""
+    """Return the failure for an attempt to enter a container.
+
+    ``seconds`` is the time without an answer, or None if the program exited.
+    """
     found = problem(entry) if seconds is None else "late"
     options = entry.options
     facts = EngineFacts.model_validate(
@@ -115,7 +125,7 @@ def failure(entry: ContainerEntry, seconds: float | None = None) -> EngineFailur
     output = next((line.strip()[:_LAST_WORDS] for line in reversed(entry.output) if line.strip()), "")
     names, running = entry.running, ""
     if names is not None:
-        running = f" (running: {listed(names, _MOST)})" if names else " (this user has no running container)"
+        running = f" (running containers: {listed(names, _MOST)})" if names else " (this user has no running container)"
     words = {
         "program": program(options),
         "place": options.place,
@@ -133,7 +143,7 @@ def failure(entry: ContainerEntry, seconds: float | None = None) -> EngineFailur
 
 
 def _problem_of(failure: AnyAccessFailure) -> object:
-    """Return the :data:`Problem` of a failure to enter a container; None if an earlier step failed."""
+    """Return the :data:`Problem` of a failure to enter a container, or None if an earlier step failed."""
     return (failure.facts.model_extra or {}).get("problem") if isinstance(failure, EngineFailure) else None
 
 
@@ -177,18 +187,23 @@ _LISTED, _LINE = 200, 300  # running containers that are listed, and characters 
 _LISTING_S = 5.0
 _AGAIN_S, _MOMENT_S = 10.0, 20.0
 _TRIES, _PAUSE_S = 4, 1.0
-"""Number of attempts after an unknown message, as may occur while a container starts or ends; seconds between them."""
+"""Number of attempts after an unknown error message, and the pause in seconds between attempts. Unknown messages may
+occur while a container starts or stops.
+"""
 _WORDS = 5  # of a host's stderr before the login: the last lines
 
 
 class InsideTransport:
-    """Wraps the transport to the hosts to run commands in their containers."""
+    """A transport that runs commands in containers on hosts by means of another transport to the hosts."""
 
     def __init__(self, outside: Transport) -> None:
         self._outside = outside
 
     def open(self, node: Node, command: str, deadline: float, latest: float = math.inf) -> Channel:
-        """Start ``command`` in the node's container, or on the node if it has none; raise AccessError on failure."""
+        """Start ``command`` in the node's container, or on the node if no container is set.
+
+        Raise AccessError on failure.
+        """
         if node.options(InsideOptions).runtime is None:
             return self._outside.open(node, command, deadline, latest)
         first: AccessError | None = None
@@ -233,7 +248,10 @@ class InsideTransport:
         self._outside.close()
 
     def _why_ended(self, node: Node, deadline: float) -> AnyAccessFailure | None:
-        """Return why the container can no longer be entered, or None if it can. May run slightly past the deadline."""
+        """Return the reason why the container can no longer be entered, or None if the container can be entered.
+
+        The check may exceed the deadline.
+        """
         now = time.monotonic()
         try:
             self.open(node, "exit", now + _AGAIN_S, max(deadline, now + _MOMENT_S)).close()
@@ -255,7 +273,7 @@ class InsideTransport:
         raise AccessError(failure(entry))
 
     def _running(self, node: Node) -> list[str] | None:
-        """Return the names of the running containers on the host; None if the host can't list them."""
+        """Return the names of the running containers on the host, or None if the host can't list its containers."""
         lists = listing(node.options(InsideOptions))
         if lists is None:
             return None
@@ -277,7 +295,10 @@ class InsideTransport:
 
 
 class _InsideChannel:
-    """A channel into a container, which checks after an unexpected end of output whether the container has ended."""
+    """A channel to a command in a container.
+
+    After an unexpected end of output, the channel checks whether the container has ended.
+    """
 
     def __init__(self, channel: Channel, why: Callable[[float], AnyAccessFailure | None]) -> None:
         self._channel, self._why, self._closing = channel, why, False
@@ -285,7 +306,7 @@ class _InsideChannel:
         self.stderr_tail, self.exit_status = channel.stderr_tail, channel.exit_status
 
     def read_line(self, deadline: float) -> bytes | None:
-        """Return the next line, or None at the end of output; raise LostError if the container has ended."""
+        """Return the next line, or None at the end of the output; raise LostError if the container has ended."""
         line = self._channel.read_line(deadline)
         if line is None and not self._closing and (failure := self._why(deadline)) is not None:
             raise LostError(failure)
@@ -309,7 +330,7 @@ def _await_login(channel: Channel, mark: str, options: InsideOptions, deadline: 
 
 
 def _read_to(channel: Channel, mark: str, deadline: float) -> tuple[bool, tuple[str, ...]]:
-    """Read up to the mark; return whether the mark came, and the last lines of output if it did not."""
+    """Read output up to the mark, and return whether the mark arrived and, if not, the last lines of output."""
     greeting = Greeting(channel.read_line, mark)
     if greeting.ends(deadline):
         return True, ()

@@ -1,11 +1,13 @@
-"""The handshake by which a node joins a check, in lines of JSON; both sides prove that they have the job's token.
+"""Implements the handshake by which a node joins a check, in lines of JSON.
+
+Each side proves that it has the job's token.
 
 1. Node 0 sends its version and a nonce.
-2. The node sends its :class:`Introduction` and a nonce, with an HMAC of both nonces and the introduction.
-3. Node 0 answers with an HMAC of both nonces, or with the reason why it refuses the node.
+2. The node sends its :class:`Introduction`, a nonce, and an HMAC of both nonces and the introduction.
+3. Node 0 answers with an HMAC of both nonces, or with the reason for refusing the node.
 
-The token never travels, and since both nonces are new for each connection, no recorded line is accepted again. Nothing
-is encrypted.
+The token itself is never sent, and new nonces for each connection prevent replay attacks. The connection is not
+encrypted.
 """
 
 from __future__ import annotations
@@ -32,14 +34,14 @@ ProofSide = Literal["node", "node 0"]
 
 GONE_S = 20  # seconds without an acknowledgement after which the other side counts as gone
 SMALL_MSS = 1200
-"""Bytes of a segment that pass wherever IPv6's smallest MTU (1280; RFC 8200, section 5) does.
+"""Segment size in bytes that fits into IPv6's minimum MTU of 1,280 bytes (RFC 8200, section 5).
 
-Otherwise a path that loses large packets would end the check instead of being found by it.
+With larger segments, a path that loses large packets would break the connection before the check finds the problem.
 """
 
 
 def prepare(connection: socket.socket) -> None:
-    """Set the options of a socket that is to connect or to listen."""
+    """Set the options of a socket before it connects or listens."""
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, SMALL_MSS)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     # node 0 sends something every second, so this shows a node that vanished (tcp(7); connections inherit it)
@@ -47,23 +49,23 @@ def prepare(connection: socket.socket) -> None:
 
 
 class HandshakeError(Exception):
-    """The other side sent something that this handshake does not have."""
+    """Error raised if the other side sends something that is not part of the handshake."""
 
 
 @dataclass(frozen=True)
 class Introduction:
-    """A node's statement about itself.
+    """The data with which a node introduces itself to node 0.
 
     Attributes:
         rank: the node's rank.
-        nodes: the number of nodes of the job.
+        nodes: the number of nodes in the job.
         host: the host name.
-        python: the interpreter that training uses there.
+        python: the interpreter that training uses on the node.
         release: the release of nccl-doctor, and a digest of the probe.
-        waits: this process takes no part: it only waits for the end, since another process of its node takes part.
-        wants_report: it wants the whole report at the end.
-        processes: the number of processes on its node, with this one, that will take part or wait.
-        master_port: the master port of its job, which tells two jobs with the same token apart.
+        waits: whether this process only waits for the end because another process on its node takes part.
+        wants_report: whether the process requests the complete report at the end.
+        processes: the number of processes on the node that will take part or wait, including this process.
+        master_port: the master port of the job, which distinguishes two jobs with the same token.
     """
 
     rank: int
@@ -78,7 +80,10 @@ class Introduction:
 
 
 def proof(token: bytes, side: ProofSide, nonces: tuple[str, str], statement: str = "") -> str:
-    """Return the HMAC-SHA256 by which a side proves that it has the token; ``nonces`` are node 0's and the node's."""
+    """Return the HMAC-SHA256 by which a side proves that it has the token.
+
+    ``nonces`` contains the nonce of node 0 and the nonce of the joining node.
+    """
     parts = (_LABEL, side.encode(), nonces[0].encode(), nonces[1].encode(), statement.encode())
     return hmac.new(token, b"\0".join(parts), hashlib.sha256).hexdigest()
 
@@ -103,9 +108,9 @@ def introduce(token: bytes, who: Introduction, nonces: tuple[str, str]) -> bytes
 
 
 def read_introduction(line: bytes, token: bytes, nonce: str) -> tuple[Introduction, str]:
-    """Return a node's statement and its nonce.
+    """Return a node's introduction and nonce.
 
-    Raise HandshakeError if the proof is wrong (then the statement is not read) or if the statement is malformed.
+    Raise HandshakeError if the proof is wrong or the introduction is malformed.
     """
     told = _parsed(line)
     statement, its, shown = (told.get(key) for key in ("statement", "nonce", "proof"))
@@ -148,7 +153,10 @@ def refuse(reason: str) -> bytes:
 
 
 def read_answer(line: bytes, token: bytes, nonces: tuple[str, str]) -> str | None:
-    """Return why node 0 refuses this node, or None if it does not; raise HandshakeError if it lacks the token."""
+    """Return the reason why node 0 refuses this node, or None on success.
+
+    Raise HandshakeError if node 0 lacks the token.
+    """
     told = _parsed(line)
     if isinstance(refused := told.get("refused"), str):
         return "".join(letter if letter.isprintable() else " " for letter in refused[:_WORDS])
@@ -177,11 +185,16 @@ def _parsed(line: bytes) -> dict[str, Any]:
 
 
 CONTROL = b"!"
-"""First byte of the lines by which node 0 and a node speak about the probe; all others are the probe's own."""
+"""First byte of the lines with which node 0 and a node control the probe. All other lines come from the probe or go to
+the probe.
+"""
 
 
 def control(word: Literal["start", "stop", "end", "exit"], **fields: object) -> bytes:
-    """Return a control line: node 0 sends start, stop and end (of the check); the node sends exit (of its probe)."""
+    """Return a control line.
+
+    Node 0 sends ``start``, ``stop`` and ``end`` (of the check), and a node sends ``exit`` (of its probe).
+    """
     return CONTROL + _line({"word": word, **fields})
 
 

@@ -1,8 +1,8 @@
-"""Node 0's side of ``check --join``: waits for the job's nodes, and tells them the result.
+"""Implements node 0's side of ``check --join``: waits for the nodes of the job, and sends the result to the nodes.
 
-One thread accepts connections and reads introductions. A stranger, who has no token or says nothing, is dropped after
-:data:`PATIENCE_S`. Of more than :data:`MOST_PENDING` strangers at once, the oldest of the address with most of them is
-dropped, because a node of the job introduces itself within milliseconds.
+One thread accepts connections and reads introductions. A connection without a valid introduction is closed within
+:data:`PATIENCE_S` seconds. If more than :data:`MOST_PENDING` connections are pending, the oldest connection from the
+address with the most connections is closed. A node of the job introduces itself within milliseconds.
 """
 
 from __future__ import annotations
@@ -51,19 +51,19 @@ class _Pending:
 
 
 class Meeting:
-    """Accepts the nodes of a job.
+    """A listener that accepts the nodes of a job.
 
     Args:
         listener: the listening socket.
         token: the job's secret; empty only if the listener is bound to a loopback address.
-        nodes: the number of nodes of the job, with node 0.
+        nodes: the number of nodes in the job, including node 0.
         master_port: the job's master port.
-        release: node 0's release of nccl-doctor and digest of the probe.
+        release: node 0's release of nccl-doctor, with a digest of the probe.
 
     Attributes:
-        members: the nodes that joined, by rank; without node 0.
-        left: the nodes that joined and went away again before the check began, by rank.
-        refused: refused connections, as phrases with the address and the reason, and how often each occurred.
+        members: the nodes that joined, by rank, excluding node 0.
+        left: the nodes that joined but disconnected before the check began, by rank.
+        refused: the number of refused connections for each phrase that names an address and a reason.
     """
 
     def __init__(self, listener: socket.socket, token: bytes, nodes: int, release: str, master_port: int = 0) -> None:
@@ -89,7 +89,10 @@ class Meeting:
         return port
 
     def gather(self, deadline: float, on_change: Callable[[int], None]) -> None:
-        """Wait until all nodes have joined, or until the deadline; ``on_change`` gets the number of nodes present."""
+        """Wait until all nodes have joined or the deadline passes.
+
+        ``on_change`` is called with the number of nodes that are connected.
+        """
         seen = 0
         with self._came:
             while True:
@@ -106,10 +109,11 @@ class Meeting:
                 self._came.wait(min(left, _PULSE_S))
 
     def end(self, code: int, lines: Mapping[int, str], otherwise: str, report: str = "", own: int | None = 1) -> None:
-        """Tell every process the exit code, and the node's line (``otherwise`` for others); then close everything.
+        """Send every process the exit code and its node's line (by default ``otherwise``), and close all connections.
 
-        Processes that want the report get it, as JSON. Those of the nodes that came which have not yet started are
-        awaited for at most :data:`LATE_S`; ``own`` is the number of processes on this node, or None to await nobody.
+        Processes that requested the report receive the report as JSON. Processes of joined nodes that have not
+        connected yet are awaited for at most :data:`LATE_S` seconds. ``own`` is the number of processes on this node,
+        or None to wait for no process.
         """
         nodes = [one.who.processes for one in self.members.values()]
         awaited, told, until = (own or 0) + sum(nodes) - len(nodes) - 1, 0, time.monotonic() + LATE_S
@@ -179,7 +183,7 @@ class Meeting:
             self._selector.register(connection, selectors.EVENT_READ)
 
     def _make_room(self) -> None:
-        """Drop the oldest stranger of the address that has most of them."""
+        """Close the oldest pending connection from the address with the most pending connections."""
         if self._pending:
             crowd = Counter(one.address for one in self._pending.values()).most_common(1)[0][0]
             oldest = next(one for one in self._pending.values() if one.address == crowd)
@@ -251,7 +255,7 @@ class Meeting:
         return None
 
     def _too_many(self) -> str | None:
-        """Return a reason if no more processes can wait: half of this process's files are for them."""
+        """Return a reason if waiting processes already use half of this process's file descriptors, or else None."""
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2
         if len(self._waiting) < most:
             return None
@@ -275,10 +279,10 @@ class Meeting:
 
 
 def listen(address: str, port: int, deadline: float, on_wait: Callable[[], None]) -> socket.socket:
-    """Return a listener; ``address`` is "" for all of this machine's addresses.
+    """Return a listening socket. ``address`` is "" for all addresses of this machine.
 
-    If the port is in use, another check of this machine may have it, so it is tried until the deadline. Raise
-    UsageError if it does not become free.
+    If the port is in use, possibly by another check on this machine, binding is repeated until the deadline. Raise
+    UsageError if listening on the port fails.
     """
     told = False
     while True:
@@ -310,9 +314,10 @@ def _listener(address: str, port: int) -> socket.socket:
 
 
 class JoinedTransport(Transport):
-    """Transport to the members of a meeting; node 0's own probe runs on this machine.
+    """A transport to the nodes that joined a check. The probe of node 0 runs on this machine.
 
-    ``waited_s`` is the time that node 0 waited for the others; ``output_of`` returns where a rank's own output is.
+    ``waited_s`` is the time in seconds that node 0 waited for other nodes. ``output_of`` returns a phrase that tells
+    where a rank's output is.
     """
 
     def __init__(self, meeting: Meeting, waited_s: float, output_of: Callable[[int], str]) -> None:
@@ -320,11 +325,14 @@ class JoinedTransport(Transport):
         self._local = LocalTransport()
 
     def to(self, _cluster: object) -> JoinedTransport:
-        """Return this transport, which the meeting and not a run closes; see transport.Connections."""
+        """Return this transport, as in :class:`~nccl_doctor.transport.Connections`.
+
+        The meeting closes the transport, not the run.
+        """
         return self
 
     def open(self, node: Node, command: str, deadline: float, latest: float = math.inf) -> Channel:
-        """Return a channel to the node's own probe; on node 0, run ``command``."""
+        """Return a channel to the node's own probe, or run ``command`` if the node is node 0."""
         rank = node.options(JoinedOptions).rank
         if not rank:
             return self._local.open(node, command, deadline, latest)

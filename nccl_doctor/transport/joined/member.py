@@ -1,4 +1,4 @@
-"""A connection by which a node joined, and the channel to its probe."""
+"""Defines the connection of a node that joined, and the channel to the node's probe."""
 
 from __future__ import annotations
 
@@ -18,14 +18,17 @@ END_S = 6.0  # for a node to end its probe; it kills what does not end by itself
 
 
 def _ready(connection: socket.socket, event: int, deadline: float) -> bool:
-    """Wait for a slice of time until reading or writing does not block; select(2) knows no more than 1024 files."""
+    """Return whether the connection becomes ready within a short time.
+
+    The function uses poll(2), because select(2) supports only 1,024 file descriptors.
+    """
     poll = select.poll()
     poll.register(connection, event)
     return bool(poll.poll(1000 * min(_SLICE_S, remaining(deadline))))
 
 
 class JoinedNode:
-    """A node that joined: its statement, the address from which it connected, and the connection."""
+    """A node that joined, with its introduction, address and connection."""
 
     def __init__(self, connection: socket.socket, who: Introduction, address: str) -> None:
         self.who, self.address = who, address
@@ -35,7 +38,7 @@ class JoinedNode:
         connection.setblocking(False)
 
     def send(self, data: bytes, deadline: float) -> None:
-        """Write all of ``data``; raise TimeoutError at the deadline, or OSError or EOFError if the node is gone."""
+        """Write all of ``data``; raise TimeoutError at the deadline, or OSError or EOFError after a disconnection."""
         view = memoryview(data)
         with self._writing:
             while view:
@@ -46,13 +49,16 @@ class JoinedNode:
                         view = view[self._connection.send(view[:_CHUNK]) :]
 
     def pulse(self) -> None:
-        """Send an empty line if that does not block, so that the node knows that node 0 is there."""
+        """Send an empty line if sending does not block, so that the node knows that node 0 is alive."""
         with if_free(self._writing) as free, contextlib.suppress(OSError):  # whoever reads notices the end
             if free and not self.gone:
                 self._connection.send(b"\n")
 
     def read_line(self, deadline: float) -> bytes | None:
-        """Return the next line, or None at the end; after at most :data:`_SLICE_S` raise TimeoutError."""
+        """Return the next line, or None at the end of the stream.
+
+        Raise TimeoutError after :data:`_SLICE_S` seconds at most.
+        """
         while (line := self._lines.pop()) is None:
             if self.gone:
                 return None
@@ -65,7 +71,7 @@ class JoinedNode:
         return line
 
     def is_there(self) -> bool:
-        """Return whether the connection is open; nothing is read from it."""
+        """Return whether the connection is open, without consuming data."""
         try:
             return not self.gone and self._connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) != b""
         except BlockingIOError:
@@ -79,7 +85,10 @@ class JoinedNode:
             self._connection.shutdown(socket.SHUT_RDWR)
 
     def leave(self, last_word: bytes, deadline: float) -> None:
-        """Send the last line, and wait until the node has closed the connection, since a reset could overtake it."""
+        """Send the last line, and wait until the node closes the connection.
+
+        Closing the connection earlier could cause a TCP reset that discards the line.
+        """
         with contextlib.suppress(OSError, EOFError, ValueError):  # a node that is gone needs no last line
             self.send(last_word, deadline)
             self._connection.shutdown(socket.SHUT_WR)
@@ -94,7 +103,7 @@ class JoinedNode:
 
 
 class JoinedChannel:
-    """Channel to the probe of a node that joined."""
+    """A channel to the probe of a node that joined."""
 
     def __init__(self, member: JoinedNode) -> None:
         self._member, self._tail = member, Tail()
@@ -104,7 +113,7 @@ class JoinedChannel:
         self._started = False
 
     def start_installed(self, header: dict[str, Any], deadline: float) -> None:
-        """Have the node start its own probe with this header."""
+        """Request that the node start its own probe with ``header``."""
         self._started = True
         self._member.send(control("start", **header), deadline)
 
@@ -143,12 +152,12 @@ class JoinedChannel:
         return self._tail.text()
 
     def exit_status(self, deadline: float) -> int | None:  # noqa: ARG002 - it comes with the end of the output
-        """Return the probe's exit status if the node has reported it."""
+        """Return the probe's exit status, or None if the node has not reported an exit status."""
         status = (self._exit or {}).get("status")
         return status if isinstance(status, int) and 0 <= status < 256 else None
 
     def close(self) -> None:
-        """Have the node end its probe, and wait until it reports that."""
+        """Request that the node end its probe, and wait for the report of the probe's end."""
         if self._closing.is_set():
             return
         self._closing.set()

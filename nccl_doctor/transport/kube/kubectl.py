@@ -1,6 +1,6 @@
-"""Runs kubectl with our own deadline, and explains failures.
+"""Runs kubectl with a deadline, and explains failures.
 
-Without the deadline, a broken link in the cluster could keep kubectl silent for minutes.
+Without a deadline, kubectl could wait silently for minutes because of a broken link in the cluster.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ _WORDS: tuple[tuple[Trouble, str], ...] = (
     ),
     ("no-server", r"Unable to connect|connection to the server|dial tcp|no such host|TLS handshake|x509|i/o timeout"),
 )
-"""Patterns of messages from client-go, the API server, the kubelet and runc; the first match counts."""
+"""Patterns of messages from client-go, the API server, the kubelet and runc, of which the first match counts."""
 
 
 class KubectlError(Exception):
-    """kubectl failed; ``last`` is the last line of its messages."""
+    """Error raised if kubectl fails, with the last line of its messages in ``last``."""
 
     def __init__(self, trouble: Trouble, last: str) -> None:
         self.trouble, self.last = trouble, last
@@ -49,7 +49,8 @@ class KubectlError(Exception):
 def kubectl(*arguments: str, seconds: float, text: str = "") -> bytes:
     """Run ``kubectl ARGUMENTS`` and return its output.
 
-    Raise FileNotFoundError if kubectl is not installed, TimeoutError after ``seconds``, or KubectlError if it failed.
+    Raise FileNotFoundError if kubectl is not installed, TimeoutError after ``seconds``, or KubectlError if kubectl
+    fails.
     """
     deadline, channel = time.monotonic() + seconds, ProcessChannel(["kubectl", *arguments], english())
     try:
@@ -76,7 +77,7 @@ def trouble(stderr: str) -> Trouble:
 
 
 def last_line(stderr: str) -> str:
-    """Return kubectl's last message, on one line of limited length."""
+    """Return kubectl's last message as one line of limited length."""
     lines = [re.sub(r"\s+", " ", line).strip() for line in stderr.splitlines() if line.strip()]
     return lines[-1][:400] if lines else ""
 
@@ -84,11 +85,11 @@ def last_line(stderr: str) -> str:
 _LATER = "See what has become of the pod (kubectl describe pod), and check again when it runs."
 _DETAIL: dict[Trouble, tuple[str, str]] = {
     "forbidden": (
-        "can't be entered: kubectl exec is not allowed (kubectl auth can-i create pods/exec -n {namespace} says no)",
+        "can't be accessed: kubectl exec is not allowed (kubectl auth can-i create pods/exec -n {namespace} says no)",
         "Ask the cluster's administrator for the right to create pods/exec in the namespace {namespace}.",
     ),
     "unauthorized": (
-        "was not entered: the cluster's API server does not know this user (Unauthorized)",
+        "can't be accessed: the cluster's API server does not know this user (Unauthorized)",
         "Log in to the cluster again, so that kubectl get pods works, and check again.",
     ),
     "no-shell": (
@@ -96,16 +97,16 @@ _DETAIL: dict[Trouble, tuple[str, str]] = {
         "Have the annotation kubectl.kubernetes.io/default-container of the pod name a container with a shell.",
     ),
     "kubelet": (
-        "was not entered: the API server gets no answer from the kubelet of its node",
+        "can't be accessed: the API server gets no answer from the kubelet on the node",
         "See with kubectl get nodes whether its node is Ready, and have it repaired or the pod moved.",
     ),
-    "failed": ("was not entered: kubectl exec ended", "See what kubectl exec into that pod says."),
+    "failed": ("can't be accessed: kubectl exec ended", "See what kubectl exec into that pod says."),
     "no-server": (
-        "was not entered: the cluster's API server does not answer here",
+        "can't be accessed: the cluster's API server does not answer this machine",
         "See that kubectl get pods works here: a VPN, a proxy, or the cluster's address in the kubeconfig.",
     ),
     "gone": ("is gone: the cluster has no pod of that name any more", _LATER),
-    "ended": ("has finished: a finished pod can't be entered", _LATER),
+    "ended": ("has finished: commands can't run in a finished pod", _LATER),
     "not-running": ("runs no container {container} now", _LATER),
 }
 _AWAY = ("gone", "ended", "not-running")
@@ -127,7 +128,7 @@ class FailedEntry:
 
 
 def failure(options: KubeOptions, entry: FailedEntry) -> EngineFailure:
-    """Return the failure that kubectl's messages, exit or silence indicate."""
+    """Return the failure that kubectl's messages, its exit or a missing answer indicate."""
     late, last = entry.seconds is not None, ""
     if entry.absent:
         why, detail, remedy = "kubectl", "was not entered: kubectl is not installed here", "Install kubectl."

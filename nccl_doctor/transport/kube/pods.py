@@ -1,4 +1,4 @@
-"""Transport that runs commands in pods with ``kubectl exec POD -- COMMAND``."""
+"""Defines a transport that runs commands in pods with ``kubectl exec POD -- COMMAND``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from nccl_doctor.transport.process import ProcessChannel, english
 
 
 class KubeTransport(Transport):
-    """Transport that starts one kubectl process per pod to run a command in the pod."""
+    """A transport that starts one kubectl process per pod to run a command in the pod."""
 
     def open(self, node: Node, command: str, deadline: float, latest: float = math.inf) -> ProcessChannel:  # noqa: ARG002 - no login takes longer than the first answer
         options = node.options(KubeOptions)

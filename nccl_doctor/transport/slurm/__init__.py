@@ -1,1 +1,1 @@
-"""Runs commands on the nodes of a Slurm job, as a step on each node."""
+"""Runs commands on the nodes of a Slurm job, with one job step on each node."""

@@ -1,11 +1,11 @@
-"""Runs commands as steps of a Slurm job: one ``srun`` per node, in addition to the job's own steps (``--overlap``).
+"""Runs commands as steps of a Slurm job, with one ``srun`` per node in addition to the job's own steps (``--overlap``).
 
-srun may wait silently forever for the controller, or for a node that can't connect back to this machine, so we set our
-own deadlines. A step can outlive its srun: if srun is killed together with its helper process, the tasks continue, and
-their stdin stays open, until the probe misses the heartbeat. Therefore all steps of a run share a name, and every run
-has a keeper, a shell that outlives us by a few seconds and cancels the remaining steps with that name, immediately if
-no srun is left to end them. Slurm lists a step as long as slurmstepd tries to notify an srun that is gone, which takes
-2.3 s if srun's machine refuses the connection, and 22 s if it drops packets (Slurm 22.05).
+Without a deadline, srun could wait forever for the controller or for a node that can't connect back to this machine. A
+step can outlive its srun process. If srun and its helper process are killed, the tasks continue with an open stdin
+until the probe misses the heartbeat. All steps of a run share a name, by which a keeper process cancels the remaining
+steps after nccl-doctor has ended. The keeper is a shell that outlives nccl-doctor by a few seconds. In Slurm 22.05, a
+step remains listed while slurmstepd tries to notify an srun process that has ended. The notification takes 2.3 s if
+srun's machine refuses the connection, and 22 s if that machine drops packets.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from nccl_doctor.transport.process import ProcessChannel
 KIND = "step-not-started"
 _ASKING_S = 5.0
 _IDLE = re.compile("lacks support for cpu binding|Application launch failed|Job step aborted|forcing job termination")
-"""Messages from srun that only follow from other messages or are irrelevant here."""
+"""Messages from srun that are irrelevant or that only follow from other messages."""
 _STATE = re.compile(r"\bState=(\S+)")
 _WHY = re.compile(r"\bReason=(.+?)(?: \[.*)?$", re.MULTILINE)
 
@@ -39,7 +39,7 @@ _CAUSES = (  # srun's messages that show a cause, with its reason, detail and re
     (
         r"Communication connection failure|failed on node|Unable to contact slurmd|Connection timed out|Zero Bytes",
         "slurmd",
-        "did not start the step: its slurmd does not answer",
+        "did not start the job step: its slurmd does not answer",
         (
             "On the node, check whether slurmd is running (systemctl status slurmd); if not, its log may say why. A "
             "job there won't start either. Leave the node out with -x, or resubmit with sbatch --exclude."
@@ -48,44 +48,47 @@ _CAUSES = (  # srun's messages that show a cause, with its reason, detail and re
     (
         r"has expired|Invalid job id|already completing|Job/step already",
         "ended",
-        "did not start the step: the job has ended",
+        "did not start the job step: the job has ended",
         "Check within a job that runs; squeue --me lists yours.",
     ),
     (
         r"Access/permission denied|Invalid user|User not permitted",
         "denied",
-        "did not start the step: Slurm lets only the job's own user in",
+        "did not start the job step: Slurm admits only the job's own user",
         "Run nccl-doctor as the user of the job.",
     ),
     (
         r"pyxis: .*(?:failed|could|error|couldn't|not found)|enroot",
         "container",
-        "did not start the step's container",
+        "did not start the container of the job step",
         "See that the image's name is right and can be fetched from the node, with srun --container-image alone.",
     ),
     (
         r"unrecognized option|invalid option|Invalid --",
         "option",
-        "did not start the step: srun does not know one of the options",
+        "did not start the job step: srun does not support one of the options",
         "--container-image and --container-name need Slurm's plug-in pyxis on this machine and on the nodes.",
     ),
     (
         r"Unable to contact slurm controller|Socket timed out|Unable to confirm allocation",
         "controller",
-        "did not start the step: Slurm's controller does not answer",
+        "did not start the job step: Slurm's controller does not answer",
         "See whether scontrol ping answers; where it is only busy, check again.",
     ),
     (
         r"Requested nodes are busy|temporarily disabled|Requested node configuration is not available",
         "busy",
-        "did not start the step: Slurm has no room for it on the node",
+        "did not start the job step: Slurm has no free resources for it on the node",
         "Wait until the node's other steps end, or start them with --overlap, too.",
     ),
 )
 
 
 def classify(node: str, options: SlurmOptions, output: Sequence[str], *, late: bool, started: bool) -> EngineFailure:
-    """Return the failure that srun's messages or silence indicate; ``started`` means that Slurm lists the step."""
+    """Return the failure that srun's messages or a missing answer indicate.
+
+    ``started`` means that Slurm lists the step.
+    """
     lines = [re.sub(r"^srun: (?:error: )?", "", line).strip() for line in output if not _IDLE.search(line)]
     shown = [said for pattern, *said in _CAUSES if any(re.search(pattern, line) for line in lines)]
     if shown:
@@ -99,7 +102,7 @@ def classify(node: str, options: SlurmOptions, output: Sequence[str], *, late: b
         )
     else:
         reason, ended = "silent" if late else "failed", f': "{lines[-1]}"' if lines else ""
-        detail = "started no step in time" if late else f"did not start the step{ended}"
+        detail = "did not start the job step in time" if late else f"did not start the job step{ended}"
         plain = re.fullmatch(r"[A-Za-z0-9_.-]+", node)
         step = f"srun --jobid={options.job} --overlap -w {node} -N1 -n1 hostname" if plain else "srun with that node"
         remedy = f"See what {step} says."
@@ -121,7 +124,10 @@ def step_exists(job: str, name: str, node: str) -> bool:
 
 
 def _asked(*argv: str) -> list[str]:
-    """Return a Slurm command's lines of output, or no lines if it fails, since they are only extra information."""
+    """Return the output lines of a Slurm command, or no lines if the command fails.
+
+    The output of the command is only supplementary information.
+    """
     try:
         done = subprocess.run(
             argv, capture_output=True, timeout=_ASKING_S, check=False, stdin=subprocess.DEVNULL, encoding="utf-8",
@@ -140,9 +146,9 @@ _KEEPER_S = 20.0
 
 _FINDS_THE_JOB = frozenset({"SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_CLUSTERS", "SLURM_WORKING_CLUSTER"})
 _OF_OUR_STEP = "SLURM_PROCID SLURM_LOCALID SLURM_NODEID SLURM_NTASKS SLURM_NPROCS SLURM_NNODES SLURM_JOB_NUM_NODES"
-"""Variables that Slurm sets for our one-task step; their values are not those of the job."""
+"""Variables that Slurm sets for nccl-doctor's one-task step, with values that differ from the values for the job."""
 _OF_OUR_CONTAINER = "RANK LOCAL_RANK WORLD_SIZE MASTER_ADDR"
-"""Variables that enroot's PyTorch hook derives from the step's (conf/hooks/extra/50-slurm-pytorch.sh)."""
+"""Variables that enroot's PyTorch hook derives from the step's variables (conf/hooks/extra/50-slurm-pytorch.sh)."""
 _OURS = "HOME,USER,LOGNAME,SHELL,LANG"  # variables that a step gets from a machine outside the job
 KEEPER = """\
 trap '' HUP INT TERM
@@ -173,15 +179,15 @@ for signal in $signals; do
   again=$answered
 done
 """
-"""Shell script that ends our steps if this process ends without reporting that it is done.
+"""A shell script that ends nccl-doctor's steps if this process ends without reporting completion.
 
-A running srun has 3 s to pass on the end of its stdin. On SIGTERM, the probe removes its files. The steps are listed a
-second time to find any step that was starting the first time.
+A running srun process has 3 s to pass on the end of its stdin. On SIGTERM, the probe removes its files. The steps are
+listed twice to find any step that was still starting during the first listing.
 """
 
 
 class SlurmTransport:
-    """Transport that starts one ``srun`` per node; all nodes belong to one job."""
+    """A transport that starts one ``srun`` process per node, where all nodes belong to one job."""
 
     def __init__(self) -> None:
         self._name = f"ncdoctor-{secrets.token_hex(8)}"
@@ -224,11 +230,14 @@ class SlurmTransport:
         raise AccessError(self._failure(channel, options, node, greeting.words, late=late))
 
     def connect_timeout(self, node: Node) -> float:
-        """Return the seconds that a step may take to start: more if a container must be imported first."""
+        """Return the time limit in seconds for starting a step.
+
+        The limit is longer if a container image must be imported.
+        """
         return CONTAINER_S if node.options(SlurmOptions).container else STEP_S
 
     def close(self) -> None:
-        """End the keeper if every step has ended; otherwise wait until the keeper has ended the remaining steps."""
+        """End the keeper if every step has ended, or else wait until the keeper has ended the remaining steps."""
         with self._lock:
             keeper, self._keeper = self._keeper, None
         if keeper is None:
@@ -263,7 +272,7 @@ class SlurmTransport:
 
 
 def environment() -> dict[str, str]:
-    """Return our environment without our own step's Slurm variables, which srun would take as options."""
+    """Return the environment without this process's own Slurm variables, which srun would interpret as options."""
     return {
         name: value for name, value in os.environ.items() if not name.startswith("SLURM_") or name in _FINDS_THE_JOB
     }

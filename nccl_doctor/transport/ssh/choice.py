@@ -28,10 +28,10 @@ _ASKING_S = 10.0  # time for ``ssh -G``; a Match exec may be slow
 
 
 class ChoosingTransport:
-    """Transport that runs commands locally on this machine, and through paramiko or ``ssh`` on other hosts.
+    """A transport that runs commands locally on this machine, and through paramiko or ``ssh`` on other hosts.
 
-    The ``ssh`` program is used if it is requested or needed. With ``keeps``, paramiko's connections stay open for later
-    commands with the same options.
+    The ``ssh`` program is used if the user selects it or if paramiko does not support the configuration. With
+    ``keeps``, paramiko's connections stay open for later commands with the same options.
     """
 
     def __init__(self, kind: TransportKind, ssh_config: Path | None = None, *, keeps: bool = False) -> None:
@@ -48,7 +48,7 @@ class ChoosingTransport:
             self._paramiko = ParamikoTransport(self._resolve_jump, alone=not self._either, keeps=keeps)
 
     def open(self, node: Node, command: str, deadline: float, latest: float = math.inf) -> Channel:
-        """Start ``command`` on ``node``; raise AccessError, or ControllerError if this machine is at fault."""
+        """Start ``command`` on ``node``; raise AccessError, or ControllerError for a fault of this machine."""
         if node.local:
             return self._local.open(node, command, deadline)
         try:
@@ -99,7 +99,7 @@ class ChoosingTransport:
                 raise
 
     def close(self) -> None:
-        """Close the shared connections, and the connections that interrupted callers have left open."""
+        """Close the shared connections and the connections that interrupted callers have left open."""
         self._openssh.close()
         if self._paramiko is not None:
             self._paramiko.close()
@@ -116,7 +116,7 @@ class ChoosingTransport:
         return replace(settings, proxy_jump=before, proxy_command=None) if before else settings
 
     def _hops(self, settings: HostSettings, deadline: float) -> list[HostSettings]:
-        """Return the jump hosts on the way to a host, from the last to the first; raise AccessError for a loop."""
+        """Return the jump hosts for a host, from last to first, or raise AccessError if the jump hosts form a loop."""
         hops: dict[str, HostSettings] = {}
         way = settings
         while jump := way.proxy_jump:
@@ -128,7 +128,7 @@ class ChoosingTransport:
 
 
 def _beyond_paramiko(paramiko: ParamikoTransport, way: list[HostSettings]) -> str:
-    """Return what the settings for a host and its jump hosts require that only OpenSSH supports; "" if nothing."""
+    """Return the settings of a host and its jump hosts that only OpenSSH supports, or "" if no such setting is used."""
     for host in way:
         if host.beyond:
             return ", ".join(host.beyond)
@@ -140,7 +140,7 @@ def _beyond_paramiko(paramiko: ParamikoTransport, way: list[HostSettings]) -> st
 
 
 def _worth_openssh(error: AccessError) -> bool:
-    """Return whether ssh may succeed: the server offers Kerberos, or the handshake with paramiko failed."""
+    """Return whether ssh may succeed, because the server offers Kerberos or the handshake with paramiko failed."""
     failure = error.failure
     if isinstance(failure, SshAuthFailed):
         return "gssapi-with-mic" in failure.facts.methods

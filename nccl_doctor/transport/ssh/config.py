@@ -1,8 +1,8 @@
-"""Reads OpenSSH's configuration for a host with ``ssh -G``, and expands the tokens in it.
+"""Reads OpenSSH's configuration for a host with ``ssh -G``, and expands tokens in its values.
 
-There are three kinds of options: options that do not affect the connection or login, options that are implemented
-exactly here, and options that require the ``ssh`` program. An unknown option is of the third kind unless its value is
-the default compiled into this machine's ssh.
+An SSH option may have no effect on the connection and login, may be implemented in this package, or may require the
+``ssh`` program. An unknown option requires the ``ssh`` program unless its value is the default that is compiled into
+this machine's ssh.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ WITHOUT_BEARING = frozenset(
 )
 """Options that do not affect the connection or login.
 
-The output of ``ssh -G`` already contains canonical names, certificates and hardware keys are left to the ssh program,
-and GSSAPI is tried afterwards.
+Options for canonical names are included because the output of ``ssh -G`` already contains the canonical name.
+Certificates, hardware keys and GSSAPI are left to the ssh program.
 """
 _TOKEN = re.compile(r"%(.)|\$\{([^}]*)\}", re.DOTALL)
 
@@ -62,7 +62,7 @@ MOST_INCLUDED = 4  # depth of files that include one another
 
 
 class ConfigError(Exception):
-    """The ssh program rejects the configuration; ``lines`` are its messages."""
+    """Error raised if the ssh program rejects the configuration, with the program's messages in ``lines``."""
 
     def __init__(self, lines: list[str]) -> None:
         self.lines = lines
@@ -70,22 +70,22 @@ class ConfigError(Exception):
 
 
 class BeyondError(Exception):
-    """Something that only the ssh program supports, such as a value in the configuration or a type of key."""
+    """Error raised for a configuration value or a key type that only the ssh program supports."""
 
 
 class NoAccountError(Exception):
-    """Our user ID has no account on this machine, as may happen in a container; then ssh refuses to run."""
+    """Error raised if the current user ID has no account on this machine, which ssh requires."""
 
 
 def exists(config: Path | None) -> bool:
-    """Return whether there is an ssh configuration; without one, ssh's defaults apply."""
+    """Return whether an SSH configuration file exists."""
     return any(path.exists() for path in ([config] if config else [expand("~/.ssh/config"), SYSTEM_CONFIG]))
 
 
 def ask(arguments: list[str], name: str, deadline: float) -> ConfigValues:
     """Return the options that ``ssh -G`` prints for ``name``.
 
-    Raise ConfigError if ssh fails, or TimeoutError, for example if a ``Match exec`` is slow.
+    Raise ConfigError if ssh fails, or TimeoutError at the deadline, for example if a ``Match exec`` command is slow.
     """
     left = remaining(deadline)
     # files, not pipes: a background process of a Match exec would keep pipes open after ssh has exited
@@ -117,7 +117,10 @@ def _lines(file: IO[bytes]) -> list[str]:
 
 
 class SshConfigs:
-    """Runs ``ssh -G``, which takes 5 ms, only once for all hosts if no configuration file distinguishes them."""
+    """A cache of the results of ``ssh -G``, which hosts share if no configuration file distinguishes between hosts.
+
+    A run of ``ssh -G`` takes 5 ms.
+    """
 
     def __init__(self, config: Path | None) -> None:
         self._config = config
@@ -125,7 +128,10 @@ class SshConfigs:
         self._asking = threading.Lock()
 
     def of(self, arguments: list[str], name: str, deadline: float) -> ConfigValues:
-        """Return the result of :func:`ask`; raise TimeoutError also if another thread's query took too long."""
+        """Return the result of :func:`ask`, if possible from the cache.
+
+        Raise TimeoutError if this query or the preceding query of another thread takes too long.
+        """
         words = [*(["-F", str(self._config)] if self._config else []), *arguments]
         if "-o" in arguments or not self._alike:
             return ask(words, name, deadline)
@@ -183,11 +189,11 @@ USUAL = {
     "pubkeyauthentication": ["true"],
     "verifyhostkeydns": ["false"],
 }
-"""Values with which paramiko complies anyway, as ``ssh -G`` prints them."""
+"""Values in the output of ``ssh -G`` that match paramiko's behaviour."""
 
 
 def beyond(values: ConfigValues) -> tuple[str, ...]:
-    """Return the options that are set but that only the ssh program supports."""
+    """Return the configured options that only the ssh program supports."""
     unknown = values.keys() - IMPLEMENTED - WITHOUT_BEARING
     unusual = [key for key in unknown if values[key] != USUAL.get(key)]
     defaults = compiled_in() if unusual else {}
@@ -195,7 +201,10 @@ def beyond(values: ConfigValues) -> tuple[str, ...]:
 
 
 def fill(text: str, tokens: dict[str, str], *, environment: bool = True) -> str:
-    """Replace ssh_config(5)'s %-tokens and, if allowed, ``${VARIABLE}``; raise BeyondError for an unknown name."""
+    """Expand the percent tokens of ssh_config(5) and, if allowed, ``${VARIABLE}``.
+
+    Raise BeyondError for an unknown token or variable.
+    """
 
     def replace(match: re.Match[str]) -> str:
         letter, variable = match.groups()
@@ -214,7 +223,7 @@ def fill(text: str, tokens: dict[str, str], *, environment: bool = True) -> str:
 def files(values: Iterable[str], tokens: dict[str, str]) -> tuple[Path, ...]:
     """Return the paths in the values of an option.
 
-    Raise BeyondError if a path is relative, or contains blanks, at which the values are split.
+    Raise BeyondError if a path is relative or contains spaces, because values are split at spaces.
     """
     words = [fill(word, tokens) for value in values for word in value.split(" ")]
     paths = tuple(expand(word) for word in words if word not in ("", "none"))
@@ -224,7 +233,7 @@ def files(values: Iterable[str], tokens: dict[str, str]) -> tuple[Path, ...]:
 
 
 def host_tokens(*, name: str, hostname: str, port: int, user: str, alias: str | None) -> dict[str, str]:
-    """Return the tokens that mean the same in every version of OpenSSH, which excludes ``%C`` and ``%j``."""
+    """Return the values of tokens that mean the same in every version of OpenSSH, which excludes ``%C`` and ``%j``."""
     here = socket.gethostname()
     return {
         "d": account().pw_dir,
@@ -244,7 +253,7 @@ PROXY_TOKENS = frozenset("hnpr")  # tokens that ProxyCommand and ProxyJump accep
 
 
 def expand(path: str) -> Path:
-    """Expand ``~`` in a path as ssh does, to the home directory of the account, whatever $HOME is."""
+    """Expand ``~`` in a path as ssh does, with the home directory of the account instead of $HOME."""
     if path == "~" or path.startswith("~/"):
         return Path(account().pw_dir) / path[2:]
     try:
@@ -254,7 +263,7 @@ def expand(path: str) -> Path:
 
 
 def account() -> pwd.struct_passwd:
-    """Return our own account, or raise NoAccountError."""
+    """Return the account of the current user, or raise NoAccountError."""
     try:
         return pwd.getpwuid(os.getuid())
     except KeyError as error:

@@ -1,4 +1,4 @@
-"""Establishes SSH sessions with paramiko: the handshake with allowed algorithms, the host key, and the login."""
+"""Establishes SSH sessions with paramiko, including the choice of algorithms, the host key check, and the login."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from nccl_doctor.transport.ssh.session import GreetedStream, ProxyCommandStream,
 from nccl_doctor.transport.ssh.settings import HostSettings
 
 _SORTS = {"kex": "key exchange", "key_types": "host key algorithm", "ciphers": "cipher", "digests": "MAC"}
-"""Our names for the kinds of algorithms, by paramiko's names."""
+"""The names of algorithm kinds in messages, by paramiko's names."""
 
 
 class DroppedError(Exception):
-    """The server closed the connection before its greeting."""
+    """Error raised if the server closes the connection before its SSH greeting."""
 
 
 def negotiate(
@@ -36,7 +36,7 @@ def negotiate(
     entries: KnownKeys,
     span: tuple[float, float],
 ) -> None:
-    """Do the handshake within ``span`` and check the host key; after a DroppedError, the caller may try again."""
+    """Perform the handshake within ``span``, and check the host key. After a DroppedError, the caller may try again."""
     started, deadline = span
     name = known_hosts.entry_name(settings.hostname, settings.port, settings.host_key_alias)
     _choose_algorithms(transport, settings, target, entries.matching(name))
@@ -66,7 +66,7 @@ def negotiate(
 def _choose_algorithms(
     transport: SshSession, settings: HostSettings, target: SshDestination, known: Sequence[KnownKey]
 ) -> None:
-    """Restrict paramiko to the algorithms that the SSH configuration allows, preferring types of known host keys."""
+    """Restrict paramiko to the algorithms that the SSH configuration allows, and prefer types of known host keys."""
     options = transport.get_security_options()
     for sort in ("ciphers", "digests", "kex", "key_types"):
         here = tuple(getattr(options, sort))
@@ -109,7 +109,7 @@ def _why_no_session(
 def log_in(
     transport: SshSession, settings: HostSettings, target: SshDestination, span: tuple[float, float], *, alone: bool
 ) -> None:
-    """Log in with a key within ``span``; raise AccessError, or BeyondError if only ssh can use a key."""
+    """Log in with a key within ``span``; raise AccessError, or BeyondError if a key needs the ssh program."""
     started, deadline = span
     try:
         transport.auth_timeout = remaining(deadline) + 1
@@ -128,7 +128,7 @@ def log_in(
 
 
 def _try_keys(transport: SshSession, user: str, identities: Identities) -> Login:
-    """Offer one key after another until one is accepted; return what happened with each key."""
+    """Offer the keys one after another until the server accepts a key, and return the outcome for each key."""
     offered: list[str] = []
     notes = list(identities.notes)
     methods: list[str] = []
@@ -174,7 +174,7 @@ def _try_keys(transport: SshSession, user: str, identities: Identities) -> Login
 
 
 def _methods(transport: paramiko.Transport, user: str) -> list[str]:
-    """Return the server's authentication methods, which it lists for the method "none" (RFC 4252, section 5.2)."""
+    """Return the authentication methods that the server lists in reply to the method "none" (RFC 4252, section 5.2)."""
     if not transport.is_authenticated() and transport.is_active():
         try:
             transport.auth_none(user)
@@ -189,7 +189,7 @@ _KEEPALIVE_S = 15
 
 
 class Deadlines(NamedTuple):
-    """Deadlines of the handshake and of the login after it."""
+    """The deadlines of the handshake and of the login that follows."""
 
     handshake: float
     login: float
@@ -206,7 +206,7 @@ def establish(
 ) -> SshSession:
     """Connect and log in, trying again if the server drops the connection.
 
-    Raise AccessError, or BeyondError if only ssh can log in.
+    Raise AccessError on failure, or BeyondError if only the ssh program can log in.
     """
     target, started, deadline = settings.target(hop=hop), time.monotonic(), by.handshake
     attempt, dropped = 0, None

@@ -1,4 +1,4 @@
-"""Describes why a host was not reached through SSH or refused the login, in the same way for paramiko and ssh.
+"""Describes why SSH could not reach a host or log in, with the same wording for paramiko and the ssh program.
 
 A failure's ``detail`` continues a sentence that begins with the host's name, as in "node3 (10.0.0.3:22) did not answer
 a TCP connection attempt within 10 s".
@@ -18,7 +18,7 @@ from nccl_doctor.transport.base import AccessError
 
 @dataclass(frozen=True)
 class SshDestination:
-    """A host to which we tried to connect."""
+    """The destination of an SSH connection attempt."""
 
     name: str  # as given to ssh, so that ~/.ssh/config applies
     address: str
@@ -71,7 +71,7 @@ def unreachable(
     *,
     late: bool = False,
 ) -> AccessError:
-    """Return the failure that no SSH session was established.
+    """Return the failure for a host with which no SSH session was established.
 
     ``late`` means that this machine's own preparation took too long, so that the host is tried again.
     """
@@ -92,7 +92,7 @@ def silent(target: SshDestination, seconds: float) -> AccessError:
 
 
 def dropped(target: SshDestination, message: str) -> AccessError:
-    """Return the failure for connections closed before the greeting; sshd gives a reason only for MaxStartups."""
+    """Return the failure for connections that the server closed before its SSH greeting."""
     why = "sshd's MaxStartups is reached, or it bars this machine" if says_dropped(message) else "without saying why"
     detail = f"closed every connection before the SSH greeting{':' if says_dropped(message) else ','} {why}"
     message = re.sub(r"\s+", " ", message).strip()
@@ -105,9 +105,9 @@ def is_dropped(error: AccessError) -> bool:
 
 
 def says_dropped(message: str) -> bool:
-    """Return whether this is sshd's message for a dropped connection.
+    """Return whether a message is sshd's message for a dropped connection.
 
-    Source: sshd.c; the second message is used since OpenSSH 9.8.
+    The messages come from sshd.c, and OpenSSH 9.8 and later send "Not allowed at this time".
     """
     return "MaxStartups" in message or "Not allowed at this time" in message
 
@@ -123,7 +123,7 @@ def of_os_error(target: SshDestination, error: OSError, seconds: float) -> Acces
 
 
 def not_forwarded(target: SshDestination, reason: access.Reason, message: str) -> AccessError:
-    """Return the failure for a host to which the jump host can't or may not connect."""
+    """Return the failure for a host to which the jump host did not forward the connection."""
     detail = "" if reason in ("refused", "forwarding") else "could not be reached from its jump host"
     if reason == "name-unresolved":
         detail = "has a name that does not resolve on its jump host"
@@ -141,7 +141,10 @@ def broken(target: SshDestination, stage: str, why: str) -> AccessError:
 
 
 def no_common(target: SshDestination, sort: str, theirs: str, ours: Iterable[str] = ()) -> AccessError:
-    """Return the failure for a server that offers no acceptable algorithm; ``theirs`` is a comma-separated list."""
+    """Return the failure for a server that offers no acceptable algorithm.
+
+    ``theirs`` is the server's comma-separated list of algorithms.
+    """
     names = [name for name in theirs.split(",") if not name.startswith(_EXTENSIONS)]
     offer = ", ".join(names[:_MOST_NAMES])[:_OFFER]
     detail = f"answered but has no {sort} that is taken here: it offers only {offer}"
@@ -150,19 +153,19 @@ def no_common(target: SshDestination, sort: str, theirs: str, ours: Iterable[str
 
 
 def reason_of(text: str) -> access.Reason | None:
-    """Return the reason in a message of ssh, sshd or a proxy command; None for an unknown message."""
+    """Return the reason that a message from ssh, sshd or a proxy command indicates, or None for an unknown message."""
     return next((reason for reason, words in _WORDS if re.search(words, text, re.IGNORECASE)), None)
 
 
 def bounded(lines: Iterable[str]) -> tuple[str, ...]:
-    """Return the lines, each shortened to the last 2,048 characters."""
+    """Return the lines, each shortened to its last 2,048 characters."""
     return tuple(line[-_LONGEST:] for line in lines)
 
 
 def host_key_unknown(
     target: SshDestination, key_type: str, fingerprint: str, known_hosts_file: Path, line: str | None = None
 ) -> AccessError:
-    """Return the failure for an unknown host key; ``line`` is the line for known_hosts, or None if no key was seen."""
+    """Return the failure for an unknown host key; ``line`` is for known_hosts, or None if no key was received."""
     facts = access.UnknownKeyFacts(
         **dict(target.facts),
         key_type=key_type,
@@ -180,7 +183,10 @@ def host_key_unknown(
 def key_mismatch(
     target: SshDestination, *, where: tuple[str, int], new: tuple[str, str], old: tuple[str, str] | None, revoked: bool
 ) -> AccessError:
-    """Return the failure for a changed or revoked key; ``where`` is (file, line), and keys are (type, fingerprint)."""
+    """Return the failure for a changed or revoked host key.
+
+    ``where`` is a (file, line) pair, and ``new`` and ``old`` are (type, fingerprint) pairs.
+    """
     file, line = where
     facts = access.ChangedKeyFacts(
         **dict(target.facts),
@@ -194,7 +200,7 @@ def key_mismatch(
     )
     place = f"{file}:{line}"
     detail = (
-        f"presented a host key that {place} revokes"
+        f"presented a host key that is marked as revoked in {place}"
         if revoked
         else f"presented a different host key from the one in {place}"
     )
@@ -209,7 +215,7 @@ _PHRASE = 300
 
 @dataclass(frozen=True)
 class Login:
-    """A failed login, with a phrase to describe each key and file."""
+    """A failed login, with a phrase for each key and file."""
 
     offered: tuple[str, ...] = ()
     encrypted: tuple[str, ...] = ()  # key files that need a passphrase, which can't be entered here
@@ -230,7 +236,7 @@ class Login:
 
 
 def auth_failed(target: SshDestination, login: Login) -> AccessError:
-    """Return the failure for a server that did not let us in with any of the keys."""
+    """Return the failure for a server that refused the login with all keys."""
     same = {key: value for key, value in vars(login).items() if key in access.LoginFacts.model_fields}
     public = login.identity_file is None or Path(f"{login.identity_file}.pub").exists()
     counted = {"offered": len(login.offered), "hardware": login.beyond, "public": public}
@@ -254,9 +260,9 @@ def auth_failed(target: SshDestination, login: Login) -> AccessError:
         evidence.append("the server closed the connection after too many keys (MaxAuthTries)")
     detail = f"refused the login of user {target.user}"
     if login.partial:
-        detail = f"accepted {target.user}'s key but asks for a second factor, which needs a terminal"
+        detail = f"accepted {target.user}'s key but requires a second factor, which needs a terminal"
     elif login.aborted:
-        detail = f"closed the connection: user {target.user} offered too many keys unknown to the host"
+        detail = f"closed the connection because too many SSH keys were rejected for user {target.user}"
     elif login.methods and "publickey" not in login.methods:
         detail = f"does not allow SSH key authentication for user {target.user}"
     return AccessError(access.SshAuthFailed(detail=detail, evidence=bounded(evidence), facts=facts))

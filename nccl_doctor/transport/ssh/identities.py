@@ -1,4 +1,4 @@
-"""Collects the keys for a login in the order in which they are tried. The user is never asked for anything."""
+"""Collects the keys for a login in the order in which they are tried, without prompting the user."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ PLAIN_TYPES = frozenset(  # keys that are neither certificates nor in hardware
 
 @dataclass(frozen=True)
 class OfferedKey:
-    """A key and its source, shown with the key's type and fingerprint."""
+    """A key for a login, and the key's source, which is an agent or a file."""
 
     key: paramiko.PKey
     source: str
@@ -44,7 +44,10 @@ class OfferedKey:
 
 
 class _Agent(AgentSSH):
-    """An ssh-agent on a given socket; paramiko's own class supports only $SSH_AUTH_SOCK and has no time limit."""
+    """A client of the ssh-agent on a given socket.
+
+    The agent class of paramiko supports only $SSH_AUTH_SOCK and has no time limit.
+    """
 
     def __init__(self, connection: socket.socket) -> None:
         super().__init__()
@@ -53,11 +56,11 @@ class _Agent(AgentSSH):
 
 @contextmanager
 def gather(settings: HostSettings, deadline: float) -> Iterator[Identities]:
-    """Yield the keys for a host in ssh's order (sshconnect2.c, pubkey_prepare), while the agent is connected.
+    """Yield the keys for a host in ssh's order (pubkey_prepare in sshconnect2.c), and keep the agent connected.
 
-    First come the agent's keys that have a file, then the agent's other keys, then the other files. A key from the
-    hosts file precedes all other keys, so that an agent with many keys does not use up the attempts that the server
-    allows.
+    The agent's keys that match a configured file come first, followed by the agent's other keys and the keys in other
+    files. A key from the hosts file precedes all other keys, so that an agent with many keys does not exhaust the
+    server's limit on attempts.
     """
     agent: list[OfferedKey] = []
     answered = False
@@ -83,14 +86,17 @@ _REQUEST_IDENTITIES = b"\0\0\0\1\x0b"  # SSH_AGENTC_REQUEST_IDENTITIES after its
 
 
 class Agents:
-    """The agents used for logins, each tested once, since ssh would wait for a hung agent at every host."""
+    """The SSH agents that are used for logins.
+
+    Each agent is tested once, because ssh would wait for an unresponsive agent at every host.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._silent: dict[str, float | None] = {}
 
     def require(self, way: Iterable[HostSettings]) -> None:
-        """Raise ControllerError if a login to a host or its jump hosts would wait for a silent agent."""
+        """Raise ControllerError if a login to a host or its jump hosts would wait for an unresponsive agent."""
         for settings in way:
             path = _agent_path(settings)
             if path is None or "controlpath" in settings.beyond:
@@ -111,7 +117,7 @@ class Agents:
 
 
 def _silent_for(path: str) -> float | None:
-    """Return for how many seconds an agent was silent; None if the agent answered or does not exist."""
+    """Return the number of seconds without an answer from an agent, or None if the agent answered or is absent."""
     bound = min(_LONGEST_S, AGENT_S * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1)))
     end = time.monotonic() + bound
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
@@ -211,9 +217,9 @@ def _read(path: Path) -> str:
 
 
 def _public_blob(path: Path) -> bytes:
-    """Return the public key for a key file, from the file itself or its .pub file; b"" if there is none.
+    """Return the public key that belongs to a key file, from the file itself or its .pub file, or b"" if none exists.
 
-    Source: authfile.c, sshkey_load_public.
+    The search follows ``sshkey_load_public`` in OpenSSH's authfile.c.
     """
     return _public_key(path, _read(path), _read(Path(f"{path}.pub")))
 
@@ -238,7 +244,7 @@ def _public_key(path: Path, *texts: str) -> bytes:
 
 
 def _exposed(path: Path) -> bool:
-    """Return whether ssh ignores a private key because others may read it (sshkey_perm_ok, authfile.c)."""
+    """Return whether ssh ignores a private key because other users may read the file (sshkey_perm_ok in authfile.c)."""
     try:
         status = path.stat()
     except OSError:  # reported when it is read
@@ -247,7 +253,7 @@ def _exposed(path: Path) -> bool:
 
 
 def _load(path: Path) -> paramiko.PKey | str | None:
-    """Return the key in a file, None if it needs a passphrase, or a phrase that says why it can't be used."""
+    """Return the key in a file, None if the key needs a passphrase, or a phrase for why the key can't be used."""
     try:
         return _private_key(path, path.read_bytes())
     except OSError as error:
@@ -265,14 +271,14 @@ def _private_key(path: Path, _content: bytes) -> paramiko.PKey | str | None:
 
 
 class OutOfTime(NamedTuple):
-    """Certificates that are expired or not valid yet, each as a phrase."""
+    """Phrases for certificates that have expired and for certificates that are not valid yet."""
 
     expired: tuple[str, ...] = ()
     early: tuple[str, ...] = ()
 
 
 def out_of_time(keys: Iterable[Path], now: datetime | None = None) -> OutOfTime:
-    """Return the keys' certificates (FILE-cert.pub, as ssh-keygen -s writes them) that are not valid now."""
+    """Return the keys' certificates (FILE-cert.pub from ``ssh-keygen -s``) that have expired or are not valid yet."""
     moment = (now or datetime.now(timezone.utc)).timestamp()
     expired: list[str] = []
     early: list[str] = []

@@ -1,7 +1,7 @@
-"""Reads known_hosts files, and never writes them; for the format, see sshd(8), "SSH_KNOWN_HOSTS FILE FORMAT".
+"""Reads known_hosts files, whose format is described in sshd(8), "SSH_KNOWN_HOSTS FILE FORMAT".
 
-Verdicts are the same as OpenSSH's (``check_key_in_hostkeys`` in hostfile.c). If a name has any key without a marker, a
-different key counts as changed, whatever its type.
+Host keys are judged as by ``check_key_in_hostkeys`` in OpenSSH's hostfile.c. If a name has a key without a marker, any
+other key counts as changed, regardless of the key type.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ Marker = Literal["", "@cert-authority", "@revoked"]
 
 @dataclass(frozen=True)
 class KnownKey:
-    """An entry in a known_hosts file. ``line`` counts from 1; ``key`` is encoded as in the SSH protocol."""
+    """An entry in a known_hosts file.
+
+    ``line`` is the line number, starting at 1, and ``key`` is encoded as in the SSH protocol.
+    """
 
     path: Path
     line: int
@@ -41,7 +44,10 @@ class KeyMatch:
 
 
 class KnownKeys:
-    """Entries in order, indexed by names without wildcards, since a cluster's file has a line for each host."""
+    """The entries of known_hosts files in order, indexed by host name.
+
+    The index is needed because the known_hosts file of a cluster has a line for each host.
+    """
 
     def __init__(self, entries: Iterable[KnownKey]) -> None:
         self._entries = tuple(entries)
@@ -59,13 +65,16 @@ class KnownKeys:
         return tuple(self._entries[place] for place in sorted((*self._places.get(name, ()), *by_pattern)))
 
     def has_authority(self, name: str) -> bool:
-        """Return whether a certificate authority is listed for this name; only ssh can verify certificates."""
+        """Return whether a certificate authority is listed for a host name.
+
+        Certificates can be verified only by the ssh program.
+        """
         names = (name, _portless(name))
         return any(entry.marker == "@cert-authority" for each in names if each for entry in self.matching(each))
 
 
 def read(paths: Iterable[Path]) -> KnownKeys:
-    """Return the entries of all files that can be read, in order; invalid lines are ignored, as in OpenSSH."""
+    """Return the entries of all readable files in order, ignoring invalid lines as OpenSSH does."""
     entries: list[KnownKey] = []
     for path in paths:
         try:
@@ -93,16 +102,19 @@ def parse(path: Path, text: str) -> Iterator[KnownKey]:
 
 
 def entry_name(hostname: str, port: int, alias: str | None = None) -> str:
-    """Return a host's name in known_hosts files; an alias (HostKeyAlias) has no port."""
+    """Return the name of a host in known_hosts files.
+
+    The name includes the port unless the port is 22 or an alias (HostKeyAlias) is set.
+    """
     if alias:
         return alias.lower()
     return hostname.lower() if port == 22 else f"[{hostname.lower()}]:{port}"
 
 
 def match_key(entries: KnownKeys, name: str, key: bytes) -> KeyMatch:
-    """Return the verdict on ``key`` for ``name`` (:func:`entry_name`).
+    """Compare ``key`` with the known keys for ``name`` (:func:`entry_name`), and return the result.
 
-    An entry without the port can only confirm or revoke a key.
+    For a name with a port, an entry without a port can only confirm or revoke the key.
     """
     there = entries.matching(name)
     for entry in there:
@@ -125,12 +137,12 @@ def _portless(name: str) -> str | None:
 
 
 def fingerprint(key: bytes) -> str:
-    """Return a key's fingerprint as ssh-keygen -l prints it: "SHA256:" and base64 without padding."""
+    """Return a key's fingerprint as printed by ``ssh-keygen -l``, which is "SHA256:" and base64 without padding."""
     return "SHA256:" + base64.b64encode(hashlib.sha256(key).digest()).decode().rstrip("=")
 
 
 def key_type(key: bytes) -> str:
-    """Return the type named in a key, such as "ssh-ed25519" (RFC 4253, 6.6); "" if it is not a key."""
+    """Return the type in an encoded key, such as "ssh-ed25519" (RFC 4253, section 6.6), or "" for an invalid key."""
     length = int.from_bytes(key[:4], "big")
     return key[4 : 4 + length].decode("ascii", errors="replace") if len(key) >= 4 + length else ""
 
@@ -153,7 +165,10 @@ def _matches(patterns: str, name: str) -> bool:
 
 
 def _glob(pattern: str, name: str) -> bool:
-    """Return whether a pattern matches; only * and ? are special, since brackets enclose a host with a port."""
+    """Return whether a pattern matches a name.
+
+    Only * and ? are wildcards, because brackets enclose a host name with a port.
+    """
     if "*" not in pattern and "?" not in pattern:
         return pattern == name
     return fnmatch.fnmatchcase(name, pattern.replace("[", "[[]"))

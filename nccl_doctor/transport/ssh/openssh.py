@@ -1,6 +1,6 @@
-"""Connects with the ``ssh`` program, which is slower than paramiko but complete, and interprets its messages.
+"""Connects with the ``ssh`` program, which is slower than paramiko but supports all options.
 
-The messages are those that ``ssh -v`` prints in the C locale, in OpenSSH 7.4 to 10.
+The module interprets the messages of ``ssh -v`` in the C locale in OpenSSH 7.4 to 10.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ _NO_GREETING = re.compile(rf"timed out during banner exchange|{_HUNG_UP.pattern}
 _RESOLVED = re.compile(r"debug1: Connecting to (\S+) \[([^\]]*)\] port (\d+)")
 
 _SORTS = {"key exchange method": "key exchange", "host key type": "host key algorithm"}
-"""Our names for kinds of algorithms, by ssh's names, where these differ (connect.py)."""
+"""The names of algorithm kinds in messages, by ssh's names, if the names differ (connect.py)."""
 
 
 @dataclass(frozen=True)
 class FailedSsh:
-    """A failed run of ssh; ``log`` contains ssh's own messages, and ``stderr`` those of servers and jump hosts.
+    """A failed run of ssh, with ssh's own messages in ``log``, and messages of servers and jump hosts in ``stderr``.
 
-    ``late`` means that ssh was ended at the deadline.
+    ``late`` is true if ssh was ended at the deadline.
     """
 
     settings: HostSettings
@@ -67,7 +67,7 @@ class FailedSsh:
 
 
 def classify(attempt: FailedSsh, jump: SshDestination | None = None) -> AccessError:
-    """Return the failure that an attempt shows, attributed to ``jump`` if the attempt ended at that last jump host."""
+    """Return the failure of an attempt, attributed to the last jump host ``jump`` if the attempt failed there."""
     if jump is not None and not _GREETED.search(attempt.log):
         through = re.search(r"open failed: (.*)", attempt.stderr)
         # each jump host behind another one reports its proxy command
@@ -84,7 +84,7 @@ def classify(attempt: FailedSsh, jump: SshDestination | None = None) -> AccessEr
 
 
 def logs_in(log: str) -> bool:
-    """Return whether the log shows that the handshake is over, as it always is with an open ControlMaster."""
+    """Return whether the log shows a completed handshake, which is always the case with an open ControlMaster."""
     return _HANDSHAKEN.search(log) is not None
 
 
@@ -171,7 +171,7 @@ def _connection(attempt: FailedSsh, target: SshDestination, log: str) -> AccessE
 
 
 def _greeting(attempt: FailedSsh, target: SshDestination, log: str, words: str) -> AccessError:
-    """Return the failure for a connection that was established but on which no SSH greeting came."""
+    """Return the failure for an established connection on which no SSH greeting arrived."""
     if attempt.late or "timed out during banner exchange" in log:
         return failures.silent(target, attempt.seconds)
     if not _HUNG_UP.search(log):  # ssh itself gave up, for example because of an unset variable in the configuration
@@ -190,21 +190,21 @@ def _last_words(log: str) -> str:
 
 
 _STRICT = ("BatchMode=yes", "StrictHostKeyChecking=yes", "UpdateHostKeys=no")
-"""Options that keep ssh from asking for anything and from adding keys to known_hosts files."""
+"""Options that prevent ssh from prompting the user and from adding keys to known_hosts files."""
 _PLAIN = (
     "ControlMaster=no", "ClearAllForwardings=yes", "ForwardAgent=no", "ForwardX11=no", "PermitLocalCommand=no",
     "RemoteCommand=none", "RequestTTY=no", "ConnectionAttempts=1", "ServerAliveInterval=15", "ServerAliveCountMax=3",
 )  # fmt: skip
 
 _LOG, _LONGEST_LOG = 1 << 20, 16 << 20
-"""Maximum number of bytes of ssh's messages that are kept from each end, and that may be written in total.
+"""Maximum number of bytes of ssh's messages to keep from each end of the log, and to write in total.
 
-Otherwise, a server could cause any number of messages.
+Without a limit, a server could cause ssh to write any number of messages.
 """
 
 
 class OpensshTransport:
-    """Transport that starts one ``ssh`` per host."""
+    """A transport that starts one ``ssh`` process per host."""
 
     def __init__(self, config: Path | None = None) -> None:
         self._config = config
@@ -232,7 +232,7 @@ class OpensshTransport:
                         raise
 
     def close(self) -> None:
-        """End logins whose callers were interrupted."""
+        """End the logins whose callers were interrupted."""
         with self._lock:
             entering, self._entering = [*self._entering], set()
         for channel in entering:
@@ -240,7 +240,10 @@ class OpensshTransport:
         close_all(one.close for one in entering)
 
     def _places(self, jump: str | None) -> Places:
-        """Return the places for handshakes that hosts behind a jump host share; a directly reached host has its own."""
+        """Return the handshake slots that hosts behind a jump host share.
+
+        A host without a jump host gets separate slots.
+        """
         if jump is None:
             return Places()
         with self._lock:
@@ -296,7 +299,7 @@ class OpensshTransport:
             raise classify(attempt, jump)
 
     def _entered(self, channel: ProcessChannel) -> None:
-        """Leave a channel to its owner, who will close it."""
+        """Stop tracking a channel, which its owner will close."""
         with self._lock:
             self._entering.discard(channel)
 
@@ -312,7 +315,7 @@ class OpensshTransport:
         return argv + arguments(options)
 
     def _through(self, jumps: str, seconds: int) -> str:
-        """Return the proxy command that ssh uses for ProxyJump, with strict checking of the jump host's key."""
+        """Return the proxy command that ssh uses for ProxyJump, but with strict checking of the jump host's key."""
         before, name, options = split_jump(jumps)
         argv = ["ssh", "-v", *(["-F", str(self._config)] if self._config else [])]
         for option in (*_STRICT, "CheckHostIP=no", f"ConnectTimeout={seconds}"):
@@ -325,13 +328,13 @@ class OpensshTransport:
 
 @dataclass(frozen=True)
 class _Log:
-    """The messages that ssh itself writes to ``path``, separately from the host's output."""
+    """The log file at ``path`` with the messages of ssh itself, which are separate from the host's output."""
 
     file: IO[bytes]
     path: str
 
     def text(self) -> str:
-        """Return all messages so far, with the middle left out if there are too many."""
+        """Return the messages so far, without the middle part if the log is too long."""
         size = self.file.seek(0, os.SEEK_END)
         self.file.seek(0)
         head = self.file.read(_LOG)
@@ -341,7 +344,10 @@ class _Log:
 
 @contextmanager
 def _log() -> Iterator[_Log]:
-    """Yield an unnamed file, which disappears with this process, or a named file if there is no /proc (macOS)."""
+    """Yield a log in an unnamed file, which disappears with this process.
+
+    On systems without /proc, such as macOS, the log is a named file.
+    """
     with tempfile.TemporaryFile() as file:
         path = f"/proc/{os.getpid()}/fd/{file.fileno()}"
         if Path(path).exists():
@@ -352,7 +358,7 @@ def _log() -> Iterator[_Log]:
 
 
 def _unwritten(settings: HostSettings) -> str:
-    """Return an option that keeps ssh from adding addresses to the user's first known_hosts file (CheckHostIP)."""
+    """Return an option that prevents ssh from adding addresses to the user's first known_hosts file (CheckHostIP)."""
     if "userknownhostsfile" in settings.beyond:
         return "CheckHostIP=no"
     files = " ".join(f'"{path}"' for path in (os.devnull, *settings.user_known_hosts))

@@ -1,13 +1,13 @@
-"""Runs commands with paramiko; hosts behind the same jump host share a connection to the jump host.
+"""Runs commands with paramiko. Hosts behind the same jump host share a connection to the jump host.
 
-Hosts that are tried again share a new connection to the jump host, because the hosts are not at fault if the first
-connection failed, for example because the jump host was late or the connection stalled.
+Hosts that are tried again share a new connection to the jump host, because the first connection may have caused the
+failures.
 
-Only the host's kernel knows whether its large packets are lost on their way to us. An MTU black hole lets small packets
-through, so the host receives our packets and its acknowledgements arrive, while its answer is retransmitted again and
-again. A host that is only slow has not sent anything yet; on a broken path, or a connection that a firewall no longer
-tracks, no acknowledgements arrive. The kernel is queried over a second connection, on which the host sends only small
-packets, because our SYN announces a small MSS. No times are compared.
+Only the host's kernel knows whether the host's large packets are lost on the way to this machine. In an MTU black hole,
+small packets and acknowledgements arrive, but the host retransmits its large answer repeatedly. A slow host has not
+sent an answer yet, so its kernel retransmits nothing. If the path is broken or a firewall no longer tracks the
+connection, no acknowledgements arrive. The kernel is queried over a second connection whose SYN announces a small MSS,
+so that the host sends only small packets.
 """
 
 from __future__ import annotations
@@ -59,12 +59,12 @@ ResolveJump = Callable[[str, float], HostSettings]
 
 SMALL_MSS = 1200  # bytes of a segment that pass wherever IPv6's smallest MTU (1280; RFC 8200, section 5) does
 TIMES = 3
-"""Number of unacknowledged retransmissions after which Linux suspects the path (ip-sysctl, tcp_retries1)."""
+"""Number of unacknowledged retransmissions after which Linux suspects a problem on the path (tcp_retries1)."""
 _ROW = re.compile(
     r"^ *\d+: [0-9A-F]+:[0-9A-F]{4} (?P<address>[0-9A-F]+):(?P<port>[0-9A-F]{4}) 0[18] "
     r"(?P<queued>[0-9A-F]{8}):[0-9A-F]{8} 01:[0-9A-F]{8} (?P<times>[0-9A-F]{8}) "
 )
-"""A line of /proc/net/tcp (proc(5)) for a socket that may send and whose retransmission timer is running."""
+"""A line of /proc/net/tcp (proc(5)) for a socket that can send data and whose retransmission timer is running."""
 _ACKED = slice(120, 128)  # tcpi_bytes_acked in struct tcp_info (linux/tcp.h), since Linux 4.1
 _MOST = 64 * 1024
 
@@ -72,7 +72,7 @@ _MOST = 64 * 1024
 def mtu_blackhole(session: SshSession, speak: Callable[[], None], again: Callable[[], SshSession], by: float) -> bool:
     """Return whether the host's large packets are lost while small packets arrive.
 
-    ``speak`` sends something that needs no answer; ``again`` opens another session with the host.
+    ``speak`` sends data that needs no answer, and ``again`` opens another session with the host.
     """
     held = session.connection()
     if held is None or not hasattr(socket, "TCP_INFO"):
@@ -112,7 +112,7 @@ def is_resent(row: str, address: str, port: int) -> bool:
 
 
 def _acknowledged(connection: socket.socket) -> int:
-    """Return the number of our bytes that the host's kernel has acknowledged."""
+    """Return the number of sent bytes that the host's kernel has acknowledged."""
     return int.from_bytes(connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _ACKED.stop)[_ACKED], "little")
 
 
@@ -122,15 +122,17 @@ _SLICE_S = 0.05  # stdout and stderr are emptied this often while we send: their
 _CLOSE_S = 2.0
 _STATUS_S = 0.5
 REUSE_S = 5.0
-"""Seconds that a command has to start in a kept session, since a firewall may have dropped the idle connection."""
+"""Time limit in seconds for starting a command in a kept session. The idle connection of a kept session may have been
+dropped by a firewall.
+"""
 _HANG_UP_S = 0.5  # a command that sshd may not signal, since it is root's, costs this much
 
 
 class _Arrival(threading.Event):
-    """Event that is set when stdout or stderr receives data or ends.
+    """An event that is set when data arrives on stdout or stderr, or when a stream ends.
 
-    paramiko's calls of clear() are ignored, since clearing the event for one stream would hide data in the other. A
-    reader resets the event with ``forget`` before reading.
+    paramiko's calls to clear() are ignored, because clearing the event for one stream would hide data in the other
+    stream. A reader resets the event with ``forget`` before reading.
     """
 
     forget = threading.Event.clear
@@ -142,8 +144,8 @@ class _Arrival(threading.Event):
 class ParamikoChannel:
     """A command that paramiko runs on a host.
 
-    ``small`` opens another session, in which the host sends only small packets. With ``keeps``, the session outlives
-    the command.
+    ``small`` opens another session, in which the host sends only small packets. With ``keeps``, the session stays open
+    after the command has ended.
     """
 
     def __init__(
@@ -157,7 +159,7 @@ class ParamikoChannel:
         self._closing, self._sending = threading.Event(), threading.Lock()
 
     def send(self, data: bytes, deadline: float) -> None:
-        """Write all of ``data``, reading what the command prints in the meantime."""
+        """Write all of ``data`` to the command, and read the command's output in the meantime."""
         view = memoryview(data)
         with self._sending, ends_at(deadline, self._session):  # paramiko blocks without limit on a full TCP buffer
             while view:
@@ -176,7 +178,7 @@ class ParamikoChannel:
                     self._drain()
 
     def pulse(self) -> None:
-        """Send an empty line, unless the host's window or a TCP buffer is full."""
+        """Send an empty line unless the host's window or a TCP buffer is full."""
         gone = OSError, EOFError, paramiko.SSHException  # whoever waits for an answer notices the end
         with if_free(self._sending) as free, contextlib.suppress(*gone):
             if free and self._channel.send_ready() and self._session.takes_more():
@@ -207,12 +209,12 @@ class ParamikoChannel:
                 self._arrival.wait(left)
 
     def stderr_tail(self) -> str:
-        """Return the last 8 KiB of stderr, including what has arrived since the last read."""
+        """Return the last 8 KiB of stderr, including unread output."""
         self._drain_stderr()
         return self._tail.text()
 
     def exit_status(self, deadline: float) -> int | None:
-        """Return the exit status, or None if the connection broke, a signal ended it, or the deadline passed."""
+        """Return the exit status, or None if the connection broke, a signal ended the command, or time ran out."""
         while not self._channel.status_event.wait(_SLICE_S):
             if time.monotonic() >= deadline:
                 return None
@@ -220,12 +222,15 @@ class ParamikoChannel:
         return self._channel.exit_status if self._channel.exit_status >= 0 else None
 
     def start(self, command: str, deadline: float) -> None:
-        """Start the command; once the request is sent, another thread can end the command with `close`."""
+        """Start the command.
+
+        Another thread can end the command with :meth:`close` as soon as the request has been sent.
+        """
         with ends_at(deadline, self):  # paramiko waits without limit for the reply
             self._channel.exec_command(command)
 
     def close(self) -> None:
-        """End the command with SIGHUP, as if its terminal closed; close the channel and, if not kept, the session."""
+        """End the command with SIGHUP, and close the channel and, if the session is not kept, the session."""
         # sshd only closes the command's stdin: a shell that waits for something else would stay forever
         if self._closing.is_set():
             return
@@ -258,7 +263,7 @@ class ParamikoChannel:
             return
 
     def _drain(self) -> None:
-        """Read the streams' available data without waiting, up to a limit, since a host may send as fast as we read."""
+        """Read available data without waiting, up to a limit, because a host may send data as fast as it is read."""
         for _ in range(_CHUNKS):
             if not self._channel.recv_ready():
                 break
@@ -279,17 +284,17 @@ class ParamikoChannel:
 
 
 class _Jump(NamedTuple):
-    """A session with a jump host, and the places for simultaneous handshakes through it."""
+    """A session with a jump host, and the slots for simultaneous handshakes through the jump host."""
 
     session: SshSession
     places: Places
 
 
 class ParamikoTransport:
-    """Transport that opens one SSH session per command or, with ``keeps``, per settings object.
+    """A transport that opens one SSH session per command or, with ``keeps``, one session per settings object.
 
-    With ``alone``, the ssh program does not take over what paramiko can't do. With ``keeps``, a later command for the
-    same settings object runs in the same session if that still works, or else in a new session.
+    With ``alone``, the ssh program is not used for features that paramiko lacks. With ``keeps``, a later command for
+    the same settings object reuses the session if the session still works.
     """
 
     def __init__(self, resolve_jump: ResolveJump, *, alone: bool, keeps: bool = False) -> None:
@@ -304,9 +309,9 @@ class ParamikoTransport:
         self._known: dict[tuple[Path, ...], known_hosts.KnownKeys] = {}
 
     def open(self, settings: HostSettings, command: str, deadline: float, latest: float = math.inf) -> ParamikoChannel:
-        """Start ``command`` on the host; raise AccessError, or BeyondError if only ssh can use the keys.
+        """Start ``command`` on the host; raise AccessError on failure, or BeyondError if the keys need the ssh program.
 
-        A command that did not start in a kept session within :data:`REUSE_S` seconds is started in a new session.
+        A command that does not start in a kept session within :data:`REUSE_S` seconds is started in a new session.
         """
         target, began = settings.target(), time.monotonic()
         for known, session in tuple(self._kept):
@@ -336,7 +341,7 @@ class ParamikoTransport:
         return opened
 
     def _start(self, session: SshSession, command: str, deadline: float, settings: HostSettings) -> ParamikoChannel:
-        """Start a command in a session; if it does not start, close its channel."""
+        """Start a command in a session, and close the command's channel if the command does not start."""
 
         def small(by: float) -> SshSession:
             turn = self._tries[settings.target()]
@@ -361,9 +366,9 @@ class ParamikoTransport:
             self._channels.add(channel)
 
     def close(self) -> None:
-        """Close the channels of interrupted callers, then the sessions with jump hosts.
+        """Close the channels of interrupted callers and the sessions with jump hosts.
 
-        After that, no command can start.
+        A closed transport can't start any more commands.
         """
         with self._lock:
             self._ended = True
@@ -384,9 +389,9 @@ class ParamikoTransport:
         hop: bool = False,
         mss: int | None = None,
     ) -> tuple[SshSession, float]:
-        """Open a session for attempt number ``turn``, and return it with the deadline of its login.
+        """Open a session for attempt number ``turn``, and return the session with the deadline of its login.
 
-        A host's time limit starts when it is the host's turn at the jump host.
+        A host's time limit starts when the host gets a slot at the jump host.
         """
         if hop and settings.connect_timeout is not None:
             bound = min(bound, settings.connect_timeout)
@@ -406,14 +411,17 @@ class ParamikoTransport:
             return session, by.login
 
     def known_keys(self, settings: HostSettings) -> known_hosts.KnownKeys:
-        """Return the entries of all known_hosts files for the host; each set of files is read once."""
+        """Return the entries of the host's known_hosts files. Each set of files is read only once."""
         paths = settings.known_hosts
         if paths not in self._known:
             self._known[paths] = known_hosts.read(paths)
         return self._known[paths]
 
     def _jump(self, jumps: str, bound: float, latest: float, turn: int) -> _Jump:
-        """Return the session with the last of ``jumps``; the first thread opens it while the others wait."""
+        """Return the session with the last jump host in ``jumps``.
+
+        The first thread opens the session while other threads wait.
+        """
         deadline = min(latest, time.monotonic() + LOGIN_TIMES * bound)
         jump = self._resolve_jump(jumps, deadline)
         target = jump.target(hop=True)
@@ -436,7 +444,7 @@ class ParamikoTransport:
 
 
 def _forward(session: SshSession, settings: HostSettings, deadline: float, bound: float) -> SocketLike:
-    """Return a TCP connection forwarded by the jump host (RFC 4254, section 7.2)."""
+    """Return a TCP connection that the jump host forwards (RFC 4254, section 7.2)."""
     target = settings.target()
     try:
         return session.open_channel(

@@ -1,6 +1,6 @@
-"""A paramiko session that keeps the server's messages, and the stream that carries the session.
+"""Defines a paramiko session that keeps the server's messages, and the stream that carries the session.
 
-The stream is a TCP connection, a proxy command, or a channel through a jump host. Every wait has a limit.
+The stream is a TCP connection, a proxy command, or a channel through a jump host. Every wait has a time limit.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ _GREETING = 1024
 _LAST_WORDS = 2048
 _USER_TIMEOUT_MS = 30_000
 _POLL_S = 1.0
-"""Seconds between paramiko's checks of whether its session was closed.
+"""Number of seconds between paramiko's checks of whether the session was closed.
 
-close() notifies paramiko immediately anyway. With paramiko's default of ten checks per second, slow hosts took a tenth
-of the controller's time.
+A call of ``close()`` notifies paramiko immediately. With paramiko's default of ten checks per second, the checks for
+slow hosts took a tenth of the controller's time.
 """
 _GRACE_S = 0.2  # for a proxy command to exit after its host has disconnected
 
@@ -45,13 +45,13 @@ class SocketLike(Protocol):
     """The socket methods that paramiko uses."""
 
     def send(self, data: bytes, /) -> int:
-        """Send bytes, and return how many were accepted."""
+        """Send bytes, and return the number of accepted bytes."""
 
     def recv(self, size: int, /) -> bytes:
-        """Receive up to this many bytes, or b"" at the end."""
+        """Receive at most ``size`` bytes, or b"" at the end of the stream."""
 
     def settimeout(self, seconds: float | None, /) -> None:
-        """Set the number of seconds that recv and send may wait."""
+        """Set the number of seconds that ``recv`` and ``send`` may wait."""
 
     def fileno(self) -> int:
         """Return the file descriptor, for poll(2)."""
@@ -60,7 +60,7 @@ class SocketLike(Protocol):
 
 
 class GreetedStream:
-    """Stream that keeps the first KiB received and records, as paramiko does not, whether the server closed it."""
+    """A stream that keeps the first KiB of received data, and records whether the server closed the stream."""
 
     def __init__(self, inner: SocketLike) -> None:
         self.inner, self.head, self.ended = inner, b"", False
@@ -68,7 +68,7 @@ class GreetedStream:
 
     @property
     def greeted(self) -> bool:
-        """True if an SSH greeting was received; a server may send lines before it (RFC 4253, section 4.2)."""
+        """True if an SSH greeting was received, possibly after other lines (RFC 4253, section 4.2)."""
         return self.head.startswith(b"SSH-") or b"\nSSH-" in self.head
 
     def send(self, data: bytes) -> int:
@@ -92,15 +92,15 @@ class GreetedStream:
         return data
 
     def peer(self) -> str:
-        """Return the peer's address, or "" if the stream is not our own TCP connection."""
+        """Return the peer's address, or "" if the stream is not a TCP connection of this process."""
         return str(self.inner.getpeername()[0]) if isinstance(self.inner, socket.socket) else ""
 
     def settimeout(self, seconds: float | None) -> None:
-        """Set the time limit for sending and receiving, but at least :data:`_POLL_S`."""
+        """Set the time limit for sending and receiving, with a minimum of :data:`_POLL_S` seconds."""
         self.inner.settimeout(None if seconds is None else max(seconds, _POLL_S))
 
     def close(self) -> None:
-        """Close the underlying stream, and wake threads that are waiting for it."""
+        """Close the underlying stream, and wake all threads that are waiting for data."""
         self._closed = True
         if isinstance(self.inner, socket.socket):
             _wake(self.inner)
@@ -113,7 +113,7 @@ class GreetedStream:
 
 
 def look_up(target: SshDestination, deadline: float) -> list[tuple[Any, ...]]:
-    """Return the result of getaddrinfo(3); a resolver that misses the deadline is abandoned in its thread."""
+    """Return the result of getaddrinfo(3), which runs in a thread that is abandoned at the deadline."""
     answer: queue.SimpleQueue[list[tuple[Any, ...]] | OSError | UnicodeError] = queue.SimpleQueue()
 
     def ask() -> None:
@@ -135,9 +135,9 @@ def look_up(target: SshDestination, deadline: float) -> list[tuple[Any, ...]]:
 
 
 def dial(target: SshDestination, deadline: float, bound: float, mss: int | None = None) -> socket.socket:
-    """Return a connection to the first of a target's addresses that answers, or raise AccessError.
+    """Return a connection to the first address of the target that answers, or raise AccessError.
 
-    ``mss`` limits the size of segments in both directions, in bytes.
+    ``mss`` limits the size of TCP segments in both directions, in bytes.
     """
     addresses = look_up(target, deadline)
     last: OSError = TimeoutError()
@@ -167,13 +167,13 @@ def dial(target: SshDestination, deadline: float, bound: float, mss: int | None 
 
 
 def _wake(connection: socket.socket) -> None:
-    """End other threads' waits on the socket, which close(2) does not do."""
+    """Shut down the socket, which wakes waiting threads, unlike close(2)."""
     with contextlib.suppress(OSError):  # never connected, or already closed
         connection.shutdown(socket.SHUT_RDWR)
 
 
 class ProxyCommandStream:
-    """Standard input and output of a ProxyCommand as one socket."""
+    """The standard input and output of a ProxyCommand, combined in one socket."""
 
     def __init__(self, command: str) -> None:
         self._closing = threading.Lock()
@@ -194,7 +194,10 @@ class ProxyCommandStream:
         self.fileno = self._ours.fileno
 
     def failed(self) -> str | None:
-        """Close the connection, and return the command's stderr or status; None if it succeeded without output."""
+        """Close the connection, and return the command's stderr or exit status.
+
+        The result is None for success without output.
+        """
         try:
             status = self._process.wait(_GRACE_S)
         except subprocess.TimeoutExpired:
@@ -203,7 +206,7 @@ class ProxyCommandStream:
         return self._last_words or (f"it ended with status {status}" if status else None)
 
     def close(self) -> None:
-        """Close the connection, and end the command if it does not exit on its own. Any thread may call this."""
+        """Close the connection, and end the command if it does not exit on its own. The method is thread-safe."""
         with self._closing:
             if self._stderr.closed:
                 return
@@ -220,15 +223,17 @@ class ProxyCommandStream:
 
 
 MAX_PACKET = 256 * 1024
-"""Maximum packet size in bytes (OpenSSH's PACKET_MAX_SIZE); paramiko would accept any length that fits into 32 bits."""
+"""Maximum packet size in bytes (OpenSSH's PACKET_MAX_SIZE). Without a limit, paramiko accepts any length that fits into
+32 bits.
+"""
 _OF_A_CHANNEL = (MSG_CHANNEL_DATA, MSG_CHANNEL_EXTENDED_DATA, MSG_CHANNEL_EOF, MSG_CHANNEL_CLOSE)
 """Messages that must not be sent to a closed channel (RFC 4254, section 5.3)."""
 _MAX_VERSIONS = 64 * 1024
-"""Maximum number of bytes in a server's version and the lines before the version (RFC 4253, section 4.2)."""
+"""Maximum number of bytes in a server's version line and the lines before the version line (RFC 4253, section 4.2)."""
 
 
 class _Packets(Packetizer):
-    """Packetizer that limits the packet size and the version, which arrive before the server is authenticated."""
+    """A packetizer that limits the sizes of packets and of the version line, even before authentication."""
 
     _before = 0
 
@@ -249,7 +254,7 @@ Feed = Callable[[paramiko.Channel, paramiko.Message], None]
 
 
 def _within_window(feed: Feed) -> Feed:
-    """Limit a channel's data to its window (RFC 4254, 5.2), which paramiko counts but does not enforce."""
+    """Wrap a message handler to enforce the channel's window (RFC 4254, section 5.2), which paramiko only counts."""
 
     def take(channel: paramiko.Channel, message: paramiko.Message) -> None:
         feed(channel, message)
@@ -260,10 +265,10 @@ def _within_window(feed: Feed) -> Feed:
 
 
 class SshSession(paramiko.Transport):
-    """Session that reports failures to each thread in the server's own words.
+    """A session that reports failures to each thread with the server's own messages.
 
     Each thread learns why its own channel was not opened, or why the session ended. paramiko keeps only the last
-    exception for all threads, without the message that distinguishes "refused" from "no route".
+    exception for all threads, and drops the message that distinguishes "refused" from "no route".
     """
 
     _channel_handler_table: ClassVar[dict[int, Feed]] = {
@@ -293,7 +298,7 @@ class SshSession(paramiko.Transport):
         return number
 
     def _send_user_message(self, data: paramiko.Message) -> None:
-        """Drop messages to a closed channel, since OpenSSH would end the whole session over them."""
+        """Drop messages to a closed channel, because OpenSSH would end the whole session in response."""
         # paramiko checks first and sends later, without a lock (Channel.send; sshd's channels.c,
         # channel_from_packet_id)
         text = data.asbytes()
@@ -306,7 +311,7 @@ class SshSession(paramiko.Transport):
             super()._send_user_message(data)  # type: ignore[misc]  # not in the stubs
 
     def _parse_channel_open_success(self, message: paramiko.Message) -> None:
-        """Forget that a channel's number was closed, since a new channel may reuse it."""
+        """Remove the new channel's number from the set of closed channels, because the server may reuse numbers."""
         words = paramiko.Message(message.get_remainder())
         words.get_int()
         self._closed.discard(words.get_int())
@@ -332,21 +337,21 @@ class SshSession(paramiko.Transport):
         super()._parse_disconnect(message)  # type: ignore[misc]  # not in the stubs
 
     def banner(self) -> str:
-        """Return the server's last banner during the login, such as PAM's message (RFC 4252, 5.4)."""
+        """Return the server's last banner during the login, such as a message from PAM (RFC 4252, section 5.4)."""
         handler = self.auth_handler  # get_banner() loses it when the server disconnects
         banner = handler.banner if handler is not None else None
         return banner.decode(errors="replace") if isinstance(banner, bytes) else str(banner or "")
 
     def connection(self) -> socket.socket | None:
-        """Return the underlying TCP connection, or None if it is not our own."""
+        """Return the underlying TCP connection, or None for a proxy command or a channel through a jump host."""
         return self._stream.inner if isinstance(self._stream.inner, socket.socket) else None
 
     def takes_more(self) -> bool:
-        """Return whether a short message can be sent without blocking, which is not certain if the host is dead."""
+        """Return whether a short message can be sent without blocking."""
         return self.clear_to_send.is_set() and _takes_more(self._stream.inner)
 
     def get_exception(self) -> Exception | None:
-        """Return the reason why this thread's channel was not opened, or else why the session ended."""
+        """Return the exception that prevented this thread's channel from opening, or else ended the session."""
         refusal = self._refusals.pop(self._wanted.pop(threading.get_ident(), -1), None)
         error = super().get_exception()
         return refusal or (None if isinstance(error, paramiko.ChannelException) else error)
@@ -368,7 +373,7 @@ class _Closable(Protocol):
 
 
 class _Watch:
-    """Closes sessions at their deadlines, of which each host has a dozen, in one thread for all hosts."""
+    """A watchdog that closes sessions at their deadlines, with one thread for all hosts."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -378,7 +383,7 @@ class _Watch:
         self._runs = False
 
     def begin(self, deadline: float, session: _Closable) -> int:
-        """Schedule the session to be closed at the deadline; return an ID with which to cancel this."""
+        """Schedule the session to be closed at the deadline, and return an ID for :meth:`call_off`."""
         with self._changed:
             number = next(self._numbers)
             self._watched[number] = session
@@ -406,7 +411,7 @@ class _Watch:
 
 
 def _close(session: _Closable) -> None:
-    """Close a session without waiting for its thread, since other deadlines are running."""
+    """Close a session in another thread, so that the deadlines of other sessions are met."""
     try:
         threading.Thread(target=session.close, daemon=True).start()
     except RuntimeError:  # this machine can't start another thread; then the others wait
@@ -418,9 +423,9 @@ _WATCH = _Watch()
 
 @contextmanager
 def ends_at(deadline: float, session: _Closable) -> Iterator[None]:
-    """Close the session at the deadline, since some of paramiko's waits have no limit.
+    """Close the session at the deadline, because some of paramiko's waits have no time limit.
 
-    A channel may be passed instead, and is closed together with its session.
+    A channel may be passed instead of a session, and is closed together with its session.
     """
     number = _WATCH.begin(deadline, session)
     try:

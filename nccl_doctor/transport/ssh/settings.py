@@ -1,4 +1,4 @@
-"""Settings for the connection to a host, from OpenSSH's configuration, the hosts file, or OpenSSH's defaults."""
+"""Determines the settings for a connection from OpenSSH's configuration, the hosts file, or OpenSSH's defaults."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ OPENSSH_ALGORITHMS: Mapping[str, tuple[str, ...]] = {
         *("hmac-sha2-256", "hmac-sha2-512", "hmac-sha1"),
     ),
 }
-"""Algorithms that OpenSSH 10.0's client offers by default (ssh_config(5), "The default is").
+"""Algorithms that the OpenSSH 10.0 client offers by default according to ssh_config(5), in order of preference.
 
-The best come first. Certificates and hardware keys are missing, because they are left to the ssh program. On its own,
-paramiko would also accept CBC ciphers, MD5 and truncated MACs.
+Algorithms for certificates and hardware keys are omitted, because they are left to the ssh program. By default,
+paramiko accepts CBC ciphers, MD5 and truncated MACs, too.
 """
 
 
@@ -124,14 +124,16 @@ def arguments(options: SshOptions) -> list[str]:
 
 
 def asked(name: str, options: SshOptions) -> SshDestination:
-    """Return the target as requested, before its settings are known."""
+    """Return the SSH destination from the given name and options, before its settings are resolved."""
     return SshDestination(name, name, options.port or 22, options.user or "")
 
 
 _ALIAS_S = 5.0
 
 DEFAULT_KEYS = ("id_rsa", "id_ecdsa", "id_ecdsa_sk", "id_ed25519", "id_ed25519_sk")
-"""OpenSSH's default key files in order (readconf.c, fill_default_options), without DSA and XMSS, which were removed."""
+"""OpenSSH's default key files in order (fill_default_options in readconf.c). DSA and XMSS keys are omitted, because
+OpenSSH no longer supports them.
+"""
 _ALGORITHMS = {
     "ciphers": ("ciphers",),
     "digests": ("macs",),
@@ -150,9 +152,9 @@ def resolve(
 ) -> HostSettings:
     """Return the settings for the host ``name``.
 
-    ``options`` take precedence. Raise AccessError if the name is invalid or ssh rejects it. ``ssh -G`` is run if
-    OpenSSH's client and a configuration exist. Without the client, no configuration is read, and OpenSSH's defaults and
-    the hosts file apply.
+    ``options`` take precedence over the SSH configuration. Raise AccessError if the name is invalid or ssh rejects the
+    name. ``ssh -G`` is run if the OpenSSH client is installed and a configuration exists. Without the OpenSSH client,
+    no configuration is read, and OpenSSH's defaults and the hosts file apply.
     """
     check_name(name, options)
     target = asked(name, options)
@@ -175,7 +177,7 @@ def resolve(
 
 
 def ssh_alias(name: str) -> str | None:
-    """Return the HostName that ssh's configuration sets for a name; None if there is none or ssh can't be run."""
+    """Return the HostName that the SSH configuration sets for a name, or None if no HostName is found."""
     try:
         hostname = resolve(name, SshOptions(), time.monotonic() + _ALIAS_S).hostname
     except (AccessError, ControllerError):
@@ -189,7 +191,7 @@ def unread_configuration(config: Path | None = None) -> bool:
 
 
 def _read(name: str, options: SshOptions, values: ConfigValues) -> HostSettings:
-    """Return the settings from the output of ``ssh -G``, or the defaults; ``beyond`` lists options that need ssh."""
+    """Return the settings from the output of ``ssh -G``, or the defaults if ``values`` is empty."""
     beyond = list(ssh_config.beyond(values))
 
     def first(key: str) -> str | None:
@@ -273,22 +275,25 @@ MAX_HANDSHAKES = 8
 With the default MaxStartups (10:30:100), sshd may drop the eleventh connection.
 """
 PLACE_S = 2.0
-"""Maximum number of seconds that a host occupies one of the :class:`Places`.
+"""Maximum number of seconds for which a host occupies one of the :class:`Places`.
 
-By then, the handshake with the jump host is long over, and the host is waiting for something behind the jump host.
+A longer delay has its cause behind the jump host, because the handshake with the jump host takes less time.
 """
 QUEUE = 6.0  # how many times its own limit a host may wait for its turn at a jump host
 
 
 class Places:
-    """Places for simultaneous handshakes through one jump host. A host that is silent, dead or slow loses its place."""
+    """Slots for simultaneous handshakes through one jump host.
+
+    A host that takes longer than :data:`PLACE_S` seconds loses its slot.
+    """
 
     def __init__(self) -> None:
         self._free = threading.BoundedSemaphore(MAX_HANDSHAKES)
 
     @contextmanager
     def place(self, target: SshDestination, seconds: float) -> Iterator[None]:
-        """Hold one of the jump host's slots for at most :data:`PLACE_S`; raise AccessError if none becomes free."""
+        """Hold a slot of the jump host for at most :data:`PLACE_S` seconds; raise AccessError if none becomes free."""
         if not self._free.acquire(timeout=max(0.0, seconds)):
             raise failures.stalled(target, "waiting for its turn at the jump host", seconds)
         once = threading.Lock()
@@ -308,9 +313,11 @@ class Places:
 
 
 def split_jump(jumps: str) -> tuple[str, str, SshOptions]:
-    """Split off the last jump host, so that "a,ops@b:2222" gives ("a", "b", user ops, port 2222).
+    """Split off the last jump host of a ProxyJump value.
 
-    IPv6 addresses are in brackets.
+    For example, "a,ops@b:2222" gives ("a", "b", user ops, port 2222).
+
+    IPv6 addresses must be in brackets.
     """
     before, _, last = jumps.rpartition(",")
     user, _, place = last.strip().removeprefix("ssh://").rpartition("@")

@@ -1,7 +1,8 @@
-"""The public functions of nccl-doctor; everything else may change in any release.
+"""The public functions of nccl-doctor. All other functions may change in any release.
 
-They print nothing. A :class:`~nccl_doctor.model.report.Report` has the fields of the JSON document (``nccl-doctor
-explain json``). A wrong argument raises :class:`~nccl_doctor.errors.DoctorError`, whose message is one sentence.
+The public functions print nothing. A :class:`~nccl_doctor.model.report.Report` has the fields of the JSON document
+(``nccl-doctor explain json``). An invalid argument raises :class:`~nccl_doctor.errors.DoctorError`, whose message is
+one sentence.
 """
 
 from __future__ import annotations
@@ -31,11 +32,11 @@ from nccl_doctor.transport.joined.meeting import JoinedTransport
 
 _OUT = Out("check", quiet=True)
 AGENT = "TORCHELASTIC_RUN_ID"
-"""Variable that torchrun sets for its workers; its agent on node 0 then listens on the master port."""
+"""Environment variable that torchrun sets for its workers; with torchrun, an agent on node 0 uses the master port."""
 
 
 class PreflightError(RuntimeError):
-    """The preflight found an error; ``report`` is the whole report, and the message names the first fault."""
+    """The preflight found a fault; ``report`` is the full report, and the message names the first fault."""
 
     def __init__(self, report: Report) -> None:
         self.report = report
@@ -54,16 +55,16 @@ def check(  # noqa: PLR0913 - each is an option of the command
     python: str | None = None,
     timeout_s: float | None = None,
 ) -> Report:
-    """Check hosts, and return the report.
+    """Check hosts and return the report.
 
     Args:
-        hosts: a hosts file, or a list of names; None means the current Slurm job or this machine.
-        only: codes, names or categories of the checks to run; empty means all.
-        skip: codes, names or categories of checks to leave out.
-        smoke: run the all-reduce, too.
-        sudo: read firewall rules with ``sudo -n``.
-        python: the interpreter that training uses, on every host.
-        timeout_s: the time limit for the whole run in seconds.
+        hosts: path of a hosts file, or a list of host names; None means the current Slurm job or this machine.
+        only: codes, names, or categories of the checks to run; an empty sequence selects all checks.
+        skip: codes, names, or categories of the checks to skip.
+        smoke: whether to run the all-reduce test.
+        sudo: whether to read firewall rules with ``sudo -n``.
+        python: Python interpreter that training uses on every host.
+        timeout_s: time limit for the whole run in seconds.
     """
     names = None if hosts is None or isinstance(hosts, str | os.PathLike) else list(hosts)
     path = None if hosts is None or names is not None else os.fspath(hosts)  # type: ignore[arg-type]  # names are lists
@@ -89,7 +90,7 @@ def _judged(request: Request) -> Report:
 
 
 def read_log(*paths: str | os.PathLike[str], only: Sequence[str] = (), skip: Sequence[str] = ()) -> Report:
-    """Diagnose training and NCCL logs of one job: files, folders, or compressed files; see ``nccl-doctor logs``."""
+    """Diagnose the training and NCCL logs of one job in files and folders, as ``nccl-doctor logs`` does."""
     began = time.monotonic()
     session = LogsRun(tuple(os.fspath(path) for path in paths), None, follow=False)
     session.begin()
@@ -110,24 +111,25 @@ def preflight(
     smoke: bool = True,
     python: str | None = None,
 ) -> Report:
-    """Check all nodes of the job that runs this script, before it begins; return the report on every rank.
+    """Check all nodes of the current job before training starts, and return the report on every rank.
 
-    Call it at the top of a training script, before CUDA or ``torch.distributed`` is initialised. One process of each
-    node takes part, and the others wait. Who is who comes from the launcher's variables, as with ``check --join``.
+    Call this function at the top of a training script, before CUDA or ``torch.distributed`` is initialised. One process
+    of each node takes part in the check, and the other processes wait. The node ranks come from the launcher's
+    environment variables, as with ``check --join``.
 
     Args:
-        token: the secret that all nodes of the job share; by default that in ``token_file`` or ``NCDOCTOR_TOKEN``.
-        token_file: a file with the token.
-        port: the port on which node 0 awaits the others.
-        timeout_s: the time in seconds within which all nodes must join.
-        smoke: run the all-reduce, too.
-        python: the interpreter that training uses on this node; by default this one.
+        token: secret that all nodes of the job share; by default, the secret in ``token_file`` or ``NCDOCTOR_TOKEN``.
+        token_file: path of a file that contains the token.
+        port: port on which node 0 waits for the other nodes.
+        timeout_s: time in seconds within which all nodes must join.
+        smoke: whether to run the all-reduce test.
+        python: Python interpreter that training uses on this node; by default, the current interpreter.
 
     Raises:
         PreflightError: an error was found on some node.
-        DoctorError: an argument is wrong, or this process could not take part.
+        DoctorError: an argument is invalid, or this process could not take part in the check.
 
-    A report that is not complete, because something could not be judged, is returned (``report.complete``).
+    If some checks could not judge the nodes, the report is returned with ``report.complete`` set to False.
     """
     here = joined.place(os.environ)
     file = None if token_file is None else Path(token_file)

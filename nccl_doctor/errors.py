@@ -20,7 +20,7 @@ _WORDS = 300
 
 
 class DoctorError(Exception):
-    """An error that ends the command with one clear sentence on stderr, followed by ``commands`` to paste."""
+    """An error that ends the command with one sentence on stderr, followed by suggested ``commands``."""
 
     exit_code = 2
     commands: tuple[str, ...] = ()
@@ -34,9 +34,9 @@ class HostsFileError(DoctorError):
     """A hosts file that can't be read or parsed.
 
     Args:
-        path: the file as the user named it.
-        line: the line number, counted from 1; None if the problem concerns the whole file.
-        problem: what is wrong and what is allowed.
+        path: path of the file, as given by the user.
+        line: line number, starting at 1; None if the problem concerns the whole file.
+        problem: description of the error and of the allowed values.
     """
 
     def __init__(self, path: str, line: int | None, problem: str) -> None:
@@ -45,7 +45,7 @@ class HostsFileError(DoctorError):
 
 
 class ControllerError(DoctorError):
-    """This machine can't log in to any host, and the cause is not on the hosts."""
+    """A failure to log in to any host, caused by this machine rather than by the hosts."""
 
 
 class SnapshotError(DoctorError):
@@ -53,11 +53,11 @@ class SnapshotError(DoctorError):
 
 
 class UnwrittenError(DoctorError):
-    """A requested file could not be written at the end; the report is on stdout."""
+    """A requested output file that could not be written; the report is on stdout."""
 
 
 class InterruptedLogin(KeyboardInterrupt):
-    """Ctrl-C during the login to hosts; ``hosts`` are the hosts to which the login was not complete."""
+    """An interrupt (Ctrl-C) during the login to hosts; ``hosts`` are the hosts with an incomplete login."""
 
     def __init__(self, hosts: tuple[str, ...]) -> None:
         self.hosts = hosts
@@ -65,13 +65,13 @@ class InterruptedLogin(KeyboardInterrupt):
 
 
 class NotReachedError(DoctorError):
-    """The host that a command examines did not answer, so nothing is known about it."""
+    """A failure to reach the host that a command examines."""
 
     exit_code = 3
 
 
 def describe(fault: BaseException) -> str:
-    """Describe an internal error by its type, its message, and the last line of nccl_doctor in its traceback."""
+    """Describe an internal error by type, message, and the last line of nccl_doctor code in the traceback."""
     place, trace = "", fault.__traceback__
     while trace is not None:
         path = Path(trace.tb_frame.f_code.co_filename)

@@ -1,1 +1,1 @@
-"""Plans, runs, records and evaluates changes to hosts. No other package changes hosts."""
+"""Plans, runs, records, and evaluates changes to hosts. No other package changes hosts."""

@@ -1,4 +1,4 @@
-"""Runs steps of ``fix`` that need no shell: ending a leftover job, and setting variables in the hosts file."""
+"""Runs the steps of ``fix`` that need no shell, which end leftover jobs or set variables in the hosts file."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from nccl_doctor.transport.base import AccessError, Transport
 
 
 def end_job(step: Step, operation: EndJob, node: Node, transport: Transport) -> StepResult:
-    """End a leftover job, but leave alone a different process that now has the same PID."""
+    """End a leftover job, unless a different process now has the same PID."""
     at = datetime.now(timezone.utc).isoformat(timespec="seconds")
     known = {"number": step.number, "host": step.host, "at": at}
     machine: QueriedMachine | None = None
@@ -47,7 +47,7 @@ def end_job(step: Step, operation: EndJob, node: Node, transport: Transport) -> 
 
 
 def set_variables(step: Step, file: str, journal: Journal | None) -> StepResult:
-    """Write variables into the hosts file, or restore their earlier values if nobody has changed them since."""
+    """Write variables to the hosts file, or restore the previous values if the variables have not been changed."""
     at = datetime.now(timezone.utc).isoformat(timespec="seconds")
     known = {"number": step.number, "host": None, "at": at}
     try:

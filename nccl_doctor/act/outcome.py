@@ -1,4 +1,4 @@
-"""Judges the outcome of ``nccl-doctor fix`` by the check that follows, never by the output of a command."""
+"""Judges the outcome of ``nccl-doctor fix`` by the follow-up check rather than by the output of commands."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ FaultKey = tuple[str, str]
 
 
 def compared(ran: FixReport, after: Report) -> FixReport:
-    """Add to a run the outcome of each diagnosis that had a step, and the diagnoses that are new.
+    """Add the outcome of each diagnosis that had a step, and all new diagnoses, to the report on a run.
 
-    A diagnosis counts as fixed on a host if its check passes there afterwards. If the check can no longer judge the
-    host, the outcome is unknown.
+    A diagnosis counts as fixed on a host if the follow-up check passes on the host. If the follow-up check can no
+    longer judge the host, the outcome is unknown.
     """
     chosen = _faults(ran.before, {step.mends for step in ran.plan if _was_run(step, ran)})
     now = _faults(after.diagnoses)

@@ -1,4 +1,4 @@
-"""Plans ``nccl-doctor fix``: the steps for each diagnosis, what is left to the user, and how to undo a run."""
+"""Plans the steps of ``nccl-doctor fix``, the actions left to the user, and the steps that undo a run."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from nccl_doctor.text.shell import word
 def plan(
     report: Report, snapshot: Snapshot, hide: Callable[[str], str] = lambda text: text
 ) -> tuple[tuple[Step, ...], tuple[ByHand, ...]]:
-    """Return the steps that fix a report's diagnoses, most severe first, and what is left to do by hand.
+    """Return the steps that fix a report's diagnoses, most severe first, and the diagnoses to fix manually.
 
-    A command in which ``hide`` finds a secret can't be shown before it runs, so its diagnosis is left to the user.
+    A command in which ``hide`` finds a secret can't be shown for confirmation, so the diagnosis is left to the user.
     """
     steps: list[Step] = []
     by_hand: list[ByHand] = []
@@ -82,7 +82,7 @@ def _step(command: Command, operation: Operation, named: dict[str, Any], *, disr
 
 
 def undo_plan(ran: Sequence[RanStep], file: str | None) -> tuple[Step, ...]:
-    """Return steps that undo the recorded ones, in reverse order; ``file`` is the hosts file that was changed."""
+    """Return steps that undo the recorded steps, in reverse order; ``file`` is the hosts file that was changed."""
     back: list[Step] = []
     for one in reversed(ran):
         if not one.can_be_undone:

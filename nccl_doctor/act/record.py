@@ -1,8 +1,8 @@
-"""Records what ``nccl-doctor fix`` did, in a small file for each run that only its owner can read.
+"""Records the actions of ``nccl-doctor fix`` in one file per run that only the file's owner can read.
 
-The files are in ``$XDG_STATE_HOME/nccl-doctor/fix``. A step is recorded before it runs, with the previous state and
-the command that undoes the step, and again afterwards. So the record suffices to undo a run, however the run ended.
-The record contains text rather than operations, so that a later release can undo what an earlier release did.
+The record files are in ``$XDG_STATE_HOME/nccl-doctor/fix``. Each step is recorded before and after execution, with the
+previous state and the command that undoes the step. The record suffices to undo a run even if the run was interrupted.
+The record contains text rather than operations, so a later release can undo the changes of an earlier release.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ _MOST_BYTES = 64 << 20
 
 
 class RanStep(FrozenModel):
-    """A step that was begun, with all that is needed to undo it.
+    """A step that was started, with all data needed to undo the step.
 
     Attributes:
-        address: the address at which the host was reached; "" for this machine.
+        address: address at which the host was reached; empty for this machine.
         look, before, after, expected, survives_reboot, machine: as in :class:`~nccl_doctor.model.acts.Undo`.
-        undo: the command that restores the earlier state; None if there is none.
-        settings: variables that were written into the hosts file; ``settings_before`` holds their earlier values.
+        undo: command that restores the previous state; None if the step can't be undone.
+        settings: variables that were written to the hosts file; ``settings_before`` contains the previous values.
         outcome: "unknown" until the step has ended.
         undone: whether the step has been undone, or its change was found to be gone.
-        left: whether an undo skipped the step because somebody else had changed the result since.
+        left: whether an undo skipped the step because the result of the step had been changed by another party.
     """
 
     number: int
@@ -72,7 +72,7 @@ class RanStep(FrozenModel):
 
 
 class Record(FrozenModel):
-    """The record of a run: its steps, and its hosts as command-line arguments."""
+    """The record of a run, with the steps and with the hosts as command-line arguments."""
 
     hosts: str
     began_at: str
@@ -129,13 +129,13 @@ def entry(step: Step, **known: object) -> RanStep:
 
 
 def latest(identifier: str, environ: Mapping[str, str]) -> Journal | None:
-    """Return the newest record with steps to undo on these hosts, preferably one that no undo has skipped."""
+    """Return the newest record with steps to undo on the hosts, preferably a record that no undo has skipped."""
     found = list(_of_hosts(identifier, environ))
     return next((one for one in found if not one.record.is_left), found[0] if found else None)
 
 
 def all_open(environ: Mapping[str, str]) -> list[Record]:
-    """Return all records with steps to undo, whatever their hosts, newest first."""
+    """Return the records for all hosts that have steps to undo, newest first."""
     return sorted((one.record for one in _of_hosts("*", environ)), key=lambda one: one.began_at, reverse=True)
 
 
@@ -147,9 +147,10 @@ def _of_hosts(identifier: str, environ: Mapping[str, str]) -> Iterator[Journal]:
 
 
 def _folder(environ: Mapping[str, str]) -> Path:
-    """Return the folder that contains the records; raise DoctorError unless we own the folder and its parent.
+    """Return the folder for records; raise DoctorError if another user owns the folder or its parent.
 
-    If root runs with another user's HOME, root's own home is used, since the other user could plant a link.
+    If root runs with another user's HOME, root's own home folder is used, since the other user could create a symbolic
+    link in HOME.
     """
     state = state_folder(environ)
     if state is None:
@@ -182,7 +183,7 @@ def _write(path: Path, record: Record) -> None:
 
 
 def _read(path: Path) -> Record | None:
-    """Return a record; None if it belongs to another user, is too large, or can't be read by this release."""
+    """Return a record, or None if the file belongs to another user, is too large, or can't be parsed."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         with os.fdopen(descriptor, "rb") as file:

@@ -1,4 +1,4 @@
-"""Finds out how to become root on a host. A password is only sent to the standard input of a sudo that root owns."""
+"""Determines how to become root on a host. A password is sent only to a ``sudo`` program that root owns."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PROGRAMS = ("/usr/bin/sudo", "/bin/sudo", "/usr/local/bin/sudo", "/run/wrappers/
 """Trusted paths of sudo. A program named sudo elsewhere on PATH could belong to any user."""
 _LOOK_S = 0.3
 _SORRY = frozenset({"sorry,", "incorrect"})
-"""Words from sudo(8)'s messages after a wrong password: "Sorry, try again.", "1 incorrect password attempt"."""
+"""Words from the messages of sudo(8) after a wrong password: "Sorry, try again.", "1 incorrect password attempt"."""
 _ASK = script(
     "id -u; for sudo in {programs}; do "
     'if [ -u "$sudo" ] && [ "$(stat -L -c %u "$sudo")" = 0 ]; then '
@@ -32,7 +32,7 @@ _ASK = script(
 
 @dataclass(frozen=True)
 class RootAccess:
-    """A way to become root on a host (the login itself, ``sudo -n`` or a password), or why there is none."""
+    """A way to become root on a host (the login itself, ``sudo -n``, or a password), or the reason for having none."""
 
     way: Literal["login", "sudo", "password", "none"]
     sudo: str = ""
@@ -50,18 +50,18 @@ LOGIN = RootAccess("login")
 
 
 class RootRefusedError(Exception):
-    """Raised if we can't become root on a host; the message gives the reason."""
+    """Error raised if root access to a host is refused; the message gives the reason."""
 
 
 def node_at(node: Node, *, outside: bool) -> Node:
-    """Return the node or, if ``outside``, the host that the node's container runs on."""
+    """Return the node or, if ``outside``, the host on which the node's container runs."""
     if not outside:
         return node
     return node.model_copy(update={"access": {k: v for k, v in node.access.items() if k != InsideOptions.engine}})
 
 
 def unshared(node: Node) -> Node:
-    """Return the node without connection sharing (ssh_config(5), ControlPath): shared connections survive a lockout."""
+    """Return the node without SSH connection sharing (ControlPath), because shared connections survive a lockout."""
     options = node.options(SshOptions)
     alone = {**node.access.get(SshOptions.engine, {}), "options": (*options.options, "ControlPath=none")}
     return node.model_copy(update={"access": {**node.access, SshOptions.engine: alone}})
@@ -113,8 +113,8 @@ def read_root_access(lines: Sequence[str]) -> RootAccess:
 def wait_until_ready(channel: Channel, nonce: str, password: bytes | None, *, root: bool) -> Machine:
     """Return the identity of the machine once the shell has printed the nonce and is ready.
 
-    Raise RootRefusedError if sudo refuses. The password is sent once, as the first line. If sudo did not ask for it,
-    the shell skips that line.
+    Raise RootRefusedError if sudo refuses access. The password is sent once, as the first line of input. The shell
+    skips the password line if sudo does not ask for a password.
     """
     until = time.monotonic() + ANSWER_S
     allowance = Allowance(MOST_OUTPUT)

@@ -1,9 +1,9 @@
-"""Runs the steps of a plan, with hosts in parallel and each host's steps in order, and records the steps.
+"""Runs and records the steps of a plan, with hosts in parallel and the steps of each host in order.
 
-A step first reads the state that it is to change. If the state is already as desired or can't be read, nothing is
-changed. After steps that could lock us out of SSH, a second connection is opened while the first is still open. If
-the second connection fails, these steps are undone over the first connection. Until the second connection succeeds,
-a shell on the host undoes these steps if the first connection ends.
+Each step first reads the state that the step is to change. If the state is already as desired or can't be read, nothing
+is changed. After steps that could block SSH access, a second connection is opened while the first connection is still
+open. If the second connection fails, the steps that could block SSH access are undone over the first connection. Until
+the second connection succeeds, a shell on the host undoes the steps if the first connection ends.
 """
 
 from __future__ import annotations
@@ -48,17 +48,17 @@ _LOST = (OSError, EOFError, FloodError)
 
 @dataclass
 class Execution:
-    """Runs steps on hosts, and contains the state that the steps of all hosts share.
+    """The execution of steps on hosts, with the state that the steps of all hosts share.
 
     Attributes:
-        nodes: the hosts by name.
-        transport: opens channels to them.
-        roots: the way to become root on each host that has steps for root.
-        by_us: runs a step that needs no shell.
-        journal: the record; None for an undo, because the record of the undone steps is updated instead.
+        nodes: nodes by host name.
+        transport: transport that opens channels to the hosts.
+        roots: way to become root on each host that has steps for root.
+        by_us: function that runs a step that needs no shell.
+        journal: record of the run; None for an undo, because the record of the undone steps is updated instead.
         password: the password for sudo on hosts whose ``RootAccess.way`` is "password".
-        on_host: called with a host's name once its steps have ended.
-        stop: set if no further step may begin.
+        on_host: function that is called with a host's name when the steps of the host have ended.
+        stop: event that is set if no further step may begin.
     """
 
     nodes: Mapping[str, Node]
@@ -72,7 +72,7 @@ class Execution:
     _open: set[Channel] = field(default_factory=set)
 
     def run(self, steps: Sequence[Step]) -> list[StepResult]:
-        """Run the steps; an interrupt stops each host after its current command, and a second interrupt immediately."""
+        """Run the steps; Ctrl-C stops each host after its current command, and a second Ctrl-C stops immediately."""
         per_host: dict[str | None, list[Step]] = {}
         for step in steps:
             per_host.setdefault(step.host, []).append(step)
@@ -104,7 +104,7 @@ class Execution:
             channel.close()
 
     def _wrong_password(self, steps: Sequence[Step]) -> str:
-        """Return why a host refuses the password, or "". Only one host is asked, so a wrong password counts once."""
+        """Return why a host refuses the password, or "". Only one host is tried, to avoid repeated failures."""
         first = next((step for step in steps if step.root and self._way(step).way == "password"), None)
         if first is None or self.password is None:
             return ""
@@ -122,7 +122,7 @@ class Execution:
         return self.roots.get(step.host, RootAccess("none", reason="neither the login nor sudo gives it"))
 
     def _on_host(self, host: str | None, steps: Sequence[Step]) -> list[StepResult]:
-        """Run a host's steps until one fails; consecutive steps of the same user share a shell."""
+        """Run a host's steps until a step fails; consecutive steps of the same user share a shell."""
         results: list[StepResult] = []
         reason = ""
         for _, alike in groupby(steps, key=lambda step: (step.outside, step.root, step.needs_shell)):
@@ -187,7 +187,7 @@ class Execution:
     def _kept_open(
         self, steps: Sequence[Step], results: list[StepResult], begun: Sequence[RanStep], opened: _Opened
     ) -> list[StepResult]:
-        """Return the results; steps after which no second connection can be opened are undone and count as failed."""
+        """Return the results; undo steps after which no second connection can be opened, and mark them as failed."""
         risky = {step.number for step in steps if step.cuts_connection}
         changed = [one for one in results if one.number in risky and one.changed_something]
         if not changed:
@@ -243,7 +243,7 @@ class _Opened:
 
 
 class _StoppedError(Exception):
-    """Raised to end a step early; ``over`` is True if nothing is left to be done."""
+    """Exception that ends a step early; ``over`` is True if nothing remains to be done."""
 
     def __init__(self, outcome: StepOutcome, reason: str = "", *, over: bool = False) -> None:
         super().__init__(reason)
@@ -259,7 +259,7 @@ class _Taking:
     begun: list[RanStep]
 
     def result(self) -> StepResult:
-        """Read the state, record it, run the step's command, then read and record the new state."""
+        """Read and record the state, run the step's command, and read and record the new state."""
         step, at = self.step, datetime.now(timezone.utc).isoformat(timespec="seconds")
         known: dict[str, object] = {"number": step.number, "host": step.host, "at": at}
         try:
@@ -336,7 +336,7 @@ class _Taking:
         return told
 
     def _undone(self, undoes: Undo) -> dict[str, object]:
-        """Undo an earlier step, unless somebody has altered its change since; return fields for the StepResult."""
+        """Undo an earlier step unless the state has been changed again; return fields for the StepResult."""
         if undoes.look is None:
             raise _StoppedError("not-run", "there is nothing to look at")
         now = self._state(undoes.look)

@@ -1,8 +1,8 @@
-"""A shell on a host that runs only the commands that are sent to it, one at a time, each limited by ``timeout``.
+"""Provides a shell on a host that runs the commands it receives one at a time, each limited by ``timeout``.
 
 If the connection ends, the shell ends the running command, runs the commands registered with
-:meth:`RemoteShell.revert_unless_kept`, and exits. So a change that locks us out is reverted even if our process is
-killed, our machine is suspended or the network fails.
+:meth:`RemoteShell.revert_unless_kept`, and exits. A change that blocks access to the host is reverted even if
+nccl-doctor is killed, this machine is suspended, or the network fails.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ wait "$guard"
 done
 [ ! "$back" ] || (run {quick} "$back") >/dev/null 2>&1
 """
-"""A program for /bin/sh that prints the machine's identity, then runs the lines that begin with the nonce.
+"""A program for /bin/sh that prints the machine's identity and runs the commands in lines that begin with the nonce.
 
-Other lines, such as a password that sudo did not ask for, are skipped.
+Lines without the nonce, such as a password that sudo did not request, are skipped.
 """
 
 
@@ -66,14 +66,14 @@ def shell_program(nonce: str, *, root: bool) -> Line:
 
 @dataclass(frozen=True)
 class CommandResult:
-    """The exit status of a command, and the lines that it printed (only the last ones if there were many)."""
+    """The exit status of a command, and the lines (or only the last lines) of the command's output."""
 
     status: int
     lines: tuple[str, ...]
 
 
 class RemoteShell:
-    """A shell that is ready on a host; ``hidden`` removes from its output what must not be shown."""
+    """A shell that is ready on a host; ``hidden`` masks secrets in the output of the shell."""
 
     def __init__(self, channel: Channel, nonce: str, hidden: Callable[[str], str] = lambda text: text) -> None:
         self._channel, self._nonce, self._hidden, self._number = channel, nonce, hidden, 0
@@ -86,14 +86,14 @@ class RemoteShell:
         self._channel.send(f"{self._nonce} keep\n".encode(), time.monotonic() + ANSWER_S)
 
     def hides(self, lines: Iterable[str]) -> bool:
-        """Return whether any of the lines contains something that must not be shown."""
+        """Return whether any of the lines contains a secret that must not be shown."""
         return any(self._hidden(line) != line for line in lines)
 
     def run(self, command: str, seconds: float, *, whole: bool = False) -> CommandResult:
-        """Run a command; raise TimeoutError, OSError, EOFError or FloodError if its end was not seen.
+        """Run a command; raise TimeoutError, OSError, EOFError, or FloodError if the end of the command is not seen.
 
-        If ``whole``, the output is data, so all lines are returned in full. Otherwise only the last lines are returned
-        for display, shortened and with secrets hidden.
+        If ``whole``, the output is data, so all lines are returned in full. If not ``whole``, only the last lines are
+        returned for display, shortened and with secrets hidden.
         """
         self._number += 1
         until = time.monotonic() + seconds + _KILL_S + ANSWER_S

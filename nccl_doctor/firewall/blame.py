@@ -137,7 +137,7 @@ class ExplainedDials:
     doubted: Mapping[LostConnections, RuleRef] = field(default_factory=dict)
 
     def unexplained(self, mesh: Mesh) -> tuple[FailedDial, ...]:
-        """Return the failed connections of the mesh that no known rule blocks."""
+        """Return the failed connections that no known rule blocks."""
         stopped = {dial for blame in self.blames for dial in blame.dials}
         return tuple(dial for dial in mesh.failed if dial not in stopped)
 
@@ -439,7 +439,7 @@ def _place(rule: RuleRef | None) -> tuple[object, ...]:
 
 
 def remedies(blame: Blame, way: Opening) -> FirewallRemedy:
-    """Return commands for all blocking rules, or only advice if an administrator must decide."""
+    """Return the commands that let traffic pass all blocking rules, or only advice if an administrator must decide."""
     found = [remedy(rule, blame.facts, way) for rule in blame.rules]
     advice = " ".join(dict.fromkeys(part.advice for part in found if part.advice))
     if any(not part.operations for part in found):
@@ -473,7 +473,7 @@ def policy_blames(kube: KubeFacts, dials: Iterable[FailedDial]) -> dict[FailedDi
 
 
 def blame_policies(kube: KubeFacts, policies: Sequence[Policy], dial: FailedDial) -> Iterator[PolicyBlame]:
-    """Yield the policies that block a connection: the target pod's ingress and the source pod's egress policies."""
+    """Yield the target pod's ingress policies and the source pod's egress policies that block a connection."""
     source, target = kube.pods.get(dial.src), kube.pods.get(dial.dst)
     if source is None or target is None or source is target:
         return

@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Ruleset:
-    """The base chains of a host; ``missing`` contains a phrase for each part that could not be read."""
+    """The base chains of a host. ``missing`` contains a phrase for each part of the rules that could not be read."""
 
     facts: FirewallFacts
     bases: tuple[BaseChain, ...]
@@ -38,20 +38,20 @@ class Ruleset:
                 yield from (rule.ref for rule in chain)
 
     def count(self, rule: RuleRef) -> int | None:
-        """Return the packet counter of the rule at the same place; None if it has no counter."""
+        """Return the packet counter of the rule at the same position, or None if this rule has no counter."""
         place = (rule.origin, rule.family, rule.table, rule.chain, rule.place)
         same = (r for r in self.rules() if (r.origin, r.family, r.table, r.chain, r.place) == place)
         return next((r.packets for r in same), None)
 
     def objections(self, packet: Packet) -> tuple[PacketVerdict, ...]:
-        """Return the verdicts that block or may block a packet on this host; certain verdicts come first."""
+        """Return the verdicts that block or may block a packet on this host, with certain verdicts first."""
         journey = Journey(groups=self.facts.groups, bridges=frozenset(self.facts.bridges))
         unread = (PacketVerdict("unknown", reason=reason) for reason in self.missing)
         found = (*through(self.deciding, packet, journey), *unread)
         return tuple(sorted(found, key=lambda verdict: not verdict.blocks))
 
     def past(self, verdicts: Sequence[PacketVerdict]) -> Ruleset:
-        """Return the rules without the base chains that produced these verdicts."""
+        """Return a copy of the rules without the base chains that produced ``verdicts``."""
         opened = {_base(verdict.rule, verdict.rule.base) for verdict in verdicts if verdict.rule is not None}
         shut = (base for base in self.bases if _base(base.policy_ref, base.policy_ref.chain) not in opened)
         return replace(self, bases=tuple(shut))
@@ -62,7 +62,7 @@ def _base(rule: RuleRef, chain: str) -> tuple[str, str, str, str]:
 
 
 def compile_rules(facts: FirewallFacts) -> Ruleset:
-    """Parse captured rules; parts that can't be parsed are listed as missing."""
+    """Parse captured rules. Parts that can't be parsed are listed in ``missing``."""
     missing: list[str] = []
     saves = _known(facts.iptables, missing) or ()
     if facts.nft_left_out:
@@ -112,11 +112,12 @@ Segment = Literal["SYN", "SYN-ACK", "ACK"]
 
 @dataclass(frozen=True)
 class Ends:
-    """The two interfaces of a connection, and what is known about the path between them.
+    """The two interfaces of a connection, and the known properties of the path between the interfaces.
 
     Attributes:
-        path_back: whether the listener's route back uses the interface ``iif``; None if unknown.
-        ttl: the initial time to live of the dialler's packets, and ``ttl_back`` that of the replies; None if unknown.
+        path_back: whether the listener's route back uses the interface ``iif``, or None if unknown.
+        ttl: the initial time to live of the packets that the connecting host sends, or None if unknown. ``ttl_back`` is
+            the initial time to live of the replies.
         is_direct: True if no router on the path decrements the time to live.
     """
 
@@ -139,11 +140,11 @@ class Objection:
 
     @property
     def outcomes(self) -> frozenset[DialOutcome]:
-        """Possible outcomes of a connection attempt that meets the rule.
+        """The possible outcomes of a connection attempt to which the rule applies.
 
-        A reject may look like a drop, because the kernel limits ICMP errors per host (net.ipv4.icmp_ratelimit), and
-        because the error itself must pass the rules of both hosts. A SYN that is retransmitted because its reply was
-        blocked counts as established, so the SYN may meet another rule.
+        A rejected packet may seem to be dropped, because the kernel limits ICMP errors per host
+        (net.ipv4.icmp_ratelimit). The ICMP error must also pass the rules of both hosts. A SYN that is retransmitted
+        because its reply was blocked has the state "established", so another rule may apply to the SYN.
         """
         if self.verdict.kind == "redirect":
             return _ANYTHING  # it depends on the receiver's answer
@@ -202,11 +203,15 @@ _SEEN_AS: dict[str, DialOutcome] = {
     **dict.fromkeys(("host-unreachable", "addr-unreachable", "host-prohibited"), "no-route"),
     "port-unreachable": "refused",
 }
-"""Outcomes of connect(2) by ICMP code: icmp_err_convert (net/ipv4/icmp.c) and icmpv6_err_convert (net/ipv6/icmp.c)."""
+"""Outcomes of connect(2) by ICMP code (icmp_err_convert in net/ipv4/icmp.c and icmpv6_err_convert in net/ipv6/icmp.c).
+"""
 
 
 def reject_outcome(how: str, version: int) -> DialOutcome:
-    """Return the outcome of a connection attempt that is rejected; ``how`` is spelled as in nft or iptables."""
+    """Return the outcome of a connection attempt that is rejected.
+
+    ``how`` is the kind of rejection in the notation of nft or iptables.
+    """
     if how in _RESETS:
         return "refused"
     code = how.rsplit(maxsplit=1)[-1].removeprefix("icmp6-").removeprefix("icmp-")
@@ -227,6 +232,6 @@ def counted(rules: Sequence[tuple[RuleRef, Ruleset]]) -> str:
 
 
 def growth(rule: RuleRef, after: Ruleset) -> int | None:
-    """Return the number of packets that a rule counted between the two captures; None if a counter is missing."""
+    """Return the number of packets that a rule counted between the two captures, or None if a counter is missing."""
     later = after.count(rule)
     return None if rule.packets is None or later is None else later - rule.packets

@@ -94,7 +94,7 @@ Ipsets = Mapping[str, Ipset]
 
 
 def load_ipsets(text: str) -> dict[str, Ipset]:
-    """Return the sets in the output of ``ipset save``, by name."""
+    """Return the sets in the output of ``ipset save``, keyed by name."""
     found: dict[str, Ipset] = {}
     for line in text.splitlines():
         try:
@@ -127,7 +127,7 @@ OptionValues = tuple[str, ...]
 
 
 def _masked(text: str) -> tuple[int, int]:
-    """Parse a number with an optional mask, such as "0x1/0xff"; the default mask has all 32 bits set."""
+    """Parse a number with an optional mask, such as "0x1/0xff". In the default mask, all 32 bits are set."""
     value, mask = (int(part, 0) for part in f"{text}/0xffffffff".split("/")[:2])
     return value, mask
 

@@ -178,7 +178,7 @@ class Zone:
 
 
 def zones(listing: str) -> dict[str, Zone]:
-    """Return the zones in the output of ``firewall-cmd --list-all-zones``, by name."""
+    """Return the zones in the output of ``firewall-cmd --list-all-zones``, keyed by name."""
     found: dict[str, Zone] = {}
     name = ""
     for line in listing.splitlines():

@@ -1,4 +1,4 @@
-"""Parser for the output of ``nft -j list ruleset`` (libnftables-json(5); checked against nftables 1.0.6)."""
+"""Parser for the output of ``nft -j list ruleset`` (see libnftables-json(5)), tested with nftables 1.0.6."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def _compare(value: Value, operator: str, right: Json, sets: Sets) -> Tri:
 
 _VERSIONS = {"ip": {4}, "ip6": {6}, "inet": {4, 6}, "netdev": {4, 6}, "bridge": {4, 6}}
 _CONNTRACK = -200
-"""Value of NF_IP_PRI_CONNTRACK; chains with a lower priority see packets before connection tracking."""
+"""Value of NF_IP_PRI_CONNTRACK. Chains with a lower priority value process packets before connection tracking."""
 
 _XTABLES = frozenset({"filter", "nat", "mangle", "raw", "security"})
 
@@ -163,7 +163,10 @@ Objects = list[tuple[str, dict[str, Any]]]
 
 
 def objects(ruleset: str) -> Objects:
-    """Return each listed object with its kind, such as "table" or "rule"; raise ValueError if this is not a listing."""
+    """Return each object in a listing with its kind, such as "table" or "rule".
+
+    Raise ValueError if ``ruleset`` is not a listing.
+    """
     document = json.loads(ruleset)
     if "nftables" not in document:
         raise ValueError("no list of nftables objects")
@@ -183,7 +186,8 @@ def xtables(listing: Objects) -> frozenset[TableName]:
 def load(listing: Objects, text: str, without: Collection[TableName] = ()) -> tuple[BaseChain, ...]:
     """Return the base chains that an IP packet may pass, sorted by priority.
 
-    ``text``, the output of ``nft -a list ruleset``, has the rules' text. Tables in ``without`` are parsed elsewhere.
+    ``text`` is the output of ``nft -a list ruleset``, which contains the text of the rules. Tables in ``without`` are
+    omitted.
     """
     texts = rule_texts(text)
     tables = {
@@ -255,7 +259,7 @@ def rule_texts(text: str) -> dict[RuleKey, str]:
 
 
 def dormant(text: str) -> frozenset[tuple[str, str]]:
-    """Return the tables with the flag ``dormant``, which nft 1.0.6 garbles in JSON."""
+    """Return the tables with the flag ``dormant``, which nft 1.0.6 prints incorrectly in JSON."""
     found: set[tuple[str, str]] = set()
     here = ("", "")
     for line in text.splitlines():

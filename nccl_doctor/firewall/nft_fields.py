@@ -23,7 +23,7 @@ class Unsure:
 
 @dataclass(frozen=True)
 class Bits:
-    """A bit field: the bits in ``on`` are set, the bits in ``open`` may be set, and all others are clear."""
+    """A bit field: the bits in ``on`` are set, the bits in ``open`` may be set, and all other bits are clear."""
 
     on: frozenset[str]
     open: frozenset[str] = frozenset()
@@ -45,11 +45,11 @@ class Bits:
 
 Value = Span | str | bool | Bits | NoField | Unsure | list[Any]
 Sets = Callable[[str], list[Any]]
-"""A function that returns the elements of a named set; it raises KeyError for an unknown name."""
+"""A function that returns the elements of a named set, or raises KeyError if the name is unknown."""
 
 
 def names(item: Json) -> list[str]:
-    """Return the bit names in ``"a"``, ``["a", "b"]`` or ``{"|": ["a", "b"]}``; an empty list for 0."""
+    """Return the bit names in ``"a"``, ``["a", "b"]`` or ``{"|": ["a", "b"]}``, or an empty list for 0."""
     if isinstance(item, dict):
         item = item.get("|", [])
     if isinstance(item, list):
@@ -58,7 +58,7 @@ def names(item: Json) -> list[str]:
 
 
 def span(item: Json) -> Span | None:
-    """Return the range that an element covers; None if the element is not a number, address, range or prefix."""
+    """Return the range that an element covers, or None if the element is not a number, address, range or prefix."""
     if isinstance(item, dict):
         if "range" in item:
             low, high = (span(end) for end in item["range"])
@@ -114,7 +114,9 @@ NUMBERS = {"tcp": 6, "ipv4": 2, "ipv6": 10, "ip": 0x0800, "ip6": 0x86DD}
 """Protocol numbers (IPPROTO_*, NFPROTO_*, ETH_P_*), which nft prints instead of names that it does not know."""
 
 _NOT_FRAGMENT = 0x3FFF
-"""Mask of the fragment field without "don't fragment" and the reserved bit; all its bits are 0 in a TCP handshake."""
+"""Mask of the fragment field without the "don't fragment" bit and the reserved bit. All bits in the mask are 0 in the
+packets of a TCP handshake.
+"""
 
 
 def field(expression: Json, packet: Packet, journey: Journey) -> Value:

@@ -1,8 +1,9 @@
 """Commands that let only the cluster's own addresses through a blocking rule.
 
-They are in the syntax of the firewall manager that the rule belongs to. Running a command twice has no further effect,
-and its change survives a reload of the manager. All text in a command is either fixed or validated character by
-character. If the name of a table, chain or zone on a host is not a plain word, advice is given instead.
+The commands are in the syntax of the firewall manager to which the rule belongs. Running a command twice has no further
+effect, and the command's change survives a reload of the manager. All text in a command is either fixed or validated
+character by character. If the name of a table, chain or zone on a host is not a plain word, advice is given instead of
+commands.
 
 For firewalld, the commands add sources to the zone "trusted", or rich rules to a zone that already contains the peers.
 """
@@ -25,7 +26,9 @@ from nccl_doctor.text.hostlist import grouped
 from nccl_doctor.text.inet import Network
 
 SINGLE = 8
-"""Maximum number of addresses listed individually. More addresses are merged into networks that cover exactly these."""
+"""Maximum number of addresses that are listed individually. A larger number of addresses is merged into networks that
+cover exactly these addresses.
+"""
 
 _MULTIPORT = 15
 """Maximum number of ports in iptables' multiport match, where a range counts twice (xt_multiport, XT_MULTI_PORTS)."""
@@ -36,11 +39,11 @@ _TABLES = frozenset({"filter", "nat", "mangle", "raw", "security"})
 
 @dataclass(frozen=True)
 class Opening:
-    """TCP traffic between a host and its peers that is to be let through.
+    """TCP traffic between a host and its peers that the firewall must let through.
 
     Attributes:
-        direction: "input" admits packets from the peers, "output" admits packets to the peers.
-        ports: the listener's port and ephemeral ports, so that the same opening also admits the replies.
+        direction: "input" to admit packets from the peers, or "output" to admit packets to the peers.
+        ports: the listener's port and the ephemeral ports, so that replies are admitted, too.
     """
 
     direction: Direction
@@ -48,7 +51,7 @@ class Opening:
     ports: tuple[Span, ...]
 
     def nets(self, version: int) -> list[str]:
-        """Return the peers of one IP version as addresses, or as networks if there are many."""
+        """Return the peers of one IP version as addresses, or as networks if there are many addresses."""
         addresses = sorted({ip_address(peer) for peer in self.peers if ip_address(peer).version == version}, key=int)
         if len(addresses) <= SINGLE:
             return [str(address) for address in addresses]
@@ -64,7 +67,7 @@ class Opening:
 
 @dataclass(frozen=True)
 class FirewallRemedy:
-    """Operations that open a rule, or ``advice`` if operations are not enough."""
+    """Operations that let traffic pass a rule, and ``advice`` if operations are not sufficient."""
 
     operations: tuple[Operation, ...] = ()
     advice: str = ""
@@ -76,7 +79,7 @@ def is_built_in(rule: RuleRef) -> bool:
 
 
 def merged(spans: Iterable[Span]) -> tuple[Span, ...]:
-    """Return the ports as the fewest possible ranges, because nft and iptables refuse overlapping ranges."""
+    """Return the ports as the fewest possible ranges, because nft and iptables reject overlapping ranges."""
     found: list[Span] = []
     for low, high in sorted(spans):
         if found and low <= found[-1][1] + 1:
@@ -166,13 +169,15 @@ def _entries(peer: str, runtime: dict[str, Zone], opening: Opening) -> Iterator[
 
 
 _NFT_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_./-]{0,127}")
-"""Names that nft accepts unquoted (scanner.l); shell quotes don't help, because nft parses its arguments again."""
+"""Pattern of names that nft accepts without quotes (scanner.l). Shell quotes don't help, because nft parses its
+arguments again.
+"""
 
 BY_HAND = "no single command is safe here: let the cluster's own addresses through ahead of this rule, by hand"
 
 
 def remedy(rule: RuleRef, facts: FirewallFacts, opening: Opening) -> FirewallRemedy:
-    """Return the remedy that lets traffic pass a rule; it has no operations if an administrator must decide."""
+    """Return the remedy that lets traffic pass a rule. The remedy has no operations if an administrator must decide."""
     manager = manager_of(rule, facts)
     if manager == "firewalld":
         return _firewalld(rule, facts, opening)

@@ -102,7 +102,7 @@ class Packet:
 
 @dataclass(frozen=True)
 class RuleRef:
-    """A rule and its position. All names and the text come from the host and are untrusted.
+    """A rule and its position. All names and the text of a rule come from the host and are untrusted.
 
     Attributes:
         place: the handle in nft's output, or the rule's number in ``iptables -L --line-numbers``, or None for a policy.
@@ -251,9 +251,10 @@ class BaseChain:
     """A base chain, with the chains of its table to which it may jump.
 
     Attributes:
-        priority: base chains with a lower priority see the packet first.
-        nat: whether the base chain sees only the first packet of a connection.
-        tracked: whether the base chain comes after connection tracking (priority -200; never on ingress or egress).
+        priority: priority of the base chain. Base chains with a lower priority value process the packet first.
+        nat: whether the base chain processes only the first packet of a connection.
+        tracked: whether the base chain comes after connection tracking, which has priority -200. The value is False for
+            ingress and egress.
         scope: "host", or "bridge" or "device" for a chain whose effect is unknown because nft 1.0 does not show the
             chain's device.
     """

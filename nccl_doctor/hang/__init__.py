@@ -1,1 +1,1 @@
-"""Judges whether a running job is hanging, and which rank the others are waiting for. Pure functions."""
+"""Determines whether a running job is hanging and which rank the other ranks are waiting for."""

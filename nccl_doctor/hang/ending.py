@@ -1,4 +1,4 @@
-"""Judges how a watched job ended, from the exit statuses of its ranks."""
+"""Determines from the exit statuses of the ranks how a watched job ended."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from nccl_doctor.text.hostlist import capital, grouped, ranks_of
 
 INTERRUPT, HANG_UP, TERMINATE = 2, 1, 15  # signal(7)
 ON_REQUEST = frozenset({-INTERRUPT, -HANG_UP, -TERMINATE})
-"""Exit statuses of ranks that were ended by a user, a scheduler, or a launcher after another of its ranks failed."""
+"""Exit statuses of ranks that were ended by a user, by a scheduler, or by a launcher after another rank failed."""
 NAMES = {**SIGNALS, INTERRUPT: "SIGINT", HANG_UP: "SIGHUP"}
 
 OUT_OF_MEMORY = "Look at the kernel's log there (dmesg): its OOM killer sends SIGKILL, and so do people and schedulers."
@@ -22,7 +22,7 @@ LOG = "The log of that rank shows why it exited: nccl-doctor logs LOG."
 
 @dataclass(frozen=True)
 class Ending:
-    """The verdict on a job that has ended; ``sentence`` continues "The job", and ``finding`` names the failed ranks."""
+    """The verdict on a job that has ended; ``sentence`` follows "The job", and ``finding`` names the failed ranks."""
 
     verdict: HangVerdict
     sentence: str
@@ -30,11 +30,11 @@ class Ending:
 
 
 def ending(ranks: Iterable[tuple[str, JobRank]], later: Iterable[HangSnapshot]) -> Ending:
-    """Judge how a job ended.
+    """Determine how a job ended.
 
     Args:
-        ranks: the ranks that were found, each with its host.
-        later: the samples taken after the last sample with a rank; these samples contain the exit statuses.
+        ranks: ranks that were found, each with the name of its host.
+        later: samples taken after the last sample with a rank, which contain the exit statuses.
     """
     statuses = {
         (host.name, one.pid, one.started): one.status

@@ -1,4 +1,4 @@
-"""Gathers evidence for the verdict: where the calls of a job's ranks differ, and which ranks can't take part."""
+"""Gathers the evidence for a verdict, such as the first call in which ranks differ and the ranks that are lost."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class HangEvidence:
 
 
 def _spinning(host: HangHost) -> GpuWork | None:
-    """Return a GPU that is busy-waiting, if every sample shows such a GPU and no sample shows a GPU that is working."""
+    """Return a GPU that is busy-waiting if, in every sample, all busy GPUs are busy-waiting, or else None."""
     last = None
     for look in host.looks:
         busy = [] if isinstance(look.gpus, Unknown) else [one for one in look.gpus if one.busy > 0]
@@ -88,7 +88,7 @@ def _spinning(host: HangHost) -> GpuWork | None:
 
 
 def gather_evidence(snapshot: HangSnapshot, homes: Mapping[int, str] = MappingProxyType({})) -> HangEvidence:
-    """Gather what a snapshot shows about a job; ``homes`` maps ranks to the hosts on which a watch has seen them."""
+    """Gather the evidence in a snapshot of a job; ``homes`` maps ranks to the hosts on which a watch has seen them."""
     ranks = observed_rank.observed_ranks(snapshot)
     gone, unseen = lost(snapshot, ranks, homes) if ranks else ((), ())
     return HangEvidence(
@@ -107,14 +107,14 @@ def gather_evidence(snapshot: HangSnapshot, homes: Mapping[int, str] = MappingPr
 
 
 def counted_calls(snapshot: HangSnapshot) -> int:
-    """Return the number of collectives that all ranks have launched, as counted by NCCL's RAS; 0 without counts."""
+    """Return the total number of collectives that the ranks have launched, as counted by NCCL's RAS, or 0."""
     answers = _answers(snapshot)[-1:]
     return sum(sum(rank.counts.values()) for answer in answers for one in answer.communicators for rank in one.ranks)
 
 
 @dataclass(frozen=True)
 class Lost:
-    """A rank that can't take part."""
+    """A rank that can't take part in collectives."""
 
     rank: int
     hosts: tuple[str, ...]  # its host; several if only that much is known
@@ -127,7 +127,7 @@ class Lost:
 def lost(
     snapshot: HangSnapshot, ranks: dict[int, ObservedRank], sampled: Mapping[int, str]
 ) -> tuple[tuple[Lost, ...], tuple[int, ...]]:
-    """Return the ranks that can't take part, and the ranks that could not be searched for."""
+    """Return the ranks that can't take part in collectives, and the ranks whose host is unknown."""
     dead = ((one, why) for one in ranks.values() if (why := one.gone))
     here = [Lost(one.rank, (one.host,), one.job_rank.pid, why, stopped=one.stopped) for one, why in dead]
     absent = sorted(set(range(world_size(ranks))) - set(ranks))
@@ -152,7 +152,7 @@ def lost(
 
 
 def _homes_by_ras(snapshot: HangSnapshot, ranks: dict[int, ObservedRank]) -> dict[int, str]:
-    """Return the host of each rank without data in NCCL's RAS, if a rank that was found has the same address in RAS."""
+    """Return the hosts of ranks that are missing in RAS, derived from found ranks with the same RAS address."""
     by_pid = _pids(snapshot, ranks)
     homes: dict[int, str] = {}
     for answer in _answers(snapshot):
@@ -194,7 +194,7 @@ class Divergence:
 
 
 def divergence(ranks: dict[int, ObservedRank]) -> Divergence | None:
-    """Return the first call in which ranks differ or that some ranks have not reached; None if there is none."""
+    """Return the first call in which ranks differ or that some ranks have not reached, or None."""
     told = {number: one.recorded for number, one in ranks.items() if one.recorded is not None}
     known = {number: one for number, one in told.items() if one is not None}
     # an old dump describes the past, and is only compared with others of its age
@@ -245,7 +245,7 @@ class RasView:
 
 
 def ras_view(snapshot: HangSnapshot, ranks: dict[int, ObservedRank]) -> RasView | None:
-    """Return what NCCL's RAS reports about the job; None if no answer names a process of this job."""
+    """Return the report of NCCL's RAS about the job, or None if no answer names a process of the job."""
     by_pid = _pids(snapshot, ranks)
     answers = [answer for answer in _answers(snapshot) if _ours(answer, ranks)]
     if not answers:
@@ -273,7 +273,7 @@ Launched = Mapping[str, tuple[RankGroup, ...]]
 def _numbered(
     tell: Callable[[Launched], Iterator[tuple[RasRank, str]]], communicators: Iterable[Communicator], by_pid: ByPid
 ) -> dict[int, str]:
-    """Return the first phrase about each rank, by the rank's number in the job."""
+    """Return the first phrase about each rank, by the number of the rank in the job."""
     found: dict[int, str] = {}
     for communicator in communicators:
         for member, words in tell(communicator.launched()):
@@ -332,7 +332,7 @@ def _answers(snapshot: HangSnapshot) -> list[RasAnswer]:
 
 
 def _ours(answer: RasAnswer, ranks: dict[int, ObservedRank]) -> bool:
-    """Return whether an answer names a process of this job; an answer without processes may belong to any job."""
+    """Return whether an answer from RAS names a process of the job."""
     pids = {one.job_rank.inner_pid for one in ranks.values()}
     named = {rank.pid for one in answer.communicators for rank in (*one.ranks, *one.missing)}
     named |= {rank.pid for one in answer.communicators for group in one.groups for rank in group.ranks}
@@ -341,7 +341,7 @@ def _ours(answer: RasAnswer, ranks: dict[int, ObservedRank]) -> bool:
 
 
 ByPid = dict[tuple[int, str | None], int]
-"""Ranks by PID and address, and by PID and None; -1 means that several ranks have this PID."""
+"""Ranks by PID and address, and by PID and None; the rank -1 means that several ranks have the same PID."""
 
 
 def _pids(snapshot: HangSnapshot, ranks: dict[int, ObservedRank]) -> ByPid:
@@ -355,7 +355,7 @@ def _pids(snapshot: HangSnapshot, ranks: dict[int, ObservedRank]) -> ByPid:
 
 
 def _by_pid(pid: int | None, host: str | None, by_pid: ByPid) -> int | None:
-    """Return the rank with this PID and address, or else the only rank with this PID."""
+    """Return the rank with a PID and address, or else the only rank with the PID."""
     if pid is None:
         return None
     rank = by_pid.get((pid, host), by_pid.get((pid, None), -1))

@@ -1,4 +1,4 @@
-"""Builds the findings for a verdict, each with the fault, the evidence and the remedy."""
+"""Builds the findings for a verdict, each with the fault, the evidence, and the remedy."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def stalled(judged: Judgement) -> Iterator[tuple[str, Finding]]:
 
 
 def even(judged: Judgement) -> Iterator[tuple[str, Finding]]:
-    """Yield a finding if all ranks wait in the same collective, with no rank or connection to blame."""
+    """Yield a finding if all ranks wait in the same collective and no rank or connection is at fault."""
     evidence = judged.evidence
     if evidence.stalled or judged.culprits:
         return
@@ -87,7 +87,7 @@ NEXT_TIME = (
 
 
 def findings(judged: Judgement) -> list[tuple[str, Finding]]:
-    """Return each finding with the name of its diagnosis; the cause comes first."""
+    """Return the findings, each with the name of its diagnosis, with the cause first."""
     makers = {
         "gone": (_gone, stalled),
         "transport": (stalled, even, _behind),
@@ -208,7 +208,7 @@ def _outside(judged: Judgement) -> Iterator[tuple[str, Finding]]:
 
 
 def _at_work(rank: ObservedRank) -> str:
-    """Return a note that a short look can't distinguish slow from stuck; "" for a rank that waits in the kernel."""
+    """Return a note that a rank may still be working, or an empty string for a rank that waits in the kernel."""
     if rank.in_kernel:
         return ""
     seconds = rank.interval_s
@@ -282,7 +282,7 @@ def _behind(judged: Judgement) -> Iterator[tuple[str, Finding]]:
 
 
 def _stack(rank: ObservedRank) -> Iterator[str]:
-    """Yield lines with the rank's stack: the user's lines of code, innermost first, and the kernel's functions."""
+    """Yield lines with a rank's stack of user code, innermost line first, and with the kernel stack."""
     if rank.place is not None:
         files = [f"{file.rpartition('/')[2]}:{line}" for file, line in rank.place.path[:FRAMES]]
         yield f"stack   rank {rank.rank}: {' < '.join(files)}"
@@ -296,7 +296,7 @@ MOST_RIVALS = 4
 
 
 def gaps(snapshot: HangSnapshot, evidence: HangEvidence) -> tuple[str, ...]:
-    """Return phrases for what could not be examined but may matter for the verdict; the most important come first."""
+    """Return phrases for missing data that may matter for the verdict, the most important data first."""
     some = (_ranks_unknown(snapshot, evidence), _rivals(snapshot), _unread(evidence), _ras(snapshot, evidence))
     return tuple(chain(*some, _flows(evidence)))
 
@@ -325,7 +325,7 @@ def _ranks_unknown(snapshot: HangSnapshot, evidence: HangEvidence) -> Iterator[s
 
 
 def _rivals(snapshot: HangSnapshot) -> Iterator[str]:
-    """Yield phrases for processes with the same rank as an examined process; either process may be a leftover."""
+    """Yield phrases for processes that have the same rank as an examined process."""
     found = [(host, one) for host in snapshot.hosts for one in host.rivals]
     for host, one in found[:MOST_RIVALS]:
         other = next((rank.pid for rank in host.job.ranks if rank.rank == one.rank), None) if host.job else None

@@ -1,4 +1,4 @@
-"""Each rank as the samples show it: whether it exists, which code it runs, and whether it advanced or worked."""
+"""Describes each rank as observed in samples, including its process, its position in the code, and its progress."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from nccl_doctor.snapshot.hang import Flow, Frame, HangSnapshot, JobRank, RankLo
 from nccl_doctor.text.hostlist import grouped, ranks_of
 
 _LIBRARY = re.compile(r"/(?:site|dist)-packages/|/lib(?:64)?/python3|^<frozen |\.so[.0-9]*$|^(?!.*\.py$)[^/<]*$")
-"""Files of stack frames that are not the user's code; a native frame has a library as its file, or no file."""
+"""Pattern for files of stack frames outside the user's code; the file of a native frame is a library or missing."""
 _COLLECTIVE = re.compile(
     r"torch/distributed/(?:distributed_c10d|c10d_logger|_functional_collectives\w*|collective_utils|rendezvous)\.py$"
     r"|torch/distributed/(?:fsdp|_composable|pipelining|algorithms|nn)/|torch/nn/parallel/distributed\.py$"
@@ -22,12 +22,12 @@ _BACKWARD = re.compile(r"torch/autograd/(?:graph|__init__)\.py$|torch/_tensor\.p
 _LOADER = re.compile(r"torch/utils/data/")
 _SYNC = re.compile(r"torch/cuda/")
 _BARE = frozenset({"__next__", "__call__", "_call_impl", "_wrapped_call_impl"})
-"""Uninformative function names; the function that such a function calls is shown instead."""
+"""Uninformative function names; instead of these functions, the function that they call is shown."""
 _WRAPPER = re.compile(r"wrapper|decorate|inner$")
 
 
 class Activity(Enum):
-    """The kind of work at a place in the code; in BACKWARD and SYNC, a rank may wait for others or compute."""
+    """The kind of activity at a position in the code; in BACKWARD and SYNC, a rank may be waiting or computing."""
 
     COLLECTIVE = "collective"
     BACKWARD = "backward"
@@ -38,7 +38,7 @@ class Activity(Enum):
 
 @dataclass(frozen=True)
 class StackPlace:
-    """The place in the code at which a rank is, according to its stack."""
+    """The position of a rank in the code, according to the stack of the rank's process."""
 
     kind: Activity
     # the library function that the user's frame called, such as "all_reduce"; "" if it called none
@@ -50,17 +50,17 @@ class StackPlace:
 
     @property
     def line(self) -> str:
-        """File and line of the user's frame, such as "train.py:212"; "" if there is no such frame."""
+        """File and line of the innermost frame of user code, such as "train.py:212", or an empty string."""
         return "" if self.own is None else f"{PurePosixPath(self.own.file).name}:{self.own.line}"
 
     @property
     def frame(self) -> str | None:
-        """File, line and function of the user's frame, such as "train.py:212 in step"; None without such a frame."""
+        """File, line, and function of the innermost frame of user code, such as "train.py:212 in step", or None."""
         return None if self.own is None else f"{self.line} in {self.own.function}"
 
     @property
     def waits(self) -> bool:
-        """True if an idle rank at this place may be waiting for other ranks."""
+        """True if an idle rank at this position may be waiting for other ranks."""
         return self.kind in (Activity.COLLECTIVE, Activity.BACKWARD, Activity.SYNC)
 
     def __str__(self) -> str:
@@ -70,7 +70,7 @@ class StackPlace:
 
 
 def place(threads: Sequence[Thread], pid: int) -> StackPlace | None:
-    """Return the main thread's place in the code; None if the stack is missing."""
+    """Return the main thread's position in the code, or None if the stack is missing."""
     # in a container, the id of a thread may equal the PID that its process has outside
     known = [one for one in threads if one.name == "MainThread"] or [one for one in threads if one.tid == pid]
     main = next(iter(known or threads), None)
@@ -96,7 +96,7 @@ def place(threads: Sequence[Thread], pid: int) -> StackPlace | None:
 
 
 def _called(frames: Sequence[Frame]) -> str:
-    """Return the outermost function that the user's line called, without the class name; wrappers are skipped."""
+    """Return the outermost function that user code called, without the class name; wrappers are skipped."""
     python = [frame for frame in frames if frame.file.endswith(".py") or frame.file.startswith("<")]
     named = [frame.function.rpartition(".")[2] for frame in reversed(python) if not _WRAPPER.search(frame.function)]
     return next((function for function in named if function not in _BARE), named[0] if named else "")
@@ -104,9 +104,9 @@ def _called(frames: Sequence[Frame]) -> str:
 
 BUSY = 0.2  # share of a CPU that a working rank uses; helper threads use less
 WANTING = 0.6
-"""Minimum share of the time for which a thread of a working rank runs or waits for a CPU.
+"""Minimum share of time that a thread of a working rank spends running or waiting for a CPU.
 
-Threads are judged separately, because on a busy machine helper threads also wait at each wake-up, which adds up.
+Threads are judged separately, because the waiting times of helper threads add up on a busy machine.
 """
 READING = 1 << 20  # bytes read or written between two samples; helpers do less
 STOPPED = "Tt"
@@ -115,7 +115,7 @@ Endpoints = tuple[tuple[str, int], tuple[str, int]]
 
 @dataclass(frozen=True)
 class ObservedRank:
-    """A rank as all samples show it."""
+    """A rank as observed in all samples."""
 
     host: str
     job_rank: JobRank  # its process's answer when it was found
@@ -133,7 +133,7 @@ class ObservedRank:
 
     @property
     def place(self) -> StackPlace | None:
-        """The rank's place in the code in the last sample; None if unknown."""
+        """The rank's position in the code in the last sample, or None if unknown."""
         return self.places[-1] if self.places else None
 
     @property
@@ -144,7 +144,7 @@ class ObservedRank:
 
     @property
     def gone(self) -> str | None:
-        """Phrase for why the rank can't take part: its process has ended or is stopped; None if it can take part."""
+        """Phrase for why the rank can't take part in collectives (the process has ended or is stopped), or None."""
         if self.looks and self.looks[-1].state is None:
             return "ended while it was sampled"
         return "is stopped" if self.stopped else None
@@ -159,7 +159,7 @@ class ObservedRank:
 
     @property
     def recorded(self) -> Recorded | None:
-        """The rank's flight recorder in the last sample; None if it is not available."""
+        """Data of the rank's flight recorder in the last sample, or None if unavailable."""
         last = self.looks[-1].recorder if self.looks else None
         return None if isinstance(last, Unknown) else last
 
@@ -178,12 +178,12 @@ class ObservedRank:
 
     @property
     def works(self) -> bool:
-        """True if the rank :func:`worked` between the first and the last sample."""
+        """True if the rank worked between the first and the last sample, according to :func:`worked`."""
         return len(self.states) > 1 and worked(self.states[0], self.states[-1], self.interval_s)
 
     @property
     def waits(self) -> bool | None:
-        """True if the rank waits in a collective, as its stack or flight recorder shows; None if neither shows it."""
+        """True if the rank waits in a collective, according to its stack or flight recorder; None if unknown."""
         recorded = self.recorded
         pending = recorded is not None and recorded.live and recorded.pending
         if pending and (self.place is None or self.place.waits or not self.place.called):
@@ -192,7 +192,7 @@ class ObservedRank:
 
 
 def worked(first: RankState, last: RankState, interval_s: float) -> bool:
-    """Return whether the rank or a child process used a lot of CPU time or did a lot of I/O during the interval."""
+    """Return whether a rank or a child process used much CPU time or performed much I/O during the interval."""
     if interval_s <= 0:
         return False
     used = [_less(last.cpu_s, first.cpu_s)]
@@ -256,7 +256,7 @@ class RankLink:
 
 
 def links(ranks: dict[int, ObservedRank]) -> list[RankLink]:
-    """Return the ranks' TCP connections that exist in the first and the last sample, except those to the store."""
+    """Return the TCP connections of ranks that exist in the first and the last sample, except store connections."""
     owner = {ends: one.rank for one in ranks.values() for ends, _ in _ends(one, -1)}
     found = []
     for one in ranks.values():
@@ -295,7 +295,7 @@ KERNEL_WORDS = {  # beginnings of kernel functions, each with a phrase for what 
 
 
 def doing(rank: ObservedRank) -> str:
-    """Return a phrase for what the rank is doing, to follow the rank's name."""
+    """Return a phrase for the activity of a rank, for use after the rank's name."""
     if rank.gone:
         return rank.gone
     if rank.place is not None:
@@ -311,7 +311,7 @@ def doing(rank: ObservedRank) -> str:
 
 
 def folded(ranks: Iterable[ObservedRank]) -> dict[str, tuple[int, ...]]:
-    """Return the ranks grouped by what they are doing; the largest group comes first."""
+    """Return the ranks grouped by activity, with the largest group first."""
     found = grouped((doing(one), one.rank) for one in ranks)
     return {words: tuple(numbers) for words, numbers in sorted(found.items(), key=lambda item: -len(item[1]))}
 
@@ -329,7 +329,7 @@ def places(ranks: Iterable[ObservedRank]) -> Iterator[str]:
 
 
 def named(ranks: Iterable[ObservedRank]) -> str:
-    """Return a phrase such as ``rank 3 (node2, pid 4711)``; for more than four ranks, only their numbers."""
+    """Return a phrase such as ``rank 3 (node2, pid 4711)``, or only the numbers for more than four ranks."""
     some = list(ranks)
     if len(some) <= 4:
         return ", ".join(f"rank {one.rank} ({one.host}, pid {one.job_rank.pid})" for one in some)

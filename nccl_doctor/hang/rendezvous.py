@@ -1,7 +1,7 @@
-"""Finds out why launchers wait for each other before any rank exists, or why ranks do not meet.
+"""Determines why launchers wait for each other before any rank exists, or why the rendezvous of ranks fails.
 
-torchrun numbers its nodes when ``--nnodes`` nodes have met at one store. If a node was not started, has a different
-port or id, or has the same ``--node_rank`` as another node, all other nodes wait and print nothing.
+torchrun assigns node ranks when ``--nnodes`` nodes have connected to one store. If a node was not started, has a
+different port or rendezvous ID, or has the same ``--node_rank`` as another node, all other nodes wait without output.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LAST_CALL_S = 60.0  # twice what torchrun waits for more nodes once it has the m
 
 @dataclass(frozen=True)
 class Waiting:
-    """A launcher that has no rank yet."""
+    """A launcher that has not started any ranks yet."""
 
     host: str
     starter: Starter
@@ -45,7 +45,7 @@ class Waiting:
 
     @property
     def place(self) -> tuple[str, str]:
-        """Address and port at which the nodes meet."""
+        """Address and port of the rendezvous."""
         address, colon, port = self.option("rdzv_endpoint").rpartition(":")
         if colon and port.isdigit():
             return address, port
@@ -59,7 +59,7 @@ class Waiting:
 
     @property
     def nodes(self) -> int:
-        """Number of nodes that the launcher waits for (MIN, if ``--nnodes`` is "MIN:MAX"); 0 if unknown."""
+        """Number of nodes that the launcher waits for (MIN, if ``--nnodes`` is "MIN:MAX"), or 0 if unknown."""
         least = self.option("nnodes", "1").partition(":")[0]
         is_count = len(least) <= _DIGITS and least.isascii() and least.isdecimal()
         return int(least) if is_count and int(least) <= MOST_NODES else 0
@@ -116,7 +116,7 @@ def find_launchers(snapshot: HangSnapshot) -> Rendezvous:
 
 
 def _largest_job(waiting: list[Waiting]) -> tuple[Waiting, ...]:
-    """Return the launchers of the largest job, and of jobs that may belong to it: incomplete ones on other hosts."""
+    """Return the launchers of the largest job, and of incomplete jobs on other hosts that may be parts of that job."""
     groups = sorted(grouped((one.meeting, one) for one in waiting).values(), key=lambda some: -len(some))
     found: list[Waiting] = []
     for some in groups:
@@ -138,7 +138,7 @@ def _works(first: Starter, last: Starter, interval_s: float) -> bool:
 
 
 def find_launchers_fault(rendezvous: Rendezvous) -> RendezvousFault | None:
-    """Return the most certain reason why no rank has started; None if a launcher is still working."""
+    """Return the most certain reason why no rank has started, or None if a launcher is still working."""
     some = rendezvous.waiting
     if not some or rendezvous.works:
         return None
@@ -148,7 +148,10 @@ def find_launchers_fault(rendezvous: Rendezvous) -> RendezvousFault | None:
 
 
 def _different(some: tuple[Waiting, ...]) -> RendezvousFault | None:
-    """Return the fault if options differ. Addresses are not compared, because a machine may have several addresses."""
+    """Return the fault if launcher options differ.
+
+    Addresses are not compared, because a machine may have several addresses.
+    """
     options: dict[str, Callable[[Waiting], str]] = {
         "--nnodes": lambda one: one.option("nnodes", "1"),
         "--rdzv_backend": lambda one: one.backend,
@@ -208,7 +211,7 @@ def _missing_number(some: tuple[Waiting, ...]) -> str:
 
 
 def _at_store(some: tuple[Waiting, ...]) -> RendezvousFault:
-    """Return the fault of launchers that are all present, by whether none, some or all of them reach the store."""
+    """Return the fault if all launchers are present, depending on which launchers are connected to the store."""
     away = [one for one in some if not one.connected]
     # other stores, such as etcd, are only contacted now and then
     if not away or len(away) == len(some) or any(one.backend not in PORTS for one in some):
@@ -225,7 +228,7 @@ def _at_store(some: tuple[Waiting, ...]) -> RendezvousFault:
 
 @dataclass(frozen=True)
 class RendezvousFault:
-    """A reason why ranks, or launchers without ranks, wait for each other in vain, with the remedy."""
+    """A reason why ranks, or launchers without ranks, wait for each other indefinitely, with the remedy."""
 
     hosts: tuple[str, ...]
     message: str
@@ -244,7 +247,7 @@ class RendezvousFault:
 
 
 def find_ranks_fault(snapshot: HangSnapshot, ranks: dict[int, ObservedRank]) -> RendezvousFault | None:
-    """Return the reason why the ranks have not met; None if it is unknown."""
+    """Return the reason why the rendezvous of the ranks is incomplete, or None if unknown."""
     missing = set(range(world_size(ranks))) - set(ranks)
     return _elsewhere(snapshot, ranks, missing) or _twice(snapshot, missing) or _without_store(ranks)
 

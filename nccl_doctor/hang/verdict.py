@@ -1,10 +1,10 @@
-"""Derives a single verdict from the evidence.
+"""Derives a single verdict from the evidence about a job.
 
-The verdicts are: rank gone, transport, different collectives, outside NCCL, behind, slow, unknown.
+The verdicts include rank gone, transport, different collectives, outside NCCL, behind, slow, and unknown.
 
-The most certain verdict comes first. A missing process is certain without any stacks, and unacknowledged data is the
-network's fault. Only then do the ranks' places in the code count. As long as a rank is working, the other ranks are
-only waiting for it, so nothing is hanging.
+Verdicts are tried in order of certainty. A missing process is certain even without stack traces, and unacknowledged
+data indicates a network fault. The positions of the ranks in the code count only if processes and connections show no
+fault. As long as a rank is working, the other ranks only wait for the working rank, so the job is not hanging.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from nccl_doctor.text.hostlist import grouped
 
 @dataclass(frozen=True)
 class Judgement:
-    """The verdict on a job, with its evidence."""
+    """The verdict on a job, with the evidence."""
 
     verdict: HangVerdict
     culprits: tuple[int, ...]  # ranks that it is about, as far as they were found
@@ -34,11 +34,11 @@ class Judgement:
 def judge_hang(
     snapshot: HangSnapshot, *, patient: bool = True, homes: Mapping[int, str] = MappingProxyType({})
 ) -> Judgement:
-    """Judge whether a job is hanging, and why.
+    """Determine whether a job is hanging and why.
 
-    If ``patient``, a working rank is expected to reach the collective. Otherwise, the other ranks have already waited
-    long, so a working rank counts as outside NCCL, whatever it is doing. ``homes`` maps ranks to the hosts on which a
-    watch has seen them.
+    If ``patient``, a working rank is expected to reach the collective. If not ``patient``, the other ranks have waited
+    for a long time, so a working rank counts as outside NCCL. ``homes`` maps ranks to the hosts on which a watch has
+    seen them.
     """
     return replace(_judge(gather_evidence(snapshot, homes), patient=patient), patient=patient)
 
@@ -64,18 +64,18 @@ def _judge(evidence: HangEvidence, *, patient: bool) -> Judgement:
 
 
 def _is_unawaited(found: Judgement) -> bool:
-    """Return whether ranks are outside NCCL but no rank is waiting for them, so the ranks may only be slow."""
+    """Return whether ranks are outside NCCL but no other rank is waiting, so the ranks may only be slow."""
     return found.verdict == "outside-nccl" and not found.evidence.waiting and not found.evidence.unseen
 
 
 def _all_others_wait(evidence: HangEvidence) -> bool:
-    """Return whether every rank that is not outside a collective is waiting in one."""
+    """Return whether some ranks are outside any collective and all other ranks are waiting in a collective."""
     there = len(evidence.waiting) + len(evidence.outside) == len(evidence.present)
     return bool(evidence.waiting and evidence.outside) and there and not evidence.unseen
 
 
 def _unmet(evidence: HangEvidence) -> Judgement | None:
-    """Return the verdict that ranks can't meet, for example because some were started with different values."""
+    """Return the verdict that the rendezvous of the ranks can't succeed, or None."""
     if evidence.rendezvous_fault is None or evidence.moves:
         return None
     ranks = tuple(rank for rank in evidence.rendezvous_fault.ranks if rank in evidence.ranks)
@@ -113,7 +113,7 @@ def _transport(evidence: HangEvidence) -> Judgement | None:
 
 
 def _works(evidence: HangEvidence) -> Judgement | None:
-    """Return the verdict that the others wait for a working rank (in a validation, checkpoint or compilation)."""
+    """Return the verdict that other ranks wait for a working rank, for example during a checkpoint."""
     busy = [one for one in evidence.outside if one.works or one.stepped]
     if not evidence.nccl:  # their ranks use the CPU while they wait, too
         computes = [
@@ -132,7 +132,7 @@ def _different(evidence: HangEvidence) -> Judgement | None:
 
 
 def _outside(evidence: HangEvidence) -> Judgement | None:
-    """Return the verdict that ranks are outside NCCL while others wait for them, or in the kernel or a data loader."""
+    """Return the verdict that ranks are outside NCCL while others wait, or are in the kernel or a data loader."""
     outside = evidence.outside
     # If most ranks are at their own lines, for example in ``work.wait()`` or ``.item()``, it is unknown which ones
     # wait: C++ leaves no frame, and a minority in a collective may be the ranks that are ahead.
@@ -162,7 +162,7 @@ def _behind(evidence: HangEvidence) -> Judgement | None:
 
 
 def _apart(evidence: HangEvidence) -> Judgement | None:
-    """Return the verdict that all ranks are waiting for each other in different calls, and no rank is missing."""
+    """Return the verdict that all ranks are present and are waiting for each other in different calls."""
     all_wait = len(evidence.waiting) == len(evidence.present) and len(evidence.ranks) >= evidence.world_size
     # with NCCL a rank may be at a later line while its GPU is in the same collective: there lines prove nothing
     if evidence.nccl or evidence.unseen or not all_wait:
@@ -176,7 +176,7 @@ def _apart(evidence: HangEvidence) -> Judgement | None:
 
 
 def _even(evidence: HangEvidence) -> Judgement | None:
-    """Return the verdict that data does not arrive if all ranks made the same calls, or GPUs busy-wait at one place."""
+    """Return the transport verdict if all ranks made the same calls or if GPUs busy-wait at the same position."""
     counted = evidence.ras is not None and evidence.ras.even
     spins = evidence.nccl and evidence.spinning and len({str(one.place) for one in evidence.waiting}) == 1
     if (

@@ -1,7 +1,7 @@
-"""A state machine for a watched job, which turns samples into events; it neither waits nor prints.
+"""Implements a state machine for a watched job, which converts samples to events without waiting or printing.
 
-:class:`JobProgress` records what advanced, and for how long nothing has. :class:`JobWatch` decides when the job has to
-be examined closely, and what counts as a hang, a lost rank or the end.
+:class:`JobProgress` records the progress of the job and the time without progress. :class:`JobWatch` decides when the
+job must be examined closely, and detects a hang, a lost rank, or the end of the job.
 """
 
 from __future__ import annotations
@@ -22,16 +22,17 @@ from nccl_doctor.snapshot.hang import HangHost, HangSnapshot, JobRank
 HOUR_S = 3600.0
 CONFIRM_S = 2.0  # until a missing job is looked for once more
 LEAST_SAMPLES = 3
-"""Number of samples without progress before a job is examined closely, however far apart they are."""
+"""Minimum number of samples without progress before a job is examined closely."""
 
 LEAVING_S = 330.0
-"""Maximum time in seconds that launchers outlive their ranks; torch waits up to 300 s (elastic/agent/server/api.py)."""
+"""Maximum time in seconds that launchers run after their ranks; torch waits up to 300 s (elastic/agent/server/api.py).
+"""
 
 WatchState = Literal["no-job", "new-job", "moves", "still", "blind", "ending"]
-"""Result of a sample.
+"""State of a job according to a sample.
 
-The states mean, in this order: no rank was found; the processes are not those from before; progress; no progress;
-nothing could be compared; only the launchers of ended ranks exist.
+The states mean, in order: no rank found, new processes, progress, no progress, no data to compare, and only launchers
+of ended ranks.
 """
 
 
@@ -40,10 +41,10 @@ class JobProgress:
     """The progress of a watched job. All times are in seconds on the watcher's clock.
 
     Attributes:
-        since: when the job last advanced, or was first found.
+        since: time at which the job last advanced or was first found.
         samples: number of consecutive samples without progress.
-        ranks: when each rank was last seen to advance.
-        began: when the watch first found a job; None before that.
+        ranks: time at which each rank last advanced.
+        began: time at which the watch first found a job, or None.
         launchers: host and PID of each launcher that had ranks.
     """
 
@@ -93,7 +94,7 @@ class JobProgress:
         return self.samples >= LEAST_SAMPLES and now - self.since >= after_s
 
     def moved(self, now: float) -> None:
-        """Record that a closer look saw the job advance."""
+        """Record that a close examination showed progress of the job."""
         self.since, self.samples = now, 0
 
     def _wait_for_ranks(self, now: float) -> WatchState:
@@ -139,7 +140,7 @@ def _moved(rank: ObservedRank, both: HangEvidence) -> bool:
 
 
 def paired(before: HangSnapshot, sample: HangSnapshot) -> HangSnapshot:
-    """Combine two samples into one snapshot, with two looks at each process that is in both samples."""
+    """Combine two samples into one snapshot, with two observations of each process that is in both samples."""
     earlier = {host.name: host for host in before.hosts}
     hosts = tuple(_both(earlier.get(host.name), host) for host in sample.hosts)
     return sample.model_copy(update={"hosts": hosts})
@@ -157,19 +158,20 @@ def found_ranks(sample: HangSnapshot) -> Iterator[tuple[str, JobRank]]:
 
 
 WantedSample = Literal["sample", "examination"]
-"""The next sample that a watch needs: one without stacks, or an examination as close as ``hang`` makes."""
+"""Kind of the next sample that a watch needs: a sample without stacks, or a full examination as in ``hang``."""
 
 
 @dataclass(frozen=True)
 class WatchEvent:
-    """The meaning of a sample for the watch.
+    """The result of a sample for the watch.
 
     Attributes:
-        state: the state of the job, compared with the previous sample.
-        wants: what to pass to :meth:`JobWatch.examined` after ``pause_s`` seconds; None if the watch can go on.
-        fault: a hang or a lost rank that is to be reported, judged from ``sample``.
-        ended: how the job ended; None if it has not ended.
-        puzzle: why nothing is reported although the job does not advance; None if this was said within the last hour.
+        state: state of the job compared with the previous sample.
+        wants: kind of sample to pass to :meth:`JobWatch.examined` after ``pause_s`` seconds; None if the watch can
+            continue.
+        fault: verdict on a hang or lost rank to report, based on ``sample``.
+        ended: verdict on how the job ended; None if the job has not ended.
+        puzzle: reason why a job without progress is not reported; None if the reason was given within the last hour.
     """
 
     state: WatchState
@@ -182,11 +184,11 @@ class WatchEvent:
 
 
 class JobWatch:
-    """The state of a watch, which reports the job's first hang or lost rank, and how the job ended.
+    """The state of a watch, which reports the job's first hang or lost rank and the end of the job.
 
     Args:
         after_s: seconds without progress after which the job is examined closely.
-        interval_s: seconds between two close looks, both of which must agree on a hang.
+        interval_s: seconds between two close examinations, which must agree on a hang.
     """
 
     def __init__(self, after_s: float, interval_s: float) -> None:
@@ -204,7 +206,7 @@ class JobWatch:
         self._puzzle, self._puzzled_at = "", -HOUR_S
 
     def unseen(self) -> None:
-        """Forget the samples, because this machine was asleep and the time without progress is unknown."""
+        """Discard the samples after this machine was suspended, since the time without progress is unknown."""
         self.progress = JobProgress(began=self.progress.began, launchers=self.progress.launchers)
 
     def forget(self) -> None:
@@ -230,7 +232,7 @@ class JobWatch:
         return self._if_due(now)
 
     def examined(self, sample: HangSnapshot | None, now: float) -> WatchEvent:
-        """Add the sample that the last event requested; None if the sample could not be obtained."""
+        """Add the sample that the last event requested; ``sample`` is None if the sample could not be obtained."""
         if self._why == "end":
             if sample is None or self._last is None or self.progress.feed(sample, now) not in ("no-job", self._state):
                 return WatchEvent(self._state)
@@ -264,7 +266,7 @@ class JobWatch:
         return self._examine("still") if is_due else WatchEvent(self._state)
 
     def _gone(self, sample: HangSnapshot | None, now: float) -> WatchEvent:
-        """Report a rank that is gone if others wait for it, or if it is still gone one sample later."""
+        """Report a lost rank if other ranks wait for the rank, or if the rank is still lost in the next examination."""
         judged = None if sample is None else self._judged(sample)
         if judged is None or judged.verdict != "gone":
             return self._if_due(now)
@@ -275,7 +277,7 @@ class JobWatch:
         return self._if_due(now)
 
     def _settle(self, judged: Judgement | None, now: float) -> WatchEvent:
-        """Continue watching after a close look that showed no hang, or two close looks with different verdicts."""
+        """Continue watching after an examination without a hang, or after two examinations with different verdicts."""
         if judged is not None and judged.verdict in ("not-hanging", "slow"):
             self.progress.moved(now)
             return WatchEvent(self._state)

@@ -1,4 +1,4 @@
 """Reads hosts from files, patterns, Slurm and Kubernetes.
 
-Invalid input raises HostsFileError if it is in a file, and UsageError otherwise, with a one-sentence message.
+Invalid input in a file raises HostsFileError, and other invalid input raises UsageError, with a one-sentence message.
 """

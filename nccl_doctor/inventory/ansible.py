@@ -1,10 +1,10 @@
-"""Reads Ansible inventories in INI and YAML: groups, the variables that they pass down, and hosts in file order.
+"""Reads Ansible inventories in INI and YAML format, with their groups, group variables and hosts in file order.
 
-INI files have ``[group]``, ``[group:children]`` and ``[group:vars]``; YAML files have groups with ``hosts``,
-``children`` and ``vars``. Ranges of host names contain colons. Only the variables that configure the connection to a
-host are read. Precedence follows "How to build your inventory" in Ansible's documentation: host variables override
-group variables, group_vars files override the inventory, a child group overrides its parent, and among groups of the
-same level the last one by name wins.
+INI files have the sections ``[group]``, ``[group:children]`` and ``[group:vars]``, and YAML files have groups with the
+keys ``hosts``, ``children`` and ``vars``. Ranges in host names contain colons, as in ``node[01:04]``. Only the
+variables that configure the connection to a host are read. The order of precedence follows "How to build your
+inventory" in Ansible's documentation. Host variables override group variables, and group_vars files override the
+inventory. A child group overrides its parent group. Among groups of the same level, the alphabetically last group wins.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ AnsibleVariables = dict[str, Sourced[str]]
 
 @dataclass
 class Group:
-    """A group, with its hosts, child groups and variables; ``filed`` contains the variables from group_vars."""
+    """A group with its hosts, child groups and variables. ``filed`` contains the variables from group_vars files."""
 
     hosts: list[str] = field(default_factory=list)
     children: dict[str, SourceLocation] = field(default_factory=dict)
@@ -91,7 +91,7 @@ class Group:
 
 @dataclass
 class Inventory:
-    """All groups, and all hosts in the file's order with their own variables."""
+    """The groups of an inventory, and its hosts in file order with their own variables."""
 
     place: SourceLocation
     groups: dict[str, Group] = field(default_factory=lambda: {"all": Group()})
@@ -99,13 +99,13 @@ class Inventory:
     members: int = 0
 
     def group(self, name: str, place: SourceLocation) -> Group:
-        """Return the group with this name, and create it if necessary."""
+        """Return the group with this name, creating the group if necessary."""
         if name not in self.groups and len(self.groups) >= MAX_GROUPS:
             raise place.error(f"more than {MAX_GROUPS} groups")
         return self.groups.setdefault(name, Group())
 
     def add(self, group: Group, pattern: str, place: SourceLocation, variables: AnsibleVariables) -> None:
-        """Add the hosts of a pattern to a group, and merge ``variables`` into their own variables."""
+        """Add the hosts of a pattern to a group, and merge ``variables`` into each host's own variables."""
         names = expand(pattern, place)
         self.members += len(names)
         if self.members > MAX_MEMBERS:
@@ -118,7 +118,7 @@ class Inventory:
             group.hosts.append(name)
 
     def parsed(self) -> ParsedInventory:
-        """Return the hosts, with the variables inherited from their groups."""
+        """Return the hosts with the variables that they inherit from their groups."""
         if not self.hosts:
             raise self.place.error("the inventory names no host; at least one is needed")
         order = self._top_down()
@@ -295,7 +295,7 @@ _PARTS = ("hosts", "children", "vars")
 
 
 def looks_like_group(tree: Tree) -> bool:
-    """Return whether a mapping has keys, and only keys of a group: hosts, children, vars."""
+    """Return whether a mapping is non-empty and has only keys of a group (``hosts``, ``children`` and ``vars``)."""
     keys = [key.text if isinstance(key, Scalar) else "" for key, _ in tree.pairs] if isinstance(tree, Mapping) else []
     return bool(keys) and set(keys) <= set(_PARTS)
 
@@ -338,12 +338,12 @@ _FOLDERS = "group_vars", "host_vars"
 
 
 def stand_beside(place: SourceLocation) -> bool:
-    """Return whether a plain list is an Ansible inventory, because group_vars or host_vars is next to the file."""
+    """Return whether group_vars or host_vars is next to the file, so that a plain list is an Ansible inventory."""
     return place.is_file and any((Path(place.source).parent / folder).is_dir() for folder in _FOLDERS)
 
 
 def lay_over(inventory: Inventory) -> None:
-    """Override variables of groups and hosts by those in group_vars and host_vars; encrypted files are skipped."""
+    """Override the variables of groups and hosts with group_vars and host_vars files, skipping encrypted files."""
     if not inventory.place.is_file:
         return
     of_groups, of_hosts = (Path(inventory.place.source).parent / folder for folder in _FOLDERS)

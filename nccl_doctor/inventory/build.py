@@ -1,6 +1,6 @@
-"""Builds the cluster from a parsed inventory: common settings, defaults, ranks, and the origin of each value.
+"""Builds the cluster from a parsed inventory, with common settings, defaults, ranks, and the origin of each value.
 
-The module also applies options that override the hosts file, and finds which listed host is this machine.
+Options that override the hosts file are applied here, and the listed host that is this machine is identified.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ LAUNCH_LINE = "launch command"
 def build(
     parsed: ParsedInventory, exclude: Collection[str], here: ThisMachine, only: Collection[str] | None = None
 ) -> Cluster:
-    """Return the cluster of the hosts in ``only`` but not in ``exclude``; node ranks follow the inventory's order."""
+    """Return the cluster of the hosts in ``only`` but not in ``exclude``. Node ranks follow the inventory's order."""
     settings: SettledHosts = {}
     for entry in parsed.entries:
         if entry.name.value in settings:
@@ -178,7 +178,7 @@ def _node(rank: int, entry: Entry, given: Settings, local: str | None, origins: 
 
 @dataclass(frozen=True)
 class Overrides:
-    """Options that override the hosts file; None or an empty value means not given."""
+    """Options that override the hosts file. None or an empty value means that an option is not given."""
 
     python: str | None = None
     master_port: int | None = None
@@ -193,7 +193,7 @@ class Overrides:
     line: Mapping[str, str] = field(default_factory=dict)
 
     def applied(self, cluster: Cluster) -> Cluster:
-        """Return the cluster with these options applied; each option is recorded as the origin of its value."""
+        """Return the cluster with these options applied, and record each option as the origin of its value."""
         python = None if self.python is None else values.python(self.python, _place("--python"))
         nproc = self.nproc_per_node and values.nproc(str(self.nproc_per_node), _place("--nproc-per-node"))
         login: dict[str, Any] = {
@@ -260,13 +260,13 @@ def _place(option: str) -> SourceLocation:
 
 @dataclass(frozen=True)
 class ThisMachine:
-    """This machine's names and addresses, in the spelling of :func:`canonical`."""
+    """This machine's names and addresses, in the form that :func:`canonical` returns."""
 
     names: frozenset[str]
     addresses: frozenset[str]
 
     def answers_to(self, named: str) -> str | None:
-        """Return a phrase for why a name or address means this machine, or None; no DNS query is sent."""
+        """Return a phrase for why a name or address means this machine, or None. No DNS query is sent."""
         text = canonical(named)
         if text == "localhost" or is_loopback(text):
             return "a loopback address is this machine"
@@ -278,7 +278,7 @@ class ThisMachine:
 
 
 def this_machine() -> ThisMachine:
-    """Return this machine's names and addresses without a DNS query."""
+    """Return the names and addresses of this machine without a DNS query."""
     name = canonical(socket.gethostname())
     return ThisMachine(frozenset({name, name.partition(".")[0]} - {""}), own_addresses())
 
@@ -312,10 +312,10 @@ def own_name() -> str:
 
 
 def training_python(environ: Mapping[str, str]) -> tuple[str, str]:
-    """Return the interpreter that a training job on this machine would use, and why.
+    """Return the interpreter that a training job on this machine would use, and the reason for the choice.
 
-    In an active environment, ``python3`` on PATH is used. Otherwise, ``.venv/bin/nccl-doctor check`` uses the
-    environment of nccl-doctor, unless pipx or uv created it only for this tool, as a file that they leave there shows.
+    In an active virtual environment, ``python3`` on PATH is used. Without an active environment, nccl-doctor's own
+    virtual environment is used, unless a file shows that pipx or uv created it only for nccl-doctor.
     """
     prefix = Path(sys.prefix)
     in_venv = sys.prefix != sys.base_prefix

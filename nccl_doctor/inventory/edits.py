@@ -1,6 +1,7 @@
 """Changes the master port or the job's variables in a YAML hosts file.
 
-Only these values change; comments, order, quotes and line endings are kept. An edit that would change more is refused.
+An edit keeps all other values, comments, order, quotes and line endings. An edit that would change anything else is
+refused.
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ def write_master_port(path: str, port: int) -> None:
 
 
 def read_env(path: str, names: Iterable[str]) -> dict[str, str | None]:
-    """Return the variables that the file sets for all hosts, with None for each variable that it does not set.
+    """Return the named variables that the hosts file sets for all hosts, with None for each variable that is not set.
 
-    Raises HostsFileError if the file can't be read.
+    Raise HostsFileError if the file can't be read.
     """
     try:
         return env_of(decode(Path(path).read_bytes(), path), path, names)
@@ -43,7 +44,7 @@ def read_env(path: str, names: Iterable[str]) -> dict[str, str | None]:
 
 
 def write_env(path: str, variables: Mapping[str, str | None]) -> None:
-    """Set the job's variables for all hosts in a hosts file; a variable whose value is None is removed."""
+    """Set the job's variables for all hosts in a hosts file, and remove variables whose value is None."""
     _rewrite(path, lambda text: with_env(text, variables, path))
 
 
@@ -71,7 +72,7 @@ def with_master_port(text: str, port: int, source: str) -> str:
 
 
 def env_of(text: str, source: str, names: Iterable[str]) -> dict[str, str | None]:
-    """Return the variables that a hosts file sets for all hosts, with None for each variable that it does not set."""
+    """Return the named variables that a hosts file sets for all hosts, with None for each variable that is not set."""
     tree = parse(text, SourceLocation(source))
     mine = _mapping(tree, ENV)
     values = {key.text: value.text for key, value in mine if isinstance(key, Scalar) and isinstance(value, Scalar)}
@@ -79,7 +80,7 @@ def env_of(text: str, source: str, names: Iterable[str]) -> dict[str, str | None
 
 
 def with_env(text: str, variables: Mapping[str, str | None], source: str) -> str:
-    """Return the text of a hosts file with variables set for all hosts; variables whose value is None are removed."""
+    """Return the text of a hosts file with variables set for all hosts, without variables whose value is None."""
     place, names = SourceLocation(source), frozenset(variables)
     rest = _rest_of(text, place, names, "variables")
     own = _set_by_hosts(parse(text, place)) & names
@@ -97,7 +98,7 @@ def with_env(text: str, variables: Mapping[str, str | None], source: str) -> str
 
 
 def _rest_of(text: str, place: SourceLocation, names: frozenset[str], what: str) -> list[tuple[object, object]]:
-    """Return the parts that an edit must not change; raise HostsFileError if the file has no place for ``what``."""
+    """Return the parts that an edit must not change. Raise HostsFileError if the file has no place for ``what``."""
     rest = None
     with suppress(DoctorError):
         rest = _rest(parse(text, place), names)
@@ -119,7 +120,7 @@ def _edit(text: str, port: int) -> tuple[int, int, str]:
 def _before_all(
     text: str, mapping: MappingStartEvent, parts: Sequence[Event], words: str, more: str
 ) -> tuple[int, int, str]:
-    """Return the edit that inserts a pair at the beginning of a mapping; ``more`` is inserted below, indented."""
+    """Return the edit that inserts a pair at the beginning of a mapping, with ``more`` indented on the next line."""
     if mapping.flow_style:
         at = mapping.start_mark.index + 1
         return at, at, f"{words}{' ' * bool(more)}{more}, "
@@ -156,7 +157,7 @@ def _with_variable(text: str, name: str, value: str) -> str:
 
 
 def _without_variable(text: str, name: str) -> str:
-    """Return the text without a variable, and without "env" if this contains no other variable."""
+    """Return the text without a variable, and without the key "env" if no other variable remains."""
     _, parts = _top(text)
     for at, (key, start) in enumerate(zip(parts[::2], parts[1::2], strict=True)):
         if isinstance(key, ScalarEvent) and key.value == ENV and isinstance(start, MappingStartEvent):
@@ -177,7 +178,10 @@ def _without_variable(text: str, name: str) -> str:
 
 
 def _top(text: str) -> tuple[MappingStartEvent, list[Event]]:
-    """Return the outermost mapping, and its keys and values alternately; a collection is given as its start event."""
+    """Return the start event of the outermost mapping, and the events of its keys and values in alternating order.
+
+    A collection is represented by its start event.
+    """
     depth = 0
     opened: MappingStartEvent | None = None
     found: list[Event] = []
@@ -192,7 +196,7 @@ def _top(text: str) -> tuple[MappingStartEvent, list[Event]]:
 
 
 def _inside(text: str, start: MappingStartEvent) -> list[Event]:
-    """Return the keys and values of a mapping inside the outermost one, in the form of :func:`_top`."""
+    """Return the keys and values of a nested mapping, in the form of :func:`_top`."""
     events, depth, found = _from(text, start), 0, list[Event]()
     for event in events:
         if depth == 1 and isinstance(event, (ScalarEvent, CollectionStartEvent)):
@@ -224,7 +228,7 @@ def _from(text: str, start: MappingStartEvent) -> Iterator[Event]:
 
 
 def _rest(tree: Tree, names: frozenset[str]) -> list[tuple[object, object]]:
-    """Return the pairs of a file, except those in ``names``, which are top-level keys or variables in "env"."""
+    """Return the key-value pairs of a file, except for top-level keys and variables in "env" that are in ``names``."""
     pairs = tree.pairs if isinstance(tree, yaml_tree.Mapping) else ()
     kept: list[tuple[object, object]] = []
     for key, value in pairs:
@@ -241,14 +245,14 @@ def _rest(tree: Tree, names: frozenset[str]) -> list[tuple[object, object]]:
 
 
 def _mapping(tree: Tree, name: str) -> Sequence[tuple[Tree, Tree]]:
-    """Return the pairs of the mapping at a top-level key."""
+    """Return the key-value pairs of the mapping at a top-level key."""
     pairs = tree.pairs if isinstance(tree, yaml_tree.Mapping) else ()
     found = next((value for key, value in pairs if isinstance(key, Scalar) and key.text == name), None)
     return found.pairs if isinstance(found, yaml_tree.Mapping) else ()
 
 
 def _set_by_hosts(tree: Tree) -> set[str]:
-    """Return the variables that hosts set in their own "env"."""
+    """Return the names of the variables that hosts set in their own "env"."""
     pairs = tree.pairs if isinstance(tree, yaml_tree.Mapping) else ()
     hosts = next((value for key, value in pairs if isinstance(key, Scalar) and key.text == "hosts"), None)
     items = hosts.items if isinstance(hosts, Listing) else ()

@@ -1,4 +1,4 @@
-"""Reads hosts files of every format, recognised by their content."""
+"""Reads hosts files of all supported formats, which are recognised by their content."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _INI_VARIABLE = re.compile(r"\sansible_\w+\s*=")
 
 
 def read(text: str, source: str) -> ParsedInventory:
-    """Read a hosts file in nccl-doctor's own YAML, an Ansible inventory, or a hostfile of MPI or DeepSpeed."""
+    """Read a hosts file, which is nccl-doctor's own YAML, an Ansible inventory, or an MPI or DeepSpeed hostfile."""
     place = SourceLocation(source)
     if text.startswith("$ANSIBLE_VAULT;"):
         why = "encrypted by ansible-vault, so nothing in it can be read"

@@ -1,9 +1,10 @@
-"""Reads nccl-doctor's own hosts files (YAML), and hostfiles of MPI and DeepSpeed, with a host and its ranks per line.
+"""Reads nccl-doctor's own hosts files in YAML, and hostfiles of MPI and DeepSpeed, which have one host per line.
 
-A line is ``node1 slots=8 max_slots=16`` for Open MPI (orte_hosts(7)), ``node1:8`` for MPICH (hydra), and ``worker-0
-slots=4`` for DeepSpeed (launcher/runner.py). PBS ($PBS_NODEFILE) repeats the name for each rank.
+Example lines are ``node1 slots=8 max_slots=16`` for Open MPI (orte_hosts(7)), ``node1:8`` for MPICH (hydra), and
+``worker-0 slots=4`` for DeepSpeed (launcher/runner.py). In a PBS node file ($PBS_NODEFILE), a host name is repeated for
+each rank.
 
-The module also expands patterns of host names in ``-w``, in Slurm's list, or on a line of a file.
+Patterns of host names are expanded in ``-w``, in Slurm's node list, and on a line of a file.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from nccl_doctor.text.hostlist import MAX_HOSTS, expand, quoted
 
 
 def expanded(pattern: str, place: SourceLocation, limit: int = MAX_HOSTS) -> list[str]:
-    """Expand a pattern with :func:`nccl_doctor.text.hostlist.expand`; errors name the place."""
+    """Expand a pattern with :func:`nccl_doctor.text.hostlist.expand`, and include ``place`` in error messages."""
     try:
         return expand(pattern, limit=limit)
     except ValueError as error:
@@ -32,7 +33,7 @@ def expanded(pattern: str, place: SourceLocation, limit: int = MAX_HOSTS) -> lis
 
 
 def named(pattern: str, place: SourceLocation, own: Settings, shared: Settings, limit: int = MAX_HOSTS) -> list[Entry]:
-    """Return the hosts that a pattern names; ``user@`` before a name sets the login user."""
+    """Return the hosts that a pattern names. The prefix ``user@`` of a name sets the login user."""
     entries = []
     for text in expanded(pattern, place, limit):
         login, at, name = text.rpartition("@")
@@ -77,7 +78,10 @@ def _options(text: str, place: SourceLocation) -> dict[str, str]:
 
 
 def _counted(entries: list[Entry]) -> list[Entry]:
-    """Merge hosts as in PBS: a bare name listed n times has n ranks. A repeated name with slots stays a duplicate."""
+    """Merge repeated hosts as in PBS, where a name that is listed n times has n ranks.
+
+    A repeated name with slots stays a duplicate.
+    """
     times = Counter(entry.name.value for entry in entries)
     with_slots = {entry.name.value for entry in entries if entry.own.nproc_per_node}
     first: dict[int | str, Entry] = {}

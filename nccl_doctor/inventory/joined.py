@@ -1,4 +1,4 @@
-"""Finds out which node of a job this process runs on, from the variables of launchers: for ``check --join``."""
+"""Determines from launchers' variables on which node of a job this process runs, for ``check --join``."""
 
 from __future__ import annotations
 
@@ -24,16 +24,18 @@ NOWHERE = "0.0.0.0"  # noqa: S104 - the address of a node that did not come and 
 LEAST_TOKEN, MOST_TOKEN = 16, 4096
 LOCAL_RANKS = ("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID")
 LOCAL_SIZES = ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "SLURM_STEP_TASKS_PER_NODE")
-"""Variables with a process's rank on its node, all 0 for the process that takes part; and those with their number."""
+"""Variables with the rank of a process on its node, and variables with the number of processes on a node. The process
+that takes part has rank 0 on its node.
+"""
 _LONG = 40  # letters of a host name that another node has, too
 
 
 @dataclass(frozen=True)
 class LauncherVariables:
-    """The variables by which a launcher tells a process its place.
+    """The variables by which a launcher tells a process its place in the job.
 
-    With ``per_node``, ``nodes`` and ``rank`` count processes, and ``per_node`` is the number of processes on a node. A
-    process with the variable ``absent`` was started by something else.
+    With ``per_node``, ``nodes`` and ``rank`` count processes, and ``per_node`` names the variable with the number of
+    processes on a node. A process in which the variable ``absent`` is set was started by another launcher.
     """
 
     name: str
@@ -62,11 +64,11 @@ LAUNCHERS = (
     LauncherVariables("PyTorchJob", "WORLD_SIZE", "RANK", absent="LOCAL_RANK"),
     LauncherVariables("an indexed Job", "NNODES", "JOB_COMPLETION_INDEX"),
 )  # fmt: skip
-"""Launchers, the most specific variables first.
+"""All supported launchers, with the most specific variables first.
 
-torchrun: torch/distributed/elastic/agent/server/local_elastic_agent.py; PET_…: torch/distributed/argparse_util.py, and
-Kubeflow's training operator sets them; srun(1), "OUTPUT ENVIRONMENT VARIABLES"; Open MPI: mpirun(1); MPICH and Intel
-MPI: Hydra.
+The variables of torchrun are set in torch/distributed/elastic/agent/server/local_elastic_agent.py. The variables PET_…
+are read in torch/distributed/argparse_util.py and set by Kubeflow's training operator. For srun, see srun(1), "OUTPUT
+ENVIRONMENT VARIABLES", and for Open MPI, see mpirun(1). MPICH and Intel MPI use the launcher Hydra.
 """
 
 
@@ -77,9 +79,9 @@ class JobPlace:
     Attributes:
         nodes: the number of nodes.
         rank: the rank of this node.
-        master: name or address of node 0.
-        takes_part: false for all but one process of a node; the others only wait for the result.
-        names: the nodes' names by rank, if the launcher tells them.
+        master: the name or address of node 0.
+        takes_part: true for one process of each node; all other processes only wait for the result.
+        names: the names of the nodes in rank order, or empty if the launcher does not provide names.
         launcher: the launcher whose variables were used.
         processes: the number of processes on this node that the launcher starts.
     """
@@ -101,7 +103,10 @@ class JobPlace:
 def place(
     environ: Mapping[str, str], nodes: int | None = None, rank: int | None = None, master: str | None = None
 ) -> JobPlace:
-    """Return this process's place; the arguments override the variables. Raise UsageError for what is missing."""
+    """Return this process's place in its job.
+
+    Arguments override variables. Raise UsageError if information is missing.
+    """
     found = next((one for one in LAUNCHERS if one.has_set(environ)), None)
     if found is not None and (nodes is None or rank is None):
         per_node = _number(environ, found.per_node) if environ.get(found.per_node) else 1
@@ -136,7 +141,7 @@ def place(
 
 
 def _processes(environ: Mapping[str, str]) -> int:
-    """Return the number of processes on this node, as the launcher tells it; 1 if it does not."""
+    """Return the number of processes that the launcher started on this node, or 1 if the number is unknown."""
     for name in LOCAL_SIZES:
         count = environ.get(name, "").partition("(")[0]  # Slurm's form is 8(x2)
         if count.isascii() and count.isdecimal() and 0 < int(count[:6]) <= MOST_PROCESSES:
@@ -153,7 +158,7 @@ def _number(environ: Mapping[str, str], name: str) -> int:
 
 
 def _names(environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the nodes' names in the order of their ranks, as Slurm and SageMaker tell them."""
+    """Return the names of the nodes in rank order, from the variables of Slurm or SageMaker."""
     listed = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST")
     try:
         if listed:
@@ -166,7 +171,7 @@ def _names(environ: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def token(environ: Mapping[str, str], path: Path | None) -> bytes:
-    """Return the job's secret from ``--token-file`` or NCDOCTOR_TOKEN; empty if there is none."""
+    """Return the job's secret from ``--token-file`` or NCDOCTOR_TOKEN, or an empty value if no secret is set."""
     if path is None:
         found, origin = environ.get(TOKEN, "").strip().encode(errors="replace"), TOKEN
         if not found:
@@ -195,7 +200,7 @@ class Arrival:
 
 
 def arrived(here: JobPlace, came: Sequence[Arrival], port: int) -> ParsedInventory:
-    """Return the job's nodes in the order of their ranks; those that did not come are listed, too."""
+    """Return the job's nodes in rank order, including the nodes that did not join."""
     source = SourceLocation("--join", is_file=False)
     by_rank = {one.rank: one for one in came}
     entries: list[Entry] = []
@@ -213,7 +218,7 @@ def arrived(here: JobPlace, came: Sequence[Arrival], port: int) -> ParsedInvento
 
 
 def _name(host: str, rank: int, others: Container[str]) -> str:
-    """Return a node's name as it says it, or one with its rank if that is no host name or another node has it."""
+    """Return a node's own host name, or a name with its rank if the host name is invalid or already used."""
     for name in (host, f"{host[:_LONG]}-rank{rank}"):
         with suppress(DoctorError):
             if name not in others and numeric(name) is None:  # an address would be others for another node's
@@ -222,7 +227,7 @@ def _name(host: str, rank: int, others: Container[str]) -> str:
 
 
 def missing(here: JobPlace, came: Sequence[Arrival]) -> str:
-    """Return a phrase for the nodes that did not come, such as ``node rank 2 (node3)``."""
+    """Return a phrase for the nodes that did not join, such as ``node rank 2 (node3)``."""
     absent = sorted(set(range(here.nodes)) - {one.rank for one in came})
     names = f" ({fold([here.names[rank] for rank in absent])})" if here.names else ""
     return f"{nouns(len(absent), 'node rank')} {fold_numbers(absent)}{names}"
@@ -232,10 +237,10 @@ _OF_MASTER = re.compile(r"(?P<job>[a-z0-9]([a-z0-9.-]{0,200}[a-z0-9])?)-master-0
 
 
 def output_of(rank: int, environ: Mapping[str, str], hostname: str) -> str:
-    """Return where a node's own output is, as a phrase; ``hostname`` is that of node 0.
+    """Return a phrase for the place of a node's own output. ``hostname`` is the host name of node 0.
 
-    sbatch(1): the name of the output file by default. Kubeflow's training operator names a PyTorchJob's pods after the
-    job, the role and the index in that role.
+    The default name of a batch job's output file is documented in sbatch(1). Kubeflow's training operator names the
+    pods of a PyTorchJob after the job, the role, and the index in the role.
     """
     job, pod = environ.get("SLURM_JOB_ID", ""), _OF_MASTER.fullmatch(hostname)
     if job.isascii() and job.isdecimal():

@@ -1,4 +1,4 @@
-"""Reads the pods of a job as hosts (``--kube KIND/NAME`` or ``--kube -l LABELS``), ordered by their indexes."""
+"""Reads the pods of a job as hosts (``--kube KIND/NAME`` or ``--kube -l LABELS``), sorted by index."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ _LABELS = {
     "lws": "leaderworkerset.sigs.k8s.io/name={}",
     "statefulset": "",
 }
-"""Labels that each kind's controller sets on its pods. A StatefulSet sets none, so its own selector is used."""
+"""Labels that each kind's controller sets on its pods. For a StatefulSet, the selector in the StatefulSet itself is
+used instead.
+"""
 _ALIASES = {"sts": "statefulset", "jobs": "job", "leaderworkerset": "lws", "pytorchjobs": "pytorchjob"}
 _TWICE = "--kube names the hosts, and so does a hosts file or -w; give one of them"
 _NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
@@ -39,7 +41,7 @@ _MASTER = ("MASTER_ADDR", "PET_MASTER_ADDR", "LWS_LEADER_ADDRESS")
 
 @dataclass(frozen=True)
 class KubeRequest:
-    """The pods requested on the command line, by KIND/NAME or by labels for ``kubectl -l``."""
+    """The pods that are requested on the command line, by KIND/NAME or by labels for ``kubectl -l``."""
 
     job: str = ""
     selector: str | None = None
@@ -47,18 +49,18 @@ class KubeRequest:
 
     @property
     def words(self) -> tuple[str, ...]:
-        """Command-line arguments that select these pods."""
+        """The command-line arguments that select the pods of this request."""
         options = (("-n", self.namespace), ("-l", self.selector))
         job = (self.job,) if self.job else ()
         return ("--kube", *job, *(word for option, value in options if value is not None for word in (option, value)))
 
     @property
     def login(self) -> str:
-        """Reason why ``--user`` and ``--port`` have no effect on pods."""
+        """The reason why ``--user`` and ``--port`` have no effect on pods."""
         return "pods are entered as the user of their container"
 
     def read(self, where: str | None, environ: Mapping[str, str]) -> ParsedInventory:  # noqa: ARG002 - pods know nothing of ours
-        """Return the pods that the API server lists now."""
+        """Return the requested pods as listed by the API server."""
         if where is not None:
             raise UsageError(_TWICE)
         pods, what = _pods_of(self)
@@ -76,7 +78,7 @@ def request(
     *,
     named: bool,
 ) -> KubeRequest | None:
-    """Return the request made by ``--kube``, ``-l`` and ``-n``; None without ``--kube``."""
+    """Return the request from ``--kube``, ``-l`` and ``-n``, or None without ``--kube``."""
     if "kube" not in options:
         if "namespace" in options or "selector" in options:
             raise UsageError("-n and -l select pods; use them with --kube")
@@ -161,7 +163,7 @@ def _ask(right: str, *arguments: str, what: str = "the pods") -> bytes:
 
 
 def parsed(pods: Sequence[Pod], place: SourceLocation, **more: object) -> ParsedInventory:
-    """Return the pods as hosts; ``more`` contains further fields of KubeFacts."""
+    """Return the pods as hosts. ``more`` contains additional fields of KubeFacts."""
     chosen = [(pod, training_container(pod)) for pod in pods]
     known = {pod.metadata.name: facts(pod, container) for pod, container in chosen}
     ports = (Sourced(values.port(text, place), noted) for text, noted in _variables(chosen, _PORTS, place))

@@ -1,8 +1,8 @@
-"""Types for responses of the Kubernetes API, with only the fields of each object that are used.
+"""Defines types for responses of the Kubernetes API, with only the fields that are used.
 
-Names follow RFC 1123, so they are safe in a command. A response of a different shape leads to a one-sentence error.
-Services, NetworkPolicies and namespace labels that the user is not allowed to read are Unknown, with the missing
-permission as the reason.
+Names must follow RFC 1123, so that a name is safe in a command. A response with another structure raises an error with
+a one-sentence message. Services, NetworkPolicies and namespace labels are Unknown if the user is not allowed to read
+them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 
 class ApiObject(BaseModel):
-    """Base class of all API objects; a null counts as a missing field, and unknown fields are ignored."""
+    """Base class of all API objects. A null counts as a missing field, and unknown fields are ignored."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
 
@@ -131,7 +131,7 @@ class StateDetail(ApiObject):
 
 
 class ContainerState(ApiObject):
-    """State of a container: waiting, running or terminated."""
+    """The state of a container, which is waiting, running or terminated."""
 
     running: dict[str, Any] | None = None
     waiting: StateDetail | None = None
@@ -181,7 +181,7 @@ POD_LIST = TypeAdapter(PodList)
 
 
 def typed(kind: TypeAdapter[T], answer: bytes, what: str) -> T:
-    """Parse a response of the API; raise a UsageError that names the first invalid field."""
+    """Parse a response of the Kubernetes API, or raise a UsageError that names the first invalid field."""
     try:
         return kind.validate_python(from_json(answer, allow_inf_nan=False))
     except ValidationError as error:
@@ -251,7 +251,7 @@ def _labels(answer: bytes) -> dict[str, str]:
 
 
 def read_namespace(namespace: str) -> dict[str, Any]:
-    """Return values for fields of :class:`~nccl_doctor.snapshot.surroundings.KubeFacts`, queried in parallel."""
+    """Query a namespace, and return values for fields of :class:`~nccl_doctor.snapshot.surroundings.KubeFacts`."""
     within = ("-n", namespace)
     with ThreadPoolExecutor(3) as pool:
         answers: dict[str, Future[Any]] = {
@@ -275,7 +275,7 @@ def _asked(read: Callable[[bytes], Typed], what: str, *arguments: str) -> Typed 
 
 
 def _policy(policy: _Policy) -> Policy:
-    """Convert a policy; without ``policyTypes``, its types are Ingress, and Egress if it has egress rules."""
+    """Convert a policy. Without ``policyTypes``, the types are Ingress and, if the policy has egress rules, Egress."""
     spec = policy.spec
     types = spec.types or ("Ingress", *(("Egress",) if spec.egress is not None else ()))
     inwards = tuple(PolicyRule(peers=rule.sources, ports=rule.ports) for rule in spec.ingress)

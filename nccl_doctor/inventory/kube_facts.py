@@ -1,7 +1,7 @@
-"""Extracts from a pod in the API the facts that checks need, and finds the container to enter.
+"""Extracts the facts that checks need from a pod in the Kubernetes API, and finds the container to enter.
 
-The module also explains why a pod can't be entered yet or any more, in one sentence for each reason, and selects and
-sorts the pods that are the nodes of a job.
+Each reason why a pod can't be entered is explained in one sentence. The pods that are the nodes of a job are selected
+and sorted.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _LONGEST = 600
 
 
 def not_ready(pod: Pod, container: Container) -> NotReady | None:
-    """Return why the container can't be entered; None if it is running."""
+    """Return the reason why the container can't be entered, or None if the container is running."""
     status, describe = pod.status, str(line("kubectl describe pods -n {namespace}", namespace=pod.metadata.namespace))
     if pod.metadata.deleted is not None:
         remedy = f"Wait until its controller has made another. It stays so where its node is lost: {describe}."
@@ -42,7 +42,7 @@ def not_ready(pod: Pod, container: Container) -> NotReady | None:
 
 
 def unready(pod: Pod) -> str | None:
-    """Return why the cluster reports a running pod as not ready; None if the pod is ready."""
+    """Return the reason why the cluster reports a running pod as not ready, or None if the pod is ready."""
     lacking = [one.name for one in pod.status.containers if not one.ready]
     condition = next((one for one in pod.status.conditions if one.type == "Ready"), None)
     if condition is None or condition.status == "True":
@@ -121,7 +121,11 @@ _DEVICE = re.compile(r"(nvidia\.com|amd\.com)/[\w.-]+|rdma/[\w.-]+|vpc\.amazonaw
 
 
 def training_container(pod: Pod) -> Container:
-    """Return the training container: ``kubectl exec``'s default, or Kubeflow's, or one with devices, or the first."""
+    """Return the training container of a pod.
+
+    The order of preference is the default of ``kubectl exec``, Kubeflow's container, a container with devices, and the
+    first container.
+    """
     containers = pod.spec.containers
     named = {one.name: one for one in containers}
     wished = pod.metadata.annotations.get(_DEFAULT, "")
@@ -168,7 +172,7 @@ def devices(container: Container) -> dict[str, int]:
 
 
 def quantity(text: object) -> int | None:
-    """Return the number that a quantity of the API, such as ``64Gi``, stands for; None if it is not whole."""
+    """Convert a Kubernetes quantity, such as ``64Gi``, to an integer, or return None if the quantity is not whole."""
     found = re.fullmatch(r"([0-9]{1,15})([A-Za-z]{0,2})", str(text))
     return int(found[1]) * _UNITS[found[2]] if found and found[2] in _UNITS else None
 
@@ -193,7 +197,7 @@ _INDEXES = (
         "apps.kubernetes.io/pod-index",
     ),
 )
-"""Labels of Kubernetes, JobSet, LeaderWorkerSet and Kubeflow with the index of a Job, and of a pod in its Job."""
+"""Labels of Kubernetes, JobSet, LeaderWorkerSet and Kubeflow with the index of a Job or of a pod in its Job."""
 _REPLICATED = "jobset.sigs.k8s.io/replicatedjob-name"
 _ROLE = "training.kubeflow.org/replica-type"
 _OVER = ("Succeeded", "Failed")
@@ -202,7 +206,7 @@ PodRank = tuple[int, str, int, int, tuple[str | int, ...]]
 
 
 def rank(pod: Pod) -> PodRank:
-    """Return a sort key for pods: role, Job in the set, index, name."""
+    """Return a sort key for a pod, which consists of its role, the index of its Job, its own index, and its name."""
     labels = pod.metadata.annotations | pod.metadata.labels
     role = labels.get(_ROLE, "").lower()
     job, own = (_first(labels, names) for names in _INDEXES)
@@ -213,7 +217,10 @@ def rank(pod: Pod) -> PodRank:
 
 
 def current(pods: Iterable[Pod]) -> list[Pod]:
-    """Return the pods in rank order; of several pods for one rank, prefer one that has not ended, then the newest."""
+    """Return one pod for each rank, in rank order.
+
+    Of several pods for a rank, pods that have not ended are preferred, and then the newest pod.
+    """
     by_place: dict[tuple[PodRank, str], Pod] = {}
     for pod in pods:
         place = rank(pod), pod.owner.name if pod.owner else ""

@@ -1,7 +1,8 @@
-"""Stores the last check of a list of hosts for ``nccl-doctor launch`` and ``fix``.
+"""Stores the result of the last check of a list of hosts for ``nccl-doctor launch`` and ``nccl-doctor fix``.
 
-For each hosts file (or list of names), there is a small file under ``$XDG_STATE_HOME/nccl-doctor`` (XDG Base Directory
-Specification). The file contains host names, counts and recommended variables, and is readable only by its owner.
+The results for each hosts file or list of names are stored in a file under ``$XDG_STATE_HOME/nccl-doctor`` (XDG Base
+Directory Specification). Each stored file contains host names, counts and recommended variables, and is readable only
+by its owner.
 """
 
 from __future__ import annotations
@@ -33,11 +34,11 @@ OLD_S = 86_400.0
 
 
 class LastCheck(FrozenModel):
-    """The last check of a list of hosts.
+    """The result of the last check of a list of hosts.
 
     Attributes:
-        digest: SHA-256 of the hosts file or the names.
-        checked_at: time in seconds since the epoch (UTC).
+        digest: the SHA-256 digest of the hosts file or of the names.
+        checked_at: the time of the check, in seconds since the epoch.
         errors: the name of each error, with its hosts.
     """
 
@@ -58,27 +59,27 @@ class Hosts:
 
     @classmethod
     def named(cls, file: str | None, cluster: Cluster) -> Hosts:
-        """Create the list for a command's hosts; a hosts file that is a pipe is replaced by the names."""
+        """Create the list for a command's hosts. A hosts file that is a pipe is replaced by the host names."""
         return cls(None if file is None else ClusterSource(cluster).file, cluster)
 
     def __str__(self) -> str:
-        """Return the arguments that name these hosts to ``nccl-doctor check``."""
+        """Return the arguments that pass the hosts to ``nccl-doctor check``."""
         names = fold([node.name for node in self.cluster.nodes])
         return f"-w {shell.word(names)}" if self.file is None else shell.word(self.file)
 
     @property
     def key(self) -> str:
-        """The identity of this list: the file's absolute path, or the names."""
+        """The identity of the list, which is the absolute path of the file or the host names."""
         return str(self) if self.file is None else str(Path(self.file).resolve())
 
     @property
     def identifier(self) -> str:
-        """The base name of files about this list: 16 hexadecimal digits."""
+        """The base name of the files about the list, which consists of 16 hexadecimal digits."""
         return hashlib.sha256(self.key.encode()).hexdigest()[:16]
 
     @property
     def digest(self) -> str | None:
-        """SHA-256 of the list's content; None if the file is gone."""
+        """The SHA-256 digest of the list's content, or None if the file can't be read."""
         if self.file is None:
             return hashlib.sha256(str(self).encode()).hexdigest()
         path = Path(self.file)
@@ -116,7 +117,7 @@ def remember(hosts: Hosts, snapshot: Snapshot, report: Report, checked_at: float
 
 
 def recall(hosts: Hosts, environ: Mapping[str, str]) -> LastCheck | None:
-    """Return the last check of these hosts; None if none is stored, or if it was stored by an incompatible release."""
+    """Return the stored check of the hosts, or None if no check by a compatible release is stored."""
     path = _path(hosts, environ)
     try:
         return LastCheck.model_validate_json(path.read_bytes()) if path is not None else None
@@ -125,14 +126,14 @@ def recall(hosts: Hosts, environ: Mapping[str, str]) -> LastCheck | None:
 
 
 def last_results(hosts: Hosts, environ: Mapping[str, str], now: float) -> LastResults:
-    """Return the results of the last check of a list, with warnings; ``now`` is in seconds since the epoch."""
+    """Return the results of the last check of the hosts, with warnings. ``now`` is in seconds since the epoch."""
     last = recall(hosts, environ)
     found = doubts(last, hosts, now)
     return LastResults({}, None, found) if last is None else LastResults(last.hosts, last.torch, found)
 
 
 def doubts(last: LastCheck | None, hosts: Hosts, now: float) -> tuple[str, ...]:
-    """Return a warning if the last check failed, was incomplete, is old, or was made for other hosts."""
+    """Return warnings if the last check is missing, failed, was incomplete, is old, or was made for other hosts."""
     again = f"nccl-doctor check {hosts}"
     if last is None:
         return (f"{hosts} has not been checked yet; run: {again}",)
@@ -157,6 +158,9 @@ def recommended(diagnoses: tuple[Diagnosis, ...]) -> dict[str, dict[str, str]]:
 
 
 def _path(hosts: Hosts, environ: Mapping[str, str]) -> Path | None:
-    """Return the file for a list; None without a home directory, such as in a container with an unknown UID."""
+    """Return the path of the file for a list.
+
+    The result is None without a home directory, as in a container with an unknown UID.
+    """
     folder = state_folder(environ)
     return None if folder is None else folder / f"{hosts.identifier}.json"

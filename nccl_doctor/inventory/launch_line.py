@@ -1,4 +1,4 @@
-"""The cluster of a job whose launch command is checked: the command names the master if nothing else does."""
+"""Builds the cluster of a job from its launch command, which names the master if nothing else does."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from nccl_doctor.text.inet import is_loopback
 
 PLACES = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "NNODES",
           "GROUP_RANK")  # fmt: skip
-"""Variables that give a rank's place in the job; they are judged with the launch command."""
+"""Variables that define a rank's place in the job, which are checked together with the launch command."""
 
 
 def with_line(reader: Callable[[Mapping[str, str]], Cluster], words: Sequence[str]) -> Cluster:
     """Return the cluster with the launch command ``words``, its variables, script and server.
 
-    ``reader`` makes the hosts that were read a cluster, given more environment variables.
+    ``reader`` builds the cluster from the hosts, given additional environment variables.
     """
     cluster, line = reader({}), read_line(words)
     first = cluster.nodes[0]
@@ -41,13 +41,13 @@ def with_line(reader: Callable[[Mapping[str, str]], Cluster], words: Sequence[st
 
 
 def _where(script: str, cluster: Cluster) -> str:
-    """Return the script's path on the hosts: in this folder if this machine is a host, otherwise in their homes."""
+    """Return the script's path on the hosts, which is an absolute path if this machine is a host and has the script."""
     here = Path.cwd() / script
     return str(here) if any(node.local for node in cluster.nodes) and here.is_file() else script
 
 
 def _of_the_job(line: LaunchLine, cluster: Cluster) -> dict[str, str]:
-    """Return the variables that a line sets for the job, without those for a rank's place and for a host's GPUs."""
+    """Return the variables that a launch command sets for the job, except for a rank's place and a host's GPUs."""
     own = any(node.cuda_visible_devices or node.nproc_per_node for node in cluster.nodes)
     left = {*PLACES, *(("CUDA_VISIBLE_DEVICES",) if own else ())}
     return {name: value for name, value in line.variables.items() if name not in left and not is_of_shell(value)}

@@ -1,4 +1,4 @@
-"""Finds the hosts of a run: in a hosts file, or else from a Slurm job, ``-w``, Slurm's list, or this machine alone."""
+"""Finds the hosts of a run in a hosts file, a Slurm job, ``-w`` or Slurm's node list, or uses this machine alone."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MASTER: dict[str, tuple[str, Callable[[str, SourceLocation], Any]]] = {
     "master_port": ("MASTER_PORT", values.port),
     "master_addr": ("MASTER_ADDR", values.host),
 }
-"""Variables of a job's environment that name the master (torch/distributed/rendezvous.py, ``env://``)."""
+"""Environment variables that specify the master of a job (torch/distributed/rendezvous.py, ``env://``)."""
 
 
 def load(  # noqa: PLR0913 - each is a word of the command line
@@ -43,13 +43,13 @@ def load(  # noqa: PLR0913 - each is a word of the command line
     here: ThisMachine | None = None,
     parsed: ParsedInventory | None = None,
 ) -> Cluster:
-    """Return the cluster that a command works on.
+    """Return the cluster on which a command operates.
 
     ``path`` is the hosts file (``-`` for standard input). ``where`` is the pattern of ``-w``, which names hosts or
-    selects hosts of the file; ``exclude`` is the pattern of ``-x``. ``engine`` finds hosts instead of a file, and
-    ``transport`` reaches named hosts. ``environ`` has Slurm's and the master's variables. If ``here`` is None, this
-    machine's names and addresses are looked up. ``parsed`` is an inventory that has already been read, because a pipe
-    can be read only once.
+    selects hosts of the file; ``exclude`` is the pattern of ``-x``. ``engine`` is a source of hosts that replaces the
+    hosts file, and ``transport`` is the kind of connection to named hosts. ``environ`` contains the variables of Slurm
+    and of the master. If ``here`` is None, this machine's names and addresses are looked up. ``parsed`` is an inventory
+    that has already been read, because a pipe can be read only once.
     """
     left_out = expanded(exclude, SourceLocation("-x", is_file=False)) if exclude is not None else []
     if parsed is None:
@@ -80,7 +80,7 @@ def read(
     transport: str | None,
     overrides: Overrides,
 ) -> ParsedInventory:
-    """Read the hosts of a command; the arguments are those of :func:`load`."""
+    """Read the hosts of a command, with the same arguments as :func:`load`."""
     if engine is not None:
         if engine.login and (overrides.user is not None or overrides.port is not None):
             raise UsageError(f"--user and --port are for SSH; {engine.login}")
@@ -111,7 +111,7 @@ def _parsed(path: str | None, where: str | None, environ: Mapping[str, str], *, 
 def requested(
     options: Mapping[str, Any], transport: str | None, environ: Mapping[str, str], *, named: bool
 ) -> HostSource | None:
-    """Return the source of hosts that options or the environment name; without a transport, nothing is contacted."""
+    """Return the source of hosts that options or the environment specify, or None."""
     sources = [engine for engine in engines() if engine.finds_hosts]
     given = [engine.flags[0].words[0] for engine in sources if engine.flags[0].name in options]
     if len(given) > 1:

@@ -1,7 +1,7 @@
-"""Reads the nodes of a Slurm job, their order and number of ranks from scontrol, which lists only current jobs.
+"""Reads the nodes of a Slurm job with their order and number of ranks from scontrol, which lists only current jobs.
 
-The order is that of ``scontrol show hostnames``: launch recipes use its first host as the master, and srun numbers the
-nodes in the same order.
+The nodes are in the order of ``scontrol show hostnames``, in which srun numbers the nodes. Launch scripts usually use
+the first node in this order as the master.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ JOB_ID = "SLURM_JOB_ID"
 NODELIST = "SLURM_JOB_NODELIST"
 ANSWER_S = 15.0
 _WORDS = 200
-"""Limits for scontrol: seconds for its answer, and characters of its error message that are shown.
+"""The time limit for scontrol in seconds, and the maximum length of a shown error message in characters.
 
-A busy controller answers within seconds, and scontrol gives up after 10 s (MessageTimeout).
+A busy controller answers within seconds, and scontrol itself gives up after 10 s (MessageTimeout).
 """
 
 _NUMBER = re.compile(r"[0-9]{1,10}([_+][0-9]{1,7})?")
@@ -46,7 +46,7 @@ _GPUS = re.compile(r"(?:^|,)gpu(?::[A-Za-z0-9_.-]+)?:(?P<count>[0-9]{1,4})(?=\(|
 
 @dataclass(frozen=True)
 class SlurmRequest:
-    """The requested job, whose nodes are reached with job steps if ``steps`` is true, and otherwise over SSH."""
+    """The requested Slurm job. The nodes are reached with job steps if ``steps`` is true, and over SSH otherwise."""
 
     job: str
     container_image: str = ""
@@ -55,11 +55,11 @@ class SlurmRequest:
 
     @property
     def login(self) -> str:
-        """Reason why ``--user`` and ``--port`` have no effect on a job's steps."""
+        """The reason why ``--user`` and ``--port`` have no effect on the steps of a job."""
         return "a job's steps run as its own user" if self.steps else ""
 
     def read(self, where: str | None, environ: Mapping[str, str]) -> ParsedInventory:
-        """Return the nodes of a running job; ``where`` selects some of the nodes."""
+        """Return the nodes of a running job. ``where`` is a pattern that selects some of the nodes."""
         if self.steps and shutil.which("srun") is None:
             raise UsageError(_NO_SLURM.format(program="srun"))
         job, rest = _job(self.job)
@@ -97,7 +97,10 @@ class SlurmRequest:
 def request(
     options: Mapping[str, Any], transport: str | None, environ: Mapping[str, str], *, named: bool
 ) -> SlurmRequest | None:
-    """Return the requested job, if any; without a transport and scontrol, the environment's job is ignored."""
+    """Return the requested job, or None.
+
+    Without a given transport, the job in the environment counts only if scontrol is installed.
+    """
     steps, asked = transport in (None, "auto", "slurm"), options.get("slurm_job")
     image, name = options.get("container_image") or "", options.get("container_name") or ""
     if asked is not None and named:

@@ -1,4 +1,4 @@
-"""Finds the master port in a Slurm batch script: a number, or a common expression with the job's ID."""
+"""Finds the master port in a Slurm batch script, as a number or as a common expression with the job's ID."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {
 
 
 def master_port(script: str, job: int) -> int | None:
-    """Return the port that the script assigns last; None if it does not follow from the script and the job's ID.
+    """Return the port that the script assigns last, or None if more than the script and the job's ID is needed.
 
-    Recipes compute the port from the job's ID, for example by ``$((10000 + SLURM_JOB_ID % 50000))`` or
-    ``$(expr 10000 + $(echo -n $SLURM_JOBID | tail -c 4))``.
+    Common batch scripts compute the port from the job's ID. Supported expressions include ``$((10000 + SLURM_JOB_ID %
+    50000))`` and ``$(expr 10000 + $(echo -n $SLURM_JOBID | tail -c 4))``.
     """
     assigned = [found["value"] for found in _SET.finditer(script)]
     if not assigned:
@@ -39,7 +39,7 @@ def master_port(script: str, job: int) -> int | None:
 
 
 def _tail(found: re.Match[str]) -> str:
-    """Return the number that ``tail -c`` leaves of a job's ID; the newline of ``echo`` without ``-n`` counts, too."""
+    """Return the number that ``tail -c`` extracts from a job's ID, counting the newline of ``echo`` without ``-n``."""
     digits = int(found["count"]) - (found["bare"] is None)
     return str(int(found["id"][-digits:])) if digits > 0 else "0"
 

@@ -1,4 +1,4 @@
-"""Defines the parts of an inventory, each with its place in the source, and reads files.
+"""Defines the parts of an inventory with their places in the source, and reads files.
 
 Hosts files and other documents are read with limits on size and time. A hosts file that is not text is refused.
 """
@@ -22,7 +22,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class SourceLocation:
-    """The place where a value is set: a file and line, ``-w``, or a variable; ``note`` is for ``nccl-doctor hosts``."""
+    """The place where a value is set, such as a line of a file, ``-w`` or a variable.
+
+    ``note`` is a remark for ``nccl-doctor hosts``.
+    """
 
     source: str
     line: int | None = None
@@ -55,7 +58,7 @@ class Sourced(Generic[T]):
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings of one host, of a group, or of all hosts; None means not set."""
+    """Settings of one host, of a group, or of all hosts. None means that a setting is not set."""
 
     python: Sourced[str] | None = None
     user: Sourced[str] | None = None
@@ -68,7 +71,7 @@ class Settings:
     env: Mapping[str, Sourced[str]] = field(default_factory=dict)
 
     def over(self, base: Settings) -> Settings:
-        """Return these settings merged over ``base``; ``env`` is merged by variable."""
+        """Return these settings merged over ``base``, with a separate merge for each variable in ``env``."""
         merged: dict[str, Any] = {f.name: getattr(self, f.name) or getattr(base, f.name) for f in fields(self)}
         return Settings(**{**merged, "env": {**base.env, **self.env}})
 
@@ -80,7 +83,10 @@ class Settings:
 
 @dataclass(frozen=True)
 class Entry:
-    """A listed host. ``own`` overrides ``shared``; ``access`` is how an engine reaches it, if not by SSH or locally."""
+    """A listed host.
+
+    ``own`` settings override ``shared`` settings. ``access`` contains an engine's options for reaching the host.
+    """
 
     name: Sourced[str]
     address: Sourced[str]
@@ -92,7 +98,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class ParsedInventory:
-    """The contents of one source of hosts; ``access`` contains an engine's facts about all these hosts."""
+    """The contents of one source of hosts. ``access`` contains the engine's facts about all hosts of the source."""
 
     place: SourceLocation
     entries: list[Entry]
@@ -104,14 +110,14 @@ class ParsedInventory:
 
 
 class HostSource(Protocol):
-    """A source of hosts in an engine, such as a Slurm job, as selected by options or the environment."""
+    """A source of hosts, such as a Slurm job, which options or the environment select."""
 
     @property
     def login(self) -> str:
-        """Reason why ``--user`` and ``--port`` have no effect on these hosts; "" if they have an effect."""
+        """The reason why ``--user`` and ``--port`` have no effect on the hosts, or "" if the options have an effect."""
 
     def read(self, where: str | None, environ: Mapping[str, str]) -> ParsedInventory:
-        """Return the hosts that ``where`` selects; raise UsageError if they can't be found."""
+        """Return the hosts that ``where`` selects, or raise UsageError if the hosts can't be found."""
 
 
 MAX_BYTES = 1 << 20  # enough for 65,536 hosts, one per line; anything larger is another kind of file
@@ -155,9 +161,9 @@ def decode(data: bytes, path: str) -> str:
 
 
 def read_bytes(path: str, what: str = "a hosts file", most: int = MAX_BYTES, patience_s: float = 0.0) -> bytes:
-    """Return the first ``most`` + 1 bytes of a file or pipe, read within ``patience_s`` (at least 10 s).
+    """Return at most ``most`` + 1 bytes of a file or pipe, read within ``patience_s`` seconds (at least 10 s).
 
-    Raises HostsFileError, OSError or ValueError.
+    Raise HostsFileError, OSError or ValueError if the data can't be read.
     """
     if path == STDIN:  # read directly: behind ssh it may be a socket, which can't be opened by name
         if os.isatty(0):

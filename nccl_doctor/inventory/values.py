@@ -27,11 +27,12 @@ _SSH_FLAGS: dict[str, tuple[str, ...]] = {
     "-6": ("AddressFamily=inet6",),
     **{f"-{letters}": () for letters in ("v", "vv", "vvv", "t", "tt", *"CqaAxXYTnkK")},
 }
-"""Flags of ssh(1) with the options that they stand for; flags without options don't change authentication."""
+"""Flags of ssh(1) with the equivalent values for ``-o``. Flags without equivalent values do not affect authentication.
+"""
 
 
 def host(text: str, place: SourceLocation) -> str:
-    """Return the text if it is a host name (RFC 1123, but "_" is allowed, too) or an IP address."""
+    """Return the text if it is an IP address or a host name (RFC 1123, with "_" as an additional character)."""
     if text.startswith("-"):
         raise place.error(f'{quoted(text)} is not a host name: it begins with "-", which ssh would read as an option')
     if ":" in text:
@@ -55,7 +56,7 @@ def user(text: str, place: SourceLocation) -> str:
 
 
 def port(text: str, place: SourceLocation) -> int:
-    """Return the TCP port (1 to 65535) in a text."""
+    """Parse a TCP port from 1 to 65535."""
     number = as_port(text)
     if number is None:
         raise place.error(f"{quoted(text)} is not a valid port (1 to {LAST_PORT})")
@@ -78,14 +79,14 @@ def nproc_per_node(text: str, place: SourceLocation) -> int:
 
 
 def path(text: str, place: SourceLocation) -> str:
-    """Return the text if it is a file path: absolute, from the home directory (``~/``), or relative."""
+    """Return the text if it is a file path, which may be absolute, relative, or in the home directory (``~/``)."""
     if not text or has_control(text) or text.startswith("-"):
         raise place.error(f'{quoted(text)} is not a file path: it is empty, has control characters, or begins with "-"')
     return text
 
 
 def ssh_options(text: str, place: SourceLocation) -> tuple[str, ...]:
-    """Convert arguments of ssh(1) to values for ``-o``; irrelevant flags are dropped."""
+    """Convert command-line arguments of ssh(1) to values for ``-o``, dropping irrelevant flags."""
     try:
         words = shlex.split(text)
     except ValueError as error:
@@ -105,7 +106,7 @@ def ssh_options(text: str, place: SourceLocation) -> tuple[str, ...]:
 
 
 def python(text: str, place: SourceLocation) -> str:
-    """Return the text if it is an interpreter: a name on PATH or a path, without arguments."""
+    """Return the text if it is an interpreter without arguments, given as a name on PATH or as a path."""
     path(text, place)
     if any(char.isspace() for char in text) and not text.startswith(("/", "~/")):
         rule = "a name such as python3.11 or a path such as /opt/train/bin/python, without arguments"
@@ -114,7 +115,7 @@ def python(text: str, place: SourceLocation) -> str:
 
 
 def inside(runtime: str, name: str, place: SourceLocation) -> InsideOptions:
-    """Return a container, given by its runtime and name, or by "enter" and a PID."""
+    """Return the options for a container, which is given by its runtime and name, or by "enter" and a PID."""
     kind = next((one for one in RUNTIMES if one == runtime), None)
     if kind is None:
         rule = f"allowed are {', '.join(RUNTIMES)}"
@@ -136,7 +137,7 @@ def variable(text: str, place: SourceLocation) -> str:
 
 
 def variable_value(text: str, place: SourceLocation) -> str:
-    """Return the text if it can be the value of an environment variable: any text on one line."""
+    """Return the text if it is a valid value of an environment variable, which is any text on one line."""
     if has_control(text.replace("\t", " ")):
         raise place.error(
             f"{quoted(text)} can't be a variable's value: control characters and line breaks are not allowed"
@@ -145,17 +146,18 @@ def variable_value(text: str, place: SourceLocation) -> str:
 
 
 def engine(text: str, place: SourceLocation) -> str:
-    """Return the text if it is the name of a known engine, which will run on the hosts."""
+    """Return the text if it is a supported value of ``--engine``."""
     if text not in SERVERS:
         raise place.error(f"{quoted(text)} is not a known engine; allowed are {', '.join(SERVERS)}")
     return text
 
 
 def devices(text: str, place: SourceLocation) -> str:
-    """Return a valid value of CUDA_VISIBLE_DEVICES; an empty value hides every GPU.
+    """Validate a value of CUDA_VISIBLE_DEVICES, and return it without spaces. An empty value hides all GPUs.
 
-    Entries are indexes, ``GPU-…`` or ``MIG-…`` identifiers, joined by commas. An invalid or duplicate entry hides
-    itself and all entries after it, so it is refused here (CUDA C++ Programming Guide, "CUDA Environment Variables").
+    The value is a comma-separated list of indexes or of ``GPU-…`` and ``MIG-…`` identifiers. An invalid or duplicate
+    entry is refused, because it hides itself and all later entries (CUDA C++ Programming Guide, "CUDA Environment
+    Variables").
     """
     tokens = device_list(text)
     if not all(_DEVICE.fullmatch(token) for token in tokens):
@@ -171,7 +173,10 @@ def device_list(text: str) -> list[str]:
 
 
 def shared_devices(first: str, other: str) -> list[str]:
-    """Return the GPUs that are in both values; CUDA allows abbreviated identifiers."""
+    """Return the GPUs that are in both values of CUDA_VISIBLE_DEVICES.
+
+    Abbreviated identifiers are compared as in CUDA.
+    """
     return [
         a
         for a in device_list(first)

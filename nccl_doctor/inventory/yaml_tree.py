@@ -1,7 +1,7 @@
-"""Parses YAML into a tree of texts with their lines, and converts parts of the tree.
+"""Parses YAML into a tree of texts with line numbers, and converts parts of the tree.
 
-The tree is built from the parser's events, so no value is ever constructed: ``1``, ``true`` and ``0,1`` stay as
-written, a tag creates no Python object, and an alias is a leaf. Nothing can grow beyond the size of the file.
+The tree is built from the parser's events, so that values such as ``1``, ``true`` and ``0,1`` stay as written. Tags
+create no Python objects, and aliases are not resolved. The tree can't grow beyond the size of the file.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from nccl_doctor.text.hostlist import quoted
 
 @dataclass(frozen=True)
 class Scalar:
-    """A single value as written; ``plain`` is true if the value has no quotes."""
+    """A single value as written. ``plain`` is true if the value has no quotes."""
 
     text: str
     plain: bool
@@ -36,7 +36,7 @@ class Scalar:
 
     @property
     def is_null(self) -> bool:
-        """True for null in YAML 1.2 (core schema, 10.3.2), which is written as nothing, ``~`` or ``null``."""
+        """True if the value is null in YAML 1.2 (core schema, section 10.3.2)."""
         return self.plain and self.text in ("", "~", "null", "Null", "NULL")
 
 
@@ -50,7 +50,7 @@ class Alias:
 
 @dataclass(frozen=True)
 class Listing:
-    """A YAML sequence with its place."""
+    """A YAML sequence and its place in the file."""
 
     items: list[Tree]
     place: SourceLocation
@@ -59,7 +59,7 @@ class Listing:
 
 @dataclass(frozen=True)
 class Mapping:
-    """A YAML mapping with its place; its pairs are in order and may contain duplicate keys."""
+    """A YAML mapping and its place in the file. The pairs are in file order and may contain duplicate keys."""
 
     pairs: list[tuple[Tree, Tree]]
     place: SourceLocation
@@ -70,7 +70,7 @@ Tree = Scalar | Alias | Listing | Mapping
 
 
 def as_text(tree: Tree, what: str) -> str:
-    """Return the text of a scalar that is not null."""
+    """Return the text of a scalar, which must not be null."""
     _plainly_written(tree)
     if not isinstance(tree, Scalar):
         raise tree.place.error(f"{what} must be a single value, not {_kind(tree)}")
@@ -80,7 +80,7 @@ def as_text(tree: Tree, what: str) -> str:
 
 
 def as_list(tree: Tree, what: str) -> list[Tree]:
-    """Return the items of a list; null is an empty list."""
+    """Return the items of a list, or an empty list for null."""
     _plainly_written(tree)
     if isinstance(tree, Scalar) and tree.is_null:
         return []
@@ -90,7 +90,7 @@ def as_list(tree: Tree, what: str) -> list[Tree]:
 
 
 def as_mapping(tree: Tree, what: str) -> dict[str, tuple[SourceLocation, Tree]]:
-    """Return the keys with their places and values; null is an empty mapping."""
+    """Return the keys of a mapping with their places and values, or an empty dict for null."""
     _plainly_written(tree)
     if isinstance(tree, Scalar) and tree.is_null:
         return {}

@@ -1,1 +1,1 @@
-"""Turns a snapshot into a report: runs the checks, attaches consequences to causes, summarises and compares."""
+"""Creates a report from a snapshot by running the checks and attaching consequences to causes."""

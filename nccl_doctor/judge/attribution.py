@@ -1,9 +1,10 @@
 """Attributes findings to their causes.
 
-A finding follows from a cause if ``explains`` of the cause's check contains an effect that fits each symptom of the
-finding (:mod:`nccl_doctor.model.effect`) or, if the finding has no symptoms, its name and hosts. A finding that fits no
-effect stands alone, and other findings nearby never raise its severity. Of several causes, the most severe is chosen,
-and among equally severe causes the one with the fewest other effects. The other causes are named as also possible.
+A finding follows from a cause if ``explains`` of the cause's check contains an effect for each symptom of the finding
+(:mod:`nccl_doctor.model.effect`). A finding without symptoms is matched by name and hosts. A finding that matches no
+effect is reported separately, with its own severity. If several causes match, the most severe cause is chosen, and
+among equally severe causes, the cause with the fewest other effects. The evidence lists the other matching causes as
+also possible.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ Row = tuple[Check, Finding]
 
 
 def attach_consequences(found: Iterable[Row]) -> tuple[Diagnosis, ...]:
-    """Return the diagnoses, the most severe first; a finding that another finding explains is attached to it."""
+    """Return the diagnoses, most severe first; a finding that follows from a cause is attached to the cause."""
     rows = sorted(found, key=lambda row: (-_severity(*row).rank, row[0].code))
     fitting = [_causes(row, rows) for row in rows]
     above: dict[int, int] = {}  # the cause of each row that follows from another
@@ -36,7 +37,7 @@ def attach_consequences(found: Iterable[Row]) -> tuple[Diagnosis, ...]:
 
 
 def _causes(row: Row, rows: list[Row]) -> list[int]:
-    """Return the indexes of the rows that can be the cause of a row, the best first."""
+    """Return the indexes of the rows that can be the cause of a row, best match first."""
     widths = {number: width for number, cause in enumerate(rows) if cause is not row and (width := fit(cause, row))}
     return sorted(widths, key=lambda number: (-_severity(*rows[number]).rank, widths[number]))
 
@@ -48,7 +49,7 @@ def _root(number: int, above: dict[int, int]) -> int:
 
 
 def fit(cause: Row, row: Row) -> int:
-    """Return how many kinds of symptoms the effects cover by which a cause explains a finding; 0 if it does not."""
+    """Return how many kinds of symptoms the matching effects of a cause cover, or 0 if the cause does not match."""
     (check, finding), (follower, shown) = cause, row
     stated = check.explains if finding.explains is None else finding.explains
     hosts, mine = frozenset(finding.hosts), finding.details.failed

@@ -1,6 +1,7 @@
-"""Judges a snapshot with all checks and creates the report; describes each host in phrases for ``-v``.
+"""Judges a snapshot with all checks, creates the report, and describes each host for ``-v``.
 
-A check returns findings, or the reason why it could not judge. Consequences of a finding are listed below it.
+A check returns findings or the reason why the check could not judge the facts. Consequences of a finding are listed
+below the finding.
 """
 
 from __future__ import annotations
@@ -38,19 +39,19 @@ from nccl_doctor.text.inet import network_of, prefix_length
 Selection = Callable[[Check], bool]
 
 SETTLED = ("interfaces", "environment", "software")
-"""Categories of facts that do not change between the query and the all-reduce.
+"""Categories of checks whose facts do not change between data collection and the all-reduce.
 
-Checks of these categories are therefore more reliable than a log. (A port, by contrast, may be taken in between.)
+Checks of these categories are more reliable than a log. A port, by contrast, may become occupied before the all-reduce.
 """
 
 
 class Judge:
-    """Judges the snapshot of one run while it grows.
+    """A judge of the snapshot of one run, to which the phases add data.
 
-    The causes of failed connections are cached as long as the mesh stays the same.
+    The causes of failed connections are cached as long as the mesh does not change.
 
     Args:
-        isolate: whether an all-reduce that failed without a known cause is to be repeated in groups of hosts.
+        isolate: whether to repeat an all-reduce that failed without a known cause in groups of hosts.
     """
 
     def __init__(self, command: str, selected: Selection = lambda _check: True, *, isolate: bool = False) -> None:
@@ -62,7 +63,7 @@ class Judge:
         return judge(snapshot, self._command, self._selected, self._known(snapshot))
 
     def questions(self, snapshot: Snapshot) -> tuple[Question, ...]:
-        """Return what else must be asked after the connection tests, during rate tests, or after the all-reduce."""
+        """Return follow-up questions after the connection tests, during the rate tests, or after the all-reduce."""
         if isinstance(snapshot.smoke, Smoke):
             wanted = self._isolate and snapshot.smoke.outcome in ("failed", "timeout")
             unexplained = wanted and any(one.details.is_unexplained for one in self.report(snapshot).diagnoses)
@@ -83,7 +84,7 @@ class Judge:
 def judge(
     snapshot: Snapshot, command: str, selected: Selection = lambda _check: True, dials: FailedDials | None = None
 ) -> Report:
-    """Return the report of a snapshot; ``dials`` are the failed connections with their causes, if already known."""
+    """Return the report on a snapshot; ``dials`` are the failed connections with their causes, if already known."""
     derived = Derived(snapshot, dials)
     judged = [
         run_check(check, derived) if selected(check) else CheckRun(check, Outcome.SKIP, NOT_SELECTED)
@@ -131,7 +132,7 @@ def _without_hidden_facts(
 
 
 def _without_hidden(run: CheckRun, judged: Iterable[CheckRun]) -> CheckRun:
-    """Drop the gaps of a check if other findings explain the missing facts on every host that has a gap."""
+    """Remove the gaps of a check if other findings explain the missing facts on every host that has a gap."""
     hiding = [j for j in judged if j.findings and not set(j.check.hides).isdisjoint(run.check.needs)]
     hidden = {host for j in hiding for finding in j.findings for host in finding.hosts}
     covered = all(gap.hosts and hidden.issuperset(gap.hosts) for gap in run.gaps)
@@ -142,7 +143,7 @@ def _without_hidden(run: CheckRun, judged: Iterable[CheckRun]) -> CheckRun:
 
 
 def _placed(diagnosis: Diagnosis, cluster: Cluster) -> Diagnosis:
-    """Add to each command the place where it is run; commands that need root are run on the container's host."""
+    """Add the place of execution to each command; commands that need root run on the container's host."""
     fix = diagnosis.fix
     commands = placed(fix.commands, cluster, inside=not (fix.needs_root or entry(diagnosis.name).outside))
     return diagnosis.model_copy(update={"fix": fix.model_copy(update={"commands": commands})})
@@ -184,7 +185,7 @@ AFTER_CAUSES = (_with_spared_allreduce, _without_hidden_facts)
 
 
 def _confirmed(found: Finding, words: Finding, check: Check) -> Finding:
-    """Return a check's finding, with more effects if the ranks' output shows the same fault on one of its hosts."""
+    """Return a finding, with additional effects if the ranks' output shows the same fault on a host of the finding."""
     if set(found.hosts).isdisjoint(words.hosts):
         return found
     own = check.explains if found.explains is None else found.explains
@@ -208,7 +209,7 @@ def _host(host: Host, derived: Derived, rdma: tuple[RdmaAnswer, ...]) -> HostSum
 
 
 def _network(host: Host, address: str) -> str | None:
-    """Return the network of one of the host's addresses; None if its mask is unknown."""
+    """Return the network of a host's address, or None if the netmask is unknown."""
     interfaces = host.facts.interfaces if host.facts else None
     addresses = interfaces.addresses if isinstance(interfaces, Interfaces) else ()
     mask = next((one.netmask for one in addresses if one.address == address and one.netmask), None)
@@ -216,11 +217,11 @@ def _network(host: Host, address: str) -> str | None:
 
 
 _WORDS: dict[str, Callable[[Any], str | None]] = {"firewall": lambda it: managed_by(it) or "none"}
-"""Phrases for facts that need modules which the snapshot can't import; others are declared at their fields."""
+"""Functions that describe facts and need modules that the ``snapshot`` package can't import."""
 
 
 def describe_host(facts: HostFacts, pod: PodFacts | None = None) -> dict[str, str]:
-    """Return a phrase for each shown fact, by label; the description of the pod comes first."""
+    """Return a phrase for each displayed fact, by label, with the description of the pod first."""
     found = {} if pod is None else {"pod": _pod(pod)}
     for name, declared in HostFacts.model_fields.items():
         for shown in (part for part in declared.metadata if isinstance(part, Shown)):
@@ -250,7 +251,7 @@ UNREACHED = "no host was reached"
 
 @dataclass
 class CheckRun:
-    """The outcome of a check, the reason for it, and its findings."""
+    """The outcome of a check, with the reason for the outcome and the findings."""
 
     check: Check
     outcome: Outcome
@@ -266,7 +267,7 @@ class CheckRun:
 
 
 def run_check(check: Check, derived: Derived) -> CheckRun:
-    """Run a check over all hosts; a crash of the check affects only its own outcome."""
+    """Run a check on all hosts; a crash affects only the outcome of the crashed check."""
     snapshot = derived.snapshot
     phases = [getattr(snapshot, need) for need in check.needs if need in PHASES]
     away = next((phase for phase in phases if isinstance(phase, (Skipped, Unknown))), None)
@@ -307,7 +308,7 @@ def run_check(check: Check, derived: Derived) -> CheckRun:
 
 
 def _nothing_to_judge(check: Check, snapshot: Snapshot, hosts: list[Host]) -> str | None:
-    """Return the reason why a check without findings had nothing to judge; None if it had something to judge."""
+    """Return the reason why a check without findings had nothing to judge, or None."""
     engine = next((engine for engine in engines() if engine.name == check.scope), None)
     if engine is not None and not _in_scope(check, snapshot):
         return engine.absent
@@ -328,7 +329,7 @@ def _in_scope(check: Check, snapshot: Snapshot) -> tuple[Host, ...]:
 
 
 def _known(check: Check, derived: Derived) -> tuple[list[Host], list[Unjudged]]:
-    """Return the hosts whose necessary facts are known, and why the others can't be judged."""
+    """Return the hosts whose required facts are known, and the reasons why other hosts can't be judged."""
     snapshot = derived.snapshot
     untold = derived.nccl.unknown if check.needs_nccl else {}
     hosts: list[Host] = []

@@ -1,7 +1,7 @@
-"""Compares snapshots read from files, and judges them without giving commands for this machine.
+"""Compares snapshots from files, and judges such snapshots without suggesting commands for this machine.
 
-A snapshot may come from anyone. A command for this machine would be built from the names, paths and keys in the
-snapshot alone, so it could trust a certificate authority, open a system file, or apply a policy in the cluster.
+A snapshot may come from an untrusted source. A command built from names, paths, and keys in an untrusted snapshot could
+trust a certificate authority, open a system file, or apply a cluster policy.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from nccl_doctor.snapshot.network import Names
 FROM = "from the snapshot"  # replaces such a command
 
 LEFT_OUT = "(the lines for it are left out: a snapshot's words would run on this machine)"
-"""Appended to the summary of a fix whose commands would all run on this machine."""
+"""Text appended to the summary of a fix whose commands would all run on this machine."""
 
 Judged = TypeVar("Judged", Report, HangReport, Difference, InterfaceAnswers)
 
 
 def judged_from_file(document: Judged, own: Container[str]) -> Judged:
-    """Return the document without commands for this machine, which the snapshot lists under the names in ``own``."""
+    """Return the document without commands for this machine, whose names in the snapshot are ``own``."""
     if isinstance(document, Difference):
         both = document.diagnoses
         gone, new = (tuple(_diagnosis(one, own) for one in side) for side in (both.gone, both.new))
@@ -50,7 +50,7 @@ def judged_from_file(document: Judged, own: Container[str]) -> Judged:
 
 
 def _diagnosis(found: Diagnosis, own: Container[str]) -> Diagnosis:
-    """Return the diagnosis with commands for other hosts only; if there are none, the fix is only described."""
+    """Return the diagnosis with commands only for other hosts, or with only a description of the fix."""
     fix = found.fix
     if not fix.commands:
         return found
@@ -64,7 +64,7 @@ _GID = re.compile(r"::ffff:[0-9]{1,3}(?:[.][0-9]{1,3}){3}|[0-9a-fA-F]{0,4}(?::[0
 
 
 def beside(report: Report, snapshot: Snapshot) -> Report:
-    """Return a log's report in which messages on RDMA faults name the ports, found in a snapshot of the same hosts."""
+    """Return a log's report in which messages about RDMA faults name the ports found in a snapshot."""
     rdma = cluster_nccl(snapshot).rdma
 
     def named(found: Diagnosis) -> Diagnosis:
@@ -83,20 +83,20 @@ def beside(report: Report, snapshot: Snapshot) -> Report:
 
 
 KEYS = ("name", "path", "interface", "uuid", "index", "destination", "number", "port")
-"""Keys that identify an item of a list; the first key that the item has is used."""
+"""Keys that identify an item of a list, in order of preference."""
 ABSENT = "nothing"
 EMPTY = {ABSENT, "[]", "{}"}
 
 
 def difference(before: Snapshot, after: Snapshot) -> Difference:
-    """Return how two snapshots differ in their facts and in their diagnoses."""
+    """Return the differences between two snapshots in facts and diagnoses."""
     old, new = ({(d.code, d.hosts): d for d in judge(one, "check").diagnoses} for one in (before, after))
     gone, came = (tuple(d for key, d in some.items() if key not in rest) for some, rest in ((old, new), (new, old)))
     return Difference(changes=changes(before, after), diagnoses=DiagnosisChanges(gone=gone, new=came))
 
 
 def changes(before: Snapshot, after: Snapshot) -> tuple[Change, ...]:
-    """Return all changes, those of the cluster first; a change that is the same on several hosts is listed once."""
+    """Return all changes, cluster changes first; a change that is the same on several hosts is listed once."""
     cluster = [(change, ()) for change in _differences(_cluster(before), _cluster(after))]
     old, new = ({host.name: host for host in snapshot.hosts} for snapshot in (before, after))
     hosts: dict[tuple[str, str, str], list[str]] = {}
@@ -124,7 +124,7 @@ def _cluster(snapshot: Snapshot) -> dict[str, str]:
 
 
 def _host(host: Host | None, names: set[str]) -> dict[str, str]:
-    """Return a host's facts as a flat table; of the resolved names, only those in ``names`` are included."""
+    """Return a host's facts as a flat table, with only the resolved names that are in ``names``."""
     if host is None:
         return {"in the list": "no"}
     if host.facts is None:
@@ -167,7 +167,7 @@ def _differences(old: dict[str, str], new: dict[str, str]) -> Iterator[tuple[str
 
 
 def _leaves(tree: object, path: str) -> Iterator[tuple[str, str]]:
-    """Yield each value with its path; an unknown fact, or a list that contains no objects, is a single value."""
+    """Yield each value with its path; an unknown fact or a list without objects is a single value."""
     if isinstance(tree, dict):
         reason = next((word for word in ("unknown", "skipped") if f"${word}" in tree), None)
         if reason is not None:

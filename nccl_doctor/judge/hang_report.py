@@ -1,4 +1,4 @@
-"""Makes the report of ``hang`` from a snapshot of a running job: verdict, diagnoses with consequences, and ranks."""
+"""Creates the ``hang`` report on a snapshot of a running job, with a verdict, diagnoses, and ranks."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MOST_PLACES = 12
 
 
 def report(snapshot: HangSnapshot, judged: Judgement | None = None) -> HangReport:
-    """Return the report of ``hang`` on a snapshot; ``judged`` is the judgement if a watch has already made it."""
+    """Return the ``hang`` report on a snapshot; ``judged`` is the judgement if a watch has already judged the job."""
     judged = judged or judge_hang(snapshot)
     evidence = judged.evidence
     every = frozenset(rank.host for rank in evidence.ranks.values()).union(*(one.hosts for one in evidence.lost))
@@ -67,7 +67,7 @@ def report(snapshot: HangSnapshot, judged: Judgement | None = None) -> HangRepor
 
 
 def ended_report(end: Ending, when: str) -> HangReport:
-    """Return the report on a job that has ended; ``when`` is a clause about what was observed of the job."""
+    """Return the report on a job that has ended; ``when`` is a clause about the observations, for the message."""
     failure = () if end.finding is None else attach_consequences([(entry("rank-gone"), end.finding)])
     return HangReport(
         verdict=end.verdict,
@@ -84,7 +84,7 @@ MOST_COMPARED = 1 << 18  # characters
 
 
 def _compared(snapshot: HangSnapshot) -> LogVerdict | None:
-    """Judge RAS' diagnostics, which compare the ranks, as a log; return None if RAS gave none (before NCCL 2.31)."""
+    """Diagnose the RAS diagnostics like a log; return None if RAS provided none (before NCCL 2.31)."""
     answers = [answer for host in snapshot.hosts for answer in host.ras if isinstance(answer, Ras)]
     texts = [one.text for answer in answers for one in answer.reports if one.form == DIAGNOSTICS]
     return diagnose([LogSource("RAS", [texts[0][:MOST_COMPARED].encode()])]) if texts else None

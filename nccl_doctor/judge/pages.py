@@ -1,4 +1,4 @@
-"""Finds the pages for ``explain``: a diagnosis by its code, number, name or error message, or a topic by its name."""
+"""Finds pages for ``explain`` by topic, or by the code, number, name, or error message of a diagnosis."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def topic_names() -> list[str]:
 
 
 def find_pages(words: str) -> tuple[Page | Topic | TopicList, ...]:
-    """Return the pages that the user's words ask for; raise UsageError if no page matches."""
+    """Return the pages that match the user's words; raise UsageError if no page matches."""
     asked = words.strip()
     codes = asked.replace(",", " ").split()
     topics = topic_names()
@@ -42,7 +42,7 @@ def find_pages(words: str) -> tuple[Page | Topic | TopicList, ...]:
 
 
 def _read(topic: str) -> tuple[str, str]:
-    """Return a topic's title and text; code blocks are indented by four columns, as on the page of a diagnosis."""
+    """Return a topic's title and text, with code blocks indented by four spaces."""
     title, _, text = _COMMENT.sub("", (TOPICS / f"{topic}.md").read_text(encoding="utf-8")).partition("\n")
     text = _FENCE.sub(lambda block: re.sub(r"^(?=.)", "    ", block[1], flags=re.MULTILINE), text)
     return title.removeprefix("# "), _HEADING.sub("", text).strip("\n")
@@ -63,7 +63,7 @@ def _find_diagnosis(asked: str, topics: list[str]) -> Check:
 
 
 def _by_error(text: str) -> str | None:
-    """Return the name of the diagnosis for an errno, given as its name or as the C library's message for it."""
+    """Return the name of the diagnosis for an errno, given by name or by the C library's message."""
     for check in all_checks():
         for name in check.errors:
             if text.upper() == name or text.lower() == os.strerror(getattr(errno, name)).lower():
@@ -77,7 +77,7 @@ def _by_line(text: str) -> str | None:
 
 
 def _by_words(text: str) -> str | None:
-    """Return the only diagnosis whose sample lines contain this text of several words; None if not exactly one does."""
+    """Return the only diagnosis whose sample lines contain a text of several words, or None."""
     words = " ".join(text.lower().split())
     names = {rule.name for rule in rules() if words in rule.sample.lower()} if " " in words else set()
     return names.pop() if len(names) == 1 else None

@@ -1,4 +1,4 @@
-"""Selects what ``nccl-doctor fix`` may do: run operations on hosts, or set job variables in the hosts file."""
+"""Selects the actions of ``nccl-doctor fix``: operations on hosts and job variables in the hosts file."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from nccl_doctor.snapshot.hosts import Host, Snapshot
 
 
 def operations(found: Diagnosis, snapshot: Snapshot) -> tuple[Command, ...]:
-    """Return a diagnosis's commands if ``fix`` can run all of them, or else none."""
+    """Return the commands of a diagnosis if ``fix`` can run all of them, or else an empty tuple."""
     fix = found.fix
     pods = reaching(snapshot.cluster.nodes).name == "kube"
     if fix.variables or not fix.can_be_run or (pods and any(one.host is not None for one in fix.commands)):
@@ -20,9 +20,9 @@ def operations(found: Diagnosis, snapshot: Snapshot) -> tuple[Command, ...]:
 
 
 def settings(found: Diagnosis, snapshot: Snapshot) -> Mapping[str, str]:
-    """Return the job variables that fix a diagnosis; none if the hosts need different values.
+    """Return the job variables that fix a diagnosis, or an empty mapping if the hosts need different values.
 
-    A finding on only one of several hosts sets no variables, because they would apply to the other hosts too.
+    A finding on only one of several hosts sets no variables, because variables in the hosts file apply to all hosts.
     """
     wanted = found.fix.variables
     first, *others = wanted.values() or ({},)
@@ -33,12 +33,12 @@ def settings(found: Diagnosis, snapshot: Snapshot) -> Mapping[str, str]:
 
 
 def can_be_run(found: Diagnosis, snapshot: Snapshot) -> bool:
-    """Return whether ``fix`` can do anything about a diagnosis."""
+    """Return whether ``fix`` has an action for a diagnosis."""
     return bool(operations(found, snapshot) or settings(found, snapshot))
 
 
 def _idle(variables: Mapping[str, str], host: Host) -> bool:
-    """Return whether the variables only name the interface that gloo picks on the host anyway."""
+    """Return whether the variables only name the interface that Gloo chooses on the host by default."""
     devices = gloo_devices_of(host)
     if variables.keys() != {GLOO_SOCKET_IFNAME} or not isinstance(devices, tuple):
         return False

@@ -1,6 +1,6 @@
-"""Makes the report on a snapshot from its diagnoses: status, rows on the screen, measurements, and the next step.
+"""Creates the report on a snapshot from its diagnoses, with status, summary rows, measurements, and next step.
 
-This module belongs to judge because the report layer has access to the model but not to facts.
+This module belongs to ``judge`` because the ``report`` package may access the model but not the facts.
 """
 
 from __future__ import annotations
@@ -85,13 +85,13 @@ def report(
 
 
 def status(diagnoses: Iterable[Diagnosis]) -> Literal["ok", "warning", "error"]:
-    """Return the worst severity among the diagnoses as a status; notes count as ok."""
+    """Return the worst severity among the diagnoses as a status; diagnoses of severity INFO count as ok."""
     words: tuple[Literal["ok", "warning", "error"], ...] = ("ok", "warning", "error")
     return words[max((diagnosis.severity.rank for diagnosis in diagnoses), default=0)]
 
 
 def _listed_by(host: Host) -> str | None:
-    """Return the interface that has a host's listed address; None if the host is listed by name, or is this machine."""
+    """Return the interface with a host's listed address, or None for a host listed by name and for this machine."""
     address = numeric(host.node.address)
     if host.facts is None or host.node.local or address is None:
         return None
@@ -113,7 +113,7 @@ def _title(snapshot: Snapshot) -> str:
 
 
 def _next_step(snapshot: Snapshot, report: Report) -> str | None:
-    """Return the command to run next if there is no error."""
+    """Return a suggestion for the next command after a check without errors."""
     if not reaching(snapshot.cluster.nodes).launches:
         return None
     if len(snapshot.cluster.nodes) == 1 and snapshot.cluster.nodes[0].local:
@@ -129,7 +129,7 @@ def _next_step(snapshot: Snapshot, report: Report) -> str | None:
 
 
 def _start_with(snapshot: Snapshot, line: LaunchLine) -> str:
-    """Return the user's launch command, completed for each host with its place in the job."""
+    """Return the user's launch command, completed with the settings of each host."""
     if line.nested:
         return f"Start the job with:  {snapshot.cluster.line}"
     lines = pasteable(own_lines(line, snapshot.cluster, rank_counts(snapshot), gpu_counts(snapshot)))
@@ -139,7 +139,7 @@ def _start_with(snapshot: Snapshot, line: LaunchLine) -> str:
 
 
 def _mending(snapshot: Snapshot, report: Report) -> str | None:
-    """Return the line that suggests ``fix``; None if ``fix`` can do nothing about any of the errors."""
+    """Return a line that suggests ``nccl-doctor fix`` if the command can fix at least one error, or else None."""
     errors = (found for found in report.diagnoses if found.severity is Severity.ERROR)
     if not reaching(snapshot.cluster.nodes).lasts or not any(can_be_run(found, snapshot) for found in errors):
         return None
@@ -149,7 +149,7 @@ def _mending(snapshot: Snapshot, report: Report) -> str | None:
 
 
 def _without(snapshot: Snapshot) -> str | None:
-    """Return a line with the command that repeats the check without the hosts that could not be reached."""
+    """Return a line that suggests another check without the hosts that could not be reached."""
     cluster = snapshot.cluster
     away = [host.name for host in snapshot.hosts if host.facts is None]
     first = cluster.nodes[0]
@@ -177,7 +177,7 @@ def _mesh(snapshot: Snapshot) -> MeshReport | None:
 
 
 def _rates(snapshot: Snapshot) -> tuple[RateReport, ...] | None:
-    """Return the final measurement of each pair of hosts, ordered by rail, then by the ranks of sender and receiver."""
+    """Return the final measurement of each pair of hosts, sorted by rail, sender, and receiver."""
     rates = snapshot.rates
     if not isinstance(rates, Rates):
         return None
@@ -223,7 +223,7 @@ ROWS: dict[str, tuple[str, ...]] = {
     "limits": (),
     "all-reduce": ("allreduce",),
 }
-"""Rows on the screen, each with its categories of checks; a check may name another row (``Check.row``)."""
+"""Rows of the summary, each with categories of checks; a check may select another row (``Check.row``)."""
 
 OUTCOMES: dict[Severity, RowOutcome] = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.INFO: "ok"}
 
@@ -235,14 +235,14 @@ def decided(report: Report) -> tuple[Row, ...]:
 
 
 def row_of(check: Check) -> str:
-    """Return the name of a check's row: the row that the check itself names, or else the row of its category."""
+    """Return the name of a check's row, which is set by the check itself or else by the check's category."""
     return check.row or next((row for row, categories in ROWS.items() if check.category in categories), check.category)
 
 
 def rows(
     snapshot: Snapshot, diagnoses: Sequence[Diagnosis], checks: Sequence[CheckResult], hosts: Sequence[HostSummary]
 ) -> Iterator[Row]:
-    """Yield the rows that have selected checks, in the order in which the screen shows them."""
+    """Yield the rows that contain selected checks, in display order."""
     texts = _Texts(snapshot, hosts)
     by_code = grouped((diagnosis.code, diagnosis) for diagnosis in diagnoses)
     consequences = {effect.code for diagnosis in diagnoses for effect in diagnosis.explains}
@@ -285,7 +285,7 @@ def rows(
 
 
 def _why(row: str, text: str, found: Sequence[Diagnosis], gravest: Severity) -> str:
-    """Return a phrase for the faults in a row; "" if the row's text already names them, or if all are notes."""
+    """Return a phrase for a row's faults, or "" if the row's text names the faults or all faults are notes."""
     if row in ("access", "firewall", "all-reduce") or gravest is Severity.INFO:
         return ""
     grave = [one for one in found if one.severity is not Severity.INFO and not entry(one.name).row_suffices]
@@ -297,7 +297,7 @@ def _why(row: str, text: str, found: Sequence[Diagnosis], gravest: Severity) -> 
 
 
 class _Texts:
-    """Composes the phrase about the hosts' facts for each row."""
+    """A composer of the text about the hosts' facts in each row."""
 
     def __init__(self, snapshot: Snapshot, hosts: Sequence[HostSummary]) -> None:
         self._snapshot, self._hosts = snapshot, hosts
@@ -305,12 +305,12 @@ class _Texts:
 
     @property
     def coverage(self) -> str:
-        """How many of the hosts were judged; "" if all were."""
+        """Text that states how many hosts were judged; empty if all hosts were judged."""
         hosts = self._snapshot.hosts
         return "" if len(self.facts) == len(hosts) else f"on {len(self.facts)} of {len(hosts)} hosts"
 
     def of(self, row: str) -> str:
-        """Return the phrase for a row; "" if the row has none."""
+        """Return the text for a row, or an empty string if the row has no text."""
         method = getattr(self, f"_{row.replace('-', '').lower()}", None)
         return method() if method else ""
 
@@ -413,7 +413,7 @@ class _Texts:
         return "; ".join(filter(None, (port, *self._running_jobs())))
 
     def _running_jobs(self) -> Iterator[str]:
-        """Yield a phrase for each job running on the hosts, whoever started it; master ports distinguish jobs."""
+        """Yield a phrase for each job of any user on the hosts; jobs are distinguished by master port."""
         facts = {host.name: host.facts for host in self._snapshot.reached if host.facts is not None}
         for port, hosts in running_jobs(facts).items():
             yield f"a job is running on {fold(hosts)}{'' if port is None else f', port {port}'}"

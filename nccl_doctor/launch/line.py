@@ -63,7 +63,7 @@ def arguments_of(script: Sequence[str]) -> tuple[Argument, ...]:
 
 @dataclass(frozen=True)
 class LaunchLine:
-    """A launch command.
+    """A parsed launch command.
 
     Attributes:
         launcher: name of the launcher in probe/options.py; "script" for a script that starts its own ranks.
@@ -175,7 +175,8 @@ class LaunchLine:
     def settings_file(self) -> str | None:
         """The configuration file from which Accelerate reads settings that the line omits.
 
-        Sources: ``_validate_launch_command`` (accelerate/commands/launch.py), ``default_config_file`` (config_args.py).
+        The default is set by ``_validate_launch_command`` (accelerate/commands/launch.py) and ``default_config_file``
+        (config_args.py).
         """
         default = "accelerate's default_config.yaml" if self.launcher == "accelerate" else None
         return self.options.get("config_file", default)
@@ -409,7 +410,7 @@ def model_size(line: LaunchLine) -> int | None:
 def meant_total(line: LaunchLine, counts: Collection[int]) -> int | None:
     """Return the correct ``--num_processes`` if an Accelerate line gives the number per machine, not the total.
 
-    The result is None for any other line. ``counts`` contains the planned number of ranks on each host.
+    The result is The result is None for any other line. ``counts`` contains the planned number of ranks on each host.
     """
     told, total = line.options.get("world_size", ""), sum(counts)
     per_machine = line.launcher == "accelerate" and is_number(told) and {*counts} == {int(told)}

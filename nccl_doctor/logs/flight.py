@@ -1,10 +1,10 @@
 """Reads dumps of torch's flight recorder, which list a rank's collectives and the state of each collective.
 
 With ``TORCH_NCCL_DUMP_ON_TIMEOUT=1``, torch writes one file per rank, such as ``nccl_trace_rank_3``, as a pickle of
-plain dictionaries. Other programs store the same data as JSON. Source: torch/csrc/distributed/c10d/FlightRecorder.cpp,
-version 2.x. With Gloo, the state of every collective remains "scheduled", but ended collectives are marked as
-``retired`` or counted as completed in ``pg_status``. JSON dumps contain no stack traces and store some numbers as
-strings.
+plain dictionaries. Other programs store the same data as JSON. The dump format is defined in
+torch/csrc/distributed/c10d/FlightRecorder.cpp, version 2.x. With Gloo, the state of every collective remains
+"scheduled", but ended collectives are marked as ``retired`` or counted as completed in ``pg_status``. JSON dumps
+contain no stack traces and store some numbers as strings.
 
 :func:`compare` finds the first collective in the dumps of several ranks that a rank called differently or did not
 complete.
@@ -213,7 +213,7 @@ _PARTS = ("collective type", "size", "dtype")
 
 @dataclass(frozen=True)
 class Disagreement:
-    """The collective at which the ranks' dumps diverge.
+    """The collective at which the dumps of the ranks diverge.
 
     Attributes:
         did: call of each rank with the sequence number ``seq``.

@@ -3,7 +3,7 @@
 The host, rank, process, and time in the prefixes are stored in a :class:`Prefix`. The prefixes of NCCL's own lines
 (src/debug.cc) depend on the version:
 
-- NCCL NCCL 2.2 to 2.25: ``host:pid:tid [dev] NCCL INFO text`` and ``host:pid:tid [dev] file.cc:12 NCCL WARN text``
+- NCCL NCCL NCCL 2.2 to 2.25: ``host:pid:tid [dev] NCCL INFO text`` and ``host:pid:tid [dev] file.cc:12 NCCL WARN text``
 - NCCL 2.26 and later: a timestamp such as ``[2025-03-01 10:00:33] `` before WARN lines. NCCL_DEBUG_TIMESTAMP_LEVELS
   adds timestamps to other levels, and NCCL_DEBUG_TIMESTAMP_FORMAT changes the format.
 - NCCL 2.30.7 and later: ``file.cc:12 (function) NCCL WARN text``, where plugins print a C++ signature as the function

@@ -1,9 +1,9 @@
 """Defines rules, each of which maps a pattern for log lines to a diagnosis and a grade.
 
 The module defines the patterns that code refers to by name, that several diagnoses share, or that match harmless lines.
-A hang prints no error, so it is recognised by the last step that the log shows. Sources in NCCL: src/init.cc and
-src/bootstrap.cc; for sockets, src/include/socket.h up to 2.11, src/misc/socket.cc from 2.12, and src/os/linux.cc from
-2.29; for nccl-tests, src/common.cu.
+A hang prints no error, so it is recognised by the last step that the log shows. The sources in NCCL are src/init.cc and
+src/bootstrap.cc. For sockets, the source is src/include/socket.h up to NCCL 2.11, src/misc/socket.cc from 2.12, and
+src/os/linux.cc from 2.29. The source in nccl-tests is src/common.cu.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class LogRule:
 
     Attributes:
         pattern: a regular expression without lookaround (:mod:`nccl_doctor.text.bounds`). Named groups ``host``,
-            ``ip``, ``port``, ``iface`` and ``rank`` become entities.
+            ``ip``, ``port``, ``iface``, and ``rank`` become entities of the finding.
         sample: example of a line that the pattern must match, for the tests.
         unless: pattern for lines to exclude.
         name: name of the diagnosis, taken from the module that defines the rule; empty for BENIGN.

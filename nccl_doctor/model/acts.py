@@ -14,29 +14,33 @@ from nccl_doctor.text.hostlist import fold
 
 
 class Machine(FrozenModel):
-    """Identity of a machine, as reported by its root user and compared before an undo; an empty value is unknown."""
+    """Identity of a machine, as reported by its root user and compared before an undo.
+
+    An empty value means that the value is unknown.
+    """
 
     machine_id: str = ""
     boot_id: str = ""
     host_keys: str = ""  # a checksum of SSH's public host keys
 
     def differs(self, other: Machine) -> bool:
-        """Return whether these are certainly two different machines."""
+        """Return whether the two identities certainly belong to different machines."""
         pairs = ((self.machine_id, other.machine_id), (self.host_keys, other.host_keys))
         return any(mine and theirs and mine != theirs for mine, theirs in pairs)
 
     def was_restarted(self, since: Machine) -> bool:
-        """Return whether the machine has certainly been restarted since then."""
+        """Return whether the machine has certainly been restarted since the identity ``since`` was recorded."""
         return bool(self.boot_id and since.boot_id) and self.boot_id != since.boot_id
 
 
 class Undo(FrozenModel):
-    """Facts from the record about an earlier step, for undoing that step.
+    """Recorded facts about an earlier step, which are needed to undo that step.
 
     Attributes:
-        look: the command that prints the state; None if the step has no state to look at.
-        before: the state before the step; ``after``: the state after it, None if its end was not seen.
-        expected: the state that the step was meant to leave, if that was known.
+        look: the command that prints the state, or None if the step has no state.
+        before: the state before the step. ``after`` is the state after the step, or None if the end of the step was not
+            observed.
+        expected: the intended state after the step, or None if the intended state was unknown.
         survives_reboot: False if a restart undoes the step by itself.
         settings_before: earlier values of variables in the hosts file.
         redo: the step's own command, in case the undo blocks SSH.
@@ -56,15 +60,18 @@ class Step(FrozenModel):
     """A command of a plan, which fixes a fault or undoes an earlier step.
 
     Attributes:
-        number: position in the plan, from 1; hosts run in parallel, each in this order.
-        host: None for the machine on which nccl-doctor runs.
-        place: inside or outside a container, as in :class:`~nccl_doctor.model.finding.Command`.
-        mends: name of the diagnosis that the step fixes; ``message``: the sentence of that diagnosis.
-        undo: how to undo the step, as far as known before it is run; None if it can't be undone.
-        survives_reboot: None if that depends on the machine.
-        boot_id: boot ID of the checked host; a host with a different boot ID is not touched.
-        takes_back: number of the earlier step that this step undoes; ``undoes`` has the facts about that step.
-        settings: job variables to write to the hosts file instead of running a command; None removes a variable.
+        number: position in the plan, starting at 1. Each host runs its steps in this order, in parallel with other
+            hosts.
+        host: name of the host, or None for the machine on which nccl-doctor runs.
+        place: phrase for a place inside or outside a container, as in :class:`~nccl_doctor.model.finding.Command`.
+        mends: name of the diagnosis that the step fixes. ``message`` is the sentence of that diagnosis.
+        undo: how to undo the step, as far as this is known before the step is run, or None if the step can't be undone.
+        survives_reboot: whether the change survives a reboot, or None if that depends on the machine.
+        boot_id: boot ID of the checked host. A host with a different boot ID is not changed.
+        takes_back: number of the earlier step that this step undoes. ``undoes`` contains the facts about the earlier
+            step.
+        settings: job variables to write to the hosts file instead of running a command. The value None removes a
+            variable.
     """
 
     number: int
@@ -89,18 +96,18 @@ class Step(FrozenModel):
 
     @property
     def needs_shell(self) -> bool:
-        """True for a shell command; nccl-doctor itself writes the hosts file and ends jobs."""
+        """True if the step runs a shell command. nccl-doctor itself writes the hosts file and ends jobs."""
         return not self.settings and not (self.operation is not None and self.operation.ends_process)
 
     @property
     def cuts_connection(self) -> bool:
-        """True if an error in the step could block SSH to the host, which is assumed of every undo."""
+        """True if an error in the step could block SSH to the host, which is assumed for every undo."""
         risky = self.undoes is not None or (self.operation is not None and self.operation.cuts_connection)
         return risky and self.host is not None
 
 
 class ByHand(FrozenModel):
-    """A diagnosis without a step; ``commands`` are for a person to run, or help that person to decide."""
+    """A diagnosis without a step. ``commands`` are commands that the user may run, or that help the user to decide."""
 
     code: str
     name: str
@@ -110,13 +117,15 @@ class ByHand(FrozenModel):
     commands: tuple[Command, ...] = ()
 
     def without_secrets(self, hide: Callable[[Any], Any]) -> ByHand:
-        """Return a copy without secrets; commands with a secret are dropped."""
+        """Return a copy without secrets. Commands that contain a secret are removed."""
         commands = tuple(one for one in self.commands if hide(one.command) == one.command)
         return self.model_copy(update={"summary": hide(self.summary), "commands": commands})
 
 
 StepOutcome = Literal["done", "failed", "unknown", "not-run", "changed"]
-"""Outcome of a step: ``unknown`` if its end was not seen, ``changed`` if somebody else has changed its target."""
+"""Outcome of a step. ``unknown`` means that the end of the step was not observed, and ``changed`` means that somebody
+else has changed the target.
+"""
 
 
 class StepResult(FrozenModel):
@@ -126,8 +135,8 @@ class StepResult(FrozenModel):
         reason: why the step was not run, or why its outcome is unknown.
         output: the end of the command's output.
         was_there: whether the change was already in place, so that the command was not run.
-        over: for an undo, whether there is nothing left to undo.
-        at: time in UTC, ISO 8601, to the second.
+        over: whether an undo has nothing left to undo.
+        at: time in UTC, in ISO 8601 format with a precision of one second.
     """
 
     number: int
@@ -147,7 +156,7 @@ class StepResult(FrozenModel):
 
 
 class NamedFault(FrozenModel):
-    """A diagnosis and its hosts; in JSON a string such as ``"port-in-use on node[1-2]"``."""
+    """A diagnosis and its hosts, which is represented in JSON by a string such as ``"port-in-use on node[1-2]"``."""
 
     name: str
     hosts: tuple[str, ...] = ()
@@ -165,9 +174,10 @@ class FixReport(Document):
 
     Attributes:
         note: sentences about the run for the user.
-        verdict: the last line of the check that follows the run.
-        mended: diagnoses that are gone after the run; ``unjudged``: those that could no longer be judged;
-            ``remaining``: those that are still there; ``new``: those that appeared since.
+        verdict: the last output line of the check that follows the run.
+        mended: diagnoses that no longer exist after the run. ``unjudged`` contains diagnoses that could no longer be
+            judged, ``remaining`` contains diagnoses that still exist, and ``new`` contains diagnoses that appeared
+            since the plan was made.
         undo_with: the command that undoes this run.
     """
 
@@ -190,7 +200,7 @@ class FixReport(Document):
     timings: dict[str, float] = Field(default_factory=dict)
 
     def without_secrets(self, hide: Callable[[Any], Any]) -> FixReport:
-        """Return a copy without secrets; a step's command is hidden if it contains a secret."""
+        """Return a copy without secrets. The command of a step is hidden if the command contains a secret."""
         shown = {
             "plan": tuple(one.model_copy(update={"command": hide(one.command)}) for one in self.plan),
             "results": tuple(one.model_copy(update={"output": hide(one.output)}) for one in self.results),

@@ -101,7 +101,7 @@ MAX_LINES = 64  # texts in a list: lines of evidence, methods, keys
 
 
 def clip(text: str) -> str:
-    """Return a text for an observation, limited to MAX_TEXT characters and made valid UTF-8."""
+    """Return a text for an observation, limited to ``MAX_TEXT`` characters and converted to valid UTF-8."""
     whole = text if len(text) <= MAX_TEXT else f"{text[: MAX_TEXT - 1]}…"
     return whole if whole.isascii() else whole.encode(errors="replace").decode()
 
@@ -285,7 +285,7 @@ Pid = Annotated[
     int, Field(ge=0, le=2**31 - 1), Fleeting()
 ]  # 0 for a process outside the PID namespace of whoever reports it
 SysctlNumber = Annotated[str, Field(pattern=r"^-?[0-9]{1,19}$")]
-"""A kernel setting that is a number, as printed by /proc/sys."""
+"""A numeric kernel setting, as printed by a file in /proc/sys."""
 ProcessState = Annotated[str, Field(pattern=r"^[A-Za-z]( [^ ]{1,64})?$")]
 """A process state as in proc(5), such as "S". An uninterruptible state may be followed by the kernel function, as in "D
 nfs_wait".
@@ -305,7 +305,7 @@ NOT_SELECTED = "not selected"
 
 
 class Unknown(Observed):
-    """A fact that could not be determined, because of a missing permission, a missing tool, or a time-out."""
+    """A fact that could not be determined, for example because of a missing permission or tool, or a timeout."""
 
     # tried on every fact: otherwise each key of a known fact would be an error
     model_config = ConfigDict(extra="ignore")
@@ -315,12 +315,11 @@ class Unknown(Observed):
 
     @property
     def malformed(self) -> bool:
-        """True if the host's answer was malformed."""
         return self.reason.startswith(MALFORMED)
 
     @property
     def late(self) -> bool:
-        """True if the fact is unknown only because time ran out (nccl_doctor.probe.facts)."""
+        """True if the fact is unknown only because a time limit was exceeded (nccl_doctor.probe.facts)."""
         return "no answer in " in self.reason
 
     def __bool__(self) -> NoReturn:

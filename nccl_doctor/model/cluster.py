@@ -23,7 +23,7 @@ JsonObject = dict[str, JsonValue]
 
 
 def access(*options: NodeOptions) -> dict[str, JsonObject]:
-    """Return the options in the form that a node stores, without unset ones."""
+    """Return the options in the form that a node stores, without unset options."""
     said = {
         one.engine: _adapter(type(one)).dump_python(one, mode="json", by_alias=True, exclude_defaults=True)
         for one in options
@@ -37,7 +37,7 @@ def _adapter(kind: type[EngineOptions]) -> TypeAdapter[EngineOptions]:
 
 
 class Node(FrozenModel):
-    """A node of the job in torchrun's sense, which is an entry of the list; a machine may be several nodes."""
+    """A node of the job in torchrun's sense, which is an entry in the list of hosts. A machine may be several nodes."""
 
     name: str  # as the user calls it; unique in the cluster
     address: str  # host name or IP address to which SSH and the other hosts connect
@@ -58,7 +58,7 @@ class Node(FrozenModel):
 
 
 class Cluster(FrozenModel):
-    """All nodes of a job and its master."""
+    """All nodes of a job, and the job's master."""
 
     nodes: tuple[Node, ...]
     master_addr: str

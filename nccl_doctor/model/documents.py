@@ -34,7 +34,7 @@ class RankPlace(FrozenModel):
 
 
 class Launch(Document):
-    """Output of ``launch``: where each rank runs, and the line to paste on each host."""
+    """Output of ``launch``: the placement of each rank, and the command line to paste on each host."""
 
     command: Literal["launch"] = "launch"
     launcher: str  # form of the lines: torchrun, c10d, launch, env, tcp, slurm, or an engine
@@ -90,7 +90,7 @@ class Exports(FrozenModel):
 
 
 class InterfaceAnswers(Document):
-    """Output of ``ifname``: an answer for each host, and the settings."""
+    """Output of ``ifname``: an answer for each host, and the settings to paste."""
 
     command: Literal["ifname"] = "ifname"
     asked: str | None = None  # the requested address
@@ -101,7 +101,7 @@ class InterfaceAnswers(Document):
 
 
 class Change(FrozenModel):
-    """A changed fact."""
+    """A fact that differs between two snapshots."""
 
     what: str  # path of the fact, "torch.version" or "interfaces.links[eno1].mtu"
     before: str
@@ -158,7 +158,7 @@ class Page(Document, CodeEntry):
 
 
 class TopicEntry(FrozenModel):
-    """A topic in the list of ``explain``."""
+    """A topic in the list that ``explain`` prints."""
 
     name: str
     title: str
@@ -209,7 +209,7 @@ class HangRank(FrozenModel):
 
 
 class HangLook(FrozenModel):
-    """The time at which the ranks were sampled, in ISO 8601."""
+    """The time at which the ranks were sampled, in ISO 8601 format."""
 
     at: str
 
@@ -236,7 +236,7 @@ class HangReport(Document):
 
 
 class WatchedRank(FrozenModel):
-    """A rank of a watched job, and the seconds since it was last seen to advance."""
+    """A rank of a watched job, and the seconds since the rank was last seen to advance."""
 
     rank: int
     host: str

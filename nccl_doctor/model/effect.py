@@ -1,7 +1,7 @@
 """Symptoms that hosts and ranks show, and the effects of causes that explain them.
 
 A cause explains a fault if, for every symptom of the fault, the cause has an effect of the same kind, on the same hosts
-and with the same backend. Being on the same host is not enough.
+and with the same backend. An effect on the same host is not sufficient.
 """
 
 from __future__ import annotations
@@ -14,30 +14,34 @@ Backend = Literal["gloo", "nccl"]
 BACKENDS: tuple[Backend, ...] = ("gloo", "nccl")
 
 WAITS = ("no-store", "no-group", "hang")
-"""Kinds of waiting: for the master's store, for other ranks to join the process group, and in a collective."""
+"""Kinds of waiting: waiting for the master's store, waiting for other ranks to join the process group, and waiting in a
+collective.
+"""
 LOST = "lost"  # ranks only report that connections to other ranks ended
 DIALS = ("connection-refused", "connection-timed-out", "no-route-to-host")
 """Symptoms of a rank that could not connect, for example because its peer was dead."""
 GIVING_UP = ("collective-timeout", "rendezvous-timeout")
 AFTERMATH = frozenset({*WAITS, LOST, *DIALS, *GIVING_UP, "peer-died"})
-"""Symptoms that ranks show after anything has prevented another rank from taking part."""
+"""Symptoms that ranks show after another rank was prevented, for any reason, from taking part in the job."""
 KILLED = ("SIGKILL", "SIGTERM")
 SIGNALS = {4: "SIGILL", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE", 9: "SIGKILL", 11: "SIGSEGV", 15: "SIGTERM"}
-"""Signal numbers of the host (signal(7), x86 and ARM), which may differ on this machine."""
+"""Names of signals by their numbers on the hosts (signal(7), x86 and ARM), which may differ from the numbers on this
+machine.
+"""
 
 
 @dataclass(frozen=True)
 class Symptom:
-    """A symptom of ``hosts``; ``peers`` are other hosts that may be involved.
+    """A symptom of ``hosts``.
 
-    If no backend is given, the symptom may occur with any of them.
-
-    Kinds, besides those above, are ``not-started`` (Python or torch did not start), ``suspended`` (by SIGSTOP, a
-    debugger or a freezer), ``in-kernel`` (an uninterruptible sleep in a file system or a driver), ``elsewhere`` (the
-    rank does something else while all others wait), ``exit`` (without a message), ``gone`` (the host or the connection
-    to it), ``signal`` (a signal without a name above), ``gpu-memory`` (CUDA memory; host memory is ``out-of-memory``),
-    ``wrong-sum``, ``slow``, ``no-p2p`` (GPUs connected by NVLink use shared memory), and names of diagnoses, which
-    stand for the finding itself or for a rank's exception.
+    ``peers`` are other hosts that may be involved. If no backend is given, the symptom may occur with any backend. The
+    kind ``not-started`` means that Python or torch did not start. ``suspended`` means that the rank was stopped by
+    SIGSTOP, a debugger or a freezer. ``in-kernel`` means an uninterruptible sleep in a file system or a driver.
+    ``elsewhere`` means that the rank does something else while all other ranks wait. ``exit`` means an exit without a
+    message, and ``signal`` means a signal that is not in :data:`SIGNALS`. ``gone`` means that the host or the
+    connection to the host is lost. ``gpu-memory`` means that CUDA memory ran out, and ``out-of-memory`` means that host
+    memory ran out. Other kinds are ``wrong-sum``, ``slow``, and ``no-p2p`` (GPUs connected by NVLink use shared
+    memory). The name of a diagnosis can be a kind, too, which stands for the finding itself or for a rank's exception.
     """
 
     kind: str
@@ -47,7 +51,7 @@ class Symptom:
 
 
 class Reach(str, Enum):
-    """The hosts whose ranks show an effect; in a collective, the other ranks wait in any case."""
+    """The hosts whose ranks show an effect. In a collective, the other ranks wait in any case."""
 
     OWN = "own"  # ranks on the finding's hosts
     MEETS = "meets"  # these, and the ranks that communicate with them
@@ -64,7 +68,7 @@ class Effect:
     backends: tuple[Backend, ...] = BACKENDS
 
     def fits(self, symptom: Symptom, hosts: frozenset[str], pairs: frozenset[frozenset[str]] | None = None) -> bool:
-        """Return whether a cause on these hosts, or only between these pairs of hosts, makes ranks show a symptom."""
+        """Return whether a cause on ``hosts``, or only between ``pairs`` of hosts, makes ranks show the symptom."""
         if symptom.kind not in self.kinds or (symptom.backend and symptom.backend not in self.backends):
             return False
         meets = symptom.hosts | symptom.peers

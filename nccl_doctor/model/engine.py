@@ -1,4 +1,4 @@
-"""Lists the engines, which are ways to reach hosts, and answers questions about the engines of a cluster.
+"""List of the engines, which are ways to reach hosts, and functions for the engines of a cluster.
 
 A new engine needs a module in ``model/engines/``, an entry in :func:`engines`, and a transport in
 :mod:`nccl_doctor.transport`.
@@ -24,7 +24,7 @@ _ENGINES: tuple[Engine, ...] = (ssh.ENGINE, kube.ENGINE, slurm.ENGINE, joined.EN
 
 
 def engines() -> tuple[Engine, ...]:
-    """Return all engines; the first is used for hosts that belong to no other engine."""
+    """Return all engines. The first engine is used for hosts that belong to no other engine."""
     return _ENGINES
 
 
@@ -42,24 +42,27 @@ def reaching(nodes: Iterable[Node]) -> Engine:
 
 
 def engines_of(node: Node) -> tuple[Engine, ...]:
-    """Return the engines that a node's commands pass through, outermost first; none for this machine."""
+    """Return the engines through which a node's commands pass, outermost first.
+
+    The result is empty if commands run directly on this machine.
+    """
     first = reaching((node,))
     inner = (engine for engine in engines() if engine.wraps and engine.name in node.access)
     return (*(() if node.local and first is engines()[0] else (first,)), *inner)
 
 
 def command_way(node: Node) -> str:
-    """Return a phrase for how a command is run on a node, to follow the words "a command" in a sentence."""
+    """Return a phrase for how a command is run on a node, such as "over SSH"."""
     return (engines_of(node) or engines())[-1 if engines_of(node) else 0].way
 
 
 def place_of(node: Node) -> str:
-    """Return a phrase for where a node's commands run; "" for the machine itself."""
+    """Return a phrase for the place where a node's commands run, or "" for the machine itself."""
     return next((place for engine in engines_of(node) if (place := engine.place(node))), "")
 
 
 def placed(commands: Iterable[Command], cluster: Cluster, *, inside: bool) -> tuple[Command, ...]:
-    """Return the commands; on hosts with a container, they are marked as inside or outside it."""
+    """Return the commands. Commands for hosts with a container are marked as inside or outside the container."""
     side, word = ("inside", "in") if inside else ("outside", "outside")
     places = {node.name: f"{word} {place}" for node in cluster.nodes if (place := place_of(node))}
     return tuple(
@@ -88,17 +91,20 @@ class ClusterSource:
 
     @property
     def file(self) -> str | None:
-        """The hosts file; None if there was none, or if it was a pipe, which can't be read again."""
+        """The hosts file, or None if no file was given or if the file was a pipe, which can't be read again."""
         text = self.cluster.source
         return None if self.engine_words or text in _NO_FILE or text.startswith(_PIPES) else text
 
     @property
     def engine_words(self) -> OptionWords:
-        """The options with which an engine finds these hosts again; empty without an engine."""
+        """The options with which an engine finds the same hosts again.
+
+        The value is empty if no engine found the hosts.
+        """
         return next((words for engine in engines() if (words := engine.cluster_words(self.cluster))), ())
 
     def container(self, node: Node) -> OptionWords:
-        """Return the options that name a node's container, if no file names it."""
+        """Return the options that name a node's container, if no hosts file names the container."""
         words = chain.from_iterable(engine.node_words(node) for engine in engines() if engine.wraps)
         return tuple(
             (option, str(value))
@@ -108,7 +114,7 @@ class ClusterSource:
 
     @property
     def arguments(self) -> tuple[str, ...]:
-        """Command-line words that select these hosts, with options that were given in addition to a file."""
+        """The command-line words that select these hosts, with options that were given in addition to a hosts file."""
         chosen, left_out = self.cluster.origins.get("-w"), self.cluster.origins.get("-x")
         among = (*(("-w", chosen) if chosen else ()), *(("-x", left_out) if left_out else ()))
         if self.engine_words:
@@ -120,7 +126,7 @@ class ClusterSource:
 
     @property
     def check_words(self) -> tuple[str, ...]:
-        """Words that follow ``check`` or ``launch`` for these hosts, with ``--engine`` if it is needed."""
+        """Options for ``check`` or ``launch`` that name these hosts, with ``--engine`` if needed."""
         engine = self.cluster.engine
         return (*self.arguments, *(("--engine", engine) if engine and self._is_needed("--engine", "engine") else ()))
 
@@ -151,7 +157,10 @@ class ClusterSource:
 
 
 def _node_words(node: Node) -> Iterator[tuple[str, str, object]]:
-    """Yield a node's options with their names in ``Cluster.origins`` and their values; None stands for a default."""
+    """Yield a node's options with their names in ``Cluster.origins`` and their values.
+
+    The value None means the default.
+    """
     yield "--python", "python", None if node.python == "python3" else node.python
     yield "--nproc-per-node", "nproc_per_node", node.nproc_per_node
     for engine in engines():

@@ -1,9 +1,8 @@
 """Models of a fault: its severity, evidence, remedy and consequences.
 
-Every command in a report (a line to paste, with the hosts to run it on) is made here.
-
-A claim by one host is never used in a command for another host unless something else confirms the claim
-(:mod:`nccl_doctor.snapshot.hosts`). :mod:`nccl_doctor.text.shell` makes lines from templates and typed values.
+The module creates every command in a report. A command is a line to paste, with the host on which to run the line. Data
+from one host is used in a command for another host only if the data is confirmed independently
+(:mod:`nccl_doctor.snapshot.hosts`). :mod:`nccl_doctor.text.shell` creates lines from templates and typed values.
 """
 
 from __future__ import annotations
@@ -22,7 +21,11 @@ from nccl_doctor.text.shell import Line, line
 
 
 class Severity(str, Enum):
-    """``error``: the job will not start, will hang or compute wrong results; ``warning``: it may; ``info``: a note."""
+    """The severity of a fault.
+
+    ``error`` means that the job will not start, will hang, or will compute wrong results. ``warning`` means that the
+    job may fail in one of these ways, and ``info`` means a note.
+    """
 
     INFO = "info"
     WARNING = "warning"
@@ -37,9 +40,9 @@ class Severity(str, Enum):
 class Command(FrozenModel):
     """A line that can be pasted unchanged into a shell on ``host``.
 
-    ``host`` is None for the machine on which nccl-doctor runs. If the job runs in a container, ``place`` is "in the
-    docker container train" or "outside the docker container train". If only a file describes the host, ``place`` ends
-    with "from the snapshot".
+    ``host`` is None for the machine on which nccl-doctor runs. If the job runs in a container, ``place`` is a phrase
+    such as "in the docker container train" or "outside the docker container train". If the host is known only from a
+    snapshot file, ``place`` ends with "from the snapshot".
     """
 
     host: str | None
@@ -54,9 +57,11 @@ class Command(FrozenModel):
 
 
 class Fix(FrozenModel):
-    """The remedy. ``commands`` fix the fault when pasted, or show what is needed to decide.
+    """The remedy for a fault.
 
-    ``variables`` are those that the commands set for the job, by host; ``launch`` includes them in its lines.
+    ``commands`` fix the fault when they are pasted, or print the information that is needed for a decision.
+    ``variables`` contains, for each host, the variables that the commands set for the job. ``nccl-doctor launch``
+    includes ``variables`` in its command lines.
     """
 
     summary: str
@@ -72,7 +77,7 @@ class Fix(FrozenModel):
         return bool(self.commands) and self.risk != "manual" and all(own)
 
     def without_secrets(self, hide: Callable[[Any], Any]) -> Fix:
-        """Return a copy without secrets; commands with a secret are dropped."""
+        """Return a copy without secrets. If a command contains a secret, all commands are removed."""
         shown = {"summary": hide(self.summary), "variables": hide(self.variables)}
         if any(hide(one.command) != one.command for one in self.commands):
             summary = f"{shown['summary'].rstrip(':')}. {_HELD}".lstrip(". ")
@@ -84,7 +89,7 @@ _HELD = "The commands for it hold what looks like a secret, so they are not show
 
 
 class LogLine(FrozenModel):
-    """Evidence from a log: its file, its line counted from 1, and the text."""
+    """Evidence from a log, with the file, the line number (counted from 1) and the text."""
 
     file: str
     line: int
@@ -92,15 +97,17 @@ class LogLine(FrozenModel):
 
 
 class Details(FrozenModel):
-    """Typed parts of a finding that judge and the reports read.
+    """Typed data of a finding that nccl-doctor's own modules read.
 
     Attributes:
-        failed: source and target of each failed dial that the finding names; None if it names none.
-        pids: the processes that the finding names; None if it names none.
-        rules: the rules of a firewall that block dials, by host.
+        failed: source and target of each failed connection that the finding names, or None if the finding names no
+            connection.
+        pids: the processes that the finding names, or None if the finding names no process.
+        rules: the firewall rules that block connections, keyed by host.
         directions: the directions in which a host is slow: "send", "receive" or both.
-        is_unexplained: whether nothing is known about why an all-reduce failed.
-        phrase: phrase about the finding and its hosts in a row on the screen; "" for the phrase of its check.
+        is_unexplained: whether the cause of a failed all-reduce is unknown.
+        phrase: phrase about the finding and its hosts for a row of the terminal output, or "" for the phrase of the
+            check.
     """
 
     failed: tuple[tuple[str, str], ...] | None = None
@@ -112,7 +119,7 @@ class Details(FrozenModel):
 
     @property
     def facts(self) -> dict[str, Any]:
-        """The parts that programs of users read, too."""
+        """The parts of the details that are meant for users' programs, too."""
         found: dict[str, Any] = {}
         if self.rules:
             found["rules"] = {name: list(texts) for name, texts in self.rules.items()}
@@ -174,7 +181,7 @@ class Consequence(FrozenModel):
 class Diagnosis(FrozenModel):
     """A diagnosis of one fault: its register entry, the finding, and its consequences.
 
-    ``page`` is the address of its page, if the package names a site.
+    ``page`` is the URL of the diagnosis's page, if the package names a website.
     """
 
     code: str
@@ -192,16 +199,20 @@ class Diagnosis(FrozenModel):
 
 
 class Gap(FrozenModel):
-    """The reason why a check could not judge some hosts; without hosts, the reason concerns no host in particular."""
+    """The reason why a check could not judge some hosts.
+
+    If ``hosts`` is empty, the reason does not concern a particular host.
+    """
 
     hosts: tuple[str, ...]
     reason: str
 
 
 class CheckResult(FrozenModel):
-    """The result of a check over all hosts; ``reason`` explains an outcome other than pass.
+    """The result of a check over all hosts.
 
-    ``looked_at`` is the basis of the verdict: names of facts, and the number of hosts.
+    ``reason`` explains an outcome other than "pass". ``looked_at`` describes the basis of the verdict, which consists
+    of the names of facts and the number of hosts.
     """
 
     code: str
@@ -211,16 +222,16 @@ class CheckResult(FrozenModel):
     reason: str | None = None
     looked_at: str | None = None
     gaps: tuple[Gap, ...] = Field(default=(), exclude=True)
-    """The gaps behind ``reason``, without duplicate reasons; JSON has only ``reason``."""
+    """The gaps that ``reason`` summarizes, without duplicate reasons. The JSON document contains only ``reason``."""
 
 
 class LogEvent(FrozenModel):
-    """The first line of a rank about a fault.
+    """The first log line of a rank about a fault.
 
     Attributes:
-        order: its position among all lines read.
-        at: the second of the day, from the line.
-        cause: whether it belongs to a diagnosis, not to a consequence.
+        order: position of the line among all lines that were read.
+        at: time of the line in seconds since midnight, if the line contains a time.
+        cause: whether the line belongs to a diagnosis instead of a consequence.
     """
 
     rank: int | None
@@ -239,7 +250,7 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 def on(host: str | None, *lines: Line | Operation | None) -> tuple[Command, ...]:
-    """Return lines and operations as commands for a host; none if one of them can't be pasted."""
+    """Return lines and operations as commands for a host. The result is empty if one of the lines can't be pasted."""
     made = [
         Command(host=host, command=text.text, operation=one if isinstance(one, Operation) else None)
         for one in lines

@@ -1,9 +1,9 @@
-"""A change to a machine as an object, with its command, a command that looks at what it changes, and its undo.
+"""A change to a machine: an object with its command, a command that prints the affected state, and its undo.
 
-A check, or the model of a firewall, makes an operation from typed values. The command that a person pastes
-and the one that ``fix`` runs are the same text of the same object. An operation is judged by its *state*, which is the
-lines that the ``look`` command prints, before and after the change. If ``look`` exits with a status other than 0, the
-state is unknown. The undo depends only on the state before the change, so a record of that state is enough.
+A check, or the model of a firewall, creates an operation from typed values. The command that a user pastes and the
+command that ``fix`` runs are the same text of the same object. An operation is judged by its *state*, which consists of
+the lines that the ``look`` command prints before and after the change. If ``look`` exits with a status other than 0,
+the state is unknown. The undo depends only on the state before the change, so a record of that state is sufficient.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import ClassVar
 from nccl_doctor.text.shell import Line, script
 
 StateLines = tuple[str, ...]
-"""Lines that an operation's ``look`` printed on a host; a line that begins with "#" is a note for ``undo``."""
+"""Lines that an operation's ``look`` command printed on a host. A line that begins with "#" is a note for ``undo``."""
 
 QUICK_S, SLOW_S = 60.0, 600.0  # building kernel modules is slow, and so is a process that gets time to exit
 UNKNOWN = 3  # exit status of a ``look`` that could not look
@@ -31,8 +31,8 @@ class Operation(ABC):
 
     Attributes:
         root: whether the command needs root.
-        survives_reboot: whether a reboot keeps the change; None if that depends on the machine.
-        ends_process: whether the operation ends a process, which nobody can undo.
+        survives_reboot: whether the change survives a reboot, or None if that depends on the machine.
+        ends_process: whether the operation ends a process, which can't be undone.
         cuts_connection: whether an error in the operation could block SSH to the host.
         deadline_s: time limit of the command in seconds.
     """
@@ -46,11 +46,11 @@ class Operation(ABC):
     @property
     @abstractmethod
     def line(self) -> Line | None:
-        """The command; None if a value can't be pasted."""
+        """The command, or None if a value can't be pasted."""
 
     @property
     def look(self) -> Line | None:
-        """The command that prints the state; None if the operation has none and can't be undone."""
+        """The command that prints the state, or None if the operation has no state and can't be undone."""
         return None
 
     @property
@@ -64,7 +64,7 @@ class Operation(ABC):
         return None
 
     def holds(self, state: StateLines) -> bool:
-        """Return whether the change is in place, whoever made it."""
+        """Return whether the change is in place, regardless of who made it."""
         return self.expected is not None and state == self.expected
 
     def is_outdated(self, before: StateLines) -> bool:  # noqa: ARG002 - for those that are made from an earlier value
@@ -72,12 +72,12 @@ class Operation(ABC):
         return False
 
     def undo(self, before: StateLines) -> Line | None:  # noqa: ARG002 - for those that can be undone
-        """Return the command that restores the previous state; None if that can't be restored."""
+        """Return the command that restores the previous state, or None if the previous state can't be restored."""
         return None
 
 
 def all_of(lines: Sequence[Line | None]) -> Line | None:
-    """Return one line that runs all lines up to the first failure; None without lines, or if one can't be pasted."""
+    """Return one line that runs all lines up to the first failure, or None if ``lines`` is empty or contains None."""
     joined: Line | None = None
     for one in lines:
         if one is None:
@@ -87,7 +87,7 @@ def all_of(lines: Sequence[Line | None]) -> Line | None:
 
 
 def in_turn(lines: Sequence[Line | None]) -> Line | None:
-    """Return one line that runs all lines one after the other; None without lines, or if one can't be pasted."""
+    """Return one line that runs all lines one after the other, or None if ``lines`` is empty or contains None."""
     joined: Line | None = None
     for one in lines:
         if one is None:

@@ -1,6 +1,6 @@
-"""The JSON document of ``fix-port``: the processes that hold a port, and what was done about them.
+"""Models of the JSON document of ``fix-port``, with the processes that hold a port and the actions that were taken.
 
-Some of the values come from hosts, so the sizes of numbers and texts are limited.
+Some of the values in the document come from hosts, so the sizes of numbers and texts are limited.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ from nccl_doctor.model.base import (
 )
 
 GRACE_S = 10.0
-"""Seconds from SIGTERM to SIGKILL. A process younger than this is not ended, because it may still be starting."""
+"""The time between SIGTERM and SIGKILL, in seconds. A process that started less than :data:`GRACE_S` seconds ago is not
+ended, because the process may still be starting.
+"""
 
 LAST_PORT = 65535  # TCP ports have 16 bits (RFC 9293, 3.1)
 LAST_PID = 2**22  # the largest on Linux (proc_sys_kernel(5), pid_max)
@@ -43,14 +45,20 @@ UnixTime = Annotated[float, Field(ge=0, le=253_402_300_799)]
 
 
 class ProcessIdentity(NamedTuple):
-    """A process: its PID, and its start time in clock ticks since boot, or None if the start time does not matter."""
+    """The identity of a process.
+
+    ``started`` is the start time in clock ticks since boot, or None if the start time does not matter.
+    """
 
     pid: int
     started: int | None = None
 
 
 class GpuUse(Observed):
-    """A process's use of a GPU. ``gpu`` is the GPU's index, and ``memory_mib`` is in MiB; each is None if unknown."""
+    """A process's use of a GPU.
+
+    ``gpu`` (the GPU's index) and ``memory_mib`` (the memory in MiB) are None if unknown.
+    """
 
     pid: Pid
     gpu: Count | None
@@ -88,7 +96,7 @@ class Holder(Observed):
 
 
 class ListedHolder(Holder):
-    """A holder as shown in the JSON document, with facts about its job."""
+    """A process that holds the port, as shown in the JSON document, with facts about its job."""
 
     unit: str | None
     gpus: tuple[GpuUse, ...]
@@ -104,7 +112,7 @@ class ListedHolder(Holder):
 
 
 class HolderJob(Observed):
-    """Processes that belong together and are ended together."""
+    """A group of processes that form one job and are ended together."""
 
     root: Pid
     orphan: bool
@@ -142,7 +150,7 @@ class TcpSocket(Observed):
 
 
 class Elsewhere(Observed):
-    """A process in another network namespace where the port is in use."""
+    """A process in another network namespace in which the port is in use."""
 
     pid: Pid
     command: str
@@ -150,11 +158,13 @@ class Elsewhere(Observed):
 
 
 class Suggestion(FrozenModel):
-    """A port to use instead. It is free on ``hosts``, and ``command`` sets it for the next launch.
+    """A port that can be used instead of an occupied port.
 
-    ``master`` is the host on which the job's ranks expect the port; None means the host of the report. ``reserve`` is
-    the line that keeps outgoing connections from using the port, if the firewall opens only ports of the ephemeral
-    range. ``starts`` has command lines that set the port, for the launcher of the job on the old port or else torch's.
+    The suggested port is free on ``hosts``, and ``command`` sets this port for the next launch. ``master`` is the host
+    on which the job's ranks expect the port, or None for the host of the report. ``reserve`` is a command line that
+    keeps outgoing connections from using the port, if the firewall allows only ports in the ephemeral range. ``starts``
+    contains command lines that set the port, for the launcher of the job that used the old port or else for torch's
+    launcher.
     """
 
     port: int

@@ -9,21 +9,24 @@ from nccl_doctor.model.report import FailedDial
 
 @dataclass(frozen=True)
 class OtherNetworks:
-    """Asks over which networks the hosts of these failed connection attempts can reach each other."""
+    """The question of which networks the hosts of failed connection attempts can use to reach each other."""
 
     dials: tuple[FailedDial, ...]
 
 
 @dataclass(frozen=True)
 class SlowRails:
-    """Asks how fast these rails are while no other host sends. A rail has a sender, a receiver and a number."""
+    """The question of how fast certain rails are while no other host is sending.
+
+    Each rail is identified by a sender, a receiver and a number.
+    """
 
     rails: tuple[tuple[str, str, int], ...]
 
 
 @dataclass(frozen=True)
 class FaultyGroup:
-    """Asks which hosts still fail if the all-reduce is repeated in smaller groups."""
+    """The question of which hosts still fail if the all-reduce is repeated in smaller groups."""
 
 
 Question = OtherNetworks | SlowRails | FaultyGroup

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Unjudged:
-    """Yielded by a check that cannot judge some hosts because a fact is unknown."""
+    """A result that a check yields if it can't judge some hosts because a fact is unknown."""
 
     hosts: tuple[str, ...]
     reason: str
@@ -33,7 +33,7 @@ class Unjudged:
 
 @dataclass(frozen=True)
 class Absent:
-    """Yielded by a check that does not apply to the run, with the reason."""
+    """A result that a check yields if it does not apply to the run, with the reason."""
 
     reason: str
     skipped: bool = False  # it was not requested, or the run ended before it
@@ -127,7 +127,7 @@ def make_entry(module: str, code: str, severity: Severity, **traits: Unpack[Trai
 
 
 def enter(entry: Check) -> None:
-    """Register a diagnosis; raise ValueError if another diagnosis already uses its code."""
+    """Register a diagnosis. Raise ValueError if another diagnosis already uses the same code."""
     taken = _register.get(entry.code)
     if taken is not None and taken.name != entry.name:
         raise ValueError(f"{entry.code} is both {taken.name} and {entry.name}")
@@ -135,7 +135,7 @@ def enter(entry: Check) -> None:
 
 
 def _modules() -> Iterator[pkgutil.ModuleInfo]:
-    """Yield the modules in checks/, which cannot be imported at the top because they import this module."""
+    """Yield the modules in checks/, which this module can't import at the top because they import this module."""
     return pkgutil.walk_packages(importlib.import_module(PACKAGE).__path__, f"{PACKAGE}.")
 
 
@@ -149,9 +149,10 @@ def all_checks() -> tuple[Check, ...]:
 
 @cache
 def entry(name: str) -> Check:
-    """Return the diagnosis with this name; raise KeyError if no diagnosis has it.
+    """Return the diagnosis with this name.
 
-    Only the module of this diagnosis is imported, which is ten times faster than importing all.
+    Raise KeyError if no diagnosis has this name. Only the module of the diagnosis is imported, which is ten times
+    faster than importing all modules.
     """
     if all(check.name != name for check in _register.values()):
         for module in _modules():
@@ -161,7 +162,10 @@ def entry(name: str) -> Check:
 
 
 def find(word: str) -> tuple[Check, ...]:
-    """Return the checks with this code, name or category, or else those of this row; empty if the word is unknown."""
+    """Return the checks with this code, name or category, or else the checks of this row.
+
+    The result is empty if the word is unknown.
+    """
     known = word.lower()
     found = tuple(c for c in all_checks() if known in (c.code.lower(), c.name, c.category))
     row = known.replace("-", "")  # "all-reduce" is the row of the category allreduce

@@ -120,7 +120,7 @@ class Load(FrozenModel):
     """The load of the controller and the hosts, which may explain late answers.
 
     Attributes:
-        controller: load of the machine on which nccl-doctor ran, measured while it connected to the hosts.
+        controller: load of the machine on which nccl-doctor ran, measured while nccl-doctor connected to the hosts.
         hosts: loads of the hosts that answered, measured at the start of their probes.
         second_try: hosts that answered only the second connection attempt.
     """
@@ -211,7 +211,7 @@ class RateReport(FrozenModel):
 
 
 def gbps_words(gbps: float) -> str:
-    """Return a rate as text in Gb/s, or in Mb/s or kb/s if it is small."""
+    """Return a rate as text in Gb/s, or in Mb/s or kb/s if the rate is small."""
     for unit, scale in (("Gb/s", 1.0), ("Mb/s", 1e3)):
         if gbps * scale >= 1:
             return f"{gbps * scale:.1f} {unit}" if gbps * scale < 100 else f"{gbps * scale:.0f} {unit}"
@@ -248,7 +248,8 @@ class RankReport(Observed):
         state: process state of a rank that had to be killed (proc(5)), such as "D nfs_wait" if the rank was waiting in
             the kernel.
         stack: Python frames of the main thread of a rank that had to be killed, innermost first.
-        own_s: seconds that the rank spent outside the timed all-reduces, while other ranks may have waited for it.
+        own_s: seconds that the rank spent outside the timed all-reduces, while other ranks may have waited for this
+            rank.
         busy: average number of CPUs that the rank's threads used or waited for while the all-reduces were timed.
         interfaces: interfaces of the rank as NCCL prints them, such as "eth0:10.0.0.1". ``network`` is "IB", "Socket"
             or the name of a plugin.

@@ -4,8 +4,8 @@ Unlike NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME contains complete names, not prefi
 gloo/transport/tcp/device.cc). The list syntax and the default of GLOO_SOCKET_IFNAME come from torch
 (ProcessGroupGloo.cpp and init.cpp in torch/csrc/distributed/c10d).
 
-Of two ranks, the one with the higher address connects to the other. gloo compares addresses as memcmp(3) does and, if
-the addresses are equal, compares ports (``Device::isInitiator`` in gloo/transport/tcp/device.cc). A host that
+Of two ranks, the rank with the higher address connects to the other rank. gloo compares addresses as memcmp(3) does
+and, if the addresses are equal, compares ports (``Device::isInitiator`` in gloo/transport/tcp/device.cc). A host that
 advertises 127.0.0.1 can communicate with peers in 10.0.0.0/8, because the host connects to them, but not with peers in
 192.168.0.0/16.
 """

@@ -22,7 +22,7 @@ _AS_IT_IS: Mapping[str, str] = {}
 
 @dataclass(frozen=True)
 class HostNccl:
-    """A host's addresses, routes and variables as NCCL sees them, and the interface that NCCL chooses there."""
+    """A host's addresses, routes and variables as NCCL sees them, and the interface that NCCL chooses on the host."""
 
     host: str
     machine: str | None  # equal for two nodes on one machine and in one network namespace (containers share a boot id)
@@ -38,7 +38,7 @@ class HostNccl:
 
     @property
     def chosen(self) -> Chosen | None:
-        """The interface on which the bootstrap listens; None if NCCL finds no interface and fails."""
+        """The interface on which the bootstrap listens, or None if NCCL finds no interface and fails."""
         return self.choice.bootstrap if isinstance(self.choice.bootstrap, Chosen) else None
 
     @property
@@ -55,7 +55,7 @@ class HostNccl:
 
     @property
     def interface(self) -> NcclInterface | None:
-        """The interface that NCCL uses; None if NCCL finds no interface or the host's libnccl failed."""
+        """The interface that NCCL uses, or None if NCCL finds no interface or if the host's libnccl failed."""
         return None if self.source == "model" and self.disagreement is not None else self.summary
 
     def link(self, interface: str) -> Link | None:
@@ -74,7 +74,7 @@ class HostNccl:
         return any(entry.address == address for entry in self.interfaces.addresses)
 
     def route_to(self, address: str) -> Route | None:
-        """Return the route in the main table that the kernel would use; None if no route matches."""
+        """Return the route in the main table that the kernel would use, or None if no route matches."""
         there = address_of(address)
         return next((route for network, route in self.routes_by_merit if there in network), None)
 
@@ -88,9 +88,9 @@ class HostNccl:
 def host_nccl(
     host: Host, overrides: Mapping[str, str] = _AS_IT_IS, version: VersionNumbers | None = None
 ) -> HostNccl | Unknown:
-    """Return the host as NCCL sees it; Unknown if the host was not reached or a necessary fact is unknown.
+    """Return the host as NCCL sees it, or Unknown if the host was not reached or a necessary fact is unknown.
 
-    ``overrides`` replace variables of the host, and ``version`` replaces the host's NCCL version.
+    ``overrides`` replaces variables of the host, and ``version`` replaces the host's NCCL version.
     """
     facts = host.facts
     if facts is None:
@@ -140,7 +140,7 @@ def host_nccl(
 def _whichever(
     host: Host, facts: HostFacts, overrides: Mapping[str, str], interfaces: Interfaces
 ) -> ChosenInterfaces | Unknown:
-    """Return the choice if it is the same in all NCCL versions that the host's torch may use, otherwise Unknown."""
+    """Return NCCL's choice if it is the same in all NCCL versions that the host's torch may use, or else Unknown."""
     torch = facts.torch
     names = facts.resolution if isinstance(facts.resolution, Names) else Names(own={})
     old, new = (_variables(host, facts, overrides, version) for version in (OLDEST, CONF_FILE))
@@ -194,7 +194,7 @@ def _with_answer(
 
 
 def nccl_version(facts: HostFacts) -> VersionNumbers | None:
-    """Return the NCCL version that the host's torch loads, or else that of the libnccl that was queried."""
+    """Return the NCCL version that the host's torch loads, or else the version of the libnccl that was queried."""
     of_torch = facts.torch.nccl if facts.torch is not None and not isinstance(facts.torch, Unknown) else None
     for text in (of_torch, facts.libnccl.version if isinstance(facts.libnccl, LibncclAnswer) else None):
         if text is not None:
@@ -217,6 +217,9 @@ def socket_interfaces(host: Host) -> tuple[Chosen, ...]:
 
 
 def nccl_interface(host: Host) -> NcclInterface | None:
-    """Return the interface that NCCL uses on a host; None if there is none or it is unknown."""
+    """Return the interface that NCCL uses on a host.
+
+    The result is None if NCCL finds no interface or if the interface is unknown.
+    """
     one = host_nccl(host)
     return one.interface if isinstance(one, HostNccl) else None

@@ -14,19 +14,19 @@ from nccl_doctor.nccl.versions import parse_version
 
 @cache
 def rows() -> tuple[dict[str, Any], ...]:
-    """Return the known bugs; .github/CONTRIBUTING.md explains the fields."""
+    """Return the known bugs. The fields are explained in .github/CONTRIBUTING.md."""
     return tuple(json.loads((Path(nccl.__path__[0]) / "known_bad.json").read_text("utf-8")))
 
 
 ON_ARM = ("GB10", "GH200", "GB200", "GB300")
-"""Names of GPUs on boards with ARM processors from NVIDIA."""
+"""Names of GPUs on NVIDIA's boards with ARM processors."""
 
 
 def fitting(version: str, gpus: Iterable[str], ranks: Mapping[str, int]) -> Iterator[dict[str, Any]]:
     """Yield the rows that match an NCCL version, GPU names, and the number of ranks on each host.
 
-    GPUs and ranks are those that a log mentions. Rows about a plugin's version or about a variable are left out, since
-    logs rarely mention these.
+    ``gpus`` and ``ranks`` are the GPUs and ranks that a log mentions. Rows about a plugin's version or about a variable
+    are omitted, because logs rarely contain this information.
     """
     try:
         number = parse_version(version)

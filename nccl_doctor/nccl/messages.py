@@ -1,25 +1,23 @@
-"""Messages from NCCL, RCCL and torch whose meaning is certain: warnings, and errors about a port.
+"""Known messages of NCCL, RCCL and torch, which are warnings and errors about a port.
 
 ``messages.json`` contains the WARN texts from NVIDIA/nccl at 62 tags (2.3.5 to 2.30.7), grouped by diagnosis, as printf
-templates with the first and last tag of each. The group ``benign`` has messages after which NCCL continues normally;
-``nccl-unknown-error`` has messages that only NCCL's developers can act on.
-
-``rccl_messages.json`` contains messages that only RCCL prints (ROCm/rocm-systems, projects/rccl at 2026-11:
-src/init.cc, rccl_wrap.cc, misc, graph, transport), grouped by diagnosis, without releases. Some are errors without a
-level: ``host:pid:tid [dev] [FATAL ERROR]: text`` (src/debug.cc).
-
-Forms of "Address already in use", with the first torch version that prints each form
-(torch/csrc/distributed/c10d/socket.cpp, TCPStoreLibUvBackend.cpp):
+templates with the first and the last tag of each template. The group ``benign`` contains messages after which NCCL
+continues normally. The group ``nccl-unknown-error`` contains messages on which only NCCL's developers can act.
+``rccl_messages.json`` contains messages that only RCCL prints, grouped by diagnosis, without releases. The messages of
+RCCL come from src/init.cc, rccl_wrap.cc, misc, graph and transport in projects/rccl of ROCm/rocm-systems at 2026-11.
+Some messages of RCCL are errors without a level, in the form ``host:pid:tid [dev] [FATAL ERROR]: text`` (src/debug.cc).
+torch prints "Address already in use" in the following forms, listed with the first torch version that prints each form
+(socket.cpp and TCPStoreLibUvBackend.cpp in torch/csrc/distributed/c10d):
 
 - up to 1.10: ``RuntimeError: Address already in use``, without the port
-- 1.11: ``The server socket has failed to bind to [::]:29500 (errno: 98 - Address already in use).``, and the same for
-  ``0.0.0.0`` or, if the address has no text form, ``?UNKNOWN?``; errno 13 for a port that only root may bind
+- 1.11: ``The server socket has failed to bind to [::]:29500 (errno: 98 - Address already in use).``, or with
+  ``0.0.0.0`` or ``?UNKNOWN?`` as the address, and with errno 13 for a port that only root may bind
 - 2.1: ``listen fd 5 is bound to port 29501, expected to be bound to port 29500``
 - 2.2 with libuv, the default since 2.4: ``useIpv6: 0, code: -98, name: EADDRINUSE``, without the port
-- 2.7: the same with ``port: 29500, useIpv6: false`` in front; code -48 on macOS
+- 2.7: the form of 2.2 with ``port: 29500, useIpv6: false`` in front, and with code -48 on macOS
 
-NCCL's own ``Call to bind failed`` has another cause: NCCL requests any free port from the kernel (src/misc/socket.cc),
-so the call fails if the ephemeral ports are exhausted.
+NCCL's own message ``Call to bind failed`` has another cause. NCCL requests any free port from the kernel
+(src/misc/socket.cc), so the call fails if the ephemeral ports are exhausted.
 """
 
 from __future__ import annotations
@@ -42,7 +40,7 @@ _LEAST = 8  # a template needs a literal part of this length, otherwise it would
 
 @dataclass(frozen=True)
 class Meaning:
-    """A known warning: its diagnosis, "benign" or "nccl-unknown-error", and the first and last release that print it.
+    """A known warning, its diagnosis (or "benign" or "nccl-unknown-error"), and the first and last releases with it.
 
     A release is "" if it is unknown.
     """
@@ -62,7 +60,7 @@ class _Entry:
 
 @lru_cache(2048)
 def meaning(text: str) -> Meaning | None:
-    """Return the meaning of a text that follows ``NCCL WARN`` or ``Last error:``; None if it is unknown."""
+    """Return the meaning of a text that follows ``NCCL WARN`` or ``Last error:``, or None if the meaning is unknown."""
     by_word = _entries()
     words = {"", *_WORD.findall(text)}
     for _, entry in heapq.merge(*(by_word[word] for word in words if word in by_word), key=lambda pair: pair[0]):
@@ -73,9 +71,9 @@ def meaning(text: str) -> Meaning | None:
 
 @cache
 def _entries() -> dict[str, list[tuple[int, _Entry]]]:
-    """Return the known warnings, by a word that every text matching the warning contains, or "" if there is none.
+    """Return the known warnings, keyed by a word that every matching text contains, or by "" if no such word exists.
 
-    Each warning has its position in the matching order.
+    Each warning is paired with its position in the matching order.
     """
     long_enough = (entry for entry in map(_entry, catalogue()) if len(entry.plain) >= _LEAST)
     by_word: dict[str, list[tuple[int, _Entry]]] = {}
@@ -151,7 +149,7 @@ class PortError:
 
 
 def find_port_error(text: str) -> PortError | None:
-    """Return the port error in a log or in pasted lines, or None."""
+    """Return the port error in a log or in pasted lines, or None if no port error is found."""
     rest = _NCCL.sub("", text)
     for kind, pattern in _WORDINGS:
         match = re.search(pattern, rest, re.DOTALL)

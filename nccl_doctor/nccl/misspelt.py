@@ -1,10 +1,10 @@
 """Names of variables that no program reads, and the variables that were probably meant.
 
 NCCL, torch and gloo ignore unknown names, so a misspelt name has no effect and causes no message. A name counts as
-misspelt if its words are those of a known name with a few wrong letters, in another order, without the family of
-NCCL's variables (IB, NET, SOCKET), or with ENABLE for DISABLE. For any other name, nothing is suggested, because a
-similar name with a different meaning (NCCL_IB_TIMEOUT for NCCL_TIMEOUT) is worse than no suggestion. In a config file,
-a name may also follow blanks or "export", which NCCL treats as part of the name.
+misspelt if its words are those of a known name with a few wrong letters or in another order. A name without the family
+of NCCL's variables (IB, NET or SOCKET), or with ENABLE instead of DISABLE, counts as misspelt, too. For any other name,
+no variable is suggested, because a suggestion with a different meaning (NCCL_IB_TIMEOUT for NCCL_TIMEOUT) is worse than
+no suggestion. In a config file, a name may follow spaces or "export", which NCCL treats as part of the name.
 """
 
 from __future__ import annotations
@@ -48,14 +48,17 @@ NameWords = tuple[str, ...]
 
 @dataclass(frozen=True)
 class Meant:
-    """The variable that a misspelt name probably stands for. ``opposite`` means that the opposite value is needed."""
+    """The variable that a misspelt name probably stands for.
+
+    ``opposite`` is true if the variable needs the opposite value.
+    """
 
     name: str
     opposite: bool = False
 
 
 def reader(name: str) -> str | None:
-    """Return which library's variable the name seems to be: "NCCL", "torch" or "gloo"; None for other names."""
+    """Return the library to which a variable of this name seems to belong ("NCCL", "torch" or "gloo"), or None."""
     first, _, rest = _bare(name).partition("_")
     if _of_torch(name) is not None:
         return "torch"
@@ -67,7 +70,7 @@ def reader(name: str) -> str | None:
 
 
 def _of_torch(name: str) -> str | None:
-    """Return the torch variable meant by a name that misspells the first two words, such as TORH_NCCL_…."""
+    """Return the torch variable that is meant by a name whose first two words are misspelt, such as TORH_NCCL_…."""
     first, second, rest = (*_bare(name).split("_", 2), "", "")[:3]
     right = f"TORCH_NCCL_{rest}"
     return right if right in TORCH_NAMES and _is_alike(first, "TORCH") and _is_alike(second, "NCCL") else None
@@ -85,7 +88,7 @@ def is_known(name: str) -> bool:
 
 
 def meant(name: str) -> Meant | None:
-    """Return the known variable that was probably meant; None if no name or more than one is similar."""
+    """Return the known variable that was probably meant, or None if no known variable fits."""
     same = HABITS.get(_bare(name), f"NCCL_{_bare(name).partition('_')[2]}")
     if same in register():
         return Meant(same)
@@ -106,7 +109,7 @@ def meant(name: str) -> Meant | None:
 
 
 def advice(name: str) -> str | None:
-    """Return advice on setting a timeout or port for which no variable exists; None for other names."""
+    """Return advice on setting a timeout or port for which no variable exists, or None for other names."""
     if reader(name) == "gloo":
         return None
     words = _words(name)
@@ -124,7 +127,7 @@ def _known(*, gloo: bool) -> dict[str, NameWords]:
 
 
 def _bare(name: str) -> str:
-    """Return the name in capitals, without anything before its last blank."""
+    """Return the last word of the name in uppercase letters."""
     return name.upper().split()[-1] if name.strip() else ""
 
 

@@ -22,7 +22,7 @@ from nccl_doctor.text.hostlist import grouped
 
 
 class MalformedAnswerError(ValueError):
-    """Error for text that is not an answer from RAS. The message is one sentence."""
+    """Error for text that is not an answer from RAS. The error message is one sentence."""
 
 
 @dataclass(frozen=True)

@@ -2,14 +2,14 @@
 
 The model follows NCCL 2.18 to 2.30.7. ``ncclIbInitDevices`` lists the devices and ``ncclIbGetGidIndex`` chooses the
 GIDs, in src/transport/net_ib.cc (since 2.29.2 in net_ib/init.cc and net_ib/connect.cc). ``parseStringList`` in
-src/misc/utils.cc parses NCCL_IB_HCA. Since 2.24, ``ncclTopoAutoMerge`` in src/graph/topo.cc fuses devices. A port is in
-the list if it is ACTIVE, its link layer is InfiniBand or Ethernet, and NCCL_IB_HCA accepts it. A port that is down is
-not listed, so later ports move up. NCCL_IB_HCA filters the list but does not change its order. The model was compared
-with the real library, which can list simulated devices without a GPU (scripts/rdma-fuzz). NCCL 2.21.5 fuses the same
-ports as the model. NCCL 2.26 to 2.32.3 list the same ports in the same order as the model and choose the same GIDs. In
-NCCL 2.32, NCCL_IB_SORT_MERGE_NICS and NCCL_IB_RAIL_POLICY do not change the list or the GIDs. Before 2.26, the
-comparison of an empty GID entry makes the connection fail with an error. The kernel lists devices in the order of
-registration, as the numbers in /dev/infiniband/uverbsN show.
+src/misc/utils.cc parses NCCL_IB_HCA. Since 2.24, ``ncclTopoAutoMerge`` in src/graph/topo.cc fuses devices. NCCL lists a
+port if the port is ACTIVE, its link layer is InfiniBand or Ethernet, and NCCL_IB_HCA accepts it. A port that is down is
+not listed, so the following ports move up in the list. NCCL_IB_HCA filters the list but does not change its order. The
+model was compared with the real library, which can list simulated devices without a GPU (scripts/rdma-fuzz). NCCL
+2.21.5 fuses the same ports as the model. NCCL 2.26 to 2.32.3 list the same ports in the same order as the model and
+choose the same GIDs. In NCCL 2.32, NCCL_IB_SORT_MERGE_NICS and NCCL_IB_RAIL_POLICY do not change the list or the GIDs.
+Before 2.26, the comparison of an empty GID entry makes the connection fail with an error. The kernel lists devices in
+the order of registration, as the numbers in /dev/infiniband/uverbsN show.
 """
 
 from __future__ import annotations
@@ -183,7 +183,7 @@ class RdmaEntry:
 
 @dataclass(frozen=True)
 class Nic:
-    """A NIC as NCCL's channels use it: one port of the list, or several fused ports."""
+    """A NIC as NCCL's channels use it, which is one port or several fused ports."""
 
     members: tuple[RdmaEntry, ...]
 

@@ -1,4 +1,4 @@
-"""Pairs of RDMA devices that NCCL connects between two hosts, and whether they can communicate.
+"""Pairs of RDMA devices that NCCL connects between two hosts, and whether the devices of each pair can communicate.
 
 NCCL connects channel c of one host to channel c of the next host. Devices, and the members of fused devices, are
 therefore paired by their positions in each host's list. NCCL does not check whether two devices can reach each other. A

@@ -1,10 +1,8 @@
-"""Reachability of the addresses that NCCL chose from other hosts, according to routes and the port mesh.
+"""Determines whether other hosts can reach the addresses that NCCL chose, according to routes and connection tests.
 
-Names of interfaces play no role: docker0 is as good as any interface whose address the other hosts reach.
-
-Reachability of an address is determined from all hosts, or in a large cluster from hosts whose results may differ.
-
-Testing every pair would take 16 million tests for 4,096 hosts, but hosts with the same routes give the same result.
+The names of interfaces do not matter. For example, docker0 is acceptable if the other hosts can reach its address. The
+reachability of an address is determined from all hosts or, in a large cluster, from hosts whose results may differ.
+Every pair of 4,096 hosts would require 16 million tests, but hosts with the same routes give the same result.
 """
 
 from __future__ import annotations
@@ -23,13 +21,15 @@ from nccl_doctor.text.hostlist import grouped
 from nccl_doctor.text.inet import address_of, network_of
 
 PRIVATE_KINDS = ("bridge", "dummy", "loopback")
-"""Kinds of link that are possibly not connected to anything outside their host (snapshot.Link.kind)."""
+"""Kinds of links that may not be connected to anything outside their host
+(:attr:`nccl_doctor.snapshot.network.Link.kind`).
+"""
 
 LOST = ("timed-out", "no-route", "unreachable")  # outcomes of a dial that reached nothing; a refusal is an answer
 
 
 class Reachable(Enum):
-    """An answer to whether an address can be reached; UNSURE means that there is no evidence either way."""
+    """The verdict on whether an address can be reached. UNSURE means that there is not enough evidence."""
 
     YES = "yes"
     NO = "no"
@@ -48,7 +48,7 @@ class LossCause(Enum):
 
 @dataclass(frozen=True)
 class PairReach:
-    """An answer to whether ``source`` can reach an address, with the evidence, and with the cause if it can't."""
+    """The verdict on whether ``source`` can reach an address, with the evidence and, if not, the cause."""
 
     source: str
     answer: Reachable
@@ -106,7 +106,7 @@ def _by_gateway(source: HostNccl, target: HostNccl, there: str, route: Route, fa
 
 
 def _is_island(source: HostNccl, target: HostNccl, there: str) -> bool:
-    """Return whether a network exists only inside the target: no gateway, no other host, and no route to the source."""
+    """Return whether a network exists only inside the target: without gateway, other hosts, or route to the source."""
     entry = next((entry for entry in target.interfaces.addresses if entry.address == there), None)
     if entry is None or isinstance(target.routes, Unknown):
         return False
@@ -128,13 +128,13 @@ class Reachability:
 
     @property
     def is_lost(self) -> bool:
-        """True if at least one host can't reach the address and none provably can, so the address is at fault."""
+        """True if at least one host can't reach the address and no host is known to reach the address."""
         answers = {verdict.answer for verdict in self.verdicts}
         return Reachable.NO in answers and Reachable.YES not in answers
 
     @property
     def is_unsure(self) -> bool:
-        """True if it is unknown for every host whether it can reach the address."""
+        """True if, for every host, it is unknown whether the host can reach the address."""
         return bool(self.verdicts) and all(verdict.answer is Reachable.UNSURE for verdict in self.verdicts)
 
     @property
@@ -168,7 +168,7 @@ MOST_OWNERS = 8  # owners of one address that are considered separately
 
 
 class Peers:
-    """Hosts, in rank order, from which the reachability of each other's addresses is determined."""
+    """The hosts, in rank order, from which the reachability of other hosts' addresses is determined."""
 
     def __init__(self, by_host: Mapping[str, HostNccl], mesh: Mesh | None) -> None:
         self._by_host, self._mesh = by_host, mesh
@@ -176,10 +176,11 @@ class Peers:
         self._ranks = {name: rank for rank, name in enumerate(self._names)}
 
     def of(self, host: str, address: str) -> Iterator[HostNccl]:
-        """Yield the hosts from which to test an address of a host, never that host itself.
+        """Yield the hosts from which to test an address of ``host``, without ``host`` itself.
 
-        In a large cluster these are the master, the host's neighbours by rank, one host for each set of routes, hosts
-        with the same address, hosts without a route to the address, and hosts whose connections to the host failed.
+        In a large cluster, the test uses the master, neighbours by rank, one host for each set of routes, and hosts
+        with the same address. Hosts without a route to the address and hosts whose connections to ``host`` failed are
+        included, too.
         """
         wanted = self._names if len(self._names) <= EVERYBODY_UP_TO else self._some(host, address)
         return (self._by_host[name] for name in wanted if name != host)
@@ -194,7 +195,7 @@ class Peers:
 
     @cached_property
     def _kinds(self) -> list[str]:
-        """Return hosts with different sets of routes, one for each set."""
+        """Return one host for each different set of routes, with the rarest sets first."""
         found: dict[object, list[str]] = {}
         for name, one in self._by_host.items():
             routes = one.routes.reason if isinstance(one.routes, Unknown) else tuple(map(str, one.routes))

@@ -23,7 +23,7 @@ from nccl_doctor.text.inet import Network, network_of, prefix_length
 InterfacePlan = dict[str, str]  # by host, the interface to use
 
 _MOST_NETS = 64
-"""Maximum number of networks to try for all hosts.
+"""Maximum number of networks that are tried as the common network of all hosts.
 
 A Kubernetes node may have thousands of addresses, each in a network of its own.
 """
@@ -53,7 +53,7 @@ class InterfaceSuggestion:
 def suggest(hosts: tuple[Host, ...], now: Mapping[str, HostNccl], mesh: Mesh | None) -> InterfaceSuggestion | None:
     """Return the best setting that works according to the model, or None if no setting works.
 
-    ``now`` is NCCL's current choice.
+    ``now`` contains NCCL's current choice on each host.
     """
     free = {host.name: host_nccl(host, {"NCCL_SOCKET_IFNAME": "=lo"}) for host in hosts}
     known = {name: side for name, side in free.items() if isinstance(side, HostNccl)}

@@ -13,8 +13,9 @@ variable, "last" is the last version with the variable, and "removed" is the fir
 NCCL parses numbers with ``strtoll(value, NULL, 0)``, which stops at the first invalid character. For example, "1M" is
 read as 1, and "010" is read as 8. NCCL reads "true" as 0 before 2.32 and uses the default from 2.32 on, as tests with
 the real libraries show (scripts/rdma-fuzz). If a number overflows, NCCL uses the default (``ncclLoadParam`` in
-src/misc/param.cc). If the value of a variable must be one of several words, NCCL ignores unknown words. NCCL_IB_HCA has
-its own grammar (src/misc/utils.cc, ``parseStringList`` and ``matchIfList``).
+src/misc/param.cc). If the value of a variable must be one of several words, If the value of a variable must be one of
+several words, NCCL ignores unknown words. NCCL_IB_HCA has its own grammar (src/misc/utils.cc, ``parseStringList`` and
+``matchIfList``).
 """
 
 from __future__ import annotations
@@ -183,8 +184,8 @@ _NUMBER = re.compile(r"[ \t\n\v\f\r]*([+-]?)(0[xX][0-9a-fA-F]+|0[0-7]*|[1-9][0-9
 _INT64 = range(-(2**63), 2**63)
 
 PATHS = ("LOC", "NVL", "NVB", "C2C", "PIX", "PXB", "P2C", "PXN", "PHB", "SYS", "DIS")
-"""Path types in src/graph/topo.cc, ``topoPathTypeStr``. A value that begins with a digit is a number in NCCL's older
-numbering of path types.
+"""Path types of NCCL (``topoPathTypeStr`` in src/graph/topo.cc). A value that begins with a digit is a number in NCCL's
+older numbering of path types.
 """
 
 WORDS: dict[str, tuple[str, ...]] = {
@@ -219,7 +220,7 @@ set" in NCCL.
 """
 
 TRUTH = ("true", "false", "yes", "no", "on", "off", "enable", "enabled", "disable", "disabled")
-"""Words for true and false that people write where NCCL expects a number."""
+"""Words for true and false that users may write where NCCL expects a number."""
 
 _TORCH_NUMBERS = "ASYNC_ERROR_HANDLING RANKS_PER_ROOT HEARTBEAT_TIMEOUT_SEC WAIT_TIMEOUT_DUMP_MILSEC COORD_CHECK_MILSEC"
 _TORCH_FLAGS = (

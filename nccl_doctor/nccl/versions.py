@@ -132,7 +132,9 @@ def recorder(torch: str | None, prefix: str) -> dict[str, str]:
 
 
 DIAGNOSTICS = {"NCCL_RUN_DIAGNOSTICS": "1", "NCCL_RUN_RAS_DIAGNOSTICS": "1"}
-"""Variables that make a new communicator run NCCL's own diagnostics, which take milliseconds, before it sends data."""
+"""Variables that make a new communicator run NCCL's own diagnostics, which take milliseconds, before the communicator
+sends data.
+"""
 DIAGNOSTICS_SINCE: VersionNumbers = (2, 31, 0)
 """The first NCCL version that reads the variables in :data:`DIAGNOSTICS`. Older versions ignore these variables."""
 

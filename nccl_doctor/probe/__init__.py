@@ -1,6 +1,6 @@
-"""The code that runs on the hosts; it needs Python 3.8 and only the standard library.
+"""The code that runs on the hosts.
 
-It imports no other part of this package.
+The package needs only Python 3.8 and the standard library, and imports no other subpackage of nccl_doctor.
 
-Every ``deadline`` in this code is a time on the clock of ``time.monotonic``.
+Every ``deadline`` in this package is a time on the clock of ``time.monotonic``.
 """

@@ -1,9 +1,10 @@
-"""The first code that runs on a host: makes the probe's modules importable from memory, and then starts the server.
+"""The first code that runs on a host. The code makes the probe's modules importable from memory and starts the server.
 
-crew/start.py sends this file as plain source, followed by a call to :func:`start`. It must parse on any Python 3, so
-that it can refuse a version that is too old; the modules that it loads need Python 3.8. Each module is sent as source
-and as code that the controller's Python compiled, which saves a host with the same Python the 50 ms for compiling. Each
-is packed separately, because most hosts need no source at all, and less than half of the code.
+crew/start.py sends this file as plain source code, followed by a call of :func:`start`. This file must be valid in any
+Python 3 version, so that it can reject a version that is too old. The modules that this file loads need Python 3.8 or
+later. Each module is sent as source code and as bytecode from the controller's Python. If the host has the same Python
+version, the bytecode saves the compilation time of 50 ms. Each module is compressed separately, because most hosts need
+no source code and less than half of the bytecode.
 """
 
 import gc
@@ -19,34 +20,40 @@ from importlib._bootstrap_external import MAGIC_NUMBER
 
 ROOT = "nccl_doctor"
 LEAST_MEMORY = 256 << 20
-"""Minimum address space in bytes. The probe's threads need 150 MB, and importing torch needs more than twice that."""
+"""Minimum address space in bytes. The probe's threads need 150 MB, and importing torch needs more than 300 MB."""
 
 
 class MemoryImporter:
-    """Imports the probe's modules from memory: nothing is written on the host, and tracebacks show the source.
+    """An importer that loads the probe's modules from memory.
 
-    It implements the import protocol without its base classes, because importing importlib.abc takes 11 ms.
+    No file is written on the host, and tracebacks show the source code.
+
+    The class implements the import protocol without the base classes in ``importlib.abc``, because importing
+    ``importlib.abc`` takes 11 ms.
     """
 
     def __init__(self, modules: "dict[str, tuple[bytes, bytes]]", native: bool) -> None:
-        """Take packed source and code by module name (packages: ".__init__"), and whether the code fits this Python."""
+        """Initialise the importer with compressed source code and bytecode by module name.
+
+        ``native`` means that the bytecode is for this Python version.
+        """
         self.modules = modules
         self._native = native
 
     def find_spec(
         self, fullname: str, _path: object = None, _target: object = None
     ) -> "importlib.machinery.ModuleSpec | None":
-        """Return the spec of one of these modules, or None for any other module (see importlib.abc)."""
+        """Return the spec of a module of the probe, or None for any other module (see ``importlib.abc``)."""
         package = fullname + ".__init__" in self.modules
         if not package and fullname not in self.modules:
             return None
         return importlib.machinery.ModuleSpec(fullname, self, is_package=package)  # type: ignore[arg-type]  # no base
 
     def create_module(self, _spec: object) -> None:
-        """Return None, so that Python creates an ordinary module."""
+        """Return None, so that Python creates a default module object."""
 
     def get_source(self, fullname: str) -> str:
-        """Return the source of a module, which tracebacks show through linecache."""
+        """Return the source code of a module, which ``linecache`` reads for tracebacks."""
         return zlib.decompress(self._packed(fullname)[0]).decode()
 
     def get_code(self, fullname: str) -> types.CodeType:
@@ -66,7 +73,10 @@ def file_name(module: str) -> str:
 
 
 def why_not() -> str:
-    """Return why this interpreter can't run the probe; "" if it can."""
+    """Return why this Python interpreter can't run the probe.
+
+    The result is an empty string if the interpreter can run the probe.
+    """
     memory = resource.getrlimit(resource.RLIMIT_AS)[0]
     if 0 <= memory < LEAST_MEMORY:  # RLIM_INFINITY is -1
         return "ulimit -v is " + str(memory >> 10) + " KiB"
@@ -76,7 +86,7 @@ def why_not() -> str:
 
 
 def start(packed: bytes) -> None:
-    """Read the header line (nonce, lifetime, silence), and run the server until the connection ends."""
+    """Read the header line with nonce, lifetime and silence limit, and run the server until the connection ends."""
     line = b""
     while not line.endswith(b"\n"):  # byte by byte: what follows the line belongs to the server
         line += os.read(0, 1) or sys.exit()

@@ -1,12 +1,12 @@
-"""Starts the probe's child processes and makes sure that they end.
+"""Functions that start child processes and make sure that all child processes exit.
 
-There are three safeguards. Everything is a descendant of the probe, which is a subreaper, so :func:`end_all` finds and
-kills the whole tree. The kernel kills every child when the probe dies (PR_SET_PDEATHSIG, prctl(2)). Likewise, it kills
-the all-reduce's ranks when the process that forked them dies.
+The probe is a subreaper, so every process that it starts remains its descendant, and :func:`end_all` can kill the whole
+process tree. The kernel kills every child process when the probe dies (PR_SET_PDEATHSIG, prctl(2)). The kernel kills
+the ranks of the all-reduce when the process that forked them dies.
 
-torch needs a folder for its files. Each folder has a keeper, a shell that waits for the probe's end, also by SIGKILL or
-SIGALRM, and then removes the folder and exits. The folder stays only if the keeper is killed at the same moment, as
-when a whole control group is killed.
+torch needs a directory for temporary files. Each directory has a keeper, which is a shell process that removes the
+directory when the probe exits or is killed, even by SIGKILL or SIGALRM. The temporary directory is not removed if the
+keeper is killed together with the probe, for example when a whole control group is killed.
 """
 
 from __future__ import annotations
@@ -25,20 +25,25 @@ PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 _libc = ctypes.CDLL(None, use_errno=True)
 KEEPER = 'trap "" HUP INT TERM; read _; n=0; while ! rm -rf -- "$0" && [ $n -lt 50 ]; do n=$((n+1)); sleep 0.1; done'
-"""Script of the keeper. Its stdin closes when the probe ends; dying ranks may still be writing to the folder."""
+"""Script of the keeper. The keeper's stdin closes when the probe exits. Removal is retried because dying ranks may
+still be writing to the directory.
+"""
 _keepers: dict[str, subprocess.Popen[bytes]] = {}
 _making = threading.Lock()  # held while a directory has no keeper yet, and for good once the probe exits
 
 
 def become_subreaper() -> None:
-    """Make orphaned descendants children of this process (prctl(2), since Linux 3.4)."""
+    """Make this process the parent of its orphaned descendants (prctl(2), since Linux 3.4)."""
     _libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def start(
     argv: list[str], env: dict[str, str], output: int, stdin: int = subprocess.DEVNULL
 ) -> subprocess.Popen[bytes]:
-    """Start a program in its own session; call only from the main thread, because the program dies with the caller."""
+    """Start a program in its own session.
+
+    Call this function only from the main thread, because the kernel kills the program when the calling thread exits.
+    """
     parent = os.getpid()
     return subprocess.Popen(
         argv,
@@ -53,14 +58,20 @@ def start(
 
 
 def die_with(parent: int) -> None:
-    """Have the kernel kill this child when the thread that forked it dies. A later change of user would undo this."""
+    """Tell the kernel to kill this process when the thread that forked it exits.
+
+    A later change of the user ID clears the parent-death signal.
+    """
     _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:  # the parent died before the prctl
         os._exit(1)
 
 
 def scratch() -> str:
-    """Create a folder for a child's files, which :func:`remove_scratch` or the end of the probe removes."""
+    """Create a temporary directory for child processes.
+
+    The directory is removed by :func:`remove_scratch` or when the probe exits.
+    """
     import tempfile
 
     env = {**os.environ, "PATH": os.pathsep.join([*tools.SYSTEM, *tools.login_folders()])}
@@ -75,14 +86,17 @@ def scratch() -> str:
 
 
 def leave() -> None:
-    """End all children and remove their folders, including any that is being created; no child can start afterwards."""
+    """Kill all child processes and remove their temporary directories, including a directory that is being created.
+
+    No temporary directory can be created afterwards.
+    """
     _making.acquire(timeout=2.0)
     end_all()
     remove_scratch()
 
 
 def remove_scratch(patience_s: float = 6.0) -> None:
-    """Remove the folders from :func:`scratch` after the children have ended; concurrent callers wait, too."""
+    """Remove the directories that :func:`scratch` created. Call this function after the child processes have exited."""
     deadline = time.monotonic() + patience_s
     for folder, keeper in list(_keepers.items()):
         assert keeper.stdin is not None
@@ -93,7 +107,7 @@ def remove_scratch(patience_s: float = 6.0) -> None:
 
 
 def end_all(patience_s: float = 2.0) -> None:
-    """Kill all descendants of this process, until none is left or ``patience_s`` seconds have passed."""
+    """Kill all descendants of this process until no descendant is left or ``patience_s`` seconds have passed."""
     deadline = time.monotonic() + patience_s
     while time.monotonic() < deadline:
         family = set(descendants(os.getpid())) - {keeper.pid for keeper in list(_keepers.values())}
@@ -109,7 +123,7 @@ def end_all(patience_s: float = 2.0) -> None:
 
 
 def descendants(root: int) -> list[int]:
-    """Return the PIDs of all living descendants of a process, without zombies (from /proc/PID/stat)."""
+    """Return the PIDs of all descendants of a process, except zombies (from /proc/PID/stat)."""
     children: dict[int, list[int]] = {}
     for entry in os.listdir("/proc"):
         if entry.isdigit():

@@ -1,10 +1,11 @@
-"""Runs a program in a process's namespaces and root directory, with only capabilities that the process may have.
+"""A program that runs another program in a process's namespaces and root directory, with the same capabilities.
 
     python3 enter.py PID PROGRAM [ARGUMENT ...]
 
-This is a standalone program for the host's own Python, from 3.6 on. If nsenter(1) as root started the program, it would
-have all capabilities of the host, and a container's shell can't be trusted. Here the program gets what `docker exec`
-would give it: the process's bounding set (CapBnd, capabilities(7)), and no_new_privs if the process has it.
+This file is a standalone program for the host's Python 3.6 or later. nsenter(1) is not used because it would run the
+program as root with all capabilities of the host, and a container's shell can't be trusted. As with ``docker exec``,
+the program gets the bounding set of the process (CapBnd, capabilities(7)) and, if the process has ``no_new_privs`` set,
+``no_new_privs``.
 """
 
 import ctypes
@@ -29,7 +30,10 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def main(pid: str, program: "list[str]") -> int:
-    """Return the program's exit status; if a signal ended the program, this process dies by the same signal."""
+    """Run a program in the namespaces of a process, and return the exit status.
+
+    If a signal killed the program, this process kills itself with the same signal.
+    """
     try:
         enter("/proc/{}/".format(pid))
     except OSError as error:
@@ -52,7 +56,7 @@ def main(pid: str, program: "list[str]") -> int:
 
 
 def enter(place: str) -> None:
-    """Take over the namespaces, root and bounding set of a process, after opening the process's files in /proc."""
+    """Switch to the namespaces, root directory and capability bounding set of a process."""
     with open(place + "status") as file:
         status = dict(line.split(":\t", 1) for line in file if ":\t" in line)
     with open("/proc/sys/kernel/cap_last_cap") as file:
@@ -75,14 +79,14 @@ def enter(place: str) -> None:
 
 
 def _others(place: str, order: "tuple[tuple[str, int], ...]") -> "list[tuple[str, int, str]]":
-    """Return the process's namespaces that differ from this process's, among those that the kernel supports."""
+    """Return the namespaces of a process that the kernel supports and that this process does not share."""
     known = [(name, kind, "{}ns/{}".format(place, name)) for name, kind in order]
     return [one for one in known if os.path.exists("/proc/self/ns/" + one[0])
             and os.readlink(one[2]) != os.readlink("/proc/self/ns/" + one[0])]  # fmt: skip
 
 
 def _limit(allowed: int, last: int) -> None:
-    """Drop all capabilities up to number ``last`` that are not in ``allowed``, also for programs run as root."""
+    """Drop all capabilities up to ``last`` that are not in ``allowed``, and remove them from the bounding set."""
     for number in range(last + 1):
         if not allowed >> number & 1:
             _prctl(PR_CAPBSET_DROP, number)
@@ -100,7 +104,7 @@ def _prctl(option: int, value: int) -> None:
 
 
 def _call(name: str, *arguments: object) -> None:
-    """Call a function of the C library; raise OSError if it fails."""
+    """Call a function of the C library. Raise OSError if the function fails."""
     if getattr(_libc, name)(*arguments):
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 

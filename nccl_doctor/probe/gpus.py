@@ -1,4 +1,4 @@
-"""The host's GPUs and the processes that use GPU memory, as reported by nvidia-smi's query options."""
+"""The host's GPUs and the processes that use GPU memory, as reported by nvidia-smi."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ from nccl_doctor.probe.tools import Unavailable, output
 
 FIELDS = ("index", "name", "uuid", "memory.total", "memory.used", "driver_version")
 DEVICES = ("/dev/nvidia0", "/proc/driver/nvidia", "/dev/dxg")
-"""Files that show a GPU driver: NVIDIA's device and /proc folder, and WSL's device."""
+"""Files that show that a GPU driver is loaded. The files are NVIDIA's device, NVIDIA's directory in /proc, and the
+device of WSL.
+"""
 NO_DEVICES = "No devices were found"
 NOT_FOUND = 6  # nvidia-smi's exit status with that message (nvidia-smi(1), "RETURN VALUE")
 
 
 def list_gpus(deadline: float) -> list[dict[str, Any]]:
-    """Return a snapshot.Gpu for each GPU; empty without NVIDIA's driver and tools."""
+    """Return a ``snapshot.Gpu`` for each GPU. Return an empty list if NVIDIA's driver and tools are not installed."""
     try:
         return parse_gpus(query("gpu", FIELDS, deadline))
     except ValueError as error:
@@ -26,7 +28,7 @@ def list_gpus(deadline: float) -> list[dict[str, Any]]:
 def query(what: str, fields: Sequence[str], deadline: float) -> str:
     """Return the output of ``nvidia-smi --query-WHAT=FIELDS``, without header and units.
 
-    The result is "" without NVIDIA's driver and tools.
+    The output is empty if NVIDIA's driver and tools are not installed.
     """
     argv = ["nvidia-smi", f"--query-{what}={','.join(fields)}", "--format=csv,noheader,nounits"]
     try:
@@ -39,7 +41,10 @@ def query(what: str, fields: Sequence[str], deadline: float) -> str:
 
 
 def parse_gpus(text: str) -> list[dict[str, Any]]:
-    """Parse rows of ``--format=csv,noheader,nounits``; raise ValueError if a line is not a row."""
+    """Parse the GPU rows in the output of nvidia-smi.
+
+    Raise ValueError if a line is neither a row nor a known message.
+    """
     lines = [line for line in text.splitlines() if line.strip() and NO_DEVICES not in line and not WARNING.match(line)]
     found = [_gpu(line, place) for place, line in enumerate(lines)]
     driver = next((gpu["driver"] for gpu in found if gpu["driver"]), "")
@@ -47,20 +52,21 @@ def parse_gpus(text: str) -> list[dict[str, Any]]:
 
 
 WARNING = re.compile(r"WARNING: ", re.IGNORECASE)
-"""Start of lines that follow the rows, such as one about an infoROM (nvidia-smi's exit status 14)."""
+"""Pattern of warnings that nvidia-smi prints after the rows, such as a warning about a corrupted infoROM (exit status
+14).
+"""
 BAD_INFOROM = 14
 FAULT = re.compile(
     r"\[(?!N/A\]|Not (?:Supported|Available|Found)\]|Insufficient Permissions\])([^\[\],]{1,60})\]|(ERR!)"
 )
-"""Words that nvidia-smi prints instead of a value if the GPU has a fault.
-
-Examples are "[GPU is lost]", "[GPU requires reset]" and "[Unknown Error]".
+"""Pattern of the text that nvidia-smi prints instead of a value if a GPU has a fault. Examples are "[GPU is lost]",
+"[GPU requires reset]" and "[Unknown Error]".
 """
 UUID = re.compile(r"(?:(?:GPU|MIG)-)?[0-9a-fA-F][0-9a-fA-F-]{7,63}|\[[^\[\],]{1,60}\]|ERR!|N/A")
 
 
 def fault_in(row: str) -> str | None:
-    """Return the words in a row that show a fault of the GPU; None if each field is a value or unavailable."""
+    """Return the text in a row of nvidia-smi that indicates a GPU fault, or None if the row indicates no fault."""
     match = FAULT.search(row)
     return match and (match[1] or match[2])
 
@@ -87,18 +93,18 @@ def _gpu(line: str, place: int) -> dict[str, Any]:
 
 
 def _mib(text: str) -> int | None:
-    """Return a number of MiB; None for text such as "[N/A]" or "[Not Supported]", as for a GPU in MIG mode."""
+    """Return a number of MiB, or None for text such as "[N/A]", which nvidia-smi prints for GPUs in MIG mode."""
     return int(text) if re.fullmatch(r"[0-9]{1,15}", text) else None
 
 
 SIGNS = ("/proc/driver/nvidia", "/dev/nvidiactl", "/dev/dxg")
-"""Files whose presence indicates a GPU driver. If none exists, nvidia-smi is not started."""
+"""Files whose presence indicates a GPU driver. If none of the files exists, nvidia-smi is not started."""
 WORK_FIELDS = ("name", "utilization.gpu", "power.draw", "power.limit")
 PROCESS_FIELDS = ("gpu_uuid", "pid", "used_memory")
 
 
 def list_gpu_processes(deadline: float) -> list[dict[str, Any]]:
-    """Return a snapshot.GpuUse for each process and GPU; empty without an NVIDIA driver."""
+    """Return a ``snapshot.GpuUse`` for each process and GPU. Return an empty list if there is no NVIDIA driver."""
     if not any(os.path.exists(path) for path in SIGNS):
         return []
     rows = query("compute-apps", PROCESS_FIELDS, deadline)
@@ -106,9 +112,9 @@ def list_gpu_processes(deadline: float) -> list[dict[str, Any]]:
 
 
 def parse_gpu_processes(text: str, numbers: str = "") -> list[dict[str, Any]]:
-    """Parse rows of ``--format=csv,noheader,nounits``.
+    """Parse the process rows in the output of nvidia-smi.
 
-    Memory is in MiB, or None if the platform does not report it.
+    The used memory is in MiB, or None if the platform does not report memory by process.
     """
     index = {uuid.strip(): int(number) for number, _, uuid in (row.partition(",") for row in numbers.splitlines())}
     found = []
@@ -124,7 +130,7 @@ def parse_gpu_processes(text: str, numbers: str = "") -> list[dict[str, Any]]:
 
 
 def work(deadline: float) -> list[dict[str, Any]]:
-    """Return a snapshot.GpuWork for each GPU for which nvidia-smi reports all of the numbers."""
+    """Return a ``snapshot.GpuWork`` for each GPU whose utilization, power draw and power limit nvidia-smi reports."""
     rows = (row.rsplit(",", 3) for row in query("gpu", WORK_FIELDS, deadline).splitlines())
     fit = (
         row
@@ -135,6 +141,6 @@ def work(deadline: float) -> list[dict[str, Any]]:
 
 
 def utilization(deadline: float) -> dict[str, int | None]:
-    """Return each GPU's utilisation in the last second in percent, by UUID; None if unknown."""
+    """Return each GPU's utilization in the last second in percent, by UUID, or None if it is unknown."""
     rows = (row.partition(",") for row in query("gpu", ("uuid", "utilization.gpu"), deadline).splitlines())
     return {uuid.strip(): int(told) if told.strip().isdigit() else None for uuid, _, told in rows}

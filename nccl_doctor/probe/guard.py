@@ -1,7 +1,9 @@
-"""Decides which processes may be ended: what protects a process absolutely, and what ``--force`` overrides.
+"""Rules for which processes may be ended.
 
-A job that somebody is still watching is not a leftover, however idle it is. A process can choose its own names, so its
-name, its title and its program can all protect it, but none of them proves that nobody is watching.
+Some rules can be overridden with ``--force``, whereas other rules protect a process in any case.
+
+A job that a user may be watching is not a leftover, even if the job is idle. A process can change its own name and
+title. The name, title and program may protect a process, but they never prove that a job is a leftover.
 """
 
 from __future__ import annotations
@@ -30,7 +32,10 @@ STEP = "slurmstepd"
 
 
 def watcher(job: JobProcesses, table: ProcessTable) -> str | None:
-    """Return a sentence about what is watching over a job; None if provably nothing is."""
+    """Return a phrase that describes which process or user may be watching a job.
+
+    The result is None if the job is provably unattended.
+    """
     alive = [pid for pid in job.pids if pid in table.procs and table.procs[pid].state != "Z"]
     for pid in alive:
         if jobs.is_launcher(table.argv(pid)):
@@ -43,7 +48,10 @@ def watcher(job: JobProcesses, table: ProcessTable) -> str | None:
 
 
 def attended(pids: Sequence[int], table: ProcessTable) -> str | None:
-    """Return why someone may be working in one of these processes, or which service owns one; None otherwise."""
+    """Return why a user may be working in one of the given processes or which service runs a process.
+
+    Return None if no user or service is found.
+    """
     for pid in pids:
         service = procs.service_of(pid, table)
         if service is not None:
@@ -62,7 +70,7 @@ def attended(pids: Sequence[int], table: ProcessTable) -> str | None:
 
 
 def _names(pid: int, table: ProcessTable) -> list[str]:
-    """Return the names of a process: its kernel name, the program in its command line, and its executable."""
+    """Return the kernel name of a process, the program in its command line, and the name of its executable."""
     names = (table.procs[pid].name.partition(":")[0], jobs.program(table.argv(pid)), table.executable(pid))
     return [name.lstrip("-") for name in names]  # a login shell is "-bash"
 
@@ -102,11 +110,11 @@ def _of_top(pid: int, table: ProcessTable) -> str | None:
 GRACE_S = 10.0  # the same as port_model.GRACE_S: a younger process may still be starting
 RefusalKind = Literal["protected", "foreign", "not-training", "young", "watched", "alive"]
 SSHD = frozenset({"sshd", "sshd-session", "sshd-auth", "dropbear"})
-"""Names of OpenSSH's server, which consists of several programs from 9.8 on, and of dropbear."""
+"""Names of SSH server programs. The server of OpenSSH consists of several programs since version 9.8."""
 
 
 def protected(pid: int, table: ProcessTable) -> str | None:
-    """Return why a process must never be signalled, not even with ``--force``; None if it may be."""
+    """Return why a process must never be signaled, even with ``--force``, or None if the process may be signaled."""
     proc = table.procs[pid]
     if pid == 1:
         return "pid 1 is the system's own"
@@ -123,7 +131,7 @@ def protected(pid: int, table: ProcessTable) -> str | None:
 
 
 def _ends_with_its_owner(pid: int, table: ProcessTable) -> str | None:
-    """Return why a process should not be ended: it serves a container or belongs to another run of nccl-doctor."""
+    """Return why a process that publishes a container's port or is part of an nccl-doctor run should not be ended."""
     if jobs.is_publisher(table.executable(pid)):
         return f"pid {pid} ({table.executable(pid)}) publishes a container's port, which ends with the container"
     if jobs.of_check(pid, table):
@@ -132,7 +140,7 @@ def _ends_with_its_owner(pid: int, table: ProcessTable) -> str | None:
 
 
 class EndRefusal(NamedTuple):
-    """The reason why a job is not ended."""
+    """The reason why a job must not be ended, and the kind of reason."""
 
     reason: str  # a sentence without its full stop
     # "protected" can't be overridden, the others by ``--force``; "watched" and "alive" are not leftovers
@@ -140,9 +148,11 @@ class EndRefusal(NamedTuple):
 
 
 def refusal(job: JobProcesses, holders: Sequence[int], table: ProcessTable, grace_s: float) -> EndRefusal | None:
-    """Return why a job must not be ended, such as an age of less than ``grace_s`` seconds; None if it may be.
+    """Return why a job must not be ended, such as an age of less than ``grace_s`` seconds.
 
-    ``holders`` are the processes that hold the port.
+    Return None if the job may be ended.
+
+    ``holders`` are the processes that have the port open.
     """
     alive = [pid for pid in job.pids if pid in table.procs]
     # a zombie runs nothing, and can't show what it ran
@@ -163,7 +173,7 @@ def refusal(job: JobProcesses, holders: Sequence[int], table: ProcessTable, grac
 def refusals(
     found: Sequence[JobProcesses], holders: Sequence[int], table: ProcessTable, grace_s: float
 ) -> list[EndRefusal | None]:
-    """Return each job's refusal (see :func:`refusal`); a job that makes progress between two samples is refused too."""
+    """Return the result of :func:`refusal` for each job, or a refusal if the job makes progress between samples."""
     refused = [refusal(job, [pid for pid in holders if pid in job.pids], table, grace_s) for job in found]
     quiet = [place for place, one in enumerate(refused) if one is None]
     for place, sign in zip(quiet, progress.watch([found[place].pids for place in quiet])):
@@ -173,7 +183,10 @@ def refusals(
 
 
 def refuses(pid: int, table: ProcessTable, *, force: bool) -> str | None:
-    """Return why a process must not be signalled now, minutes after its job was examined; None if it may be."""
+    """Return why a process must not be signaled, or None if the process may be signaled.
+
+    This check runs right before the signal, which may be minutes after the job was examined.
+    """
     final = protected(pid, table)
     if final is not None or force:
         return final
@@ -183,12 +196,12 @@ def refuses(pid: int, table: ProcessTable, *, force: bool) -> str | None:
 
 
 def is_own(pid: int, table: ProcessTable) -> bool:
-    """Return whether a process belongs to our user and runs in our container, Slurm job and login."""
+    """Return whether a process has the same user, container, Slurm job and login as the probe."""
     return table.uid(pid) == os.getuid() and procs.apart(pid, table) is None
 
 
 def user(uid: int) -> str:
-    """Return the user's name, or the number if the name is unknown."""
+    """Return the name of a user, or the user ID as text if the name is unknown."""
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:

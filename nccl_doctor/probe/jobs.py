@@ -1,9 +1,9 @@
-"""Finds the processes of a job by their command lines: a launcher and its ranks, or what is left of them.
+"""Functions that find the processes of a job, such as a launcher and its ranks, or ranks that have lost their launcher.
 
-The search goes up from a process to its launcher, or to the Python process that forked or spawned it, and then down to
-all descendants. If the launcher is gone, the job includes the orphans that the launcher had started together with the
-process. Nothing is guessed: each member is a descendant, or an orphan of the same user whose environment variables
-belong to the same run.
+The search starts at a process, goes up to the launcher or to the Python process that forked or spawned the process, and
+includes all descendants. If the launcher has exited, the job includes the orphans that the launcher had started
+together with the process. Each process of a job is a descendant, or an orphan of the same user whose environment
+variables belong to the same run.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from nccl_doctor.probe.procs import Proc, ProcessTable
 
 PYTHON = re.compile(r"(?:python|pypy)[0-9.]*[a-z]?")
 WITH_VALUE = frozenset({"-X", "-W", "--check-hash-based-pycs"})
-"""Options of the Python interpreter that take the next argument as their value (python --help)."""
+"""Options of the Python interpreter that take the next argument as a value (``python --help``)."""
 
 TORCH_LAUNCHERS = frozenset(  # torch's own launchers, whose options say how nodes meet
     {"torchrun", "torch.distributed.run", "torch.distributed.launch", "accelerate", "accelerate-launch"}
@@ -45,32 +45,38 @@ SERVICES = {  # Python programs that serve people or other programs and are not 
 }
 
 HELPERS = frozenset({"wandb-core", "gpu_stats", "torch_shm_manager"})
-"""Programs that a rank's libraries, wandb and torch (torch/bin), start and that end with the rank."""
+"""Programs that wandb and torch (torch/bin) start in a rank, and that exit when the rank exits."""
 
 SPAWNED = ("multiprocessing.spawn", "multiprocessing.forkserver", "multiprocessing.resource_tracker")
-"""Modules in the command lines of processes that Python's multiprocessing has started (Lib/multiprocessing)."""
+"""Modules in the command lines of processes that Python's multiprocessing starts (Lib/multiprocessing)."""
 
 
 PROBE = "<nccl-doctor>"  # in the command line of every probe (crew/start.py)
 
 
 def is_probe(pid: int, table: ProcessTable) -> bool:
-    """Return whether a process claims to be a probe. Any process can claim this."""
+    """Return whether the command line of a process is that of a probe. Any process can have such a command line."""
     return any(PROBE in word for word in table.argv(pid))
 
 
 def is_command(pid: int, table: ProcessTable) -> bool:
-    """Return whether a process's command line is that of nccl-doctor itself. Any process can have such a line."""
+    """Return whether the command line of a process is that of the ``nccl-doctor`` command.
+
+    Any process can have such a command line.
+    """
     return program(table.argv(pid)) == "nccl-doctor"
 
 
 def of_check(pid: int, table: ProcessTable) -> bool:
-    """Return whether a process or one of its ancestors claims to be a probe, which is true for the ranks of a check."""
+    """Return whether a process or one of its ancestors has the command line of a probe.
+
+    The ranks of a check are descendants of a probe.
+    """
     return any(is_probe(one, table) for one in (pid, *table.ancestors(pid)) if one in table.procs)
 
 
 PUBLISHERS = frozenset({"docker-proxy", "rootlessport", "rootlessport-child", "slirp4netns", "pasta", "conmon"})
-"""Docker and Podman programs that keep a port open for a container."""
+"""Programs of Docker and Podman that keep a port open for a container."""
 
 
 def is_publisher(executable: str) -> bool:
@@ -82,7 +88,7 @@ def is_python(executable: str) -> bool:
 
 
 def program(argv: Sequence[str]) -> str:
-    """Return what a command line runs: the module after ``-m``, the base name of the script or program, or "-c"."""
+    """Return the program that a command line runs: the module after ``-m``, a base name of a script, or "-c"."""
     if not argv:
         return ""
     name = os.path.basename(argv[0].partition(" ")[0].rstrip(":"))
@@ -115,13 +121,21 @@ def is_spawned(argv: Sequence[str]) -> bool:
 
 
 RUN = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "GROUP_RANK")
-"""Variables that torchrun sets to the same value for all ranks of a node (torch/distributed/elastic/agent/server)."""
+"""Environment variables that torchrun sets to the same value for all ranks of a node
+(torch/distributed/elastic/agent/server).
+"""
 RANK_VARIABLES = frozenset({"LOCAL_RANK", "TORCHELASTIC_RUN_ID", "OMPI_COMM_WORLD_RANK", "PMI_RANK"})
-"""Variables that torchrun, DeepSpeed, Accelerate and MPI launchers set for each rank, but people seldom set by hand."""
+"""Environment variables that torchrun, DeepSpeed, Accelerate and MPI launchers set for each rank, but that users rarely
+set manually.
+"""
 RANK_MARKS = ("--local_rank", "--local-rank", "multiprocessing.spawn", "multiprocessing.forkserver")
-"""Parts of a rank's command line: an argument from torch.distributed.launch, or a module of multiprocessing."""
+"""Strings that identify a rank's command line, which are an argument from torch.distributed.launch or a module of
+multiprocessing.
+"""
 RAY_WORKER, RAYLET = "ray::", "raylet"
-"""Prefix of Ray workers' process titles (python/ray/_private/workers), and the daemon that starts and ends them."""
+"""Prefix of the process titles of Ray workers (python/ray/_private/workers), and the name of the daemon that starts and
+ends Ray workers.
+"""
 SUBREAPERS = frozenset({"systemd", "init", "tini", "dumb-init", "docker-init", "catatonit", "conmon", "s6-svscan"})
 """Names of processes other than PID 1 that adopt orphans (PR_SET_CHILD_SUBREAPER, prctl(2))."""
 TOGETHER_S = 60  # ranks of one node start together; orphans that started further apart belong to two runs
@@ -144,7 +158,10 @@ def job_of(pid: int, table: ProcessTable) -> JobProcesses:
 
 
 def jobs_of(pids: list[int], table: ProcessTable) -> list[JobProcesses]:
-    """Return the jobs of several processes, each job once. A process found in two jobs belongs to the larger job."""
+    """Return the jobs of the given processes without duplicates.
+
+    If one job contains another job, only the larger job is returned.
+    """
     found: list[JobProcesses] = []
     for pid in pids:
         if pid in table.procs and not any(pid in job.pids for job in found):
@@ -154,11 +171,11 @@ def jobs_of(pids: list[int], table: ProcessTable) -> list[JobProcesses]:
 
 
 def is_adopted(proc: Proc, table: ProcessTable) -> bool:
-    """Return whether the process's parent is PID 1 or a subreaper that adopted the process but did not start it.
+    """Return whether a process was adopted, so that its parent is PID 1 or a subreaper but did not start the process.
 
-    PID 1 of a container may be a launcher, or the shell or init that started the process. In the last two cases, the
-    process is in PID 1's session, which is rare for orphans, or has inherited from PID 1 the variables that normally
-    only a launcher sets.
+    In a container, PID 1 may be a launcher, or the shell or init process that started the process. A process is not
+    regarded as adopted if it is in the session of PID 1, or if it inherited from PID 1 an environment variable that
+    normally only a launcher sets.
     """
     parent = table.procs.get(proc.ppid)
     if parent is None or not (parent.pid == 1 or parent.name in SUBREAPERS):
@@ -171,7 +188,7 @@ def is_adopted(proc: Proc, table: ProcessTable) -> bool:
 
 
 def is_orphan(pid: int, table: ProcessTable) -> bool:
-    """Return whether a process is a rank without its launcher, or a Ray worker on a host without a raylet."""
+    """Return whether a process is a rank that has lost its launcher, or a Ray worker on a host without a raylet."""
     if is_ray_worker(pid, table) and any(proc.name == RAYLET for proc in table.procs.values()):
         return False
     return is_adopted(table.procs[pid], table) and (is_rank(pid, table) or is_ray_worker(pid, table))
@@ -182,19 +199,19 @@ def is_ray_worker(pid: int, table: ProcessTable) -> bool:
 
 
 def is_rank(pid: int, table: ProcessTable) -> bool:
-    """Return whether the process was started by a launcher or by Python's multiprocessing."""
+    """Return whether a process was started by a launcher or by Python's multiprocessing."""
     line = " ".join(table.argv(pid))
     return not RANK_VARIABLES.isdisjoint(table.environ(pid)) or any(mark in line for mark in RANK_MARKS)
 
 
 def tops(job: JobProcesses, table: ProcessTable) -> list[int]:
-    """Return the job's living processes whose parent is outside the job."""
+    """Return the running processes of a job whose parent process is outside the job."""
     alive = [pid for pid in job.pids if pid in table.procs]
     return [pid for pid in alive if table.procs[pid].ppid not in alive]
 
 
 def _started(parent: Proc, child: Proc, table: ProcessTable) -> bool:
-    """Return whether the parent is the child's launcher, or the Python process that started the child."""
+    """Return whether a parent process is the launcher of a process, or the Python process that started it."""
     if table.uid(parent.pid) != table.uid(child.pid):
         return False
     above, below = table.argv(parent.pid), table.argv(child.pid)
@@ -219,7 +236,7 @@ def _orphans_of_the_same_run(root: Proc, table: ProcessTable) -> list[int]:
 
 
 def _same_run(first: Proc, second: Proc, table: ProcessTable) -> bool:
-    """Return whether both processes are ranks of the same launcher, or were spawned by the same Python process."""
+    """Return whether two processes are ranks of the same launcher or were spawned by the same Python process."""
     mine, theirs = table.environ(first.pid), table.environ(second.pid)
     together = (first.group, first.session) == (second.group, second.session)
     # two processes with one LOCAL_RANK in a process group: one is the other's data loader

@@ -1,10 +1,12 @@
-"""The probe's main loop, which reads requests from stdin and writes answers to stdout, each as one line of JSON.
+"""The probe's main loop, which reads requests from stdin and writes answers to stdout.
 
-An answer has the form ``NONCE {json}``, so that the output of a ``.bashrc`` or MOTD can't be mistaken for an answer. A
-reader thread watches stdin. The probe ends everything that it started and exits at once when stdin ends (the controller
-closed the channel or was killed, or the connection broke), or when nothing has arrived for a while (an unplugged cable
-or a sleeping laptop; otherwise the controller sends an empty line every second). SIGALRM with its default action is the
-last resort against a probe that outlives its controller.
+Each request or answer is one line of JSON.
+
+Each answer has the form ``NONCE {json}``, so that the output of ``.bashrc`` or an MOTD can't be mistaken for an answer.
+A reader thread reads stdin. The probe kills its child processes and exits when stdin is closed, because the controller
+has exited or the connection is broken. The probe exits, too, if no data arrives for a while, for example because a
+cable is unplugged or a laptop sleeps. Normally, the controller sends an empty line every second. As a last resort,
+SIGALRM with its default action kills a probe that outlives its controller.
 """
 
 from __future__ import annotations
@@ -55,21 +57,22 @@ REQUESTS = {
     "dump": "hang/watch:Watch.dump",
     "ras": "hang/watch:Watch.ask_ras",
 }
-"""Maps each request to its handler: a module, and a function or a class and method in this module.
+"""The handler of each request type. A handler is a module, followed by a function in the module or by a class and a
+method.
 
-A class is instantiated once per connection. A handler is imported at its first request, and receives the request. The
-contracts of the handlers are in crew/answers.py and its users.
+A handler class is instantiated once per connection. The module of a handler is imported at the first request. The types
+of the handlers' answers are defined in crew/answers.py.
 """
 
 
 class Server:
-    """Serves one controller until it disconnects.
+    """The server for the requests of one controller.
 
     Args:
-        nonce: precedes every answer, and is random for each connection.
-        lifetime_s: seconds after which the probe ends in any case.
-        silence_s: seconds without a byte from the controller after which the probe ends.
-        source: returns the source of a shipped module; the all-reduce passes one to training's Python interpreter.
+        nonce: random text that precedes every answer on this connection.
+        lifetime_s: time in seconds after which the probe exits in any case.
+        silence_s: time in seconds without data from the controller after which the probe exits.
+        source: function that returns the source code of one of the probe's modules.
     """
 
     def __init__(self, nonce: str, lifetime_s: float, silence_s: float, source: Callable[[str], str]) -> None:
@@ -90,7 +93,7 @@ class Server:
         self._services: dict[str, Any] = {}  # by module and class
 
     def serve(self) -> None:
-        """Answer requests one after another, and never return."""
+        """Answer requests one after another until the process exits."""
         threading.Thread(target=self._read, name="stdin", daemon=True).start()
         self.send({"hello": _hello()})
         while True:
@@ -168,7 +171,7 @@ class Server:
 
 
 def handler(name: str) -> Handler:
-    """Return the function that handles a request which needs no state of the connection."""
+    """Return the function that handles a type of request. The handler must not be a method of a class."""
     return _named(REQUESTS[name])  # type: ignore[no-any-return]  # imported late, for speed
 
 
@@ -178,7 +181,7 @@ def _named(path: str) -> Any:  # noqa: ANN401 - a function or a class
 
 
 def _hello() -> dict[str, Any]:
-    """Return what the controller must know before its first request."""
+    """Return the information that the controller needs before its first request."""
     return {
         "python": ".".join(map(str, sys.version_info[:3])),
         "machine": os.uname().machine,

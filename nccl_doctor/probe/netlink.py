@@ -117,7 +117,7 @@ STATES = (
     *("UNKNOWN", "ESTABLISHED", "SYN_SENT", "SYN_RECV", "FIN_WAIT1", "FIN_WAIT2", "TIME_WAIT", "BOUND", "CLOSE_WAIT"),
     *("LAST_ACK", "LISTEN", "CLOSING", "SYN_RECV", "BOUND"),
 )
-"""Names of TCP states by number (include/net/tcp_states.h).
+"""Names of TCP states, indexed by state number (include/net/tcp_states.h).
 
 In a request, state 13 (TCP_BOUND_INACTIVE) selects sockets that are bound but neither listening nor connected. The
 kernel reports these sockets in state 7 (TCP_CLOSE).

@@ -1,9 +1,10 @@
-"""Tables of the options of launchers and engines, and functions that read command lines with these tables.
+"""Tables of the command-line options of launchers and engines, and parsers that use these tables.
 
 Sources: torch/distributed/run.py and launch.py of PyTorch 2.13, accelerate/commands/launch.py 1.15,
 deepspeed/launcher/runner.py 0.19, mpirun(1), srun(1), vllm/engine/arg_utils.py 0.33, sglang/srt/arg_groups/fields 0.5,
-and ray/scripts/scripts.py 2.60. An installed version may have other options; :func:`source_options` reads them from
-its source without running it. The launchers accept "-" in place of "_", and "=" before a value.
+and ray/scripts/scripts.py 2.60. The options of an installed launcher may differ, so :func:`source_options` reads them
+from the launcher's source code without running it. Launchers accept "-" instead of "_" in option names, and "=" before
+a value.
 """
 
 from __future__ import annotations
@@ -14,18 +15,19 @@ from typing import Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Sequenc
 
 
 class LauncherOptions(NamedTuple):
-    """A program that starts ranks.
+    """The command-line options of a launcher or engine.
 
     Attributes:
-        name: "torchrun", "launch" (torch.distributed.launch), "accelerate" and so on; "script" is a script that starts
-            its own ranks.
-        options: option names, with "_" instead of "-", and whether a value follows.
-        same: maps options to torchrun's names, or to "tensor", "pipeline" or "data" for an engine's parallel sizes.
-        closed: whether all options of the launcher are listed here, so that any other option is a mistake.
+        name: name of the launcher, such as "torchrun" or "launch" (torch.distributed.launch), or "script" for a script
+            that starts its own ranks.
+        options: whether an option takes a value, by option name with "_" instead of "-".
+        same: torchrun's name of an option, or "tensor", "pipeline" or "data" for a parallel size of an engine, by
+            option name.
+        closed: whether all options of the launcher are in ``options``, so that any other option is an error.
         abbreviates: whether the launcher accepts any unambiguous prefix of an option.
-        placed: whether each host gets its own command line, with the host's place in the job.
-        engine: whether options may follow the model, and none of them belongs to a script.
-        pairs: options that are followed by two values.
+        placed: whether each host has its own command line, which contains the host's rank.
+        engine: whether the launcher is an engine, whose options may follow the model name.
+        pairs: options that take two values.
     """
 
     name: str
@@ -44,18 +46,21 @@ class LauncherOptions(NamedTuple):
 
     @property
     def notions(self) -> frozenset[str]:
-        """Names of the settings that the launcher's options set; torchrun's names, where torchrun has them."""
+        """Names of the settings that the launcher's options specify, as torchrun names them where possible."""
         return frozenset(self.same.get(name, name) for name in self.options)
 
     def named(self, asked: str) -> str | None:
-        """Return an option's full name, or None. An unambiguous prefix is enough if the launcher accepts prefixes."""
+        """Return the full name of an option, or None if the option is unknown.
+
+        ``asked`` may be an unambiguous prefix if the launcher accepts prefixes.
+        """
         if asked in self.options or not self.closed:
             return asked
         near = [name for name in self.options if len(asked) > 1 and name.startswith(asked)]
         return near[0] if len(near) == 1 and self.abbreviates else None
 
     def nearest(self, asked: str) -> str | None:
-        """Return the option that is most similar to a misspelt one, or None."""
+        """Return the known option that is most similar to a misspelled option, or None if no option is similar."""
         import difflib
 
         near = difflib.get_close_matches(asked.lstrip("-").replace("-", "_"), self.options, 1)
@@ -63,7 +68,7 @@ class LauncherOptions(NamedTuple):
 
 
 class Option(NamedTuple):
-    """An option on a command line, with its name, torchrun's name for the setting, its spelling, and its value."""
+    """An option on a command line: its name, torchrun's name for the setting, its spelling, and its value."""
 
     name: str
     notion: str
@@ -72,13 +77,13 @@ class Option(NamedTuple):
 
 
 class ParsedLine(NamedTuple):
-    """A command line as a launcher interprets it.
+    """A command line in the interpretation of a launcher.
 
     Attributes:
-        options: options that the launcher knows; an unknown one is replaced by the most similar known option.
-        told: values of all options, by torchrun's name if torchrun has the setting; "" for a flag.
-        unknown: options that the launcher does not know, as spelt on the command line.
-        rest: the engine's model, or the script and its arguments.
+        options: options on the command line. An unknown option is replaced by the most similar known option.
+        told: values of all options, by torchrun's name if torchrun has the setting. The value of a flag is "".
+        unknown: options that the launcher does not know, as spelled on the command line.
+        rest: model of the engine, or training script and its arguments.
     """
 
     options: Tuple[Option, ...]
@@ -127,7 +132,7 @@ _MPIRUN_FLAGS = [
     "l",
     "prepend_rank",
 ]
-"""Options of Open MPI's mpirun (4 and 5) and of Hydra (MPICH 4, Intel MPI 2021) that take no value."""
+"""Options without a value of Open MPI's mpirun (versions 4 and 5) and of Hydra (MPICH 4, Intel MPI 2021)."""
 
 
 _TORCHRUN = _table(
@@ -262,7 +267,7 @@ PROGRAMS = {
     "accelerate-launch": ("accelerate", ()), "mpirun": ("mpirun", ()), "mpiexec": ("mpirun", ()), "srun": ("srun", ()),
     "vllm": ("vllm", ("serve",)), "sglang": ("sglang", ("serve",)), "ray": ("ray", ("start",)),
 }  # fmt: skip
-"""The launcher of each program, and the words that must follow the program's name."""
+"""The launcher of each program, and the arguments that must follow the program's name."""
 MODULES = {
     "torch.distributed.run": ("torchrun", ()),
     "torch.distributed.launch": ("launch", ()),
@@ -274,13 +279,16 @@ MODULES = {
 }
 _PYTHON = re.compile(r"(?:i?python|pypy)[0-9.]*[a-z]?")
 _ALONE = re.compile(r"-[BbdEIOPqRsSuvx]+")
-"""Options of the Python interpreter that take no value (python --help)."""
+"""Pattern of options of the Python interpreter that take no value (``python --help``)."""
 _MODULE = re.compile(r"-[BbdEIOPqRsSuvx]*m")
 _VALUED = ("-X", "-W", "--check-hash-based-pycs")
 
 
 def port_words(programs: Sequence[str], port: int) -> tuple[str, ...]:
-    """Return commands that set the master port, for non-torch launchers in ``programs``, or else for torch's."""
+    """Return launch commands that set the master port.
+
+    Commands of torch's launchers are returned only if no other launcher in ``programs`` can set the port.
+    """
     starts = {name: (name, *of) for name, of in PROGRAMS.items()}
     starts.update({name: (f"python -m {name}", *of) for name, of in MODULES.items()})
     usual = ("torchrun", "torch.distributed.launch")
@@ -293,7 +301,10 @@ def port_words(programs: Sequence[str], port: int) -> tuple[str, ...]:
 
 
 def find_launcher(words: Sequence[str]) -> tuple[LauncherOptions, int]:
-    """Return the launcher ("script" for a script) of a command line, and the index of the first word that it reads."""
+    """Return the launcher of a command line and the index of the launcher's first argument.
+
+    The launcher of an ordinary script is "script".
+    """
     known, at = PROGRAMS.get(os.path.basename(words[0])), 1
     if known is None and _PYTHON.fullmatch(os.path.basename(words[0])):
         while words[at : at + 1] and (words[at] in _VALUED or _ALONE.fullmatch(words[at])):
@@ -340,7 +351,7 @@ SOURCES = {
     "accelerate": ("accelerate/commands/launch.py",),
     "deepspeed": ("deepspeed/launcher/runner.py",),
 }
-"""Source files that define a launcher's options, relative to a folder of sys.path."""
+"""Source files that define a launcher's options, relative to a directory in ``sys.path``."""
 MOST_OPTIONS = 512
 _ADDED = re.compile(
     r"""^[ \t]*[\w.]{1,64}\.add_argument\(\s*((?:["']--?[A-Za-z][\w-]{0,63}["']\s*,?\s*){1,4})""",
@@ -351,7 +362,7 @@ _FLAG = re.compile(r"""\baction\s*=\s*(?:check_env|["'](?:store_true|store_false
 
 
 def source_options(text: str) -> dict[str, bool]:
-    """Return the names of the argparse options in a program's source, and whether a value follows each option."""
+    """Return whether each argparse option in a program's source code takes a value, by option name."""
     found: Dict[str, bool] = {"h": False, "help": False}
     added: List[re.Match[str]] = list(_ADDED.finditer(text))
     for place, one in enumerate(added):

@@ -1,9 +1,9 @@
-"""Drops root's rights before opening or reading anything that another user has named.
+"""Functions that drop root privileges before opening or reading a path that another user controls.
 
-If root opens a user's path, it follows that user's links with root's rights, and the path may change between a check
-and the opening. So a child process opens the path. The child first takes the user, the groups and, if different, the
-root directory and namespaces of the process in question, and drops every capability. Then it reaches only what that
-user can reach.
+If root opens a path that a user controls, symbolic links are followed with root privileges, and the path may change
+between a check and the opening. A path that a user controls is opened by a child process. Before opening the path, the
+child process drops every capability and switches to the user, groups, root directory and namespaces of the examined
+process. The child process can access only files that the user can access.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ CAPABILITY_VERSION_3 = 0x20080522
 PR_SET_KEEPCAPS, PR_SET_SECUREBITS, PR_SET_NO_NEW_PRIVS, PR_CAP_AMBIENT = 8, 28, 38, 47
 PR_CAP_AMBIENT_RAISE = 2
 SECBIT_NOROOT_LOCKED = 0b11
-"""SECBIT_NOROOT and its lock (capabilities(7)), so that user 0 regains no capabilities through execve(2)."""
+"""SECBIT_NOROOT and SECBIT_NOROOT_LOCKED (capabilities(7)), so that user ID 0 does not regain capabilities through
+execve(2).
+"""
 CLONE_NEWNS, CLONE_NEWPID = 0x00020000, 0x20000000
 ERROR_TEXT = 300
 REAP_S = 1.0
@@ -34,7 +36,7 @@ ChildPlace = TypeVar("ChildPlace")
 
 
 class Credentials(NamedTuple):
-    """User, group and supplementary groups of a process."""
+    """The user, group and supplementary groups of a process."""
 
     user: int
     group: int
@@ -42,7 +44,10 @@ class Credentials(NamedTuple):
 
 
 def status_of(place: int) -> dict[str, list[str]]:
-    """Return a process's status fields (proc_pid_status(5)). ``place`` is a descriptor of its folder in /proc."""
+    """Return the fields of /proc/PID/status (proc_pid_status(5)).
+
+    ``place`` is a descriptor of the directory /proc/PID.
+    """
     file = os.open("status", os.O_RDONLY, dir_fd=place)
     try:
         lines = os.read(file, 1 << 16).decode("utf-8", "replace").splitlines()
@@ -58,9 +63,11 @@ def credentials(status: dict[str, list[str]]) -> Credentials:
 
 
 def open_process(pid: int, started: int) -> int:
-    """Open /proc/PID if the process started at ``started``, in clock ticks since boot; otherwise raise Unavailable.
+    """Open /proc/PID.
 
-    The descriptor refers to this process even if the PID is reused later.
+    Raise Unavailable if the start time of the process is not ``started`` (in clock ticks since boot).
+
+    The returned descriptor refers to the same process even if the PID is reused later.
     """
     place = os.open(f"/proc/{pid}", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     now = procs.read_proc(pid)
@@ -77,7 +84,10 @@ def shares_root(place: int) -> bool:
 
 
 def become(wanted: Credentials, capability: int | None = None) -> None:
-    """Take a user's rights irrevocably, with no capability except ``capability``, also for programs run afterwards."""
+    """Switch irrevocably to a user's permissions, with no capability except ``capability``.
+
+    Programs that this process runs afterwards have the same restrictions.
+    """
     if sorted(os.getgroups()) != sorted(wanted.groups):
         os.setgroups(wanted.groups)
     if capability is not None:
@@ -100,20 +110,22 @@ def _prctl(option: int, *values: int) -> None:
 
 
 def enter_for_program(pid: int, started: int, parent: int, *, loads: bool) -> int:
-    """Take the user, root directory and namespaces of a process.
+    """Switch to the user, root directory and namespaces of a process.
 
-    This is for a child of root that will run a program to read the process's memory. For a process of root with the
-    same root directory, root's rights are kept, since root itself named the process's files.
+    The caller must be a child process that root has forked to run a program that reads the memory of the process. Root
+    privileges are not dropped for a process of root with the same root directory, because no other user controls its
+    files.
 
     Args:
         pid: PID of the process.
-        started: start time of the process, in clock ticks since boot.
-        parent: PID of the parent of this child.
-        loads: whether the program loads libraries by name, which would come from the process's root directory.
+        started: start time of the process in clock ticks since boot.
+        parent: PID of the parent of the calling process.
+        loads: whether the program loads shared libraries, which would come from the root directory of the process.
 
-    Returns the process's PID in its own PID namespace. If this namespace differs, the function returns in a child of
-    the caller. CAP_SYS_PTRACE is kept, if root has it, when the kernel would otherwise refuse access: with Yama, and
-    for a process that has capabilities, is not dumpable, or is in another user namespace (ptrace(2)).
+    Return the PID of the process in its own PID namespace. If the PID namespace of the process differs, the function
+    returns in a child process of the caller. CAP_SYS_PTRACE is kept only if the kernel would otherwise deny access
+    (ptrace(2)). The kernel denies access with Yama, or if the process has capabilities, is not dumpable, or is in
+    another user namespace.
     """
     place = open_process(pid, started)
     status, own = status_of(place), status_of(os.open("/proc/self", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
@@ -159,7 +171,10 @@ def _shares(place: int, namespace: str) -> bool:
 
 
 def _follow(child: int, parent: int) -> None:
-    """Wait for a child and exit with its status. Both processes die with the probe."""
+    """Wait for a child process and exit with the child's exit status.
+
+    The kernel kills this process when the probe dies.
+    """
     children.die_with(parent)
     os.closerange(0, 1 << 16)  # its root's /proc does not list descriptors of a process outside its PID namespace
     _, status = os.waitpid(child, 0)
@@ -169,12 +184,12 @@ def _follow(child: int, parent: int) -> None:
 def answer_of(
     enter: Callable[[], ChildPlace], work: Callable[[ChildPlace], bytes], deadline: float, most: int
 ) -> bytes:
-    """Return the result of ``work`` in a forked child, after ``enter`` has dropped rights there.
+    """Return the result of ``work``, which runs in a forked child process after ``enter`` has dropped privileges.
 
-    Neither function may import anything.
+    The functions ``enter`` and ``work`` must not import any module.
 
     Raises:
-        Unavailable: the child failed or did not answer in time, or the result has more than ``most`` bytes.
+        Unavailable: The child process failed or did not answer in time, or the result has more than ``most`` bytes.
     """
     reading, writing = os.pipe()
     parent, child = os.getpid(), os.fork()
@@ -204,7 +219,7 @@ def answer_of(
 
 
 def _serve(enter: Callable[[], ChildPlace], work: Callable[[ChildPlace], bytes], writing: int, parent: int) -> None:
-    """Run ``work`` after ``enter``, write the result, and never return."""
+    """Call ``enter`` and ``work``, write the result to the pipe, and exit."""
     try:
         try:
             sys.meta_path.clear()

@@ -83,7 +83,7 @@ STARTED = 19  # index of starttime, field 22 of /proc/PID/stat (proc_pid_stat(5)
 STACK = 25  # index of startstack, field 28, which is 0 for those who may not trace the process
 COMMAND_LIMIT = 500
 TEXT_LIMIT = 1 << 18
-"""Maximum number of bytes read from a file in /proc/PID.
+"""Maximum number of bytes that are read from a file in /proc/PID.
 
 The limit is needed because any process can declare an arbitrary amount of memory as its environment (PR_SET_MM_MAP of
 prctl(2)). The environment of a training job rarely takes up a tenth of the limit.
@@ -265,8 +265,8 @@ CONTAINER = re.compile(
 )
 """Pattern of the control groups of containers.
 
-Examples: docker-ID.scope and docker/ID (Docker), libpod-ID.scope (Podman), cri-containerd-ID.scope and crio-ID.scope
-(Kubernetes), lxc.payload.NAME (LXC).
+Examples of matches are docker-ID.scope and docker/ID (Docker), libpod-ID.scope (Podman), cri-containerd-ID.scope and
+crio-ID.scope (Kubernetes), and lxc.payload.NAME (LXC).
 """
 USER_SLICE = re.compile(r"/user-(?P<uid>[0-9]+)\.slice(?:/|$)")
 """Pattern of a login's control group through pam_systemd, such as user.slice/user-1000.slice/session-3.scope
@@ -297,7 +297,7 @@ def unit_of(pid: int, table: ProcessTable) -> str | None:
 
 
 def is_contained(pid: int, table: ProcessTable) -> bool:
-    """Return whether a process is in another container, according to its control group or PID namespace."""
+    """Return whether a process is in another container than the probe, by control group or PID namespace."""
     theirs, ours = table.link(pid, "ns/pid"), table.link(os.getpid(), "ns/pid")
     return _container(pid, table) is not None or (theirs is not None and theirs != ours)
 
@@ -352,7 +352,7 @@ def surroundings(pid: int, table: ProcessTable) -> tuple[str | None, ...]:
 
 
 def elsewhere(port: int, table: ProcessTable) -> list[dict[str, object]]:
-    """Return one process for each other network namespace in which the port is in use."""
+    """Return one process for each network namespace in which a port is in use, except the probe's network namespace."""
     seen = {table.link(os.getpid(), "ns/net"), None}
     found: list[dict[str, object]] = []
     for pid in sorted(table.procs):

@@ -1,9 +1,9 @@
-"""Reads the state of a rank at one moment, and a job's progress between two moments.
+"""Functions that read the current state of a rank and detect the progress of a job.
 
-A job that is computing or communicating with its peers is alive, whatever its parent process is. Progress is CPU time,
-bytes read from or written to files and pipes, bytes that peers sent or acknowledged, or work on a GPU whose memory the
-job uses. A rank stuck in a collective makes no such progress, unless NCCL busy-waits, which uses CPU time. Such a rank
-counts as alive and is not ended.
+A job that is computing or communicating with other hosts is alive, regardless of its parent process. A job makes
+progress if it uses CPU time, reads or writes files or pipes, exchanges data with peers, or uses memory on a GPU that is
+busy. A rank that hangs in a collective makes no progress, unless NCCL busy-waits and uses CPU time. A rank that
+busy-waits counts as alive and is not ended.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ STACK_LINES = 12
 
 
 def look(pid: int, started: int, table: ProcessTable) -> dict[str, Any] | None:
-    """Return a snapshot.RankState; None if the process is gone."""
+    """Return a ``snapshot.RankState``, or None if the process has exited."""
     proc = table.procs.get(pid)
     if proc is None or proc.started != started or proc.state in "ZX":
         return None
@@ -47,9 +47,10 @@ def look(pid: int, started: int, table: ProcessTable) -> dict[str, Any] | None:
 
 
 def _threads(pid: int) -> tuple[int, dict[str, float]]:
-    """Return the number of threads, and for the busiest ones the seconds that they ran or waited for a CPU.
+    """Return the number of threads of a process.
 
-    Source: schedstat (sched-stats.rst).
+    For the busiest threads, return the time in seconds that each thread has run or waited for a CPU (schedstat, see
+    sched-stats.rst).
     """
     try:
         numbers = os.listdir(f"/proc/{pid}/task")
@@ -66,7 +67,10 @@ def _threads(pid: int) -> tuple[int, dict[str, float]]:
 
 
 def io_bytes(pid: int) -> int | None:
-    """Return how many bytes a process has read and written (proc_pid_io(5)), or None if this is not readable."""
+    """Return the number of bytes that a process has read and written (proc_pid_io(5)).
+
+    The result is None if the number is not readable.
+    """
     text = tools.read(f"/proc/{pid}/io")
     if text is None:
         return None
@@ -75,7 +79,10 @@ def io_bytes(pid: int) -> int | None:
 
 
 def _wchan(pid: int) -> str | None:
-    """Return the kernel function in which a process sleeps, or None if the process is running or this is hidden."""
+    """Return the name of the kernel function in which a process sleeps.
+
+    Return None if the process is running or the name is not readable.
+    """
     text = tools.read(f"/proc/{pid}/wchan")
     return text[:80] if text not in (None, "", "0") else None
 
@@ -101,7 +108,7 @@ GPU_S = 5.0  # nvidia-smi takes seconds if no daemon keeps the driver loaded
 
 
 class Look(NamedTuple):
-    """CPU time that a job's processes have used so far, and bytes that they read, wrote and exchanged with peers."""
+    """A sample of the CPU time of a job's processes, and of the bytes that they read, wrote and exchanged."""
 
     at: float
     cpu: dict[int, float]  # seconds, by PID
@@ -111,7 +118,10 @@ class Look(NamedTuple):
 
 
 def watch(jobs: Sequence[Sequence[int]]) -> list[str | None]:
-    """Return a sign of life for each job, given by its PIDs, or None if nothing changed during the whole window."""
+    """Return, for each job, a phrase that describes the job's progress, or None if the job made no progress.
+
+    A job is a sequence of PIDs.
+    """
     try:
         before = [_look(pids) for pids in jobs]
     except OSError as error:
@@ -158,12 +168,15 @@ def _peer(flow: SocketTraffic) -> str:
 
 
 def _bytes(flow: SocketTraffic | None) -> int:
-    """Return the number of bytes received plus the number of bytes sent and acknowledged; 0 before Linux 4.1."""
+    """Return the sum of the bytes received and the bytes sent and acknowledged, or 0 before Linux 4.1."""
     return 0 if flow is None else (flow.acked or 0) + (flow.received or 0)
 
 
 def _moved(before: Look, now: Look) -> str | None:
-    """Return a sign of progress between two samples, or None. Everything that a new process has done counts."""
+    """Return a phrase that describes the progress between two samples, or None if there is no progress.
+
+    All activity of a new process counts.
+    """
     seconds = now.at - before.at
     for inode, flow in now.peers.items():
         moved = _bytes(flow) - _bytes(before.peers.get(inode))
@@ -180,9 +193,9 @@ def _moved(before: Look, now: Look) -> str | None:
 
 
 def _on_gpu(pids: Sequence[int]) -> str | None:
-    """Return a phrase for the recent work of a GPU whose memory the job uses, or None if there was none.
+    """Return a phrase that describes the load of a GPU whose memory the job uses, or None if no such GPU was busy.
 
-    The phrase covers the last second (nvidia-smi(1), utilization.gpu).
+    The GPU utilization refers to the last second (``utilization.gpu`` in nvidia-smi(1)).
     """
     try:
         deadline = time.monotonic() + GPU_S

@@ -1,15 +1,15 @@
-"""Runs the host's programs for the probe, reads /proc and /sys, and registers collectors.
+"""Functions that run the host's programs, read files in /proc and /sys, and register collectors.
 
-A program is found only by its name, in the folders of the login's PATH and the system's folders, never through the
-arguments, folder, variables or root of an examined process. As root, the probe runs nothing that anybody else could
-have put there or could change, so nothing can be swapped between the check and the run. As another user, the probe runs
-what that user's own shell would run.
+Programs are searched for by name in the user's PATH and in the system's directories. The arguments, working directory,
+environment variables and root directory of an examined process are never used to find a program. As root, the probe
+runs only programs that no other user can have changed or can change between the check and the execution. As another
+user, the probe runs the same programs as the user's shell.
 
-The probe also starts some programs without a search: the interpreter in the hosts file, which also runs the probe
-(facts/software.py, smoke/allreduce.py); the login's shell (facts/software.py); /bin/sh with rm and sleep (children.py);
-and the py-spy that the controller sent, from memory (hang/watch.py). Before the probe runs, the login shell starts the
-interpreter and, if the hosts file names a container, the container runtime. Outside a container, /bin/sh runs cat, df
-and readlink (collect/facts/host_facts.py).
+Programs that are not searched for are the Python interpreter from the hosts file (facts/software.py,
+smoke/allreduce.py), the login shell (facts/software.py), and /bin/sh with rm and sleep (children.py). A py-spy sent by
+the controller runs from memory (hang/watch.py). Before the probe starts, the login shell runs the Python interpreter
+and, if the hosts file names a container, the container runtime. Outside a container, the controller uses /bin/sh to run
+cat, df and readlink (collect/facts/host_facts.py).
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ from typing import Any, Callable, Dict, Iterable, Mapping, Sequence, Set, TypeVa
 
 
 class Unavailable(Exception):  # noqa: N818 - it is no error of ours
-    """A fact can't be determined here. The message is a phrase that can follow "unknown: "."""
+    """Error for a fact that can't be determined on this host.
+
+    The error message is a phrase that can follow "unknown: ".
+    """
 
 
 def clock(_request: dict[str, Any]) -> float:
@@ -43,10 +46,10 @@ Collector = TypeVar("Collector", bound=Callable[..., object])
 
 
 def fact(field: str, *, slow: bool = False) -> Callable[[Collector], Collector]:
-    """Register the collector that returns a field of snapshot.HostFacts as JSON.
+    """Return a decorator that registers a collector for a field of ``snapshot.HostFacts``.
 
-    ``slow`` means that the collector starts a program. The collector's parameters are names in ``given`` of
-    probe/facts/__init__.py; any other parameters have defaults.
+    ``slow`` means that the collector starts a program. The parameters of a collector must be keys of ``given`` in
+    probe/facts/__init__.py or have default values.
     """
 
     def register(collector: Collector) -> Collector:
@@ -58,9 +61,10 @@ def fact(field: str, *, slow: bool = False) -> Callable[[Collector], Collector]:
 
 
 MOST_FILE_BYTES = 1 << 23
-"""Maximum number of bytes read from one file.
+"""Maximum number of bytes that are read from one file.
 
-This is enough for fifty thousand sockets in /proc/net/tcp, but any user can create more in a namespace.
+The limit is enough for 50,000 sockets in /proc/net/tcp. A limit is needed because any user can create more sockets in a
+network namespace.
 """
 FILE_PIECE = 1 << 16
 
@@ -85,7 +89,10 @@ def port_range() -> dict[str, Any]:
 
 
 def read(path: str) -> str | None:
-    """Return a file's text, stripped and limited to MOST_FILE_BYTES, or None if the file can't be read."""
+    """Return the text of a file without surrounding whitespace, or None if the file can't be read.
+
+    At most MOST_FILE_BYTES bytes are read.
+    """
     data = bytearray()
     try:
         with open(path, "rb", buffering=0) as file:
@@ -98,7 +105,10 @@ def read(path: str) -> str | None:
 
 
 def encoded(name: str) -> str | bytes:
-    """Return a host name: as bytes if the IDNA codec would not change it, which avoids importing the codec (2 ms)."""
+    """Return a host name as bytes if the IDNA codec would not change the name, because importing the codec takes 2 ms.
+
+    Return any other host name as text.
+    """
     *labels, last = name.split(".")
     return name.encode() if name.isascii() and len(last) < 64 and all(0 < len(one) < 64 for one in labels) else name
 
@@ -107,7 +117,10 @@ WORKERS = 16  # concurrent look-ups: name servers drop queries of a client that 
 
 
 def side_by_side(look: Callable[[str], Any], names: list[str], deadline: float) -> dict[str, Any]:
-    """Return the results that arrived before the deadline, by name. Unfinished calls end with the probe."""
+    """Call ``look`` for each name in parallel, and return the results that arrived before the deadline, by name.
+
+    Unfinished calls run until the probe exits.
+    """
     todo: queue.SimpleQueue[str] = queue.SimpleQueue()
     done: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
     for name in names:
@@ -156,15 +169,15 @@ PROGRAMS = {  # by name, with its purpose; no other program is run
 }
 SYSTEM = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
 MORE = ("/usr/local/nvidia/bin", "/usr/lib/wsl/lib")
-"""Folders of nvidia-smi on GKE and WSL, which may be missing from a non-interactive shell's PATH."""
+"""Directories of nvidia-smi on GKE and WSL, which may be missing from the PATH of a non-interactive shell."""
 MOST_STEPS = 256
 OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
 def output(argv: list[str], deadline: float, accept: Iterable[int] = (0,), env: Mapping[str, str] = os.environ) -> str:
-    """Return the untranslated output of one of PROGRAMS.
+    """Run one of PROGRAMS in the C locale and return its output.
 
-    Raise Unavailable if the program failed or is not trusted, or FileNotFoundError if it is missing.
+    Raise Unavailable if the program fails or is not trusted. Raise FileNotFoundError if the program is missing.
     """
     allowed_s = max(0.1, deadline - time.monotonic())
     name, folders = argv[0], login_folders()
@@ -196,14 +209,14 @@ def output(argv: list[str], deadline: float, accept: Iterable[int] = (0,), env: 
 
 
 def login_folders() -> list[str]:
-    """Return the folders of the login's PATH; for root, only folders that nobody else can change."""
+    """Return the directories in the user's PATH. For root, return only directories that no other user can change."""
     # an empty or relative one means the current directory
     named = [folder for folder in dict.fromkeys(os.environ.get("PATH", "").split(os.pathsep)) if folder[:1] == "/"]
     return [folder for folder in named if weak_place(folder) is None] if os.geteuid() == 0 else named
 
 
 def find(name: str, folders: Sequence[str], *, for_root: bool = False) -> str | None:
-    """Return the path of one of PROGRAMS in these folders, or None if there is none that is safe to run."""
+    """Return the path of one of PROGRAMS in the given directories, or None if no matching program is safe to run."""
     if name not in PROGRAMS:
         raise ValueError(f"{name} is not a program of the list")
     strict = for_root or os.geteuid() == 0
@@ -214,10 +227,10 @@ def find(name: str, folders: Sequence[str], *, for_root: bool = False) -> str | 
 
 
 def weak_place(path: str) -> str | None:
-    """Return the first folder or link on a path that users other than root can change; None if there is none.
+    """Return the first part of a path that users other than root can change, or None if only root can change the path.
 
-    Links are followed step by step, and each folder on the way is checked. In a folder with the sticky bit, nobody can
-    replace root's files, so such a folder may be a parent, but not the last folder.
+    Symbolic links are followed step by step, and each directory on the way is checked. A world-writable directory with
+    the sticky bit is accepted only as a parent directory, because nobody can replace root's files in the directory.
     """
     here, names = "/", _parts(path)
     for _ in range(MOST_STEPS):

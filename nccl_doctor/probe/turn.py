@@ -1,10 +1,11 @@
-"""Ensures that only one run of nccl-doctor at a time tests ports, measures rates and runs an all-reduce on a host.
+"""A lock so that only one run of nccl-doctor at a time tests ports, measures rates or runs an all-reduce on a host.
 
-Two runs that tested the same hosts at once would find each other's listeners, stores and load, and report them as
-faults of the cluster. So a run takes its turn on each host. The turn is a Unix socket with a name in the abstract
-namespace (unix(7)). This socket leaves no file, is visible to all users, and belongs to the network namespace as ports
-do, and the kernel frees it when its process ends. Whoever connects to the socket learns which run has the turn. The
-kernel vouches for the holder's user (SO_PEERCRED); everything else is the holder's own claim.
+Concurrent runs on the same host would mistake each other's listeners, stores and load for faults of the cluster. A run
+takes the lock ("turn") on each host. The lock is a Unix socket with a name in the abstract namespace (unix(7)). The
+Unix socket leaves no file, is visible to all users, and belongs to a network namespace, like ports. The kernel closes
+the socket when its process exits. The process that holds the lock tells each client of the socket which run has the
+lock. Only the user ID of the lock holder comes from the kernel (SO_PEERCRED). Other information about the lock holder
+is not verified.
 """
 
 from __future__ import annotations
@@ -27,17 +28,18 @@ SAID = ("run", "began", "controller", "held_s")
 
 
 class Turn:
-    """This host's turn, which at most one run has at a time."""
+    """The lock of this host, which at most one run holds at a time."""
 
     def __init__(self) -> None:
         self._listener: socket.socket | None = None
         self._thread: threading.Thread | None = None
 
     def take(self, ticket: dict[str, Any]) -> dict[str, Any] | None:
-        """Take the turn for the run with this ticket ({"run", "began", "controller"}).
+        """Take the lock for the run that is described in ``ticket`` ({"run", "began", "controller"}).
 
-        Returns: None if the run has the turn, perhaps through another of its probes on this host; otherwise the
-        holder's ticket with "user" and "held_s", as far as the holder reports them.
+        Return None if the run now has the lock, which may belong to another probe of the run on this host. If another
+        run has the lock, return the ticket of the lock holder with "user" and "held_s". Items that the lock holder does
+        not report are missing from the ticket.
         """
         holder: dict[str, Any] = {}
         for _ in range(TRIES):
@@ -50,7 +52,7 @@ class Turn:
         return None if holder.get("run") == ticket["run"] else {"user": "", **holder}
 
     def leave(self) -> None:
-        """Give the turn back if this probe has it."""
+        """Release the lock if this probe holds the lock."""
         listener, self._listener = self._listener, None
         if listener is not None and self._thread is not None:
             listener.shutdown(socket.SHUT_RDWR)  # wakes the thread, which close(2) does not
@@ -74,15 +76,17 @@ class Turn:
 
 
 class Turns:
-    """Handles requests to take the turn and to give it back."""
+    """A handler of requests to take and release the lock of this host."""
 
     def __init__(self, _server: object) -> None:
         self._turn = Turn()
 
     def take(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Take the turn. The answer's "holder" is the run that has the turn, or None if it is ours.
+        """Take the lock.
 
-        If the request names a port and the turn is ours, the answer's "trial" is the result of trying the port again.
+        In the answer, "holder" describes the run that has the lock, or is None if the requesting run has the lock.
+
+        If the request contains a port and the lock was taken, "trial" is the result of a new trial bind of the port.
         """
         holder, port = self._turn.take(request["ticket"]), request["port"]
         if holder is not None or port is None:
@@ -96,7 +100,7 @@ class Turns:
 
 
 def _serve(listener: socket.socket, ticket: dict[str, Any], since: float) -> None:
-    """Tell everyone who connects which run has the turn, until the listener is closed."""
+    """Send the ticket of the lock holder to every client that connects, until the listener is closed."""
     while True:
         try:
             peer, _ = listener.accept()
@@ -108,7 +112,10 @@ def _serve(listener: socket.socket, ticket: dict[str, Any], since: float) -> Non
 
 
 def look() -> dict[str, Any]:
-    """Return the ticket of the run that has the turn, with "user" and "held_s"; an empty dict if no run has it."""
+    """Return the ticket of the run that has the lock, with "user" and "held_s".
+
+    Return an empty dictionary if no run has the lock.
+    """
     from nccl_doctor.probe import guard
 
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as peer:

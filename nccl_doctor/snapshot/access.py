@@ -1,4 +1,7 @@
-"""Models of failures to reach a host. All transports report an :class:`AccessFailure`, whose fields are in the JSON."""
+"""Models of failures to reach a host.
+
+All transports report an :class:`AccessFailure`, whose fields are part of the JSON document.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +53,7 @@ class UnreachableFacts(SshTarget):
 
     @property
     def ran_out_of_time(self) -> bool:
-        """True if the answer or the handshake did not arrive in time, or the server had too many connections."""
+        """True if the answer or the handshake timed out, or if the server had too many connections."""
         return self.late or self.reason in ("timed-out", "no-banner", "stalled", "dropped")
 
 
@@ -97,7 +100,7 @@ class ChangedKeyFacts(SshTarget):
 
 
 class PythonFacts(AccessFacts):
-    """The requested Python interpreter, and what is wrong with it."""
+    """The requested Python interpreter, and the reason why it can't be used."""
 
     python: str | None = None
     problem: PythonProblem = "missing"
@@ -136,48 +139,48 @@ class AccessFailure(ClippedModel):
 
 
 class SshUnreachable(AccessFailure):
-    """No SSH session could be established."""
+    """A failure to establish an SSH session."""
 
     kind: Literal["ssh-unreachable"] = "ssh-unreachable"
     facts: UnreachableFacts
 
     @property
     def unresolved(self) -> str | None:
-        """The host's name if the failure is that this name does not resolve here; otherwise None."""
+        """The host's name if this machine can't resolve the name, or None for any other failure."""
         own = self.facts.jump_host is None and self.facts.target == self.facts.address
         return self.facts.target if own and self.facts.reason == "name-unresolved" else None
 
 
 class SshAuthFailed(AccessFailure):
-    """The server accepted none of the keys."""
+    """A failed login because the server accepted none of the keys."""
 
     kind: Literal["ssh-auth-failed"] = "ssh-auth-failed"
     facts: LoginFacts
 
 
 class HostKeyUnknown(AccessFailure):
-    """No known_hosts file contains the host's key."""
+    """A failure because no known_hosts file contains the host's key."""
 
     kind: Literal["ssh-host-key-unknown"] = "ssh-host-key-unknown"
     facts: UnknownKeyFacts
 
 
 class HostKeyChanged(AccessFailure):
-    """A known_hosts file contains a different key for the host, or marks the server's key as revoked."""
+    """A failure because a known_hosts file has another key for the host or marks the server's key as revoked."""
 
     kind: Literal["ssh-host-key-changed"] = "ssh-host-key-changed"
     facts: ChangedKeyFacts
 
 
 class PythonMissing(AccessFailure):
-    """The interpreter is missing, or can't run the probe."""
+    """A failure because the Python interpreter is missing or can't run the probe."""
 
     kind: Literal["python-missing"] = "python-missing"
     facts: PythonFacts
 
 
 class ProbeFailed(AccessFailure):
-    """The interpreter did not start the probe, or the probe failed."""
+    """A failure because the Python interpreter did not start the probe or because the probe failed."""
 
     kind: Literal["probe-failed"] = "probe-failed"
     facts: ProbeFacts

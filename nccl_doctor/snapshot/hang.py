@@ -29,7 +29,9 @@ from nccl_doctor.snapshot.access import AnyAccessFailure
 from nccl_doctor.snapshot.system import Xid
 
 Letter = Annotated[str, Field(pattern=r"^[A-Za-z]$")]
-"""A process state as in proc_pid_stat(5): "S" is sleeping, "D" uninterruptible, "T" stopped, and "Z" ended."""
+"""A process state as in proc_pid_stat(5), such as "S" (sleeping), "D" (uninterruptible sleep), "T" (stopped) or "Z"
+(zombie).
+"""
 Short = Annotated[str, Field(max_length=512)]
 
 
@@ -68,7 +70,7 @@ class Frame(Observed):
 
 
 class Thread(Observed):
-    """A thread that runs Python, with the innermost frame first."""
+    """A thread that runs Python code, with its stack frames, innermost first."""
 
     tid: Count | None
     name: Short
@@ -90,7 +92,11 @@ class Flow(Observed):
 
 
 class Call(Observed):
-    """A collective that a rank issued. ``seq`` counts within its group; ``place`` is its source line, if recorded."""
+    """A collective that a rank issued.
+
+    ``seq`` is the number of the collective within its process group, and ``place`` is the source line of the call, if
+    recorded.
+    """
 
     group: Short
     seq: Count
@@ -102,7 +108,7 @@ class Call(Observed):
 
 
 class Recorded(Observed):
-    """The contents of a rank's flight recorder in torch."""
+    """The contents of torch's flight recorder for a rank."""
 
     live: bool  # queried just now; otherwise an existing dump
     age_s: Seconds = 0
@@ -124,7 +130,7 @@ class Recorded(Observed):
 
 
 class RankLook(Observed):
-    """A rank at one moment; ``state`` is None if its process was gone."""
+    """A sample of a rank. ``state`` is None if the rank's process no longer existed."""
 
     pid: Pid
     state: Fact[RankState | None]
@@ -144,11 +150,11 @@ class User(NamedTuple):
 
     @property
     def is_nameless(self) -> bool:
-        """True if the host has no name for the user ID, as for a container's users."""
+        """True if the host has no name for the user ID, as is common for users in containers."""
         return self.name == f"uid {self.uid}"
 
     def is_same(self, other: User) -> bool:
-        """Return whether both are the same user, by name, or by ID if one of the hosts has no name for the ID."""
+        """Return whether two users are the same, by name, or by ID if one of the hosts has no name for the user ID."""
         unnamed = self.uid is not None and (self.is_nameless or other.is_nameless)
         return self.name == other.name or (unnamed and self.uid == other.uid)
 
@@ -175,12 +181,15 @@ class JobProcess(Observed):
         return User(self.user, self.uid)
 
     def is_alike(self, other: JobProcess) -> bool:
-        """Return whether both processes have the same user, and both or neither are in a container."""
+        """Return whether both processes have the same user, and whether both or neither run in a container."""
         return self.owner.is_same(other.owner) and self.contained == other.contained
 
 
 class JobRank(JobProcess):
-    """A rank that a launcher started. ``counted`` is True if the rank had no number and nccl-doctor numbered it."""
+    """A rank that a launcher started.
+
+    ``counted`` is True if the rank had no number and nccl-doctor assigned a number.
+    """
 
     rank: Count
     world_size: Annotated[int, Field(ge=1, le=MAX_RANKS)]
@@ -190,7 +199,7 @@ class JobRank(JobProcess):
 
 
 class StoreClient(JobProcess):
-    """A process that may be a rank although none of its variables shows this."""
+    """A process that may be a rank although its environment variables do not show this."""
 
     # address and port of each remote end that it dialled, with the number of connections
     dials: tuple[tuple[IpAddress, SocketPort, Count], ...]
@@ -199,7 +208,10 @@ class StoreClient(JobProcess):
 
 
 class Launcher(Observed):
-    """A launcher of ranks. ``defunct`` lists ended children that the launcher has not waited for."""
+    """A launcher of ranks.
+
+    ``defunct`` lists the child processes that have ended and for which the launcher has not waited.
+    """
 
     pid: Pid
     state: Letter
@@ -209,7 +221,7 @@ class Launcher(Observed):
 
 
 class Starter(Observed):
-    """A torch launcher without ranks; ``state`` is None if it has ended in the meantime."""
+    """A torch launcher without ranks. ``state`` is None if the launcher has ended in the meantime."""
 
     pid: Pid
     state: RankState | None
@@ -230,7 +242,7 @@ class Exit(Observed):
 
 
 class JobRanks(Observed):
-    """The ranks on a host; ``hidden`` is the number of Python processes that we can't examine."""
+    """The ranks on a host. ``hidden`` is the number of Python processes that can't be examined."""
 
     ranks: Annotated[tuple[JobRank, ...], Field(max_length=4096)]
     launchers: tuple[Launcher, ...]
@@ -256,7 +268,7 @@ SPIN_BUSY, SPIN_POWER = 95, 0.5  # an RTX PRO 6000 that hung in P2P drew 120 of 
 
 
 class GpuWork(Observed):
-    """A GPU's work: the percentage of the last second in which a kernel ran, and the power in watts."""
+    """The load of a GPU: the percentage of the last second during which a kernel ran, and the power in watts."""
 
     name: Short
     busy: Rate
@@ -265,12 +277,12 @@ class GpuWork(Observed):
 
     @property
     def spins(self) -> bool:
-        """True if a kernel is running all the time but draws little power, since there is hardly any memory traffic."""
+        """True if a kernel runs all the time but the GPU draws little power because memory traffic is low."""
         return self.busy >= SPIN_BUSY and self.power_w < SPIN_POWER * self.limit_w
 
 
 class HostLook(Observed):
-    """The ranks of a host at one moment."""
+    """A sample of the ranks of a host."""
 
     at_s: Seconds  # on the host's clock since boot
     ranks: tuple[RankLook, ...]
@@ -299,7 +311,7 @@ class Ras(Observed):
 
 
 class HangHost(Observed):
-    """A host with its ranks and samples, or the reason why there are none."""
+    """A host with its ranks and samples, or with the reason why the host could not be examined."""
 
     node: Node
     job: JobRanks | None = None
@@ -319,7 +331,7 @@ class HangHost(Observed):
 
 
 class HangSnapshot(FrozenModel):
-    """Snapshot of a job, which can be judged now, or later from a file."""
+    """Snapshot of a job, which can be evaluated immediately or later from a file."""
 
     schema_: Literal[1] = Field(default=1, alias="schema", serialization_alias="schema")
     kind: str = "hang"

@@ -92,7 +92,7 @@ def _limit_words(limits: system.ResourceLimits) -> str:
 
 
 def _route_words(routes: tuple[network.Route, ...]) -> str:
-    """Return a phrase for the first few default routes of the main table, with IPv4 before IPv6."""
+    """Return a phrase for the first few routes in the main table, with IPv4 routes before IPv6 routes."""
     words = [
         f"{route.destination}{f' via {route.gateway}' if route.gateway else ''} {route.interface}"
         for route in sorted(routes, key=lambda route: route.family)
@@ -255,7 +255,7 @@ def nproc(node: Node, facts: HostFacts, *, alone: bool) -> int:
 
 
 def rank_counts(snapshot: Snapshot) -> dict[str, int]:
-    """Return the number of ranks of each reached node, by name."""
+    """Return the number of ranks on each reached node, keyed by node name."""
     alone = len(snapshot.cluster.nodes) == 1
     return {host.name: nproc(host.node, host.facts, alone=alone) for host in snapshot.hosts if host.facts is not None}
 
@@ -294,7 +294,7 @@ def world_size(snapshot: Snapshot) -> int:
 
 
 def visible_devices(node: Node, facts: HostFacts) -> str | None:
-    """Return CUDA_VISIBLE_DEVICES for the node's ranks, from the hosts file or else the host's environment."""
+    """Return CUDA_VISIBLE_DEVICES for a node's ranks, from the hosts file or else from the host's environment."""
     if node.cuda_visible_devices is not None or isinstance(facts.env, Unknown):
         return node.cuda_visible_devices
     return facts.env.get("CUDA_VISIBLE_DEVICES")
@@ -306,7 +306,7 @@ def named_devices(value: str | None) -> tuple[str, ...]:
 
 
 def gpu_wish(host: Host) -> str | None:
-    """Return a phrase for the setting that requires GPUs on a host, or None if there is no such setting."""
+    """Return a phrase for the setting that requires GPUs on a host, or None if no setting requires GPUs."""
     if any(part != "-1" for part in named_devices(host.node.cuda_visible_devices)):
         origin = host.node.env_origins.get("CUDA_VISIBLE_DEVICES")
         by = "the hosts file asks for them: cuda_visible_devices" if origin is None else f"{origin} asks for them:"

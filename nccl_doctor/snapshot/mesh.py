@@ -120,7 +120,7 @@ class LostConnections(Observed):
 
     @property
     def is_unusual(self) -> bool:
-        """True if more connections were lost or late than on a healthy path."""
+        """True if more connections were lost or late than is usual on a healthy path."""
         return self.lost >= LEAST_LOST or self.lost + self.resent >= LEAST_LATE
 
     @property
@@ -179,7 +179,7 @@ class Mesh(Observed):
         return self
 
     def among(self, names: Collection[str]) -> Mesh:
-        """Return the mesh restricted to connections between these hosts."""
+        """Return a copy that contains only the connections between ``names``."""
         if self.hosts == len(names):
             return self
 
@@ -222,7 +222,7 @@ class Mesh(Observed):
 
     @property
     def names(self) -> set[str]:
-        """All hosts in the mesh, including those that occur only in failures or answers."""
+        """The names of all hosts in the results, including hosts that occur only in failures or answers."""
         stalls = self.stalls if isinstance(self.stalls, tuple) else ()
         dials: tuple[FailedDial | Stall | Interception | RdmaDial | Disputed, ...] = (
             *self.failed,
@@ -263,7 +263,9 @@ def accused(hosts: Iterable[str], pairs: Iterable[tuple[str, str]]) -> tuple[str
 
 
 EXACT_UP_TO = 14
-"""Maximum number of hosts in a group for which all combinations are tried. Larger groups are searched greedily."""
+"""Maximum number of hosts in a group for which all combinations are tried. Larger groups are searched with a greedy
+algorithm.
+"""
 
 
 @dataclass(frozen=True)

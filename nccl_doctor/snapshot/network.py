@@ -62,7 +62,7 @@ class PciLink(Observed):
 
     @property
     def lost_lanes(self) -> bool:
-        """True if fewer lanes were trained than both ends support."""
+        """True if the link was trained with fewer lanes than both ends support."""
         return self.width < (self.max_width or 0)
 
     @property
@@ -111,7 +111,7 @@ class InterfaceAddress(Observed):
 
 
 class Interfaces(Observed):
-    """All links of a host, and all its addresses in the order of getifaddrs(3)."""
+    """All links and addresses of a host, with the addresses in the order of getifaddrs(3)."""
 
     links: tuple[Link, ...]
     addresses: tuple[InterfaceAddress, ...]
@@ -203,7 +203,7 @@ class ResolverAnswer(Observed):
 
 
 class Resolution(ResolverAnswer):
-    """The addresses of a name from the cluster, as one host resolves it."""
+    """The addresses of a name in the cluster, as resolved on one host."""
 
     # source address that the kernel chooses for the first address (a UDP connect(2), no packet)
     source: IpAddress | None = None
@@ -221,7 +221,7 @@ class Resolver(Protocol):
 
 
 class Names(Observed):
-    """The addresses of all names of the cluster, as one host resolves them."""
+    """The addresses of all names in the cluster, as resolved on one host."""
 
     # answers that differ from the common one, or from :attr:`source`; in older snapshots every name
     own: dict[str, Resolution]

@@ -99,7 +99,7 @@ def redact(snapshot: Kept) -> tuple[Kept, Redacted]:
 
 
 def _users(value: object) -> Iterator[str]:
-    """Yield the user names in fields marked as such, under the key "user", and in paths of home directories."""
+    """Yield the user names in fields marked as user names, under the key "user", and in paths of home directories."""
     if isinstance(value, BaseModel):
         marked = marks(type(value), Holds)
         yield from (part for name, part in value if marked.get(name) is Holds.USER and isinstance(part, str))

@@ -63,7 +63,7 @@ Label = Annotated[str, Field(max_length=320)]
 
 
 class Service(Observed):
-    """A Service in the pods' namespace; a headless Service defines DNS names for its pods."""
+    """A Service in the pods' namespace. A headless Service defines DNS names for its pods."""
 
     name: str
     headless: bool
@@ -80,7 +80,7 @@ class Expression(Observed):
 
 
 class Selector(Observed):
-    """A label selector; an empty one selects all objects."""
+    """A label selector. An empty label selector selects all objects."""
 
     labels: dict[Label, Label] = Field(
         default_factory=dict, validation_alias="matchLabels", serialization_alias="matchLabels"
@@ -91,7 +91,7 @@ class Selector(Observed):
 
 
 class Block(Observed):
-    """An address block in CIDR notation, and the blocks within it that are excepted."""
+    """An address block in CIDR notation, and the blocks inside this block that are excluded."""
 
     cidr: IpNetwork
     without: tuple[IpNetwork, ...] = Field(default=(), validation_alias="except", serialization_alias="except")
@@ -108,7 +108,11 @@ class Peer(Observed):
 
 
 class PolicyPort(Observed):
-    """Ports in a rule. ``port`` is a number (up to ``end``, if given), a container port's name, or None for all."""
+    """Ports in a rule.
+
+    ``port`` is a number, the name of a container port, or None for all ports. If ``end`` is set, the rule covers all
+    ports from ``port`` to ``end``.
+    """
 
     protocol: str = "TCP"
     port: Port | Label | None = None
@@ -116,7 +120,10 @@ class PolicyPort(Observed):
 
 
 class PolicyRule(Observed):
-    """A rule in a policy, which allows traffic with these peers on these ports; an empty list means all."""
+    """A rule in a policy, which allows traffic with certain peers on certain ports.
+
+    An empty list means all peers or all ports.
+    """
 
     peers: tuple[Peer, ...] = ()
     ports: tuple[PolicyPort, ...] = ()

@@ -313,7 +313,7 @@ class Xid(Observed):
 
 
 class NcclPlugin(Observed):
-    """A shared library that NCCL loads on its own as a network, tuner or profiler plugin.
+    """A shared library that NCCL loads automatically as a network, tuner or profiler plugin.
 
     ``digest`` is the file's SHA-256, and ``version`` is the version found in the file, if any.
     """

@@ -1,1 +1,1 @@
-"""Helpers for host lists, addresses, shell lines, secrets and files, none of which depend on clusters."""
+"""Helpers for host lists, addresses, shell lines, secrets, and files, without dependencies on clusters."""

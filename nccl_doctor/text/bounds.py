@@ -1,8 +1,8 @@
-"""Limits the time and memory that untrusted text can cost.
+"""Limits the time and memory that untrusted text can consume.
 
-RE2 matches regular expressions in time linear in the length of the text, whereas :mod:`re` takes twelve seconds for a
-pattern with three wildcards and a malicious line of 4 kB. In return, RE2 has no lookaround and no back-references. JSON
-is checked before it is parsed, since the parsed values take up to 150 times as many bytes as the text.
+RE2 matches regular expressions in linear time, whereas :mod:`re` takes twelve seconds for a pattern with three
+wildcards and a malicious line of 4 kB. RE2 supports neither lookaround nor back-references. JSON text is checked before
+parsing, since the parsed values take up to 150 times as many bytes as the text.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import cast
 
 
 def safe_regex(pattern: str) -> re.Pattern[str]:
-    """Compile a pattern with RE2; the result has the interface of :mod:`re`, with ASCII-only character classes.
+    """Compile a pattern with RE2; the result has the interface of :mod:`re` and ASCII-only character classes.
 
     Raise ``re2.error`` if the pattern is invalid.
     """
@@ -27,9 +27,9 @@ _DIGITS = 20  # of the largest number of 64 bits
 
 
 def whole_number(digits: str) -> int:
-    """Return the value of decimal digits with or without a sign; 2**64 if there are too many for 64 bits.
+    """Return the value of a decimal number with an optional sign, or 2**64 for a number with too many digits.
 
-    ``int`` refuses thousands of digits, since its time grows with the square of their number
+    ``int`` rejects numbers with thousands of digits, since the conversion takes quadratic time
     (sys.set_int_max_str_digits).
     """
     bare = digits.lstrip("+-").lstrip("0") or "0"
@@ -44,14 +44,14 @@ _STEPS = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
 
 
 class CrowdedError(ValueError):
-    """A JSON document has more or deeper values than any genuine document; the message is a phrase."""
+    """Error raised for data with more values or deeper nesting than any genuine document."""
 
 
 def refuse_crowded(data: bytes, *, values: int, containers: int, depth: int) -> None:
     """Raise CrowdedError for JSON that exceeds the limits, or ValueError for more than one document.
 
-    The JSON is not parsed, and other errors are left to the parser. ``containers`` limits the lists and objects, which
-    also count as ``values``.
+    The JSON text is not parsed, so the detection of other errors is left to the parser. ``containers`` limits the
+    number of lists and objects, which are included in ``values``.
     """
     commas = opened = deep = 0
     whole = False

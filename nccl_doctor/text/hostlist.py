@@ -1,4 +1,4 @@
-"""Folded lists of host names such as ``node[01-04,07],login``, as used by Slurm, pdsh and clush."""
+"""Expands and folds lists of host names such as ``node[01-04,07],login``, as used by Slurm, pdsh, and clush."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import NamedTuple, TypeVar
 MAX_HOSTS = 65_536  # a longer list is a typo, such as ``node[1-99999999]``, and would fill the memory
 
 _MAX_NAME = 320
-"""Maximum length of ``user@host``, rounded up: 64 for the user, 1, and 253 for the host (RFC 1035, 2.3.4)."""
+"""Maximum length of ``user@host``, rounded up: 64 characters for the user and 253 for the host (RFC 1035, 2.3.4)."""
 
 _MAX_DIGITS = 18
 _PIECE = re.compile(r"\[[^\[\]]*\]|[^\[\],]+|[\[\],]")
@@ -27,7 +27,7 @@ V = TypeVar("V")
 
 
 def grouped(pairs: Iterable[tuple[K, V]]) -> dict[K, list[V]]:
-    """Group the second elements of pairs by the first; both keep their original order."""
+    """Group the second elements of pairs by the first elements, in the original order."""
     groups: dict[K, list[V]] = {}
     for key, value in pairs:
         groups.setdefault(key, []).append(value)
@@ -35,24 +35,24 @@ def grouped(pairs: Iterable[tuple[K, V]]) -> dict[K, list[V]]:
 
 
 def nouns(count: int, noun: str) -> str:
-    """Return the singular or plural of a noun, depending on ``count``: ``rank`` or ``ranks``."""
+    """Return the singular or plural of a noun, depending on ``count``, such as ``rank`` or ``ranks``."""
     return noun if count == 1 else f"{noun}s"
 
 
 def figure(value: float, digits: int = 2) -> str:
-    """Round to ``digits`` significant digits, or to an integer if that has more digits: 0.25, 99, 150."""
+    """Format a value with ``digits`` significant digits, or a larger value as an integer, such as 0.25 or 150."""
     return f"{value:.{digits}g}" if value < 10**digits - 0.5 else f"{value:.0f}"
 
 
 def listed(words: Iterable[str], most: int = 8) -> str:
-    """Return the words as a list in a sentence: "a, b and c", or "a, b and 5 more"."""
+    """Return the words as a list for use in a sentence, such as "a, b and c" or "a, b and 5 more"."""
     some = list(words)
     last = f"{len(some) - most} more" if len(some) > most else "".join(some[-1:])
     return " and ".join(filter(None, (", ".join(some[:most] if len(some) > most else some[:-1]), last)))
 
 
 def plural(count: int, noun: str) -> str:
-    """Return a count followed by its noun, such as ``1 error`` or ``2 errors``."""
+    """Return a count followed by a noun, such as ``1 error`` or ``2 errors``."""
     return f"{count} {nouns(count, noun)}"
 
 
@@ -86,10 +86,11 @@ _Part = str | list[_Range]
 
 
 def expand(pattern: str, *, limit: int = MAX_HOSTS) -> list[str]:
-    """Return the names that ``pattern`` stands for, in order; raise ValueError, whose message is a sentence.
+    """Return the names that ``pattern`` denotes, in order; raise ValueError if the pattern is invalid.
 
-    The last of several brackets varies fastest, as in pdsh. Padding is kept, so that ``[08-10]`` gives 08, 09, 10.
-    Duplicates are kept, too. The ``limit`` on the number of names is checked before any names are created.
+    If a pattern contains several brackets, the last bracket varies fastest, as in pdsh. Zero padding is preserved, so
+    ``[08-10]`` yields 08, 09, and 10. Duplicate names are preserved. The ``limit`` on the number of names is checked
+    before any names are created.
     """
     items = list(_items(",".join(piece.strip() for piece in pattern.split(","))))
     count = sum(math.prod(_size(part) for part in item) for item in items)
@@ -153,7 +154,7 @@ def fold(names: Iterable[str]) -> str:
 
 @lru_cache(256)  # most verdicts of a run are about all hosts
 def _folded(names: tuple[str, ...]) -> str:
-    """Fold names; those that differ only in one number, with the same padding, share a bracket."""
+    """Fold names; names that differ only in one number, with the same padding, share a bracket."""
     spots = {name: _spots(name) for name in names}
     members = Counter(around for found in spots.values() for around, _ in found)
     chosen = {name: max(reversed(found), key=lambda spot: members[spot[0]]) for name, found in spots.items() if found}
@@ -172,7 +173,7 @@ def _folded(names: tuple[str, ...]) -> str:
 
 
 def _spots(name: str) -> list[tuple[tuple[str, str], str]]:
-    """Return each number in a name, with the text before and after it."""
+    """Return each number in a name, with the text before and after the number."""
     if len(name) > _MAX_NAME or any(char in "[]," or char.isspace() for char in name):
         return []
     found = (match for match in _NUMBER.finditer(name) if len(match[0]) <= _MAX_DIGITS)

@@ -1,4 +1,4 @@
-"""Parses IP addresses and networks, each text only once, since the same addresses recur in many pairs of hosts."""
+"""Parses IP addresses and networks, and caches the results because many host pairs share the same addresses."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def address_of(text: str) -> Address:
 
 
 def numeric(text: str) -> Address | None:
-    """Return the address that a text denotes; None if the text is not an address but, for example, a host name."""
+    """Parse a text as an IP address; return None for any other text, such as a host name."""
     try:
         return address_of(text)
     except ValueError:
@@ -33,7 +33,7 @@ def is_loopback(text: str) -> bool:
 
 @lru_cache(_KEPT)
 def network_of(text: str) -> Network:
-    """Parse a network such as "10.0.1.7/24", ignoring the host bits; raise ValueError if it is invalid."""
+    """Parse a network such as "10.0.1.7/24", ignoring the host bits; raise ValueError if the text is invalid."""
     return ipaddress.ip_network(text, strict=False)
 
 

@@ -1,4 +1,4 @@
-"""Utilities for this machine: atomic writes, thread-safe caches, and resource limits."""
+"""Utilities for the local machine, such as atomic writes, thread-safe caches, and resource limits."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _LINKS = 40  # links in a row that Linux follows (path_resolution(7))
 def state_folder(environ: Mapping[str, str]) -> Path | None:
     """Return the folder for files that are kept between runs (XDG Base Directory Specification).
 
-    It is None if there is no home directory, as in a container in which the user ID has no account.
+    The result is None if the user has no home directory, for example in a container without an account for the user ID.
     """
     state = environ.get("XDG_STATE_HOME", "")
     try:
@@ -37,12 +37,12 @@ def state_folder(environ: Mapping[str, str]) -> Path | None:
 
 
 def write_atomically(path: Path, data: bytes, *, private: bool = False) -> None:
-    """Write a temporary file and rename it to ``path``, so that nobody reads half a file; raise OSError on failure.
+    """Write a temporary file and rename it to ``path``, so no reader sees a partial file; raise OSError on failure.
 
-    The file keeps its mode and owner; a new ``private`` file is readable only by its owner. In a shared folder, another
-    user's file raises OSError, and so does another user's symbolic link, as with ``fs.protected_symlinks`` on Linux.
-    Special files such as /dev/null or a named pipe are written to directly, and open files such as /dev/stdout or
-    /dev/fd/3 through their descriptors.
+    An existing file keeps its mode and owner, and a new ``private`` file is readable only by its owner. In a shared
+    folder, another user's file or symbolic link raises OSError, as with ``fs.protected_symlinks`` on Linux. Special
+    files such as /dev/null are written to directly, and open files such as /dev/fd/3 are written to through their
+    descriptors.
     """
     number = _descriptor(path)
     if number is not None:
@@ -69,7 +69,7 @@ def write_atomically(path: Path, data: bytes, *, private: bool = False) -> None:
 
 
 def try_file(path: Path) -> None:
-    """Raise the OSError that :func:`write_atomically` would raise, if any; change nothing."""
+    """Raise the OSError that :func:`write_atomically` would raise, if any, without writing to the file."""
     number = _descriptor(path)
     if number is not None:
         if fcntl.fcntl(number, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY:
@@ -92,7 +92,7 @@ def try_file(path: Path) -> None:
 
 
 def try_folder(folder: Path) -> None:
-    """Raise the OSError that creating the folder or files in it would raise, if any; change nothing."""
+    """Raise the OSError that creating a folder and files in the folder would raise, if any, without changes."""
     there = folder
     while not there.exists() and there != there.parent:
         there = there.parent
@@ -111,7 +111,7 @@ def _error(number: int) -> OSError:
 
 
 def _descriptor(path: Path) -> int | None:
-    """Return the descriptor of our own open file that the path names, since reopening the file would truncate it."""
+    """Return the file descriptor that a path such as /dev/stdout or /dev/fd/3 names, or None for other paths."""
     name = os.fspath(path)
     found = _OPEN.fullmatch(name)
     number = _STREAMS.get(name) if found is None else int(found[1])
@@ -133,7 +133,8 @@ def _followed(path: Path) -> Path:
 def _refuse_planted(place: Path) -> None:
     """Raise OSError for another user's file in a shared folder, as Linux does with ``fs.protected_regular``.
 
-    The owner of such a file could read the data. Files that belong to the folder's owner are accepted.
+    The owner of an existing file could read the data that is written. Files that belong to the folder's owner are
+    accepted.
     """
     try:
         before = place.lstat()
@@ -160,7 +161,7 @@ def _as_before(place: Path, descriptor: int, *, private: bool) -> None:
 
 
 def _sync(folder: Path) -> None:
-    """Sync the rename to disk, if the filesystem can sync folders."""
+    """Flush a rename to disk, if the file system can sync folders."""
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except PermissionError:
@@ -181,7 +182,7 @@ T = TypeVar("T")
 def thread_safe_cache(make: Callable[P, T]) -> Callable[P, T]:
     """Cache results like :func:`functools.cache`, but compute each result only once, even with several threads.
 
-    Keyword arguments are not part of the key.
+    Keyword arguments are not part of the cache key.
     """
     kept: dict[Hashable, T] = {}
     locks: dict[Hashable, threading.Lock] = {}
@@ -200,13 +201,13 @@ _NO_THREAD = "can't start new thread"  # CPython's message, Modules/_threadmodul
 
 
 def out_of_threads(error: BaseException | None) -> bool:
-    """Return whether the error means that this machine can't start another thread or program (fork(2), EAGAIN)."""
+    """Return whether an error means that this machine can't start another thread or program (EAGAIN of fork(2))."""
     thread = isinstance(error, RuntimeError) and str(error) == _NO_THREAD
     return thread or (isinstance(error, BlockingIOError) and error.errno == errno.EAGAIN)
 
 
 def describe_thread_limit() -> str:
-    """Return a one-sentence message that tells the user that no more threads can be started."""
+    """Return a one-sentence error message for a user whose thread limit is exhausted."""
     limit = resource.getrlimit(resource.RLIMIT_NPROC)[0]
     said = "" if limit == resource.RLIM_INFINITY else f" (ulimit -u is {limit})"
     return (

@@ -1,6 +1,6 @@
-"""Finds secrets in text by their format, and hides them in all documents that a report consists of.
+"""Finds secrets in text by their format, and hides secrets in reports and other documents.
 
-Repetitions in the patterns are bounded, so that the time is proportional to the length of the text.
+Repetitions in the patterns are bounded, so the search time is proportional to the length of the text.
 """
 
 from __future__ import annotations
@@ -82,10 +82,10 @@ _WORD = (
     + _QUOTED
     + r"""|(?<=[^\s'",;&])['"](?=[^\s'",;&)}\]])|[,;&](?![\s'"\])}]|$|[\w.$-]{1,64}[=:])){1,4000})"""
 )
-"""A value in shell code, YAML, JSON, or nested JSON, up to the closing quote, a blank or the next name."""
+"""Pattern for a value in shell code, YAML, JSON, or nested JSON, up to a closing quote, a space, or the next name."""
 _VARIABLE = r"[A-Z0-9_]{0,60}(?:TOKEN|KEY|SECRET|PASS|PWD|CRED|AUTH|JWT|PAT)[A-Z0-9_]{0,60}"
 _OF_SHELL = rf"(?-i:[\"']?\$\{{?{_VARIABLE}\}}?[\"']?)(?![^\s,;&)}}\]])"
-"""A reference to a shell variable, as in ``HF_TOKEN="$HF_TOKEN"``, which does not reveal the value."""
+"""Pattern for a reference to a shell variable, as in ``HF_TOKEN="$HF_TOKEN"``, which does not reveal the value."""
 _GIVEN = rf"(?!\(left out\))(?!(?:none|null|nil|true|false)\b|\"\"|''|[{{\[(](?:\s|$)|{_OF_SHELL})"
 _NO_COUNT = r"(?![\"']?[-+]?\d[\d.,_]{0,15}[kmb%]?[\"']?(?![\w.]))"
 _KEYS = r"(?:api|access|private|account|auth|service|signing|encryption|license|subscription|storage)[_-]?key"
@@ -97,7 +97,7 @@ _WEAK = (
     r"(?<!bos[_-])(?<!eos[_-])(?<!pad[_-])(?<!unk[_-])(?<!sep[_-])(?<!cls[_-])(?<!mask[_-])(?<!image[_-])"
     r"tokens?(?!iz|s?_?(?:ids?|type|len|count|limit|budget|per)\b)[\w-]{0,64}"
 )
-"""Names that contain "token", except harmless ones such as ``tokenizer``, ``eos_token`` and ``token_ids``."""
+"""Pattern for names that contain "token", except harmless names such as ``tokenizer`` and ``token_ids``."""
 _STOP = r"\\{0,3}['\"]?"
 
 
@@ -114,15 +114,15 @@ def _option(name: str, guard: str = "") -> str:
 
 
 _ENDS = r"(?:key|auth|jwt|pat|creds?)"
-"""Endings of names that may denote secrets (``--wandb-key``) or other things (``--sort-key``)."""
+"""Pattern for endings of names that may denote secrets (``--wandb-key``) or harmless values (``--sort-key``)."""
 _LONG = r"(?=['\"]?[^\s'\"/~.$,;&][^\s'\"]{15,4000})(?!['\"]?[A-Za-z_.,:-]{1,4000}(?![^\s'\",;&]))"
-"""A value of 16 characters or more that is neither a path nor a plain word."""
+"""Pattern for a value of 16 characters or more that is neither a path nor a plain word."""
 _PAIR = r"(?=['\"]?[^\s:@/'\"]{1,100}:[^\s:/'\"])"
-"""A value of the form ``user:password``."""
+"""Pattern for a value of the form ``user:password``."""
 
 
 class _Shape(NamedTuple):
-    """A pattern whose first group is kept, and lower-case words, at least one of which occurs in every match."""
+    """A pattern whose first group is preserved, and lowercase words of which every match contains at least one."""
 
     words: tuple[str, ...]
     pattern: str
@@ -218,7 +218,7 @@ def _shape(pattern: str) -> re.Pattern[str]:
 
 @cache
 def _token(start: str) -> re.Pattern[str]:
-    """Return the pattern of tokens with this prefix, including clipped ones if the prefix is long enough."""
+    """Return the pattern for tokens with a prefix, including truncated tokens if the prefix is long enough."""
     left = rf"|[\w.+/=-]{{1,4000}}{CUT}" if len(start) > 2 else ""
     return re.compile(rf"(?:(?<![A-Za-z0-9])|(?<=\\[nrt]))(){re.escape(start)}(?:{_TOKENS[start]}{left})")
 
@@ -244,12 +244,12 @@ def without_secrets(text: str) -> str:
 
 
 def names_secret(name: str) -> bool:
-    """Return whether a variable or field with this name is secret, such as ``HF_TOKEN`` or ``db_password``."""
+    """Return whether the name of a variable or field denotes a secret, such as ``HF_TOKEN`` or ``db_password``."""
     return without_secrets(f"{name}=x1") != f"{name}=x1"
 
 
 def part(text: str, start: int, end: int) -> str:
-    """Return ``text[start:end]``, shortened if it would begin or end within a secret."""
+    """Return ``text[start:end]``, shortened if the part would begin or end within a secret."""
     first, last = start, end
     if start > 0 or end < len(text):
         for found in (match for pattern in _patterns(text) for match in pattern.finditer(text)):
@@ -261,9 +261,9 @@ def part(text: str, start: int, end: int) -> str:
 
 
 def is_key_line(text: str, *, within: bool = False) -> bool:
-    """Return whether a text is a line from a private key's body, possibly prefixed with a rank and time by a launcher.
+    """Return whether a text is a line of a private key's body, possibly with prefixes added by a launcher.
 
-    ``within`` means that a key began on an earlier line; then this line may be shorter than usual.
+    ``within`` means that a key began on an earlier line, so short lines are accepted.
     """
     *before, last = text.split() or [""]
     if len(before) > 4 or not all(word[-1] in ":>|]" or word.isdigit() for word in before):
@@ -280,19 +280,19 @@ _BEGIN, _END = "PRIVATE KEY-----", "-----END "
 
 
 def hide_secrets(document: Hidden) -> Hidden:
-    """Return the document with each secret replaced by :data:`LEFT_OUT`, or the same object if there are none."""
+    """Return the document with each secret replaced by :data:`LEFT_OUT`, or the same object without secrets."""
     hidden: Hidden = _Walk().value(document)
     return hidden
 
 
 class _Walk:
-    """Traverses a document and examines each distinct text only once."""
+    """A traversal of a document that examines each distinct text only once."""
 
     def __init__(self) -> None:
         self._text, self._is_secret = cache(without_secrets), cache(names_secret)
 
     def value(self, value: Any) -> Any:  # noqa: ANN401 - any part of a document
-        """Return the value without secrets, using its own ``without_secrets`` method if it has one.
+        """Return the value without secrets, using the value's own ``without_secrets`` method if available.
 
         A value without secrets is returned as the same object.
         """
@@ -335,7 +335,7 @@ class _Walk:
         return tree if same else found
 
     def _items(self, items: Iterable[Any]) -> Iterator[Any]:
-        """Yield each item without its secrets; log lines that belong to a private key are hidden."""
+        """Yield each item without secrets; log lines that belong to a private key are hidden."""
         within = False
         for item in items:
             text = item if type(item) is str else getattr(item, "text", None)
@@ -348,7 +348,7 @@ class _Walk:
 
 
 def _left_out(value: object) -> object:
-    """Return the value with all texts hidden; its structure and numbers are kept."""
+    """Return the value with all texts hidden and with its structure and numbers unchanged."""
     if isinstance(value, dict):
         return {name: _left_out(one) for name, one in value.items()}
     if isinstance(value, (list, tuple)):

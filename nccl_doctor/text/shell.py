@@ -1,11 +1,11 @@
-"""Text that is safe to show in terminals and to paste into shells; sh, bash and zsh interpret it alike.
+"""Creates text that is safe to show in terminals and to paste into sh, bash, and zsh.
 
-A :class:`Line` is created only in this module, from a template in our source code and values for its placeholders.
-:func:`line` quotes every word, wherever it comes from; :func:`script` accepts only numbers and other lines as values.
+A :class:`Line` is created only in this module, from a constant template and values for the placeholders. :func:`line`
+quotes every word, whereas :func:`script` accepts only numbers and other lines as values.
 
-Host names, log lines, process titles and rule comments are untrusted text. An escape sequence in such text could
-repaint the screen, a carriage return could overwrite a line, and a bidirectional override could change how a command
-reads (CVE-2021-42574).
+Host names, log lines, process titles, and comments of firewall rules are untrusted text. An escape sequence in
+untrusted text could repaint the screen, a carriage return could overwrite a line, and a bidirectional override could
+disguise a command (CVE-2021-42574).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
 
 Hole: TypeAlias = "int | str | IPv4Address | IPv6Address | IPv4Network | IPv6Network"
-"""Values for a placeholder of :func:`line`; text must be printable, and must not start with "-" if it begins a word."""
+"""Value for a placeholder of :func:`line`; text must be printable and must not begin a word with "-"."""
 
 _PLAIN = re.compile(r"[\w.,:@%/+-]+", re.ASCII)
 _NAME = re.compile(r"[\w.-]+", re.ASCII)
@@ -33,7 +33,7 @@ _HOSTS = re.compile(r"[\w.:,\[\]-]+", re.ASCII)
 
 @dataclass(frozen=True)
 class Line:
-    """Shell text that does only what its template says, whatever values were inserted."""
+    """Shell text whose meaning is determined by the template alone, regardless of the inserted values."""
 
     text: str
 
@@ -44,7 +44,8 @@ class Line:
 def word(text: str) -> str:
     """Return the text as one shell word, quoted if necessary; in ``NAME=value``, only the value is quoted.
 
-    A word that begins with "=" is quoted, unlike by :func:`shlex.quote`, since zsh would expand it to a command's path.
+    Unlike :func:`shlex.quote`, this function quotes a word that begins with "=", which zsh would expand to a command's
+    path.
     """
     name, sign, value = text.partition("=")
     if sign and _NAME.fullmatch(name):
@@ -57,12 +58,12 @@ def _quoted(text: str) -> str:
 
 
 def line(template: str, **holes: Hole | Sequence[Hole] | Line | None) -> Line | None:
-    """Return a line of one or more commands from a template, in which each placeholder is a word or part of a word.
+    """Return a command line from a template in which each placeholder is a word or part of a word.
 
-    The template consists of words separated by blanks, ``{name}`` for a placeholder, and ``{*name}`` for any number of
-    words. Operators that are separate words keep their meaning. A :class:`Line` is inserted unquoted, for a placeholder
-    that is a whole word. The result is None if a text can't be pasted, because it is not printable (a line break, an
-    escape sequence) or would be read as an option.
+    The template consists of words separated by spaces, with ``{name}`` for a placeholder and ``{*name}`` for any number
+    of words. Shell operators that are separate words keep their meaning. A :class:`Line` for a placeholder that is a
+    whole word is inserted without quotes. The result is None if a value is not printable (a line break, an escape
+    sequence) or would be read as an option.
     """
     words: list[str] = []
     for part in shlex.split(template):
@@ -84,7 +85,7 @@ def line(template: str, **holes: Hole | Sequence[Hole] | Line | None) -> Line | 
 
 
 def script(template: str, **parts: int | Line | Sequence[Line]) -> Line:
-    """Return shell text from a template with placeholders for numbers and lines; a sequence is joined by blanks."""
+    """Return shell text from a template with placeholders for numbers and lines; sequences are joined by spaces."""
     texts = {
         name: " ".join(map(str, part)) if isinstance(part, Sequence) else str(part) for name, part in parts.items()
     }
@@ -102,13 +103,13 @@ _ASSIGNED = re.compile(r"[A-Za-z_]\w*=", re.ASCII)
 
 
 class Literal(str):
-    """A word from a user's command line in which "$" has no special meaning, since the user quoted it."""
+    """A word from a user's command line in which "$" has no special meaning, because the user quoted the word."""
 
     __slots__ = ()
 
 
 def literal(text: str) -> str:
-    """Mark a word so that no shell expands variables in it."""
+    """Mark a word as one in which no shell expands variables."""
     return Literal(text) if "$" in text else text
 
 
@@ -153,7 +154,7 @@ def marked(text: str) -> str:
 
 
 def unmarked(word: str) -> str:
-    """Restore each "$" in a word of :func:`marked` text; the word is a :class:`Literal` if there was any."""
+    """Restore each "$" in a word of :func:`marked` text; a word with a restored "$" becomes a :class:`Literal`."""
     return Literal(word.replace("\0", "$")) if "\0" in word else word
 
 
@@ -162,7 +163,7 @@ def nested(command: Line | str) -> Line:
 
 
 def host_names(pattern: str) -> Line:
-    """Return a folded list of hosts for use without quotes; raise ValueError if that is not safe."""
+    """Return a folded list of hosts for use without quotes; raise ValueError if the list would need quotes."""
     if not _HOSTS.fullmatch(pattern):
         raise ValueError(f"{pattern!r} is not a list of host names")
     return Line(pattern)
@@ -193,22 +194,22 @@ def words(texts: Sequence[str], replaced: Mapping[str, Line]) -> list[Line]:
 
 
 CONTROL_SEQUENCE = re.compile(r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]")
-"""A control sequence: introducer, parameter bytes, intermediate bytes, and final byte (ECMA-48, section 5.4)."""
+"""Pattern for a control sequence with parameter bytes, intermediate bytes, and a final byte (ECMA-48, section 5.4)."""
 
 
 _IGNORABLE = re.compile(
     "[\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e\u2060-\u206f\u3164\ufe00-\ufe0f\ufeff"
     "\uffa0\ufff0-\ufff8\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff]"
 )
-"""Invisible characters (Default_Ignorable_Code_Point in DerivedCoreProperties.txt of Unicode 16)."""
+"""Pattern for invisible characters (Default_Ignorable_Code_Point in DerivedCoreProperties.txt of Unicode 16)."""
 
 
 def clean(text: str) -> str:
-    """Return the text on one line, without control characters and invisible characters.
+    """Return the text on one line, without control characters or invisible characters.
 
-    Each line break or tab becomes a space, and each lone surrogate becomes U+FFFD. Other control characters (Unicode
-    category Cc), format characters (Cf, such as bidirectional overrides and zero-width characters), other invisible
-    characters (such as variation selectors and tags) and control sequences are removed.
+    Each line break or tab becomes a space, and each lone surrogate becomes U+FFFD. Control sequences, other control
+    characters (Unicode category Cc), format characters (Cf), and other invisible characters, such as variation
+    selectors, are removed.
     """
     if text.isascii() and text.isprintable():
         return text
@@ -223,5 +224,5 @@ def _shown(character: str) -> str:
 
 
 def pasteable(command: str) -> bool:
-    """Return whether a command is a single line in which a terminal hides or interprets nothing."""
+    """Return whether a command is a single line without control characters or invisible characters."""
     return bool(command.strip()) and clean(command) == command

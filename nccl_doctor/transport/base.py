@@ -188,7 +188,7 @@ class Transport(Protocol):
     """The interface of objects that run commands on hosts."""
 
     def open(self, node: Node, command: str, deadline: float, latest: float = math.inf) -> Channel:
-        """Start ``command``, a POSIX shell line, on ``node``; raise AccessError if the node is not reached in time.
+        """Start the POSIX shell command ``command`` on ``node``; raise AccessError if the node is not reached in time.
 
         The deadline applies to the host's first answer. A login may take :data:`LOGIN_TIMES` times as long as the first
         answer, but must end by ``latest``.
@@ -264,7 +264,7 @@ def if_free(lock: threading.Lock) -> Iterator[bool]:
 
 
 def remaining(deadline: float) -> float:
-    """Return the seconds until ``deadline``; raise TimeoutError if it has passed."""
+    """Return the number of seconds until ``deadline``; raise TimeoutError if the deadline has passed."""
     left = deadline - time.monotonic()
     if left <= 0:
         raise TimeoutError

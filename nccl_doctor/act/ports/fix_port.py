@@ -1,7 +1,7 @@
-"""Implements ``fix-port``: examines a port, ends a job, waits for the kernel, or finds a port free on all hosts.
+"""Implements ``fix-port``, which examines a port, ends a job, waits for the kernel, or finds a free port.
 
-The port to examine comes from the argument, a log, the hosts file, MASTER_PORT, or torch's default. A free port is
-useless if a firewall drops packets to it, so only a port to which every host has connected is suggested.
+The port to examine comes from the argument, a log, the hosts file, MASTER_PORT, or torch's default. Only a port to
+which every host has connected is suggested, because a firewall may drop packets to a free port.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ HALVES, TRIALS = 192, 2
 """Number of ports to test per attempt after a firewall has blocked the first ports, and number of attempts."""
 DIAL_S = 3.0
 AT_ONCE = 64
-"""Number of ports to try at once, few enough for a host to connect to all of them within one time-out."""
+"""Number of ports to try at once, few enough for a host to connect to all ports within one time-out."""
 WELL_KNOWN = frozenset(
     {
         *(2049, 2222, 3000, 3306, 4444, 5000, 5432, 5555, 6006, 6379, 6443, 6817, 6818, 6819, 7860, 8000, 8080, 8265),
@@ -61,13 +61,13 @@ WELL_KNOWN = frozenset(
 )
 """Ports of services that are common on training clusters, avoided even if no such service is running.
 
-They include NFS, Slurm's daemons, Ray, Dask, the kubelet, notebooks and dashboards, NCCL's own RAS (28028) and
-torchrun's c10d rendezvous (29400).
+The services include NFS, Slurm, Ray, Dask, the kubelet, notebooks, dashboards, NCCL's RAS (28028), and torchrun's c10d
+rendezvous (29400).
 """
 
 
 class EndedJob(NamedTuple):
-    """The result of ending a job: PIDs that are gone, PIDs still running, and why some were not signalled."""
+    """The result of ending a job: PIDs that are gone, PIDs still running, and reasons why PIDs were not signalled."""
 
     gone: tuple[int, ...]
     left: tuple[int, ...]
@@ -123,10 +123,10 @@ def end(machine: QueriedMachine, jobs: Iterable[HolderJob], grace_s: float, *, f
 def wait_until_free(
     machine: QueriedMachine, report: PortReport, tell: Tell, *, settle_s: float = SETTLE_S
 ) -> PortReport:
-    """Retry the port while a TIME_WAIT or another run of nccl-doctor may still release it.
+    """Test a port repeatedly while a TIME_WAIT or another run of nccl-doctor may still release the port.
 
-    A socket whose process has just exited may have neither an owner nor a TIME_WAIT, so retries continue for
-    ``settle_s`` seconds after the first answer that shows no reason to wait.
+    A socket whose process has just exited may have neither an owner nor a TIME_WAIT. Tests therefore continue for
+    ``settle_s`` seconds after the first answer without a reason to wait.
     """
     began = closing_since = time.monotonic()
     waited = False
@@ -166,7 +166,7 @@ def next_port(machines: Sequence[QueriedMachine], after: int, address: str | Non
 
 
 def _let_in(machines: Sequence[QueriedMachine], address: str, after: int, answers: dict[str, set[int]]) -> int:
-    """Return a port on which the first machine's firewall admits all others; raise DoctorError if there is none."""
+    """Return a port on which the first machine's firewall accepts all other machines, or raise DoctorError."""
     target, *others = machines
     halved = (int(f"{number:016b}"[::-1], 2) for number in range(1 << 16))
     named = list(target.ask(NAMED).ports)
@@ -197,7 +197,7 @@ def _free_on_all(machines: Sequence[QueriedMachine], ports: list[int], *, epheme
 
 
 def suggestion(fleet: Fleet, after: int, holders: Iterable[HolderJob] = ()) -> Suggestion | None:
-    """Suggest a port found by :func:`next_port`, with a command that sets it for the next start from the same shell.
+    """Suggest a port found by :func:`next_port`, with a shell command that sets the port for the next start.
 
     ``holders`` are the jobs that hold the old port. torchrun and torch.distributed.launch read PET_MASTER_PORT
     (torch/distributed/argparse_util.py); ``env://`` reads MASTER_PORT (torch/distributed/rendezvous.py).
@@ -226,7 +226,7 @@ def suggestion(fleet: Fleet, after: int, holders: Iterable[HolderJob] = ()) -> S
 def _wait(
     alive: Callable[[], list[tuple[int, int]]], seconds: float, tell: Callable[[str, float], None]
 ) -> list[tuple[int, int]]:
-    """Wait until all processes have exited or time is up, and return those that are still running."""
+    """Wait until all processes have exited or the time is over, and return the processes that are still running."""
     deadline = time.monotonic() + seconds
     while (living := alive()) and (left := deadline - time.monotonic()) > 0:
         tell(" ".join(str(pid) for pid, _ in living[:8]) + (" …" if len(living) > 8 else ""), left)
@@ -235,7 +235,10 @@ def _wait(
 
 
 class Steps(NamedTuple):
-    """The task of ``fix-port``. SIGKILL follows SIGTERM after ``grace_s`` seconds; ``confirm`` can veto both."""
+    """The steps of ``fix-port``.
+
+    SIGKILL follows SIGTERM after ``grace_s`` seconds, and ``confirm`` can prevent both.
+    """
 
     kill: bool
     force: bool
@@ -247,7 +250,7 @@ class Steps(NamedTuple):
 
 
 def about_port(fleet: Fleet, port: int, process: ProcessIdentity | None, steps: Steps) -> PortReport:
-    """Examine a port, or only how one process uses the port, and take the requested steps."""
+    """Examine a port, or a single process that uses the port, and take the requested steps."""
     report = look(fleet.target, port, process, steps.grace_s)
     if report.gone and not report.free:
         report = look(fleet.target, port, None, steps.grace_s)
@@ -267,7 +270,7 @@ def about_port(fleet: Fleet, port: int, process: ProcessIdentity | None, steps: 
 
 
 def about_process(fleet: Fleet, process: ProcessIdentity, steps: Steps) -> PortReport:
-    """Examine the job of a process, whichever port it uses, and end the job if asked to."""
+    """Examine the job of a process, regardless of the port, and end the job if requested."""
     report = look(fleet.target, None, process, steps.grace_s)
     return _kill(report, fleet.target, steps) if steps.kill and report.jobs else report
 
@@ -284,7 +287,7 @@ def end_leftover(machine: QueriedMachine, port: int | None, process: ProcessIden
 
 
 def moved(fleet: Fleet, port: int) -> PortReport:
-    """Suggest a port that is free on every host to replace this one; raise DoctorError if there is none."""
+    """Suggest a port that is free on every host in place of ``port``; raise DoctorError if no port is free."""
     found = suggestion(fleet, port)
     if found is None:
         raise DoctorError("no port from 1024 to 65535 is free on every host and fit for a job")
@@ -294,7 +297,7 @@ def moved(fleet: Fleet, port: int) -> PortReport:
 
 
 def _kill(report: PortReport, machine: QueriedMachine, steps: Steps) -> PortReport:
-    """End all jobs that hold the port, or none of them if any of them may not be ended."""
+    """End all jobs that hold the port, but only if every job may be ended."""
     refused = _why_not(report, force=steps.force)
     if refused is None and not steps.confirm(report):
         refused = "it was not confirmed"
@@ -320,7 +323,7 @@ def _why_not(report: PortReport, *, force: bool) -> str | None:
 def reached(
     target: QueriedMachine, others: Sequence[QueriedMachine], address: str, ports: Sequence[int]
 ) -> dict[str, set[int]]:
-    """Return the target's ports that each host reaches, as in a mesh; raise NotReachedError if a host is silent."""
+    """Return the target's ports that each host reaches; raise NotReachedError if a host does not answer."""
     from nccl_doctor.collect.mesh.dials import dial_targets, listening
     from nccl_doctor.collect.mesh.plan import DialTarget, listener
 
@@ -347,7 +350,7 @@ MOST_BYTES = 64 << 20  # bytes of a log; the error is near the start of a rank's
 
 
 def wanted_port(argument: str | None, log: str | None, hosts_port: int | None) -> tuple[int, str | None]:
-    """Return the port and where it was found (None: the argument); raise UsageError if it can't be determined."""
+    """Return the port and its source (None for the argument); raise UsageError if no port can be determined."""
     if argument is not None and argument != STDIN:
         return _port(argument, "PORT"), None
     source = log if log is not None else STDIN if argument == STDIN or _is_piped() else None
@@ -371,7 +374,7 @@ def _port(text: str, source: str) -> int:
 
 
 def _find_error(source: str, named: str, *, must: bool) -> PortError | None:
-    """Return the port error in a log; None if there is none and the log was not required (``must``)."""
+    """Return the port error in a log, or None; with ``must``, raise UsageError if the log has no port error."""
     try:
         data = sys.stdin.buffer.read(MOST_BYTES) if source == STDIN else read_bytes(source, "a log", MOST_BYTES)
     except OSError as error:
@@ -385,7 +388,7 @@ def _find_error(source: str, named: str, *, must: bool) -> PortError | None:
 
 
 def _is_piped() -> bool:
-    """Return whether stdin is a pipe with data in it; an open but empty pipe, as under ssh, does not count."""
+    """Return whether stdin is a pipe that contains data; an open but empty pipe, as under SSH, does not count."""
     try:
         return stat.S_ISFIFO(os.fstat(0).st_mode) and bool(select.select([0], [], [], 0)[0])
     except OSError:  # closed

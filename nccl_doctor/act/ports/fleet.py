@@ -1,4 +1,4 @@
-"""Queries hosts for ``fix-port``, in our own process or through a probe, and defines the types of the answers."""
+"""Queries hosts for ``fix-port``, in this process or through a probe, and defines the types of the answers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 ANSWER_S = 20.0
 LIFETIME_S = 300.0
-"""Seconds of silence after which a probe exits, enough for a run that waits for a grace period and a TIME_WAIT."""
+"""Seconds without a request after which a probe exits, which suffices for a grace period and a TIME_WAIT."""
 
 
 class _Answer(Observed):
@@ -36,7 +36,7 @@ class _Answer(Observed):
 
 
 class PortTrialAnswer(_Answer):
-    """The result of binding the port as torch would; see :class:`~nccl_doctor.snapshot.system.PortTrial`."""
+    """The result of an attempt to bind a port as torch does."""
 
     free: bool
     error: Annotated[str, Field(pattern=r"^[A-Z0-9]{1,32}$")] | None = None
@@ -58,7 +58,7 @@ class PortLook(_Answer):
 
 
 class Signalled(_Answer):
-    """Processes that were alive (PID, start time), signalled PIDs, and PIDs that could not be signalled, and why."""
+    """Processes that were alive (PID and start time), signalled PIDs, and PIDs not signalled, with reasons."""
 
     alive: Annotated[tuple[tuple[Pid, Count], ...], Field(max_length=MAX_PROCESSES)]
     sent: Annotated[tuple[Pid, ...], Field(max_length=MAX_PROCESSES)] = ()
@@ -89,10 +89,10 @@ class QueriedMachine(Protocol):
 
     @property
     def name(self) -> str:
-        """The host's name as the user knows it; "" for this machine."""
+        """The host's name as given by the user, or an empty string for this machine."""
 
     def ask(self, contract: Contract[T], **arguments: object) -> T:
-        """Return the answer to a request; raise NotReachedError if there is none."""
+        """Return the answer to a request; raise NotReachedError if the host does not answer."""
 
     def close(self) -> None: ...
 
@@ -132,7 +132,7 @@ class SessionMachine:
 
 
 class Fleet:
-    """The host to examine: this machine, a host in a hosts file (by default the master), or a host named by option."""
+    """The host to examine: this machine, a host from a hosts file (by default, the master), or a named host."""
 
     def __init__(  # noqa: PLR0913, PLR0917 - each is an option of the command
         self,
@@ -187,7 +187,7 @@ class Fleet:
             (self.target,) = self._connect((self._target,))
 
     def all(self) -> list[QueriedMachine]:
-        """Connect to every host of the job and return them, the target first, or raise NotReachedError."""
+        """Connect to every host of the job and return the hosts, target first, or raise NotReachedError."""
         others = tuple(node for node in self._nodes if self._target is None or node.name != self._target.name)
         return [self.target, *(self._connect(others) if others else ())]
 

@@ -60,7 +60,9 @@ def allreduce_slow(view: View) -> Findings:
         others = sorted(rank.own_s or 0.0 for rank in smoke.ranks if rank is not late)
         own = f"rank {late.rank} ({late.host}) spent {late.own_s:.1f} s between the all-reduces"
         evidence.append(f"{own}, the others {others[0]:.1f} to {others[-1]:.1f} s")
-        message = f"The other ranks waited for rank {late.rank} on {late.host}, which took far longer between all-reduces."
+        message = (
+            f"The other ranks waited for rank {late.rank} on {late.host}, which took far longer between all-reduces."
+        )
     evidence += counted
     hosts = (late.host,) if late else (speed.host,) if speed else ()
     yield Finding(

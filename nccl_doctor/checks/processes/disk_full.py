@@ -1,4 +1,4 @@
-"""A disk or a user's quota is full.
+"""A disk is full, or a user's quota is exhausted.
 
 What it means: A checkpoint, a cache or a log could not be written. The rank that was writing the file exits, and the
 other ranks wait for that rank. A full /tmp makes torch.compile, Ray, dumps of a hanging job, and programs with sockets

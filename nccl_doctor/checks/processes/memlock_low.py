@@ -59,7 +59,7 @@ def memlock_low(view: View) -> Findings:
 
 
 def too_low(facts: HostFacts, side: RdmaSide | None) -> int | None:
-    """Return the memlock limit in bytes if it is too low for the RDMA ports in use; None if it suffices."""
+    """Return the memlock limit in bytes if it is too low for the RDMA ports in use, or None if it suffices."""
     limit, exempt = known(facts.limits).memlock_soft, known(facts.limits).ipc_lock
     if exempt is None:  # an older snapshot: root is exempt outside containers
         identity = facts.identity

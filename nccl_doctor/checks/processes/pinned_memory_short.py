@@ -1,4 +1,4 @@
-"""The kernel can't pin the memory that RDMA registers, although no limit forbids it.
+"""The kernel can't pin memory for RDMA, although no limit prevents it.
 
 What it means: NCCL fails with "Call to ibv_reg_mr_iova2 failed with error Cannot allocate memory", although `ulimit -l`
 prints "unlimited". If the GPU and the CPU share memory (GB10, DGX Spark), loading a large model is enough to cause the
@@ -61,7 +61,7 @@ def pinned_memory_short(view: View) -> Findings:
 
 
 def _unpinnable(facts: HostFacts, side: RdmaSide | None) -> tuple[int, int, bool] | None:
-    """Return CmaTotal and CmaFree in KiB, and whether GPU and CPU share memory; None if RDMA is not affected."""
+    """Return CmaTotal and CmaFree in KiB, and whether GPU and CPU share memory, or None if RDMA is not affected."""
     cma = known(facts.limits).cma_kib
     shared = not isinstance(facts.gpus, Unknown) and any("GB10" in gpu.name for gpu in facts.gpus)
     return (*cma, shared) if cma is not None and cma[1] > cma[0] and registers(facts, side) else None

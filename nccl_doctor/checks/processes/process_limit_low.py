@@ -10,7 +10,7 @@ without a GPU. With fewer than 4 tasks per rank, the job can't start. In logs, t
 unavailable" after a fork or a std::system_error, BlockingIOError [Errno 11], "can't start new thread", and OpenBLAS's
 "pthread_create failed".
 
-Fix: Raise ulimit -u (or LimitNPROC, TasksMax, or docker's --pids-limit), or start fewer workers and threads
+Fix: Raise ulimit -u (or LimitNPROC, TasksMax, or Docker's --pids-limit), or start fewer workers and threads
 (OMP_NUM_THREADS=1).
 
 References: fork(2) and pthread_create(3), EAGAIN; getrlimit(2), RLIMIT_NPROC; the kernel's cgroup-v2, pids.max.

@@ -101,7 +101,7 @@ def is_fatal(facts: HostFacts, shm: Shm, needed: int) -> bool:
 
 
 def enough_gib(shm: Shm, needed: int) -> int | None:
-    """Return a sufficient size of /dev/shm in GiB; None if that exceeds the machine's memory."""
+    """Return a sufficient size of /dev/shm in GiB, or None if that size exceeds the machine's memory."""
     gib = max(1, math.ceil((shm.total_bytes - shm.free_bytes + 2 * needed) / (1 << 30)))
     return gib if shm.memory_bytes is None or gib << 30 <= max(shm.memory_bytes, 1 << 30) else None
 

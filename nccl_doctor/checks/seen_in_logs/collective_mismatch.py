@@ -171,7 +171,7 @@ def are_comparable(found: Iterable[Work]) -> bool:
 
 
 def mismatch(events: Iterable[Event]) -> list[Event]:
-    """Return the events of ranks that give one sequence number to different collectives or sizes."""
+    """Return the events of ranks that use one sequence number for different collectives or sizes."""
     groups: dict[str, list[tuple[Event, Work]]] = {}
     waits = [event for event in events if event.name == "collective-timeout"]
     for event, one in works(waits, groups_of(waits)):

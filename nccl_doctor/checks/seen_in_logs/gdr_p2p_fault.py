@@ -1,6 +1,6 @@
 """GPUs can't reach each other or the network adapter directly.
 
-What it means: P2P over NVLink or PCIe, CUDA IPC or GPUDirect RDMA failed. Possible causes are PCIe ACS, an IOMMU, a
+What it means: P2P (over NVLink or PCIe), CUDA IPC or GPUDirect RDMA failed. Possible causes are PCIe ACS, an IOMMU, a
 missing nvidia-peermem module, containers without a common IPC namespace, and too many peers.
 
 How we know: The log contains "P2P is disabled between NVLINK connected GPUs", "peer mapping resources exhausted",

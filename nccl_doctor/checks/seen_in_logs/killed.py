@@ -201,7 +201,7 @@ def broken_off_after(event: Event, reading: Reading) -> bool:
 
 
 def _aborted(event: Event) -> bool:
-    """Return whether a process aborted itself with SIGABRT after a fault."""
+    """Return whether a process ended with SIGABRT after a fault."""
     return event.name == "killed" and event.grade is Grade.GENERIC and _ABORT.search(event.text) is not None
 
 

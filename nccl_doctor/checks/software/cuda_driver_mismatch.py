@@ -72,7 +72,7 @@ def cuda_driver_mismatch(view: View) -> Findings:
 
 
 def needed(cuda: str) -> str | None:
-    """Return the oldest driver that supports a CUDA release such as "12.8"; None if the release is unknown."""
+    """Return the oldest driver that supports a CUDA release such as "12.8", or None if the release is unknown."""
     major, _, minor = cuda.partition(".")
     return LEAST.get(major) or LEAST.get(f"{major}.{minor.partition('.')[0]}")
 

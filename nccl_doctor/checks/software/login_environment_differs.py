@@ -14,9 +14,9 @@ startup file that hangs without a terminal is reported only if the interpreter i
 If only search paths (LD_LIBRARY_PATH, PYTHONPATH) differ, the diagnosis is a note, since torch's wheels find their own
 libraries.
 
-Fix: name the interpreter by its path in the hosts file (`python: /opt/conda/envs/train/bin/python`) and put the
-variables under its `env`. `nccl-doctor launch` includes the interpreter and the variables of the hosts file in the
-commands that it prints.
+Fix: in the hosts file, name the interpreter by its path (`python: /opt/conda/envs/train/bin/python`) and put the
+variables under `env`. `nccl-doctor launch` includes the interpreter and the variables of the hosts file in the commands
+that it prints.
 """
 
 from collections.abc import Iterator

@@ -11,7 +11,7 @@ Without ldd, a copy in LD_LIBRARY_PATH beside a single package is not judged. So
 LD_LIBRARY_PATH first (RUNPATH), and others search the package's folder first (RPATH).
 
 Fix: keep the package that matches torch's CUDA version (`torch.version.cuda`), and reinstall it after uninstalling the
-other package, which removes the shared file. LD_LIBRARY_PATH and LD_PRELOAD should not lead to another copy.
+other package, which removes the shared file. LD_LIBRARY_PATH and LD_PRELOAD should not lead to another copy of NCCL.
 
 References: marin-community/marin issue 7344, "a silent NCCL path collision"; ld.so(8).
 """

@@ -1,1 +1,1 @@
-"""Describes the engines, one in each module; :mod:`nccl_doctor.model.engine` lists them."""
+"""Descriptions of the engines, one in each module. :mod:`nccl_doctor.model.engine` lists all engines."""

@@ -1,4 +1,4 @@
-"""Base class of engines; an engine describes a way to reach hosts, and the command-line options for doing so."""
+"""Base class of engines. An engine describes a way to reach hosts, and the command-line options of the engine."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:  # a command line only needs the engines' options: loading the
 
 TransportKind = str  # a value of ``--transport``, see :func:`nccl_doctor.model.engine.kinds`
 OptionWords = tuple[tuple[str, str | None], ...]
-"""Command-line options with their values; None for an option without one."""
+"""Command-line options with their values. The value is None for an option without a value."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,10 @@ class Flag:
 
 
 class Engine:
-    """Description of a way to reach hosts: names, options and phrases; :mod:`nccl_doctor.transport` connects."""
+    """Description of a way to reach hosts, with names, options and phrases.
+
+    :mod:`nccl_doctor.transport` makes the connections.
+    """
 
     name: ClassVar[str]  # key in :attr:`Node.access`, and scope of a check
     options: ClassVar[type[NodeOptions]]  # type of its settings for a node
@@ -53,17 +56,23 @@ class Engine:
         return frozenset()
 
     def gpus(self, node: Node) -> int:  # noqa: ARG002 - as others need it
-        """Return the number of GPUs that the engine assigned to the job on a node; 0 if it assigns none."""
+        """Return the number of GPUs that the engine assigned to the job on a node.
+
+        The result is 0 if the engine assigns no GPUs.
+        """
         return 0
 
     def place(self, node: Node) -> str:  # noqa: ARG002 - as others need it
-        """Return a phrase for where commands run, such as "the docker container train"; "" for the host itself."""
+        """Return a phrase for where commands run, such as "the docker container train", or "" for the host itself."""
         return ""
 
     def cluster_words(self, cluster: Cluster) -> OptionWords:  # noqa: ARG002 - as others need it
-        """Return the options that select these hosts again; empty if they belong to another engine."""
+        """Return the options that select the cluster's hosts again.
+
+        The result is empty if the hosts belong to another engine.
+        """
         return ()
 
     def node_words(self, node: Node) -> Iterable[tuple[str, str, object]]:  # noqa: ARG002 - as others need it
-        """Return the options for the settings of a node, with their names in :attr:`Cluster.origins` and values."""
+        """Return the options for a node's settings, with their names in :attr:`Cluster.origins` and their values."""
         return ()

@@ -1,4 +1,4 @@
-"""Runs commands in containers on hosts, or in the namespaces of a process (``inside:`` in the hosts file)."""
+"""Engine that runs commands in containers or in the namespaces of a process (``inside:`` in the hosts file)."""
 
 from __future__ import annotations
 
@@ -12,13 +12,18 @@ if TYPE_CHECKING:
     from nccl_doctor.model.cluster import Node
 
 Runtime = Literal["docker", "podman", "nerdctl", "apptainer", "enter"]
-"""Container runtimes; "enter" means the namespaces of a process, which needs root and python3 on the host."""
+"""Container runtimes. "enter" means that commands enter the namespaces of a process, which requires root and python3 on
+the host.
+"""
 RUNTIMES: tuple[Runtime, ...] = get_args(Runtime)
 
 
 @dataclass(frozen=True)
 class InsideOptions:
-    """Place where commands run on a host; without ``runtime``, the host itself. ``name``: see inventory/values.py."""
+    """The place where commands run on a host, which is the host itself if ``runtime`` is None.
+
+    The form of ``name`` is described in inventory/values.py.
+    """
 
     engine: ClassVar[str] = "inside"
 
@@ -27,7 +32,7 @@ class InsideOptions:
 
     @property
     def place(self) -> str:
-        """Phrase for where commands run, such as "the docker container train"; "" for the host itself."""
+        """A phrase for where commands run, such as "the docker container train", or "" for the host itself."""
         if self.runtime is None:
             return ""
         if self.runtime == "enter":
@@ -36,7 +41,7 @@ class InsideOptions:
 
 
 class ContainerEngine(Engine):
-    """Runs commands in a container on a host that another engine reaches."""
+    """An engine that runs commands in a container on a host that another engine reaches."""
 
     name = InsideOptions.engine
     options = InsideOptions
@@ -45,14 +50,14 @@ class ContainerEngine(Engine):
     wraps = True
 
     def lacks(self, node: Node) -> frozenset[str]:  # noqa: ARG002 - the same for each
-        """Return the login shell as lacking, since a command in a container gets the image's environment."""
+        """Return the login shell as a missing fact, because a command in a container gets the image's environment."""
         return frozenset({"login_shell"})
 
     def place(self, node: Node) -> str:
         return node.options(InsideOptions).place
 
     def node_words(self, node: Node) -> Iterator[tuple[str, str, object]]:
-        """Yield the container in the form of ``--inside``."""
+        """Yield the option ``--inside`` for the node's container."""
         yield "--inside", "inside.name", ":".join(map(str, node.access.get(self.name, {}).values())) or None
 
 

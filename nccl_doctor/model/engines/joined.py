@@ -1,4 +1,7 @@
-"""Treats the nodes that run ``nccl-doctor check --join`` as hosts: each connects to node 0 and runs its own probe."""
+"""Engine that treats the nodes that run ``nccl-doctor check --join`` as hosts.
+
+Each node connects to node 0 and runs its own probe.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class JoinedOptions:
-    """The rank of a node among those that were to join, and the port of node 0 to which they connect."""
+    """The rank of a node among the nodes that join, and the port of node 0 to which the nodes connect."""
 
     engine: ClassVar[str] = "joined"
 
@@ -22,7 +25,7 @@ class JoinedOptions:
 
 
 class JoinedEngine(Engine):
-    """Sends requests over the connections by which the job's nodes joined the check."""
+    """An engine that sends requests over the connections by which the job's nodes joined the check."""
 
     name = JoinedOptions.engine
     options = JoinedOptions
@@ -32,7 +35,7 @@ class JoinedEngine(Engine):
     kinds = None
 
     def lacks(self, node: Node) -> frozenset[str]:  # noqa: ARG002 - the same for all of them
-        """Return the login shell as lacking, because the job is started from the launcher's own environment."""
+        """Return the login shell as a missing fact, because the job is started from the launcher's own environment."""
         return frozenset({"login_shell"})
 
     def cluster_words(self, cluster: Cluster) -> OptionWords:

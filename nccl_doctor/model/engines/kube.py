@@ -1,4 +1,4 @@
-"""Treats pods as hosts, and enters them with kubectl exec and the user's own configuration and permissions."""
+"""Engine that treats pods as hosts and enters them with ``kubectl exec`` and the user's own permissions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class NotReady:
-    """The reason why a pod in the list can't be entered; ``detail`` continues a sentence that begins with its name."""
+    """The reason why a pod in the list can't be entered.
+
+    ``detail`` continues a sentence that begins with the pod's name.
+    """
 
     detail: str
     remedy: str
@@ -22,7 +25,7 @@ class NotReady:
 
 @dataclass(frozen=True)
 class KubeOptions:
-    """A pod, and the container of the job in it; names are those that the API server accepts (RFC 1123)."""
+    """A pod, and the container of the job in this pod. All names are names that the API server accepts (RFC 1123)."""
 
     engine: ClassVar[str] = "kube"
 
@@ -34,7 +37,7 @@ class KubeOptions:
 
 
 class KubeEngine(Engine):
-    """Runs commands in pods."""
+    """An engine that runs commands in pods."""
 
     name = KubeOptions.engine
     options = KubeOptions

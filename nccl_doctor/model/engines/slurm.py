@@ -1,4 +1,4 @@
-"""Treats the nodes of a Slurm job as hosts, with a job step on each."""
+"""Engine that treats the nodes of a Slurm job as hosts and runs a job step on each node."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class SlurmOptions:
 
 
 class SlurmEngine(Engine):
-    """Runs commands as steps of a Slurm job."""
+    """An engine that runs commands as steps of a Slurm job."""
 
     name = SlurmOptions.engine
     options = SlurmOptions
@@ -64,7 +64,7 @@ class SlurmEngine(Engine):
     )
 
     def lacks(self, node: Node) -> frozenset[str]:
-        """Return the login shell as lacking inside the job, where only the job's own environment matters."""
+        """Return the login shell as a missing fact inside the job, where only the job's own environment matters."""
         return frozenset({"login_shell"}) if node.options(SlurmOptions).inside else frozenset()
 
     def gpus(self, node: Node) -> int:

@@ -1,4 +1,4 @@
-"""Reaches hosts over SSH, or runs commands on this machine."""
+"""Engine that reaches hosts over SSH, or runs commands on this machine."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SshOptions:
-    """Login settings (``ssh:`` in the hosts file); ``options`` has further settings in the form of ssh's ``-o``."""
+    """Login settings (``ssh:`` in the hosts file).
+
+    ``options`` contains further settings in the form of ssh's ``-o``.
+    """
 
     engine: ClassVar[str] = "ssh"
 
@@ -25,7 +28,7 @@ class SshOptions:
 
 
 class SshEngine(Engine):
-    """Runs commands over SSH."""
+    """An engine that runs commands over SSH."""
 
     name = SshOptions.engine
     options = SshOptions

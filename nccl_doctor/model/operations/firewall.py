@@ -1,4 +1,4 @@
-"""Operations on packet filters that let TCP through between a host and its peers."""
+"""Operations on packet filters that allow TCP traffic between a host and its peers."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from nccl_doctor.text.shell import Line, line, script
 
 @dataclass(frozen=True)
 class ServiceStart(Operation):
-    """Starts a systemd service, now and at each boot."""
+    """An operation that starts a systemd service immediately and at each boot."""
 
     unit: str
     survives_reboot: ClassVar[bool | None] = True
@@ -38,7 +38,10 @@ class ServiceStart(Operation):
 
 @dataclass(frozen=True)
 class ContainerStart(Operation):
-    """Starts or unpauses a container (``verb``); what the container then runs is not checked."""
+    """An operation that starts or unpauses a container, depending on ``verb``.
+
+    The program that the container runs is not checked.
+    """
 
     runtime: str
     verb: str
@@ -52,7 +55,7 @@ class ContainerStart(Operation):
 
 @dataclass(frozen=True)
 class KubeApply(Operation):
-    """Creates or changes a Kubernetes object; ``text`` is the object as JSON."""
+    """An operation that creates or changes a Kubernetes object. ``text`` is the object as JSON."""
 
     text: str
     root: ClassVar[bool] = False
@@ -65,7 +68,7 @@ class KubeApply(Operation):
 
 @dataclass(frozen=True)
 class ServicePatch(Operation):
-    """Makes a Kubernetes Service give names to pods before they are ready."""
+    """An operation that makes a Kubernetes Service publish the DNS names of pods before the pods are ready."""
 
     name: str
     namespace: str
@@ -81,13 +84,12 @@ class ServicePatch(Operation):
 
 @dataclass(frozen=True)
 class EndJob(Operation):
-    """Ends a leftover job of the user's own with ``fix-port --kill``, never with ``--force``.
+    """An operation that ends a leftover job of the user with ``fix-port --kill``, never with ``--force``.
 
     Attributes:
         text: the fix-port command that ends the job.
-        host: name of the node.
-        pid: a process of the job; ``ticks`` is the time of its start in clock ticks since boot.
-        port: the port that the job holds; None if that does not matter.
+        pid: PID of a process of the job. ``ticks`` is the start time of this process in clock ticks since boot.
+        port: the port that the job holds, or None if the port does not matter.
     """
 
     text: Line

@@ -1,12 +1,12 @@
-"""The answer to the request ``facts``, in which each fact comes from its own collector.
+"""The handler of the request ``facts``. Each fact comes from a separate collector.
 
-A collector is a function in this package that :func:`~nccl_doctor.probe.tools.fact` registers for a field of
-snapshot.HostFacts. Collectors don't wait for each other: an exception, a hanging name server, a dead NFS mount or an
-nvidia-smi that never returns affects only its own fact.
+A collector is a function in this package that the decorator :func:`~nccl_doctor.probe.tools.fact` registers for a field
+of ``snapshot.HostFacts``. Collectors don't wait for each other. An exception, an unresponsive name server, a dead NFS
+mount or a hanging nvidia-smi affects only a single fact.
 
-CPU time in ms, measured on each of 8 hosts that also do other work: 51 until the probe answers, 15 to import the
-collectors, 21 to run them, 13 for the mesh, 24 for the child that queries libnccl, 15 for sshd, and 4 for the packet
-filters' programs.
+CPU times were measured on each of 8 hosts that were running other programs, too. The probe needs 51 ms until the first
+answer, 15 ms to import the collectors, and 21 ms to run the collectors. The port mesh needs 13 ms, the child process
+that queries libnccl 24 ms, sshd 15 ms, and the firewall programs 4 ms.
 """
 
 from __future__ import annotations
@@ -29,10 +29,12 @@ MARGIN_S = 0.3  # collectors that can end by themselves get a deadline that is t
 
 
 def collect(request: dict[str, Any]) -> dict[str, object]:
-    """Return all facts but the clock, by field of snapshot.HostFacts: JSON, or ``{"$unknown": reason, "traceback"}``.
+    """Return all facts except the clock in JSON form, by field of ``snapshot.HostFacts``.
 
-    In the request, ``launcher`` is the launcher in the launch command, ``same`` lists the paths to compare, ``inside``
-    means that this is a container, and ``sudo`` means that ``sudo -n`` may be tried.
+    An unknown fact is ``{"$unknown": reason, "traceback": …}``.
+
+    In the request, ``launcher`` is the launcher in the launch command, and ``same`` lists the paths to compare.
+    ``inside`` means that the probe runs in a container, and ``sudo`` means that ``sudo -n`` may be tried.
     """
     from nccl_doctor.probe.facts.software import Interpreter
 
@@ -62,7 +64,7 @@ def import_collectors() -> None:
 
 
 def _tasks(request: dict[str, Any], interpreter: object, deadline: float) -> dict[str, Callable[[], object]]:
-    """Return the collectors with their arguments; collectors that start a program come first."""
+    """Return the collectors with their arguments. Collectors that start a program come first."""
     from nccl_doctor.probe.facts.network import unpacked
 
     port, trial = request.get("trial_port"), None
@@ -91,10 +93,10 @@ def _tasks(request: dict[str, Any], interpreter: object, deadline: float) -> dic
 
 
 def run(tasks: dict[str, Callable[[], object]], deadline_s: float) -> dict[str, object]:
-    """Run collectors in parallel; facts that are missing after ``deadline_s`` seconds are unknown.
+    """Run collectors in parallel. Facts that are missing after ``deadline_s`` seconds are unknown.
 
-    Starting a thread takes 0.3 ms, so quick collectors share a thread. If one of them blocks it, the others get a new
-    thread.
+    Fast collectors share a thread, because starting a thread takes 0.3 ms. If a collector blocks the shared thread, the
+    remaining collectors get a new thread.
     """
     deadline = time.monotonic() + deadline_s
     answers: queue.SimpleQueue[tuple[str, object]] = queue.SimpleQueue()
@@ -140,7 +142,10 @@ def _answer(collector: Callable[[], object]) -> object:
 
 
 def _too_few(error: RuntimeError) -> str:
-    """Return why no thread can be started. Each thread counts as a task and needs 8 MiB of address space."""
+    """Return an error message with the limits that may prevent threads from starting.
+
+    Each thread counts as a task and needs 8 MiB of address space.
+    """
     space, count = (resource.getrlimit(kind)[0] for kind in (resource.RLIMIT_AS, resource.RLIMIT_NPROC))
     bounds = [f"ulimit -v is {space // 1024} KiB"] if space != resource.RLIM_INFINITY else []
     bounds += [f"ulimit -u is {count}"] if count != resource.RLIM_INFINITY else []
@@ -152,7 +157,7 @@ def _unknown(reason: str, trace: str | None = None) -> dict[str, object]:
 
 
 def _printable(value: object) -> object:
-    """Return the value with its non-UTF-8 bytes escaped, because JSON can't represent lone surrogates."""
+    """Return a value in which bytes that are not UTF-8 are escaped, because UTF-8 can't encode lone surrogates."""
     if isinstance(value, str):
         return value.encode("utf-8", "backslashreplace").decode()
     if isinstance(value, dict):

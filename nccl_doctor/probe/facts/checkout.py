@@ -1,7 +1,10 @@
-"""State of a Git checkout, read from its files: the commit, the index, and modified tracked files.
+"""The state of a Git checkout, read from the checkout's files.
 
-git itself is never run, because its configuration names programs (filters, monitors, hooks), so anybody who can write
-to the configuration could have this user run programs. Formats: gitrepository-layout(5), gitformat-index(5), Git 2.47.
+The state includes the commit, the index and modified tracked files.
+
+The program ``git`` is never run, because Git's configuration can name programs to run (filters, monitors, hooks).
+Anyone who can change the configuration could run programs as this user. The file formats are described in
+gitrepository-layout(5) and gitformat-index(5) of Git 2.47.
 """
 
 from __future__ import annotations
@@ -28,11 +31,11 @@ LINK, SUBMODULE, SPARSE = 0o120000, 0o160000, 0o040000
 VALID, EXTENDED, SKIPPED = 0x8000, 0x4000, 0x4000
 FIXED = struct.Struct(">10I")
 LFS = "version https://git-lfs.github.com/spec/v1\noid sha256:{}\nsize {}\n"
-"""The text that Git LFS commits instead of a file, according to version 1 of its specification."""
+"""Format of the pointer file that Git LFS commits instead of a large file (version 1 of the Git LFS specification)."""
 
 
 class CheckoutState(NamedTuple):
-    """A checkout: its commit, a digest of its index, and the paths of tracked files that differ from the index."""
+    """The commit of a checkout, a digest of the index, and the paths of tracked files that differ from the index."""
 
     commit: str
     staged: str | None
@@ -40,7 +43,7 @@ class CheckoutState(NamedTuple):
 
 
 class FileEntry(NamedTuple):
-    """A tracked file in the index."""
+    """A tracked file in the index of a Git checkout."""
 
     path: str
     mode: int
@@ -59,7 +62,7 @@ def is_checkout(root: int) -> bool:
 
 
 def read(root: int, deadline: float) -> CheckoutState:
-    """Return the state of a checkout; raise Unavailable if it can't be read or its format is unknown."""
+    """Return the state of a checkout. Raise Unavailable if the checkout can't be read or has an unknown format."""
     try:
         folder = _git_folder(root)
         try:
@@ -81,7 +84,10 @@ def read(root: int, deadline: float) -> CheckoutState:
 
 
 def _git_folder(root: int) -> int:
-    """Open the folder with HEAD and the index; in a worktree or submodule, ``.git`` is a file that points to it."""
+    """Open the Git directory, which contains HEAD and the index.
+
+    In a worktree or submodule, ``.git`` is a file that points to the Git directory.
+    """
     place = os.open(".git", os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=root)
     status = os.fstat(place)
     if stat.S_ISDIR(status.st_mode):
@@ -95,9 +101,9 @@ def _git_folder(root: int) -> int:
 
 
 def _only_root_chose(name: str, file: os.stat_result, folder: os.stat_result) -> None:
-    """Raise Unavailable if a user other than root can have written a file that names a place, or replaced it.
+    """Raise Unavailable if a user other than root could have changed or replaced a file that contains a path.
 
-    This applies only if the probe runs as root.
+    The check applies only if the probe runs as root.
     """
     other = file.st_uid != 0 or folder.st_uid != 0 or (file.st_mode | folder.st_mode) & (stat.S_IWGRP | stat.S_IWOTH)
     if os.geteuid() == 0 and other:
@@ -134,7 +140,10 @@ def _commit(folder: int) -> str:
 
 
 def _common(folder: int) -> int | None:
-    """Open the folder that a worktree shares with its repository; return None if ``folder`` is not a worktree's."""
+    """Open the Git directory that a worktree shares with its repository.
+
+    Return None if ``folder`` does not belong to a worktree.
+    """
     name = _text(folder, "commondir")
     if name is None:
         return None
@@ -144,7 +153,7 @@ def _common(folder: int) -> int | None:
 
 
 def parse_index(data: bytes, width: int) -> list[FileEntry]:
-    """Return the entries of an index of version 2 to 4 whose object identifiers have ``width`` bytes."""
+    """Return the entries of a Git index of version 2, 3 or 4. Object identifiers in the index have ``width`` bytes."""
     signature, version, count = struct.unpack(">4s2I", data[:12])
     if signature != b"DIRC" or version not in (2, 3, 4) or count * (FIXED.size + width) > len(data):
         raise ValueError
@@ -183,7 +192,10 @@ def parse_index(data: bytes, width: int) -> list[FileEntry]:
 
 
 def _number(data: bytes, at: int) -> tuple[int, int]:
-    """Return a number in a version 4 path and the position after it; gitformat-pack(5) encodes offsets alike."""
+    """Return a variable-length number in a version 4 index, and the position after the number.
+
+    The encoding is that of offsets in gitformat-pack(5).
+    """
     value = data[at] & 127
     while data[at] & 128:
         at += 1
@@ -232,7 +244,7 @@ def _submodule_commit(place: int) -> str:
 
 
 def _identifiers(place: int, size: int, digits: int, deadline: float) -> tuple[str, str]:
-    """Return the identifiers that a file would have as a blob and as the pointer that Git LFS commits instead."""
+    """Return the object identifiers that a file would have as a blob and as a Git LFS pointer."""
     own, whole = _hasher(digits), hashlib.sha256()
     own.update(b"blob %d\0" % size)
     for block in blocks(place, deadline):
@@ -252,7 +264,7 @@ def _hasher(digits: int) -> hashlib._Hash:
 
 
 def beneath(root: int, path: str) -> int:
-    """Open a path below a folder with O_PATH, without following symbolic links."""
+    """Open a path below a directory with O_PATH, without following symbolic links."""
     here = os.dup(root)
     for name in path.split("/"):
         try:
@@ -264,7 +276,10 @@ def beneath(root: int, path: str) -> int:
 
 
 def blocks(place: int, deadline: float) -> Iterator[bytes]:
-    """Yield the contents of a regular file, given its O_PATH descriptor; raise Unavailable after the deadline."""
+    """Yield the contents of a regular file in blocks.
+
+    ``place`` is an O_PATH descriptor. Raise Unavailable after the deadline.
+    """
     number = os.open(f"/proc/self/fd/{place}", os.O_RDONLY | os.O_CLOEXEC)
     try:
         while True:
@@ -279,7 +294,7 @@ def blocks(place: int, deadline: float) -> Iterator[bytes]:
 
 
 def _content(folder: int, path: str, most: int) -> bytes | None:
-    """Return the contents of a regular file below a folder; None if there is no such file."""
+    """Return the contents of a regular file below a directory, or None if there is no such file."""
     try:
         place = beneath(folder, path)
     except (FileNotFoundError, NotADirectoryError):

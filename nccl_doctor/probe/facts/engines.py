@@ -1,6 +1,7 @@
-"""Facts from which vLLM, SGLang, Ray and other engines derive their address: routes, the host's names, versions.
+"""Facts from which vLLM, SGLang, Ray and other engines derive a host's address, such as routes and host names.
 
-Nothing is sent: connect(2) on a UDP socket makes the kernel choose a route and its source address.
+No packet is sent for the route lookup, because connect(2) on a UDP socket only makes the kernel select a route and a
+source address.
 """
 
 from __future__ import annotations
@@ -21,9 +22,11 @@ PACKAGES = re.compile(
     r"(?:(vllm|sglang|ray|deepspeed|accelerate|ai_dynamo)|(nixl|mooncake_transfer_engine|netifaces)\w*)-([^-]+)\.dist-info",
     re.ASCII,
 )
-"""Packages by their metadata folder (PEP 376). SGLang lists interfaces with netifaces or a fork that has its name."""
+"""Pattern of the packages' metadata directories (PEP 376). SGLang lists network interfaces with netifaces or a fork of
+netifaces.
+"""
 OUTSIDE = {"route": (socket.AF_INET, "8.8.8.8"), "route6": (socket.AF_INET6, "2001:4860:4860::8888")}
-"""Addresses to which engines look up the route, by field of snapshot.Engines."""
+"""Addresses to which engines look up the route, by field of ``snapshot.Engines``."""
 
 
 @fact("engines")
@@ -47,7 +50,10 @@ def read_engines(interpreter: Interpreter, deadline: float, launcher: str = "") 
 
 
 def options_of(launcher: str, folders: list[str]) -> dict[str, bool]:
-    """Return a launcher's options, read from its source without running it; empty if the launcher is not installed."""
+    """Return a launcher's options from the launcher's source code, which is not run.
+
+    Return an empty dictionary if the launcher is not installed.
+    """
     from nccl_doctor.probe.options import SOURCES, source_options
 
     found: dict[str, bool] = {}
@@ -70,7 +76,10 @@ def _source(path: str) -> str | None:
 
 
 def installed(folders: list[str]) -> dict[str, str]:
-    """Return the packages' versions, from the folders in sys.path; the first folder with a package decides."""
+    """Return the versions of installed packages in the directories of ``sys.path``.
+
+    For each package, the first directory that contains the package is used.
+    """
     found: dict[str, str] = {}
     for folder in folders:
         with contextlib.suppress(OSError):  # sys.path may name missing directories, or zip files
@@ -80,7 +89,7 @@ def installed(folders: list[str]) -> dict[str, str]:
 
 
 def raylets() -> list[str]:
-    """Return the addresses of this user's Ray nodes that are running in this network namespace."""
+    """Return the addresses of the user's Ray nodes that are running in this network namespace."""
     found = set[str]()
     for pid in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError):  # it may end meanwhile
@@ -116,4 +125,4 @@ LOOK_UPS: dict[str, Callable[[str], object]] = {
     "by_fqdn": lambda name: _inet(_fqdn(name)),
     "fqdn": _fqdn,
 }
-"""Lookups of the host's own name, by field of snapshot.Engines."""
+"""Functions that look up the host's own name, by field of ``snapshot.Engines``."""

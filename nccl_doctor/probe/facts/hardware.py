@@ -133,7 +133,7 @@ def _node_problem(path: str) -> str | None:
 def dmabuf(version: str | None, kernel: str) -> bool | None:
     """Return whether GPU memory can be exported as DMA-BUF, or None if this is unknown.
 
-    ``version`` is the content of /proc/driver/nvidia/version, and ``kernel`` is the output of ``uname -r``.
+    ``version`` is the text of /proc/driver/nvidia/version, and ``kernel`` is the output of ``uname -r``.
     """
     numbers = re.match(r"(\d+)\.(\d+)", kernel)
     if not version or not numbers:

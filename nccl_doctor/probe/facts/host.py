@@ -1,4 +1,4 @@
-"""Facts about the machine: its user, interpreter, limits, kernel settings and container runtime."""
+"""Facts about the machine, such as user, Python interpreter, resource limits, kernel settings and container runtime."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 
 RUNTIME_MARKS = (("/run/.containerenv", "podman"), ("/.dockerenv", "docker"), ("/.singularity.d", "apptainer"))
 CGROUP_MARKS = (("kubepods", "kubernetes"), ("libpod", "podman"), ("docker", "docker"), ("/lxc", "lxc"))
-"""Names in the path of PID 1's control group, unless the runtime hides the path in a cgroup namespace."""
+"""Parts of the path of PID 1's control group that identify a container runtime, and the name of the runtime. In a
+cgroup namespace, the path is hidden.
+"""
 
 
 @fact("identity")
@@ -46,8 +48,9 @@ def identity() -> dict[str, Any]:
 def container() -> str | None:
     """Return the container runtime in which we run, or None.
 
-    Sources: files that Docker, Podman and Apptainer create in containers; Kubernetes' variable and mount (an SSH login
-    lacks the variable); systemd's https://systemd.io/CONTAINER_INTERFACE; and the control group of PID 1.
+    The runtime is identified by files that Docker, Podman and Apptainer create in containers, or by the environment
+    variable or mount of Kubernetes (an SSH login lacks the variable). Further sources for the name of the runtime are
+    systemd's https://systemd.io/CONTAINER_INTERFACE and the control group of PID 1.
     """
     if "KUBERNETES_SERVICE_HOST" in os.environ or os.path.exists(under("/run/secrets/kubernetes.io")):
         return "kubernetes"
@@ -63,7 +66,7 @@ def container() -> str | None:
 
 @fact("python")
 def python(interpreter: Interpreter) -> dict[str, Any]:
-    """Return snapshot.PythonInfo; ``failure`` is why the interpreter can't start as training would start it."""
+    """Return a ``snapshot.PythonInfo``. ``failure`` is the reason why training's Python interpreter can't start."""
     version = ".".join(str(part) for part in sys.version_info[:3])
     folder = os.path.dirname(os.path.abspath(sys.executable))
     above = os.path.dirname(folder)
@@ -111,7 +114,7 @@ FOLDERS = ("/tmp", "/var/tmp")  # noqa: S108 - as tempfile.gettempdir has them w
 
 @fact("temporary")
 def temporary() -> list[dict[str, Any]]:
-    """Return a snapshot.TemporaryFolder for TMPDIR, /tmp, /var/tmp and the home folder, if they exist."""
+    """Return a ``snapshot.TemporaryFolder`` for each directory that exists: $TMPDIR, /tmp, /var/tmp, and the home."""
     found = []
     for path in dict.fromkeys((os.environ.get("TMPDIR") or FOLDERS[0], *FOLDERS, os.path.expanduser("~"))):
         try:
@@ -135,7 +138,10 @@ _SETTINGS = (("gc_thresh1", NDTA_THRESH1), ("gc_thresh2", NDTA_THRESH2), ("gc_th
 
 
 def thresholds() -> dict[str, str]:
-    """Return gc_thresh1, 2 and 3 of the IPv4 table (arp(7)) by full name; OSError if the kernel reports no table."""
+    """Return the IPv4 neighbour table's gc_thresh1, gc_thresh2 and gc_thresh3 (arp(7)), by full sysctl name.
+
+    Raise OSError if the kernel rejects the request.
+    """
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as kernel:
         kernel.settimeout(TIMEOUT_S)
         for body in netlink.dump(kernel, RTM_GETNEIGHTBL, _NDTMSG.pack(socket.AF_INET, 0, 0)):
@@ -145,7 +151,10 @@ def thresholds() -> dict[str, str]:
 
 
 def parse_thresholds(body: bytes) -> dict[str, str]:
-    """Return the thresholds in a struct ndtmsg with attributes; empty if it describes another table or a device."""
+    """Return the thresholds in a ``struct ndtmsg`` with attributes.
+
+    Return an empty dictionary if the message describes another table or a device.
+    """
     told = netlink.attributes(body[_NDTMSG.size :])
     if told.get(NDTA_NAME, b"").rstrip(b"\0") != b"arp_cache":
         return {}
@@ -163,7 +172,7 @@ TTL = "/proc/sys/net/ipv4/ip_default_ttl"
 
 @fact("sysctls")
 def read_sysctls() -> dict[str, str]:
-    """Return settings by full name ("net.ipv4.conf.all.rp_filter"), for "all" and each interface (ip-sysctl.rst)."""
+    """Return the relevant kernel settings (ip-sysctl.rst) by full name, such as "net.ipv4.conf.all.rp_filter"."""
     found: dict[str, str] = {}
     if (ttl := read(TTL)) is not None:
         found["net.ipv4.ip_default_ttl"] = ttl.strip()
@@ -186,19 +195,22 @@ CONNTRACK = "/proc/sys/net/netfilter/nf_conntrack_"
 def read_conntrack() -> dict[str, int] | None:
     """Return snapshot.ConntrackTable; None if the kernel tracks no connections.
 
-    The limit applies to the whole machine, even in a container (net/netfilter/nf_conntrack_standalone.c).
+    The limit on the number of tracked connections applies to the whole machine, even in a container
+    (net/netfilter/nf_conntrack_standalone.c).
     """
     most, used = (read(under(CONNTRACK + name)) for name in ("max", "count"))
     return None if most is None or used is None else {"most": int(most), "used": int(used)}
 
 
 MANY = 32768
-"""Number of tasks that no job needs. A higher ``ulimit -u`` is not compared with the user's threads."""
+"""Number of tasks that is sufficient for any job. If ``ulimit -u`` is ``MANY`` or higher, the user's threads are not
+counted.
+"""
 
 
 @fact("tasks")
 def read_tasks() -> list[dict[str, Any]]:
-    """Return a snapshot.TaskLimit for each pids.max, and for ``ulimit -u`` unless it is high or does not apply."""
+    """Return a ``snapshot.TaskLimit`` for each ``pids.max``, and for ``ulimit -u`` if it is low and applies."""
     soft, user = resource.getrlimit(resource.RLIMIT_NPROC)[0], os.getuid()
     found = []
     if user and 0 <= soft < MANY:  # RLIM_INFINITY is -1; root is exempt (kernel/fork.c, copy_process)
@@ -243,7 +255,7 @@ def read_step() -> dict[str, Any] | None:
 
 
 def _groups(controller: str) -> Iterator[str]:
-    """Yield the folders of this process's control group and of its parent groups, which also limit the process."""
+    """Yield the directories of this process's control group and of the parent groups, whose limits apply, too."""
     # "NUMBER:CONTROLLERS:PATH" (cgroups(7)), v2's with no controller
     lines = (line.split(":", 2) for line in (read(under("/proc/self/cgroup")) or "").splitlines())
     paths = {name: path for _, names, path in lines for name in names.split(",")}
@@ -255,7 +267,7 @@ def _groups(controller: str) -> Iterator[str]:
 
 
 def _quota(folder: str) -> int | None:
-    """Return the limit on CPU time as a number of CPUs, rounded up; None if there is no limit."""
+    """Return a control group's limit on CPU time as a number of CPUs, rounded up, or None if there is no limit."""
     words = (read(f"{folder}/cpu.max") or "").split()
     if not words:
         words = [read(f"{folder}/cpu.cfs_quota_us") or "", read(f"{folder}/cpu.cfs_period_us") or ""]
@@ -269,7 +281,10 @@ PATTERNS = ("/dev/nvidia[0-9]*", "/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/infi
 
 @fact("surroundings")
 def read_surroundings(inside: bool) -> dict[str, Any] | None:
-    """Return snapshot.Surroundings; None outside a container, because opening a GPU wakes it."""
+    """Return a ``snapshot.Surroundings``.
+
+    Outside a container, return None without opening any device, because opening a GPU's device wakes the GPU.
+    """
     if not inside:
         return None
     import glob  # 1 ms, and most hosts are no container
@@ -279,7 +294,10 @@ def read_surroundings(inside: bool) -> dict[str, Any] | None:
 
 
 def problem(path: str) -> str | None:
-    """Return the errno's name if a device can't be opened as CUDA and libibverbs open it; None if it can."""
+    """Try to open a device in the same mode as CUDA and libibverbs.
+
+    Return the name of the error, or None if the device can be opened.
+    """
     try:
         os.close(os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK))
     except OSError as error:

@@ -1,12 +1,13 @@
-"""Asks a libnccl on the host which interface it would use.
+"""A query of the host's NCCL library for the network interface that NCCL would use.
 
-``ncclGetUniqueId`` opens the bootstrap's listener and reports its address, without a GPU or a driver (tested with NCCL
-2.14 to 2.32). It does so only once per process, according to the process's environment, and leaves a thread behind, so
-a child process calls it and exits with ``os._exit``. Nothing is written on the host; the child dies with the probe or
-at its deadline.
+``ncclGetUniqueId`` opens the bootstrap listener and returns its address, without a GPU or a driver (tested with NCCL
+2.14 to 2.32). A child process calls ``ncclGetUniqueId`` and exits with ``os._exit``, because the function depends on
+the process's environment, works only once per process and leaves a thread running. No file is written on the host. The
+child process is killed when the probe dies or at the deadline.
 
-This module also runs in the child: probe/facts/software.py passes its code to the interpreter that training would use,
-which runs :func:`main`. The module imports as little as possible, because every host pays for each import.
+The code of this module runs in the child process, too. probe/facts/software.py passes the code to training's Python
+interpreter, which runs :func:`main`. The module imports few other modules, because each import takes time on every
+host.
 """
 
 from __future__ import annotations
@@ -23,16 +24,19 @@ if TYPE_CHECKING:
 AF_INET, AF_INET6 = 2, 10  # Linux
 UNIQUE_ID_BYTES = 128  # NCCL_UNIQUE_ID_BYTES (src/nccl.h.in)
 MAGIC_SINCE = 21602
-"""First NCCL version (2.16.2) in which eight magic bytes precede the address in the id (src/include/bootstrap.h)."""
+"""First NCCL version (2.16.2) in which an eight-byte magic number precedes the address in the unique ID
+(src/include/bootstrap.h).
+"""
 
 HIDES_THE_LINE = ("NCCL_DEBUG_FILE", "NCCL_DEBUG_SUBSYS", "NCCL_DEBUG_TIMESTAMP_FORMAT")
-"""Variables that would redirect or hide NCCL's log line, or change its format."""
+"""Environment variables that would redirect or hide NCCL's log line, or change the format of the line."""
 
 _USING = rb"NCCL INFO Bootstrap ?: Using (?:\[0\])?(?:(\S+?):(\d+(?:\.\d+){3})|([^\s:]+):(\S+?))<\d+>"
-"""NCCL's log line with the interface, such as ``Bootstrap : Using eth0:10.0.0.5<0>`` (2.8 to 2.23).
+"""Pattern of NCCL's log line with the network interface, such as ``Bootstrap : Using eth0:10.0.0.5<0>`` (NCCL 2.8 to
+2.23).
 
-From 2.24.3 on, there is no space before the first colon; up to 2.7, the interface is ``[0]eth0:…``. Only aliases have
-a colon in their name, and only IPv4 has aliases.
+Since NCCL 2.24.3, there is no space before the first colon. Before NCCL 2.8, the interface is printed as ``[0]eth0:…``.
+Only interface aliases have a colon in their name, and only IPv4 has aliases.
 """
 
 _ANSWER = b"\nnccl-doctor-libnccl "
@@ -43,15 +47,18 @@ class _UniqueId(ctypes.Structure):
 
 
 def variables(job: dict[str, str]) -> dict[str, str]:
-    """Return the child's variables: the process's, the job's, and those that make NCCL print the log line."""
+    """Return the child process's environment: the variables of this process and of the job, with NCCL_DEBUG=INFO."""
     merged = {**os.environ, **job}
     return {**{name: value for name, value in merged.items() if name not in HIDES_THE_LINE}, "NCCL_DEBUG": "INFO"}
 
 
 def program(library: str, version: str = "") -> bytes:
-    """Return a program that queries the libnccl.so.2 at this path; run it with the environment from :func:`variables`.
+    """Return a Python program that queries the libnccl.so.2 at the path ``library``.
 
-    The first line reads the rest, which is source, or compiled code if ``version`` is that of this interpreter.
+    The program must run with the environment from :func:`variables`.
+
+    The first line of the program executes the remaining bytes. The remaining bytes are source code, or bytecode if
+    ``version`` is the version of this interpreter.
     """
     loader: Any = __loader__  # type: ignore[name-defined]  # every module has it; typeshed lacks it
     if version == sys.version:
@@ -63,7 +70,10 @@ def program(library: str, version: str = "") -> bytes:
 
 
 def understand(output: bytes) -> dict[str, Any]:
-    """Return snapshot.LibncclAnswer from the child's output; ``error`` may also say why the query failed."""
+    """Return a ``snapshot.LibncclAnswer`` from the output of the child process.
+
+    If the query failed, ``error`` contains the reason.
+    """
     import re
 
     log, found, answer = output.rpartition(_ANSWER)
@@ -82,7 +92,7 @@ def understand(output: bytes) -> dict[str, Any]:
 
 
 def main(library: str) -> None:
-    """Query libnccl, print the answer on stdout after NCCL's own lines, and exit."""
+    """Query libnccl, write the answer to stdout after NCCL's log lines, and exit."""
     data = spelt(call(library))
     ctypes.CDLL(None).fflush(None)  # NCCL prints through C's stdout, which os._exit would not flush
     while data:
@@ -91,13 +101,16 @@ def main(library: str) -> None:
 
 
 def spelt(answer: dict[str, Any]) -> bytes:
-    """Return the answer in the form that :func:`understand` parses."""
+    """Return an answer in the format that :func:`understand` parses."""
     fields = ((answer[name] or "").encode(errors="replace") for name in ("version", "address", "error"))
     return _ANSWER + b"\0".join(fields)
 
 
 def call(library: str) -> dict[str, Any]:
-    """Query libnccl, which uses this process's environment and file descriptor 1. Works only once per process."""
+    """Query libnccl, which uses this process's environment and file descriptor 1.
+
+    This function must be called only once per process.
+    """
     try:
         nccl = ctypes.CDLL(library)
     except OSError as error:
@@ -118,16 +131,16 @@ def call(library: str) -> dict[str, Any]:
 
 
 def spell(number: int) -> str:
-    """Return the version as text for a number from ``ncclGetVersion``: "2.18.5" for 21805.
+    """Return the NCCL version as text for a number from ``ncclGetVersion``, such as "2.18.5" for 21805.
 
-    Before 2.9 the numbers were shorter, such as 2708 for 2.7.8 (src/nccl.h.in).
+    Before NCCL 2.9, version numbers were shorter, such as 2708 for 2.7.8 (src/nccl.h.in).
     """
     thousand = 10000 if number >= 10000 else 1000
     return f"{number // thousand}.{number % thousand // 100}.{number % 100}"
 
 
 def address_in(unique_id: bytes, number: int) -> str | None:
-    """Return the address in a unique id from NCCL version ``number`` (src/include/bootstrap.h, ncclBootstrapHandle)."""
+    """Return the address in a unique ID of NCCL version ``number`` (``ncclBootstrapHandle`` in bootstrap.h)."""
     at = unique_id[8 if number >= MAGIC_SINCE else 0 :]
     family = int.from_bytes(at[:2], sys.byteorder)
     if family == AF_INET:
@@ -140,5 +153,5 @@ def address_in(unique_id: bytes, number: int) -> str | None:
 
 
 def report(version: str | None = None, address: str | None = None, error: str | None = None) -> dict[str, Any]:
-    """Return snapshot.LibncclAnswer in JSON form, without the interface."""
+    """Return a ``snapshot.LibncclAnswer`` in JSON form, without the interface."""
     return {"version": version, "interface": None, "address": address, "error": error}

@@ -1,8 +1,9 @@
-"""Interfaces, addresses, routes, TCP sockets and names, from the kernel and the resolver.
+"""Network interfaces, addresses, routes, TCP sockets and host names, from the kernel and the resolver.
 
-Interfaces and addresses are read by netlink (rtnetlink(7)), as getifaddrs(3) reads them for NCCL: addresses are in the
-order of the kernel's dump, all IPv4 before all IPv6. Facts from drivers are read by ioctl(2). All facts are about this
-network namespace; /sys/class/net may show another one, as in containers that share the host's /sys.
+Interfaces and addresses are read over netlink (rtnetlink(7)), in the same order as getifaddrs(3), which NCCL calls. All
+IPv4 addresses come before all IPv6 addresses. Facts from drivers are read with ioctl(2). All facts describe the probe's
+network namespace. /sys/class/net is not used because it may show another network namespace, for example in a container
+that shares the host's /sys.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ def parse_link(body: bytes, asking: socket.socket) -> dict[str, Any]:
 
 
 def parse_address(body: bytes, names: dict[int, str]) -> dict[str, Any] | None:
-    """Return snapshot.InterfaceAddress from a struct ifaddrmsg; None for other families and interfaces not in names."""
+    """Return a ``snapshot.InterfaceAddress`` from a ``struct ifaddrmsg``, or None for other families or interfaces."""
     family, prefix, _, _, index = _ADDRESS.unpack_from(body)
     told = netlink.attributes(body[_ADDRESS.size :])
     # On a point-to-point link, IFA_ADDRESS is the peer's address.
@@ -99,7 +100,10 @@ def parse_address(body: bytes, names: dict[int, str]) -> dict[str, Any] | None:
 
 
 def kind(driver: str, bus: str) -> str:
-    """Return snapshot.Link.kind: "physical" if the driver reports a bus, otherwise the kind of virtual device."""
+    """Return the kind of a ``snapshot.Link``.
+
+    The kind is "physical" if the driver reports a bus address, and otherwise the type of virtual device.
+    """
     if bus not in NO_BUS:
         return "physical"
     if "VLAN" in driver:
@@ -108,7 +112,10 @@ def kind(driver: str, bus: str) -> str:
 
 
 def driver_info(asking: socket.socket, name: str) -> tuple[str, str]:
-    """Return the driver and bus address of an interface (struct ethtool_drvinfo); "" for both if not available."""
+    """Return the driver and bus address of a network interface (``struct ethtool_drvinfo``).
+
+    The result is empty strings if the driver does not report them.
+    """
     try:
         answer = ask_driver(asking, name, ETHTOOL_GDRVINFO, DRIVER_INFO_SIZE)
     except OSError as error:
@@ -119,7 +126,10 @@ def driver_info(asking: socket.socket, name: str) -> tuple[str, str]:
 
 
 def speed(asking: socket.socket, name: str) -> int | None:
-    """Return an interface's speed in Mb/s (struct ethtool_cmd); None if the driver does not report it."""
+    """Return the speed of a network interface in Mb/s (``struct ethtool_cmd``).
+
+    The result is None if the driver does not report the speed.
+    """
     try:
         answer = ask_driver(asking, name, ETHTOOL_GSET, SETTINGS_SIZE)
     except OSError:
@@ -130,7 +140,7 @@ def speed(asking: socket.socket, name: str) -> int | None:
 
 
 def ask_driver(asking: socket.socket, name: str, command: int, size: int) -> bytes:
-    """Run an ethtool command and return the driver's answer, which has ``size`` bytes; raise OSError if it fails."""
+    """Run an ethtool command and return the driver's answer of ``size`` bytes. Raise OSError if the command fails."""
     buffer = array.array("B", struct.pack("=I", command) + bytes(size - 4))
     fcntl.ioctl(asking, SIOCETHTOOL, struct.pack("16sP16x", os.fsencode(name), buffer.buffer_info()[0]))
     return buffer.tobytes()
@@ -146,7 +156,7 @@ RTF_CACHE, RTF_LOCAL, RTF_ANYCAST = 0x01000000, 0x80000000, 0x00100000
 
 @fact("routes")
 def read_routes() -> list[dict[str, Any]]:
-    """Return a snapshot.Route for every route that could carry a packet to a peer."""
+    """Return a ``snapshot.Route`` for every route that could carry a packet to another host."""
     with open("/proc/net/route") as file:
         found = parse_inet(file.read())
     try:
@@ -157,7 +167,10 @@ def read_routes() -> list[dict[str, Any]]:
 
 
 def parse_inet(text: str) -> list[dict[str, Any]]:
-    """Return the routes in /proc/net/route, which contains addresses in hexadecimal, in the machine's byte order."""
+    """Return the usable routes in the text of /proc/net/route.
+
+    Addresses in the file are hexadecimal numbers in host byte order.
+    """
     found = []
     for line in text.splitlines()[1:]:
         interface, destination, gateway, flag_text, _, _, metric, mask, *_ = line.split()
@@ -171,7 +184,7 @@ def parse_inet(text: str) -> list[dict[str, Any]]:
 
 
 def parse_inet6(text: str) -> list[dict[str, Any]]:
-    """Return the routes in /proc/net/ipv6_route, without the host's own, multicast, anycast and loopback routes."""
+    """Return the usable routes in /proc/net/ipv6_route, except local, multicast, anycast and loopback routes."""
     found = []
     for line in text.splitlines():
         destination, length, _, _, gateway, metric, _, _, flag_text, interface = line.split()
@@ -198,7 +211,7 @@ def _inet6(text: str) -> str:
 
 @fact("sockets")
 def list_sockets(ports: set[int]) -> list[dict[str, Any]]:
-    """Return a snapshot.TcpSocket for every listener and every socket on these local ports."""
+    """Return a ``snapshot.TcpSocket`` for every listening socket and every socket on the given local ports."""
     try:
         found = netlink.find_sockets(ports, listeners=True)
     except OSError as error:
@@ -209,25 +222,22 @@ def list_sockets(ports: set[int]) -> list[dict[str, Any]]:
 
 
 def unpacked(text: str) -> dict[str, list[Any] | None]:
-    """Return the cluster's names, of which there may be thousands.
-
-    collect/facts/host_facts.py sends them as JSON, compressed by zlib and encoded in base64.
-    """
+    """Decode the cluster's host names, which collect/facts/host_facts.py sends as JSON in zlib and base64."""
     names: dict[str, list[Any] | None] = json.loads(zlib.decompress(binascii.a2b_base64(text)).decode())
     return names
 
 
 @fact("resolution")
 def resolve_names(names: dict[str, list[Any] | None], deadline: float) -> dict[str, Any]:
-    """Return snapshot.Names with the names that this host resolves differently from other hosts.
+    """Return a ``snapshot.Names`` with the host names that this host resolves differently from other hosts.
 
-    ``names`` has the results of the other hosts as ``[addresses, error]``.
+    ``names`` contains the results of the other hosts as ``[addresses, error]``.
     """
     return deviating(resolve(list(dict.fromkeys([*names, socket.gethostname()])), deadline), names)
 
 
 def look_up_names(request: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Resolve the names in a request (see :func:`resolve`)."""
+    """Resolve the host names in a request (see :func:`resolve`)."""
     return resolve(request["names"], time.monotonic() + request["deadline_s"])
 
 
@@ -240,7 +250,7 @@ def resolve(wanted: list[str], deadline: float) -> dict[str, dict[str, Any]]:
 
 
 def deviating(found: dict[str, dict[str, Any]], names: dict[str, list[Any] | None]) -> dict[str, Any]:
-    """Return snapshot.Names: the results that differ from other hosts' results, and the usual source address."""
+    """Return a ``snapshot.Names`` with the results that differ between hosts and the most common source address."""
     sources = Counter(told["source"] for told in found.values() if told.get("source"))
     source = sources.most_common(1)[0][0] if sources else None
     own = {}
@@ -253,7 +263,7 @@ def deviating(found: dict[str, dict[str, Any]], names: dict[str, list[Any] | Non
 
 
 def look_up(name: str) -> dict[str, Any]:
-    """Return snapshot.Resolution for a name by getaddrinfo(3), as torch and gloo call it; literals are parsed."""
+    """Return a ``snapshot.Resolution`` for a host name or IP address, from getaddrinfo(3) as torch and Gloo call it."""
     flags = socket.AI_NUMERICHOST if is_literal(name) else 0
     try:
         answers = socket.getaddrinfo(encoded(name), 9, socket.AF_UNSPEC, socket.SOCK_STREAM, 0, flags)
@@ -267,7 +277,10 @@ def look_up(name: str) -> dict[str, Any]:
 
 
 def source_to(family: int, address: tuple[Any, ...]) -> tuple[str | None, str | None]:
-    """Return the kernel's source address, or the errno's name, by connect(2) on UDP, which sends no packet."""
+    """Return the source address that the kernel selects for a destination, or the name of the error.
+
+    No packet is sent, because the function only calls connect(2) on a UDP socket.
+    """
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
             probe.connect(address)

@@ -1,6 +1,6 @@
-"""Training jobs on the host, running or left behind.
+"""Training jobs on the host, including jobs that are running and jobs that were left behind.
 
-Most hosts have none, so the code that judges jobs is imported only if the host has a job.
+The code that evaluates jobs is imported only if the host has a job.
 """
 
 from __future__ import annotations
@@ -16,12 +16,14 @@ from nccl_doctor.probe.tools import fact
 
 MEETING = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE")
 TRAINING_NAMES = ("pt_main_thread", "torchrun")
-"""Kernel names of ranks and launchers. A zombie shows no other name. The first is that of torch's main thread."""
+"""Kernel names of ranks and launchers. A zombie has no name except the kernel name. "pt_main_thread" is the name of
+torch's main thread.
+"""
 
 
 @fact("processes")
 def find_jobs() -> list[dict[str, Any]]:
-    """Return a snapshot.TrainingJob for each job, sorted by the PID of the job's root process."""
+    """Return a ``snapshot.TrainingJob`` for each training job, sorted by the PID of the job's root process."""
     table = ProcessTable()
     ours = _ours(table, os.getpid())
     living = [pid for pid, proc in table.procs.items() if pid not in ours and not proc.kernel and proc.state != "Z"]
@@ -45,16 +47,17 @@ def find_jobs() -> list[dict[str, Any]]:
 
 
 def _ours(table: ProcessTable, *own: int) -> set[int]:
-    """Return the PIDs of all probes and nccl-doctor commands on this host, with their children and ancestors.
+    """Return the PIDs of all probes and nccl-doctor commands on this host, and of their descendants and ancestors.
 
-    A launcher may have started several commands (``check --join``), of which one has a probe.
+    A launcher may have started several nccl-doctor commands on this host (``check --join``), of which only one has a
+    probe.
     """
     probes = {*own, *(pid for pid in table.procs if jobs.is_probe(pid, table) or jobs.is_command(pid, table))}
     return probes.union(*map(table.descendants, probes), *map(table.ancestors, probes))
 
 
 def _trained(zombie: Proc, table: ProcessTable) -> bool:
-    """Return whether a zombie was a rank or a launcher, by its name or as a Python process below a rank or launcher."""
+    """Return whether a zombie was a rank or launcher by its name, or is a Python process started by one."""
     parent = zombie.ppid
     below = parent in table.procs and (is_launcher(table.argv(parent)) or jobs.is_rank(parent, table))
     return zombie.name.startswith(TRAINING_NAMES) or (below and zombie.name.startswith("python"))
@@ -83,7 +86,7 @@ def on_gpus(deadline: float) -> list[dict[str, Any]]:
 
 @fact("master_port")
 def explain_trial(trial: tuple[int, int | None] | None) -> dict[str, Any]:
-    """Return snapshot.PortTrial for a port and the errno of its bind, which was tried before any collector ran."""
+    """Return a ``snapshot.PortTrial`` for a port and the error number of a trial bind before any collector ran."""
     if trial is None:
         return {"$skipped": "only the master's port is tried"}
     from nccl_doctor.probe.ports.requests import explain
@@ -92,7 +95,7 @@ def explain_trial(trial: tuple[int, int | None] | None) -> dict[str, Any]:
 
 
 def _left_behind(found: list[JobProcesses], table: ProcessTable) -> list[bool]:
-    """Return, for each job, whether provably nobody is watching the job and it is making no progress."""
+    """Return, for each job, whether the job is provably unattended and makes no progress."""
     if not found:
         return []
     from nccl_doctor.probe import guard, progress

@@ -1,4 +1,4 @@
-"""RDMA devices, their GIDs, counters and PCIe links, from files in /sys that can be read without root."""
+"""RDMA devices, their GIDs, counters and PCIe links, from files in /sys that need no root privileges."""
 
 from __future__ import annotations
 
@@ -11,19 +11,23 @@ from nccl_doctor.probe.tools import fact, read, under
 
 FOLDER = "/sys/class/infiniband"
 EMPTY_GID = re.compile(r"[0:]*|fe80(?::0000){7}")
-"""An unused GID entry: all zeros (the kernel returns EINVAL for its type), or only the link-local prefix."""
+"""Pattern of unused GID entries, which contain only zeros or only the link-local prefix. If the entry contains only
+zeros, the kernel returns EINVAL for the GID type.
+"""
 STATE = re.compile(r"\d+: *(.+)")
 RATE = re.compile(r"([0-9]{1,6}(?:\.[0-9]{1,3})?) *Gb/sec")
 SPEED = re.compile(r"([0-9]{1,4}(?:\.[0-9]{1,2})?) *GT/s")
 PCI_ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 NO_PKEY = re.compile("(?:0x0000)?")
 MOST_FREE = 32
-"""Consecutive empty entries after which the search ends. Tables have hundreds of entries, used ones first."""
+"""Number of consecutive empty entries after which reading a table ends. GID and P_Key tables have hundreds of entries,
+and used entries come first.
+"""
 
 
 @fact("rdma")
 def read_rdma() -> list[dict[str, Any]]:
-    """Return a snapshot.RdmaDevice for each device; empty if the kernel has no RDMA."""
+    """Return a ``snapshot.RdmaDevice`` for each RDMA device. Return an empty list if the kernel has no RDMA support."""
     folder, nodes = under(FOLDER), under("/dev/infiniband")
     names = entries(folder)
     verbs = f"{os.path.dirname(folder)}/infiniband_verbs"
@@ -45,14 +49,14 @@ def read_rdma() -> list[dict[str, Any]]:
 
 
 def _place(device: str) -> dict[str, Any]:
-    """Return where an RDMA device is attached: the PCI bridges that lead to it, its NUMA node and its PCIe link."""
+    """Return the PCI path, NUMA node and PCIe link of an RDMA device."""
     way = [part for part in device.split("/") if PCI_ADDRESS.fullmatch(part)]
     numa = read(f"{device}/numa_node") or ""
     return {"pci": way, "numa": int(numa) if numa.isdecimal() else None, "link": pci_link(device)}
 
 
 def pci_link(path: str) -> dict[str, Any] | None:
-    """Return snapshot.PciLink for a PCI device; None if it has no link or the kernel does not report it."""
+    """Return the ``snapshot.PciLink`` of a PCI device, or None if the kernel does not report a link."""
     device = os.path.realpath(path)
     width, speed = (read(f"{device}/current_link_{name}") or "" for name in ("width", "speed"))
     sides = (device, os.path.dirname(device))  # the other end of the link is a bridge
@@ -68,7 +72,10 @@ def pci_link(path: str) -> dict[str, Any] | None:
 
 
 def entries(folder: str) -> list[str]:
-    """Return the names in a folder, sorted with numbers in numeric order; empty if the folder can't be listed."""
+    """Return the file names in a directory, with numbers in numeric order.
+
+    Return an empty list if the directory can't be read.
+    """
     try:
         names = os.listdir(folder)
     except (FileNotFoundError, NotADirectoryError, PermissionError):
@@ -78,19 +85,19 @@ def entries(folder: str) -> list[str]:
 
 
 def parse_state(text: str | None) -> str | None:
-    """Return the state without its number, such as ACTIVE for ``4: ACTIVE``; None for other formats."""
+    """Return the name of a port state, such as "ACTIVE" for ``4: ACTIVE``, or None if the text has another format."""
     match = STATE.fullmatch(text or "")
     return match.group(1) if match else None
 
 
 def parse_rate(text: str | None) -> float | None:
-    """Return the rate in Gb/s from text such as ``400 Gb/sec (4X NDR)``; None for other formats."""
+    """Return the rate in Gb/s from text such as ``400 Gb/sec (4X NDR)``, or None if the text has another format."""
     match = RATE.match(text or "")
     return float(match.group(1)) if match else None
 
 
 def parse_speed(text: str | None) -> float | None:
-    """Return the speed in GT/s from text such as ``32.0 GT/s PCIe``; None for other text, such as ``Unknown``."""
+    """Return the speed in GT/s from text such as ``32.0 GT/s PCIe``, or None for other text, such as ``Unknown``."""
     match = SPEED.match(text or "")
     return float(match.group(1)) if match else None
 
@@ -140,7 +147,10 @@ Counters = Dict[str, Dict[str, int]]
 
 
 def count_rdma() -> Counters:
-    """Return the error counters of each port, by port ("mlx5_0:1"); empty if the kernel has no RDMA."""
+    """Return the counters of each RDMA port, by port name, such as "mlx5_0:1".
+
+    Return an empty dictionary if the kernel has no RDMA support.
+    """
     folder = under(FOLDER)
     ports = ((f"{name}:{at}", f"{folder}/{name}/ports/{at}") for name in entries(folder)
              for at in _numbers(f"{folder}/{name}/ports"))  # fmt: skip
@@ -150,7 +160,7 @@ def count_rdma() -> Counters:
 
 
 def grown(before: Counters, after: Counters) -> Counters:
-    """Return by how much each counter grew, for ports that existed before and counters that grew."""
+    """Return the increase of each counter that has increased, for ports that are in both ``before`` and ``after``."""
     return {port: {name: value - before[port].get(name, value) for name, value in values.items()
                    if value > before[port].get(name, value)}
             for port, values in after.items() if port in before}  # fmt: skip
@@ -170,7 +180,7 @@ def _table(folder: str, indexes: list[str], empty: re.Pattern[str], most_free: i
 
 
 def _line(path: str) -> str:
-    """Return the text in a short file. This is three times as fast as :func:`read`; a device has hundreds of GIDs."""
+    """Return the text of a short file, three times as fast as :func:`read`; a device may have hundreds of GIDs."""
     try:
         file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:

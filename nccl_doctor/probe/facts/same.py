@@ -1,7 +1,8 @@
-"""Digests of files, folders and Git checkouts that must be the same on all hosts.
+"""Digests of files, directories and Git checkouts that must be identical on all hosts.
 
-The owner of a path decides where the path leads. As root, the probe therefore reads a path that another user can
-influence with that user's rights (probe/privileges.py). It follows no links below a path and opens only regular files.
+The owner of a symbolic link or directory controls where a path leads. When the probe runs as root, it reads a path that
+another user can influence with the permissions of the other user (probe/privileges.py). The probe does not follow
+symbolic links below a path, and opens only regular files.
 """
 
 from __future__ import annotations
@@ -22,12 +23,14 @@ MAX_FILES = 5000
 MOST_LINKS = 40  # as path_resolution(7)
 MOST_ANSWER = 8 << 20
 SKIPPED_FOLDERS = frozenset({".git", "__pycache__", ".ipynb_checkpoints"})
-"""Folders that jobs don't read, and whose contents differ between hosts after a job has run."""
+"""Directories that are skipped because jobs don't read them and because their contents differ between hosts after a job
+has run.
+"""
 
 
 @fact("same", slow=True)
 def digest_paths(same: list[str], deadline: float) -> list[dict[str, Any]]:
-    """Return a snapshot.SameEntry for each path; relative paths start at the home directory."""
+    """Return a ``snapshot.SameEntry`` for each path. Relative paths start at the home directory."""
     return [_entry(path, deadline) for path in same]
 
 
@@ -47,7 +50,10 @@ def _entry(path: str, deadline: float) -> dict[str, Any]:
 
 
 def _stranger(path: str) -> int | None:
-    """Return the user other than root who can influence where a path leads; raise Unavailable if several can."""
+    """Return the ID of the user other than root who can influence where a path leads, or None.
+
+    Raise Unavailable if more than one user other than root can influence the path.
+    """
     number, owners = resolve(path)
     os.close(number)
     strangers = sorted(owners - {0})
@@ -57,7 +63,7 @@ def _stranger(path: str) -> int | None:
 
 
 def _as_user(uid: int, path: str, deadline: float) -> dict[str, Any]:
-    """Run :func:`_look` in a child with that user's rights."""
+    """Call :func:`_look` in a child process with the permissions of a user."""
     try:
         known = pwd.getpwuid(uid)
         wanted = privileges.Credentials(uid, known.pw_gid, os.getgrouplist(known.pw_name, known.pw_gid))
@@ -79,11 +85,11 @@ def _as_user(uid: int, path: str, deadline: float) -> dict[str, Any]:
 
 
 def resolve(path: str) -> tuple[int, set[int]]:
-    """Open a path step by step with O_PATH and resolve links, without opening the target for reading.
+    """Open a path step by step with O_PATH and resolve symbolic links, without opening the target for reading.
 
     Returns:
-        An O_PATH descriptor, and the owners of the target and of all folders and links on the way, who can change where
-        the path leads.
+        An O_PATH descriptor of the target, and the user IDs of the owners of the target and of all directories and
+        symbolic links in the path.
     """
     owners: set[int] = set()
     here = os.open("/", os.O_PATH | os.O_CLOEXEC)
@@ -157,7 +163,7 @@ def _digests(root: int, names: Iterator[str], deadline: float) -> dict[str, Any]
 
 
 def _digest(root: int, name: str, deadline: float) -> tuple[str, int]:
-    """Return the SHA-256 and length of a file below a folder, or of ``root`` itself if ``name`` is empty."""
+    """Return the SHA-256 digest and length of a file below a directory, or of ``root`` if ``name`` is empty."""
     try:
         place = checkout.beneath(root, name) if name else os.dup(root)
     except (FileNotFoundError, NotADirectoryError):
@@ -182,7 +188,7 @@ def _digest(root: int, name: str, deadline: float) -> tuple[str, int]:
 
 
 def _files(root: int) -> Iterator[str]:
-    """Yield the path of every file below a folder, in the same order on every host, without following links."""
+    """Yield the path of every file below a directory, in the same order on every host; symbolic links are ignored."""
     # by descriptor: os.fwalk verifies that a directory is the one that was listed, and follows no link
     for folder, subfolders, names, _ in os.fwalk(".", dir_fd=root):
         links = [one for one in subfolders if os.path.islink(f"/proc/self/fd/{root}/{folder}/{one}")]

@@ -328,7 +328,9 @@ def file_text(path: str) -> str | None:
 
 
 SHELLS = ("bash", "zsh", "sh", "dash", "ksh", "mksh", "fish")
-"""Shells that accept -l, -i and -c together. csh accepts -l only as its sole option."""
+"""Shells that accept the options ``-l``, ``-i`` and ``-c`` together. csh is missing because it accepts ``-l`` only as
+the sole option.
+"""
 PATIENCE_S = 4.0
 MOST_SHELL_BYTES = 1024 * 1024
 WHICH_PYTHON = "import sys; print(sys.executable, sys.prefix, sep=chr(0), end='')"

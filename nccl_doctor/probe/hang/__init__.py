@@ -1,1 +1,1 @@
-"""The ranks of a running job on this host: what each rank is doing, and what it reports about collectives."""
+"""Shows what the ranks of a running job on this host do, and what the ranks report about collectives."""

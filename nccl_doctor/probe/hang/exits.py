@@ -1,8 +1,9 @@
-"""Exit statuses of ranks, which are not children of the probe.
+"""Exit statuses of ranks, which are not child processes of the probe.
 
-A pidfd that is open while its process ends keeps the status, even after the parent has waited for it: PIDFD_GET_INFO
-with PIDFD_INFO_EXIT, Linux 6.15 (include/uapi/linux/pidfd.h, fs/pidfs.c). Older kernels only show a zombie's status
-(proc_pid_stat(5), exit_code), so a thread waits for the end: torch's launchers look for ended ranks only every 0.1 s.
+A pidfd that is open when its process exits keeps the exit status, even after the parent has waited for the process.
+PIDFD_GET_INFO with PIDFD_INFO_EXIT returns the status (Linux 6.15, include/uapi/linux/pidfd.h, fs/pidfs.c). Older
+kernels show only the exit status of a zombie (``exit_code``, proc_pid_stat(5)). A thread waits for the exit of each
+rank, because torch's launchers reap exited ranks only every 0.1 s.
 """
 
 from __future__ import annotations
@@ -24,7 +25,10 @@ INFO_EXIT = 1 << 3
 
 
 class Exits:
-    """Records the exit statuses of processes. Each process uses one descriptor until its status is known."""
+    """A recorder of the exit statuses of processes.
+
+    Each process uses one file descriptor until its exit status is known.
+    """
 
     def __init__(self) -> None:
         self._open: dict[tuple[int, int], int] = {}
@@ -35,7 +39,10 @@ class Exits:
         self._thread: threading.Thread | None = None
 
     def follow(self, pid: int, started: int) -> None:
-        """Watch for the end of a process from now on; ``started`` is in clock ticks since boot."""
+        """Start to watch for the exit of a process.
+
+        ``started`` is the start time of the process in clock ticks since boot.
+        """
         if (pid, started) in self._open or len(self._open) >= MOST:
             return
         try:
@@ -88,14 +95,17 @@ def _is_ready(descriptor: int) -> bool:
 
 
 def _of_wait(status: int) -> int:
-    """Return the exit status, negative for a signal, from a wait status as returned by waitpid(2)."""
+    """Return the exit status from a wait status of waitpid(2).
+
+    The exit status is negative if a signal killed the process.
+    """
     return os.WEXITSTATUS(status) if os.WIFEXITED(status) else -os.WTERMSIG(status)
 
 
 def _status(descriptor: int) -> int | None:
-    """Return the exit status, negative for a signal.
+    """Return the exit status of the process of a pidfd, which is negative for a signal.
 
-    The result is None before the process has been waited for, and on older kernels.
+    Return None on older kernels and until the parent has waited for the process.
     """
     answer = bytearray(INFO.pack(INFO_EXIT, *[0] * 13))
     try:

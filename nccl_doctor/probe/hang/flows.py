@@ -1,14 +1,14 @@
-"""The connections of ranks, and NCCL's RAS service of a job, queried as ncclras does.
+"""The TCP connections of ranks, and queries of a job's NCCL RAS service with the protocol of ncclras.
 
-Connections in the probe's network namespace are read from sock_diag(7), which counts bytes; connections in a container
-from /proc/PID/net/tcp, which shows queues but no counters.
+TCP connections in the probe's network namespace are read with sock_diag(7), which reports byte counters. Connections in
+other network namespaces are read from /proc/PID/net/tcp, which contains queue lengths but no byte counters.
 
-RAS's protocol (src/ras/client_support.cc, NCCL 2.24 and later) consists of lines over TCP. The server
-answers "CLIENT PROTOCOL 2" with "SERVER PROTOCOL n"; it answers "TIMEOUT s" and "SET FORMAT json" with "OK"; it answers
-"VERBOSE STATUS" with a report, and then closes the connection. Lost peers appear only in the text form, so both forms
-are requested.
-From 2.31 on, "DIAGNOSTICS" is answered with BUSY or with a comparison of the ranks (GPUs, drivers, ECC, NVLink,
-variables), which only reads and transfers no data.
+The RAS protocol (src/ras/client_support.cc, NCCL 2.24 and later) consists of text lines over TCP. The RAS server
+answers "CLIENT PROTOCOL 2" with "SERVER PROTOCOL n". The commands "TIMEOUT s" and "SET FORMAT json" are answered with
+"OK". The command "VERBOSE STATUS" is answered with a report, and the server closes the connection. Lost peers appear
+only in RAS reports in text form, so a report is requested in JSON and in text form. Since NCCL 2.31, the command
+"DIAGNOSTICS" is answered with "BUSY" or with a comparison of the ranks (GPUs, drivers, ECC, NVLink, variables). For
+"DIAGNOSTICS", NCCL only reads data and transfers no data between GPUs.
 """
 
 from __future__ import annotations
@@ -28,7 +28,10 @@ MOST = 2048
 
 
 def by_rank(pids: list[int]) -> dict[int, list[dict[str, Any]]]:
-    """Return a snapshot.Flow for each connection, by process; raise OSError if the kernel does not report them."""
+    """Return, by PID, a ``snapshot.Flow`` for each TCP connection of a process.
+
+    Raise OSError if the kernel does not report connections.
+    """
     own = _namespace("self")
     at_home = [pid for pid in pids if _namespace(str(pid)) in (own, None)]
     counted = {flow.socket.inode: _flow(flow) for flow in netlink.flows() if flow.socket.state in CONNECTED}
@@ -41,7 +44,7 @@ def by_rank(pids: list[int]) -> dict[int, list[dict[str, Any]]]:
 
 
 def listeners(pids: list[int], port: int) -> list[str]:
-    """Return the addresses at which one of the processes listens on a port, in the probe's network namespace."""
+    """Return the addresses in the probe's network namespace at which the given processes listen on a port."""
     own = {inode for pid in pids for inode in inodes_of(pid)}
     listening = (one for one in netlink.sockets_on(port) if one.state == "LISTEN" and one.inode in own)
     found = (netlink.plain(one.local_address) for one in listening)
@@ -74,7 +77,10 @@ def _namespace(pid: str) -> str | None:
 
 
 def table_of(pid: int) -> dict[int, dict[str, Any]]:
-    """Return the connections in a process's network namespace, by inode; empty if the process has exited."""
+    """Return the TCP connections in the network namespace of a process, by inode.
+
+    Return an empty dictionary if the process has exited.
+    """
     try:
         found = netlink.read_table(f"/proc/{pid}/net")
     except OSError:
@@ -89,9 +95,9 @@ MOST_BYTES = 8 << 20
 
 
 def service_port(variables: dict[str, str]) -> int | None:
-    """Return the port of a job's RAS service, according to its variables; None if RAS is switched off.
+    """Return the port of a job's RAS service according to the job's environment variables, or None if RAS is disabled.
 
-    The address in the variables is not used, because it could be anything. Instead, the service is contacted at an
+    The address in NCCL_RAS_ADDR is not used, because it could be any address. The RAS service is contacted at an
     address on which a rank listens (:func:`listeners`).
     """
     if variables.get("NCCL_RAS_ENABLE", "1").strip() == "0":
@@ -101,9 +107,12 @@ def service_port(variables: dict[str, str]) -> int | None:
 
 
 def ask(host: str, port: int, wanted: str, deadline: float) -> dict[str, Any]:
-    """Request a report as "text", "json" or "diagnostics", and return ``{"protocol", "form", "text", "whole"}``.
+    """Request a RAS report as "text", "json" or "diagnostics".
 
-    ``form`` is the form that the server agreed to send: "text" if it does not support JSON.
+    Return a dictionary with the keys "protocol", "form", "text" and "whole".
+
+    The value of "form" is the format that the server sent, which is "text" if JSON was requested but the server does
+    not support JSON.
     """
     try:
         with socket.create_connection((host, port), max(0.1, deadline - time.monotonic())) as server:
@@ -134,7 +143,7 @@ class _Line:
         return line.decode("utf-8", "replace").strip()
 
     def rest(self, text: str) -> tuple[str, bool]:
-        """Send a line, and return everything received after it and whether the server closed the connection."""
+        """Send a line, and return the received text and whether the server closed the connection."""
         self._server.sendall(text.encode() + b"\n")
         whole = False
         with contextlib.suppress(socket.timeout, ConnectionError):  # what arrived is still worth reading

@@ -1,9 +1,11 @@
-"""The ranks of a host's jobs, and launchers without ranks, such as a torchrun that is silently waiting for its nodes.
+"""Finds the ranks of a host's jobs, and launchers without ranks, such as a torchrun that waits for nodes.
 
-A rank's children (data loaders) inherit its variables, and a wrapper script above the rank may have them, too, so the
-topmost Python process with a rank's variables is the rank. Processes started by torch.multiprocessing.spawn, Ray or a
-notebook get their rank only after the start, so /proc does not show it. But each is connected to the job's TCPStore,
-and the process that serves the store is also its client. A process's memory map shows which NCCL it has loaded.
+Child processes of a rank, such as data loaders, inherit the rank's environment variables, and a wrapper script above
+the rank may have the same variables. The topmost Python process with the variables is taken as the rank. Processes
+started by torch.multiprocessing.spawn, Ray or a notebook get their rank number only after the start, so /proc does not
+show the number. Ranks without a rank number in /proc are identified by their connections to the job's TCPStore. The
+process that serves the store is a client of the store, too. The memory map of a process shows which NCCL library the
+process has loaded.
 """
 
 from __future__ import annotations
@@ -23,7 +25,9 @@ from nccl_doctor.probe.procs import ProcessTable
 from nccl_doctor.probe.tools import Unavailable
 
 IN_MAP = re.compile(r"^(?:\S+ ){5} *(/[^\n]*/lib(?:nccl|torch_cuda)\.so[.0-9]*)(?: \(deleted\))?$", re.MULTILINE)
-"""Libraries in a memory map that contain NCCL. A torch that links NCCL statically has it in libtorch_cuda.so."""
+"""Pattern of libraries in a memory map that may contain NCCL. If torch links NCCL statically, libtorch_cuda.so contains
+NCCL.
+"""
 VERSIONS_S, VERSION_S = 4.0, 2.0  # for all files and for one, whose file system may not answer
 MOST_MAP = 8 << 20
 MOST_ENTRIES = 20_000  # entries of a directory that the process names
@@ -33,10 +37,10 @@ WHEEL = re.compile(r"nvidia_nccl_cu[0-9]+-([0-9]+\.[0-9]+\.[0-9]+)[^/]*\.dist-in
 
 
 class NcclVersions:
-    """The libnccl that each process has loaded. Each file is read only once.
+    """The NCCL versions that processes have loaded. The version of each file is determined only once.
 
-    A process decides where the path of a file in its memory map leads. So a probe that runs as root opens the file with
-    the rights of the process's user and inside the process's root directory (probe/privileges.py).
+    Root opens a mapped file as the process's user and in the process's root directory (probe/privileges.py), because
+    the process controls where the path leads.
     """
 
     def __init__(self, deadline: float) -> None:
@@ -44,9 +48,11 @@ class NcclVersions:
         self._known: dict[tuple[str, ...], str | None] = {}
 
     def loaded(self, pid: int, started: int) -> dict[str, str | None] | None:
-        """Return {"path", "version"} of the libnccl that a process has loaded; None if it has loaded none.
+        """Return the "path" and "version" of the NCCL library that a process has loaded.
 
-        The version is None if no file name contains it.
+        The result is None if the process has not loaded NCCL.
+
+        The value of "version" is None if no file name contains the version.
         """
         found = [match[1] for match in IN_MAP.finditer(_memory_map(pid))]
         path = next((one for one in found if "libnccl" in one), found[0] if found else None)
@@ -90,7 +96,7 @@ def _memory_map(pid: int) -> str:
 
 
 def _version(place: str, path: str) -> str | None:
-    """Return the version in the name of a library or of the library's wheel; nothing is imported."""
+    """Return the version in the file name of a library, or in the name of the library's wheel. No code is imported."""
     named = FILE.search(os.path.realpath(place)) or FILE.search(path)
     if named:
         return named[1]
@@ -111,10 +117,11 @@ ProcessEnds = Dict[str, Any]
 
 
 def clients(table: ProcessTable, pids: list[int]) -> list[dict[str, Any]]:
-    """Return the processes that have loaded torch and have connections, with these connections.
+    """Return the processes that have loaded torch and have TCP connections, with the connections.
 
-    ``dials`` lists the remote ends of connections; ``serves`` lists the local addresses at which the process itself
-    accepts connections. Each item is ``[address, port, connections]``.
+    ``dials`` contains the remote addresses of connections. ``serves`` contains the local addresses at which a process
+    accepts connections from itself. Each item of ``dials`` and ``serves`` is ``[address, port, connections]``, where
+    ``connections`` is a count.
     """
     held = flows.by_rank([pid for pid in pids if TORCH in _memory_map(pid)])
     found = []
@@ -137,7 +144,10 @@ def _counted(rows: list[ProcessEnds], side: str) -> Counter[tuple[str, int]]:
 
 
 def _place(pid: int, table: ProcessTable) -> dict[str, int | None]:
-    """Return a rank's index among the children of its Python parent, and their number; exited children count, too."""
+    """Return a rank's index among the child processes of its Python parent, and the number of these child processes.
+
+    Zombies count, too.
+    """
     parent = table.procs[pid].ppid
     if parent not in table.procs or not jobs.is_python(table.executable(parent)):
         return {"local_rank": None, "local_world_size": None}
@@ -164,7 +174,7 @@ TEXT = 300
 
 
 def find_ranks(table: ProcessTable) -> dict[str, Any]:
-    """Return a snapshot.JobRank for each rank that this user may examine, and the number of hidden possible ranks."""
+    """Return a ``snapshot.JobRank`` for each rank that the user may examine, and the number of other possible ranks."""
     ours = _ours(table)
     # Python processes whose variables we can't read: another user's, or ptrace is restricted
     hidden = [
@@ -182,7 +192,7 @@ def find_ranks(table: ProcessTable) -> dict[str, Any]:
 
 
 def fairly(pids: Iterable[int], table: ProcessTable) -> list[int]:
-    """Return at most MOST of these processes, divided fairly among users, so that no user can hide another's."""
+    """Return at most MOST of the processes, in equal shares by user, so that no user can hide another's processes."""
     counts: Counter[int | None] = Counter()
     turns = []
     for pid in sorted(pids):
@@ -193,7 +203,10 @@ def fairly(pids: Iterable[int], table: ProcessTable) -> list[int]:
 
 
 def launchers(table: ProcessTable, ranks: Iterable[int] = ()) -> list[dict[str, Any]]:
-    """Return a snapshot.Launcher for each launcher, found by its name or as the Python process above a rank."""
+    """Return a ``snapshot.Launcher`` for each launcher.
+
+    A launcher is identified by its name or as the Python parent of a rank.
+    """
     above = {table.procs[pid].ppid for pid in ranks if pid in table.procs}
     parents = {pid for pid in above if pid in table.procs and jobs.is_python(table.executable(pid))}
     named = {pid for pid in table.procs if jobs.is_launcher(table.argv(pid))}
@@ -212,7 +225,7 @@ def launchers(table: ProcessTable, ranks: Iterable[int] = ()) -> list[dict[str, 
 
 
 def unnumbered(table: ProcessTable) -> list[dict[str, Any]]:
-    """Return a snapshot.StoreClient for each process that may be a rank although no variables show it."""
+    """Return a ``snapshot.StoreClient`` for each process that may be a rank but lacks a rank's variables."""
     known = {pid for pid in table.procs if _numbers(table.environ(pid))} | _ours(table)
     may = [
         pid
@@ -247,7 +260,10 @@ def _number(text: str | None) -> int | None:
 
 
 def _is_rank(pid: int, numbered: dict[int, Any], table: ProcessTable) -> bool:
-    """Return whether a Python process is a rank: no process above, except launchers, has the same variables."""
+    """Return whether a Python process is a rank.
+
+    A rank has no Python ancestor, except launchers, with the same rank number and world size.
+    """
     if table.procs[pid].state == "Z" or not _runs_python(pid, table):
         return False
     above = [one for one in table.ancestors(pid) if numbered.get(one) == numbered[pid]]
@@ -293,13 +309,13 @@ def _describe(pid: int, table: ProcessTable, nccl: NcclVersions) -> dict[str, An
 
 
 ASKED = ("nnodes", "node_rank", "master_addr", "master_port", "rdzv_backend", "rdzv_endpoint", "rdzv_id")
-"""Settings about the other nodes, by torchrun's names."""
+"""Names of torchrun's settings for multi-node jobs."""
 MOST_LAUNCHERS = 64
 OPTION_TEXT = 200
 
 
 def find_launchers(table: ProcessTable) -> list[dict[str, Any]]:
-    """Return a snapshot.Starter for each launcher that this user may examine and that has no ranks."""
+    """Return a ``snapshot.Starter`` for each launcher that has no ranks and that the user may examine."""
     some = [pid for pid in sorted(table.procs) if _starts(pid, table)][:MOST_LAUNCHERS]
     if not some:
         return []
@@ -318,7 +334,7 @@ def find_launchers(table: ProcessTable) -> list[dict[str, Any]]:
 
 
 def asked(argv: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
-    """Return a launcher's settings from its options or torchrun's variables (PET_NNODES; torch's argparse_util.py)."""
+    """Return a launcher's settings from its options or from torchrun's variables (such as PET_NNODES)."""
     launcher, count = find_launcher(argv)
     given = {} if launcher.name == "script" else read_words(launcher, argv[count:]).told
     found = {name: given.get(name) or environ.get(f"PET_{name.upper()}") for name in ASKED}

@@ -1,13 +1,14 @@
-"""torch's flight recorder, if the job makes it readable: live from the worker server, or from dumps on disk.
+"""Access to torch's flight recorder, either live from the worker server or from dumps on disk.
 
-The server (torch/distributed/elastic/control_plane.py) speaks HTTP on a Unix socket whose path begins with the value of
-TORCH_WORKER_SERVER_SOCKET; no other socket is contacted, because an unexpected request can crash a program. A pipe
-(TORCH_NCCL_DEBUG_INFO_PIPE_FILE) makes a rank write a dump; it is used only on request.
+The worker server (torch/distributed/elastic/control_plane.py) accepts HTTP requests on a Unix socket whose path begins
+with the value of TORCH_WORKER_SERVER_SOCKET. No other socket is contacted, because an unexpected request can crash a
+program. A write to a rank's pipe (TORCH_NCCL_DEBUG_INFO_PIPE_FILE) makes the rank write a dump. The pipe is used only
+on request.
 
-All of this is done in a child that takes the rank's root, folder, user and groups, drops every capability, and only
-then resolves a path (probe/privileges.py), so the child can reach only what the rank itself can reach. The child checks
-a file's type before opening it, and opens nothing that would block. It loads no code either, because below a
-container's root that would be the container's code.
+All files and sockets are opened in a child process that takes on the rank's root directory, working directory, user and
+groups and drops every capability (probe/privileges.py). The child process can access only what the rank can access. The
+child process checks the type of a file before opening the file, and opens nothing that would block. The child process
+imports no modules, because the modules in a container's root directory are the container's code.
 """
 
 from __future__ import annotations
@@ -31,19 +32,25 @@ PEER = struct.Struct("3i")  # struct ucred (unix(7)): PID, user and group of the
 
 
 class RankFiles(NamedTuple):
-    """Descriptors of the folders from which a rank's paths are resolved. Only used in the child."""
+    """Descriptors of the directories from which a child process resolves the paths of a rank."""
 
     root: int
     folder: int
     own: int
 
     def open(self, path: str, kind: int, flags: int) -> int:
-        """Open a file of type ``kind``, such as S_IFREG, at a path as the rank sees it, without following links."""
+        """Open a file of type ``kind``, such as S_IFREG.
+
+        ``path`` is resolved as in the rank's process, except that a symbolic link is not followed.
+        """
         found = self._look(path, kind)
         return os.open(str(found), flags | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC, dir_fd=self.own)
 
     def connect(self, path: str, pid: int, timeout_s: float) -> socket.socket:
-        """Connect to a Unix socket on which the rank itself listens; raise OSError if another process does."""
+        """Connect to a Unix socket on which the rank listens.
+
+        Raise OSError if another process listens on the socket.
+        """
         found = self._look(path, stat.S_IFSOCK)
         os.fchdir(self.own)
         server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -59,7 +66,7 @@ class RankFiles(NamedTuple):
         return server
 
     def _look(self, path: str, kind: int) -> int:
-        """Return an O_PATH descriptor, which keeps referring to this file even if the path is replaced."""
+        """Return an O_PATH descriptor of a file, which refers to the same file even if the path is replaced later."""
         start = self.root if path.startswith("/") else self.folder
         found = os.open(path.lstrip("/"), os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=start)
         if stat.S_IFMT(os.fstat(found).st_mode) != kind:
@@ -68,15 +75,15 @@ class RankFiles(NamedTuple):
 
 
 def ask(pid: int, started: int, work: Callable[[RankFiles], bytes], deadline: float, most: int) -> bytes:
-    """Return the result of ``work``, which runs in a child with the rights of a rank.
+    """Return the result of ``work``, which runs in a child process with the permissions of a rank.
 
-    ``started`` is the rank's start in clock ticks since boot. ``work`` must not import anything.
+    ``started`` is the rank's start time in clock ticks since boot. ``work`` must not import any module.
     """
     return privileges.answer_of(partial(_enter, pid, started), work, deadline, most)
 
 
 def _enter(pid: int, started: int) -> RankFiles:
-    """Take over the rank's root directory, working directory and rights, irrevocably."""
+    """Switch irrevocably to the root directory, working directory and permissions of a rank."""
     place = privileges.open_process(pid, started)
     wanted = privileges.credentials(privileges.status_of(place))
     files = RankFiles(
@@ -94,8 +101,9 @@ def _enter(pid: int, started: int) -> RankFiles:
 
 REQUEST = "POST /handler/{} HTTP/1.0\r\nHost: localhost\r\nContent-Length: 0\r\n\r\n"
 HANDLERS = ("fr_trace_json", "dump_nccl_trace_json", "fr_trace_json?backend=nccl2")
-"""Handlers for the recorders of gloo, NCCL (only in builds with CUDA) and, from torch 2.15 on, its default backend
-nccl2 (torch/csrc/distributed/c10d/control_plane/Handlers.cpp, ProcessGroupNCCL.cpp; torch/distributed/debug).
+"""Handlers for the flight recorders of Gloo, NCCL (only in builds with CUDA) and nccl2, which is the default backend
+from torch 2.15 on. For the handlers' names, see control_plane/Handlers.cpp and ProcessGroupNCCL.cpp in
+torch/csrc/distributed/c10d, and torch/distributed/debug.
 """
 OF_GLOO = " (gloo)"
 MOST_BYTES = 16 << 20
@@ -109,15 +117,15 @@ KEPT = frozenset(
 )
 DUMPS = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
 DEFAULT_DUMPS = ("/tmp/nccl_trace_rank_", "~/.cache/torch/comm_lib_trace_rank_")  # noqa: S108 - torch's own choice
-"""torch's default paths for dumps, in 2.3 and since 2.8. Source: torch/csrc/distributed/c10d/FlightRecorder.cpp."""
+"""Default path prefixes of dumps in torch 2.3, and since torch 2.8 (torch/csrc/distributed/c10d/FlightRecorder.cpp)."""
 TEXT = 300
 LISTENING, STREAM = "00010000", "0001"  # flags and type in a line of /proc/PID/net/unix (proc_pid_net(5))
 
 
 def live(row: dict[str, Any], deadline: float) -> dict[str, Any] | None:
-    """Return the recorders of a running rank as one document, cut to the last entries.
+    """Return the last entries of a running rank's flight recorders as one document.
 
-    The result is None if the job does not serve its recorders.
+    Return None if the rank has no worker server.
     """
     pid, prefix = row["pid"], row["told"].get("TORCH_WORKER_SERVER_SOCKET")
     path = next(_servers(pid, prefix), None) if prefix else None
@@ -141,9 +149,11 @@ def live(row: dict[str, Any], deadline: float) -> dict[str, Any] | None:
 
 
 def merged(found: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """Combine the documents from a rank's recorders into one. Each backend counts its collectives separately.
+    """Return one document that combines the documents from a rank's flight recorders.
 
-    A build with CUDA has NCCL's recorder as well as gloo's; there, gloo's part of a group gets its own name.
+    Each backend counts its collectives separately.
+
+    If a rank has recorders of NCCL and Gloo, the process groups of Gloo get different names.
     """
     if not found:
         raise ValueError("it knows none")
@@ -166,7 +176,7 @@ def merged(found: dict[str, dict[str, Any]]) -> dict[str, Any]:
 
 
 def cut(document: object) -> dict[str, Any]:
-    """Return the document with only its last entries, and of these only the fields that distinguish collectives."""
+    """Return a recorder's document with only the last entries and the fields that distinguish collectives."""
     if not isinstance(document, dict) or "version" not in document:
         raise ValueError("no flight recorder's document")
     found, status = document.get("entries", []), document.get("pg_status")  # without any entry torch leaves them out
@@ -178,7 +188,10 @@ def cut(document: object) -> dict[str, Any]:
 
 
 def dumped(row: dict[str, Any], age_s: float, deadline: float) -> dict[str, Any] | None:
-    """Return the newest dump of this rank as {"name", "age_s", "data" in base64}, or None if there is no new dump."""
+    """Return the newest dump of a rank with the keys "name", "age_s" and "data" (in base64).
+
+    The result is None if the rank has written no dump.
+    """
     named = [row["told"][name] for name in DUMPS if name in row["told"]] or list(DEFAULT_DUMPS)
     paths = [f"{_home(one, row['uid'])}{row['rank']}" for one in named]
     oldest = time.time() - age_s - 1
@@ -199,7 +212,7 @@ def dumped(row: dict[str, Any], age_s: float, deadline: float) -> dict[str, Any]
 
 
 def ask_for_dump(row: dict[str, Any], deadline: float) -> bool:
-    """Write to the rank's pipe, which makes the rank write a dump; return False if nothing reads the pipe."""
+    """Write to a rank's pipe to make the rank write a dump. Return False if the rank does not read from the pipe."""
     prefix = row["told"].get("TORCH_NCCL_DEBUG_INFO_PIPE_FILE")
     if not prefix:
         return False
@@ -216,7 +229,7 @@ def ask_for_dump(row: dict[str, Any], deadline: float) -> bool:
 
 
 def _young(files: RankFiles, paths: list[str], oldest: float) -> Iterator[tuple[float, str, int]]:
-    """Yield the modification time, path and descriptor of each regular file written since ``oldest``."""
+    """Yield modification time, path and descriptor of each regular file in ``paths`` modified since ``oldest``."""
     for path in paths:
         try:
             file = files.open(path, stat.S_IFREG, os.O_RDONLY)
@@ -228,7 +241,7 @@ def _young(files: RankFiles, paths: list[str], oldest: float) -> Iterator[tuple[
 
 
 def _servers(pid: int, prefix: str) -> Iterator[str]:
-    """Yield the paths with this prefix of Unix sockets on which the process itself listens."""
+    """Yield the paths of Unix sockets on which the process listens and whose path begins with ``prefix``."""
     own = set(inodes_of(pid))
     for line in (read(f"/proc/{pid}/net/unix") or "").splitlines()[1:]:
         fields = line.split(None, 7)
@@ -238,7 +251,7 @@ def _servers(pid: int, prefix: str) -> Iterator[str]:
 
 
 def _post(server: socket.socket, handler: str, deadline: float) -> bytes | None:
-    """Send a request and return the body of the response; None if this version of torch has no such handler."""
+    """Send a request and return the response body, or None if this version of torch has no such handler."""
     with server:
         server.sendall(REQUEST.format(handler).encode())
         data = b""
@@ -259,14 +272,17 @@ def _post(server: socket.socket, handler: str, deadline: float) -> bytes | None:
 
 
 def _whole(data: bytes) -> bool:
-    """Return whether all bytes announced in the header have arrived; the server keeps the connection open."""
+    """Return whether the whole response has arrived according to Content-Length.
+
+    The worker server does not close the connection after the response.
+    """
     head, mark, body = data.partition(b"\r\n\r\n")
     lengths = [line[15:] for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")]
     return bool(mark and lengths and lengths[0].strip().isdigit() and len(body) >= int(lengths[0]))
 
 
 def _home(prefix: str, uid: int) -> str:
-    """Return the prefix with "~" replaced by the home directory of the rank's user."""
+    """Return a path prefix with "~" replaced by the home directory of the rank's user."""
     if not prefix.startswith("~/"):
         return prefix
     import pwd

@@ -1,10 +1,11 @@
-"""Samples ranks whenever the controller asks, and reads their Python stacks with py-spy.
+"""Samples of ranks on request of the controller, with Python stack traces from py-spy.
 
-The host's own py-spy is used (probe/tools.py) or, if the host has none, a copy that the controller sent, which runs
-from memory (memfd_create(2)). py-spy opens the files that a process has mapped, under names that the process controls,
-so root runs py-spy as the rank's user, in the rank's root directory (probe/privileges.py). By default, py-spy reads the
-process's memory without stopping the process. Pausing is optional, as are native frames, which require pausing. py-spy
-is never attached to a process that is already stopped or blocked in the kernel, since it could not detach again.
+The host's py-spy is used if it is installed (probe/tools.py). If the host has no py-spy, a copy from the controller
+runs from memory (memfd_create(2)). Root runs py-spy as the rank's user and in the rank's root directory
+(probe/privileges.py), because py-spy opens mapped files whose names the rank controls. By default, py-spy reads the
+memory of a process without pausing the process. Pausing is optional. Native frames are optional, too, and require
+pausing. py-spy never attaches to a process that is stopped or blocked in the kernel, because py-spy could not detach
+from the process.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ RAS_TURNS = 4  # several jobs can share the port (SO_REUSEPORT), and each connec
 
 
 class Watch:
-    """Samples the ranks of one job on this host, as often as requested."""
+    """A handler of requests to find and sample the ranks of one job on this host."""
 
     def __init__(self, _server: object = None) -> None:
         self._spy = Spy()
@@ -45,18 +46,18 @@ class Watch:
         self._found_at = time.monotonic()
 
     def find_starters(self, _request: dict[str, Any]) -> object:
-        """Return a snapshot.Starter for each launcher."""
+        """Return a ``snapshot.Starter`` for each launcher without ranks."""
         return run({"starters": partial(find_launchers, ProcessTable())}, ASK_S)["starters"]
 
     def take_spy(self, request: dict[str, Any]) -> None:
         self._spy.install(request["bundle"])
 
     def ask_ras(self, request: dict[str, Any]) -> Any:  # noqa: ANN401 - JSON
-        """Return a snapshot.Ras, or the reason why it is unknown."""
+        """Return a ``snapshot.Ras``, or the reason why the data is unknown."""
         return run({"ras": partial(self._ras, request)}, RAS_S + 1)["ras"]
 
     def find(self, _request: dict[str, Any]) -> dict[str, Any]:
-        """Return snapshot.JobRanks, and whether py-spy is available."""
+        """Return the fields of ``snapshot.JobRanks``, and whether py-spy is available."""
         table = ProcessTable()
         found = ranks.find_ranks(table)
         self._found_at = time.monotonic()
@@ -74,7 +75,10 @@ class Watch:
         return {**found, **told, **starters, **exits, "launchers": above, "py_spy": spy is True, "machine": machine}
 
     def look(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Return a snapshot.HostLook of the ranks with these PIDs. ``stacks`` is one of :data:`MODES`, or None."""
+        """Return a ``snapshot.HostLook`` of the ranks with the requested PIDs.
+
+        ``request["stacks"]`` is a key of :data:`MODES`, or None.
+        """
         deadline = time.monotonic() + request["deadline_s"]
         pids = [pid for pid in request["pids"] if pid in self._ranks]
         table = ProcessTable()
@@ -133,7 +137,7 @@ class Watch:
         return [pid for pid in wanted if recorder.ask_for_dump(self._ranks[pid], deadline)]
 
     def _ras(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Return a snapshot.Ras with the reports of the job's RAS service as JSON and as text, without duplicates."""
+        """Return a ``snapshot.Ras`` with the reports of the job's RAS service in JSON and text, without duplicates."""
         deadline = time.monotonic() + RAS_S
         pids = [pid for pid in request["pids"] if pid in self._ranks]
         nccl = NcclVersions(deadline)
@@ -163,24 +167,27 @@ class Watch:
 
 
 def _safe(version: str) -> bool:
-    """Return whether RAS may be queried. Before NCCL 2.27.3, a query during startup can crash the job."""
+    """Return whether a job with this NCCL version may be queried over RAS.
+
+    Before NCCL 2.27.3, a query during startup can crash the job.
+    """
     return _numbers(version) >= (2, 27, 3)
 
 
 def _numbers(version: str) -> tuple[int, ...]:
-    """Return the three numbers of a version, or an empty tuple if the version has a different format."""
+    """Return the three numbers of a version as a tuple. The tuple is empty if the version has a different format."""
     parts = version.split(".")
     return tuple(map(int, parts)) if len(parts) == 3 and all(part.isdigit() for part in parts) else ()
 
 
 MEMFD_CREATE = {"x86_64": 319, "aarch64": 279, "riscv64": 279, "ppc64le": 360}
-"""Number of the system call memfd_create, by architecture (from the kernel's syscall tables)."""
+"""System call numbers of memfd_create by architecture (from the kernel's system call tables)."""
 MFD_CLOEXEC, MFD_ALLOW_SEALING = 1, 2
 F_ADD_SEALS, ALL_SEALS = 1033, 0b1111  # fcntl(2); Python's module has no names for them before 3.8
 
 
 def write_memory_file(data: bytes) -> int:
-    """Write the data to a sealed file that exists only in memory, and return the file descriptor."""
+    """Write data to a sealed file that exists only in memory, and return the file descriptor."""
     # Pythons built against a glibc before 2.27, such as conda's, lack the call.
     if hasattr(os, "memfd_create"):
         file = os.memfd_create("py-spy", MFD_CLOEXEC | MFD_ALLOW_SEALING)
@@ -210,22 +217,27 @@ MOST_THREADS = 16
 MOST_FRAMES, MOST_OTHER_FRAMES = 48, 12
 TEXT = 300
 MODES = {"read": ["--nonblocking"], "pause": [], "native": ["--native"]}
-"""Options of ``py-spy dump`` for each way of reading stacks."""
+"""Options of ``py-spy dump`` for each mode of reading stack traces."""
 UNTOUCHABLE = "DTt"
-"""States of processes that py-spy must not attach to: ptrace(2) would block, or change the kind of stop."""
+"""Process states in which py-spy must not attach to a process, because ptrace(2) would block or change the kind of
+stop.
+"""
 
 
 class Spy:
-    """The py-spy to use. ``program`` is its file descriptor, or None if none has been found or sent yet."""
+    """The py-spy executable for this host.
+
+    ``program`` is the file descriptor of the executable, or None if py-spy is not available yet.
+    """
 
     def __init__(self) -> None:
         self.program: int | None = None
         self._problem = "py-spy is not installed on the host, and none was sent along"
 
     def find(self) -> bool:
-        """Search the usual folders for py-spy, but never the folders of an examined process.
+        """Search the usual directories for py-spy, but never the directories of an examined process.
 
-        py-spy is read into memory once per connection, however often ranks are searched for.
+        The file of py-spy is read into memory only once per connection.
         """
         if self.program is not None:
             return True
@@ -239,9 +251,9 @@ class Spy:
         return self.program is not None
 
     def install(self, bundle: dict[str, Any]) -> None:
-        """Install the py-spy that the controller sent (collect/hang/hang.py).
+        """Install the copy of py-spy that the controller sent (collect/hang/hang.py).
 
-        If this copy is unusable, each dump contains the reason.
+        If the copy of py-spy can't be used, the results of :meth:`dump` contain the reason.
         """
         if "missing" in bundle or bundle["machine"] != os.uname().machine:
             told = bundle.get("missing") or f"the py-spy that was sent along is for {bundle['machine']}"
@@ -251,7 +263,10 @@ class Spy:
             self.program = write_memory_file(zlib.decompress(binascii.a2b_base64(bundle["data"])))
 
     def dump(self, states: dict[tuple[int, int], str], mode: str, deadline: float) -> dict[int, Any]:
-        """Return a snapshot.Threads, or why there is none, by PID. ``states`` is keyed by PID and start time."""
+        """Return, by PID, a ``snapshot.Threads`` or the reason why the stack traces are unknown.
+
+        The keys of ``states`` are PIDs and start times.
+        """
         found: dict[int, Any] = {}
         pids = sorted(states)
         for first in range(0, len(pids), AT_ONCE):
@@ -303,7 +318,7 @@ class Spy:
 
 
 def _is_loaded(program: int) -> bool:
-    """Return whether an ELF program must be loaded by an interpreter (PT_INTERP, elf(5))."""
+    """Return whether an ELF program needs a dynamic linker (PT_INTERP, elf(5))."""
     head = os.pread(program, 64, 0)
     if head[4:6] != b"\x02\x01":
         return True  # 32 bits or big-endian: unknown format
@@ -313,7 +328,10 @@ def _is_loaded(program: int) -> bool:
 
 
 def _read(child: int, pipe: int, deadline: float) -> tuple[int | None, bytes]:
-    """Return the exit status and the output. The status is None if the program had to be killed."""
+    """Return the exit status and output of a child process.
+
+    The status is None if the child process was killed because it did not exit in time.
+    """
     data, status = b"", None
     try:
         while len(data) < MOST_BYTES and select.select([pipe], [], [], max(0.0, deadline - time.monotonic()))[0]:
@@ -331,7 +349,7 @@ def _read(child: int, pipe: int, deadline: float) -> tuple[int | None, bytes]:
 
 
 def _ended(child: int) -> int | None:
-    """Return the exit status of the child; None if it did not exit in time."""
+    """Wait for a child process and return its exit status, or None if the child process did not exit in time."""
     until = time.monotonic() + EACH_S
     while time.monotonic() < until:
         pid, status = os.waitpid(child, os.WNOHANG)

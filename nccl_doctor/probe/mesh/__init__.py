@@ -1,1 +1,1 @@
-"""Implements this host's part of the port mesh."""
+"""The part of the port mesh test that runs on each host."""

@@ -1,4 +1,4 @@
-"""One host's part of the port mesh test: listeners that prove their identity, and tests of the path MTU.
+"""Runs a host's part of the port mesh test: listeners that prove their identity, and tests of the path MTU.
 
 A listener sends its host's nonce to every client that connects. The nonce proves that a connection reached the intended
 host. An address alone proves nothing, because bridges on several hosts may have the same address.

@@ -1,1 +1,1 @@
-"""Handles fix-port's requests on this host."""
+"""Handlers of the requests that ``fix-port`` sends to a host."""

@@ -1,11 +1,12 @@
-"""Serves ``fix-port``: tries to bind as torch does, explains failures, signals processes, and finds free ports.
+"""Handlers of requests by ``fix-port``, which test, explain and find ports, and send signals to processes.
 
-The socket table can't replace the trial. Whether a TIME_WAIT or an accepted connection prevents the bind depends on the
-SO_REUSEADDR option of a socket that may be gone, which no table shows. The table only explains the result.
+Only a trial bind shows whether a port can be used. A socket in TIME_WAIT or an accepted connection may prevent the
+bind, depending on an SO_REUSEADDR option that the socket table does not show. The socket table is used only to explain
+the result of the trial bind.
 
-A signal reaches only the intended process, however quickly PIDs are reused: a pidfd (Linux 5.3, pidfd_open(2)) refers
-to the process for which it was opened, and the process's start time is checked after the pidfd is opened and right
-before the signal. If the kernel has no pidfds, or a container's filter refuses them, only this check remains.
+A signal can't reach the wrong process, even if PIDs are reused. A pidfd (Linux 5.3, pidfd_open(2)) always refers to the
+same process, and the start time of the process is checked between the opening of the pidfd and the signal. If pidfds
+are not supported by the kernel or are blocked by a container's seccomp filter, only the start time is checked.
 """
 
 from __future__ import annotations
@@ -27,15 +28,15 @@ from nccl_doctor.probe.procs import ProcessTable, open_files, pids_by_inode
 from nccl_doctor.probe.tools import Unavailable, port_range, read
 
 CLOSING = frozenset({"TIME_WAIT", "FIN_WAIT1", "FIN_WAIT2", "LAST_ACK", "CLOSING"})
-"""States in which a socket may have lost its process; the kernel closes such a socket by itself."""
+"""TCP states in which a socket may no longer belong to a process. The kernel closes such a socket after a timeout."""
 PIDFD_SEND_SIGNAL, PIDFD_OPEN = 424, 434
-"""System call numbers, which are the same on all architectures except alpha (since Linux 5.1)."""
+"""System call numbers since Linux 5.1, which are the same on all architectures except alpha."""
 GPU_PATIENCE_S = 5.0  # nvidia-smi takes seconds if no daemon keeps the driver loaded
 SERVICES = "/etc/services"
 
 
 def describe(pid: int, table: ProcessTable) -> dict[str, Any]:
-    """Return a process in the JSON form of snapshot.Process, without the field ``refusal``."""
+    """Return a process in the JSON form of ``snapshot.Process``, without the field ``refusal``."""
     proc = table.procs[pid]
     age = guard.age_s(pid, table)
     return {
@@ -52,12 +53,15 @@ def describe(pid: int, table: ProcessTable) -> dict[str, Any]:
 
 
 def try_port(port: int, *, described: bool = True) -> dict[str, Any]:
-    """Bind as torch does, and return a snapshot.PortTrial. ``described`` adds details, which may take seconds."""
+    """Try to bind a port in the same way as torch, and return a ``snapshot.PortTrial``.
+
+    If ``described`` is true, add details, which may take seconds.
+    """
     return explain(port, bind_error(port), described=described)
 
 
 def free_port(_request: dict[str, Any]) -> int:
-    """Return a port that was free a moment ago."""
+    """Return a port that was free at the time of the call."""
     with socket.socket() as trial:
         trial.bind(("", 0))
         port: int = trial.getsockname()[1]
@@ -65,7 +69,10 @@ def free_port(_request: dict[str, Any]) -> int:
 
 
 def explain(port: int, error: int | None, *, described: bool = True) -> dict[str, Any]:
-    """Explain the result of :func:`bind_error` with the socket tables; this is slow if there are many processes."""
+    """Return a ``snapshot.PortTrial`` that explains the result of :func:`bind_error`.
+
+    The explanation is slow if there are many processes.
+    """
     if error is None:
         return {"port": port, "free": True}
     trial: dict[str, Any] = {"port": port, "free": False, "error": errno.errorcode.get(error, str(error))}
@@ -79,10 +86,13 @@ def explain(port: int, error: int | None, *, described: bool = True) -> dict[str
 
 
 def bind_error(port: int) -> int | None:
-    """Return the errno with which torch's TCPStore would fail to listen on a port, or None if it would succeed.
+    """Return the error number with which torch's TCPStore would fail to listen on a port.
 
-    The function does what torch 2.13 does with its default libuv backend (seen with strace): it binds ``[::]`` for both
-    families and, if that fails for any reason, ``0.0.0.0``, whose error counts. Both sockets have SO_REUSEADDR.
+    The result is None if the TCPStore would succeed.
+
+    The function binds a port in the same way as torch 2.13 with its default libuv backend (seen with strace). If
+    binding ``[::]`` for IPv6 and IPv4 fails for any reason, ``0.0.0.0`` is bound, and the error of the second bind is
+    returned. SO_REUSEADDR is set on the IPv6 socket and on the IPv4 socket.
     """
     number = None
     for family, address in ((socket.AF_INET6, "::"), (socket.AF_INET, "0.0.0.0")):  # noqa: S104 - as torch does
@@ -100,7 +110,10 @@ def bind_error(port: int) -> int | None:
 
 
 def cause_of(found: list[DiagSocket]) -> str:
-    """Return a snapshot.PortTrial.cause. A socket without a process that the kernel is closing counts as time-wait."""
+    """Return the cause for a ``snapshot.PortTrial``.
+
+    A socket that has no process and is being closed by the kernel counts as "time-wait".
+    """
     states = {one.state for one in found if one.inode != 0 or one.state not in CLOSING}
     if "LISTEN" in states:
         return "listener"
@@ -150,7 +163,10 @@ def _hint(found: list[DiagSocket]) -> str:
 
 
 def unlisted_holders() -> list[int]:
-    """Return processes with a TCP socket that no table lists because it is only bound (before Linux 6.8) or unused."""
+    """Return the processes that have a TCP socket missing from the socket table.
+
+    A socket is missing if it is unused or, before Linux 6.8, only bound.
+    """
     try:
         listed = {f"socket:[{one.inode}]" for one in netlink.sockets_on(0) if one.state != "BOUND"}
     except OSError:
@@ -166,7 +182,10 @@ def unlisted_holders() -> list[int]:
 
 
 def send_signal(pid: int, started: int, number: signal.Signals) -> bool:
-    """Signal a process that started at ``started`` (ticks since boot). Raise PermissionError if not permitted."""
+    """Send a signal to a process if its start time in clock ticks since boot is ``started``.
+
+    Raise PermissionError if the signal is not permitted.
+    """
     try:
         descriptor = open_pidfd(pid)
     except ProcessLookupError:
@@ -185,7 +204,7 @@ def send_signal(pid: int, started: int, number: signal.Signals) -> bool:
 
 
 def open_pidfd(pid: int) -> int | None:
-    """Return a pidfd, or None if pidfds are not available. Raise ProcessLookupError if the process is gone."""
+    """Return a pidfd, or None if pidfds are not available. Raise ProcessLookupError if the process has exited."""
     try:
         own = getattr(os, "pidfd_open", None)  # Python 3.9
         return int(own(pid) if own else _call(PIDFD_OPEN, pid, 0))
@@ -216,7 +235,7 @@ def _call(number: int, *arguments: int | None) -> int:
 
 
 def look(request: dict[str, Any]) -> dict[str, Any]:
-    """Return who holds ``port``, or the job of ``pid`` if that process started at ``started`` (ticks since boot)."""
+    """Return the jobs that use ``port``, or that of ``pid`` if it started at ``started`` (clock ticks since boot)."""
     port, pid = request["port"], request["pid"]
     # Tried first, so that no thread of ours is taken for a holder.
     trial = None if port is None else try_port(port, described=False)
@@ -240,9 +259,11 @@ def look(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def send(request: dict[str, Any]) -> dict[str, Any]:
-    """Signal ``processes`` ([pid, start in ticks]) and their descendants, or none of them if one can't be signalled.
+    """Send a signal to ``processes`` (pairs of PID and start time in clock ticks) and their descendants.
 
-    Without a signal, only report which of the processes are still running.
+    If any process must not be signaled, no process is signaled.
+
+    If the request contains no signal, return only which processes are still running.
     """
     table = ProcessTable()
     named = [pid for pid, started in request["processes"] if _lives(pid, started, table)]
@@ -261,7 +282,10 @@ def send(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def free(request: dict[str, Any]) -> dict[str, Any]:
-    """Return which ``ports`` torch can bind, except reserved, service and, unless requested, ephemeral ports."""
+    """Return the ``ports`` that torch can bind.
+
+    Reserved ports and ports of known services are excluded, as are ephemeral ports unless requested.
+    """
     told = _range()
     drawn = told or {"low": 1, "high": 0, "reserved": ""}
     kept = set()
@@ -284,7 +308,7 @@ _SIGNALS = {"TERM": signal.SIGTERM, "KILL": signal.SIGKILL}
 
 
 class _Gpus:
-    """Runs nvidia-smi in parallel with the rest."""
+    """A query of GPU processes with nvidia-smi that runs in a background thread."""
 
     def __init__(self) -> None:
         self._deadline = time.monotonic() + GPU_PATIENCE_S

@@ -1,1 +1,1 @@
-"""Runs this host's part of the all-reduce."""
+"""The part of the all-reduce that runs on each host."""

@@ -1,13 +1,17 @@
-"""Runs the all-reduce on this host: one process imports torch and forks as many ranks as the job would have here.
+"""The launcher of the all-reduce on this host.
 
-The worker (worker.py) is passed in memory to training's Python interpreter, as ``/proc/PID/fd/N``. It may be started
-long before it is needed, and serves several all-reduces, since importing torch takes longer than anything else.
-Temporary files are in a known folder. They are removed when the processes end, as is shared memory that killed ranks
-could not remove. Ranks report in marked lines; the ranks' other output is kept.
+One process imports torch and forks as many ranks as the job would run on this host.
 
-NCCL creates ``nccl-XXXXXX`` with mkstemp and unlinks it once the peer has attached (2.30.7, src/misc/shmutils.cc), so a
-rank that is killed in between leaves the file behind. The name does not show who created the file, and a segment that
-no process has open may still be needed. So we remove only segments that we saw our descendants use.
+The worker's code (worker.py) is passed to training's Python interpreter as an in-memory file, ``/proc/PID/fd/N``. The
+worker may be started long before it is needed and runs several all-reduces, because importing torch takes longer than
+any other step. Temporary files are stored in a known directory and removed when the processes exit. Shared memory that
+killed ranks could not remove is removed, too. Ranks report events in lines that begin with a mark. The remaining output
+of the ranks is stored.
+
+NCCL creates ``nccl-XXXXXX`` with mkstemp and unlinks the file once the peer has attached (2.30.7,
+src/misc/shmutils.cc). A rank that is killed between the two steps leaves the file in /dev/shm. The file name does not
+show which program created the file, and a segment that no process has open may still be needed. Only segments that a
+descendant of the probe was seen using are removed.
 """
 
 from __future__ import annotations
@@ -33,7 +37,7 @@ PAUSE_S = 1.0  # between two checks if the directory shows no new name; each rea
 
 
 class Segments:
-    """The shared memory segments that our descendants have used since this object was created."""
+    """The shared memory segments that the probe's descendants have used since this object was created."""
 
     def __init__(self) -> None:
         self._before = _names()
@@ -42,7 +46,7 @@ class Segments:
         self._next = 0.0
 
     def look(self, *, at_once: bool = False) -> None:
-        """Record which files descendants have mapped or open, at most every PAUSE_S seconds unless a name is new."""
+        """Record the files in :data:`FOLDER` that descendants use, at most once every PAUSE_S without new names."""
         names = _names()
         fresh = not names <= self._listed
         self._listed |= names
@@ -52,7 +56,7 @@ class Segments:
         self._next = time.monotonic() + PAUSE_S
 
     def sweep(self) -> list[str]:
-        """Remove the recorded segments that still exist but that no process uses, and return their names."""
+        """Remove the recorded segments that no process uses, and return the names of the removed segments."""
         left = {name for name in self._made & _names() if OURS.fullmatch(name)}
         gone = sorted(left - _held(int(entry) for entry in os.listdir("/proc") if entry.isdigit())) if left else []
         for name in gone:
@@ -68,7 +72,7 @@ def _names() -> set[str]:
 
 
 def _held(pids: Iterable[int]) -> set[str]:
-    """Return the names of the files in :data:`FOLDER` that these processes have mapped or open."""
+    """Return the names of the files in :data:`FOLDER` that the given processes have mapped or opened."""
     used: set[str] = set()
     for pid in pids:
         # it has ended, or belongs to another user, who can't open our segments (their mode is 0600)
@@ -86,7 +90,10 @@ FRAMES = 12
 
 
 class Ranks:
-    """The ranks of this host. The process ``launcher`` forks them, and writes its own stack to the file ``stack``."""
+    """The ranks of this host.
+
+    The process ``launcher`` forks the ranks, and writes its own stack trace to the file ``stack``.
+    """
 
     def __init__(self, count: int, emit: Callable[[Dict[str, Any]], None], launcher: int, stack: int) -> None:
         self.count = count
@@ -102,11 +109,11 @@ class Ranks:
 
     @property
     def ends_known(self) -> bool:
-        """True if the launcher has reported the exit status of every rank that was dead at the last look."""
+        """True if the launcher has reported the exit status of every rank that was dead at the last :meth:`look`."""
         return self._unexplained <= self._exit_codes.keys()
 
     def event(self, event: dict[str, Any]) -> None:
-        """Forward a rank's event, and record the rank's process and how it ended."""
+        """Forward a rank's event, and record the rank's PID and exit status."""
         rank = event["local_rank"]
         if "pid" in event:
             self._pids[rank] = event["pid"]
@@ -117,7 +124,10 @@ class Ranks:
         self._emit(event)
 
     def look(self) -> bool:
-        """Report each rank's "state" and "stack". Return True if a rank died and only the launcher can tell how."""
+        """Report the "state" and "stack" of each rank.
+
+        Return True if a rank has died and only the launcher knows the exit status.
+        """
         states = {rank: _state(self._pids.get(rank, self._launcher)) for rank in range(self.count)}
         living = {rank: state for rank, state in states.items() if state is not None and state[0] not in "ZX"}
         for pid in {self._pids[rank] for rank in living if rank in self._pids}:
@@ -147,12 +157,15 @@ class Ranks:
             os.close(file)
 
     def _stack_file(self, rank: int) -> int:
-        """Return the file with the stack of the rank's process, which is the launcher's file before the fork."""
+        """Return the file with the stack trace of the rank's process. Before the fork, return the launcher's file."""
         return self._launcher_stack if self._pids.get(rank) == self._launcher else self._files[rank]
 
 
 def _state(pid: int) -> str | None:
-    """Return the process's state letter (proc(5)) and, in uninterruptible sleep, the kernel function that it is in."""
+    """Return the state letter of a process (proc(5)).
+
+    For uninterruptible sleep, append the name of the kernel function in which the process sleeps.
+    """
     proc = procs.read_proc(pid)
     if proc is None or proc.state != "D":
         return None if proc is None else proc.state
@@ -164,9 +177,10 @@ TAIL_LINES = 16000
 READ_BYTES = 65536  # the capacity of a pipe (pipe(7))
 LINE_BYTES = 2000
 PART_BYTES = 4 << 20
-"""Limit, in bytes, of the first lines kept and of the last lines kept. HEAD_LINES and TAIL_LINES also apply.
+"""Maximum size in bytes of the first lines, and of the last lines, that are stored. The limits HEAD_LINES and
+TAIL_LINES apply, too.
 
-NCCL_DEBUG=INFO prints about 150 lines per rank on 8 GPUs.
+With NCCL_DEBUG=INFO, NCCL prints about 150 lines per rank on 8 GPUs.
 """
 
 WORKED_S = 0.1  # CPU time after which a launcher counts as working although its interpreter has not started yet
@@ -176,7 +190,7 @@ Emit = Callable[[Dict[str, Any]], None]
 
 
 class RankOutput:
-    """Handles the ranks' output: forwards events, and keeps the first and last lines."""
+    """The output of the ranks. Events are forwarded, and the first and last lines of other output are stored."""
 
     def __init__(self, mark: str, emit: Emit) -> None:
         self._mark, self._emit = mark.encode(), emit
@@ -210,9 +224,12 @@ class RankOutput:
             self._tail_bytes -= len(self._tail.popleft())
 
     def follow(self, source: int, until: float, stop: Callable[[], bool]) -> bool:
-        """Read until the last writer is gone (return True), or until ``stop`` or the deadline (return False).
+        """Read output until all writers have closed the pipe and return True.
 
-        Output written before ``stop`` is still read, since the last line of a launcher shows why it ended.
+        Return False when ``stop`` returns True or the deadline has passed.
+
+        Output that was written before ``stop`` returned True is read, because the last line of a launcher shows why the
+        launcher exited.
         """
         with selectors.DefaultSelector() as selector:
             selector.register(source, selectors.EVENT_READ)
@@ -231,7 +248,7 @@ class RankOutput:
 
 
 class RankLauncher:
-    """The process that imports torch and forks ranks. It must be created in the probe's main thread."""
+    """The process that imports torch and forks ranks. The object must be created in the probe's main thread."""
 
     def __init__(self, env: dict[str, str], worker: str) -> None:
         self.env = env  # the variables that it was started with, besides the probe's own
@@ -263,7 +280,10 @@ class RankLauncher:
             self._held = held.pop_all()
 
     def wait_until_ready(self, seconds: float) -> None:
-        """Wait until torch is imported. Raise TimeoutError if this takes too long or the process ends first."""
+        """Wait until torch is imported.
+
+        Raise TimeoutError if the import takes longer than ``seconds`` or the process exits before torch is imported.
+        """
         over = lambda: self._ready or self._process.poll() is not None  # noqa: E731 - read by one loop
         self._output.follow(self._source, time.monotonic() + seconds, over)
         if not self._ready:
@@ -271,11 +291,13 @@ class RankLauncher:
             raise TimeoutError(f"torch was not imported in {seconds:.0f} s; it said: {last[0]}")
 
     def run(self, order: dict[str, Any], emit: Emit, stop: threading.Event) -> dict[str, Any]:
-        """Run one all-reduce, and forward the ranks' reports, until the deadline at the latest.
+        """Run one all-reduce, at most until the deadline, and forward the ranks' events.
 
-        ``order`` is described in worker.py; its deadline is the last resort if the controller is silent. "exit" is 0 if
-        all ranks ended well and 1 if not. If the launcher ended before the ranks, "exit" is the launcher's exit status,
-        or None with the "signal" that killed the launcher. Both are None if the launcher had to be ended.
+        ``order`` is described in worker.py. The order's deadline ends the all-reduce even if the controller does not
+        send a stop request. The result's "exit" is 0 if all ranks succeeded and 1 if a rank failed. If the launcher
+        exited before the ranks, "exit" is the launcher's exit status. If a signal killed the launcher, "exit" is None
+        and "signal" is the signal number. The values of "exit" and "signal" are None if the launcher was still running
+        at the end.
         """
         ranks = self._ranks = Ranks(order["count"], emit, self._process.pid, self._stack)
         self._number, self._good = self._number + 1, None
@@ -314,7 +336,7 @@ class RankLauncher:
         }
 
     def close(self) -> list[str]:
-        """Kill the process and every rank, clean up after them, and return the lines that they printed."""
+        """Kill the launcher and all ranks, remove their temporary files and shared memory, and return their output."""
         try:
             self._process.kill()
             self._process.wait()
@@ -340,7 +362,7 @@ class RankLauncher:
             self._report_launcher()
 
     def _report_launcher(self) -> None:
-        """Report the launcher's stage as the stage of all ranks before they are forked."""
+        """Report the launcher's stage for all ranks until the ranks are forked."""
         if self._ranks is None or not self._began:
             return
         for local_rank in range(self._ranks.count):
@@ -350,7 +372,7 @@ class RankLauncher:
 
 
 def early(env: dict[str, str], worker: str) -> RankLauncher | None:
-    """Return a launcher that is importing torch in the background, or None if memory is short."""
+    """Start a launcher that imports torch in the background. Return None if there is not enough memory."""
     # without swapping, by proc(5)
     available = re.search(r"^MemAvailable:\s+(\d+) kB$", tools.read("/proc/meminfo") or "", re.MULTILINE)
     if not available or int(available[1]) < NEEDED_KIB:

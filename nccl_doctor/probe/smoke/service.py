@@ -1,4 +1,7 @@
-"""Handles requests for all-reduces, with one launcher per connection that imports torch once for all of them."""
+"""Handlers of requests for all-reduces.
+
+All requests of a connection use one launcher, which imports torch only once.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +15,12 @@ if TYPE_CHECKING:
     from nccl_doctor.probe.main import Server
 
 WORKER = "nccl_doctor.probe.smoke.worker"
-"""The worker's module, whose source is passed to the interpreter that imports torch."""
+"""Name of the worker module, whose source code is passed to the Python interpreter that imports torch."""
 COUNT_S = 2.0  # time for a device that no longer answers to report its counters
 
 
 class AllReduce:
-    """Handles requests for all-reduces on this host, and keeps the launcher of the ranks between requests."""
+    """A handler of requests for all-reduces on this host. The launcher of the ranks is kept between requests."""
 
     def __init__(self, server: Server) -> None:
         self._server = server
@@ -29,7 +32,7 @@ class AllReduce:
             self._launcher = early(request["env"], self._server.source(WORKER))
 
     def run(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Run an all-reduce, send each rank's reports as events, and return an answers.SmokeEnd."""
+        """Run an all-reduce, send the ranks' reports as events, and return an ``answers.SmokeEnd``."""
         launcher = self._started(request["env"])
         stop, ident = self._server.stop, request["id"]
         stop.clear()
@@ -41,7 +44,7 @@ class AllReduce:
         return {**end, "output": lines, "counters": counters and _counters(counters)}
 
     def prepare_trials(self, request: dict[str, Any]) -> None:
-        """Wait until torch is imported."""
+        """Start a launcher if necessary, and wait until torch is imported."""
         try:
             self._started(request["env"]).wait_until_ready(request["deadline_s"])
         except TimeoutError:
@@ -49,7 +52,7 @@ class AllReduce:
             raise
 
     def try_group(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Run the all-reduce in a group of hosts, and keep the launcher for the next group."""
+        """Run the all-reduce in a group of hosts, and keep the launcher running for the next group."""
         self._server.stop.clear()
         assert self._launcher is not None
         return {"ok": self._launcher.run(request["order"], lambda _event: None, self._server.stop)["exit"] == 0}
@@ -58,7 +61,10 @@ class AllReduce:
         self._end()
 
     def _started(self, env: dict[str, str]) -> RankLauncher:
-        """Return the existing launcher if it was started with these variables, or else a new launcher."""
+        """Return the existing launcher if it was started with the environment variables ``env``.
+
+        If there is no matching launcher, return a new launcher.
+        """
         if self._launcher is not None and self._launcher.env != env:
             self._end()
         self._launcher = self._launcher or RankLauncher(env, self._server.source(WORKER))
@@ -70,6 +76,9 @@ class AllReduce:
 
 
 def _counters(before: dict[str, Any] | None = None) -> dict[str, Any] | None:
-    """Return the RDMA counters, or their growth since ``before``; None if there are none or reading takes too long."""
+    """Return the RDMA counters, or their increase since ``before``.
+
+    Return None if there are no counters or if reading the counters takes too long.
+    """
     now: Any = facts.run({"counters": count_rdma}, COUNT_S)["counters"]
     return None if not now or "$unknown" in now else now if before is None else grown(before, now)

@@ -1,16 +1,18 @@
-"""Imports torch once and forks this host's ranks of the all-reduce. This file is a program, and never imported.
+"""A program that imports torch once and forks this host's ranks of the all-reduce.
 
-It is started as training's interpreter would be, and does not use CUDA before the fork, since the children could not
-use it afterwards (torch/cuda/__init__.py, "Cannot re-initialize CUDA in forked subprocess"). Orders come as lines of
-JSON, each for all ranks of one all-reduce; events go to stdout after a mark. A rank reports each stage when it reaches
-it, so that the last stage shows where the rank hangs.
+This file is never imported as a module.
 
-The stages are "started" (the interpreter is running; probe/smoke/allreduce.py reports this for all ranks), "torch"
-(torch is imported, and the rank has its own process), "store" (the master's TCPStore answers), "group" (the process
-group is up, since all ranks have met), "allreduce" (the first all-reduce gave the right sum), "sizes" (all sizes have
-been measured) and "done" (the process group has been destroyed).
+The program runs in the same Python interpreter as training, and does not use CUDA before the fork, because forked
+processes can't re-initialise CUDA (torch/cuda/__init__.py, "Cannot re-initialize CUDA in forked subprocess"). Each
+order is a line of JSON for all ranks of one all-reduce on this host. Events are written to stdout, each after a mark.
+Each rank reports every stage that it reaches, so the last reported stage shows where a rank hangs.
 
-Values depend on rank and position, so that a sum is never right if a rank is missing or positions are mixed up.
+The first stages are "started" (the Python interpreter is running), "torch" (torch is imported), "store" (the master's
+TCPStore answers) and "group" (the process group is initialised). The remaining stages are "allreduce" (the first
+all-reduce returned the correct sum), "sizes" (all sizes have been measured) and "done" (the process group has been
+destroyed).
+
+The values depend on rank and position, so the sum is wrong if a rank is missing or positions are mixed up.
 """
 
 from __future__ import annotations
@@ -40,20 +42,20 @@ MOST_ACCUSED = 64
 PR_SET_PDEATHSIG = 1
 GRACE_S = 1.0  # time for the other ranks of a host to report, once one of them has died
 GAIN, PLATEAU_BYTES = 1.1, 1 << 20
-"""Growth factor that shows the bandwidth's plateau, and the smallest message size for which it does.
+"""Bandwidth growth factor that defines the plateau, and the smallest message size for which the plateau is detected.
 
-Bandwidth has reached its plateau if it grew by less than this factor over two doublings of the size. If only the
-plateau is wanted, sizes are two doublings apart.
+The bandwidth has reached its plateau if it grew by less than the factor ``GAIN`` when the message size was quadrupled.
+If only the plateau is measured, each size is four times the previous size.
 """
 
 
 def write_event(**event: object) -> None:
-    """Write a line with one write(2) of less than PIPE_BUF bytes, so that the ranks' lines don't mix (pipe(7))."""
+    """Write an event as one line with a single write(2) under PIPE_BUF bytes, so that lines are not interleaved."""
     os.write(1, (CONFIG["mark"] + json.dumps(event) + "\n").encode())
 
 
 def report(**event: object) -> None:
-    """Report an event of this rank, with the seconds since the order was sent."""
+    """Write an event of this rank, with the number of seconds since the order was sent."""
     write_event(**event, local_rank=int(os.environ["LOCAL_RANK"]), since=time.monotonic() - ORDER["began"])
 
 
@@ -61,17 +63,17 @@ ORDER: dict[str, Any] = {}  # request for which the ranks were forked: see :func
 
 
 def end_with_parent() -> None:
-    """Have the kernel end this rank when its parent dies (prctl(2)), since each rank has its own session."""
+    """Tell the kernel to kill this process when its parent dies (PR_SET_PDEATHSIG, prctl(2))."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def write_stack_on_signal(path: str) -> None:
-    """Write the main thread's stack on SIGUSR1, even if that thread hangs while it holds the GIL."""
+    """Install a handler that writes the main thread's stack to a file on SIGUSR1, even if the thread hangs."""
     faulthandler.register(signal.SIGUSR1, file=os.open(path, os.O_WRONLY | os.O_APPEND), all_threads=False)
 
 
 def all_reduce() -> None:
-    """Run the stages of a rank; :func:`guarded` reports any exception with its text."""
+    """Run all stages of a rank. Exceptions are reported by :func:`guarded`."""
     import torch
     import torch.distributed as dist
     from torch.distributed.rendezvous import rendezvous
@@ -101,25 +103,25 @@ def all_reduce() -> None:
 
 
 class ForeignStoreError(Exception):
-    """The store at the master's address belongs to another run."""
+    """Error for a store that belongs to another run of nccl-doctor."""
 
 
 class Store(Protocol):
-    """The part of torch.distributed.Store that is used here."""
+    """The part of ``torch.distributed.Store`` that this program uses."""
 
     def set(self, key: str, value: str) -> None: ...
 
     def check(self, keys: list[str]) -> bool: ...
 
     def get(self, key: str) -> bytes:
-        """Return the value of a key once it is set."""
+        """Return the value of a key, after waiting until the key is set."""
 
 
 def own_store(dist: ModuleType, store: Store, rank: int) -> Any:  # noqa: ANN401 - torch's own, which mypy can't see
-    """Return the store with this all-reduce's token as a prefix of all keys, so that no foreign rank joins.
+    """Return the store with this all-reduce's token as prefix of all keys, so that ranks of other runs can't join.
 
-    Rank 0, whose process serves the store, also writes the token to it. The other ranks don't wait for that here but in
-    ``init_process_group``, where their stacks show the wait.
+    Rank 0, whose process serves the store, writes the token to the store. Other ranks wait for rank 0 in
+    ``init_process_group`` rather than in this function, so that their stack traces show the wait.
     """
     if rank == 0:
         store.set(STORE_KEY, ORDER["token"])
@@ -130,43 +132,46 @@ def own_store(dist: ModuleType, store: Store, rank: int) -> Any:  # noqa: ANN401
 
 
 def loaded_nccl(torch: ModuleType) -> str:
-    """Return the version of NCCL that torch has actually loaded."""
+    """Return the version of NCCL that torch has loaded."""
     version = torch.cuda.nccl.version()
     return ".".join(map(str, version)) if isinstance(version, tuple) else str(version)
 
 
 def weight(rank: int) -> int:
-    """Return a rank's factor, small enough that float32 sums over thousands of ranks stay exact (below 2**24)."""
+    """Return the factor by which a rank multiplies its values.
+
+    The factor is small, so that float32 sums over thousands of ranks are exact (below 2**24).
+    """
     return rank % 13 + 1
 
 
 class WrongSumError(Exception):
-    """The all-reduce gave a wrong result."""
+    """Error for a wrong result of the all-reduce."""
 
 
 class WithoutNcclError(RuntimeError):
-    """torch is built without NCCL."""
+    """Error for a torch build without NCCL."""
 
 
 ERROR_KINDS = {WrongSumError: "wrong-sum", WithoutNcclError: "no-nccl"}
-"""Kinds of errors, by exception, that the controller does not judge by the error's text alone."""
+"""Error kinds by exception type. For other exceptions, the controller classifies the error by its text."""
 
 
 class Device(Protocol):
-    """The part of torch.device that is used here; ``type`` is "cuda" or "cpu"."""
+    """The part of ``torch.device`` that this program uses. ``type`` is "cuda" or "cpu"."""
 
     type: str
 
 
 class Tensor(Protocol):
-    """The part of torch.Tensor that is used here."""
+    """The part of ``torch.Tensor`` that this program uses."""
 
     def zero_(self) -> Tensor:
-        """Set every element to 0."""
+        """Set every element of the tensor to 0."""
 
 
 class Bench:
-    """Runs, checks and times all-reduces on one device."""
+    """A benchmark that runs, checks and times all-reduces on one device."""
 
     def __init__(self, torch: ModuleType, dist: ModuleType, device: Device) -> None:
         self.torch, self.dist, self.device = torch, dist, device
@@ -174,10 +179,11 @@ class Bench:
         self.inside_s = 0.0
 
     def fill(self, dtype: object, count: int) -> tuple[Any, Any]:
-        """Return this rank's values, and the correct sums over all ranks.
+        """Return this rank's values and the expected sums over all ranks.
 
-        In float32, position p of rank r has the value (p mod 97 + 1) (r mod 13 + 1), and every sum is exact. bfloat16
-        is exact only up to 256 (8 bits of mantissa), so there each position is non-zero on one rank only.
+        In float32, position p of rank r has the value (p mod 97 + 1) (r mod 13 + 1), so every sum is exact. In
+        bfloat16, only integers up to 256 are exact (8 bits of precision), so only one rank has a non-zero value at each
+        position.
         """
         torch = self.torch
         cycle = torch.arange(1, PATTERN + 1, dtype=dtype, device=self.device)
@@ -189,7 +195,10 @@ class Bench:
         return values, positions
 
     def checked(self, dtype: object, count: int) -> Tensor:
-        """Run an all-reduce. A wrong sum on any rank is reported, and raises WrongSumError on every rank."""
+        """Run an all-reduce and return the sums.
+
+        If any rank has a wrong sum, report the error and raise WrongSumError on every rank.
+        """
         values, expected = self.fill(dtype, count)
         self.timed(values)
         differs = values != expected
@@ -207,7 +216,7 @@ class Bench:
         return summed
 
     def locate_wrong_rank(self) -> None:
-        """Repeat a small all-reduce on each rank alone and between ring neighbours, and report wrong results."""
+        """Repeat a small all-reduce on each rank and each pair of ring neighbours, and report groups with wrong sums."""
         ranks = range(min(self.world, MOST_ACCUSED))
         groups = [[rank] for rank in ranks]
         groups += [sorted((rank, (rank + 1) % self.world)) for rank in ranks if self.world > 2]
@@ -221,7 +230,7 @@ class Bench:
                     report(wrong_group=members)
 
     def timed(self, values: Tensor) -> float:
-        """Return the duration of one all-reduce in seconds, including its completion on the device."""
+        """Run one all-reduce and return the duration in seconds until the operation is complete on the device."""
         began = time.perf_counter()
         self.dist.all_reduce(values)
         if self.device.type == "cuda":
@@ -237,7 +246,10 @@ class Bench:
         return [float(value) for value in values]
 
     def measure(self) -> None:
-        """Time float32 and, on GPUs, also bfloat16, with an equal part of the time budget for each."""
+        """Time all-reduces in float32 and, on GPUs, in bfloat16.
+
+        Each data type gets an equal share of the time budget.
+        """
         dtypes = [self.torch.float32]
         if self.device.type == "cuda":
             dtypes.append(self.torch.bfloat16)
@@ -248,7 +260,7 @@ class Bench:
         report(own_s=took_s - self.inside_s, busy=(cpu_wanted_s() - wanted_s) / took_s)
 
     def largest(self) -> int:
-        """Return the largest message size in bytes: as requested, but at most an eighth of any GPU's free memory."""
+        """Return the requested largest message size in bytes, limited to one eighth of the free memory of any GPU."""
         wanted = int(ORDER["max_bytes"])
         if self.device.type != "cuda":
             return wanted
@@ -256,10 +268,13 @@ class Bench:
         return min(wanted, -int(self.slowest(-float(free // 8))[0]))
 
     def measure_sizes(self, dtype: object, largest: int, budget_s: float) -> None:
-        """Time sizes from 8 bytes, doubling while the next size fits the budget. Rank 0 reports the medians.
+        """Time all-reduces of increasing message sizes while the next size fits in the time budget.
 
-        algbw = bytes / seconds and busbw = algbw * 2 (n - 1) / n, as defined in nccl-tests' PERFORMANCE.md, in 10⁹
-        bytes/s. If the order has "plateau", fewer sizes are timed, and only until the plateau is reached.
+        Rank 0 reports the median for each size.
+
+        The bandwidths are algbw = bytes / seconds and busbw = algbw * 2 (n - 1) / n in 10⁹ bytes/s, as defined in
+        PERFORMANCE.md of nccl-tests. If "plateau" is true in the order, fewer sizes are timed, until the bandwidth
+        reaches its plateau.
         """
         name = str(dtype).rpartition(".")[2]
         width = 4 if name == "float32" else 2
@@ -284,7 +299,7 @@ class Bench:
 
 
 def cpu_wanted_s() -> float:
-    """Return the seconds that this process's threads ran or waited for a CPU (/proc/PID/task/TID/schedstat)."""
+    """Return the seconds that this process's threads have run or waited for a CPU (/proc/PID/task/TID/schedstat)."""
     wanted = 0
     for thread in os.listdir("/proc/self/task"):
         with contextlib.suppress(OSError, ValueError), open(f"/proc/self/task/{thread}/schedstat") as told:
@@ -293,7 +308,7 @@ def cpu_wanted_s() -> float:
 
 
 def guarded(run: Callable[[], object]) -> int:
-    """Run a rank, report an error if there is one, and return the exit status."""
+    """Call ``run``, report any exception, and return the exit status."""
     try:
         run()
     except Exception as error:  # noqa: BLE001 - reported whole; the controller judges
@@ -304,7 +319,7 @@ def guarded(run: Callable[[], object]) -> int:
 
 
 def leave(status: int) -> None:
-    """Exit at once, since torch's shutdown takes half a second and sometimes aborts."""
+    """Exit immediately, without torch's shutdown, which takes half a second and sometimes aborts."""
     sys.stdout.flush()
     sys.stderr.flush()
     ctypes.CDLL(None).fflush(None)
@@ -312,7 +327,7 @@ def leave(status: int) -> None:
 
 
 def fork_rank(local_rank: int) -> int:
-    """Start a rank with the order's variables and the rank's own numbers, and return the PID."""
+    """Fork a rank with the order's environment variables and the rank's RANK and LOCAL_RANK; return the PID."""
     pid = os.fork()
     if pid == 0:
         os.setsid()
@@ -325,7 +340,10 @@ def fork_rank(local_rank: int) -> int:
 
 
 def wait_for_ranks(pids: list[int], seconds: float) -> bool:
-    """Wait for all ranks, report how failed ranks ended, kill the rest, and return True if all ended well."""
+    """Wait until all ranks have exited or the time is over.
+
+    Report failed ranks, kill the remaining ranks, and return True if all ranks succeeded.
+    """
     deadline = time.monotonic() + seconds
     left = {pid: local_rank for local_rank, pid in enumerate(pids)}
     good = True
@@ -348,7 +366,7 @@ def wait_for_ranks(pids: list[int], seconds: float) -> bool:
 
 
 def serve() -> None:
-    """Import torch, then run one order after another until the input ends.
+    """Import torch, and run one order after another until the end of the input.
 
     An order has the keys "number", "token", "first_rank", "count", "variables" (of the job), "stacks" (a path for each
     rank), "began" (the sender's time.monotonic), "backend", "budget_s", "max_bytes", "plateau" and "deadline_s".

@@ -267,8 +267,8 @@ def _within_window(feed: Feed) -> Feed:
 class SshSession(paramiko.Transport):
     """A session that reports failures to each thread with the server's own messages.
 
-    Each thread learns why its own channel was not opened, or why the session ended. paramiko keeps only the last
-    exception for all threads, and drops the message that distinguishes "refused" from "no route".
+    Each thread gets the reason why its own channel was not opened or why the session ended. paramiko keeps only the
+    last exception for all threads, and drops the message that distinguishes "refused" from "no route".
     """
 
     _channel_handler_table: ClassVar[dict[int, Feed]] = {

@@ -57,7 +57,7 @@ paramiko accepts CBC ciphers, MD5 and truncated MACs, too.
 
 @dataclass(frozen=True)
 class HostSettings:
-    """Settings for the connection and login to a host."""
+    """The settings for connecting and logging in to a host."""
 
     name: str  # as given to ssh; ``hostname`` is what it resolves to
     hostname: str
@@ -102,7 +102,7 @@ class HostSettings:
 
 
 def check_name(name: str, options: SshOptions) -> None:
-    """Raise AccessError if ssh or a shell would misread the name of the host or user."""
+    """Raise AccessError if ssh or a shell would misinterpret the name of the host or of the user."""
     target = asked(name, options)
     if not _HOST.fullmatch(name):
         raise failures.unreachable(target, "invalid-name", f"has an address that is none: {name!r}")

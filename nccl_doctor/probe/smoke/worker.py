@@ -216,7 +216,7 @@ class Bench:
         return summed
 
     def locate_wrong_rank(self) -> None:
-        """Repeat a small all-reduce on each rank and each pair of ring neighbours, and report groups with wrong sums."""
+        """Repeat a small all-reduce on each rank and pair of ring neighbours, and report groups with wrong sums."""
         ranks = range(min(self.world, MOST_ACCUSED))
         groups = [[rank] for rank in ranks]
         groups += [sorted((rank, (rank + 1) % self.world)) for rank in ranks if self.world > 2]

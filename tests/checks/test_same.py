@@ -246,7 +246,7 @@ def test_hosts_whose_subnet_holds_two_interfaces_alike_are_one_finding() -> None
     fires["hosts"]["node3"] = json.loads(text.replace('"10.0.0.2"', '"10.0.0.3"').replace("10.0.0.102", "10.0.0.103"))
     (found,) = (each for each in judge(patched(fires), "check").diagnoses if each.name == "shared-subnet-nics")
     assert found.hosts == ("node2", "node3")
-    assert found.message.startswith("On node[2-3], NCCL's sockets use eno1 and eno2, both on 10.0.0.0/24:")
+    assert found.message.startswith("On node[2-3], NCCL's sockets use eno1 and eno2, both on 10.0.0.0/24, so")
     assert str(found.evidence[0]).startswith("node[2-3]: eno1: rp_filter=")
 
 
@@ -256,7 +256,7 @@ def test_no_shared_memory_and_too_little_are_one_look_with_a_command_for_each_ho
     hosts["node3"] = {"facts": {"shm": {"total_bytes": 0, "free_bytes": 0, "problem": "missing"}}}
     (found,) = (each for each in judge(patched({"hosts": hosts}), "check").diagnoses if each.name == "shm-small")
     assert found.hosts == ("node3", "node1", "node2")
-    assert found.message.startswith("There is no shared memory (/dev/shm) on node3:")
+    assert found.message.startswith("There is no shared memory (/dev/shm) on node3, so")
     assert "Shared memory (/dev/shm) on node[1-2] has only 32 MiB free" in found.message
     assert [(one.host, "remount" in one.command) for one in found.fix.commands] == [
         ("node3", False),

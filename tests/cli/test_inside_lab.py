@@ -130,8 +130,8 @@ def test_what_keeps_out(boxes: Lab) -> None:
     told = {found["hosts"][0]: found for found in run.report["diagnoses"]}
     assert {found["name"] for found in told.values()} == {"container-unreachable"}
     assert {host: found["message"] for host, found in told.items()} == {
-        "node1": "node1: there is no podman container trian (running: train).",
-        "node2": "node2: the podman container stopped is not running (running: train).",
+        "node1": "node1: there is no podman container trian (running containers: train).",
+        "node2": "node2: the podman container stopped is not running (running containers: train).",
         "node3": "node3: the podman container bare has no /bin/sh.",
     }
     paste(boxes, told["node2"])
@@ -182,7 +182,7 @@ def test_little_shared_memory_is_enlarged_from_outside(boxes: Lab) -> None:
     for host in boxes.hosts:
         start(host, "small", "--network=host", "--shm-size=64m")
     found = only_warning(check(boxes, "small", "--fail-on", "warning"))
-    assert found["message"] == "The podman container small on node[1-3] has 64 MiB in /dev/shm (the host: 1024 MiB)."
+    assert found["message"] == "The podman container small on node[1-3] has 64 MiB in /dev/shm (host: 1024 MiB)."
     paste(boxes, found)
     is_healthy(check(boxes, "small"))
     for host in boxes.hosts:
@@ -244,7 +244,7 @@ def test_a_container_that_stops_in_the_middle_is_named(boxes: Lab, phase: str) -
         report = json.loads(running.communicate()[0])
     (found,) = report["diagnoses"]
     assert found["hosts"] == ["node2"]
-    assert f"the podman container {phase} is not running (running: train)" in json.dumps(found)
+    assert f"the podman container {phase} is not running (running containers: train)" in json.dumps(found)
     if phase == "facts":
         assert found["name"] == "container-unreachable"
         (command,) = found["fix"]["commands"]

@@ -43,7 +43,7 @@ def test_a_segment_of_shared_memory_goes_with_the_rank_that_has_to_be_ended(two:
     env = inject(two.host("node2"), "segment", "allreduce")
     run = smoke(two, *soon(), hosts=with_env(two, "node2", env))
     assert (run.names, run.first["hosts"]) == (["allreduce-timeout"], ["node2"])
-    assert "was in act (sitecustomize.py" in run.first["message"]
+    assert "was executing act (sitecustomize.py" in run.first["message"]
 
 
 def test_a_rank_that_is_killed_while_its_launcher_says_nothing(two: Lab) -> None:

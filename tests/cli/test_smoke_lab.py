@@ -76,7 +76,7 @@ def test_a_rank_that_hangs_after_the_start_is_shown_with_its_stack(lab: Lab) -> 
     env = inject(lab.host("node2"), "hang", "group")
     run = smoke(lab, *soon(), hosts=pair(env))
     assert (run.names, run.first["hosts"], run.first["facts"]["ranks"]) == (["allreduce-timeout"], ["node2"], [1])
-    assert "was in act (sitecustomize.py" in run.first["message"]
+    assert "was executing act (sitecustomize.py" in run.first["message"]
 
 
 def test_a_rank_that_is_suspended(lab: Lab) -> None:

@@ -78,7 +78,7 @@ def test_each_pod_that_is_not_there_has_its_reason_and_the_others_are_judged(clu
         ("train-1-x1",): ("pod-unreachable", "train-1-x1 did not answer kubectl exec within 4 s."),
         ("train-2-x2",): (
             "pod-unreachable",
-            "train-2-x2 was not entered: the API server gets no answer from the kubelet of its node.",
+            "train-2-x2 can't be accessed: the API server gets no answer from the kubelet on the node.",
         ),
     }
     assert [host["name"] for host in run.report["hosts"] if host["reached"]] == ["train-0-x0"]

@@ -58,7 +58,7 @@ def test_what_only_the_shell_knows_is_not_judged(line: str, unread: str) -> None
 
 def test_a_wrong_number_beside_a_variable_is_wrong() -> None:
     (found,) = told("torchrun --nnodes=2 --node_rank=$R --nproc_per_node=8 --master_addr=node1 t.py").diagnoses
-    assert found.message.startswith("The launch command says --nnodes=2, but there are 3 hosts")
+    assert found.message.startswith("The launch command specifies --nnodes=2, but there are 3 hosts")
 
 
 SCRIPT = """\

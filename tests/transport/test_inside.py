@@ -20,15 +20,15 @@ from tests.patience import LONG_S, crowd
 
 # what the programs say: podman 4.3 with crun 1.8, docker 20.10 and util-linux 2.38 as seen; nerdctl and apptainer were not run
 SAID: list[tuple[Runtime, int, str, str, str]] = [
-    ("docker", 1, "Error response from daemon: No such container: x", "missing", "there is no docker container x (running: a and b)"),
-    ("docker", 1, "Error: No such container: x", "missing", "there is no docker container x (running: a and b)"),
-    ("podman", 125, 'Error: no container with name or ID "x" found: no such container', "missing", "there is no podman container x (running: a and b)"),
-    ("nerdctl", 1, 'time="2026-01-01T00:00:00Z" level=fatal msg="no such container: x"', "missing", "there is no nerdctl container x (running: a and b)"),
-    ("apptainer", 255, "FATAL:   no instance found with name x", "missing", "there is no apptainer instance x (running: a and b)"),
+    ("docker", 1, "Error response from daemon: No such container: x", "missing", "there is no docker container x (running containers: a and b)"),
+    ("docker", 1, "Error: No such container: x", "missing", "there is no docker container x (running containers: a and b)"),
+    ("podman", 125, 'Error: no container with name or ID "x" found: no such container', "missing", "there is no podman container x (running containers: a and b)"),
+    ("nerdctl", 1, 'time="2026-01-01T00:00:00Z" level=fatal msg="no such container: x"', "missing", "there is no nerdctl container x (running containers: a and b)"),
+    ("apptainer", 255, "FATAL:   no instance found with name x", "missing", "there is no apptainer instance x (running containers: a and b)"),
     ("enter", 1, "/proc/7/: No such file or directory", "missing", "no process x is running there"),
-    ("docker", 1, "Error response from daemon: container 5f2c8a6e9d01 is not running", "stopped", "the docker container x is not running (running: a and b)"),
-    ("docker", 1, "Error response from daemon: Container 5f2c is restarting, wait until the container is running", "stopped", "the docker container x is not running (running: a and b)"),
-    ("podman", 255, "Error: can only create exec sessions on running containers: container state improper", "stopped", "the podman container x is not running (running: a and b)"),
+    ("docker", 1, "Error response from daemon: container 5f2c8a6e9d01 is not running", "stopped", "the docker container x is not running (running containers: a and b)"),
+    ("docker", 1, "Error response from daemon: Container 5f2c is restarting, wait until the container is running", "stopped", "the docker container x is not running (running containers: a and b)"),
+    ("podman", 255, "Error: can only create exec sessions on running containers: container state improper", "stopped", "the podman container x is not running (running containers: a and b)"),
     ("docker", 1, "Error response from daemon: Container x is paused, unpause the container before exec", "paused", "the docker container x is paused"),
     ("docker", 1, "permission denied while trying to connect to the Docker daemon socket at unix:///var/run/docker.sock: dial unix: connect: permission denied", "forbidden", "the user who logs in may not use docker, and said"),
     ("nerdctl", 1, 'level=fatal msg="rootless containerd not running? (hint: use `containerd-rootless-setuptool.sh install`)"', "no-daemon", "nerdctl has no service that answers, and said"),
@@ -73,7 +73,7 @@ def test_names_of_the_host_are_cut() -> None:
     options = InsideOptions(runtime="docker", name="x")
     names = [f"c{number}" for number in range(20)]
     found = failure(ContainerEntry(options, ["No such container: x"], 1, names))
-    assert found.detail.endswith("running: c0, c1, c2, c3, c4, c5, c6, c7 and 12 more)")
+    assert found.detail.endswith("running containers: c0, c1, c2, c3, c4, c5, c6, c7 and 12 more)")
     assert failure(ContainerEntry(options, ["No such container: x"], 1, [])).detail.endswith(
         " (this user has no running container)"
     )

@@ -53,7 +53,7 @@ def test_silence_is_told_apart_by_whether_slurm_has_the_step() -> None:
     began = classify("node2", OPTIONS, [], late=True, started=True)
     assert (began.facts.model_dump()["reason"], began.facts.ran_out_of_time) == ("no-way-back", True)
     nothing = classify("node2", OPTIONS, [], late=True, started=False)
-    assert (nothing.facts.model_dump()["reason"], nothing.detail) == ("silent", "started no step in time")
+    assert (nothing.facts.model_dump()["reason"], nothing.detail) == ("silent", "did not start the job step in time")
 
 
 NODES = [

@@ -49,7 +49,7 @@ def diagnoses(fixture: str) -> list[Diagnosis]:
         (
             "python_missing/fires-environment",
             [
-                "On node2, /opt/train/bin/python fails when started as training would start it: No module named 'encodings'."
+                "/opt/train/bin/python on node2 fails to start in the environment of a training job: No module named 'encodings'."
             ],
         ),
         ("probe_failed/fires", ["node2: the probe returned no facts: no answer in time."]),

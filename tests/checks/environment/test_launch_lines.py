@@ -68,7 +68,7 @@ TWICE = "CUDA_VISIBLE_DEVICES={d} " + YOLO
 """A machine with four GPUs as two nodes."""
 TABLE: list[tuple[str, dict[str, Any], dict[str, Any], dict[str, Any], str, str]] = [
     # guide, hosts as they are, what it prints, what people make of it, what is said, a part of the corrected line
-    (YOLO, {"hosts": 2, "port": 1234}, {"g": 2, "n": 2, "r": 0, "a": MASTER, "b": 64}, {"n": 1}, "says --nnodes=1", "--nnodes=2"),
+    (YOLO, {"hosts": 2, "port": 1234}, {"g": 2, "n": 2, "r": 0, "a": MASTER, "b": 64}, {"n": 1}, "specifies --nnodes=1", "--nnodes=2"),
     (YOLO, {"hosts": 2, "port": 1234}, {"g": 2, "n": 2, "r": 1, "a": MASTER, "b": 64}, {"r": 2}, "not in the range from 0 to 1", "_rank=1"),
     (YOLO, {"hosts": 2, "port": 1234}, {"g": 2, "n": 2, "r": 0, "a": MASTER, "b": 64}, {"a": "192.168.1.2"}, "is not an address of the first host", "--master_addr=10.0.0.1"),
     (YOLO, {"hosts": 2, "port": 1234}, {"g": 2, "n": 2, "r": 0, "a": MASTER, "b": 64}, {"a": "127.0.0.1"}, "would never connect", "--master_addr=10.0.0.1"),
@@ -87,7 +87,7 @@ TABLE: list[tuple[str, dict[str, Any], dict[str, Any], dict[str, Any], str, str]
     ("torchrun --standalone --nproc_per_node={g} train.py{x}", {"hosts": 1}, {"g": 2, "x": ""}, {"g": 8}, "8 ranks per node", "=2"),
     (ELASTIC, {"hosts": 3}, {"n": "1:4", "g": 2, "k": "c10d", "a": f"{MASTER}:29500"}, {"k": "static"}, "is a range", ""),
     (ELASTIC, {"hosts": 3}, {"n": "3", "g": 2, "k": "c10d", "a": f"{MASTER}:29500"}, {"a": "localhost:29500"}, "would never connect", "endpoint=10.0.0.1:29500"),
-    ("torchrun --nproc_per_node={g} --nnodes={n} --node_rank=0 --master_addr=10.0.0.1 --master_port=29500 train.py", {"hosts": 2, "gpus": 1}, {"g": "gpu", "n": 2}, {"n": 4}, "says --nnodes=4", "--nnodes=2"),
+    ("torchrun --nproc_per_node={g} --nnodes={n} --node_rank=0 --master_addr=10.0.0.1 --master_port=29500 train.py", {"hosts": 2, "gpus": 1}, {"g": "gpu", "n": 2}, {"n": 4}, "specifies --nnodes=4", "--nnodes=2"),
     ("accelerate launch --multi_gpu --num_machines {n} --num_processes 4 --machine_rank 0 --main_process_ip {a} --main_process_port 29500 train.py", {"hosts": 2}, {"n": 2, "a": MASTER}, {"a": "127.0.0.1"}, "would never connect", "--main_process_ip=10.0.0.1"),
     ("accelerate launch {k} --num_machines 2 --num_processes 4 --machine_rank 0 --main_process_ip 10.0.0.1 --main_process_port 29500 train.py", {"hosts": 2}, {"k": "--multi_gpu"}, {"k": "--cpu"}, "without a rank", "--multi_gpu"),
     ("accelerate launch --num_machines {n} --machine_rank 0 --main_process_ip 10.0.0.1 --main_process_port 29500{x} train.py", {"hosts": 2}, {"n": 2, "x": ""}, {"x": " --mixed_precison bf16"}, "did you mean --mixed_precision?", "--mixed_precision"),
@@ -95,8 +95,8 @@ TABLE: list[tuple[str, dict[str, Any], dict[str, Any], dict[str, Any], str, str]
     (ACCELERATE, {"hosts": 2, "gpus": 8}, {"g": 16, "p": 29500}, {"p": 0}, "is used with port 0, which means any free port", "--main_process_port=29500"),
     (TITAN, {"hosts": 2, "gpus": 8}, {"a": f"{MASTER}:29500"}, {"a": "localhost:0"}, "would never connect", "--rdzv_endpoint=10.0.0.1:29500"),
     (TITAN, {"hosts": 2, "gpus": 8}, {"a": f"{MASTER}:29500"}, {"a": f"{MASTER}:0"}, "is used with port 0, which means any free port", "--rdzv_endpoint=10.0.0.1:29500"),
-    ("deepspeed --num_nodes {n} --num_gpus 2 --master_addr 10.0.0.1 train.py", {"hosts": 2}, {"n": 2}, {"n": 3}, "says --nnodes=3", ""),
-    ("srun -N {n} --ntasks-per-node=2 python train.py", {"hosts": 2}, {"n": 2}, {"n": 4}, "says --nnodes=4", ""),
+    ("deepspeed --num_nodes {n} --num_gpus 2 --master_addr 10.0.0.1 train.py", {"hosts": 2}, {"n": 2}, {"n": 3}, "specifies --nnodes=3", ""),
+    ("srun -N {n} --ntasks-per-node=2 python train.py", {"hosts": 2}, {"n": 2}, {"n": 4}, "specifies --nnodes=4", ""),
     (VLLM, {"hosts": 2}, {"tp": 2, "pp": 2, "n": 2, "r": 0, "a": MASTER}, {"a": "127.0.0.1"}, "would never connect", "--master-addr=10.0.0.1"),
     (VLLM, {"hosts": 2}, {"tp": 2, "pp": 2, "n": 2, "r": 0, "a": MASTER}, {"tp": 8}, "need 16 GPUs, but the hosts have 4 in total", ""),
     (SGLANG, {"hosts": 2}, {"tp": 4, "n": 2, "r": 0, "a": f"{MASTER}:29500"}, {"r": 2}, "node rank 2 is not in the range from 0 to 1", "--node-rank=1"),
@@ -197,10 +197,10 @@ def test_a_line_that_can_t_be_read_is_not_judged(line: str, said: str) -> None:
     ("line", "said", "mended"),
     [
         ("uv run torchrun train.py", "without --nnodes", "uv run torchrun --nnodes=2"),
-        ("nohup torchrun --nnodes=4 train.py", "says --nnodes=4", "nohup torchrun"),
-        ("docker run --rm img torchrun --nnodes=4 t.py", "says --nnodes=4", "docker run --rm img torchrun"),
-        ("bash -c 'torchrun --nnodes=4 t.py'", "says --nnodes=4", ""),
-        ("'torchrun --nnodes=4 t.py'", "says --nnodes=4", "torchrun"),
+        ("nohup torchrun --nnodes=4 train.py", "specifies --nnodes=4", "nohup torchrun"),
+        ("docker run --rm img torchrun --nnodes=4 t.py", "specifies --nnodes=4", "docker run --rm img torchrun"),
+        ("bash -c 'torchrun --nnodes=4 t.py'", "specifies --nnodes=4", ""),
+        ("'torchrun --nnodes=4 t.py'", "specifies --nnodes=4", "torchrun"),
         (f"srun --ntasks-per-node=8 torchrun {NODES} t.py", "starts torchrun 8 times on each host", ""),
         ("mpirun -np 32 -H node1:8,node2:8 python t.py", "-H gives only 16 slots", ""),
         ("mpirun -np 2 -H node1,node2 -x MASTER_ADDR=127.0.0.1 python t.py", "would never connect", ""),

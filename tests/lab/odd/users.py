@@ -207,7 +207,7 @@ ROWS = (
     ),
     Row(
         "two factors",
-        ("ssh-auth-failed", "accepted root's key but asks for a second factor", "ControlMaster auto"),
+        ("ssh-auth-failed", "accepted root's key but requires a second factor", "ControlMaster auto"),
         sshd("AuthenticationMethods publickey,keyboard-interactive", "KbdInteractiveAuthentication yes", "UsePAM yes"),
         DENIED,
     ),

@@ -40,11 +40,11 @@ def findings(view: View, kind: FaultKind) -> Iterator[Finding | Unjudged]:
     for (wanted, used, severity), group in groups.items():
         hosts = tuple(fault.host for fault in group)
         because = _idle_peers(view, group)
-        seen = ((host, text) for fault in group for text, those in fault.evidence.items() for host in those)
+        evidence = ((host, text) for fault in group for text, those in fault.evidence.items() for host in those)
         yield Finding(
             hosts=hosts,
             message=f"{_setting(nccl, group)}, NCCL on {fold(hosts)} {group[0].problem}.",
-            evidence=folded(seen),
+            evidence=folded(evidence),
             facts={
                 "NCCL_SOCKET_IFNAME": wanted,
                 "interface": used,
@@ -66,7 +66,7 @@ def _idle_peers(view: View, group: list[ChoiceFault]) -> tuple[str, ...]:
     """Return the peers that can't reach the group's hosts if the interfaces of all these peers are down, else ()."""
     nccl = view.nccl
     standings = [nccl.bootstrap[fault.host] for fault in group if fault.host in nccl.bootstrap]
-    lost = {one.source for each in standings for one in each.verdicts if one.answer is Reachable.NO}
+    lost = {verdict.source for each in standings for verdict in each.verdicts if verdict.answer is Reachable.NO}
     faults = view.dials.route_faults.values() if lost and nccl.mesh is not None else ()
     idle = {fault.host for fault in faults if fault.kind == "down"}
     return ordered(view.by_host, lost) if lost <= idle else ()
@@ -75,9 +75,9 @@ def _idle_peers(view: View, group: list[ChoiceFault]) -> tuple[str, ...]:
 def good_interfaces(nccl: ClusterNccl) -> dict[str, str]:
     """Return, for each host, the interface that NCCL chose if it works, or the suggested interface otherwise."""
     used = {
-        name: own.chosen.name
-        for name, own in nccl.by_host.items()
-        if own.chosen is not None and not nccl.bootstrap[name].is_lost and not nccl.is_idle(name)
+        name: host_nccl.chosen.name
+        for name, host_nccl in nccl.by_host.items()
+        if host_nccl.chosen is not None and not nccl.bootstrap[name].is_lost and not nccl.is_idle(name)
     }
     return {**(nccl.suggestion.interfaces if nccl.suggestion is not None else {}), **used}
 
@@ -109,11 +109,11 @@ def bring_up(nccl: ClusterNccl, hosts: tuple[str, ...], name: str, other: str = 
 
 def _lack_family(nccl: ClusterNccl, group: list[ChoiceFault]) -> bool:
     """Return whether NCCL finds no interface because NCCL_SOCKET_FAMILY restricts the address family."""
-    for own in (nccl.by_host[fault.host] for fault in group):
-        wanted = own.variables.get("NCCL_SOCKET_FAMILY")
+    for host in (nccl.by_host[fault.host] for fault in group):
+        wanted = host.variables.get("NCCL_SOCKET_FAMILY")
         family = FAMILIES.get(wanted.value) if wanted is not None else None
-        addresses = [entry for entry in own.interfaces.addresses if entry.family == family and entry.interface != "lo"]
-        if own.chosen is not None or family is None or addresses:
+        addresses = [entry for entry in host.interfaces.addresses if entry.family == family and entry.interface != "lo"]
+        if host.chosen is not None or family is None or addresses:
             return False
     return True
 

@@ -87,8 +87,8 @@ def _own_names(view: View) -> Iterator[OwnName]:
     spread = list(addresses)[:: max(0, len(addresses) - 1) // ENOUGH + 1]
     for host_name, (name, resolution) in named.items():
         lost: tuple[str, ...] = ()
-        own = view.nccl.by_host.get(host_name)
-        is_used = own is not None and own.chosen is not None and own.chosen.address == addresses[host_name]
+        nccl = view.nccl.by_host.get(host_name)
+        is_used = nccl is not None and nccl.chosen is not None and nccl.chosen.address == addresses[host_name]
         # gloo uses NCCL's address, in the family of the others: then the host's name does not matter
         if not is_used or _is_v4(addresses[host_name]) != usual or is_loopback(addresses[host_name]):
             rivals = {
@@ -130,20 +130,20 @@ def finding(view: View, caught: list[OwnName], message: str) -> Finding:
         "Set this in the job's environment (the hosts file's env), or map each host's name to its real address in "
         "that host's /etc/hosts."
     )
-    names = {own.host: good[own.host] for own in caught if own.host in good}
+    names = {entry.host: good[entry.host] for entry in caught if entry.host in good}
     # other hosts are dialled at the addresses to which they resolve their own names
-    by_name = {(own.host, own.name) for own in caught}
-    by_gloo = {(own.host, own.gloo) for own in caught if nccl.addresses.get(own.host) != own.gloo}
+    by_name = {(entry.host, entry.name) for entry in caught}
+    by_gloo = {(entry.host, entry.gloo) for entry in caught if nccl.addresses.get(entry.host) != entry.gloo}
     failed = failed_where(view, lambda dial: (dial.src, dial.address) in by_name or (dial.dst, dial.address) in by_gloo)
-    lost = any(own.lost for own in caught)
+    lost = any(entry.lost for entry in caught)
     return Finding(
-        hosts=tuple(own.host for own in caught),
+        hosts=tuple(entry.host for entry in caught),
         message=message,
         evidence=tuple(
-            f"{own.host}: {quoted(own.name)}: {', '.join(own.resolution.addresses) or own.resolution.error}"
-            for own in caught
+            f"{entry.host}: {quoted(entry.name)}: {', '.join(entry.resolution.addresses) or entry.resolution.error}"
+            for entry in caught
         ),
-        facts={own.host: list(own.resolution.addresses) for own in caught},
+        facts={entry.host: list(entry.resolution.addresses) for entry in caught},
         details=Details(failed=failed),
         fix=setting(summary, GLOO_SOCKET_IFNAME, names) if len(names) == len(caught) else Fix(summary=summary),
         # in a job with NCCL, gloo may only be used for small messages
@@ -158,15 +158,15 @@ def is_without_gpus(view: View) -> bool:
 
 def on_nccl2(view: View) -> dict[str, bool]:
     """Return, for each host with known torch version and variables, whether torch's "nccl" backend is nccl2."""
-    found = {}
+    result = {}
     for host, facts in view.facts:
-        own = view.by_host.get(host.name)
-        if isinstance(facts.torch, TorchInfo) and own is not None:
-            switch = own.variables.get(NCCL2_SWITCH)
+        host_nccl = view.by_host.get(host.name)
+        if isinstance(facts.torch, TorchInfo) and host_nccl is not None:
+            switch = host_nccl.variables.get(NCCL2_SWITCH)
             used = uses_nccl2(facts.torch.version, None if switch is None else switch.value)
             if used is not None and (switch is None or switch.doubt is None):
-                found[host.name] = used
-    return found
+                result[host.name] = used
+    return result
 
 
 def has_own_network(facts: HostFacts) -> bool:

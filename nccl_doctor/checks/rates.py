@@ -68,12 +68,12 @@ class RailRates:
 
     @cached_property
     def bests(self) -> list[float]:
-        found: dict[tuple[FlowDirection, str], float] = {}
+        maxima: dict[tuple[FlowDirection, str], float] = {}
         for rate in self.rates.values():
             ends: tuple[tuple[FlowDirection, str], ...] = ("send", rate.src), ("receive", rate.dst)
             for end in ends:
-                found[end] = max(found.get(end, 0.0), rate.gbps)
-        return list(found.values())
+                maxima[end] = max(maxima.get(end, 0.0), rate.gbps)
+        return list(maxima.values())
 
     @cached_property
     def usual(self) -> float:
@@ -117,18 +117,19 @@ class RateJudgement:
 
 
 def rails(rates: Rates) -> list[RailRates]:
-    found: dict[int, dict[tuple[str, str], PairRate]] = {}
+    groups: dict[int, dict[tuple[str, str], PairRate]] = {}
     for (src, dst, number), rate in rates.final.items():
-        found.setdefault(number, {})[src, dst] = rate
-    first = {(one.src, one.dst, one.rail): one for one in reversed(rates.rates)}
+        groups.setdefault(number, {})[src, dst] = rate
+    first = {(entry.src, entry.dst, entry.rail): entry for entry in reversed(rates.rates)}
     return [
-        RailRates(number, its, {pair: first[(*pair, number)] for pair in its}) for number, its in sorted(found.items())
+        RailRates(number, group, {pair: first[(*pair, number)] for pair in group})
+        for number, group in sorted(groups.items())
     ]
 
 
 def suspects(rates: Rates) -> list[PairRate]:
     """Return the rates to measure again, at most ``TRIALS`` per sender and per receiver on each rail."""
-    found: list[PairRate] = []
+    result: list[PairRate] = []
     measured = rails(rates)
     for rail in measured:
         sent, received = Counter[str](), Counter[str]()
@@ -139,8 +140,8 @@ def suspects(rates: Rates) -> list[PairRate]:
             if not rate.alone and sent[rate.src] < TRIALS and received[rate.dst] < TRIALS:
                 sent[rate.src] += 1
                 received[rate.dst] += 1
-                found.append(rate)
-    return found
+                result.append(rate)
+    return result
 
 
 def judge_rates(rates: Rates) -> RateJudgement:
@@ -153,11 +154,11 @@ def judge_rates(rates: Rates) -> RateJudgement:
         if len(rail.rates) < 2:  # nothing to compare it with
             continue
         lines, left = _explained(rail, judgement)
-        for host, direction, its in lines:
-            hosts.setdefault(host, []).append((rail, direction, its))
+        for host, direction, entries in lines:
+            hosts.setdefault(host, []).append((rail, direction, entries))
         for rate in left:
             pairs.setdefault(frozenset((rate.src, rate.dst)), []).append((rail, rate))
-    judgement.slow += (_of_host(name, its) for name, its in hosts.items())
+    judgement.slow += (_of_host(name, entries) for name, entries in hosts.items())
     judgement.slow += map(_of_pair, pairs.values())
     judgement.slow += _of_rails(measured, rates, judgement)
     return judgement
@@ -200,9 +201,9 @@ def _lines(bad: dict[tuple[str, str], PairRate], known: set[tuple[str, str]]) ->
         bad_of: dict[str, list[PairRate]] = {}
         for pair, rate in bad.items():
             bad_of.setdefault(pair[place], []).append(rate)
-        for host, its in bad_of.items():
-            if len(its) >= 2 and len(its) >= WHOLE * all_of[host]:
-                yield host, ("send" if direction == "send" else "receive"), its
+        for host, rates in bad_of.items():
+            if len(rates) >= 2 and len(rates) >= WHOLE * all_of[host]:
+                yield host, ("send" if direction == "send" else "receive"), rates
 
 
 def _of_pair(bad: list[tuple[RailRates, PairRate]]) -> SlowLink:
@@ -214,8 +215,8 @@ def _of_pair(bad: list[tuple[RailRates, PairRate]]) -> SlowLink:
 def _of_host(name: str, lines: list[tuple[RailRates, FlowDirection, list[PairRate]]]) -> SlowLink:
     numbers = tuple(dict.fromkeys(rail.number for rail, _, _ in lines))
     order: tuple[FlowDirection, ...] = ("send", "receive")
-    directions = tuple(one for one in order if any(direction == one for _, direction, _ in lines))
-    rates = tuple(rate for _, _, its in lines for rate in its)
+    directions = tuple(side for side in order if any(direction == side for _, direction, _ in lines))
+    rates = tuple(rate for _, _, group in lines for rate in group)
     return SlowLink((name,), numbers, rates, median(rail.usual for rail, _, _ in lines), directions)
 
 
@@ -245,7 +246,7 @@ def _slower_rail(rail: RailRates, measured: list[RailRates], rates: Rates) -> fl
 def link_gbps(rates: Rates, rate: PairRate) -> float | None:
     """Return the speed in Gbit/s of the slower of a connection's two links, or None if a driver reports no speed."""
     there = {link.interface: link for link in rates.links.get(rate.dst, ())}
-    own = rates.link(rate.src, rate.interface)
+    sender = rates.link(rate.src, rate.interface)
     other = there.get(rate.peer_interface)
-    speeds = [link.speed_mbps for link in (own, other) if link is not None and link.speed_mbps]
+    speeds = [link.speed_mbps for link in (sender, other) if link is not None and link.speed_mbps]
     return min(speeds) / 1000 if len(speeds) == 2 else None

@@ -29,8 +29,8 @@ def diff(
         from nccl_doctor.judge.from_file import difference
 
         old, new = read_snapshot(before), read_snapshot(after)
-        found = of_snapshot(difference(old, new), (*old.cluster.nodes, *new.cluster.nodes))
-        out.show(found)
-        return 0 if found.is_empty else 1
+        document = of_snapshot(difference(old, new), (*old.cluster.nodes, *new.cluster.nodes))
+        out.show(document)
+        return 0 if document.is_empty else 1
 
     finish(out, work)

@@ -265,10 +265,10 @@ class _Fix:
         if not nodes:
             return known
         phase("root access", [node.name for node in nodes])
-        found = fan_out(lambda node: root_access(transport, node, outside=places[node.name]), nodes)
+        accesses = fan_out(lambda node: root_access(transport, node, outside=places[node.name]), nodes)
         return known | {
             node.name: RootAccess("none", reason=str(access)) if isinstance(access, Exception) else access
-            for node, access in zip(nodes, found, strict=True)
+            for node, access in zip(nodes, accesses, strict=True)
         }
 
     def _without_root(
@@ -287,7 +287,7 @@ class _Fix:
             if why:
                 known = {"number": step.number, "host": step.host, "reason": f"it needs root: {why}"}
                 refused[step.number] = StepResult(outcome="not-run", **known)
-        reasons = grouped((one.reason, one.host or "") for one in refused.values())
+        reasons = grouped((result.reason, result.host or "") for result in refused.values())
         notes = [f"{fold(dict.fromkeys(hosts))}: left out; {reason}." for reason, hosts in reasons.items()]
         note = " ".join(filter(None, (document.note, *notes)))
         return document.model_copy(update={"note": note}), refused
@@ -370,8 +370,8 @@ class _Fix:
             return ran.model_copy(update={"complete": False, "note": note}), 1
         if self._interrupted:
             return ran.model_copy(update={"complete": False, "note": "The check after it was interrupted."}), 130
-        found, report = compared(ran, judged.report), judged.report
-        return found.model_copy(update={"verdict": _verdict(report)}), exit_code(report, self._out.fail_on)
+        result, report = compared(ran, judged.report), judged.report
+        return result.model_copy(update={"verdict": _verdict(report)}), exit_code(report, self._out.fail_on)
 
     def _say_interrupted(self, ran: FixReport) -> None:
         from nccl_doctor.report.fix import interrupted
@@ -421,13 +421,13 @@ def _write_scripts(file: Path, steps: Sequence[Step]) -> tuple[str, ...]:
     from nccl_doctor.text.hostlist import grouped
 
     written = []
-    for host, own in grouped((step.host, step) for step in steps).items():
+    for host, host_steps in grouped((step.host, step) for step in steps).items():
         place = host if host is not None else "this-machine"
         path = file.with_name(f"{file.stem}-{place}{file.suffix or '.sh'}")
         with suppress(FileNotFoundError):
             if path.lstat().st_uid != os.geteuid():
                 raise UsageError(f"--script: {path} belongs to another user, who could change what root runs from it")
-        write_file(path, script_of(host, own), private=True)
+        write_file(path, script_of(host, host_steps), private=True)
         with suppress(OSError):
             path.chmod(0o700)
         written.append(str(path))

@@ -178,7 +178,7 @@ def run(wanted: PortOptions, out: Out) -> int:
         try_files(("--write", Path(wanted.hosts).resolve()))
     # Before any host is contacted: a typo costs no connection.
     process = wanted.process()
-    given = wanted_port(wanted.port, wanted.log, None) if (wanted.port, wanted.log) != (None, None) else None
+    port_option = wanted_port(wanted.port, wanted.log, None) if (wanted.port, wanted.log) != (None, None) else None
     reach = (wanted.transport, wanted.grace_s, wanted.connect_timeout)
     fleet = Fleet(wanted.hosts, wanted.host, *reach, wanted.job(), wanted.inside)
     countdown = Countdown(out)
@@ -188,7 +188,7 @@ def run(wanted: PortOptions, out: Out) -> int:
             port, source = None, None
             report = about_process(fleet, process, _steps(wanted, None, out, countdown))
         else:
-            port, source = given or wanted_port(None, None, fleet.master_port)
+            port, source = port_option or wanted_port(None, None, fleet.master_port)
             if wanted.next_port:
                 return _show_next(wanted, moved(fleet, port), out)
             report = about_port(fleet, port, process, _steps(wanted, source, out, countdown))

@@ -102,24 +102,24 @@ def hang(
             return watch(which, login, reached, watched, looks, kept, out)
         if load_from is not None:
             refuse_other_hosts(which, login.overrides())
-            seen = read_snapshot(load_from, HangSnapshot)
+            snapshot = read_snapshot(load_from, HangSnapshot)
         else:
             cluster = which.cluster(login.overrides(), transport=reached.transport)
             lines = progress(quiet=shown.quiet)
             try:
-                seen = take(cluster, make_transport(reached.transport, cluster), looks, lines)
+                snapshot = take(cluster, make_transport(reached.transport, cluster), looks, lines)
             finally:
                 lines.close()
-        unwritten = failures(lambda: keep(seen, kept))
+        unwritten = failures(lambda: keep(snapshot, kept))
         from nccl_doctor.judge.hang_report import report
 
-        found = report(seen)
+        result = report(snapshot)
         if load_from is not None:
-            found = of_snapshot(found, seen.cluster.nodes)
-        out.show(found)
+            result = of_snapshot(result, snapshot.cluster.nodes)
+        out.show(result)
         if unwritten:
             raise UnwrittenError(*unwritten)
-        return exit_code(found)
+        return exit_code(result)
 
     finish(out, work)
 

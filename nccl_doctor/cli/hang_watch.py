@@ -123,17 +123,17 @@ class _Watch:
         when = f"it was watched for {_words(now - (self._job.progress.began or now))}"
         if end.verdict == "unknown":
             when += f", and its last process ended in the {_words(now - self._job.present_at)} since the sample before"
-        found = ended_report(end, when)
+        result = ended_report(end, when)
         self._job.forget()
         goes_on = self._wanted.wait and self._wanted.keep_watching
         if end.verdict == "gone":
-            self._report(sample, found)
+            self._report(sample, result)
             return None if goes_on else 1
         if goes_on:
-            self._say(found.message, always=True)
+            self._say(result.message, always=True)
             return None
         if self._out.form != "prometheus":
-            self._out.show(found)
+            self._out.show(result)
         return 0 if end.verdict == "not-hanging" else 3
 
     def _report(self, sample: HangSnapshot, found: HangReport) -> int | None:

@@ -68,22 +68,22 @@ def ifname(
         if load_from is not None:
             refuse_other_hosts(which, request.overrides)
         snapshot = look(request, {"NCD207", "NCD303"}, out) if load_from is None else read_snapshot(load_from)
-        found = answers(snapshot, version) if asked is None else answers_for(snapshot, asked, version)
-        if asked is None and version is None and any(one.rdma for one in found.hosts):
-            found = found.model_copy(update={"diagnoses": judge(snapshot, "ifname", among(RDMA)).diagnoses})
-        found = tell(snapshot, found)
+        result = answers(snapshot, version) if asked is None else answers_for(snapshot, asked, version)
+        if asked is None and version is None and any(host.rdma for host in result.hosts):
+            result = result.model_copy(update={"diagnoses": judge(snapshot, "ifname", among(RDMA)).diagnoses})
+        result = tell(snapshot, result)
         if load_from is not None:
-            found = of_snapshot(found, snapshot.cluster.nodes)
-        out.show(found)
+            result = of_snapshot(result, snapshot.cluster.nodes)
+        out.show(result)
         if asked is not None:
-            unserved = any(one.known and one.has is None for one in found.hosts)
+            unserved = any(host.known and host.has is None for host in result.hosts)
         else:
-            unserved = any(one.set or (one.known and one.nccl_interface is None) for one in found.hosts)
-            unserved = unserved or any(each.trouble for one in found.hosts for each in one.rdma)
-            unserved = unserved or any(each.severity is Severity.ERROR for each in found.diagnoses)
+            unserved = any(host.set or (host.known and host.nccl_interface is None) for host in result.hosts)
+            unserved = unserved or any(each.trouble for host in result.hosts for each in host.rdma)
+            unserved = unserved or any(each.severity is Severity.ERROR for each in result.diagnoses)
         if unserved:
             return 1
-        return 0 if all(one.known for one in found.hosts) else 3
+        return 0 if all(host.known for host in result.hosts) else 3
 
     out = Out(
         "ifname", form_of("ifname", output, output_file), output_file, color, quiet, verbose, show_secrets=show_secrets

@@ -41,9 +41,9 @@ def check_joined(request: Request, options: JoinOptions, out: Out) -> int:
     say = _silent if out.quiet or not here.takes_part else _say
 
     def work(cluster: Cluster, transport: JoinedTransport) -> tuple[int, Report | None]:
-        found: list[Report] = []
-        code = check_cluster(replace(request, known=cluster, connections=transport, on_report=found.append), out)
-        return code, found[0] if found else None
+        reports: list[Report] = []
+        code = check_cluster(replace(request, known=cluster, connections=transport, on_report=reports.append), out)
+        return code, reports[0] if reports else None
 
     if here.leads:
         return job.lead(options.join_timeout, work, say)[0]
@@ -77,8 +77,8 @@ class JoinedJob:
                 "rand -hex 16 makes one)"
             )
         variable = SourceLocation("MASTER_PORT", is_file=False)
-        told = os.environ.get("MASTER_PORT")
-        self._master_port = overrides.master_port or (values.port(told, variable) if told else DEFAULT_MASTER_PORT)
+        text = os.environ.get("MASTER_PORT")
+        self._master_port = overrides.master_port or (values.port(text, variable) if text else DEFAULT_MASTER_PORT)
         if self._master_port == port:
             raise UsageError(f"--join-port: {port} is the master port, which is to be tested; give another one")
         self._here, self._token, self._port = here, token, port
@@ -101,7 +101,7 @@ class JoinedJob:
             master_port=self._master_port,
         )
         at = Meets(self._meets_at, self._port, time.monotonic() + timeout_s)
-        env = {name: value for name, _, value in (one.partition("=") for one in self._overrides.env)}
+        env = {name: value for name, _, value in (entry.partition("=") for entry in self._overrides.env)}
         return follow(who, self._token, at, env, say)
 
     def lead(self, timeout_s: float, work: JoinedCheck, say: Callable[[str], None]) -> tuple[int, Report | None]:
@@ -135,7 +135,7 @@ class JoinedJob:
         here, others = self._here, sorted({**meeting.left, **meeting.members}.items())
         came = [
             Arrival(0, own_name(), here.master, self._python),
-            *(Arrival(rank, one.who.host, one.address, one.who.python) for rank, one in others),
+            *(Arrival(rank, member.who.host, member.address, member.who.python) for rank, member in others),
         ]
         if len(came) < here.nodes:
             say(f"{len(came)} of {plural(here.nodes, 'node')} joined; not {joined.missing(here, came)}")
@@ -171,8 +171,8 @@ def _lines(report: Report | None, code: int) -> dict[int, str]:
     """Return a line for each node, by rank, with the node's own diagnoses and the exit code of the check."""
     lines = {}
     for rank, host in enumerate(report.hosts if report is not None else ()):
-        own = [f"{one.name} ({one.code})" for one in report.diagnoses if host.name in one.hosts] if report else []
-        lines[rank] = f"{host.name}: {', '.join(own) or 'no fault found here'}; {_end(code)}"
+        names = [f"{item.name} ({item.code})" for item in report.diagnoses if host.name in item.hosts] if report else []
+        lines[rank] = f"{host.name}: {', '.join(names) or 'no fault found here'}; {_end(code)}"
     return lines
 
 

@@ -103,7 +103,7 @@ def launch(
         result = launched(cluster, script, wishes, last)
         for warning in result.warnings:
             sys.stderr.write(f"warning: {clean(out.hidden(warning))}\n")
-        if any(out.hidden(one.command) != one.command for one in result.commands):
+        if any(out.hidden(command.command) != command.command for command in result.commands):
             sys.stderr.write("warning: the lines show what looks like a secret, since they are to be pasted\n")
         out.show(result)
         return 0

@@ -118,9 +118,9 @@ class Tools:
             place = Path(folders[0], path).resolve(strict=True)
             if not any(place.is_relative_to(folder) for folder in folders):
                 return []
-            found = [place] if place.is_file() else sorted(one for one in islice(place.rglob("*"), MOST_LOGS))
-            files = [one for one in found if stat.S_ISREG(one.lstat().st_mode)]
-            return files if sum(one.lstat().st_size for one in files) <= MOST_LOG_BYTES else []
+            entries = [place] if place.is_file() else sorted(entry for entry in islice(place.rglob("*"), MOST_LOGS))
+            files = [entry for entry in entries if stat.S_ISREG(entry.lstat().st_mode)]
+            return files if sum(entry.lstat().st_size for entry in files) <= MOST_LOG_BYTES else []
         except (OSError, ValueError, RuntimeError):
             return []
 

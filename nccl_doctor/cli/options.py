@@ -43,14 +43,14 @@ def flattened(command: Callable[..., None]) -> Callable[..., None]:
 
     @wraps(command)
     def flat(**given: object) -> None:
-        made = {name: kind(**{one.name: _pop(one, given) for one in fields(kind)}) for name, kind in groups.items()}
+        made = {name: kind(**{item.name: _pop(item, given) for item in fields(kind)}) for name, kind in groups.items()}
         command(**given, **made)
 
     shown: list[inspect.Parameter] = []
     for name, parameter in inspect.signature(command).parameters.items():
         shown += _parameters(groups[name]) if name in groups else [parameter.replace(annotation=hints[name])]
     flat.__signature__ = inspect.Signature(shown)  # type: ignore[attr-defined]  # inspect reads it, mypy does not know
-    flat.__annotations__ = {one.name: one.annotation for one in shown}
+    flat.__annotations__ = {item.name: item.annotation for item in shown}
     return flat
 
 
@@ -336,9 +336,9 @@ class FileOptions:
     show_secrets: ShowSecrets = False
 
     def out(self, command: str, form: str) -> Out:
-        given = dict(vars(self))
-        file = given.pop("output_file")
-        return Out(command, form_of(command, form, file), file, **given)
+        values = dict(vars(self))
+        file = values.pop("output_file")
+        return Out(command, form_of(command, form, file), file, **values)
 
 
 @dataclass(frozen=True)
@@ -411,22 +411,22 @@ class SelectOptions:
 
 def _named(lists: Iterable[str]) -> Iterator[Check]:
     """Yield the checks that match each word; an item may contain several words separated by commas."""
-    for word in (word for one in lists for word in one.split(",")):
+    for word in (word for text in lists for word in text.split(",")):
         yield from _meant(word.strip())
 
 
 def _meant(word: str) -> tuple[Check, ...]:
     from nccl_doctor.model.register import all_checks, find
 
-    found = find(word)
-    if not found:
+    checks = find(word)
+    if not checks:
         import difflib
 
         names = [text for check in all_checks() for text in (check.code, check.name, check.category)]
         near = difflib.get_close_matches(word, names, 1)
         hint = f'; did you mean "{near[0]}"?' if near else '; "nccl-doctor codes" lists them'
         raise UsageError(f'"{word}" is not the code, name or category of a check{hint}')
-    return found
+    return checks
 
 
 def among(codes: CheckCodes) -> Callable[[Check], bool]:

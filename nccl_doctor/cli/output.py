@@ -156,7 +156,7 @@ def exit_code_of(out: Out, work: Callable[[], int]) -> int:
         code = _fail(out._replace(form="human"), str(error), error.exit_code)
     except DoctorError as error:
         code = _fail(out, str(error), error.exit_code)
-        sys.stderr.write("".join(f"\n{clean(out.hidden(one))}\n" for one in error.commands))
+        sys.stderr.write("".join(f"\n{clean(out.hidden(command))}\n" for command in error.commands))
     except KeyboardInterrupt as interrupt:
         sys.stderr.write("\n")
         code = _fail(out, _interrupted(interrupt), 130)

@@ -135,7 +135,7 @@ class Checklist(Lines):
         size = os.get_terminal_size(sys.stderr.fileno())
         if self._console is not None and size.columns:  # none: a terminal without a size
             self._console.size = ConsoleDimensions(size.columns, size.lines)
-        lines = [*(row(one) for one in self._rows), "", clean(self.line)]
+        lines = [*(row(entry) for entry in self._rows), "", clean(self.line)]
         return Text("\n".join(lines), no_wrap=True, overflow="ellipsis")
 
 

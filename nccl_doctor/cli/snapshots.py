@@ -61,8 +61,8 @@ def read_snapshot(path: Path, kind: type[AnySnapshot] = Snapshot) -> AnySnapshot
     except ValueError as error:
         fault = str(error)
         if isinstance(error, ValidationError):  # its first fault, after its position
-            found = error.errors(include_url=False, include_input=False, include_context=False)[0]
-            fault = ": ".join(filter(None, (".".join(map(str, found["loc"])), found["msg"])))
+            first_error = error.errors(include_url=False, include_input=False, include_context=False)[0]
+            fault = ": ".join(filter(None, (".".join(map(str, first_error["loc"])), first_error["msg"])))
         raise SnapshotError(f"{path} is not an nccl-doctor snapshot: {fault}") from error
     return snapshot
 
@@ -93,8 +93,8 @@ def of_snapshot(document: Judged, nodes: Iterable[Node]) -> Judged:
     from nccl_doctor.judge.from_file import judged_from_file
 
     here = this_machine()
-    own = {one.name for one in nodes if one.local or here.answers_to(one.name) or here.answers_to(one.address)}
-    return judged_from_file(document, own)
+    names = {node.name for node in nodes if node.local or here.answers_to(node.name) or here.answers_to(node.address)}
+    return judged_from_file(document, names)
 
 
 def keep(snapshot: Snapshot | HangSnapshot, kept: KeepOptions) -> None:

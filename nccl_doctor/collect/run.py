@@ -119,7 +119,7 @@ class Run:
         self._go_on()
         self.smoke()
         self._crew.still_there()
-        if any(isinstance(one, FaultyGroup) for one in self._options.questions(self.snapshot())):
+        if any(isinstance(question, FaultyGroup) for question in self._options.questions(self.snapshot())):
             self._bisect()
 
     def look(self) -> None:
@@ -174,11 +174,15 @@ class Run:
     def take_turn(self) -> None:
         """Wait until no other run tests these hosts, and try the master port again if it was busy."""
         options, names = self._options, [node.name for node in self._cluster.nodes]
-        own = self._facts.get(names[0])
-        trial = None if own is None else own.master_port
+        facts = self._facts.get(names[0])
+        trial = None if facts is None else facts.master_port
         busy = isinstance(trial, PortTrial) and trial.error == "EADDRINUSE"
         measures = options.mesh_limits.size != "none" or options.rate or options.smoke
-        sessions = self._sessions if measures else [one for one in self._sessions if busy and one.node.name == names[0]]
+        sessions = (
+            self._sessions
+            if measures
+            else [session for session in self._sessions if busy and session.node.name == names[0]]
+        )
         if not sessions:
             return
         shown: set[str] = set()
@@ -190,12 +194,12 @@ class Run:
 
         until = time.monotonic() + TURN_SHARE * self._clock.left()
         with self._clock.timed("turn"):
-            told = RunTurns(sessions).take(until, {names[0]: self._cluster.master_port} if busy else {}, waits)
-        if isinstance(told, Refused):
-            self._refused = unknown(f"not tested: {told}")
-        if busy and own is not None and told is not None:
-            now = self._refused if isinstance(told, Refused) else told
-            self._facts[names[0]] = own.model_copy(update={"master_port": now})
+            answer = RunTurns(sessions).take(until, {names[0]: self._cluster.master_port} if busy else {}, waits)
+        if isinstance(answer, Refused):
+            self._refused = unknown(f"not tested: {answer}")
+        if busy and facts is not None and answer is not None:
+            now = self._refused if isinstance(answer, Refused) else answer
+            self._facts[names[0]] = facts.model_copy(update={"master_port": now})
         self._leave_lost("other runs were waited for")
 
     def mesh(self) -> None:
@@ -231,16 +235,16 @@ class Run:
             if self._cluster.master_port not in mesh.ports.get(self._cluster.nodes[0].name, ()):  # it was not dialled
                 ends |= {session.node.name for session in self._sessions}
             hosts = [session for session in self._sessions if session.node.name in ends]
-            filtered = [one for one in hosts if isinstance(self._facts[one.node.name].firewall, FirewallFacts)]
+            filtered = [item for item in hosts if isinstance(self._facts[item.node.name].firewall, FirewallFacts)]
             self._facts.update(firewalls_again(filtered, self._facts, self._options.facts_limits))
             self._facts.update(failed_dials.look_up_routes(self._sessions, self._facts, mesh.failed))
             self._mesh = self._without_lost(mesh)
-            seen = self._sessions, self._facts, self._mesh
-            asked = (one for one in self._options.questions(self.snapshot()) if isinstance(one, OtherNetworks))
+            state = self._sessions, self._facts, self._mesh
+            asked = (item for item in self._options.questions(self.snapshot()) if isinstance(item, OtherNetworks))
             dials = tuple(dial for question in asked for dial in question.dials)
-            met = failed_dials.find_other_nets(*seen, dials, limits.dial_s)
-            taken = failed_dials.find_interceptions(*seen, pods=bool(self._cluster.options(KubeFacts).pods))
-            self._mesh = self._without_lost(self._mesh.model_copy(update={"elsewhere": met, "intercepted": taken}))
+            nets = failed_dials.find_other_nets(*state, dials, limits.dial_s)
+            taken = failed_dials.find_interceptions(*state, pods=bool(self._cluster.options(KubeFacts).pods))
+            self._mesh = self._without_lost(self._mesh.model_copy(update={"elsewhere": nets, "intercepted": taken}))
 
     def _without_lost(self, mesh: Mesh) -> Mesh:
         self._leave_lost("the ports were tested")
@@ -253,8 +257,8 @@ class Run:
 
     def names(self) -> None:
         """Resolve the names in the hosts file on this machine if hosts could not resolve names or dials failed."""
-        seen = [facts.resolution.own for facts in self._facts.values() if isinstance(facts.resolution, Names)]
-        lost = any(not told.addresses for told in chain(self._names.values(), *(own.values() for own in seen)))
+        tables = [facts.resolution.own for facts in self._facts.values() if isinstance(facts.resolution, Names)]
+        lost = any(not entry.addresses for entry in chain(self._names.values(), *(table.values() for table in tables)))
         if lost or (isinstance(self._mesh, Mesh) and self._mesh.failed):
             names = (self._cluster.master_addr, *(node.address for node in self._cluster.nodes))
             self._resolved, self._aliases = look_up(names, self._clock.within(NAMES_S))
@@ -283,16 +287,16 @@ class Run:
         def begin(rounds: int, seconds: float) -> None:
             self._start(f"rates: {plural(rounds, 'round')} of TCP at full speed, which load the network", seconds)
 
-        def suspects(found: Rates) -> Iterator[tuple[str, str, int]]:
-            self._rates = found
-            asked = (one for one in self._options.questions(self.snapshot()) if isinstance(one, SlowRails))
+        def suspects(rates: Rates) -> Iterator[tuple[str, str, int]]:
+            self._rates = rates
+            asked = (item for item in self._options.questions(self.snapshot()) if isinstance(item, SlowRails))
             return (rail for question in asked for rail in question.rails)
 
         with self._clock.timed("rate"):
-            found = rate.run_rates(self._sessions, self._facts, self._cluster, self._clock.left, begin, suspects)
+            rates = rate.run_rates(self._sessions, self._facts, self._cluster, self._clock.left, begin, suspects)
         self._leave_lost("rates were measured")
         names = {session.node.name for session in self._sessions}
-        self._rates = found.among(names) if isinstance(found, Rates) else found
+        self._rates = rates.among(names) if isinstance(rates, Rates) else rates
 
     def smoke(self) -> None:
         """Run the all-reduce if it can succeed."""
@@ -325,14 +329,14 @@ class Run:
         if not isinstance(smoke, Smoke) or smoke.outcome not in ("failed", "timeout") or len(self._sessions) < 3:
             return
         self._start("isolating")
-        found: Phased[IsolationReport]
+        split: Phased[IsolationReport]
         with self._clock.timed("isolate"):
             try:
-                found = isolation.run(self._sessions, self._facts, self._cluster, self._smoke_limits, self._clock.until)
+                split = isolation.run(self._sessions, self._facts, self._cluster, self._smoke_limits, self._clock.until)
                 self._crew.still_there()
             except ProbeError as error:
-                found = unknown(f"could not be repeated: {error}")
-        self._smoke = smoke.model_copy(update={"isolation": found})
+                split = unknown(f"could not be repeated: {error}")
+        self._smoke = smoke.model_copy(update={"isolation": split})
 
     def _go_on(self) -> None:
         self._crew.still_there()

@@ -37,14 +37,14 @@ def ending(ranks: Iterable[tuple[str, JobRank]], later: Iterable[HangSnapshot]) 
         later: samples taken after the last sample with a rank, which contain the exit statuses.
     """
     statuses = {
-        (host.name, one.pid, one.started): one.status
+        (host.name, entry.pid, entry.started): entry.status
         for sample in later
         for host in sample.hosts
-        for one in (host.job.exits if host.job is not None else ())
+        for entry in (host.job.exits if host.job is not None else ())
     }
     ranks = list(ranks)
     known = [(host, rank, status) for host, rank in ranks if (status := _of(statuses, host, rank)) is not None]
-    failed = [one for one in known if one[2] not in {0, *ON_REQUEST}]
+    failed = [entry for entry in known if entry[2] not in {0, *ON_REQUEST}]
     world = max((rank.world_size for _, rank in ranks), default=0)
     if failed:
         return Ending("gone", f"failed: {_words(failed)}", _failure(failed, known))
@@ -54,8 +54,8 @@ def ending(ranks: Iterable[tuple[str, JobRank]], later: Iterable[HangSnapshot]) 
     if known and len(known) == world:
         all_of_them = f"all {world} ranks" if world > 1 else "its only rank"
         return Ending("not-hanging", f"ended well: {all_of_them} {how(0)}")
-    seen = f"{_words(known)}, and the exit status of the others" if known else "its exit status"
-    return Ending("unknown", f"has ended: {seen} was not seen, so look at its log")
+    missing = f"{_words(known)}, and the exit status of the others" if known else "its exit status"
+    return Ending("unknown", f"has ended: {missing} was not seen, so look at its log")
 
 
 def _of(statuses: dict[tuple[str, int, int], int | None], host: str, rank: JobRank) -> int | None:
@@ -79,11 +79,11 @@ def how(status: int, count: int = 1) -> str:
 
 def _failure(failed: list[tuple[str, JobRank, int]], known: list[tuple[str, JobRank, int]]) -> Finding:
     # an exception may be the consequence of a rank that was killed, never the reverse
-    killed = [one for one in failed if one[2] < 0]
+    killed = [entry for entry in failed if entry[2] < 0]
     first = killed or failed
     # a launcher ends the ranks beside one that failed; on another host somebody else may have done it, and before
     where = {host for host, *_ in failed}
-    asked = [one for one in known if one[2] in ON_REQUEST and one[0] not in where]
+    asked = [entry for entry in known if entry[2] in ON_REQUEST and entry[0] not in where]
     doubt = f" {capital(_words(asked))}, which may have come first." if asked else ""
     out_of_memory = any(status == -9 for *_, status in first)
     return Finding(

@@ -44,44 +44,44 @@ class HangEvidence:
     @property
     def present(self) -> list[ObservedRank]:
         """The ranks that have a process and can take part in a collective."""
-        return [one for one in self.ranks.values() if not one.gone]
+        return [rank for rank in self.ranks.values() if not rank.gone]
 
     @property
     def waiting(self) -> list[ObservedRank]:
         """The ranks that wait in a collective."""
-        return [one for one in self.present if one.waits is True]
+        return [rank for rank in self.present if rank.waits is True]
 
     @property
     def outside(self) -> list[ObservedRank]:
         """The ranks outside any collective; a rank that waits in the kernel is included even without a stack."""
-        return [one for one in self.present if one.waits is False or (one.in_kernel and one.waits is None)]
+        return [rank for rank in self.present if rank.waits is False or (rank.in_kernel and rank.waits is None)]
 
     @property
     def stalled(self) -> list[RankLink]:
         """Connections with unacknowledged data, except connections to lost ranks."""
-        gone = {one.rank for one in self.lost}
+        gone = {rank.rank for rank in self.lost}
         return [link for link in self.links if link.stalled and link.target not in gone]
 
     @property
     def nccl(self) -> bool:
         """True if a rank has loaded NCCL; Python code in such a rank continues while the GPU waits."""
-        return any(one.job_rank.nccl for one in self.ranks.values())
+        return any(rank.job_rank.nccl for rank in self.ranks.values())
 
     @property
     def moves(self) -> bool:
         """True if the job advanced between the samples, as shown by calls, bytes, or lines of code of waiting ranks."""
         moved = sum(link.moved for link in self.links)
-        if any(one.calls_moved for one in self.present) or moved > (CHATTER if self.serves_ras or self.nccl else 0):
+        if any(rank.calls_moved for rank in self.present) or moved > (CHATTER if self.serves_ras or self.nccl else 0):
             return True
-        return any(one.stepped and one.waits for one in self.present)
+        return any(rank.stepped and rank.waits for rank in self.present)
 
 
 def _spinning(host: HangHost) -> GpuWork | None:
     """Return a GPU that is busy-waiting if, in every sample, all busy GPUs are busy-waiting, or else None."""
     last = None
     for look in host.looks:
-        busy = [] if isinstance(look.gpus, Unknown) else [one for one in look.gpus if one.busy > 0]
-        if not busy or not all(one.spins for one in busy):
+        busy = [] if isinstance(look.gpus, Unknown) else [gpu for gpu in look.gpus if gpu.busy > 0]
+        if not busy or not all(gpu.spins for gpu in busy):
             return None
         last = busy[0]
     return last
@@ -100,7 +100,7 @@ def gather_evidence(snapshot: HangSnapshot, homes: Mapping[int, str] = MappingPr
         divergence=divergence(ranks),
         ras=ras_view(snapshot, ranks),
         serves_ras=any(look.serves_ras for host in snapshot.hosts for look in host.looks),
-        spinning={host.name: found for host in snapshot.hosts if (found := _spinning(host)) is not None},
+        spinning={host.name: gpu for host in snapshot.hosts if (gpu := _spinning(host)) is not None},
         rendezvous=rendezvous.find_launchers(snapshot),
         rendezvous_fault=rendezvous.find_ranks_fault(snapshot, ranks) if ranks else None,
     )
@@ -109,7 +109,12 @@ def gather_evidence(snapshot: HangSnapshot, homes: Mapping[int, str] = MappingPr
 def counted_calls(snapshot: HangSnapshot) -> int:
     """Return the total number of collectives that the ranks have launched, as counted by NCCL's RAS, or 0."""
     answers = _answers(snapshot)[-1:]
-    return sum(sum(rank.counts.values()) for answer in answers for one in answer.communicators for rank in one.ranks)
+    return sum(
+        sum(rank.counts.values())
+        for answer in answers
+        for communicator in answer.communicators
+        for rank in communicator.ranks
+    )
 
 
 @dataclass(frozen=True)
@@ -128,27 +133,27 @@ def lost(
     snapshot: HangSnapshot, ranks: dict[int, ObservedRank], sampled: Mapping[int, str]
 ) -> tuple[tuple[Lost, ...], tuple[int, ...]]:
     """Return the ranks that can't take part in collectives, and the ranks whose host is unknown."""
-    dead = ((one, why) for one in ranks.values() if (why := one.gone))
-    here = [Lost(one.rank, (one.host,), one.job_rank.pid, why, stopped=one.stopped) for one, why in dead]
+    dead = ((entry, why) for entry in ranks.values() if (why := entry.gone))
+    here = [Lost(entry.rank, (entry.host,), entry.job_rank.pid, why, stopped=entry.stopped) for entry, why in dead]
     absent = sorted(set(range(world_size(ranks))) - set(ranks))
     hosts = {host.name: host for host in snapshot.hosts}
     homes: dict[int, str] = {}  # ranks of a node are numbered in sequence, so one found there locates all of them
-    for one in ranks.values():
-        if one.job_rank.local_rank is not None and one.job_rank.local_world_size is not None:
-            first = one.job_rank.rank - one.job_rank.local_rank
-            homes.update(dict.fromkeys(range(first, first + min(one.job_rank.local_world_size, 4096)), one.host))
-    seen = {rank: host for rank, host in sampled.items() if host in hosts and hosts[host].job is not None}
-    homes |= _homes_by_ras(snapshot, ranks) | seen
+    for entry in ranks.values():
+        if entry.job_rank.local_rank is not None and entry.job_rank.local_world_size is not None:
+            first = entry.job_rank.rank - entry.job_rank.local_rank
+            homes.update(dict.fromkeys(range(first, first + min(entry.job_rank.local_world_size, 4096)), entry.host))
+    observed = {rank: host for rank, host in sampled.items() if host in hosts and hosts[host].job is not None}
+    homes |= _homes_by_ras(snapshot, ranks) | observed
     gone = [_absent(rank, hosts[homes[rank]]) for rank in absent if rank in homes]
     homeless = [rank for rank in absent if rank not in homes]
     empty = tuple(host.name for host in snapshot.hosts if host.job is not None and not host.job.ranks)
     # it was counted because it holds a connection: it is somewhere else
-    counted = any(one.job_rank.counted for one in ranks.values())
+    counted = any(entry.job_rank.counted for entry in ranks.values())
     if empty and not counted and not any(host.failure for host in snapshot.hosts):
         words = "no rank of this job runs there"
         gone += [Lost(rank, empty, None, "has no process", (f"{empty[-1]}: {words}",)) for rank in homeless]
         homeless = []
-    return tuple(sorted([*here, *gone], key=lambda one: one.rank)), tuple(homeless)
+    return tuple(sorted([*here, *gone], key=lambda entry: entry.rank)), tuple(homeless)
 
 
 def _homes_by_ras(snapshot: HangSnapshot, ranks: dict[int, ObservedRank]) -> dict[int, str]:
@@ -156,25 +161,30 @@ def _homes_by_ras(snapshot: HangSnapshot, ranks: dict[int, ObservedRank]) -> dic
     by_pid = _pids(snapshot, ranks)
     homes: dict[int, str] = {}
     for answer in _answers(snapshot):
-        for one in answer.communicators:
-            known = {m.host: ranks[m.rank].host for m in one.ranks if _by_pid(m.pid, m.host, by_pid) == m.rank}
-            if one.size == world_size(ranks):  # in a smaller group, the numbers are the group's own
-                homes |= {m.rank: known[m.host] for m in one.missing if m.host in known and m.rank not in ranks}
+        for communicator in answer.communicators:
+            known = {m.host: ranks[m.rank].host for m in communicator.ranks if _by_pid(m.pid, m.host, by_pid) == m.rank}
+            if communicator.size == world_size(ranks):  # in a smaller group, the numbers are the group's own
+                homes |= {
+                    m.rank: known[m.host] for m in communicator.missing if m.host in known and m.rank not in ranks
+                }
     return homes
 
 
 def _absent(rank: int, host: HangHost) -> Lost:
     launchers, killed = (host.looks[-1].launchers, host.looks[-1].killed) if host.looks else ((), ())
-    defunct = [pid for one in launchers for pid in one.defunct]
-    stopped = [one for one in launchers if one.state in "Tt"]
-    evidence = [f"{one.program} (pid {one.pid}) on {host.name} is itself stopped" for one in stopped]
+    defunct = [pid for process in launchers for pid in process.defunct]
+    stopped = [process for process in launchers if process.state in "Tt"]
+    evidence = [f"{process.program} (pid {process.pid}) on {host.name} is itself stopped" for process in stopped]
     if not isinstance(killed, Unknown):
         evidence += [
-            f"the kernel on {host.name} killed {one.name} (pid {one.pid}) for want of memory, {one.age_s:.0f} s ago"
-            for one in killed
+            f"the kernel on {host.name} killed {process.name} (pid {process.pid}) for want of memory, "
+            f"{process.age_s:.0f} s ago"
+            for process in killed
         ]
     exits = host.job.exits if host.job is not None else ()
-    evidence += [f"pid {one.pid} on {host.name} {how(one.status)}" for one in exits if one.status is not None]
+    evidence += [
+        f"pid {process.pid} on {host.name} {how(process.status)}" for process in exits if process.status is not None
+    ]
     if defunct:
         pid = defunct[0] if len(defunct) == 1 else None
         return Lost(rank, (host.name,), pid, "has ended, and its launcher has not noticed (a zombie)", tuple(evidence))
@@ -195,24 +205,24 @@ class Divergence:
 
 def divergence(ranks: dict[int, ObservedRank]) -> Divergence | None:
     """Return the first call in which ranks differ or that some ranks have not reached, or None."""
-    told = {number: one.recorded for number, one in ranks.items() if one.recorded is not None}
-    known = {number: one for number, one in told.items() if one is not None}
+    dumps = {number: item.recorded for number, item in ranks.items() if item.recorded is not None}
+    known = {number: item for number, item in dumps.items() if item is not None}
     # an old dump describes the past, and is only compared with others of its age
-    live = {number: one for number, one in known.items() if one.live}
+    live = {number: item for number, item in known.items() if item.live}
     chosen = live if len(live) >= 2 else known
     # a call of a group in which no rank waits now is over, however it ended
-    groups = {one.calls[-1].group for one in chosen.values() if one.calls}
-    found = compare(_dump(number, one, groups) for number, one in chosen.items()) if len(chosen) >= 2 else None
-    if found is None or not (found.minority or found.behind):
-        return _apart({number: one.calls[-1] for number, one in chosen.items() if one.calls}, len(ranks))
-    where = f"number {found.seq} of group {found.group}"
-    did = {rank: " ".join(filter(None, (r.name, r.sizes, r.dtypes))) for rank, r in found.did.items()}
-    if found.minority:
-        return Divergence(where, found.minority, did, differs=True)
-    last = {rank: chosen[rank].calls[-1] for rank in found.behind if chosen[rank].calls}
-    crossed = len(last) == len(found.behind) and not any(one.done for one in last.values())
-    did |= {rank: f"{one.name} number {one.seq} of group {one.group}" for rank, one in last.items() if crossed}
-    return Divergence(where, tuple(found.behind), did, differs=False, crossed=crossed)
+    groups = {item.calls[-1].group for item in chosen.values() if item.calls}
+    result = compare(_dump(number, item, groups) for number, item in chosen.items()) if len(chosen) >= 2 else None
+    if result is None or not (result.minority or result.behind):
+        return _apart({number: item.calls[-1] for number, item in chosen.items() if item.calls}, len(ranks))
+    where = f"number {result.seq} of group {result.group}"
+    did = {rank: " ".join(filter(None, (r.name, r.sizes, r.dtypes))) for rank, r in result.did.items()}
+    if result.minority:
+        return Divergence(where, result.minority, did, differs=True)
+    last = {rank: chosen[rank].calls[-1] for rank in result.behind if chosen[rank].calls}
+    crossed = len(last) == len(result.behind) and not any(item.done for item in last.values())
+    did |= {rank: f"{item.name} number {item.seq} of group {item.group}" for rank, item in last.items() if crossed}
+    return Divergence(where, tuple(result.behind), did, differs=False, crossed=crossed)
 
 
 def _apart(last: dict[int, Call], ranks: int) -> Divergence | None:
@@ -258,10 +268,13 @@ def ras_view(snapshot: HangSnapshot, ranks: dict[int, ObservedRank]) -> RasView 
             if rank is not None:
                 dead = process in dead_ones
                 lost[rank] = "NCCL's RAS holds it for dead" if dead else "it did not answer NCCL's RAS in time"
-    communicators = [one for answer in answers for one in answer.communicators]
-    counted = [one for one in communicators if one.ranks]
-    whole = all(one.size == len(one.ranks) and all(rank.counts for rank in one.ranks) for one in counted)
-    differ = any(one.launched() or one.missing_count for one in communicators)
+    communicators = [communicator for answer in answers for communicator in answer.communicators]
+    counted = [communicator for communicator in communicators if communicator.ranks]
+    whole = all(
+        communicator.size == len(communicator.ranks) and all(rank.counts for rank in communicator.ranks)
+        for communicator in counted
+    )
+    differ = any(communicator.launched() or communicator.missing_count for communicator in communicators)
     even = bool(counted) and whole and not differ
     return RasView(_numbered(_behind, communicators, by_pid), lost, even, _numbered(_crossed, communicators, by_pid))
 
@@ -274,13 +287,13 @@ def _numbered(
     tell: Callable[[Launched], Iterator[tuple[RasRank, str]]], communicators: Iterable[Communicator], by_pid: ByPid
 ) -> dict[int, str]:
     """Return the first phrase about each rank, by the number of the rank in the job."""
-    found: dict[int, str] = {}
+    phrases: dict[int, str] = {}
     for communicator in communicators:
         for member, words in tell(communicator.launched()):
             number = _by_pid(member.pid, member.host, by_pid)
             if number is not None:
-                found.setdefault(number, f"{words} in communicator {communicator.hash}")
-    return found
+                phrases.setdefault(number, f"{words} in communicator {communicator.hash}")
+    return phrases
 
 
 def _behind(launched: Launched) -> Iterator[tuple[RasRank, str]]:
@@ -304,11 +317,11 @@ def _crossed(launched: Launched) -> Iterator[tuple[RasRank, str]]:
         for group in groups:
             for member in group.ranks:
                 counts.setdefault(member.rank, []).append(int(group.value))
-    whole = sorted((sum(own), own, rank) for rank, own in counts.items() if len(own) == len(launched))
-    if any(a > b for (_, one, _), (_, other, _) in pairwise(whole) for a, b in zip(one, other, strict=True)):
-        for _, own, rank in whole:
-            told = zip(launched, own, strict=True)
-            yield members[rank], " and ".join(f"{topic} {plural(count, 'time')}" for topic, count in told)
+    whole = sorted((sum(values), values, rank) for rank, values in counts.items() if len(values) == len(launched))
+    if any(a > b for (_, first, _), (_, other, _) in pairwise(whole) for a, b in zip(first, other, strict=True)):
+        for _, values, rank in whole:
+            pairs = zip(launched, values, strict=True)
+            yield members[rank], " and ".join(f"{topic} {plural(count, 'time')}" for topic, count in pairs)
 
 
 DIAGNOSTICS = "diagnostics"
@@ -316,26 +329,26 @@ DIAGNOSTICS = "diagnostics"
 
 
 def _answers(snapshot: HangSnapshot) -> list[RasAnswer]:
-    found: list[RasAnswer] = []
+    answers: list[RasAnswer] = []
     for host in snapshot.hosts:
-        for told in host.ras:
-            for report in told.reports if isinstance(told, Ras) else ():
+        for result in host.ras:
+            for report in result.reports if isinstance(result, Ras) else ():
                 if report.form == DIAGNOSTICS:
                     continue
                 try:
                     # the last cut line may end anywhere; cut JSON can't be read at all
                     lines = report.text if report.form == "json" else report.text.rpartition("\n")[0]
-                    found.append(ras.parse(lines))
+                    answers.append(ras.parse(lines))
                 except (CrowdedError, MalformedAnswerError):  # cut, or not RAS' answer: `gaps` says what is missing
                     continue
-    return found
+    return answers
 
 
 def _ours(answer: RasAnswer, ranks: dict[int, ObservedRank]) -> bool:
     """Return whether an answer from RAS names a process of the job."""
-    pids = {one.job_rank.inner_pid for one in ranks.values()}
-    named = {rank.pid for one in answer.communicators for rank in (*one.ranks, *one.missing)}
-    named |= {rank.pid for one in answer.communicators for group in one.groups for rank in group.ranks}
+    pids = {entry.job_rank.inner_pid for entry in ranks.values()}
+    named = {rank.pid for entry in answer.communicators for rank in (*entry.ranks, *entry.missing)}
+    named |= {rank.pid for entry in answer.communicators for group in entry.groups for rank in group.ranks}
     named |= {process.pid for process in (*answer.dead, *answer.missing)}
     return bool(pids & named)
 
@@ -345,13 +358,13 @@ ByPid = dict[tuple[int, str | None], int]
 
 
 def _pids(snapshot: HangSnapshot, ranks: dict[int, ObservedRank]) -> ByPid:
-    addresses = {one.name: one.node.address for one in snapshot.hosts}
-    found: ByPid = {}
-    for one in ranks.values():
-        pid = one.job_rank.inner_pid
-        found[pid, addresses[one.host]] = one.rank
-        found[pid, None] = -1 if (pid, None) in found else one.rank
-    return found
+    addresses = {entry.name: entry.node.address for entry in snapshot.hosts}
+    pids: ByPid = {}
+    for entry in ranks.values():
+        pid = entry.job_rank.inner_pid
+        pids[pid, addresses[entry.host]] = entry.rank
+        pids[pid, None] = -1 if (pid, None) in pids else entry.rank
+    return pids
 
 
 def _by_pid(pid: int | None, host: str | None, by_pid: ByPid) -> int | None:

@@ -19,26 +19,27 @@ from nccl_doctor.text.shell import line
 def stalled(judged: Judgement) -> Iterator[tuple[str, Finding]]:
     """Yield a finding if connections between ranks have unacknowledged data."""
     evidence = judged.evidence
-    links = evidence.stalled if judged.verdict == "transport" else [one for one in evidence.links if one.stalled]
+    links = evidence.stalled if judged.verdict == "transport" else [link for link in evidence.links if link.stalled]
     if not links:
         return
     ranks = evidence.ranks
-    pairs = {frozenset(ranks[end].host for end in (one.source, one.target) if end in ranks) for one in links}
+    pairs = {frozenset(ranks[end].host for end in (link.source, link.target) if end in ranks) for link in links}
     common = frozenset.intersection(*pairs)  # a host that is part of several failing pairs, all of them, is the odd one
     hosts = tuple(common) if len(pairs) > 1 and len(common) == 1 else tuple(sorted(frozenset.union(*pairs)))
     lines = []
-    for one in links:
-        probed = f"probed {one.last.probes} times without an answer"
-        tried = f"retransmitted {one.last.retransmits} times" if one.last.retransmits else probed
-        ends = f"{_end(evidence, one.source)} -> {_end(evidence, one.target)} {one.last.remote[0]}:{one.last.remote[1]}"
-        lines.append(f"{ends}: {one.last.unsent} bytes not acknowledged, {tried}")
+    for link in links:
+        probed = f"probed {link.last.probes} times without an answer"
+        tried = f"retransmitted {link.last.retransmits} times" if link.last.retransmits else probed
+        address, port = link.last.remote
+        ends = f"{_end(evidence, link.source)} -> {_end(evidence, link.target)} {address}:{port}"
+        lines.append(f"{ends}: {link.last.unsent} bytes not acknowledged, {tried}")
     first = links[0]
     finding = Finding(
         hosts=hosts,
         message=f"The network drops what {_end(evidence, first.source)} sends to {_end(evidence, first.target)} "
         f"({first.last.remote[0]}): the connection is open, but nothing is acknowledged.",
         evidence=(*lines[:MOST_LINES], *places(evidence.present)),
-        facts={"pairs": [[one.source, one.target] for one in links[:64]], "unsent": first.last.unsent},
+        facts={"pairs": [[link.source, link.target] for link in links[:64]], "unsent": first.last.unsent},
         fix=Fix(summary="Test the path between these hosts; the job will not recover before its timeout."),
     )
     yield "link-stalled", finding
@@ -57,8 +58,8 @@ def even(judged: Judgement) -> Iterator[tuple[str, Finding]]:
             "its data does not arrive, or a kernel started before it never ends."
         )
         lines = [
-            f"{host}: {one.name}, {one.busy:g} % busy at {one.power_w:g} of {one.limit_w:g} W"
-            for host, one in evidence.spinning.items()
+            f"{host}: {gpu.name}, {gpu.busy:g} % busy at {gpu.power_w:g} of {gpu.limit_w:g} W"
+            for host, gpu in evidence.spinning.items()
         ]
         summary = (
             "nccl-doctor check finds what hinders GPUs on PCIe (IOMMU, ACS) and known faults of this NCCL; "
@@ -96,7 +97,7 @@ def findings(judged: Judgement) -> list[tuple[str, Finding]]:
         "laggard": (_behind,),
         "not-started": (_not_started,),
     }
-    return [one for maker in makers.get(judged.verdict, ()) for one in maker(judged)]
+    return [finding for maker in makers.get(judged.verdict, ()) for finding in maker(judged)]
 
 
 def sentence(judged: Judgement) -> str:
@@ -105,7 +106,7 @@ def sentence(judged: Judgement) -> str:
     if judged.verdict == "slow":
         if not evidence.waiting:
             return f"The job makes progress: no rank waits for another, and at work: {rank_words(culprits, 4)}."
-        work = "; ".join(f"{named([one])} {doing(one)}" for one in culprits[:4])
+        work = "; ".join(f"{named([culprit])} {doing(culprit)}" for culprit in culprits[:4])
         verb = "is" if len(culprits) == 1 else "are"
         return f"The job makes progress, slowly: {_waiting(judged, 'rank')} for {work}, which {verb} working."
     if judged.verdict == "not-hanging":
@@ -116,19 +117,19 @@ def sentence(judged: Judgement) -> str:
 def _unknown(judged: Judgement) -> str:
     evidence = judged.evidence
     if not evidence.ranks and evidence.rendezvous.works:
-        one = evidence.rendezvous.works[0]
-        return f"No rank is running yet: {one.program} on {one.host} (pid {one.starter.pid}) is starting."
+        process = evidence.rendezvous.works[0]
+        return f"No rank is running yet: {process.program} on {process.host} (pid {process.starter.pid}) is starting."
     if not evidence.ranks:
-        own = "no process of yours with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT"
-        return f"No running job was found: {own}, and no two processes that share a torch store."
+        missing = "no process of yours with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT"
+        return f"No running job was found: {missing}, and no two processes that share a torch store."
     hint = f"; {judged.hint}" if judged.hint else ""
-    watched_s = max((one.interval_s for one in evidence.present), default=0.0)
+    watched_s = max((process.interval_s for process in evidence.present), default=0.0)
     still = f"No rank moved for {watched_s:.0f} s" if watched_s >= 1 else "No rank was seen to move"
     if evidence.unseen:
         return f"{still}; {ranks_of(list(evidence.unseen))} could not be examined."
     if evidence.waiting:
         return f"{still}, and the evidence does not show which rank the others wait for{hint}."
-    if any(one.waits is None for one in evidence.present):
+    if any(process.waits is None for process in evidence.present):
         return f"{still}, and the evidence does not show whether one waits for another{hint}."
     together = len(folded(evidence.present)) == 1
     where = f"all are {doing(evidence.present[0])}" if together else rank_words(evidence.present, 3)
@@ -152,16 +153,16 @@ def _not_started(judged: Judgement) -> Iterator[tuple[str, Finding]]:
 
 def _gone(judged: Judgement) -> Iterator[tuple[str, Finding]]:
     evidence = judged.evidence
-    groups = grouped(((one.why, one.hosts), one.rank) for one in evidence.lost)
-    pids = {one.rank: one.pid for one in evidence.lost}
+    groups = grouped(((entry.why, entry.hosts), entry.rank) for entry in evidence.lost)
+    pids = {entry.rank: entry.pid for entry in evidence.lost}
     parts = []
     for (why, hosts), ranks in groups.items():
         known = [str(pids[rank]) for rank in ranks if pids[rank]]
         shown = f" (pid {', '.join(known)})" if 0 < len(known) <= 4 else ""
         parts.append(f"{ranks_of(ranks)} on {' or '.join(hosts)}{shown} {why}")
-    stopped = any(one.stopped for one in evidence.lost)
+    stopped = any(entry.stopped for entry in evidence.lost)
     waits = f", and {_waiting(judged)} for it in a collective" if evidence.waiting else ""
-    held = [(one.hosts[0], one.pid) for one in evidence.lost if one.stopped and one.pid]
+    held = [(entry.hosts[0], entry.pid) for entry in evidence.lost if entry.stopped and entry.pid]
     commands = (on(host, line("kill -CONT {pid}", pid=pid)) for host, pid in held)
     advice = (
         "Resume it, unless someone is debugging it:"
@@ -170,11 +171,11 @@ def _gone(judged: Judgement) -> Iterator[tuple[str, Finding]]:
         "it exited."
     )
     finding = Finding(
-        hosts=tuple(dict.fromkeys(host for one in evidence.lost for host in one.hosts)),
+        hosts=tuple(dict.fromkeys(host for entry in evidence.lost for host in entry.hosts)),
         message=f"{capital('; '.join(parts[:3]))}{waits}.",
-        evidence=(*(line for one in evidence.lost for line in one.evidence), *places(evidence.present)),
-        facts={"ranks": [one.rank for one in evidence.lost]},
-        details=Details(pids=tuple(one.pid for one in evidence.lost if one.pid)),
+        evidence=(*(line for entry in evidence.lost for line in entry.evidence), *places(evidence.present)),
+        facts={"ranks": [entry.rank for entry in evidence.lost]},
+        details=Details(pids=tuple(entry.pid for entry in evidence.lost if entry.pid)),
         fix=Fix(summary=advice, risk="disruptive" if stopped else "manual", commands=tuple(chain(*commands))),
     )
     yield "rank-gone", finding
@@ -200,8 +201,8 @@ def _outside(judged: Judgement) -> Iterator[tuple[str, Finding]]:
     finding = Finding(
         hosts=_hosts_of(culprits),
         message=f"{capital(where)}{waiting}.",
-        evidence=(*(line for one in culprits[:2] for line in _stack(one)), *places(evidence.waiting)),
-        facts={"ranks": list(judged.culprits), "frames": [one.place.frame for one in culprits if one.place]},
+        evidence=(*(line for member in culprits[:2] for line in _stack(member)), *places(evidence.waiting)),
+        facts={"ranks": list(judged.culprits), "frames": [member.place.frame for member in culprits if member.place]},
         fix=Fix(summary=_advice(culprits[0]) + (_at_work(culprits[0]) if judged.patient else "")),
     )
     yield "rank-outside-nccl", finding
@@ -247,7 +248,7 @@ def _different(judged: Judgement) -> Iterator[tuple[str, Finding]]:
     finding = Finding(
         hosts=_hosts_of(culprits),
         message=message,
-        evidence=(*places(evidence.present), *(line for one in culprits[:1] for line in _stack(one))),
+        evidence=(*places(evidence.present), *(line for culprit in culprits[:1] for line in _stack(culprit))),
         facts={"ranks": list(judged.culprits), "by": by},
         fix=Fix(
             summary="Compare these lines: every rank must make the same calls in the same order, with the same sizes. "
@@ -275,7 +276,7 @@ def _behind(judged: Judgement) -> Iterator[tuple[str, Finding]]:
         hosts=_hosts_of(culprits),
         message=f"{capital(named(culprits))} {words[first.rank]}{where}; the others wait for it.",
         evidence=(*lines[:MOST_LINES], *places(evidence.present)),
-        facts={"ranks": [one.rank for one in culprits]},
+        facts={"ranks": [culprit.rank for culprit in culprits]},
         fix=Fix(summary="Look at what this rank does: the others wait for it."),
     )
     yield "rank-behind", finding
@@ -302,7 +303,7 @@ def gaps(snapshot: HangSnapshot, evidence: HangEvidence) -> tuple[str, ...]:
 
 
 def _ranks_unknown(snapshot: HangSnapshot, evidence: HangEvidence) -> Iterator[str]:
-    if any(one.job_rank.counted for one in evidence.ranks.values()):
+    if any(rank.job_rank.counted for rank in evidence.ranks.values()):
         yield "the rank numbers: no variable holds them, so ranks are numbered here by host and start time"
     jobs = {host.name: host.job for host in snapshot.hosts if host.job is not None}
     blind = {name: job.unnumbered.reason for name, job in jobs.items() if isinstance(job.unnumbered, Unknown)}
@@ -326,25 +327,25 @@ def _ranks_unknown(snapshot: HangSnapshot, evidence: HangEvidence) -> Iterator[s
 
 def _rivals(snapshot: HangSnapshot) -> Iterator[str]:
     """Yield phrases for processes that have the same rank as an examined process."""
-    found = [(host, one) for host in snapshot.hosts for one in host.rivals]
-    for host, one in found[:MOST_RIVALS]:
-        other = next((rank.pid for rank in host.job.ranks if rank.rank == one.rank), None) if host.job else None
-        yield f"pid {one.pid} on {host.name} is also rank {one.rank} and older than pid {other}, which was examined"
-    if len(found) > MOST_RIVALS:
-        yield f"{len(found) - MOST_RIVALS} more such processes"
+    rivals = [(host, rival) for host in snapshot.hosts for rival in host.rivals]
+    for host, rival in rivals[:MOST_RIVALS]:
+        other = next((rank.pid for rank in host.job.ranks if rank.rank == rival.rank), None) if host.job else None
+        yield f"pid {rival.pid} on {host.name} is also rank {rival.rank} and older than pid {other}, which was examined"
+    if len(rivals) > MOST_RIVALS:
+        yield f"{len(rivals) - MOST_RIVALS} more such processes"
 
 
 def _unread(evidence: HangEvidence) -> Iterator[str]:
-    reasons = grouped((one.no_stack, one.rank) for one in evidence.present if one.place is None and one.no_stack)
+    reasons = grouped((rank.no_stack, rank.rank) for rank in evidence.present if rank.place is None and rank.no_stack)
     for reason, ranks in list(reasons.items())[:3]:
         yield f"the stacks of {ranks_of(ranks)}: {reason}"
     problems: dict[str, list[int]] = {}
-    for one in evidence.present:
-        last = one.looks[-1].recorder if one.looks else None
+    for rank in evidence.present:
+        last = rank.looks[-1].recorder if rank.looks else None
         if last is None or isinstance(last, Unknown):
             off = "torch's worker server is off (TORCH_WORKER_SERVER_SOCKET is not set)"
             reason = off if last is None else last.reason
-            problems.setdefault(reason, []).append(one.rank)
+            problems.setdefault(reason, []).append(rank.rank)
     for reason, ranks in list(problems.items())[:2]:
         yield f"the flight recorder of {ranks_of(ranks)}: {reason}"
 
@@ -352,15 +353,15 @@ def _unread(evidence: HangEvidence) -> Iterator[str]:
 def _ras(snapshot: HangSnapshot, evidence: HangEvidence) -> Iterator[str]:
     if not evidence.nccl or evidence.ras is not None:
         return
-    told = [one for host in snapshot.hosts for one in host.ras]
-    if not told:
+    answers = [answer for host in snapshot.hosts for answer in host.ras]
+    if not answers:
         yield "NCCL's RAS: no rank serves it (NCCL before 2.24, or NCCL_RAS_ENABLE=0)"
-    for one in told[:1]:
-        why = one.refused or "its answer does not mention this job" if isinstance(one, Ras) else one.reason
+    for answer in answers[:1]:
+        why = answer.refused or "its answer does not mention this job" if isinstance(answer, Ras) else answer.reason
         yield f"NCCL's RAS: {why}"
 
 
 def _flows(evidence: HangEvidence) -> Iterator[str]:
-    last = [one.looks[-1].flows for one in evidence.present if one.looks]
+    last = [rank.looks[-1].flows for rank in evidence.present if rank.looks]
     for reason in sorted(flows.reason for flows in last if isinstance(flows, Unknown))[:1]:
         yield f"connections: {reason}"

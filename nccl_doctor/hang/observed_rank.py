@@ -72,7 +72,7 @@ class StackPlace:
 def place(threads: Sequence[Thread], pid: int) -> StackPlace | None:
     """Return the main thread's position in the code, or None if the stack is missing."""
     # in a container, the id of a thread may equal the PID that its process has outside
-    known = [one for one in threads if one.name == "MainThread"] or [one for one in threads if one.tid == pid]
+    known = [item for item in threads if item.name == "MainThread"] or [item for item in threads if item.tid == pid]
     main = next(iter(known or threads), None)
     if main is None or not main.frames:
         return None
@@ -167,13 +167,13 @@ class ObservedRank:
     def calls_moved(self) -> int:
         """Number of collectives that the rank issued between the samples, according to its flight recorder."""
         recorders = (look.recorder for look in self.looks)
-        counts = [sum(one.issued.values()) for one in recorders if isinstance(one, Recorded) and one.live]
+        counts = [sum(record.issued.values()) for record in recorders if isinstance(record, Recorded) and record.live]
         return counts[-1] - counts[0] if len(counts) > 1 else 0
 
     @property
     def stepped(self) -> bool:
         """True if the rank was at different lines of the user's code in the first and the last sample."""
-        known = [one for one in self.places if one is not None]
+        known = [position for position in self.places if position is not None]
         return len(known) > 1 and known[0].path != known[-1].path
 
     @property
@@ -196,40 +196,42 @@ def worked(first: RankState, last: RankState, interval_s: float) -> bool:
     if interval_s <= 0:
         return False
     used = [_less(last.cpu_s, first.cpu_s)]
-    wanted = [_less(last.wanted_s[one], first.wanted_s[one]) for one in last.wanted_s if one in first.wanted_s]
+    wanted = [_less(last.wanted_s[item], first.wanted_s[item]) for item in last.wanted_s if item in first.wanted_s]
     moved = [_less(last.io_bytes, first.io_bytes)]
     before = {worker.pid: worker for worker in first.workers}
     for worker in last.workers:
         if worker.pid in before:
             used.append(_less(worker.cpu_s, before[worker.pid].cpu_s))
             moved.append(_less(worker.io_bytes, before[worker.pid].io_bytes))
-    wants = any(one >= WANTING * interval_s for one in wanted)
-    return wants or any(one >= BUSY * interval_s for one in used) or any(one >= READING for one in moved)
+    wants = any(item >= WANTING * interval_s for item in wanted)
+    return wants or any(item >= BUSY * interval_s for item in used) or any(item >= READING for item in moved)
 
 
 def observed_ranks(snapshot: HangSnapshot) -> dict[int, ObservedRank]:
-    found: dict[int, ObservedRank] = {}
+    result: dict[int, ObservedRank] = {}
     for host in snapshot.hosts:
         for rank in host.job.ranks if host.job else ():
-            pairs = [(look.at_s, one) for look in host.looks for one in look.ranks if one.pid == rank.pid]
-            looks = tuple(one for _, one in pairs)
+            pairs = [(look.at_s, item) for look in host.looks for item in look.ranks if item.pid == rank.pid]
+            looks = tuple(item for _, item in pairs)
             stacks = [look.stack for look in looks if look.state is not None]
-            missing = (one.reason for one in stacks if isinstance(one, (Unknown, Skipped)))
-            found[rank.rank] = ObservedRank(
+            missing = (item.reason for item in stacks if isinstance(item, (Unknown, Skipped)))
+            result[rank.rank] = ObservedRank(
                 host=host.name,
                 job_rank=rank,
                 looks=looks,
                 interval_s=pairs[-1][0] - pairs[0][0] if pairs else 0.0,
-                places=tuple(None if isinstance(one, (Unknown, Skipped)) else place(one, rank.pid) for one in stacks),
+                places=tuple(
+                    None if isinstance(item, (Unknown, Skipped)) else place(item, rank.pid) for item in stacks
+                ),
                 no_stack=next(missing, None),
                 states=tuple(look.state for look in looks if isinstance(look.state, RankState)),
             )
-    return dict(sorted(found.items()))
+    return dict(sorted(result.items()))
 
 
 def world_size(ranks: dict[int, ObservedRank]) -> int:
     """Return the number of ranks of the job; 0 if no rank was found."""
-    return max((one.job_rank.world_size for one in ranks.values()), default=0)
+    return max((rank.job_rank.world_size for rank in ranks.values()), default=0)
 
 
 @dataclass(frozen=True)
@@ -257,15 +259,15 @@ class RankLink:
 
 def links(ranks: dict[int, ObservedRank]) -> list[RankLink]:
     """Return the TCP connections of ranks that exist in the first and the last sample, except store connections."""
-    owner = {ends: one.rank for one in ranks.values() for ends, _ in _ends(one, -1)}
-    found = []
-    for one in ranks.values():
-        first = dict(_ends(one, 0))
-        for ends, flow in _ends(one, -1):
-            store = one.job_rank.master_port in (ends[0][1], ends[1][1])
+    owner = {ends: rank.rank for rank in ranks.values() for ends, _ in _ends(rank, -1)}
+    connections = []
+    for rank in ranks.values():
+        first = dict(_ends(rank, 0))
+        for ends, flow in _ends(rank, -1):
+            store = rank.job_rank.master_port in (ends[0][1], ends[1][1])
             if ends in first and not store:
-                found.append(RankLink(one.rank, owner.get((ends[1], ends[0])), first[ends], flow))
-    return found
+                connections.append(RankLink(rank.rank, owner.get((ends[1], ends[0])), first[ends], flow))
+    return connections
 
 
 def _ends(rank: ObservedRank, look: int) -> Iterator[tuple[Endpoints, Flow]]:
@@ -312,15 +314,15 @@ def doing(rank: ObservedRank) -> str:
 
 def folded(ranks: Iterable[ObservedRank]) -> dict[str, tuple[int, ...]]:
     """Return the ranks grouped by activity, with the largest group first."""
-    found = grouped((doing(one), one.rank) for one in ranks)
-    return {words: tuple(numbers) for words, numbers in sorted(found.items(), key=lambda item: -len(item[1]))}
+    groups = grouped((doing(rank), rank.rank) for rank in ranks)
+    return {words: tuple(numbers) for words, numbers in sorted(groups.items(), key=lambda item: -len(item[1]))}
 
 
 def rank_words(ranks: Iterable[ObservedRank], most: int = 6) -> str:
     """Return a phrase such as ``ranks 0-2,4-7 in all_reduce at train.py:26; rank 3 at train.py:17 in step``."""
-    found = folded(ranks)
-    parts = [f"{ranks_of(numbers)} {words}" for words, numbers in list(found.items())[:most]]
-    return "; ".join(parts) + (f"; and {len(found) - most} more places" if len(found) > most else "")
+    groups = folded(ranks)
+    parts = [f"{ranks_of(numbers)} {words}" for words, numbers in list(groups.items())[:most]]
+    return "; ".join(parts) + (f"; and {len(groups) - most} more places" if len(groups) > most else "")
 
 
 def places(ranks: Iterable[ObservedRank]) -> Iterator[str]:
@@ -332,5 +334,5 @@ def named(ranks: Iterable[ObservedRank]) -> str:
     """Return a phrase such as ``rank 3 (node2, pid 4711)``, or only the numbers for more than four ranks."""
     some = list(ranks)
     if len(some) <= 4:
-        return ", ".join(f"rank {one.rank} ({one.host}, pid {one.job_rank.pid})" for one in some)
-    return ranks_of([one.rank for one in some])
+        return ", ".join(f"rank {rank.rank} ({rank.host}, pid {rank.job_rank.pid})" for rank in some)
+    return ranks_of([rank.rank for rank in some])

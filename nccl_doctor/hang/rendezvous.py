@@ -100,30 +100,30 @@ def find_launchers(snapshot: HangSnapshot) -> Rendezvous:
         if host.job is None or host.failure or isinstance(before, Unknown) or isinstance(after, Unknown):
             unseen.append(host.name)
             continue
-        first, last = ({one.pid: one for one in some} for some in (before, after))
-        for pid, one in {**first, **last}.items():
+        first, last = ({entry.pid: entry for entry in some} for some in (before, after))
+        for pid, entry in {**first, **last}.items():
             still = pid in first and pid in last and not _works(first[pid], last[pid], snapshot.interval_s)
-            if (launcher := Waiting(host.name, one)).meets:
+            if (launcher := Waiting(host.name, entry)).meets:
                 (waiting if still else works).append(launcher)
         if not first and not last:
             absent.append(host.name)
     some = _largest_job(waiting)
     # the minimum is there, and "MIN:MAX" lets them wait for more
-    ranged = some and _all_there(some) and any(":" in one.option("nnodes") for one in some)
-    if ranged and min(one.starter.age_s for one in some) < LAST_CALL_S:
+    ranged = some and _all_there(some) and any(":" in entry.option("nnodes") for entry in some)
+    if ranged and min(entry.starter.age_s for entry in some) < LAST_CALL_S:
         some, works = (), [*works, *some]
     return Rendezvous(some, tuple(works), tuple(absent), tuple(unseen))
 
 
 def _largest_job(waiting: list[Waiting]) -> tuple[Waiting, ...]:
     """Return the launchers of the largest job, and of incomplete jobs on other hosts that may be parts of that job."""
-    groups = sorted(grouped((one.meeting, one) for one in waiting).values(), key=lambda some: -len(some))
-    found: list[Waiting] = []
+    groups = sorted(grouped((entry.meeting, entry) for entry in waiting).values(), key=lambda some: -len(some))
+    result: list[Waiting] = []
     for some in groups:
-        taken = {one.host for one in found}
-        if not found or not (_all_there(some) or _all_there(found) or any(one.host in taken for one in some)):
-            found += some
-    return tuple(found)
+        taken = {entry.host for entry in result}
+        if not result or not (_all_there(some) or _all_there(result) or any(entry.host in taken for entry in some)):
+            result += some
+    return tuple(result)
 
 
 def _all_there(some: Sequence[Waiting]) -> bool:
@@ -143,7 +143,7 @@ def find_launchers_fault(rendezvous: Rendezvous) -> RendezvousFault | None:
     if not some or rendezvous.works:
         return None
     reason = _different(some) or _same_number(some) or _too_few(rendezvous) or _at_store(some)
-    lines, pids = tuple(one.line for one in some[:MOST_LINES]), tuple(one.starter.pid for one in some)
+    lines, pids = tuple(entry.line for entry in some[:MOST_LINES]), tuple(entry.starter.pid for entry in some)
     return replace(reason, evidence=lines, pids=pids)
 
 
@@ -153,13 +153,13 @@ def _different(some: tuple[Waiting, ...]) -> RendezvousFault | None:
     Addresses are not compared, because a machine may have several addresses.
     """
     options: dict[str, Callable[[Waiting], str]] = {
-        "--nnodes": lambda one: one.option("nnodes", "1"),
-        "--rdzv_backend": lambda one: one.backend,
-        "--rdzv_id": lambda one: one.option("rdzv_id", "none"),
-        "the port": lambda one: one.place[1],
+        "--nnodes": lambda launcher: launcher.option("nnodes", "1"),
+        "--rdzv_backend": lambda launcher: launcher.backend,
+        "--rdzv_id": lambda launcher: launcher.option("rdzv_id", "none"),
+        "the port": lambda launcher: launcher.place[1],
     }
     for option, value in options.items():
-        groups = grouped((value(one), one.host) for one in some)
+        groups = grouped((value(launcher), launcher.host) for launcher in some)
         if len(groups) > 1:
             by_size = sorted(groups.items(), key=lambda item: -len(item[1]))
             words = ", ".join(f"{value} on {fold(hosts)}" for value, hosts in by_size[:4])
@@ -171,13 +171,13 @@ def _different(some: tuple[Waiting, ...]) -> RendezvousFault | None:
 
 def _same_number(some: tuple[Waiting, ...]) -> RendezvousFault | None:
     """Return the fault if launchers have the same node rank; without ``--node_rank``, every node has rank 0."""
-    if any(one.backend != STATIC for one in some):
+    if any(entry.backend != STATIC for entry in some):
         return None
-    groups = grouped((one.option("node_rank", "0"), one.host) for one in some)
+    groups = grouped((entry.option("node_rank", "0"), entry.host) for entry in some)
     for number, hosts in groups.items():
         if len(hosts) > 1:
-            given = all("node_rank" in one.starter.asked for one in some if one.option("node_rank", "0") == number)
-            words = "" if given else ", the default"
+            flag = all("node_rank" in entry.starter.asked for entry in some if entry.option("node_rank", "0") == number)
+            words = "" if flag else ", the default"
             where = tuple(dict.fromkeys(hosts))
             who = f"{fold(where)} all" if len(where) > 1 else f"{len(hosts)} launchers on {where[0]}"
             message = f"{who} have --node_rank {number}{words}."
@@ -189,7 +189,7 @@ def _too_few(rendezvous: Rendezvous) -> RendezvousFault | None:
     some, nodes = rendezvous.waiting, rendezvous.waiting[0].nodes
     if len(some) >= nodes:
         return None
-    program, where = some[0].program, fold(dict.fromkeys(one.host for one in some))
+    program, where = some[0].program, fold(dict.fromkeys(launcher.host for launcher in some))
     message = f"{program} on {where} waits for {nodes} nodes"
     if rendezvous.absent:
         message += f"; none runs on {fold(rendezvous.absent)}"
@@ -199,24 +199,24 @@ def _too_few(rendezvous: Rendezvous) -> RendezvousFault | None:
         message += f", and {plural(len(some), 'node')} {'was' if len(some) == 1 else 'were'} started on the hosts here"
     start = f"Start it there, too{_missing_number(some)}. If it was started, its output shows why it exited."
     advice = start if rendezvous.absent else f"Start the other nodes, too{_missing_number(some)}, or lower --nnodes."
-    hosts = rendezvous.absent or rendezvous.unseen or tuple(dict.fromkeys(one.host for one in some))
+    hosts = rendezvous.absent or rendezvous.unseen or tuple(dict.fromkeys(launcher.host for launcher in some))
     return RendezvousFault(hosts, f"{message}.", advice)
 
 
 def _missing_number(some: tuple[Waiting, ...]) -> str:
-    if any(one.backend != STATIC for one in some) or some[0].nodes > len(some) + 1:
+    if any(launcher.backend != STATIC for launcher in some) or some[0].nodes > len(some) + 1:
         return ""
-    missing = set(map(str, range(some[0].nodes))) - {one.option("node_rank", "0") for one in some}
+    missing = set(map(str, range(some[0].nodes))) - {launcher.option("node_rank", "0") for launcher in some}
     return f", with --node_rank {next(iter(missing))}" if len(missing) == 1 else ""
 
 
 def _at_store(some: tuple[Waiting, ...]) -> RendezvousFault:
     """Return the fault if all launchers are present, depending on which launchers are connected to the store."""
-    away = [one for one in some if not one.connected]
+    away = [launcher for launcher in some if not launcher.connected]
     # other stores, such as etcd, are only contacted now and then
-    if not away or len(away) == len(some) or any(one.backend not in PORTS for one in some):
+    if not away or len(away) == len(some) or any(launcher.backend not in PORTS for launcher in some):
         away = list(some)
-    hosts = tuple(dict.fromkeys(one.host for one in away))
+    hosts = tuple(dict.fromkeys(launcher.host for launcher in away))
     address, port = away[0].place
     advice = f"`nccl-doctor check` with --master-port {port}"
     if len(away) == len(some):
@@ -254,18 +254,20 @@ def find_ranks_fault(snapshot: HangSnapshot, ranks: dict[int, ObservedRank]) -> 
 
 def _elsewhere(snapshot: HangSnapshot, ranks: dict[int, ObservedRank], missing: set[int]) -> RendezvousFault | None:
     """Return the fault if missing ranks were started for a different job or rendezvous."""
-    if any(one.place is not None and not one.place.starts for one in ranks.values() if not one.gone):
+    if any(rank.place is not None and not rank.place.starts for rank in ranks.values() if not rank.gone):
         return None
-    one = next(iter(ranks.values())).job_rank
+    rank = next(iter(ranks.values())).job_rank
     groups: dict[str, list[tuple[str, JobRank]]] = {}
     for host in snapshot.hosts:
         for stray in host.misnumbered_ranks:
             variables = {
-                "MASTER_ADDR": (stray.master_addr, one.master_addr),
-                "MASTER_PORT": (stray.master_port, one.master_port),
-                "WORLD_SIZE": (stray.world_size, one.world_size),
+                "MASTER_ADDR": (stray.master_addr, rank.master_addr),
+                "MASTER_PORT": (stray.master_port, rank.master_port),
+                "WORLD_SIZE": (stray.world_size, rank.world_size),
             }
-            differ = [f"{name} {its}, the others with {ours}" for name, (its, ours) in variables.items() if its != ours]
+            differ = [
+                f"{name} {value}, the others with {ours}" for name, (value, ours) in variables.items() if value != ours
+            ]
             if differ and stray.rank in missing:
                 groups.setdefault(" and ".join(differ), []).append((host.name, stray))
     if not groups:
@@ -285,8 +287,8 @@ def _elsewhere(snapshot: HangSnapshot, ranks: dict[int, ObservedRank], missing: 
 
 def _twice(snapshot: HangSnapshot, missing: set[int]) -> RendezvousFault | None:
     """Return the fault if two processes have the same rank while another rank is missing."""
-    found = grouped((rank.rank, (host.name, rank)) for host in snapshot.hosts if host.job for rank in host.job.ranks)
-    double = {number: some for number, some in found.items() if len(some) > 1}
+    by_rank = grouped((rank.rank, (host.name, rank)) for host in snapshot.hosts if host.job for rank in host.job.ranks)
+    double = {number: some for number, some in by_rank.items() if len(some) > 1}
     if not double or len(missing) < len(double) or any(host.failure for host in snapshot.hosts):
         return None
     first = min(double)
@@ -303,27 +305,27 @@ def _twice(snapshot: HangSnapshot, missing: set[int]) -> RendezvousFault | None:
 
 def _without_store(ranks: dict[int, ObservedRank]) -> RendezvousFault | None:
     """Return the fault if all ranks wait in ``init_process_group`` and some are not connected to the store."""
-    some = [one for one in ranks.values() if not one.gone]
-    if not all(one.place is not None and one.place.starts and one.looks for one in some):
+    some = [rank for rank in ranks.values() if not rank.gone]
+    if not all(rank.place is not None and rank.place.starts and rank.looks for rank in some):
         return None
-    reached = {one.rank: _reaches_store(one) for one in some}
-    away = [one for one in some if reached[one.rank] is False]
+    reached = {rank.rank: _reaches_store(rank) for rank in some}
+    away = [rank for rank in some if reached[rank.rank] is False]
     if not away or len(away) == len(some) or None in reached.values():
         return None
     at = f"{away[0].job_rank.master_addr}:{away[0].job_rank.master_port}"
-    home = {one.host for one in some if reached[one.rank]}
-    hosts = tuple(dict.fromkeys(one.host for one in away))
+    home = {rank.host for rank in some if reached[rank.rank]}
+    hosts = tuple(dict.fromkeys(rank.host for rank in away))
     if len(home) == 1 and len(hosts) > 1:
         subject, hosts = f"Only ranks on {fold(home)} reach", tuple(home)
     else:
-        numbers = ranks_of([one.rank for one in away])
+        numbers = ranks_of([rank.rank for rank in away])
         subject = f"{capital(numbers)} on {fold(hosts)} {'does' if len(away) == 1 else 'do'} not reach"
     return RendezvousFault(
-        ranks=tuple(one.rank for one in away),
+        ranks=tuple(rank.rank for rank in away),
         hosts=hosts,
         message=f"{subject} the ranks' store at {at}: all wait in init_process_group.",
         advice=f"`nccl-doctor check` with --master-port {away[0].job_rank.master_port} finds the cause.",
-        evidence=tuple(_line(one.host, one.job_rank) for one in away[:MOST_LINES]),
+        evidence=tuple(_line(rank.host, rank.job_rank) for rank in away[:MOST_LINES]),
     )
 
 

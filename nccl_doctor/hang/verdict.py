@@ -48,13 +48,13 @@ def _judge(evidence: HangEvidence, *, patient: bool) -> Judgement:
         started = evidence.rendezvous.works or not evidence.rendezvous.waiting
         return Judgement("unknown" if started else "not-started", (), evidence)
     for step in _STEPS:
-        found = step(evidence)
-        is_busy = found is not None and found.verdict == "slow"
+        judgement = step(evidence)
+        is_busy = judgement is not None and judgement.verdict == "slow"
         if is_busy and not patient and _all_others_wait(evidence):
-            outside = tuple(one.rank for one in evidence.outside)
+            outside = tuple(member.rank for member in evidence.outside)
             return Judgement("outside-nccl", outside, evidence)
-        if found is not None and not (patient and _is_unawaited(found)):
-            return found
+        if judgement is not None and not (patient and _is_unawaited(judgement)):
+            return judgement
     # If nothing is certain, look first at the few ranks that differ from most.
     hint, groups = "", list(folded(evidence.present).values())
     if len(groups) > 1 and len(groups[0]) * 2 > len(evidence.present):
@@ -87,17 +87,17 @@ def _gone(evidence: HangEvidence) -> Judgement | None:
 
     If the job still advances, at least one missing rank must be known by its process or its host.
     """
-    sure = [one for one in evidence.lost if one.rank in evidence.ranks or len(one.hosts) == 1]
+    sure = [rank for rank in evidence.lost if rank.rank in evidence.ranks or len(rank.hosts) == 1]
     if not evidence.lost or (evidence.moves and not sure):
         return None
-    return Judgement("gone", tuple(one.rank for one in evidence.lost), evidence)
+    return Judgement("gone", tuple(rank.rank for rank in evidence.lost), evidence)
 
 
 def _moves(evidence: HangEvidence) -> Judgement | None:
     if not evidence.moves:
         return None
     # outside any collective in every sample, while most others were in one from the first sample on
-    places = {one.rank: one.places for one in evidence.present}
+    places = {member.rank: member.places for member in evidence.present}
     late = [rank for rank, some in places.items() if len(some) > 1 and all(at and not at.waits for at in some)]
     others = [some[0].waits for rank, some in places.items() if rank not in late and some and some[0]]
     if late and len(evidence.waiting) > len(late) and sum(others) * 2 > len(others):
@@ -114,13 +114,13 @@ def _transport(evidence: HangEvidence) -> Judgement | None:
 
 def _works(evidence: HangEvidence) -> Judgement | None:
     """Return the verdict that other ranks wait for a working rank, for example during a checkpoint."""
-    busy = [one for one in evidence.outside if one.works or one.stepped]
+    busy = [rank for rank in evidence.outside if rank.works or rank.stepped]
     if not evidence.nccl:  # their ranks use the CPU while they wait, too
         computes = [
-            one for one in evidence.waiting if one.place and one.place.kind in (Activity.BACKWARD, Activity.SYNC)
+            rank for rank in evidence.waiting if rank.place and rank.place.kind in (Activity.BACKWARD, Activity.SYNC)
         ]
-        busy += [one for one in computes if one.works]
-    return Judgement("slow", tuple(one.rank for one in busy), evidence) if busy else None
+        busy += [rank for rank in computes if rank.works]
+    return Judgement("slow", tuple(rank.rank for rank in busy), evidence) if busy else None
 
 
 def _different(evidence: HangEvidence) -> Judgement | None:
@@ -136,13 +136,13 @@ def _outside(evidence: HangEvidence) -> Judgement | None:
     outside = evidence.outside
     # If most ranks are at their own lines, for example in ``work.wait()`` or ``.item()``, it is unknown which ones
     # wait: C++ leaves no frame, and a minority in a collective may be the ranks that are ahead.
-    bare = [one for one in outside if one.place is not None and not one.place.called]
-    in_doubt = len(bare) > len(evidence.waiting) and len({doing(one) for one in bare}) < len(bare)
+    bare = [rank for rank in outside if rank.place is not None and not rank.place.called]
+    in_doubt = len(bare) > len(evidence.waiting) and len({doing(rank) for rank in bare}) < len(bare)
     if outside and evidence.waiting and not in_doubt:
-        return Judgement("outside-nccl", tuple(one.rank for one in outside), evidence)
-    plain = [one for one in outside if one.in_kernel or (one.place and one.place.kind is Activity.LOADER)]
+        return Judgement("outside-nccl", tuple(rank.rank for rank in outside), evidence)
+    plain = [rank for rank in outside if rank.in_kernel or (rank.place and rank.place.kind is Activity.LOADER)]
     if plain:
-        return Judgement("outside-nccl", tuple(one.rank for one in plain), evidence)
+        return Judgement("outside-nccl", tuple(rank.rank for rank in plain), evidence)
     return None
 
 
@@ -167,8 +167,8 @@ def _apart(evidence: HangEvidence) -> Judgement | None:
     # with NCCL a rank may be at a later line while its GPU is in the same collective: there lines prove nothing
     if evidence.nccl or evidence.unseen or not all_wait:
         return None
-    by_place = grouped((str(one.place), one.rank) for one in evidence.waiting)
-    if len(by_place) < 2 or any(one.place is None for one in evidence.waiting):
+    by_place = grouped((str(member.place), member.rank) for member in evidence.waiting)
+    if len(by_place) < 2 or any(member.place is None for member in evidence.waiting):
         return None
     most = max(by_place.values(), key=len)
     odd = sorted(rank for ranks in by_place.values() if ranks is not most for rank in ranks)
@@ -178,7 +178,7 @@ def _apart(evidence: HangEvidence) -> Judgement | None:
 def _even(evidence: HangEvidence) -> Judgement | None:
     """Return the transport verdict if all ranks made the same calls or if GPUs busy-wait at the same position."""
     counted = evidence.ras is not None and evidence.ras.even
-    spins = evidence.nccl and evidence.spinning and len({str(one.place) for one in evidence.waiting}) == 1
+    spins = evidence.nccl and evidence.spinning and len({str(rank.place) for rank in evidence.waiting}) == 1
     if (
         (counted or spins)
         and not evidence.unseen

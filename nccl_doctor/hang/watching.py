@@ -57,10 +57,10 @@ class JobProgress:
 
     def feed(self, sample: HangSnapshot, now: float) -> WatchState:
         before, self._last = self._last, sample
-        found = {(host.name, rank.pid, rank.rank) for host in sample.hosts if host.job for rank in host.job.ranks}
-        if not found and (starters := set(_starters(sample))):
+        processes = {(host.name, rank.pid, rank.rank) for host in sample.hosts if host.job for rank in host.job.ranks}
+        if not processes and (starters := set(_starters(sample))):
             return "ending" if starters <= self.launchers else self._wait_for_ranks(now)
-        if not found:
+        if not processes:
             # a host that can't be observed may be the one that the others wait for
             self._last = before if any(host.failure for host in sample.hosts) else None
             return "blind" if self._last is not None or any(host.failure for host in sample.hosts) else "no-job"
@@ -71,15 +71,15 @@ class JobProgress:
             if before
             else set()
         )
-        is_new = not known & found
+        is_new = not known & processes
         if is_new:
-            self._begin_anew(now, {rank for *_, rank in found})
+            self._begin_anew(now, {rank for *_, rank in processes})
         self.launchers.update(_launchers(sample))
         if is_new:
             return "new-job"
         assert before is not None
         both = gather_evidence(paired(before, sample))
-        moved = {number for number, one in both.ranks.items() if _moved(one, both)}
+        moved = {number for number, member in both.ranks.items() if _moved(member, both)}
         self.ranks = {number: now if number in moved else self.ranks.get(number, now) for number in both.ranks}
         if self._advances(both, before, sample):
             self.since, self.samples = now, 0
@@ -116,22 +116,22 @@ class JobProgress:
         if both.moves or counted_calls(sample) > counted_calls(before) > 0:
             return True
         # all of them compute, compile or read, and none waits for another; without stacks this is unknown
-        known = all(one.waits is not None for one in both.present)
-        nobody_waits = known and not any(one.waits for one in both.present)
-        return nobody_waits and any(one.works or one.stepped for one in both.present) and not both.nccl
+        known = all(rank.waits is not None for rank in both.present)
+        nobody_waits = known and not any(rank.waits for rank in both.present)
+        return nobody_waits and any(rank.works or rank.stepped for rank in both.present) and not both.nccl
 
 
 def _starters(sample: HangSnapshot) -> Iterator[tuple[str, int]]:
     for host in sample.hosts:
         if host.job is not None and not isinstance(host.job.starters, Unknown):
-            yield from ((host.name, one.pid) for one in host.job.starters)
+            yield from ((host.name, starter.pid) for starter in host.job.starters)
 
 
 def _launchers(sample: HangSnapshot) -> Iterator[tuple[str, int]]:
     for host in sample.hosts:
         ranks = {rank.pid for rank in host.job.ranks} if host.job is not None else set()
         launchers = host.job.launchers if host.job is not None else ()
-        yield from ((host.name, one.pid) for one in launchers if ranks & {*one.children, *one.defunct})
+        yield from ((host.name, parent.pid) for parent in launchers if ranks & {*parent.children, *parent.defunct})
 
 
 def _moved(rank: ObservedRank, both: HangEvidence) -> bool:
@@ -216,9 +216,9 @@ class JobWatch:
         """Add a sample; ``now`` is in seconds on the watcher's clock."""
         before, self._last = self._last, sample
         state = self._state = self.progress.feed(sample, now)
-        found = {rank.rank: (host, rank) for host, rank in found_ranks(sample)}
-        self.ranks = found if state == "new-job" else self.ranks | found
-        self.present_at = now if found else self.present_at
+        ranks = {rank.rank: (host, rank) for host, rank in found_ranks(sample)}
+        self.ranks = ranks if state == "new-job" else self.ranks | ranks
+        self.present_at = now if ranks else self.present_at
         self.in_doubt = state != "moves"
         if state == "no-job" or (state == "ending" and now - self.present_at >= max(self._after_s, LEAVING_S)):
             self._why = "end"

@@ -134,7 +134,7 @@ class Inventory:
             if key not in handed_down:
                 givers_down = [self.groups[name] for name in sorted(key, key=order.__getitem__)]
                 layers = [*(group.variables for group in givers_down), *(group.filed for group in givers_down)]
-                handed_down[key] = {name: said for layer in layers for name, said in layer.items()}
+                handed_down[key] = {name: value for layer in layers for name, value in layer.items()}
             entries.append(_entry(Sourced(host, place), variables, handed_down[key]))
         return ParsedInventory(self.place, entries)
 
@@ -159,11 +159,11 @@ class Inventory:
         return {name: (depth[name], name) for name in depth}
 
     def _circle(self, stuck: list[str]) -> DoctorError:
-        seen: dict[str, str] = {}
+        parents: dict[str, str] = {}
         name = stuck[0]
-        while name not in seen:
-            seen[name] = next((g for g in stuck if name in self.groups[g].children), "")
-            name = seen[name] or name
+        while name not in parents:
+            parents[name] = next((g for g in stuck if name in self.groups[g].children), "")
+            name = parents[name] or name
         place = next(group.children[name] for group in self.groups.values() if name in group.children)
         return place.error(f"the group {quoted(name)} stands within itself; take it out of its own children")
 
@@ -186,8 +186,8 @@ def _entry(name: Sourced[str], variables: AnsibleVariables, shared: AnsibleVaria
 
 
 def _settings(variables: AnsibleVariables, inherited: AnsibleVariables) -> Settings:
-    said = [each for name in ARGUMENTS if (each := _checked(inherited, (name,), values.ssh_options))]
-    options = [option for each in said for option in each.value]
+    arguments = [each for name in ARGUMENTS if (each := _checked(inherited, (name,), values.ssh_options))]
+    options = [option for each in arguments for option in each.value]
     python = _checked(variables, _PYTHON, values.python)
     own_search = python is not None and python.value.startswith("auto")  # auto, auto_silent, auto_legacy
     return Settings(
@@ -195,24 +195,24 @@ def _settings(variables: AnsibleVariables, inherited: AnsibleVariables) -> Setti
         user=_checked(variables, _USER, values.user),
         port=_checked(variables, _PORT, values.port),
         identity_file=_checked(variables, _KEY, values.path),
-        ssh_options=Sourced(tuple(options), said[0].place) if options else None,
+        ssh_options=Sourced(tuple(options), arguments[0].place) if options else None,
     )
 
 
 def _checked(
     variables: AnsibleVariables, names: Iterable[str], check: Callable[[str, SourceLocation], T]
 ) -> Sourced[T] | None:
-    said = _first(variables, names)
-    return None if said is None else Sourced(check(said.value, said.place), said.place)
+    setting = _first(variables, names)
+    return None if setting is None else Sourced(check(setting.value, setting.place), setting.place)
 
 
 def _first(variables: AnsibleVariables, names: Iterable[str]) -> Sourced[str] | None:
     for name in names:
-        said = variables.get(name)
-        if said is not None:
-            if "{{" in said.value or "{%" in said.value:
-                raise said.place.error(f"{name} holds a template, which only Ansible can fill in; write the value")
-            return said
+        setting = variables.get(name)
+        if setting is not None:
+            if "{{" in setting.value or "{%" in setting.value:
+                raise setting.place.error(f"{name} holds a template, which only Ansible can fill in; write the value")
+            return setting
     return None
 
 
@@ -318,8 +318,8 @@ def _group(name: str, place: SourceLocation, tree: Tree, inventory: Inventory) -
             group.variables.update(wanted(contents, f"group {quoted(name)}"))
         elif part == "hosts":
             for pattern, (host_place, variables) in contents.items():
-                own = wanted(as_mapping(variables, f"the host {quoted(pattern)}"), "")
-                inventory.add(group, pattern, host_place, own)
+                host_variables = wanted(as_mapping(variables, f"the host {quoted(pattern)}"), "")
+                inventory.add(group, pattern, host_place, host_variables)
         else:
             for child, (child_place, subtree) in contents.items():
                 group.children[child] = child_place

@@ -41,10 +41,10 @@ def build(
             first = settings[entry.name.value][0].name.place.line
             twice = f"host {quoted(entry.name.value)} is listed twice{f' (first on line {first})' if first else ''}"
             raise entry.name.place.error(f"{twice}; keep one, or give one machine that is two nodes two names")
-        given = _settle_devices(entry.own.over(entry.shared), entry)
-        if (ranks := given.nproc_per_node) and ranks.value and (devices := given.cuda_visible_devices):
+        host_settings = _settle_devices(entry.own.over(entry.shared), entry)
+        if (ranks := host_settings.nproc_per_node) and ranks.value and (devices := host_settings.cuda_visible_devices):
             refuse_more_ranks_than_gpus(entry.name.value, ranks.value, devices.value, ranks.place)
-        settings[entry.name.value] = entry, given
+        settings[entry.name.value] = entry, host_settings
     local = {entry.name.value: _why_local(entry, here) for entry in parsed.entries}
     _refuse_shared_gpus(settings, local)
     there = {*settings, *(entry.address.value for entry in parsed.entries)}
@@ -83,12 +83,12 @@ def _settle_devices(settings: Settings, entry: Entry) -> Settings:
     if DEVICES not in settings.env:
         return settings
     env = dict(settings.env)
-    given = env.pop(DEVICES)
+    variable = env.pop(DEVICES)
     if entry.own.cuda_visible_devices and DEVICES in entry.own.env:
-        raise given.place.error(f"{DEVICES} in env repeats cuda_visible_devices; keep one of them")
+        raise variable.place.error(f"{DEVICES} in env repeats cuda_visible_devices; keep one of them")
     if settings.cuda_visible_devices:
         return replace(settings, env=env)
-    devices = Sourced(values.devices(given.value, given.place), given.place)
+    devices = Sourced(values.devices(variable.value, variable.place), variable.place)
     return replace(settings, env=env, cuda_visible_devices=devices)
 
 
@@ -112,30 +112,30 @@ def _why_local(entry: Entry, here: ThisMachine) -> str | None:
 
 def _refuse_shared_gpus(settings: SettledHosts, local: dict[str, str | None]) -> None:
     machines: dict[tuple[object, ...], list[tuple[Entry, Settings]]] = {}
-    for name, (entry, given) in settings.items():
+    for name, (entry, config) in settings.items():
         if entry.access:  # an engine gives each host its own
             continue
         # Another port is another sshd: usually in a container, whose GPUs can't be told apart from here.
-        way = ("here",) if local[name] else (canonical(entry.address.value), given.port.value if given.port else None)
-        machines.setdefault((*way, given.inside and given.inside.value), []).append((entry, given))
+        way = ("here",) if local[name] else (canonical(entry.address.value), config.port.value if config.port else None)
+        machines.setdefault((*way, config.inside and config.inside.value), []).append((entry, config))
     for nodes in machines.values():
         if len(nodes) > values.MAX_NPROC:
             place = nodes[values.MAX_NPROC][0].name.place
             raise place.error(f"more than {values.MAX_NPROC} nodes on one machine, which can't have that many GPUs")
-        for index, (entry, given) in enumerate(nodes):
+        for index, (entry, config) in enumerate(nodes):
             for other, other_given in nodes[:index]:
                 both = f"{quoted(entry.name.value)} and {quoted(other.name.value)} are the same machine"
-                own, its = given.cuda_visible_devices, other_given.cuda_visible_devices
-                if not own or not its:
-                    lacking = other if own else entry
+                devices, other_devices = config.cuda_visible_devices, other_given.cuda_visible_devices
+                if not devices or not other_devices:
+                    lacking = other if devices else entry
                     raise lacking.name.place.error(f"{both}; set cuda_visible_devices on each, to GPUs of its own")
-                if shared := ", ".join(values.shared_devices(own.value, its.value)):
-                    raise own.place.error(f"{both}, and both use GPU {shared}; give each GPUs of its own")
+                if shared := ", ".join(values.shared_devices(devices.value, other_devices.value)):
+                    raise devices.place.error(f"{both}, and both use GPU {shared}; give each GPUs of its own")
 
 
 def _node(rank: int, entry: Entry, given: Settings, local: str | None, origins: dict[str, str]) -> Node:
     name = entry.name.value
-    said: dict[str, Sourced[Any] | str | None] = {
+    sources: dict[str, Sourced[Any] | str | None] = {
         "name": entry.name,
         "address": entry.address,
         "python": given.python or "default",
@@ -149,7 +149,7 @@ def _node(rank: int, entry: Entry, given: Settings, local: str | None, origins: 
         "inside.name": given.inside,
         **{f"env.{variable}": value for variable, value in given.env.items()},
     }
-    for key, value in said.items():
+    for key, value in sources.items():
         if value:
             origins[f"{name}.{key}"] = value if isinstance(value, str) else str(value.place)
     if local:
@@ -202,12 +202,12 @@ class Overrides:
         }
         login = {name: value for name, value in login.items() if value}
         inside = () if self.inside is None else (self._container(self.inside),)
-        env = dict(self._variable(one) for one in self.env)
-        given = dict.fromkeys(env, "--env") | dict.fromkeys(self.line, LAUNCH_LINE)
+        env = dict(self._variable(item) for item in self.env)
+        env_sources = dict.fromkeys(env, "--env") | dict.fromkeys(self.line, LAUNCH_LINE)
         env |= {values.variable(name, _place(LAUNCH_LINE)): value for name, value in self.line.items()}
         devices = env.pop(DEVICES, None)
         if devices is not None:  # stored in one place from here on, as in a hosts file
-            devices = values.devices(devices, _place(given[DEVICES]))
+            devices = values.devices(devices, _place(env_sources[DEVICES]))
         origins = dict(cluster.origins)
         whole: dict[str, object] = {}
         if self.master_port:
@@ -223,19 +223,19 @@ class Overrides:
             update = {name: value for name, value in update.items() if value}
             origins |= {f"{node.name}.{name}": f"--{name.replace('_', '-')}" for name in update}
             origins |= {f"{node.name}.ssh.{name}": f"--{name}" for name in login}
-            origins |= {f"{node.name}.env.{name}": given[name] for name in env}
+            origins |= {f"{node.name}.env.{name}": env_sources[name] for name in env}
             if devices is not None:
                 update["cuda_visible_devices"] = devices
-                origins[f"{node.name}.cuda_visible_devices"] = given[DEVICES]
+                origins[f"{node.name}.cuda_visible_devices"] = env_sources[DEVICES]
             ways = access(replace(node.options(SshOptions), **login), *inside)
-            origins |= {f"{node.name}.inside.{name}": "--inside" for one in inside for name in vars(one)}
-            own = {**node.env_origins, **given}
-            update |= {"access": {**node.access, **ways}, "env": {**node.env, **env}, "env_origins": own}
+            origins |= {f"{node.name}.inside.{name}": "--inside" for item in inside for name in vars(item)}
+            env_origins = {**node.env_origins, **env_sources}
+            update |= {"access": {**node.access, **ways}, "env": {**node.env, **env}, "env_origins": env_origins}
             nodes.append(node.model_copy(update=update))
             if nproc or devices:
                 count, visible = nodes[-1].nproc_per_node, nodes[-1].cuda_visible_devices
                 refuse_more_ranks_than_gpus(
-                    node.name, count, visible, _place("--nproc-per-node" if nproc else given[DEVICES])
+                    node.name, count, visible, _place("--nproc-per-node" if nproc else env_sources[DEVICES])
                 )
         return cluster.model_copy(update={**whole, "nodes": tuple(nodes), "origins": origins})
 
@@ -286,12 +286,12 @@ def this_machine() -> ThisMachine:
 def own_addresses() -> frozenset[str]:
     import netifaces
 
-    found = set()
+    result = set()
     for interface in netifaces.interfaces():
         addresses = netifaces.ifaddresses(interface)  # empty if it was removed after it was listed
         for family in (netifaces.InterfaceType.AF_INET, netifaces.InterfaceType.AF_INET6):
-            found |= {canonical(entry["addr"]) for entry in addresses.get(family, []) if "addr" in entry}
-    return frozenset(found)
+            result |= {canonical(entry["addr"]) for entry in addresses.get(family, []) if "addr" in entry}
+    return frozenset(result)
 
 
 def canonical(named: str) -> str:

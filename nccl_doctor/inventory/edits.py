@@ -83,9 +83,9 @@ def with_env(text: str, variables: Mapping[str, str | None], source: str) -> str
     """Return the text of a hosts file with variables set for all hosts, without variables whose value is None."""
     place, names = SourceLocation(source), frozenset(variables)
     rest = _rest_of(text, place, names, "variables")
-    own = _set_by_hosts(parse(text, place)) & names
-    if own:
-        raise place.error(f"a host has {fold(sorted(own))} in an env of its own, which wins; change it there")
+    conflicts = _set_by_hosts(parse(text, place)) & names
+    if conflicts:
+        raise place.error(f"a host has {fold(sorted(conflicts))} in an env of its own, which wins; change it there")
     changed = text
     for name, value in variables.items():
         changed = _without_variable(changed, name) if value is None else _with_variable(changed, name, value)
@@ -144,8 +144,8 @@ def _with_variable(text: str, name: str, value: str) -> str:
         if not isinstance(start, MappingStartEvent):  # "env:" with nothing after it
             return text
         inner = _inside(text, start)
-        for own, old in zip(inner[::2], inner[1::2], strict=True):
-            if isinstance(own, ScalarEvent) and own.value == name and isinstance(old, ScalarEvent):
+        for inner_key, old in zip(inner[::2], inner[1::2], strict=True):
+            if isinstance(inner_key, ScalarEvent) and inner_key.value == name and isinstance(old, ScalarEvent):
                 return text[: old.start_mark.index] + _quoted_value(value) + text[old.end_mark.index :]
         if not inner:
             return text[: start.start_mark.index + 1] + pair + text[start.start_mark.index + 1 :]
@@ -184,27 +184,27 @@ def _top(text: str) -> tuple[MappingStartEvent, list[Event]]:
     """
     depth = 0
     opened: MappingStartEvent | None = None
-    found: list[Event] = []
+    parts: list[Event] = []
     for event in YAML(typ="safe", pure=True).parse(io.StringIO(text)):
         if depth == 1 and isinstance(event, (ScalarEvent, CollectionStartEvent)):
-            found.append(event)
+            parts.append(event)
         if isinstance(event, MappingStartEvent) and opened is None:
             opened = event
         depth += isinstance(event, CollectionStartEvent) - isinstance(event, CollectionEndEvent)
     assert opened is not None, "a mapping, as was checked"
-    return opened, found
+    return opened, parts
 
 
 def _inside(text: str, start: MappingStartEvent) -> list[Event]:
     """Return the keys and values of a nested mapping, in the form of :func:`_top`."""
-    events, depth, found = _from(text, start), 0, list[Event]()
+    events, depth, parts = _from(text, start), 0, list[Event]()
     for event in events:
         if depth == 1 and isinstance(event, (ScalarEvent, CollectionStartEvent)):
-            found.append(event)
+            parts.append(event)
         depth += isinstance(event, CollectionStartEvent) - isinstance(event, CollectionEndEvent)
         if depth == 0:
             break
-    return found
+    return parts
 
 
 def _end_of(text: str, start: MappingStartEvent) -> int:
@@ -238,7 +238,7 @@ def _rest(tree: Tree, names: frozenset[str]) -> list[tuple[object, object]]:
         if text == ENV and isinstance(value, yaml_tree.Mapping):
             left = [pair for pair in value.pairs if not (isinstance(pair[0], Scalar) and pair[0].text in names)]
             if left:
-                kept.append((_plain(key), [(_plain(name), _plain(one)) for name, one in left]))
+                kept.append((_plain(key), [(_plain(name), _plain(setting)) for name, setting in left]))
             continue
         kept.append((_plain(key), _plain(value)))
     return kept
@@ -247,8 +247,8 @@ def _rest(tree: Tree, names: frozenset[str]) -> list[tuple[object, object]]:
 def _mapping(tree: Tree, name: str) -> Sequence[tuple[Tree, Tree]]:
     """Return the key-value pairs of the mapping at a top-level key."""
     pairs = tree.pairs if isinstance(tree, yaml_tree.Mapping) else ()
-    found = next((value for key, value in pairs if isinstance(key, Scalar) and key.text == name), None)
-    return found.pairs if isinstance(found, yaml_tree.Mapping) else ()
+    subtree = next((value for key, value in pairs if isinstance(key, Scalar) and key.text == name), None)
+    return subtree.pairs if isinstance(subtree, yaml_tree.Mapping) else ()
 
 
 def _set_by_hosts(tree: Tree) -> set[str]:

@@ -38,8 +38,8 @@ def named(pattern: str, place: SourceLocation, own: Settings, shared: Settings, 
     for text in expanded(pattern, place, limit):
         login, at, name = text.rpartition("@")
         settings = replace(own, user=Sourced(user(login, place), place)) if at else own
-        said = Sourced(host(name, place), place)
-        entries.append(Entry(said, said, settings, shared))
+        address = Sourced(host(name, place), place)
+        entries.append(Entry(address, address, settings, shared))
     return entries
 
 
@@ -56,8 +56,8 @@ def read_hostfile(text: str, place: SourceLocation) -> ParsedInventory:
             continue
         counted = _COUNTED.fullmatch(host)
         slots = _options("".join(rest).strip(), here).get("slots", counted and counted[2])
-        own = Settings(nproc_per_node=None if slots is None else Sourced(values.nproc(slots, here), here))
-        entries += named(counted[1] if counted else host, here, own, Settings(), MAX_HOSTS - len(entries))
+        settings = Settings(nproc_per_node=None if slots is None else Sourced(values.nproc(slots, here), here))
+        entries += named(counted[1] if counted else host, here, settings, Settings(), MAX_HOSTS - len(entries))
     if not entries:
         raise place.error("names no host; a line of a hostfile is node1 slots=8")
     return ParsedInventory(place, _counted(entries))
@@ -133,13 +133,13 @@ def _host(tree: Tree, shared: Settings, limit: int) -> list[Entry]:
     keys = _known(tree, "a host", HOST_KEYS)
     if "name" not in keys and "address" not in keys:
         raise tree.place.error('the host has no name; write "name", "address" or both')
-    own = _settings(keys, "")
+    settings = _settings(keys, "")
     names = _names(keys, "name" if "name" in keys else "address", limit)
     addresses = _names(keys, "address" if "address" in keys else "name", limit)
     if len(names) != len(addresses):
         counts = f'"name" stands for {len(names)} hosts and "address" for {len(addresses)}'
         raise tree.place.error(f"{counts}; give as many names as addresses")
-    return [Entry(name, address, own, shared) for name, address in zip(names, addresses, strict=True)]
+    return [Entry(name, address, settings, shared) for name, address in zip(names, addresses, strict=True)]
 
 
 def _names(keys: Keys, key: str, limit: int) -> list[Sourced[str]]:

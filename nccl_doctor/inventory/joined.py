@@ -107,17 +107,17 @@ def place(
 
     Arguments override variables. Raise UsageError if information is missing.
     """
-    found = next((one for one in LAUNCHERS if one.has_set(environ)), None)
-    if found is not None and (nodes is None or rank is None):
-        per_node = _number(environ, found.per_node) if environ.get(found.per_node) else 1
-        nodes = math.ceil(_number(environ, found.nodes) / max(per_node, 1)) if nodes is None else nodes
-        rank = _number(environ, found.rank) // max(per_node, 1) if rank is None else rank
+    launcher = next((candidate for candidate in LAUNCHERS if candidate.has_set(environ)), None)
+    if launcher is not None and (nodes is None or rank is None):
+        per_node = _number(environ, launcher.per_node) if environ.get(launcher.per_node) else 1
+        nodes = math.ceil(_number(environ, launcher.nodes) / max(per_node, 1)) if nodes is None else nodes
+        rank = _number(environ, launcher.rank) // max(per_node, 1) if rank is None else rank
     local = any(_number(environ, name) for name in LOCAL_RANKS if environ.get(name))
     names = _names(environ)
     if names and (nodes is None or rank is None):
         nodes = len(names) if nodes is None else nodes
-        own = environ.get("SM_CURRENT_HOST", "")
-        rank = names.index(own) if rank is None and own in names else rank
+        hostname = environ.get("SM_CURRENT_HOST", "")
+        rank = names.index(hostname) if rank is None and hostname in names else rank
     master = master or environ.get("MASTER_ADDR") or (names[0] if len(names) == nodes else None)
     lacking = {
         "the number of nodes (--nnodes, or NNODES)": nodes is None,
@@ -136,7 +136,7 @@ def place(
         raise UsageError(f"--join: node rank {rank} is not below the number of nodes, {nodes}")
     where = SourceLocation("MASTER_ADDR" if environ.get("MASTER_ADDR") == master else "--master-addr", is_file=False)
     known = names if len(names) == nodes else ()
-    name = found.name if found else "options"
+    name = launcher.name if launcher else "options"
     return JobPlace(nodes, rank, values.host(master, where), not local, known, name, _processes(environ))
 
 
@@ -167,26 +167,26 @@ def _names(environ: Mapping[str, str]) -> tuple[str, ...]:
     except ValueError:
         return ()
     place = SourceLocation("SM_HOSTS", is_file=False)
-    return tuple(values.host(str(one), place) for one in hosts) if isinstance(hosts, list) else ()
+    return tuple(values.host(str(host), place) for host in hosts) if isinstance(hosts, list) else ()
 
 
 def token(environ: Mapping[str, str], path: Path | None) -> bytes:
     """Return the job's secret from ``--token-file`` or NCDOCTOR_TOKEN, or an empty value if no secret is set."""
     if path is None:
-        found, origin = environ.get(TOKEN, "").strip().encode(errors="replace"), TOKEN
-        if not found:
+        secret, origin = environ.get(TOKEN, "").strip().encode(errors="replace"), TOKEN
+        if not secret:
             return b""
     else:
         origin = f"--token-file: {path}"
         try:
-            found = read_bytes(str(path), "a token", MOST_TOKEN).strip()
+            secret = read_bytes(str(path), "a token", MOST_TOKEN).strip()
         except (OSError, ValueError) as error:
             raise UsageError(f"{origin}: can't be read: {getattr(error, 'strerror', None) or error}") from None
-    if not (found.isascii() and LEAST_TOKEN <= len(found) <= MOST_TOKEN):
+    if not (secret.isascii() and LEAST_TOKEN <= len(secret) <= MOST_TOKEN):
         raise UsageError(
             f"{origin} needs {LEAST_TOKEN} to {MOST_TOKEN} ASCII characters (openssl rand -hex 16 makes them)"
         )
-    return found
+    return secret
 
 
 @dataclass(frozen=True)
@@ -202,15 +202,15 @@ class Arrival:
 def arrived(here: JobPlace, came: Sequence[Arrival], port: int) -> ParsedInventory:
     """Return the job's nodes in rank order, including the nodes that did not join."""
     source = SourceLocation("--join", is_file=False)
-    by_rank = {one.rank: one for one in came}
+    by_rank = {arrival.rank: arrival for arrival in came}
     entries: list[Entry] = []
     taken: set[str] = set()
     for rank in range(here.nodes):
-        one = by_rank.get(rank)
-        name = _name(one.name if one else here.names[rank] if here.names else "", rank, taken)
+        arrival = by_rank.get(rank)
+        name = _name(arrival.name if arrival else here.names[rank] if here.names else "", rank, taken)
         taken.add(name)
-        address = one.address if one else name if here.names else NOWHERE
-        settings = Settings(python=Sourced(one.python, source)) if one else Settings()
+        address = arrival.address if arrival else name if here.names else NOWHERE
+        settings = Settings(python=Sourced(arrival.python, source)) if arrival else Settings()
         entries.append(
             Entry(Sourced(name, source), Sourced(address, source), settings, access=(JoinedOptions(rank, port),))
         )
@@ -228,7 +228,7 @@ def _name(host: str, rank: int, others: Container[str]) -> str:
 
 def missing(here: JobPlace, came: Sequence[Arrival]) -> str:
     """Return a phrase for the nodes that did not join, such as ``node rank 2 (node3)``."""
-    absent = sorted(set(range(here.nodes)) - {one.rank for one in came})
+    absent = sorted(set(range(here.nodes)) - {arrival.rank for arrival in came})
     names = f" ({fold([here.names[rank] for rank in absent])})" if here.names else ""
     return f"{nouns(len(absent), 'node rank')} {fold_numbers(absent)}{names}"
 

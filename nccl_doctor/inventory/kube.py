@@ -99,7 +99,7 @@ def _pods_of(wanted: KubeRequest) -> tuple[list[Pod], str]:
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise UsageError(f"--kube: statefulset/{name} has no selector by labels; give them with -l") from error
         labels = ",".join(f"{key}={value}" for key, value in pairs)
-    selector = ",".join(one for one in (labels, wanted.selector) if one)
+    selector = ",".join(part for part in (labels, wanted.selector) if part)
     listed = typed(POD_LIST, _ask("list pods", *where, "get", "pods", "-l", selector, "-o", "json"), "list of pods")
     pods = [pod for pod in listed.items if kind != "statefulset" or (pod.owner and pod.owner.name == name)]
     what = f"{kind}/{name}" if kind else f"-l {selector}"
@@ -157,9 +157,9 @@ def _ask(right: str, *arguments: str, what: str = "the pods") -> bytes:
             "no-server": "the cluster's API server can't be reached from here",
             "not-configured": "kubectl is not set up for a cluster here (KUBECONFIG, ~/.kube/config)",
         }.get(error.trouble)
-        said = f"its words: {error.last}"
-        told = f"the cluster was not asked; {said}" if words is None else f"{words} ({said})"
-        raise UsageError(f"--kube: {told}") from error
+        detail = f"its words: {error.last}"
+        message = f"the cluster was not asked; {detail}" if words is None else f"{words} ({detail})"
+        raise UsageError(f"--kube: {message}") from error
 
 
 def parsed(pods: Sequence[Pod], place: SourceLocation, **more: object) -> ParsedInventory:
@@ -188,8 +188,8 @@ def _entry(pod: Pod, container: Container, place: SourceLocation) -> Entry:
     )
     gpus = sum(count for device, count in facts(pod, container).devices.items() if device.endswith("/gpu"))
     ranks = Sourced(gpus, place.noted("its container's nvidia.com/gpu")) if 0 < gpus <= values.MAX_NPROC else None
-    said = Settings(nproc_per_node=ranks)
-    return Entry(Sourced(name, place), Sourced(values.host(address, place), place), said, access=(options,))
+    settings = Settings(nproc_per_node=ranks)
+    return Entry(Sourced(name, place), Sourced(values.host(address, place), place), settings, access=(options,))
 
 
 def _master(chosen: Sequence[tuple[Pod, Container]], place: SourceLocation) -> Sourced[str] | None:
@@ -207,8 +207,8 @@ def _variables(
     chosen: Sequence[tuple[Pod, Container]], names: Sequence[str], place: SourceLocation
 ) -> Iterator[tuple[str, SourceLocation]]:
     for pod, container in (*chosen[1:2], *chosen[:1]):
-        told = {one.name: one.value for one in container.env}
+        env = {entry.name: entry.value for entry in container.env}
         for variable in names:
-            value = told.get(variable)
+            value = env.get(variable)
             if value and "$" not in value:
                 yield value, place.noted(f"{variable} of {pod.metadata.name}")

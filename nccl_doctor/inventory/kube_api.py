@@ -168,7 +168,7 @@ class Pod(ApiObject):
 
     @property
     def owner(self) -> _Owner | None:
-        return next((one for one in self.metadata.owners if one.controller), None)
+        return next((owner for owner in self.metadata.owners if owner.controller), None)
 
 
 class PodList(ApiObject):
@@ -236,8 +236,8 @@ class _List(ApiObject, Generic[T]):
 def _services(answer: bytes) -> tuple[Service, ...]:
     listed = typed(TypeAdapter(_List[_Service]), answer, "list of services").items
     services = []
-    for one in listed:
-        name, spec, headless = one.metadata.name, one.spec, one.spec.cluster_ip == "None"
+    for service in listed:
+        name, spec, headless = service.metadata.name, service.spec, service.spec.cluster_ip == "None"
         services.append(Service(name=name, headless=headless, selector=spec.selector, early=spec.early))
     return tuple(services)
 

@@ -43,8 +43,8 @@ def not_ready(pod: Pod, container: Container) -> NotReady | None:
 
 def unready(pod: Pod) -> str | None:
     """Return the reason why the cluster reports a running pod as not ready, or None if the pod is ready."""
-    lacking = [one.name for one in pod.status.containers if not one.ready]
-    condition = next((one for one in pod.status.conditions if one.type == "Ready"), None)
+    lacking = [item.name for item in pod.status.containers if not item.ready]
+    condition = next((item for item in pod.status.conditions if item.type == "Ready"), None)
     if condition is None or condition.status == "True":
         return None
     if not lacking:
@@ -53,48 +53,54 @@ def unready(pod: Pod) -> str | None:
 
 
 def _unscheduled(pod: Pod, container: Container) -> NotReady | None:
-    found = next((one for one in pod.status.conditions if one.type == "PodScheduled" and one.status != "True"), None)
-    if found is None:
+    condition = next(
+        (item for item in pod.status.conditions if item.type == "PodScheduled" and item.status != "True"), None
+    )
+    if condition is None:
         return None
-    if found.reason == "SchedulingGated":
+    if condition.reason == "SchedulingGated":
         remedy = "Whoever set the gates lifts them: Kueue, once the job's queue has room (kubectl get workloads)."
-        return NotReady(detail="is held back by its scheduling gates", evidence=_evidence(found.message), remedy=remedy)
-    lacks = _LACK.findall(found.message)
+        return NotReady(
+            detail="is held back by its scheduling gates", evidence=_evidence(condition.message), remedy=remedy
+        )
+    lacks = _LACK.findall(condition.message)
     if not lacks:
         remedy = "Change what it demands of a node (selector, affinity, tolerations), or give the cluster such a node."
-        return NotReady(detail="is pending: no node takes it", evidence=_evidence(found.message), remedy=remedy)
+        return NotReady(detail="is pending: no node takes it", evidence=_evidence(condition.message), remedy=remedy)
     asked = {name: container.resources.requests.get(name, container.resources.limits.get(name)) for _, name in lacks}
     what = " and ".join(name + (f" ({count} requested)" if count is not None else "") for name, count in asked.items())
     remedy = (
         "Ask for less, wait for other jobs to end, or have nodes added; kubectl describe nodes shows what is taken of "
     )
     remedy += f"{' and '.join(asked)}."
-    return NotReady(detail=f"is pending: no node has enough {what}", evidence=_evidence(found.message), remedy=remedy)
+    return NotReady(
+        detail=f"is pending: no node has enough {what}", evidence=_evidence(condition.message), remedy=remedy
+    )
 
 
 def _held(state: ContainerState, pod: Pod, describe: str) -> NotReady:
     later = f"See what the cluster says of it: {describe}."
     if state.waiting is not None:
-        reason, said = state.waiting.reason or "no reason given", _evidence(state.waiting.message)
+        reason, evidence = state.waiting.reason or "no reason given", _evidence(state.waiting.message)
         if _IMAGE.search(reason):
             remedy = "Mend the image's name or tag, or give the pod the registry's secret (imagePullSecrets)."
-            return NotReady(detail=f"does not get its image: {reason}", evidence=said, remedy=remedy)
+            return NotReady(detail=f"does not get its image: {reason}", evidence=evidence, remedy=remedy)
         if reason == "CrashLoopBackOff":
             remedy = "See why its container ends each time: kubectl logs --previous, which nccl-doctor logs reads."
-            return NotReady(detail="ends again and again (CrashLoopBackOff)", evidence=said, remedy=remedy)
-        return NotReady(detail=f"has not started its container: {reason}", evidence=said, remedy=later)
+            return NotReady(detail="ends again and again (CrashLoopBackOff)", evidence=evidence, remedy=remedy)
+        return NotReady(detail=f"has not started its container: {reason}", evidence=evidence, remedy=later)
     if state.terminated is not None:
-        ended, said = f"runs, but its container has ended{_exit(state)}", _evidence(state.terminated.message)
-        return NotReady(detail=ended, evidence=said, remedy=later)
+        ended, evidence = f"runs, but its container has ended{_exit(state)}", _evidence(state.terminated.message)
+        return NotReady(detail=ended, evidence=evidence, remedy=later)
     if pod.status.phase == "Unknown":
         return NotReady(detail="is lost: its node no longer tells of it", remedy=later)
-    detail, said = f"is not running yet ({pod.status.phase})", _evidence(pod.status.message)
-    return NotReady(detail=detail, evidence=said, remedy=later)
+    detail, evidence = f"is not running yet ({pod.status.phase})", _evidence(pod.status.message)
+    return NotReady(detail=detail, evidence=evidence, remedy=later)
 
 
 def _state(pod: Pod, container: Container) -> ContainerState:
     every = (*pod.status.containers, *pod.status.init_containers)
-    return next((one.state for one in every if one.name == container.name), ContainerState())
+    return next((status.state for status in every if status.name == container.name), ContainerState())
 
 
 def _exit(state: ContainerState) -> str:
@@ -127,20 +133,22 @@ def training_container(pod: Pod) -> Container:
     first container.
     """
     containers = pod.spec.containers
-    named = {one.name: one for one in containers}
+    named = {container.name: container for container in containers}
     wished = pod.metadata.annotations.get(_DEFAULT, "")
     if wished in named:
         return named[wished]
-    mine = [one for one in containers if one.name not in SIDECARS] or [*containers]
-    return next((one for one in mine if one.name in _OWN), None) or next((one for one in mine if devices(one)), mine[0])
+    mine = [container for container in containers if container.name not in SIDECARS] or [*containers]
+    return next((container for container in mine if container.name in _OWN), None) or next(
+        (container for container in mine if devices(container)), mine[0]
+    )
 
 
 def facts(pod: Pod, container: Container) -> PodFacts:
     spec, security = pod.spec, container.security
-    shm = next((one.name for one in container.mounts if one.path.rstrip("/") == "/dev/shm"), "")  # noqa: S108 - a name
-    volumes = (one.empty_dir for one in spec.volumes if shm and one.name == shm)
+    shm = next((item.name for item in container.mounts if item.path.rstrip("/") == "/dev/shm"), "")  # noqa: S108 - a name
+    volumes = (item.empty_dir for item in spec.volumes if shm and item.name == shm)
     every = (*spec.containers, *spec.init_containers)
-    addresses = [one.ip for one in pod.status.pod_ips] or [one for one in (pod.status.pod_ip,) if one is not None]
+    addresses = [item.ip for item in pod.status.pod_ips] or [item for item in (pod.status.pod_ip,) if item is not None]
     return PodFacts(
         pod=pod.metadata.name,
         namespace=pod.metadata.namespace,
@@ -153,36 +161,36 @@ def facts(pod: Pod, container: Container) -> PodFacts:
         shm_volume=shm,
         shm_bytes=quantity(volume.limit) if (volume := next(volumes, None)) is not None else None,
         devices=devices(container),
-        capabilities=tuple(one.removeprefix("CAP_") for one in security.capabilities.add),
+        capabilities=tuple(item.removeprefix("CAP_") for item in security.capabilities.add),
         privileged=security.privileged,
-        containers=tuple(one.name for one in every),
+        containers=tuple(item.name for item in every),
         labels=pod.metadata.labels,
         addresses=tuple(addresses),
         hostname=spec.hostname,
         subdomain=spec.subdomain,
-        ports={port.name: port.number for one in spec.containers for port in one.ports if port.name},
-        variables=tuple(one.name for one in container.env),
+        ports={port.name: port.number for item in spec.containers for port in item.ports if port.name},
+        variables=tuple(item.name for item in container.env),
     )
 
 
 def devices(container: Container) -> dict[str, int]:
     asked: Mapping[str, object] = {**container.resources.requests, **container.resources.limits}
-    found = {name: quantity(count) for name, count in asked.items() if _DEVICE.fullmatch(name)}
-    return {name: count for name, count in found.items() if count}
+    counts = {name: quantity(count) for name, count in asked.items() if _DEVICE.fullmatch(name)}
+    return {name: count for name, count in counts.items() if count}
 
 
 def quantity(text: object) -> int | None:
     """Convert a Kubernetes quantity, such as ``64Gi``, to an integer, or return None if the quantity is not whole."""
-    found = re.fullmatch(r"([0-9]{1,15})([A-Za-z]{0,2})", str(text))
-    return int(found[1]) * _UNITS[found[2]] if found and found[2] in _UNITS else None
+    match = re.fullmatch(r"([0-9]{1,15})([A-Za-z]{0,2})", str(text))
+    return int(match[1]) * _UNITS[match[2]] if match and match[2] in _UNITS else None
 
 
 def _networks(pod: Pod) -> tuple[str, ...]:
     try:
-        told = json.loads(pod.metadata.annotations.get(_NETWORKS, "[]"))
+        networks = json.loads(pod.metadata.annotations.get(_NETWORKS, "[]"))
     except (ValueError, RecursionError):
         return ()
-    names = [one.get("name") for one in told if isinstance(one, dict)] if isinstance(told, list) else []
+    names = [entry.get("name") for entry in networks if isinstance(entry, dict)] if isinstance(networks, list) else []
     return tuple(name[:253] for name in names if isinstance(name, str))[:64]
 
 
@@ -209,11 +217,11 @@ def rank(pod: Pod) -> PodRank:
     """Return a sort key for a pod, which consists of its role, the index of its Job, its own index, and its name."""
     labels = pod.metadata.annotations | pod.metadata.labels
     role = labels.get(_ROLE, "").lower()
-    job, own = (_first(labels, names) for names in _INDEXES)
+    job, index = (_first(labels, names) for names in _INDEXES)
     replicated = "" if "jobset.sigs.k8s.io/job-global-index" in labels else labels.get(_REPLICATED, "")
-    parts = re.split(r"([0-9]{1,15})", pod.metadata.name) if own is None else ()
+    parts = re.split(r"([0-9]{1,15})", pod.metadata.name) if index is None else ()
     name = tuple(int(part) if part.isdecimal() else part for part in parts)
-    return (0 if role in _ROLES else 1, replicated, job or 0, own or 0, name)
+    return (0 if role in _ROLES else 1, replicated, job or 0, index or 0, name)
 
 
 def current(pods: Iterable[Pod]) -> list[Pod]:
@@ -239,5 +247,5 @@ def _age(pod: Pod) -> tuple[bool, bool, float]:
 
 
 def _first(labels: dict[str, str], names: Sequence[str]) -> int | None:
-    found = (labels[name] for name in names if name in labels)
-    return next((int(text) for text in found if re.fullmatch(r"[0-9]{1,9}", text)), None)
+    texts = (labels[name] for name in names if name in labels)
+    return next((int(text) for text in texts if re.fullmatch(r"[0-9]{1,9}", text)), None)

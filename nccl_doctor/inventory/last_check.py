@@ -100,9 +100,9 @@ def remember(hosts: Hosts, snapshot: Snapshot, report: Report, checked_at: float
     for host in snapshot.reached:
         gpus = host.facts.gpus if host.facts is not None else ()
         count = None if isinstance(gpus, Unknown) else len(gpus)
-        own, used = variables.get(host.name, {}), nccl_interface(host)
+        host_variables, used = variables.get(host.name, {}), nccl_interface(host)
         address = used.address if used is not None and not is_loopback(used.address) else None
-        checked[host.name] = CheckedHost(nproc=ranks[host.name], gpus=count, address=address, variables=own)
+        checked[host.name] = CheckedHost(nproc=ranks[host.name], gpus=count, address=address, variables=host_variables)
     torch = [h.facts.torch.version for h in snapshot.hosts if h.facts and isinstance(h.facts.torch, TorchInfo)]
     errors = tuple(f"{d.name} ({', '.join(d.hosts)})" for d in report.diagnoses if d.severity is Severity.ERROR)
     oldest, path = min(torch, key=release, default=None), _path(hosts, environ)
@@ -128,8 +128,8 @@ def recall(hosts: Hosts, environ: Mapping[str, str]) -> LastCheck | None:
 def last_results(hosts: Hosts, environ: Mapping[str, str], now: float) -> LastResults:
     """Return the results of the last check of the hosts, with warnings. ``now`` is in seconds since the epoch."""
     last = recall(hosts, environ)
-    found = doubts(last, hosts, now)
-    return LastResults({}, None, found) if last is None else LastResults(last.hosts, last.torch, found)
+    warnings = doubts(last, hosts, now)
+    return LastResults({}, None, warnings) if last is None else LastResults(last.hosts, last.torch, warnings)
 
 
 def doubts(last: LastCheck | None, hosts: Hosts, now: float) -> tuple[str, ...]:
@@ -137,24 +137,24 @@ def doubts(last: LastCheck | None, hosts: Hosts, now: float) -> tuple[str, ...]:
     again = f"nccl-doctor check {hosts}"
     if last is None:
         return (f"{hosts} has not been checked yet; run: {again}",)
-    found = []
+    warnings = []
     if last.errors:
-        found.append(f"the last check of {hosts} failed: {'; '.join(last.errors)}; {again} says what to do")
+        warnings.append(f"the last check of {hosts} failed: {'; '.join(last.errors)}; {again} says what to do")
     elif not last.complete:
-        found.append(f"the last check of {hosts} could not judge everything; {again} says what was missing")
+        warnings.append(f"the last check of {hosts} could not judge everything; {again} says what was missing")
     if hosts.digest != last.digest:
-        found.append(f"{hosts} was changed since its last check; {again} checks it as it is")
+        warnings.append(f"{hosts} was changed since its last check; {again} checks it as it is")
     elif now - last.checked_at > OLD_S:
-        found.append(f"the last check of {hosts} is {(now - last.checked_at) / 3600:.0f} h old; {again} renews it")
-    return tuple(found)
+        warnings.append(f"the last check of {hosts} is {(now - last.checked_at) / 3600:.0f} h old; {again} renews it")
+    return tuple(warnings)
 
 
 def recommended(diagnoses: tuple[Diagnosis, ...]) -> dict[str, dict[str, str]]:
-    found: dict[str, dict[str, str]] = {}
+    by_host: dict[str, dict[str, str]] = {}
     for diagnosis in diagnoses:
         for host, variables in diagnosis.fix.variables.items():
-            found.setdefault(host, {}).update(variables)
-    return found
+            by_host.setdefault(host, {}).update(variables)
+    return by_host
 
 
 def _path(hosts: Hosts, environ: Mapping[str, str]) -> Path | None:

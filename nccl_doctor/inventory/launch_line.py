@@ -48,6 +48,6 @@ def _where(script: str, cluster: Cluster) -> str:
 
 def _of_the_job(line: LaunchLine, cluster: Cluster) -> dict[str, str]:
     """Return the variables that a launch command sets for the job, except for a rank's place and a host's GPUs."""
-    own = any(node.cuda_visible_devices or node.nproc_per_node for node in cluster.nodes)
-    left = {*PLACES, *(("CUDA_VISIBLE_DEVICES",) if own else ())}
+    per_host = any(node.cuda_visible_devices or node.nproc_per_node for node in cluster.nodes)
+    left = {*PLACES, *(("CUDA_VISIBLE_DEVICES",) if per_host else ())}
     return {name: value for name, value in line.variables.items() if name not in left and not is_of_shell(value)}

@@ -113,9 +113,9 @@ def requested(
 ) -> HostSource | None:
     """Return the source of hosts that options or the environment specify, or None."""
     sources = [engine for engine in engines() if engine.finds_hosts]
-    given = [engine.flags[0].words[0] for engine in sources if engine.flags[0].name in options]
-    if len(given) > 1:
-        raise UsageError(f"{' and '.join(given)} both name the hosts; give one of them")
+    flags = [engine.flags[0].words[0] for engine in sources if engine.flags[0].name in options]
+    if len(flags) > 1:
+        raise UsageError(f"{' and '.join(flags)} both name the hosts; give one of them")
     for engine in sources:
         if not (engine.implied or any(flag.name in options for flag in engine.flags)):
             continue

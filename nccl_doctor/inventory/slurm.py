@@ -83,10 +83,10 @@ class SlurmRequest:
             shared = Settings(python=Sourced(python, SourceLocation(why, is_file=False)))
         entries = []
         for name in (name for name in names if name in asked):
-            said = Sourced(values.host(name, place), place)
-            own = Settings(nproc_per_node=Sourced(ranks[name], place) if name in ranks else None)
+            address = Sourced(values.host(name, place), place)
+            settings = Settings(nproc_per_node=Sourced(ranks[name], place) if name in ranks else None)
             access = (replace(reached, gpus=gpus.get(name, 0)),) if self.steps else ()
-            entries.append(Entry(said, said, own, shared, access=access))
+            entries.append(Entry(address, address, settings, shared, access=access))
         port = None
         if not environ.get("MASTER_PORT") and _BATCH.search(rest):
             port = master_port(_scontrol("write", "batch_script", job, "-"), int(job))
@@ -149,18 +149,18 @@ def _scontrol(*words: str) -> str:
     if done.returncode == 0:
         return done.stdout.decode(errors="replace")
     lines = [" ".join(line.split()) for line in done.stderr.decode(errors="replace").splitlines() if line.strip()]
-    said = (
+    message = (
         textwrap.shorten(lines[-1], _WORDS, placeholder=" …") if lines else f"the answer was status {done.returncode}"
     )
     if any("Invalid job id" in line for line in lines):
         gone = "Slurm knows no such job, or forgot it after its end; squeue --me lists yours"
         raise UsageError(f"--slurm-job {words[-1]}: {gone}")
-    raise UsageError(f"Slurm could not be queried: {said}. To do without it, name the hosts: -w 'node[01-04]'")
+    raise UsageError(f"Slurm could not be queried: {message}. To do without it, name the hosts: -w 'node[01-04]'")
 
 
 def _refuse_unless_running(job: str, rest: str) -> None:
-    found = _STATE.search(rest)
-    state, reason = (found["state"], found["reason"]) if found else ("UNKNOWN", "None")
+    match = _STATE.search(rest)
+    state, reason = (match["state"], match["reason"]) if match else ("UNKNOWN", "None")
     if state == "RUNNING":
         return
     if state in ("PENDING", "REQUEUED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT"):
@@ -173,7 +173,7 @@ def _refuse_unless_running(job: str, rest: str) -> None:
 def _gpus_and_ranks(rest: str, names: list[str]) -> tuple[dict[str, int], dict[str, int]]:
     gpus: dict[str, int] = {}
     for group in _GRES.finditer(rest):
-        count = sum(int(one["count"]) for one in _GPUS.finditer(group["gres"]))
+        count = sum(int(match["count"]) for match in _GPUS.finditer(group["gres"]))
         if 0 < count <= values.MAX_NPROC:
             gpus |= dict.fromkeys(expand(group["nodes"]), count)
     tasks = _TASKS.search(rest)

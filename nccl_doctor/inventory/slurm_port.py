@@ -26,7 +26,7 @@ def master_port(script: str, job: int) -> int | None:
     Common batch scripts compute the port from the job's ID. Supported expressions include ``$((10000 + SLURM_JOB_ID %
     50000))`` and ``$(expr 10000 + $(echo -n $SLURM_JOBID | tail -c 4))``.
     """
-    assigned = [found["value"] for found in _SET.finditer(script)]
+    assigned = [match["value"] for match in _SET.finditer(script)]
     if not assigned:
         return None
     text = _ID.sub(str(job), assigned[-1].strip("\"'"))

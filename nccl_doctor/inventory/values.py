@@ -91,18 +91,18 @@ def ssh_options(text: str, place: SourceLocation) -> tuple[str, ...]:
         words = shlex.split(text)
     except ValueError as error:
         raise place.error(f"{quoted(text)} are not arguments of ssh: {error}") from error
-    found, rest = [], iter(words)
+    options, rest = [], iter(words)
     for word in rest:
         if word[:2] in _SSH_VALUE:
             value = word[2:] or next(rest, "")
             if not value or has_control(value):
                 raise place.error(f"{quoted(word[:2])} of ssh needs a value")
-            found.append(_SSH_VALUE[word[:2]] + value)
+            options.append(_SSH_VALUE[word[:2]] + value)
         elif word in _SSH_FLAGS:
-            found += _SSH_FLAGS[word]
+            options += _SSH_FLAGS[word]
         else:
             raise place.error(f"{quoted(word)} is not understood among ssh's arguments; put it into ~/.ssh/config")
-    return tuple(found)
+    return tuple(options)
 
 
 def python(text: str, place: SourceLocation) -> str:
@@ -116,7 +116,7 @@ def python(text: str, place: SourceLocation) -> str:
 
 def inside(runtime: str, name: str, place: SourceLocation) -> InsideOptions:
     """Return the options for a container, which is given by its runtime and name, or by "enter" and a PID."""
-    kind = next((one for one in RUNTIMES if one == runtime), None)
+    kind = next((candidate for candidate in RUNTIMES if candidate == runtime), None)
     if kind is None:
         rule = f"allowed are {', '.join(RUNTIMES)}"
         raise place.error(f"{quoted(runtime)} is not a known container runtime; {rule}")

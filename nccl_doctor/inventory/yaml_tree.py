@@ -96,15 +96,15 @@ def as_mapping(tree: Tree, what: str) -> dict[str, tuple[SourceLocation, Tree]]:
         return {}
     if not isinstance(tree, Mapping):
         raise tree.place.error(f'{what} must be a mapping of "key: value", not {_kind(tree)}')
-    found: dict[str, tuple[SourceLocation, Tree]] = {}
+    entries: dict[str, tuple[SourceLocation, Tree]] = {}
     for key, value in tree.pairs:
         name = as_text(key, f"a key of {what}")
-        if name in found:
+        if name in entries:
             raise key.place.error(
-                f"the key {quoted(name)} is set twice (first on line {found[name][0].line}); keep one"
+                f"the key {quoted(name)} is set twice (first on line {entries[name][0].line}); keep one"
             )
-        found[name] = key.place, value
-    return found
+        entries[name] = key.place, value
+    return entries
 
 
 def _plainly_written(tree: Tree) -> None:

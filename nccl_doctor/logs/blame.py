@@ -156,7 +156,7 @@ def _order(events: Sequence[Event]) -> Callable[[Event], tuple[int, int, tuple[i
 def _effects(name: str) -> tuple[str, ...]:
     """Return the names of the diagnoses that a given diagnosis can cause."""
     check = entry(name)
-    return (*(one for one in check.explains if isinstance(one, str)), *check.in_logs)
+    return (*(effect for effect in check.explains if isinstance(effect, str)), *check.in_logs)
 
 
 def faults(events: Iterable[Event]) -> set[str]:

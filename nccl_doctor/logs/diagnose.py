@@ -171,9 +171,9 @@ class Investigation:
 
     def verdict(self) -> LogVerdict:
         """Return the verdict on the logs read so far."""
-        found = causes(self.log)
-        if self._small and self._reader is None and (not found or found[0].grade < Grade.LIKELY):
-            found = self._read_again(found)
+        log_causes = causes(self.log)
+        if self._small and self._reader is None and (not log_causes or log_causes[0].grade < Grade.LIKELY):
+            log_causes = self._read_again(log_causes)
         if self._small:  # rings, trees and transports: not read from long logs
             drawn = facts_of(decode(b"".join(self._small.values())).splitlines(), CHANNEL_RULES)
             facts = self.log.facts
@@ -182,7 +182,7 @@ class Investigation:
                 if key in facts.processes:
                     facts.processes[key].transports = process.transports
         readings = self.log.readings
-        return LogVerdict(found, self.log, len(readings), sum(reading.bytes for reading in readings))
+        return LogVerdict(log_causes, self.log, len(readings), sum(reading.bytes for reading in readings))
 
     def _read_again(self, found: tuple[Cause, ...]) -> tuple[Cause, ...]:
         """Return the causes found after joining wrapped lines if their grade is higher, and otherwise ``found``."""

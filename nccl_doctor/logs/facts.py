@@ -315,8 +315,8 @@ class Facts:
 
     def _interface(self, match: re.Match[str], prefix: Prefix) -> None:
         process = self._reached(prefix, Milestone.INTERFACE) or LoggedProcess("", "")
-        found = INTERFACE.findall(match.string[match.start() : match.end() + 400])
-        process.interfaces = [*dict.fromkeys((*process.interfaces, *(Interface(*one) for one in found)))]
+        matches = INTERFACE.findall(match.string[match.start() : match.end() + 400])
+        process.interfaces = [*dict.fromkeys((*process.interfaces, *(Interface(*fields) for fields in matches)))]
 
     def _init(self, match: re.Match[str], prefix: Prefix) -> None:
         if number(match["size"]) == 1:
@@ -352,7 +352,7 @@ class Facts:
             process.ranks.add(rank)
 
     def _chosen(self, match: re.Match[str], prefix: Prefix) -> None:
-        topic, value = next(one for one in match.groupdict().items() if one[1])
+        topic, value = next(item for item in match.groupdict().items() if item[1])
         value = " ".join((value, *match.groups()[1:]))
         if len(self.chosen) < MAX_RANKS * 16:
             self.chosen.setdefault((topic, _GDR.get(value, value), prefix.host or ""))
@@ -392,8 +392,8 @@ class Facts:
     def _trees(self, match: re.Match[str], prefix: Prefix) -> None:
         """Read a ``Trees`` line, in which the rank stands between its children and its parent."""
         self._enter(prefix)
-        own = OWN_IN_TREE.search(match["trees"])
-        rank = number(own[1]) if own else None
+        own_match = OWN_IN_TREE.search(match["trees"])
+        rank = number(own_match[1]) if own_match else None
         if rank is not None:
             self.trees.setdefault(rank, match["trees"].strip())
 

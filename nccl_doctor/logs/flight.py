@@ -114,8 +114,8 @@ def read(name: str, data: bytes) -> Dump | None:
         return None
     if not isinstance(tree, Mapping) or not isinstance(tree.get("entries"), (list, tuple)):
         return None
-    found = _RANK.search(name.rpartition("/")[2])
-    rank = _number(tree.get("rank", (found[1] or found[2]) if found else None))
+    match = _RANK.search(name.rpartition("/")[2])
+    rank = _number(tree.get("rank", (match[1] or match[2]) if match else None))
     if rank is None:
         return None
     completed = {group: _number(status.get("last_completed_collective")) for group, status in _items(tree, "pg_status")}
@@ -139,11 +139,11 @@ def _groups(tree: Mapping[Any, Any]) -> dict[str, frozenset[int]]:
     groups: dict[str, frozenset[int]] = {}
     room = _MOST_RANKS
     for name, config in _items(tree, "pg_config"):
-        told = config.get("ranks")
-        if isinstance(told, str):
-            ranks = frozenset(map(int, _NUMBERS.findall(told[:_LONGEST_RANKS])))
+        value = config.get("ranks")
+        if isinstance(value, str):
+            ranks = frozenset(map(int, _NUMBERS.findall(value[:_LONGEST_RANKS])))
         else:
-            ranks = frozenset(rank for one in _list(told, _MOST_RANKS) if (rank := _number(one)) is not None)
+            ranks = frozenset(rank for item in _list(value, _MOST_RANKS) if (rank := _number(item)) is not None)
         room -= len(ranks)
         if room < 0:
             raise CrowdedError(f"its groups have more than {_MOST_RANKS:,} ranks")
@@ -153,9 +153,9 @@ def _groups(tree: Mapping[Any, Any]) -> dict[str, frozenset[int]]:
 
 
 def _items(tree: Mapping[Any, Any], key: str) -> list[tuple[str, Mapping[Any, Any]]]:
-    found = tree.get(key)
-    items = islice(found.items(), _MOST_GROUPS) if isinstance(found, Mapping) else ()
-    return [(name, one) for name, one in items if isinstance(one, Mapping)]
+    section = tree.get(key)
+    items = islice(section.items(), _MOST_GROUPS) if isinstance(section, Mapping) else ()
+    return [(name, value) for name, value in items if isinstance(value, Mapping)]
 
 
 def _number(value: object) -> int | None:
@@ -175,7 +175,7 @@ def _record(entry: object, completed: Mapping[str, int | None]) -> RecordedCall 
     name = group[0] if isinstance(group, (list, tuple)) and group else entry.get("pg_id", "")
     group_name = _word(name)
     sizes = _list(entry.get("input_sizes"))
-    shapes = [[size for one in _list(shape) if (size := _number(one)) is not None] for shape in sizes]
+    shapes = [[size for value in _list(shape) if (size := _number(value)) is not None] for shape in sizes]
     ended = entry.get("state") == "completed" or entry.get("retired") is True
     return RecordedCall(
         group=group_name,
@@ -238,9 +238,9 @@ class Disagreement:
 
     def mismatch(self, rank: int) -> str:
         """Return the first part of a rank's call that differs from the majority, as named by torch's analyser."""
-        own = self.did[rank].call
+        call = self.did[rank].call
         most = next(record.call for other, record in self.did.items() if other not in self.minority)
-        return next(word for word, one, other in zip(_PARTS, own, most, strict=True) if one != other)
+        return next(word for word, part, other in zip(_PARTS, call, most, strict=True) if part != other)
 
 
 def compare(dumps: Iterable[Dump]) -> Disagreement | None:
@@ -268,11 +268,11 @@ def compare(dumps: Iterable[Dump]) -> Disagreement | None:
             rank: last.get((group, rank)) for rank in sorted(there - set(did)) if oldest.get((group, rank), seq) <= seq
         }
         open_ = {rank for rank, record in did.items() if not record.ended}
-        found = Disagreement(group, seq, did, behind, tuple(sorted(members[group] - set(by_rank))) if open_ else ())
+        result = Disagreement(group, seq, did, behind, tuple(sorted(members[group] - set(by_rank))) if open_ else ())
         if late is not None and (not behind or members[group] & lingering):
             continue
-        if open_ and open_ < set(did) and not (behind or found.absent or found.minority):
-            late, lingering = found, open_  # all have arrived and some have left: the others may be about to
-        elif open_ or (len(did) > 1 and found.minority):
-            return found
+        if open_ and open_ < set(did) and not (behind or result.absent or result.minority):
+            late, lingering = result, open_  # all have arrived and some have left: the others may be about to
+        elif open_ or (len(did) > 1 and result.minority):
+            return result
     return late

@@ -84,8 +84,8 @@ rank).
 
 def rank_of_file(name: str) -> int | None:
     """Return the rank in the name of a log file, or None if the name contains no rank."""
-    found = _OF_RANK.search(name)
-    return number(found[1] or found[2]) if found else None
+    match = _OF_RANK.search(name)
+    return number(match[1] or match[2]) if match else None
 
 
 class Failed(NamedTuple):
@@ -149,23 +149,23 @@ class Reading:
             self.failed_hosts.setdefault(stated["host"], set()).update(task_numbers(stated["tasks"] or ""))
         elif kind == "summary" and len(self.summary) < KEPT:
             of = label(prefix)
-            told = self._telling.setdefault(of, {})
-            told |= {name: value for name, value in stated.groupdict().items() if value}
+            fields = self._telling.setdefault(of, {})
+            fields |= {name: value for name, value in stated.groupdict().items() if value}
             if stated["pid"]:
-                rank = number(told.get("rank"))
-                self.summary.append(Failed(of, told["pid"], int(told["code"]), rank, told.get("host")))
+                rank = number(fields.get("rank"))
+                self.summary.append(Failed(of, fields["pid"], int(fields["code"]), rank, fields.get("host")))
                 del self._telling[of]
 
     def take_summary(self, later: Reading) -> None:
         """Add the launcher messages from the next part of a file, and complete a summary that spans both parts."""
         for host, tasks in later.failed_hosts.items():
             self.failed_hosts.setdefault(host, set()).update(tasks)
-        for one in later.summary[: KEPT - len(self.summary)]:
-            told = self._telling.pop(one.label, {})
-            rank = number(told.get("rank")) if one.rank is None else one.rank
-            self.summary.append(one._replace(rank=rank, host=one.host or told.get("host")))
-        for of, told in later._telling.items():
-            self._telling.setdefault(of, {}).update(told)
+        for failure in later.summary[: KEPT - len(self.summary)]:
+            fields = self._telling.pop(failure.label, {})
+            rank = number(fields.get("rank")) if failure.rank is None else failure.rank
+            self.summary.append(failure._replace(rank=rank, host=failure.host or fields.get("host")))
+        for of, fields in later._telling.items():
+            self._telling.setdefault(of, {}).update(fields)
 
 
 def task_numbers(text: str) -> Iterator[int]:
@@ -199,7 +199,7 @@ class Log:
     def unsaid(self) -> list[str]:
         """Empty sources, except an empty stdout or stderr file of a process whose other file is not empty."""
         speaking = {_STREAM.sub("", reading.name) for reading in self.readings if reading.bytes}
-        return [one.name for one in self.readings if not one.bytes and _STREAM.sub("", one.name) not in speaking]
+        return [file.name for file in self.readings if not file.bytes and _STREAM.sub("", file.name) not in speaking]
 
     @property
     def counts(self) -> Counter[str]:
@@ -262,11 +262,11 @@ def rank_progress(facts: Facts) -> RankProgress:
             reached.setdefault(process.milestone, set()).update({process.rank}, process.ranks)
     ranks = set().union(*reached.values()) if reached else set()
     # a communicator of all ranks is complete on one rank only after all have met (init.cc, bootstrap's last barrier)
-    whole = [one for one in facts.processes.values() if one.world_size == facts.world_size]
-    met = reached.keys() == {Milestone.COMPLETE} and bool(whole)
+    whole = [entry for entry in facts.processes.values() if entry.world_size == facts.world_size]
+    complete = reached.keys() == {Milestone.COMPLETE} and bool(whole)
     return RankProgress(
         {milestone: tuple(sorted(reached[milestone])) for milestone in sorted(reached)},
-        absent(ranks, facts.world_size) if ranks and not met else (),
+        absent(ranks, facts.world_size) if ranks and not complete else (),
     )
 
 

@@ -125,9 +125,9 @@ class _Machine:
 
     def marked(self) -> list[object]:
         first = self._marks.pop()
-        found = self._stack[first:]
+        items = self._stack[first:]
         del self._stack[first:]
-        return found
+        return items
 
     def _within(self, kind: type) -> _Container:
         top = self._stack[-1]

@@ -223,26 +223,26 @@ _OF_LAUNCHER = ("slurmstepd: ", "srun: ")
 
 def peel(record: str) -> Prefix:
     """Return the values in a record's prefixes and the position of the message that follows the prefixes."""
-    found: dict[str, str] = {}
-    position = _peel_tags(record, found)
+    fields: dict[str, str] = {}
+    position = _peel_tags(record, fields)
     nccl = _nccl(record[position : position + _LONGEST])
     if nccl is not None:
-        found |= {name: value for name, value in nccl.groupdict().items() if value}
+        fields |= {name: value for name, value in nccl.groupdict().items() if value}
         position += nccl.end()
     if record.startswith(_OF_LAUNCHER, position):  # srun -l prints them behind the number of any task
-        found.pop("task", None)
-    host = found.get("host")
+        fields.pop("task", None)
+    host = fields.get("host")
     return Prefix(
-        host=None if host is None or ("compose" not in found and nccl is None and _NO_HOSTS.search(host)) else host,
-        rank=number(found.get("rank", found.get("task"))),
-        task=number(found.get("task")),
-        rank_is_task="rank" not in found and "task" in found,
-        pid=found.get("pid"),
-        ip=found.get("ip"),
-        device=number(found.get("dev")),
-        level=_LEVEL_NAMES.get(word := found["level"].split()[1], word) if "level" in found else None,
-        where=found.get("where", "").strip(),
-        time=_time(found),
+        host=None if host is None or ("compose" not in fields and nccl is None and _NO_HOSTS.search(host)) else host,
+        rank=number(fields.get("rank", fields.get("task"))),
+        task=number(fields.get("task")),
+        rank_is_task="rank" not in fields and "task" in fields,
+        pid=fields.get("pid"),
+        ip=fields.get("ip"),
+        device=number(fields.get("dev")),
+        level=_LEVEL_NAMES.get(word := fields["level"].split()[1], word) if "level" in fields else None,
+        where=fields.get("where", "").strip(),
+        time=_time(fields),
         start=position,
     )
 
@@ -337,10 +337,10 @@ def flow(block: bytes, glue: bytes, whole: Container[int] = ()) -> bytes:
     for number, line in enumerate(block.split(b"\n"), 1):
         last = _LAST.fullmatch(line)
         inner = last["tags"] if last else tags
-        told = inner is not None and begun.startswith(inner) and line.startswith(inner)
-        goes_on = begun != b"" and number not in whole and (told or not _BEGINS.match(line))
+        is_tagged = inner is not None and begun.startswith(inner) and line.startswith(inner)
+        goes_on = begun != b"" and number not in whole and (is_tagged or not _BEGINS.match(line))
         begun = begun if goes_on else line
-        piece = line[len(inner or b"") if told else 0 :].strip() if goes_on else line
+        piece = line[len(inner or b"") if is_tagged else 0 :].strip() if goes_on else line
         pieces.append((b" " + piece + b" " if last and goes_on else piece, goes_on))
         tags = last["tags"] if last else None
     return _glued(pieces, glue)

@@ -188,10 +188,10 @@ def address_of(match: re.Match[str], prefixed: int) -> LoggedAddress:
         prefixed: length of the line's prefixes, which may contain the address of the process that prints the line.
     """
     named = match.groupdict()
-    found = _address_in(match.string, match.start(), prefixed)
-    port = named.get("port") or (found["port"] if found else None)
-    address = named.get("ip") or named.get("host") or (found["address"] if found else None)
-    iface = named.get("iface") or (found.get("iface") if found else None)
+    parts = _address_in(match.string, match.start(), prefixed)
+    port = named.get("port") or (parts["port"] if parts else None)
+    address = named.get("ip") or named.get("host") or (parts["address"] if parts else None)
+    iface = named.get("iface") or (parts.get("iface") if parts else None)
     if address in _UNSPECIFIED:
         address = None
     if address is not None:
@@ -242,8 +242,8 @@ def from_text(events: Sequence[Event]) -> list[Event]:
     lines = [event for event in events if event.wording == RAS_LINE]
     if not lines:
         return []
-    found = ((event.message, _BEGINS.search(event.message)) for event in lines)
-    bare = (message[begins.start() :] if begins else message for message, begins in found)
+    pairs = ((event.message, _BEGINS.search(event.message)) for event in lines)
+    bare = (message[begins.start() :] if begins else message for message, begins in pairs)
     return list(_ras_events(parse_lines(bare), lines))
 
 
@@ -258,7 +258,7 @@ def _ras_events(answer: RasAnswer, lines: Sequence[Event]) -> Iterator[Event]:
         for rank in (*communicator.missing, *(rank for group in communicator.groups for rank in group.ranks)):
             ranks.setdefault((rank.host, rank.pid), rank.rank)
     lost = [(process, RAS_DEAD, "is dead for RAS, which no longer reaches it") for process in answer.dead]
-    lost += [(one, RAS_SILENT, "does not answer RAS: it is stopped, stuck or cut off") for one in answer.missing]
+    lost += [(peer, RAS_SILENT, "does not answer RAS: it is stopped, stuck or cut off") for peer in answer.missing]
     for process, state, what in lost:
         text = f"process {process.pid} on {process.host} (GPU {','.join(map(str, process.gpus))}) {what}"
         words, rank_of_it = f"Process {process.pid} on node {process.host}", ranks.get((process.host, process.pid))
@@ -284,7 +284,7 @@ def _telling_groups(communicator: Communicator) -> Iterator[tuple[RankGroup, str
         if group.topic == "error":
             state = str(group.value) if str(group.value) in ras_states() else RAS_ERROR
             yield group, state, f'reported "{group.value}"'
-    statuses = sorted((one for one in communicator.groups if one.topic == "status"), key=lambda one: one.size)
+    statuses = sorted((entry for entry in communicator.groups if entry.topic == "status"), key=lambda entry: entry.size)
     for group in statuses[:-1]:
         state = RAS_STARTING if group.value == RAS_STARTING else RAS_LEFT
         yield group, state, f"has status {group.value}, which the others have not"

@@ -54,14 +54,14 @@ def files(name: str) -> list[Path]:
         raise UsageError(f"{name}: no such file or folder")
     if not path.is_dir():
         return [path]
-    found = sorted(
+    paths = sorted(
         inner
         for inner in path.rglob("*")
         if inner.is_file() and inner.suffix not in _NOT_LOGS and not inner.name.startswith(".")
     )
-    if not found:
+    if not paths:
         raise UsageError(f"{name}: no log in this folder")
-    return found
+    return paths
 
 
 def size(names: Sequence[str]) -> int:

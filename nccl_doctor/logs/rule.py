@@ -72,8 +72,8 @@ class LogRule:
     def match(self, text: str) -> re.Match[str] | None:
         """Return the match of the pattern in ``text``, or None without a match or if ``unless`` matches."""
         pattern, unless = self._compiled
-        found = pattern.search(text)
-        return None if found is None or (unless is not None and unless.search(text)) else found
+        match = pattern.search(text)
+        return None if match is None or (unless is not None and unless.search(text)) else match
 
 
 root = partial(LogRule, Grade.ROOT)

@@ -71,12 +71,12 @@ class Ahead:
         """Yield the reading of each file in order, or None for a file that must be read sequentially."""
         with self._pool:
             for path, pieces in groupby(zip(self._parts, self._read, strict=True), key=lambda pair: pair[0].path):
-                found = []
+                readings = []
                 for part, reading in pieces:
                     progress(part.end - part.start)
-                    found.append(reading)
-                read = [one for one in found if one is not None]
-                yield path, _merged(read, self._tail) if len(read) == len(found) else None
+                    readings.append(reading)
+                read = [entry for entry in readings if entry is not None]
+                yield path, _merged(read, self._tail) if len(read) == len(readings) else None
 
 
 def _quietly() -> None:

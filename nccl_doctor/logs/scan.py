@@ -71,10 +71,10 @@ class PatternTable:
 
     def wanted(self, data: bytes, first: int, last: int) -> frozenset[int]:
         """Return the patterns that may match a part; very short patterns count only if the part contains ``^C``."""
-        found = self.rules(memoryview(data)[first:last])
+        patterns = self.rules(memoryview(data)[first:last])
         # searching for one letter is fast
         short = data.find(b"^", first, last) >= 0 and data.find(b"^C", first, last) >= 0
-        return found if short else found - self._short
+        return patterns if short else patterns - self._short
 
 
 @cache

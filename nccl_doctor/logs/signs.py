@@ -51,8 +51,8 @@ def reachable(names: Iterable[str]) -> list[str]:
     """Return the names that are not pod names, because pods usually run no SSH server."""
     every = list(names)
     operated = {name[: -len(head)] for name in every for head in _HEADS if name.endswith(head)}
-    own = {name: _OPERATED.fullmatch(name) for name in every}
-    return [name for name in every if not _POD.fullmatch(name) and not ((o := own[name]) and o[1] in operated)]
+    matches = {name: _OPERATED.fullmatch(name) for name in every}
+    return [name for name in every if not _POD.fullmatch(name) and not ((o := matches[name]) and o[1] in operated)]
 
 
 @dataclass(frozen=True)
@@ -79,9 +79,9 @@ class Case:
         """Return the hosts for which launchers report failures in the files and tasks of the events."""
         files = {event.file for event in self.cause.events}
         tasks = {event.prefix.task for event in self.cause.events} - {None}
-        named = [one for reading in self.log.readings if reading.name in files for one in reading.failed_hosts.items()]
+        named = [row for reading in self.log.readings if reading.name in files for row in reading.failed_hosts.items()]
         ranks = any(self.rank_of(event) is not None for event in self.cause.events)
-        return [host for host, its in named if (its & tasks if tasks else not (its and ranks))]
+        return [host for host, host_tasks in named if (host_tasks & tasks if tasks else not (host_tasks and ranks))]
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -122,58 +122,58 @@ class Case:
     def interface(self) -> Interface | None:
         """Return the network interface that NCCL chose on the affected host."""
         facts = self.log.facts
-        own = facts.process(self.first.prefix)
-        nearby: list[LoggedProcess] = [own] if own else []
+        own_process = facts.process(self.first.prefix)
+        nearby: list[LoggedProcess] = [own_process] if own_process else []
         nearby += facts.of_host(self.first.prefix.host) or list(facts.processes.values())
         return next((process.interfaces[0] for process in nearby if process.interfaces), None)
 
     def entities(self, interface: Callable[[Case], str | None] | None = None) -> dict[str, Any]:
         """Return the report's entities, such as host and rank; ``interface`` may override the interface."""
-        facts, address, own = self.log.facts, self.address, self.interface()
+        facts, address, nic = self.log.facts, self.address, self.interface()
         summary_rank, summary_host = self._summary
         ranks, hosts = [*(self.rank_of(event) for event in self.cause.events), summary_rank], self.hosts
-        found = {
+        entities = {
             "host": next(iter(hosts), None) or address.host or summary_host,
-            "ip": address.ip or (own.address.partition("%")[0] if own else self.first.prefix.ip),
+            "ip": address.ip or (nic.address.partition("%")[0] if nic else self.first.prefix.ip),
             "port": self.port,
-            "iface": (interface and interface(self)) or address.iface or (own.name if own else None) or facts.ifname,
+            "iface": (interface and interface(self)) or address.iface or (nic.name if nic else None) or facts.ifname,
             "rank": next((rank for rank in ranks if rank is not None), next(iter(facts.stated_ranks), None)),
             "nccl_version": next(iter(facts.nccl_versions), None),
             "torch_version": next(iter(facts.torch_versions), None),
         }
-        return {name: value for name, value in found.items() if value is not None}
+        return {name: value for name, value in entities.items() if value is not None}
 
     def adapter(self) -> str | None:
         """Return the name of the RDMA device in the log lines, without the port."""
         return self.device.partition(" ")[0] or None
 
     def interface_of(self, ip: str | None) -> str | None:
-        found = (one for process in self.log.facts.processes.values() for one in process.interfaces)
-        return next((one.name for one in found if one.address.partition("%")[0] == ip), None)
+        interfaces = (interface for process in self.log.facts.processes.values() for interface in process.interfaces)
+        return next((interface.name for interface in interfaces if interface.address.partition("%")[0] == ip), None)
 
     def evidence(self) -> tuple[LogLine, ...]:
         """Return up to MOST_LINES lines as evidence: the first line of each pattern and rank, and the last line."""
         chosen: dict[tuple[str, int], Event] = {}
-        seen: set[tuple[str, object]] = set()
+        used_keys: set[tuple[str, object]] = set()
         for event in self.cause.events:
             keys = {("wording", event.wording), ("rank", self.rank_of(event))}
-            if not keys <= seen and len(chosen) < MOST_LINES - 1:
+            if not keys <= used_keys and len(chosen) < MOST_LINES - 1:
                 chosen.setdefault((event.file, event.line), event)
-            seen |= keys
+            used_keys |= keys
         last = self.cause.events[-1]
         chosen.setdefault((last.file, last.line), last)
         return tuple(LogLine(file=e.file, line=e.line, text=e.text) for e in chosen.values())
 
     def hinted(self, after: str) -> str:
         """Return the text after ``HINT: {after}`` in the lines (NCCL 2.31 and later), or an empty string."""
-        found = (event.text.partition(f"HINT: {after}")[2] for event in self.cause.events)
-        return next(filter(None, found), "")
+        hints = (event.text.partition(f"HINT: {after}")[2] for event in self.cause.events)
+        return next(filter(None, hints), "")
 
     @property
     def device(self) -> str:
         """The RDMA device and port in the log lines, or an empty string."""
-        found = (_DEVICE.search(event.text) for event in self.cause.events)
-        match = next((one for one in found if one), None)
+        matches = (_DEVICE.search(event.text) for event in self.cause.events)
+        match = next((item for item in matches if item), None)
         return "" if match is None else match[1] + (f" port {match[2]}" if match[2] else "")
 
     @property
@@ -203,10 +203,10 @@ class Case:
 
     def host_of(self, ip: str | None) -> str | None:
         """Return the host to which NCCL's output assigns an IP address."""
-        found = (
-            (one.address, process.host) for process in self.log.facts.processes.values() for one in process.interfaces
+        pairs = (
+            (nic.address, process.host) for process in self.log.facts.processes.values() for nic in process.interfaces
         )
-        return next((host for address, host in found if address.partition("%")[0] == ip), None)
+        return next((host for address, host in pairs if address.partition("%")[0] == ip), None)
 
     def check(self, extra: Iterable[str] = (), *, command: str = "check") -> tuple[Command, ...]:
         """Return an ``nccl-doctor`` command for the affected hosts, the remote host, and all hosts in NCCL's lines.
@@ -215,11 +215,11 @@ class Case:
         """
         address = self.address
         actors = [event.prefix.ip for event in self.cause.events if event.prefix.ip and not event.prefix.host]
-        own = [*(self.hosts or actors), *extra]
-        names = [*own, self.host_of(address.ip) or address.ip or address.host or ""]
+        own_hosts = [*(self.hosts or actors), *extra]
+        names = [*own_hosts, self.host_of(address.ip) or address.ip or address.host or ""]
         named = [name for name in dict.fromkeys((*names, *self.log.facts.hosts)) if _HOST.fullmatch(name)]
         fit = [name for name in reachable(named) if not _LOCAL.fullmatch(name)]
-        if not fit or (fit == names[len(own) :] and fit[0] not in own):
+        if not fit or (fit == names[len(own_hosts) :] and fit[0] not in own_hosts):
             return ()
         return on(None, line("nccl-doctor {command} -w {hosts}", command=command, hosts=fold(fit)))
 
@@ -258,8 +258,8 @@ def reported_ranks(event: Event) -> tuple[int, ...]:
     Examples of such lines are ``rank(s) {0-3,9} differ from rank 4`` (NCCL's diagnostics) and ``Ranks 2, 3 failed to
     pass monitoredBarrier`` (torch).
     """
-    found = (_RANKS if event.prefix.level == "DIAG" else _LATE).search(event.text)
-    parts = re.findall(r"(\d{1,6})(?: ?- ?(\d{1,6}))?", found[1]) if found else ()
+    match = (_RANKS if event.prefix.level == "DIAG" else _LATE).search(event.text)
+    parts = re.findall(r"(\d{1,6})(?: ?- ?(\d{1,6}))?", match[1]) if match else ()
     spans = (range(int(first), int(last or first) + 1) for first, last in parts)
     return tuple(itertools.islice(itertools.chain.from_iterable(spans), MOST_RANKS))
 
@@ -408,21 +408,21 @@ class LogSigns:
 @cache
 def signs() -> dict[str, LogSigns]:
     """Return the log signs of each diagnosis by name, in order of precedence."""
-    found: dict[str, LogSigns] = {}
+    by_name: dict[str, LogSigns] = {}
     for module in pkgutil.walk_packages(importlib.import_module(PACKAGE).__path__, f"{PACKAGE}."):
         shown = getattr(importlib.import_module(module.name), "SIGNS", None)
         if shown is not None:
-            found[module.name.rpartition(".")[2].replace("_", "-")] = shown
+            by_name[module.name.rpartition(".")[2].replace("_", "-")] = shown
     ordered: dict[str, LogSigns] = {}
 
     def place(name: str, waiting: tuple[str, ...]) -> None:
         if name in waiting:
             raise ValueError(f"{' after '.join((*waiting, name))}")
-        for earlier in found[name].after:
+        for earlier in by_name[name].after:
             place(earlier, (*waiting, name))
-        ordered.setdefault(name, found[name])
+        ordered.setdefault(name, by_name[name])
 
-    for name in sorted(found):
+    for name in sorted(by_name):
         place(name, ())
     return ordered
 

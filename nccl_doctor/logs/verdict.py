@@ -63,14 +63,14 @@ def first_events(verdict: LogVerdict) -> Iterator[LogEvent]:
     first: dict[tuple[str, object], tuple[Case, Event, bool]] = {}
     for cause in verdict.causes:
         case = Case(cause, verdict.log)
-        told = [(event, True) for event in cause.events]
-        told += [(event, False) for _, events in cause.follows for event in events]
-        for event, blamed in sorted(told, key=lambda pair: pair[0].order):
+        pairs = [(event, True) for event in cause.events]
+        pairs += [(event, False) for _, events in cause.follows for event in events]
+        for event, blamed in sorted(pairs, key=lambda pair: pair[0].order):
             rank = case.rank_of(event)
             who = event.prefix.host or event.file if rank is None else rank
             first.setdefault((event.name, who), (case, event, blamed))
-    found = sorted(first.values(), key=lambda one: (one[1].prefix.time or (0, 0, 0), one[1].order))
-    for case, event, blamed in found[:MOST_EVENTS]:
+    rows = sorted(first.values(), key=lambda one: (one[1].prefix.time or (0, 0, 0), one[1].order))
+    for case, event, blamed in rows[:MOST_EVENTS]:
         yield LogEvent(
             rank=case.rank_of(event),
             host=event.prefix.host,
@@ -112,19 +112,19 @@ def _with_known_faults(fix: Fix, case: Case) -> Fix:
     if case.cause.name not in _MAY_BE_OF_NCCL or version is None:
         return fix
     gpus = [name for topic, name, _ in facts.chosen if topic == "gpu"]
-    ranks = {host: sum(len(one.ranks) for one in facts.of_host(host)) for host in facts.hosts}
+    ranks = {host: sum(len(process.ranks) for process in facts.of_host(host)) for host in facts.hosts}
     known = [f"NCCL {version} {row['fault']} ({row['source']}). {row['way']}" for row in fitting(version, gpus, ranks)]
     return fix.model_copy(update={"summary": " ".join([*known[:2], fix.summary])})
 
 
 def _diagnosis(case: Case) -> Diagnosis:
-    check, found = entry(case.cause.name), finding(case)
+    check, result = entry(case.cause.name), finding(case)
     return Diagnosis(
         code=check.code,
         name=check.name,
         severity=_severity(case),
         explains=tuple(_consequence(name, events, case) for name, events in case.cause.follows),
-        **{name: getattr(found, name) for name in ("hosts", "message", "evidence", "facts", "fix", "entities")},
+        **{name: getattr(result, name) for name in ("hosts", "message", "evidence", "facts", "fix", "entities")},
     )
 
 
@@ -138,13 +138,13 @@ def _unfinished(verdict: LogVerdict) -> Diagnosis | None:
     log, facts, where = verdict.log, verdict.log.facts, rank_progress(verdict.log.facts)
     if not where.reached or facts.ended_well or facts.torn_down or facts.serving:
         return None
-    met = where.finished and not where.missing
-    check = entry(next(iter(having(Role.SILENT if met else Role.UNFINISHED))))
+    complete = where.finished and not where.missing
+    check = entry(next(iter(having(Role.SILENT if complete else Role.UNFINISHED))))
     last = _last_lines(log)
     spoke = {rank for rank, line in last.items() if rank is not None and "NCCL INFO" not in line.text}
-    silent = absent(spoke, facts.world_size) if spoke and met else ()
+    silent = absent(spoke, facts.world_size) if spoke and complete else ()
     job = f"The log of {plural(facts.world_size or len(facts.ranks), 'rank')}"
-    place = "shows no error and no end" if met else "ends without an error before all had met"
+    place = "shows no error and no end" if complete else "ends without an error before all had met"
     more = f"; after that {ranks_of(silent)} logged nothing" if silent else ""
     commands = Case(Cause(check.name, ()), log).check(command="hang")
     look = ":" if commands else " (nccl-doctor hang with the job's hosts file, or -w and their names)."
@@ -154,7 +154,7 @@ def _unfinished(verdict: LogVerdict) -> Diagnosis | None:
         severity=Severity.INFO,
         hosts=facts.hosts,
         message=f"{job} {place}: {where.phrase()}{more}.",
-        evidence=tuple(sorted(last.values(), key=lambda line: (line.file, line.line))[:MOST_LINES]) if met else (),
+        evidence=tuple(sorted(last.values(), key=lambda line: (line.file, line.line))[:MOST_LINES]) if complete else (),
         facts={"reached": _reached(where), "world_size": facts.world_size, "silent": list(silent)},
         fix=Fix(
             summary="A log can't show whether they are still running. If the job hangs, look first at the ranks that "
@@ -214,7 +214,7 @@ def title(verdict: LogVerdict) -> str:
     parts += [plural(count, "rank")] if count else []
     parts += [fold(facts.hosts)] if 0 < len(facts.hosts) <= 16 else []
     versions = (("NCCL", facts.nccl_versions), ("torch", facts.torch_versions))
-    return ", ".join([*parts, *(f"{name} {'/'.join(list(seen)[:3])}" for name, seen in versions if seen)])
+    return ", ".join([*parts, *(f"{name} {'/'.join(list(values)[:3])}" for name, values in versions if values)])
 
 
 def _size(count: int) -> str:
@@ -235,7 +235,7 @@ def summed(verdict: LogVerdict, *, whole: bool = False) -> tuple[Phase, ...]:
     refused = grouped((why, name) for name, why in verdict.log.refused.items())
     unknown += [f"{fold(names)} was not read: {why}" for why, names in refused.items()]
     gaps = grouped((host or "a rank", value) for topic, value, host in verdict.log.facts.chosen if topic == "unjudged")
-    unknown += [f"NCCL's diagnostics of {host} left out {_few(told)}" for host, told in gaps.items()]
+    unknown += [f"NCCL's diagnostics of {host} left out {_few(values)}" for host, values in gaps.items()]
     rows = tuple(Phase(name="log", outcome="unknown", text=text) for text in unknown)
     return rows if verdict.causes and not whole else rows + chosen(verdict.log.facts)
 
@@ -255,7 +255,7 @@ def _rows(facts: Facts) -> Iterator[tuple[str, str]]:
     versions = {
         "NCCL": [*facts.nccl_versions, *built_for],
         "torch": [*facts.torch_versions],
-        "the driver's CUDA": [one for _, one in driver],
+        "the driver's CUDA": [version for _, version in driver],
     }
     parts = (f"{name} {' / '.join([*dict.fromkeys(of)][:MOST])}" for name, of in versions.items() if of)
     yield "versions", ", ".join(parts).replace(" / for ", " for ")

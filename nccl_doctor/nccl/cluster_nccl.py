@@ -63,12 +63,12 @@ class ClusterNccl:
     @cached_property
     def rdma(self) -> ClusterRdma:
         """The RDMA devices of each host as NCCL lists and connects them, for hosts whose devices are known."""
-        told = ((host.name, host.facts.rdma) for host in self.snapshot.reached if host.facts is not None)
+        pairs = ((host.name, host.facts.rdma) for host in self.snapshot.reached if host.facts is not None)
         sides = {
             name: RdmaSide(
                 self.by_host[name], list_rdma(devices, self.by_host[name].values, self.by_host[name].version)
             )
-            for name, devices in told
+            for name, devices in pairs
             if name in self.by_host and not isinstance(devices, Unknown)
         }
         return ClusterRdma(sides, self.mesh)
@@ -116,11 +116,11 @@ class ClusterNccl:
 
 def cluster_nccl(snapshot: Snapshot, version: VersionNumbers | None = None) -> ClusterNccl:
     """Return NCCL's choices on the hosts of a snapshot, for ``version`` or else for each host's own version."""
-    seen = {host.name: host_nccl(host, version=version) for host in snapshot.reached}
+    sides = {host.name: host_nccl(host, version=version) for host in snapshot.reached}
     return ClusterNccl(
         snapshot,
-        {name: side for name, side in seen.items() if isinstance(side, HostNccl)},
-        {name: side.reason for name, side in seen.items() if isinstance(side, Unknown)},
+        {name: side for name, side in sides.items() if isinstance(side, HostNccl)},
+        {name: side.reason for name, side in sides.items() if isinstance(side, Unknown)},
     )
 
 
@@ -154,9 +154,9 @@ class ChoiceFault:
 
 def faults(nccl: ClusterNccl) -> Iterator[ChoiceFault]:
     for side in nccl.by_host.values():
-        found = _no_interface(nccl, side) if side.chosen is None else _bad_interface(nccl, side, side.chosen)
-        if found is not None:
-            yield found
+        fault = _no_interface(nccl, side) if side.chosen is None else _bad_interface(nccl, side, side.chosen)
+        if fault is not None:
+            yield fault
 
 
 def _no_interface(nccl: ClusterNccl, side: HostNccl) -> ChoiceFault | None:
@@ -228,11 +228,11 @@ def answers(snapshot: Snapshot, version: VersionNumbers | None = None) -> Interf
     trouble = any(_trouble(nccl, name) is not None for name in nccl.by_host)
     suggestion = nccl.suggestion if trouble else None
     devices = rdma_answers(nccl.rdma)
-    found = tuple(
+    rows = tuple(
         _answer(nccl, host.name, suggestion).model_copy(update={"rdma": devices.get(host.name, ())})
         for host in snapshot.hosts
     )
-    return InterfaceAnswers(hosts=found, exports=_exports(found))
+    return InterfaceAnswers(hosts=rows, exports=_exports(rows))
 
 
 def answers_for(snapshot: Snapshot, address: Address, version: VersionNumbers | None = None) -> InterfaceAnswers:
@@ -247,7 +247,7 @@ def answers_for(snapshot: Snapshot, address: Address, version: VersionNumbers | 
         for entry in itertools.chain.from_iterable(entries.values())
         if address in (within := network_of(f"{entry.address}/{prefix_length(entry.netmask or '')}"))
     ]
-    net = min(nets, key=lambda found: found[:2])[2] if nets else None
+    net = min(nets, key=lambda result: result[:2])[2] if nets else None
 
     def answer(row: InterfaceAnswer) -> InterfaceAnswer:
         if row.name not in sides:
@@ -257,15 +257,15 @@ def answers_for(snapshot: Snapshot, address: Address, version: VersionNumbers | 
         if not near:
             why = f"no interface has {address}" + (f" or another address of {net}" if net is not None else "")
             return row.model_copy(update={"reason": why, "set": {}, "known": True})
-        name, own = near[0].interface.partition(":")[0], near[0].address
-        why = f"has {address}" if address_of(own) == address else f"is on the net of {address}, {net}"
+        name, ip = near[0].interface.partition(":")[0], near[0].address
+        why = f"has {address}" if address_of(ip) == address else f"is on the net of {address}, {net}"
         now = row.nccl_interface.name if row.nccl_interface is not None else "none" if row.known else None
         why += f"; NCCL takes {now} as things stand" if now not in (name, None) else ""
-        update = {"reason": why, "set": InterfaceSuggestion({row.name: name}).variables(row.name), "has": (name, own)}
+        update = {"reason": why, "set": InterfaceSuggestion({row.name: name}).variables(row.name), "has": (name, ip)}
         return row.model_copy(update=update | {"known": True})
 
-    found = tuple(map(answer, plain.hosts))
-    return InterfaceAnswers(asked=str(address), hosts=found, exports=_exports(found))
+    result = tuple(map(answer, plain.hosts))
+    return InterfaceAnswers(asked=str(address), hosts=result, exports=_exports(result))
 
 
 def _answer(nccl: ClusterNccl, host: str, suggestion: InterfaceSuggestion | None) -> InterfaceAnswer:
@@ -354,7 +354,7 @@ def rdma_answers(rdma: ClusterRdma) -> dict[str, tuple[RdmaAnswer, ...]]:
         if pair.talk.answer is Reachable.NO:
             apart.setdefault((pair.source, pair.here.index), []).append(pair.target)
             apart.setdefault((pair.target, pair.there.index), []).append(pair.source)
-    found: dict[str, tuple[RdmaAnswer, ...]] = {}
+    by_host: dict[str, tuple[RdmaAnswer, ...]] = {}
     for name, side in rdma.sides.items():
         places = {entry.index: place for place, nic in enumerate(side.rdma.nics) for entry in nic.members}
         rows = []
@@ -375,5 +375,5 @@ def rdma_answers(rdma: ClusterRdma) -> dict[str, tuple[RdmaAnswer, ...]]:
                 trouble=f"no way to {fold(lost)}'s" if lost else None,
             )
             rows.append(row)
-        found[name] = tuple(rows)
-    return found
+        by_host[name] = tuple(rows)
+    return by_host

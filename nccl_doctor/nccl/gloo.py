@@ -66,8 +66,8 @@ def gloo_devices(
 
 def exact(interfaces: Interfaces, name: str, reason: str) -> Chosen | None:
     """Return the first address of the interface with exactly this name, or None if no such address exists."""
-    found = (entry.address for entry in interfaces.addresses if entry.interface == name)
-    return next((Chosen(name, address, reason) for address in found), None)
+    addresses = (entry.address for entry in interfaces.addresses if entry.interface == name)
+    return next((Chosen(name, address, reason) for address in addresses), None)
 
 
 Reaches = Callable[[str, str], bool]  # whether a host (by name) can reach an address
@@ -75,14 +75,14 @@ Reaches = Callable[[str, str], bool]  # whether a host (by name) can reach an ad
 
 def lost_to(host: str, addresses: Mapping[str, str], reaches: Reaches) -> tuple[str, ...]:
     """Return the hosts whose gloo can't connect to ``host`` because of the address that ``host`` uses."""
-    own = address_of(addresses[host])
-    found = []
+    own_address = address_of(addresses[host])
+    hosts = []
     for name, text in addresses.items():
         is_dialled = name != host and is_initiator(text, addresses[host])
-        misses = is_dialled and (own.is_loopback or not reaches(name, addresses[host]))
-        if own.version != address_of(text).version or misses:
-            found.append(name)
-    return tuple(found)
+        misses = is_dialled and (own_address.is_loopback or not reaches(name, addresses[host]))
+        if own_address.version != address_of(text).version or misses:
+            hosts.append(name)
+    return tuple(hosts)
 
 
 def is_initiator(own: str, other: str) -> bool:

@@ -117,21 +117,21 @@ def host_nccl(
         owners = (entry.interface for entry in facts.interfaces.addresses if entry.address == answer.address)
         name = answer.interface if answer.interface is not None else next(owners, None)
         answered = None if name is None else Chosen(name, answer.address, "libnccl itself says so")
-    seen, disagreement = (choice, None) if answer is None else _with_answer(choice, answered, answer)
-    if isinstance(seen, Unknown):
-        return seen
+    result, disagreement = (choice, None) if answer is None else _with_answer(choice, answered, answer)
+    if isinstance(result, Unknown):
+        return result
     boot = None if isinstance(facts.identity, Unknown) else facts.identity.boot_id
-    own = sorted(f"{entry.interface}={entry.address}" for entry in facts.interfaces.addresses)
+    addresses = sorted(f"{entry.interface}={entry.address}" for entry in facts.interfaces.addresses)
     lost = (name for name in names.own.values() if name.addresses and name.source_error)
     return HostNccl(
         host=host.name,
-        machine=None if boot is None else " ".join((boot, *own)),
+        machine=None if boot is None else " ".join((boot, *addresses)),
         interfaces=facts.interfaces,
         routes=facts.routes,
         unreachable={name.addresses[0]: name.source_error or "" for name in lost},
         variables=variables,
         version=version,
-        choice=seen,
+        choice=result,
         source="model" if answered is None else "libnccl",
         disagreement=disagreement,
     )
@@ -164,14 +164,14 @@ def _variables(
         return facts.env
     if isinstance(facts.config_files, Unknown):
         return facts.config_files
-    found = resolve({**host.node.env, **overrides}, facts.env, facts.config_files, version)
-    given = host.node.env_origins
+    variables = resolve({**host.node.env, **overrides}, facts.env, facts.config_files, version)
+    origins = host.node.env_origins
     return (
-        found
-        if isinstance(found, Unknown)
+        variables
+        if isinstance(variables, Unknown)
         else {
-            name: replace(one, origin=given[name]) if one.origin == HOSTS_FILE and name in given else one
-            for name, one in found.items()
+            name: replace(entry, origin=origins[name]) if entry.origin == HOSTS_FILE and name in origins else entry
+            for name, entry in variables.items()
         }
     )
 
@@ -221,5 +221,5 @@ def nccl_interface(host: Host) -> NcclInterface | None:
 
     The result is None if NCCL finds no interface or if the interface is unknown.
     """
-    one = host_nccl(host)
-    return one.interface if isinstance(one, HostNccl) else None
+    result = host_nccl(host)
+    return result.interface if isinstance(result, HostNccl) else None

@@ -89,10 +89,10 @@ def parse_comm_id(value: str, interfaces: Interfaces, names: Resolver) -> Remote
     literal = numeric(name)
     if literal is not None:
         return Remote(literal, port)
-    seen = names.get(name)
-    if seen is None:
+    resolution = names.get(name)
+    if resolution is None:
         return unknown(f"NCCL_COMM_ID names {name}, which was not resolved on this host")
-    first = numeric(seen.addresses[0].partition("%")[0]) if seen.addresses else None
+    first = numeric(resolution.addresses[0].partition("%")[0]) if resolution.addresses else None
     return Remote(first, port) if first is not None else INVALID
 
 
@@ -205,7 +205,7 @@ def _addresses(choice: ChosenInterfaces | Unknown) -> tuple[tuple[str, str] | No
     if isinstance(choice, Unknown):
         return ()
     used = (choice.bootstrap, *choice.net_socket)
-    return tuple(None if isinstance(one, NcclFailure) else (one.name, one.address) for one in used)
+    return tuple(None if isinstance(iface, NcclFailure) else (iface.name, iface.address) for iface in used)
 
 
 def _tell(choice: ChosenInterfaces | Unknown) -> str:
@@ -213,7 +213,7 @@ def _tell(choice: ChosenInterfaces | Unknown) -> str:
         return choice.reason
     if isinstance(choice.bootstrap, NcclFailure):
         return "finds no interface"
-    others = ", ".join(one.name for one in choice.net_socket)
+    others = ", ".join(interface.name for interface in choice.net_socket)
     return f"uses {choice.bootstrap.name} ({choice.bootstrap.address}; NET/Socket: {others or 'none'})"
 
 
@@ -250,9 +250,9 @@ def _find_interfaces(
     if wanted is not None and is_read(wanted):
         spec = parse_spec(wanted, both_signs=how.both_signs)
         return _find(interfaces, spec, how, family, f"first that NCCL_SOCKET_IFNAME={quoted(wanted)} lets through")
-    found = _find(interfaces, parse_spec("ib"), how, family, "name begins with ib, which NCCL tries first")
-    if not found and remote is not None:
-        found = _same_subnet(interfaces, remote)
+    matches = _find(interfaces, parse_spec("ib"), how, family, "name begins with ib, which NCCL tries first")
+    if not matches and remote is not None:
+        matches = _same_subnet(interfaces, remote)
     running = "running " if how.running_only else ""
     first, but = ("^docker,lo,virbr", "lo, docker or virbr") if how.virbr_last else ("^docker,lo", "lo or docker")
     guesses = [
@@ -262,8 +262,8 @@ def _find_interfaces(
         *([("virbr", "nothing else is there but virbr")] if how.virbr_last else []),
     ]
     for text, reason in guesses:
-        found = found or _find(interfaces, parse_spec(text), how, family, reason)
-    return found
+        matches = matches or _find(interfaces, parse_spec(text), how, family, reason)
+    return matches
 
 
 FAMILIES = {"AF_INET": "inet", "AF_INET6": "inet6"}
@@ -275,11 +275,11 @@ def _find(interfaces: Interfaces, spec: Spec, how: Behaviour, family: str | None
 
     Source: src/misc/socket.cc, or src/os/linux.cc since NCCL 2.29.2.
     """
-    found: dict[str, Chosen] = {}
+    matches: dict[str, Chosen] = {}
     for entry in usable(interfaces, family, running_only=how.running_only):
-        if spec.accepts(entry.interface) and entry.interface not in found:
-            found[entry.interface] = Chosen(entry.interface, entry.address, reason)
-    return tuple(found.values())[:MAX_INTERFACES]
+        if spec.accepts(entry.interface) and entry.interface not in matches:
+            matches[entry.interface] = Chosen(entry.interface, entry.address, reason)
+    return tuple(matches.values())[:MAX_INTERFACES]
 
 
 def usable(interfaces: Interfaces, family: str | None, *, running_only: bool) -> list[InterfaceAddress]:

@@ -154,8 +154,8 @@ def find_port_error(text: str) -> PortError | None:
     for kind, pattern in _WORDINGS:
         match = re.search(pattern, rest, re.DOTALL)
         if match is not None:
-            found = match.groupdict().get("port")
-            port = int(found) if found and 0 < int(found) <= 65535 else None
+            digits = match.groupdict().get("port")
+            port = int(digits) if digits and 0 < int(digits) <= 65535 else None
             return PortError(kind, port, " ".join(match[0].split()))
     match = _NCCL.search(text)
     return None if match is None else PortError("ephemeral", None, " ".join(match[0].split()))

@@ -94,15 +94,15 @@ def meant(name: str) -> Meant | None:
         return Meant(same)
     if (right := _of_torch(name)) is not None:
         return Meant(right)
-    own = _words(name)
+    parts = _words(name)
     others = _known(gloo=reader(name) == "gloo")
-    if found := _closest(name, own, others):
-        return Meant(found)
-    turned = tuple(OPPOSITE.get(word, word) for word in own)
-    if turned != own and (found := _closest(name, turned, others)):
-        return Meant(found, opposite=True)
+    if match := _closest(name, parts, others):
+        return Meant(match)
+    turned = tuple(OPPOSITE.get(word, word) for word in parts)
+    if turned != parts and (match := _closest(name, turned, others)):
+        return Meant(match, opposite=True)
     if advice(name) is None:
-        longer = [one for one, words in others.items() if words[1:] == own and words[0] in FAMILIES]
+        longer = [candidate for candidate, words in others.items() if words[1:] == parts and words[0] in FAMILIES]
         if len(longer) == 1:
             return Meant(longer[0])
     return None

@@ -78,8 +78,8 @@ class Communicator:
 
         The groups of ranks are sorted by count in ascending order.
         """
-        found = grouped((group.topic, group) for group in self.groups if isinstance(group.value, int))
-        return {topic: tuple(sorted(groups, key=lambda one: int(one.value))) for topic, groups in found.items()}
+        by_topic = grouped((group.topic, group) for group in self.groups if isinstance(group.value, int))
+        return {topic: tuple(sorted(groups, key=lambda one: int(one.value))) for topic, groups in by_topic.items()}
 
 
 @dataclass(frozen=True)
@@ -316,11 +316,11 @@ def parse_json(text: str) -> RasAnswer:
     except ValueError as error:
         where = error.errors()[0]["loc"] if isinstance(error, ValidationError) else "not JSON"
         raise MalformedAnswerError(f"RAS answered what it never says: {where}") from error
-    communicators = tuple(one.communicator() for one in answer.communicators)
+    communicators = tuple(entry.communicator() for entry in answer.communicators)
     dead = {
         (rank.host, rank.pid): RasProcess(rank.host, rank.pid, () if rank.gpu is None else (rank.gpu,))
-        for one in communicators
-        for rank in one.missing
+        for entry in communicators
+        for rank in entry.missing
         if rank.dead and rank.host is not None and rank.pid is not None
     }
     gone, timeouts = tuple(dead.values()), answer.ras.timeouts_count
@@ -331,8 +331,8 @@ def _groups(ranks: tuple[RasRank, ...]) -> Iterator[RankGroup]:
     topics = list(islice(dict.fromkeys(name for rank in ranks for name in rank.counts), _MOST_TOPICS))
     values: dict[str, list[int | str]] = {topic: [rank.counts.get(topic, 0) for rank in ranks] for topic in topics}
     values |= {"status": [rank.status for rank in ranks], "error": [rank.error for rank in ranks]}
-    for topic, found in values.items():
-        groups = grouped((value, rank) for rank, value in zip(ranks, found, strict=True))
+    for topic, column in values.items():
+        groups = grouped((value, rank) for rank, value in zip(ranks, column, strict=True))
         if topic == "error":
             groups.pop("", None)
         elif len(groups) < 2:

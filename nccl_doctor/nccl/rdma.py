@@ -110,8 +110,8 @@ def _at(index: int, table: Mapping[int, RdmaGid], port: RdmaPort, why: str, *, p
     unread = entry is None and read_to < index < (port.gid_count or 0)
     if not why:
         kind = (entry.type if entry is not None else None) or "of unknown type"
-        found = f"first {kind} of the wanted family" if is_usable(entry) else "no address of the wanted family: index 0"
-        why = found
+        words = f"first {kind} of the wanted family" if is_usable(entry) else "no address of the wanted family: index 0"
+        why = words
     return GidChoice(index, entry, why, pinned, unread)
 
 
@@ -249,7 +249,7 @@ class RdmaList:
         for entry in self.entries:
             if entry.device.guid and entry.device.pci:
                 by_port.setdefault((entry.device.guid, entry.device.pci[-1].rpartition(".")[2]), []).append(entry)
-        two = (its for its in by_port.values() if len(its) == 2)
+        two = (entries for entries in by_port.values() if len(entries) == 2)
         return tuple((a, b) for a, b in two if a.device.pci[-1][:4] != b.device.pci[-1][:4])
 
     @cached_property
@@ -320,8 +320,8 @@ def _card(device: RdmaDevice, *, vfs: bool) -> tuple[str, ...]:
 
     The device number is 0, too, if virtual functions count as part of their card.
     """
-    *way, own = device.pci or ("",)
-    zeroed = re.sub(r"(:)..\.(.)$" if vfs else r"(\.)(.)$", r":00.0" if vfs else r".0", own)
+    *way, address = device.pci or ("",)
+    zeroed = re.sub(r"(:)..\.(.)$" if vfs else r"(\.)(.)$", r":00.0" if vfs else r".0", address)
     return (*way, zeroed)
 
 

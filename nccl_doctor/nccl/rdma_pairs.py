@@ -92,7 +92,7 @@ class RdmaPair:
 def can_talk(a: RdmaSide, here: RdmaEntry, b: RdmaSide, there: RdmaEntry, mesh: Mesh | None = None) -> Talk:
     if here.port.link_layer != there.port.link_layer:
         sides = ((a.host, here), (b.host, there))
-        kinds = (f"the device on {host} is {'RoCE' if one.is_roce else 'InfiniBand'}" for host, one in sides)
+        kinds = (f"the device on {host} is {'RoCE' if port.is_roce else 'InfiniBand'}" for host, port in sides)
         return Talk(Reachable.NO, ", and ".join(kinds), PairCause.LAYER)
     if not here.is_roce:
         return _by_fabric(a, here, b, there)
@@ -111,9 +111,9 @@ def can_talk(a: RdmaSide, here: RdmaEntry, b: RdmaSide, there: RdmaEntry, mesh: 
 
 def _unlike(here: RdmaEntry, there: RdmaEntry) -> str | None:
     """Return the types of two GIDs if they differ, or state which GID is missing. Return None if the GIDs match."""
-    one, other = here.gid.entry, there.gid.entry
-    if one is None or other is None:
-        return f"GID index {(here if one is None else there).gid.index} is empty"
+    gid, other = here.gid.entry, there.gid.entry
+    if gid is None or other is None:
+        return f"GID index {(here if gid is None else there).gid.index} is empty"
     kinds = [_kind(entry) for entry in (here, there)]
     return None if kinds[0] == kinds[1] else f"{kinds[0]} and {kinds[1]}"
 
@@ -199,8 +199,8 @@ def _by_route(a: RdmaSide, gid: RdmaGid, net: Network, to: Address) -> Talk:
 
 def joined(a: RdmaSide, b: RdmaSide) -> Iterator[tuple[int, RdmaEntry, RdmaEntry]]:
     """Yield the pairs of ports, one on each host, that NCCL's channels connect, with the position of their NICs."""
-    for place, (one, other) in enumerate(zip(a.rdma.nics, b.rdma.nics, strict=False)):
-        here, there = _by_subnet(a, one, b, other) if _aware(a) and _aware(b) else (one, other)
+    for place, (nic, other) in enumerate(zip(a.rdma.nics, b.rdma.nics, strict=False)):
+        here, there = _by_subnet(a, nic, b, other) if _aware(a) and _aware(b) else (nic, other)
         for turn in range(max(len(here.members), len(there.members))):
             yield place, here.members[turn % len(here.members)], there.members[turn % len(there.members)]
 
@@ -224,11 +224,11 @@ def _by_subnet(a: RdmaSide, own: Nic, b: RdmaSide, other: Nic) -> tuple[Nic, Nic
 
 def _sharing(side: RdmaSide, own: Nic, remote: Nic) -> Nic:
     length = integer(side.rdma.variables, "NCCL_IB_SUBNET_PREFIX_LEN", 24, side.rdma.version)
-    told = {key for entry in remote.members[:LISTED] if (key := _subnet(entry, length)) is not None}
+    subnets = {key for entry in remote.members[:LISTED] if (key := _subnet(entry, length)) is not None}
 
     def shares(nic: Nic) -> bool:
         mine = [_subnet(entry, length) for entry in nic.members if entry.is_roce]
-        return bool(mine) and all(key in told for key in mine)
+        return bool(mine) and all(key in subnets for key in mine)
 
     return own if shares(own) else next(filter(shares, side.rdma.nics), own)
 
@@ -274,14 +274,14 @@ class ClusterRdma:
         """The paths of packets between RoCE ports in both directions, for all pairs with matching GIDs."""
         for pair in self.pairs:
             if pair.here.is_roce and pair.talk.cause in (None, PairCause.NETWORK, PairCause.SILENT):
-                for src, one, dst, other in (
+                for src, entry, dst, other in (
                     (pair.source, pair.here, pair.target, pair.there),
                     (pair.target, pair.there, pair.source, pair.here),
                 ):
-                    own, to = one.gid.entry, other.gid.entry
-                    if own and to and own.interface and is_usable(own) and is_usable(to):
+                    gid, to = entry.gid.entry, other.gid.entry
+                    if gid and to and gid.interface and is_usable(gid) and is_usable(to):
                         apart = pair.talk.cause is PairCause.NETWORK
-                        yield RdmaPath(src, dst, own.interface, str(ip_of(own)), str(ip_of(to)), apart=apart)
+                        yield RdmaPath(src, dst, gid.interface, str(ip_of(gid)), str(ip_of(to)), apart=apart)
 
     @cached_property
     def pairs(self) -> tuple[RdmaPair, ...]:
@@ -303,13 +303,13 @@ class ClusterRdma:
         Both hosts of a pair are included if it is unknown which host is at fault.
         """
         failed = {(pair.source, pair.target) for pair in self.unreachable}
-        found: list[tuple[tuple[str, ...], tuple[RdmaPair, ...]]] = []
+        faults: list[tuple[tuple[str, ...], tuple[RdmaPair, ...]]] = []
         for group in groups(failed):
             alone = group.minimal_cover != group.hosts
             for some in [{host} for host in self.sides if host in group.minimal_cover] if alone else [group.hosts]:
                 pairs = tuple(pair for pair in self.unreachable if not some.isdisjoint((pair.source, pair.target)))
-                found.append((tuple(host for host in self.sides if host in some), pairs))
-        return tuple(found)
+                faults.append((tuple(host for host in self.sides if host in some), pairs))
+        return tuple(faults)
 
     def lasting(self) -> dict[str, str] | None:
         """Return a value of NCCL_IB_HCA for each host so that NCCL pairs devices in the same network.
@@ -317,7 +317,7 @@ class ClusterRdma:
         Return None if no such values are found.
         """
         keys = {name: [_meeting(side, entry) for entry in side.rdma.entries] for name, side in self.sides.items()}
-        if not keys or any(key is None for own in keys.values() for key in own):
+        if not keys or any(key is None for row in keys.values() for key in row):
             return None
         first, *others = keys.values()
         common = first
@@ -325,14 +325,14 @@ class ClusterRdma:
             common = _common(common, other)
         if not common:
             return None
-        found: dict[str, str] = {}
+        values: dict[str, str] = {}
         for name, side in self.sides.items():
             kept = _picked(keys[name], common)
             items = [side.rdma.entries[place].label for place in kept]
-            found[name] = f"={','.join(items)}"
+            values[name] = f"={','.join(items)}"
         return (
-            found
-            if self.with_variables({name: {"NCCL_IB_HCA": value} for name, value in found.items()}).works
+            values
+            if self.with_variables({name: {"NCCL_IB_HCA": value} for name, value in values.items()}).works
             else None
         )
 
@@ -410,8 +410,8 @@ def _common(first: Sequence[object], other: Sequence[object]) -> list[object]:
 
 
 def _picked(keys: Sequence[object], wanted: Sequence[object]) -> list[int]:
-    found: list[int] = []
+    places: list[int] = []
     for place, key in enumerate(keys):
-        if len(found) < len(wanted) and key == wanted[len(found)]:
-            found.append(place)
-    return found
+        if len(places) < len(wanted) and key == wanted[len(places)]:
+            places.append(place)
+    return places

@@ -142,8 +142,8 @@ class Reachability:
         return {verdict.cause for verdict in self.verdicts if verdict.cause is not None}
 
     def reasons(self, answer: Reachable) -> dict[str, tuple[str, ...]]:
-        found = grouped((verdict.why, verdict.source) for verdict in self.verdicts if verdict.answer is answer)
-        return {why: tuple(sources) for why, sources in found.items()}
+        groups = grouped((verdict.why, verdict.source) for verdict in self.verdicts if verdict.answer is answer)
+        return {why: tuple(sources) for why, sources in groups.items()}
 
 
 def reachability(target: HostNccl, address: str, peers: Iterable[HostNccl], mesh: Mesh | None) -> Reachability:
@@ -196,20 +196,20 @@ class Peers:
     @cached_property
     def _kinds(self) -> list[str]:
         """Return one host for each different set of routes, with the rarest sets first."""
-        found: dict[object, list[str]] = {}
-        for name, one in self._by_host.items():
-            routes = one.routes.reason if isinstance(one.routes, Unknown) else tuple(map(str, one.routes))
-            found.setdefault(routes, []).append(name)
-        return [names[0] for names in sorted(found.values(), key=len)[:MOST_KINDS]]
+        groups: dict[object, list[str]] = {}
+        for name, host in self._by_host.items():
+            routes = host.routes.reason if isinstance(host.routes, Unknown) else tuple(map(str, host.routes))
+            groups.setdefault(routes, []).append(name)
+        return [names[0] for names in sorted(groups.values(), key=len)[:MOST_KINDS]]
 
     @cached_property
     def _owners(self) -> dict[str, list[str]]:
-        own = {name: {entry.address for entry in one.interfaces.addresses} for name, one in self._by_host.items()}
-        return grouped((str(address), name) for name, addresses in own.items() for address in addresses)
+        known = {name: {entry.address for entry in host.interfaces.addresses} for name, host in self._by_host.items()}
+        return grouped((str(address), name) for name, addresses in known.items() for address in addresses)
 
     @cached_property
     def _cut_off(self) -> dict[str, list[str]]:
-        return grouped((address, name) for name, one in self._by_host.items() for address in one.unreachable)
+        return grouped((address, name) for name, host in self._by_host.items() for address in host.unreachable)
 
     @cached_property
     def _lost(self) -> dict[str, list[str]]:

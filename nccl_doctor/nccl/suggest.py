@@ -87,8 +87,8 @@ def works(hosts: tuple[Host, ...], plan: InterfacePlan, mesh: Mesh | None, accep
 
 
 def _plans(hosts: tuple[Host, ...], by_host: Mapping[str, HostNccl]) -> Iterator[InterfacePlan]:
-    told = (host.facts.resolution for host in hosts if host.facts)
-    resolved = addresses_by_name(names for names in told if isinstance(names, Names))
+    resolutions = (host.facts.resolution for host in hosts if host.facts)
+    resolved = addresses_by_name(names for names in resolutions if isinstance(names, Names))
     known_by = {host.name: _carrier(host, resolved, by_host[host.name]) for host in hosts}
     nets = dict.fromkeys(
         network_of(f"{entry.address}/{prefix_length(entry.netmask)}")
@@ -99,9 +99,9 @@ def _plans(hosts: tuple[Host, ...], by_host: Mapping[str, HostNccl]) -> Iterator
     wide = islice((net for net in nets if net.prefixlen < net.max_prefixlen), _MOST_NETS)
     inside = ({name: _in_net(side, net) for name, side in by_host.items()} for net in wide)
     ways_out = {name: _way_out(side) for name, side in by_host.items()}
-    for found in chain([known_by], inside, [ways_out]):
-        plan = {name: interface for name, interface in found.items() if interface is not None}
-        if len(plan) == len(found):
+    for candidate in chain([known_by], inside, [ways_out]):
+        plan = {name: interface for name, interface in candidate.items() if interface is not None}
+        if len(plan) == len(candidate):
             yield plan
 
 
@@ -159,10 +159,10 @@ def move(suggestion: InterfaceSuggestion, pictures: Mapping[str, HostNccl], mast
         setting("", name, {host: suggestion.variables(host)[name] for host in suggestion.interfaces})
         for name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
     ]
-    own = (e.address for e in pictures[master].interfaces.addresses if e.interface == suggestion.interfaces[master])
+    matches = (e.address for e in pictures[master].interfaces.addresses if e.interface == suggestion.interfaces[master])
     return Fix(
         summary="Let the job use the net in which all reach each other: set this on every host (the hosts file's env), "
-        f"and master_addr: {next(own)} in the hosts file (--master-addr).",
+        f"and master_addr: {next(matches)} in the hosts file (--master-addr).",
         risk="safe",
         commands=tuple(command for part in parts for command in part.commands),
         variables={host: suggestion.variables(host) for host in suggestion.interfaces},

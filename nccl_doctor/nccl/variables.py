@@ -97,7 +97,7 @@ def resolve(
     if isinstance(new, Unknown) or isinstance(old, Unknown):
         return new
     alike = {name for name in new if new[name] == old.get(name)}
-    return {name: one if name in alike else replace(one, doubt=_DOUBT) for name, one in (old | new).items()}
+    return {name: entry if name in alike else replace(entry, doubt=_DOUBT) for name, entry in (old | new).items()}
 
 
 def _variable(name: str, value: str, origin: str) -> Variable:
@@ -107,14 +107,14 @@ def _variable(name: str, value: str, origin: str) -> Variable:
 def _with_files(
     process: Mapping[str, Variable], named: str | None, files: tuple[ConfigFile, ...]
 ) -> dict[str, Variable] | Unknown:
-    found = dict(process)
+    variables = dict(process)
     if named is not None and all(file.path != named for file in files):
         return unknown(f"NCCL_CONF_FILE={named} was not read")
     user = [file for file in files if (file.path == named if named is not None else file.path.endswith(USER_FILE))]
     for file in (*user, *(file for file in files if file.path == SYSTEM_FILE)):
         for name, value, line in parse_config(file.text or ""):
-            found.setdefault(name, _variable(name, value, f"{file.path}:{line}"))
-    return found
+            variables.setdefault(name, _variable(name, value, f"{file.path}:{line}"))
+    return variables
 
 
 PLUGIN_PREFIXES = (  # names with these beginnings belong to a plugin or a tool, which may have any number of them
@@ -260,10 +260,10 @@ def uses_nccl2(torch: str, switch: str | None) -> bool | None:
     ``switch`` is the value of TORCH_DIST_USE_NCCL2. From torch 2.14 on, the value "1" selects nccl2. From torch 2.15
     on, nccl2 is the default, and the value "0" selects the older backend (torch/distributed/distributed_c10d.py).
     """
-    found = re.match(r"(\d{1,4})\.(\d{1,4})", torch, re.ASCII)
-    if found is None:
+    match = re.match(r"(\d{1,4})\.(\d{1,4})", torch, re.ASCII)
+    if match is None:
         return None
-    version = int(found[1]), int(found[2])
+    version = int(match[1]), int(match[2])
     return version >= _NCCL2_SINCE and (switch != "0" if version >= _NCCL2_DEFAULT else switch == "1")
 
 
@@ -335,13 +335,13 @@ def _judge_torch(value: str, allowed: str) -> BadValue | None:
 
 def strtoll(value: str) -> tuple[int, str]:
     """Return the number that C's strtoll with base 0 reads from the value, and the text after the number."""
-    found = _NUMBER.match(value)
-    if found is None or found.group(2) is None:
+    match = _NUMBER.match(value)
+    if match is None or match.group(2) is None:
         return 0, value
-    sign, digits = found.groups()
+    sign, digits = match.groups()
     base = 16 if digits[:2].lower() == "0x" else 8 if digits.startswith("0") else 10
     number = whole_number(digits) if base == 10 else int(digits, base)
-    return (-number if sign == "-" else number), value[found.end() :]
+    return (-number if sign == "-" else number), value[match.end() :]
 
 
 def _judge_number(name: str, value: str, version: VersionNumbers) -> BadValue | None:
@@ -456,20 +456,20 @@ def parse_hca(text: str, version: VersionNumbers = NEWEST) -> HcaSpec:
     exclude = text.startswith("^")
     rest = text[1:] if exclude else text
     exact = rest.startswith("=")
-    found = []
+    items = []
     for part in (rest[1:] if exact else rest).split(","):
         name, colon, numbers = part.partition(":")
         if name:
             port, rail, plane = [*numbers.split(":"), "", "", ""][:3]
             more = (_number(rail), _number(plane)) if version >= RAILS else (None, None)
             number = _atoi(port) if colon and (port or version < RAILS) else -1
-            found.append(HcaItem(name, None if number == -1 else number, *more))
-    return HcaSpec(exclude, exact, tuple(found[:MOST_PORTS]))
+            items.append(HcaItem(name, None if number == -1 else number, *more))
+    return HcaSpec(exclude, exact, tuple(items[:MOST_PORTS]))
 
 
 def _atoi(text: str) -> int:
-    found = _ATOI.match(text)
-    return whole_number(found[1]) if found else 0
+    match = _ATOI.match(text)
+    return whole_number(match[1]) if match else 0
 
 
 def _number(text: str) -> int | None:

@@ -74,10 +74,10 @@ def parse_version(text: str) -> VersionNumbers:
 
     Raise ValueError if the text is not a version or if the version is older than 2.4.
     """
-    found = _VERSION.fullmatch(text)
-    if found is None:
+    match = _VERSION.fullmatch(text)
+    if match is None:
         raise ValueError(f"{text!r} is not an NCCL version; give it as in 2.27.7")
-    major, minor, patch = found.groups()
+    major, minor, patch = match.groups()
     version = (int(major), int(minor), int(patch) if patch is not None else LAST_OF_SERIES)
     if version < OLDEST:
         raise ValueError(f"NCCL {text.strip()} is older than 2.4, the first one whose choice is known here")

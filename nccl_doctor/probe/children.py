@@ -135,10 +135,10 @@ def descendants(root: int) -> list[int]:
                 continue
             if state != b"Z":
                 children.setdefault(int(ppid), []).append(int(entry))
-    found: list[int] = []
+    pids: list[int] = []
     waiting = [root]
     while waiting:
         below = children.get(waiting.pop(), [])
-        found += below
+        pids += below
         waiting += below
-    return found
+    return pids

@@ -81,8 +81,8 @@ def enter(place: str) -> None:
 def _others(place: str, order: "tuple[tuple[str, int], ...]") -> "list[tuple[str, int, str]]":
     """Return the namespaces of a process that the kernel supports and that this process does not share."""
     known = [(name, kind, "{}ns/{}".format(place, name)) for name, kind in order]
-    return [one for one in known if os.path.exists("/proc/self/ns/" + one[0])
-            and os.readlink(one[2]) != os.readlink("/proc/self/ns/" + one[0])]  # fmt: skip
+    return [namespace for namespace in known if os.path.exists("/proc/self/ns/" + namespace[0])
+            and os.readlink(namespace[2]) != os.readlink("/proc/self/ns/" + namespace[0])]  # fmt: skip
 
 
 def _limit(allowed: int, last: int) -> None:

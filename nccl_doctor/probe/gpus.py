@@ -46,9 +46,9 @@ def parse_gpus(text: str) -> list[dict[str, Any]]:
     Raise ValueError if a line is neither a row nor a known message.
     """
     lines = [line for line in text.splitlines() if line.strip() and NO_DEVICES not in line and not WARNING.match(line)]
-    found = [_gpu(line, place) for place, line in enumerate(lines)]
-    driver = next((gpu["driver"] for gpu in found if gpu["driver"]), "")
-    return [{**gpu, "driver": gpu["driver"] or driver} for gpu in found]
+    gpus = [_gpu(line, place) for place, line in enumerate(lines)]
+    driver = next((gpu["driver"] for gpu in gpus if gpu["driver"]), "")
+    return [{**gpu, "driver": gpu["driver"] or driver} for gpu in gpus]
 
 
 WARNING = re.compile(r"WARNING: ", re.IGNORECASE)
@@ -117,16 +117,16 @@ def parse_gpu_processes(text: str, numbers: str = "") -> list[dict[str, Any]]:
     The used memory is in MiB, or None if the platform does not report memory by process.
     """
     index = {uuid.strip(): int(number) for number, _, uuid in (row.partition(",") for row in numbers.splitlines())}
-    found = []
+    processes = []
     for line in text.splitlines():
         parts = [part.strip() for part in line.split(",")]
         if len(parts) == len(PROCESS_FIELDS) and parts[1].isdigit():
             uuid, pid, memory = parts
             mib = int(memory) if memory.isdigit() else None
-            found.append({"pid": int(pid), "gpu": index.get(uuid), "uuid": uuid, "memory_mib": mib})
+            processes.append({"pid": int(pid), "gpu": index.get(uuid), "uuid": uuid, "memory_mib": mib})
         elif line.strip() and not line.startswith("No "):  # "No running processes found", "No devices were found"
             raise Unavailable(f"nvidia-smi said: {line.strip()[:200]}")
-    return found
+    return processes
 
 
 def work(deadline: float) -> list[dict[str, Any]]:
@@ -143,4 +143,4 @@ def work(deadline: float) -> list[dict[str, Any]]:
 def utilization(deadline: float) -> dict[str, int | None]:
     """Return each GPU's utilization in the last second in percent, by UUID, or None if it is unknown."""
     rows = (row.partition(",") for row in query("gpu", ("uuid", "utilization.gpu"), deadline).splitlines())
-    return {uuid.strip(): int(told) if told.strip().isdigit() else None for uuid, _, told in rows}
+    return {uuid.strip(): int(percent) if percent.strip().isdigit() else None for uuid, _, percent in rows}

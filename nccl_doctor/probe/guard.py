@@ -43,8 +43,8 @@ def watcher(job: JobProcesses, table: ProcessTable) -> str | None:
         debugger = table.status(pid, "TracerPid") or "0"
         if debugger != "0":
             return f"pid {debugger} is looking into it with a debugger"
-    found = (_of_top(pid, table) for pid in jobs.tops(job, table))
-    return next(filter(None, found), None) or attended(alive, table)
+    phrases = (_of_top(pid, table) for pid in jobs.tops(job, table))
+    return next(filter(None, phrases), None) or attended(alive, table)
 
 
 def attended(pids: Sequence[int], table: ProcessTable) -> str | None:
@@ -76,8 +76,8 @@ def _names(pid: int, table: ProcessTable) -> list[str]:
 
 
 def _multiplexer(pid: int, table: ProcessTable) -> str | None:
-    found = filter(None, map(MULTIPLEXER.match, _names(pid, table)))
-    return next((match["name"].lower() for match in found), None)
+    matches = filter(None, map(MULTIPLEXER.match, _names(pid, table)))
+    return next((match["name"].lower() for match in matches), None)
 
 
 def _shell(pid: int, table: ProcessTable) -> str | None:
@@ -166,8 +166,8 @@ def refusal(job: JobProcesses, holders: Sequence[int], table: ProcessTable, grac
         ("watched", (watcher(job, table),)),
         ("not-training", (_no_training(pid, table) for pid in running)),
     )
-    found = (EndRefusal(reason, kind) for kind, told in reasons for reason in told if reason is not None)
-    return next(found, None)
+    results = (EndRefusal(reason, kind) for kind, phrases in reasons for reason in phrases if reason is not None)
+    return next(results, None)
 
 
 def refusals(
@@ -175,7 +175,7 @@ def refusals(
 ) -> list[EndRefusal | None]:
     """Return the result of :func:`refusal` for each job, or a refusal if the job makes progress between samples."""
     refused = [refusal(job, [pid for pid in holders if pid in job.pids], table, grace_s) for job in found]
-    quiet = [place for place, one in enumerate(refused) if one is None]
+    quiet = [place for place, result in enumerate(refused) if result is None]
     for place, sign in zip(quiet, progress.watch([found[place].pids for place in quiet])):
         if sign is not None:
             refused[place] = EndRefusal(f"it makes progress: {sign}", "alive")

@@ -72,7 +72,7 @@ def of_check(pid: int, table: ProcessTable) -> bool:
 
     The ranks of a check are descendants of a probe.
     """
-    return any(is_probe(one, table) for one in (pid, *table.ancestors(pid)) if one in table.procs)
+    return any(is_probe(candidate, table) for candidate in (pid, *table.ancestors(pid)) if candidate in table.procs)
 
 
 PUBLISHERS = frozenset({"docker-proxy", "rootlessport", "rootlessport-child", "slirp4netns", "pasta", "conmon"})
@@ -153,7 +153,7 @@ def job_of(pid: int, table: ProcessTable) -> JobProcesses:
     while (parent := table.procs.get(root.ppid)) is not None and parent.pid != 1 and _started(parent, root, table):
         root = parent
     roots = [root.pid, *_orphans_of_the_same_run(root, table)]
-    members = [member for one in roots for member in (one, *table.descendants(one))]
+    members = [member for root_pid in roots for member in (root_pid, *table.descendants(root_pid))]
     return JobProcesses(root.pid, tuple(dict.fromkeys(members)))
 
 
@@ -162,12 +162,12 @@ def jobs_of(pids: list[int], table: ProcessTable) -> list[JobProcesses]:
 
     If one job contains another job, only the larger job is returned.
     """
-    found: list[JobProcesses] = []
+    jobs: list[JobProcesses] = []
     for pid in pids:
-        if pid in table.procs and not any(pid in job.pids for job in found):
+        if pid in table.procs and not any(pid in job.pids for job in jobs):
             job = job_of(pid, table)
-            found = [job, *(other for other in found if not set(other.pids) <= set(job.pids))]
-    return sorted(found)
+            jobs = [job, *(other for other in jobs if not set(other.pids) <= set(job.pids))]
+    return sorted(jobs)
 
 
 def is_adopted(proc: Proc, table: ProcessTable) -> bool:

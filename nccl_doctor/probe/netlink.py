@@ -49,14 +49,14 @@ def attributes(rest: bytes) -> dict[int, bytes]:
 
     If a type occurs more than once, the first attribute is used.
     """
-    found: dict[int, bytes] = {}
+    values: dict[int, bytes] = {}
     while len(rest) >= _ATTRIBUTE.size:
         length, kind = _ATTRIBUTE.unpack_from(rest)
         if length < _ATTRIBUTE.size:
             break
-        found.setdefault(kind, rest[_ATTRIBUTE.size : length])
+        values.setdefault(kind, rest[_ATTRIBUTE.size : length])
         rest = rest[length + 3 & ~3 :]
-    return found
+    return values
 
 
 def dump(kernel: socket.socket, kind: int, body: bytes) -> Iterator[bytes]:
@@ -68,14 +68,14 @@ def dump(kernel: socket.socket, kind: int, body: bytes) -> Iterator[bytes]:
     while True:
         data, at = kernel.recv(1 << 16), 0
         while at + HEADER.size <= len(data):
-            length, told, flags, *_ = HEADER.unpack_from(data, at)
+            length, message_type, flags, *_ = HEADER.unpack_from(data, at)
             if flags & NLM_F_DUMP_INTR:
                 raise InterruptedDumpError("the table changes while it is read")
             answer = data[at + HEADER.size : at + length]
             # The end of an aborted dump carries an error, too.
-            if told == NLMSG_ERROR or (told == NLMSG_DONE and any(answer[:4])):
+            if message_type == NLMSG_ERROR or (message_type == NLMSG_DONE and any(answer[:4])):
                 raise refusal(answer)
-            if told == NLMSG_DONE:
+            if message_type == NLMSG_DONE:
                 return
             yield answer
             at += max((length + 3) & ~3, HEADER.size)
@@ -167,9 +167,9 @@ class SocketTraffic(NamedTuple):
 
 def sockets_on(port: int, timeout_s: float = 2.0, states: int = ALL_STATES) -> list[DiagSocket]:
     """Return all TCP sockets of this network namespace on a local port, IPv4 before IPv6. Port 0 means any port."""
-    found = map(parse_socket, _dump(port, 0, timeout_s, states))
+    sockets = map(parse_socket, _dump(port, 0, timeout_s, states))
     # The kernel skips the port when it dumps sockets that are only bound (seen on 6.18).
-    return [one for one in found if port in (0, one.local_port)]
+    return [sock for sock in sockets if port in (0, sock.local_port)]
 
 
 def find_sockets(ports: set[int], *, listeners: bool = False) -> list[DiagSocket]:
@@ -178,12 +178,12 @@ def find_sockets(ports: set[int], *, listeners: bool = False) -> list[DiagSocket
     Raise OSError if the sockets can't be read.
     """
     try:
-        found = [one for port in sorted(ports) for one in sockets_on(port)]
+        sockets = [sock for port in sorted(ports) for sock in sockets_on(port)]
         everywhere = sockets_on(0, states=LISTENING) if listeners else []
     except OSError:
         table = [flow.socket for flow in read_table()]
-        return [one for one in table if one.local_port in ports or (listeners and one.state == "LISTEN")]
-    return found + [one for one in everywhere if one.local_port not in ports]
+        return [sock for sock in table if sock.local_port in ports or (listeners and sock.state == "LISTEN")]
+    return sockets + [sock for sock in everywhere if sock.local_port not in ports]
 
 
 def describe_socket(sock: DiagSocket, pid: int | None) -> dict[str, Any]:
@@ -203,8 +203,8 @@ def describe_socket(sock: DiagSocket, pid: int | None) -> dict[str, Any]:
 
 def flows(timeout_s: float = 2.0) -> list[SocketTraffic]:
     """Return the traffic of all TCP sockets in this network namespace that belong to a process."""
-    found = map(parse_flow, _dump(0, 1 << INET_DIAG_INFO - 1, timeout_s, ALL_STATES))
-    return [one for one in found if one.socket.inode]
+    all_flows = map(parse_flow, _dump(0, 1 << INET_DIAG_INFO - 1, timeout_s, ALL_STATES))
+    return [flow for flow in all_flows if flow.socket.inode]
 
 
 def parse_flow(body: bytes) -> SocketTraffic:
@@ -258,7 +258,7 @@ def read_table(folder: str = "/proc/net") -> list[SocketTraffic]:
 
     Raise OSError if the files can't be read.
     """
-    found = []
+    rows = []
     for name in ("tcp", "tcp6"):
         try:
             with open(f"{folder}/{name}", encoding="ascii") as table:
@@ -267,8 +267,8 @@ def read_table(folder: str = "/proc/net") -> list[SocketTraffic]:
             if name == "tcp":
                 raise
             continue  # no IPv6
-        found += [_parse_line(fields) for fields in lines if len(fields) >= TABLE_FIELDS]
-    return found
+        rows += [_parse_line(fields) for fields in lines if len(fields) >= TABLE_FIELDS]
+    return rows
 
 
 def parse_endpoint(text: str) -> tuple[str, int]:
@@ -346,20 +346,20 @@ def _family(address: str) -> int:
 
 def _routes(family: int) -> list[tuple[int, bytes, int, int, int]]:
     """Return the table, destination, prefix length, metric and type of every route; empty if there are too many."""
-    found: list[tuple[int, bytes, int, int, int]] = []
+    routes: list[tuple[int, bytes, int, int, int]] = []
     deadline = time.monotonic() + TIMEOUT_S
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as kernel:
         kernel.settimeout(TIMEOUT_S)
         for body in dump(kernel, RTM_GETROUTE, _ROUTE.pack(family, 0, 0, 0, 0, 0, 0, 0, 0)):
-            if len(found) == MOST_ROUTES or time.monotonic() > deadline:
+            if len(routes) == MOST_ROUTES or time.monotonic() > deadline:
                 return []
             _, bits, of_source, tos, table, _, _, kind, flags = _ROUTE.unpack_from(body)
             if not (of_source or tos or flags & RTM_F_CLONED):
-                told = attributes(body[_ROUTE.size :])
-                number = NUMBER.unpack(told[RTA_TABLE])[0] if RTA_TABLE in told else table
-                metric = NUMBER.unpack(told[RTA_PRIORITY])[0] if RTA_PRIORITY in told else 0
-                found.append((number, told.get(RTA_DST, b""), bits, metric, kind))
-    return found
+                values = attributes(body[_ROUTE.size :])
+                number = NUMBER.unpack(values[RTA_TABLE])[0] if RTA_TABLE in values else table
+                metric = NUMBER.unpack(values[RTA_PRIORITY])[0] if RTA_PRIORITY in values else 0
+                routes.append((number, values.get(RTA_DST, b""), bits, metric, kind))
+    return routes
 
 
 def find_refusal(routes: list[tuple[int, bytes, int, int, int]], to: str, error: str) -> dict[str, Any] | None:
@@ -389,12 +389,12 @@ def find_refusal(routes: list[tuple[int, bytes, int, int, int]], to: str, error:
 
 
 def _way(kernel: socket.socket, number: int, packet: dict[str, Any]) -> dict[str, Any]:
-    told: dict[str, Any] = {**packet, "dev": None, "gateway": None, "prefers": None, "table": None, "error": None}
+    result: dict[str, Any] = {**packet, "dev": None, "gateway": None, "prefers": None, "table": None, "error": None}
     try:
         kernel.send(way_request(number, packet["to"], packet["source"], packet["iif"]))
-        return {**told, **parse_way(kernel.recv(1 << 16))}
+        return {**result, **parse_way(kernel.recv(1 << 16))}
     except OSError as error:
-        return {**told, "error": errno.errorcode.get(error.errno or 0, str(error))}
+        return {**result, "error": errno.errorcode.get(error.errno or 0, str(error))}
 
 
 def way_request(number: int, to: str, source: str | None, iif: str | None) -> bytes:
@@ -416,11 +416,11 @@ def parse_way(message: bytes) -> dict[str, Any]:
     body = message[HEADER.size :]
     if kind == NLMSG_ERROR:
         raise refusal(body)
-    family, found = body[0], attributes(body[_ROUTE.size :])
-    gateway, source = found.get(RTA_GATEWAY), found.get(RTA_PREFSRC)
+    family, values = body[0], attributes(body[_ROUTE.size :])
+    gateway, source = values.get(RTA_GATEWAY), values.get(RTA_PREFSRC)
     return {
-        "dev": socket.if_indextoname(NUMBER.unpack(found[RTA_OIF])[0]) if RTA_OIF in found else None,
+        "dev": socket.if_indextoname(NUMBER.unpack(values[RTA_OIF])[0]) if RTA_OIF in values else None,
         "gateway": socket.inet_ntop(family, gateway) if gateway else None,
         "prefers": socket.inet_ntop(family, source) if source else None,
-        "table": NUMBER.unpack(found[RTA_TABLE])[0] if RTA_TABLE in found else None,
+        "table": NUMBER.unpack(values[RTA_TABLE])[0] if RTA_TABLE in values else None,
     }

@@ -41,8 +41,8 @@ class LauncherOptions(NamedTuple):
 
     def written(self, notion: str) -> str:
         same = [name for name, meaning in self.same.items() if meaning == notion]
-        own = notion if notion in self.options else max(same, key=len, default=notion)  # short ones have one "-"
-        return "--" + (own.replace("_", "-") if self.engine else own)
+        option = notion if notion in self.options else max(same, key=len, default=notion)  # short ones have one "-"
+        return "--" + (option.replace("_", "-") if self.engine else option)
 
     @property
     def notions(self) -> frozenset[str]:
@@ -292,12 +292,12 @@ def port_words(programs: Sequence[str], port: int) -> tuple[str, ...]:
     starts = {name: (name, *of) for name, of in PROGRAMS.items()}
     starts.update({name: (f"python -m {name}", *of) for name, of in MODULES.items()})
     usual = ("torchrun", "torch.distributed.launch")
-    told = [
+    names = [
         name for name in dict.fromkeys(programs) if name in starts and starts[name][1] not in ("torchrun", "launch")
     ]
-    able = [name for name in told if "master_port" in LAUNCHERS[starts[name][1]].notions]
-    found = ((starts[name], LAUNCHERS[starts[name][1]].written("master_port")) for name in able or usual)
-    return tuple(f"{' '.join((start, *more))} {option} {port} …" for (start, _, more), option in found)
+    able = [name for name in names if "master_port" in LAUNCHERS[starts[name][1]].notions]
+    commands = ((starts[name], LAUNCHERS[starts[name][1]].written("master_port")) for name in able or usual)
+    return tuple(f"{' '.join((start, *more))} {option} {port} …" for (start, _, more), option in commands)
 
 
 def find_launcher(words: Sequence[str]) -> tuple[LauncherOptions, int]:
@@ -320,7 +320,7 @@ def find_launcher(words: Sequence[str]) -> tuple[LauncherOptions, int]:
 
 
 def read_words(launcher: LauncherOptions, words: Sequence[str]) -> ParsedLine:
-    left, options, told, unknown, places = list(words), [], {}, [], []
+    left, options, values, unknown, places = list(words), [], {}, [], []
     while left and left[0] != "--" and (left[0].startswith("-") or launcher.engine):
         if not left[0].startswith("-"):  # an engine's model
             places.append(left.pop(0))
@@ -339,10 +339,10 @@ def read_words(launcher: LauncherOptions, words: Sequence[str]) -> ParsedLine:
             if name in launcher.pairs and left:
                 value += " " + left.pop(0)
         notion = launcher.same.get(name or asked, name or asked)
-        told[notion] = value
+        values[notion] = value
         if name is not None:
             options.append(Option(name, notion, written, value if sign else None))
-    return ParsedLine(tuple(options), told, tuple(unknown), (*places, *(left[1:] if left[:1] == ["--"] else left)))
+    return ParsedLine(tuple(options), values, tuple(unknown), (*places, *(left[1:] if left[:1] == ["--"] else left)))
 
 
 SOURCES = {
@@ -363,11 +363,11 @@ _FLAG = re.compile(r"""\baction\s*=\s*(?:check_env|["'](?:store_true|store_false
 
 def source_options(text: str) -> dict[str, bool]:
     """Return whether each argparse option in a program's source code takes a value, by option name."""
-    found: Dict[str, bool] = {"h": False, "help": False}
+    options: Dict[str, bool] = {"h": False, "help": False}
     added: List[re.Match[str]] = list(_ADDED.finditer(text))
-    for place, one in enumerate(added):
-        end = added[place + 1].start() if place + 1 < len(added) else one.end() + 2000
-        takes = _FLAG.search(text, one.end(), end) is None
-        for name in _NAME.findall(one[1])[: MOST_OPTIONS - len(found)]:
-            found.setdefault(name.replace("-", "_"), takes)
-    return found
+    for place, match in enumerate(added):
+        end = added[place + 1].start() if place + 1 < len(added) else match.end() + 2000
+        takes = _FLAG.search(text, match.end(), end) is None
+        for name in _NAME.findall(match[1])[: MOST_OPTIONS - len(options)]:
+            options.setdefault(name.replace("-", "_"), takes)
+    return options

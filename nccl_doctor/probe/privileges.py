@@ -59,7 +59,7 @@ def status_of(place: int) -> dict[str, list[str]]:
 def credentials(status: dict[str, list[str]]) -> Credentials:
     if len({*status["Uid"]}) > 1 or len({*status["Gid"]}) > 1:
         raise Unavailable("it has the rights of several users")
-    return Credentials(int(status["Uid"][0]), int(status["Gid"][0]), [int(one) for one in status["Groups"]])
+    return Credentials(int(status["Uid"][0]), int(status["Gid"][0]), [int(group) for group in status["Groups"]])
 
 
 def open_process(pid: int, started: int) -> int:
@@ -128,7 +128,7 @@ def enter_for_program(pid: int, started: int, parent: int, *, loads: bool) -> in
     another user namespace.
     """
     place = open_process(pid, started)
-    status, own = status_of(place), status_of(os.open("/proc/self", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
+    status, own_status = status_of(place), status_of(os.open("/proc/self", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
     wanted = credentials(status)
     own_root = shares_root(place)
     if own_root and wanted.user == 0:
@@ -159,7 +159,7 @@ def enter_for_program(pid: int, started: int, parent: int, *, loads: bool) -> in
         if child:
             _follow(child, parent)
         parent = 0  # parent in another PID namespace; if it dies, that namespace's first process adopts the child
-    has = int(own["CapPrm"][0], 16) >> CAP_SYS_PTRACE & 1
+    has = int(own_status["CapPrm"][0], 16) >> CAP_SYS_PTRACE & 1
     become(wanted, CAP_SYS_PTRACE if needed and has else None)
     _prctl(PR_SET_NO_NEW_PRIVS, 1)
     children.die_with(parent)

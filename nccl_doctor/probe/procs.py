@@ -35,14 +35,14 @@ def pids_by_inode(inodes: set[int], within_s: float = MORE_FILES_S) -> tuple[dic
     with many open files are examined for at most ``within_s`` seconds.
     """
     wanted = {f"socket:[{inode}]": inode for inode in inodes if inode}
-    found: dict[int, list[int]] = {}
+    holders: dict[int, list[int]] = {}
     if not wanted:
-        return found, True
+        return holders, True
 
     def note(pid: int, target: str) -> None:
         inode = wanted.get(target)
-        if inode is not None and pid not in found.setdefault(inode, []):
-            found[inode].append(pid)
+        if inode is not None and pid not in holders.setdefault(inode, []):
+            holders[inode].append(pid)
 
     crowded: set[int] = set()
     last = count = 0
@@ -54,9 +54,9 @@ def pids_by_inode(inodes: set[int], within_s: float = MORE_FILES_S) -> tuple[dic
     deadline = time.monotonic() + within_s
     for pid, _, target in open_files(crowded, first=FEW_FILES):
         if time.monotonic() >= deadline:
-            return found, False
+            return holders, False
         note(pid, target)
-    return found, True
+    return holders, True
 
 
 def open_files(pids: set[int] | None = None, first: int = 0, most: int = MOST_FILES) -> Iterator[tuple[int, str, str]]:
@@ -154,8 +154,8 @@ class ProcessTable:
     """
 
     def __init__(self) -> None:
-        found = (read_proc(int(entry)) for entry in os.listdir("/proc") if entry.isdigit())
-        self.procs: dict[int, Proc] = {proc.pid: proc for proc in found if proc is not None}
+        processes = (read_proc(int(entry)) for entry in os.listdir("/proc") if entry.isdigit())
+        self.procs: dict[int, Proc] = {proc.pid: proc for proc in processes if proc is not None}
         self._children: dict[int, list[int]] = {}
         for proc in self.procs.values():
             self._children.setdefault(proc.ppid, []).append(proc.pid)
@@ -166,21 +166,21 @@ class ProcessTable:
 
     def descendants(self, root: int) -> list[int]:
         """Return all descendants of a process. Parents come before their children."""
-        found: list[int] = []
+        pids: list[int] = []
         waiting = [root]
         while waiting:
             below = sorted(self._children.get(waiting.pop(0), []))
-            found += below
+            pids += below
             waiting += below
-        return found
+        return pids
 
     def ancestors(self, pid: int) -> list[int]:
-        found: list[int] = []
+        pids: list[int] = []
         proc = self.procs.get(pid)
-        while proc is not None and proc.ppid and proc.ppid not in found:
-            found.append(proc.ppid)
+        while proc is not None and proc.ppid and proc.ppid not in pids:
+            pids.append(proc.ppid)
             proc = self.procs.get(proc.ppid)
-        return found
+        return pids
 
     def argv(self, pid: int) -> tuple[str, ...]:
         """Return the arguments of a process, or an empty tuple for kernel threads, zombies and hidden processes."""
@@ -218,8 +218,8 @@ class ProcessTable:
         The owner of /proc/PID is not used because root owns /proc/PID if the process is not dumpable (proc(5)).
         """
         if pid not in self._uids:
-            told = self.status(pid, "Uid")
-            self._uids[pid] = int(told.split()[0]) if told else -1
+            value = self.status(pid, "Uid")
+            self._uids[pid] = int(value.split()[0]) if value else -1
         return self._uids[pid]
 
     def status(self, pid: int, name: str) -> str | None:
@@ -292,8 +292,8 @@ def unit_of(pid: int, table: ProcessTable) -> str | None:
     job = SLURM.search(table.text(pid, "cgroup"))
     if job:
         return f"Slurm job {job['job']}" + (f".{job['step']}" if job["step"] else "")
-    told = table.environ(pid).get("SLURM_JOB_ID", "")
-    return _container(pid, table) or (f"Slurm job {told}" if told.isdigit() else None)
+    job_id = table.environ(pid).get("SLURM_JOB_ID", "")
+    return _container(pid, table) or (f"Slurm job {job_id}" if job_id.isdigit() else None)
 
 
 def is_contained(pid: int, table: ProcessTable) -> bool:
@@ -322,8 +322,8 @@ def apart(pid: int, table: ProcessTable) -> str | None:
     job = _slurm_job(pid, table)
     if job is not None and job != _slurm_job(os.getpid(), table):
         return f"belongs to Slurm job {job}"
-    login, own = _login(pid, table), _login(os.getpid(), table)
-    if login is not None and login != (os.getuid() if own is None else own):
+    login, own_login = _login(pid, table), _login(os.getpid(), table)
+    if login is not None and login != (os.getuid() if own_login is None else own_login):
         return f"was started in the login of uid {login}"
     return None
 
@@ -339,9 +339,9 @@ def service_of(pid: int, table: ProcessTable) -> str | None:
     Services that only start logins are ignored.
     """
     for line in table.text(pid, "cgroup").splitlines():
-        found = SERVICE.match(line)
-        if found and re.split("[@.]", found["name"])[0] not in LOGINS:
-            return f"{found['name']}.service"
+        match = SERVICE.match(line)
+        if match and re.split("[@.]", match["name"])[0] not in LOGINS:
+            return f"{match['name']}.service"
     return None
 
 
@@ -353,18 +353,18 @@ def surroundings(pid: int, table: ProcessTable) -> tuple[str | None, ...]:
 
 def elsewhere(port: int, table: ProcessTable) -> list[dict[str, object]]:
     """Return one process for each network namespace in which a port is in use, except the probe's network namespace."""
-    seen = {table.link(os.getpid(), "ns/net"), None}
-    found: list[dict[str, object]] = []
+    spaces = {table.link(os.getpid(), "ns/net"), None}
+    processes: list[dict[str, object]] = []
     for pid in sorted(table.procs):
         space = table.link(pid, "ns/net")
-        if space in seen:
+        if space in spaces:
             continue
-        if len(seen) > MOST_SPACES:
+        if len(spaces) > MOST_SPACES:
             break
-        seen.add(space)
+        spaces.add(space)
         if port in _held_ports(pid):
-            found.append({"pid": pid, "command": table.command(pid), "unit": unit_of(pid, table)})
-    return found
+            processes.append({"pid": pid, "command": table.command(pid), "unit": unit_of(pid, table)})
+    return processes
 
 
 def host_name() -> str:
@@ -373,10 +373,10 @@ def host_name() -> str:
 
 
 def _container(pid: int, table: ProcessTable) -> str | None:
-    found = CONTAINER.search(table.text(pid, "cgroup"))
-    if found is None or found[0] in table.text(os.getpid(), "cgroup"):
+    match = CONTAINER.search(table.text(pid, "cgroup"))
+    if match is None or match[0] in table.text(os.getpid(), "cgroup"):
         return None
-    return f"{found['runtime']} container {found['name'].replace('.scope', '')[:12]}"
+    return f"{match['runtime']} container {match['name'].replace('.scope', '')[:12]}"
 
 
 def _slurm_job(pid: int, table: ProcessTable) -> str | None:
@@ -387,10 +387,10 @@ def _slurm_job(pid: int, table: ProcessTable) -> str | None:
     group = SLURM.search(table.text(pid, "cgroup"))
     if group:
         return group["job"]
-    told = table.environ(pid).get("SLURM_JOB_ID", "")
-    if not told.isdigit():
+    job_id = table.environ(pid).get("SLURM_JOB_ID", "")
+    if not job_id.isdigit():
         return None
-    return told if any(table.command(one).startswith(f"slurmstepd: [{told}.") for one in table.procs) else None
+    return job_id if any(table.command(other).startswith(f"slurmstepd: [{job_id}.") for other in table.procs) else None
 
 
 def _login(pid: int, table: ProcessTable) -> int | None:
@@ -398,11 +398,11 @@ def _login(pid: int, table: ProcessTable) -> int | None:
 
     Return None if the process does not belong to a login.
     """
-    found = USER_SLICE.search(table.text(pid, "cgroup"))
-    if found:
-        return int(found["uid"])
-    told = table.text(pid, "loginuid").strip()
-    return int(told) if told.isdigit() and int(told) != NO_LOGIN else None
+    match = USER_SLICE.search(table.text(pid, "cgroup"))
+    if match:
+        return int(match["uid"])
+    login_uid = table.text(pid, "loginuid").strip()
+    return int(login_uid) if login_uid.isdigit() and int(login_uid) != NO_LOGIN else None
 
 
 def _held_ports(pid: int) -> Iterator[int]:

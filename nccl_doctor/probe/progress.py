@@ -42,7 +42,7 @@ def look(pid: int, started: int, table: ProcessTable) -> dict[str, Any] | None:
         "switches": sum(switches) if switches else None,  # unchanged: the main thread has not run at all
         "io_bytes": io_bytes(pid),
         "threads": count,
-        "workers": [_worker(table.procs[one]) for one in table.descendants(pid)[:MOST_WORKERS]],
+        "workers": [_worker(table.procs[worker]) for worker in table.descendants(pid)[:MOST_WORKERS]],
     }
 
 
@@ -56,14 +56,14 @@ def _threads(pid: int) -> tuple[int, dict[str, float]]:
         numbers = os.listdir(f"/proc/{pid}/task")
     except OSError:
         return 0, {}
-    found = {}
+    seconds = {}
     for number in numbers[:MOST_THREADS]:
         text = tools.read(f"/proc/{pid}/task/{number}/schedstat")
         if text:
             ran, waited, _ = text.split()  # with its waiting time, a busy machine can't hide that a thread wants to run
-            found[number] = (int(ran) + int(waited)) / 1e9
-    most = sorted(found, key=lambda number: -found[number])[:MOST_TOLD]
-    return len(numbers), {number: round(found[number], 3) for number in most}
+            seconds[number] = (int(ran) + int(waited)) / 1e9
+    most = sorted(seconds, key=lambda number: -seconds[number])[:MOST_TOLD]
+    return len(numbers), {number: round(seconds[number], 3) for number in most}
 
 
 def io_bytes(pid: int) -> int | None:
@@ -126,15 +126,15 @@ def watch(jobs: Sequence[Sequence[int]]) -> list[str | None]:
         before = [_look(pids) for pids in jobs]
     except OSError as error:
         return [f"what it exchanges with its peers is not known: {error}"] * len(jobs)
-    seen: list[str | None] = [_talked(look) for look in before]
+    signs: list[str | None] = [_talked(look) for look in before]
     deadline = time.monotonic() + WINDOW_S
     over = False
-    while None in seen and not over:
+    while None in signs and not over:
         time.sleep(max(0.0, min(POLL_S, deadline - time.monotonic())))
         over = time.monotonic() >= deadline  # decided before the last sample: this machine may be suspended meanwhile
         for place, pids in enumerate(jobs):
-            seen[place] = seen[place] or _moved(before[place], _look(pids))
-    return [sign or _on_gpu(pids) for sign, pids in zip(seen, jobs)]
+            signs[place] = signs[place] or _moved(before[place], _look(pids))
+    return [sign or _on_gpu(pids) for sign, pids in zip(signs, jobs)]
 
 
 def _look(pids: Sequence[int]) -> Look:
@@ -158,8 +158,8 @@ def _look(pids: Sequence[int]) -> Look:
 
 
 def _talked(look: Look) -> str | None:
-    told = [flow for flow in look.peers.values() if flow.heard_s is not None and flow.heard_s < TALKED_S]
-    return f"{_peer(told[0])} sent it data {int(told[0].heard_s or 0)} s ago" if told else None
+    flows = [flow for flow in look.peers.values() if flow.heard_s is not None and flow.heard_s < TALKED_S]
+    return f"{_peer(flows[0])} sent it data {int(flows[0].heard_s or 0)} s ago" if flows else None
 
 
 def _peer(flow: SocketTraffic) -> str:

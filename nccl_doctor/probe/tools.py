@@ -81,10 +81,10 @@ def under(path: str) -> str:
 @fact("port_range")
 def port_range() -> dict[str, Any]:
     folder = under("/proc/sys/net/ipv4")
-    told = read(f"{folder}/ip_local_port_range")
-    if told is None:
+    text = read(f"{folder}/ip_local_port_range")
+    if text is None:
         raise Unavailable(f"{folder}/ip_local_port_range can't be read")
-    low, high = told.split()
+    low, high = text.split()
     return {"low": int(low), "high": int(high), "reserved": read(f"{folder}/ip_local_reserved_ports") or ""}
 
 
@@ -110,7 +110,7 @@ def encoded(name: str) -> str | bytes:
     Return any other host name as text.
     """
     *labels, last = name.split(".")
-    return name.encode() if name.isascii() and len(last) < 64 and all(0 < len(one) < 64 for one in labels) else name
+    return name.encode() if name.isascii() and len(last) < 64 and all(0 < len(label) < 64 for label in labels) else name
 
 
 WORKERS = 16  # concurrent look-ups: name servers drop queries of a client that sends too many
@@ -136,14 +136,14 @@ def side_by_side(look: Callable[[str], Any], names: list[str], deadline: float) 
 
     for _ in range(min(WORKERS, len(names))):
         threading.Thread(target=work, name="resolve", daemon=True).start()
-    found: dict[str, Any] = {}
-    while len(found) < len(names):
+    results: dict[str, Any] = {}
+    while len(results) < len(names):
         try:
             name, answer = done.get(timeout=max(0.0, deadline - time.monotonic()))
         except queue.Empty:
             break
-        found[name] = answer
-    return found
+        results[name] = answer
+    return results
 
 
 PROGRAMS = {  # by name, with its purpose; no other program is run
@@ -183,8 +183,8 @@ def output(argv: list[str], deadline: float, accept: Iterable[int] = (0,), env: 
     name, folders = argv[0], login_folders()
     program = find(name, [*folders, *SYSTEM, *MORE])
     if program is None:
-        own = [folder for folder in os.environ.get("PATH", "").split(os.pathsep) if folder[:1] == "/"]
-        for path in _named(name, [*own, *SYSTEM, *MORE]):
+        path_folders = [folder for folder in os.environ.get("PATH", "").split(os.pathsep) if folder[:1] == "/"]
+        for path in _named(name, [*path_folders, *SYSTEM, *MORE]):
             place = weak_place(os.path.dirname(path)) or weak_place(path)
             raise Unavailable(f"{path} is not run as root: others can change {place}"[:300])
         raise FileNotFoundError(name)
@@ -201,11 +201,11 @@ def output(argv: list[str], deadline: float, accept: Iterable[int] = (0,), env: 
         )
     except subprocess.TimeoutExpired:
         raise Unavailable(f"{name} gave no answer in time") from None
-    said = done.stdout.decode("utf-8", "replace")
+    text = done.stdout.decode("utf-8", "replace")
     if done.returncode not in accept:
-        words = " ".join((said + done.stderr.decode("utf-8", "replace")).split())[:300]
+        words = " ".join((text + done.stderr.decode("utf-8", "replace")).split())[:300]
         raise Unavailable(f"{name} ended with {done.returncode}: {words}")
-    return said
+    return text
 
 
 def login_folders() -> list[str]:

@@ -127,15 +127,15 @@ def look() -> dict[str, Any]:
         except OSError:  # its queue is full: it is stopped, or many ask at once
             return {"user": ""}
         _, uid, _ = struct.unpack("3i", peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
-        told = b""
+        data = b""
         with contextlib.suppress(OSError):
-            while len(told) < MOST_BYTES:
+            while len(data) < MOST_BYTES:
                 more = peer.recv(MOST_BYTES)
                 if not more:
                     break
-                told += more
+                data += more
     ticket: object = None
     with contextlib.suppress(ValueError):
-        ticket = json.loads(told.decode())
+        ticket = json.loads(data.decode())
     known = ticket if isinstance(ticket, dict) else {}
     return {**{name: known[name] for name in SAID if name in known}, "user": guard.user(uid)}

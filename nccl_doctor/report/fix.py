@@ -20,8 +20,8 @@ def render(report: FixReport, options: RenderOptions) -> str:
     if report.results:
         return joined(_outcome(report, screen))
     blocks = list(plan_blocks(report, screen))
-    said = (report.note, "" if report.plan else report.verdict)
-    return joined([*blocks, *(wrap(text, screen.prose) for text in said if text)])
+    texts = (report.note, "" if report.plan else report.verdict)
+    return joined([*blocks, *(wrap(text, screen.prose) for text in texts if text)])
 
 
 def plan_screen(report: FixReport, options: RenderOptions) -> str:
@@ -50,14 +50,14 @@ class StepGroup:
 
 def groups(steps: Sequence[Step]) -> list[StepGroup]:
     """Return a plan's steps grouped by diagnosis, place, user and risk, in order."""
-    alike = grouped(((one.code, one.mends, one.host is None, one.place, one.root, one.risk), one) for one in steps)
+    alike = grouped(((act.code, act.mends, act.host is None, act.place, act.root, act.risk), act) for act in steps)
     return [StepGroup(number, tuple(each)) for number, each in enumerate(alike.values(), 1)]
 
 
 def plan_blocks(report: FixReport, screen: Screen) -> Iterator[list[str]]:
     """Yield the blocks of the plan: each group of steps, and the steps to do by hand."""
     if not report.plan:
-        left = any(one.commands for one in report.by_hand)
+        left = any(item.commands for item in report.by_hand)
         nothing = "There is no command that fix can run." if left else "There is no command to run."
         yield ["Nothing can be undone." if report.undo else nothing]
     else:
@@ -113,10 +113,10 @@ def _way_back(steps: Sequence[Step]) -> str:
 def _by_hand(left: Sequence[ByHand], screen: Screen) -> Iterator[str]:
     yield "By hand:"
     shown = left if screen.verbose else left[:_MOST_BY_HAND]
-    for one in shown:
-        where = f" on {fold(one.hosts)}" if one.hosts else ""
-        yield from wrap(f"{one.name} ({one.code}){where}: {one.summary}", screen.prose, "  ", "    ")
-        for command, hosts in grouped((each.command, each.host) for each in one.commands).items():
+    for entry in shown:
+        where = f" on {fold(entry.hosts)}" if entry.hosts else ""
+        yield from wrap(f"{entry.name} ({entry.code}){where}: {entry.summary}", screen.prose, "  ", "    ")
+        for command, hosts in grouped((each.command, each.host) for each in entry.commands).items():
             names = [host for host in hosts if host is not None]
             if pasteable(command):
                 yield f"      {f'{fold(names)}: ' if names else ''}{command}"
@@ -136,17 +136,17 @@ def _counted(steps: Sequence[Step]) -> str:
 
 
 def _outcome(report: FixReport, screen: Screen) -> Iterator[list[str]]:
-    done = [one for one in report.results if one.outcome == "done"]
-    hosts = {one.host for one in report.results if one.host is not None}
+    done = [run for run in report.results if run.outcome == "done"]
+    hosts = {run.host for run in report.results if run.host is not None}
     where = f" on {plural(len(hosts), 'host')}" if hosts else ""
     yield wrap(f"{len(done)} of {plural(len(report.results), 'command')} succeeded{where}.", screen.prose)
     steps = {step.number: step for step in report.plan}
-    yield [line for one in report.results if one.outcome != "done" for line in _failed(one, steps[one.number], screen)]
+    yield [line for run in report.results if run.outcome != "done" for line in _failed(run, steps[run.number], screen)]
     if screen.verbose:
         yield [f"  {step.host or 'this machine'}: {clean(step.command)}" for step in report.plan]
     still = {fault.name for fault in report.remaining}
     yield [
-        line for one in done if steps[one.number].mends in still for line in _printed(one, steps[one.number], screen)
+        line for run in done if steps[run.number].mends in still for line in _printed(run, steps[run.number], screen)
     ]
     rows = (
         ("New", report.new),
@@ -156,9 +156,9 @@ def _outcome(report: FixReport, screen: Screen) -> Iterator[list[str]]:
     )
     yield [
         line
-        for name, found in rows
-        if found
-        for line in wrap(f"{name}: {'; '.join(map(str, found))}", screen.prose, "", "  ")
+        for name, faults in rows
+        if faults
+        for line in wrap(f"{name}: {'; '.join(map(str, faults))}", screen.prose, "", "  ")
     ]
     if report.note:
         yield wrap(report.note, screen.prose)
@@ -191,9 +191,9 @@ def _printed(result: StepResult, step: Step, screen: Screen) -> Iterator[str]:
 
 def interrupted(report: FixReport) -> str:
     """Return the message for Ctrl-C: which hosts were changed, which were not, and how to undo the changes."""
-    changed = grouped((one.host, one) for one in report.results if one.outcome != "not-run" and not one.was_there)
-    named = [f"{host or 'this machine'} was changed ({plural(len(its), 'command')})" for host, its in changed.items()]
-    hosts = dict.fromkeys(one.host or "this machine" for one in report.results if one.host not in changed)
+    changed = grouped((run.host, run) for run in report.results if run.outcome != "not-run" and not run.was_there)
+    named = [f"{host or 'this machine'} was changed ({plural(len(runs), 'command')})" for host, runs in changed.items()]
+    hosts = dict.fromkeys(run.host or "this machine" for run in report.results if run.host not in changed)
     others = [f"{fold(hosts)} {'was' if len(hosts) == 1 else 'were'} not"] if hosts else []
     undo = f"; to undo it: {report.undo_with}" if report.undo_with else ""
     return f"interrupted: {', '.join((*named, *others))}{undo}"

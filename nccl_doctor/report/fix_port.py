@@ -120,12 +120,12 @@ def _notes(report: PortReport) -> Iterator[str]:
         yield from wrap(report.source, WIDTH, "    from      ")
     if report.hint and not report.free:
         yield from wrap(report.hint, WIDTH, "    note      ")
-    for one in report.elsewhere[:_SOCKETS]:
-        where = f" ({one.unit})" if one.unit else ""
-        yield from wrap(f"In another network namespace{where}, pid {one.pid} has this port: {one.command}. A job that "
+    for row in report.elsewhere[:_SOCKETS]:
+        where = f" ({row.unit})" if row.unit else ""
+        yield from wrap(f"In another network namespace{where}, pid {row.pid} has this port: {row.command}. A job that "
                          "runs in there can't bind it. To look from inside:")  # fmt: skip
         sudo, sockets = script("" if report.root else "sudo"), _list_sockets(report.port)
-        yield _command(line("{sudo} nsenter -t {pid} -n {sockets}", sudo=sudo, pid=one.pid, sockets=sockets))
+        yield _command(line("{sudo} nsenter -t {pid} -n {sockets}", sudo=sudo, pid=row.pid, sockets=sockets))
 
 
 def _pids(pids: list[int] | tuple[int, ...]) -> str:
@@ -199,26 +199,26 @@ def _list_sockets(port: int | None) -> Line | None:
 
 
 def _move_away(report: PortReport) -> Iterator[list[str]]:
-    found = report.suggestion
-    if found is None or report.port is None:
+    suggestion = report.suggestion
+    if suggestion is None or report.port is None:
         return
-    hosts = [name for name in found.hosts if name]
+    hosts = [name for name in suggestion.hosts if name]
     where = f"all {len(hosts)} hosts" if len(hosts) > 1 else "".join(hosts) or "this machine"
-    yield wrap(f"Or start on port {found.port}, which is free on {where}:")
+    yield wrap(f"Or start on port {suggestion.port}, which is free on {where}:")
     yield from in_ephemeral_range(report)
-    yield [found.command]
-    yield [*found.starts, f"init_method=tcp://{endpoint(found.master or report.host, found.port)}"]
+    yield [suggestion.command]
+    yield [*suggestion.starts, f"init_method=tcp://{endpoint(suggestion.master or report.host, suggestion.port)}"]
 
 
 def in_ephemeral_range(report: PortReport) -> Iterator[list[str]]:
     """Yield the command that reserves the suggested port, if only ephemeral ports were reachable."""
-    found = report.suggestion
-    if found is not None and found.reserve is not None:
+    suggestion = report.suggestion
+    if suggestion is not None and suggestion.reserve is not None:
         yield wrap(
-            f"Only ports in the ephemeral range were reachable, where outgoing connections may take {found.port}. "
+            f"Only ports in the ephemeral range were reachable, where outgoing connections may take {suggestion.port}. "
             f"Reserve it on {report.host} (as root; in /etc/sysctl.d to make it permanent):"
         )
-        yield [found.reserve]
+        yield [suggestion.reserve]
 
 
 def _command(made: Line | None) -> str:

@@ -25,7 +25,7 @@ def render(report: Report, _options: RenderOptions) -> str:
 
 def _diagnosis(found: Diagnosis) -> str:
     hosts = where(found)
-    place = next((seen for seen in found.evidence if isinstance(seen, LogLine)), None)
+    place = next((item for item in found.evidence if isinstance(item, LogLine)), None)
     properties = {"title": f"{found.code} {found.name}{f' on {hosts}' if hosts else ''}"}
     if place is not None:
         properties |= {"file": place.file, "line": str(place.line)}

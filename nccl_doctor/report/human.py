@@ -32,8 +32,8 @@ _PHASE_NAME = 13  # cells for the name of a phase; the longest is "environment"
 def render(report: Report, options: RenderOptions) -> str:
     """Return the screen. With ``--quiet``, the screen contains only diagnoses and checks without a verdict."""
     screen = Screen.of(options)
-    ordered = sorted(report.diagnoses, key=lambda found: -found.severity.rank)[::-1]
-    blocks = [list(unjudged(report.checks, screen)), *(list(diagnosis(found, screen)) for found in ordered)]
+    ordered = sorted(report.diagnoses, key=lambda item: -item.severity.rank)[::-1]
+    blocks = [list(unjudged(report.checks, screen)), *(list(diagnosis(item, screen)) for item in ordered)]
     if not options.quiet:
         opening = [wrap(report.title, screen.width), list(_phases(report.phases, screen))]
         if screen.verbose:
@@ -95,7 +95,7 @@ def diagnosis(found: Diagnosis, screen: Screen) -> Iterator[str]:
 def plain(value: object) -> str:
     """Return a fact as text, such as ``node2 3; node3 none``."""
     if isinstance(value, dict):
-        return "; ".join(f"{name} {plain(one)}" for name, one in value.items()) or "none"
+        return "; ".join(f"{name} {plain(item)}" for name, item in value.items()) or "none"
     if isinstance(value, (list, tuple)):
         return ", ".join(map(plain, value)) or "none"
     if isinstance(value, bool):
@@ -117,17 +117,17 @@ def where(found: Diagnosis) -> str:
 def _evidence(found: Diagnosis, screen: Screen) -> Iterator[str]:
     shown = found.evidence if screen.verbose else found.evidence[:_EVIDENCE]
     named: dict[str, str] = {}  # by short name, the file whose full path was already shown
-    for seen in shown:
-        if isinstance(seen, LogLine):
-            short = seen.file.rpartition("/")[2]
-            file = short if named.get(short) == seen.file else seen.file
-            named[short] = seen.file
-            lines = wrap(f"{file}:{seen.line}  {seen.text}", screen.prose - 2, "    ", "      ")
+    for item in shown:
+        if isinstance(item, LogLine):
+            short = item.file.rpartition("/")[2]
+            file = short if named.get(short) == item.file else item.file
+            named[short] = item.file
+            lines = wrap(f"{file}:{item.line}  {item.text}", screen.prose - 2, "    ", "      ")
             cut = len(lines) > _LOG_LINES and not screen.verbose
             yield from [*lines[: _LOG_LINES - 1], lines[_LOG_LINES - 1] + " …"] if cut else lines
         else:
-            labelled = LABELLED.fullmatch(clean(seen))
-            label, text = (f"    {labelled[1]:<6}  ", labelled[2]) if labelled else ("    ", seen)
+            labelled = LABELLED.fullmatch(clean(item))
+            label, text = (f"    {labelled[1]:<6}  ", labelled[2]) if labelled else ("    ", item)
             yield from wrap(text, screen.prose, label, None if labelled else "      ")
     if len(shown) < len(found.evidence):
         yield f"    … and {len(found.evidence) - len(shown)} more; -v shows them"
@@ -135,7 +135,7 @@ def _evidence(found: Diagnosis, screen: Screen) -> Iterator[str]:
 
 def by_consequence(explained: Iterable[Consequence]) -> dict[tuple[str, str, str], str]:
     """Return the folded host list of each consequence, by the consequence's code, name and message."""
-    hosts = grouped(((one.code, one.name, one.message), one.hosts) for one in explained)
+    hosts = grouped(((entry.code, entry.name, entry.message), entry.hosts) for entry in explained)
     return {consequence: fold(chain.from_iterable(each)) for consequence, each in hosts.items()}
 
 
@@ -155,7 +155,7 @@ def _fix(fix: Fix, screen: Screen) -> Iterator[str]:
 
 def by_place(fix: Fix) -> Iterator[tuple[str, tuple[str, ...], bool]]:
     """Yield each place, such as ``On each of node[2-3], as root:``, its commands, and whether they can be shown."""
-    per_host = grouped(((one.host, one.place), one.command) for one in fix.commands)
+    per_host = grouped(((command.host, command.place), command.command) for command in fix.commands)
     alike = grouped(((side, tuple(lines)), host) for (host, side), lines in per_host.items())
     for (side, lines), hosts in alike.items():
         names = [host for host in hosts if host is not None]
@@ -177,14 +177,14 @@ def details(report: Report, screen: Screen) -> Iterator[list[str]]:
     if report.checks:
         alike = grouped((fact, host.name) for host in report.hosts for fact in host.seen.items())
         order = {what: place for place, (what, _) in enumerate(alike)}
-        seen = [(what, fold(names), text) for (what, text), names in alike.items()]
-        if seen:  # hosts with the same values together
-            yield table(("seen", "on", "what"), sorted(seen, key=lambda row: order[row[0]]), screen.prose)
+        facts = [(what, fold(names), text) for (what, text), names in alike.items()]
+        if facts:  # hosts with the same values together
+            yield table(("seen", "on", "what"), sorted(facts, key=lambda row: order[row[0]]), screen.prose)
         rows = [(c.code, c.name, c.outcome.value, c.reason or c.looked_at or "") for c in report.checks]
         yield table(("code", "check", "outcome", "why"), rows, screen.prose)
     if report.mesh:
         yield from matrix(report.mesh, report.hosts, screen)
-        dials = (((one.outcome, str(one.port), f"{one.dst} ({one.address})"), one.src) for one in report.mesh.failed)
+        dials = (((way.outcome, str(way.port), f"{way.dst} ({way.address})"), way.src) for way in report.mesh.failed)
         failed = [(*target, fold(sources)) for target, sources in grouped(dials).items()]
         if failed:
             yield table(("dial", "port", "to", "from"), failed, screen.prose)
@@ -259,7 +259,7 @@ def _named(everywhere: tuple[str, ...], each: list[tuple[tuple[str, ...], str]],
     sets = [(frozenset(hosts), name) for hosts, name in each]
     sets.sort(key=lambda pair: pair[0] != frozenset(everywhere))
     groups = [
-        ("" if hosts == set(everywhere) else f"on {fold(one for one in everywhere if one in hosts)}: ", names)
+        ("" if hosts == set(everywhere) else f"on {fold(host for host in everywhere if host in hosts)}: ", names)
         for hosts, names in grouped(sets[:limit]).items()
     ]
     more = f" and {len(sets) - limit} more" if len(sets) > limit else ""
@@ -310,13 +310,13 @@ def summary(report: Report, cause: Diagnosis | None, screen: Screen) -> Iterator
 
 def _counts(diagnoses: tuple[Diagnosis, ...], outcomes: Counter[Outcome]) -> list[str]:
     """Return counts such as ``1 error``, ``0 warnings`` and ``56 checks passed``. Most zero counts are left out."""
-    found = Counter(each.severity for each in diagnoses)
+    by_severity = Counter(each.severity for each in diagnoses)
     gaps = outcomes[Outcome.UNKNOWN] + outcomes[Outcome.CRASH]
-    warnings, passed = found[Severity.WARNING], outcomes[Outcome.PASS]
+    warnings, passed = by_severity[Severity.WARNING], outcomes[Outcome.PASS]
     counts = {
-        plural(found[Severity.ERROR], "error"): found[Severity.ERROR],
-        plural(warnings, "warning"): warnings or (found[Severity.ERROR] and not gaps),
-        plural(found[Severity.INFO], "note"): found[Severity.INFO],
+        plural(by_severity[Severity.ERROR], "error"): by_severity[Severity.ERROR],
+        plural(warnings, "warning"): warnings or (by_severity[Severity.ERROR] and not gaps),
+        plural(by_severity[Severity.INFO], "note"): by_severity[Severity.INFO],
         f"{plural(passed, 'check')} passed": passed,
         f"{outcomes[Outcome.NOT_APPLICABLE]} not applicable": outcomes[Outcome.NOT_APPLICABLE],
         f"{outcomes[Outcome.UNKNOWN]} could not be judged": outcomes[Outcome.UNKNOWN],
@@ -336,12 +336,12 @@ _READ = {
 def render_hang(report: HangReport, options: RenderOptions) -> str:
     """Return the screen of ``hang``. With ``--quiet``, the screen contains only diagnoses and an unknown verdict."""
     screen = Screen.of(options)
-    blocks = [list(diagnosis(found, screen)) for found in reversed(report.diagnoses)]
+    blocks = [list(diagnosis(item, screen)) for item in reversed(report.diagnoses)]
     if not options.quiet:
         blocks = [*_hang_opening(report, screen), *blocks]
     if not report.diagnoses and (report.verdict == "unknown" or not options.quiet):
-        said = filter(None, (report.message, report.next_time))
-        blocks.append([line for text in said for line in wrap(text, screen.prose)])
+        texts = filter(None, (report.message, report.next_time))
+        blocks.append([line for text in texts for line in wrap(text, screen.prose)])
     if not options.quiet:
         blocks.append(list(_hang_end(report, screen)))
     return joined(blocks)
@@ -354,8 +354,15 @@ def _hang_opening(report: HangReport, screen: Screen) -> Iterator[list[str]]:
         yield [*wrap(head, screen.width), *wrap(looks, screen.width)]
     if screen.verbose and report.ranks:
         rows = [
-            (str(one.rank), one.host or "?", str(one.pid or "-"), one.state, one.doing, "behind" if one.behind else "")
-            for one in report.ranks
+            (
+                str(entry.rank),
+                entry.host or "?",
+                str(entry.pid or "-"),
+                entry.state,
+                entry.doing,
+                "behind" if entry.behind else "",
+            )
+            for entry in report.ranks
         ]
         yield table(("rank", "host", "pid", "state", "where", ""), rows, screen.width)
     elif not report.diagnoses:
@@ -363,10 +370,10 @@ def _hang_opening(report: HangReport, screen: Screen) -> Iterator[list[str]]:
 
 
 def _hang_end(report: HangReport, screen: Screen) -> Iterator[str]:
-    for one in report.not_seen if screen.verbose or report.verdict == "unknown" else report.not_seen[:2]:
-        yield from wrap(f"Not available: {one}", screen.prose, "", "  ")
-    for one in report.other_jobs[:4]:
-        yield from wrap(f"Another job, not examined: {one}", screen.prose, "", "  ")
+    for text in report.not_seen if screen.verbose or report.verdict == "unknown" else report.not_seen[:2]:
+        yield from wrap(f"Not available: {text}", screen.prose, "", "  ")
+    for text in report.other_jobs[:4]:
+        yield from wrap(f"Another job, not examined: {text}", screen.prose, "", "  ")
     seconds = report.timings.get("total", 0)
     left = " The job was not touched." if report.ranks else ""
     yield from wrap(f"Verdict: {report.verdict} ({seconds:.1f} s).{left}", screen.width)

@@ -25,9 +25,9 @@ def render(report: Report, options: RenderOptions) -> str:
     """Return the report as XML. Diagnoses without a check are in a suite named after the command."""
     suites = grouped((check.category, _case(check, report, options.fail_on)) for check in report.checks)
     checked = {check.code for check in report.checks}
-    seen = {found.code: found for found in report.diagnoses if found.code not in checked}
-    for found in seen.values():
-        check = CheckResult(code=found.code, name=found.name, category=report.command, outcome=Outcome.FOUND)
+    by_code = {diagnosis.code: diagnosis for diagnosis in report.diagnoses if diagnosis.code not in checked}
+    for diagnosis in by_code.values():
+        check = CheckResult(code=diagnosis.code, name=diagnosis.name, category=report.command, outcome=Outcome.FOUND)
         suites.setdefault(report.command, []).append(_case(check, report, options.fail_on))
 
     root = _element("testsuites", name=f"nccl-doctor {report.command}")
@@ -65,30 +65,30 @@ def _case(check: CheckResult, report: Report, fail_on: str) -> ET.Element:
 
 def _found(check: CheckResult, report: Report, fail_on: str) -> ET.Element:
     """Return the result of a case: the check's diagnoses, and the diagnoses that explain the check's findings."""
-    own = [found for found in report.diagnoses if found.code == check.code]
-    under = [(one, cause) for cause in report.diagnoses for one in cause.explains if one.code == check.code]
-    blocks = [_diagnosis(found) for found in own]
-    for one, cause in under:
+    diagnoses = [diagnosis for diagnosis in report.diagnoses if diagnosis.code == check.code]
+    under = [(effect, cause) for cause in report.diagnoses for effect in cause.explains if effect.code == check.code]
+    blocks = [_diagnosis(diagnosis) for diagnosis in diagnoses]
+    for effect, cause in under:
         follows = f"follows from {cause.code} {cause.name}: {_at(cause.hosts)}{cause.message}"
-        blocks.append([_at(one.hosts) + one.message, follows])
-    severities = [found.severity for found in (*own, *(cause for _, cause in under))]
+        blocks.append([_at(effect.hosts) + effect.message, follows])
+    severities = [diagnosis.severity for diagnosis in (*diagnoses, *(cause for _, cause in under))]
     gravest = max(severities, key=lambda each: each.rank, default=Severity.ERROR)
     if fail_on == "never" or gravest.rank < Severity(fail_on).rank:
         shown = _element("system-out")
     else:
-        messages = [found.message for found in own] + [one.message for one, _ in under]
-        shown = _element("failure", message=" ".join(messages), type=gravest.value if own else "consequence")
+        messages = [diagnosis.message for diagnosis in diagnoses] + [effect.message for effect, _ in under]
+        shown = _element("failure", message=" ".join(messages), type=gravest.value if diagnoses else "consequence")
     shown.text = "\n\n".join("\n".join(map(_text, lines)) for lines in blocks)
     return shown
 
 
 def _diagnosis(found: Diagnosis) -> list[str]:
-    seen = [f"{line.file}:{line.line}  {line.text}" if isinstance(line, LogLine) else line for line in found.evidence]
+    lines = [f"{line.file}:{line.line}  {line.text}" if isinstance(line, LogLine) else line for line in found.evidence]
     commands = [
-        f"{', '.join(filter(None, (one.host, one.place)))}: {one.command}" if one.host else one.command
-        for one in found.fix.commands
+        f"{', '.join(filter(None, (step.host, step.place)))}: {step.command}" if step.host else step.command
+        for step in found.fix.commands
     ]
-    return [_at(found.hosts) + found.message, *seen, found.fix.summary, *commands]
+    return [_at(found.hosts) + found.message, *lines, found.fix.summary, *commands]
 
 
 def _at(hosts: tuple[str, ...]) -> str:

@@ -16,7 +16,7 @@ Samples = list[tuple[dict[str, str], float]]
 
 
 def render(report: Report, options: RenderOptions) -> str:
-    found = [
+    diagnoses = [
         ({"code": each.code, "name": each.name, "severity": each.severity.value, "host": host}, 1.0)
         for each in report.diagnoses
         for host in each.hosts or ("",)
@@ -41,7 +41,7 @@ def render(report: Report, options: RenderOptions) -> str:
         ),
         ("complete", "1 if everything could be judged, otherwise 0.", [({}, float(report.complete))]),
         ("diagnoses", "Number of diagnoses of this severity.", counts),
-        ("diagnosis", "A diagnosis, on each host at fault; always 1.", found),
+        ("diagnosis", "A diagnosis, on each host at fault; always 1.", diagnoses),
         ("check_outcome", "Outcome of a check; always 1.", outcomes),
         ("phase_duration_seconds", "Duration of a phase.", [({"phase": k}, v) for k, v in report.timings.items()]),
         ("allreduce_bus_bandwidth_bytes_per_second", "Bus bandwidth as nccl-tests defines it.", bandwidths),
@@ -52,7 +52,7 @@ def render(report: Report, options: RenderOptions) -> str:
 
 def render_watch(watch: HangWatch, _options: RenderOptions) -> str:
     job = {} if watch.job is None else {"master": f"{watch.job.master_addr}:{watch.job.master_port}"}
-    ranks = [({"rank": str(one.rank), "host": one.host, **job}, one.idle_s) for one in watch.ranks]
+    ranks = [({"rank": str(row.rank), "host": row.host, **job}, row.idle_s) for row in watch.ranks]
     idle: Samples = [] if watch.idle_s is None else [(job, watch.idle_s)]
     watched: Samples = [] if watch.watched_s is None else [(job, watch.watched_s)]
     families: tuple[tuple[str, str, Samples], ...] = (
@@ -65,7 +65,7 @@ def render_watch(watch: HangWatch, _options: RenderOptions) -> str:
             "A confirmed hang, by its diagnosis; always 1.",
             [({"name": watch.hung, **job}, 1.0)] * bool(watch.hung),
         ),
-        ("blind", "A host of the job that can't be observed; always 1.", [({"host": one}, 1.0) for one in watch.blind]),
+        ("blind", "A host of the job that can't be observed; always 1.", [({"host": row}, 1.0) for row in watch.blind]),
         ("last_run_timestamp_seconds", "Time of the sample.", [({}, watch.at)]),
     )
     return "".join(_family(f"nccl_doctor_{name}", text, samples) for name, text, samples in families)

@@ -89,4 +89,4 @@ def _without_empty(tree: object) -> object:
     if isinstance(tree, dict):
         kept = (item for item in tree.items() if item not in (("entities", None), ("page", None)))
         return {name: _without_empty(value) for name, value in kept}
-    return [_without_empty(one) for one in tree] if isinstance(tree, list) else tree
+    return [_without_empty(entry) for entry in tree] if isinstance(tree, list) else tree

@@ -54,9 +54,9 @@ def _settings(cluster: Cluster) -> Iterator[tuple[str, str, str, str]]:
         yield "engine", cluster.engine, "", cluster.origins.get("engine", "")
     if cluster.same:
         yield "same", ", ".join(cluster.same), "", cluster.origins.get("same", "")
-    given = [(name, value, node.name) for node in cluster.nodes for name, value in _values(node)]
-    for name, its in grouped((name, (value, host)) for name, value, host in given).items():
-        origins = ((cluster.origins.get(f"{host}.{name}"), (value, host)) for value, host in its)
+    settings = [(name, value, node.name) for node in cluster.nodes for name, value in _values(node)]
+    for name, entries in grouped((name, (value, host)) for name, value, host in settings).items():
+        origins = ((cluster.origins.get(f"{host}.{name}"), (value, host)) for value, host in entries)
         for origin, pairs in grouped(origins).items():
             values = {value for value, _ in pairs}
             if origin is not None:
@@ -83,7 +83,7 @@ def render_ifname(answers: InterfaceAnswers, options: RenderOptions) -> str:
         text = table(("host", "NCCL uses", "why"), _interface_rows(answers.hosts), width)
     else:
         text = table(("host", "interface", "why"), _asked_rows(answers.hosts), width)
-    if answers.asked is None and any(one.rdma for one in answers.hosts):
+    if answers.asked is None and any(host.rdma for host in answers.hosts):
         text += ["", *table(("RDMA, by place", "device", "GID", "network"), _rdma_rows(answers.hosts), width)]
     rows = list(_advertised_rows(answers, verbose=options.verbose))
     text += ["", *table(("advertises", "host", "address", "why"), rows, width)] if rows else []
@@ -96,17 +96,17 @@ def render_ifname(answers: InterfaceAnswers, options: RenderOptions) -> str:
         where += f" ({block.place})" if block.place else ""
         text += ["", *wrap(f"Set on {where}, or under env in the hosts file:", width), ""]
         text += [paint(line, "bold") for line in shown]
-    for found in answers.diagnoses:
-        text += ["", *diagnosis(found, Screen.of(options))]
+    for item in answers.diagnoses:
+        text += ["", *diagnosis(item, Screen.of(options))]
     return "\n".join(text) + "\n"
 
 
 def _advertised_rows(answers: InterfaceAnswers, *, verbose: bool) -> Iterator[tuple[str, str, str, str]]:
     """Yield rows of advertised addresses, of the engine or of every program, with one row for similar hosts."""
-    given = [(name, it, one.name) for one in answers.hosts for name, it in one.advertises.items()]
-    for name, its in grouped((name, (it, host)) for name, it, host in given).items():
+    entries = [(name, it, answer.name) for answer in answers.hosts for name, it in answer.advertises.items()]
+    for name, pairs in grouped((name, (it, host)) for name, it, host in entries).items():
         if verbose or name == answers.engine:
-            for why, alike in grouped((it.why, (it.address or "none", host)) for it, host in its).items():
+            for why, alike in grouped((it.why, (it.address or "none", host)) for it, host in pairs).items():
                 yield name, fold(host for _, host in alike), _shared([address for address, _ in alike]), why
 
 
@@ -117,37 +117,37 @@ def _interface_rows(answers: Sequence[InterfaceAnswer]) -> Iterator[tuple[str, s
     def chosen(answer: InterfaceAnswer) -> str:
         return answer.nccl_interface.name if answer.nccl_interface else "nothing" if answer.known else "not known"
 
-    for (name, reason), alike in grouped(((chosen(one), one.reason), one) for one in answers).items():
-        interfaces = [one.nccl_interface for one in alike if one.nccl_interface is not None]
-        sources = sorted({" ".join(filter(None, (_SAYS[one.source], one.nccl_version))) for one in interfaces})
+    for (name, reason), alike in grouped(((chosen(item), item.reason), item) for item in answers).items():
+        interfaces = [item.nccl_interface for item in alike if item.nccl_interface is not None]
+        sources = sorted({" ".join(filter(None, (_SAYS[item.source], item.nccl_version))) for item in interfaces})
         uses = f"{name}  {_shared([interface.address for interface in interfaces])}" if interfaces else name
-        yield fold(one.name for one in alike), uses, reason + (f" ({', '.join(sources)})" if sources else "")
+        yield fold(item.name for item in alike), uses, reason + (f" ({', '.join(sources)})" if sources else "")
 
 
 def _rdma_rows(answers: Sequence[InterfaceAnswer]) -> Iterator[tuple[str, str, str, str]]:
     """Yield the RDMA devices at each index, with one row for similar hosts. Fused ports share an index."""
-    rows = [(one.name, each) for one in answers for each in one.rdma]
+    rows = [(answer.name, each) for answer in answers for each in answer.rdma]
     for place in sorted({each.place for _, each in rows}):
         alike = grouped(
             ((each.device, each.port, each.netdev, each.gid_index, each.network, each.trouble), (name, each))
             for name, each in rows
             if each.place == place
         )
-        for (device, port, netdev, index, network, trouble), its in alike.items():
+        for (device, port, netdev, index, network, trouble), pairs in alike.items():
             label = f"{device}:{port}" if port > 1 else device
-            gids = [each.gid for _, each in its if each.gid is not None]
+            gids = [each.gid for _, each in pairs if each.gid is not None]
             gid = f"{index}  {_shared(gids)}" if gids else f"{index}  empty"
-            where = network or (its[0][1].link_layer if netdev is None else None) or "not known"
-            words = (fold(name for name, _ in its), f"[{place}]")
+            where = network or (pairs[0][1].link_layer if netdev is None else None) or "not known"
+            words = (fold(name for name, _ in pairs), f"[{place}]")
             ends = "  ".join(filter(None, (where, trouble)))
             yield " ".join(words), f"{label} on {netdev}" if netdev else label, gid, ends
 
 
 def _asked_rows(answers: Sequence[InterfaceAnswer]) -> Iterator[tuple[str, str, str]]:
-    rows = (((one.has[0] if one.has else "none" if one.known else "not known", one.reason), one) for one in answers)
+    rows = (((row.has[0] if row.has else "none" if row.known else "not known", row.reason), row) for row in answers)
     for (name, reason), alike in grouped(rows).items():
-        addresses = [one.has[1] for one in alike if one.has]
-        yield fold(one.name for one in alike), f"{name}  {_shared(addresses)}" if addresses else name, reason
+        addresses = [row.has[1] for row in alike if row.has]
+        yield fold(row.name for row in alike), f"{name}  {_shared(addresses)}" if addresses else name, reason
 
 
 def _shared(addresses: Sequence[str]) -> str:
@@ -177,13 +177,13 @@ def render_launch(plan: Launch, _options: RenderOptions) -> str:
     blocks = [[title, *_draw_ranks(plan.ranks)]]
     if plan.notes:
         blocks.append([f"# {clean(note)}" for note in plan.notes])
-    for one in plan.commands:
+    for command in plan.commands:
         where = "here, for all hosts"
-        if one.host is not None:
-            its = ranks[one.host]
-            numbers = f"{nouns(len(its), 'rank')} {fold_numbers(place.rank for place in its)}"
-            where = ", ".join(filter(None, (f"on {clean(one.host)}", one.place, numbers)))
-        blocks.append([f"# {where}:", one.command])
+        if command.host is not None:
+            places = ranks[command.host]
+            numbers = f"{nouns(len(places), 'rank')} {fold_numbers(place.rank for place in places)}"
+            where = ", ".join(filter(None, (f"on {clean(command.host)}", command.place, numbers)))
+        blocks.append([f"# {where}:", command.command])
     return joined(blocks)
 
 
@@ -194,14 +194,14 @@ def render_script(plan: Launch, _options: RenderOptions) -> str:
 def _draw_ranks(places: tuple[RankPlace, ...]) -> Iterator[str]:
     """Yield a row per rank, with each node named once, or a row per node if there are many ranks."""
     rows: list[tuple[str, ...]] = []
-    for node, its in grouped((place.node_rank, place) for place in places).items():
-        numbers = [[str(place.local_rank), str(place.rank), place.gpu or "-"] for place in its]
+    for node, group in grouped((place.node_rank, place) for place in places).items():
+        numbers = [[str(place.local_rank), str(place.rank), place.gpu or "-"] for place in group]
         if len(places) > _RANK_ROWS:
             ends = zip(numbers[0], numbers[-1], strict=True)
-            both = (first if len(its) == 1 or first == "-" else f"{first} to {last}" for first, last in ends)
-            rows.append((str(node), its[0].host, *both))
+            both = (first if len(group) == 1 or first == "-" else f"{first} to {last}" for first, last in ends)
+            rows.append((str(node), group[0].host, *both))
             continue
-        for place, its_numbers in zip(its, numbers, strict=True):
+        for place, its_numbers in zip(group, numbers, strict=True):
             rows.append((*(("", "") if place.local_rank else (str(node), place.host)), *its_numbers))
     for line in table(("node", "host", "local rank", "global rank", "GPU"), rows, _LAUNCH_WIDTH):
         yield f"#   {line}".rstrip()
@@ -238,14 +238,14 @@ def render_diff(found: Difference, options: RenderOptions) -> str:
     blocks = []
     for turn, diagnoses in (("gone  ", found.diagnoses.gone), ("new   ", found.diagnoses.new)):
         block: list[str] = []
-        for one in diagnoses:
-            on = f" on {fold(one.hosts)}" if one.hosts else ""
-            block += wrap(f"{one.severity.value} {one.code} {one.name}{on}: {one.message}", WIDTH, turn)
+        for item in diagnoses:
+            on = f" on {fold(item.hosts)}" if item.hosts else ""
+            block += wrap(f"{item.severity.value} {item.code} {item.name}{on}: {item.message}", WIDTH, turn)
         blocks.append(block)
     lines = 0
     known = found.changes if options.verbose else _without_rules(found.changes)
-    for hosts, changes in grouped((one.hosts, one) for one in known).items():
-        every = (f"{one.what}: {_short(one.before)} -> {_short(one.after)}" for one in changes)
+    for hosts, changes in grouped((item.hosts, item) for item in known).items():
+        every = (f"{item.what}: {_short(item.before)} -> {_short(item.after)}" for item in changes)
         shown = list(every if options.verbose else _changed_facts(changes))
         lines += len(shown)
         if shown:
@@ -259,26 +259,26 @@ def render_diff(found: Difference, options: RenderOptions) -> str:
 
 def _without_rules(changes: Sequence[Change]) -> list[Change]:
     """Return the changes without internal facts, and with all changes of firewall rules merged into one."""
-    facts = [(re.split(r"[.\[]", one.what, maxsplit=1)[0], one) for one in changes]
-    hosts = dict.fromkeys(host for fact, one in facts if fact == "firewall" for host in one.hosts)
+    facts = [(re.split(r"[.\[]", change.what, maxsplit=1)[0], change) for change in changes]
+    hosts = dict.fromkeys(host for fact, change in facts if fact == "firewall" for host in change.hosts)
     rules = [Change(what="firewall", before="rules", after="other rules", hosts=tuple(hosts))] if hosts else []
-    return rules + [one for fact, one in facts if fact not in ("firewall", *_INTERNAL)]
+    return rules + [change for fact, change in facts if fact not in ("firewall", *_INTERNAL)]
 
 
 def _changed_facts(changes: Sequence[Change]) -> Iterator[str]:
     """Yield a line per changed fact, and one line per new or missing item of a list."""
-    known = [one for one in changes if not (one.before in _NOTHING and one.after in _NOTHING)]
+    known = [change for change in changes if not (change.before in _NOTHING and change.after in _NOTHING)]
     # by the entry of a list that contains the fact
-    entries = (("".join(one.what.partition("]")[:2]), one) for one in known)
-    for place, its in grouped(entries).items():
-        before, after = ([getattr(one, name) for one in its] for name in ("before", "after"))
-        if len(its) > 1 and set(before) == {"nothing"}:
+    entries = (("".join(change.what.partition("]")[:2]), change) for change in known)
+    for place, group in grouped(entries).items():
+        before, after = ([getattr(change, name) for change in group] for name in ("before", "after"))
+        if len(group) > 1 and set(before) == {"nothing"}:
             yield f"{_fact_name(place)}: none -> {_all_of(after)}"
-        elif len(its) > 1 and set(after) == {"nothing"}:
+        elif len(group) > 1 and set(after) == {"nothing"}:
             yield f"{_fact_name(place)}: {_all_of(before)} -> none"
         else:
-            for one in its:
-                yield f"{_fact_name(one.what)}: {_short(one.before)} -> {_short(one.after)}"
+            for change in group:
+                yield f"{_fact_name(change.what)}: {_short(change.before)} -> {_short(change.after)}"
 
 
 def _fact_name(what: str) -> str:

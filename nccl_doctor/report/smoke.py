@@ -49,8 +49,8 @@ def smoke(result: AllReduceReport, screen: Screen) -> Iterator[list[str]]:
         shown = result.sizes if screen.verbose else _spread(result.sizes)
         header, *rows = size_rows(shown, result)
         yield table(header, rows, screen.prose)
-        said = filter(None, (ring_formula(result), gradient(result.sizes)))
-        yield [line for text in said for line in wrap(text, screen.prose)]
+        texts = filter(None, (ring_formula(result), gradient(result.sizes)))
+        yield [line for text in texts for line in wrap(text, screen.prose)]
 
 
 def backend(result: AllReduceReport) -> str:
@@ -65,7 +65,7 @@ def uses(ranks: Sequence[RankReport]) -> str:
     for rank in ranks:
         plugin = f" (plugin {rank.plugin} loaded)" if rank.plugin else ""
         network = [f"NET/{rank.network}{plugin}"] if rank.network else []
-        names = dict.fromkeys(one.partition(":")[0] for one in rank.interfaces)
+        names = dict.fromkeys(interface.partition(":")[0] for interface in rank.interfaces)
         pairs.append((", ".join([*network, *names]), rank.host))
     return "; ".join(f"{what} on {fold(hosts)}" for what, hosts in grouped(pairs).items() if what)
 
@@ -95,8 +95,8 @@ def ring_words(result: AllReduceReport) -> str:
 
 def _tree(result: AllReduceReport) -> str:
     """Return NCCL's first tree as parents with their children, such as ``rank 0 <- 1; 1 <- 2,3``."""
-    found = filter(None, map(_PARENT.search, result.trees.values()))
-    children = grouped((int(one[2]), one[1]) for one in found if int(one[2]) >= 0)
+    matches = filter(None, map(_PARENT.search, result.trees.values()))
+    children = grouped((int(match[2]), match[1]) for match in matches if int(match[2]) >= 0)
     parts = [f"{parent} <- {fold_numbers(below)}" for parent, below in sorted(children.items())]
     more = [f"{len(parts) - _HOPS} more"] if len(parts) > _HOPS else []
     return f"rank {'; '.join([*parts[:_HOPS], *more])}" if parts else ""
@@ -133,13 +133,13 @@ def _spread(sizes: Sequence[SizeReport]) -> list[SizeReport]:
     """Return a few evenly spaced sizes per data type, and the size with the best busbw."""
     kinds = grouped((size.dtype, size) for size in sizes)
     most = max(_ROWS // max(len(kinds), 1), 2)
-    found: list[SizeReport] = []
-    for its in kinds.values():
-        count = min(len(its), most)
-        places = {round(row * (len(its) - 1) / max(count - 1, 1)) for row in range(count)}
-        places.add(max(range(len(its)), key=lambda place: its[place].busbw))
-        found += [its[place] for place in sorted(places)]
-    return found
+    result: list[SizeReport] = []
+    for group in kinds.values():
+        count = min(len(group), most)
+        places = {round(row * (len(group) - 1) / max(count - 1, 1)) for row in range(count)}
+        places.add(max(range(len(group)), key=lambda place: group[place].busbw))
+        result += [group[place] for place in sorted(places)]
+    return result
 
 
 def gradient(sizes: Sequence[SizeReport]) -> str:
@@ -210,17 +210,17 @@ def time_words(seconds: float) -> str:
 def rates(measured: Sequence[RateReport], screen: Screen) -> Iterator[list[str]]:
     """Yield a table of the slowest rates, and a line with the median of all rates."""
     most = _MOST if screen.verbose else _WORST
-    worst = sorted(measured, key=lambda one: one.gbps)[: most + (len(measured) == most + 1)]
+    worst = sorted(measured, key=lambda rate: rate.gbps)[: most + (len(measured) == most + 1)]
     if not worst:
         return
     first = "slowest" if len(worst) < len(measured) else "pair"
-    links = any(one.of_link is not None for one in worst)
+    links = any(rate.of_link is not None for rate in worst)
     header = (first, "by", "rate", *(("of its link",) if links else ()), "round trip", "sent again", "limited by")
     rows = []
-    for one in worst:
-        share = ("" if one.of_link is None else f"{100 * one.of_link:.0f} %",) if links else ()
-        figures = (gbps_words(one.gbps), *share, time_words(one.rtt_us / 1e6), str(one.retransmits))
-        rows.append((f"{one.src} -> {one.dst}", one.interface, *figures, one.limited or ""))
+    for rate in worst:
+        share = ("" if rate.of_link is None else f"{100 * rate.of_link:.0f} %",) if links else ()
+        figures = (gbps_words(rate.gbps), *share, time_words(rate.rtt_us / 1e6), str(rate.retransmits))
+        rows.append((f"{rate.src} -> {rate.dst}", rate.interface, *figures, rate.limited or ""))
     yield table(header, rows, screen.prose)
-    usual = gbps_words(median(one.gbps for one in measured))
+    usual = gbps_words(median(rate.gbps for rate in measured))
     yield wrap(f"The median of {plural(len(measured), 'measure')} is {usual}.", screen.prose)

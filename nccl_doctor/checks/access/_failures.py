@@ -69,7 +69,7 @@ def _facts(hosts: tuple[Host, ...], failures: Sequence[AccessFailure]) -> dict[s
     """Return the facts that all hosts share and, under "by_host", the facts that differ between hosts."""
     without = {"jump_host"}  # without a jump host
     each = [failure.facts.model_dump(mode="json", exclude=None if _hop(failure) else without) for failure in failures]
-    common = {key: value for key, value in each[0].items() if all(one.get(key) == value for one in each)}
+    common = {key: value for key, value in each[0].items() if all(entry.get(key) == value for entry in each)}
     differing = {
         host.name: {key: value for key, value in facts.items() if key not in common}
         for host, facts in zip(hosts, each, strict=True)

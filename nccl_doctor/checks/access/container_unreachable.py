@@ -26,10 +26,10 @@ _WITH_COMMANDS = ("docker", "podman", "nerdctl")
 
 @check("NCD109", severity=Severity.ERROR, explains=FOLLOWS, scope="inside", outside=True)
 def container_unreachable(view: View) -> Findings:
-    for found in of_engine(view, "container-unreachable", joint=":"):
-        problem, runtime, name = (str(found.facts.get(key)) for key in ("problem", "runtime", "name"))
+    for finding in of_engine(view, "container-unreachable", joint=":"):
+        problem, runtime, name = (str(finding.facts.get(key)) for key in ("problem", "runtime", "name"))
         if problem not in _LET_GO or runtime not in _WITH_COMMANDS or not CONTAINER_NAME.fullmatch(name):
-            yield found
+            yield finding
             continue
         again = ContainerStart(runtime, _LET_GO[problem], name)
-        yield found.model_copy(update={"fix": pasted(found.fix.summary, on_each(found.hosts, again))})
+        yield finding.model_copy(update={"fix": pasted(finding.fix.summary, on_each(finding.hosts, again))})

@@ -45,9 +45,9 @@ def _rules(view: View, port: int) -> Iterator[str]:
     chosen = view.nccl.interfaces.get(first.name)
     if first.facts is None or chosen is None or not isinstance(first.facts.firewall, FirewallFacts):
         return
-    own = address_of(chosen.address)
-    neighbour = type(own)(int(own) ^ 1)
-    packet = Packet("input", neighbour, own, DIALLING, (port, port), iif=chosen.name, path_back=True)
+    address = address_of(chosen.address)
+    neighbour = type(address)(int(address) ^ 1)
+    packet = Packet("input", neighbour, address, DIALLING, (port, port), iif=chosen.name, path_back=True)
     for verdict in compile_rules(first.facts.firewall).objections(packet):
         if verdict.rule is not None and verdict.blocks:
             yield f"rule    {first.name}: {describe(verdict.rule, first.facts.firewall)}"

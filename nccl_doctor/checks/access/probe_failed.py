@@ -63,6 +63,6 @@ def _remedy(failures: tuple[ProbeFailed, ...]) -> Fix:
     facts = failures[0].facts
     summary = _LARGE if facts.late and facts.ran and facts.stage in ("start", "facts") else _STARTED
     if facts.stage in ("connect", "login"):
-        said = "\n".join(failures[0].evidence)
-        summary = next((remedy for words, remedy in _SAID.items() if re.search(words, said)), _LOGIN)
+        evidence = "\n".join(failures[0].evidence)
+        summary = next((remedy for words, remedy in _SAID.items() if re.search(words, evidence)), _LOGIN)
     return Fix(summary=summary.format(python=facts.python or "python3"))

@@ -39,19 +39,19 @@ def ssh_host_key_unknown(view: View) -> Findings:
 
 
 def _remedy(failures: tuple[HostKeyUnknown, ...]) -> Fix:
-    seen: dict[str, list[str]] = {}
+    keys: dict[str, list[str]] = {}
     for facts in (failure.facts for failure in failures):
         known = facts.known_hosts_line
         if known is None or not facts.known_hosts.startswith("/") or not _is_of(known, facts.fingerprint):
             return Fix(
                 summary="Log in once with ssh, compare the fingerprint that it shows with the host's, and accept it."
             )
-        seen.setdefault(facts.known_hosts, []).append(known)
+        keys.setdefault(facts.known_hosts, []).append(known)
     new = {failure.facts.known_hosts for failure in failures if not failure.facts.known_hosts_directory}
     folders = [line("install -d -m 700 {folder}", folder=file.rpartition("/")[0]) for file in sorted(new)]
     adding = [
         line("printf '%s\\n' {*known} >> {file}", known=list(dict.fromkeys(known)), file=file)
-        for file, known in seen.items()
+        for file, known in keys.items()
     ]
     kind = {"ssh-ed25519": "ed25519", "ssh-rsa": "rsa"}.get(str(failures[0].facts.key_type), "ecdsa")
     return pasted(
@@ -63,11 +63,11 @@ def _remedy(failures: tuple[HostKeyUnknown, ...]) -> Fix:
 
 def _is_of(known: str, fingerprint: str) -> bool:
     """Return whether a known_hosts line contains the key with the given fingerprint and nothing else."""
-    found = _LINE.fullmatch(known)
-    if found is None:
+    match = _LINE.fullmatch(known)
+    if match is None:
         return False
     try:
-        key = base64.b64decode(found["key"], validate=True)
+        key = base64.b64decode(match["key"], validate=True)
     except binascii.Error:
         return False
     return fingerprint == "SHA256:" + base64.b64encode(hashlib.sha256(key).digest()).decode().rstrip("=")

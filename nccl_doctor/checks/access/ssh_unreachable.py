@@ -82,8 +82,8 @@ def ssh_unreachable(view: View) -> Findings:
 def _from_peers(view: View, failure: SshUnreachable) -> str:
     """Describe which other hosts can reach the host, can't reach the host, or can't resolve its name."""
     name = failure.unresolved or ""
-    told = ((host.name, facts.resolution) for host, facts in view.facts)
-    answers = ((host, names.get(name)) for host, names in told if isinstance(names, Names))
+    resolutions = ((host.name, facts.resolution) for host, facts in view.facts)
+    answers = ((host, names.get(name)) for host, names in resolutions if isinstance(names, Names))
     if lost := [host for host, answer in answers if answer is not None and not answer.addresses]:
         return f", nor on {fold(lost)}"
     up, refused, cut_off = (_who(failure, outcomes) for outcomes in (ANSWERS, ("refused",), UNANSWERED))
@@ -92,11 +92,11 @@ def _from_peers(view: View, failure: SshUnreachable) -> str:
         what = f" from {here}, although {{}} can reach its sshd" if is_refused else ", but {} can reach its SSH port"
         apart = f"{here} and {fold(cut_off)} are" if cut_off else f"only {here} is"
         return f"{what.format(fold(up))}: the host is up, and {apart} cut off from it"
-    nobody = ": no sshd is listening on the SSH port" if is_refused else ""
+    reason = ": no sshd is listening on the SSH port" if is_refused else ""
     if refused:
         means = f" from {here} and those from" if is_refused else ", but refused connections from"
         return f"{means} {fold(refused)}: no sshd is listening on the SSH port"
-    return f"{nobody}, and {fold(cut_off)} can't reach the host either" if cut_off else nobody
+    return f"{reason}, and {fold(cut_off)} can't reach the host either" if cut_off else reason
 
 
 def _dialler(failure: SshUnreachable) -> str:

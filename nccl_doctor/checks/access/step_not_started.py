@@ -29,9 +29,9 @@ def step_not_started(view: View) -> Findings:
 
 
 def _advice(case: Case) -> Advice:
-    said = case.first.message.removeprefix("srun: ").removeprefix("error: ")
+    message = case.first.message.removeprefix("srun: ").removeprefix("error: ")
     return advise(
-        f"Slurm did not start the job's step: {part(said, 0, 160).rstrip('.')}.",
+        f"Slurm did not start the job's step: {part(message, 0, 160).rstrip('.')}.",
         "Ask srun for no more nodes, tasks, GPUs and memory than the allocation has (scontrol show job); where another "
         "step of the job holds them, add --overlap or end that step.",
     )

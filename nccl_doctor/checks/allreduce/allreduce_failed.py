@@ -36,31 +36,31 @@ def allreduce_failed(view: View) -> Findings:
     smoke = view.smoke
     if smoke.outcome != "failed":
         return
-    found = culprits(smoke)
-    first = found.ranks[0]  # its signal, or the launcher's if no rank had started
-    launcher = smoke.launcher_signals.get(first.host, 0) if found.why == "launcher" else 0
+    diagnosis = culprits(smoke)
+    first = diagnosis.ranks[0]  # its signal, or the launcher's if no rank had started
+    launcher = smoke.launcher_signals.get(first.host, 0) if diagnosis.why == "launcher" else 0
     advice = ADVICE.get(first.signal or launcher)
     # the output of other ranks shows no more
-    alone = all(rank.error_kind == "no-nccl" for rank in found.ranks)
+    alone = all(rank.error_kind == "no-nccl" for rank in diagnosis.ranks)
     if alone:
         advice = "install a torch built with CUDA, or leave --backend out: without GPUs, gloo is used"
     failed = Finding(
-        hosts=found.hosts,
-        message=f"The all-reduce failed: {found.isolated}." if found.isolated else _message(smoke, found),
+        hosts=diagnosis.hosts,
+        message=f"The all-reduce failed: {diagnosis.isolated}." if diagnosis.isolated else _message(smoke, diagnosis),
         evidence=(
-            *found.trials,
-            *(f"rank {r.rank} ({r.host}), last stage {r.stage}: {r.error}" for r in found.ranks[:4] if r.error),
-            *(() if alone else (*stages(smoke), *found.counted, *last_words(smoke, found.hosts))),
+            *diagnosis.trials,
+            *(f"rank {r.rank} ({r.host}), last stage {r.stage}: {r.error}" for r in diagnosis.ranks[:4] if r.error),
+            *(() if alone else (*stages(smoke), *diagnosis.counted, *last_words(smoke, diagnosis.hosts))),
         ),
         facts={
-            "ranks": [rank.rank for rank in found.ranks],
+            "ranks": [rank.rank for rank in diagnosis.ranks],
             "stage": first.stage,
-            "why": found.why,
+            "why": diagnosis.why,
             "signal": first.signal,
         },
-        details=Details(is_unexplained=found.is_unexplained),
-        symptoms=shown(found),
-        fix=f"On {fold(found.hosts)}: {advice}." if advice else found.advice,
+        details=Details(is_unexplained=diagnosis.is_unexplained),
+        symptoms=shown(diagnosis),
+        fix=f"On {fold(diagnosis.hosts)}: {advice}." if advice else diagnosis.advice,
     )
     # a rank that has imported torch fails for another reason, or says that its memory ran out
     yield with_limits(failed, view.snapshot) if first.stage in ("none", "started") else failed

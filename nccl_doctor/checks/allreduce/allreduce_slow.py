@@ -58,8 +58,8 @@ def allreduce_slow(view: View) -> Findings:
     evidence.append(f"the best of {len(smoke.sizes)} sizes reached {figure(reached, 3)} GB/s of bus bandwidth")
     if late is not None:
         others = sorted(rank.own_s or 0.0 for rank in smoke.ranks if rank is not late)
-        own = f"rank {late.rank} ({late.host}) spent {late.own_s:.1f} s between the all-reduces"
-        evidence.append(f"{own}, the others {others[0]:.1f} to {others[-1]:.1f} s")
+        phrase = f"rank {late.rank} ({late.host}) spent {late.own_s:.1f} s between the all-reduces"
+        evidence.append(f"{phrase}, the others {others[0]:.1f} to {others[-1]:.1f} s")
         message = (
             f"The other ranks waited for rank {late.rank} on {late.host}, which took far longer between all-reduces."
         )

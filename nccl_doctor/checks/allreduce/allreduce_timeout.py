@@ -35,21 +35,21 @@ def allreduce_timeout(view: View) -> Findings:
     smoke = view.smoke
     if smoke.outcome != "timeout":
         return
-    found = culprits(smoke)
-    did = stages(smoke) if found.isolation else stacks(smoke, found.ranks)
+    diagnosis = culprits(smoke)
+    did = stages(smoke) if diagnosis.isolation else stacks(smoke, diagnosis.ranks)
     yield Finding(
-        hosts=found.hosts,
+        hosts=diagnosis.hosts,
         message=f"The all-reduce did not finish within {smoke.deadline_s:.0f} s: "
-        f"{found.isolated or _what(smoke, found)}.",
-        evidence=(*found.trials, *did, *found.counted, *last_words(smoke, found.hosts)),
+        f"{diagnosis.isolated or _what(smoke, diagnosis)}.",
+        evidence=(*diagnosis.trials, *did, *diagnosis.counted, *last_words(smoke, diagnosis.hosts)),
         facts={
-            "ranks": [rank.rank for rank in found.ranks],
+            "ranks": [rank.rank for rank in diagnosis.ranks],
             "stages": {str(rank.rank): rank.stage for rank in smoke.ranks},
-            "why": found.why,
+            "why": diagnosis.why,
         },
-        details=Details(is_unexplained=found.is_unexplained),
-        symptoms=shown(found),
-        fix=found.advice,
+        details=Details(is_unexplained=diagnosis.is_unexplained),
+        symptoms=shown(diagnosis),
+        fix=diagnosis.advice,
     )
 
 

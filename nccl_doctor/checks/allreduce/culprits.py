@@ -80,8 +80,8 @@ class Culprits:
     @property
     def isolation(self) -> IsolationReport | None:
         """Result of repeating the all-reduce in groups of hosts, or None if the repetition was inconclusive."""
-        found = self.smoke.isolation
-        return found if isinstance(found, IsolationReport) and found.culprit is not None else None
+        report = self.smoke.isolation
+        return report if isinstance(report, IsolationReport) and report.culprit is not None else None
 
     @property
     def hosts(self) -> tuple[str, ...]:
@@ -109,15 +109,15 @@ class Culprits:
     @property
     def trials(self) -> tuple[str, ...]:
         """Lines of evidence on each group of hosts that was tried, and the reason if the repetition is inconclusive."""
-        found = self.smoke.isolation
-        if isinstance(found, Unknown):
-            return (f"the all-reduce over groups of hosts {found.reason}",)
-        if not isinstance(found, IsolationReport):
+        report = self.smoke.isolation
+        if isinstance(report, Unknown):
+            return (f"the all-reduce over groups of hosts {report.reason}",)
+        if not isinstance(report, IsolationReport):
             return ()
-        lines = [f"{fold(trial.hosts)} alone: {'worked' if trial.ok else 'failed'}" for trial in found.trials]
+        lines = [f"{fold(trial.hosts)} alone: {'worked' if trial.ok else 'failed'}" for trial in report.trials]
         if len(lines) > _MOST_TRIALS:
             lines = [*lines[: _MOST_TRIALS - 1], f"and {len(lines) - _MOST_TRIALS + 1} more groups"]
-        end = [f"repeated over groups of hosts, without a verdict: {found.end}"] if found.end else []
+        end = [f"repeated over groups of hosts, without a verdict: {report.end}"] if report.end else []
         return tuple(lines + end)
 
     @property
@@ -194,7 +194,7 @@ def place(rank: RankReport) -> str:
 def last_words(smoke: Smoke, hosts: tuple[str, ...]) -> Iterator[str]:
     """Yield the last informative lines that the ranks on the first two hosts printed, without NCCL's INFO lines."""
     for name in hosts[:2]:
-        lines = [one for one in smoke.output.get(name, ()) if "NCCL INFO" not in one]
+        lines = [text for text in smoke.output.get(name, ()) if "NCCL INFO" not in text]
         known = tuple(rank.error for rank in smoke.ranks if rank.error and rank.host == name) or "\n"
-        for line in [one for one in lines if not _SAYS_NOTHING.fullmatch(one) and not one.endswith(known)][-3:]:
+        for line in [text for text in lines if not _SAYS_NOTHING.fullmatch(text) and not text.endswith(known)][-3:]:
             yield f"{name} printed: {part(line.strip(), 0, 300)}"

@@ -53,7 +53,7 @@ def _measured(snapshot: Snapshot, smoke: Smoke) -> LinkSpeed | None:
 
 def links_words(gbps: list[float]) -> str:
     """Return a description such as ``one 100 Gb/s link``, ``8 links of 400 Gb/s`` or ``links of 10 and 25 Gb/s``."""
-    figures = list(dict.fromkeys(f"{one:.3g}" for one in gbps))
+    figures = list(dict.fromkeys(f"{speed:.3g}" for speed in gbps))
     if len(figures) > 1:
         return f"links of {' and '.join(figures)} Gb/s"
     return f"one {figures[0]} Gb/s link" if len(gbps) == 1 else f"{len(gbps)} links of {figures[0]} Gb/s"
@@ -66,9 +66,9 @@ def best(smoke: Smoke) -> float:
 
 def way(smoke: Smoke) -> str:
     """Return the transport of NCCL's channels: a network such as "NET/IB" if any channel uses one, "P2P" or "SHM"."""
-    ways = {one for rank in smoke.ranks for one in rank.transports}
-    networks = sorted({"/".join(one.split("/")[:2]) for one in ways if one.startswith("NET/")})
-    return networks[0] if networks else ", ".join(sorted({one.split("/")[0] for one in ways}))
+    ways = {transport for rank in smoke.ranks for transport in rank.transports}
+    networks = sorted({"/".join(transport.split("/")[:2]) for transport in ways if transport.startswith("NET/")})
+    return networks[0] if networks else ", ".join(sorted({transport.split("/")[0] for transport in ways}))
 
 
 def ideal_seconds(size: int, ranks: int, gb_per_s: float) -> float:
@@ -78,8 +78,8 @@ def ideal_seconds(size: int, ranks: int, gb_per_s: float) -> float:
 
 def machines(snapshot: Snapshot) -> int:
     """Return the number of machines on which the nodes run, counting nodes with the same boot ID as one machine."""
-    told = ((host.name, host.facts.identity if host.facts else None) for host in snapshot.hosts)
-    return len({(one.boot_id if isinstance(one, Identity) else None) or name for name, one in told})
+    pairs = ((host.name, host.facts.identity if host.facts else None) for host in snapshot.hosts)
+    return len({(identity.boot_id if isinstance(identity, Identity) else None) or name for name, identity in pairs})
 
 
 def _of_host(host: Host, smoke: Smoke, snapshot: Snapshot) -> LinkSpeed | None:
@@ -88,7 +88,7 @@ def _of_host(host: Host, smoke: Smoke, snapshot: Snapshot) -> LinkSpeed | None:
     ranks = [rank for rank in smoke.ranks if rank.host == host.name]
     if any(rank.network == "IB" for rank in ranks):
         return _rdma(host, host.facts)
-    names = {one.partition(":")[0] for rank in ranks for one in rank.interfaces if rank.network == "Socket"}
+    names = {interface.partition(":")[0] for rank in ranks for interface in rank.interfaces if rank.network == "Socket"}
     if not names and smoke.backend == "gloo":
         names = _gloo(host, host.facts, snapshot)
     if not names and smoke.backend == "nccl":
@@ -106,18 +106,18 @@ def _rdma(host: Host, facts: HostFacts) -> LinkSpeed | None:
     if not rates or not all(chain(*rates.values())):
         return None
     slots = {device.name: device.link for device, _ in ports}
-    return _speed(host.name, list(rates), [sum(filter(None, its)) for its in rates.values()], list(slots.values()))
+    return _speed(host.name, list(rates), [sum(filter(None, group)) for group in rates.values()], list(slots.values()))
 
 
 def _ethernet(host: str, facts: HostFacts, names: set[str]) -> LinkSpeed | None:
     """Return the combined link of the named interfaces, with each rate limited by the PCIe slot, if known."""
     if isinstance(facts.interfaces, Unknown) or not names:
         return None
-    links = [one for one in facts.interfaces.links if one.name in names and one.kind in REAL]
-    speeds = [one.speed_mbps / 1000 for one in links if one.speed_mbps]
+    links = [interface for interface in facts.interfaces.links if interface.name in names and interface.kind in REAL]
+    speeds = [interface.speed_mbps / 1000 for interface in links if interface.speed_mbps]
     if not speeds or len(speeds) < max(len(names), len(links)):
         return None
-    return _speed(host, sorted(names), speeds, [one.pci for one in links])
+    return _speed(host, sorted(names), speeds, [interface.pci for interface in links])
 
 
 def _speed(host: str, names: Sequence[str], gbps: list[float], slots: Sequence[PciLink | None]) -> LinkSpeed:
@@ -135,7 +135,7 @@ def _gloo(host: Host, facts: HostFacts, snapshot: Snapshot) -> set[str]:
         return set()
     way = facts.resolution.get(next(other.node.address for other in snapshot.hosts if other.name != host.name))
     source = way.source if way is not None else None
-    return {one.interface.partition(":")[0] for one in facts.interfaces.addresses if one.address == source}
+    return {entry.interface.partition(":")[0] for entry in facts.interfaces.addresses if entry.address == source}
 
 
 MOST_PORTS = 8
@@ -148,8 +148,8 @@ TELLING = {
 
 def counters(smoke: Smoke) -> tuple[tuple[str, ...], str | None]:
     """Return lines of evidence on the growth of RDMA counters during the all-reduce, and the resulting advice."""
-    signs = {COUNTERS[name][0] for ports in smoke.rdma_grown.values() for its in ports.values()
-             for name in its if name in COUNTERS}  # fmt: skip
+    signs = {COUNTERS[name][0] for ports in smoke.rdma_grown.values() for growth in ports.values()
+             for name in growth if name in COUNTERS}  # fmt: skip
     advice = next((advice for sign, advice in TELLING.items() if sign in signs), None)
     return grown_words(smoke.rdma_grown)[:MOST_PORTS], advice
 

@@ -18,7 +18,7 @@ _TOOK = re.compile(r"NCCL DIAG (?:NCCL|RAS) diagnostics completed in (\d{1,9}(?:
 def _report_of(smoke: Smoke) -> dict[str, list[str]]:
     """Return the lines of output from NCCL's own diagnostics, by host."""
     lines = {host: [line for line in output if "NCCL DIAG " in line] for host, output in smoke.output.items()}
-    return {host: own for host, own in lines.items() if own}
+    return {host: diag_lines for host, diag_lines in lines.items() if diag_lines}
 
 
 def diagnostics_words(smoke: Smoke) -> str | None:
@@ -26,7 +26,7 @@ def diagnostics_words(smoke: Smoke) -> str | None:
     from nccl_doctor.logs.verdict import summed
 
     report = _report_of(smoke)
-    took = [float(found[1]) for own in report.values() for line in own if (found := _TOOK.search(line))]
+    took = [float(match[1]) for lines in report.values() for line in lines if (match := _TOOK.search(line))]
     if not took:
         return None
     verdict = _read(report)
@@ -53,4 +53,4 @@ def findings_of_nccl(smoke: Smoke) -> Iterator[tuple[str, Finding]]:
 def _read(report: Mapping[str, Sequence[str]]) -> LogVerdict:
     from nccl_doctor.logs.diagnose import LogSource, diagnose
 
-    return diagnose([LogSource(host, ["\n".join(own).encode() + b"\n"]) for host, own in report.items()])
+    return diagnose([LogSource(host, ["\n".join(lines).encode() + b"\n"]) for host, lines in report.items()])

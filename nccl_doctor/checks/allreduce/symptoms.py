@@ -23,7 +23,7 @@ def shown(found: Culprits) -> tuple[Symptom, ...]:
     if found.isolation is not None:
         hosts = frozenset(found.hosts)
         return tuple(Symptom(kind, hosts, backend=found.smoke.backend) for kind in kinds)
-    return tuple(one for kind, ranks in kinds.items() for one in _of(kind, ranks, found.smoke))
+    return tuple(symptom for kind, ranks in kinds.items() for symptom in _of(kind, ranks, found.smoke))
 
 
 def everywhere(kind: str, hosts: Iterable[str], smoke: Smoke) -> Symptom:
@@ -73,7 +73,7 @@ def causes_from_output(smoke: Smoke, passed: Container[str] = ()) -> tuple[tuple
     lines = {host: "\n".join(output).encode() + b"\n" for host, output in smoke.output.items()}
     verdict = diagnose([LogSource(host, [text]) for host, text in lines.items()])
     following = echoes().union(DIALS if smoke.launchers else ())
-    found: list[tuple[str, Finding]] = []
+    causes: list[tuple[str, Finding]] = []
     for cause in verdict.causes:
         if cause.grade is Grade.ROOT and cause.name not in following:
             hosts = tuple(dict.fromkeys(event.file for event in cause.events))
@@ -81,12 +81,12 @@ def causes_from_output(smoke: Smoke, passed: Container[str] = ()) -> tuple[tuple
             swap = cause.name == "memlock-low" and cause.name in passed
             name, made = instead(made) if swap else (cause.name, made)
             text = "\n".join(event.text for event in cause.events)
-            own = {
+            changes = {
                 "symptoms": (everywhere(_where(name, text), hosts, smoke),),
                 "explains": (*entry(name).explains, *words(name)),
             }
-            found.append((name, made.model_copy(update=own)))
-    return tuple(found)
+            causes.append((name, made.model_copy(update=changes)))
+    return tuple(causes)
 
 
 _DIED = ("exit", "not-started", "script-failed", "nccl-unknown-error", "SIGABRT")

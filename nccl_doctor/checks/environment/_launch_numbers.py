@@ -34,9 +34,9 @@ class JudgedLine:
     @property
     def world(self) -> int:
         """Total number of ranks, derived from the launch command if the command gives the number of ranks per node."""
-        told = self.line.options.get("nproc_per_node", "")
+        nproc = self.line.options.get("nproc_per_node", "")
         planned = sum(place.nproc for place in self.places.values())
-        return max(1, int(told) * self.count if is_number(told) else planned)
+        return max(1, int(nproc) * self.count if is_number(nproc) else planned)
 
 
 LineFault = str | Unjudged
@@ -45,7 +45,7 @@ LineFault = str | Unjudged
 
 def nodes(judged: JudgedLine) -> Iterator[str]:
     line, count = judged.line, judged.count
-    told, rank = line.options.get("nnodes"), line.options.get("node_rank")
+    text, rank = line.options.get("nnodes"), line.options.get("node_rank")
     if line.settings_file and not line.options.keys() >= {"nnodes", "node_rank"} and count > 1:
         return  # the file's content is unknown here
     if "standalone" in line.options and count > 1:
@@ -53,28 +53,28 @@ def nodes(judged: JudgedLine) -> Iterator[str]:
         return
     if "nnodes" in line.lost:
         return
-    if told is not None and not line.spans(count):
-        if ":" in told and line.is_static:
+    if text is not None and not line.spans(count):
+        if ":" in text and line.is_static:
             yield (
-                f"--nnodes={told} is a range, which needs --rdzv_backend=c10d; for {count} hosts, use --nnodes={count}"
+                f"--nnodes={text} is a range, which needs --rdzv_backend=c10d; for {count} hosts, use --nnodes={count}"
             )
         else:
-            yield f"the launch command specifies --nnodes={told}, but there are {count} hosts"
-    elif told is None and count > 1 and line.table.placed and not line.table.engine:
+            yield f"the launch command specifies --nnodes={text}, but there are {count} hosts"
+    elif text is None and count > 1 and line.table.placed and not line.table.engine:
         yield f"without --nnodes, each of the {count} hosts starts a separate job"
-    yield from _rank(judged, told, rank)
+    yield from _rank(judged, text, rank)
     pairs = [
         [next((each.value for each in line.arguments if each.name == o), None) for o in ("--world-size", "--rank")]
     ]
     pairs.append([line.variables.get(name) for name in ("WORLD_SIZE", "RANK")])
-    for (told, rank), (size, own) in zip(pairs, (("--world-size ", "--rank "), ("WORLD_SIZE=", "RANK=")), strict=True):
-        if told and rank and is_number(told) and is_number(rank) and int(rank) >= int(told):
+    for (text, rank), (size, flag) in zip(pairs, (("--world-size ", "--rank "), ("WORLD_SIZE=", "RANK=")), strict=True):
+        if text and rank and is_number(text) and is_number(rank) and int(rank) >= int(text):
             yield (
-                f"{own}{rank} is too high for {size}{told}: ranks are numbered from 0, so the highest is "
-                f"{int(told) - 1}"
+                f"{flag}{rank} is too high for {size}{text}: ranks are numbered from 0, so the highest is "
+                f"{int(text) - 1}"
             )
-        elif told and is_number(told) and line.places_itself and int(told) not in (count, judged.world) and count > 1:
-            yield f"{size}{told} was given, but the {count} hosts have {plural(judged.world, 'rank')} in total"
+        elif text and is_number(text) and line.places_itself and int(text) not in (count, judged.world) and count > 1:
+            yield f"{size}{text} was given, but the {count} hosts have {plural(judged.world, 'rank')} in total"
 
 
 def own_ways(judged: JudgedLine) -> Iterator[str]:
@@ -188,44 +188,44 @@ def sizes(judged: JudgedLine) -> Iterator[LineFault]:
 
 def ranks(judged: JudgedLine) -> Iterator[LineFault]:
     """Yield faults in the number of ranks per node, which must agree with the number of GPUs and the hosts file."""
-    told = judged.line.options.get("nproc_per_node")
+    text = judged.line.options.get("nproc_per_node")
     total, machines = (judged.line.options.get(name, "") for name in ("world_size", "nnodes"))
     if judged.line.launcher == "accelerate" and is_number(total) and is_number(machines) and int(machines) > 0:
-        told = str(int(total) // int(machines))
+        text = str(int(total) // int(machines))
     devices = judged.line.variables.get("CUDA_VISIBLE_DEVICES")
-    if told is None:
+    if text is None:
         return
     few: dict[int, list[str]] = {}
     for host, facts in judged.view.facts:
-        if isinstance(facts.gpus, Unknown) and (is_number(told) or told == "gpu") and told != "0":
-            yield Unjudged((host.name,), f"{told} ranks a node, and how many GPUs there are is not known")
-        if isinstance(facts.gpus, tuple) and (facts.gpus or told == "gpu"):
+        if isinstance(facts.gpus, Unknown) and (is_number(text) or text == "gpu") and text != "0":
+            yield Unjudged((host.name,), f"{text} ranks a node, and how many GPUs there are is not known")
+        if isinstance(facts.gpus, tuple) and (facts.gpus or text == "gpu"):
             there = len(visible_gpus(host.node, facts)) if devices is None else len(devices.split(","))
-            if (is_number(told) and int(told) > there) or (told == "gpu" and not there):
+            if (is_number(text) and int(text) > there) or (text == "gpu" and not there):
                 few.setdefault(there, []).append(host.name)
     for there, hosts in few.items():
-        wants = f"{told} {nouns(int(told), 'rank')} per node need {plural(int(told), 'GPU')}" if told != "gpu" else ""
+        wants = f"{text} {nouns(int(text), 'rank')} per node need {plural(int(text), 'GPU')}" if text != "gpu" else ""
         have = "has" if len(hosts) == 1 else "have"
         few_each = f"only {there}{' each' * (len(hosts) > 1)}" if there else "none"
         yield f"{wants or '--nproc_per_node=gpu needs GPUs'}, but {fold(hosts)} {have} {few_each}"
     planned = {place.node.nproc_per_node for place in judged.places.values()} - {None}
-    if told == "0":
+    if text == "0":
         yield "with 0 ranks per node, nothing is started"
-    elif is_number(told) and not few and planned and {int(told)} != planned:
+    elif is_number(text) and not few and planned and {int(text)} != planned:
         yield (
-            f"the line starts {told} ranks per node, but the hosts file says "
+            f"the line starts {text} ranks per node, but the hosts file says "
             f"{listed(map(str, sorted(filter(None, planned))))}"
         )
 
 
 def idle(judged: JudgedLine) -> Iterator[str]:
     """Yield a warning if accelerate's total number of ranks seems to have been intended as the number per machine."""
-    told, meant = (
+    total, meant = (
         judged.line.options.get("world_size"),
         meant_total(judged.line, [place.nproc for place in judged.places.values()]),
     )
     if meant is not None:
-        yield f"--num_processes {told} is the total number of ranks, but all hosts together can run {meant}"
+        yield f"--num_processes {total} is the total number of ranks, but all hosts together can run {meant}"
 
 
 def devices(judged: JudgedLine) -> Iterator[LineFault]:
@@ -242,7 +242,7 @@ def devices(judged: JudgedLine) -> Iterator[LineFault]:
         if isinstance(facts.gpus, tuple):
             count = len(visible_gpus(host.node, facts))
             has = f"only {plural(count, 'GPU')}" if count else "no GPU"
-            own = f"only {'GPU' if count == 1 else 'GPUs'} {listed(map(str, range(count)))}" if count else has
+            phrase = f"only {'GPU' if count == 1 else 'GPUs'} {listed(map(str, range(count)))}" if count else has
             there = {str(number) for number in range(count)}
             missing = [part for part in asked or ["0"] if part not in there]
             if counted and int(value) > count:
@@ -251,6 +251,6 @@ def devices(judged: JudgedLine) -> Iterator[LineFault]:
             if missing and not counted:
                 yield (
                     f"{option} {value} asks for {nouns(len(missing), 'GPU')} {listed(missing)}, but "
-                    f"{host.name} has {own}"
+                    f"{host.name} has {phrase}"
                 )
                 return

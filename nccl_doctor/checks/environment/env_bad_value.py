@@ -59,26 +59,26 @@ REFUSED = Effect(
 )
 def env_bad_value(view: View) -> Findings:
     yield from _same_host_ids(view)
-    found: dict[tuple[str, str, str | None], tuple[BadValue, dict[str, str]]] = {}
+    bad_values: dict[tuple[str, str, str | None], tuple[BadValue, dict[str, str]]] = {}
     nccl2 = {host for host, used in on_nccl2(view).items() if used}
-    for host, own in view.by_host.items():
-        for name, variable in own.variables.items():
+    for host, host_nccl in view.by_host.items():
+        for name, variable in host_nccl.variables.items():
             if name in TORCH_NCCL_VALUES and is_without_gpus(view):
                 continue  # read by the NCCL backend alone
             if name in LEGACY_ONLY and host in nccl2:
                 continue
-            bad = check_value(name, variable.value, own.version or NEWEST)
+            bad = check_value(name, variable.value, host_nccl.version or NEWEST)
             if name == "NCCL_COMM_ID":
-                failure, allowed = own.choice.bootstrap, "IP:PORT or [IPv6]:PORT on a subnet of every host"
+                failure, allowed = host_nccl.choice.bootstrap, "IP:PORT or [IPv6]:PORT on a subnet of every host"
                 bad = None
                 if isinstance(failure, NcclFailure):
                     bad = BadValue(f"does not start, because {failure.reason}", allowed, is_fatal=True)
             if bad is not None and variable.doubt is not None:
                 yield Unjudged((host,), variable.doubt)
             elif bad is not None:
-                key = name, variable.value, newer(own.version) if bad.may_change else None
-                found.setdefault(key, (bad, {}))[1][host] = variable.origin
-    for (name, value, since), (bad, origins) in found.items():
+                key = name, variable.value, newer(host_nccl.version) if bad.may_change else None
+                bad_values.setdefault(key, (bad, {}))[1][host] = variable.origin
+    for (name, value, since), (bad, origins) in bad_values.items():
         of_torch = name in TORCH_VALUES or name in TORCH_NCCL_VALUES
         yield Finding(
             hosts=tuple(origins),
@@ -95,8 +95,8 @@ def env_bad_value(view: View) -> Findings:
 def _same_host_ids(view: View) -> Findings:
     """Yield a finding for each value of NCCL_HOSTID that is set on several machines (src/misc/utils.cc)."""
     ids: dict[str, dict[str, str]] = {}
-    for host, own in view.by_host.items():
-        variable = own.variables.get("NCCL_HOSTID")
+    for host, host_nccl in view.by_host.items():
+        variable = host_nccl.variables.get("NCCL_HOSTID")
         if variable is not None and variable.doubt is not None:
             yield Unjudged((host,), variable.doubt)
         elif variable is not None:

@@ -55,12 +55,12 @@ MUST_AGREE = frozenset(
 def env_mismatch(view: View) -> Findings:
     """Yield one finding per variable, which names the hosts whose values differ from the majority's value."""
     yield from _backends(view)
-    for name in dict.fromkeys(name for own in view.by_host.values() for name in own.variables):
+    for name in dict.fromkeys(name for host_nccl in view.by_host.values() for name in host_nccl.variables):
         # unknown names belong to env-unknown-variable
         if not name.startswith("NCCL_") or not is_known(name) or name in MAY_DIFFER or name.startswith(MAY_DIFFER_WITH):
             continue
-        column = {host: own.variables.get(name) for host, own in view.by_host.items()}
-        doubts = {host: one.doubt for host, one in column.items() if one is not None and one.doubt is not None}
+        column = {host: host_nccl.variables.get(name) for host, host_nccl in view.by_host.items()}
+        doubts = {host: entry.doubt for host, entry in column.items() if entry is not None and entry.doubt is not None}
         if len(set(_values(column).values())) > 1:
             yield from (Unjudged((host,), doubt) for host, doubt in doubts.items())
         certain = {host: variable for host, variable in column.items() if host not in doubts}
@@ -73,8 +73,8 @@ def _backends(view: View) -> Findings:
     if is_without_gpus(view):
         return
     used = on_nccl2(view)
-    for host, own in view.by_host.items():
-        if host not in used and (switch := own.variables.get(NCCL2_SWITCH)) is not None:
+    for host, host_nccl in view.by_host.items():
+        if host not in used and (switch := host_nccl.variables.get(NCCL2_SWITCH)) is not None:
             yield Unjudged((host,), switch.doubt or "torch's version is not known")
     column = {host: view.by_host[host].variables.get(NCCL2_SWITCH) for host in used}
     versions = {facts.torch.version for host, facts in view.facts if isinstance(facts.torch, TorchInfo)}
@@ -89,7 +89,7 @@ def _values(column: dict[str, Variable | None]) -> dict[str, str | None]:
 def _finding(name: str, column: dict[str, Variable | None]) -> Finding:
     values = _values(column)
     outliers = minority(values)
-    words = {host: f"{quoted(one.value)} ({one.origin})" if one else "not set" for host, one in column.items()}
+    words = {host: f"{quoted(var.value)} ({var.origin})" if var else "not set" for host, var in column.items()}
     groups = grouped((text, host) for host, text in words.items())
     return Finding(
         hosts=outliers,
@@ -116,12 +116,12 @@ def _advice(case: Case) -> Advice:
         if row["name"]:
             ranks = row["ranks"].strip()
             values[row["value"]] = f"rank{'s' * (not ranks.isdigit())} {ranks}"
-    told = [
+    descriptions = [
         name + (f" is {' and '.join(f'{quoted(value)} on {on}' for value, on in values.items())}" if values else "")
         for name, values in names.items()
     ]
-    more = f"; and {plural(len(told) - MOST, 'more variable')}" if len(told) > MOST else ""
-    which = f": {'; '.join(told[:MOST])}{more}" if told else f" (reported by {case.who})"
+    more = f"; and {plural(len(descriptions) - MOST, 'more variable')}" if len(descriptions) > MOST else ""
+    which = f": {'; '.join(descriptions[:MOST])}{more}" if descriptions else f" (reported by {case.who})"
     return advise(
         f"NCCL's variables differ between ranks{which}.",
         "Make them the same on all hosts, including ~/.nccl.conf and /etc/nccl.conf:",

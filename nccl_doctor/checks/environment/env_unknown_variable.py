@@ -33,20 +33,20 @@ READERS = {"NCCL": "an NCCL", "torch": "a torch", "gloo": "a gloo"}
     needs_nccl=True,
 )
 def env_unknown_variable(view: View) -> Findings:
-    found: dict[tuple[str, str | None, str | None], dict[str, str]] = {}
-    for host, own in view.by_host.items():
-        for name, variable in own.variables.items():
+    faults: dict[tuple[str, str | None, str | None], dict[str, str]] = {}
+    for host, nccl in view.by_host.items():
+        for name, variable in nccl.variables.items():
             known = register().get(name)
-            reason = known.absent(own.version) if known is not None and own.version is not None else None
+            reason = known.absent(nccl.version) if known is not None and nccl.version is not None else None
             if reason is None and not _is_doubtful(name):
                 continue
             if variable.doubt is not None and variable.value != LEFT_OUT:  # whether it is set at all
                 yield Unjudged((host,), variable.doubt)
                 continue
-            absent = f"in NCCL {show(own.version)}: {reason}" if reason is not None and own.version else None
-            since = newer(own.version) if reader(name) == "NCCL" else None
-            found.setdefault((name, absent, since), {})[host] = variable.origin
-    for (name, absent, since), origins in found.items():
+            absent = f"in NCCL {show(nccl.version)}: {reason}" if reason is not None and nccl.version else None
+            since = newer(nccl.version) if reader(name) == "NCCL" else None
+            faults.setdefault((name, absent, since), {})[host] = variable.origin
+    for (name, absent, since), origins in faults.items():
         right = meant(name) if absent is None else None
         unknown = f"{quoted(name)} is not {READERS[reader(name) or 'NCCL']} variable{f' ({since})' if since else ''}"
         remedy = (
@@ -70,5 +70,5 @@ def _is_doubtful(name: str) -> bool:
 def _hint(name: str, right: Meant | None) -> str:
     if right is not None:
         return f"; did you mean {right.name}{', which has the opposite meaning' if right.opposite else ''}?"
-    told = advice(name)
-    return f": {told}." if told is not None else "."
+    hint = advice(name)
+    return f": {hint}." if hint is not None else "."

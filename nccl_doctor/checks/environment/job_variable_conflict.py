@@ -33,14 +33,14 @@ from nccl_doctor.text.hostlist import fold, listed, quoted
 @check("NCD804", phrase="variables contradict the job", severity=Severity.WARNING, needs=("env",), explains=(MASTER,))
 def job_variable_conflict(view: View) -> Findings:
     places = dict(planned_nodes(view.snapshot))
-    said: dict[bool, dict[str, list[str]]] = {True: {}, False: {}}
+    conflicts: dict[bool, dict[str, list[str]]] = {True: {}, False: {}}
     for host, facts in view.facts:
         pod = view.kube.pods.get(host.name)
         for source, variables in _sources(host, facts, () if pod is None else pod.variables):
             for name, value, planned in contradictions(variables, places[host.name]):
                 line = f"{name}={quoted(value)} {source}, and {planned}"
-                said[source == OURS].setdefault(host.name, []).append(line)
-    for ours, lines in said.items():
+                conflicts[source == OURS].setdefault(host.name, []).append(line)
+    for ours, lines in conflicts.items():
         names = sorted({line.partition("=")[0] for each in lines.values() for line in each})
         where = "in the hosts file's env" if ours else f"on {fold(lines)}"
         remedy = "Take them out of env" if ours else "Unset them where they are set (.bashrc, /etc/environment)"
@@ -61,17 +61,17 @@ OURS = "under env in the hosts file"
 
 def _sources(host: Host, facts: HostFacts, of_pod: Collection[str]) -> Iterator[tuple[str, dict[str, str]]]:
     """Yield each source of variables, without the variables on the host that the hosts file or the pod sets."""
-    own = host.node.env
-    yield OURS, own
-    there = {name: value for name, value in known(facts.env).items() if name not in own and name not in of_pod}
+    env = host.node.env
+    yield OURS, env
+    there = {name: value for name, value in known(facts.env).items() if name not in env and name not in of_pod}
     # this very shell, whose variables set the master unless something else does; so may those of a step
     if host.node.local:
         return
     yield f"in the environment of a command {command_way(host.node)}", there
     login = facts.login_shell
     if login is not None and not isinstance(login, Unknown):
-        told = {name: shell for name, (_, shell) in login.differing.items() if shell is not None and name not in own}
-        yield "in a login shell", told
+        changes = {name: shell for name, (_, shell) in login.differing.items() if shell is not None and name not in env}
+        yield "in a login shell", changes
 
 
 def planned_nodes(snapshot: Snapshot) -> Iterator[tuple[str, PlannedNode]]:
@@ -79,9 +79,9 @@ def planned_nodes(snapshot: Snapshot) -> Iterator[tuple[str, PlannedNode]]:
     for host in snapshot.hosts:
         nproc = ranks.get(host.name, host.node.nproc_per_node or 1)
         resolution = host.facts.resolution if host.facts is not None else None
-        told = resolution.get(snapshot.cluster.master_addr) if isinstance(resolution, Names) else None
-        resolved = (*snapshot.resolved.get(snapshot.cluster.master_addr, ()), *(told.addresses if told else ()))
-        masters = names_of(snapshot.cluster, [str(one) for one in resolved])
+        answer = resolution.get(snapshot.cluster.master_addr) if isinstance(resolution, Names) else None
+        resolved = (*snapshot.resolved.get(snapshot.cluster.master_addr, ()), *(answer.addresses if answer else ()))
+        masters = names_of(snapshot.cluster, [str(address) for address in resolved])
         yield host.name, PlannedNode(snapshot.cluster, host.node, nproc, first, world, masters)
         first += nproc
 
@@ -96,8 +96,8 @@ def _shared_master(view: View, places: dict[str, PlannedNode]) -> Iterator[Findi
     jobs: dict[str, list[str]] = {}
     for host, facts in view.facts:
         for job in () if isinstance(facts.processes, Unknown) else facts.processes:
-            told = job.env
-            same = told.get("MASTER_ADDR") in places[host.name].masters and told.get("MASTER_PORT") == str(port)
+            env = job.env
+            same = env.get("MASTER_ADDR") in places[host.name].masters and env.get("MASTER_PORT") == str(port)
             if same and not job.left_behind:
                 jobs.setdefault(host.name, []).append(described(job))
     if jobs:

@@ -68,23 +68,23 @@ def launch_line_wrong(view: View) -> Findings:
         if typed:
             option = line.table.written(name)
             yield Unjudged((), f"only the shell that runs the line knows the value of {typed} for {option}")
-    found = _faults(judged)
-    yield from found.gaps
+    faults = _faults(judged)
+    yield from faults.gaps
     doubts = [*batch_notes(line.script, judged.world)[1], *line_numbers.idle(judged)]
-    if found.all or doubts:
-        first, *others = *found.all, *doubts
+    if faults.all or doubts:
+        first, *others = *faults.all, *doubts
         programs = (line.launcher, *line.started[:1])  # as typed
-        only_meeting = found.all and found.all == found.meeting
+        only_meeting = faults.all and faults.all == faults.meeting
         by_address = only_meeting and not line.is_of_c10d
         how = f"Give {view.snapshot.hosts[0].name}'s address:" if by_address else "Start it like this:"
-        commands = () if found.beyond_a_line or line.nested or line.started else _commands(judged, found.meeting)
+        commands = () if faults.beyond_a_line or line.nested or line.started else _commands(judged, faults.meeting)
         yield Finding(
             hosts=(),
             message=f"{first if first.startswith(programs) else capital(first)}.",
             evidence=tuple(others),
             facts={"line": cluster.line, "launcher": line.launcher},
-            severity=Severity.ERROR if found.all else Severity.WARNING,
-            fix=pasted(how, commands) if commands else found.advice,
+            severity=Severity.ERROR if faults.all else Severity.WARNING,
+            fix=pasted(how, commands) if commands else faults.advice,
         )
 
 
@@ -120,8 +120,8 @@ _OF_MEETING = {"master_addr", "master_port", "rdzv_endpoint", "rdzv_backend", "r
 
 
 def _faults(judged: JudgedLine) -> Faults:
-    met = () if judged.line.lost.keys() & _OF_MEETING else _meeting(judged)
-    meeting, gaps = _apart((*met, *_url(judged), *_by_hand(judged)))
+    meeting_faults = () if judged.line.lost.keys() & _OF_MEETING else _meeting(judged)
+    meeting, gaps = _apart((*meeting_faults, *_url(judged), *_by_hand(judged)))
     devices, of_devices = _apart(line_numbers.devices(judged))
     ports = list(_own_ports(judged))
     ranks, of_ranks = _apart((*line_numbers.ranks(judged), *line_numbers.sizes(judged)))
@@ -143,7 +143,7 @@ def _faults(judged: JudgedLine) -> Faults:
 
 def _apart(found: Iterable[LineFault]) -> tuple[list[str], list[Unjudged]]:
     both = list(found)
-    return [one for one in both if isinstance(one, str)], [one for one in both if isinstance(one, Unjudged)]
+    return [fault for fault in both if isinstance(fault, str)], [fault for fault in both if isinstance(fault, Unjudged)]
 
 
 def _commands(judged: JudgedLine, meeting: Sequence[str]) -> tuple[Command, ...]:
@@ -153,7 +153,7 @@ def _commands(judged: JudgedLine, meeting: Sequence[str]) -> tuple[Command, ...]
     line = replace(judged.line, own=tuple(option for option in judged.line.own if option.written not in lacking))
     gpus, cluster = gpu_counts(judged.view.snapshot), judged.view.snapshot.cluster
     lines = own_lines(line, cluster, counts, gpus, spelled_out=bool(meeting))
-    return pasteable(lines) if all(_passes(judged, one) for one in lines.values()) else ()
+    return pasteable(lines) if all(_passes(judged, host_line) for host_line in lines.values()) else ()
 
 
 def _passes(judged: JudgedLine, words: Sequence[str]) -> bool:
@@ -234,9 +234,9 @@ def _c10d(judged: JudgedLine, addr: str, port: str | None) -> Iterator[LineFault
         )
     elif port and port != str(judged.view.snapshot.cluster.master_port):
         yield f"the rendezvous endpoint {addr} is used with port {port}, but a different port was tested"
-    own = judged.line.options.get("local_addr")
-    if own is not None and (own == "localhost" or is_loopback(own)):
-        yield f"--local-addr={own} makes the ranks of each host connect to that host itself"
+    local_addr = judged.line.options.get("local_addr")
+    if local_addr is not None and (local_addr == "localhost" or is_loopback(local_addr)):
+        yield f"--local-addr={local_addr} makes the ranks of each host connect to that host itself"
     yield from _meeting_by_name(judged)
 
 
@@ -250,16 +250,16 @@ def _stores(judged: JudgedLine, addr: str) -> dict[str, bool | None]:
     conf = dict(item.partition("=")[::2] for item in judged.line.options.get("rdzv_conf", "").split(","))
     if "is_host" in conf:  # each host's line has its own
         return {judged.view.snapshot.hosts[0].name: True}
-    found: dict[str, bool | None] = {}
+    stores: dict[str, bool | None] = {}
     for host in judged.view.snapshot.hosts:
         facts = host.facts
         if facts is None or isinstance(facts.identity, Unknown) or not isinstance(facts.resolution, Names):
-            found[host.name] = None
+            stores[host.name] = None
             continue
-        own = facts.resolution.get(facts.identity.hostname)
+        answer = facts.resolution.get(facts.identity.hostname)
         names = {facts.identity.hostname, facts.engines.fqdn if isinstance(facts.engines, Engines) else None}
-        found[host.name] = addr in names or (None if own is None else addr in own.addresses)
-    return found
+        stores[host.name] = addr in names or (None if answer is None else addr in answer.addresses)
+    return stores
 
 
 def _meeting_by_name(judged: JudgedLine) -> Iterator[LineFault]:
@@ -269,9 +269,9 @@ def _meeting_by_name(judged: JudgedLine) -> Iterator[LineFault]:
     name = meeting_name(judged.line, judged.count, engines.values())
     if name is None:
         return
-    at = next(host for host, its in engines.items() if isinstance(its, Engines) and its.fqdn == name)
+    at = next(host for host, engine in engines.items() if isinstance(engine, Engines) and engine.fqdn == name)
     there = next((facts for host, facts in view.facts if host.name == at), None)
-    own = there.interfaces.addresses if there is not None and isinstance(there.interfaces, Interfaces) else ()
+    entries = there.interfaces.addresses if there is not None and isinstance(there.interfaces, Interfaces) else ()
     lost: list[str] = []
     unknown: list[str] = []
     for host, facts in view.facts:
@@ -280,7 +280,7 @@ def _meeting_by_name(judged: JudgedLine) -> Iterator[LineFault]:
             continue
         if answer is None:
             unknown.append(host.name)
-        elif not {*answer.addresses} & {entry.address for entry in own if not is_loopback(entry.address)}:
+        elif not {*answer.addresses} & {entry.address for entry in entries if not is_loopback(entry.address)}:
             lost.append(host.name)
     if lost:
         yield (
@@ -320,12 +320,12 @@ def _wrong_place(judged: JudgedLine, words: str, addr: str, port: str | None) ->
     planned = str(judged.view.snapshot.cluster.master_port)
     if addr == "localhost" or is_loopback(addr):
         yield f"{words} points each host at itself, so the ranks on the {judged.count} hosts would never connect"
-    elif addr not in next(iter(judged.places.values())).masters and (own := _is_own(judged, addr)) is not True:
+    elif addr not in next(iter(judged.places.values())).masters and (is_local := _is_own(judged, addr)) is not True:
         first = judged.view.snapshot.hosts[0].name
         known = f"it is not known whether {addr} is an address of {first}"
         yield (
             f"{words} is not an address of the first host, {judged.master}"
-            if own is False
+            if is_local is False
             else Unjudged((first,), known)
         )
     elif port == "0":
@@ -350,26 +350,26 @@ def _split(place: str | None) -> tuple[str | None, str | None]:
 def _own_ports(judged: JudgedLine) -> Iterator[str]:
     """Yield a fault for each port in an engine's launch command that the engine also uses for another purpose."""
     line = judged.line
-    told = {name: line.options.get(name, "") for name in ("port", "master_port")}
-    told["rdzv_endpoint"] = _split(line.options.get("rdzv_endpoint"))[1] or ""
-    for name, text in told.items():
-        for own in PROGRAMS[line.launcher].ports if line.launcher in PROGRAMS and is_number(text) else ():
-            if own.first <= int(text) <= own.last and (not own.only_with or own.only_with in line.options):
+    options = {name: line.options.get(name, "") for name in ("port", "master_port")}
+    options["rdzv_endpoint"] = _split(line.options.get("rdzv_endpoint"))[1] or ""
+    for name, text in options.items():
+        for use in PROGRAMS[line.launcher].ports if line.launcher in PROGRAMS and is_number(text) else ():
+            if use.first <= int(text) <= use.last and (not use.only_with or use.only_with in line.options):
                 some = (
-                    f"{own.of} port" if own.first == own.last else f"one of {own.of} ports, {own.first} to {own.last}"
+                    f"{use.of} port" if use.first == use.last else f"one of {use.of} ports, {use.first} to {use.last}"
                 )
-                given = f"{line.launcher} was given port {text} by {line.table.written(name)}"
-                yield f"{given}, but that is {some} (changed by {own.by})"
+                phrase = f"{line.launcher} was given port {text} by {line.table.written(name)}"
+                yield f"{phrase}, but that is {some} (changed by {use.by})"
 
 
 def _shared(judged: JudgedLine) -> Iterator[str]:
     """Yield faults in the launch command's CUDA_VISIBLE_DEVICES if one machine serves as several nodes."""
-    rank, said = judged.line.options.get("node_rank", ""), judged.line.variables.get("CUDA_VISIBLE_DEVICES")
-    for host in judged.view.snapshot.hosts if said is not None else ():
+    rank, devices = judged.line.options.get("node_rank", ""), judged.line.variables.get("CUDA_VISIBLE_DEVICES")
+    for host in judged.view.snapshot.hosts if devices is not None else ():
         planned = host.node.cuda_visible_devices
-        if planned not in (None, said) and rank == str(host.node.node_rank):
+        if planned not in (None, devices) and rank == str(host.node.node_rank):
             yield (
-                f"CUDA_VISIBLE_DEVICES={said} is set for node rank {rank}, but the hosts file gives "
+                f"CUDA_VISIBLE_DEVICES={devices} is set for node rank {rank}, but the hosts file gives "
                 f"{host.name} {planned}"
             )
 

@@ -81,13 +81,13 @@ def advertised_address_wrong(view: View) -> Findings:
     if cluster.engine is not None and cluster.engine not in TELLING:
         yield Absent(f"{PROGRAMS[cluster.engine].title} tells its peers the address that it is given")
         return
-    seen = dict(_sides(view))
-    sides = {name: side for name, side in seen.items() if isinstance(side, Side)}
-    for name, why in seen.items():
+    results = dict(_sides(view))
+    sides = {name: side for name, side in results.items() if isinstance(side, Side)}
+    for name, why in results.items():
         if isinstance(why, Unknown) and cluster.engine is not None:
             yield Unjudged((name,), why.reason)
     meant = {name: {*programs(side), cluster.engine} for name, side in sides.items()}
-    wanted = [one for one in TELLING if one not in _JUDGED_ELSEWHERE and any(one in there for there in meant.values())]
+    wanted = [key for key in TELLING if key not in _JUDGED_ELSEWHERE and any(key in there for there in meant.values())]
     if cluster.engine is None and not wanted:
         yield Absent("no engine is named (--engine) or installed")
         return
@@ -111,28 +111,28 @@ def _faults(
         hosts = {name: side for name, side in sides.items() if program in meant[name]}
         if program == "deepspeed":  # its launcher runs on the first host, and advertises that host's address
             hosts = {name: side for name, side in hosts.items() if side.is_first}
-        misled = [one for name, side in hosts.items() if (one := _judge(view, program, name, side)) is not None]
-        for alike in grouped((one.fault, one) for one in misled).values():
+        misled = [entry for name, side in hosts.items() if (entry := _judge(view, program, name, side)) is not None]
+        for alike in grouped((entry.fault, entry) for entry in misled).values():
             beside = engine is not None and program in PROGRAMS[engine].beside and alike[0].given.by is not None
             yield (Severity.ERROR if program == engine or beside else Severity.INFO, tuple(alike)), program
 
 
 def _judge(view: View, program: str, name: str, side: Side) -> Misled | None:
-    given, own = _by_line(view, program, name) or advertised(program, side), view.nccl.by_host[name]
-    better, listed = _right_address(view, name, own)
-    address = _numeric(view, name, side, given)
-    said = _fault(view, own, given, address, {better, *listed})
+    advert, host_nccl = _by_line(view, program, name) or advertised(program, side), view.nccl.by_host[name]
+    better, listed = _right_address(view, name, host_nccl)
+    address = _numeric(view, name, side, advert)
+    fault = _fault(view, host_nccl, advert, address, {better, *listed})
     known = side.engines.ray_nodes
-    if said is None and program == "vllm" and known and given.address not in known:
-        said = "will advertise a different address from the one that Ray uses for this host"
+    if fault is None and program == "vllm" and known and advert.address not in known:
+        fault = "will advertise a different address from the one that Ray uses for this host"
         better = known[0]
-    if said is None:
+    if fault is None:
         return None
-    at = f" ({side.interface(address)})" if address is not None and own.owns(address) else ""
+    at = f" ({side.interface(address)})" if address is not None and host_nccl.owns(address) else ""
     right = f"; the other hosts reach it at {better}" if better is not None else ""
-    told = "no address" if given.address is None else f"{given.address}{at}"
-    why = "" if "which has the route" in said else f", for {given.why}"
-    return Misled(name, given, said, f"{name}: {told}{why}{right}", better)
+    phrase = "no address" if advert.address is None else f"{advert.address}{at}"
+    why = "" if "which has the route" in fault else f", for {advert.why}"
+    return Misled(name, advert, fault, f"{name}: {phrase}{why}{right}", better)
 
 
 def _by_line(view: View, program: str, name: str) -> Advertised | None:
@@ -150,7 +150,7 @@ def _by_line(view: View, program: str, name: str) -> Advertised | None:
 
 def _is_meant(view: View, line: LaunchLine, name: str, address: str) -> bool:
     """Return whether a ``ray start`` command, which applies to a single host, applies to the named host."""
-    owners = [other for other, own in view.nccl.by_host.items() if own.owns(address)]
+    owners = [other for other, host_nccl in view.nccl.by_host.items() if host_nccl.owns(address)]
     is_first = name == view.snapshot.cluster.nodes[0].name
     return name in owners if owners else is_first == ("head" in line.options)
 
@@ -176,18 +176,18 @@ def _of_peers(view: View, own: HostNccl, given: Advertised, address: str, right:
     standing = reachability(own, address, view.nccl.peers.of(own.host, address), view.nccl.mesh)
     mesh = view.snapshot.mesh
     unmet = mesh.unmet.get(own.host, {}).get(address, {}) if isinstance(mesh, Mesh) else {}
-    met = {verdict.source for verdict in standing.verdicts if verdict.answer is Reachable.YES}
-    said = None
-    nets = [net for one in right if one is not None for net in own.networks(one)]
+    sources = {verdict.source for verdict in standing.verdicts if verdict.answer is Reachable.YES}
+    fault = None
+    nets = [net for candidate in right if candidate is not None for net in own.networks(candidate)]
     if LossCause.OWN_ADDRESS in standing.causes:
-        said = "will advertise an address that other hosts also have, so each host would connect to itself"
-    elif (unmet and not met - unmet.keys()) or standing.is_lost:
-        said = f"will advertise an address of {entry.interface}, which the other hosts can't reach"
+        fault = "will advertise an address that other hosts also have, so each host would connect to itself"
+    elif (unmet and not sources - unmet.keys()) or standing.is_lost:
+        fault = f"will advertise an address of {entry.interface}, which the other hosts can't reach"
     elif given.by is None and address not in right and not any(address_of(address) in net for net in nets):
         used = next((e.interface for e in own.interfaces.addresses if e.address in right), None)
         way = ", which has the route to the internet" if "begins at" in given.why else ""
-        said = f"will advertise an address of {entry.interface}{way}, but the cluster is on {used or 'another subnet'}"
-    return said
+        fault = f"will advertise an address of {entry.interface}{way}, but the cluster is on {used or 'another subnet'}"
+    return fault
 
 
 def _numeric(view: View, name: str, side: Side, given: Advertised) -> str | None:
@@ -197,27 +197,27 @@ def _numeric(view: View, name: str, side: Side, given: Advertised) -> str | None
         return "127.0.0.1"
     facts = next(host.facts for host in view.snapshot.hosts if host.name == name)
     names = facts.resolution if facts is not None and isinstance(facts.resolution, Names) else None
-    found = side.own if given.address == side.hostname else names.get(given.address) if names is not None else None
-    return found.addresses[0] if found is not None and found.addresses else None
+    answer = side.own if given.address == side.hostname else names.get(given.address) if names is not None else None
+    return answer.addresses[0] if answer is not None and answer.addresses else None
 
 
 def _right_address(view: View, name: str, own: HostNccl) -> tuple[str | None, list[str]]:
     """Return the host's address on the best interface for NCCL, and the host's addresses from the hosts file."""
     host = next(host for host in view.snapshot.hosts if host.name == name)
     names = host.facts.resolution if host.facts is not None and isinstance(host.facts.resolution, Names) else None
-    told = names.get(host.node.address) if names is not None else None
-    listed = [one for one in (host.node.address, *(told.addresses if told is not None else ())) if own.owns(one)]
-    listed = [one for one in listed if not one.startswith("127.") and one != "::1"]
+    answer = names.get(host.node.address) if names is not None else None
+    listed = [ip for ip in (host.node.address, *(answer.addresses if answer is not None else ())) if own.owns(ip)]
+    listed = [ip for ip in listed if not ip.startswith("127.") and ip != "::1"]
     interface = good_interfaces(view.nccl).get(name)
     there = [e.address for e in own.interfaces.addresses if e.interface.partition(":")[0] == interface]
-    return next((one for one in (*listed, *there) if one in there), next(iter(listed), None)), listed
+    return next((ip for ip in (*listed, *there) if ip in there), next(iter(listed), None)), listed
 
 
 def _finding(view: View, severity: Severity, those: tuple[Misled, ...], which: list[str]) -> Finding:
-    hosts = tuple(one.host for one in those)
+    hosts = tuple(item.host for item in those)
     who = " and ".join(PROGRAMS[program].title for program in which)
-    said = those[0].fault if len(which) == 1 else those[0].fault.replace("will advertise", "will each advertise", 1)
-    better = {one.host: one.better for one in those if one.better is not None}
+    fault = those[0].fault if len(which) == 1 else those[0].fault.replace("will advertise", "will each advertise", 1)
+    better = {item.host: item.better for item in those if item.better is not None}
     commands = tuple(command for program in which for command in _commands(view, program, better))
     summary = "Start it with the cluster's address."
     if "deepspeed" in which:
@@ -230,14 +230,14 @@ def _finding(view: View, severity: Severity, those: tuple[Misled, ...], which: l
     }
     return Finding(
         hosts=hosts,
-        message=f"{who} on {fold(hosts)} {said}.",
-        evidence=tuple(one.evidence for one in those),
-        facts={"engines": which, "addresses": {one.host: one.given.address for one in those}, "reached_by": better},
+        message=f"{who} on {fold(hosts)} {fault}.",
+        evidence=tuple(item.evidence for item in those),
+        facts={"engines": which, "addresses": {item.host: item.given.address for item in those}, "reached_by": better},
         fix=Fix(
             summary=summary,
             risk="safe" if commands else "manual",
             commands=commands,
-            variables={host: own for host, own in variables.items() if own},
+            variables={host: settings for host, settings in variables.items() if settings},
         ),
         severity=severity,
     )
@@ -285,15 +285,15 @@ def _message(case: Case) -> str:
         nodes, addresses = map(int, counted.groups())
         few = addresses < nodes
         why = "several hosts give the same address" if few else "a host gives two, one of them on another network"
-        found = f"{addresses} {'address' if addresses == 1 else 'addresses'} for {plural(nodes, 'host')}"
-        return f"vLLM found {found}: {why} (VLLM_HOST_IP, or the default route's)"
+        phrase = f"{addresses} {'address' if addresses == 1 else 'addresses'} for {plural(nodes, 'host')}"
+        return f"vLLM found {phrase}: {why} (VLLM_HOST_IP, or the default route's)"
     if first.wording == _UNIQUE:
         return "vLLM found other than one address for each host (VLLM_HOST_IP, or the default route's)"
     if first.wording == _NOT_OWN:
-        own = first.prefix.ip
-        known = f"; Ray knows that host as {own}" if own and own != ip else ""
+        host_ip = first.prefix.ip
+        known = f"; Ray knows that host as {host_ip}" if host_ip and host_ip != ip else ""
         return f"{ip} is not an address of the host where the engine was to listen on it{known}"
-    head = next((f": its head is at {one}" for one in _heads(case.log) if one != ip), "")
+    head = next((f": its head is at {head_ip}" for head_ip in _heads(case.log) if head_ip != ip), "")
     return f"The engine waits for a node at {ip}, and no node of the Ray cluster has that address{head}"
 
 
@@ -331,7 +331,7 @@ def _weigh(event: Event, scene: Scene) -> Grade:
         return Grade.LIKELY
     heads, wanted = [numeric(ip) for ip in _heads(scene.log)], numeric(event.address.ip or "")
     apart = bool(heads) and wanted is not None and not any(head and _net(head) == _net(wanted) for head in heads)
-    return Grade.LIKELY if apart or any(one.wording == _NOWHERE for one in scene.events) else Grade.HINT
+    return Grade.LIKELY if apart or any(entry.wording == _NOWHERE for entry in scene.events) else Grade.HINT
 
 
 def _net(address: Address) -> bytes:

@@ -40,15 +40,15 @@ def duplicate_address(view: View) -> Findings:
     """Yield one finding for each address that several machines have, including machines that were not reached."""
     nccl = view.nccl
     by_host = view.by_host
-    told = addresses_by_name(facts.resolution for _, facts in view.facts if isinstance(facts.resolution, Names))
-    nodes = {node.name: {node.address, *told.get(node.address, ())} for node in view.snapshot.cluster.nodes}
+    resolutions = addresses_by_name(facts.resolution for _, facts in view.facts if isinstance(facts.resolution, Names))
+    nodes = {node.name: {node.address, *resolutions.get(node.address, ())} for node in view.snapshot.cluster.nodes}
     wanted = {address for some in nodes.values() for address in some}
-    wanted |= {one.chosen.address for one in by_host.values() if one.chosen is not None}
+    wanted |= {host_nccl.chosen.address for host_nccl in by_host.values() if host_nccl.chosen is not None}
     owned: dict[str, dict[str, str]] = {}
-    for name, one in by_host.items():
-        for own in {str(entry.address) for entry in one.interfaces.addresses} & wanted:
-            if (where := _owner(one, own)) is not None:
-                owned.setdefault(own, {})[name] = where
+    for name, host_nccl in by_host.items():
+        for ip in {str(entry.address) for entry in host_nccl.interfaces.addresses} & wanted:
+            if (where := _owner(host_nccl, ip)) is not None:
+                owned.setdefault(ip, {})[name] = where
     lost = grouped((gone, name) for name in nodes.keys() - nccl.by_host.keys() for gone in nodes[name])
     for address in sorted(wanted):
         owners, away = owned.get(address, {}), lost.get(address, [])
@@ -73,5 +73,5 @@ def _owner(own: HostNccl, address: str) -> str | None:
     """Return the name of the interface with this address, or None if the interface does not lead out of the host."""
     if address.startswith(("127.", "fe80:")) or address == "::1":
         return None
-    found = (entry.interface for entry in own.interfaces.addresses if entry.address == address)
-    return next((name for name in found if not is_private(own, name)), None)
+    names = (entry.interface for entry in own.interfaces.addresses if entry.address == address)
+    return next((name for name in names if not is_private(own, name)), None)

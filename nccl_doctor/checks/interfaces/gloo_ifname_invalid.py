@@ -98,21 +98,22 @@ def _unreachable(view: View) -> Findings:
     values: dict[str, str] = {}
     addresses: dict[str, str] = {}
     for host, facts in view.facts:
-        own = nccl.by_host.get(host.name)
+        host_nccl = nccl.by_host.get(host.name)
         value = {**known(facts.env), **host.node.env}.get(GLOO_SOCKET_IFNAME, "")
         devices = gloo_devices(known(facts.interfaces), {GLOO_SOCKET_IFNAME: value}, None)
-        if own is None or isinstance(devices, NcclFailure):
+        if host_nccl is None or isinstance(devices, NcclFailure):
             continue
         if devices is not None:
             values[host.name], addresses[host.name] = value, devices[0].address
-        elif own.chosen is not None:
-            addresses[host.name] = own.chosen.address
+        elif host_nccl.chosen is not None:
+            addresses[host.name] = host_nccl.chosen.address
     for name, value in values.items():
-        address, own = addresses[name], nccl.by_host[name]
-        if own.chosen is not None and own.chosen.address == address:
+        address, host_nccl = addresses[name], nccl.by_host[name]
+        if host_nccl.chosen is not None and host_nccl.chosen.address == address:
             continue  # other checks judge NCCL's own choice
         verdicts = {
-            peer.host: reach(peer, own, address, nccl.mesh) for peer in Peers(nccl.by_host, nccl.mesh).of(name, address)
+            peer.host: reach(peer, host_nccl, address, nccl.mesh)
+            for peer in Peers(nccl.by_host, nccl.mesh).of(name, address)
         }
         reaches = {peer: verdict.answer is not Reachable.NO for peer, verdict in verdicts.items()}
         asked = {peer: addresses[peer] for peer in (name, *verdicts) if peer in addresses}
@@ -121,10 +122,10 @@ def _unreachable(view: View) -> Findings:
             why = "it leads every host to itself" if address_of(address).is_loopback else verdicts[missing[0]].why
             lost.setdefault(value, {})[name] = address, f"{fold(missing)} dial{'s' * (len(missing) == 1)} it: {why}"
     for value, hosts in lost.items():
-        given = ", ".join(dict.fromkeys(address for address, _ in hosts.values()))
+        targets = ", ".join(dict.fromkeys(address for address, _ in hosts.values()))
         yield Finding(
             hosts=tuple(hosts),
-            message=f"On {fold(hosts)}, {GLOO_SOCKET_IFNAME}={quoted(value)} makes gloo advertise {given}, which no "
+            message=f"On {fold(hosts)}, {GLOO_SOCKET_IFNAME}={quoted(value)} makes gloo advertise {targets}, which no "
             "other host can reach.",
             evidence=folded((host, f"{address}: {why}") for host, (address, why) in hosts.items()),
             facts={GLOO_SOCKET_IFNAME: value},

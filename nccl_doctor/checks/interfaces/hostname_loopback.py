@@ -38,10 +38,10 @@ from nccl_doctor.text.inet import numeric
     in_logs=("no-route-to-host", "wrong-interface"),
 )
 def hostname_loopback(view: View) -> Findings:
-    caught = [own for own in own_names(view) if own.is_loopback]
+    caught = [entry for entry in own_names(view) if entry.is_loopback]
     if caught:
-        hosts = tuple(own.host for own in caught)
-        what = ", which gloo advertises to the other hosts" if any(own.lost for own in caught) else CHANCE
+        hosts = tuple(entry.host for entry in caught)
+        what = ", which gloo advertises to the other hosts" if any(entry.lost for entry in caught) else CHANCE
         yield finding(view, caught, f"On {fold(hosts)}, the host's own name resolves to a loopback address{what}.")
 
 

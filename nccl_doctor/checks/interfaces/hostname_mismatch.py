@@ -39,28 +39,30 @@ from nccl_doctor.text.shell import line
     explains=("port-unreachable", NAMES, "master-addr-not-local"),
 )
 def hostname_mismatch(view: View) -> Findings:
-    stale = [own for own in own_names(view) if own.is_stale]
+    stale = [record for record in own_names(view) if record.is_stale]
     master = view.snapshot.cluster.master_addr
     if stale:
-        fatal = any(own.host == view.snapshot.cluster.nodes[0].name and own.name == master for own in stale)
-        what = ": gloo advertises 127.0.0.1 to the other hosts" if any(own.lost for own in stale) else CHANCE
-        where = fold(own.host for own in stale)
+        fatal = any(record.host == view.snapshot.cluster.nodes[0].name and record.name == master for record in stale)
+        what = ": gloo advertises 127.0.0.1 to the other hosts" if any(record.lost for record in stale) else CHANCE
+        where = fold(record.host for record in stale)
         words = f"On {where}, the host's own name resolves to an address that the host does not have{what}."
         about_own = finding(view, stale, words)
         yield about_own.model_copy(update={"severity": Severity.ERROR}) if fatal else about_own
-    lost = [own for own in own_names(view) if own.lost and own.resolution.addresses and not own.is_loopback]
-    given = {own.host: own.gloo for own in own_names(view)}
+    lost = [
+        record for record in own_names(view) if record.lost and record.resolution.addresses and not record.is_loopback
+    ]
+    address_list = {record.host: record.gloo for record in own_names(view)}
     for each in lost:
         if not each.is_stale:
-            yield finding(view, [each], _lost_words(each, [given.get(host) for host in each.lost]))
-    own = {(each.host, each.name) for each in (*stale, *lost)}
+            yield finding(view, [each], _lost_words(each, [address_list.get(host) for host in each.lost]))
+    record = {(each.host, each.name) for each in (*stale, *lost)}
     hosts = {host.name: facts.resolution for host, facts in view.facts if isinstance(facts.resolution, Names)}
     for name, deviating in deviations(hosts).items():
         shared = view.snapshot.names.get(name)
         if not any(_real(answer) not in ((), _real(shared)) for answer in deviating.values()):
             continue  # a host's loopback address for itself is not a contradiction
         answers = {host: _real(names.get(name)) for host, names in hosts.items()}
-        column = {host: real for host, real in answers.items() if real and (host, name) not in own}
+        column = {host: real for host, real in answers.items() if real and (host, name) not in record}
         common, _ = Counter(column.values()).most_common(1)[0] if column else ((), 0)
         others = (host for host, real in column.items() if not set(real) & set(common))
         if outliers := tuple(host for host in others if not _reached(view, host, name)):

@@ -53,7 +53,7 @@ def hostname_unresolvable(view: View) -> Findings:
     common = next(iter(resolved.values())).common if resolved else {}
     lost_on = {name for name, answers in deviations(resolved).items() if not all(a.addresses for a in answers.values())}
     lost_on |= {name for name, answer in common.items() if not answer.addresses}
-    own = [name for name in own_names(view) if not name.resolution.addresses]
+    entries = [name for name in own_names(view) if not name.resolution.addresses]
     # pods that don't exist or are not ready have no name in the cluster yet; pod-not-ready says why
     away = {host.name for host in view.snapshot.hosts if host.facts is None}
     absent = {name for name, pod in view.kube.pods.items() if name in away or not pod.addresses}
@@ -62,16 +62,18 @@ def hostname_unresolvable(view: View) -> Findings:
     failures = [host.failure for host in view.snapshot.hosts]
     nowhere = {failure.unresolved for failure in failures if isinstance(failure, SshUnreachable)}
     names = dict.fromkeys(name for name, of in used if of not in absent and name not in nowhere)
-    answers = {name: [(host, its.get(name)) for host, its in resolved.items()] for name in names if name in lost_on}
-    aliases = {name for name, told in answers.items() if name in view.snapshot.aliases and all(map(_is_lost, told))}
+    answers = {name: [(host, table.get(name)) for host, table in resolved.items()] for name in names if name in lost_on}
+    aliases = {name for name, pairs in answers.items() if name in view.snapshot.aliases and all(map(_is_lost, pairs))}
     if cluster.master_addr in aliases:
         yield _alias(view, cluster.master_addr)
-    answers = {name: told for name, told in answers.items() if name not in aliases}
-    lost = ((tuple(host for host, one in told if one and not one.addresses), name) for name, told in answers.items())
+    answers = {name: pairs for name, pairs in answers.items() if name not in aliases}
+    lost = (
+        (tuple(host for host, entry in pairs if entry and not entry.addresses), name) for name, pairs in answers.items()
+    )
     for hosts, those in grouped(lost).items():
-        fails = is_without_gpus(view) and any(each.name in those and each.lost for each in own)
+        fails = is_without_gpus(view) and any(each.name in those and each.lost for each in entries)
         yield _finding(view, hosts, those, is_fatal=fails or cluster.master_addr in those)
-    caught = [each for each in own if each.name not in names]
+    caught = [each for each in entries if each.name not in names]
     if caught:
         what = ": gloo falls back to 127.0.0.1" if any(each.lost for each in caught) else CHANCE
         whose = "its own name" if len(caught) == 1 else "their own names"
@@ -106,10 +108,10 @@ def _finding(view: View, hosts: tuple[str, ...], names: list[str], *, is_fatal: 
     commands = tuple(command for host in hosts for command in on(host, lines[host])) if all(lines.values()) else ()
     single = len(names) == 1
     s = "" if single else "s"
-    unserved = next((found for name in names if (found := why(view.kube, name)) is not None), None)
+    unserved = next((cause for name in names if (cause := why(view.kube, name)) is not None), None)
     whose = "" if single or view.snapshot.cluster.master_addr not in names else ", including the master's"
     resolved = [(host.name, known(facts.resolution)) for host, facts in view.facts if host.name in hosts]
-    answers = ((host, name, its.get(name)) for name in names for host, its in resolved)
+    answers = ((host, name, resolution.get(name)) for name in names for host, resolution in resolved)
     # not a fault of the host itself
     failed = (dial for dial in view.dials.unexplained if dial.outcome == "failed")
     lost = {dial for dial in failed if dial.src in hosts and dial.address in names}
@@ -139,8 +141,8 @@ def _address(snapshot: Snapshot, name: str, host: str) -> Address | None:
     answers = [names.get(name) for names in resolutions if isinstance(names, Names)]
     texts = {str(address) for answer in answers if answer is not None for address in answer.addresses}
     claimed = {numeric(text) for text in texts.union(snapshot.resolved.get(name, ()))}
-    found = corroborated_by_name(snapshot, name, host) & claimed
-    some: list[Address] = [address for address in found if isinstance(address, IPv4Address)] or [*found]
+    addresses = corroborated_by_name(snapshot, name, host) & claimed
+    some: list[Address] = [address for address in addresses if isinstance(address, IPv4Address)] or [*addresses]
     return some[0] if len(some) == 1 and _NAME.fullmatch(name) else None
 
 
@@ -155,7 +157,7 @@ def why(kube: KubeFacts, name: str) -> tuple[str, Fix] | None:
         return f"whether a Service {service_name} exists is unknown, because {kube.services.reason}", Fix(
             summary=summary
         )
-    service = next((one for one in kube.services if one.name == service_name), None)
+    service = next((candidate for candidate in kube.services if candidate.name == service_name), None)
     if service is None:
         return f"there is no Service {service_name} in the namespace {kube.namespace}", _make(kube, service_name)
     return _of(kube, service, pod_name) if "." in name else None
@@ -163,7 +165,7 @@ def why(kube: KubeFacts, name: str) -> tuple[str, Fix] | None:
 
 def _of(kube: KubeFacts, service: Service, pod_name: str) -> tuple[str, Fix] | None:
     """Return the reason why an existing Service does not give the pod a DNS name, and the remedy."""
-    pod = next((one for one in kube.pods.values() if pod_name in (one.hostname, one.pod)), None)
+    pod = next((candidate for candidate in kube.pods.values() if pod_name in (candidate.hostname, candidate.pod)), None)
     if not service.headless:
         summary = "Recreate the Service with clusterIP: None: only a headless Service gives pods DNS names."
         return f"the Service {service.name} is not headless, so its pods have no DNS names", Fix(summary=summary)

@@ -19,7 +19,7 @@ from nccl_doctor.text.hostlist import fold
 @check("NCD218", severity=Severity.INFO)
 def ifname_model_differs(view: View) -> Findings:
     pictures = view.nccl.by_host
-    if differing := {name: one.disagreement for name, one in pictures.items() if one.disagreement is not None}:
+    if differing := {name: entry.disagreement for name, entry in pictures.items() if entry.disagreement is not None}:
         yield Finding(
             hosts=tuple(differing),
             message=f"On {fold(differing)}, libnccl did not choose the interface that nccl-doctor predicted.",

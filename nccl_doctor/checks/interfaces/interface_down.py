@@ -35,12 +35,12 @@ MISSED = ("ifname-wrong-interface", "ifname-needed", "ifname-ambiguous")
 )
 def interface_down(view: View) -> Findings:
     named: set[str] = set()
-    for found in findings(view, FaultKind.DOWN):
-        if isinstance(found, Finding):
-            named.update(found.hosts)
-        yield found
+    for result in findings(view, FaultKind.DOWN):
+        if isinstance(result, Finding):
+            named.update(result.hosts)
+        yield result
     idle = hindered_hosts(view, "down") if view.nccl.mesh is not None else ()
-    for group in grouped((_state(view, one), one) for one in idle if one.host in {*view.by_host} - named).values():
+    for group in grouped((_state(view, item), item) for item in idle if item.host in {*view.by_host} - named).values():
         yield _unused(view, group)
 
 
@@ -53,9 +53,9 @@ def _state(view: View, found: Hindered) -> tuple[str, str, bool]:
 def _unused(view: View, group: list[Hindered]) -> Finding:
     """Return the finding for hosts whose packets take another route because an interface is down."""
     name, network, is_off = _state(view, group[0])
-    hosts = tuple(one.host for one in group)
-    ways = [(one.host, fault.way) for one in group for fault in one.route_faults]
-    peers = {peer for one in group for peer in one.peers}.difference(hosts) or group[0].peers
+    hosts = tuple(item.host for item in group)
+    ways = [(item.host, fault.way) for item in group for fault in item.route_faults]
+    peers = {peer for item in group for peer in item.peers}.difference(hosts) or group[0].peers
     addresses = list(dict.fromkeys(way.to for _, way in ways))
     suggestion = view.nccl.suggestion
     common = suggestion.common if suggestion is not None else None
@@ -66,6 +66,6 @@ def _unused(view: View, group: list[Hindered]) -> Finding:
         f"no direct route to {fold(sorted(peers))} ({', '.join(addresses)}).",
         evidence=folded((host, f"ip route get {way.to}: {answer_of(way)}") for host, way in ways),
         facts={"interface": name, "to": addresses},
-        details=Details(failed=tuple(pair for one in group for pair in one.pairs)),
+        details=Details(failed=tuple(pair for item in group for pair in item.pairs)),
         fix=bring_up(view.nccl, hosts, name, other),
     )

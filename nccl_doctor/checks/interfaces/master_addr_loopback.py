@@ -28,18 +28,18 @@ def master_addr_loopback(view: View) -> Findings:
     if len({node.address for node in nodes}) < 2:
         return
     address = view.snapshot.cluster.master_addr
-    own = is_loopback(address) or address.split(".")[0] == "localhost"  # on every host (RFC 6761, 6.3)
-    seen: list[tuple[str, str]] = []
+    is_local = is_loopback(address) or address.split(".")[0] == "localhost"  # on every host (RFC 6761, 6.3)
+    answers: list[tuple[str, str]] = []
     for host, facts in view.facts:
         resolution = facts.resolution.get(address) if isinstance(facts.resolution, Names) else None
-        serves = host.node.node_rank == 0 and not own
+        serves = host.node.node_rank == 0 and not is_local
         if resolution and resolution.addresses and is_loopback(resolution.addresses[0]) and not serves:
-            seen.append((host.name, resolution.addresses[0]))
-    if not seen and not own:
+            answers.append((host.name, resolution.addresses[0]))
+    if not answers and not is_local:
         return
     master = nodes[0]
-    hosts = tuple(name for name, _ in seen)
-    lost = [node.name for node in nodes] if own else hosts
+    hosts = tuple(name for name, _ in answers)
+    lost = [node.name for node in nodes] if is_local else hosts
     better = "" if is_loopback(master.address) else f', for example "{master.address}"'
     fix = f"Set master_addr in the hosts file to an address of {master.name} that all reach{better}."
     if view.snapshot.cluster.variables.get("master_addr") == "MASTER_ADDR":
@@ -50,7 +50,7 @@ def master_addr_loopback(view: View) -> Findings:
     yield Finding(
         hosts=hosts or (master.name,),
         message=f'The master address "{address}" is a loopback address, so each host looks for the master on itself.',
-        evidence=tuple(f"{name}: {address} is {found}" for name, found in seen if found != address),
+        evidence=tuple(f"{name}: {address} is {answer}" for name, answer in answers if answer != address),
         facts={"master_addr": address},
         details=Details(failed=failed_by(view, address, lost)),
         fix=fix,

@@ -39,8 +39,8 @@ def master_addr_not_local(view: View) -> Findings:
         if resolution is None:
             yield Unjudged((host.name,), f"the probe did not resolve {address}")
             continue
-        own = [entry.address for entry in interfaces.addresses]
-        if any(found in own or is_loopback(found) for found in resolution.addresses):
+        own_addresses = [entry.address for entry in interfaces.addresses]
+        if any(target in own_addresses or is_loopback(target) for target in resolution.addresses):
             continue
         became = ", ".join(resolution.addresses) or f"nothing ({resolution.error})"
         outward = [e for e in interfaces.addresses if not (is_loopback(e.address) or e.address.startswith("fe80:"))]
@@ -50,7 +50,7 @@ def master_addr_not_local(view: View) -> Findings:
             hosts=(host.name,),
             message=f"The master address {address} is not an address of {host.name}, where rank 0 will run.",
             evidence=(*taken, f"its own: {shown}"),
-            facts={"master_addr": address, "own": own},
+            facts={"master_addr": address, "own": own_addresses},
             details=Details(failed=failed_by(view, address, everyone)),
             fix=f"Set master_addr in the hosts file to one of {host.name}'s own addresses, or put the host "
             f"that has {address} first in the list.",

@@ -40,21 +40,21 @@ def mtu_blackhole(view: View) -> Findings:
         yield Unjudged((), mesh.stalls.reason)
         return
     shares: dict[str, list[Stall]] = {}
-    found = [stall for stall in mesh.stalls if not is_lossy(view, stall)]
-    rest = list(found)
+    candidates = [stall for stall in mesh.stalls if not is_lossy(view, stall)]
+    rest = list(candidates)
     while rest:
         ends = [name for stall in rest for name in (stall.src, stall.dst)]
         worst = max(sorted(set(ends)), key=ends.count)
         shares[worst] = [stall for stall in rest if worst in (stall.src, stall.dst)]
         rest = [stall for stall in rest if worst not in (stall.src, stall.dst)]
-    everybody = _ends(found)
+    everybody = _ends(candidates)
     if len(shares) > 1 and len(everybody) <= 2 * len(shares):
         # No single host: a switch between all of them, or a link between two groups.
-        yield _finding(view, everybody, fold(everybody), found)
+        yield _finding(view, everybody, fold(everybody), candidates)
         return
     for host, stalls in shares.items():
         others = tuple(name for name in _ends(stalls) if name != host)
-        hosts = accused((host,) if len(others) > 1 else _ends(stalls), ((one.src, one.dst) for one in stalls))
+        hosts = accused((host,) if len(others) > 1 else _ends(stalls), ((entry.src, entry.dst) for entry in stalls))
         yield _finding(view, hosts, f"{host} and {fold(others)}", stalls)
 
 
@@ -62,7 +62,7 @@ def is_lossy(view: View, stall: Stall) -> bool:
     """Return whether the path loses packets regardless of their size."""
     ends = {stall.src, stall.dst}
     # a first packet is small; where many are lost, a full one that is lost twice proves no size
-    losses = any({one.src, one.dst} == ends and not one.by_port for one in view.mesh.lost_connections)
+    losses = any({loss.src, loss.dst} == ends and not loss.by_port for loss in view.mesh.lost_connections)
     if losses or stall.by_size is not None:
         return losses or not stall.by_size
     mtus = [
@@ -98,13 +98,13 @@ def _lowered(view: View) -> str:
 
 def _finding(view: View, hosts: tuple[str, ...], where: str, stalls: Sequence[Stall]) -> Finding:
     mtus = _mtus(view, _ends(stalls))
-    seen = grouped(((stall.src, stall.unacked, stall.sent, stall.segment), stall.address) for stall in stalls)
+    groups = grouped(((stall.src, stall.unacked, stall.sent, stall.segment), stall.address) for stall in stalls)
     return Finding(
         hosts=hosts,
         message=f"Large packets between {where} are lost, so connections are established but then hang.",
         evidence=tuple(
             f"{src} -> {', '.join(addresses)}: {unacked} of {sent} bytes never arrived, in segments of {segment}"
-            for (src, unacked, sent, segment), addresses in seen.items()
+            for (src, unacked, sent, segment), addresses in groups.items()
         ),
         facts={"pairs": [{"src": stall.src, "dst": stall.dst, "segment": stall.segment} for stall in stalls]},
         fix=f"Choose: lower the MTU of NCCL's interfaces{f' ({mtus})' if mtus else ''} on all hosts to what the path "

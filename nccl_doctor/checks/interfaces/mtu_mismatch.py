@@ -33,12 +33,12 @@ ROCE_SIZES, ROCE_HEADERS = (256, 512, 1024, 2048, 4096), 96
 def mtu_mismatch(view: View) -> Findings:
     by_network: dict[Network, dict[str, tuple[str, int]]] = {}
     roce: set[tuple[str, str]] = set()  # hosts and interfaces under RoCE devices
-    told: set[str] = set()  # hosts whose interfaces differ from the others'
-    for host, own in view.by_host.items():
-        link = own.link(own.chosen.name) if own.chosen is not None else None
-        if own.chosen is None or link is None or "loopback" in link.flags:
+    mismatches: set[str] = set()  # hosts whose interfaces differ from the others'
+    for host, host_nccl in view.by_host.items():
+        link = host_nccl.link(host_nccl.chosen.name) if host_nccl.chosen is not None else None
+        if host_nccl.chosen is None or link is None or "loopback" in link.flags:
             continue
-        for network in own.networks(own.chosen.address):
+        for network in host_nccl.networks(host_nccl.chosen.address):
             by_network.setdefault(network, {})[host] = (link.name, link.mtu)
     for host, side in view.nccl.rdma.sides.items():
         for entry in side.rdma.entries if host in view.by_host else ():
@@ -52,7 +52,7 @@ def mtu_mismatch(view: View) -> Findings:
         if len(set(mtus.values())) > 1:
             groups = grouped((entry, host) for host, entry in hosts.items())
             sizes = listed(map(str, sorted(set(mtus.values()))))
-            told |= mtus.keys()
+            mismatches |= mtus.keys()
             yield Finding(
                 hosts=minority(mtus),
                 message=f"The interfaces that NCCL uses on {network} have different MTUs: {sizes} bytes.",
@@ -63,7 +63,7 @@ def mtu_mismatch(view: View) -> Findings:
                 facts={"network": str(network), "mtu": mtus},
                 fix=_same(hosts, minority(mtus)),
             )
-    even = [host for host in view.by_host if host not in told]
+    even = [host for host in view.by_host if host not in mismatches]
     uneven = grouped((halves, host) for host in even for halves in _uneven_halves(view, host))
     for (small, large), names in uneven.items():
         yield Finding(
@@ -82,7 +82,9 @@ def _same(links: Mapping[str, tuple[str, int]], differing: Sequence[str]) -> Fix
     if len(usual) != 1:
         return Fix(summary="Set the same MTU on all of them, one that the switches between them pass.")
     (mtu,) = usual
-    commands = tuple(one for host in differing for one in on(host, LinkMtu(links[host][0], mtu, links[host][1])))
+    commands = tuple(
+        command for host in differing for command in on(host, LinkMtu(links[host][0], mtu, links[host][1]))
+    )
     return pasted("Set the others' MTU there (for good: in what sets up the network):", commands, needs_root=True)
 
 

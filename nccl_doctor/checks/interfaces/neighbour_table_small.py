@@ -92,9 +92,9 @@ def _peers(facts: HostFacts, names: frozenset[str], cache: _Cache) -> int:
     if key not in cache:
         shared = (answer for name in names if (answer := resolved.shared(name)) is not None)
         cache[key] = frozenset(_beside(nets, (text for answer in shared for text in answer.addresses)))
-    own = {entry.address for entry in interfaces.addresses}
+    own_addresses = {entry.address for entry in interfaces.addresses}
     deviating = (text for name in resolved.own.keys() & names for text in resolved.own[name].addresses)
-    return len((cache[key] | frozenset(_beside(nets, deviating))) - own)
+    return len((cache[key] | frozenset(_beside(nets, deviating))) - own_addresses)
 
 
 def _beside(nets: frozenset[Network], texts: Iterable[str]) -> Iterator[str]:

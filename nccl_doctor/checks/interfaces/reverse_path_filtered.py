@@ -24,25 +24,25 @@ from nccl_doctor.text.hostlist import fold
 
 @check("NCD220", phrase="packets dropped by rp_filter", severity=Severity.ERROR, needs=("mesh",), explains=(SILENCE,))
 def reverse_path_filtered(view: View) -> Findings:
-    for found in hindered_hosts(view, "filtered"):
-        names = list(dict.fromkeys(fault.usual for fault in found.route_faults if fault.usual))
+    for entry in hindered_hosts(view, "filtered"):
+        names = list(dict.fromkeys(fault.usual for fault in entry.route_faults if fault.usual))
         # a VLAN's name contains a dot, so sysctl(8) needs slashes between the parts
         keys = [("/" if "." in name else ".").join(("net", "ipv4", "conf", name, "rp_filter")) for name in names]
-        peers = fold(sorted(found.peers))
+        peers = fold(sorted(entry.peers))
         yield Finding(
-            hosts=(found.host,),
-            message=f"{found.host} drops packets from {peers}: they arrive on {' and '.join(names)}, where "
+            hosts=(entry.host,),
+            message=f"{entry.host} drops packets from {peers}: they arrive on {' and '.join(names)}, where "
             "rp_filter is strict, but replies would leave through another interface.",
             evidence=tuple(
-                f"{found.host}: ip route get {way.to} from {way.source} iif {way.iif}: {way.error}; rp_filter=1"
-                for way in dict.fromkeys(fault.way for fault in found.route_faults)
+                f"{entry.host}: ip route get {way.to} from {way.source} iif {way.iif}: {way.error}; rp_filter=1"
+                for way in dict.fromkeys(fault.way for fault in entry.route_faults)
             ),
-            facts={"interfaces": names, "to": sorted(found.peers)},
-            details=Details(failed=tuple(found.pairs)),
+            facts={"interfaces": names, "to": sorted(entry.peers)},
+            details=Details(failed=tuple(entry.pairs)),
             fix=pasted(
-                f"Give {peers} a route to {found.host} by the right interface; or filter loosely (for good: the same "
+                f"Give {peers} a route to {entry.host} by the right interface; or filter loosely (for good: the same "
                 "setting in /etc/sysctl.d/):",
-                on(found.host, SysctlSet(tuple((key, "2") for key in keys), ("1",) * len(keys))),
+                on(entry.host, SysctlSet(tuple((key, "2") for key in keys), ("1",) * len(keys))),
                 needs_root=True,
             ),
         )

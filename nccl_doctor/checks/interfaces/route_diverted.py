@@ -33,18 +33,18 @@ from nccl_doctor.text.hostlist import fold
     explains=(CONNECTIONS,),
 )
 def route_diverted(view: View) -> Findings:
-    for found in (*hindered_hosts(view, "diverted"), *hindered_hosts(view, "masked")):
-        lines = [_lines(fault) for fault in found.route_faults]
+    for hindered in (*hindered_hosts(view, "diverted"), *hindered_hosts(view, "masked")):
+        lines = [_lines(fault) for fault in hindered.route_faults]
         ways = " and ".join(dict.fromkeys(words for words, _ in lines))
-        peers = sorted(found.peers)
+        peers = sorted(hindered.peers)
         yield Finding(
-            hosts=(found.host,),
-            message=f"{found.host} sends packets for {fold(peers)} {ways} instead of directly over their common "
+            hosts=(hindered.host,),
+            message=f"{hindered.host} sends packets for {fold(peers)} {ways} instead of directly over their common "
             "subnet.",
             evidence=tuple(dict.fromkeys(evidence for _, evidence in lines)),
             facts={"to": peers},
-            details=Details(failed=tuple(found.pairs)),
-            fix=_fix(found),
+            details=Details(failed=tuple(hindered.pairs)),
+            fix=_fix(hindered),
         )
 
 

@@ -50,17 +50,17 @@ class Hindered:
 
 def hindered_hosts(view: View, kind: RouteFaultKind) -> Iterable[Hindered]:
     """Return the hosts whose routes or filters make connections fail, in the order of the failed connections."""
-    found: dict[str, Hindered] = {}
+    result: dict[str, Hindered] = {}
     for dial in view.mesh.failed:
         fault = view.dials.route_faults.get(dial)
         if fault is None or fault.kind != kind:
             continue
-        hindered = found.setdefault(fault.host, Hindered(fault.host))
+        hindered = result.setdefault(fault.host, Hindered(fault.host))
         hindered.route_faults[fault] = None
         hindered.peers.add(dial.dst if dial.src == fault.host else dial.src)
         if (pair := (dial.src, dial.dst)) not in hindered.pairs:
             hindered.pairs.append(pair)
-    return found.values()
+    return result.values()
 
 
 @check(
@@ -97,9 +97,9 @@ def route_missing(view: View) -> Findings:
                 continue
             lacking.setdefault(hindered.host, {})[owner] = way.to
             reasons.setdefault(hindered.host, {})[f"no route to {way.to} ({way.error})"] = way.error
-    own = {source: targets for source, targets in lacking.items() if source in view.by_host and source not in bare}
-    for sources in _alike(own, view, reasons):
-        yield _finding(view, sources, own, reasons)
+    routes = {source: targets for source, targets in lacking.items() if source in view.by_host and source not in bare}
+    for sources in _alike(routes, view, reasons):
+        yield _finding(view, sources, routes, reasons)
     if following:  # routes to interfaces that NCCL should not use: the fault in its choice explains them
         hosts = ordered(view.by_host, set(following))
         targets = {name for some in following.values() for name in some}
@@ -166,10 +166,10 @@ def _finding(
 def _deletions(host: str, facts: HostFacts, targets: Iterable[str]) -> tuple[Command, ...]:
     """Return the commands that delete routes that reject packets, or () if any of these routes is unknown."""
     ways = [way for way in facts.ways if way.iif is None] if isinstance(facts.ways, tuple) else []
-    found = [[way.refusal for way in ways if way.to == target and way.error is not None] for target in targets]
-    refusals = dict.fromkeys(refusal for each in found for refusal in each)
+    groups = [[way.refusal for way in ways if way.to == target and way.error is not None] for target in targets]
+    refusals = dict.fromkeys(refusal for each in groups for refusal in each)
     operations = []
-    for refusal in refusals if all(found) and None not in refusals else ():
+    for refusal in refusals if all(groups) and None not in refusals else ():
         assert refusal is not None
         network = network_of(refusal.destination)
         whole = network.network_address if network.prefixlen == network.max_prefixlen else network

@@ -71,8 +71,8 @@ def shared_subnet_nics(view: View) -> Findings:
             strict = any(rp_filter == 1 for _, (rp_filter, *_) in settings)
             meets = not strict and _meets_some(view.snapshot.mesh, host.name)
             alike.setdefault(_Shared(network, settings, strict, meets), []).append(host.name)
-    for found, hosts in alike.items():
-        yield _finding(view, found, hosts)
+    for subnet, hosts in alike.items():
+        yield _finding(view, subnet, hosts)
 
 
 def _finding(view: View, found: _Shared, hosts: list[str]) -> Finding:
@@ -80,14 +80,14 @@ def _finding(view: View, found: _Shared, hosts: list[str]) -> Finding:
     both = "both" if len(found.settings) == 2 else "all"
     advice = f"Let NCCL use one of {names}, bond them, or give each a subnet of its own."
     effect = "reverse-path filtering drops packets that arrive on the wrong interface" if found.strict else CARRIES
-    told = [
+    lines = [
         f"{link}: " + ", ".join(f"{key}={value}" for key, value in zip(KEYS, values, strict=True))
         for link, values in found.settings
     ]
     return Finding(
         hosts=tuple(hosts),
         message=f"On {fold(hosts)}, NCCL's sockets use {names}, {both} on {found.network}, so {effect}.",
-        evidence=folded((host, line) for line in told for host in hosts),
+        evidence=folded((host, line) for line in lines for host in hosts),
         facts={
             "network": str(found.network),
             "sysctls": {link: dict(zip(KEYS, values, strict=True)) for link, values in found.settings},
@@ -99,12 +99,12 @@ def _finding(view: View, found: _Shared, hosts: list[str]) -> Finding:
 
 def shared(own: HostNccl) -> dict[Network, tuple[str, ...]]:
     """Return the subnets in which NCCL uses several interfaces, with these interfaces; aliases are not counted."""
-    found: dict[Network, dict[str, None]] = {}
+    subnets: dict[Network, dict[str, None]] = {}
     for use in (*((own.chosen,) if own.chosen is not None else ()), *own.choice.net_socket):
         for network in own.networks(use.address):
             if not network.is_link_local and network.prefixlen < network.max_prefixlen:
-                found.setdefault(network, {})[use.name.partition(":")[0]] = None
-    return {network: tuple(links) for network, links in found.items() if len(links) > 1}
+                subnets.setdefault(network, {})[use.name.partition(":")[0]] = None
+    return {network: tuple(links) for network, links in subnets.items() if len(links) > 1}
 
 
 def effective(sysctls: dict[str, str], key: str, link: str) -> int:

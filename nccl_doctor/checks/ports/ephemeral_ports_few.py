@@ -56,7 +56,7 @@ def ephemeral_ports_few(view: View) -> Findings:
     failed = view.snapshot.mesh.failed if isinstance(view.snapshot.mesh, Mesh) else ()
     short: dict[tuple[int, int, int, int], list[Host]] = {}
     for host, facts in view.facts:
-        own = known(facts.port_range)
+        span = known(facts.port_range)
         needed = connections(local[host.name], world)
         dials = [dial for dial in failed if dial.src == host.name and dial.outcome == "no-source-address"]
         if dials:
@@ -65,15 +65,15 @@ def ephemeral_ports_few(view: View) -> Findings:
             widened = _widen(host, view.snapshot.cluster.master_port)
             yield Finding(
                 hosts=(host.name,),
-                message=f"{host.name} has no free ephemeral port: all ports from {own.low} to {own.high} are in use.",
+                message=f"{host.name} has no free ephemeral port: all ports from {span.low} to {span.high} are in use.",
                 evidence=(f"{host.name} -> {peers}: no source port left (EADDRNOTAVAIL)",),
-                facts={"low": own.low, "high": own.high, "size": own.size},
+                facts={"low": span.low, "high": span.high, "size": span.size},
                 details=Details(failed=pairs_of(dials)),
                 fix=pasted(f"{summary} /etc/sysctl.d/):", widened, needs_root=True),
                 severity=Severity.ERROR,
             )
-        elif needed > own.size:
-            short.setdefault((own.low, own.high, own.size, needed), []).append(host)
+        elif needed > span.size:
+            short.setdefault((span.low, span.high, span.size, needed), []).append(host)
     for (low, high, size, needed), hosts in short.items():
         yield Finding(
             hosts=tuple(host.name for host in hosts),
@@ -97,11 +97,11 @@ def ephemeral_ports_few(view: View) -> Findings:
 
 def _widen(host: Host, master_port: int) -> tuple[Command, ...]:
     assert host.facts
-    own = known(host.facts.port_range)
-    settings, earlier = [("net.ipv4.ip_local_port_range", f"{WIDE[0]} {WIDE[1]}")], [f"{own.low} {own.high}"]
-    if host.node.node_rank == 0 and WIDE[0] <= master_port <= WIDE[1] and master_port not in own.reserved_ports:
-        settings.append((RESERVED, own.reserving(master_port)))
-        earlier.append(own.reserved_text)
+    span = known(host.facts.port_range)
+    settings, earlier = [("net.ipv4.ip_local_port_range", f"{WIDE[0]} {WIDE[1]}")], [f"{span.low} {span.high}"]
+    if host.node.node_rank == 0 and WIDE[0] <= master_port <= WIDE[1] and master_port not in span.reserved_ports:
+        settings.append((RESERVED, span.reserving(master_port)))
+        earlier.append(span.reserved_text)
     return on(host.name, SysctlSet(tuple(settings), tuple(earlier)))
 
 

@@ -53,8 +53,8 @@ def firewall_blocks_port(view: View) -> Findings:
 
 def _what(blames: list[Blame], snapshot: Snapshot) -> str:
     """Return a phrase for the connections that the rules block, including those to NCCL's ephemeral ports."""
-    met = [dial for blame in blames for dial in blame.dials if dial.dst == blame.host.name]
-    if met and blames[0].direction == "input" and not any(to_master(dial, snapshot) for dial in met):
+    dials = [dial for blame in blames for dial in blame.dials if dial.dst == blame.host.name]
+    if dials and blames[0].direction == "input" and not any(to_master(dial, snapshot) for dial in dials):
         return "replies to its own connections and the other hosts' connections to NCCL's ephemeral ports"
     master = f"to port {snapshot.cluster.master_port}"
     if blames[0].direction == "output" and any(blame.host.node.node_rank for blame in blames):
@@ -74,8 +74,8 @@ def stops_master(blame: Blame, snapshot: Snapshot) -> bool:
 
 def by_rule(view: View, *, master: bool) -> list[list[Blame]]:
     """Return hosts by rule, for rules that block the master port if ``master`` is True, else for the other rules."""
-    found = alike(view.dials.firewall.blames)
-    return [each for each in found if any(stops_master(blame, view.snapshot) for blame in each) is master]
+    groups = alike(view.dials.firewall.blames)
+    return [each for each in groups if any(stops_master(blame, view.snapshot) for blame in each) is master]
 
 
 def alike(blames: Sequence[Blame]) -> list[list[Blame]]:
@@ -117,12 +117,12 @@ def gaps(view: View, *, master: bool) -> Iterator[Unjudged]:
 def whose(blames: Sequence[Blame]) -> str:
     """Return a phrase for what the rules block: other hosts' connections, the host's own connections, or replies."""
     among = [(blame, dial) for blame in blames for dial in blame.dials if dial.src != dial.dst]
-    made, met = (any(getattr(dial, end) == blame.host.name for blame, dial in among) for end in ("src", "dst"))
-    if blames[0].direction == "input" and met:
+    made, inbound = (any(getattr(dial, end) == blame.host.name for blame, dial in among) for end in ("src", "dst"))
+    if blames[0].direction == "input" and inbound:
         return "the other hosts' connections"
     if blames[0].direction == "input" and made:
         return "replies to its own connections"
-    return "its replies to the other hosts' connections" if met and not made else OWN
+    return "its replies to the other hosts' connections" if inbound and not made else OWN
 
 
 def finding(blames: Sequence[Blame], view: View, message: str) -> Finding:
@@ -157,11 +157,11 @@ def finding(blames: Sequence[Blame], view: View, message: str) -> Finding:
 
 
 def _evidence(blames: Sequence[Blame], snapshot: Snapshot) -> Iterator[str]:
-    seen: dict[tuple[bool, str], list[FailedDial]] = {}
+    groups: dict[tuple[bool, str], list[FailedDial]] = {}
     for dial in (dial for blame in blames for dial in blame.dials):
         means = UNTESTED.get(dial.error or "", MEANS[dial.outcome])
-        seen.setdefault((not to_master(dial, snapshot), means), []).append(dial)
-    for (_, means), dials in sorted(seen.items()):
+        groups.setdefault((not to_master(dial, snapshot), means), []).append(dial)
+    for (_, means), dials in sorted(groups.items()):
         sources, targets = sorted({dial.src for dial in dials}), sorted({dial.dst for dial in dials})
         yield f"seen    {fold(sources)} -> {fold(targets)}:{ports_of(dials)}: {means}"
     rules: dict[str, dict[tuple[str, int | None], tuple[str, RuleRef, Ruleset]]] = {}
@@ -171,9 +171,9 @@ def _evidence(blames: Sequence[Blame], snapshot: Snapshot) -> Iterator[str]:
             alike = rules.setdefault(describe(rule, blame.facts), {})
             alike.setdefault((blame.host.name, rule.place), (blame.host.name, rule, after))
     for words, those in rules.items():
-        found = list(those.values())
-        counts = counted([(rule, after) for _, rule, after in found])
-        yield f"rule    {fold([name for name, *_ in found])}: {words}{counts}"
+        entries = list(those.values())
+        counts = counted([(rule, after) for _, rule, after in entries])
+        yield f"rule    {fold([name for name, *_ in entries])}: {words}{counts}"
     unexpected_outcomes = {MEANS[dial.outcome] for blame in blames for dial in blame.unexpected_outcomes}
     if unexpected_outcomes:
         ways = ", ".join(sorted(unexpected_outcomes))
@@ -186,21 +186,21 @@ def _evidence(blames: Sequence[Blame], snapshot: Snapshot) -> Iterator[str]:
 
 
 def _fix(blames: Sequence[Blame], ways: Sequence[Opening], claimed: Sequence[tuple[str, str]]) -> Fix:
-    found = [(blame.host.name, remedies(blame, way)) for blame, way in zip(blames, ways, strict=True)]
-    commands = tuple(one for name, part in found for one in on(name, *part.operations))
-    advice = " ".join(dict.fromkeys(part.advice for _, part in found if part.advice))
+    parts = [(blame.host.name, remedies(blame, way)) for blame, way in zip(blames, ways, strict=True)]
+    commands = tuple(command for name, part in parts for command in on(name, *part.operations))
+    advice = " ".join(dict.fromkeys(part.advice for _, part in parts if part.advice))
     who = "the cluster's own addresses " + ("in" if blames[0].direction == "input" else "out")
     uncertain = {address for _, address in claimed}
     only_claimed = any(uncertain.intersection(way.peers) for way in ways)
-    said = ", ".join(f"{host} by {address}" for host, address in claimed)
+    claims = ", ".join(f"{host} by {address}" for host, address in claimed)
     if only_claimed:
         advice = (
             "First make sure that these addresses are those of the hosts, which only the hosts themselves "
-            f"say: {said}. {advice}"
+            f"say: {claims}. {advice}"
         )
     elif claimed:
         advice = (
-            f"Only the hosts themselves say that these addresses are theirs, too: {said}. Verify this,"
+            f"Only the hosts themselves say that these addresses are theirs, too: {claims}. Verify this,"
             f" then let them {'in' if blames[0].direction == 'input' else 'out'} in the same way. {advice}"
         )
     if not commands or only_claimed:

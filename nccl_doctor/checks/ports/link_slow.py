@@ -103,18 +103,18 @@ def _by_rates(view: View, rates: Rates) -> Findings:
     judgement = judge_rates(rates)
     for slow in judgement.slow:
         yield Finding(
-            hosts=slow.hosts if slow.whole_rail else accused(slow.hosts, ((one.src, one.dst) for one in slow.rates)),
+            hosts=slow.hosts if slow.whole_rail else accused(slow.hosts, ((pair.src, pair.dst) for pair in slow.rates)),
             severity=Severity.ERROR if slow.share < GRAVE else None,
             message=_message(slow, rates),
             evidence=tuple(_evidence(slow, rates, view)),
             facts={
-                "pairs": [{"src": one.src, "dst": one.dst} for one in slow.rates],
-                "interfaces": sorted({one.interface for one in slow.rates}),
+                "pairs": [{"src": pair.src, "dst": pair.dst} for pair in slow.rates],
+                "interfaces": sorted({pair.interface for pair in slow.rates}),
                 "whole_rail": slow.whole_rail,
                 "direction": " and ".join(slow.directions) or None,
                 "gbps": round(slow.gbps, 3),
                 "usual": round(slow.usual, 3),
-                "retransmits": sum(one.retransmits for one in slow.rates),
+                "retransmits": sum(pair.retransmits for pair in slow.rates),
             },
             details=Details(directions=slow.directions, phrase=_phrase(slow)),
             fix="Look at the cable, the negotiated speed and errors (ethtool, ethtool -S), the PCIe lanes (lspci -vv) "
@@ -122,14 +122,14 @@ def _by_rates(view: View, rates: Rates) -> Findings:
         )
     for host, why in judgement.limited.items():
         yield Unjudged((host,), f"slow, but limited by the machine itself: {why}")
-    lost = grouped((f"not measured: {one.error}", one.src) for one in rates.lost)
+    lost = grouped((f"not measured: {pair.error}", pair.src) for pair in rates.lost)
     for why, hosts in lost.items():
         yield Unjudged(tuple(dict.fromkeys(hosts)), why)
 
 
 def _lanes(view: View, rates: Rates | None) -> Findings:
     """Yield findings about GPUs and NICs that use fewer PCIe lanes than possible."""
-    gpus = [(host.name, *told) for host, facts in view.facts for told in _gpu_links(host, facts)]
+    gpus = [(host.name, *entry) for host, facts in view.facts for entry in _gpu_links(host, facts)]
     for host, facts in view.facts:
         if isinstance(facts.gpu_driver, Unknown):
             yield Unjudged((host.name,), facts.gpu_driver.reason)
@@ -139,11 +139,11 @@ def _lanes(view: View, rates: Rates | None) -> Findings:
         for host, address, link in gpus
         if link.lost_lanes
     )
-    for note, its in lost.items():
-        yield _without_lanes(its, note=note)
+    for note, links in lost.items():
+        yield _without_lanes(links, note=note)
     accused = {host for slow in judge_rates(rates).slow for host in slow.hosts} if rates is not None else set()
     # the finding about rates already names their PCIe lanes
-    nics = [told for told in _nic_links(view) if told[0] not in accused]
+    nics = [entry for entry in _nic_links(view) if entry[0] not in accused]
     if nics:
         yield _without_lanes(nics, note=False)
 
@@ -156,9 +156,9 @@ def _gpu_links(host: Host, facts: HostFacts) -> Iterator[tuple[str, PciLink]]:
     known = () if isinstance(gpus, Unknown) else gpus
     if any(SHARED.search(gpu.name) for gpu in known):
         return
-    seen = {gpu.index for gpu in visible_gpus(host.node, facts)}
+    indexes = {gpu.index for gpu in visible_gpus(host.node, facts)}
     places = () if isinstance(health, Unknown) else health
-    hidden = {one.bus_id[-12:] for one in places if one.bus_id and known and one.index not in seen}
+    hidden = {place.bus_id[-12:] for place in places if place.bus_id and known and place.index not in indexes}
     for gpu in driver.gpus:
         if gpu.link is not None and gpu.driver in ("nvidia", "amdgpu") and gpu.address not in hidden:
             yield gpu.address, gpu.link
@@ -167,10 +167,10 @@ def _gpu_links(host: Host, facts: HostFacts) -> Iterator[tuple[str, PciLink]]:
 def _nic_links(view: View) -> Iterator[tuple[str, str, PciLink]]:
     """Yield the host, name and PCIe link of each NCCL socket interface whose PCIe link is slower than its port."""
     for host, _ in view.facts:
-        own, side = view.nccl.by_host.get(host.name), view.nccl.rdma.sides.get(host.name)
-        if own is None or own.chosen is None or (side is not None and side.rdma.entries):
+        host_nccl, side = view.nccl.by_host.get(host.name), view.nccl.rdma.sides.get(host.name)
+        if host_nccl is None or host_nccl.chosen is None or (side is not None and side.rdma.entries):
             continue
-        link = own.link(own.chosen.name)
+        link = host_nccl.link(host_nccl.chosen.name)
         if link is None or link.pci is None or not link.speed_mbps:
             continue
         if (link.pci.lost_lanes or link.pci.lost_speed) and link.pci.gbps * 1000 < link.speed_mbps:
@@ -204,12 +204,12 @@ def _without_lanes(links: list[tuple[str, str, PciLink]], *, note: bool) -> Find
 def _message(slow: SlowLink, rates: Rates) -> str:
     by = f" over {_interfaces(slow)}" if len(rails(rates)) > 1 or slow.whole_rail else ""
     part = f"{100 * slow.share:.0f} %" if slow.share >= 0.01 else "less than 1 %"
-    loss = f"{100 * max(one.loss for one in slow.rates):.0f} % of the TCP segments were retransmitted"
+    loss = f"{100 * max(rate.loss for rate in slow.rates):.0f} % of the TCP segments were retransmitted"
     if slow.whole_rail:
         return f"All hosts are slow{by}: {gbps_words(slow.gbps)}, {part} of the expected {gbps_words(slow.usual)}."
     if len(slow.hosts) == 2:
         src, dst = slow.hosts
-        both = len({one.src for one in slow.rates}) > 1
+        both = len({rate.src for rate in slow.rates}) > 1
         who = f"{src} and {dst} send to each other" if both else f"{src} sends to {dst}"
         if slow.is_lossy:
             return f"Packets from {src} to {dst}{' and back' * both}{by} are lost: {loss}."
@@ -225,49 +225,49 @@ def _message(slow: SlowLink, rates: Rates) -> str:
 def _phrase(slow: SlowLink) -> str:
     """Return a phrase such as ``node3 sends at 0.9 Gb/s, the others at 9.4 Gb/s``."""
     if slow.whole_rail:
-        by = " and ".join(sorted({one.interface for one in slow.rates}))
+        by = " and ".join(sorted({rate.interface for rate in slow.rates}))
         return f"all hosts reach {gbps_words(slow.gbps)} of {gbps_words(slow.usual)} by {by}"
-    ways = {(one.src, one.dst) for one in slow.rates}
+    ways = {(rate.src, rate.dst) for rate in slow.rates}
     if slow.directions:
         who = f"{slow.hosts[0]} {DOES[slow.directions]}"
     else:
         who = " reaches ".join(*ways) if len(ways) == 1 else f"{fold(slow.hosts)} reach each other"
     if slow.is_lossy:
-        return f"{who} with {plural(sum(one.retransmits for one in slow.rates), 'retransmit')}"
+        return f"{who} with {plural(sum(rate.retransmits for rate in slow.rates), 'retransmit')}"
     return f"{who} at {gbps_words(slow.gbps)}, the others at {gbps_words(slow.usual)}"
 
 
 def _interfaces(slow: SlowLink) -> str:
-    own = slow.hosts[0] if len(slow.hosts) == 1 else None
-    names = (one.peer_interface if one.dst == own else one.interface for one in slow.rates)
+    host = slow.hosts[0] if len(slow.hosts) == 1 else None
+    names = (rate.peer_interface if rate.dst == host else rate.interface for rate in slow.rates)
     return " and ".join(dict.fromkeys(names))
 
 
 def _evidence(slow: SlowLink, rates: Rates, view: View) -> Iterator[str]:
-    bad = {(one.src, one.dst, one.rail) for one in slow.rates}
+    bad = {(rate.src, rate.dst, rate.rail) for rate in slow.rates}
     others = [
-        one for pair, one in rates.final.items() if pair not in bad and (one.rail in slow.rails) != slow.whole_rail
+        rate for pair, rate in rates.final.items() if pair not in bad and (rate.rail in slow.rails) != slow.whole_rail
     ]
-    usual = f"; the others {gbps_span(one.gbps for one in others)}" if others else ""
-    groups = grouped(((one.src, one.rail), one) for one in slow.rates)
-    if len({one.dst for one in slow.rates}) == 1:
-        groups = grouped(((one.dst, one.rail), one) for one in slow.rates)
-    for its in groups.values():
-        by = f" by {its[0].interface}" if len(slow.rails) > 1 else ""
-        ends = f"{fold(one.src for one in its)} -> {fold(one.dst for one in its)}{by}"
-        again = sum(one.retransmits for one in its)
-        yield f"{ends}: {gbps_span(one.gbps for one in its)}, {plural(again, 'retransmit')}{usual}"
+    usual = f"; the others {gbps_span(rate.gbps for rate in others)}" if others else ""
+    groups = grouped(((rate.src, rate.rail), rate) for rate in slow.rates)
+    if len({rate.dst for rate in slow.rates}) == 1:
+        groups = grouped(((rate.dst, rate.rail), rate) for rate in slow.rates)
+    for group in groups.values():
+        by = f" by {group[0].interface}" if len(slow.rails) > 1 else ""
+        ends = f"{fold(rate.src for rate in group)} -> {fold(rate.dst for rate in group)}{by}"
+        again = sum(rate.retransmits for rate in group)
+        yield f"{ends}: {gbps_span(rate.gbps for rate in group)}, {plural(again, 'retransmit')}{usual}"
         usual = ""
-    own = [(slow.hosts[0], slow.hosts)] if len(slow.hosts) == 1 else [(host, slow.hosts) for host in slow.hosts]
-    for host, _ in own[:2]:
-        for name in dict.fromkeys(one.interface if one.src == host else one.peer_interface for one in slow.rates):
+    entries = [(slow.hosts[0], slow.hosts)] if len(slow.hosts) == 1 else [(host, slow.hosts) for host in slow.hosts]
+    for host, _ in entries[:2]:
+        for name in dict.fromkeys(rate.interface if rate.src == host else rate.peer_interface for rate in slow.rates):
             yield f"{name} of {host}: {link_words(rates, host, name, view)}"
-    limit = [speed for one in slow.rates if (speed := link_gbps(rates, one)) is not None]
+    limit = [speed for rate in slow.rates if (speed := link_gbps(rates, rate)) is not None]
     if limit:
         yield f"the links allow {gbps_words(min(limit))}"
-    if dropped := sum(one.dropped for one in slow.rates):
+    if dropped := sum(rate.dropped for rate in slow.rates):
         yield f"the sender's own queues dropped {plural(dropped, 'packet')}: tc -s qdisc show"
-    most = max(slow.rates, key=lambda one: one.sender_busy)
+    most = max(slow.rates, key=lambda rate: rate.sender_busy)
     yield (
         f"measured twice, the second time with no other host sending; the sender used a CPU "
         f"{100 * most.sender_busy:.0f} % of the time, so the machine was not the limit"
@@ -277,16 +277,16 @@ def _evidence(slow: SlowLink, rates: Rates, view: View) -> Iterator[str]:
 def link_words(rates: Rates, host: str, name: str, view: View) -> str:
     """Return a description such as ``10000 Mb/s, full duplex, MTU 1500, 4 of 16 PCIe lanes, without tso``."""
     link = rates.link(host, name)
-    facts = next((facts for one, facts in view.facts if one.name == host), None)
+    facts = next((facts for item, facts in view.facts if item.name == host), None)
     known = () if facts is None or isinstance(facts.interfaces, Unknown) else facts.interfaces.links
-    own = next((one for one in known if one.name == name.partition(":")[0]), None)
-    words = [f"MTU {own.mtu}"] if own else []
+    nic = next((item for item in known if item.name == name.partition(":")[0]), None)
+    words = [f"MTU {nic.mtu}"] if nic else []
     if link is not None:
         words = [
             f"{link.speed_mbps} Mb/s" if link.speed_mbps else "speed not reported by its driver",
             *([f"{link.duplex} duplex"] if link.duplex else []),
             *words,
-            *([f"{own.pci.width} of {own.pci.max_width} PCIe lanes"] if own and own.pci and own.pci.max_width else []),
+            *([f"{nic.pci.width} of {nic.pci.max_width} PCIe lanes"] if nic and nic.pci and nic.pci.max_width else []),
         ]
         missing = [name for name, on in link.offloads.items() if not on]
         words += [f"without {', '.join(missing)}"] if missing else []

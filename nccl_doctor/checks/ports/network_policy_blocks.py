@@ -29,10 +29,10 @@ from nccl_doctor.text.hostlist import fold, grouped, listed
 @check("NCD308", severity=Severity.ERROR, needs=("mesh",), explains=(CONNECTIONS,))
 def network_policy_blocks(view: View) -> Findings:
     kube = view.kube
-    dropped = [(dial, one) for dial in view.mesh.failed for one in view.dials.policies.get(dial, ())]
-    for policies, group in grouped((one.names, (dial, one)) for dial, one in dropped).items():
-        hosts = tuple(dict.fromkeys(one.pod for _, one in group))
-        by_way = {one.way: one for _, one in group}
+    dropped = [(dial, blame) for dial in view.mesh.failed for blame in view.dials.policies.get(dial, ())]
+    for policies, group in grouped((blame.names, (dial, blame)) for dial, blame in dropped).items():
+        hosts = tuple(dict.fromkeys(blame.pod for _, blame in group))
+        by_way = {blame.way: blame for _, blame in group}
         what = "to and from" if len(by_way) > 1 else "to" if "ingress" in by_way else "from"
         words, drop = ("NetworkPolicy", "drops") if len(policies) == 1 else ("NetworkPolicies", "drop")
         lines = grouped(((dial.dst, MEANS[dial.outcome]), dial) for dial, _ in group)
@@ -55,7 +55,7 @@ def _fix(kube: KubeFacts, closed: Iterable[PolicyBlame]) -> Fix:
     summary = "Let the job's pods reach each other on all TCP ports"
     if not job:
         return Fix(summary=f"{summary}. They have no label in common by which a policy could select them.")
-    made = [open_policy(one, job, f"{one.names[0][:200]}-nccl-{one.way}", kube.namespace) for one in closed]
+    made = [open_policy(blame, job, f"{blame.names[0][:200]}-nccl-{blame.way}", kube.namespace) for blame in closed]
     return pasted(
         f"{summary} (this needs permission to create NetworkPolicies in the namespace):", on(None, *map(apply, made))
     )

@@ -33,19 +33,19 @@ def port_in_ephemeral_range(view: View) -> Findings:
     """Yield a finding if the kernel may assign the master port to another connection."""
     port = view.snapshot.cluster.master_port
     for host, facts in view.facts:
-        own = known(facts.port_range)
-        if not own.low <= port <= own.high or port in own.reserved_ports:
+        ports = known(facts.port_range)
+        if not ports.low <= port <= ports.high or port in ports.reserved_ports:
             continue
         yield Finding(
             hosts=(host.name,),
-            message=f"{host.name} uses ports {own.low} to {own.high} for outgoing connections, any of which may "
+            message=f"{host.name} uses ports {ports.low} to {ports.high} for outgoing connections, any of which may "
             f"occupy master port {port} when the job starts.",
-            evidence=(f"ip_local_port_range is {own.low} {own.high}; reserved: {own.reserved_text or 'none'}",),
-            facts={"port": port, "low": own.low, "high": own.high},
+            evidence=(f"ip_local_port_range is {ports.low} {ports.high}; reserved: {ports.reserved_text or 'none'}",),
+            facts={"port": port, "low": ports.low, "high": ports.high},
             fix=pasted(
                 "Set a master_port outside of that range in the hosts file, or have the kernel reserve this "
                 "one (for good: the same line in /etc/sysctl.d/):",
-                on(host.name, reserving(own, port)),
+                on(host.name, reserving(ports, port)),
                 needs_root=True,
             ),
         )

@@ -136,14 +136,14 @@ def _fix(cluster: Cluster, host: Host, trial: PortTrial) -> Fix:
     # a line for the job of each holder, if all of them are proven leftovers
     pids = {holder.pid for holder in trial.holders}
     first = [holder for holder in trial.holders if holder.ppid not in pids]
-    endings = tuple(one for holder in first for one in ending(cluster, host.node, holder, trial.port))
+    endings = tuple(command for holder in first for command in ending(cluster, host.node, holder, trial.port))
     if endings and all(map(endable, trial.holders)):
         summary = f"It is your own leftover process: nothing supervises it. {capital(MOVE)}, or end it:"
         return Fix(summary=summary, risk="disruptive", commands=endings)
     refusal = next((holder.refusal for holder in trial.holders if holder.refusal is not None), "")
     why = f"{capital(refusal)}. " if refusal else ""
-    own = trial.holders and all(holder.own for holder in trial.holders)
-    who = "end it where it was started" if own else "ask the holder's owner to end it"
+    is_own = trial.holders and all(holder.own for holder in trial.holders)
+    who = "end it where it was started" if is_own else "ask the holder's owner to end it"
     by_option = cluster.origins.get("master_port") == "--master-port"  # it takes precedence over the hosts file
     if by_option or (ClusterSource(cluster).file or "").endswith((".yaml", ".yml")):
         summary = f"{why}Write a port that is free on all hosts into the hosts file, or {who}:"

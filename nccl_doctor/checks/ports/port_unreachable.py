@@ -77,7 +77,7 @@ def port_unreachable(view: View) -> Findings:
         ports = ", ".join(map(str, sorted({dial.port for dial in dials})))
         yield Unjudged((src, dst), f"{src} says that it could not connect to {dst}:{ports}, but {dst} accepted it")
     tried = {(dial.src, dial.dst) for dial in view.dials.unexplained}
-    losses = [one for one in mesh.lost_connections if one.by_port and (one.src, one.dst) in tried]
+    losses = [loss for loss in mesh.lost_connections if loss.by_port and (loss.src, loss.dst) in tried]
     yield from _lossy(view, losses)
     lossy = _lossy_dials(mesh, losses)
     rest = [dial for dial in view.dials.unexplained if dial.src != dial.dst and dial not in lossy]
@@ -85,12 +85,12 @@ def port_unreachable(view: View) -> Findings:
     alone = (dial.dst for dial in view.dials.unexplained if dial.src == dial.dst and dial.dst not in from_others)
     for name in dict.fromkeys(alone):
         mine = [dial for dial in view.dials.unexplained if dial.src == dial.dst == name]
-        found = _finding(view, (name,), f"{name} can't reach itself at its own address {mine[0].address}", mine)
+        finding = _finding(view, (name,), f"{name} can't reach itself at its own address {mine[0].address}", mine)
         links = [link for host in view.snapshot.reached if host.name == name for link in _links(host)]
         if any(link.name == "lo" and "up" not in link.flags for link in links):
             fix = pasted("Bring up its loopback interface:", on(name, LinkUp("lo")), needs_root=True)
-            found = found.model_copy(update={"evidence": (*found.evidence, f"{name}: lo is down"), "fix": fix})
-        yield found
+            finding = finding.model_copy(update={"evidence": (*finding.evidence, f"{name}: lo is down"), "fix": fix})
+        yield finding
     for rail in dict.fromkeys((None, *(rail_of(mesh, dial) for dial in rest))):
         yield from _among(view, [dial for dial in rest if rail_of(mesh, dial) == rail], rail)
 
@@ -98,11 +98,11 @@ def port_unreachable(view: View) -> Findings:
 def _lossy(view: View, losses: Sequence[LostConnections]) -> Iterator[Finding]:
     """Yield one finding for each group of hosts between which some connections get no answer while others succeed."""
     dials = {(dial.src, dial.dst): dial for dial in view.dials.unexplained}
-    for group in groups((one.src, one.dst) for one in losses):
-        mine = [one for one in losses if one.src in group.hosts]
-        pairs = {(one.src, one.dst): dials[one.src, one.dst] for one in mine}
-        lost, tried = sum(one.lost for one in mine), sum(one.tried for one in mine)
-        ends = f"from {fold(sorted({one.src for one in mine}))} to {fold(sorted({one.dst for one in mine}))}"
+    for group in groups((loss.src, loss.dst) for loss in losses):
+        mine = [loss for loss in losses if loss.src in group.hosts]
+        pairs = {(loss.src, loss.dst): dials[loss.src, loss.dst] for loss in mine}
+        lost, tried = sum(loss.lost for loss in mine), sum(loss.tried for loss in mine)
+        ends = f"from {fold(sorted({loss.src for loss in mine}))} to {fold(sorted({loss.dst for loss in mine}))}"
         sentence = (
             f"{lost} of {tried} connections {ends} got no answer, although the others to the same ports succeeded"
         )
@@ -111,7 +111,7 @@ def _lossy(view: View, losses: Sequence[LostConnections]) -> Iterator[Finding]:
 
 def _lossy_dials(mesh: Mesh, losses: Sequence[LostConnections]) -> set[FailedDial]:
     """Return the failed connections that packet loss on a path or at a host explains."""
-    pairs = {(one.src, one.dst) for one in losses}
+    pairs = {(loss.src, loss.dst) for loss in losses}
     at_fault = set[str]().union(*(group.minimal_cover for group in groups(pairs)))
 
     def is_lossy(dial: FailedDial) -> bool:
@@ -209,12 +209,14 @@ def _finding(
         f"{fold(sorted({dial.src for dial in those}))} -> {address}:{ports_of(those, len(those))}: {what}"
         for (_dst, address, what), those in ({} if losses else groups).items()
     ]
-    evidence += [f"{one.src} -> {one.address}:{one.port}: {one.lost} of {one.tried} got no answer" for one in losses]
+    evidence += [
+        f"{loss.src} -> {loss.address}:{loss.port}: {loss.lost} of {loss.tried} got no answer" for loss in losses
+    ]
     if refused := _refused_at_home(sentence, dials, evidence):
         return refused
     ends = {name for dial in dials for name in (dial.src, dial.dst)}
-    told = {host.name: host.facts.firewall for host in view.snapshot.reached if host.facts}
-    judged = {name for name, firewall in told.items() if isinstance(firewall, FirewallFacts)}
+    firewalls = {host.name: host.facts.firewall for host in view.snapshot.reached if host.facts}
+    judged = {name for name, firewall in firewalls.items() if isinstance(firewall, FirewallFacts)}
     shown = set(dials)
     gaps = [gap for gap in view.dials.firewall.gaps if gap.dial in shown]
     unread = (ends - judged) | (ends & {name for gap in gaps for name in gap.hosts})
@@ -272,8 +274,8 @@ def _by_the_other_address(view: View, dials: Sequence[FailedDial]) -> str | None
         return None
     sources = {dial.src for dial in dials}
     lost = {dial.src for dial in mesh.failed if (dial.address, dial.port) == (address, cluster.master_port)}
-    met = set(mesh.answered.get(master, {}).get(address, ()))
-    if address == cluster.master_addr or not sources <= met - lost or cluster.master_port not in mesh.ports[master]:
+    peers = set(mesh.answered.get(master, {}).get(address, ()))
+    if address == cluster.master_addr or not sources <= peers - lost or cluster.master_port not in mesh.ports[master]:
         return None
     return f"Set master_addr: {address} in the hosts file (--master-addr): all of them reach {master} there."
 
@@ -283,7 +285,7 @@ def _look(dials: Sequence[FailedDial], unread: set[str], judged: set[str]) -> Fi
     diallers, listeners = ({dial.src for dial in dials}, {dial.dst for dial in dials})
     ends = diallers | listeners
     first = sorted((min(listeners, diallers, key=len) & unread) or unread)
-    own = (
+    advice = (
         f"Look at the rules of {fold(first)} as root first; check --sudo reads them where sudo asks for no password."
         if any(name not in judged for name in first)
         else f"See first whether packets get as far as that rule on {fold(first)}: the commands show the rules "
@@ -292,7 +294,7 @@ def _look(dials: Sequence[FailedDial], unread: set[str], judged: set[str]) -> Fi
     commands = on_each(first, line("nft list ruleset"), line("iptables-save"))
     if len(ends) == 1:
         alone = "Find out what on that host drops its packets to itself, which pass through lo."
-        return pasted(own, commands, needs_root=True) if unread else Fix(summary=alone)
+        return pasted(advice, commands, needs_root=True) if unread else Fix(summary=alone)
     between = (
         "your network administrator to allow all TCP ports between these hosts in both directions (NCCL uses ephemeral "
         "ports). In a cloud, check both security groups and the subnet's network ACL; elsewhere, a firewall between "
@@ -300,7 +302,7 @@ def _look(dials: Sequence[FailedDial], unread: set[str], judged: set[str]) -> Fi
     )
     if not unread:
         return Fix(summary=f"Ask {between}")
-    return pasted(f"{own} If nothing there drops it, ask {between}", commands, needs_root=True)
+    return pasted(f"{advice} If nothing there drops it, ask {between}", commands, needs_root=True)
 
 
 def rail_of(mesh: Mesh, dial: FailedDial) -> Rail | None:
@@ -310,7 +312,7 @@ def rail_of(mesh: Mesh, dial: FailedDial) -> Rail | None:
 
 def _leave_out(view: View, rail: Rail) -> Fix | None:
     """Return the setting that excludes the rail's interface, or None if excluding the interface would not help."""
-    first = {name: own.chosen.name for name, own in view.nccl.by_host.items() if own.chosen is not None}
+    first = {name: nccl.chosen.name for name, nccl in view.nccl.by_host.items() if nccl.chosen is not None}
     others_fail = any(rail_of(view.mesh, dial) is None for dial in view.mesh.failed)
     if others_fail or rail.interface in first.values() or len(first) < len(view.snapshot.reached):
         return None

@@ -58,30 +58,33 @@ def proxy_intercepts(view: View) -> Findings:
     """Yield one finding for all affected pairs of hosts, which is an error if connections failed."""
     mesh = view.mesh
     sidecars = {
-        name: next((one for one in pod.containers if one in SIDECARS), None) for name, pod in view.kube.pods.items()
+        name: next((item for item in pod.containers if item in SIDECARS), None) for name, pod in view.kube.pods.items()
     }
     taken = mesh.intercepted
     spoken = [dial for dial in mesh.failed if dial.outcome == "intercepted"]
     if not any(sidecars.values()):  # then the fault is a rule of the host itself that redirects the dials
         explained = {dial for blame in view.dials.firewall.blames for dial in blame.dials}
-        taken = tuple(one for one in taken if one not in view.dials.firewall.redirected)
+        taken = tuple(item for item in taken if item not in view.dials.firewall.redirected)
         spoken = [dial for dial in spoken if dial not in explained]
-    met = {end for one in taken for end in (one.src, one.dst)}
-    met |= {end for dial in spoken for end in (dial.src, dial.dst)}
-    if not met:
+    endpoints = {end for item in taken for end in (item.src, item.dst)}
+    endpoints |= {end for dial in spoken for end in (dial.src, dial.dst)}
+    if not endpoints:
         return
-    ends = [node.name for node in view.snapshot.cluster.nodes if node.name in met]
+    ends = [node.name for node in view.snapshot.cluster.nodes if node.name in endpoints]
     proxied = [name for name in ends if sidecars.get(name)] or ends
     # each host was tried, so any failed pair with a proxied end may be explained by it
     failed = [dial for dial in mesh.failed if dial.outcome in TAKEN or not {dial.src, dial.dst}.isdisjoint(proxied)]
-    kinds = sorted({one for name in ends if (one := sidecars.get(name))})
+    kinds = sorted({item for name in ends if (item := sidecars.get(name))})
     who = f"The {nouns(len(kinds), 'sidecar')} {listed(kinds)} in" if kinds else "A proxy on or between"
     yield Finding(
         hosts=tuple(proxied),
         message=f"{who} {fold(proxied)} accept{'s' * (len(kinds) < 2)} connections between the hosts before they reach "
         "their target.",
         evidence=(
-            *(f"{one.src} -> {one.dst}:{one.port}: accepted, although no process listens there" for one in taken[:8]),
+            *(
+                f"{item.src} -> {item.dst}:{item.port}: accepted, although no process listens there"
+                for item in taken[:8]
+            ),
             *(
                 f"{fold(dict.fromkeys(dial.src for dial in dials))} -> {target}:{ports_of(dials)}: {HEARD}"
                 for target, dials in grouped((dial.dst, dial) for dial in spoken).items()

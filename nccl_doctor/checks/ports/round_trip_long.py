@@ -41,54 +41,56 @@ def round_trip_long(view: View) -> Findings:
     if not trips and not lossy:
         yield Absent("no round trips were kept")
     load = view.snapshot.load
-    busy = {name for name, one in load.hosts.items() if one.busy} if load is not None else set[str]()
-    for host, own in trips.items():
-        others = [one for name, one in trips.items() if name != host]
-        if len(others) < 2 or own.pairs < LEAST_PAIRS or host in busy | named:
+    busy = {name for name, entry in load.hosts.items() if entry.busy} if load is not None else set[str]()
+    for host, stats in trips.items():
+        others = [entry for name, entry in trips.items() if name != host]
+        if len(others) < 2 or stats.pairs < LEAST_PAIRS or host in busy | named:
             continue
-        usual = median(one.shortest_us for one in others)
-        if own.shortest_us >= max(TIMES * usual, usual + LEAST_US):
+        usual = median(entry.shortest_us for entry in others)
+        if stats.shortest_us >= max(TIMES * usual, usual + LEAST_US):
             words = (
-                f"Round trips to {host} take at least {own.shortest_us / 1e3:.0f} ms, but only "
+                f"Round trips to {host} take at least {stats.shortest_us / 1e3:.0f} ms, but only "
                 f"{usual / 1e3:.2f} ms between other hosts"
             )
-        elif not lossy and _resends(own, others):
-            words = f"Packets to and from {host} had to be retransmitted on {own.again} of {own.pairs} connections"
+        elif not lossy and _resends(stats, others):
+            words = f"Packets to and from {host} had to be retransmitted on {stats.again} of {stats.pairs} connections"
         else:
             continue
         yield Finding(
             hosts=(host,),
             message=f"{words}.",
-            evidence=tuple(f"{name}: {_words(one)}" for name, one in trips.items()),
-            facts={"rtt_us": own.shortest_us, "usual_us": usual, "again": own.again, "pairs": own.pairs},
+            evidence=tuple(f"{name}: {_words(entry)}" for name, entry in trips.items()),
+            facts={"rtt_us": stats.shortest_us, "usual_us": usual, "again": stats.again, "pairs": stats.pairs},
             fix="Look at the path to it (tracepath) and its port's errors (ethtool -S). --rate measures each pair.",
         )
 
 
 def _lossy(view: View) -> Iterator[Finding]:
     """Yield a warning for each group of hosts that lose packets, unless firewall rate limits explain the loss."""
-    doubted = {one: rule for one, rule in view.dials.firewall.doubted.items() if admits(rule) < 0}
+    doubted = {item: rule for item, rule in view.dials.firewall.doubted.items() if admits(rule) < 0}
     limited = view.dials.firewall.doubted.keys() - doubted.keys()
-    losses = [one for one in view.mesh.lost_connections if not one.by_port and one not in limited]
-    stalls = [one for one in (view.mesh.stalls if isinstance(view.mesh.stalls, tuple) else ()) if is_lossy(view, one)]
-    pairs = [*((one.src, one.dst) for one in losses), *((one.src, one.dst) for one in stalls)]
+    losses = [item for item in view.mesh.lost_connections if not item.by_port and item not in limited]
+    stalls = [
+        item for item in (view.mesh.stalls if isinstance(view.mesh.stalls, tuple) else ()) if is_lossy(view, item)
+    ]
+    pairs = [*((item.src, item.dst) for item in losses), *((item.src, item.dst) for item in stalls)]
     for group in groups(pairs):
-        mine = [one for one in losses if one.src in group.hosts]
-        tried, late = sum(one.tried for one in mine), sum(one.resent + one.lost for one in mine)
+        mine = [item for item in losses if item.src in group.hosts]
+        tried, late = sum(item.tried for item in mine), sum(item.resent + item.lost for item in mine)
         what = f"are lost: for {late} of {tried} connections, the first packet had to be resent"
         if not mine:
             what = "are lost or very slow: 32 KiB of data did not arrive within 1.5 s"
         evidence = [
-            f"{one.src} -> {one.address}:{one.port}: of {one.tried} connections made at once, {one.resent} were "
-            f"answered late, and {one.lost} not within some seconds"
-            for one in mine
+            f"{item.src} -> {item.address}:{item.port}: of {item.tried} connections made at once, {item.resent} were "
+            f"answered late, and {item.lost} not within some seconds"
+            for item in mine
         ]
         evidence += [
-            f"{one.src} -> {one.address}: {one.unacked} of {one.sent} bytes had not arrived at the end"
-            for one in stalls
-            if one.src in group.hosts
+            f"{item.src} -> {item.address}: {item.unacked} of {item.sent} bytes had not arrived at the end"
+            for item in stalls
+            if item.src in group.hosts
         ]
-        rules = dict.fromkeys(printable(doubted[one].text) for one in mine if one in doubted)
+        rules = dict.fromkeys(printable(doubted[item].text) for item in mine if item in doubted)
         yield Finding(
             hosts=accused(sorted(group.minimal_cover), [pair for pair in pairs if pair[0] in group.hosts]),
             message=f"Packets between {group.words} {what}.",
@@ -103,8 +105,8 @@ def _lossy(view: View) -> Iterator[Finding]:
 def _resends(own: Trips, others: list[Trips]) -> bool:
     """Return whether half of the host's connections had retransmissions, but few connections of other hosts had any."""
     # each of its dials is also counted for the host at the other end
-    elsewhere = sum(one.again for one in others) - own.again
-    dials = sum(one.pairs for one in others) - own.pairs
+    elsewhere = sum(other.again for other in others) - own.again
+    dials = sum(other.pairs for other in others) - own.pairs
     return 2 * own.again >= own.pairs and elsewhere <= OTHERS * dials
 
 

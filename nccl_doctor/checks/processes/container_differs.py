@@ -88,38 +88,40 @@ LACKS = ("shm-small", "memlock-low", "nofile-low", "gpu-count-low", "rdma-device
 )
 def container_differs(view: View) -> Findings:
     """Yield one finding per group of containers that differ from their hosts in the same way."""
-    told = [
+    pairs = [
         Sides(view, host, facts, inside, outside)
         for host, facts in view.facts
         if (inside := known(facts.surroundings)) is not None and (outside := known(facts.outside)) is not None
     ]
     looks = (_network, _names, _shm, _memlock, _nofile, _gpus, _rdma)
-    differing = [(sides, [one for look in looks for one in look(sides)]) for sides in told]
-    gravest = [(sides, tuple(sorted(found, key=lambda one: -one.severity.rank))) for sides, found in differing]
-    groups = grouped(((sides.outside.place, found), sides) for sides, found in gravest)
-    for (place, found), alike in groups.items():
-        if found:
-            hosts, phrases = tuple(sides.host.name for sides in alike), [one.phrase for one in found]
+    differing = [(sides, [aspect for look in looks for aspect in look(sides)]) for sides in pairs]
+    gravest = [
+        (sides, tuple(sorted(aspects, key=lambda aspect: -aspect.severity.rank))) for sides, aspects in differing
+    ]
+    groups = grouped(((sides.outside.place, aspects), sides) for sides, aspects in gravest)
+    for (place, aspects), alike in groups.items():
+        if aspects:
+            hosts, phrases = tuple(sides.host.name for sides in alike), [aspect.phrase for aspect in aspects]
             last = "; and " if len(phrases) > 2 or "," in phrases[0] else " and "
             has = last.join(filter(None, ("; ".join(phrases[:-1]), phrases[-1])))
             yield Finding(
                 hosts=hosts,
                 message=f"{capital(place)} on {fold(hosts)} has {has}.",
-                evidence=tuple(_evidence(found, alike)),
-                facts={"place": place, "differs": [one.name for one in found]},
-                severity=found[0].severity,
-                explains=tuple(dict.fromkeys(name for one in found for name in one.explains)),
-                fix=_fix(found, alike),
+                evidence=tuple(_evidence(aspects, alike)),
+                facts={"place": place, "differs": [aspect.name for aspect in aspects]},
+                severity=aspects[0].severity,
+                explains=tuple(dict.fromkeys(name for aspect in aspects for name in aspect.explains)),
+                fix=_fix(aspects, alike),
             )
     mesh = view.snapshot.mesh
-    if isinstance(mesh, Skipped) and mesh.reason == PENDING and any(has_own_network(sides.facts) for sides in told):
+    if isinstance(mesh, Skipped) and mesh.reason == PENDING and any(has_own_network(sides.facts) for sides in pairs):
         yield Unjudged((), PENDING)
 
 
 def _evidence(found: tuple[Aspect, ...], alike: Sequence[Sides]) -> Iterator[str]:
-    if any(one.name == "network" for one in found):
+    if any(entry.name == "network" for entry in found):
         chosen = {sides.host.name: sides.view.nccl.interfaces.get(sides.host.name) for sides in alike}
-        used = ((name, f"{one.name} ({one.address})") for name, one in chosen.items() if one is not None)
+        used = ((name, f"{entry.name} ({entry.address})") for name, entry in chosen.items() if entry is not None)
         yield from folded((name, f"NCCL uses {what}, an address inside the container only") for name, what in used)
     names = {
         sides.host.name: facts.hostname
@@ -133,10 +135,10 @@ def _evidence(found: tuple[Aspect, ...], alike: Sequence[Sides]) -> Iterator[str
 def _fix(found: tuple[Aspect, ...], alike: Sequence[Sides]) -> Fix:
     outside = alike[0].outside
     if outside.runtime not in _RUN:
-        return Fix(summary=f"{_OTHERS[outside.runtime]} What differs: {', '.join(one.name for one in found)}.")
-    added = " ".join(dict.fromkeys(option for one in found for option in one.options))
+        return Fix(summary=f"{_OTHERS[outside.runtime]} What differs: {', '.join(aspect.name for aspect in found)}.")
+    added = " ".join(dict.fromkeys(option for aspect in found for option in aspect.options))
     recreate = f"Recreate the container on the host: add {added} to its {outside.runtime} run options"
-    if [one.name for one in found] != ["shm"]:
+    if [aspect.name for aspect in found] != ["shm"]:
         return Fix(summary=f"{recreate}.")
     commands: list[Command] = []
     for sides in alike:
@@ -162,10 +164,10 @@ def _network(sides: Sides) -> Iterator[Aspect]:
 
 def _names(sides: Sides) -> Iterator[Aspect]:
     """Yield a difference if names in the host's /etc/hosts do not resolve in the container."""
-    told = sides.facts.resolution
-    if not isinstance(told, Names) or is_unreached(sides.view.snapshot, sides.host):
+    resolution = sides.facts.resolution
+    if not isinstance(resolution, Names) or is_unreached(sides.view.snapshot, sides.host):
         return
-    answers = ((name, told.get(name)) for name in sides.outside.names if numeric(name) is None)
+    answers = ((name, resolution.get(name)) for name in sides.outside.names if numeric(name) is None)
     lost = [name for name, answer in answers if answer is not None and not answer.addresses]
     if lost:
         phrase = f"no address for {listed(lost, 4)}, although the host's /etc/hosts has one"
@@ -222,7 +224,7 @@ def _gpus(sides: Sides) -> Iterator[Aspect]:
 def _rdma(sides: Sides) -> Iterator[Aspect]:
     """Yield a difference if a port is up but RDMA devices are missing or can't be opened."""
     devices = sides.facts.rdma
-    up = not isinstance(devices, Unknown) and any(port.state == "ACTIVE" for one in devices for port in one.ports)
+    up = not isinstance(devices, Unknown) and any(port.state == "ACTIVE" for device in devices for port in device.ports)
     phrase = _lacking(sides, INFINIBAND, "RDMA device") if up else ""
     if phrase:
         options = ("--device=/dev/infiniband", "--cap-add=IPC_LOCK")

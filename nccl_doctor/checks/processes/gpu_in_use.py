@@ -52,8 +52,8 @@ def gpu_in_use(view: View) -> Findings:
         gpu_processes = known(facts.gpu_processes)
         needed = visible_gpus(host.node, facts)[: host.node.nproc_per_node]  # in CUDA's order for the ranks
         uuids = {gpu.uuid for gpu in needed}
-        own = [use for use in gpu_processes if use.uuid in uuids]
-        uses = [use for use in own if use.memory_mib is None or use.memory_mib >= TAKEN_MIB]
+        matches = [use for use in gpu_processes if use.uuid in uuids]
+        uses = [use for use in matches if use.memory_mib is None or use.memory_mib >= TAKEN_MIB]
         held = {use.uuid for use in gpu_processes}
         unseen = [gpu for gpu in needed if gpu.uuid not in held and (gpu.memory_used_mib or 0) >= UNSEEN_MIB]
         if not uses and not unseen:

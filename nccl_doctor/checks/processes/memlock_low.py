@@ -41,7 +41,9 @@ ENOUGH = 1024 * MIB
 )
 def memlock_low(view: View) -> Findings:
     sides = view.nccl.rdma.sides
-    low = ((limit, host.name) for host, its in view.facts if (limit := too_low(its, sides.get(host.name))) is not None)
+    low = (
+        (limit, host.name) for host, facts in view.facts if (limit := too_low(facts, sides.get(host.name))) is not None
+    )
     for limit, hosts in grouped(low).items():
         yield Finding(
             hosts=tuple(hosts),

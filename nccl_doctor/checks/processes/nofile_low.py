@@ -76,7 +76,7 @@ def _raise(view: View, hosts: Sequence[str]) -> str:
         for host, facts in view.facts
         if host.name in hosts and not isinstance(facts.identity, Unknown)
     ]
-    root = any(one.uid == 0 for one in identities)
+    root = any(identity.uid == 0 for identity in identities)
     who = "root - nofile 1048576; a line with * does not apply to root" if root else "* - nofile 1048576"
     return (
         f"Raise the limit in /etc/security/limits.d/nofile.conf ({who}) and log in again. A job that a service "

@@ -46,7 +46,7 @@ REMEDY = Fix(
 def pinned_memory_short(view: View) -> Findings:
     """Yield one finding per amount of memory that can't be pinned, as a note or, on a GB10, as a warning."""
     sides = view.nccl.rdma.sides
-    short = ((one, host.name) for host, its in view.facts if (one := _unpinnable(its, sides.get(host.name))))
+    short = ((memory, host.name) for host, facts in view.facts if (memory := _unpinnable(facts, sides.get(host.name))))
     for (total, free, shared), hosts in grouped(short).items():
         where = f"each of {fold(hosts)}" if len(hosts) > 1 else hosts[0]
         yield Finding(

@@ -59,7 +59,7 @@ def stale_process(view: View) -> Findings:
         words += ["GPU memory of a process that no longer exists"] if gone else []
         were = "were" if count > 1 or len(words) > 1 else "was"
         mine = [job for job in left if job.kind != "zombie" and endable(job)]
-        commands = tuple(one for job in mine for one in ending(view.snapshot.cluster, host.node, job))
+        commands = tuple(command for job in mine for command in ending(view.snapshot.cluster, host.node, job))
         lost = [f"GPU {use.gpu}: {use.memory_mib} MiB under pid {use.pid}, which is gone" for use in gone]
         yield Finding(
             hosts=(host.name,),
@@ -87,9 +87,9 @@ def _remedies(left: list[TrainingJob], gone: list[GpuProcess], *, whole: bool) -
     if running and whole and not gone:
         yield "Nothing waits for them any more. End them:" if len(running) > 1 else "Nothing waits for it. End it:"
     elif running:
-        own = [str(job.pid) for job in running if endable(job)]
-        if own:
-            yield f"End your own processes: pid {', '.join(own)} (nccl-doctor fix-port --pid shows each)."
+        pids = [str(job.pid) for job in running if endable(job)]
+        if pids:
+            yield f"End your own processes: pid {', '.join(pids)} (nccl-doctor fix-port --pid shows each)."
         for job in running:
             if job.own and job.refusal:
                 yield f"fix-port ends pid {job.pid} only with --force: {job.refusal}."

@@ -63,7 +63,7 @@ def step_limits_low(view: View) -> Findings:
     """Yield one finding per insufficient resource, for all hosts with the same shortage."""
     low: list[tuple[tuple[str, int, int], str]] = []
     for host, facts in view.facts:
-        limits, ranks, seen = known(facts.step), view.nproc(host, facts), known(facts.gpus)
+        limits, ranks, gpus = known(facts.step), view.nproc(host, facts), known(facts.gpus)
         room = known(facts.limits).commit_bytes
         if room is not None and room < ENOUGH * ranks:
             low.append((("overcommit", room, ranks), host.name))
@@ -73,11 +73,11 @@ def step_limits_low(view: View) -> Findings:
             low.append((("memory" if limits.is_job else "group", limits.memory_bytes, ranks), host.name))
         if not limits.is_job:
             continue
-        given = sum(engine.gpus(host.node) for engine in engines_of(host.node))
+        gpu_count = sum(engine.gpus(host.node) for engine in engines_of(host.node))
         if limits.cpus < ranks:
             low.append((("cpus", limits.cpus, ranks), host.name))
-        if len(seen) < given:
-            low.append((("gpus", len(seen), given), host.name))
+        if len(gpus) < gpu_count:
+            low.append((("gpus", len(gpus), gpu_count), host.name))
     for (what, has, wants), names in grouped(low).items():
         yield _FINDINGS[what](names, has, wants)
 

@@ -29,12 +29,12 @@ BETTER = "/var/tmp"  # noqa: S108 - the other folder for temporary files
 )
 def temporary_noexec(view: View) -> Findings:
     rows = ((host.name, known(facts.temporary)) for host, facts in view.facts)
-    found = {
-        name: any(one.path == BETTER and not one.noexec for one in folders)
+    alternatives = {
+        name: any(folder.path == BETTER and not folder.noexec for folder in folders)
         for name, folders in rows
         if folders and folders[0].noexec
     }
-    for has_better, hosts in grouped((better, name) for name, better in found.items()).items():
+    for has_better, hosts in grouped((better, name) for name, better in alternatives.items()).items():
         summary = (
             "Set TMPDIR, or TORCHINDUCTOR_CACHE_DIR alone, to a folder whose file system is mounted without noexec"
         )

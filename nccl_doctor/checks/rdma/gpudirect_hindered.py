@@ -95,7 +95,7 @@ def gpudirect_hindered(view: View) -> Findings:
                 needs_root=True,
             ),
         )
-    hindered = [(found, host.name) for host, facts in view.facts if (found := _between(host, facts)) is not None]
+    hindered = [(result, host.name) for host, facts in view.facts if (result := _between(host, facts)) is not None]
     for (lines, gpus, note), names in grouped(hindered).items():
         yield Finding(
             hosts=tuple(names),
@@ -125,7 +125,7 @@ def _between(host: Host, facts: HostFacts) -> tuple[tuple[str, ...], str, bool] 
     linked = pci.nvswitches or any(LINKED.search(gpu.name) for gpu in gpus)
     if len(gpus) < 2 or linked or _has_port(facts) or env.get("NCCL_P2P_DISABLE") == "1":
         return None
-    lines = tuple(_detours(pci, tuple(one for one in pci.acs or () if one in pci.above)))
+    lines = tuple(_detours(pci, tuple(bridge for bridge in pci.acs or () if bridge in pci.above)))
     return (lines, f"{len(gpus)} {gpus[0].name}", "GeForce" in gpus[0].name) if lines else None
 
 

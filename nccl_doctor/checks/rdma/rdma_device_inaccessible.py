@@ -44,7 +44,7 @@ LOAD = ModuleLoad("ib_uverbs")
 def rdma_device_inaccessible(view: View) -> Findings:
     rdma = view.nccl.rdma
     yield from _unmanaged(view)
-    facts = {host.name: its for host, its in view.facts}
+    facts = {host.name: host_facts for host, host_facts in view.facts}
     closed = {name: side for name, side in rdma.sides.items() if side.rdma.closed and name in facts}
     reasons = ((side.rdma.closed[0].problem or "", name) for name, side in closed.items())
     for problem, names in grouped(reasons).items():
@@ -73,7 +73,8 @@ def _unmanaged(view: View) -> Findings:
         without = [name for name in waiting if not rdma.sides[name].rdma.entries]
         what = end(view, without) if without else "NCCL skips them"
         shown = (
-            (name, ", ".join(f"{d.name} port {p.number}: {p.state}" for d, p in its)) for name, its in waiting.items()
+            (name, ", ".join(f"{d.name} port {p.number}: {p.state}" for d, p in pairs))
+            for name, pairs in waiting.items()
         )
         yield Finding(
             hosts=tuple(waiting),

@@ -87,13 +87,13 @@ def _fix(rdma: ClusterRdma, faults: tuple[tuple[str, RdmaEntry, str], ...]) -> F
     pinned = [name for name, side in rdma.sides.items() if any(entry.gid.pinned for entry in side.rdma.entries)]
     free = {name: {PIN: "-1"} for name in pinned}
     if pinned and all(side.rdma.version >= GID_CHOSEN for side in rdma.sides.values()):
-        found = rdma.with_variables(free)
-        if not found.gid_faults:
+        result = rdma.with_variables(free)
+        if not result.gid_faults:
             chosen = {
                 host: sorted({entry.gid.index for entry in side.rdma.entries if entry.is_roce})
-                for host, side in found.sides.items()
+                for host, side in result.sides.items()
             }
-            indexes = ", ".join(f"{', '.join(map(str, its))} on {host}" for host, its in [*chosen.items()][:4])
+            indexes = ", ".join(f"{', '.join(map(str, numbers))} on {host}" for host, numbers in [*chosen.items()][:4])
             summary = (
                 f"Unset {PIN}, or set it to -1, which means the same: NCCL then finds the index itself ({indexes})."
             )

@@ -50,8 +50,8 @@ def rdma_hca_no_match(view: View) -> Findings:
     """Yield one finding per value of NCCL_IB_HCA that matches no device."""
     rdma = view.nccl.rdma
     lists = {name: side.rdma for name, side in rdma.sides.items()}
-    lost = {name: own for name, own in lists.items() if own.off is None and own.present and not own.entries}
-    for value, names in grouped((own.variables.get("NCCL_IB_HCA", ""), name) for name, own in lost.items()).items():
+    lost = {name: entry for name, entry in lists.items() if entry.off is None and entry.present and not entry.entries}
+    for value, names in grouped((entry.variables.get("NCCL_IB_HCA", ""), name) for name, entry in lost.items()).items():
         there = {name: ", ".join(dict.fromkeys(device.name for device, _ in lost[name].present)) for name in names}
         yield Finding(
             hosts=tuple(names),
@@ -91,11 +91,11 @@ def end(view: View, names: list[str]) -> str:
 
 
 def _fix(lists: dict[str, RdmaList]) -> Fix:
-    meant = {name: _meant(own) for name, own in lists.items()}
-    names = {name for found in meant.values() for name in found}
+    meant = {name: _meant(rdma) for name, rdma in lists.items()}
+    names = {name for devices in meant.values() for name in devices}
     if not all(meant.values()) or not all(NAME.fullmatch(name) for name in names):
         return Fix(summary="Name existing devices in NCCL_IB_HCA, or unset it.")
-    values = {name: f"={','.join(found)}" for name, found in meant.items()}
+    values = {name: f"={','.join(devices)}" for name, devices in meant.items()}
     return setting("Name existing devices, or unset NCCL_IB_HCA:", "NCCL_IB_HCA", values)
 
 

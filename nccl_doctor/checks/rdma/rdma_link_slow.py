@@ -103,14 +103,14 @@ def _bare_halves(rdma: RdmaList) -> Iterator[tuple[RdmaEntry, RdmaEntry]]:
 
 
 def _links(lists: dict[str, RdmaList]) -> Iterator[tuple[str, RdmaEntry, str]]:
-    links = [(host, entry, entry.device.link) for host, own in lists.items() for entry in own.entries]
+    links = [(host, entry, entry.device.link) for host, rdma in lists.items() for entry in rdma.entries]
     for host, entry, link in links:
         if link is None:
             continue
         pairs = (pair for pair in lists[host].halves if entry in pair)
-        widths = (one.device.link.width for pair in pairs for one in pair if one.device.link is not None)
+        widths = (item.device.link.width for pair in pairs for item in pair if item.device.link is not None)
         lanes = max(widths, default=0)
-        others = (one for name, its, one in links if name != host and its.label == entry.label and one is not None)
+        others = (item for name, peer, item in links if name != host and peer.label == entry.label and item is not None)
         if link.width < lanes:  # whatever the width of the slot
             yield (
                 host,
@@ -118,14 +118,14 @@ def _links(lists: dict[str, RdmaList]) -> Iterator[tuple[str, RdmaEntry, str]]:
                 f"{link.speed:g} GT/s x{link.width}, whereas the other half of the same port has x{lanes}",
             )
         elif (link.lost_lanes or link.lost_speed) and link.gbps < max(
-            (entry.port.rate_gbps or 0.0, *(one.gbps for one in others))
+            (entry.port.rate_gbps or 0.0, *(item.gbps for item in others))
         ):
             yield host, entry, f"{link.speed:g} GT/s x{link.width} ({link.gbps:.0f} Gb/s) instead of {link.most}"
 
 
 def _ports(lists: dict[str, tuple[RdmaEntry, ...]]) -> Iterator[tuple[str, RdmaEntry, str]]:
     for place in range(max(map(len, lists.values()), default=0)):
-        there = [(host, own[place]) for host, own in lists.items() if len(own) > place]
+        there = [(host, entries[place]) for host, entries in lists.items() if len(entries) > place]
         rates = Counter(entry.port.rate_gbps for _, entry in there if entry.port.rate_gbps is not None)
         usual = max(rates, key=lambda rate: (rates[rate], rate), default=0.0)
         for host, entry in there:

@@ -51,22 +51,22 @@ def rdma_mismatch(view: View) -> Findings:
         if host.name in sides and sides[host.name].rdma.off is None
     }
     subjects = dict.fromkeys(subject for profile in profiles.values() for subject in profile)
-    found = [
-        one
+    differences = [
+        item
         for subject in subjects
-        if (one := difference(subject, {name: p[subject] for name, p in profiles.items() if subject in p}))
+        if (item := difference(subject, {name: p[subject] for name, p in profiles.items() if subject in p}))
     ]
-    if not found:
+    if not differences:
         return
-    hosts = ordered(profiles, {name for one in found for name in one.outliers})
+    hosts = ordered(profiles, {name for item in differences for name in item.outliers})
     bare = [name for name in profiles if not sides[name].rdma.entries and not sides[name].rdma.present]
     bare = [name for name in bare if view.nccl.rdma.having and not sides[name].rdma.closed]
     yield Finding(
         hosts=hosts,
         message=f"RDMA on {fold(hosts)} differs from that on the other hosts in "
-        f"{listed(_WORDS.get(one.subject, f'the state of {one.subject}') for one in found)}.",
-        evidence=(*map(str, found), *([f"{fold(bare)}: {end(view, bare)}"] if bare else [])),
-        facts={"differences": {one.subject: one.groups for one in found}},
+        f"{listed(_WORDS.get(item.subject, f'the state of {item.subject}') for item in differences)}.",
+        evidence=(*map(str, differences), *([f"{fold(bare)}: {end(view, bare)}"] if bare else [])),
+        facts={"differences": {item.subject: item.groups for item in differences}},
         severity=gravity(view, bare) if bare else None,
         fix="Bring the ports and kernel modules of these hosts to the same state as on the others, or name only "
         "devices that all hosts have in NCCL_IB_HCA.",

@@ -136,19 +136,19 @@ def _cure(rdma: ClusterRdma, hosts: tuple[str, ...], pair: RdmaPair) -> str:
             f"Check the switch and the cables between {pair.here} on {pair.source} and {pair.there} on {pair.target}."
         )
     if pair.here.is_roce and _crossed(rdma):
-        one = "one of them" if len(hosts) > 1 else hosts[0]
-        return f"Swap the cables or the addresses of {one}, so that devices at the same position share a network."
+        subject = "one of them" if len(hosts) > 1 else hosts[0]
+        return f"Swap the cables or the addresses of {subject}, so that devices at the same position share a network."
     ends = [(pair.target, pair.there.netdev or pair.there), (pair.source, pair.here.netdev or pair.here)]
-    (stray, its), (other, port) = ends if pair.target in hosts else ends[::-1]
+    (stray, nic), (other, port) = ends if pair.target in hosts else ends[::-1]
     return (
-        f"Give {its} on {stray} an address in the network of {port} on {other}, or add routes between the two networks "
+        f"Give {nic} on {stray} an address in the network of {port} on {other}, or add routes between the two networks "
         "through these interfaces."
     )
 
 
 def _crossed(rdma: ClusterRdma) -> bool:
     nets = [{side.network(entry) for entry in side.rdma.entries} for side in rdma.sides.values()]
-    return all(own == nets[0] for own in nets)
+    return all(networks == nets[0] for networks in nets)
 
 
 def _place(place: int) -> str:

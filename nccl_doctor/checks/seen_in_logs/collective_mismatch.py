@@ -32,12 +32,12 @@ def _advice(case: Case) -> Advice:
     if case.first.wording == RECORDED:
         return by_rank(case)
     places = list(places_of(waits_of(case)).items())[:MOST_PLACES]
-    told = "; ".join(f"{ranks_of(ranks)} {place.op} number {place.seq}" for place, ranks in places)
-    if told and not all(place.group for place, _ in places):
-        told += " (unless they are in different process groups, which this log does not name)"
+    summary = "; ".join(f"{ranks_of(ranks)} {place.op} number {place.seq}" for place, ranks in places)
+    if summary and not all(place.group for place, _ in places):
+        summary += " (unless they are in different process groups, which this log does not name)"
     return advise(
         "The ranks do not call the same collectives with the same sizes"
-        + (f": {told}." if told else f", according to {case.who}."),
+        + (f": {summary}." if summary else f", according to {case.who}."),
         "Look for code that depends on the rank or its data (an uneven last batch, a branch, "
         "find_unused_parameters), and for hosts on which the code, NCCL_ALGO or NCCL_PROTO differs.",
         case.check(),
@@ -145,15 +145,15 @@ def groups_of(events: Iterable[Event]) -> Groups:
 def works(events: Iterable[Event], known: Groups) -> list[tuple[Event, Work]]:
     """Return the events that name a collective, each with the collective. A single known group applies to all."""
     only = next(iter(known.values())) if len(set(known.values())) == 1 else ""
-    found: list[tuple[Event, Work]] = []
+    result: list[tuple[Event, Work]] = []
     for event in events:
         match = _WORK.search(event.text)
         seq = number(match["seq"]) if match else None
         if match is not None and seq is not None and event.rank is not None:
             numel = match["numel_in"], match["numel_out"]
             group = known.get((event.rank, seq), only)
-            found.append((event, Work(event.rank, group, seq, match["op"], numel)))
-    return found
+            result.append((event, Work(event.rank, group, seq, match["op"], numel)))
+    return result
 
 
 def are_comparable(found: Iterable[Work]) -> bool:
@@ -174,19 +174,19 @@ def mismatch(events: Iterable[Event]) -> list[Event]:
     """Return the events of ranks that use one sequence number for different collectives or sizes."""
     groups: dict[str, list[tuple[Event, Work]]] = {}
     waits = [event for event in events if event.name == "collective-timeout"]
-    for event, one in works(waits, groups_of(waits)):
-        groups.setdefault(one.group, []).append((event, one))
+    for event, work in works(waits, groups_of(waits)):
+        groups.setdefault(work.group, []).append((event, work))
     if len(groups) > 1:
         groups.pop("", None)
-    for found in groups.values():
-        if not are_comparable(one for _, one in found):
+    for group in groups.values():
+        if not are_comparable(work for _, work in group):
             continue
         places: dict[int, dict[int, tuple[Work, Event]]] = {}
-        for event, one in found:
-            places.setdefault(one.seq, {}).setdefault(one.rank, (one, event))
+        for event, work in group:
+            places.setdefault(work.seq, {}).setdefault(work.rank, (work, event))
         for ranks in places.values():
-            sizes = {one.numel for one, _ in ranks.values() if one.op in _MUST_AGREE}
-            if len({one.op for one, _ in ranks.values()}) > 1 or len(sizes) > 1:
+            sizes = {work.numel for work, _ in ranks.values() if work.op in _MUST_AGREE}
+            if len({work.op for work, _ in ranks.values()}) > 1 or len(sizes) > 1:
                 return [event for _, event in ranks.values()]
     return []
 
@@ -194,26 +194,28 @@ def mismatch(events: Iterable[Event]) -> list[Event]:
 def waits_of(case: Case) -> list[Work]:
     """Return the collectives in which ranks are waiting, by ascending sequence number."""
     known = groups_of(event for reading in case.log.readings for event in reading.events)
-    return sorted((one for _, one in works(case.cause.events, known)), key=lambda one: (one.seq, one.group))
+    return sorted((work for _, work in works(case.cause.events, known)), key=lambda work: (work.seq, work.group))
 
 
 def places_of(waits: Iterable[Work]) -> dict[Place, list[int]]:
     """Return the ranks that wait at each place. Only the first place of a rank counts if its group is known."""
-    found: dict[Place, list[int]] = {}
+    places: dict[Place, list[int]] = {}
     first: dict[tuple[int, str], int] = {}
-    for one in waits:
-        ranks = found.setdefault(Place(one.group, one.seq, one.op), [])
-        later = bool(one.group) and first.setdefault((one.rank, one.group), one.seq) != one.seq
-        if one.rank not in ranks and not later:
-            ranks.append(one.rank)
-    return {place: ranks for place, ranks in found.items() if ranks}
+    for work in waits:
+        ranks = places.setdefault(Place(work.group, work.seq, work.op), [])
+        later = bool(work.group) and first.setdefault((work.rank, work.group), work.seq) != work.seq
+        if work.rank not in ranks and not later:
+            ranks.append(work.rank)
+    return {place: ranks for place, ranks in places.items() if ranks}
 
 
 def never_started(events: Iterable[Event]) -> bool:
     """Return whether the first collective timed out, so that no collective ever completed."""
     events = list(events)
-    completed = [int(one[1]) for event in events if (one := _COMPLETED.search(event.text)) and len(one[1]) < _DIGITS]
-    numbers = [found.seq for _, found in works(events, {})]
+    completed = [
+        int(match[1]) for event in events if (match := _COMPLETED.search(event.text)) and len(match[1]) < _DIGITS
+    ]
+    numbers = [work.seq for _, work in works(events, {})]
     return max(completed, default=0) <= 0 and (-1 in completed or (bool(numbers) and max(numbers) <= 1))
 
 
@@ -222,31 +224,31 @@ _DIGITS = 19  # of a 64-bit number
 
 def _recorded(dumps: dict[str, Dump]) -> list[Event]:
     """Return the events in flight-recorder dumps at which the ranks diverge, with the ranks at fault first."""
-    found = compare(dumps.values())
-    if found is None:
+    result = compare(dumps.values())
+    if result is None:
         return []
     files = {dump.rank: name for name, dump in dumps.items()}
-    fewer = found.minority
+    fewer = result.minority
     name, grade = ("collective-mismatch", Grade.ROOT) if fewer else ("collective-timeout", Grade.SYMPTOM)
-    where = f"number {found.seq} of group {found.group}"
-    last = {rank: f"; its last was {record.words()}" if record else "" for rank, record in found.behind.items()}
-    told = {rank: f"never came to {where}{words}" for rank, words in last.items()}
-    told |= {rank: f"{found.mismatch(rank)} mismatch: {found.did[rank].words()}" for rank in fewer}
+    where = f"number {result.seq} of group {result.group}"
+    last = {rank: f"; its last was {record.words()}" if record else "" for rank, record in result.behind.items()}
+    messages = {rank: f"never came to {where}{words}" for rank, words in last.items()}
+    messages |= {rank: f"{result.mismatch(rank)} mismatch: {result.did[rank].words()}" for rank in fewer}
     waits = "" if fewer else "waits in "
-    told |= {rank: f"{waits}{record.words()}" for rank, record in found.did.items() if rank not in fewer}
-    if len(told) == 1 and len(files) > 1:
-        told = {rank: f"{text}, a group that no other dump knows of" for rank, text in told.items()}
-    if found.absent and not fewer and not found.behind:
+    messages |= {rank: f"{waits}{record.words()}" for rank, record in result.did.items() if rank not in fewer}
+    if len(messages) == 1 and len(files) > 1:
+        messages = {rank: f"{text}, a group that no other dump knows of" for rank, text in messages.items()}
+    if result.absent and not fewer and not result.behind:
         first = next(iter(files.values()))
-        absent = found.absent[:KEPT]
+        absent = result.absent[:KEPT]
         files |= dict.fromkeys(absent, first)
-        told = dict.fromkeys(absent, f"gave no dump, while others wait in {where}") | told
+        messages = dict.fromkeys(absent, f"gave no dump, while others wait in {where}") | messages
     return [
         replace(
             Event.of_file(files[rank], RECORDED, f"rank {rank}: {text}", name=name, grade=grade, rank=rank),
             message=text,
         )
-        for rank, text in told.items()
+        for rank, text in messages.items()
     ]
 
 

@@ -51,7 +51,7 @@ def _advice(case: Case) -> Advice:
     waits = waits_of(case)
     places = places_of(waits)
     groups = dict.fromkeys(place.group for place in places)
-    told = "; ".join(
+    summary = "; ".join(
         f"{ranks_of(ranks)} in {place.op} number {place.seq}"
         + (f" of process group {place.group}" if len(groups) > 1 and place.group else "")
         for place, ranks in list(places.items())[:MOST_PLACES]
@@ -59,8 +59,8 @@ def _advice(case: Case) -> Advice:
     waited = {rank for ranks in places.values() for rank in ranks} or _of_the_whole_job(case)
     missing = absent(waited, case.log.facts.world_size) if waited else ()
     sentence = f"{case.who} waited in a collective that timed out"
-    if told:
-        sentence += f": {told}"
+    if summary:
+        sentence += f": {summary}"
     if missing:
         sentence += f". The log shows nothing of {ranks_of(missing)}: look there first"
     elif not are_comparable(waits):
@@ -87,7 +87,7 @@ def _advice(case: Case) -> Advice:
 
 def _of_the_whole_job(case: Case) -> set[int]:
     """Return the ranks that nccl2 reports as timed out if all its messages name group 0, which contains all ranks."""
-    named = [(event.rank, found[1]) for event in case.cause.events if (found := _NCCL2.search(event.text))]
+    named = [(event.rank, match[1]) for event in case.cause.events if (match := _NCCL2.search(event.text))]
     ranks = {rank for rank, _ in named if rank is not None}
     return ranks if all(name == "0" for _, name in named) else set()
 
@@ -192,9 +192,9 @@ _TABLE_OF_GPUS = re.compile(
 def stalled(readings: list[Reading], facts: Facts) -> list[Event]:
     """Return the events that show where the run stopped; an empty list if the run may still be in progress."""
     for reading in readings:
-        found = _complained(reading, facts) or _interrupted(reading) or _empty_table(reading, facts) or _busy(reading)
-        if found:
-            return found
+        events = _complained(reading, facts) or _interrupted(reading) or _empty_table(reading, facts) or _busy(reading)
+        if events:
+            return events
     return _left_waiting(readings, facts) or _silent(readings, facts)
 
 
@@ -235,7 +235,7 @@ def _left_waiting(readings: list[Reading], facts: Facts) -> list[Event]:
     for reading in () if facts.came_together else readings:
         last = _events_of(reading, rule.STARTED)[-1:]
         after = reading.after(last[0].line) if last else None
-        if after is not None and sum(bool(one.strip()) and b"NCCL INFO" not in one for one in after) <= _LATER:
+        if after is not None and sum(bool(line.strip()) and b"NCCL INFO" not in line for line in after) <= _LATER:
             return _blamed(last, last[0].name)
     return []
 

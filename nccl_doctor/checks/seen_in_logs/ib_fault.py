@@ -65,21 +65,21 @@ _GIDS = re.compile(r"(?i:(local|remote) ?gids?) ?=?(?:::ffff:(?=[0-9]+[.]))?([0-
 
 def _advice(case: Case) -> Advice:
     statuses = [number(digits) for event in case.cause.events for digits in _STATUS.findall(event.text)]
-    told = next((_STATUSES[status] for status in statuses if status is not None and status in _STATUSES), None)
+    reason = next((_STATUSES[status] for status in statuses if status is not None and status in _STATUSES), None)
     texts = [event.text for event in case.cause.events]
     qp = next((text for text in texts if "ibv_modify_qp" in text), None)
     if qp is not None:
         number_of = _ERRNO.search(qp)
         error = number(number_of[1]) if number_of else next((n for words, n in _WORDS.items() if words in qp), None)
-        told = _ERRORS.get(error or 0, told)
-    own = _ends(texts)
-    device = f"{case.device} ({own})" if case.device and own else case.device
+        reason = _ERRORS.get(error or 0, reason)
+    details = _ends(texts)
+    device = f"{case.device} ({details})" if case.device and details else case.device
     place = (f" over {device}" if device else "") + (f" to {case.target}" if case.address.ip else "")
-    told = next((words for sign, words in _SAYS.items() if any(sign in text for text in texts)), told)
+    reason = next((words for sign, words in _SAYS.items() if any(sign in text for text in texts)), reason)
     if any(_EMPTY_GID.search(event.text) for event in case.cause.events):
-        told = "the GID of one side is empty, so its index (NCCL_IB_GID_INDEX) names no address of that port"
+        reason = "the GID of one side is empty, so its index (NCCL_IB_GID_INDEX) names no address of that port"
     return advise(
-        f"RDMA{place} failed on {case.who}" + (f": {told}." if told else "."),
+        f"RDMA{place} failed on {case.who}" + (f": {reason}." if reason else "."),
         "nccl-doctor ifname shows which devices NCCL pairs. Test the pair with ib_write_bw and check the link "
         "(ibstat, ethtool). On RoCE, unset NCCL_IB_GID_INDEX from NCCL 2.21 on; set it before 2.21. NCCL_IB_DISABLE=1 "
         "shows whether everything else works.",
@@ -89,7 +89,7 @@ def _advice(case: Case) -> Advice:
 
 def _ends(texts: list[str]) -> str:
     """Return the GID index and both GIDs as text, without those that the lines do not contain."""
-    index = next((found[1] for text in texts if (found := _GID_INDEX.search(text))), None)
+    index = next((match[1] for text in texts if (match := _GID_INDEX.search(text))), None)
     gids: dict[str, str] = {}
     for side, gid in (pair for text in texts for pair in _GIDS.findall(text)):
         gids.setdefault(side, gid.rstrip(".:") or gid)

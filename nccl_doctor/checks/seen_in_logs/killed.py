@@ -121,20 +121,20 @@ def killed(event: Event) -> bool:
 
 
 def blamed(events: Sequence[Event], source: Mapping[str, Reading], facts: Facts) -> list[Event]:
-    others = [one for one in events if one.grade >= Grade.SYMPTOM and (exit_code(one) is None or killed(one))]
+    others = [other for other in events if other.grade >= Grade.SYMPTOM and (exit_code(other) is None or killed(other))]
     losers: set[int | None] = {None}
-    if others and all(one.name == "peer-died" for one in others):
-        found = ((one.rank, facts.process(one.prefix)) for one in others)
-        losers = {process.rank if rank is None and process is not None else rank for rank, process in found}
+    if others and all(other.name == "peer-died" for other in others):
+        pairs = ((other.rank, facts.process(other.prefix)) for other in others)
+        losers = {process.rank if rank is None and process is not None else rank for rank, process in pairs}
     return [_blamed(event, source[event.file], losers) for event in events]
 
 
 def _blamed(event: Event, reading: Reading, losers: set[int | None]) -> Event:
     """Add the rank and host from a launcher's summary, and blame the process if only its exit code is known."""
     pid, code = _PID.search(event.text), exit_code(event)
-    found = [one for one in reading.summary if pid and one.pid == pid[1] and code in (None, one.code)]
-    own = [one for one in found if one.label == label(event.prefix)] or found
-    places = {(one.rank, one.host) for one in own}
+    rows = [row for row in reading.summary if pid and row.pid == pid[1] and code in (None, row.code)]
+    matches = [row for row in rows if row.label == label(event.prefix)] or rows
+    places = {(row.rank, row.host) for row in matches}
     rank, host = places.pop() if len(places) == 1 else (None, None)
     alone = event.grade is Grade.GENERIC and code is not None and losers.isdisjoint({None, rank})
     if rank is None or not (alone or event.name == "killed"):
@@ -170,33 +170,33 @@ def accused(event: Event, reading: Reading, left: set[str]) -> Event:
     """Grade an exception or a killed process. ``left`` names the logs in which ranks lost a connection or timed out."""
     if event.name not in {"killed", "script-failed"} or event.grade is Grade.CLUE:
         return event
-    before = [one for one in reading.events if one.line < event.line]
+    before = [entry for entry in reading.events if entry.line < event.line]
     # Slurm or MPI announces that it ends all: a process then killed, according to a launcher, shows no more
-    if any(one.wording == TERMINATING and _ENDS_ALL.search(one.text) for one in before):
-        exited = any(one.wording == EXITED for one in before)
+    if any(entry.wording == TERMINATING and _ENDS_ALL.search(entry.text) for entry in before):
+        exited = any(entry.wording == EXITED for entry in before)
         grade = Grade.CLUE if exited and event.name == "killed" else event.grade
         return replace(event, grade=min(grade, Grade.GENERIC))
     if killed(event):
         return replace(event, grade=max(event.grade, Grade.LIKELY))
-    notices = [one.line for one in reading.events if one.wording == TERMINATING or _aborted(one)]
+    notices = [entry.line for entry in reading.events if entry.wording == TERMINATING or _aborted(entry)]
     if event.name == "killed" and not _aborted(event):
         announced = any(line < event.line for line in notices) and event.wording != TERMINATING
         return replace(event, grade=min(event.grade, Grade.GENERIC)) if announced else event
     if event.grade is not Grade.HINT:
         return event
     announced = any(0 < line - event.line <= _ABOVE for line in notices)
-    losses = [one for one in reading.events if one.name in _LEFT and one.grade is Grade.SYMPTOM]
+    losses = [entry for entry in reading.events if entry.name in _LEFT and entry.grade is Grade.SYMPTOM]
     # others soon waited for it in vain; or only noise follows, and the losses belong to others
-    fatal = any(0 < one.line - event.line <= _SOON for one in losses)
+    fatal = any(0 < entry.line - event.line <= _SOON for entry in losses)
     elsewhere = (bool(left) and reading.name not in left) or _of_another(event, losses)
     fatal = fatal or (elsewhere and only_frames(reading.after(event.line)))
-    has_stack = any(0 <= event.line - one <= _STACK for one in reading.tracebacks)
+    has_stack = any(0 <= event.line - entry <= _STACK for entry in reading.tracebacks)
     return replace(event, grade=Grade.LIKELY) if announced or (fatal and has_stack) else event
 
 
 def broken_off_after(event: Event, reading: Reading) -> bool:
     """Return whether an interrupt came after a run had ended successfully."""
-    stood = (one.line > reading.well for one in reading.events if one.wording in (MEETING, TALKING))
+    stood = (other.line > reading.well for other in reading.events if other.wording in (MEETING, TALKING))
     return event.wording == INTERRUPTED and 0 < reading.well < event.line and not any(stood)
 
 
@@ -207,7 +207,7 @@ def _aborted(event: Event) -> bool:
 
 def _of_another(event: Event, losses: list[Event]) -> bool:
     """Return whether an exception is the script's own, and other processes reported all lost connections."""
-    others = all(one.rank is not None and label(one.prefix) != label(event.prefix) for one in losses)
+    others = all(loss.rank is not None and label(loss.prefix) != label(event.prefix) for loss in losses)
     return bool(losses) and others and _OWN.search(event.message) is not None
 
 
@@ -232,7 +232,7 @@ def _ended_after_a_wait(scene: Scene) -> list[Event]:
     for event in waits:
         first.setdefault((event.file, event.prefix.time is None), event)
     # one search a file: later lines were written later
-    dated = [event for event in waits if event.prefix.time] + [one for (_, untimed), one in first.items() if untimed]
+    dated = [event for event in waits if event.prefix.time] + [wait for (_, untimed), wait in first.items() if untimed]
     earliest = min(filter(None, (_latest_time(event, scene.sources[event.file]) for event in dated)), default=None)
 
     def ended_later(event: Event) -> bool:
@@ -240,7 +240,7 @@ def _ended_after_a_wait(scene: Scene) -> list[Event]:
         if earliest is not None and time is not None and earliest < time:
             return True
         before = (first.get((event.file, untimed)) for untimed in (True, False) if untimed or time is None)
-        return any(one is not None and one.order < event.order for one in before)
+        return any(wait is not None and wait.order < event.order for wait in before)
 
     ended = {event for event in scene.events if event.name == "killed" and ended_later(event)}
     return [replace(e, grade=min(e.grade, Grade.GENERIC)) if e in ended else e for e in scene.events]
@@ -251,8 +251,8 @@ def _latest_time(event: Event, reading: Reading) -> tuple[int, int, int] | None:
 
     The result is the time of the line itself or, without one, of the next event that has a time.
     """
-    later = (one for one in reading.events if one.order >= event.order and one.prefix.time is not None)
-    return event.prefix.time or next((one.prefix.time for one in later), None)
+    later = (other for other in reading.events if other.order >= event.order and other.prefix.time is not None)
+    return event.prefix.time or next((other.prefix.time for other in later), None)
 
 
 SIGNS = LogSigns(

@@ -52,12 +52,12 @@ def _advice(case: Case) -> Advice:
         )
     for event in case.cause.events:
         others = [(pid, _gib(size, unit)) for pid, size, unit in _OTHER.findall(event.text)]
-        own = next((_gib(*found.groups()) for found in [_OWN.search(event.text)] if found), 0.0)
-        if others and max(size for _, size in others) > own:
+        rank_gib = next((_gib(*match.groups()) for match in [_OWN.search(event.text)] if match), 0.0)
+        if others and max(size for _, size in others) > rank_gib:
             pid, size = max(others, key=lambda one: one[1])
             return advise(
                 f"GPU memory ran out on {case.who}, and another process holds most of it: pid {pid} uses {size:.1f} "
-                f"GiB, the rank itself {own:.1f} GiB.",
+                f"GiB, the rank itself {rank_gib:.1f} GiB.",
                 f"Find out what process {pid} is (ps -o user,etime,args -p {pid}; its PID differs inside a "
                 "container, so use nvidia-smi on the host), and end it or use another GPU. To see what is left on the "
                 "GPUs:",

@@ -140,8 +140,8 @@ def _of_the_store(event: Event) -> bool:
 
 def _in_trouble(reading: Reading, line: int) -> bool:
     """Return whether a fault precedes the line at which a communicator was aborted."""
-    failed = any(one.grade > Grade.HINT and one.line < line and not _of_the_store(one) for one in reading.events)
-    return failed or any(0 < line - one <= _STACK for one in reading.tracebacks)
+    failed = any(item.grade > Grade.HINT and item.line < line and not _of_the_store(item) for item in reading.events)
+    return failed or any(0 < line - item <= _STACK for item in reading.tracebacks)
 
 
 def _without_shutdown_noise(scene: Scene) -> list[Event]:

@@ -151,8 +151,8 @@ def _given_up(scene: Scene) -> list[Event]:
     if all(event.grade <= Grade.CLUE for event in scene.events) and not scene.log.facts.ended_well:
         stops = [event for event in scene.events if event.wording == TERMINATING and _STOPPED.search(event.text)]
         return [replace(event, name="script-failed", grade=Grade.GENERIC) for event in stops]
-    own = [event for event in scene.events if event.name == "script-failed"]
-    exceptions = {event.file: event.line for event in own if event.grade is Grade.HINT}
+    failures = [event for event in scene.events if event.name == "script-failed"]
+    exceptions = {event.file: event.line for event in failures if event.grade is Grade.HINT}
 
     def ends_with(reading: Reading, line: int) -> bool:
         served = _SERVED.search(reading.tail.rstrip().rpartition(b"\n")[2])
@@ -160,8 +160,8 @@ def _given_up(scene: Scene) -> list[Event]:
             return True
         return not scene.log.joined and only_frames(reading.after(line))
 
-    at_the_end = any(ends_with(one, exceptions[one.name]) for one in scene.log.readings if one.name in exceptions)
-    if at_the_end or any(event.grade > Grade.HINT for event in own):
+    at_the_end = any(ends_with(log, exceptions[log.name]) for log in scene.log.readings if log.name in exceptions)
+    if at_the_end or any(event.grade > Grade.HINT for event in failures):
         scene.stuck.add("script-failed")
     return scene.events
 
@@ -191,12 +191,12 @@ def _first_to_fail(event: Event, reading: Reading) -> Event:
     if not reading.summary:
         return event
     failed = reading.summary[-1]
-    found = replace(event, rank=failed.rank, prefix=replace(event.prefix, host=event.prefix.host or failed.host))
+    result = replace(event, rank=failed.rank, prefix=replace(event.prefix, host=event.prefix.host or failed.host))
     number = -failed.code if failed.code < 0 else failed.code - _OF_SHELL
     if number <= 0:
-        return found
+        return result
     crashed = {int(signal.SIGABRT): ABORTED, int(signal.SIGSEGV): CRASHED}.get(number)
-    return replace(found, name="killed", grade=Grade.LIKELY, wording=crashed or found.wording)
+    return replace(result, name="killed", grade=Grade.LIKELY, wording=crashed or result.wording)
 
 
 _OWN = re.compile(r"(?:[\w.]+\.)?" + _PLAIN + r"(?:: |$)")
@@ -210,8 +210,10 @@ def _not_missed_for_it(scene: Scene) -> list[Event]:
     """
     missed = having(Role.DIALS) | having(Role.WAITS) | {"rendezvous-timeout"}
     waiting = {_process(e) for e in scene.events if e.name in missed}
-    own = [e for e in scene.events if e.name == "script-failed" and _OWN.match(e.message) and _process(e) is not None]
-    first = [e for e in own if waiting and _process(e) not in waiting]
+    errors = [
+        e for e in scene.events if e.name == "script-failed" and _OWN.match(e.message) and _process(e) is not None
+    ]
+    first = [e for e in errors if waiting and _process(e) not in waiting]
     if not first or any(e.grade is Grade.ROOT and e.name not in missed for e in scene.events):
         return scene.events
     tasks = {e.prefix.task for e in first if e.prefix.task is not None}

@@ -34,7 +34,7 @@ def _advice(case: Case) -> Advice:
     if batch is not None:
         return _of_batch(int(batch["batch"]), case.log.facts.world_size)
     if case.first.wording == _FIRST_RANK:
-        hosts = [found["host"] for event in case.cause.events if (found := _ROW.search(event.text))]
+        hosts = [match["host"] for event in case.cause.events if (match := _ROW.search(event.text))]
         return advise(
             f"nccl-tests ran separately on each of {fold(hosts)}, with a rank 0 on each, so its results are those of "
             "single hosts.",

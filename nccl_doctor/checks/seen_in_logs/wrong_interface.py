@@ -79,8 +79,8 @@ def _apart(scene: Scene) -> list[Event]:
         if event.wording == CHOSEN and event.prefix.host:
             chosen.setdefault(event.prefix.host, event)
     addresses = (numeric(event.address.ip or "") for event in chosen.values())
-    some = [one for one in addresses if one is not None and one.version == 4 and not one.is_loopback]
-    nets = {next((str(net) for net in _NETS if one in net), "public") for one in some}
+    some = [ip for ip in addresses if ip is not None and ip.version == 4 and not ip.is_loopback]
+    nets = {next((str(net) for net in _NETS if ip in net), "public") for ip in some}
     if len(nets) <= 1 and not (len(chosen) > 1 and str(_NETS[-1]) in nets):
         return scene.events
     return [*(replace(event, name="wrong-interface", grade=Grade.ROOT) for event in chosen.values()), *scene.events]

@@ -30,30 +30,30 @@ SHOWN = 8
 @check("NCD508", phrase="code differs", severity=Severity.ERROR, needs=("same",), explains=(VERSIONS,))
 def code_mismatch(view: View) -> Findings:
     for path in view.snapshot.cluster.same:
-        found: dict[str, SameEntry] = {}
+        entries: dict[str, SameEntry] = {}
         for host, facts in view.facts:
-            entry = next((one for one in known(facts.same) if one.path == path), None)
+            entry = next((candidate for candidate in known(facts.same) if candidate.path == path), None)
             if entry is None or entry.problem is not None:
                 yield Unjudged((host.name,), f"{path}: {entry.problem if entry else 'was not examined'}")
             else:
-                found[host.name] = entry
-        differs = difference(path, {name: _summary(entry) for name, entry in found.items()})
-        absent = tuple(name for name, entry in found.items() if entry.kind == "missing")
-        present = {_summary(entry) for entry in found.values() if entry.kind != "missing"}
+                entries[host.name] = entry
+        differs = difference(path, {name: _summary(entry) for name, entry in entries.items()})
+        absent = tuple(name for name, entry in entries.items() if entry.kind == "missing")
+        present = {_summary(entry) for entry in entries.values() if entry.kind != "missing"}
         if absent and len(present) == 1:
-            yield _absent(path, absent, found)
+            yield _absent(path, absent, entries)
         elif differs is not None:
-            yield _different(differs, found)
+            yield _different(differs, entries)
         elif _is_of_line(view, path):
             continue  # the directory in which the line will be started is unknown
-        elif found and all(entry.kind == "missing" for entry in found.values()):
+        elif entries and all(entry.kind == "missing" for entry in entries.values()):
             of_line = path in (view.snapshot.cluster.line or "").split()
             yield Finding(
-                hosts=tuple(found),
+                hosts=tuple(entries),
                 message=f"{path}, which the launch command starts, exists on no host."
                 if of_line
                 else f"{path} has to be the same on all hosts, but exists on none of them.",
-                evidence=tuple(dict.fromkeys(f"looked at {entry.resolved}" for entry in found.values())),
+                evidence=tuple(dict.fromkeys(f"looked at {entry.resolved}" for entry in entries.values())),
                 facts={"path": path, "files": []},
                 severity=None if of_line else Severity.WARNING,
                 fix="Correct the path in the launch command."

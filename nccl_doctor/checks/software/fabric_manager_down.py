@@ -49,8 +49,8 @@ def fabric_manager_down(view: View) -> Findings:
             yield Unjudged((host.name,), "has NVSwitches, and systemd can't be asked about nvidia-fabricmanager")
         else:
             driver = facts.gpu_driver.module if isinstance(facts.gpu_driver, GpuDriver) else None
-            own = pci.fabric_manager_version
-            versions = (own, driver) if own and driver and own != driver else ("", "")
+            version = pci.fabric_manager_version
+            versions = (version, driver) if version and driver and version != driver else ("", "")
             down.setdefault((pci.fabric_manager, *versions), []).append(host.name)
     if joining:
         yield Finding(

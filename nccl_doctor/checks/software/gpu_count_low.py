@@ -80,18 +80,18 @@ def gpu_count_low(view: View) -> Findings:
     short: list[tuple[_Short, str]] = []
     hidden: list[tuple[str, str]] = []
     for host, facts in view.facts:
-        gpus, seen, ranks = known(facts.gpus), len(visible_gpus(host.node, facts)), view.nproc(host, facts)
+        gpus, gpu_count, ranks = known(facts.gpus), len(visible_gpus(host.node, facts)), view.nproc(host, facts)
         # CUDA ignores an index without a device, and all that follow it; nvidia-smi does not list parts of GPUs
         there = {str(gpu.index) for gpu in gpus}
         devices = visible_devices(host.node, facts)
         missing = [part for part in named_devices(devices) if part.isdigit() and part not in there]
         has_parts = any(part.startswith("MIG-") for part in named_devices(devices))
-        own = host.node.cuda_visible_devices is None
-        if own and devices is not None and gpus and not set(named_devices(devices)) - {"-1"}:
+        is_inherited = host.node.cuda_visible_devices is None
+        if is_inherited and devices is not None and gpus and not set(named_devices(devices)) - {"-1"}:
             hidden.append((devices, host.name))
-        elif missing or (seen < ranks and not has_parts):
+        elif missing or (gpu_count < ranks and not has_parts):
             choice = {} if devices is None else {"CUDA_VISIBLE_DEVICES": devices}
-            short.append((_short(choice, gpus, seen, ranks, missing, own=own), host.name))
+            short.append((_short(choice, gpus, gpu_count, ranks, missing, own=is_inherited), host.name))
         elif host.node.nproc_per_node is None and devices is None:
             counts[host.name] = len(gpus)
     yield from (lack.finding(tuple(hosts)) for lack, hosts in grouped(short).items())
@@ -115,11 +115,11 @@ def _amd(view: View) -> Findings:
     counts: dict[str, int] = {}
     short: list[tuple[_Short, str]] = []
     for host, facts in view.facts:
-        there, seen, choice = rocm_gpus(facts), rocm_count(host.node, facts), rocm_choice(host.node, facts)
+        there, gpu_count, choice = rocm_gpus(facts), rocm_count(host.node, facts), rocm_choice(host.node, facts)
         ranks = host.node.nproc_per_node
-        if there and seen is not None and seen < (ranks or 1):
-            own = host.node.cuda_visible_devices is None and not choice.keys() & host.node.env.keys()
-            short.append((_short(choice, there, seen, ranks or 1, (), own=own), host.name))
+        if there and gpu_count is not None and gpu_count < (ranks or 1):
+            is_inherited = host.node.cuda_visible_devices is None and not choice.keys() & host.node.env.keys()
+            short.append((_short(choice, there, gpu_count, ranks or 1, (), own=is_inherited), host.name))
         elif there is not None and ranks is None and not choice:
             counts[host.name] = len(there)
     yield from (lack.finding(tuple(hosts)) for lack, hosts in grouped(short).items())

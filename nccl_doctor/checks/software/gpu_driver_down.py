@@ -92,13 +92,13 @@ HANGS = Effect(
     row="GPUs",
 )
 def gpu_driver_down(view: View) -> Findings:
-    found = [
+    faults = [
         ((fault, _severity(host, facts)), (host, driver))
         for host, facts in view.facts
         if (driver := known(facts.gpu_driver)) is not None
         for fault in (*_nvidia(facts, driver), *_amd(facts, driver))
     ]
-    for (fault, severity), alike in grouped(found).items():
+    for (fault, severity), alike in grouped(faults).items():
         names = tuple(host.name for host, _ in alike)
         gpus = max(len(driver.gpus) for _, driver in alike)
         wishes = [wish for host, _ in alike if (wish := gpu_wish(host))]
@@ -166,8 +166,8 @@ def _nvidia(facts: HostFacts, driver: GpuDriver) -> Iterator[DriverFault]:
             state=CLOSED,
         )
     elif facts.gpus == ():
-        found = f"the nvidia module {driver.module} is loaded, and nvidia-smi finds no device"
-        yield DriverFault("the driver could not initialize any GPU", found, _REMEDY, (KERNEL_LOG,))
+        evidence = f"the nvidia module {driver.module} is loaded, and nvidia-smi finds no device"
+        yield DriverFault("the driver could not initialize any GPU", evidence, _REMEDY, (KERNEL_LOG,))
     elif any(failure in words for failure in FAILURES):
         lost = _LOST.search(words)
         yield DriverFault("nvidia-smi fails", words, _REMEDY, (KERNEL_LOG,), lost=lost and lost[1])

@@ -61,15 +61,15 @@ def gpu_errors(view: View) -> Findings:
             continue
         lost = bool(gone) or any(x.number in LOST for x in logged) or any(gpu.remap_failed for gpu in gpu_health)
         warned = [gpu for gpu in gpu_health if gpu.warning]
-        said = ""
+        message = ""
         if gone:
             first = min(gone)
-            said = f"On {host.name}, nvidia-smi reports “{gone[first]}” for GPU {first}, so no job can use that GPU."
+            message = f"On {host.name}, nvidia-smi reports “{gone[first]}” for GPU {first}, so no job can use that GPU."
         elif len(warned) == len(counted) and not logged:
-            said = f"On {host.name}, nvidia-smi warns about GPU {warned[0].index}: {warned[0].warning}."
+            message = f"On {host.name}, nvidia-smi warns about GPU {warned[0].index}: {warned[0].warning}."
         yield Finding(
             hosts=(host.name,),
-            message=said
+            message=message
             or f"A GPU on {host.name} is faulty or needs a reset: "
             + ("the driver has lost it." if lost else "it has reported errors in the last day."),
             evidence=(*(f"GPU {index}: {fault}" for index, fault in sorted(gone.items())), *counted, *_log(logged)),
@@ -85,12 +85,12 @@ def _standing(xids: Iterable[Xid]) -> Iterator[Xid]:
     """Yield the Xids that a GPU itself caused, except those from before the GPU's recovery."""
     mended: dict[str, float] = {}
     every = list(xids)
-    for one in every:
-        if one.number == RECOVERY and MENDED.search(one.text):
-            mended[one.bus_id] = min(one.age_s, mended.get(one.bus_id, one.age_s))
-    for one in every:
-        if one.number not in PROGRAMS_OWN and one.age_s < mended.get(one.bus_id, math.inf):
-            yield one
+    for xid in every:
+        if xid.number == RECOVERY and MENDED.search(xid.text):
+            mended[xid.bus_id] = min(xid.age_s, mended.get(xid.bus_id, xid.age_s))
+    for xid in every:
+        if xid.number not in PROGRAMS_OWN and xid.age_s < mended.get(xid.bus_id, math.inf):
+            yield xid
 
 
 def _health(gpu: GpuHealth) -> Iterator[str]:
@@ -179,15 +179,15 @@ _MEANING = {
 
 def meaning_of_xid(case: Case) -> Advice | None:
     """Return advice about the first Xid in the log lines, with its meaning and GPU; None if no line contains an Xid."""
-    found = next((match for event in case.cause.events if (match := _XID.search(event.text))), None)
-    if found is None:
+    xid = next((match for event in case.cause.events if (match := _XID.search(event.text))), None)
+    if xid is None:
         return None
-    means = _MEANING.get(int(found["number"]), "see NVIDIA's catalogue of Xids")
-    process = f", process {found['pid']}" if (found["pid"] or "").isdigit() else ""
-    process += f" ({found['name']})" if process and found["name"] else ""
+    means = _MEANING.get(int(xid["number"]), "see NVIDIA's catalogue of Xids")
+    process = f", process {xid['pid']}" if (xid["pid"] or "").isdigit() else ""
+    process += f" ({xid['name']})" if process and xid["name"] else ""
     place = f" on {case.who}" if case.who != "a rank" else ""
     return advise(
-        f"{found['kind']} {found['number']} of GPU {found['bus']}{place}{process}: {means}.",
+        f"{xid['kind']} {xid['number']} of GPU {xid['bus']}{place}{process}: {means}.",
         "If the program is at fault, use CUDA_LAUNCH_BLOCKING=1 and compute-sanitizer. If not, take the host out of "
         "the job, reset the GPU or reboot, and test it with dcgmi diag -r 3.",
         case.check(),

@@ -50,17 +50,17 @@ SIGNS = LogSigns(
 )
 def gpu_model_mismatch(view: View) -> Findings:
     kinds = {
-        host.name: Counter(_kind(gpu.name, gpu.memory_total_mib) for gpu in seen)
+        host.name: Counter(_kind(gpu.name, gpu.memory_total_mib) for gpu in gpus)
         for host, facts in view.facts
-        if (seen := visible_gpus(host.node, facts))
+        if (gpus := visible_gpus(host.node, facts))
     }
     numbered = any(facts.gpus for _, facts in view.facts)
     if not numbered:
         kinds = _amd_kinds(view)
         untold = tuple(host.name for host, facts in view.facts if rocm_gpus(facts) and host.name not in kinds)
         yield from [Unjudged(untold, UNTOLD)] if untold else []
-    mixed = {name for name, found in kinds.items() if len(found) > 1}
-    between = difference("GPUs", {name: next(iter(found)) for name, found in kinds.items() if name not in mixed})
+    mixed = {name for name, counts in kinds.items() if len(counts) > 1}
+    between = difference("GPUs", {name: next(iter(counts)) for name, counts in kinds.items() if name not in mixed})
     hosts = ordered(kinds, mixed | set(between.outliers if between else ()))
     if not hosts:
         return
@@ -73,22 +73,22 @@ def gpu_model_mismatch(view: View) -> Findings:
         hosts=hosts,
         message=f"The GPUs on {fold(hosts)} {unlike}, so the slowest GPU limits the speed of all ranks.",
         evidence=(*([str(between)] if between else []), *within),
-        facts={"gpus": {name: dict(found) for name, found in kinds.items()}},
+        facts={"gpus": {name: dict(counts) for name, counts in kinds.items()}},
         fix=f"Leave these hosts out (-x), or choose the batch size to fit the smallest memory.{order}",
     )
 
 
 def _amd_kinds(view: View) -> dict[str, Counter[str]]:
     """Return the numbers of AMD GPUs by host and model, without hosts on which the models in use are unknown."""
-    found = [(host, facts, gpus) for host, facts in view.facts if (gpus := rocm_gpus(facts))]
+    rows = [(host, facts, gpus) for host, facts in view.facts if (gpus := rocm_gpus(facts))]
     # only some boards report a name, so the device id is compared
-    names = {gpu.device: gpu.name for *_, gpus in found for gpu in gpus if gpu.name}
+    names = {gpu.device: gpu.name for *_, gpus in rows for gpu in gpus if gpu.name}
     kinds: dict[str, Counter[str]] = {}
-    for host, facts, gpus in found:
-        own = Counter(_kind(names.get(gpu.device) or f"PCI 1002:{gpu.device}", gpu.memory_mib) for gpu in gpus)
+    for host, facts, gpus in rows:
+        counts = Counter(_kind(names.get(gpu.device) or f"PCI 1002:{gpu.device}", gpu.memory_mib) for gpu in gpus)
         # ROCm numbers GPUs by the kernel's topology, which may not be the order on the bus
-        if all(gpu.device for gpu in gpus) and (len(own) == 1 or not rocm_choice(host.node, facts)):
-            kinds[host.name] = own
+        if all(gpu.device for gpu in gpus) and (len(counts) == 1 or not rocm_choice(host.node, facts)):
+            kinds[host.name] = counts
     return kinds
 
 

@@ -42,7 +42,7 @@ def gpu_overlap(view: View) -> Findings:
     for host, facts in view.facts:
         mine = visible_gpus(host.node, facts)[: view.nproc(host, facts)]
         used[host.name] = {gpu.uuid: gpu for gpu in mine if gpu.uuid.startswith("GPU-")}
-    users = grouped((uuid, name) for name, own in used.items() for uuid in own)
+    users = grouped((uuid, name) for name, gpus in used.items() for uuid in gpus)
     pairs = dict.fromkeys(pair for hosts in users.values() for pair in itertools.combinations(hosts, 2))
     for name, other in pairs:
         shared = [gpu for uuid, gpu in used[name].items() if uuid in used[other]]

@@ -37,23 +37,23 @@ def nccl_installed_twice(view: View) -> Findings:
         yield Unjudged(hosts, why)
     for torch, hosts in view.hosts_by(_torn).items():
         copies = torch.nccl_copies
-        words = [f"{one.owner} {one.version or ''}".strip() for one in copies]
-        winner = next((name for name, one in zip(words, copies, strict=True) if one.loaded), None)
+        words = [f"{copy.owner} {copy.version or ''}".strip() for copy in copies]
+        winner = next((name for name, copy in zip(words, copies, strict=True) if copy.loaded), None)
         winner = None if torch.nccl_unlinked and len(copies) > len(_packages(torch)) else winner
         fits = f"nvidia-nccl-cu{(torch.cuda or '').partition('.')[0]}"
         yield Finding(
             hosts=hosts,
             message=f"torch finds {len(copies)} copies of NCCL on {fold(hosts)} ({listed(words)})"
             + (f" and loads the one from {winner}." if winner else "; which of them it loads is unknown."),
-            evidence=tuple(f"{name}: {one.path}" for name, one in zip(words, copies, strict=True)),
-            facts={"copies": [one.model_dump() for one in copies]},
+            evidence=tuple(f"{name}: {copy.path}" for name, copy in zip(words, copies, strict=True)),
+            facts={"copies": [copy.model_dump() for copy in copies]},
             fix=f"Keep one: uninstall the others, then pip install --force-reinstall --no-deps {fits} (the wheels "
             "share a file), and remove other copies from LD_LIBRARY_PATH and LD_PRELOAD.",
         )
 
 
 def _packages(torch: TorchInfo) -> list[NcclCopy]:
-    return [one for one in torch.nccl_copies if not one.owner.startswith("LD_")]
+    return [copy for copy in torch.nccl_copies if not copy.owner.startswith("LD_")]
 
 
 def _torn(facts: HostFacts) -> TorchInfo | None:
@@ -62,7 +62,7 @@ def _torn(facts: HostFacts) -> TorchInfo | None:
     if torch is None or torch.cuda is None:
         return None
     packages = _packages(torch)
-    beside = torch.nccl_unlinked is None and any(one.loaded for one in torch.nccl_copies if one not in packages)
+    beside = torch.nccl_unlinked is None and any(copy.loaded for copy in torch.nccl_copies if copy not in packages)
     return torch if len(packages) > 1 or (packages and beside) else None
 
 
@@ -71,5 +71,5 @@ def _unjudged(facts: HostFacts) -> str | None:
     torch = known(facts.torch)
     if torch is None or torch.cuda is None or torch.nccl_unlinked is None or len(_packages(torch)) != 1:
         return None
-    owners = {one.owner for one in torch.nccl_copies if one not in _packages(torch)}
+    owners = {copy.owner for copy in torch.nccl_copies if copy not in _packages(torch)}
     return f"which NCCL torch loads, the package's or that of {' and '.join(sorted(owners))}: {torch.nccl_unlinked}"

@@ -53,7 +53,7 @@ def nccl_known_bad(view: View) -> Findings:
     """Yield one finding per known fault and affected hardware, with the affected hosts."""
     size = len(view.snapshot.cluster.nodes)
     uneven = len({*rank_counts(view.snapshot).values()}) > 1
-    known_on = [(one, host.name) for host, facts in view.facts for one in _matching(host, facts, size, uneven=uneven)]
+    known_on = [(key, host.name) for host, facts in view.facts for key in _matching(host, facts, size, uneven=uneven)]
     for (number, version, subject), hosts in grouped(known_on).items():
         row = rows()[number]
         yield Finding(
@@ -80,8 +80,8 @@ def _matching(host: Host, facts: HostFacts, size: int, *, uneven: bool) -> Itera
         first, fixed = map(parse_version, row["nccl"])
         where, unless = row["where"], row.get("unless", {})
         named = [gpu.name for gpu in gpus if where.get("gpu", "") in gpu.name]
-        old = [one.version for one in plugins if one.version and "ofi_below" in where
-               and parse_plugin(one.version) < parse_plugin(where["ofi_below"])]  # fmt: skip
+        old = [plugin.version for plugin in plugins if plugin.version and "ofi_below" in where
+               and parse_plugin(plugin.version) < parse_plugin(where["ofi_below"])]  # fmt: skip
         if (
             first <= version < fixed
             and len(named) >= where.get("gpus", 1)

@@ -73,15 +73,15 @@ def version_mismatch(view: View) -> Findings:
     for rank in reversed(smoke.ranks) if isinstance(smoke, Smoke) else ():
         loaded = {"torch": (rank.torch or "").split("+")[0], "NCCL": rank.nccl or ""}
         versions.get(rank.host, {}).update((subject, version) for subject, version in loaded.items() if version)
-    found = [
+    differences = [
         differs
         for subject in MATTERS
         if (differs := difference(subject, {name: v[subject] for name, v in versions.items() if subject in v}))
     ]
-    if not found:
+    if not differences:
         return
-    hosts = ordered(versions, {name for one in found for name in one.outliers})
-    subjects = [_NAMES.get(one.subject, one.subject) for one in found]
+    hosts = ordered(versions, {name for entry in differences for name in entry.outliers})
+    subjects = [_NAMES.get(entry.subject, entry.subject) for entry in differences]
     if subjects == [PLUGINS]:
         differ = f"{capital(PLUGINS)} on {fold(hosts)} differ from those"
     elif len(subjects) == 1:
@@ -91,9 +91,9 @@ def version_mismatch(view: View) -> Findings:
     yield Finding(
         hosts=hosts,
         message=f"{differ} on the other hosts.",
-        evidence=tuple(map(str, found)),
-        facts={"versions": {one.subject: one.groups for one in found}},
-        severity=max((MATTERS[one.subject] for one in found), key=lambda each: each.rank),
+        evidence=tuple(map(str, differences)),
+        facts={"versions": {entry.subject: entry.groups for entry in differences}},
+        severity=max((MATTERS[entry.subject] for entry in differences), key=lambda each: each.rank),
         fix="Install the same versions on all hosts, or name interpreters with the same versions in the hosts file.",
     )
 
@@ -101,22 +101,22 @@ def version_mismatch(view: View) -> Findings:
 def _versions(facts: HostFacts) -> dict[str, str]:
     """Return the versions to compare, by subject. Without torch, the versions of torch, CUDA and NCCL are absent."""
     python = known(facts.python)
-    found = {"Python": ".".join(python.version.split(".")[:2])}
+    versions = {"Python": ".".join(python.version.split(".")[:2])}
     if isinstance(facts.torch, TorchInfo):
-        found["torch"] = facts.torch.version.split("+")[0]
-        found["CUDA"] = facts.torch.cuda or facts.torch.hip or "none"
+        versions["torch"] = facts.torch.version.split("+")[0]
+        versions["CUDA"] = facts.torch.cuda or facts.torch.hip or "none"
         loaded = facts.libnccl.version if isinstance(facts.libnccl, LibncclAnswer) else None
         if nccl := loaded or facts.torch.nccl:
-            found["NCCL"] = nccl
+            versions["NCCL"] = nccl
     if not isinstance(facts.plugins, Unknown):
-        found["NCCL plugins"] = ", ".join(
-            f"{one.name} {one.version or one.digest[:12]}" for one in sorted(facts.plugins, key=lambda p: p.name)
+        versions["NCCL plugins"] = ", ".join(
+            f"{item.name} {item.version or item.digest[:12]}" for item in sorted(facts.plugins, key=lambda p: p.name)
         ) or "none"  # fmt: skip
     if not isinstance(facts.gpus, Unknown) and facts.gpus:
-        found["driver"] = facts.gpus[0].driver.split(".")[0]
+        versions["driver"] = facts.gpus[0].driver.split(".")[0]
     elif rocm_gpus(facts) and isinstance(facts.gpu_driver, GpuDriver) and facts.gpu_driver.amdgpu:
-        found["driver"] = "amdgpu " + ".".join(facts.gpu_driver.amdgpu.split(".")[:2])
-    return found
+        versions["driver"] = "amdgpu " + ".".join(facts.gpu_driver.amdgpu.split(".")[:2])
+    return versions
 
 
 _UNLOADED = re.compile(r"Failed to load NCCL library from (?P<path>\S{1,300}\w)")
@@ -139,10 +139,10 @@ def _advice(case: Case) -> Advice:
             case.check(),
         )
     versions = " and ".join(case.log.facts.nccl_versions)
-    seen = f" The log names NCCL versions {versions}." if len(case.log.facts.nccl_versions) > 1 else ""
+    note = f" The log names NCCL versions {versions}." if len(case.log.facts.nccl_versions) > 1 else ""
     return advise(
         f"The libraries of {case.who} do not match: NCCL, CUDA or torch is not the version that the program was "
-        f"built for, or that the other ranks have.{seen}",
+        f"built for, or that the other ranks have.{note}",
         "Install the same versions on all hosts: one nvidia-nccl package, and no older libnccl.so on LD_LIBRARY_PATH. "
         "To compare the hosts:",
         case.check(),

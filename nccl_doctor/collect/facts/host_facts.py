@@ -91,7 +91,7 @@ class CommonNames:
             }
             if new:
                 self._tables.append({**before, **new})
-                rows = {name: [list(told.addresses), told.error] for name, told in self.common.items()}
+                rows = {name: [list(result.addresses), result.error] for name, result in self.common.items()}
                 self._request = _packed({name: rows.get(name) for name in self._wanted})
 
     def final(self, name: str, names: Names | Unknown) -> Names | Unknown:
@@ -99,7 +99,7 @@ class CommonNames:
         if isinstance(names, Unknown):
             return names
         asked, last = self._asked[name][0], self.common
-        changed = [] if asked is last else [one for one, told in asked.items() if last[one] != told]
+        changed = [] if asked is last else [key for key, answer in asked.items() if last[key] != answer]
         return names.beside(asked).relative_to(last, changed)
 
 
@@ -111,9 +111,9 @@ def look_up(names: Iterable[str], within_s: float) -> tuple[dict[str, tuple[IpAd
     """Return addresses by name, and the names that are only aliases in ~/.ssh/config; late lookups are left out."""
     wanted = [name for name in dict.fromkeys(names) if numeric(name) is None]
     answers = fan_out(_look_up, wanted, until=time.monotonic() + within_s)
-    found = {name: told for name, told in zip(wanted, answers, strict=True) if told and not isinstance(told, Exception)}
-    addresses = {name: known for name, (known, _) in found.items() if known}
-    return addresses, tuple(name for name, (_, is_alias) in found.items() if is_alias)
+    pairs = {name: pair for name, pair in zip(wanted, answers, strict=True) if pair and not isinstance(pair, Exception)}
+    addresses = {name: known for name, (known, _) in pairs.items() if known}
+    return addresses, tuple(name for name, (_, is_alias) in pairs.items() if is_alias)
 
 
 def _look_up(name: str) -> tuple[tuple[IpAddress, ...], bool]:
@@ -127,10 +127,10 @@ def _addresses(name: str | None) -> tuple[IpAddress, ...]:
     if name is None:
         return ()
     try:
-        found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+        results = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
         return ()  # a name that does not resolve confirms nothing
-    return tuple(dict.fromkeys(ip_address(str(place[0]).partition("%")[0]) for *_, place in found))
+    return tuple(dict.fromkeys(ip_address(str(place[0]).partition("%")[0]) for *_, place in results))
 
 
 LookOutside = Callable[[Node, float], Outside | Unknown | None]
@@ -202,19 +202,19 @@ def firewalls_again(
 
     def ask(session: ProbeSession) -> HostFacts:
         deadline = time.monotonic() + limits.timeout_s + GRACE_S
-        told = session.ask(answers.FIREWALL, deadline, deadline_s=limits.timeout_s, sudo=limits.sudo)
-        own, after = facts[session.node.name], told.firewall
-        before = own.firewall
+        answer = session.ask(answers.FIREWALL, deadline, deadline_s=limits.timeout_s, sudo=limits.sudo)
+        host_facts, after = facts[session.node.name], answer.firewall
+        before = host_facts.firewall
         if isinstance(before, FirewallFacts) and isinstance(after, FirewallFacts):
             if before.nft_left_out:  # without counters from before, nothing can be compared
                 both = before.model_copy(update={"nft": after.nft, "nft_text": after.nft_text, "nft_left_out": ()})
-                return own.model_copy(update={"firewall": both})
+                return host_facts.model_copy(update={"firewall": both})
             if before.nft_text is None:
                 before = before.model_copy(update={"nft_text": after.nft_text})
-        return own.model_copy(update={"firewall": before, "firewall_after": after})
+        return host_facts.model_copy(update={"firewall": before, "firewall_after": after})
 
-    found = zip(sessions, ask_all(ask, sessions, window=Window()), strict=True)
-    return {session.node.name: result for session, result in found if isinstance(result, HostFacts)}
+    results = zip(sessions, ask_all(ask, sessions, window=Window()), strict=True)
+    return {session.node.name: result for session, result in results if isinstance(result, HostFacts)}
 
 
 def resolve_meeting(
@@ -222,21 +222,21 @@ def resolve_meeting(
 ) -> dict[str, HostFacts]:
     """Return the facts with each host's resolution of the host name at which the ranks of a c10d rendezvous meet."""
     line = read_line(shlex.split(cluster.line)) if cluster.line else None
-    engines = (its.engines for its in facts.values())
+    engines = (host.engines for host in facts.values())
     name = None if line is None else meeting_name(line, len(cluster.nodes), engines)
     if name is None:
         return facts
 
     def ask(session: ProbeSession) -> HostFacts:
-        own, deadline = facts[session.node.name], time.monotonic() + NAME_S + GRACE_S
-        told = session.ask(answers.RESOLVE, deadline, names=[name], deadline_s=NAME_S)
-        known = own.resolution
-        if not isinstance(known, Names) or told.keys() != {name}:
-            return own
-        return own.model_copy(update={"resolution": known.model_copy(update={"own": {**known.own, **told}})})
+        host_facts, deadline = facts[session.node.name], time.monotonic() + NAME_S + GRACE_S
+        answer = session.ask(answers.RESOLVE, deadline, names=[name], deadline_s=NAME_S)
+        known = host_facts.resolution
+        if not isinstance(known, Names) or answer.keys() != {name}:
+            return host_facts
+        return host_facts.model_copy(update={"resolution": known.model_copy(update={"own": {**known.own, **answer}})})
 
-    found = zip(sessions, ask_all(ask, sessions, window=Window()), strict=True)
-    return facts | {session.node.name: result for session, result in found if isinstance(result, HostFacts)}
+    results = zip(sessions, ask_all(ask, sessions, window=Window()), strict=True)
+    return facts | {session.node.name: result for session, result in results if isinstance(result, HostFacts)}
 
 
 NAME_S = 5.0  # time for a host's resolver, as for its other names
@@ -286,14 +286,14 @@ def typed(answer: dict[str, Any]) -> HostFacts:
 
 def failure(error: Exception, session: ProbeSession, until: float) -> AnyAccessFailure:
     """Return why a host returned no facts."""
-    found = failure_of(error, "facts", NO_FACTS)
+    result = failure_of(error, "facts", NO_FACTS)
     if not isinstance(error, NoAnswerError) or not session.large_packets_vanish(min(until, time.monotonic() + PATH_S)):
-        return found
+        return result
     detail = (
         "the probe runs there and its short answers come, but its long ones do not: the host sends them again and "
         "again, so large packets vanish on their way to this machine"
     )
-    return found.model_copy(update={"detail": detail})
+    return result.model_copy(update={"detail": detail})
 
 
 SCRIPT = """\
@@ -346,8 +346,8 @@ def parse_outside(
     parts: defaultdict[str, list[str]] = defaultdict(list)
     part: list[str] = []
     for line in lines:
-        marked, found, name = line.partition(f"{mark} ")
-        if found and not marked.strip():
+        marked, separator, name = line.partition(f"{mark} ")
+        if separator and not marked.strip():
             part = parts[name] = []
         else:
             part.append(line)
@@ -382,10 +382,10 @@ def _lines(channel: Channel, last: str, deadline: float) -> Iterator[str]:
 
 def _read_limits(lines: list[str]) -> ResourceLimits | None:
     """Return the relevant limits from /proc/PID/limits (proc_pid_limits(5)), or None if a limit is missing."""
-    told = {match[1]: match.groups()[1:] for line in lines if (match := _LIMIT.match(line))}
-    if len(told) < 2:
+    rows = {match[1]: match.groups()[1:] for line in lines if (match := _LIMIT.match(line))}
+    if len(rows) < 2:
         return None
-    nofile, memlock = ([None if one == "unlimited" else int(one) for one in told[name]] for name in sorted(told)[::-1])
+    nofile, memlock = ([None if cap == "unlimited" else int(cap) for cap in rows[name]] for name in sorted(rows)[::-1])
     return ResourceLimits(
         nofile_soft=nofile[0], nofile_hard=nofile[1], memlock_soft=memlock[0], memlock_hard=memlock[1]
     )

@@ -53,9 +53,9 @@ def pack(machine: str) -> dict[str, Any]:
     if program is None or not program.is_file():
         return {"missing": "nccl-doctor's own py-spy has no program to send along"}
     data = program.read_bytes()
-    own = built_for(data)
-    if own != machine:
-        return {"missing": f"nccl-doctor's own is for {own}; {REMEDY}"}
+    target = built_for(data)
+    if target != machine:
+        return {"missing": f"nccl-doctor's own is for {target}; {REMEDY}"}
     return {"machine": machine, "data": base64.b64encode(zlib.compress(data, 1)).decode()}
 
 
@@ -65,7 +65,7 @@ def own_program() -> Path | None:
         files = distribution("py-spy").files or []
     except PackageNotFoundError:
         return None
-    return next((Path(str(one.locate())) for one in files if one.name == "py-spy"), None)
+    return next((Path(str(file.locate())) for file in files if file.name == "py-spy"), None)
 
 
 def built_for(program: bytes) -> str:
@@ -159,26 +159,26 @@ class _Observation:
         began = self._phase("finding ranks", [session.node.name for session in self._crew.sessions])
 
         def find(session: ProbeSession) -> JobRanks:
-            told = _ask(session, RANKS, ANSWER_S)
+            result = _ask(session, RANKS, ANSWER_S)
             try:
-                found = job_ranks(told)
+                host_ranks = job_ranks(result)
             except MalformedError as error:
                 raise session.gone(error) from error
-            unnumbered = not isinstance(found.unnumbered, Unknown) and found.unnumbered
-            if (found.ranks or unnumbered) and not found.py_spy and self._options.stacks != "none":
+            unnumbered = not isinstance(host_ranks.unnumbered, Unknown) and host_ranks.unnumbered
+            if (host_ranks.ranks or unnumbered) and not host_ranks.py_spy and self._options.stacks != "none":
                 bundle = pack(session.hello.machine)
                 _ask(session, _PY_SPY, SHIP_S, bundle=bundle)
-            return found
+            return host_ranks
 
-        told = with_counted(self._everywhere(find))
+        result = with_counted(self._everywhere(find))
         words = () if self._cluster.source == "this machine" else ClusterSource(self._cluster).arguments
-        choice = self._choice = choose(told, port=self._cluster.master_port, pid=self._options.pid, words=words)
+        choice = self._choice = choose(result, port=self._cluster.master_port, pid=self._options.pid, words=words)
         for name, why in choice.contradictory_hosts.items():
             self._crew.failures.setdefault(name, _failure(ValueError(why)))
-        for name, one in told.items():
+        for name, entry in result.items():
             if name not in choice.contradictory_hosts:  # processes of other programs are not reported
-                kept = one.unnumbered if isinstance(one.unnumbered, Unknown) else ()
-                self._jobs[name] = one.model_copy(update={"ranks": choice.ranks[name], "unnumbered": kept})
+                kept = entry.unnumbered if isinstance(entry.unnumbered, Unknown) else ()
+                self._jobs[name] = entry.model_copy(update={"ranks": choice.ranks[name], "unnumbered": kept})
         self._timings["find"] = time.monotonic() - began
 
     def look(self) -> None:
@@ -220,22 +220,22 @@ class _Observation:
 
         @apart
         def ask(session: ProbeSession) -> Phased[Ras]:
-            told = _ask(session, _RAS, RAS_ANSWER_S, pids=self._pids(session), force=self._options.force)
+            answer = _ask(session, _RAS, RAS_ANSWER_S, pids=self._pids(session), force=self._options.force)
             try:
-                for report in told.reports if isinstance(told, Ras) else ():
+                for report in answer.reports if isinstance(answer, Ras) else ():
                     self._reader.look_through(session.node.name, report.text)
             except UnreadableError as error:
                 return unknown(f"NCCL's RAS: {error}")
-            return told
+            return answer
 
         began = self._phase("querying NCCL's RAS", [session.node.name for session in asked])
         for session in asked:
             try:
-                told = ask(session)
+                answer = ask(session)
             except answers.ProbeError as error:
-                told = unknown(f"NCCL's RAS: {' '.join(str(error).split())}")
-            self._ras[session.node.name] = (told,)
-            if isinstance(told, Ras):
+                answer = unknown(f"NCCL's RAS: {' '.join(str(error).split())}")
+            self._ras[session.node.name] = (answer,)
+            if isinstance(answer, Ras):
                 break
         self._timings["ras"] = time.monotonic() - began
 
@@ -271,7 +271,11 @@ class _Observation:
             return HangHost(node=node, failure=failure_of(error, "hang", "what the probe told is not understood"))
 
     def _with_ranks(self) -> list[ProbeSession]:
-        return [one for one in self._crew.sessions if one.node.name in self._jobs and self._jobs[one.node.name].ranks]
+        return [
+            session
+            for session in self._crew.sessions
+            if session.node.name in self._jobs and self._jobs[session.node.name].ranks
+        ]
 
     def _pids(self, session: ProbeSession) -> list[int]:
         return [rank.pid for rank in self._jobs[session.node.name].ranks] if session.node.name in self._jobs else []

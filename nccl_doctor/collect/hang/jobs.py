@@ -57,19 +57,19 @@ def choose(found: dict[str, JobRanks], *, port: int, pid: int | None, words: tup
         worth = {job: (len(jobs[job]), job.port == port) for job in meant}
         meant = [job for job in meant if worth[job] == max(worth.values())]
     if len(meant) > 1:
-        told = "; ".join(f"{_named(job, jobs)} ({_count(jobs[job])} ranks here)" for job in meant[:MOST_TOLD])
-        error = UsageError(f"{len(meant)} jobs run: {told}. Name one of its processes with --pid:")
+        summary = "; ".join(f"{_named(job, jobs)} ({_count(jobs[job])} ranks here)" for job in meant[:MOST_TOLD])
+        error = UsageError(f"{len(meant)} jobs run: {summary}. Name one of its processes with --pid:")
         by_job = {job: [rank.pid for some in hosts.values() for rank in some] for job, hosts in jobs.items()}
         for job in meant[:MOST_TOLD]:
-            elsewhere = {pid for other, its in by_job.items() if other != job for pid in its}
+            elsewhere = {pid for other, pids in by_job.items() if other != job for pid in pids}
             lone = next((pid for pid in by_job[job] if pid not in elsewhere), None)
             if lone is not None and (made := line("nccl-doctor hang {*words} --pid {pid}", words=words, pid=lone)):
                 error.commands += (made.text,)
         raise error
     chosen = next(iter(meant), None)
-    own = {name: jobs[chosen].get(name, []) if chosen else [] for name in found}
-    ranks = {name: _latest(some) for name, some in own.items()}
-    rivals = {name: tuple(one for one in some if one not in ranks[name]) for name, some in own.items()}
+    by_host = {name: jobs[chosen].get(name, []) if chosen else [] for name in found}
+    ranks = {name: _latest(some) for name, some in by_host.items()}
+    rivals = {name: tuple(entry for entry in some if entry not in ranks[name]) for name, some in by_host.items()}
     misnumbered_ranks: dict[str, tuple[JobRank, ...]] = dict.fromkeys(found, ())
     looked_at = {chosen}
     for job, name, rank in _misnumbered_ranks(jobs, chosen) if chosen else ():
@@ -82,10 +82,10 @@ def choose(found: dict[str, JobRanks], *, port: int, pid: int | None, words: tup
 
 def _named(job: HangingJob, jobs: Jobs) -> str:
     """Return a description of the job, with its user or container only if another job has the same description."""
-    alike = [one for one in jobs if str(one) == str(job)]
+    alike = [other for other in jobs if str(other) == str(job)]
     words = [str(job)]
-    words += [f"of {job.user}"] if len({one.user for one in alike}) > 1 else []
-    both = len({one.contained for one in alike if one.user == job.user}) > 1
+    words += [f"of {job.user}"] if len({other.user for other in alike}) > 1 else []
+    both = len({other.contained for other in alike if other.user == job.user}) > 1
     words += ["in a container" if job.contained else "in none"] if both else []
     return " ".join(words)
 
@@ -105,22 +105,22 @@ def _misnumbered_ranks(jobs: Jobs, chosen: HangingJob) -> Iterator[tuple[Hanging
         numbers, alike = _numbers(hosts), (job.user, job.contained) == (chosen.user, chosen.contained)
         if job != chosen and alike and len(numbers) < job.world_size and not numbers & there:
             yield from (
-                (job, name, one) for name, some in hosts.items() for one in some if one.rank < chosen.world_size
+                (job, name, rank) for name, some in hosts.items() for rank in some if rank.rank < chosen.world_size
             )
 
 
 def _of_process(pid: int, found: dict[str, JobRanks], jobs: Jobs) -> set[HangingJob]:
     """Return the jobs with a rank that has this PID, or with a rank that a launcher with this PID started."""
     below = {
-        name: {child for one in told.launchers if one.pid == pid for child in one.children}
-        for name, told in found.items()
+        name: {child for entry in info.launchers if entry.pid == pid for child in entry.children}
+        for name, info in found.items()
     }
     meant = {job for job, hosts in jobs.items() for some in hosts.values() for rank in some if rank.pid == pid}
     meant = meant or {
         job for job, hosts in jobs.items() for name, some in hosts.items() for rank in some if rank.pid in below[name]
     }
     starts = any(
-        one.pid == pid for told in found.values() if not isinstance(told.starters, Unknown) for one in told.starters
+        entry.pid == pid for info in found.values() if not isinstance(info.starters, Unknown) for entry in info.starters
     )
     if not meant and not starts:
         raise UsageError(f"--pid {pid}: not a rank or a launcher that this user may examine")
@@ -135,7 +135,7 @@ def _jobs(found: dict[str, JobRanks]) -> Jobs:
         run_id, where = rank.told.get("TORCHELASTIC_RUN_ID", ""), host if alone else ""
         return HangingJob(rank.master_addr, rank.master_port, rank.world_size, run_id, where, "", rank.contained)
 
-    alike = grouped((job_of(name, rank), (name, rank)) for name, told in sorted(found.items()) for rank in told.ranks)
+    alike = grouped((job_of(name, rank), (name, rank)) for name, reply in sorted(found.items()) for rank in reply.ranks)
     jobs: Jobs = {}
     for job, some in alike.items():
         names = _user_names([(name, rank.owner) for name, rank in some])
@@ -148,14 +148,14 @@ def _user_names(owners: list[tuple[str, User]]) -> dict[User, str]:
     """Return a name for each user that is the same on all hosts. Different user IDs on a host mean different users."""
     alike: list[set[User]] = []
     for user in sorted({user for _, user in owners}, key=str):
-        touching = [some for some in alike if any(user.is_same(one) for one in some)]
+        touching = [some for some in alike if any(user.is_same(match) for match in some)]
         alike = [*(some for some in alike if some not in touching), {user}.union(*touching)]
     names: dict[User, str] = {}
     for some in alike:
         here = grouped((host, user) for host, user in owners if user in some)
-        one = all(len(set(users)) == 1 for users in here.values())
+        match = all(len(set(users)) == 1 for users in here.values())
         known = sorted(user.name for user in some if not user.is_nameless) or sorted(user.name for user in some)
-        names.update({user: known[0] if one else f"{user.name} ({user.uid})" for user in some})
+        names.update({user: known[0] if match else f"{user.name} ({user.uid})" for user in some})
     return names
 
 
@@ -171,15 +171,15 @@ def _latest(ranks: list[JobRank]) -> tuple[JobRank, ...]:
 def _contradicted(ranks: dict[str, tuple[JobRank, ...]]) -> dict[str, str]:
     """Return hosts that report ranks of several mutually consistent hosts, with the reason, the worst host first."""
     numbers = {name: {rank.rank for rank in some} for name, some in ranks.items()}
-    against = {name: [one for one in numbers if one != name and numbers[one] & numbers[name]] for name in numbers}
+    against = {name: [host for host in numbers if host != name and numbers[host] & numbers[name]] for name in numbers}
     contradictory_hosts: dict[str, str] = {}
     while against:
         worst = max(against, key=lambda name: len(against[name]))
         others = against.pop(worst)
-        if not any(numbers[one].isdisjoint(numbers[other]) for one, other in combinations(others[:MOST_COMPARED], 2)):
+        if not any(numbers[host].isdisjoint(numbers[other]) for host, other in combinations(others[:MOST_COMPARED], 2)):
             break
         contradictory_hosts[worst] = f"it tells of ranks that run on {fold(others)}"
-        against = {name: [one for one in some if one != worst] for name, some in against.items()}
+        against = {name: [host for host in some if host != worst] for name, some in against.items()}
     return contradictory_hosts
 
 
@@ -201,21 +201,21 @@ class _Store(NamedTuple):
 
 def with_counted(found: dict[str, JobRanks]) -> dict[str, JobRanks]:
     """Return the hosts' answers with numbers assigned to unnumbered ranks, in the order of hosts and start times."""
-    told: dict[str, tuple[StoreClient, ...]] = {
-        name: one.unnumbered for name, one in found.items() if not isinstance(one.unnumbered, Unknown)
+    clients: dict[str, tuple[StoreClient, ...]] = {
+        name: item.unnumbered for name, item in found.items() if not isinstance(item.unnumbered, Unknown)
     }
     counted: dict[str, list[JobRank]] = {name: [] for name in found}
     taken: set[tuple[str, int]] = set()
     # all ranks dial the store, but only some of NCCL's services
-    for store in sorted(_stores(told), key=lambda one: -len(one.clients)):
-        free = [(name, one) for name, one in store.clients if (name, one.pid) not in taken]
-        if len(free) >= LEAST or any((one.local_world_size or 0) >= LEAST for _, one in free):
-            taken |= {(name, one.pid) for name, one in free}
-            for name, rank in _ranks(store, free, list(told)):
+    for store in sorted(_stores(clients), key=lambda item: -len(item.clients)):
+        free = [(name, item) for name, item in store.clients if (name, item.pid) not in taken]
+        if len(free) >= LEAST or any((item.local_world_size or 0) >= LEAST for _, item in free):
+            taken |= {(name, item.pid) for name, item in free}
+            for name, rank in _ranks(store, free, list(clients)):
                 counted[name].append(rank)
     return {
-        name: one.model_copy(update={"ranks": (*one.ranks, *counted[name])[:MOST_LOCAL]}) if counted[name] else one
-        for name, one in found.items()
+        name: item.model_copy(update={"ranks": (*item.ranks, *counted[name])[:MOST_LOCAL]}) if counted[name] else item
+        for name, item in found.items()
     }
 
 
@@ -226,7 +226,7 @@ def _stores(unnumbered: dict[str, tuple[StoreClient, ...]]) -> list[_Store]:
         for number, client in enumerate(clients)
         for dial in client.dials
     )
-    found = []
+    stores = []
     for host, clients in unnumbered.items():
         served = (
             (server, port, {_end(*end): end[2] for end in server.serves if end[1] == port})
@@ -238,10 +238,10 @@ def _stores(unnumbered: dict[str, tuple[StoreClient, ...]]) -> list[_Store]:
             shared = {end for end in ends if not ipaddress.ip_address(end[0]).is_loopback}
             mine = (place for end in ends for place in dialled.get(end, ()) if place[0] == host or end in shared)
             users = [(name, unnumbered[name][number]) for name, number in dict.fromkeys(mine)]
-            own = tuple((name, client) for name, client in users if client.is_alike(server))
+            members = tuple((name, client) for name, client in users if client.is_alike(server))
             strange = sum(_dials(client, ends) for _, client in users if not client.is_alike(server))
-            found.append(_Store(host, port, ends, own, strange))
-    return found
+            stores.append(_Store(host, port, ends, members, strange))
+    return stores
 
 
 def _ranks(store: _Store, clients: list[tuple[str, StoreClient]], order: list[str]) -> list[tuple[str, JobRank]]:
@@ -249,12 +249,12 @@ def _ranks(store: _Store, clients: list[tuple[str, StoreClient]], order: list[st
     size = 0
     numbered: list[tuple[str, StoreClient, int]] = []
     for name in hosts:
-        started = sorted((one for host, one in clients if host == name), key=lambda one: (one.started, one.pid))
+        started = sorted((item for host, item in clients if host == name), key=lambda item: (item.started, item.pid))
         mine, local = _local(started)
-        numbered += [(name, one, size + (one.local_rank or 0)) for one in mine]
+        numbered += [(name, item, size + (item.local_rank or 0)) for item in mine]
         size += local
     # hosts that were not asked: the store has connections from none of the examined processes
-    held = [_dials(one, store.ends) for _, one in clients]
+    held = [_dials(item, store.ends) for _, item in clients]
     unseen = min(sum(store.ends.values()) - sum(held) - store.strange, MAX_RANKS // 2)
     size = min(size + max(0, -(-unseen // max(1, *held))), MAX_RANKS)
     address = min(store.ends, key=lambda end: (ipaddress.ip_address(end[0]).is_loopback, end))[0]
@@ -272,15 +272,15 @@ def _ranks(store: _Store, clients: list[tuple[str, StoreClient]], order: list[st
 
 def _local(clients: list[StoreClient]) -> tuple[list[StoreClient], int]:
     """Assign numbers to a host's ranks, by their common parent or else by start time, and count the ranks."""
-    told = [one for one in clients if one.local_rank is not None]
-    sizes, numbers = {one.local_world_size or 0 for one in told}, {one.local_rank for one in told}
+    ranks = [client for client in clients if client.local_rank is not None]
+    sizes, numbers = {client.local_world_size or 0 for client in ranks}, {client.local_rank for client in ranks}
     size = max(sizes, default=0)
-    fits = len(numbers) == len(told) and all((one.local_rank or 0) < size for one in told)
+    fits = len(numbers) == len(ranks) and all((client.local_rank or 0) < size for client in ranks)
     if len(sizes) == 1 and size <= MOST_LOCAL and fits:
         # an orphan beside processes with a parent is a leftover of one that ended: a data loader's worker
-        return told, size
+        return ranks, size
     unknown = {"local_world_size": None}
-    return [one.model_copy(update={"local_rank": at, **unknown}) for at, one in enumerate(clients)], len(clients)
+    return [client.model_copy(update={"local_rank": at, **unknown}) for at, client in enumerate(clients)], len(clients)
 
 
 def _dials(client: StoreClient, ends: dict[End, int]) -> int:

@@ -147,18 +147,18 @@ def recorded(answer: object, rank: int, read_dump: ReadDump) -> Fact[hang.Record
 def _recorded(dump: flight.Dump | None, status: dict[str, _Status], age_s: float | None) -> hang.Recorded:
     if dump is None:
         raise ValueError("it is not a dump")
-    cut = [(one, {"sizes": one.sizes[:_TEXT], "dtypes": one.dtypes[:_TEXT]}) for one in dump.records]
+    cut = [(entry, {"sizes": entry.sizes[:_TEXT], "dtypes": entry.dtypes[:_TEXT]}) for entry in dump.records]
     calls = [
-        hang.Call(group=one.group, seq=one.seq, name=one.name, place=one.place, done=one.ended, **texts)
-        for one, texts in cut
+        hang.Call(group=entry.group, seq=entry.seq, name=entry.name, place=entry.place, done=entry.ended, **texts)
+        for entry, texts in cut
     ]
-    issued = {group[:_TEXT]: max(one.last_enqueued_collective, 0) for group, one in status.items()}
+    issued = {group[:_TEXT]: max(entry.last_enqueued_collective, 0) for group, entry in status.items()}
     for call in calls:
         issued[call.group] = max(call.seq, issued.get(call.group, 0))
     return hang.Recorded(
         live=age_s is None,
         age_s=age_s or 0,
         issued=issued,
-        ended={group[:_TEXT]: max(one.last_completed_collective, 0) for group, one in status.items()},
+        ended={group[:_TEXT]: max(entry.last_completed_collective, 0) for group, entry in status.items()},
         calls=tuple(calls[-MOST_CALLS:]),
     )

@@ -61,10 +61,10 @@ class DocumentReader:
 
         Raise UnreadableError if the dump is too large.
         """
-        told = self._ask(host, "dump", name, data)
-        if told is None:
+        answer = self._ask(host, "dump", name, data)
+        if answer is None:
             return None
-        return flight.Dump(told["rank"], tuple(flight.RecordedCall(**record) for record in told["records"]), {})
+        return flight.Dump(answer["rank"], tuple(flight.RecordedCall(**record) for record in answer["records"]), {})
 
     def look_through(self, host: str, answer: str) -> None:
         """Check an answer from RAS; raise UnreadableError if parsing it would exceed the limits."""
@@ -123,8 +123,8 @@ class DocumentReader:
                         answer += block
                         if not block or len(answer) > _LONGEST_ANSWER:
                             raise EOFError
-        told: dict[str, Any] = json.loads(answer)
-        return told
+        result: dict[str, Any] = json.loads(answer)
+        return result
 
     def _started(self) -> subprocess.Popen[bytes]:
         if self._closed:
@@ -164,8 +164,8 @@ def serve() -> None:
     _bind(RLIMIT_CORE, 0)
     source, answers = sys.stdin.buffer, sys.stdout.buffer
     while header := source.readline(1 << 16):
-        told = json.loads(header)
-        answers.write(json.dumps(_answer(told["kind"], told["name"], source, told["size"])).encode() + b"\n")
+        request = json.loads(header)
+        answers.write(json.dumps(_answer(request["kind"], request["name"], source, request["size"])).encode() + b"\n")
         answers.flush()
 
 
@@ -183,14 +183,14 @@ def _answer(kind: DocumentKind, name: str, source: BinaryIO, size: int) -> dict[
 
     began = time.process_time()
     _bind(RLIMIT_CPU, int(began) + 1 + CPU_S)
-    told: dict[str, Any]
+    result: dict[str, Any]
     try:
-        told = {"read": (_read_dump if kind == "dump" else _read_ras)(name, source.read(size))}
+        result = {"read": (_read_dump if kind == "dump" else _read_ras)(name, source.read(size))}
     except CrowdedError as error:
-        told = {"refused": str(error)}
+        result = {"refused": str(error)}
     except MemoryError:
-        told = {"refused": _ENDED}
-    return told | {"seconds": time.process_time() - began}
+        result = {"refused": _ENDED}
+    return result | {"seconds": time.process_time() - began}
 
 
 def _read_dump(name: str, data: bytes) -> dict[str, Any] | None:
@@ -200,9 +200,9 @@ def _read_dump(name: str, data: bytes) -> dict[str, Any] | None:
     last: dict[str, flight.RecordedCall] = {}
     for record in dump.records[:-MOST_CALLS]:
         if record.group in last or len(last) < _MOST_GROUPS:
-            last[record.group] = max(last.get(record.group, record), record, key=lambda one: one.seq)
+            last[record.group] = max(last.get(record.group, record), record, key=lambda call: call.seq)
     records = [*last.values(), *dump.records[-MOST_CALLS:]]
-    return {"rank": dump.rank, "records": [{**asdict(one), "sizes": one.sizes[:_MOST_TEXT]} for one in records]}
+    return {"rank": dump.rank, "records": [{**asdict(call), "sizes": call.sizes[:_MOST_TEXT]} for call in records]}
 
 
 def _read_ras(_name: str, data: bytes) -> None:

@@ -62,13 +62,13 @@ class Watcher:
         waiting = {name: away.failure for name, away in self._away.items() if away.at > now}
         self._crew.failures = dict(waiting)
         try:
-            seen = observe(self._cluster, self._crew, options, self._progress)
+            snapshot = observe(self._cluster, self._crew, options, self._progress)
         except NotReachedError:  # a suspended laptop or machine: no host's fault
             self._crew.close()
             self._crew = self._joined()
             return None
         self._note(waiting)
-        return seen
+        return snapshot
 
     def _note(self, waiting: dict[str, AnyAccessFailure]) -> None:
         """Drop lost connections, and schedule the next attempt for each host, after a longer pause each time."""

@@ -86,14 +86,14 @@ def _again(
         rows = lost(first)
         if not rows or isinstance(first, Exception):
             return first
-        told = targets[session.node.name]
-        wanted = [plan.DialTarget(told[row.target].dst, told[row.target].address, (row.port,)) for row in rows]
+        peers = targets[session.node.name]
+        wanted = [plan.DialTarget(peers[row.target].dst, peers[row.target].address, (row.port,)) for row in rows]
         second = {row.target: row for row in dial(session, wanted).failed}
         # a second failure keeps its first result, unless there was none
         anew = [row for row in rows if row.error in NO_FILE]
         gone = {row for at, row in enumerate(rows) if at not in second or row in anew}
-        seen = [row._replace(target=rows[at].target) for at, row in second.items() if rows[at] in anew]
-        left = (*(row for row in first.failed if row not in gone), *seen)
+        updates = [row._replace(target=rows[at].target) for at, row in second.items() if rows[at] in anew]
+        left = (*(row for row in first.failed if row not in gone), *updates)
         return Dialled(connected=first.connected + len(first.failed) - len(left), failed=left, trips=first.trips)
 
     redone = fan_out(again, range(len(sessions)), window=Window())
@@ -161,16 +161,16 @@ class Dialling:
                 targets[name].append(other)
                 self.beside.setdefault(other.dst, set()).add(other.address)
             if oneself:
-                own = self.facts[name], self.addresses[name], self.cluster, self.ports.get(name, ())
-                targets[name] += plan.own_targets(self.nodes[name], *own)
+                args = self.facts[name], self.addresses[name], self.cluster, self.ports.get(name, ())
+                targets[name] += plan.own_targets(self.nodes[name], *args)
 
         return self._dial(targets, on_done, trials=True)
 
     @cached_property
     def engine_addresses(self) -> dict[str, str]:
         """The address that the cluster's engine advertises for each host."""
-        found = {name: plan.advertised_by(self.cluster, self.nodes[name], self.facts[name]) for name in self.ports}
-        return {name: address for name, address in found.items() if address is not None}
+        addresses = {name: plan.advertised_by(self.cluster, self.nodes[name], self.facts[name]) for name in self.ports}
+        return {name: address for name, address in addresses.items() if address is not None}
 
     def is_engines_alone(self, to: plan.DialTarget) -> bool:
         """Return whether an address is dialled only because an engine advertises it."""
@@ -226,22 +226,22 @@ def listening(
     After the block has ended, the connections that each host's listeners accepted are stored in ``heard``.
     """
     opened = ask_all(lambda session: open_listeners(session, nonce, sockets(session)), sessions, window=window)
-    yield {session.node.name: told for session, told in zip(sessions, opened, strict=True)}
+    yield {session.node.name: result for session, result in zip(sessions, opened, strict=True)}
     ended = ask_all(lambda session: session.ask(UNLISTEN, time.monotonic() + LISTEN_ANSWER_S), sessions)
     if heard is not None:
-        told = zip(sessions, ended, strict=True)
-        heard.update({session.node.name: end for session, end in told if isinstance(end, Heard)})
+        result = zip(sessions, ended, strict=True)
+        heard.update({session.node.name: end for session, end in result if isinstance(end, Heard)})
 
 
 def open_listeners(session: ProbeSession, nonce: str, sockets: list[dict[str, Any]]) -> Listening:
     mine = plan.own_nonce(nonce, session.node.name)
-    told = session.ask(LISTEN, time.monotonic() + LISTEN_ANSWER_S, nonce=mine, sockets=sockets)
-    if len(told.ports) != len(sockets) or any(
-        port is not None and not plan.could_open(wanted, port) for wanted, port in zip(sockets, told.ports, strict=True)
+    info = session.ask(LISTEN, time.monotonic() + LISTEN_ANSWER_S, nonce=mine, sockets=sockets)
+    if len(info.ports) != len(sockets) or any(
+        port is not None and not plan.could_open(wanted, port) for wanted, port in zip(sockets, info.ports, strict=True)
     ):
         # others dial these addresses: one that was not requested may belong to another host
         raise session.gone(MalformedError("ports on which it was not asked to listen"))
-    return told
+    return info
 
 
 def failed_pairs(
@@ -260,15 +260,15 @@ def together(names: list[str], first: Dials, second: Dials) -> Dials:
     """Merge two rounds of dials. If a host failed to report one round, the merged result is its error."""
     targets = {name: [*first[0][name], *second[0][name]] for name in names}
     both: list[Dialled | Exception] = []
-    for name, one, more in zip(names, first[1], second[1], strict=True):
-        if isinstance(one, Exception) or isinstance(more, Exception):
-            both.append(more if isinstance(more, Exception) else one)
+    for name, old, more in zip(names, first[1], second[1], strict=True):
+        if isinstance(old, Exception) or isinstance(more, Exception):
+            both.append(more if isinstance(more, Exception) else old)
             continue
         before = len(first[0][name])
         rows = (row._replace(target=row.target + before) for row in more.failed)
         trips = (row._replace(target=row.target + before) for row in more.trips)
         both.append(
-            Dialled(connected=one.connected + more.connected, failed=(*one.failed, *rows), trips=(*one.trips, *trips))
+            Dialled(connected=old.connected + more.connected, failed=(*old.failed, *rows), trips=(*old.trips, *trips))
         )
     return targets, both
 
@@ -284,15 +284,15 @@ def dial_targets(
     # Resolving takes time, and dials beyond the number made at once wait for their turn, at worst a time-out each.
     rounds = 2 + sum(len(target.ports) for target in targets) // AT_ONCE
     deadline = min(time.monotonic() + rounds * timeout_s + LISTEN_ANSWER_S, latest)
-    told = session.ask(DIAL, deadline, targets=wanted, timeout_s=timeout_s)
+    answer = session.ask(DIAL, deadline, targets=wanted, timeout_s=timeout_s)
     asked = {(place, port) for place, target in enumerate(targets) for port in target.ports}
-    failed = {(row.target, row.port) for row in told.failed}
-    reached = {row.target for row in told.trips}
-    if not reached <= {place for place, _ in asked} or len(reached) != len(told.trips):
+    failed = {(row.target, row.port) for row in answer.failed}
+    reached = {row.target for row in answer.trips}
+    if not reached <= {place for place, _ in asked} or len(reached) != len(answer.trips):
         raise session.gone(MalformedError("round trips that it was not asked for"))
-    if not failed <= asked or len(failed) != len(told.failed) or told.connected + len(failed) != len(asked):
+    if not failed <= asked or len(failed) != len(answer.failed) or answer.connected + len(failed) != len(asked):
         raise session.gone(MalformedError("dials that it was not asked for"))
-    return told
+    return answer
 
 
 def doubts(doubtful: dict[str, dict[str, str]]) -> dict[str, str]:
@@ -304,7 +304,7 @@ def doubts(doubtful: dict[str, dict[str, str]]) -> dict[str, str]:
     return {
         name: "; ".join(
             f"says that NCCL uses {address} there, of which {fold(sources)} knows nothing: not dialled"
-            for address, sources in told.items()
+            for address, sources in by_address.items()
         )
-        for name, told in by_host.items()
+        for name, by_address in by_host.items()
     }

@@ -50,10 +50,10 @@ def find_other_nets(
     if not wanted:
         return {}
     nonce = secrets.token_hex(16)
-    ends = wanted.keys() | {dst for told in wanted.values() for dst, _ in told}
+    ends = wanted.keys() | {dst for entry in wanted.values() for dst, _ in entry}
     concerned = [session for session in sessions if session.node.name in ends]
     with listening(concerned, nonce, lambda _session: [listener()]) as opened:
-        ports = {name: told.ports[0] for name, told in opened.items() if isinstance(told, Listening)}
+        ports = {name: entry.ports[0] for name, entry in opened.items() if isinstance(entry, Listening)}
 
         def meet(session: ProbeSession) -> list[tuple[str, str]]:
             pairs = [pair for pair in wanted.get(session.node.name, ()) if ports.get(pair[0])]
@@ -62,11 +62,11 @@ def find_other_nets(
             return [pair for place, pair in enumerate(pairs) if place not in lost]
 
         dialled = ask_all(meet, concerned)
-    met: dict[str, dict[str, list[str]]] = {}
+    alternatives: dict[str, dict[str, list[str]]] = {}
     for session, connected in zip(concerned, dialled, strict=True):
         for dst, address in () if isinstance(connected, Exception) else connected:
-            met.setdefault(dst, {}).setdefault(address, []).append(session.node.name)
-    return {dst: {address: tuple(sources) for address, sources in told.items()} for dst, told in met.items()}
+            alternatives.setdefault(dst, {}).setdefault(address, []).append(session.node.name)
+    return {dst: {address: tuple(sources) for address, sources in entry.items()} for dst, entry in alternatives.items()}
 
 
 def _wanted(facts: dict[str, HostFacts], mesh: Mesh, failed: list[FailedDial]) -> dict[str, list[tuple[str, str]]]:
@@ -74,14 +74,14 @@ def _wanted(facts: dict[str, HostFacts], mesh: Mesh, failed: list[FailedDial]) -
     wanted: dict[str, list[tuple[str, str]]] = {}
     for src, dst in dict.fromkeys((dial.src, dial.dst) for dial in failed if dial.src != dial.dst):
         mine = [dial for dial in mesh.failures.get((src, dst), ()) if dial.outcome in LOST]
-        seen = {dial.address for dial in mine}
+        addresses = {dial.address for dial in mine}
         lost = {(dial.address, dial.port) for dial in mine}
-        cut = any(all((address, port) in lost for port in mesh.ports.get(dst, ())) for address in seen)
+        cut = any(all((address, port) in lost for port in mesh.ports.get(dst, ())) for address in addresses)
         if not cut or src not in facts or dst not in facts or len(wanted.get(src, ())) >= PAIRS * ADDRESSES:
             continue
         theirs = facts[dst].interfaces
         others = [e.address for e in theirs.addresses] if isinstance(theirs, Interfaces) else []
-        fitting = [address for address in others if address not in seen and on_link(facts[src], address)]
+        fitting = [address for address in others if address not in addresses and on_link(facts[src], address)]
         if fitting:
             wanted.setdefault(src, []).extend((dst, address) for address in fitting[:ADDRESSES])
     return wanted
@@ -103,7 +103,7 @@ def find_interceptions(
 
         def dial_closed(session: ProbeSession) -> Interception | None:
             other = after[session.node.name]
-            port = told.ports[0] if isinstance(told := held[other.node.name], Listening) else None
+            port = answer.ports[0] if isinstance(answer := held[other.node.name], Listening) else None
             if port is None:
                 return None
             target = DialTarget(other.node.name, address_of(other.node, facts[other.node.name]), (port,))
@@ -112,8 +112,8 @@ def find_interceptions(
                 return None
             return Interception(src=session.node.name, dst=target.dst, address=target.address, port=port)
 
-        found = ask_all(dial_closed, sessions)
-    return tuple(one for one in found if isinstance(one, Interception))
+        results = ask_all(dial_closed, sessions)
+    return tuple(result for result in results if isinstance(result, Interception))
 
 
 def was_accepted(dial: FailedDial | DialRow) -> bool:
@@ -159,14 +159,14 @@ def _ask(sessions: list[ProbeSession], wanted: dict[str, dict[RoutedPacket, None
     def ask(session: ProbeSession) -> tuple[Way, ...]:
         packets = list(wanted[session.node.name])[:AT_MOST]
         asked = [{"to": to, "source": source, "iif": iif} for to, source, iif in packets]
-        told = session.ask(answers.WAYS, time.monotonic() + ANSWER_S, packets=asked)
-        if [(way.to, way.source, way.iif) for way in told] != packets:
+        ways = session.ask(answers.WAYS, time.monotonic() + ANSWER_S, packets=asked)
+        if [(way.to, way.source, way.iif) for way in ways] != packets:
             raise session.gone(MalformedError("ways of packets that it was not asked about"))
-        return told
+        return ways
 
     concerned = [session for session in sessions if session.node.name in wanted]
-    found = ask_all(ask, concerned)
-    named = zip((session.node.name for session in concerned), found, strict=True)
+    results = ask_all(ask, concerned)
+    named = zip((session.node.name for session in concerned), results, strict=True)
     return {name: answer for name, answer in named if not isinstance(answer, Exception)}
 
 
@@ -225,16 +225,16 @@ def ask_reachability_from_peers(
     def look(session: ProbeSession) -> Dialled:
         return dial_targets(session, targets, nonce, PEER_DIAL_S, latest)
 
-    seen: dict[str, dict[str, DialOutcome]] = {}
-    for session, told in zip(chosen, ask_all(look, chosen), strict=True):
-        rows = () if isinstance(told, Exception) else told.failed
+    outcomes: dict[str, dict[str, DialOutcome]] = {}
+    for session, answer in zip(chosen, ask_all(look, chosen), strict=True):
+        rows = () if isinstance(answer, Exception) else answer.failed
         # an accepted connection without an answer shows nothing about the host
         looks = (row for row in rows if row.outcome in LOOKS and row.error != "SILENT")
         for row in sorted(looks, key=lambda row: LOOKS.index(row.outcome)):
-            seen.setdefault(places[row.target][0], {}).setdefault(session.node.name, row.outcome)
+            outcomes.setdefault(places[row.target][0], {}).setdefault(session.node.name, row.outcome)
     return {
         name: lost[name].model_copy(update={"facts": lost[name].facts.model_copy(update={"others": others})})
-        for name, others in seen.items()
+        for name, others in outcomes.items()
     }
 
 
@@ -246,10 +246,10 @@ def _resolve(lost: Mapping[str, SshUnreachable]) -> list[tuple[str, str]]:
     if not lost:
         return []
     known, _ = look_up((failure.facts.address for failure in lost.values()), NAMES_S)
-    found = []
+    pairs = []
     for name, failure in lost.items():
         for text in known.get(failure.facts.address, (failure.facts.address,)):
             address = numeric(text)
             if address and not (address.is_loopback or address.is_link_local or address.is_unspecified):
-                found.append((name, text))
-    return found
+                pairs.append((name, text))
+    return pairs

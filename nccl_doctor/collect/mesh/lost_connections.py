@@ -71,12 +71,12 @@ class ConnectionTrials:
         trials: dict[tuple[int, int], DialTrial] = {}
         for trial in (*self._doubtful(), *self._neighbours()):
             trials.setdefault((trial.place, trial.index), trial)
-        found = self._losses(trials.values())
-        found += self._losses(self._silent(), min(self.dial_s, SILENT_S))
-        ends = {(one.src, one.dst) for one, _, _ in found}
-        found += self._losses(trial for trial in self._beside(ends) if (trial.place, trial.index) not in trials)
-        answered = self._answered_later({name for one, *_ in found if not one.by_port for name in (one.src, one.dst)})
-        lost = grouped((trial.place, row) for one, trial, row in found if one.by_port and row is not None)
+        losses = self._losses(trials.values())
+        losses += self._losses(self._silent(), min(self.dial_s, SILENT_S))
+        ends = {(way.src, way.dst) for way, _, _ in losses}
+        losses += self._losses(trial for trial in self._beside(ends) if (trial.place, trial.index) not in trials)
+        answered = self._answered_later({name for way, *_ in losses if not way.by_port for name in (way.src, way.dst)})
+        lost = grouped((trial.place, row) for way, trial, row in losses if way.by_port and row is not None)
         answers = list(self.answers)
         for place, after in enumerate(self.answers):
             if isinstance(after, Dialled):
@@ -85,7 +85,7 @@ class ConnectionTrials:
                 failed += [row for row in lost.get(place, ()) if row[:2] not in known]
                 update = {"connected": after.connected + len(after.failed) - len(failed), "failed": tuple(failed)}
                 answers[place] = after.model_copy(update=update)
-        return answers, tuple(one for one, _, _ in found)
+        return answers, tuple(way for way, _, _ in losses)
 
     def _answered_later(self, hosts: set[str]) -> set[DialTrial]:
         """Return the late dials from or to these hosts that succeed when repeated a few times."""
@@ -98,12 +98,12 @@ class ConnectionTrials:
 
         def repeated(again: list[DialTrial]) -> list[DialTrial]:
             wanted = [replace(self._target(trial), ports=(trial.port,)) for trial in again]
-            told = self.dial(self.sessions[again[0].place], [to for to in wanted for _ in range(REPEATS)], self.dial_s)
-            vain = Counter(row.target // REPEATS for row in told.failed)
+            reply = self.dial(self.sessions[again[0].place], [to for to in wanted for _ in range(REPEATS)], self.dial_s)
+            vain = Counter(row.target // REPEATS for row in reply.failed)
             return [trial for at, trial in enumerate(again) if vain[at] < REPEATS]
 
-        told = fan_out(repeated, list(late.values()), window=Window())
-        return {trial for each in told if not isinstance(each, Exception) for trial in each}
+        reply = fan_out(repeated, list(late.values()), window=Window())
+        return {trial for each in reply if not isinstance(each, Exception) for trial in each}
 
     @cached_property
     def _names(self) -> list[str]:
@@ -174,38 +174,38 @@ class ConnectionTrials:
                 mine.append(trial)
                 peers[dst] += 1
         some = [mine for mine in chosen.values() if mine]
-        told = fan_out(lambda mine: self._tried(mine, seconds or self.dial_s), some, window=Window())
-        return [loss for each in told if not isinstance(each, Exception) for loss in each]
+        results = fan_out(lambda mine: self._tried(mine, seconds or self.dial_s), some, window=Window())
+        return [loss for each in results if not isinstance(each, Exception) for loss in each]
 
     def _tried(
         self, trials: list[DialTrial], seconds: float
     ) -> list[tuple[LostConnections, DialTrial, DialRow | None]]:
-        found = []
+        losses = []
         first = self._dialled(trials, seconds)
         # a single lost connection may be chance, or a dead route of many
-        unsure = [one.trial for one in first if (one.loss.lost, one.loss.resent, len(one.failed)) == (1, 0, 1)]
-        second = {one.trial: one for one in (self._dialled(unsure, seconds) if unsure else ())}
-        for one in first:
-            tried = one.and_again(second[one.trial]) if one.trial in second else one
+        unsure = [test.trial for test in first if (test.loss.lost, test.loss.resent, len(test.failed)) == (1, 0, 1)]
+        second = {test.trial: test for test in (self._dialled(unsure, seconds) if unsure else ())}
+        for test in first:
+            tried = test.and_again(second[test.trial]) if test.trial in second else test
             loss, rows = tried.loss, [row for row in tried.failed if _is_unanswered(row)]
             # a dial that the listener answered late shows no loss by itself, but none by ports either
             late = loss.model_copy(update={"resent": loss.resent + len(tried.failed) - len(rows)})
             if loss.is_unusual and len(tried.failed) < loss.tried and all(map(_is_late, tried.failed)):
-                found.append((late, one.trial, rows[0]._replace(target=one.trial.index) if rows else None))
-        return found
+                losses.append((late, test.trial, rows[0]._replace(target=test.trial.index) if rows else None))
+        return losses
 
     def _dialled(self, trials: list[DialTrial], seconds: float) -> list[_Tried]:
         wanted = [replace(self._target(trial), ports=(trial.port,)) for trial in trials]
         session, count = self.sessions[trials[0].place], DIALS if len(self._names) <= FEW_HOSTS else MANY_DIALS
-        told = self.dial(session, [target for target in wanted for _ in range(count)], seconds)
-        resent = Counter(trip.target // count for trip in told.trips if trip.again)
-        found = []
+        answer = self.dial(session, [target for target in wanted for _ in range(count)], seconds)
+        resent = Counter(trip.target // count for trip in answer.trips if trip.again)
+        results = []
         for at, (trial, to) in enumerate(zip(trials, wanted, strict=True)):
-            failed = tuple(row for row in told.failed if row.target // count == at)
+            failed = tuple(row for row in answer.failed if row.target // count == at)
             ends = {"src": session.node.name, "dst": to.dst, "address": to.address, "port": trial.port}
             lost = sum(map(_is_unanswered, failed))
-            found.append(_Tried(trial, LostConnections(**ends, tried=count, lost=lost, resent=resent[at]), failed))
-        return found
+            results.append(_Tried(trial, LostConnections(**ends, tried=count, lost=lost, resent=resent[at]), failed))
+        return results
 
 
 @dataclass(frozen=True)

@@ -75,9 +75,9 @@ def find_stalls(
             for (to, row), second, third in zip(stalled, full, small, strict=True)
         )
 
-    found = ask_all(ask, sessions, window=Window())
-    stalls = tuple(stall for result in found if not isinstance(result, Exception) for stall in result)
-    broken = [f"{name}: {result}" for name, result in zip(names, found, strict=True) if isinstance(result, Exception)]
+    results = ask_all(ask, sessions, window=Window())
+    stalls = tuple(stall for result in results if not isinstance(result, Exception) for stall in result)
+    broken = [f"{name}: {result}" for name, result in zip(names, results, strict=True) if isinstance(result, Exception)]
     return unknown(f"large packets could not be tried: {broken[0]}") if broken and not stalls else stalls
 
 
@@ -90,10 +90,10 @@ def _push(
     wanted = [[target.address, target.ports[-1]] for target in targets]
     deadline = time.monotonic() + DEADLINE_S + MTU_ANSWER_S
     asked = {"targets": wanted, "deadline_s": DEADLINE_S, "segment": segment}
-    told = session.wait(answers.PATH_MTU, session.send(answers.PATH_MTU, deadline, **asked), deadline)
-    if len(told) != len(wanted):
+    results = session.wait(answers.PATH_MTU, session.send(answers.PATH_MTU, deadline, **asked), deadline)
+    if len(results) != len(wanted):
         raise session.gone(MalformedError("large packets to others than it was asked for"))
-    return told
+    return results
 
 
 _MOST_ERRORS = 8  # errors of one host's listeners that are reported; it opens fewer
@@ -119,9 +119,9 @@ def run_mesh(
     names = [session.node.name for session in sessions]
 
     def sockets(session: ProbeSession) -> list[dict[str, Any]]:
-        own = facts[session.node.name]
-        free = session.node.node_rank == 0 and isinstance(own.master_port, PortTrial) and own.master_port.free
-        return plan.listeners(own, cluster.master_port if free else None, plan.own_nonce(nonce, session.node.name))
+        host = facts[session.node.name]
+        free = session.node.node_rank == 0 and isinstance(host.master_port, PortTrial) and host.master_port.free
+        return plan.listeners(host, cluster.master_port if free else None, plan.own_nonce(nonce, session.node.name))
 
     heard: dict[str, Heard] = {}
     with listening(sessions, nonce, sockets, Window(), heard) as opened:
@@ -130,9 +130,9 @@ def run_mesh(
         addresses = {session.node.name: plan.address_of(session.node, facts[session.node.name]) for session in sessions}
         dialling = Dialling(sessions, facts, cluster, limits.dial_s, nonce, ports, addresses)
         targets, dialled = dialling.run(plan.partners(dict.fromkeys(names), sample), on_done, sample, oneself=True)
-        if sample is not None and (found := plan.suspects(failed_pairs(targets, names, dialled))):
-            first, sample = sample, sample.model_copy(update={"by_all": found})
-            missed = {name: [dst for dst in found if dst != name and not first.holds(name, dst)] for name in names}
+        if sample is not None and (suspects := plan.suspects(failed_pairs(targets, names, dialled))):
+            first, sample = sample, sample.model_copy(update={"by_all": suspects})
+            missed = {name: [dst for dst in suspects if dst != name and not first.holds(name, dst)] for name in names}
             targets, dialled = together(names, (targets, dialled), dialling.run(missed, lambda _session: None))
         stalls = find_stalls(sessions, targets, dialled)
         rdma = dial_rdma(sessions, facts, dialling.nodes, nonce, ports)
@@ -141,7 +141,7 @@ def run_mesh(
             targets, dialled = together(names, (targets, dialled), more)
     silent.update(doubts(dialling.doubtful))
     failed: list[FailedDial] = []
-    met: dict[str, dict[str, tuple[str, ...]]] = {}
+    sources: dict[str, dict[str, tuple[str, ...]]] = {}
     unmet: dict[str, dict[str, dict[str, DialOutcome]]] = {}
     tested = 0
     for name, answer in zip(names, dialled, strict=True):
@@ -149,21 +149,21 @@ def run_mesh(
             silent[name] = f"did not report its dials: {answer}"
             continue
         tested += len({target.dst for target in targets[name]} - {name})
-        for seen in (row._asdict() for row in answer.failed):
-            to = targets[name][seen.pop("target")]
+        for fields in (row._asdict() for row in answer.failed):
+            to = targets[name][fields.pop("target")]
             if dialling.is_engines_alone(to):
-                unmet.setdefault(to.dst, {}).setdefault(to.address, {})[name] = seen["outcome"]
+                unmet.setdefault(to.dst, {}).setdefault(to.address, {})[name] = fields["outcome"]
                 continue
-            failed.append(FailedDial(src=name, dst=to.dst, address=to.address, **seen))
+            failed.append(FailedDial(src=name, dst=to.dst, address=to.address, **fields))
         vain = Counter(row.target for row in answer.failed)
         for place, to in enumerate(targets[name]):
             if vain[place] < len(to.ports) and to.dst != name:  # a host does not confirm its own reachability
-                mine = met.setdefault(to.dst, {})
+                mine = sources.setdefault(to.dst, {})
                 mine[to.address] = (*mine.get(to.address, ()), name)
-    crowded = {name: crowd(told) for name, told in heard.items() if told.crowds}
+    crowded = {name: crowd(entry) for name, entry in heard.items() if entry.crowds}
     silent.update({dial.dst: crowded[dial.dst] for dial in failed if dial.outcome in LATE and dial.dst in crowded})
     failed = [dial for dial in failed if not (dial.outcome in LATE and dial.dst in crowded)]
-    lossy = {(one.src, one.dst) for one in dialling.lost_connections if one.by_port}
+    lossy = {(loss.src, loss.dst) for loss in dialling.lost_connections if loss.by_port}
     disputed = disputes([dial for dial in failed if (dial.src, dial.dst) not in lossy], facts, heard)
     denied = {(dial.src, dial.dst, dial.address, dial.port) for dial in disputed}
     failed = [dial for dial in failed if (dial.src, dial.dst, dial.address, dial.port) not in denied]
@@ -177,7 +177,7 @@ def run_mesh(
         lost_connections=dialling.lost_connections,
         not_listening=silent,
         stalls=stalls,
-        answered=met,
+        answered=sources,
         rails={name: {to: dialling.used[name].of(to) for to in extra} for name, extra in dialling.beside.items()},
         unmet=unmet,
         sample=sample,
@@ -198,14 +198,14 @@ def disputes(
     false results.
     """
     owners: dict[str, set[str]] = {}
-    for name, own in facts.items():
-        if isinstance(own.interfaces, Interfaces):
-            for one in own.interfaces.addresses:
-                owners.setdefault(one.address, set()).add(name)
+    for name, host_facts in facts.items():
+        if isinstance(host_facts.interfaces, Interfaces):
+            for entry in host_facts.interfaces.addresses:
+                owners.setdefault(entry.address, set()).add(name)
     accepted = {
         (next(iter(owners[row.peer])), name, row.address, row.port)
-        for name, told in heard.items()
-        for row in told.accepted
+        for name, answer in heard.items()
+        for row in answer.accepted
         if len(owners.get(row.peer, ())) == 1  # an address that several hosts have, such as docker0's, identifies none
     }
     return tuple(
@@ -243,25 +243,25 @@ def dial_rdma(
     def dial(session: ProbeSession) -> list[RdmaDial]:
         mine = ways[session.node.name]
         near, far = [way for way in mine if not way.apart], [way for way in mine if way.apart]
-        found = []
+        dials = []
         if near:
             targets = [plan.DialTarget(way.dst, way.to, ports[way.dst][-1:], way.interface) for way in near]
             failed = {row.target: row for row in dial_targets(session, targets, nonce, RDMA_S).failed}
             for place, way in enumerate(near):
                 row = failed.get(place)
                 if row is None:
-                    found.append(_rdma_dial(way, "connected"))
+                    dials.append(_rdma_dial(way, "connected"))
                 elif row.outcome != "failed":  # a kernel that lets nobody choose the interface
-                    found.append(_rdma_dial(way, row.outcome, error=row.error, seconds=row.seconds))
+                    dials.append(_rdma_dial(way, row.outcome, error=row.error, seconds=row.seconds))
         if far:
             packets = [{"to": way.to, "source": way.own, "iif": None} for way in far]
-            told = session.ask(answers.WAYS, time.monotonic() + LISTEN_ANSWER_S, packets=packets)
-            routes = zip(far, told, strict=False)
-            found += [_rdma_dial(way, "routed") for way, route in routes if route.dev == way.interface]
-        return found
+            answer = session.ask(answers.WAYS, time.monotonic() + LISTEN_ANSWER_S, packets=packets)
+            routes = zip(far, answer, strict=False)
+            dials += [_rdma_dial(way, "routed") for way, route in routes if route.dev == way.interface]
+        return dials
 
-    seen = ask_all(dial, some, window=Window())  # routes explain what was not reached
-    return tuple(one for found in seen if not isinstance(found, Exception) for one in found)
+    results = ask_all(dial, some, window=Window())  # routes explain what was not reached
+    return tuple(entry for dials in results if not isinstance(dials, Exception) for entry in dials)
 
 
 def _rdma_dial(way: RdmaPath, outcome: str, **more: object) -> RdmaDial:
@@ -273,14 +273,14 @@ def _trips(
     names: list[str], targets: dict[str, list[plan.DialTarget]], dialled: list[Dialled | Exception]
 ) -> dict[str, Trips]:
     """Return statistics of each host's round trips in both directions. A pair with several addresses counts once."""
-    found: dict[str, dict[tuple[str, str], tuple[int, int]]] = {}
+    by_host: dict[str, dict[tuple[str, str], tuple[int, int]]] = {}
     for name, answer in zip(names, dialled, strict=True):
         for row in () if isinstance(answer, Exception) else answer.trips:
             to = targets[name][row.target].dst
             for end in () if to == name else (name, to):
-                own = found.setdefault(end, {})
-                shortest, again = own.get((name, to), (row.rtt_us, 0))
-                own[name, to] = min(shortest, row.rtt_us), again + row.again
+                pairs = by_host.setdefault(end, {})
+                shortest, again = pairs.get((name, to), (row.rtt_us, 0))
+                pairs[name, to] = min(shortest, row.rtt_us), again + row.again
     return {
         name: Trips(
             pairs=len(trips),
@@ -288,7 +288,7 @@ def _trips(
             usual_us=round(median(rtt for rtt, _ in trips.values())),
             again=sum(again > 0 for _, again in trips.values()),
         )
-        for name, trips in found.items()
+        for name, trips in by_host.items()
     }
 
 

@@ -92,8 +92,8 @@ def suspects(failed: Iterable[tuple[str, str]]) -> tuple[str, ...]:
 
     The result is empty if more than :data:`MOST_SUSPECTS` hosts are needed.
     """
-    found = sorted(name for group in groups(failed) for name in group.minimal_cover)
-    return tuple(found) if len(found) <= MOST_SUSPECTS else ()
+    names = sorted(name for group in groups(failed) for name in group.minimal_cover)
+    return tuple(names) if len(names) <= MOST_SUSPECTS else ()
 
 
 def listeners(facts: HostFacts, master_port: int | None, seed: str) -> list[dict[str, Any]]:
@@ -103,13 +103,13 @@ def listeners(facts: HostFacts, master_port: int | None, seed: str) -> list[dict
     only a part of the ephemeral range, so the sample includes both ends. If a port is in use, the listener tries the
     port that is ``step`` further.
     """
-    own = facts.port_range if isinstance(facts.port_range, PortRange) else WHOLE
+    span = facts.port_range if isinstance(facts.port_range, PortRange) else WHOLE
     draw = random.Random(seed)  # noqa: S311 - no secret
-    middle = draw.sample(range(own.low, own.high + 1), min(RANDOM_PORTS, own.high - own.low + 1))
-    wanted = [(own.low, 1), (own.high, -1), *((port, 1) for port in middle)]
-    reserved = own.reserved_ports
-    found = [listener(_unreserved(port, step, reserved, own), step, TRIES) for port, step in wanted]
-    return found if master_port is None else [listener(master_port), *found]
+    middle = draw.sample(range(span.low, span.high + 1), min(RANDOM_PORTS, span.high - span.low + 1))
+    wanted = [(span.low, 1), (span.high, -1), *((port, 1) for port in middle)]
+    reserved = span.reserved_ports
+    sockets = [listener(_unreserved(port, step, reserved, span), step, TRIES) for port, step in wanted]
+    return sockets if master_port is None else [listener(master_port), *sockets]
 
 
 def listener(port: int = 0, step: int = 0, tries: int = 1, **more: bool) -> dict[str, Any]:
@@ -148,9 +148,9 @@ def address_of(node: Node, facts: HostFacts) -> str:
     chosen = nccl_interface(Host(node=node, facts=facts))
     if chosen is not None:
         return chosen.address
-    own = facts.resolution.get(node.address) if isinstance(facts.resolution, Names) else None
-    if isinstance(own, Resolution) and own.addresses and not own.addresses[0].startswith("127."):
-        return own.addresses[0]
+    resolution = facts.resolution.get(node.address) if isinstance(facts.resolution, Names) else None
+    if isinstance(resolution, Resolution) and resolution.addresses and not resolution.addresses[0].startswith("127."):
+        return resolution.addresses[0]
     return node.address
 
 
@@ -166,15 +166,15 @@ def confirmed(address: str, dst: Node, source: HostFacts) -> bool:
     except ValueError:
         return False
     there = getattr(there, "ipv4_mapped", None) or there
-    own = list(own_networks(source))
+    networks = list(own_networks(source))
     # subnets of two addresses or one have no broadcast address (RFC 3021)
-    broadcast = {_BROADCAST, *(net.broadcast_address for net in own if net.version == 4 and net.prefixlen < 31)}
+    broadcast = {_BROADCAST, *(net.broadcast_address for net in networks if net.version == 4 and net.prefixlen < 31)}
     if there.is_loopback or there.is_multicast or there.is_unspecified or there in METADATA or there in broadcast:
         return False
     routes = () if isinstance(source.routes, Unknown) else source.routes
     led = (net for route in routes if (net := inet.network_of(route.destination)).prefixlen > 0)
-    private = (block for block in PRIVATE if any(net.network_address in block for net in own))
-    return any(there in network for network in (*own, *led, *private))
+    private = (block for block in PRIVATE if any(net.network_address in block for net in networks))
+    return any(there in network for network in (*networks, *led, *private))
 
 
 def own_networks(source: HostFacts) -> Iterator[inet.Network]:
@@ -192,8 +192,8 @@ class Rails:
 
     def of(self, address: str) -> Rail:
         users: list[tuple[Literal["NCCL", "gloo"], tuple[Chosen, ...]]] = [("NCCL", self.nccl), ("gloo", self.gloo)]
-        found = [(user, one.name) for user, used in users for one in used if one.address == address]
-        return Rail(interface=found[0][1], users=tuple(user for user, _ in found))
+        matches = [(user, entry.name) for user, used in users for entry in used if entry.address == address]
+        return Rail(interface=matches[0][1], users=tuple(user for user, _ in matches))
 
 
 def of_host(node: Node, facts: HostFacts) -> Rails:
@@ -203,7 +203,7 @@ def of_host(node: Node, facts: HostFacts) -> Rails:
 
 def between(source: HostFacts, own: Rails, target: Rails) -> list[str]:
     """Return the addresses that a host dials on another host, in the order in which they are used."""
-    wanted = [one.address for one in target.nccl]
+    wanted = [entry.address for entry in target.nccl]
     wanted += [
         there.address
         for here, there in zip(own.gloo, target.gloo, strict=False)
@@ -251,16 +251,16 @@ def rail_targets(
 
 def rdma_ways(nodes: dict[str, Node], facts: dict[str, HostFacts]) -> list[RdmaPath]:
     """Return NCCL's connections between RDMA ports whose addresses the dialling host may dial."""
-    if not any(isinstance(own.rdma, tuple) and own.rdma for own in facts.values()):
+    if not any(isinstance(host_facts.rdma, tuple) and host_facts.rdma for host_facts in facts.values()):
         return []
-    seen = {name: host_nccl(Host(node=nodes[name], facts=own)) for name, own in facts.items()}
+    hosts = {name: host_nccl(Host(node=nodes[name], facts=host_facts)) for name, host_facts in facts.items()}
     sides = {
         name: RdmaSide(side, list_rdma(devices, side.values, side.version))
-        for name, side in seen.items()
+        for name, side in hosts.items()
         if isinstance(side, HostNccl) and not isinstance(devices := facts[name].rdma, Unknown)
     }
-    found = dict.fromkeys(ClusterRdma(sides, None).ways)
-    return [way for way in found if confirmed(way.to, nodes[way.dst], facts[way.src])]
+    ways = dict.fromkeys(ClusterRdma(sides, None).ways)
+    return [way for way in ways if confirmed(way.to, nodes[way.dst], facts[way.src])]
 
 
 def advertised_by(cluster: Cluster, node: Node, facts: HostFacts) -> str | None:
@@ -291,8 +291,8 @@ def engine_targets(
 
 
 def on_own(source: HostFacts, address: str) -> bool:
-    own = source.interfaces.addresses if isinstance(source.interfaces, Interfaces) else ()
-    return any(entry.address == address for entry in own)
+    addresses = source.interfaces.addresses if isinstance(source.interfaces, Interfaces) else ()
+    return any(entry.address == address for entry in addresses)
 
 
 def own_targets(

@@ -58,9 +58,9 @@ DataInterfaces = tuple[tuple[str, str], ...]
 def ends_of(node: Node, facts: HostFacts) -> DataInterfaces:
     """Return NCCL's interfaces on a host, or else gloo's interfaces, or else only the interface of NCCL's bootstrap."""
     used = plan.of_host(node, facts)
-    found = tuple((one.name, one.address) for one in (used.nccl or used.gloo))
+    interfaces = tuple((entry.name, entry.address) for entry in (used.nccl or used.gloo))
     chosen = nccl_interface(Host(node=node, facts=facts))
-    return found or (((chosen.name, chosen.address),) if chosen is not None else ())
+    return interfaces or (((chosen.name, chosen.address),) if chosen is not None else ())
 
 
 def distances(count: int) -> list[int]:
@@ -76,13 +76,13 @@ def rounds(
 ) -> list[list[WantedRail]]:
     """Return all rounds for all rails; ``reaches`` returns whether a host may send to another host's address."""
     count = len(names)
-    found: list[list[WantedRail]] = []
+    result: list[list[WantedRail]] = []
     for behind in distances(count):
         for rail in range(max(map(len, ends.values()), default=0)):
             pairs = ((src, names[(place + behind) % count]) for place, src in enumerate(names))
             wanted = (_wanted(src, dst, rail, ends) for src, dst in pairs)
-            found.append([one for one in wanted if one is not None and reaches(one.src, one.dst, one.address)])
-    return [one for one in found if one]
+            result.append([item for item in wanted if item is not None and reaches(item.src, item.dst, item.address)])
+    return [item for item in result if item]
 
 
 def _wanted(src: str, dst: str, rail: int, ends: dict[str, DataInterfaces]) -> WantedRail | None:
@@ -110,7 +110,7 @@ def run_rates(
     names = [session.node.name for session in sessions]
     nodes = {node.name: node for node in cluster.nodes}
     ends = {name: ends_of(nodes[name], facts[name]) for name in names}
-    told = {name: interfaces for name in names if isinstance(interfaces := facts[name].interfaces, Interfaces)}
+    info = {name: interfaces for name in names if isinstance(interfaces := facts[name].interfaces, Interfaces)}
 
     def reaches(src: str, dst: str, address: str) -> bool:
         rail = address in (end for _, end in ends[dst]) and plan.on_link(facts[src], address)
@@ -120,7 +120,7 @@ def run_rates(
     if not planned:
         return unknown("no host knows an interface of its own and another's by which NCCL would send")
     begin(len(planned), len(planned) * USUAL_ROUND_S)
-    links = ask_all(lambda session: _links(session, ends[session.node.name], told), sessions)
+    links = ask_all(lambda session: _links(session, ends[session.node.name], info), sessions)
     nonce = secrets.token_hex(16)
     measuring = _Measuring({session.node.name: session for session in sessions}, nonce)
     with listening(sessions, nonce, lambda _session: [plan.listener()], Window()) as opened:
@@ -133,34 +133,34 @@ def run_rates(
                 break
             measuring.round(wanted)
             done += 1
-        by_pair = {(one.src, one.dst, one.rail): one for wanted in planned for one in wanted}
-        found = Rates(
+        by_pair = {(entry.src, entry.dst, entry.rail): entry for wanted in planned for entry in wanted}
+        rates = Rates(
             hosts=tuple(names),
             rounds=done,
             whole=len(names) <= ALL_PAIRS_UP_TO and done == len(planned),
             rates=tuple(measuring.rates),
             lost=tuple(measuring.lost),
-            links={name: told for name, told in zip(names, links, strict=True) if not isinstance(told, Exception)},
+            links={name: info for name, info in zip(names, links, strict=True) if not isinstance(info, Exception)},
         )
-        for rail in suspects(found):
+        for rail in suspects(rates):
             if left_s() < ROUND_S:
                 break
             measuring.round([by_pair[rail]], alone=True)
     if not measuring.rates:
         why = measuring.lost[0].error if measuring.lost else "no time was left"
         return unknown(f"no pair could be measured: {why}")
-    return found.model_copy(update={"rates": tuple(measuring.rates)})
+    return rates.model_copy(update={"rates": tuple(measuring.rates)})
 
 
 def _links(session: ProbeSession, ends: DataInterfaces, interfaces: dict[str, Interfaces]) -> tuple[RateLink, ...]:
     """Return the links of a host's rails. Only hardware links get a speed, since all veths report the same speed."""
     wanted = [name.partition(":")[0] for name, _ in ends]
-    found = session.ask(answers.LINKS, time.monotonic() + LINKS_S, interfaces=wanted)
-    if [link.interface for link in found] != wanted:
+    links = session.ask(answers.LINKS, time.monotonic() + LINKS_S, interfaces=wanted)
+    if [link.interface for link in links] != wanted:
         raise session.gone(MalformedError("links that it was not asked for"))
-    own = interfaces.get(session.node.name)
-    real = {link.name for link in own.links if link.kind in REAL} if own is not None else set[str]()
-    named = zip(found, (name for name, _ in ends), strict=True)
+    entry = interfaces.get(session.node.name)
+    real = {link.name for link in entry.links if link.kind in REAL} if entry is not None else set[str]()
+    named = zip(links, (name for name, _ in ends), strict=True)
     return tuple(
         link.model_copy(
             update={"interface": name, **({} if link.interface in real else {"speed_mbps": None, "duplex": None})}
@@ -181,18 +181,18 @@ class _Measuring:
 
     def round(self, wanted: Iterable[WantedRail], *, alone: bool = False) -> None:
         """Measure the wanted rails, all at the same time."""
-        by_src = {one.src: one for one in wanted if one.dst in self.ports and self.sessions[one.src].lost is None}
+        by_src = {way.src: way for way in wanted if way.dst in self.ports and self.sessions[way.src].lost is None}
         asked = [self.sessions[name] for name in by_src]
-        for one, told in zip(by_src.values(), ask_all(lambda s: self._ask(s, by_src[s.node.name]), asked), strict=True):
-            ends = {"src": one.src, "dst": one.dst, "rail": one.rail}
-            if isinstance(told, Exception):
-                self.lost.append(LostRate(**ends, error=str(told)))
-            elif isinstance(told, NoRate):
-                self.lost.append(LostRate(**ends, error=told.error))
+        for way, rate in zip(by_src.values(), ask_all(lambda s: self._ask(s, by_src[s.node.name]), asked), strict=True):
+            ends = {"src": way.src, "dst": way.dst, "rail": way.rail}
+            if isinstance(rate, Exception):
+                self.lost.append(LostRate(**ends, error=str(rate)))
+            elif isinstance(rate, NoRate):
+                self.lost.append(LostRate(**ends, error=rate.error))
             else:
-                self._streams[one.src, one.rail] = told.streams
-                place = {"interface": one.interface, "peer_interface": one.peer_interface, "address": one.address}
-                self.rates.append(PairRate(**told.model_dump(), **ends, **place, alone=alone))
+                self._streams[way.src, way.rail] = rate.streams
+                place = {"interface": way.interface, "peer_interface": way.peer_interface, "address": way.address}
+                self.rates.append(PairRate(**rate.model_dump(), **ends, **place, alone=alone))
 
     def _ask(self, session: ProbeSession, wanted: WantedRail) -> Figures | NoRate:
         return session.ask(

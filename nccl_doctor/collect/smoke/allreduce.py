@@ -66,11 +66,11 @@ def why_not(cluster: Cluster, facts: dict[str, HostFacts], mesh: Phased[Mesh]) -
     trial = facts[cluster.nodes[0].name].master_port
     if isinstance(trial, PortTrial) and not trial.free:
         return skipped(f"not run: port {trial.port} is busy")
-    vanishing = [one for one in (mesh.stalls if isinstance(mesh, Mesh) else ()) if isinstance(one, Stall)]
-    if ends := {name for one in vanishing if one.by_size for name in (one.src, one.dst)}:
+    vanishing = [entry for entry in (mesh.stalls if isinstance(mesh, Mesh) else ()) if isinstance(entry, Stall)]
+    if ends := {name for entry in vanishing if entry.by_size for name in (entry.src, entry.dst)}:
         return skipped(f"not run: large packets are lost between {fold(sorted(ends))}")
     if isinstance(mesh, Mesh) and mesh.failed:
-        lost = {one.dst for one in mesh.lost_connections if one.by_port}
+        lost = {entry.dst for entry in mesh.lost_connections if entry.by_port}
         closed = {dial.dst for dial in mesh.failed} - lost
         return skipped(
             f"not run: {'ports are closed on' if closed else 'connections are lost to'} {fold(closed or lost)}"
@@ -303,17 +303,17 @@ KEPT_CHATTER = 200  # fewer of NCCL's INFO lines among them
 def result(plan: SmokePlan, all_reduce: AllReduceRun) -> Smoke:
     ranks: list[RankReport] = []
     facts: dict[str, Facts] = {}
-    for name, own in grouped((rank.host, (number, rank)) for number, rank in enumerate(all_reduce.ranks)).items():
+    for name, pairs in grouped((rank.host, (number, rank)) for number, rank in enumerate(all_reduce.ranks)).items():
         lines = all_reduce.ends[name].output if name in all_reduce.ends else ()
         try:
-            mine, told = answers.attempt(partial(_of_host, own, lines, nccl=plan.backend == "nccl"))
+            mine, host_facts = answers.attempt(partial(_of_host, pairs, lines, nccl=plan.backend == "nccl"))
         except answers.OwnFaultError as error:
             all_reduce.ends[name] = answers.SmokeEnd(broken=str(error))
-            mine, told = [_rank(number, rank, None) for number, rank in own], None
+            mine, host_facts = [_rank(number, rank, None) for number, rank in pairs], None
         ranks += mine
-        facts.update({} if told is None else {name: told})
+        facts.update({} if host_facts is None else {name: host_facts})
     world = range(len(ranks))
-    rings = next((one.rings for one in facts.values() if one.rings), {})
+    rings = next((entry.rings for entry in facts.values() if entry.rings), {})
     wrong = any(rank.error_kind == "wrong-sum" for rank in all_reduce.ranks)
     outcome: Literal["ok", "failed", "timeout", "wrong-result"] = "wrong-result" if wrong else "failed"
     ends = all_reduce.ends.values()
@@ -342,7 +342,7 @@ def result(plan: SmokePlan, all_reduce: AllReduceRun) -> Smoke:
             if end.counters is not None and any(r.host == name and r.network not in (None, "Socket") for r in ranks)
         },
         rings=tuple(ring for _, ring in sorted(rings.items()) if all(rank in world for rank in ring)),
-        trees={rank: text for one in facts.values() for rank, text in one.trees.items() if rank in world},
+        trees={rank: text for entry in facts.values() for rank, text in entry.trees.items() if rank in world},
     )
 
 
@@ -357,18 +357,18 @@ def _of_host(
 
 def kept(lines: Iterable[str]) -> list[str]:
     """Return the last lines in order, with fewer INFO lines from NCCL than other lines."""
-    said: deque[tuple[int, str]] = deque(maxlen=KEPT_LINES)
+    messages: deque[tuple[int, str]] = deque(maxlen=KEPT_LINES)
     chatter: deque[tuple[int, str]] = deque(maxlen=KEPT_CHATTER)
     for number, line in enumerate(lines):
-        (chatter if "NCCL INFO" in line else said).append((number, line))
-    return [line for _, line in sorted((*said, *chatter))]
+        (chatter if "NCCL INFO" in line else messages).append((number, line))
+    return [line for _, line in sorted((*messages, *chatter))]
 
 
 def _rank(number: int, rank: ReportedRank, facts: Facts | None) -> RankReport:
     code = rank.exit_code
-    own = None
+    process = None
     if facts is not None and rank.pid is not None:
-        own = next((p for p in facts.processes.values() if p.pid == str(rank.pid)), None)
+        process = next((p for p in facts.processes.values() if p.pid == str(rank.pid)), None)
     same = {key: value for key, value in vars(rank).items() if key not in ("exit_code", "own_s", "busy")}
     return RankReport(
         rank=number,
@@ -378,10 +378,10 @@ def _rank(number: int, rank: ReportedRank, facts: Facts | None) -> RankReport:
         signal=-code if code is not None and code < 0 else None,
         own_s=None if rank.own_s is None else max(rank.own_s, 0.0),
         busy=None if rank.busy is None else max(rank.busy, 0.0),
-        interfaces=tuple(f"{one.name}:{one.address}" for one in own.interfaces) if own else (),
-        network=own.network if own else None,
-        plugin=own.plugin if own else None,
-        transports=dict(own.transports) if own else {},
+        interfaces=tuple(f"{entry.name}:{entry.address}" for entry in process.interfaces) if process else (),
+        network=process.network if process else None,
+        plugin=process.plugin if process else None,
+        transports=dict(process.transports) if process else {},
     )
 
 
@@ -394,16 +394,16 @@ def _died(rank: RankReport) -> bool:
 def _launchers(plan: SmokePlan, all_reduce: AllReduceRun, ranks: Iterable[RankReport]) -> dict[str, str]:
     """Return, by host, how the process that forks the ranks failed, unless failed ranks explain the failure."""
     explained = {rank.host for rank in ranks if rank.error or rank.exit_code is not None or rank.signal is not None}
-    found: dict[str, str] = {}
+    failures: dict[str, str] = {}
     for name in plan.counts:
         end = all_reduce.ends.get(name, answers.SmokeEnd(broken="it gave no answer"))
         if end.broken is not None:
-            found[name] = end.broken
+            failures[name] = end.broken
         elif end.signal is not None:
-            found[name] = f"the process that starts its ranks was killed by {signal_name(end.signal)}"
+            failures[name] = f"the process that starts its ranks was killed by {signal_name(end.signal)}"
         elif end.exit not in (0, None) and name not in explained:
-            found[name] = f"the process that starts its ranks ended with status {end.exit}"
-    return found
+            failures[name] = f"the process that starts its ranks ended with status {end.exit}"
+    return failures
 
 
 def signal_name(number: int) -> str:

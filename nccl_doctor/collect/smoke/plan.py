@@ -111,8 +111,8 @@ def _diagnoses(facts: HostFacts) -> bool:
 
 def _unset(node: Node, facts: HostFacts) -> dict[str, str]:
     """Return the variables of ``DIAGNOSTICS`` that neither the hosts file nor the host sets."""
-    own = {} if isinstance(facts.env, Unknown) else facts.env
-    return {name: value for name, value in DIAGNOSTICS.items() if name not in node.env and name not in own}
+    env = {} if isinstance(facts.env, Unknown) else facts.env
+    return {name: value for name, value in DIAGNOSTICS.items() if name not in node.env and name not in env}
 
 
 def environment(node: Node) -> dict[str, str]:

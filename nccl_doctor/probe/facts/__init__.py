@@ -72,7 +72,7 @@ def _tasks(request: dict[str, Any], interpreter: object, deadline: float) -> dic
         from nccl_doctor.probe.ports.requests import bind_error
 
         trial = (port, bind_error(port))  # before any collector runs, so that none of their sockets counts as a holder
-    given = {
+    arguments = {
         "deadline": deadline,  # on the clock of time.monotonic, for collectors that wait themselves
         "env": request.get("env") or {},
         "inside": bool(request.get("inside")),
@@ -88,7 +88,7 @@ def _tasks(request: dict[str, Any], interpreter: object, deadline: float) -> dic
     for field in sorted(COLLECTORS, key=lambda field: field not in SLOW):
         code = COLLECTORS[field].__code__
         names = code.co_varnames[: code.co_argcount]
-        tasks[field] = partial(COLLECTORS[field], **{name: given[name] for name in names if name in given})
+        tasks[field] = partial(COLLECTORS[field], **{name: arguments[name] for name in names if name in arguments})
     return tasks
 
 

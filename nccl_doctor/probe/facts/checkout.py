@@ -93,11 +93,11 @@ def _git_folder(root: int) -> int:
     if stat.S_ISDIR(status.st_mode):
         return place
     os.close(place)
-    told = FOLDER.fullmatch((_content(root, ".git", MOST_TEXT) or b"").decode("utf-8", "surrogateescape").rstrip("\n"))
-    if told is None:
+    match = FOLDER.fullmatch((_content(root, ".git", MOST_TEXT) or b"").decode("utf-8", "surrogateescape").rstrip("\n"))
+    if match is None:
         raise ValueError
     _only_root_chose(".git", status, os.fstat(root))
-    return os.open(told[1], os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=root)
+    return os.open(match[1], os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=root)
 
 
 def _only_root_chose(name: str, file: os.stat_result, folder: os.stat_result) -> None:
@@ -116,22 +116,22 @@ def _commit(folder: int) -> str:
         raise Unavailable("is a Git checkout without HEAD")
     if OBJECT_ID.fullmatch(head):
         return head
-    told = REFERENCE.fullmatch(head)
-    if told is None:
+    match = REFERENCE.fullmatch(head)
+    if match is None:
         raise ValueError
-    if told[1] == "refs/heads/.invalid":
+    if match[1] == "refs/heads/.invalid":
         raise Unavailable("is a Git checkout whose references are in reftables, which are not read")
     common = _common(folder)
     places = [folder] if common is None else [folder, common]
     try:
         for place in places:
-            found = _text(place, told[1])
-            if found is not None and OBJECT_ID.fullmatch(found):
-                return found
+            commit = _text(place, match[1])
+            if commit is not None and OBJECT_ID.fullmatch(commit):
+                return commit
             packed = (_content(place, "packed-refs", MOST_PACKED_REFS) or b"").decode("utf-8", "replace")
             for line in packed.splitlines():
                 identifier, _, name = line.partition(" ")
-                if name == told[1] and OBJECT_ID.fullmatch(identifier):
+                if name == match[1] and OBJECT_ID.fullmatch(identifier):
                     return identifier
     finally:
         for place in places[1:]:
@@ -245,12 +245,12 @@ def _submodule_commit(place: int) -> str:
 
 def _identifiers(place: int, size: int, digits: int, deadline: float) -> tuple[str, str]:
     """Return the object identifiers that a file would have as a blob and as a Git LFS pointer."""
-    own, whole = _hasher(digits), hashlib.sha256()
-    own.update(b"blob %d\0" % size)
+    blob_hash, whole = _hasher(digits), hashlib.sha256()
+    blob_hash.update(b"blob %d\0" % size)
     for block in blocks(place, deadline):
-        own.update(block)
+        blob_hash.update(block)
         whole.update(block)
-    return own.hexdigest(), _blob(LFS.format(whole.hexdigest(), size).encode(), digits)
+    return blob_hash.hexdigest(), _blob(LFS.format(whole.hexdigest(), size).encode(), digits)
 
 
 def _blob(data: bytes, digits: int) -> str:

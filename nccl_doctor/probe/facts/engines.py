@@ -31,8 +31,8 @@ OUTSIDE = {"route": (socket.AF_INET, "8.8.8.8"), "route6": (socket.AF_INET6, "20
 
 @fact("engines")
 def read_engines(interpreter: Interpreter, deadline: float, launcher: str = "") -> dict[str, Any]:
-    own = socket.gethostname()
-    by_name = side_by_side(lambda how: LOOK_UPS[how](own), list(LOOK_UPS), deadline)
+    hostname = socket.gethostname()
+    by_name = side_by_side(lambda how: LOOK_UPS[how](hostname), list(LOOK_UPS), deadline)
     try:
         folders = interpreter.torch()[1]
         packages: Any = installed(folders)
@@ -56,13 +56,13 @@ def options_of(launcher: str, folders: list[str]) -> dict[str, bool]:
     """
     from nccl_doctor.probe.options import SOURCES, source_options
 
-    found: dict[str, bool] = {}
+    options: dict[str, bool] = {}
     for path in SOURCES.get(launcher, ()):
         text = next(filter(None, (_source(f"{folder}/{path}") for folder in folders)), None)
         if text is None:
             return {}
-        found.update(source_options(text))
-    return found
+        options.update(source_options(text))
+    return options
 
 
 MOST_SOURCE = 1 << 20
@@ -80,32 +80,32 @@ def installed(folders: list[str]) -> dict[str, str]:
 
     For each package, the first directory that contains the package is used.
     """
-    found: dict[str, str] = {}
+    versions: dict[str, str] = {}
     for folder in folders:
         with contextlib.suppress(OSError):  # sys.path may name missing directories, or zip files
             for match in filter(None, map(PACKAGES.fullmatch, os.listdir(folder))):
-                found.setdefault(match[1] or match[2], match[3])
-    return found
+                versions.setdefault(match[1] or match[2], match[3])
+    return versions
 
 
 def raylets() -> list[str]:
     """Return the addresses of the user's Ray nodes that are running in this network namespace."""
-    found = set[str]()
+    addresses = set[str]()
     for pid in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError):  # it may end meanwhile
             if read(f"/proc/{pid}/comm") == "raylet" and os.stat(f"/proc/{pid}").st_uid == os.geteuid():
                 near = os.readlink(f"/proc/{pid}/ns/net") == os.readlink("/proc/self/ns/net")
                 words = (read(f"/proc/{pid}/cmdline") or "").split("\0") if near else ()
-                found.update(word.partition("=")[2] for word in words if word.startswith("--node_ip_address="))
-    return sorted(found)
+                addresses.update(word.partition("=")[2] for word in words if word.startswith("--node_ip_address="))
+    return sorted(addresses)
 
 
 def _configured(name: str) -> list[str]:
     try:
-        found = socket.getaddrinfo(encoded(name), None, 0, socket.SOCK_STREAM, 0, socket.AI_ADDRCONFIG)
+        answers = socket.getaddrinfo(encoded(name), None, 0, socket.SOCK_STREAM, 0, socket.AI_ADDRCONFIG)
     except (OSError, UnicodeError):
         return []
-    return list(dict.fromkeys(str(answer[4][0]) for answer in found))
+    return list(dict.fromkeys(str(answer[4][0]) for answer in answers))
 
 
 def _inet(name: str) -> str | None:

@@ -39,16 +39,16 @@ class Root:
         self._wraps = True
         self._late = ""  # which program used all the time
         if os.geteuid() == 0:
-            told = re.search(r"^CapEff:\s*(\w+)", tools.read("/proc/self/status") or "", re.MULTILINE)
-            if told and not int(told[1], 16) >> CAP_NET_ADMIN & 1:
+            match = re.search(r"^CapEff:\s*(\w+)", tools.read("/proc/self/status") or "", re.MULTILINE)
+            if match and not int(match[1], 16) >> CAP_NET_ADMIN & 1:
                 raise Unavailable("root of this container has no CAP_NET_ADMIN")
             self._wraps = False
             return
         if not sudo:
             raise Unavailable("only root may read the rules")
-        if (found := find("sudo")) is None:
+        if (program := find("sudo")) is None:
             raise Unavailable("only root may read the rules, and there is no sudo")
-        self._sudo = [found, "-n"]
+        self._sudo = [program, "-n"]
         # Whether anything may be run without a password; each program's own attempt shows more: a right to nft alone is
         # enough for its rules.
         status, _output, complaint = self._run([*self._sudo, "-l"], "sudo")
@@ -102,7 +102,7 @@ class Root:
             raise self._too_late(name, left)
         if len(printed) > MAX_BYTES:
             raise Unavailable("%s prints more than %d MiB of rules" % (name, MAX_BYTES >> 20))
-        text, words = (told.decode("utf-8", "backslashreplace") for told in (printed, complaint))
+        text, words = (data.decode("utf-8", "backslashreplace") for data in (printed, complaint))
         return process.returncode, text, words
 
     def _too_late(self, name: str, seconds: float) -> Unavailable:
@@ -174,7 +174,7 @@ def read_firewall(deadline: float, sudo: bool = True, again: bool = False) -> di
     others = [table for table in tables if table not in written & _saved(iptables)]
     large = [table for table in _large(chains) if table not in written]
     filters = {} if again else {table: _filters(root, table, chains) for table in large}
-    left_out = [table for table, told in filters.items() if told is not None]
+    left_out = [table for table, entries in filters.items() if entries is not None]
     small = [table for table in others if table not in left_out]
     few = small if len(small) <= FEW_TABLES and len(small) < len(tables) else None
     left_out = [] if few is None else left_out
@@ -240,7 +240,7 @@ def named(_request: dict[str, Any]) -> dict[str, Any]:
 def named_ports(rules: dict[str, Any]) -> list[int]:
     saves = rules["iptables"] if isinstance(rules["iptables"], list) else []
     text = "\n".join([str(rules["nft_text"] or rules["nft"] or ""), *(save["text"] for save in saves)])
-    first = (int(span) for found in NAMED.findall(text) for span in SPAN.findall(found))
+    first = (int(span) for match in NAMED.findall(text) for span in SPAN.findall(match))
     return list(dict.fromkeys(port for port in first if 0 < port < 1 << 16))[:MOST_NAMED]
 
 
@@ -264,9 +264,9 @@ Chain = Dict[str, str]  # as nft's JSON describes it; a chain without a "hook" i
 def _chains(root: Root) -> list[Chain]:
     """Return all chains without their rules, or an empty list if the chains can't be read."""
     try:
-        told = json.loads(root.output("nft", "-j", "list", "chains"))["nftables"]
-        chains = [entry["chain"] for entry in told if "chain" in entry]
-        return [one for one in chains if all(isinstance(one[key], str) for key in ("family", "table", "name"))]
+        entries = json.loads(root.output("nft", "-j", "list", "chains"))["nftables"]
+        chains = [entry["chain"] for entry in entries if "chain" in entry]
+        return [chain for chain in chains if all(isinstance(chain[key], str) for key in ("family", "table", "name"))]
     except (Unavailable, ValueError, KeyError, TypeError):
         return []
 
@@ -281,17 +281,17 @@ def _tables(chains: list[Chain]) -> dict[tuple[str, str], bool]:
     A table created by iptables-nft has base chains that are named after their hooks, such as INPUT for "input"
     (iptables/nft.c).
     """
-    found: dict[tuple[str, str], bool] = {}
-    for one in chains:
-        is_base = one["table"] in XT_TABLES and one["name"] == str(one.get("hook", "")).upper()
-        found[_table(one)] = found.get(_table(one), False) or is_base
-    return found
+    tables: dict[tuple[str, str], bool] = {}
+    for chain in chains:
+        is_base = chain["table"] in XT_TABLES and chain["name"] == str(chain.get("hook", "")).upper()
+        tables[_table(chain)] = tables.get(_table(chain), False) or is_base
+    return tables
 
 
 def _large(chains: list[Chain]) -> list[tuple[str, str]]:
     count: dict[tuple[str, str], int] = {}
-    for one in chains:
-        count[_table(one)] = count.get(_table(one), 0) + 1
+    for chain in chains:
+        count[_table(chain)] = count.get(_table(chain), 0) + 1
     return [table for table, chains_in_it in count.items() if chains_in_it > MANY_CHAINS]
 
 
@@ -302,10 +302,10 @@ def _filters(root: Root, table: tuple[str, str], chains: list[Chain]) -> list[di
 
     Chains for address translation are left out, together with chains that only they reach.
     """
-    own = {one["name"]: one for one in chains if _table(one) == table}
-    first = [one["name"] for one in own.values() if "hook" in one and one.get("type") != "nat"]
+    by_name = {item["name"]: item for item in chains if _table(item) == table}
+    first = [item["name"] for item in by_name.values() if "hook" in item and item.get("type") != "nat"]
     if not first:
-        return [{"chain": one} for one in own.values() if "hook" in one]
+        return [{"chain": item} for item in by_name.values() if "hook" in item]
     from nccl_doctor.probe.facts.nft_chains import MOST_CHAINS, Chains, OtherExpressionError, sets, targets
 
     try:
@@ -324,17 +324,17 @@ def _filters(root: Root, table: tuple[str, str], chains: list[Chain]) -> list[di
                 rules[chain] = kernel.rules(chain)
                 for kind, name in sets(rules[chain]):
                     if name not in maps:
-                        told = json.loads(root.output("nft", "-j", "list", kind, *table, name))["nftables"]
-                        maps[name] = [entry for entry in told if kind in entry]
+                        listing = json.loads(root.output("nft", "-j", "list", kind, *table, name))["nftables"]
+                        maps[name] = [entry for entry in listing if kind in entry]
                         todo += [to for entry in maps[name] for to in targets(entry[kind].get("elem", []))]
                 todo += targets([part for rule in rules[chain] for part in rule["expr"]])
     except (OtherExpressionError, OSError, Unavailable, KeyError, ValueError):  # as without this short cut
         return None
     return [
         {"table": {"family": table[0], "name": table[1]}},
-        *({"chain": own[name]} for name in rules),
+        *({"chain": by_name[name]} for name in rules),
         *(entry for entries in maps.values() for entry in entries),
-        *({"rule": rule} for found in rules.values() for rule in found),
+        *({"rule": rule} for chain_rules in rules.values() for rule in chain_rules),
     ]
 
 
@@ -349,10 +349,10 @@ def _nft(
 ) -> str | None:
     """Return the given tables and the ``more`` entries of nft's JSON, or the whole rule set if ``tables`` is None."""
     if tables is not None:
-        told = [root.output("nft", form, "list", "table", *table) for table in tables]
+        texts = [root.output("nft", form, "list", "table", *table) for table in tables]
         if form != "-j":
-            return "".join(told)
-        listed = [entry for text in told for entry in json.loads(text)["nftables"]]
+            return "".join(texts)
+        listed = [entry for text in texts for entry in json.loads(text)["nftables"]]
         return json.dumps({"nftables": [*listed, *(more or ())]})
     if find("nft"):
         return root.output("nft", form, "list", "ruleset")
@@ -407,10 +407,10 @@ def _firewalld(root: Root, iptables: object) -> dict[str, str] | None:
             return why
 
     # starting it takes a third of a second each time
-    told = tools.side_by_side(ask, list(questions), root.deadline + END_S)
+    results = tools.side_by_side(ask, list(questions), root.deadline + END_S)
     answers = {"direct": ""}
     for name, words in questions.items():
-        answer = told.get(name) or Unavailable("firewall-cmd gave no answer in time")
+        answer = results.get(name) or Unavailable("firewall-cmd gave no answer in time")
         if isinstance(answer, Unavailable):
             raise answer
         status, printed, complaint = answer

@@ -42,8 +42,8 @@ DENIED = "<access denied>"
 @lru_cache(maxsize=1)
 def _pci_devices(devices: str) -> list[tuple[str, str, str]]:
     """Return the address, vendor and class code (first two bytes) of each PCI device from NVIDIA or AMD."""
-    seen = ((address, read(f"{devices}/{address}/vendor") or "") for address in entries(devices))
-    return [(name, maker, (read(f"{devices}/{name}/class") or "")[:6]) for name, maker in seen if maker in VENDORS]
+    pairs = ((address, read(f"{devices}/{address}/vendor") or "") for address in entries(devices))
+    return [(name, maker, (read(f"{devices}/{name}/class") or "")[:6]) for name, maker in pairs if maker in VENDORS]
 
 
 @fact("pci", slow=True)
@@ -78,16 +78,16 @@ def read_pci(deadline: float) -> dict[str, Any]:
 def read_gpu_driver() -> dict[str, Any] | None:
     """Return snapshot.GpuDriver; None if no GPU is on the PCI bus."""
     devices = under("/sys/bus/pci/devices")
-    found = []
+    gpu_rows = []
     for address, vendor, kind in _pci_devices(devices):
         if kind in (GPU_CLASSES if vendor == NVIDIA else AMD_CLASSES):
             held = f"{devices}/{address}/driver"
             driver = os.path.basename(os.path.realpath(held)) if os.path.exists(held) else None
             link = pci_link(f"{devices}/{address}")
-            found.append({"address": address, "vendor": VENDORS[vendor], "driver": driver, "link": link})
+            gpu_rows.append({"address": address, "vendor": VENDORS[vendor], "driver": driver, "link": link})
             if vendor == AMD:
-                found[-1].update(_amd(f"{devices}/{address}"))
-    if not found:
+                gpu_rows[-1].update(_amd(f"{devices}/{address}"))
+    if not gpu_rows:
         return None
     import glob  # 1 ms, and some hosts have no GPU
 
@@ -96,7 +96,7 @@ def read_gpu_driver() -> dict[str, Any] | None:
     kernels = (name for name in entries(modules) if "/nvidia.ko" in (read(f"{modules}/{name}/modules.dep") or ""))
     paths = sorted(path for pattern in NODES for path in glob.glob(under(pattern)))
     return {
-        "gpus": found,
+        "gpus": gpu_rows,
         "module": (read(f"{nvidia}/version") or "of an unknown version") if loaded else None,
         "built_for": [] if loaded else [*kernels],
         "nodes": {path[len(under("")) :]: _node_problem(path) for path in paths},
@@ -143,7 +143,7 @@ def dmabuf(version: str | None, kernel: str) -> bool | None:
 
 def parse_acs(text: str) -> list[str] | None:
     """Return the PCI bridges with ACS redirection in ``lspci -D -vvv``, or None if a bridge's state is not shown."""
-    found: list[str] = []
+    bridges: list[str] = []
     address = None
     for line in text.splitlines():
         header = HEADER.match(line)
@@ -151,17 +151,17 @@ def parse_acs(text: str) -> list[str] | None:
             address = header.group(1) if "bridge" in header.group(2).lower() else None
         elif address is not None and DENIED in line:
             return None
-        elif address is not None and REDIRECTS.search(line) and address not in found:
-            found.append(address)
-    return found
+        elif address is not None and REDIRECTS.search(line) and address not in bridges:
+            bridges.append(address)
+    return bridges
 
 
 def parse_service(text: str) -> str | None:
     """Return the service state that ``systemctl show`` printed, or None if systemd did not answer."""
-    told = dict(line.strip().partition("=")[::2] for line in text.splitlines() if "=" in line)
-    if told.get("LoadState") == "not-found":
+    properties = dict(line.strip().partition("=")[::2] for line in text.splitlines() if "=" in line)
+    if properties.get("LoadState") == "not-found":
         return "missing"
-    return told.get("ActiveState") or None
+    return properties.get("ActiveState") or None
 
 
 def _printed(argv: list[str], deadline: float) -> str | None:
@@ -189,7 +189,7 @@ MOST_PLUGIN_BYTES = 64 * 1024 * 1024
 def find_plugins(env: Mapping[str, str]) -> list[dict[str, Any]]:
     """Return a ``snapshot.NcclPlugin`` for each plugin that is found; ``env`` has the job's environment variables."""
     library_path = {**os.environ, **env}.get("LD_LIBRARY_PATH", "")
-    found: dict[str, dict[str, Any]] = {}
+    plugins: dict[str, dict[str, Any]] = {}
     for folder in dict.fromkeys([*filter(None, library_path.split(":")), *PLUGIN_FOLDERS]):
         try:
             names = sorted(name for name in os.listdir(folder) if name.startswith("libnccl-"))
@@ -208,9 +208,9 @@ def find_plugins(env: Mapping[str, str]) -> list[dict[str, Any]]:
                 continue
             import hashlib  # takes 5 ms, and most hosts have no plugin
 
-            told = {"digest": hashlib.sha256(data).hexdigest(), "version": parse_plugin_version(data)}
-            found.setdefault(os.path.realpath(path), {"name": name, "path": path, **told})
-    return list(found.values())
+            details = {"digest": hashlib.sha256(data).hexdigest(), "version": parse_plugin_version(data)}
+            plugins.setdefault(os.path.realpath(path), {"name": name, "path": path, **details})
+    return list(plugins.values())
 
 
 def parse_plugin_version(data: bytes) -> str | None:
@@ -239,7 +239,7 @@ def read_gpu_health(deadline: float) -> list[dict[str, Any]]:
     fields = list(HEALTH_FIELDS)
     while True:
         try:
-            found = parse_gpu_health(gpus.query("gpu", fields, deadline), tuple(fields))
+            gpu_rows = parse_gpu_health(gpus.query("gpu", fields, deadline), tuple(fields))
             break
         except Unavailable as error:
             # A driver that does not know a field rejects the whole query.
@@ -249,15 +249,15 @@ def read_gpu_health(deadline: float) -> list[dict[str, Any]]:
             fields.remove(unknown.group(1))
     rows = {}
     with contextlib.suppress(Unavailable):  # the driver or the GPUs don't support row remapping
-        rows = parse_rows(gpus.query("remapped-rows", ROW_FIELDS, deadline)) if found else {}
-    for gpu in found:
+        rows = parse_rows(gpus.query("remapped-rows", ROW_FIELDS, deadline)) if gpu_rows else {}
+    for gpu in gpu_rows:
         gpu["remap_pending"], gpu["remap_failed"] = rows.get(str(gpu["bus_id"]), (None, None))
-    return found
+    return gpu_rows
 
 
 def parse_gpu_health(text: str, fields: tuple[str, ...]) -> list[dict[str, Any]]:
     """Return the rows in the output of nvidia-smi. Invalid lines and values are ignored."""
-    found = []
+    gpu_rows = []
     for line in text.splitlines():
         row = dict(zip(fields, (part.strip() for part in line.split(","))))
         errors, fabric = row.get("ecc.errors.uncorrected.volatile.total", ""), row.get("fabric.state", "")
@@ -271,19 +271,19 @@ def parse_gpu_health(text: str, fields: tuple[str, ...]) -> list[dict[str, Any]]
                 "fabric": fabric if known else None,
                 "fault": gpus.fault_in(line),
             }
-            found.append(health)
-    said = {match[2]: match[1] for match in map(WARNED.fullmatch, text.lower().splitlines()) if match}
-    return [{**gpu, "warning": said.get(gpu["bus_id"])} for gpu in found]
+            gpu_rows.append(health)
+    warnings = {match[2]: match[1] for match in map(WARNED.fullmatch, text.lower().splitlines()) if match}
+    return [{**gpu, "warning": warnings.get(gpu["bus_id"])} for gpu in gpu_rows]
 
 
 def parse_rows(text: str) -> dict[str, tuple[bool | None, bool | None]]:
     """Return, by PCI bus address, whether a row remapping is pending and whether a row remapping has failed."""
-    found = {}
+    remappings = {}
     for line in text.splitlines():
         parts = [part.strip() for part in line.split(",")]
         if len(parts) == len(ROW_FIELDS):
-            found[parts[0].lower()] = (_flag(parts[1]), _flag(parts[2]))
-    return found
+            remappings[parts[0].lower()] = (_flag(parts[1]), _flag(parts[2]))
+    return remappings
 
 
 @fact("xids")
@@ -299,11 +299,11 @@ def xids() -> list[dict[str, Any]]:
 
 def parse_xids(records: list[str], now_s: float) -> list[dict[str, Any]]:
     """Return the Xid errors of the last 24 hours in records from /dev/kmsg."""
-    found = []
+    errors = []
     for match, age_s in _recent(records, XID, now_s, DAY_S):
         text = "".join((match[3] or "").splitlines()[:1])[:200]
-        found.append({"bus_id": match[1].lower(), "number": int(match[2]), "text": text, "age_s": age_s})
-    return found
+        errors.append({"bus_id": match[1].lower(), "number": int(match[2]), "text": text, "age_s": age_s})
+    return errors
 
 
 def _recent(
@@ -327,13 +327,13 @@ def read_records(path: str) -> list[str]:
 
     Each read(2) returns one record. The error EPIPE means that records were overwritten before they were read.
     """
-    found: list[str] = []
+    records: list[str] = []
     try:
         number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
         raise Unavailable(f"there is no {path}") from None
     with open(number, "rb", buffering=0) as log:
-        while len(found) < MAX_RECORDS:
+        while len(records) < MAX_RECORDS:
             try:
                 record = log.read(8192)
             except OSError as error:
@@ -342,8 +342,8 @@ def read_records(path: str) -> list[str]:
                 continue
             if not record:  # None if there are no more records
                 break
-            found.append(record.decode("utf-8", "replace"))
-    return found
+            records.append(record.decode("utf-8", "replace"))
+    return records
 
 
 def _flag(text: str) -> bool | None:
@@ -368,5 +368,5 @@ def killed(since_s: float) -> list[dict[str, Any]]:
 
 def parse_killed(records: list[str], now_s: float, since_s: float) -> list[dict[str, Any]]:
     """Return the most recent OOM kills in records from /dev/kmsg."""
-    found = _recent(records, KILLED, now_s, since_s)
-    return [{"pid": int(match[1]), "name": match[2], "age_s": age_s} for match, age_s in found][-MOST_KILLED:]
+    matches = _recent(records, KILLED, now_s, since_s)
+    return [{"pid": int(match[1]), "name": match[2], "age_s": age_s} for match, age_s in matches][-MOST_KILLED:]

@@ -57,9 +57,9 @@ def container() -> str | None:
     for mark, runtime in RUNTIME_MARKS:
         if os.path.exists(under(mark)):
             return runtime
-    told = read(under("/run/systemd/container"))
-    if told:
-        return told
+    name = read(under("/run/systemd/container"))
+    if name:
+        return name
     group = read(under("/proc/1/cgroup")) or ""
     return next((runtime for mark, runtime in CGROUP_MARKS if mark in group), None)
 
@@ -81,30 +81,30 @@ ALL_USERS = ["0", "0", "4294967295"]  # /proc/PID/uid_map in the machine's first
 
 @fact("limits")
 def limits() -> dict[str, Any]:
-    memory, own = read(under("/proc/meminfo")) or "", under("/proc/self")
+    memory, folder = read(under("/proc/meminfo")) or "", under("/proc/self")
     kinds = (resource.RLIMIT_NOFILE, resource.RLIMIT_MEMLOCK, resource.RLIMIT_AS)
     values = [value for kind in kinds for value in resource.getrlimit(kind)]
     names = ("nofile_soft", "nofile_hard", "memlock_soft", "memlock_hard", "address_space")
-    found = {name: None if one == resource.RLIM_INFINITY else one for name, one in zip(names, values)}
+    rlimits = {name: None if limit == resource.RLIM_INFINITY else limit for name, limit in zip(names, values)}
     cma = dict(re.findall(r"^(CmaTotal|CmaFree): +(\d{1,15}) kB$", memory, re.MULTILINE))
     pages = [int(cma[name]) for name in ("CmaTotal", "CmaFree")] if len(cma) == 2 else None
-    powers = re.search(r"^CapEff:\s+([0-9a-f]{16})$", read(f"{own}/status") or "", re.MULTILINE)
-    whole = (read(f"{own}/uid_map") or "").split() == ALL_USERS  # the kernel checks this in the first user namespace
+    powers = re.search(r"^CapEff:\s+([0-9a-f]{16})$", read(f"{folder}/status") or "", re.MULTILINE)
+    whole = (read(f"{folder}/uid_map") or "").split() == ALL_USERS  # the kernel checks this in the first user namespace
     may = whole and bool(int(powers[1], 16) >> CAP_IPC_LOCK & 1) if powers else None
     sums = dict(re.findall(r"^(CommitLimit|Committed_AS): +(\d{1,15}) kB$", memory, re.MULTILINE))
     strict = (read(under("/proc/sys/vm/overcommit_memory")) or "").strip() == "2" and len(sums) == 2
     room = max(0, int(sums["CommitLimit"]) - int(sums["Committed_AS"])) << 10 if strict else None
-    return {**found, "cma_kib": pages, "ipc_lock": may, "commit_bytes": room}
+    return {**rlimits, "cma_kib": pages, "ipc_lock": may, "commit_bytes": room}
 
 
 @fact("shm")
 def shm() -> dict[str, Any]:
     path = under("/dev/shm")  # noqa: S108 - POSIX shared memory is there
     try:
-        found = os.statvfs(path)
+        usage = os.statvfs(path)
     except FileNotFoundError:
         return {"total_bytes": 0, "free_bytes": 0, "problem": "missing"}
-    sizes = {"total_bytes": found.f_frsize * found.f_blocks, "free_bytes": found.f_frsize * found.f_bavail}
+    sizes = {"total_bytes": usage.f_frsize * usage.f_blocks, "free_bytes": usage.f_frsize * usage.f_bavail}
     sizes["memory_bytes"] = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return {**sizes, "problem": None if os.access(path, os.W_OK | os.X_OK) else "forbidden"}
 
@@ -115,7 +115,7 @@ FOLDERS = ("/tmp", "/var/tmp")  # noqa: S108 - as tempfile.gettempdir has them w
 @fact("temporary")
 def temporary() -> list[dict[str, Any]]:
     """Return a ``snapshot.TemporaryFolder`` for each directory that exists: $TMPDIR, /tmp, /var/tmp, and the home."""
-    found = []
+    folders = []
     for path in dict.fromkeys((os.environ.get("TMPDIR") or FOLDERS[0], *FOLDERS, os.path.expanduser("~"))):
         try:
             room = os.statvfs(path)
@@ -124,8 +124,8 @@ def temporary() -> list[dict[str, Any]]:
         free_files = room.f_favail if room.f_files else None  # btrfs does not count files
         noexec = bool(room.f_flag & os.ST_NOEXEC)
         free = room.f_frsize * room.f_bavail
-        found.append({"path": path, "free_bytes": free, "free_files": free_files, "noexec": noexec})
-    return found
+        folders.append({"path": path, "free_bytes": free, "free_files": free_files, "noexec": noexec})
+    return folders
 
 
 # The files below /proc/sys/net/ipv4/neigh exist only in the machine's first network namespace; rtnetlink reports the
@@ -145,8 +145,8 @@ def thresholds() -> dict[str, str]:
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as kernel:
         kernel.settimeout(TIMEOUT_S)
         for body in netlink.dump(kernel, RTM_GETNEIGHTBL, _NDTMSG.pack(socket.AF_INET, 0, 0)):
-            if found := parse_thresholds(body):
-                return found
+            if values := parse_thresholds(body):
+                return values
     return {}
 
 
@@ -155,13 +155,13 @@ def parse_thresholds(body: bytes) -> dict[str, str]:
 
     Return an empty dictionary if the message describes another table or a device.
     """
-    told = netlink.attributes(body[_NDTMSG.size :])
-    if told.get(NDTA_NAME, b"").rstrip(b"\0") != b"arp_cache":
+    attributes = netlink.attributes(body[_NDTMSG.size :])
+    if attributes.get(NDTA_NAME, b"").rstrip(b"\0") != b"arp_cache":
         return {}
     return {
-        f"net.ipv4.neigh.default.{name}": str(netlink.NUMBER.unpack(told[kind])[0])
+        f"net.ipv4.neigh.default.{name}": str(netlink.NUMBER.unpack(attributes[kind])[0])
         for name, kind in _SETTINGS
-        if kind in told
+        if kind in attributes
     }
 
 
@@ -173,19 +173,19 @@ TTL = "/proc/sys/net/ipv4/ip_default_ttl"
 @fact("sysctls")
 def read_sysctls() -> dict[str, str]:
     """Return the relevant kernel settings (ip-sysctl.rst) by full name, such as "net.ipv4.conf.all.rp_filter"."""
-    found: dict[str, str] = {}
+    settings: dict[str, str] = {}
     if (ttl := read(TTL)) is not None:
-        found["net.ipv4.ip_default_ttl"] = ttl.strip()
+        settings["net.ipv4.ip_default_ttl"] = ttl.strip()
     with contextlib.suppress(OSError):  # a sandbox with its own kernel has no such table: its limits stay unknown
-        found.update(thresholds())
+        settings.update(thresholds())
     for interface in sorted(os.listdir(ROOT)):
         for key in KEYS:
             try:
                 with open(f"{ROOT}/{interface}/{key}") as file:
-                    found[f"net.ipv4.conf.{interface}.{key}"] = file.read().strip()
+                    settings[f"net.ipv4.conf.{interface}.{key}"] = file.read().strip()
             except FileNotFoundError:  # the interface was removed meanwhile
                 continue
-    return found
+    return settings
 
 
 CONNTRACK = "/proc/sys/net/netfilter/nf_conntrack_"
@@ -212,17 +212,17 @@ counted.
 def read_tasks() -> list[dict[str, Any]]:
     """Return a ``snapshot.TaskLimit`` for each ``pids.max``, and for ``ulimit -u`` if it is low and applies."""
     soft, user = resource.getrlimit(resource.RLIMIT_NPROC)[0], os.getuid()
-    found = []
+    task_limits = []
     if user and 0 <= soft < MANY:  # RLIM_INFINITY is -1; root is exempt (kernel/fork.c, copy_process)
-        found.append({"name": "ulimit -u", "most": soft, "used": _threads_of(user)})
+        task_limits.append({"name": "ulimit -u", "most": soft, "used": _threads_of(user)})
     for folder in _groups("pids"):
         most, used = ((read(f"{folder}/pids.{name}") or "").strip() for name in ("max", "current"))
         if most.isdigit():
             if not used.isdigit():
                 raise Unavailable(f"{folder}/pids.current can't be read")
             name = folder.partition("/sys/fs/cgroup")[2] or "/"
-            found.append({"name": f"pids.max of the control group {name}", "most": int(most), "used": int(used)})
-    return found
+            task_limits.append({"name": f"pids.max of the control group {name}", "most": int(most), "used": int(used)})
+    return task_limits
 
 
 def _threads_of(user: int) -> int:
@@ -242,10 +242,10 @@ def read_step() -> dict[str, Any] | None:
     """Return snapshot.StepLimits; None without a Slurm job if there is no memory limit."""
     is_job = "SLURM_JOB_ID" in os.environ or bool(SLURM.search(read(under("/proc/self/cgroup")) or ""))
     memory = [
-        int(told)
+        int(limit)
         for folder in _groups("memory")
         for name in ("memory.max", "memory.limit_in_bytes")
-        if (told := read(f"{folder}/{name}") or "").isdigit() and int(told) < UNBOUNDED
+        if (limit := read(f"{folder}/{name}") or "").isdigit() and int(limit) < UNBOUNDED
     ]
     if not is_job and not memory:
         return None
@@ -259,8 +259,8 @@ def _groups(controller: str) -> Iterator[str]:
     # "NUMBER:CONTROLLERS:PATH" (cgroups(7)), v2's with no controller
     lines = (line.split(":", 2) for line in (read(under("/proc/self/cgroup")) or "").splitlines())
     paths = {name: path for _, names, path in lines for name in names.split(",")}
-    own = controller if controller in paths else ""
-    folder = under(f"/sys/fs/cgroup/{own}{paths.get(own, '')}".replace("//", "/").rstrip("/"))
+    key = controller if controller in paths else ""
+    folder = under(f"/sys/fs/cgroup/{key}{paths.get(key, '')}".replace("//", "/").rstrip("/"))
     while "/sys/fs/cgroup" in folder:
         yield folder
         folder = folder.rpartition("/")[0]
@@ -289,8 +289,8 @@ def read_surroundings(inside: bool) -> dict[str, Any] | None:
         return None
     import glob  # 1 ms, and most hosts are no container
 
-    found = sorted(path for pattern in PATTERNS for path in glob.glob(pattern))
-    return {"network": os.readlink("/proc/self/ns/net"), "devices": {path: problem(path) for path in found}}
+    paths = sorted(path for pattern in PATTERNS for path in glob.glob(pattern))
+    return {"network": os.readlink("/proc/self/ns/net"), "devices": {path: problem(path) for path in paths}}
 
 
 def problem(path: str) -> str | None:

@@ -76,12 +76,12 @@ def understand(output: bytes) -> dict[str, Any]:
     """
     import re
 
-    log, found, answer = output.rpartition(_ANSWER)
-    if not found:
+    log, separator, answer = output.rpartition(_ANSWER)
+    if not separator:
         lines = output.decode(errors="replace").strip().splitlines()
         return report(error=f"the child that asked libnccl ended early: {lines[-1] if lines else 'no output'}")
-    version, told, error = (part.decode(errors="replace") or None for part in answer.split(b"\0"))
-    result = report(version, told, error)
+    version, id_address, error = (part.decode(errors="replace") or None for part in answer.split(b"\0"))
+    result = report(version, id_address, error)
     using = re.search(_USING, log)
     if result["error"] is None and using is not None:
         # the id contains the address of NCCL_COMM_ID if that is set; the log line has the local address

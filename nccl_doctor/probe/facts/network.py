@@ -56,14 +56,14 @@ def read_interfaces(deadline: float) -> dict[str, Any]:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
         rows = [parse_link(body, asking) for body in links]
     names = {row["index"]: row["name"] for row in rows}
-    told = (parse_address(body, names) for body in addresses)
-    return {"links": rows, "addresses": [row for row in told if row is not None]}
+    address_rows = (parse_address(body, names) for body in addresses)
+    return {"links": rows, "addresses": [row for row in address_rows if row is not None]}
 
 
 def parse_link(body: bytes, asking: socket.socket) -> dict[str, Any]:
     _, _, index, bits, _ = _LINK.unpack_from(body)
-    told = netlink.attributes(body[_LINK.size :])
-    name = _text(told[IFLA_IFNAME])
+    attributes = netlink.attributes(body[_LINK.size :])
+    name = _text(attributes[IFLA_IFNAME])
     flags = [word for bit, word in enumerate(FLAGS) if bits >> bit & 1]
     # by its bus address: /sys/class/net may show another namespace
     driver, bus = driver_info(asking, name)
@@ -71,7 +71,7 @@ def parse_link(body: bytes, asking: socket.socket) -> dict[str, Any]:
         "name": name,
         "index": index,
         "flags": flags,
-        "mtu": netlink.NUMBER.unpack(told[IFLA_MTU])[0],
+        "mtu": netlink.NUMBER.unpack(attributes[IFLA_MTU])[0],
         "speed_mbps": speed(asking, name),
         "kind": "loopback" if "loopback" in flags else kind(driver, bus),
         "pci": pci_link(f"/sys/bus/pci/devices/{bus}") if PCI_ADDRESS.fullmatch(bus) else None,
@@ -81,9 +81,9 @@ def parse_link(body: bytes, asking: socket.socket) -> dict[str, Any]:
 def parse_address(body: bytes, names: dict[int, str]) -> dict[str, Any] | None:
     """Return a ``snapshot.InterfaceAddress`` from a ``struct ifaddrmsg``, or None for other families or interfaces."""
     family, prefix, _, _, index = _ADDRESS.unpack_from(body)
-    told = netlink.attributes(body[_ADDRESS.size :])
+    attributes = netlink.attributes(body[_ADDRESS.size :])
     # On a point-to-point link, IFA_ADDRESS is the peer's address.
-    address = told.get(IFA_LOCAL) or told.get(IFA_ADDRESS)
+    address = attributes.get(IFA_LOCAL) or attributes.get(IFA_ADDRESS)
     if family not in (socket.AF_INET, socket.AF_INET6) or address is None or index not in names:
         return None
     bits = len(address) * 8
@@ -91,7 +91,7 @@ def parse_address(body: bytes, names: dict[int, str]) -> dict[str, Any] | None:
     first = int.from_bytes(address[:2], "big")
     link_local = first & 0xFFC0 == 0xFE80 or first & 0xFF0F == 0xFF02  # fe80::/10, and ff02::/16 (RFC 4291)
     return {
-        "interface": _text(told[IFA_LABEL]) if IFA_LABEL in told else names[index],
+        "interface": _text(attributes[IFA_LABEL]) if IFA_LABEL in attributes else names[index],
         "family": "inet" if family == socket.AF_INET else "inet6",
         "address": socket.inet_ntop(family, address),
         "netmask": socket.inet_ntop(family, netmask.to_bytes(len(address), "big")),
@@ -135,8 +135,8 @@ def speed(asking: socket.socket, name: str) -> int | None:
     except OSError:
         return None
     (low,), (high,) = struct.unpack_from("=H", answer, 12), struct.unpack_from("=H", answer, 28)
-    told: int = high << 16 | low
-    return None if told in SPEED_UNKNOWN else told
+    mbps: int = high << 16 | low
+    return None if mbps in SPEED_UNKNOWN else mbps
 
 
 def ask_driver(asking: socket.socket, name: str, command: int, size: int) -> bytes:
@@ -158,12 +158,12 @@ RTF_CACHE, RTF_LOCAL, RTF_ANYCAST = 0x01000000, 0x80000000, 0x00100000
 def read_routes() -> list[dict[str, Any]]:
     """Return a ``snapshot.Route`` for every route that could carry a packet to another host."""
     with open("/proc/net/route") as file:
-        found = parse_inet(file.read())
+        routes = parse_inet(file.read())
     try:
         with open("/proc/net/ipv6_route") as file:
-            return found + parse_inet6(file.read())
+            return routes + parse_inet6(file.read())
     except FileNotFoundError:  # a kernel without IPv6
-        return found
+        return routes
 
 
 def parse_inet(text: str) -> list[dict[str, Any]]:
@@ -171,7 +171,7 @@ def parse_inet(text: str) -> list[dict[str, Any]]:
 
     Addresses in the file are hexadecimal numbers in host byte order.
     """
-    found = []
+    routes = []
     for line in text.splitlines()[1:]:
         interface, destination, gateway, flag_text, _, _, metric, mask, *_ = line.split()
         flags = int(flag_text, 16)
@@ -179,13 +179,13 @@ def parse_inet(text: str) -> list[dict[str, Any]]:
             continue
         length = bin(int(mask, 16)).count("1")
         via = _inet(gateway) if flags & RTF_GATEWAY else None
-        found.append(_route("inet", f"{_inet(destination)}/{length}", via, interface, int(metric)))
-    return found
+        routes.append(_route("inet", f"{_inet(destination)}/{length}", via, interface, int(metric)))
+    return routes
 
 
 def parse_inet6(text: str) -> list[dict[str, Any]]:
     """Return the usable routes in /proc/net/ipv6_route, except local, multicast, anycast and loopback routes."""
-    found = []
+    routes = []
     for line in text.splitlines():
         destination, length, _, _, gateway, metric, _, _, flag_text, interface = line.split()
         flags = int(flag_text, 16)
@@ -193,8 +193,8 @@ def parse_inet6(text: str) -> list[dict[str, Any]]:
         if not flags & RTF_UP or flags & noise or interface == "lo" or destination.startswith("ff"):
             continue
         via = _inet6(gateway) if flags & RTF_GATEWAY else None
-        found.append(_route("inet6", f"{_inet6(destination)}/{int(length, 16)}", via, interface, int(metric, 16)))
-    return found
+        routes.append(_route("inet6", f"{_inet6(destination)}/{int(length, 16)}", via, interface, int(metric, 16)))
+    return routes
 
 
 def _route(family: str, destination: str, gateway: str | None, interface: str, metric: int) -> dict[str, Any]:
@@ -213,11 +213,11 @@ def _inet6(text: str) -> str:
 def list_sockets(ports: set[int]) -> list[dict[str, Any]]:
     """Return a ``snapshot.TcpSocket`` for every listening socket and every socket on the given local ports."""
     try:
-        found = netlink.find_sockets(ports, listeners=True)
+        sockets = netlink.find_sockets(ports, listeners=True)
     except OSError as error:
         raise Unavailable(f"neither sock_diag nor /proc/net/tcp can be read: {error.strerror or error}") from error
-    pids, _ = pids_by_inode({one.inode for one in found})
-    rows = [netlink.describe_socket(one, min(pids.get(one.inode, ()), default=None)) for one in found]
+    pids, _ = pids_by_inode({sock.inode for sock in sockets})
+    rows = [netlink.describe_socket(sock, min(pids.get(sock.inode, ()), default=None)) for sock in sockets]
     return sorted(rows, key=lambda row: (row["local_port"], row["local_address"], row["remote_port"] or 0))
 
 
@@ -242,24 +242,24 @@ def look_up_names(request: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def resolve(wanted: list[str], deadline: float) -> dict[str, dict[str, Any]]:
-    found = {name: look_up(name) for name in wanted if is_literal(name)}
-    pending = [name for name in wanted if name not in found]
-    found.update(side_by_side(look_up, pending, deadline))
+    answers = {name: look_up(name) for name in wanted if is_literal(name)}
+    pending = [name for name in wanted if name not in answers]
+    answers.update(side_by_side(look_up, pending, deadline))
     late = {"addresses": [], "error": "no answer in time"}
-    return {name: found.get(name, late) for name in wanted}
+    return {name: answers.get(name, late) for name in wanted}
 
 
 def deviating(found: dict[str, dict[str, Any]], names: dict[str, list[Any] | None]) -> dict[str, Any]:
     """Return a ``snapshot.Names`` with the results that differ between hosts and the most common source address."""
-    sources = Counter(told["source"] for told in found.values() if told.get("source"))
+    sources = Counter(answer["source"] for answer in found.values() if answer.get("source"))
     source = sources.most_common(1)[0][0] if sources else None
-    own = {}
-    for name, told in found.items():
+    differences = {}
+    for name, answer in found.items():
         known = names.get(name) or ([[name], None] if source and is_literal(name) else None)
-        usual = not told["addresses"] or (told.get("source"), told.get("source_error")) == (source, None)
-        if not usual or [told["addresses"], told["error"]] != known:
-            own[name] = told
-    return {"own": own, "source": source}
+        usual = not answer["addresses"] or (answer.get("source"), answer.get("source_error")) == (source, None)
+        if not usual or [answer["addresses"], answer["error"]] != known:
+            differences[name] = answer
+    return {"own": differences, "source": source}
 
 
 def look_up(name: str) -> dict[str, Any]:

@@ -72,23 +72,23 @@ class Chains:
 
     def is_dormant(self) -> bool:
         for body in list(dump(self._kernel, GET_TABLE, self._head())):  # all of it: the rest would come first later
-            found = attributes(body[_BODY.size :])
-            if _text(found[1]) == self.table:
-                return bool(_NUMBER.unpack(found[2])[0] & DORMANT)
+            fields = attributes(body[_BODY.size :])
+            if _text(fields[1]) == self.table:
+                return bool(_NUMBER.unpack(fields[2])[0] & DORMANT)
         raise OtherExpressionError("the table is gone")
 
     def rules(self, chain: str) -> list[dict[str, Any]]:
         """Return the rules of a chain in the form of ``nft -j list chain``."""
         # a kernel that does not filter by chain sends the rules of all, so each is looked at
         asked = self._head() + _string(1, self.table) + _string(2, chain)
-        found = []
+        rules = []
         for body in list(dump(self._kernel, GET_RULE, asked)):
             rule = attributes(body[_BODY.size :])
             if (_text(rule[1]), _text(rule[2])) == (self.table, chain):
                 where = {"family": self.family, "table": self.table, "chain": chain}
                 parts = list(_Rule(self.family).read(rule.get(4, b"")))
-                found.append({**where, "handle": _LONG.unpack(rule[3])[0], "expr": parts})
-        return found
+                rules.append({**where, "handle": _LONG.unpack(rule[3])[0], "expr": parts})
+        return rules
 
     def _head(self) -> bytes:
         return _BODY.pack(FAMILIES[self.family], 0, 0)
@@ -96,8 +96,8 @@ class Chains:
 
 def targets(listed: list[Any]) -> Iterator[str]:
     """Yield the names of the chains that are jump targets of the given expressions or map elements."""
-    for one in listed:
-        part = one[-1] if isinstance(one, list) else one  # an element is a key and a verdict
+    for item in listed:
+        part = item[-1] if isinstance(item, list) else item  # an element is a key and a verdict
         for kind in ("jump", "goto"):
             if isinstance(part, dict) and kind in part:
                 yield part[kind]["target"]
@@ -122,8 +122,8 @@ class _Rule:
         self._masks: dict[int, bytes] = {}
 
     def read(self, listed: bytes) -> Iterator[NftExpression]:
-        for one in _each(listed):
-            expression = _nested(one)
+        for element in _each(listed):
+            expression = _nested(element)
             name, data = _text(expression[1]), _nested(expression.get(2, b""))
             if name in ("payload", "meta", "ct", "bitwise"):
                 self._load(name, data)

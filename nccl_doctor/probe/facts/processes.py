@@ -38,8 +38,8 @@ def find_jobs() -> list[dict[str, Any]]:
     workers = [proc.pid for proc in rest if jobs.is_ray_worker(proc.pid, table)]
     ray = [JobProcesses(pid, (pid, *table.descendants(pid))) for pid in workers]
     kinds = ["ranks"] * len(ranks) + ["ray-worker"] * len(ray)
-    found = [*ranks, *ray]
-    rows = [_row(kind, job, table, left=left) for kind, job, left in zip(kinds, found, _left_behind(found, table))]
+    groups = [*ranks, *ray]
+    rows = [_row(kind, job, table, left=left) for kind, job, left in zip(kinds, groups, _left_behind(groups, table))]
     # pid 1 and subreapers wait for every child: their zombies disappear at once
     dead = [proc.pid for proc in rest if proc.state == "Z" and proc.ppid > 1 and _trained(proc, table)]
     rows += [_row("zombie", JobProcesses(pid, (pid,)), table, left=True) for pid in dead]
@@ -70,7 +70,7 @@ def on_gpus(deadline: float) -> list[dict[str, Any]]:
         return []
     from nccl_doctor.probe import guard
 
-    table, found = ProcessTable(), []
+    table, rows = ProcessTable(), []
     ours = _ours(table)  # the ranks of another check, which end by themselves
     for use in uses:
         pid = use["pid"]
@@ -80,8 +80,8 @@ def on_gpus(deadline: float) -> list[dict[str, Any]]:
         if pid in table.procs:
             whose = {"alive": True, "user": guard.user(table.uid(pid)), "own": guard.is_own(pid, table)}
             whose["command"] = table.command(pid)
-        found.append({**use, **whose})
-    return found
+        rows.append({**use, **whose})
+    return rows
 
 
 @fact("master_port")
@@ -113,7 +113,7 @@ def _row(kind: str, job: JobProcesses, table: ProcessTable, *, left: bool) -> di
     ranks = [pid for pid in job.pids if jobs.is_rank(pid, table) and not jobs.is_rank(table.procs[pid].ppid, table)]
     argv = table.argv(job.root)
     # the master of its ranks, from the first rank whose variables are readable
-    environ = next((one for one in map(table.environ, job.pids) if "MASTER_PORT" in one), {})
+    environ = next((variables for variables in map(table.environ, job.pids) if "MASTER_PORT" in variables), {})
     return {
         "kind": kind,
         "pid": job.root,

@@ -167,7 +167,7 @@ def grown(before: Counters, after: Counters) -> Counters:
 
 
 def _table(folder: str, indexes: list[str], empty: re.Pattern[str], most_free: int) -> list[tuple[int, str]]:
-    found: list[tuple[int, str]] = []
+    rows: list[tuple[int, str]] = []
     free = 0
     for index in indexes:
         text = _line(f"{folder}/{index}")
@@ -175,8 +175,8 @@ def _table(folder: str, indexes: list[str], empty: re.Pattern[str], most_free: i
         if free == most_free:
             break
         if not free:
-            found.append((int(index), text))
-    return found
+            rows.append((int(index), text))
+    return rows
 
 
 def _line(path: str) -> str:

@@ -39,14 +39,14 @@ def _entry(path: str, deadline: float) -> dict[str, Any]:
     entry: dict[str, Any] = {"path": path, "resolved": resolved, "kind": "missing"}
     try:
         stranger = _stranger(resolved) if os.geteuid() == 0 else None
-        found = _look(resolved, deadline) if stranger is None else _as_user(stranger, resolved, deadline)
+        details = _look(resolved, deadline) if stranger is None else _as_user(stranger, resolved, deadline)
     except (FileNotFoundError, NotADirectoryError):
         return entry
     except OSError as error:
         return {**entry, "kind": "file", "problem": error.strerror}
     except Unavailable as error:
         return {**entry, "kind": "file", "problem": str(error)}
-    return {**entry, **found}
+    return {**entry, **details}
 
 
 def _stranger(path: str) -> int | None:
@@ -72,16 +72,16 @@ def _as_user(uid: int, path: str, deadline: float) -> dict[str, Any]:
 
     def look(_: None) -> bytes:
         try:
-            found = _look(path, deadline)
+            details = _look(path, deadline)
         except (FileNotFoundError, NotADirectoryError):
-            found = {}
+            details = {}
         except OSError as error:
-            found = {"kind": "file", "problem": error.strerror}
-        return json.dumps(found).encode()
+            details = {"kind": "file", "problem": error.strerror}
+        return json.dumps(details).encode()
 
     answer = privileges.answer_of(partial(privileges.become, wanted), look, deadline, MOST_ANSWER)
-    found: dict[str, Any] = json.loads(answer)
-    return found
+    details: dict[str, Any] = json.loads(answer)
+    return details
 
 
 def resolve(path: str) -> tuple[int, set[int]]:
@@ -132,17 +132,17 @@ def _look(path: str, deadline: float) -> dict[str, Any]:
         if not stat.S_ISDIR(mode):
             digest, size = _digest(root, "", deadline)
             return {"kind": "file", "files": {"": digest}, "size": size, "problem": None}
-        found: dict[str, Any] = {"kind": "folder"}
+        details: dict[str, Any] = {"kind": "folder"}
         names = _files(root)
         try:
             if checkout.is_checkout(root):
-                found["kind"] = "checkout"
+                details["kind"] = "checkout"
                 state = checkout.read(root, deadline)
-                found.update(commit=state.commit, staged=state.staged)
+                details.update(commit=state.commit, staged=state.staged)
                 names = iter(state.changed)
         except Unavailable as error:
-            return {**found, "problem": str(error)}
-        return {**found, **_digests(root, names, deadline)}
+            return {**details, "problem": str(error)}
+        return {**details, **_digests(root, names, deadline)}
     finally:
         os.close(root)
 
@@ -191,7 +191,7 @@ def _files(root: int) -> Iterator[str]:
     """Yield the path of every file below a directory, in the same order on every host; symbolic links are ignored."""
     # by descriptor: os.fwalk verifies that a directory is the one that was listed, and follows no link
     for folder, subfolders, names, _ in os.fwalk(".", dir_fd=root):
-        links = [one for one in subfolders if os.path.islink(f"/proc/self/fd/{root}/{folder}/{one}")]
+        links = [subfolder for subfolder in subfolders if os.path.islink(f"/proc/self/fd/{root}/{folder}/{subfolder}")]
         subfolders[:] = sorted({*subfolders} - {*links} - SKIPPED_FOLDERS)
         for name in sorted([*names, *links]):
             yield os.path.normpath(os.path.join(folder, name))

@@ -89,8 +89,8 @@ class Interpreter:
                     raise Unavailable(f"{sys.executable} did not say where torch is: {words}")
         finally:
             self._heard.set()
-        said, _, self._output = self._output.partition(CHILD_MARK)[2].partition(b"\n")
-        origin, self._version, prefix, *path = binascii.a2b_hex(said).decode("utf-8", "surrogateescape").split("\0")
+        answer, _, self._output = self._output.partition(CHILD_MARK)[2].partition(b"\n")
+        origin, self._version, prefix, *path = binascii.a2b_hex(answer).decode("utf-8", "surrogateescape").split("\0")
         return origin or None, path, prefix
 
     def failure(self) -> str | None:
@@ -161,11 +161,11 @@ def read_torch(env: Mapping[str, str], interpreter: Interpreter, deadline: float
     """
     library: str | None = None
     try:
-        found = _read_torch({**os.environ, **env}, interpreter, deadline)
-        library = found["nccl_library"] if found else None
+        torch_info = _read_torch({**os.environ, **env}, interpreter, deadline)
+        library = torch_info["nccl_library"] if torch_info else None
     finally:
         interpreter.decide(library)
-    return found
+    return torch_info
 
 
 def _read_torch(environ: dict[str, str], interpreter: Interpreter, deadline: float) -> dict[str, Any] | None:
@@ -175,7 +175,7 @@ def _read_torch(environ: dict[str, str], interpreter: Interpreter, deadline: flo
     location = os.path.dirname(origin)
     try:
         with open(os.path.join(location, "version.py"), encoding="utf-8", errors="replace") as file:
-            told = parse_version(file.read())
+            versions = parse_version(file.read())
     except FileNotFoundError:
         raise Unavailable(f"{location} has no version.py") from None
     folders = [folder for folder in (*path, os.path.dirname(location)) if folder]
@@ -184,24 +184,24 @@ def _read_torch(environ: dict[str, str], interpreter: Interpreter, deadline: flo
     copies = find_nccl(folders, prefix, environ)
     library = wheel or _first([f"{location}/lib"]) or _system_library(environ, prefix, deadline)
     unlinked: str | None = None
-    if len({os.path.realpath(one["path"]) for one in copies}) > 1:
+    if len({os.path.realpath(copy["path"]) for copy in copies}) > 1:
         try:
             # the dynamic linker's own answer, with the job's variables; it runs no code of the library
-            said = LINKED.search(output(["ldd", f"{location}/lib/libtorch_cuda.so"], deadline, env=environ))
-            library = os.path.normpath(said[1]) if said else library
+            match = LINKED.search(output(["ldd", f"{location}/lib/libtorch_cuda.so"], deadline, env=environ))
+            library = os.path.normpath(match[1]) if match else library
         except FileNotFoundError:
             unlinked = "there is no ldd"
         except Unavailable as error:
             unlinked = str(error)
-    for one in copies:
-        size = one.pop("size")
-        mapped = library is not None and os.path.realpath(library) == os.path.realpath(one["path"])
-        one["loaded"] = mapped and size in (None, os.path.getsize(one["path"]))
+    for copy in copies:
+        size = copy.pop("size")
+        mapped = library is not None and os.path.realpath(library) == os.path.realpath(copy["path"])
+        copy["loaded"] = mapped and size in (None, os.path.getsize(copy["path"]))
     return {
-        "version": told["__version__"],
-        "cuda": told["cuda"],
-        "hip": told["hip"],
-        "nccl": next((one["version"] for one in copies if one["loaded"]), None),
+        "version": versions["__version__"],
+        "cuda": versions["cuda"],
+        "hip": versions["hip"],
+        "nccl": next((copy["version"] for copy in copies if copy["loaded"]), None),
         "nccl_library": library,
         "nccl_copies": copies if len(copies) > 1 else [],
         "nccl_unlinked": unlinked,
@@ -211,13 +211,13 @@ def _read_torch(environ: dict[str, str], interpreter: Interpreter, deadline: flo
 
 def parse_version(text: str) -> dict[str, str | None]:
     """Return ``__version__``, ``cuda`` and ``hip`` from torch/version.py (``cuda: Optional[str] = '12.8'``)."""
-    told: dict[str, str | None] = dict.fromkeys(("__version__", "cuda", "hip"))
+    versions: dict[str, str | None] = dict.fromkeys(("__version__", "cuda", "hip"))
     for name, value in re.findall(r"^(\w+)\s*(?::[^=\n]+)?=\s*['\"]([^'\"\n]+)['\"]", text, re.MULTILINE):
-        if name in told:
-            told[name] = value
-    if told["__version__"] is None:
+        if name in versions:
+            versions[name] = value
+    if versions["__version__"] is None:
         raise Unavailable("torch/version.py names no version")
-    return told
+    return versions
 
 
 def find_nccl(folders: list[str], prefix: str, environ: Mapping[str, str]) -> list[dict[str, Any]]:
@@ -229,27 +229,27 @@ def find_nccl(folders: list[str], prefix: str, environ: Mapping[str, str]) -> li
     wheels was installed last.
     """
     places = [(folder, NCCL_WHEEL, f"{folder}/nvidia/nccl/lib") for folder in dict.fromkeys(folders)]
-    found: list[dict[str, Any]] = []
+    copies: list[dict[str, Any]] = []
     for folder, pattern, lib in (*places, (f"{prefix}/conda-meta", CONDA_NCCL, f"{prefix}/lib")):
         with contextlib.suppress(OSError):  # sys.path may name missing directories, or zip files
             for match in filter(None, map(pattern.fullmatch, sorted(os.listdir(folder)))):
                 size = RECORDED.search(read(f"{folder}/{match[0]}/RECORD") or "")
-                told = {"owner": match[1].replace("_", "-"), "version": match[2], "path": f"{lib}/{LIBRARY}"}
-                found.append({**told, "size": int(size[1]) if size else None})
-    owned = {os.path.realpath(one["path"]) for one in found}
+                details = {"owner": match[1].replace("_", "-"), "version": match[2], "path": f"{lib}/{LIBRARY}"}
+                copies.append({**details, "size": int(size[1]) if size else None})
+    owned = {os.path.realpath(copy["path"]) for copy in copies}
     preloaded = [path for path in re.split("[ :]", environ.get("LD_PRELOAD", "")) if "/libnccl.so" in path]
     beside = [f"{folder}/{LIBRARY}" for folder in environ.get("LD_LIBRARY_PATH", "").split(":") if folder]
     for name, paths in (("LD_PRELOAD", preloaded), ("LD_LIBRARY_PATH", beside)):
         others = (path for path in paths if os.path.realpath(path) not in owned)
-        found += [{"owner": name, "version": None, "path": path, "size": None} for path in others]
-    return [one for one in found if os.path.isfile(one["path"])]
+        copies += [{"owner": name, "version": None, "path": path, "size": None} for path in others]
+    return [copy for copy in copies if os.path.isfile(copy["path"])]
 
 
 def _system_library(environ: dict[str, str], prefix: str, deadline: float) -> str | None:
     """Return the NCCL library that ld.so(8) would find in LD_LIBRARY_PATH, conda's ``lib`` directory or its cache."""
-    found = _first([*filter(None, environ.get("LD_LIBRARY_PATH", "").split(":")), f"{prefix}/lib"])
-    if found:
-        return found
+    library = _first([*filter(None, environ.get("LD_LIBRARY_PATH", "").split(":")), f"{prefix}/lib"])
+    if library:
+        return library
     try:
         cache = output(["ldconfig", "-p"], deadline, accept=range(256))  # musl's has no cache to print
     except FileNotFoundError:
@@ -354,8 +354,8 @@ def read_login_shell(python: str, deadline: float) -> dict[str, Any] | None:
 
     where = "" if "/" in python else f"{shlex.quote(python)} -I -c {shlex.quote(WHICH_PYTHON)};"
     line = f"printf '{MARK_TEXT}'; {where} printf '\\0\\0'; exec env -0"
-    said = _ask_shell([shell, "-l", "-i", "-c", line], min(deadline, time.monotonic() + PATIENCE_S))
-    executable, prefix, there = parse_login_shell(said)
+    answer = _ask_shell([shell, "-l", "-i", "-c", line], min(deadline, time.monotonic() + PATIENCE_S))
+    executable, prefix, there = parse_login_shell(answer)
     here, there_too = read_environment(), read_environment(there)
     names = [name for name in sorted({*here, *there_too}) if here.get(name) != there_too.get(name)]
     return {

@@ -32,23 +32,23 @@ def by_rank(pids: list[int]) -> dict[int, list[dict[str, Any]]]:
 
     Raise OSError if the kernel does not report connections.
     """
-    own = _namespace("self")
-    at_home = [pid for pid in pids if _namespace(str(pid)) in (own, None)]
+    own_namespace = _namespace("self")
+    at_home = [pid for pid in pids if _namespace(str(pid)) in (own_namespace, None)]
     counted = {flow.socket.inode: _flow(flow) for flow in netlink.flows() if flow.socket.state in CONNECTED}
-    found = {}
+    flows = {}
     for pid in [*at_home, *pids]:
-        if pid not in found:
+        if pid not in flows:
             by_inode = counted if pid in at_home else table_of(pid)
-            found[pid] = [by_inode[inode] for inode in sorted(set(inodes_of(pid))) if inode in by_inode][:MOST]
-    return found
+            flows[pid] = [by_inode[inode] for inode in sorted(set(inodes_of(pid))) if inode in by_inode][:MOST]
+    return flows
 
 
 def listeners(pids: list[int], port: int) -> list[str]:
     """Return the addresses in the probe's network namespace at which the given processes listen on a port."""
-    own = {inode for pid in pids for inode in inodes_of(pid)}
-    listening = (one for one in netlink.sockets_on(port) if one.state == "LISTEN" and one.inode in own)
-    found = (netlink.plain(one.local_address) for one in listening)
-    return [EVERYWHERE.get(address, address) for address in found]
+    inodes = {inode for pid in pids for inode in inodes_of(pid)}
+    listening = (sock for sock in netlink.sockets_on(port) if sock.state == "LISTEN" and sock.inode in inodes)
+    addresses = (netlink.plain(sock.local_address) for sock in listening)
+    return [EVERYWHERE.get(address, address) for address in addresses]
 
 
 def inodes_of(pid: int) -> Iterator[int]:
@@ -82,10 +82,10 @@ def table_of(pid: int) -> dict[int, dict[str, Any]]:
     Return an empty dictionary if the process has exited.
     """
     try:
-        found = netlink.read_table(f"/proc/{pid}/net")
+        flows = netlink.read_table(f"/proc/{pid}/net")
     except OSError:
         return {}
-    return {flow.socket.inode: _flow(flow) for flow in found if flow.socket.state in CONNECTED}
+    return {flow.socket.inode: _flow(flow) for flow in flows if flow.socket.state in CONNECTED}
 
 
 PORT = 28028

@@ -54,8 +54,8 @@ class NcclVersions:
 
         The value of "version" is None if no file name contains the version.
         """
-        found = [match[1] for match in IN_MAP.finditer(_memory_map(pid))]
-        path = next((one for one in found if "libnccl" in one), found[0] if found else None)
+        paths = [match[1] for match in IN_MAP.finditer(_memory_map(pid))]
+        path = next((candidate for candidate in paths if "libnccl" in candidate), paths[0] if paths else None)
         return None if path is None else {"path": path[-300:], "version": self._version(pid, started, path)}
 
     def _version(self, pid: int, started: int, path: str) -> str | None:
@@ -67,24 +67,24 @@ class NcclVersions:
                 status = privileges.status_of(place)
                 links = [os.readlink(name, dir_fd=place) for name in ("ns/mnt", "root")]
                 roots_own = {*status["Uid"]} == {"0"} and privileges.shares_root(place)
-                seen = (path, *links, *status["Uid"], *status["Gid"], *status["Groups"])
+                key = (path, *links, *status["Uid"], *status["Gid"], *status["Groups"])
             finally:
                 os.close(place)
-            if seen not in self._known:
-                self._known[seen] = None  # also if it takes too long
+            if key not in self._known:
+                self._known[key] = None  # also if it takes too long
                 until = min(self._deadline, time.monotonic() + VERSION_S)
 
                 def look(_: object) -> bytes:
                     return (_version(path, path) or "").encode()
 
                 # what root itself runs is read with all its rights: a virtual environment in a home closed to others
-                told = (
+                answer = (
                     privileges.answer_of(lambda: None, look, until, 1 << 10)
                     if roots_own
                     else recorder.ask(pid, started, look, until, 1 << 10)
                 )
-                self._known[seen] = told.decode() or None
-            return self._known[seen]
+                self._known[key] = answer.decode() or None
+            return self._known[key]
         except (OSError, Unavailable):
             return None
 
@@ -104,7 +104,7 @@ def _version(place: str, path: str) -> str | None:
     packages = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(place))))
     try:
         with os.scandir(packages) as entries:
-            wheels = [match[1] for one in islice(entries, MOST_ENTRIES) if (match := WHEEL.fullmatch(one.name))]
+            wheels = [match[1] for entry in islice(entries, MOST_ENTRIES) if (match := WHEEL.fullmatch(entry.name))]
     except OSError:
         return None
     return wheels[0] if len(wheels) == 1 else None
@@ -124,19 +124,19 @@ def clients(table: ProcessTable, pids: list[int]) -> list[dict[str, Any]]:
     ``connections`` is a count.
     """
     held = flows.by_rank([pid for pid in pids if TORCH in _memory_map(pid)])
-    found = []
+    processes = []
     for pid, rows in held.items():
         # a data loader's worker inherits sockets of the rank above it
-        above = [row for one in table.ancestors(pid) for row in held.get(one, [])]
-        own = [row for row in rows if row not in above]
-        dialled = _counted(own, "remote")
-        came = _counted(own, "local")
+        above = [row for ancestor in table.ancestors(pid) for row in held.get(ancestor, [])]
+        own_rows = [row for row in rows if row not in above]
+        dialled = _counted(own_rows, "remote")
+        came = _counted(own_rows, "local")
         ports = {end[1] for end in came if end in dialled}
         serves = [[*end, count] for end, count in sorted(came.items()) if end[1] in ports]
         dials = [[*end, count] for end, count in sorted(dialled.items())[:MOST_CLIENTS]]
         if dialled:
-            found.append({"pid": pid, "dials": dials, "serves": serves[:MOST_CLIENTS], **_place(pid, table)})
-    return found
+            processes.append({"pid": pid, "dials": dials, "serves": serves[:MOST_CLIENTS], **_place(pid, table)})
+    return processes
 
 
 def _counted(rows: list[ProcessEnds], side: str) -> Counter[tuple[str, int]]:
@@ -151,11 +151,11 @@ def _place(pid: int, table: ProcessTable) -> dict[str, int | None]:
     parent = table.procs[pid].ppid
     if parent not in table.procs or not jobs.is_python(table.executable(parent)):
         return {"local_rank": None, "local_world_size": None}
-    below = (table.procs[one] for one in table.descendants(parent))
-    named = [one for one in below if one.ppid == parent and one.name.startswith(CHILD)]
-    alike = [one for one in named if not any(helper in table.command(one.pid) for helper in MULTIPROCESSING_HELPERS)]
-    order = sorted(alike, key=lambda one: (one.started, one.pid))
-    number = next((at for at, one in enumerate(order) if one.pid == pid), None)
+    below = (table.procs[proc] for proc in table.descendants(parent))
+    named = [proc for proc in below if proc.ppid == parent and proc.name.startswith(CHILD)]
+    alike = [proc for proc in named if not any(helper in table.command(proc.pid) for helper in MULTIPROCESSING_HELPERS)]
+    order = sorted(alike, key=lambda proc: (proc.started, proc.pid))
+    number = next((at for at, proc in enumerate(order) if proc.pid == pid), None)
     return {"local_rank": number, "local_world_size": None if number is None else len(order)}
 
 
@@ -183,7 +183,7 @@ def find_ranks(table: ProcessTable) -> dict[str, Any]:
         if proc.pid not in ours and not proc.kernel and proc.state != "Z" and proc.name.startswith(CHILD)
         if os.getuid() not in (0, table.uid(proc.pid)) or table.link(proc.pid, "exe") is None
     ]
-    numbered = {pid: told for pid in table.procs if pid not in ours and (told := _numbers(table.environ(pid)))}
+    numbered = {pid: numbers for pid in table.procs if pid not in ours and (numbers := _numbers(table.environ(pid)))}
     ranks = [pid for pid in numbered if _is_rank(pid, numbered, table)]
     readable = [pid for pid in ranks if os.getuid() in (0, table.uid(pid))]
     nccl = NcclVersions(time.monotonic() + VERSIONS_S)
@@ -210,18 +210,18 @@ def launchers(table: ProcessTable, ranks: Iterable[int] = ()) -> list[dict[str, 
     above = {table.procs[pid].ppid for pid in ranks if pid in table.procs}
     parents = {pid for pid in above if pid in table.procs and jobs.is_python(table.executable(pid))}
     named = {pid for pid in table.procs if jobs.is_launcher(table.argv(pid))}
-    found = []
+    rows = []
     for pid in fairly((named | parents) - _ours(table), table):
         below = [proc for proc in map(table.procs.__getitem__, table.descendants(pid)) if proc.ppid == pid]
         launcher = {
             "pid": pid,
             "state": table.procs[pid].state,
             "program": jobs.program(table.argv(pid)),
-            "children": [one.pid for one in below if one.state != "Z"],
-            "defunct": [one.pid for one in below if one.state == "Z"],
+            "children": [child.pid for child in below if child.state != "Z"],
+            "defunct": [child.pid for child in below if child.state == "Z"],
         }
-        found.append(launcher)
-    return found
+        rows.append(launcher)
+    return rows
 
 
 def unnumbered(table: ProcessTable) -> list[dict[str, Any]]:
@@ -236,9 +236,9 @@ def unnumbered(table: ProcessTable) -> list[dict[str, Any]]:
         and jobs.is_python(table.executable(pid))
         and not jobs.is_launcher(table.argv(pid))
     ]
-    found = {one["pid"]: one for one in clients(table, may)}
+    by_pid = {client["pid"]: client for client in clients(table, may)}
     nccl = NcclVersions(time.monotonic() + VERSIONS_S)
-    return [{**_describe(pid, table, nccl), **found[pid]} for pid in fairly(found, table)]
+    return [{**_describe(pid, table, nccl), **by_pid[pid]} for pid in fairly(by_pid, table)]
 
 
 def _ours(table: ProcessTable) -> set[int]:
@@ -266,8 +266,8 @@ def _is_rank(pid: int, numbered: dict[int, Any], table: ProcessTable) -> bool:
     """
     if table.procs[pid].state == "Z" or not _runs_python(pid, table):
         return False
-    above = [one for one in table.ancestors(pid) if numbered.get(one) == numbered[pid]]
-    return not any(_runs_python(one, table) for one in above)
+    above = [ancestor for ancestor in table.ancestors(pid) if numbered.get(ancestor) == numbered[pid]]
+    return not any(_runs_python(ancestor, table) for ancestor in above)
 
 
 def _runs_python(pid: int, table: ProcessTable) -> bool:
@@ -336,9 +336,9 @@ def find_launchers(table: ProcessTable) -> list[dict[str, Any]]:
 def asked(argv: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
     """Return a launcher's settings from its options or from torchrun's variables (such as PET_NNODES)."""
     launcher, count = find_launcher(argv)
-    given = {} if launcher.name == "script" else read_words(launcher, argv[count:]).told
-    found = {name: given.get(name) or environ.get(f"PET_{name.upper()}") for name in ASKED}
-    return {name: told[:OPTION_TEXT] for name, told in found.items() if told}
+    options = {} if launcher.name == "script" else read_words(launcher, argv[count:]).told
+    settings = {name: options.get(name) or environ.get(f"PET_{name.upper()}") for name in ASKED}
+    return {name: value[:OPTION_TEXT] for name, value in settings.items() if value}
 
 
 def _starts(pid: int, table: ProcessTable) -> bool:
@@ -347,4 +347,4 @@ def _starts(pid: int, table: ProcessTable) -> bool:
     if jobs.program(table.argv(pid)) not in jobs.TORCH_LAUNCHERS:
         return False
     below = table.descendants(pid)
-    return not any(jobs.is_python(table.executable(one)) or "LOCAL_RANK" in table.environ(one) for one in below)
+    return not any(jobs.is_python(table.executable(child)) or "LOCAL_RANK" in table.environ(child) for child in below)

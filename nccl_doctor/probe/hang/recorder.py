@@ -43,20 +43,20 @@ class RankFiles(NamedTuple):
 
         ``path`` is resolved as in the rank's process, except that a symbolic link is not followed.
         """
-        found = self._look(path, kind)
-        return os.open(str(found), flags | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC, dir_fd=self.own)
+        descriptor = self._look(path, kind)
+        return os.open(str(descriptor), flags | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC, dir_fd=self.own)
 
     def connect(self, path: str, pid: int, timeout_s: float) -> socket.socket:
         """Connect to a Unix socket on which the rank listens.
 
         Raise OSError if another process listens on the socket.
         """
-        found = self._look(path, stat.S_IFSOCK)
+        descriptor = self._look(path, stat.S_IFSOCK)
         os.fchdir(self.own)
         server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         server.settimeout(timeout_s)
         try:
-            server.connect(str(found))
+            server.connect(str(descriptor))
         except OSError:
             server.close()
             raise
@@ -68,10 +68,10 @@ class RankFiles(NamedTuple):
     def _look(self, path: str, kind: int) -> int:
         """Return an O_PATH descriptor of a file, which refers to the same file even if the path is replaced later."""
         start = self.root if path.startswith("/") else self.folder
-        found = os.open(path.lstrip("/"), os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=start)
-        if stat.S_IFMT(os.fstat(found).st_mode) != kind:
+        descriptor = os.open(path.lstrip("/"), os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=start)
+        if stat.S_IFMT(os.fstat(descriptor).st_mode) != kind:
             raise OSError("it is of another kind")
-        return found
+        return descriptor
 
 
 def ask(pid: int, started: int, work: Callable[[RankFiles], bytes], deadline: float, most: int) -> bytes:
@@ -133,13 +133,13 @@ def live(row: dict[str, Any], deadline: float) -> dict[str, Any] | None:
         return None
 
     def post(files: RankFiles) -> bytes:
-        found = {}
+        documents = {}
         for handler in HANDLERS:
             server = files.connect(path, pid, max(0.1, deadline - time.monotonic()))
             body = _post(server, handler, deadline)
             if body is not None:
-                found[handler] = cut(json.loads(body.decode("utf-8", "replace")))
-        return json.dumps(merged(found)).encode()
+                documents[handler] = cut(json.loads(body.decode("utf-8", "replace")))
+        return json.dumps(merged(documents)).encode()
 
     try:
         document: dict[str, Any] = json.loads(ask(pid, row["started"], post, deadline, MOST_BYTES))
@@ -159,19 +159,19 @@ def merged(found: dict[str, dict[str, Any]]) -> dict[str, Any]:
         raise ValueError("it knows none")
     native, legacy, nccl2 = (found.get(handler) for handler in HANDLERS)
     if nccl2 is not None:  # before torch 2.15 the backend was ignored, and gloo's recorder answered
-        own = [one for one in nccl2["entries"] if str(one.get("profiling_name")).startswith("nccl2:")]
-        nccl2 = {**nccl2, "entries": own, "pg_status": nccl2["pg_status"] if own == nccl2["entries"] != [] else {}}
+        rows = [entry for entry in nccl2["entries"] if str(entry.get("profiling_name")).startswith("nccl2:")]
+        nccl2 = {**nccl2, "entries": rows, "pg_status": nccl2["pg_status"] if rows == nccl2["entries"] != [] else {}}
     if native is not None and legacy is not None:
-        for one in native["entries"]:
-            if isinstance(group := one.get("process_group"), list) and group:
-                one["process_group"] = [f"{group[0]}{OF_GLOO}", *group[1:]]
-        native = {**native, "pg_status": {f"{name}{OF_GLOO}": one for name, one in native["pg_status"].items()}}
+        for entry in native["entries"]:
+            if isinstance(group := entry.get("process_group"), list) and group:
+                entry["process_group"] = [f"{group[0]}{OF_GLOO}", *group[1:]]
+        native = {**native, "pg_status": {f"{name}{OF_GLOO}": entry for name, entry in native["pg_status"].items()}}
     parts = [part for part in (native, legacy, nccl2) if part is not None]
-    entries = [one for part in parts for one in part["entries"]]
-    times = [one.get("time_created_ns") for one in entries]
-    if all(isinstance(one, int) for one in times):
-        entries.sort(key=lambda one: int(one["time_created_ns"]))
-    status = {name: one for part in parts for name, one in part["pg_status"].items()}
+    entries = [entry for part in parts for entry in part["entries"]]
+    times = [entry.get("time_created_ns") for entry in entries]
+    if all(isinstance(entry, int) for entry in times):
+        entries.sort(key=lambda entry: int(entry["time_created_ns"]))
+    status = {name: entry for part in parts for name, entry in part["pg_status"].items()}
     return {"version": parts[0]["version"], "pg_status": status, "entries": entries}
 
 
@@ -179,11 +179,11 @@ def cut(document: object) -> dict[str, Any]:
     """Return a recorder's document with only the last entries and the fields that distinguish collectives."""
     if not isinstance(document, dict) or "version" not in document:
         raise ValueError("no flight recorder's document")
-    found, status = document.get("entries", []), document.get("pg_status")  # without any entry torch leaves them out
-    if not isinstance(found, list):
+    rows, status = document.get("entries", []), document.get("pg_status")  # without any entry torch leaves them out
+    if not isinstance(rows, list):
         raise ValueError("no flight recorder's document")  # noqa: TRY004 - as of any other answer that is none
-    entries = [one for one in found if isinstance(one, dict)][-ENTRIES:]
-    kept = [{key: value for key, value in one.items() if key in KEPT} for one in entries]
+    entries = [entry for entry in rows if isinstance(entry, dict)][-ENTRIES:]
+    kept = [{key: value for key, value in entry.items() if key in KEPT} for entry in entries]
     return {"version": document["version"], "pg_status": status if isinstance(status, dict) else {}, "entries": kept}
 
 
@@ -193,22 +193,22 @@ def dumped(row: dict[str, Any], age_s: float, deadline: float) -> dict[str, Any]
     The result is None if the rank has written no dump.
     """
     named = [row["told"][name] for name in DUMPS if name in row["told"]] or list(DEFAULT_DUMPS)
-    paths = [f"{_home(one, row['uid'])}{row['rank']}" for one in named]
+    paths = [f"{_home(prefix, row['uid'])}{row['rank']}" for prefix in named]
     oldest = time.time() - age_s - 1
 
     def newest(files: RankFiles) -> bytes:
-        found = max(_young(files, paths, oldest), default=None)
-        if found is None:
+        entry = max(_young(files, paths, oldest), default=None)
+        if entry is None:
             return b"{}\n"
-        written, path, file = found
+        written, path, file = entry
         head = {"name": os.path.basename(path), "age_s": max(0.0, time.time() - written)}
         with open(file, "rb") as dump:
             return json.dumps(head).encode() + b"\n" + dump.read(MOST_DUMP_BYTES)
 
     answer = ask(row["pid"], row["started"], newest, deadline, MOST_DUMP_BYTES + (1 << 16))
     head, _, data = answer.partition(b"\n")
-    told: dict[str, Any] = json.loads(head.decode())
-    return {**told, "data": base64.b64encode(data).decode()} if told else None
+    info: dict[str, Any] = json.loads(head.decode())
+    return {**info, "data": base64.b64encode(data).decode()} if info else None
 
 
 def ask_for_dump(row: dict[str, Any], deadline: float) -> bool:
@@ -242,10 +242,10 @@ def _young(files: RankFiles, paths: list[str], oldest: float) -> Iterator[tuple[
 
 def _servers(pid: int, prefix: str) -> Iterator[str]:
     """Yield the paths of Unix sockets on which the process listens and whose path begins with ``prefix``."""
-    own = set(inodes_of(pid))
+    inodes = set(inodes_of(pid))
     for line in (read(f"/proc/{pid}/net/unix") or "").splitlines()[1:]:
         fields = line.split(None, 7)
-        listens = len(fields) == 8 and fields[3:5] == [LISTENING, STREAM] and int(fields[6]) in own
+        listens = len(fields) == 8 and fields[3:5] == [LISTENING, STREAM] and int(fields[6]) in inodes
         if listens and fields[7].startswith(prefix):
             yield fields[7]
 

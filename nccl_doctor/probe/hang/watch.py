@@ -59,20 +59,20 @@ class Watch:
     def find(self, _request: dict[str, Any]) -> dict[str, Any]:
         """Return the fields of ``snapshot.JobRanks``, and whether py-spy is available."""
         table = ProcessTable()
-        found = ranks.find_ranks(table)
+        result = ranks.find_ranks(table)
         self._found_at = time.monotonic()
-        told = run({"unnumbered": partial(ranks.unnumbered, table)}, ASK_S)
-        some = told["unnumbered"] if isinstance(told["unnumbered"], list) else []
-        self._ranks = {row["pid"]: row for row in [*found["ranks"], *some]}
+        answer = run({"unnumbered": partial(ranks.unnumbered, table)}, ASK_S)
+        some = answer["unnumbered"] if isinstance(answer["unnumbered"], list) else []
+        self._ranks = {row["pid"]: row for row in [*result["ranks"], *some]}
         # a hanging file system must not delay what does not need it
         spy = run({"py_spy": self._spy.find}, ASK_S)["py_spy"]
         above = ranks.launchers(table, [row["pid"] for row in some])
         starters = run({"starters": partial(find_launchers, table)}, ASK_S)
-        for row in found["ranks"]:
+        for row in result["ranks"]:
             self._exits.follow(row["pid"], row["started"])
         exits = {"exits": self._exits.ended()}
         machine = os.uname().machine
-        return {**found, **told, **starters, **exits, "launchers": above, "py_spy": spy is True, "machine": machine}
+        return {**result, **answer, **starters, **exits, "launchers": above, "py_spy": spy is True, "machine": machine}
 
     def look(self, request: dict[str, Any]) -> dict[str, Any]:
         """Return a ``snapshot.HostLook`` of the ranks with the requested PIDs.
@@ -83,7 +83,7 @@ class Watch:
         pids = [pid for pid in request["pids"] if pid in self._ranks]
         table = ProcessTable()
         states = {pid: progress.look(pid, self._ranks[pid]["started"], table) for pid in pids}
-        alive = {pid: told["state"] for pid, told in states.items() if told is not None}
+        alive = {pid: state["state"] for pid, state in states.items() if state is not None}
         at = time.clock_gettime(time.CLOCK_BOOTTIME)
         named = {(pid, self._ranks[pid]["started"]): letter for pid, letter in alive.items()}
         stacks = self._spy.dump(named, request["stacks"], deadline) if request["stacks"] else {}
@@ -142,14 +142,14 @@ class Watch:
         pids = [pid for pid in request["pids"] if pid in self._ranks]
         nccl = NcclVersions(deadline)
         loaded = [nccl.loaded(pid, self._ranks[pid]["started"]) for pid in pids]
-        versions = sorted({found["version"] or "unknown" for found in loaded if found is not None})
+        versions = sorted({library["version"] or "unknown" for library in loaded if library is not None})
         ports = self._ras_ports(pids)
         answer = {"versions": versions, "reports": []}
         if not ports:
             raise Unavailable("NCCL's RAS is switched off in the job (NCCL_RAS_ENABLE=0)")
         if not request["force"] and any(not _safe(version) for version in versions or ["unknown"]):
-            told = " and ".join(versions or ["of unknown version"])
-            why = f"NCCL {told}: before 2.27.3 a query can crash a job that is starting; --force queries it anyway"
+            text = " and ".join(versions or ["of unknown version"])
+            why = f"NCCL {text}: before 2.27.3 a query can crash a job that is starting; --force queries it anyway"
             return {**answer, "refused": why}
         reports: dict[str, Any] = {}
         # an address from a variable is not dialled: it may be anybody's
@@ -256,8 +256,8 @@ class Spy:
         If the copy of py-spy can't be used, the results of :meth:`dump` contain the reason.
         """
         if "missing" in bundle or bundle["machine"] != os.uname().machine:
-            told = bundle.get("missing") or f"the py-spy that was sent along is for {bundle['machine']}"
-            self._problem = f"py-spy is not installed on the host, and {told}"
+            reason = bundle.get("missing") or f"the py-spy that was sent along is for {bundle['machine']}"
+            self._problem = f"py-spy is not installed on the host, and {reason}"
             return
         if self.program is None:
             self.program = write_memory_file(zlib.decompress(binascii.a2b_base64(bundle["data"])))
@@ -267,7 +267,7 @@ class Spy:
 
         The keys of ``states`` are PIDs and start times.
         """
-        found: dict[int, Any] = {}
+        stacks: dict[int, Any] = {}
         pids = sorted(states)
         for first in range(0, len(pids), AT_ONCE):
             until = min(deadline, time.monotonic() + EACH_S)
@@ -277,10 +277,10 @@ class Spy:
                 try:
                     running[pid] = self._start(pid, started, how)
                 except (OSError, Unavailable) as error:
-                    found[pid] = {"$unknown": str(error)}
+                    stacks[pid] = {"$unknown": str(error)}
             for pid, (child, pipe) in running.items():
-                found[pid] = _understood(*_read(child, pipe, until))
-        return found
+                stacks[pid] = _understood(*_read(child, pipe, until))
+        return stacks
 
     def _start(self, pid: int, started: int, how: list[str]) -> tuple[int, int]:
         if self.program is None:

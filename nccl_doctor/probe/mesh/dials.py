@@ -89,19 +89,19 @@ class Dial:
         """Receive the peer's first bytes and return the outcome, or None if no data has arrived yet."""
         assert self.sock is not None
         try:
-            said = self.sock.recv(len(self._nonce))
+            data = self.sock.recv(len(self._nonce))
         except BlockingIOError:
             # only SO_ERROR reports an ICMP error that arrived while the kernel was busy with the socket
             number = self.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
             return self._failed(OSError(number, os.strerror(number))) if number else None
         except OSError as error:
             return self._failed(error)
-        if said != self._nonce:
+        if data != self._nonce:
             return "stranger", None
         if self._spoken:
             return "intercepted", None
-        told = tcp_info(self.sock)
-        self.trip = told["rtt"], told["total_retrans"]
+        info = tcp_info(self.sock)
+        self.trip = info["rtt"], info["total_retrans"]
         return "connected", None
 
     def late(self) -> OutcomeAndReason | None:
@@ -146,9 +146,9 @@ _PLACES = {  # linux/tcp.h
 
 def tcp_info(sock: socket.socket) -> dict[str, int]:
     """Return fields of the kernel's ``struct tcp_info``. Fields that are missing in older kernels are 0."""
-    told = sock.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, 256)
+    data = sock.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, 256)
     return {
-        name: struct.unpack_from(form, told, place)[0] if place + struct.calcsize(form) <= len(told) else 0
+        name: struct.unpack_from(form, data, place)[0] if place + struct.calcsize(form) <= len(data) else 0
         for name, (form, place) in _PLACES.items()
     }
 
@@ -171,12 +171,12 @@ def dial_all(
     results: dict[Key, EndedDial] = {}
     waiting: list[tuple[Key, Dial]] = []
     for index, (address, ports, nonce, *interface) in enumerate(targets):
-        found = places[address]
+        resolution = places[address]
         for port in ports:
-            if isinstance(found, tuple):
-                results[index, port] = (*found, None, None)
+            if isinstance(resolution, tuple):
+                results[index, port] = (*resolution, None, None)
             else:
-                at_port = [(family, (place[0], port, *place[2:])) for family, place in found]
+                at_port = [(family, (place[0], port, *place[2:])) for family, place in resolution]
                 waiting.append(((index, port), Dial(at_port, nonce.encode(), *interface)))
     dials = list(waiting)
     results.update(Round(timeout_s, beside).run(waiting))
@@ -283,17 +283,17 @@ def _room() -> int:
 
 def resolved(addresses: set[str], timeout_s: float) -> dict[str, list[SocketAddress] | OutcomeAndReason]:
     """Return the socket addresses of each address, with port 0. Host names are resolved in parallel."""
-    found: dict[str, list[SocketAddress] | OutcomeAndReason] = {}
+    results: dict[str, list[SocketAddress] | OutcomeAndReason] = {}
     names = []
     for address in addresses:
         try:
-            found[address] = endpoints(address, 0)
+            results[address] = endpoints(address, 0)
         except (socket.gaierror, UnicodeError):
             names.append(address)
     deadline = time.monotonic() + timeout_s
     answers = side_by_side(lambda name: _look_up(name, deadline), names, deadline)
     late = TIMED_OUT if len(answers) == len(names) or _may_open(SPARE) else FULL
-    return {**found, **dict.fromkeys(names, late), **answers}
+    return {**results, **dict.fromkeys(names, late), **answers}
 
 
 def _look_up(name: str, deadline: float) -> list[SocketAddress] | OutcomeAndReason:
@@ -329,5 +329,5 @@ def endpoints(address: str, port: int, flags: int = socket.AI_NUMERICHOST) -> li
     If ``address`` is a host name, ``flags`` must be 0.
     """
     # bytes, as torch passes them: Python's own IDNA is a module that may have to be opened
-    found = socket.getaddrinfo(address.encode(), port, type=socket.SOCK_STREAM, flags=flags)
-    return [(family, place) for family, _type, _protocol, _name, place in found]
+    answers = socket.getaddrinfo(address.encode(), port, type=socket.SOCK_STREAM, flags=flags)
+    return [(family, place) for family, _type, _protocol, _name, place in answers]

@@ -165,9 +165,9 @@ class MeshEnd:
 
     def _count(self, sock: socket.socket, peer: str) -> None:
         """Record a connection under its peer, and close the peer's oldest connection if it has too many."""
-        own = sock.getsockname()
-        local = _plain(own[0])
-        key = local, int(own[1]), peer
+        own_address = sock.getsockname()
+        local = _plain(own_address[0])
+        key = local, int(own_address[1]), peer
         if key in self._accepted or len(self._accepted) < MOST_PEERS:
             self._accepted[key] = self._accepted.get(key, 0) + 1
         source = "" if peer == local or peer.startswith("127.") or peer == "::1" else peer
@@ -249,8 +249,8 @@ def dial(targets: list[list[Any]], timeout_s: float, beside: Beside | None = Non
     trips: dict[int, tuple[int, int]] = {}
     results = dial_all(targets, timeout_s, trips, beside)
     failed = [row for row in results if row[2] != "connected"]
-    told = [[index, *trip] for index, trip in trips.items()]
-    return {"connected": len(results) - len(failed), "failed": failed, "trips": told}
+    trip_rows = [[index, *trip] for index, trip in trips.items()]
+    return {"connected": len(results) - len(failed), "failed": failed, "trips": trip_rows}
 
 
 def _open_near(wanted: dict[str, Any]) -> socket.socket:
@@ -410,12 +410,12 @@ def try_all(targets: list[tuple[str, int]], deadline_s: float, segment: int | No
     At most :data:`AT_ONCE` transfers run in parallel. If ``segment`` is given, segments have at most ``segment`` bytes.
     The kernel waits 0.2 s before the first retransmission, so ``deadline_s`` should be longer than one second.
     """
-    found = resolved({address for address, _ in targets}, deadline_s)
+    by_address = resolved({address for address, _ in targets}, deadline_s)
     results: list[dict[str, Any]] = []
     for first in range(0, len(targets), AT_ONCE):
         pushes = []
         for address, port in targets[first : first + AT_ONCE]:
-            places = found[address]
+            places = by_address[address]
             known = [] if isinstance(places, tuple) else places
             pushes.append(Push([(family, (place[0], port, *place[2:])) for family, place in known], segment))
         _push(pushes, time.monotonic() + deadline_s)

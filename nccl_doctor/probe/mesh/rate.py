@@ -111,13 +111,13 @@ def send(request: dict[str, Any]) -> dict[str, Any]:
     returned.
     """
     try:
-        found = _send(request, request["streams"])
-        if request["streams"] < MORE_STREAMS and found["sender_busy"] >= BUSY:
+        result = _send(request, request["streams"])
+        if request["streams"] < MORE_STREAMS and result["sender_busy"] >= BUSY:
             more = _send(request, MORE_STREAMS)
-            found = more if more["gbps"] >= found["gbps"] else found
+            result = more if more["gbps"] >= result["gbps"] else result
     except OSError as error:
         return {"error": errno.errorcode.get(error.errno or 0, str(error))}
-    return found
+    return result
 
 
 def _send(request: dict[str, Any], count: int) -> dict[str, Any]:
@@ -157,13 +157,13 @@ def _send(request: dict[str, Any], count: int) -> dict[str, Any]:
 
 
 def _mark(streams: list[RateStream]) -> RateMark:
-    told = [tcp_info(stream.sock) for stream in streams]
+    infos = [tcp_info(stream.sock) for stream in streams]
     return RateMark(
         at=time.monotonic(),
-        acked=sum(one["bytes_acked"] for one in told),
-        retransmits=sum(one["total_retrans"] for one in told),
-        segments=sum(one["segments"] for one in told),
-        rwnd_us=sum(one["rwnd_limited"] for one in told),
+        acked=sum(info["bytes_acked"] for info in infos),
+        retransmits=sum(info["total_retrans"] for info in infos),
+        segments=sum(info["segments"] for info in infos),
+        rwnd_us=sum(info["rwnd_limited"] for info in infos),
         wanted_ns=tuple(_wanted_ns(stream.tid) for stream in streams),
         cpus=tuple(_cpus(read("/proc/stat") or "")),
     )
@@ -185,9 +185,9 @@ def _dropped() -> int:
 
 
 def _drops(body: bytes) -> int:
-    told = netlink.attributes(netlink.attributes(body[_QUEUE.size :]).get(TCA_STATS2, b"")).get(TCA_STATS_QUEUE, b"")
+    data = netlink.attributes(netlink.attributes(body[_QUEUE.size :]).get(TCA_STATS2, b"")).get(TCA_STATS_QUEUE, b"")
     _, _, _, parent, _ = _QUEUE.unpack_from(body)
-    count: int = struct.unpack_from("=I", told, _DROPS_AT)[0] if parent == ROOT and len(told) >= _DROPS_AT + 4 else 0
+    count: int = struct.unpack_from("=I", data, _DROPS_AT)[0] if parent == ROOT and len(data) >= _DROPS_AT + 4 else 0
     return count
 
 
@@ -196,8 +196,8 @@ def _wanted_ns(tid: int) -> int:
 
     If the kernel has no schedstat, return the process's CPU time.
     """
-    with contextlib.suppress(OSError, ValueError), open(f"/proc/self/task/{tid}/schedstat") as told:
-        ran, waited, _ = told.read().split()
+    with contextlib.suppress(OSError, ValueError), open(f"/proc/self/task/{tid}/schedstat") as file:
+        ran, waited, _ = file.read().split()
         return int(ran) + int(waited)
     used = resource.getrusage(resource.RUSAGE_SELF)
     return int((used.ru_utime + used.ru_stime) * 1e9)
@@ -205,13 +205,13 @@ def _wanted_ns(tid: int) -> int:
 
 def _cpus(stat: str) -> list[tuple[int, int, int]]:
     """Return the ticks in hard and soft interrupts, the stolen ticks, and all ticks of each CPU in /proc/stat."""
-    found = []
+    cpus = []
     for line in stat.splitlines():
         name, *ticks = line.split() or [""]
         if name.startswith("cpu") and name != "cpu" and len(ticks) >= 8:
-            counts = [int(one) for one in ticks[:8]]
-            found.append((counts[5] + counts[6], counts[7], sum(counts)))
-    return found
+            counts = [int(tick) for tick in ticks[:8]]
+            cpus.append((counts[5] + counts[6], counts[7], sum(counts)))
+    return cpus
 
 
 def _shares(first: tuple[tuple[int, int, int], ...], last: tuple[tuple[int, int, int], ...]) -> tuple[float, float]:

@@ -114,7 +114,7 @@ def cause_of(found: list[DiagSocket]) -> str:
 
     A socket that has no process and is being closed by the kernel counts as "time-wait".
     """
-    states = {one.state for one in found if one.inode != 0 or one.state not in CLOSING}
+    states = {sock.state for sock in found if sock.inode != 0 or sock.state not in CLOSING}
     if "LISTEN" in states:
         return "listener"
     if states - {"BOUND"}:
@@ -126,32 +126,32 @@ def cause_of(found: list[DiagSocket]) -> str:
 
 def _in_use(port: int, *, described: bool) -> dict[str, Any]:
     try:
-        found = netlink.find_sockets({port})
+        sockets = netlink.find_sockets({port})
     except OSError:  # no table is readable
-        found = []
-    pids, is_whole = pids_by_inode({one.inode for one in found})
-    cause = cause_of(found)
-    nobody: list[int | None] = [None]
-    rows = [netlink.describe_socket(one, pid) for one in found for pid in pids.get(one.inode, nobody)]
+        sockets = []
+    pids, is_whole = pids_by_inode({item.inode for item in sockets})
+    cause = cause_of(sockets)
+    no_holder: list[int | None] = [None]
+    rows = [netlink.describe_socket(item, pid) for item in sockets for pid in pids.get(item.inode, no_holder)]
     everybody = sorted({pid for some in pids.values() for pid in some})
     processes: list[dict[str, Any]] = [{"pid": pid} for pid in everybody]
     if described:
         table = ProcessTable()
         owners = jobs.jobs_of(everybody, table)
         refusals = guard.refusals(owners, everybody, table, guard.GRACE_S)
-        reasons = {pid: one and one.reason for job, one in zip(owners, refusals) for pid in job.pids}
+        reasons = {pid: item and item.reason for job, item in zip(owners, refusals) for pid in job.pids}
         processes = [{**describe(pid, table), "refusal": reasons[pid]} for pid in everybody if pid in table.procs]
     explained: dict[str, Any] = {"cause": cause, "sockets": rows, "holders": processes}
     if cause == "time-wait":
-        explained["time_wait_s"] = max((one.expires_s for one in found if one.expires_s is not None), default=None)
+        explained["time_wait_s"] = max((item.expires_s for item in sockets if item.expires_s is not None), default=None)
     elif not processes:
         few = "" if is_whole else "; processes with more than a thousand open files could not all be looked at in time"
-        explained["hint"] = _hint(found) + few
+        explained["hint"] = _hint(sockets) + few
     return explained
 
 
 def _hint(found: list[DiagSocket]) -> str:
-    users = sorted({guard.user(one.uid) for one in found if one.inode and one.uid >= 0})
+    users = sorted({guard.user(sock.uid) for sock in found if sock.inode and sock.uid >= 0})
     if users and os.getuid() == 0:
         return f"a process of {', '.join(users)} that can't be seen from here: look outside this container"
     if users:
@@ -168,17 +168,17 @@ def unlisted_holders() -> list[int]:
     A socket is missing if it is unused or, before Linux 6.8, only bound.
     """
     try:
-        listed = {f"socket:[{one.inode}]" for one in netlink.sockets_on(0) if one.state != "BOUND"}
+        listed = {f"socket:[{sock.inode}]" for sock in netlink.sockets_on(0) if sock.state != "BOUND"}
     except OSError:
         return []
-    found = set()
+    pids = set()
     for pid, link, target in open_files():
         if target.startswith("socket:") and target not in listed:
             # the protocol is an extended attribute of the link (sockfs_xattr_get, net/socket.c)
             with contextlib.suppress(OSError):  # closed meanwhile
                 if os.getxattr(link, "system.sockprotoname").rstrip(b"\0") in (b"TCP", b"TCPv6"):
-                    found.add(pid)
-    return sorted(found)
+                    pids.add(pid)
+    return sorted(pids)
 
 
 def send_signal(pid: int, started: int, number: signal.Signals) -> bool:
@@ -206,8 +206,8 @@ def send_signal(pid: int, started: int, number: signal.Signals) -> bool:
 def open_pidfd(pid: int) -> int | None:
     """Return a pidfd, or None if pidfds are not available. Raise ProcessLookupError if the process has exited."""
     try:
-        own = getattr(os, "pidfd_open", None)  # Python 3.9
-        return int(own(pid) if own else _call(PIDFD_OPEN, pid, 0))
+        function = getattr(os, "pidfd_open", None)  # Python 3.9
+        return int(function(pid) if function else _call(PIDFD_OPEN, pid, 0))
     except ProcessLookupError:
         raise
     except OSError:  # ENOSYS before Linux 5.3, EPERM from a container's seccomp filter
@@ -215,11 +215,11 @@ def open_pidfd(pid: int) -> int | None:
 
 
 def _deliver(pid: int, descriptor: int | None, number: signal.Signals) -> None:
-    own = getattr(signal, "pidfd_send_signal", None)  # Python 3.9
+    function = getattr(signal, "pidfd_send_signal", None)  # Python 3.9
     if descriptor is None:
         os.kill(pid, number)
-    elif own:
-        own(descriptor, number)
+    elif function:
+        function(descriptor, number)
     else:
         _call(PIDFD_SEND_SIGNAL, descriptor, number, None, 0)
 
@@ -239,20 +239,20 @@ def look(request: dict[str, Any]) -> dict[str, Any]:
     port, pid = request["port"], request["pid"]
     # Tried first, so that no thread of ours is taken for a holder.
     trial = None if port is None else try_port(port, described=False)
-    named = [pid] if pid is not None else [one["pid"] for one in (trial or {}).get("holders", ())]
+    named = [pid] if pid is not None else [holder["pid"] for holder in (trial or {}).get("holders", ())]
     gpus = _Gpus() if named else None
     table = ProcessTable()
     if pid is not None and request["started"] is not None and not _lives(pid, request["started"], table):
         named = []
-    found = jobs.jobs_of(named, table)
-    refused = guard.refusals(found, named, table, request["grace_s"])
-    unexplained = trial is not None and (trial["free"] or (trial["cause"] == "unknown" and not found))
+    owners = jobs.jobs_of(named, table)
+    refused = guard.refusals(owners, named, table, request["grace_s"])
+    unexplained = trial is not None and (trial["free"] or (trial["cause"] == "unknown" and not owners))
     return {
         "host": procs.host_name(),
         "user": guard.user(os.getuid()),
         "uid": os.getuid(),
         "trial": trial,
-        "jobs": [_job(job, named, table, why, gpus) for job, why in zip(found, refused)],
+        "jobs": [_job(job, named, table, why, gpus) for job, why in zip(owners, refused)],
         "elsewhere": procs.elsewhere(port, table) if unexplained else [],
         "range": _range(),
     }
@@ -286,8 +286,8 @@ def free(request: dict[str, Any]) -> dict[str, Any]:
 
     Reserved ports and ports of known services are excluded, as are ephemeral ports unless requested.
     """
-    told = _range()
-    drawn = told or {"low": 1, "high": 0, "reserved": ""}
+    ephemeral_range = _range()
+    drawn = ephemeral_range or {"low": 1, "high": 0, "reserved": ""}
     kept = set()
     with contextlib.suppress(OSError), open(SERVICES, encoding="utf-8", errors="replace") as file:
         for row in (line.partition("#")[0].split() for line in file):
@@ -301,7 +301,7 @@ def free(request: dict[str, Any]) -> dict[str, Any]:
         for port in request["ports"]
         if port not in kept and (request["ephemeral"] or not drawn["low"] <= port <= drawn["high"])
     )
-    return {"free": [port for port in fit if bind_error(port) is None], "drawn": told}
+    return {"free": [port for port in fit if bind_error(port) is None], "drawn": ephemeral_range}
 
 
 _SIGNALS = {"TERM": signal.SIGTERM, "KILL": signal.SIGKILL}

@@ -206,8 +206,8 @@ class RankOutput:
     def feed(self, block: bytes) -> None:
         *lines, self._rest = (self._rest + block).split(b"\n")
         for line in lines:
-            before, found, event = line.partition(self._mark)
-            if found:
+            before, mark, event = line.partition(self._mark)
+            if mark:
                 self._emit(json.loads(event.decode()))
             if before.strip():
                 self._keep(before.decode(errors="replace")[:LINE_BYTES])

@@ -302,8 +302,8 @@ def cpu_wanted_s() -> float:
     """Return the seconds that this process's threads have run or waited for a CPU (/proc/PID/task/TID/schedstat)."""
     wanted = 0
     for thread in os.listdir("/proc/self/task"):
-        with contextlib.suppress(OSError, ValueError), open(f"/proc/self/task/{thread}/schedstat") as told:
-            wanted += sum(map(int, told.read().split()[:2]))
+        with contextlib.suppress(OSError, ValueError), open(f"/proc/self/task/{thread}/schedstat") as file:
+            wanted += sum(map(int, file.read().split()[:2]))
     return wanted / 1e9
 
 

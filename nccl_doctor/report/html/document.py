@@ -64,8 +64,8 @@ def head(report: Document, options: RenderOptions) -> TemplateValues:
 
 
 def pages(diagnoses: Iterable[Diagnosis], options: RenderOptions) -> dict[str, tuple[str, str]]:
-    found = tuple(diagnoses)
-    names = {one.code: one.name for each in found for one in each.explains} | {one.code: one.name for one in found}
+    rows = tuple(diagnoses)
+    names = {item.code: item.name for each in rows for item in each.explains} | {item.code: item.name for item in rows}
     shown = ((code, text) for code, text in sorted(options.pages.items()) if code in names)
     return {code: (names[code], text) for code, text in shown}
 

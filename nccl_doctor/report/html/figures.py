@@ -36,20 +36,20 @@ class _Scale(NamedTuple):
 
 def charts(smoke: AllReduceReport) -> tuple[TemplateValues, ...]:
     """Return charts of time and bus bandwidth by message size, or no charts for fewer than two measured sizes."""
-    sizes = [one for one in smoke.sizes if one.bytes > 0 and one.seconds > 0 and one.busbw > 0]
-    if len({one.bytes for one in sizes}) < 2:
+    sizes = [entry for entry in smoke.sizes if entry.bytes > 0 and entry.seconds > 0 and entry.busbw > 0]
+    if len({entry.bytes for entry in sizes}) < 2:
         return ()
-    rate = smoke.link.gb_per_s if smoke.link else max(one.busbw for one in sizes)
+    rate = smoke.link.gb_per_s if smoke.link else max(entry.busbw for entry in sizes)
     of_what = f"{smoke.link.name}'s" if smoke.link else "the best"
-    most = max(sizes, key=lambda one: one.bytes)
+    most = max(sizes, key=lambda entry: entry.bytes)
     # T = 2 (N - 1) / N * K / B of a ring, for the same N as the largest message's own figures
     per_byte = most.seconds * most.busbw / rate / most.bytes
-    ends = min(one.bytes for one in sizes), most.bytes
+    ends = min(entry.bytes for entry in sizes), most.bytes
     ring = (f"ring at {of_what} speed", [(float(size), size * per_byte) for size in ends])
     speed = (f"{of_what} speed", [(float(size), rate) for size in ends])
     return (
-        _chart("Time of an all-reduce", sizes, lambda one: one.seconds, time_words, ring),
-        _chart("Bus bandwidth", sizes, lambda one: one.busbw, rate_words, speed),
+        _chart("Time of an all-reduce", sizes, lambda entry: entry.seconds, time_words, ring),
+        _chart("Bus bandwidth", sizes, lambda entry: entry.busbw, rate_words, speed),
     )
 
 
@@ -65,8 +65,8 @@ def _chart(
     words: Callable[[float], str],
     reference: tuple[str, list[tuple[float, float]]],
 ) -> TemplateValues:
-    bytes_ = sorted({one.bytes for one in sizes})
-    values = [value(one) for one in sizes]
+    bytes_ = sorted({entry.bytes for entry in sizes})
+    values = [value(entry) for entry in sizes]
     low, high = min(values), max(*values, *(at for _, at in reference[1]))
     across = _Scale(bytes_[0], bytes_[-1], _FRAME["left"], _FRAME["right"])
     up = _Scale(10.0 ** floor(log10(low)), 10.0 ** ceil(log10(high) + 1e-9), _FRAME["bottom"], _FRAME["top"])
@@ -77,13 +77,13 @@ def _chart(
         x1, y1, y2 = min(x1 * up.low / y1, x2), up.low, max(y2, up.low)
     line = _path([(across.at(x1), up.at(y1)), (across.at(x2), up.at(y2))])
     series = [TemplateValues(name=reference[0], kind="reference", path=line, points=())]
-    for number, (kind, its) in enumerate(grouped((one.dtype, one) for one in sizes).items()):
-        points = [(across.at(one.bytes), up.at(value(one))) for one in its]
-        says = (f"{size_words(one.bytes)}: {words(value(one))}" for one in its)
-        told = [(x, y, text) for (x, y), text in zip(points, says, strict=True)]
+    for number, (kind, group) in enumerate(grouped((entry.dtype, entry) for entry in sizes).items()):
+        points = [(across.at(entry.bytes), up.at(value(entry))) for entry in group]
+        says = (f"{size_words(entry.bytes)}: {words(value(entry))}" for entry in group)
+        marks = [(x, y, text) for (x, y), text in zip(points, says, strict=True)]
         # two types have two colours
         series.append(
-            TemplateValues(name=f"measured, {kind}", kind=f"measured{number % 2}", path=_path(points), points=told)
+            TemplateValues(name=f"measured, {kind}", kind=f"measured{number % 2}", path=_path(points), points=marks)
         )
     return TemplateValues(
         title=title,
@@ -113,16 +113,16 @@ _LONGEST = 14
 def nets(report: Report) -> tuple[TemplateValues, ...]:
     """Return the hosts grouped by the network that NCCL chose, the largest group first and unknown networks last."""
     against = reversed(report.of_category("interfaces"))
-    wrong = {host: f"{one.code} {one.name}" for one in against for host in one.hosts}
+    wrong = {host: f"{diagnosis.code} {diagnosis.name}" for diagnosis in against for host in diagnosis.hosts}
     chosen = []
     for host in (host for host in report.hosts if host.reached):
         uses = host.nccl_interface
         name, address = (uses.name, uses.address) if uses else ("unknown", "")
         view = TemplateValues(host=host.name, interface=name, address=address, wrong=wrong.get(host.name, ""))
         chosen.append((host.network or "", view))
-    found = sorted(grouped(chosen).items(), key=lambda net: (not net[0], -len(net[1])))
+    groups = sorted(grouped(chosen).items(), key=lambda net: (not net[0], -len(net[1])))
     return tuple(
-        TemplateValues(name=name or "no address known", size=len(its), hosts=_folded(its)) for name, its in found
+        TemplateValues(name=name or "no address known", size=len(views), hosts=_folded(views)) for name, views in groups
     )
 
 
@@ -130,12 +130,12 @@ def _folded(hosts: list[TemplateValues]) -> list[TemplateValues]:
     """Merge hosts with the same interface and the same fault into one entry if there are many hosts."""
     if len(hosts) <= _MOST_CHIPS:
         return hosts
-    groups = grouped(((one.interface, one.wrong), one) for one in hosts)
+    groups = grouped(((entry.interface, entry.wrong), entry) for entry in hosts)
     folded = []
-    for (interface, wrong), its in sorted(groups.items(), key=lambda group: not group[0][1]):
-        address = its[0].address if len(its) == 1 else ""
+    for (interface, wrong), views in sorted(groups.items(), key=lambda group: not group[0][1]):
+        address = views[0].address if len(views) == 1 else ""
         folded.append(
-            TemplateValues(host=fold(one.host for one in its), interface=interface, address=address, wrong=wrong)
+            TemplateValues(host=fold(entry.host for entry in views), interface=interface, address=address, wrong=wrong)
         )
     return folded
 
@@ -146,7 +146,7 @@ def ring(report: Report) -> TemplateValues | None:
     if not 2 <= len(hosts) <= MOST_STOPS:
         return None
     failed = {(dial.src, dial.dst) for dial in report.mesh.failed} if report.mesh else set()
-    blamed = {name for found in report.of_category("ports") for name in found.hosts}
+    blamed = {name for diagnosis in report.of_category("ports") for name in diagnosis.hosts}
     radius = min(_LEAST + _EACH * len(hosts), _MOST)
     across = radius + _BESIDE + _LETTER * min(max(map(len, hosts)), _LONGEST)
     down = radius + _ABOVE
@@ -162,7 +162,7 @@ def ring(report: Report) -> TemplateValues | None:
         known += [f"its slowest link {link_words(smoke.link)}"] if smoke.link else []
     return TemplateValues(
         title="Ring of the all-reduce" if smoke and smoke.rings else "Ring in rank order",
-        words=(smoke and ring_words(smoke)) or " -> ".join(short(one, 40) for one in [*hosts, hosts[0]]),
+        words=(smoke and ring_words(smoke)) or " -> ".join(short(host, 40) for host in [*hosts, hosts[0]]),
         width=round(2 * across, 1),
         height=round(2 * down, 1),
         stops=[_stop(name, at, angle, len(hosts) <= _NAMED, name in blamed) for name, at, angle in stops],
@@ -212,12 +212,12 @@ _LONGEST_DEVICE = 20
 def rails(report: Report) -> TemplateValues | None:
     """Return the hosts' RDMA devices by index, as NCCL connects them, or None for fewer than two hosts."""
     places = {host.name: _places(host) for host in sorted(report.hosts, key=lambda host: host.node_rank) if host.rdma}
-    lost = {name: {other for port in chain(*its) for other in port.apart} for name, its in places.items()}
+    lost = {name: {other for port in chain(*groups) for other in port.apart} for name, groups in places.items()}
     shown = sorted(places, key=lambda name: not lost[name])[:_MOST_COLUMNS]
     columns = [name for name in places if name in shown]
     if len(places) < 2:
         return None
-    guilty = {name for found in report.of_category("rdma") for name in found.hosts}
+    guilty = {name for diagnosis in report.of_category("rdma") for name in diagnosis.hosts}
     across = {name: _COLUMN * (number + 0.5) for number, name in enumerate(columns)}
     rows = range(max(len(places[name]) for name in columns))
     down = [_HEAD + _ROW * (row + 0.5) for row in rows]
@@ -229,11 +229,11 @@ def rails(report: Report) -> TemplateValues | None:
             label, address = _rail_words(ports[name])
             blamed = name in guilty and any(port.apart for port in ports[name])
             stops.append(TemplateValues(x=across[name], y=down[row], label=label, address=address, blamed=blamed))
-        for one, other in pairwise(there):
-            failed = any(other in port.apart for port in ports[one])
-            words += [f"[{row}] of {one} can't reach [{row}] of {other}"] if failed else []
+        for first, other in pairwise(there):
+            failed = any(other in port.apart for port in ports[first])
+            words += [f"[{row}] of {first} can't reach [{row}] of {other}"] if failed else []
             y = down[row]
-            hops.append(TemplateValues(x1=across[one] + 10, x2=across[other] - 10, y1=y, y2=y, failed=failed))
+            hops.append(TemplateValues(x1=across[first] + 10, x2=across[other] - 10, y1=y, y2=y, failed=failed))
     return TemplateValues(
         words=f"{plural(len(rows), 'place')} on {fold(columns)}: {'; '.join(words) or 'all pairs can communicate'}",
         hosts=[TemplateValues(x=across[name], label=short(name, _LONGEST_DEVICE)) for name in columns],
@@ -247,7 +247,7 @@ def rails(report: Report) -> TemplateValues | None:
 
 def _places(host: HostSummary) -> list[list[RdmaAnswer]]:
     """Return a host's RDMA ports, grouped by the index of NCCL's device."""
-    return [its for _, its in sorted(grouped((port.place, port) for port in host.rdma).items())]
+    return [ports for _, ports in sorted(grouped((port.place, port) for port in host.rdma).items())]
 
 
 def _rail_words(ports: list[RdmaAnswer]) -> tuple[str, str]:
@@ -296,9 +296,9 @@ def _row(
         unusual = bool(value) and most is not None and value != most
         cells.append(_cell(value or ("" if host.reached else "not reached"), value, unusual=unusual))
     if report.load:
-        own = report.load.hosts.get(host.name)
-        words = f"{own.queue:.1f} on {own.cpus} CPUs" if own else ""
-        cells.append(_cell(words, f"{own.queue:.3f}" if own else "", unusual=host.name in busy))
+        load = report.load.hosts.get(host.name)
+        words = f"{load.queue:.1f} on {load.cpus} CPUs" if load else ""
+        cells.append(_cell(words, f"{load.queue:.3f}" if load else "", unusual=host.name in busy))
     return TemplateValues(name=host.name, unusual=not host.reached or any(cell.unusual for cell in cells), cells=cells)
 
 
@@ -329,7 +329,7 @@ def waterfall(report: Report) -> TemplateValues | None:
     total = max(total, report.timings.get("total", 0.0))
     spent = {host.name: {name: max(end - begin, 0.0) for name, (begin, end) in host.spent.items()} for host in hosts}
     phases = [phase for phase in _PHASES if any(phase in host.spent for host in hosts)]
-    usual = {phase: median(its[phase] for its in spent.values() if phase in its) for phase in phases}
+    usual = {phase: median(times[phase] for times in spent.values() if phase in times) for phase in phases}
     hosts.sort(key=lambda host: -sum(spent[host.name].values()))
     return TemplateValues(
         phases=[_PHASES[phase] for phase in phases],
@@ -340,15 +340,15 @@ def waterfall(report: Report) -> TemplateValues | None:
 
 
 def _bars(host: HostSummary, spent: dict[str, float], usual: dict[str, float], total: float) -> TemplateValues:
-    own = {phase: spent[phase] for phase in usual if phase in spent}
+    times = {phase: spent[phase] for phase in usual if phase in spent}
     bars = []
-    for phase, seconds in own.items():  # in thousandths of the run
+    for phase, seconds in times.items():  # in thousandths of the run
         begin, width = 1000 * host.spent[phase][0] / total, max(1000 * seconds / total, 1)
         bars.append(TemplateValues(kind=phase, x=round(begin, 1), width=round(width, 1)))
     return TemplateValues(
         host=host.name,
         bars=bars,
-        seconds=tuple(f"{own[phase]:.2f} s" if phase in own else "" for phase in usual),
+        seconds=tuple(f"{times[phase]:.2f} s" if phase in times else "" for phase in usual),
         rest=f"{max(total - sum(spent.values()), 0.0):.2f} s",
-        slow=any(its > max(_SLOW * usual[phase], usual[phase] + _AT_LEAST_S) for phase, its in own.items()),
+        slow=any(time > max(_SLOW * usual[phase], usual[phase] + _AT_LEAST_S) for phase, time in times.items()),
     )

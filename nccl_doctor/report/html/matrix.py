@@ -87,7 +87,7 @@ def matrix(report: Report) -> TemplateValues | None:
     if mesh is None or len(hosts) < 2:
         return None
     dials = _Mesh(mesh, hosts, report)
-    blamed = {name for found in report.of_category("ports") for name in found.hosts}
+    blamed = {name for diagnosis in report.of_category("ports") for name in diagnosis.hosts}
     groups = groups_of(report, blamed)
     size = min(max(_ROOM / len(groups), _SMALLEST), _LARGEST)
     left = top = margin(groups)
@@ -129,9 +129,9 @@ def groups_of(report: Report, blamed: Collection[str] = ()) -> list[MatrixRow]:
     hosts = sorted(report.hosts, key=lambda host: host.node_rank)
     each = -(-len(hosts) // MOST_ROWS)
     groups = []
-    for its in (hosts[start : start + each] for start in range(0, len(hosts), each)):
-        names = [host.name for host in its]
-        groups.append(MatrixRow(its, short(fold(names), 60), not set(blamed).isdisjoint(names)))
+    for members in (hosts[start : start + each] for start in range(0, len(hosts), each)):
+        names = [host.name for host in members]
+        groups.append(MatrixRow(members, short(fold(names), 60), not set(blamed).isdisjoint(names)))
     return groups
 
 
@@ -177,14 +177,14 @@ def _causes(report: Report) -> Callable[[str, str], str]:
     """Return a function that finds the diagnosis of a failed pair, by the pair or else by one of its hosts."""
     named: dict[tuple[str, str], str] = {}
     hosts: dict[str, str] = {}
-    network = {found.code for category in ("interfaces", "ports") for found in report.of_category(category)}
-    for found in report.diagnoses:
-        words = f"{found.code} {found.name}"
-        for pair in found.details.failed or ():
+    network = {diagnosis.code for category in ("interfaces", "ports") for diagnosis in report.of_category(category)}
+    for diagnosis in report.diagnoses:
+        words = f"{diagnosis.code} {diagnosis.name}"
+        for pair in diagnosis.details.failed or ():
             named.setdefault(pair, words)
-        for name in found.hosts if found.code in network else ():
-            its = found.details.rules.get(name)
-            rule = f": {short('; '.join(its), _RULE)}" if its else ""
+        for name in diagnosis.hosts if diagnosis.code in network else ():
+            rules = diagnosis.details.rules.get(name)
+            rule = f": {short('; '.join(rules), _RULE)}" if rules else ""
             hosts.setdefault(name, words + rule)
     return lambda src, dst: named.get((src, dst)) or hosts.get(dst) or hosts.get(src) or ""
 

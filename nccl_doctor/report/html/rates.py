@@ -31,14 +31,14 @@ _LEGEND = [*((kind, mark, words) for _, kind, mark, words in _BANDS), ("untried"
 
 def rate_matrices(report: Report) -> list[TemplateValues]:
     """Return a figure for each rail, or no figures if nothing was measured."""
-    rails = grouped((_rail(one, report), one) for one in report.rates or ())
-    return [_picture(name, its, report) for name, its in rails.items()]
+    rails = grouped((_rail(rate, report), rate) for rate in report.rates or ())
+    return [_picture(name, rates, report) for name, rates in rails.items()]
 
 
 def _rail(rate: RateReport, report: Report) -> str:
     """Return the interface of a rate, or "" if the sending host has only one interface."""
-    own = {one.interface for one in report.rates or () if one.src == rate.src}
-    return rate.interface if len(own) > 1 else ""
+    interfaces = {other.interface for other in report.rates or () if other.src == rate.src}
+    return rate.interface if len(interfaces) > 1 else ""
 
 
 class _Scale(NamedTuple):
@@ -53,11 +53,11 @@ class _Scale(NamedTuple):
 
 def _picture(name: str, rates: Sequence[RateReport], report: Report) -> TemplateValues:
     groups = groups_of(report)
-    usual = median(one.gbps for one in rates)
+    usual = median(entry.gbps for entry in rates)
     factor, unit = (1.0, "Gb/s") if usual >= 1 else (1e3, "Mb/s")
     size = min(max(_ROOM / len(groups), _SMALLEST), _LARGEST)
     left = top = margin(groups)
-    scale = _Scale({(one.src, one.dst): one for one in rates}, usual, factor, size, Counter())
+    scale = _Scale({(entry.src, entry.dst): entry for entry in rates}, usual, factor, size, Counter())
     rows, columns = [], []
     for place, group in enumerate(groups):
         cells = [_cell(group, dst, scale, round(size * x, 2)) for x, dst in enumerate(groups)]
@@ -82,30 +82,30 @@ def _picture(name: str, rates: Sequence[RateReport], report: Report) -> Template
         height=top + size * len(groups) + 1,
         rows=rows,
         columns=columns,
-        legend=[one for one in legend if one.pairs],
+        legend=[entry for entry in legend if entry.pairs],
     )
 
 
 def _is_blamed(group: MatrixRow, direction: str, report: Report) -> bool:
     """Return whether a diagnosis names a host of this row or column as slow in this direction."""
-    found = (one for one in report.diagnoses if direction in one.details.directions)
-    names = {host for one in found if one.name == "link-slow" for host in one.hosts}
+    diagnoses = (diagnosis for diagnosis in report.diagnoses if direction in diagnosis.details.directions)
+    names = {host for diagnosis in diagnoses if diagnosis.name == "link-slow" for host in diagnosis.hosts}
     return any(host.name in names for host in group.hosts)
 
 
 def _cell(src: MatrixRow, dst: MatrixRow, scale: _Scale, x: float) -> TemplateValues:
     pairs = [(a.name, b.name) for a in src.hosts for b in dst.hosts if a is not b]
-    found = [scale.rates[pair] for pair in pairs if pair in scale.rates]
-    if not found:
+    rates = [scale.rates[pair] for pair in pairs if pair in scale.rates]
+    if not rates:
         kind, words = ("untried", "not measured") if pairs else ("self", "itself")
         scale.kinds[kind] += len(pairs)
         return TemplateValues(x=x, kind=kind, mark="", says=f"{src.name} to {dst.name}: {words}")
-    scale.kinds.update(_band(one, scale.usual)[0] for one in found)
-    slowest = min(found, key=lambda one: one.gbps)
+    scale.kinds.update(_band(rate, scale.usual)[0] for rate in rates)
+    slowest = min(rates, key=lambda rate: rate.gbps)
     kind, letter = _band(slowest, scale.usual)
     figure = slowest.gbps * scale.factor
     mark = f"{figure:.{2 if figure < 10 else 1 if figure < 100 else 0}f}" if scale.size >= _WITH_NUMBERS else letter
-    return TemplateValues(x=x, kind=kind, mark=mark, says=_words(slowest, len(found)))
+    return TemplateValues(x=x, kind=kind, mark=mark, says=_words(slowest, len(rates)))
 
 
 def _band(rate: RateReport, usual: float) -> tuple[str, str]:

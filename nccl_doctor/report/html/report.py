@@ -58,12 +58,12 @@ def render(report: Report, options: RenderOptions) -> str:
 
 def _headline(report: Report) -> tuple[TemplateValues, str]:
     """Return a short verdict with its colour and hosts, and the rest of the verdict sentence."""
-    cause = max(report.diagnoses, key=lambda found: found.severity.rank, default=None)
+    cause = max(report.diagnoses, key=lambda diagnosis: diagnosis.severity.rank, default=None)
     ready, counts, line = verdict(report, cause)
     words = "Ready" if ready else counts[0] if counts else "No faults found"
     kind = cause.severity.value if cause else "ok" if ready or report.complete else "unknown"
-    grave = [found for found in report.diagnoses if cause and found.severity is cause.severity]
-    where = "" if ready else short(fold(host for found in grave for host in found.hosts), 40)
+    grave = [diagnosis for diagnosis in report.diagnoses if cause and diagnosis.severity is cause.severity]
+    where = "" if ready else short(fold(host for diagnosis in grave for host in diagnosis.hosts), 40)
     view = TemplateValues(words=words, kind="ok" if ready else kind, where=where)
     return view, line.removeprefix("Ready. ").removeprefix(f"{words}, ")
 
@@ -95,9 +95,9 @@ def render_hang(report: HangReport, options: RenderOptions) -> str:
     job, hosts = report.job, plural(report.hosts, "host")
     title = f"{hosts}, {plural(job.world_size, 'rank')}, master {job.master_addr}:{job.master_port}" if job else ""
     rows = []
-    for one in report.ranks:
-        place = (one.state, one.doing or _stand_of(one), _issued(one), "behind" * one.behind)
-        rows.append((str(one.rank), one.host or "?", str(one.pid or ""), *place))
+    for rank in report.ranks:
+        place = (rank.state, rank.doing or _stand_of(rank), _issued(rank), "behind" * rank.behind)
+        rows.append((str(rank.rank), rank.host or "?", str(rank.pid or ""), *place))
     return document(
         "hang.html",
         report=report,
@@ -113,17 +113,17 @@ def render_hang(report: HangReport, options: RenderOptions) -> str:
 
 def _stands(ranks: tuple[HangRank, ...]) -> Iterator[TemplateValues]:
     """Yield groups of ranks with the same frame and number of issued collectives, the largest group first."""
-    groups = grouped(((_stand_of(one), _issued(one), one.behind), one) for one in ranks)
+    groups = grouped(((_stand_of(rank), _issued(rank), rank.behind), rank) for rank in ranks)
     most = max(map(len, groups.values()), default=1)
-    for (where, issued, behind), its in sorted(groups.items(), key=lambda group: (-len(group[1]), group[1][0].rank)):
-        ranks_ = fold_numbers(one.rank for one in its)
+    for (where, issued, behind), batch in sorted(groups.items(), key=lambda group: (-len(group[1]), group[1][0].rank)):
+        ranks_ = fold_numbers(rank.rank for rank in batch)
         yield TemplateValues(
             where=where,
             issued=issued,
             ranks=f"rank {ranks_}",
-            hosts=fold(one.host for one in its if one.host),
-            count_of=len(its),
-            share=round(1000 * len(its) / most, 1),
+            hosts=fold(rank.host for rank in batch if rank.host),
+            count_of=len(batch),
+            share=round(1000 * len(batch) / most, 1),
             behind=behind,
         )
 
@@ -141,10 +141,10 @@ def _issued(rank: HangRank) -> str:
 def render_diff(found: Difference, options: RenderOptions) -> str:
     """Return the HTML page for ``diff``: new and resolved diagnoses, and a table of changed facts."""
     new, gone = found.diagnoses.new, found.diagnoses.gone
-    gravest = max((one.severity for one in new), key=lambda severity: severity.rank, default=None)
+    gravest = max((item.severity for item in new), key=lambda severity: severity.rank, default=None)
     kind = gravest.value if gravest else "ok" if gone or found.is_empty else "info"
     counts = f"Diagnoses: {len(new)} new, {len(gone)} gone; {plural(len(found.changes), 'fact')} changed."
-    changes = tuple((fold(one.hosts) or "the cluster", one.what, one.before, one.after) for one in found.changes)
+    changes = tuple((fold(item.hosts) or "the cluster", item.what, item.before, item.after) for item in found.changes)
     return document(
         "diff.html",
         head=head(found, options),
@@ -167,23 +167,23 @@ def timeline(events: Sequence[LogEvent]) -> TemplateValues | None:
     first = events[0].at or 0
     groups = grouped(((event.at if timed else event.order, event.code, event.cause), event) for event in events)
     span = max(((events[-1].at or 0) - first) % _DAY_S, 1)
-    moments = [_moment(its, first, span, timed=timed) for its in groups.values()]
+    moments = [_moment(group, first, span, timed=timed) for group in groups.values()]
     return TemplateValues(timed=timed, moments=moments[:MOST_MOMENTS], more=max(len(moments) - MOST_MOMENTS, 0))
 
 
 def _moment(events: list[LogEvent], first: int, span: float, *, timed: bool) -> TemplateValues:
-    one, at = events[0], events[0].at or 0
+    first_event, at = events[0], events[0].at or 0
     after = (at - first) % _DAY_S
     ranks = fold_numbers(event.rank for event in events if event.rank is not None)
     hosts = fold(event.host for event in events if event.host)
     return TemplateValues(
-        when=f"{at // 3600:02}:{at // 60 % 60:02}:{at % 60:02}" if timed else f"line {one.line}",
+        when=f"{at // 3600:02}:{at // 60 % 60:02}:{at % 60:02}" if timed else f"line {first_event.line}",
         after=f"+{after} s" if timed else "",
         x=round(1000 * after / span, 1) if timed else 0.0,
-        who=" on ".join(filter(None, (ranks and f"rank {ranks}", hosts))) or one.file,
-        code=one.code,
-        name=one.name,
+        who=" on ".join(filter(None, (ranks and f"rank {ranks}", hosts))) or first_event.file,
+        code=first_event.code,
+        name=first_event.name,
         cause=any(event.cause for event in events),
-        place=f"{one.file}:{one.line}",
-        text=one.text,
+        place=f"{first_event.file}:{first_event.line}",
+        text=first_event.text,
     )

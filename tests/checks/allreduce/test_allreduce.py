@@ -40,7 +40,11 @@ NAMED = [
     ("allreduce_failed/fires-isolated-pair", ["node1", "node2"], "it fails only between node1 and node2"),
     ("allreduce_timeout/fires-suspended", ["node2"], "rank 1 on node2 was suspended"),
     ("allreduce_timeout/fires-in-the-kernel", ["node3"], "in the kernel (nfs4_wait_clnt_recover)"),
-    ("allreduce_timeout/fires-elsewhere", ["node2"], "was executing get (queue.py:171), called by wait_for_disk (hook.py:12)"),
+    (
+        "allreduce_timeout/fires-elsewhere",
+        ["node2"],
+        "was executing get (queue.py:171), called by wait_for_disk (hook.py:12)",
+    ),
     (
         "allreduce_timeout/fires-everybody",
         ["node1", "node2", "node3"],

@@ -40,8 +40,8 @@ class PreflightError(RuntimeError):
 
     def __init__(self, report: Report) -> None:
         self.report = report
-        grave = (one for one in report.diagnoses if one.severity is Severity.ERROR)
-        words = next((f"{one.name} ({one.code}): {one.message} {one.fix.summary}" for one in grave), "an error")
+        grave = (item for item in report.diagnoses if item.severity is Severity.ERROR)
+        words = next((f"{item.name} ({item.code}): {item.message} {item.fix.summary}" for item in grave), "an error")
         super().__init__(words)
 
 
@@ -83,10 +83,10 @@ def check(  # noqa: PLR0913 - each is an option of the command
 
 
 def _judged(request: Request) -> Report:
-    found = look_and_judge(request, request.chosen.codes(), _OUT)
-    if found.interrupted:
+    result = look_and_judge(request, request.chosen.codes(), _OUT)
+    if result.interrupted:
         raise KeyboardInterrupt
-    return found.report
+    return result.report
 
 
 def read_log(*paths: str | os.PathLike[str], only: Sequence[str] = (), skip: Sequence[str] = ()) -> Report:
@@ -136,7 +136,7 @@ def preflight(
     secret = joined.token({joined.TOKEN: token} if token is not None else os.environ, file)
     port = values.port(str(port), SourceLocation("port", is_file=False))
     # torchrun's nodes have met at the master port already, and its agent still listens there
-    other = next(one for one in range(port + 1, port + 3) if one != _number("MASTER_PORT", DEFAULT_MASTER_PORT))
+    other = next(value for value in range(port + 1, port + 3) if value != _number("MASTER_PORT", DEFAULT_MASTER_PORT))
     by_agent = bool(os.environ.get(AGENT))
     overrides = Overrides(
         python=python or sys.executable,
@@ -156,15 +156,15 @@ def preflight(
         return exit_code(report, "error"), report
 
     if here.leads:
-        code, found = job.lead(timeout_s, work, lambda _words: None)
+        code, final_report = job.lead(timeout_s, work, lambda _words: None)
     else:
         result = job.follow(timeout_s, lambda _words: None, wants_report=True)
-        code, found = result.code, _report(result.report)
-    if found is None:
+        code, final_report = result.code, _report(result.report)
+    if final_report is None:
         raise DoctorError(f"the preflight ended on node 0 with exit code {code}, without a report")
     if code == 1:
-        raise PreflightError(found)
-    return found
+        raise PreflightError(final_report)
+    return final_report
 
 
 def _report(document: str) -> Report | None:

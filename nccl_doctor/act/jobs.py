@@ -42,8 +42,8 @@ def end_job(step: Step, operation: EndJob, node: Node, transport: Transport) -> 
     if report.refused or report.left or not report.ended:
         why = report.refused or "some of its processes still run"
         return StepResult.model_validate({**known, "outcome": "failed", "reason": clean(why)})
-    said = f"ended pid {' '.join(map(str, report.ended))}"
-    return StepResult.model_validate({**known, "outcome": "done", "exit_code": 0, "output": said})
+    output = f"ended pid {' '.join(map(str, report.ended))}"
+    return StepResult.model_validate({**known, "outcome": "done", "exit_code": 0, "output": output})
 
 
 def set_variables(step: Step, file: str, journal: Journal | None) -> StepResult:

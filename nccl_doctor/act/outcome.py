@@ -21,15 +21,15 @@ def compared(ran: FixReport, after: Report) -> FixReport:
     """
     chosen = _faults(ran.before, {step.mends for step in ran.plan if _was_run(step, ran)})
     now = _faults(after.diagnoses)
-    told = {found.name: found.hosts for diagnosis in after.diagnoses for found in diagnosis.explains}
-    hidden = {(name, host) for name, hosts in told.items() for host in hosts}
+    consequences = {item.name: item.hosts for diagnosis in after.diagnoses for item in diagnosis.explains}
+    hidden = {(name, host) for name, hosts in consequences.items() for host in hosts}
     checks = {check.name: check for check in after.checks}
     remaining = [fault for fault in chosen if fault in now or fault in hidden]
     judged = [fault for fault in chosen if fault not in remaining and _passed(checks.get(fault[0]), fault[1], after)]
-    grave = {found.name for found in after.diagnoses if found.severity.rank >= Severity.WARNING.rank}
-    explained = ((one.name, host) for found in ran.before for one in found.explains for host in one.hosts)
+    grave = {item.name for item in after.diagnoses if item.severity.rank >= Severity.WARNING.rank}
+    explained = ((entry.name, host) for item in ran.before for entry in item.explains for host in entry.hosts)
     known = {*_faults(ran.before), *explained}
-    others = [one for one in now if one in known and one not in chosen and one[0] in grave]
+    others = [entry for entry in now if entry in known and entry not in chosen and entry[0] in grave]
     return ran.model_copy(
         update={
             "after": after.diagnoses,
@@ -56,14 +56,14 @@ def _was_run(step: Step, ran: FixReport) -> bool:
 
 def _faults(diagnoses: Sequence[Diagnosis], names: Iterable[str] | None = None) -> list[FaultKey]:
     wanted = None if names is None else set(names)
-    some = (found for found in diagnoses if wanted is None or found.name in wanted)
-    return list(dict.fromkeys((found.name, host) for found in some for host in found.hosts or ("",)))
+    some = (diagnosis for diagnosis in diagnoses if wanted is None or diagnosis.name in wanted)
+    return list(dict.fromkeys((diagnosis.name, host) for diagnosis in some for host in diagnosis.hosts or ("",)))
 
 
 def _passed(check: CheckResult | None, host: str, after: Report) -> bool:
     if check is None or check.outcome not in (Outcome.PASS, Outcome.FOUND, Outcome.NOT_APPLICABLE):
         return False
-    reached = {one.name for one in after.hosts if one.reached}
+    reached = {summary.name for summary in after.hosts if summary.reached}
     return (not host or host in reached) and not any(host in gap.hosts or not gap.hosts for gap in check.gaps)
 
 

@@ -25,17 +25,17 @@ def plan(
     """
     steps: list[Step] = []
     by_hand: list[ByHand] = []
-    for found in sorted(report.diagnoses, key=lambda one: -one.severity.rank):
-        made = list(_steps(found, snapshot))
-        if made and all(hide(one.command) == one.command for one in made):
-            known = {(one.host, one.place, one.command) for one in steps}
-            steps += [one for one in made if (one.host, one.place, one.command) not in known]
+    for diagnosis in sorted(report.diagnoses, key=lambda item: -item.severity.rank):
+        made = list(_steps(diagnosis, snapshot))
+        if made and all(hide(item.command) == item.command for item in made):
+            known = {(item.host, item.place, item.command) for item in steps}
+            steps += [item for item in made if (item.host, item.place, item.command) not in known]
         else:
-            by_hand.append(_left(found))
+            by_hand.append(_left(diagnosis))
     boots = {host.name: host.facts.identity for host in snapshot.hosts if host.facts is not None}
     return tuple(
-        one.model_copy(update={"number": number, "boot_id": getattr(boots.get(one.host or ""), "boot_id", None)})
-        for number, one in enumerate(steps, 1)
+        item.model_copy(update={"number": number, "boot_id": getattr(boots.get(item.host or ""), "boot_id", None)})
+        for number, item in enumerate(steps, 1)
     ), tuple(by_hand)
 
 
@@ -57,9 +57,9 @@ def _steps(found: Diagnosis, snapshot: Snapshot) -> Iterator[Step]:
             survives_reboot=True,
             settings=dict(variables),
         )
-    for one in operations(found, snapshot):
-        assert one.operation is not None, "operations have one"
-        yield _step(one, one.operation, named, disruptive=found.fix.risk == "disruptive")
+    for command in operations(found, snapshot):
+        assert command.operation is not None, "operations have one"
+        yield _step(command, command.operation, named, disruptive=found.fix.risk == "disruptive")
 
 
 FROM_BEFORE = "the values before it"
@@ -84,26 +84,26 @@ def _step(command: Command, operation: Operation, named: dict[str, Any], *, disr
 def undo_plan(ran: Sequence[RanStep], file: str | None) -> tuple[Step, ...]:
     """Return steps that undo the recorded steps, in reverse order; ``file`` is the hosts file that was changed."""
     back: list[Step] = []
-    for one in reversed(ran):
-        if not one.can_be_undone:
+    for step in reversed(ran):
+        if not step.can_be_undone:
             continue
-        names = ", ".join(one.settings)
-        command = f"write into {file}, under env: the values of {names} from before" if one.settings else one.undo
+        names = ", ".join(step.settings)
+        command = f"write into {file}, under env: the values of {names} from before" if step.settings else step.undo
         assert command is not None, "it can be undone"
-        shared = {name: getattr(one, name) for name in Undo.model_fields.keys() & RanStep.model_fields.keys()}
+        shared = {name: getattr(step, name) for name in Undo.model_fields.keys() & RanStep.model_fields.keys()}
         back.append(
             Step(
                 number=len(back) + 1,
-                host=one.host,
+                host=step.host,
                 command=command,
-                place=one.place,
-                outside=one.outside,
-                root=one.root,
-                code=one.code,
-                mends=one.mends,
-                takes_back=one.number,
-                undoes=Undo(redo=one.command, **shared),
-                settings=dict(one.settings),
+                place=step.place,
+                outside=step.outside,
+                root=step.root,
+                code=step.code,
+                mends=step.mends,
+                takes_back=step.number,
+                undoes=Undo(redo=step.command, **shared),
+                settings=dict(step.settings),
             )
         )
     return tuple(back)

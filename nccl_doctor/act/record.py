@@ -108,15 +108,15 @@ class Journal:
     def write(self, step: RanStep) -> None:
         """Add or replace the entry for a step; if writing fails, keep the old record and raise DoctorError."""
         with self._lock:
-            others = (one for one in self.record.steps if one.number != step.number)
-            steps = tuple(sorted((*others, step), key=lambda one: one.number))
+            others = (ran_step for ran_step in self.record.steps if ran_step.number != step.number)
+            steps = tuple(sorted((*others, step), key=lambda ran_step: ran_step.number))
             record = self.record.model_copy(update={"steps": steps})
             _write(self.path, record)
             self.record = record
 
     def mark(self, number: int, **flags: bool) -> None:
         """Mark a step as ``undone`` or ``left``."""
-        step = next(one for one in self.record.steps if one.number == number)
+        step = next(ran_step for ran_step in self.record.steps if ran_step.number == number)
         self.write(step.model_copy(update=flags))
 
 
@@ -130,13 +130,13 @@ def entry(step: Step, **known: object) -> RanStep:
 
 def latest(identifier: str, environ: Mapping[str, str]) -> Journal | None:
     """Return the newest record with steps to undo on the hosts, preferably a record that no undo has skipped."""
-    found = list(_of_hosts(identifier, environ))
-    return next((one for one in found if not one.record.is_left), found[0] if found else None)
+    journals = list(_of_hosts(identifier, environ))
+    return next((journal for journal in journals if not journal.record.is_left), journals[0] if journals else None)
 
 
 def all_open(environ: Mapping[str, str]) -> list[Record]:
     """Return the records for all hosts that have steps to undo, newest first."""
-    return sorted((one.record for one in _of_hosts("*", environ)), key=lambda one: one.began_at, reverse=True)
+    return sorted((item.record for item in _of_hosts("*", environ)), key=lambda item: item.began_at, reverse=True)
 
 
 def _of_hosts(identifier: str, environ: Mapping[str, str]) -> Iterator[Journal]:
@@ -160,7 +160,7 @@ def _folder(environ: Mapping[str, str]) -> Path:
     folder = state / "fix"
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        strange = next((one for one in (folder, state) if not _is_ours(one)), None)
+        strange = next((path for path in (folder, state) if not _is_ours(path)), None)
     except OSError as error:
         raise DoctorError(f"{folder}: can't be created: {error.strerror}") from error
     if strange is not None:
@@ -203,7 +203,7 @@ def undo_line(hosts: str) -> str:
 def describe(records: Iterable[Record]) -> list[str]:
     """Return a line for each record with its time, the number of steps to undo, and the command that undoes them."""
     return [
-        f"{one.began_at}  {sum(step.can_be_undone for step in one.steps)} to undo"
-        f"{', left alone before' if one.is_left else ''}:  {undo_line(one.hosts)}"
-        for one in records
+        f"{record.began_at}  {sum(step.can_be_undone for step in record.steps)} to undo"
+        f"{', left alone before' if record.is_left else ''}:  {undo_line(record.hosts)}"
+        for record in records
     ]

@@ -103,10 +103,10 @@ def read_root_access(lines: Sequence[str]) -> RootAccess:
         return RootAccess("none", reason="the login is not root, and there is no sudo of root's")
     if ended[1] == "0":
         return RootAccess("sudo", ended[2])
-    said = [line for line in lines[:-1] if not line.isdecimal()]
-    if any("a password is required" in line for line in said):
+    messages = [line for line in lines[:-1] if not line.isdecimal()]
+    if any("a password is required" in line for line in messages):
         return RootAccess("password", ended[2])
-    why = f"and sudo says: {said[-1]}" if said else "and sudo fails"
+    why = f"and sudo says: {messages[-1]}" if messages else "and sudo fails"
     return RootAccess("none", reason=f"the login is not root, {why}")
 
 
@@ -130,8 +130,8 @@ def wait_until_ready(channel: Channel, nonce: str, password: bytes | None, *, ro
             continue
         if line is None:
             _refuse_wrong_password(channel)
-            said = channel.stderr_tail().strip().splitlines()
-            why = clean(said[-1])[:LONGEST] if said else "the shell there ended at once"
+            messages = channel.stderr_tail().strip().splitlines()
+            why = clean(messages[-1])[:LONGEST] if messages else "the shell there ended at once"
             raise RootRefusedError(without(password, why))
         allowance.spend(line)
         words = line.decode(errors="replace").split()

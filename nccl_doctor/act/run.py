@@ -189,7 +189,7 @@ class Execution:
     ) -> list[StepResult]:
         """Return the results; undo steps after which no second connection can be opened, and mark them as failed."""
         risky = {step.number for step in steps if step.cuts_connection}
-        changed = [one for one in results if one.number in risky and one.changed_something]
+        changed = [item for item in results if item.number in risky and item.changed_something]
         if not changed:
             return results
         if self._second_connection(steps[0]):
@@ -197,11 +197,11 @@ class Execution:
                 opened.shell.keep()
             except _LOST as error:
                 lost = f"the host takes it back, since it was not kept; that was not seen: {_why_lost(error)}"
-                return [_ended(one, "unknown", lost) if one in changed else one for one in results]
+                return [_ended(item, "unknown", lost) if item in changed else item for item in results]
             return results
-        undo = {one.number: one.undo for one in begun}
+        undo = {item.number: item.undo for item in begun}
         undo |= {step.number: step.undoes.redo for step in steps if step.undoes is not None}
-        back = {one.number: _reverted(undo.get(one.number), opened.shell) for one in changed[::-1]}
+        back = {item.number: _reverted(undo.get(item.number), opened.shell) for item in changed[::-1]}
         if set(back.values()) == {TAKEN_BACK}:
             with suppress(*_LOST):
                 opened.shell.keep()
@@ -209,7 +209,9 @@ class Execution:
             if self.journal is not None and back.get(ran.number) == TAKEN_BACK:
                 with suppress(DoctorError):  # an undo looks, and finds that nothing is left of it
                     self.journal.write(ran.model_copy(update={"undone": True}))
-        return [_ended(one, "failed", f"{LOCKED_OUT} {back[one.number]}") if one in changed else one for one in results]
+        return [
+            _ended(item, "failed", f"{LOCKED_OUT} {back[item.number]}") if item in changed else item for item in results
+        ]
 
     def _second_connection(self, step: Step) -> bool:
         """Return whether another connection to the host can be opened now; a refused login counts as a connection."""
@@ -264,8 +266,8 @@ class _Taking:
         known: dict[str, object] = {"number": step.number, "host": step.host, "at": at}
         try:
             self._refuse_other_machine()
-            told = self._undone(step.undoes) if step.undoes is not None else self._changed(step.operation, at)
-            return StepResult.model_validate({**known, "outcome": "done", **told})
+            fields = self._undone(step.undoes) if step.undoes is not None else self._changed(step.operation, at)
+            return StepResult.model_validate({**known, "outcome": "done", **fields})
         except _StoppedError as stopped:
             there = {"was_there": stopped.outcome == "done" and step.undoes is None, "over": stopped.over}
             return StepResult.model_validate({**known, **there, "outcome": stopped.outcome, "reason": str(stopped)})
@@ -319,21 +321,21 @@ class _Taking:
             self.opened.shell.revert_unless_kept(str(undo))
         ended = self.opened.shell.run(self.step.command, operation.deadline_s if operation else QUICK_S)
         after = None if look is None else self._state_or_none(str(look))
-        told: dict[str, object] = {"exit_code": ended.status, "output": "\n".join(ended.lines[-12:])}
+        fields: dict[str, object] = {"exit_code": ended.status, "output": "\n".join(ended.lines[-12:])}
         if ended.status:
-            told |= {"outcome": "failed", "reason": _why_ended(ended.status, operation)}
+            fields |= {"outcome": "failed", "reason": _why_ended(ended.status, operation)}
         elif look is not None and (after is None or (operation is not None and not operation.holds(after))):
             gone = "the command ended well, but its change is not there"
             why = "the change could not be looked at afterwards" if after is None else gone
-            told |= {"outcome": "unknown" if after is None else "failed", "reason": why}
-        outcome = {"outcome": told.get("outcome", "done"), "exit_code": ended.status, "output": told["output"]}
+            fields |= {"outcome": "unknown" if after is None else "failed", "reason": why}
+        outcome = {"outcome": fields.get("outcome", "done"), "exit_code": ended.status, "output": fields["output"]}
         recorded = None if after is not None and self.opened.shell.hides(after) else after
         self.begun[-1] = mine.model_copy(update={**outcome, "after": recorded})
         try:
             self._write(self.begun[-1])
         except DoctorError as error:  # what was written before the command suffices to undo it
-            told |= {"outcome": "failed", "reason": f"its result could not be recorded: {error}"}
-        return told
+            fields |= {"outcome": "failed", "reason": f"its result could not be recorded: {error}"}
+        return fields
 
     def _undone(self, undoes: Undo) -> dict[str, object]:
         """Undo an earlier step unless the state has been changed again; return fields for the StepResult."""
@@ -348,19 +350,19 @@ class _Taking:
         if self.step.cuts_connection and undoes.redo:
             self.opened.shell.revert_unless_kept(undoes.redo)
         ended = self.opened.shell.run(self.step.command, QUICK_S)
-        told: dict[str, object] = {"exit_code": ended.status, "output": "\n".join(ended.lines[-12:])}
+        fields: dict[str, object] = {"exit_code": ended.status, "output": "\n".join(ended.lines[-12:])}
         if ended.status or not same(self._state(undoes.look), undoes.before):
             reason = "" if ended.status else "it is still not as it was before"
-            return told | {"outcome": "failed", "reason": reason}
-        return told | {"over": True}
+            return fields | {"outcome": "failed", "reason": reason}
+        return fields | {"over": True}
 
     def _state(self, look: str) -> StateLines:
         """Return the output of the command ``look``; raise _StoppedError if the command fails."""
         looked = self.opened.shell.run(look, ANSWER_S, whole=True)
         if looked.status:
             shown = looked.lines and not self.opened.shell.hides(looked.lines)
-            said = f": {looked.lines[-1]}" if shown else ""
-            raise _StoppedError("failed", f"it could not be looked at, so nothing was changed{said}"[:LONGEST])
+            message = f": {looked.lines[-1]}" if shown else ""
+            raise _StoppedError("failed", f"it could not be looked at, so nothing was changed{message}"[:LONGEST])
         return looked.lines
 
     def _state_or_none(self, look: str) -> StateLines | None:

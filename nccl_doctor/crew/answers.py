@@ -331,10 +331,10 @@ def typed_items(kind: TypeAdapter[T], values: list[Any]) -> tuple[tuple[T, ...],
 
 def problems(error: ValidationError) -> dict[str, str]:
     """Return a dict that maps the name or index of each invalid part of a value to the first error in that part."""
-    found: dict[str, str] = {}
+    messages: dict[str, str] = {}
     for fault in error.errors(include_url=False, include_context=False, include_input=False):
         part, *where = map(str, fault["loc"] or ("answer",))
         if where[:1] not in (["Unknown"], ["Skipped"]):  # the position within the known fact tells more
             place = ".".join(word for word in (part, *where) if word.islower() or word.isdigit())[:80]
-            found.setdefault(part, f"{place or part}: {fault['msg'][:_REASON]}")
-    return found
+            messages.setdefault(part, f"{place or part}: {fault['msg'][:_REASON]}")
+    return messages

@@ -59,15 +59,15 @@ class Crew:
         A host that does not answer is added to :attr:`failures`, where an earlier failure of the host is kept.
         """
         results = ask_all(ask, sessions, lambda session: on_done(session.node.name), Window(MOST))
-        found: dict[str, T] = {}
+        answers: dict[str, T] = {}
         for session, result in zip(sessions, results, strict=True):
             if isinstance(result, ControllerPausedError):
                 raise result
             if isinstance(result, Exception):
                 self.failures.setdefault(session.node.name, failure(result))
             else:
-                found[session.node.name] = result
-        return found
+                answers[session.node.name] = result
+        return answers
 
     def leave_lost(self, sessions: Sequence[ProbeSession], stage: str, doing: str) -> list[ProbeSession]:
         """Return the sessions that still answer, and add the hosts of all lost sessions to :attr:`failures`."""

@@ -121,7 +121,7 @@ def join(
 
     Failed attempts are repeated until ``until``, because node 0 may start later than this node.
     """
-    began, said, refused = time.monotonic(), "", ""
+    began, last_reason, refused = time.monotonic(), "", ""
     while True:
         try:
             connection = _attempt(who, token, where)
@@ -131,8 +131,8 @@ def join(
         else:
             say(f"joined the check of {who.nodes} nodes at {endpoint(*where)} as node rank {who.rank}")
             return connection
-        if why != said:
-            said = why
+        if why != last_reason:
+            last_reason = why
             say(f"waiting for node 0: {why}")
         pause = AGAIN_S if time.monotonic() - began < SOON_S else LATER_S
         if time.monotonic() + pause > until:
@@ -184,9 +184,9 @@ def _connected(where: tuple[str, int]) -> socket.socket:
 
 
 def _shake_hands(connection: socket.socket, who: Introduction, token: bytes, place: str) -> None:
-    told, nonce = handshake.read_greeting(_line(connection))
-    if told != who.release:
-        both = f"node 0 ({place}) has nccl-doctor {told}, and this node has {who.release}"
+    version, nonce = handshake.read_greeting(_line(connection))
+    if version != who.release:
+        both = f"node 0 ({place}) has nccl-doctor {version}, and this node has {who.release}"
         raise WrongReleaseError(f"{both}: install the same on both")
     nonces = nonce, os.urandom(16).hex()
     connection.settimeout(ANSWER_S)

@@ -315,7 +315,7 @@ class HostReach:
             if failure.facts.ran_out_of_time:  # a late host is reported as late on a busy machine
                 words = (*failure.evidence, controller.words)
                 self.failures[name] = failure.model_copy(update={"evidence": words})
-        hosts = {name: one.hello.load for name, one in self.opened.items() if one.hello.load is not None}
+        hosts = {name: session.hello.load for name, session in self.opened.items() if session.hello.load is not None}
         return Load(controller=controller, hosts=hosts, second_try=self.again)
 
     def _quiet_share(self, usual: float, load: MachineLoad) -> float:

@@ -203,8 +203,8 @@ class ProbeSession:
             session._greet(header, bound, latest)
         except (OSError, EOFError, ValueError, answers.ProbeError) as error:
             broke = isinstance(error, (OSError, EOFError))
-            seen = answers.ConnectionLostError(f"the connection broke: {error}") if broke else error
-            why = session.gone(seen) if isinstance(seen, answers.ConnectionLostError) else seen
+            cause = answers.ConnectionLostError(f"the connection broke: {error}") if broke else error
+            why = session.gone(cause) if isinstance(cause, answers.ConnectionLostError) else cause
             failure = getattr(error, "failure", None) or session._start_failure(why)
             session.close()
             raise base.AccessError(failure) from error
@@ -294,11 +294,11 @@ class ProbeSession:
                     raise answers.MalformedError("an event of nothing that runs")
                 on_event(event)
                 continue
-            its = message.get("id")
-            if type(its) is not int or its not in self._awaited or its in self._early:
+            request_id = message.get("id")
+            if type(request_id) is not int or request_id not in self._awaited or request_id in self._early:
                 raise answers.MalformedError("the answer to a request that nobody made")
-            if its != number:
-                self._early[its] = message
+            if request_id != number:
+                self._early[request_id] = message
                 continue
             self._since = max(self._since, self._awaited.pop(number))  # it survived the earlier pause
             if "error" in message:

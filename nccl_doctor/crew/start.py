@@ -95,9 +95,9 @@ _PYTHON: tuple[tuple[PythonProblem, str, str], ...] = (
 
 def start_failure(start: ProbeStart) -> PythonMissing | ProbeFailed:
     evidence, inside = (*start.stderr, *start.chatter), f"in {start.place} " if start.place else ""
-    found = _problem(start) if start.shell_ready and not (start.late or start.lied) else None
-    if found is not None:
-        problem, detail = found
+    result = _problem(start) if start.shell_ready and not (start.late or start.lied) else None
+    if result is not None:
+        problem, detail = result
         facts = PythonFacts(python=start.python, problem=problem)
         return PythonMissing(detail=inside + detail, evidence=evidence, facts=facts)
     stage = "start" if start.ready or start.lied or not start.login or _cut_off(start) else "login"
@@ -133,8 +133,8 @@ def _match(
 ) -> tuple[PythonProblem, str] | None:
     for problem, pattern, phrase in rules:
         for line in lines:
-            if found := re.search(pattern, line):
-                return problem, phrase.format(*found.groups(), python=python)
+            if match := re.search(pattern, line):
+                return problem, phrase.format(*match.groups(), python=python)
     return None
 
 
@@ -155,11 +155,11 @@ def _detail(start: ProbeStart) -> str:
     words = next(
         (part(line.strip(), 0, _WORDS) for line in reversed((*start.stderr, *start.chatter)) if line.strip()), ""
     )
-    said = f', and said "{words}"' if words else ""
+    quote = f', and said "{words}"' if words else ""
     if not start.login:
         status = "" if start.status is None else f" with exit status {start.status}"
-        return f"{start.python} ended{status} and did not start the probe{said}"
-    return f"its login ended without starting {start.python}{said}"
+        return f"{start.python} ended{status} and did not start the probe{quote}"
+    return f"its login ended without starting {start.python}{quote}"
 
 
 LOADER = (
@@ -208,7 +208,7 @@ _digest = lru_cache(1)(zlib.crc32)  # of the bundle, for the command line on eac
 
 def _renamed(code: CodeType, name: str) -> CodeType:
     """Return a copy of a code object in which the file name is ``name``, also in nested code objects."""
-    constants = (_renamed(one, name) if isinstance(one, CodeType) else one for one in code.co_consts)
+    constants = (_renamed(value, name) if isinstance(value, CodeType) else value for value in code.co_consts)
     return code.replace(co_filename=name, co_consts=tuple(constants))
 
 

@@ -184,20 +184,20 @@ def judge_dials(snapshot: Snapshot, listens: Mapping[str, str]) -> ExplainedDial
     for blame in blames.values():
         if blame.direction == "input" and mesh.tested == mesh.pairs:
             blame.unexpected_passes.extend(_unexpected_passes(blame, mesh, rules(blame.host.name), path))
-    ways = {one: path(one.src, one.dst, one.address) for one in mesh.intercepted}
+    ways = {pair: path(pair.src, pair.dst, pair.address) for pair in mesh.intercepted}
     stops = {
-        one: _in_the_way(way.syn_to(one.port), way.ends, rules(one.src), rules(one.dst))[0]
-        for one, way in ways.items()
+        pair: _in_the_way(way.syn_to(pair.port), way.ends, rules(pair.src), rules(pair.dst))[0]
+        for pair, way in ways.items()
         if way
     }
-    redirected = frozenset(one for one, first in stops.items() if first and first[0].verdict.kind == "redirect")
+    redirected = frozenset(pair for pair, first in stops.items() if first and first[0].verdict.kind == "redirect")
     judged = {name for name, _ in blames} | {name for gap in gaps for name in gap.hosts}
     limits = _limits(snapshot, {name: host for name, host in hosts.items() if name not in judged}, rules, path)
     doubted = {
-        one: objection.verdict.rule
-        for one in mesh.lost_connections
-        if (way := path(one.src, one.dst, one.address)) is not None
-        for objection in handshake(way.syn_to(one.port), way.ends, rules(one.src), rules(one.dst))
+        pair: objection.verdict.rule
+        for pair in mesh.lost_connections
+        if (way := path(pair.src, pair.dst, pair.address)) is not None
+        for objection in handshake(way.syn_to(pair.port), way.ends, rules(pair.src), rules(pair.dst))
         if objection.verdict.rule is not None
     }
     return ExplainedDials(tuple(blames.values()), tuple(gaps), redirected, limits, doubted)
@@ -211,7 +211,7 @@ def _limits(
 ) -> tuple[Blame, ...]:
     """Return the hosts whose rules admit fewer simultaneous connections with a peer than the job may need."""
     mesh = known(snapshot.mesh)
-    found: dict[tuple[str, Direction], Blame] = {}
+    blames: dict[tuple[str, Direction], Blame] = {}
     for name in (name for name, host in hosts.items() if _has_rates(host)):
         for end, side in (("dst", "listener"), ("src", "dialler")):
             # one peer stands for all: a limit for a single peer is unusual
@@ -219,15 +219,15 @@ def _limits(
             way = path(first.src, first.dst, first.address) if first is not None else None
             if first is None or way is None:
                 continue
-            met = handshake(way.syn_to(first.port), way.ends, rules(first.src), rules(first.dst))
-            limits = [(one, admits(one.verdict.rule)) for one in met if one.side == side]
-            low = [one for one, most in limits if 0 <= most < connections_of_peer(snapshot, name)]
-            if low and not any(one.verdict.blocks for one in met):
+            objections = handshake(way.syn_to(first.port), way.ends, rules(first.src), rules(first.dst))
+            limits = [(objection, admits(objection.verdict.rule)) for objection in objections if objection.side == side]
+            low = [objection for objection, most in limits if 0 <= most < connections_of_peer(snapshot, name)]
+            if low and not any(objection.verdict.blocks for objection in objections):
                 direction = low[0].packet.direction
-                blame = found.setdefault((name, direction), Blame(hosts[name], direction, rules(name)))
+                blame = blames.setdefault((name, direction), Blame(hosts[name], direction, rules(name)))
                 for dial in _connected(mesh, name, end):
                     blame.enter(dial, low[0], first=True)
-    return tuple(found.values())
+    return tuple(blames.values())
 
 
 def _connected(mesh: Mesh, name: str, end: str) -> Iterator[FailedDial]:
@@ -249,8 +249,8 @@ def admits(rule: RuleRef | None) -> int:
 
     The number is the largest of the rule's burst, its count, and its rate per second.
     """
-    found = [] if rule is None else list(_RATE.finditer(rule.text))
-    return max((0 if one["slow"] else whole_number(one["number"]) for one in found), default=-1)
+    matches = [] if rule is None else list(_RATE.finditer(rule.text))
+    return max((0 if match["slow"] else whole_number(match["number"]) for match in matches), default=-1)
 
 
 def _has_rates(host: Host) -> bool:
@@ -274,10 +274,10 @@ def _in_the_way(
     """Return all rules that block a connection, including rules that would block it once other rules are removed."""
     stopping: list[Objection] = []
     while True:
-        found = handshake(packet, ends, dialler, listener)
-        more = [objection for objection in found if objection.verdict.blocks]
+        objections = handshake(packet, ends, dialler, listener)
+        more = [objection for objection in objections if objection.verdict.blocks]
         if not more:
-            return stopping, found
+            return stopping, objections
         stopping += more
         before = len(dialler.bases) + len(listener.bases)
         dialler = dialler.past([each.verdict for each in more if each.side == "dialler"])
@@ -289,8 +289,8 @@ def _in_the_way(
 def _by_counters(objection: Objection, after: Ruleset) -> Objection:
     """Choose, from the rules that may have blocked a packet, the rule whose packet counter has increased."""
     verdict = objection.verdict
-    grown = {one: growth(one.rule, after) for one in (*verdict.instead, verdict) if one.rule is not None}
-    likely = [one for one, by in grown.items() if by] or [one for one, by in reversed(grown.items()) if by is None]
+    grown = {item: growth(item.rule, after) for item in (*verdict.instead, verdict) if item.rule is not None}
+    likely = [item for item, by in grown.items() if by] or [item for item, by in reversed(grown.items()) if by is None]
     return replace(objection, verdict=likely[0]) if verdict.instead and likely else objection
 
 
@@ -336,17 +336,17 @@ def _rules_of(captured: _Captured) -> Ruleset:
 def _unexpected_passes(
     blame: Blame, mesh: Mesh, rules: Ruleset, path: Callable[[str, str, str], RoutedPath | None]
 ) -> Iterator[tuple[str, int]]:
-    own = blame.host.name
-    failed = {(dial.src, dial.address, dial.port) for dial in mesh.failed if dial.dst == own}
+    name = blame.host.name
+    failed = {(dial.src, dial.address, dial.port) for dial in mesh.failed if dial.dst == name}
     without = Ruleset(rules.facts, ())
-    dialled = {(dial.address, dial.port) for dial in blame.dials if dial.dst == own and dial.error != NOT_DIALLED}
+    dialled = {(dial.address, dial.port) for dial in blame.dials if dial.dst == name and dial.error != NOT_DIALLED}
     for address, port in sorted(dialled):
-        for source in sorted(mesh.answered.get(own, {}).get(address, ())):  # other hosts did not dial it there
-            way = path(source, own, address) if (source, address, port) not in failed else None
+        for source in sorted(mesh.answered.get(name, {}).get(address, ())):  # other hosts did not dial it there
+            way = path(source, name, address) if (source, address, port) not in failed else None
             if way is None:
                 continue
-            found = handshake(way.syn_to(port), way.ends, without, rules)
-            if any(objection.verdict.blocks for objection in found):
+            objections = handshake(way.syn_to(port), way.ends, without, rules)
+            if any(objection.verdict.blocks for objection in objections):
                 yield source, port
 
 
@@ -365,9 +365,9 @@ def opening(
     """
     mesh = known(snapshot.mesh)
     assert blame.host.facts is not None, "its rules are known"
-    own = ephemeral(blame.host.facts)
+    own_range = ephemeral(blame.host.facts)
     others = Counter(ephemeral(host.facts) for host in snapshot.reached if host.facts)
-    ranges = [own, *(span for span, hosts in others.items() if hosts > 1 and blame.direction == "output")]
+    ranges = [own_range, *(span for span, hosts in others.items() if hosts > 1 and blame.direction == "output")]
     ports = merged([(snapshot.cluster.master_port, snapshot.cluster.master_port), *ranges])
     peers = dict.fromkeys(peer for blame in blames for peer in _peers(blame, snapshot, mesh, listens))
     certain = [peer for peer in peers if peer not in claimed]
@@ -389,9 +389,9 @@ def unconfirmed(blames: Sequence[Blame], snapshot: Snapshot, listens: Mapping[st
 
 def _peers(blame: Blame, snapshot: Snapshot, mesh: Mesh, listens: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     hosts = {host.name: host for host in snapshot.reached}
-    own = blame.host.name
+    host_name = blame.host.name
     for dial in blame.dials:
-        if dial.dst == own:
+        if dial.dst == host_name:
             yield dial.src, source_address(hosts[dial.src], dial.address, listens) or hosts[dial.src].node.address
         else:
             yield dial.dst, dialled_address(hosts[dial.src], dial.address) or dial.address
@@ -399,11 +399,11 @@ def _peers(blame: Blame, snapshot: Snapshot, mesh: Mesh, listens: Mapping[str, s
         if node.name not in hosts:  # not reached; it is let in, too, where its addresses are certain
             yield from (
                 (node.name, str(address))
-                for address in sorted(corroborated_addresses(snapshot, node.name, own), key=str)
+                for address in sorted(corroborated_addresses(snapshot, node.name, host_name), key=str)
             )
     if mesh.tested < mesh.pairs:
         address = blame.dials[0].address
-        sources = {name: source_address(host, address, listens) for name, host in hosts.items() if name != own}
+        sources = {name: source_address(host, address, listens) for name, host in hosts.items() if name != host_name}
         yield from ((name, source) for name, source in sources.items() if source is not None)
     yield from _peers_by_chance(blame, hosts, listens)
 
@@ -414,7 +414,7 @@ def _peers_by_chance(blame: Blame, hosts: Mapping[str, Host], listens: Mapping[s
     Each connection uses different ports, and a rule may apply to only a part of the port range. Connections that are
     blocked on all ports have already failed in the test.
     """
-    rules, own = blame.ruleset, blame.host
+    rules, owner = blame.ruleset, blame.host
     places = {_place(rule) for rule in blame.rules}
 
     def meets(source: Host, target: Host) -> bool:
@@ -422,14 +422,14 @@ def _peers_by_chance(blame: Blame, hosts: Mapping[str, Host], listens: Mapping[s
         if way is None or target.facts is None:
             return False
         nothing = Ruleset(rules.facts, ())
-        sides = [rules if host is own else nothing for host in (source, target)]
-        found = handshake(replace(way.syn, dport=ephemeral(target.facts)), way.ends, *sides)
-        may = [one.verdict for one in found if one.packet.direction == blame.direction]
+        sides = [rules if host is owner else nothing for host in (source, target)]
+        objections = handshake(replace(way.syn, dport=ephemeral(target.facts)), way.ends, *sides)
+        may = [objection.verdict for objection in objections if objection.packet.direction == blame.direction]
         return any(verdict.kind == "unknown" and _place(verdict.rule) in places for verdict in may)
 
     for name, host in hosts.items():
-        if host.facts is not None and (meets(host, own) or meets(own, host)):
-            address = source_address(host, listens.get(own.name, own.node.address), listens)
+        if host.facts is not None and (meets(host, owner) or meets(owner, host)):
+            address = source_address(host, listens.get(owner.name, owner.node.address), listens)
             if address is not None:
                 yield name, address
 
@@ -440,12 +440,12 @@ def _place(rule: RuleRef | None) -> tuple[object, ...]:
 
 def remedies(blame: Blame, way: Opening) -> FirewallRemedy:
     """Return the commands that let traffic pass all blocking rules, or only advice if an administrator must decide."""
-    found = [remedy(rule, blame.facts, way) for rule in blame.rules]
-    advice = " ".join(dict.fromkeys(part.advice for part in found if part.advice))
-    if any(not part.operations for part in found):
+    parts = [remedy(rule, blame.facts, way) for rule in blame.rules]
+    advice = " ".join(dict.fromkeys(part.advice for part in parts if part.advice))
+    if any(not part.operations for part in parts):
         return FirewallRemedy(advice=advice)
-    found += [remedy(rule, blame.facts, way) for rule in blame.doubtful]
-    return FirewallRemedy(tuple(dict.fromkeys(one for part in found for one in part.operations)), advice)
+    parts += [remedy(rule, blame.facts, way) for rule in blame.doubtful]
+    return FirewallRemedy(tuple(dict.fromkeys(operation for part in parts for operation in part.operations)), advice)
 
 
 Passage = Literal["ingress", "egress"]
@@ -461,15 +461,15 @@ class PolicyBlame:
 
     @property
     def names(self) -> tuple[str, ...]:
-        return tuple(one.name for one in self.policies)
+        return tuple(policy.name for policy in self.policies)
 
 
 def policy_blames(kube: KubeFacts, dials: Iterable[FailedDial]) -> dict[FailedDial, tuple[PolicyBlame, ...]]:
     policies = kube.policies
     if isinstance(policies, Unknown):
         return {}
-    found = ((dial, tuple(blame_policies(kube, policies, dial))) for dial in dials if dial.outcome != "failed")
-    return {dial: those for dial, those in found if those}
+    blames = ((dial, tuple(blame_policies(kube, policies, dial))) for dial in dials if dial.outcome != "failed")
+    return {dial: those for dial, those in blames if those}
 
 
 def blame_policies(kube: KubeFacts, policies: Sequence[Policy], dial: FailedDial) -> Iterator[PolicyBlame]:
@@ -486,14 +486,14 @@ def blame_policies(kube: KubeFacts, policies: Sequence[Policy], dial: FailedDial
     for way, name, pod, peer in ways:
         if pod.host_network:
             continue
-        chosen = [one for one in policies if getattr(one, way) is not None and selects(one.pods, pod.labels)]
-        rules = [rule for one in chosen for rule in getattr(one, way)]
+        chosen = [item for item in policies if getattr(item, way) is not None and selects(item.pods, pod.labels)]
+        rules = [rule for item in chosen for rule in getattr(item, way)]
         named = way == "egress" and numeric(dial.address) is not None
         address = dial.address if named else peer.addresses[0] if peer.addresses else None
         passes: list[Tri] = []
         for rule in rules:
-            who = some(_is(one, peer, address, known) for one in rule.peers) if rule.peers else True
-            where = any(_holds(one, target, dial.port) for one in rule.ports) if rule.ports else True
+            who = some(_is(item, peer, address, known) for item in rule.peers) if rule.peers else True
+            where = any(_holds(item, target, dial.port) for item in rule.ports) if rule.ports else True
             passes.append(every((who, where)))
         if chosen and some(passes) is False:
             yield PolicyBlame(name, way, tuple(chosen))
@@ -524,13 +524,13 @@ def selects(selector: Selector, labels: Mapping[str, str]) -> bool:
     wanted = selector.labels.items() <= labels.items()
     return wanted and all(
         (
-            one.operator == "Exists" and one.key in labels,
-            one.operator == "DoesNotExist" and one.key not in labels,
-            one.operator == "In" and labels.get(one.key) in one.values,
+            expression.operator == "Exists" and expression.key in labels,
+            expression.operator == "DoesNotExist" and expression.key not in labels,
+            expression.operator == "In" and labels.get(expression.key) in expression.values,
             # as everywhere in Kubernetes: without the label, its value is not among them
-            one.operator == "NotIn" and labels.get(one.key) not in one.values,
+            expression.operator == "NotIn" and labels.get(expression.key) not in expression.values,
         ).count(True)
-        for one in selector.expressions
+        for expression in selector.expressions
     )
 
 

@@ -47,8 +47,8 @@ class Ruleset:
         """Return the verdicts that block or may block a packet on this host, with certain verdicts first."""
         journey = Journey(groups=self.facts.groups, bridges=frozenset(self.facts.bridges))
         unread = (PacketVerdict("unknown", reason=reason) for reason in self.missing)
-        found = (*through(self.deciding, packet, journey), *unread)
-        return tuple(sorted(found, key=lambda verdict: not verdict.blocks))
+        verdicts = (*through(self.deciding, packet, journey), *unread)
+        return tuple(sorted(verdicts, key=lambda verdict: not verdict.blocks))
 
     def past(self, verdicts: Sequence[PacketVerdict]) -> Ruleset:
         """Return a copy of the rules without the base chains that produced ``verdicts``."""
@@ -170,14 +170,14 @@ def handshake(syn: Packet, ends: Ends, dialler: Ruleset, listener: Ruleset) -> t
         ("SYN-ACK", replace(back, flags=frozenset({"syn", "ack"}), state="established")),
         ("ACK", replace(syn, flags=frozenset({"ack"}), state="established")),
     )
-    found: list[Objection] = []
+    objections: list[Objection] = []
     for segment, sent in segments:
         for side, packet in _legs(sent, ends):
             rules = dialler if side == "dialler" else listener
-            found += [Objection(side, segment, packet, verdict) for verdict in rules.objections(packet)]
-        if any(objection.verdict.blocks for objection in found):
+            objections += [Objection(side, segment, packet, verdict) for verdict in rules.objections(packet)]
+        if any(objection.verdict.blocks for objection in objections):
             break
-    return tuple(found)
+    return tuple(objections)
 
 
 def _legs(packet: Packet, ends: Ends) -> tuple[tuple[DialEnd, Packet], tuple[DialEnd, Packet]]:

@@ -95,7 +95,7 @@ Ipsets = Mapping[str, Ipset]
 
 def load_ipsets(text: str) -> dict[str, Ipset]:
     """Return the sets in the output of ``ipset save``, keyed by name."""
-    found: dict[str, Ipset] = {}
+    ipsets: dict[str, Ipset] = {}
     for line in text.splitlines():
         try:
             words = _words(line)
@@ -104,11 +104,11 @@ def load_ipsets(text: str) -> dict[str, Ipset]:
         if words[:1] == ["create"] and len(words) > 2:
             netmask = "".join(words[words.index("netmask") + 1 :][:1] if "netmask" in words[3:] else [])
             kinds = tuple(words[2].partition(":")[2].split(","))
-            found[words[1]] = Ipset(kinds, whole_number(netmask) if netmask.isdecimal() else None)
-        elif words[:1] == ["add"] and len(words) > 2 and words[1] in found:
-            parts = (words[2],) if found[words[1]].kinds == ("set",) else tuple(words[2].split(","))
-            found[words[1]].members.append(SetMember(parts, "nomatch" in words[3:]))
-    return found
+            ipsets[words[1]] = Ipset(kinds, whole_number(netmask) if netmask.isdecimal() else None)
+        elif words[:1] == ["add"] and len(words) > 2 and words[1] in ipsets:
+            parts = (words[2],) if ipsets[words[1]].kinds == ("set",) else tuple(words[2].split(","))
+            ipsets[words[1]].members.append(SetMember(parts, "nomatch" in words[3:]))
+    return ipsets
 
 
 def _end(packet: Packet, end: str) -> Address:
@@ -229,11 +229,11 @@ def _limit(below: bool, values: OptionValues) -> Test:
 
 def _set(ipsets: Ipsets, values: OptionValues) -> Test:
     """Return the test for ``--match-set NAME src,dst``, which returns None if the set's members were not captured."""
-    found = ipsets.get(values[0])
-    if found is None:
+    ipset = ipsets.get(values[0])
+    if ipset is None:
         return unsure
     sides = tuple(values[1].split(","))
-    return guarded(lambda packet, _journey: found.holds(packet, sides, ipsets))
+    return guarded(lambda packet, _journey: ipset.holds(packet, sides, ipsets))
 
 
 _OF_LIMITS = (
@@ -337,11 +337,11 @@ def _words(line: str) -> list[str]:
     """
     words, at = [], 0
     while at < len(line):
-        found = _WORD.match(line, at)
-        if found is None:
+        match = _WORD.match(line, at)
+        if match is None:
             return shlex.split(line)
-        words.append(found[1] if found[2] is None else found[2])
-        at = found.end()
+        words.append(match[1] if match[2] is None else match[2])
+        at = match.end()
     return words
 
 
@@ -406,11 +406,11 @@ def load_iptables(text: str, version: Literal[4, 6], origin: Origin, ipsets: Ips
     for line in text.splitlines():
         if line.startswith("*"):
             table = _Table(line[1:].strip())
-        elif found := _POLICY.match(line):
-            table.policies[found[1]] = (found[2], whole_number(found[3]) if found[3] else None)
-            table.rules.setdefault(found[1], [])
-        elif found := _RULE.match(line):
-            table.rules.setdefault(found[3], []).append((whole_number(found[1]) if found[1] else None, found[2]))
+        elif match := _POLICY.match(line):
+            table.policies[match[1]] = (match[2], whole_number(match[3]) if match[3] else None)
+            table.rules.setdefault(match[1], [])
+        elif match := _RULE.match(line):
+            table.rules.setdefault(match[3], []).append((whole_number(match[1]) if match[1] else None, match[2]))
         elif line == "COMMIT":
             bases += _bases(table, version, origin, ipsets)
     return tuple(sorted(bases, key=lambda base: base.priority))

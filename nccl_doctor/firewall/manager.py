@@ -72,8 +72,8 @@ def direct_rule(rule: RuleRef, facts: FirewallFacts) -> DirectRule | None:
     family = "ipv4" if rule.family == "ip" else "ipv6"
     place = family, rule.table, rule.chain.removesuffix(_SUFFIX)
     printed = _words(shlex.split(rule.text)[2:])
-    fitting = (one for one in direct_rules(facts) if one.place == place and one.words <= printed)
-    return max(fitting, key=lambda one: one.words.total(), default=None)
+    fitting = (entry for entry in direct_rules(facts) if entry.place == place and entry.words <= printed)
+    return max(fitting, key=lambda entry: entry.words.total(), default=None)
 
 
 def is_direct_chain(rule: RuleRef) -> bool:
@@ -119,8 +119,8 @@ def manager_of(rule: RuleRef, facts: FirewallFacts) -> Manager:
     if rule.origin == "nft":
         return "firewalld" if rule.table == "firewalld" else "nftables"
     running = isinstance(facts.firewalld, Firewalld)
-    own = _FIREWALLD_CHAIN.match(rule.chain) or "--reject-with icmp-host-prohibited" in rule.text
-    if running and (own or direct_rule(rule, facts) is not None):
+    signature = _FIREWALLD_CHAIN.match(rule.chain) or "--reject-with icmp-host-prohibited" in rule.text
+    if running and (signature or direct_rule(rule, facts) is not None):
         return "firewalld"
     if rule.chain.startswith(("ufw-", "ufw6-")) or (rule.place is None and _ufw_writes_here(facts)):
         return "ufw"
@@ -151,8 +151,8 @@ def _ufw_writes_here(facts: FirewallFacts) -> bool:
 
 def zone_of(rule: RuleRef, facts: FirewallFacts) -> str | None:
     """Return the firewalld zone to which a rule belongs, or else the default zone."""
-    if found := _FIREWALLD_ZONE.match(rule.chain):
-        return found[1]
+    if match := _FIREWALLD_ZONE.match(rule.chain):
+        return match[1]
     return facts.firewalld.default_zone if isinstance(facts.firewalld, Firewalld) else None
 
 
@@ -179,18 +179,18 @@ class Zone:
 
 def zones(listing: str) -> dict[str, Zone]:
     """Return the zones in the output of ``firewall-cmd --list-all-zones``, keyed by name."""
-    found: dict[str, Zone] = {}
+    by_name: dict[str, Zone] = {}
     name = ""
     for line in listing.splitlines():
         if line and not line[0].isspace():
             name = line.split()[0]
-            found[name] = Zone(name, {})
+            by_name[name] = Zone(name, {})
         elif name and line.strip().startswith("rule "):  # rich rules have lines of their own
-            found[name].settings["rich rules"] = f"{found[name].settings.get('rich rules', '')}\n{line.strip()}"
+            by_name[name].settings["rich rules"] = f"{by_name[name].settings.get('rich rules', '')}\n{line.strip()}"
         elif name and ":" in line:
             key, _, value = line.strip().partition(":")
-            found[name].settings[key] = value.strip()
-    return found
+            by_name[name].settings[key] = value.strip()
+    return by_name
 
 
 LONGEST = 160

@@ -197,8 +197,8 @@ def load(listing: Objects, text: str, without: Collection[TableName] = ()) -> tu
     }
     bases: list[BaseChain] = []
     for table in tables - dormant(text) - set(without):
-        own = [(kind, body) for kind, body in listing if (body.get("family"), body.get("table")) == table]
-        bases += _table(table, own, texts)
+        entries = [(kind, body) for kind, body in listing if (body.get("family"), body.get("table")) == table]
+        bases += _table(table, entries, texts)
     return tuple(sorted(bases, key=lambda base: base.priority))
 
 
@@ -244,27 +244,27 @@ def rule_texts(text: str) -> dict[RuleKey, str]:
     family = table = chain = ""
     pending: list[str] = []
     for line in text.splitlines():
-        if found := _TABLE.match(line):
-            family, table, chain = found[1], found[2], ""
-        elif found := _CHAIN.match(line):
-            chain, pending = found[1], []
+        if match := _TABLE.match(line):
+            family, table, chain = match[1], match[2], ""
+        elif match := _CHAIN.match(line):
+            chain, pending = match[1], []
         elif chain and line == "\t}":
             chain = ""
         elif chain and not line.lstrip().startswith("type "):
             pending.append(line.strip())
-            if found := _HANDLE.search(line):
-                texts[family, table, chain, whole_number(found[1])] = _HANDLE.sub("", " ".join(pending))
+            if match := _HANDLE.search(line):
+                texts[family, table, chain, whole_number(match[1])] = _HANDLE.sub("", " ".join(pending))
                 pending = []
     return texts
 
 
 def dormant(text: str) -> frozenset[tuple[str, str]]:
     """Return the tables with the flag ``dormant``, which nft 1.0.6 prints incorrectly in JSON."""
-    found: set[tuple[str, str]] = set()
+    tables: set[tuple[str, str]] = set()
     here = ("", "")
     for line in text.splitlines():
         if table := _TABLE.match(line):
             here = (table[1], table[2])
         elif re.match(r"^\tflags .*\bdormant\b", line):
-            found.add(here)
-    return frozenset(found)
+            tables.add(here)
+    return frozenset(tables)

@@ -80,13 +80,13 @@ def is_built_in(rule: RuleRef) -> bool:
 
 def merged(spans: Iterable[Span]) -> tuple[Span, ...]:
     """Return the ports as the fewest possible ranges, because nft and iptables reject overlapping ranges."""
-    found: list[Span] = []
+    ranges: list[Span] = []
     for low, high in sorted(spans):
-        if found and low <= found[-1][1] + 1:
-            found[-1] = (found[-1][0], max(high, found[-1][1]))
+        if ranges and low <= ranges[-1][1] + 1:
+            ranges[-1] = (ranges[-1][0], max(high, ranges[-1][1]))
         else:
-            found.append((low, high))
-    return tuple(found)
+            ranges.append((low, high))
+    return tuple(ranges)
 
 
 def port_words(ports: Iterable[Span], dash: str) -> list[str]:
@@ -133,7 +133,7 @@ def _ahead_of_direct_rules(rule: RuleRef, facts: FirewallFacts, opening: Opening
     )
     if not is_built_in(rule):
         return FirewallRemedy(advice=advice)
-    before = min(0, *(one.priority for one in direct_rules(facts))) - 1
+    before = min(0, *(entry.priority for entry in direct_rules(facts))) - 1
     family, end = "ipv4" if rule.family == "ip" else "ipv6", "-s" if opening.direction == "input" else "-d"
     accept = [
         FirewalldAllow(
@@ -149,8 +149,11 @@ def _ahead_of_direct_rules(rule: RuleRef, facts: FirewallFacts, opening: Opening
 
 def _changes(opening: Opening, runtime: dict[str, Zone]) -> list[FirewalldAllow]:
     peers = opening.nets(4) + opening.nets(6)
-    found = grouped(entry for peer in peers for entry in _entries(peer, runtime, opening))
-    return [FirewalldAllow(tuple(peers), permanent=True, zone=zone, entries=tuple(its)) for zone, its in found.items()]
+    plan = grouped(entry for peer in peers for entry in _entries(peer, runtime, opening))
+    return [
+        FirewalldAllow(tuple(peers), permanent=True, zone=zone, entries=tuple(entries))
+        for zone, entries in plan.items()
+    ]
 
 
 def _entries(peer: str, runtime: dict[str, Zone], opening: Opening) -> Iterator[tuple[str, tuple[str, str]]]:
@@ -161,7 +164,7 @@ def _entries(peer: str, runtime: dict[str, Zone], opening: Opening) -> Iterator[
         yield "trusted", ("source", peer)
     for zone in claimed:
         # an accept precedes the zone's own rich rules that reject or drop
-        others = [whole_number(found[1]) if (found := _PRIORITY.search(rule)) else 0 for rule in zone.refusals]
+        others = [whole_number(match[1]) if (match := _PRIORITY.search(rule)) else 0 for rule in zone.refusals]
         ahead = f'priority="{max(_FIRST, min(0, *others) - 1)}" ' if others else ""
         source = f'rule {ahead}family="ipv{wanted.version}" source address="{peer}"'
         for port in port_words(opening.ports, "-") if _ZONE_NAME.fullmatch(zone.name) else ():

@@ -42,10 +42,10 @@ def path_of(address: str, source: Host, target: Host, listens: Mapping[str, str]
     """Return the path from one host to an address of another host, or None if the path is unknown."""
     assert source.facts
     assert target.facts
-    found = dialled_address(source, address)
-    if found is None or (sender := source_address(source, address, listens)) is None:
+    destination = dialled_address(source, address)
+    if destination is None or (sender := source_address(source, address, listens)) is None:
         return None
-    address = found
+    address = destination
     packet = syn(sender, address, 0, ephemeral(source.facts))
     ttl, ttl_back = (None if _sets_ttl(source, target) else _ttl_of(facts) for facts in (source.facts, target.facts))
     if interface_of(source.facts, address) is not None:
@@ -63,8 +63,8 @@ def path_of(address: str, source: Host, target: Host, listens: Mapping[str, str]
 
 def _ttl_of(facts: HostFacts) -> int | None:
     """Return the IPv4 time to live of packets that a host sends (net.ipv4.ip_default_ttl, ip-sysctl.rst)."""
-    told = facts.sysctls.get("net.ipv4.ip_default_ttl") if isinstance(facts.sysctls, dict) else None
-    return int(told) if told is not None and 0 < int(told) < 256 else None
+    value = facts.sysctls.get("net.ipv4.ip_default_ttl") if isinstance(facts.sysctls, dict) else None
+    return int(value) if value is not None and 0 < int(value) < 256 else None
 
 
 _SETS_TTL = re.compile(r'"mangle": ?\{"key": ?\{"payload": ?\{[^}]*"ttl"|-j TTL\b')
@@ -85,8 +85,8 @@ def dialled_address(host: Host, target: str) -> str | None:
     if numeric(target) is not None:
         return target
     assert host.facts
-    told = host.facts.resolution.get(target) if isinstance(host.facts.resolution, Names) else None
-    return next((text for text in (told.addresses if told else ()) if numeric(text) is not None), None)
+    answer = host.facts.resolution.get(target) if isinstance(host.facts.resolution, Names) else None
+    return next((text for text in (answer.addresses if answer else ()) if numeric(text) is not None), None)
 
 
 def source_address(host: Host, target: str, listens: Mapping[str, str]) -> str | None:
@@ -98,10 +98,10 @@ def source_address(host: Host, target: str, listens: Mapping[str, str]) -> str |
     assert facts
     meant = dialled_address(host, target)
     version = ip_address(meant).version if meant is not None else 4
-    told = facts.resolution.get(target) if isinstance(facts.resolution, Names) else None
-    for address in (told.source if told else None, listens.get(host.name), host.node.address):
-        found = numeric(address or "")
-        if found is not None and found.version == version:
+    answer = facts.resolution.get(target) if isinstance(facts.resolution, Names) else None
+    for address in (answer.source if answer else None, listens.get(host.name), host.node.address):
+        candidate = numeric(address or "")
+        if candidate is not None and candidate.version == version:
             return address
     return None
 
@@ -114,8 +114,8 @@ def ephemeral(facts: HostFacts) -> Span:
 
 def interface_of(facts: HostFacts, address: str) -> str | None:
     wanted = ip_address(address)
-    found = (own.interface for own in _entries(facts) if ip_address(own.address.split("%")[0]) == wanted)
-    label = next(found, None)
+    labels = (entry.interface for entry in _entries(facts) if ip_address(entry.address.split("%")[0]) == wanted)
+    label = next(labels, None)
     return label.split(":")[0] if label else None
 
 
@@ -187,7 +187,7 @@ def find_route_faults(snapshot: Snapshot, dials: Iterable[FailedDial]) -> dict[F
     """Return the most likely routing fault for each failed connection. Connections without such a fault are omitted."""
     hosts = {host.name: host for host in snapshot.reached}
     known: dict[tuple[str, str, str], RouteFault | None] = {}
-    found: dict[FailedDial, RouteFault] = {}
+    faults: dict[FailedDial, RouteFault] = {}
     of_pair: dict[tuple[str, str], RouteFault] = {}
     dials = list(dials)
     for dial in dials:
@@ -198,12 +198,12 @@ def find_route_faults(snapshot: Snapshot, dials: Iterable[FailedDial]) -> dict[F
             known[key] = _likeliest([*_along(hosts[dial.src], hosts[dial.dst], dial.address)])
         fault = known[key]
         if fault is not None:
-            found[dial] = of_pair[dial.src, dial.dst] = fault
+            faults[dial] = of_pair[dial.src, dial.dst] = fault
     # the kernels were not asked about a name: what blocks the same hosts by address blocks it, too
     for dial in dials:
         if (dial.src, dial.dst) in of_pair and dialled_address(hosts[dial.src], dial.address) != dial.address:
-            found.setdefault(dial, of_pair[dial.src, dial.dst])
-    return found
+            faults.setdefault(dial, of_pair[dial.src, dial.dst])
+    return faults
 
 
 def _likeliest(faults: list[RouteFault]) -> RouteFault | None:
@@ -261,8 +261,8 @@ def _leaving(host: Host, way: Way) -> Iterator[RouteFault]:
     elif way.error in (*NO_WAY, NO_ROUTE) and not address_of(way.to).is_link_local:
         yield RouteFault(host.name, "no-way", way, name, network)
     elif way.error is None and way.dev != "lo" and name is not None:
-        own = [entry for entry in _entries(host.facts) if entry.interface.partition(":")[0] == way.dev]
-        elsewhere = way.dev != name and not any(address_of(entry.address) in network for entry in own if network)
+        entries = [entry for entry in _entries(host.facts) if entry.interface.partition(":")[0] == way.dev]
+        elsewhere = way.dev != name and not any(address_of(entry.address) in network for entry in entries if network)
         by_rule = way.gateway is not None and way.table not in (*MAIN_TABLES, None)
         if elsewhere or by_rule:
             yield RouteFault(host.name, "diverted", way, name, network)
@@ -273,12 +273,12 @@ def _masked(host: Host, peer: HostFacts, way: Way) -> Iterator[RouteFault]:
     if host.facts is None or way.error is not None or way.gateway is None or way.table not in (*MAIN_TABLES, None):
         return
     holder = interface_of(peer, way.to)
-    network = next((one for one, name in _networks_of(peer, way.to) if name == holder), None)
-    own = (entry.address for entry in _entries(host.facts) if entry.interface.partition(":")[0] == way.dev)
+    network = next((candidate for candidate, name in _networks_of(peer, way.to) if name == holder), None)
+    addresses = (entry.address for entry in _entries(host.facts) if entry.interface.partition(":")[0] == way.dev)
     if (
         network is not None
         and not any(_networks_of(host.facts, way.to))
-        and any(address_of(one) in network for one in own)
+        and any(address_of(candidate) in network for candidate in addresses)
     ):
         yield RouteFault(host.name, "masked", way, way.dev, network)
 
@@ -327,5 +327,5 @@ def _unaddressed(facts: HostFacts, target: HostFacts, out: Way) -> tuple[str, Ne
 
 
 def _has(facts: HostFacts, name: str | None, like: Address) -> bool:
-    own = (address_of(entry.address) for entry in _entries(facts) if entry.interface.partition(":")[0] == name)
-    return any(fault.version == like.version and not fault.is_link_local for fault in own)
+    addresses = (address_of(entry.address) for entry in _entries(facts) if entry.interface.partition(":")[0] == name)
+    return any(fault.version == like.version and not fault.is_link_local for fault in addresses)

@@ -275,14 +275,14 @@ class BaseChain:
         """True if any reachable action does more than accept a packet."""
         if self.policy == "drop":
             return True
-        seen: set[str] = set()
+        chain_names: set[str] = set()
         waiting = [self.rules]
         while waiting:
             for step in (step for rule in waiting.pop() for step in rule.steps):
                 for action in [action for _, action in step.cases] if isinstance(step, Branch) else [step]:
                     if isinstance(action, Jump) and action.chain in self.chains:
-                        if action.chain not in seen:
-                            seen.add(action.chain)
+                        if action.chain not in chain_names:
+                            chain_names.add(action.chain)
                             waiting.append(self.chains[action.chain])
                     elif not isinstance(action, When) and action not in {Plain.ACCEPT, Plain.RETURN}:
                         return True

@@ -30,8 +30,8 @@ def attach_consequences(found: Iterable[Row]) -> tuple[Diagnosis, ...]:
     under: dict[int, list[int]] = {number: [] for number in range(len(rows)) if number not in above}
     for number in above:
         under[_root(number, above)].append(number)
-    made = (_diagnosis(rows, root, its, {_root(c, above) for n in its for c in fitting[n]} - {root})
-             for root, its in under.items())  # fmt: skip
+    made = (_diagnosis(rows, root, effects, {_root(c, above) for n in effects for c in fitting[n]} - {root})
+             for root, effects in under.items())  # fmt: skip
     # an effect may be graver than its cause
     return tuple(sorted(made, key=lambda diagnosis: -diagnosis.severity.rank))
 
@@ -66,8 +66,8 @@ def fit(cause: Row, row: Row) -> int:
     for symptom in shown.symptoms or (Symptom(follower.name, frozenset(shown.hosts)),):
         meets = not hosts.isdisjoint(symptom.hosts | symptom.peers)
         named = [1] if symptom.kind in stated and meets else []
-        effects = [one for one in stated if isinstance(one, Effect) and symptom.backend is not None]
-        by[symptom] = named + [len(one.kinds) for one in effects if one.fits(symptom, hosts, pairs)]
+        effects = [effect for effect in stated if isinstance(effect, Effect) and symptom.backend is not None]
+        by[symptom] = named + [len(effect.kinds) for effect in effects if effect.fits(symptom, hosts, pairs)]
         if not (by[symptom] or (meets and symptom.kind in AFTERMATH)):
             return 0
     return sum(min(widths) for widths in by.values() if widths)
@@ -80,15 +80,15 @@ def _severity(check: Check, finding: Finding) -> Severity:
 def _diagnosis(rows: list[Row], root: int, effects: list[int], rivals: Iterable[int]) -> Diagnosis:
     check, finding = rows[root]
     gravest = max((root, *effects), key=lambda number: _severity(*rows[number]).rank)
-    follows = (Consequence(code=c.code, name=c.name, hosts=one.hosts, message=one.message)
-               for c, one in (rows[number] for number in sorted(effects)))  # fmt: skip
-    also = (f"also possible: {other.name} on {fold(its.hosts)}" for other, its in (rows[number] for number in rivals))
-    own = {name: getattr(finding, name) for name in ("hosts", "message", "facts", "details", "fix", "entities")}
+    follows = (Consequence(code=c.code, name=c.name, hosts=effect.hosts, message=effect.message)
+               for c, effect in (rows[number] for number in sorted(effects)))  # fmt: skip
+    also = (f"also possible: {other.name} on {fold(item.hosts)}" for other, item in (rows[number] for number in rivals))
+    fields = {name: getattr(finding, name) for name in ("hosts", "message", "facts", "details", "fix", "entities")}
     return Diagnosis(
         code=check.code,
         name=check.name,
         severity=_severity(*rows[gravest]),
         evidence=(*finding.evidence, *sorted(also)),
         explains=tuple(follows),
-        **own,
+        **fields,
     )

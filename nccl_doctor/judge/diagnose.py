@@ -66,10 +66,10 @@ class Judge:
         """Return follow-up questions after the connection tests, during the rate tests, or after the all-reduce."""
         if isinstance(snapshot.smoke, Smoke):
             wanted = self._isolate and snapshot.smoke.outcome in ("failed", "timeout")
-            unexplained = wanted and any(one.details.is_unexplained for one in self.report(snapshot).diagnoses)
+            unexplained = wanted and any(item.details.is_unexplained for item in self.report(snapshot).diagnoses)
             return (FaultyGroup(),) if unexplained else ()
         if isinstance(snapshot.rates, Rates):
-            slow = tuple((one.src, one.dst, one.rail) for one in suspects(snapshot.rates))
+            slow = tuple((item.src, item.dst, item.rail) for item in suspects(snapshot.rates))
             return (SlowRails(slow),) if slow else ()
         dials = self._known(snapshot)
         return (OtherNetworks(dials.unexplained),) if dials is not None and dials.unexplained else ()
@@ -105,7 +105,7 @@ def judge(
 def _with_failed_dials_named(judged: list[CheckRun], derived: Derived) -> list[CheckRun]:
     """Add a finding for failed connections that no check explains, unless another finding is an error."""
     snapshot, mesh = derived.snapshot, derived.snapshot.mesh
-    grave = any((one.severity or j.check.severity) is Severity.ERROR for j in judged for one in j.findings)
+    grave = any((finding.severity or j.check.severity) is Severity.ERROR for j in judged for finding in j.findings)
     if grave or not (isinstance(mesh, Mesh) and mesh.failed):
         return judged
     unnamed = Derived(snapshot, UnnamedDials(snapshot))
@@ -157,12 +157,12 @@ def _with_causes_from_output(judged: list[CheckRun], derived: Derived) -> list[C
         return _with_findings_of_nccl(judged, smoke)
     by_name = {j.check.name: j for j in judged}
     passed = {name for name, j in by_name.items() if j.outcome is Outcome.PASS}
-    for name, seen in causes_from_output(smoke, passed):
-        finding = with_limits(seen, derived.snapshot) if name == "out-of-memory" else seen
+    for name, cause in causes_from_output(smoke, passed):
+        finding = with_limits(cause, derived.snapshot) if name == "out-of-memory" else cause
         check, live = entry(name), by_name.get(name)
         settled = check.category in SETTLED and check.function is not None
         if live is not None and live.findings:
-            live.findings = [_confirmed(one, finding, check) for one in live.findings]
+            live.findings = [_confirmed(live_finding, finding, check) for live_finding in live.findings]
         elif live is None or not (settled and run_check(check, derived).outcome is Outcome.PASS):
             by_name[name] = CheckRun(check, Outcome.FOUND, None, [finding])
     return sorted(by_name.values(), key=lambda j: j.check.code)
@@ -188,8 +188,8 @@ def _confirmed(found: Finding, words: Finding, check: Check) -> Finding:
     """Return a finding, with additional effects if the ranks' output shows the same fault on a host of the finding."""
     if set(found.hosts).isdisjoint(words.hosts):
         return found
-    own = check.explains if found.explains is None else found.explains
-    return found.model_copy(update={"explains": (*own, *(words.explains or ()))})
+    effects = check.explains if found.explains is None else found.explains
+    return found.model_copy(update={"explains": (*effects, *(words.explains or ()))})
 
 
 def _host(host: Host, derived: Derived, rdma: tuple[RdmaAnswer, ...]) -> HostSummary:
@@ -212,7 +212,7 @@ def _network(host: Host, address: str) -> str | None:
     """Return the network of a host's address, or None if the netmask is unknown."""
     interfaces = host.facts.interfaces if host.facts else None
     addresses = interfaces.addresses if isinstance(interfaces, Interfaces) else ()
-    mask = next((one.netmask for one in addresses if one.address == address and one.netmask), None)
+    mask = next((item.netmask for item in addresses if item.address == address and item.netmask), None)
     return mask and str(network_of(f"{address.partition('%')[0]}/{prefix_length(mask)}"))
 
 
@@ -222,13 +222,13 @@ _WORDS: dict[str, Callable[[Any], str | None]] = {"firewall": lambda it: managed
 
 def describe_host(facts: HostFacts, pod: PodFacts | None = None) -> dict[str, str]:
     """Return a phrase for each displayed fact, by label, with the description of the pod first."""
-    found = {} if pod is None else {"pod": _pod(pod)}
+    phrases = {} if pod is None else {"pod": _pod(pod)}
     for name, declared in HostFacts.model_fields.items():
         for shown in (part for part in declared.metadata if isinstance(part, Shown)):
             fact, words = getattr(facts, name), shown.words or _WORDS[name]
             text = f"unknown: {fact.reason}" if isinstance(fact, Unknown) else words(fact)
-            found |= {} if text is None else {shown.label: text}
-    return found
+            phrases |= {} if text is None else {shown.label: text}
+    return phrases
 
 
 def _pod(pod: PodFacts) -> str:
@@ -262,8 +262,8 @@ class CheckRun:
 
     @property
     def result(self) -> CheckResult:
-        own = {name: getattr(self, name) for name in ("outcome", "reason", "looked_at", "gaps")}
-        return CheckResult(code=self.check.code, name=self.check.name, category=self.check.category, **own)
+        fields = {name: getattr(self, name) for name in ("outcome", "reason", "looked_at", "gaps")}
+        return CheckResult(code=self.check.code, name=self.check.name, category=self.check.category, **fields)
 
 
 def run_check(check: Check, derived: Derived) -> CheckRun:
@@ -315,7 +315,7 @@ def _nothing_to_judge(check: Check, snapshot: Snapshot, hosts: list[Host]) -> st
     facts = [host.facts for host in hosts if host.facts is not None]
     subjects = marks(HostFacts, Subjects)
     lacking = (need for need in check.needs if need in subjects and facts)
-    subject = next((subjects[need] for need in lacking if not any(getattr(one, need) for one in facts)), None)
+    subject = next((subjects[need] for need in lacking if not any(getattr(item, need) for item in facts)), None)
     if subject is NO_GPU and any(map(rocm_gpus, facts)):
         return None if "gpu_driver" in check.also else "no NVIDIA GPU on any host"
     return subject and subject.absent

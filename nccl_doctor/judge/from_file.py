@@ -35,15 +35,15 @@ def judged_from_file(document: Judged, own: Container[str]) -> Judged:
     """Return the document without commands for this machine, whose names in the snapshot are ``own``."""
     if isinstance(document, Difference):
         both = document.diagnoses
-        gone, new = (tuple(_diagnosis(one, own) for one in side) for side in (both.gone, both.new))
+        gone, new = (tuple(_diagnosis(item, own) for item in side) for side in (both.gone, both.new))
         return document.model_copy(update={"diagnoses": both.model_copy(update={"gone": gone, "new": new})})
     if isinstance(document, InterfaceAnswers):
-        names = tuple(one.name for one in document.hosts)
-        others = ((one, tuple(name for name in one.hosts or names if name not in own)) for one in document.exports)
-        exports = (one.model_copy(update={"hosts": hosts, "place": FROM}) for one, hosts in others if hosts)
-        found = tuple(_diagnosis(one, own) for one in document.diagnoses)
-        return document.model_copy(update={"exports": tuple(exports), "diagnoses": found})
-    changed: dict[str, object] = {"diagnoses": tuple(_diagnosis(one, own) for one in document.diagnoses)}
+        names = tuple(item.name for item in document.hosts)
+        others = ((item, tuple(name for name in item.hosts or names if name not in own)) for item in document.exports)
+        exports = (item.model_copy(update={"hosts": hosts, "place": FROM}) for item, hosts in others if hosts)
+        diagnoses = tuple(_diagnosis(item, own) for item in document.diagnoses)
+        return document.model_copy(update={"exports": tuple(exports), "diagnoses": diagnoses})
+    changed: dict[str, object] = {"diagnoses": tuple(_diagnosis(item, own) for item in document.diagnoses)}
     if isinstance(document, Report):
         changed["next_step"] = None
     return document.model_copy(update=changed)
@@ -54,8 +54,8 @@ def _diagnosis(found: Diagnosis, own: Container[str]) -> Diagnosis:
     fix = found.fix
     if not fix.commands:
         return found
-    others = (one for one in fix.commands if one.host is not None and one.host not in own)
-    kept = tuple(one.model_copy(update={"place": f"{one.place}, {FROM}" if one.place else FROM}) for one in others)
+    others = (item for item in fix.commands if item.host is not None and item.host not in own)
+    kept = tuple(item.model_copy(update={"place": f"{item.place}, {FROM}" if item.place else FROM}) for item in others)
     change = {"commands": kept} if kept else {"summary": f"{fix.summary} {LEFT_OUT}", "risk": "manual", "commands": ()}
     return found.model_copy(update={"fix": fix.model_copy(update=change)})
 
@@ -90,7 +90,7 @@ EMPTY = {ABSENT, "[]", "{}"}
 
 def difference(before: Snapshot, after: Snapshot) -> Difference:
     """Return the differences between two snapshots in facts and diagnoses."""
-    old, new = ({(d.code, d.hosts): d for d in judge(one, "check").diagnoses} for one in (before, after))
+    old, new = ({(d.code, d.hosts): d for d in judge(snapshot, "check").diagnoses} for snapshot in (before, after))
     gone, came = (tuple(d for key, d in some.items() if key not in rest) for some, rest in ((old, new), (new, old)))
     return Difference(changes=changes(before, after), diagnoses=DiagnosisChanges(gone=gone, new=came))
 
@@ -103,7 +103,7 @@ def changes(before: Snapshot, after: Snapshot) -> tuple[Change, ...]:
     for name in dict.fromkeys([*old, *new]):
         both = old.get(name), new.get(name)
         resolutions = [host.facts.resolution for host in both if host is not None and host.facts is not None]
-        names = {own for resolution in resolutions if isinstance(resolution, Names) for own in resolution.own}
+        names = {key for resolution in resolutions if isinstance(resolution, Names) for key in resolution.own}
         for change in _differences(*(_host(host, names) for host in both)):
             hosts.setdefault(change, []).append(name)
     return tuple(
@@ -134,7 +134,7 @@ def _host(host: Host | None, names: set[str]) -> dict[str, str]:
     resolved = host.facts.resolution
     if isinstance(resolved, Names):
         answers = {name: resolved.get(name) for name in sorted(names)}
-        tree["resolution"] = {name: one.model_dump(mode="json") for name, one in answers.items() if one is not None}
+        tree["resolution"] = {name: item.model_dump(mode="json") for name, item in answers.items() if item is not None}
     node = host.node.model_dump(mode="json", exclude={"name", "node_rank", "local"})
     return {"in the list": "yes", "reached": "yes", **dict(_leaves({"node": node, **tree}, ""))}
 
@@ -151,7 +151,7 @@ def _part(value: object, tree: object) -> object:
     if isinstance(value, dict) and isinstance(tree, dict):
         return {name: _part(value.get(name), part) for name, part in tree.items()}
     if isinstance(value, (list, tuple)) and isinstance(tree, list):
-        return [_part(one, part) for one, part in zip(value, tree, strict=True)]
+        return [_part(item, part) for item, part in zip(value, tree, strict=True)]
     return tree
 
 
@@ -176,10 +176,10 @@ def _leaves(tree: object, path: str) -> Iterator[tuple[str, str]]:
         for name, value in tree.items():
             yield from _leaves(value, f"{path}.{name}" if path else name)
     elif isinstance(tree, list) and any(isinstance(value, dict) for value in tree):
-        seen: Counter[str] = Counter()
+        tally: Counter[str] = Counter()
         for entry in tree:  # by its name, with a number if the name occurs again
-            own = next((str(entry[key]) for key in KEYS if isinstance(entry, dict) and key in entry), "")
-            seen[own] += 1
-            yield from _leaves(entry, f"{path}[{own if seen[own] == 1 and own else f'{own}#{seen[own]}'}]")
+            label = next((str(entry[key]) for key in KEYS if isinstance(entry, dict) and key in entry), "")
+            tally[label] += 1
+            yield from _leaves(entry, f"{path}[{label if tally[label] == 1 and label else f'{label}#{tally[label]}'}]")
     else:
         yield path, tree if isinstance(tree, str) else json.dumps(tree, ensure_ascii=False)

@@ -30,8 +30,8 @@ def report(snapshot: HangSnapshot, judged: Judgement | None = None) -> HangRepor
     """Return the ``hang`` report on a snapshot; ``judged`` is the judgement if a watch has already judged the job."""
     judged = judged or judge_hang(snapshot)
     evidence = judged.evidence
-    every = frozenset(rank.host for rank in evidence.ranks.values()).union(*(one.hosts for one in evidence.lost))
-    own = next((one.job_rank for one in evidence.ranks.values()), None)
+    every = frozenset(rank.host for rank in evidence.ranks.values()).union(*(member.hosts for member in evidence.lost))
+    job_rank = next((member.job_rank for member in evidence.ranks.values()), None)
     sure = judged.verdict in STANDS_STILL or judged.verdict in ("slow", "not-hanging")
     diagnoses = attach_consequences(
         (entry(name), finding.model_copy(update={"symptoms": (Symptom(name, frozenset(finding.hosts), every),)}))
@@ -48,7 +48,7 @@ def report(snapshot: HangSnapshot, judged: Judgement | None = None) -> HangRepor
         verdict=judged.verdict,
         complete=sure and not any(host.failure for host in snapshot.hosts),
         message=sentence(judged),
-        job=own and HangJob(**{name: getattr(own, name) for name in HangJob.model_fields}),
+        job=job_rank and HangJob(**{name: getattr(job_rank, name) for name in HangJob.model_fields}),
         ranks=tuple(_ranks(judged)),
         looks=tuple(HangLook(at=time.isoformat(timespec="seconds")) for time in times),
         diagnoses=(*diagnoses, *(log_report(compared, 0.0).diagnoses if compared else ()), *_access(snapshot)),
@@ -86,18 +86,25 @@ MOST_COMPARED = 1 << 18  # characters
 def _compared(snapshot: HangSnapshot) -> LogVerdict | None:
     """Diagnose the RAS diagnostics like a log; return None if RAS provided none (before NCCL 2.31)."""
     answers = [answer for host in snapshot.hosts for answer in host.ras if isinstance(answer, Ras)]
-    texts = [one.text for answer in answers for one in answer.reports if one.form == DIAGNOSTICS]
+    texts = [ras_report.text for answer in answers for ras_report in answer.reports if ras_report.form == DIAGNOSTICS]
     return diagnose([LogSource("RAS", [texts[0][:MOST_COMPARED].encode()])]) if texts else None
 
 
 def _ranks(judged: Judgement) -> list[HangRank]:
     evidence = judged.evidence
     blamed = set(judged.culprits) if judged.verdict in STANDS_STILL or judged.verdict == "slow" else set()
-    rows = [_rank(one, behind=one.rank in blamed) for one in evidence.ranks.values()]
+    rows = [_rank(process, behind=process.rank in blamed) for process in evidence.ranks.values()]
     rows += [
-        HangRank(rank=one.rank, host=one.hosts[0], pid=one.pid, state="gone", doing=one.why, behind=one.rank in blamed)
-        for one in evidence.lost
-        if one.rank not in evidence.ranks
+        HangRank(
+            rank=process.rank,
+            host=process.hosts[0],
+            pid=process.pid,
+            state="gone",
+            doing=process.why,
+            behind=process.rank in blamed,
+        )
+        for process in evidence.lost
+        if process.rank not in evidence.ranks
     ]
     doing = "could not be examined"
     rows += [HangRank(rank=rank, host=None, pid=None, state="unseen", doing=doing) for rank in evidence.unseen]

@@ -37,8 +37,8 @@ def find_pages(words: str) -> tuple[Page | Topic | TopicList, ...]:
         title, text = _read(asked)
         return (Topic(name=asked, title=title, text=text),)
     several = len(codes) > 1 and all(map(_CODE.fullmatch, codes))
-    found = [_find_diagnosis(code, topics) for code in (codes if several else [asked])]
-    return tuple(Page(**check.heading, text=check.page) for check in found)
+    checks = [_find_diagnosis(code, topics) for code in (codes if several else [asked])]
+    return tuple(Page(**check.heading, text=check.page) for check in checks)
 
 
 def _read(topic: str) -> tuple[str, str]:
@@ -52,9 +52,9 @@ def _find_diagnosis(asked: str, topics: list[str]) -> Check:
     code = f"NCD{asked}" if asked.isdigit() else asked
     named = [check for check in find(code) if code.lower() != check.category]
     begun = tuple(check for check in all_checks() if check.name.startswith(f"{code.lower()}-"))  # "firewall"
-    found = named or begun or find(_by_error(asked) or _by_line(asked) or _by_words(asked) or "")
-    if found:
-        return found[0]
+    matches = named or begun or find(_by_error(asked) or _by_line(asked) or _by_words(asked) or "")
+    if matches:
+        return matches[0]
     known = [*topics, *(text for check in all_checks() for text in (check.code, check.name))]
     near = difflib.get_close_matches(asked, known, 1)
     lists = '; "nccl-doctor codes" lists the diagnoses, "nccl-doctor explain" the topics'

@@ -14,7 +14,7 @@ def operations(found: Diagnosis, snapshot: Snapshot) -> tuple[Command, ...]:
     """Return the commands of a diagnosis if ``fix`` can run all of them, or else an empty tuple."""
     fix = found.fix
     pods = reaching(snapshot.cluster.nodes).name == "kube"
-    if fix.variables or not fix.can_be_run or (pods and any(one.host is not None for one in fix.commands)):
+    if fix.variables or not fix.can_be_run or (pods and any(command.host is not None for command in fix.commands)):
         return ()
     return fix.commands
 

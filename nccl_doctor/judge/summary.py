@@ -102,8 +102,10 @@ def _title(snapshot: Snapshot) -> str:
     cluster = snapshot.cluster
     count = len(cluster.nodes)
     ranks = f", {plural(snapshot.smoke.world_size, 'rank')}" if isinstance(snapshot.smoke, Smoke) else ""
-    said = sorted({text if text == "the line" else f"{text} in the environment" for text in cluster.variables.values()})
-    by = f", from {' and '.join(said)}" if said else ""
+    sources = sorted(
+        {text if text == "the line" else f"{text} in the environment" for text in cluster.variables.values()}
+    )
+    by = f", from {' and '.join(sources)}" if sources else ""
     if count == 1 and cluster.nodes[0].local:
         return f"this machine ({cluster.nodes[0].name}){ranks}, master port {cluster.master_port}{by}"
     first = cluster.nodes[0].name
@@ -135,13 +137,13 @@ def _start_with(snapshot: Snapshot, line: LaunchLine) -> str:
     lines = pasteable(own_lines(line, snapshot.cluster, rank_counts(snapshot), gpu_counts(snapshot)))
     if lines[0].host is None:
         return f"Start the job with:  {lines[0].command}"
-    return "\n".join(("Start the job with:", *(f"  {one.host}:  {one.command}" for one in lines)))
+    return "\n".join(("Start the job with:", *(f"  {command.host}:  {command.command}" for command in lines)))
 
 
 def _mending(snapshot: Snapshot, report: Report) -> str | None:
     """Return a line that suggests ``nccl-doctor fix`` if the command can fix at least one error, or else None."""
-    errors = (found for found in report.diagnoses if found.severity is Severity.ERROR)
-    if not reaching(snapshot.cluster.nodes).lasts or not any(can_be_run(found, snapshot) for found in errors):
+    errors = (error for error in report.diagnoses if error.severity is Severity.ERROR)
+    if not reaching(snapshot.cluster.nodes).lasts or not any(can_be_run(error, snapshot) for error in errors):
         return None
     alone = len(snapshot.cluster.nodes) == 1 and snapshot.cluster.nodes[0].local
     words = () if alone else ClusterSource(snapshot.cluster).check_words
@@ -169,9 +171,9 @@ def _mesh(snapshot: Snapshot) -> MeshReport | None:
     if not isinstance(snapshot.mesh, Mesh):
         return None
     mesh = snapshot.mesh
-    found = mesh.sample
-    peers = len(found.distances) - 2 if found else 0
-    sample = found and SampleReport(random_peers=peers, distances=found.distances, dialled_by_all=found.by_all)
+    choice = mesh.sample
+    peers = len(choice.distances) - 2 if choice else 0
+    sample = choice and SampleReport(random_peers=peers, distances=choice.distances, dialled_by_all=choice.by_all)
     same = {name: getattr(mesh, name) for name in ("hosts", "pairs", "tested", "ports", "failed")}
     return MeshReport(**same, sample=sample)
 
@@ -182,15 +184,15 @@ def _rates(snapshot: Snapshot) -> tuple[RateReport, ...] | None:
     if not isinstance(rates, Rates):
         return None
     place = {name: rank for rank, name in enumerate(rates.hosts)}
-    found = sorted(rates.final.values(), key=lambda one: (one.rail, place[one.src], place[one.dst]))
+    measurements = sorted(rates.final.values(), key=lambda rate: (rate.rail, place[rate.src], place[rate.dst]))
     same = ("src", "dst", "interface", "rtt_us", "retransmits", "streams", "limited", "alone")
     return tuple(
         RateReport(
-            **{name: getattr(one, name) for name in same},
-            gbps=round(one.gbps, 6),
-            of_link=None if (speed := link_gbps(rates, one)) is None else round(one.gbps / speed, 3),
+            **{name: getattr(rate, name) for name in same},
+            gbps=round(rate.gbps, 6),
+            of_link=None if (speed := link_gbps(rates, rate)) is None else round(rate.gbps / speed, 3),
         )
-        for one in found
+        for rate in measurements
     )
 
 
@@ -250,22 +252,22 @@ def rows(
     for row in ROWS:
         of_it = by_row.get(row, ())
         mine = [check for check in of_it if check.reason != NOT_SELECTED]
-        found = [check for check in mine if check.outcome is Outcome.FOUND]
-        if not mine or (row == "rate" and snapshot.rates == NO_RATES and not found):
+        hits = [check for check in mine if check.outcome is Outcome.FOUND]
+        if not mine or (row == "rate" and snapshot.rates == NO_RATES and not hits):
             continue
         gaps = [check for check in mine if check.outcome in (Outcome.UNKNOWN, Outcome.CRASH)]
         text = texts.of(row)
         if row == "ports" and isinstance(snapshot.mesh, Mesh) and snapshot.mesh.failed:
             # Also if a firewall's rule explains it, which the row below says.
             yield Row(name=row, outcome="error", text=text)
-        elif found:
-            own = [each for check in found for each in by_code.get(check.code, ())]
-            codes = {check.code for check in found}  # consequences count with the severity of their cause
+        elif hits:
+            data = [each for check in hits for each in by_code.get(check.code, ())]
+            codes = {check.code for check in hits}  # consequences count with the severity of their cause
             causes = [each for each in diagnoses if codes & {effect.code for effect in each.explains}]
-            gravest = max((each.severity for each in own or causes), key=lambda s: s.rank, default=Severity.ERROR)
-            follows = all(check.code in consequences for check in found)
+            gravest = max((each.severity for each in data or causes), key=lambda s: s.rank, default=Severity.ERROR)
+            follows = all(check.code in consequences for check in hits)
             names = ", ".join(dict.fromkeys(each.name for each in causes))
-            why = _why(row, text, own, gravest) if not follows else f"{text} (follows from {names})".lstrip()
+            why = _why(row, text, data, gravest) if not follows else f"{text} (follows from {names})".lstrip()
             yield Row(name=row, outcome=OUTCOMES[gravest], text=why or text)
         elif gaps:
             yield Row(name=row, outcome="unknown", text=gaps[0].reason or "")
@@ -280,7 +282,7 @@ def rows(
         else:
             passed = (entry(check.name).row_words for check in mine if check.outcome is Outcome.PASS)
             parts = (text, *(passed if text else ()), texts.coverage)
-            unread = row == "firewall" and not any(isinstance(own.firewall, FirewallFacts) for own in texts.facts)
+            unread = row == "firewall" and not any(isinstance(data.firewall, FirewallFacts) for data in texts.facts)
             yield Row(name=row, outcome="skip" if unread else "ok", text="; ".join(filter(None, parts)))
 
 
@@ -288,12 +290,12 @@ def _why(row: str, text: str, found: Sequence[Diagnosis], gravest: Severity) -> 
     """Return a phrase for a row's faults, or "" if the row's text names the faults or all faults are notes."""
     if row in ("access", "firewall", "all-reduce") or gravest is Severity.INFO:
         return ""
-    grave = [one for one in found if one.severity is not Severity.INFO and not entry(one.name).row_suffices]
-    own = [one.details.phrase for one in grave if one.details.phrase]
-    hosts = grouped((entry(one.name).phrase, one.hosts) for one in grave if not one.details.phrase)
+    grave = [fault for fault in found if fault.severity is not Severity.INFO and not entry(fault.name).row_suffices]
+    phrases = [fault.details.phrase for fault in grave if fault.details.phrase]
+    hosts = grouped((entry(fault.name).phrase, fault.hosts) for fault in grave if not fault.details.phrase)
     faults = (f"{name}{f' on {fold(chain(*names))}' if any(names) else ''}" for name, names in hosts.items())
-    stays = row == "processes" or (row == "rate" and not own)
-    return "; ".join(filter(None, (text if stays else "", *own, *faults)))
+    stays = row == "processes" or (row == "rate" and not phrases)
+    return "; ".join(filter(None, (text if stays else "", *phrases, *faults)))
 
 
 class _Texts:
@@ -327,10 +329,10 @@ class _Texts:
         torch = [facts.torch for facts in self.facts if isinstance(facts.torch, TorchInfo)]
         versions = {
             "python": {facts.python.version for facts in self.facts if isinstance(facts.python, PythonInfo)},
-            "torch": {one.version for one in torch},
-            "NCCL": {one.nccl for one in torch if one.nccl},
+            "torch": {info.version for info in torch},
+            "NCCL": {info.nccl for info in torch if info.nccl},
         }
-        return ", ".join(f"{name} {' / '.join(sorted(its)[:3])}" for name, its in versions.items() if its)
+        return ", ".join(f"{name} {' / '.join(sorted(values)[:3])}" for name, values in versions.items() if values)
 
     def _gpus(self) -> str:
         """Return the number and models of the GPUs, grouped by hosts that have the same GPUs."""
@@ -345,7 +347,7 @@ class _Texts:
 
     def _interfaces(self) -> str:
         listed = {host.name: _listed_by(host) for host in self._snapshot.reached}
-        data = {host.name: tuple(one.name for one in socket_interfaces(host)) for host in self._snapshot.reached}
+        data = {host.name: tuple(nic.name for nic in socket_interfaces(host)) for host in self._snapshot.reached}
         chosen = grouped(
             ((used.name, listed.get(host.name), data.get(host.name, ())), host.name)
             for host in self._hosts
@@ -365,8 +367,8 @@ class _Texts:
             # a host that can't dial itself is not a pair
             bad = [dst for src, dst in mesh.failures if src != dst]
             if not bad:
-                own = sorted({dst for _, dst in mesh.failures})
-                return f"{fold(own)} can't reach {'its own address' if len(own) == 1 else 'their own addresses'}"
+                hosts = sorted({dst for _, dst in mesh.failures})
+                return f"{fold(hosts)} can't reach {'its own address' if len(hosts) == 1 else 'their own addresses'}"
             count = mesh.pairs if mesh.sample is None else mesh.tested
             return f"{len(bad)} of {count} pairs failed, all towards {fold(sorted(set(bad)))}"
         share = "" if mesh.tested == mesh.pairs else f" ({100 * mesh.tested / mesh.pairs:.2g} %)"
@@ -375,7 +377,7 @@ class _Texts:
             share = f"{share[:-1]}: the master and the ring both ways, {peers})"
         port = self._snapshot.cluster.master_port
         master = next((mesh.ports[host.name] for host in self._snapshot.hosts[:1] if host.name in mesh.ports), ())
-        others = sorted({sum(one != port for one in ports) for ports in mesh.ports.values()})
+        others = sorted({sum(number != port for number in ports) for ports in mesh.ports.values()})
         most = f"{others[0]} to {others[-1]}" if len(others) > 1 else f"{others[0] if others else 0}"
         what = f"{'master port and ' if port in master else ''}{most} ephemeral ports each"
         held = "" if port in master else f"; master port {port} was not tested"
@@ -387,17 +389,17 @@ class _Texts:
             return ""
         figures = list(rates.final.values())
         share = "" if rates.whole else f" of {plural(len(rates.hosts), 'host')}, a sample,"
-        held = sum(one.limited is not None for one in figures)
+        held = sum(rate.limited is not None for rate in figures)
         limit = f"; {held} limited by the hosts' CPUs" if held else ""
-        rails = len({one.rail for one in figures})
+        rails = len({rate.rail for rate in figures})
         by = f" by {plural(rails, 'rail')}" if rails > 1 else ""
-        pairs = len({(one.src, one.dst) for one in figures})
-        return f"{plural(pairs, 'pair')}{share}{by} at {gbps_span(one.gbps for one in figures)}{limit}"
+        pairs = len({(rate.src, rate.dst) for rate in figures})
+        return f"{plural(pairs, 'pair')}{share}{by} at {gbps_span(rate.gbps for rate in figures)}{limit}"
 
     def _firewall(self) -> str:
-        found = [(host.facts.firewall, host.name) for host in self._snapshot.hosts if host.facts]
-        managed = grouped((managed_by(rules), name) for rules, name in found if isinstance(rules, FirewallFacts))
-        hidden = [name for rules, name in found if not isinstance(rules, FirewallFacts)]
+        firewalls = [(host.facts.firewall, host.name) for host in self._snapshot.hosts if host.facts]
+        managed = grouped((managed_by(rules), name) for rules, name in firewalls if isinstance(rules, FirewallFacts))
+        hidden = [name for rules, name in firewalls if not isinstance(rules, FirewallFacts)]
         free = managed.pop("", [])
         parts = [f"{name} on {fold(hosts)}" for name, hosts in managed.items()]
         if hidden:

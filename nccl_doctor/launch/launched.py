@@ -105,9 +105,9 @@ def launched(cluster: Cluster, script: Sequence[str], wishes: Wishes, last: Last
         batch = slurm_job.script(job, c10d=wishes.launcher == "c10d", preflight=wishes.preflight)
         launcher, lines = "slurm", on(None, batch)
     elif cluster.engine is not None and wishes.launcher is None:
-        known = {name: one.address for name, one in last.hosts.items() if one.address is not None}
-        launcher, own = cluster.engine, own_addresses(job, known)
-        lines, more = engine_commands(job, launcher, own), engine_notes(job, launcher, own)
+        known = {name: host.address for name, host in last.hosts.items() if host.address is not None}
+        launcher, addresses = cluster.engine, own_addresses(job, known)
+        lines, more = engine_commands(job, launcher, addresses), engine_notes(job, launcher, addresses)
         notes, warnings = [*more[0], *notes], [*more[1], *warnings]
     else:
         launcher = wishes.launcher or default_launcher(job.torch)

@@ -49,11 +49,11 @@ def commands(job: LaunchPlan, launcher: str, *, use_env: bool = False, preflight
     """
     if launcher == "launch":
         job.even("torch.distributed.launch", "it takes nodes times processes for the world size")
-    own = {"use_env": ""} if use_env else {}
+    options = {"use_env": ""} if use_env else {}
     forms: dict[str, Callable[[LaunchPlan, NodeStart], Line]] = {
         "torchrun": lambda job, start: _torch_line(job, start, "torchrun", torch_settings(job, start)),
         "c10d": lambda job, start: _torch_line(job, start, "torchrun", torch_settings(job, start, static=False)),
-        "launch": lambda job, start: _torch_line(job, start, "launch", {**torch_settings(job, start), **own}),
+        "launch": lambda job, start: _torch_line(job, start, "launch", {**torch_settings(job, start), **options}),
         "env": _env,
         "tcp": _tcp,
     }
@@ -61,7 +61,7 @@ def commands(job: LaunchPlan, launcher: str, *, use_env: bool = False, preflight
         raise UsageError(f"--preflight is for {', '.join(WHOLE_NODES)} and --format slurm: one command on each node")
     lines = ((start, forms[launcher](job, start)) for start in job.starts)
     whole = ((start, _after_check(job, start, line) if preflight else line) for start, line in lines)
-    return tuple(one for start, line in whole for one in on(start.node.name, line))
+    return tuple(command for start, line in whole for command in on(start.node.name, line))
 
 
 def _after_check(job: LaunchPlan, start: NodeStart, line: Line) -> Line:
@@ -97,11 +97,11 @@ def torch_settings(job: LaunchPlan, start: NodeStart, *, static: bool = True) ->
     placed, meeting = place_of(start.node, len(job.starts)), meeting_place(job.cluster, static=static)
     if static:
         return {**placed, **count, **meeting}
-    own = c10d_place(start.node, job.cluster)
+    rendezvous = c10d_place(start.node, job.cluster)
     if not takes_local_addr(job) or start.node.address == "localhost" or is_loopback(start.node.address):
-        del own["local_addr"]
+        del rendezvous["local_addr"]
     del placed["node_rank"]
-    return {**placed, **count, "rdzv_backend": "c10d", **meeting, "rdzv_id": f"job-{job.digest}", **own}
+    return {**placed, **count, "rdzv_backend": "c10d", **meeting, "rdzv_id": f"job-{job.digest}", **rendezvous}
 
 
 def _torch_line(job: LaunchPlan, start: NodeStart, launcher: str, settings: Mapping[str, str]) -> Line:
@@ -123,19 +123,19 @@ def written(
     If ``program`` is empty or begins with an option, the node's Python interpreter is prepended.
     """
     exported = secrets(start.variables)
-    told = {**start.variables, **variables}
+    environment = {**start.variables, **variables}
     python = start.node.python
     python = f"$HOME/{shell.literal(python[2:])}" if python.startswith("~/") else shell.literal(python)
     line = LaunchLine(
         launcher,
-        {name: f"${name}" if name in exported else shell.literal(value) for name, value in told.items()},
+        {name: f"${name}" if name in exported else shell.literal(value) for name, value in environment.items()},
         (*([python] if not program or program[0].startswith("-") else []), *program),
     )
     return joined(line.written(settings, [*map(shell.literal, script)], {}))
 
 
 def _env(job: LaunchPlan, start: NodeStart) -> Line:
-    own = {
+    settings = {
         "MASTER_ADDR": job.cluster.master_addr,
         "MASTER_PORT": str(job.cluster.master_port),
         "WORLD_SIZE": str(job.world_size),
@@ -144,7 +144,7 @@ def _env(job: LaunchPlan, start: NodeStart) -> Line:
     }
 
     def of_rank(rank: Mapping[str, Line]) -> Line:
-        front = shell.assignments({**start.variables, **own}, secrets(start.variables))
+        front = shell.assignments({**start.variables, **settings}, secrets(start.variables))
         program = [shell.program(start.node.python), *shell.words(job.script, {})]
         return shell.script(
             "{front} RANK={rank} LOCAL_RANK={local_rank} {program}", front=front, program=program, **rank
@@ -188,8 +188,8 @@ def tcp_script(job: LaunchPlan) -> tuple[tuple[str, ...], tuple[str, ...]]:
             name = "--dist-url"
             hole = "{url}" if value.startswith(("tcp://", "env://")) and value not in right else ""
             host = value.removeprefix("tcp://").rpartition(":")[0].strip("[]")
-            own = host == "localhost" or is_loopback(host)
-            by = f"{tcp_url(job.cluster)}{', for that is an address of each host itself' if own else ''}"
+            loopback = host == "localhost" or is_loopback(host)
+            by = f"{tcp_url(job.cluster)}{', for that is an address of each host itself' if loopback else ''}"
         elif name in wanted and value.isdecimal():
             hole, by = wanted[name], str(len(job.starts)) if name == "--world-size" else "each host's own"
         else:
@@ -210,9 +210,9 @@ def _each_rank(start: NodeStart, of_rank: Callable[[Mapping[str, Line]], Line]) 
     if start.nproc == 1:
         return of_rank({"rank": shell.script("{first}", first=start.first), "local_rank": shell.script("0")})
     numbers = [shell.script("{i}", i=i) for i in range(start.nproc)]
-    one = of_rank({"rank": shell.script("$(({first} + i))", first=start.first), "local_rank": shell.script("$i")})
+    command = of_rank({"rank": shell.script("$(({first} + i))", first=start.first), "local_rank": shell.script("$i")})
     loop = """for i in {numbers}; do {one} & set -- "$@" $!; done;"""
-    return _side_by_side(shell.script(loop, numbers=numbers, one=one))
+    return _side_by_side(shell.script(loop, numbers=numbers, one=command))
 
 
 SSH = ("ssh", "-tt", "-n", "-o", "BatchMode=yes")
@@ -227,8 +227,8 @@ def start_over_ssh(cluster: Cluster, commands: Iterable[Command]) -> Line:
     """Return a command that runs the commands of all hosts in parallel and fails if any command fails."""
     nodes = {node.name: node for node in cluster.nodes}
     started = []
-    for one in commands:
-        node, command = nodes[one.host or ""], shell.nested(one.command)
+    for entry in commands:
+        node, command = nodes[entry.host or ""], shell.nested(entry.command)
         words = ["sh", "-c"] if node.local else [*SSH, *arguments(node.options(SshOptions)), node.address]
         start = [shell.argument(word) for word in words]
         started.append(shell.script("""{start} {command} & set -- "$@" $!;""", start=start, command=command))

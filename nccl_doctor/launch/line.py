@@ -51,14 +51,14 @@ class Argument(NamedTuple):
 
 def arguments_of(script: Sequence[str]) -> tuple[Argument, ...]:
     """Return a script's options, which may be written as ``--batch 64``, ``--batch=64``, or ``batch=64``."""
-    found = []
+    arguments = []
     for place, word in enumerate(script):
         spelled, sign, value = word.partition("=")
         if word.startswith("-") or sign:
             at = place if sign else place + 1
             value = value if sign else "".join(script[at : at + 1])
-            found.append(Argument(spelled.replace("_", "-"), value, at, spelled, f"{spelled}=" if sign else ""))
-    return tuple(found)
+            arguments.append(Argument(spelled.replace("_", "-"), value, at, spelled, f"{spelled}=" if sign else ""))
+    return tuple(arguments)
 
 
 @dataclass(frozen=True)
@@ -110,8 +110,8 @@ class LaunchLine:
             addr, _, port = place.rpartition(":")
         port = port if port and is_number(port) and int(port) else ""  # 0: any free one
         named = {"MASTER_ADDR": (addr or "").strip("[]"), "MASTER_PORT": port}
-        told = {name: self.variables.get(name) or value for name, value in named.items()}
-        return {name: "" if is_of_shell(value) else value for name, value in told.items()}
+        values = {name: self.variables.get(name) or value for name, value in named.items()}
+        return {name: "" if is_of_shell(value) else value for name, value in values.items()}
 
     @property
     def url(self) -> str | None:
@@ -299,8 +299,8 @@ def read_line(words: Sequence[str], known: Mapping[str, bool] | None = None) -> 
         return line if known_here else replace(line, unread=f"what {program} starts is not known here")
     if known:
         launcher = launcher._replace(options={**known, **{n: v for n, v in launcher.options.items() if n in known}})
-    found = read_words(launcher, rest[count:])
-    return replace(line, options=found.told, own=found.options, unknown=found.unknown, script=found.rest)
+    result = read_words(launcher, rest[count:])
+    return replace(line, options=result.told, own=result.options, unknown=result.unknown, script=result.rest)
 
 
 def meeting_name(line: LaunchLine, nodes: int, engines: Iterable[Engines | Unknown | None]) -> str | None:
@@ -310,7 +310,7 @@ def meeting_name(line: LaunchLine, nodes: int, engines: Iterable[Engines | Unkno
     qualified domain name (``socket.getfqdn``) of the agent with rank 0. Agents are ranked in alphabetical order of
     their names (``_NodeDesc`` and ``next_rendezvous`` in torch/distributed/elastic/rendezvous/dynamic_rendezvous.py).
     """
-    names = [one.fqdn for one in engines if isinstance(one, Engines) and one.fqdn]
+    names = [engine.fqdn for engine in engines if isinstance(engine, Engines) and engine.fqdn]
     by_name = line.is_of_c10d and "local_addr" not in line.options and nodes > 1
     return min(names) if by_name and len(names) == nodes else None
 
@@ -328,11 +328,11 @@ def line_to_judge(snapshot: Snapshot) -> LaunchLine | None:
 
 def host_options(snapshot: Snapshot) -> dict[str, Mapping[str, bool]]:
     """Return the options of the launcher installed on each host, except hosts with unknown options."""
-    seen = {host.name: host.facts.engines for host in snapshot.hosts if host.facts is not None}
+    engines = {host.name: host.facts.engines for host in snapshot.hosts if host.facts is not None}
     return {
-        name: one.options
-        for name, one in seen.items()
-        if one is not None and not isinstance(one, Unknown) and one.options
+        name: engine.options
+        for name, engine in engines.items()
+        if engine is not None and not isinstance(engine, Unknown) and engine.options
     }
 
 
@@ -403,8 +403,8 @@ def model_size(line: LaunchLine) -> int | None:
         sizes += ["data_parallel_size_local" if "data_parallel_size_local" in line.options else "data"]
     elif "enable_dp_attention" not in line.options:
         sizes += ["data"]
-    told = [line.options.get(notion, "") for notion in sizes]
-    return math.prod(int(one) if is_number(one) and int(one) else 1 for one in told)
+    values = [line.options.get(notion, "") for notion in sizes]
+    return math.prod(int(value) if is_number(value) and int(value) else 1 for value in values)
 
 
 def meant_total(line: LaunchLine, counts: Collection[int]) -> int | None:
@@ -412,9 +412,9 @@ def meant_total(line: LaunchLine, counts: Collection[int]) -> int | None:
 
     The result is The result is None for any other line. ``counts`` contains the planned number of ranks on each host.
     """
-    told, total = line.options.get("world_size", ""), sum(counts)
-    per_machine = line.launcher == "accelerate" and is_number(told) and {*counts} == {int(told)}
-    return total if per_machine and total > int(told) else None
+    value, total = line.options.get("world_size", ""), sum(counts)
+    per_machine = line.launcher == "accelerate" and is_number(value) and {*counts} == {int(value)}
+    return total if per_machine and total > int(value) else None
 
 
 def starts_no_ranks(line: LaunchLine) -> bool:
@@ -439,34 +439,34 @@ def own_lines(
     Set ``spelled_out`` if the names of the hosts would make torchrun's c10d rendezvous fail. With ``spelled_out``, the
     lines contain the settings that torchrun would otherwise derive from the host names.
     """
-    told, options = line.options.get("nproc_per_node", ""), _of_all(line, cluster, counts)
+    nproc, options = line.options.get("nproc_per_node", ""), _of_all(line, cluster, counts)
     ranked = line.is_ranked and not (line.table.engine and not options)
     if line.launcher == "vllm":
-        line = replace(line, own=tuple(one for one in line.own if one.notion != "headless"))
+        line = replace(line, own=tuple(option for option in line.own if option.notion != "headless"))
     if starts_no_ranks(line):  # with --multi_gpu ranks compute on CPUs where there is no GPU
         line, options = (
-            replace(line, own=tuple(one for one in line.own if one.name != "cpu")),
+            replace(line, own=tuple(option for option in line.own if option.name != "cpu")),
             {**options, "multi_gpu": ""},
         )
     script = _better_script(line, cluster, sum(counts.values()))
-    found = {}
+    lines = {}
     for node in cluster.nodes:
-        own = options | ({"node_rank": str(node.node_rank)} if ranked and line.lost.get("node_rank") != "" else {})
+        settings = options | ({"node_rank": str(node.node_rank)} if ranked and line.lost.get("node_rank") != "" else {})
         if line.launcher == "vllm" and ranked and node.node_rank:
-            own["headless"] = ""
+            settings["headless"] = ""
         if line.is_of_c10d and spelled_out:
-            own |= c10d_place(node, cluster, line.options.get("rdzv_conf", ""))
+            settings |= c10d_place(node, cluster, line.options.get("rdzv_conf", ""))
         most = node.nproc_per_node or gpus.get(node.name)
-        if is_number(told) and most is not None and (node.nproc_per_node or int(told) > most):
-            own["nproc_per_node"] = str(most)
+        if is_number(nproc) and most is not None and (node.nproc_per_node or int(nproc) > most):
+            settings["nproc_per_node"] = str(most)
         devices = {} if node.cuda_visible_devices is None else {"CUDA_VISIBLE_DEVICES": node.cuda_visible_devices}
         master = {"MASTER_ADDR": cluster.master_addr, "MASTER_PORT": str(cluster.master_port)}
         here = devices | {name: value for name, value in master.items() if name in line.variables}
         if line.places_itself and len(cluster.nodes) > 1:
             script, ranks = _placed(line, script, node.node_rank, len(cluster.nodes), counts)
             here |= ranks
-        found[node.name] = line.written(own, script, here)
-    return found
+        lines[node.name] = line.written(settings, script, here)
+    return lines
 
 
 def c10d_place(node: Node, cluster: Cluster, conf: str = "") -> dict[str, str]:
@@ -474,8 +474,8 @@ def c10d_place(node: Node, cluster: Cluster, conf: str = "") -> dict[str, str]:
 
     By default, torchrun derives these settings from the address of the host's own name, which may be 127.0.1.1.
     """
-    given = [item for item in conf.split(",") if item and not item.startswith("is_host=")]
-    return {"rdzv_conf": ",".join([*given, f"is_host={int(node is cluster.nodes[0])}"]), "local_addr": node.address}
+    items = [item for item in conf.split(",") if item and not item.startswith("is_host=")]
+    return {"rdzv_conf": ",".join([*items, f"is_host={int(node is cluster.nodes[0])}"]), "local_addr": node.address}
 
 
 def _placed(
@@ -486,11 +486,11 @@ def _placed(
     Such a script has one rank per node or, like imagenet/main.py, starts the other ranks of the node.
     """
     right = {"--rank": str(node_rank), "--world-size": str(nodes)}
-    said = {each.name: each for each in line.arguments if each.name in right and is_number(each.value)}
+    options = {each.name: each for each in line.arguments if each.name in right and is_number(each.value)}
     alone = all(count == 1 for count in counts.values())
     words = list(script)
-    if "--rank" in said and (alone or ("--world-size" in said and said["--world-size"].value == str(nodes))):
-        for name, argument in said.items():
+    if "--rank" in options and (alone or ("--world-size" in options and options["--world-size"].value == str(nodes))):
+        for name, argument in options.items():
             words[argument.at] = argument.front + right[name]
     variables = {"RANK": str(node_rank), "WORLD_SIZE": str(nodes)} if alone and "RANK" in line.variables else {}
     return words, {name: value for name, value in variables.items() if name in line.variables}
@@ -524,8 +524,8 @@ def place_of(node: Node, nodes: int) -> dict[str, str]:
 
 def _better_script(line: LaunchLine, cluster: Cluster, ranks: int) -> list[str]:
     """Return the script's words with the cluster's master address and with batch sizes that divide evenly."""
-    told, script = line.options.get("nproc_per_node", ""), list(line.script)
-    world = max(1, int(told) * len(cluster.nodes) if is_number(told) else ranks)
+    nproc, script = line.options.get("nproc_per_node", ""), list(line.script)
+    world = max(1, int(nproc) * len(cluster.nodes) if is_number(nproc) else ranks)
     for each in line.arguments:
         if each.value.startswith("tcp://"):
             script[each.at] = each.front + tcp_url(cluster)

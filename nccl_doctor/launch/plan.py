@@ -64,8 +64,8 @@ class LastResults(NamedTuple):
 
 def secrets(variables: Mapping[str, str]) -> frozenset[str]:
     """Return the names of variables that contain secrets, whose values must not be printed."""
-    said = {name: f"{name}={value}" for name, value in variables.items()}
-    return frozenset(name for name, text in said.items() if without_secrets(text) != text)
+    texts = {name: f"{name}={value}" for name, value in variables.items()}
+    return frozenset(name for name, text in texts.items() if without_secrets(text) != text)
 
 
 @dataclass(frozen=True)
@@ -125,8 +125,8 @@ class LaunchPlan:
         """Return the number of ranks that every node starts; raise UsageError if the nodes differ."""
         counts = {start.nproc for start in self.starts}
         if len(counts) > 1:
-            told = ", ".join(f"{start.node.name} {start.nproc}" for start in self.starts[:6])
-            wants = f"{launcher} needs the same nproc_per_node on all nodes ({why}), but it differs: {told}"
+            listing = ", ".join(f"{start.node.name} {start.nproc}" for start in self.starts[:6])
+            wants = f"{launcher} needs the same nproc_per_node on all nodes ({why}), but it differs: {listing}"
             hint = "make a machine with more GPUs two nodes with cuda_visible_devices of their own, or use torchrun"
             raise UsageError(f"{wants}; {hint}")
         return counts.pop()
@@ -151,7 +151,7 @@ def plan(
     for start in starts:
         # A name's addresses are unknown here: an address in place of a name, or the reverse, may be right.
         other = [start.node.env[name] for name in ADDRESSES if name in start.node.env]
-        alike = [one for one in other if (numeric(one) is None) != (numeric(cluster.master_addr) is None)]
+        alike = [address for address in other if (numeric(address) is None) != (numeric(cluster.master_addr) is None)]
         masters = names_of(cluster, alike)
         planned_node = PlannedNode(cluster, start.node, start.nproc, start.first, job.world_size, masters)
         for name, value, planned in contradictions(start.node.env, planned_node):
@@ -164,13 +164,13 @@ def _start(node: Node, first: int, checked: CheckedHost | None) -> NodeStart:
     count = _count(node, checked) or 1
     named = named_devices(node.cuda_visible_devices)
     # Options can contradict a hosts file, and both the last check; without any GPU, ranks run on CPUs.
-    seen = checked.gpus or 0 if checked and node.cuda_visible_devices is None else 0
-    there = len(named) or seen
+    gpus = checked.gpus or 0 if checked and node.cuda_visible_devices is None else 0
+    there = len(named) or gpus
     if there and count > there:
         ranks, hint = plural(count, "rank"), f"set nproc_per_node to {there}, or cuda_visible_devices"
         raise UsageError(f"{node.name} is to start {ranks} and has {plural(there, 'GPU')}; {hint}")
-    own = {name: value for name, value in node.env.items() if name not in OF_A_JOB}  # the launcher sets the other ones
-    variables = {**(checked.variables if checked else {}), **own}
+    env = {name: value for name, value in node.env.items() if name not in OF_A_JOB}  # the launcher sets the other ones
+    variables = {**(checked.variables if checked else {}), **env}
     if node.cuda_visible_devices is not None:
         variables["CUDA_VISIBLE_DEVICES"] = node.cuda_visible_devices
     known = checked.gpus if checked is not None else None
@@ -217,8 +217,8 @@ def _planned(name: str, value: str, place: PlannedNode) -> str | None:
     """Return a phrase for the planned value, or None if ``value`` agrees with the plan."""
     port, nodes = str(place.cluster.master_port), len(place.cluster.nodes)
     if name in ENDPOINTS:
-        host, _, told = value.rpartition(":")
-        same = (host or value).strip("[]") in place.masters and (not host or told == port)
+        host, _, port_text = value.rpartition(":")
+        same = (host or value).strip("[]") in place.masters and (not host or port_text == port)
         return None if same else f"the master is {place.cluster.master_addr}:{port}"
     if name in NODES:
         least, _, most = value.partition(":")  # torchrun accepts "2" and "1:4"
@@ -239,5 +239,5 @@ def _planned(name: str, value: str, place: PlannedNode) -> str | None:
 
 def names_of(cluster: Cluster, resolved: Collection[str] = ()) -> frozenset[str]:
     """Return all names and addresses of the master, from the plan, from the master's node, and in ``resolved``."""
-    own = [(node.name, node.address) for node in cluster.nodes if cluster.master_addr in (node.name, node.address)]
-    return frozenset({cluster.master_addr, *chain(*own), *resolved})
+    pairs = [(node.name, node.address) for node in cluster.nodes if cluster.master_addr in (node.name, node.address)]
+    return frozenset({cluster.master_addr, *chain(*pairs), *resolved})

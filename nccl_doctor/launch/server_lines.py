@@ -42,10 +42,10 @@ def engine_commands(job: LaunchPlan, engine: str, own: Addresses) -> tuple[Comma
     if not job.script and engine != "ray":
         what = "model" if PROGRAMS[engine].starts == "MODEL" else "script"
         raise UsageError(f"which {what}? nccl-doctor launch hosts.yaml --engine {engine} -- {what.upper()} OPTIONS")
-    made = [on(one.node.name, forms[engine](job, one, own.get(one.node.name))) for one in job.starts]
+    made = [on(item.node.name, forms[engine](job, item, own.get(item.node.name))) for item in job.starts]
     if engine == "ray" and job.script:
         made.append(on(job.starts[0].node.name, written(job.starts[0], "script", (), {}, job.script)))
-    return tuple(one for line in made for one in line)
+    return tuple(item for line in made for item in line)
 
 
 def engine_notes(job: LaunchPlan, engine: str, own: Addresses) -> tuple[list[str], list[str]]:
@@ -106,9 +106,9 @@ def _deepspeed(job: LaunchPlan, start: NodeStart, own: str | None) -> Line:
     del own  # only the master's address is used
     if len(job.starts) == 1:
         return written(start, "deepspeed", ("deepspeed",), {"num_gpus": str(start.nproc)}, job.script)
-    if len({one.node.address for one in job.starts}) < len(job.starts):
+    if len({entry.node.address for entry in job.starts}) < len(job.starts):
         raise UsageError("DeepSpeed's hostfile names each machine once; make the nodes of one machine one node")
-    slots = [shell.argument(f"{one.node.address} slots={one.nproc}") for one in job.starts]
+    slots = [shell.argument(f"{entry.node.address} slots={entry.nproc}") for entry in job.starts]
     settings = {"hostfile": HOSTFILE, "no_ssh": "", **_placed(job, start)}
     del settings["nnodes"]
     line = written(start, "deepspeed", ("deepspeed",), settings, job.script)
@@ -134,10 +134,10 @@ def _variable(name: str, own: str | None) -> dict[str, str]:
 
 def own_addresses(job: LaunchPlan, checked: Mapping[str, str]) -> Addresses:
     """Return each host's listed address or, if it is a name or loopback address, the address from the last check."""
-    found = {}
+    addresses = {}
     for start in job.starts:
         listed = start.node.address
         usable = numeric(listed) is not None and not is_loopback(listed)
         if address := listed if usable else checked.get(start.node.name):
-            found[start.node.name] = address
-    return found
+            addresses[start.node.name] = address
+    return addresses

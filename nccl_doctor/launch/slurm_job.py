@@ -56,7 +56,7 @@ def script(job: LaunchPlan, *, c10d: bool = False, preflight: bool = False) -> L
     on_gpus = job.starts[0].gpus != ()
     extra += [shell.script("#SBATCH --gpus-per-node={count}\n", count=counts[0])] if even and on_gpus else []
     exports = _joined(
-        [shell.script("export {one}\n", one=one) for one in shell.assignments(shared[0], secrets(shared[0]))]
+        [shell.script("export {one}\n", one=item) for item in shell.assignments(shared[0], secrets(shared[0]))]
     )
     port, running = job.cluster.master_port, nodes[0].options(SlurmOptions)
     if running.job:
@@ -73,7 +73,7 @@ def script(job: LaunchPlan, *, c10d: bool = False, preflight: bool = False) -> L
     cases, nproc = shell.script(""), shell.script("{count}", count=counts[0])
     if not even:  # ranks by name of the node
         case = "  {name}) nproc={nproc} ;;\n"
-        lines = [shell.script(case, name=shell.argument(one.node.name), nproc=one.nproc) for one in job.starts]
+        lines = [shell.script(case, name=shell.argument(item.node.name), nproc=item.nproc) for item in job.starts]
         cases = shell.script('case "$SLURMD_NODENAME" in\n{lines}esac\n', lines=_joined(lines))
         nproc = shell.script('"$nproc"')
     python, words = shell.program(nodes[0].python), shell.words(job.script, {})
@@ -97,7 +97,7 @@ def script(job: LaunchPlan, *, c10d: bool = False, preflight: bool = False) -> L
 
 
 def _joined(lines: list[Line]) -> Line:
-    found = shell.script("")
-    for one in lines:
-        found = shell.script("{found}{one}", found=found, one=one)
-    return found
+    result = shell.script("")
+    for line in lines:
+        result = shell.script("{found}{one}", found=result, one=line)
+    return result

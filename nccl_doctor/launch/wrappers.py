@@ -199,11 +199,11 @@ def _option(front: Front, words: Sequence[str], wrapper: Wrapper) -> None:
     if written in wrapper.sets and (match := ASSIGNMENT.fullmatch(value)):
         front.variables[match[1]] = match[2]
     if written == "--export":  # srun(1)
-        told = [match for part in value.split(",") if (match := ASSIGNMENT.fullmatch(part)) is not None]
-        front.variables |= {match[1]: match[2] for match in told}
+        matches = [match for part in value.split(",") if (match := ASSIGNMENT.fullmatch(part)) is not None]
+        front.variables |= {match[1]: match[2] for match in matches}
     if written in ("-genv", "-env"):  # mpiexec of MPICH
-        name, own = words[front.count - 1 : front.count + 1]
-        front.variables[name] = own
+        name, setting = words[front.count - 1 : front.count + 1]
+        front.variables[name] = setting
 
 
 def _read_shell(front: Front, words: Sequence[str]) -> None:
@@ -224,12 +224,12 @@ def the_start(script: str) -> tuple[str, ...]:
 
     UsageError is raised if the script does not start exactly one launcher, or if only a shell can expand the words.
     """
-    found: list[tuple[str, ...]] = []
+    starts: list[tuple[str, ...]] = []
     variables: dict[str, str] = {}
     for line in _commands(script):
-        own = line[1:] if line[0] in ("export", "declare", "set") else line
-        if all(ASSIGNMENT.fullmatch(word) for word in own):
-            variables |= {name: filled(value, variables) for name, _, value in (word.partition("=") for word in own)}
+        tokens = line[1:] if line[0] in ("export", "declare", "set") else line
+        if all(ASSIGNMENT.fullmatch(word) for word in tokens):
+            variables |= {name: filled(value, variables) for name, _, value in (word.partition("=") for word in tokens)}
             continue
         front = front_of(line)
         rest = line[front.count :]
@@ -237,10 +237,10 @@ def the_start(script: str) -> tuple[str, ...]:
         if front.inner is not None or known:
             literal = {name: value for name, value in variables.items() if not is_of_shell(value)}
             words = [filled(word, literal) for word in line]
-            found.append((*(f"{name}={value}" for name, value in literal.items()), *words))
-    if len(found) != 1:
-        raise UsageError(f"{len(found) or 'no'} lines of the shell's words start a job; give the one that does")
-    (start,) = found
+            starts.append((*(f"{name}={value}" for name, value in literal.items()), *words))
+    if len(starts) != 1:
+        raise UsageError(f"{len(starts) or 'no'} lines of the shell's words start a job; give the one that does")
+    (start,) = starts
     lost = next((word for word in start if _SHELL_WORDS.search(word)), None)
     if lost is not None:
         raise UsageError(f"only the shell can tell what {shell.word(lost)} is; give the line with its value")
@@ -249,7 +249,7 @@ def the_start(script: str) -> tuple[str, ...]:
 
 def _commands(script: str) -> list[list[str]]:
     """Return the words of each simple command, except in lines that ``shlex`` can't parse."""
-    found: list[list[str]] = []
+    commands: list[list[str]] = []
     for line in re.sub(r"\\\n", " ", script).split("\n"):
         reader = shlex.shlex(shell.marked(line), posix=True, punctuation_chars=";&|()")
         reader.whitespace_split, reader.commenters = True, "#"
@@ -257,10 +257,10 @@ def _commands(script: str) -> list[list[str]]:
         try:
             for word in [*reader, ";"]:
                 if re.fullmatch(r"[;&|()]+", word):
-                    found += [command] if command else []
+                    commands += [command] if command else []
                     command = []
                 else:
                     command.append(shell.unmarked(word))
         except ValueError:
             continue
-    return found
+    return commands

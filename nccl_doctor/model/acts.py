@@ -118,7 +118,7 @@ class ByHand(FrozenModel):
 
     def without_secrets(self, hide: Callable[[Any], Any]) -> ByHand:
         """Return a copy without secrets. Commands that contain a secret are removed."""
-        commands = tuple(one for one in self.commands if hide(one.command) == one.command)
+        commands = tuple(command for command in self.commands if hide(command.command) == command.command)
         return self.model_copy(update={"summary": hide(self.summary), "commands": commands})
 
 
@@ -202,9 +202,9 @@ class FixReport(Document):
     def without_secrets(self, hide: Callable[[Any], Any]) -> FixReport:
         """Return a copy without secrets. The command of a step is hidden if the command contains a secret."""
         shown = {
-            "plan": tuple(one.model_copy(update={"command": hide(one.command)}) for one in self.plan),
-            "results": tuple(one.model_copy(update={"output": hide(one.output)}) for one in self.results),
-            "by_hand": tuple(one.without_secrets(hide) for one in self.by_hand),
+            "plan": tuple(item.model_copy(update={"command": hide(item.command)}) for item in self.plan),
+            "results": tuple(item.model_copy(update={"output": hide(item.output)}) for item in self.results),
+            "by_hand": tuple(item.without_secrets(hide) for item in self.by_hand),
             "before": hide(self.before),
             "after": hide(self.after),
         }

@@ -245,15 +245,15 @@ Mark = TypeVar("Mark")
 @cache
 def marks(model: type[BaseModel], kind: type[Mark]) -> dict[str, Mark]:
     """Return the annotations of type ``kind``, keyed by field name, that fields have directly or inside their types."""
-    found = {name: _mark(kind, field.annotation, field.metadata) for name, field in model.model_fields.items()}
-    return {name: mark for name, mark in found.items() if mark is not None}
+    by_field = {name: _mark(kind, field.annotation, field.metadata) for name, field in model.model_fields.items()}
+    return {name: mark for name, mark in by_field.items() if mark is not None}
 
 
 def _mark(kind: type[Mark], annotation: object, metadata: Iterable[object] = ()) -> Mark | None:
-    own = next((one for one in metadata if isinstance(one, kind)), None)
-    parts = () if own is not None or isinstance(annotation, type) else get_args(annotation)
+    direct_mark = next((item for item in metadata if isinstance(item, kind)), None)
+    parts = () if direct_mark is not None or isinstance(annotation, type) else get_args(annotation)
     inner = (_mark(kind, part, getattr(part, "__metadata__", ())) for part in parts)
-    return own or next((mark for mark in inner if mark is not None), None)
+    return direct_mark or next((mark for mark in inner if mark is not None), None)
 
 
 @dataclass(frozen=True)

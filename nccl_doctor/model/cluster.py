@@ -24,11 +24,11 @@ JsonObject = dict[str, JsonValue]
 
 def access(*options: NodeOptions) -> dict[str, JsonObject]:
     """Return the options in the form that a node stores, without unset options."""
-    said = {
-        one.engine: _adapter(type(one)).dump_python(one, mode="json", by_alias=True, exclude_defaults=True)
-        for one in options
+    by_engine = {
+        option.engine: _adapter(type(option)).dump_python(option, mode="json", by_alias=True, exclude_defaults=True)
+        for option in options
     }
-    return {engine: values for engine, values in said.items() if values}
+    return {engine: values for engine, values in by_engine.items() if values}
 
 
 @cache
@@ -53,8 +53,8 @@ class Node(FrozenModel):
     local: bool = False  # this machine: without SSH
 
     def options(self, kind: type[EngineOptions]) -> EngineOptions:
-        found: EngineOptions = _adapter(kind).validate_python(self.access.get(kind.engine, {}))
-        return found
+        result: EngineOptions = _adapter(kind).validate_python(self.access.get(kind.engine, {}))
+        return result
 
 
 class Cluster(FrozenModel):
@@ -76,5 +76,5 @@ class Cluster(FrozenModel):
     line: Annotated[str | None, Holds.LAUNCH_LINE] = None  # launch command of the job, if it is to be judged
 
     def options(self, kind: type[EngineOptions]) -> EngineOptions:
-        found: EngineOptions = _adapter(kind).validate_python(self.access.get(kind.engine, {}))
-        return found
+        result: EngineOptions = _adapter(kind).validate_python(self.access.get(kind.engine, {}))
+        return result

@@ -73,13 +73,13 @@ class Fix(FrozenModel):
     @property
     def can_be_run(self) -> bool:
         """True if every command is an operation on the host itself, not inside a container."""
-        own = (one.operation is not None and one.side != "inside" for one in self.commands)
-        return bool(self.commands) and self.risk != "manual" and all(own)
+        checks = (command.operation is not None and command.side != "inside" for command in self.commands)
+        return bool(self.commands) and self.risk != "manual" and all(checks)
 
     def without_secrets(self, hide: Callable[[Any], Any]) -> Fix:
         """Return a copy without secrets. If a command contains a secret, all commands are removed."""
         shown = {"summary": hide(self.summary), "variables": hide(self.variables)}
-        if any(hide(one.command) != one.command for one in self.commands):
+        if any(hide(command.command) != command.command for command in self.commands):
             summary = f"{shown['summary'].rstrip(':')}. {_HELD}".lstrip(". ")
             shown |= {"summary": summary, "risk": "manual", "commands": ()}
         return self.model_copy(update=shown)
@@ -120,16 +120,16 @@ class Details(FrozenModel):
     @property
     def facts(self) -> dict[str, Any]:
         """The parts of the details that are meant for users' programs, too."""
-        found: dict[str, Any] = {}
+        parts: dict[str, Any] = {}
         if self.rules:
-            found["rules"] = {name: list(texts) for name, texts in self.rules.items()}
+            parts["rules"] = {name: list(texts) for name, texts in self.rules.items()}
         if self.failed is not None:
-            found["failed"] = [{"src": src, "dst": dst} for src, dst in self.failed]
+            parts["failed"] = [{"src": src, "dst": dst} for src, dst in self.failed]
         if self.pids is not None:
-            found["pids"] = list(self.pids)
+            parts["pids"] = list(self.pids)
         if self.is_unexplained is not None:
-            found["unexplained"] = self.is_unexplained
-        return found
+            parts["unexplained"] = self.is_unexplained
+        return parts
 
 
 class Finding(FrozenModel):
@@ -252,9 +252,9 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 def on(host: str | None, *lines: Line | Operation | None) -> tuple[Command, ...]:
     """Return lines and operations as commands for a host. The result is empty if one of the lines can't be pasted."""
     made = [
-        Command(host=host, command=text.text, operation=one if isinstance(one, Operation) else None)
-        for one in lines
-        if one is not None and (text := one.line if isinstance(one, Operation) else one) is not None
+        Command(host=host, command=text.text, operation=item if isinstance(item, Operation) else None)
+        for item in lines
+        if item is not None and (text := item.line if isinstance(item, Operation) else item) is not None
     ]
     return tuple(made) if len(made) == len(lines) else ()
 

@@ -79,18 +79,18 @@ class Operation(ABC):
 def all_of(lines: Sequence[Line | None]) -> Line | None:
     """Return one line that runs all lines up to the first failure, or None if ``lines`` is empty or contains None."""
     joined: Line | None = None
-    for one in lines:
-        if one is None:
+    for line in lines:
+        if line is None:
             return None
-        joined = one if joined is None else script("{joined} && {one}", joined=joined, one=one)
+        joined = line if joined is None else script("{joined} && {one}", joined=joined, one=line)
     return joined
 
 
 def in_turn(lines: Sequence[Line | None]) -> Line | None:
     """Return one line that runs all lines one after the other, or None if ``lines`` is empty or contains None."""
     joined: Line | None = None
-    for one in lines:
-        if one is None:
+    for line in lines:
+        if line is None:
             return None
-        joined = one if joined is None else script("{joined}; {one}", joined=joined, one=one)
+        joined = line if joined is None else script("{joined}; {one}", joined=joined, one=line)
     return joined

@@ -167,6 +167,6 @@ def find(word: str) -> tuple[Check, ...]:
     The result is empty if the word is unknown.
     """
     known = word.lower()
-    found = tuple(c for c in all_checks() if known in (c.code.lower(), c.name, c.category))
+    matches = tuple(c for c in all_checks() if known in (c.code.lower(), c.name, c.category))
     row = known.replace("-", "")  # "all-reduce" is the row of the category allreduce
-    return found or tuple(c for c in all_checks() if row and row in ((c.row or "").lower(), c.category))
+    return matches or tuple(c for c in all_checks() if row and row in ((c.row or "").lower(), c.category))

@@ -345,10 +345,10 @@ omitted.
 def grown_words(grown: dict[str, dict[str, dict[str, int]]]) -> tuple[str, ...]:
     """Return lines such as "node1: mlx5_0:1: 12 packets received out of sequence", most significant counters first."""
     return tuple(
-        f"{host}: {port}: {', '.join(f'{its[name]} {words}' for name, (_, words) in COUNTERS.items() if name in its)}"
+        f"{host}: {port}: {', '.join(f'{rises[name]} {words}' for name, (_, words) in COUNTERS.items() if name in rises)}"
         for host, ports in grown.items()
-        for port, its in ports.items()
-        if its
+        for port, rises in ports.items()
+        if rises
     )
 
 
@@ -416,9 +416,9 @@ class Report(Document):
         skipped = [check for check in self.checks if check.outcome is Outcome.SKIP and self.command == "check"]
         reasons = {check.reason for check in skipped}
         phases = {"--no-smoke": "the all-reduce", "--mesh none": "the ports between hosts"}
-        found = [f"{phase} ({by})" for by, phase in phases.items() if f"{NOT_ASKED} ({by})" in reasons]
+        phrases = [f"{phase} ({by})" for by, phase in phases.items() if f"{NOT_ASKED} ({by})" in reasons]
         names = [check.name for check in skipped if check.reason == NOT_SELECTED]
-        return (*found, *(names if len(names) <= MOST_NAMES else [f"{len(names)} checks that were not selected"]))
+        return (*phrases, *(names if len(names) <= MOST_NAMES else [f"{len(names)} checks that were not selected"]))
 
     def of_category(self, category: str) -> tuple[Diagnosis, ...]:
         codes = {check.code for check in self.checks if check.category == category}

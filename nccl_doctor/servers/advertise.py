@@ -90,10 +90,10 @@ def _nic(side: Side) -> Advertised | None:
         return None
     if side.version("sglang") and not side.version("netifaces"):
         return Advertised(None, "SGLANG_LOCAL_IP_NIC needs the package netifaces, which is not installed")
-    own = sorted((e for e in side.interfaces.addresses if e.interface == name), key=lambda entry: entry.family)
+    entries = sorted((e for e in side.interfaces.addresses if e.interface == name), key=lambda entry: entry.family)
     unusable = (LOOPBACK, WILDCARD, "::1")
-    found = (e.address for e in own if e.address not in unusable and not e.address.startswith("fe80::"))
-    address = next(found, None)
+    addresses = (e.address for e in entries if e.address not in unusable and not e.address.startswith("fe80::"))
+    address = next(addresses, None)
     why, by = f"SGLANG_LOCAL_IP_NIC names {name}", "SGLANG_LOCAL_IP_NIC"
     return Advertised(address, why, by) if address is not None else None
 
@@ -123,8 +123,8 @@ def _head6(side: Side) -> Advertised | None:
 
 
 def _running(side: Side) -> Advertised | None:
-    found = side.engines.ray_nodes
-    return Advertised(found[0], "the Ray node that runs there is known by it", "--node-ip-address") if found else None
+    nodes = side.engines.ray_nodes
+    return Advertised(nodes[0], "the Ray node that runs there is known by it", "--node-ip-address") if nodes else None
 
 
 def _named(pick: Callable[[Side], str | None], refused: tuple[str, ...] = ()) -> AddressStep:
@@ -141,13 +141,13 @@ def _configured(side: Side) -> str | None:
 
 
 def _inet_first(side: Side) -> str | None:
-    return next((one for one in side.engines.configured if ":" not in one), _configured(side))
+    return next((address for address in side.engines.configured if ":" not in address), _configured(side))
 
 
 def _first(side: Side) -> Advertised | None:
     """Return the first address in the output of ``hostname -I``, which omits loopback and link-local addresses."""
     there = (e.address for e in side.interfaces.addresses if not is_loopback(e.address))
-    address = next((one for one in there if not one.startswith("fe80:")), None)
+    address = next((candidate for candidate in there if not candidate.startswith("fe80:")), None)
     return None if address is None else Advertised(address, "hostname -I gives it first")
 
 
@@ -169,8 +169,8 @@ def _dynamo(side: Side) -> Advertised | None:
     """Return the address that dynamo.vllm uses for NIXL. Unlike vLLM, dynamo.vllm tries the host's own name first."""
     if side.version("ai_dynamo") is None:
         return None
-    own = {entry.address for entry in side.interfaces.addresses}
-    there = [one for one in side.engines.configured if one in own and not is_loopback(one) and one[:5] != "fe80:"]
+    ips = {entry.address for entry in side.interfaces.addresses}
+    there = [ip for ip in side.engines.configured if ip in ips and not is_loopback(ip) and ip[:5] != "fe80:"]
     named = _named(lambda _side: next(iter(there), None))(side)
     nothing = Advertised(None, "dynamo.vllm finds no routable address for NIXL, and ends")
     return named or _route(side) or _route6(side) or nothing
@@ -392,8 +392,8 @@ def advertised(program: str, side: Side) -> Advertised:
     """
     version = side.version(PROGRAMS[program].package or program)
     fitting = [steps for since, steps in PROGRAMS[program].steps if not version or since <= version]
-    found = (step(side) for step in fitting[-1])
-    return next((one for one in found if one is not None), Advertised(None, "it finds none, and ends"))
+    results = (step(side) for step in fitting[-1])
+    return next((result for result in results if result is not None), Advertised(None, "it finds none, and ends"))
 
 
 def programs(side: Side) -> Iterator[str]:
@@ -415,9 +415,9 @@ def tell(snapshot: Snapshot, answers: InterfaceAnswers) -> InterfaceAnswers:
             return {}
         always = [name for name in TELLING if PROGRAMS[name].always]
         named = (snapshot.cluster.engine,) if snapshot.cluster.engine in TELLING else ()
-        found = {name: advertised(name, side) for name in dict.fromkeys((*always, *named, *programs(side)))}
-        return {name: AdvertisedAddress(address=one.address, why=one.why) for name, one in found.items()}
+        addresses = {name: advertised(name, side) for name in dict.fromkeys((*always, *named, *programs(side)))}
+        return {name: AdvertisedAddress(address=item.address, why=item.why) for name, item in addresses.items()}
 
-    told = {host.name: of_host(host) for host in snapshot.hosts}
-    hosts = tuple(one.model_copy(update={"advertises": told[one.name]}) for one in answers.hosts)
+    by_host = {host.name: of_host(host) for host in snapshot.hosts}
+    hosts = tuple(item.model_copy(update={"advertises": by_host[item.name]}) for item in answers.hosts)
     return answers.model_copy(update={"hosts": hosts, "engine": snapshot.cluster.engine})

@@ -147,8 +147,8 @@ class SshUnreachable(AccessFailure):
     @property
     def unresolved(self) -> str | None:
         """The host's name if this machine can't resolve the name, or None for any other failure."""
-        own = self.facts.jump_host is None and self.facts.target == self.facts.address
-        return self.facts.target if own and self.facts.reason == "name-unresolved" else None
+        is_direct = self.facts.jump_host is None and self.facts.target == self.facts.address
+        return self.facts.target if is_direct and self.facts.reason == "name-unresolved" else None
 
 
 class SshAuthFailed(AccessFailure):

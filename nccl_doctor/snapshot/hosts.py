@@ -87,7 +87,7 @@ def _gpu_words(gpus: tuple[system.Gpu, ...]) -> str:
 
 
 def _limit_words(limits: system.ResourceLimits) -> str:
-    nofile, memlock = ("unlimited" if one is None else str(one) for one in (limits.nofile_soft, limits.memlock_soft))
+    nofile, memlock = ("unlimited" if cap is None else str(cap) for cap in (limits.nofile_soft, limits.memlock_soft))
     return f"nofile {nofile}, memlock {memlock}"
 
 
@@ -385,11 +385,11 @@ def corroborated_addresses(snapshot: Snapshot, host: str, reader: str) -> frozen
     ``host`` and ``reader`` are names of nodes.
     """
     data = snapshot.mesh.answered.get(host, {}) if isinstance(snapshot.mesh, Mesh) else {}
-    met = [address for address, witnesses in data.items() if reader in witnesses]
+    addresses = [address for address, witnesses in data.items() if reader in witnesses]
     names = [node.address for node in snapshot.cluster.nodes if node.name == host]
     if snapshot.cluster.nodes[0].name == host:
         names.append(snapshot.cluster.master_addr)
-    return frozenset(_usable((*met, *(text for name in names for text in _resolved(snapshot, name, reader)))))
+    return frozenset(_usable((*addresses, *(text for name in names for text in _resolved(snapshot, name, reader)))))
 
 
 def corroborated_by_name(snapshot: Snapshot, name: str, reader: str) -> frozenset[Address]:
@@ -397,8 +397,8 @@ def corroborated_by_name(snapshot: Snapshot, name: str, reader: str) -> frozense
     hosts = [node.name for node in snapshot.cluster.nodes if node.address == name]
     if name == snapshot.cluster.master_addr:
         hosts.append(snapshot.cluster.nodes[0].name)
-    found = [one for host in hosts for one in corroborated_addresses(snapshot, host, reader)]
-    return frozenset(found) | frozenset(_usable(_resolved(snapshot, name, reader)))
+    addresses = [address for host in hosts for address in corroborated_addresses(snapshot, host, reader)]
+    return frozenset(addresses) | frozenset(_usable(_resolved(snapshot, name, reader)))
 
 
 def _resolved(snapshot: Snapshot, name: str, reader: str) -> Iterator[object]:
@@ -420,11 +420,11 @@ def _usable(texts: Iterable[object]) -> Iterator[Address]:
 
 def running_jobs(facts: Mapping[str, HostFacts]) -> dict[int | None, list[str]]:
     """Return the hosts of running training jobs, keyed by master port. An unknown port has the key None."""
-    found = grouped(
+    by_port = grouped(
         (as_port(job.env.get("MASTER_PORT", "")), name)
-        for name, own in facts.items()
-        if not isinstance(own.processes, Unknown)
-        for job in own.processes
+        for name, host_facts in facts.items()
+        if not isinstance(host_facts.processes, Unknown)
+        for job in host_facts.processes
         if job.kind == "ranks" and not job.left_behind
     )
-    return {port: list(dict.fromkeys(hosts)) for port, hosts in found.items()}
+    return {port: list(dict.fromkeys(hosts)) for port, hosts in by_port.items()}

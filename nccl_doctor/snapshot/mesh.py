@@ -185,8 +185,8 @@ class Mesh(Observed):
 
         def heard(answers: AnsweredBy) -> AnsweredBy:
             return {
-                name: {address: tuple(peer for peer in peers if peer in names) for address, peers in found.items()}
-                for name, found in answers.items()
+                name: {address: tuple(peer for peer in peers if peer in names) for address, peers in entries.items()}
+                for name, entries in answers.items()
                 if name in names
             }
 
@@ -210,9 +210,9 @@ class Mesh(Observed):
             rails={name: rails for name, rails in self.rails.items() if name in names},
             unmet={
                 name: {
-                    address: {src: it for src, it in lost.items() if src in names} for address, lost in found.items()
+                    address: {src: it for src, it in lost.items() if src in names} for address, lost in entries.items()
                 }
-                for name, found in self.unmet.items()
+                for name, entries in self.unmet.items()
                 if name in names
             },
             intercepted=between(self.intercepted),
@@ -231,7 +231,7 @@ class Mesh(Observed):
         )
         pairs = (*dials, *self.rdma, *self.disputed, *self.lost_connections)
         ends = [(pair.src, pair.dst) for pair in pairs]
-        witnesses = chain.from_iterable(met.values() for met in self.answered.values())
+        witnesses = chain.from_iterable(by_address.values() for by_address in self.answered.values())
         hosts = (
             self.ports.keys() | self.not_listening.keys() | self.answered.keys() | self.unmet.keys() | self.trips.keys()
         )
@@ -244,8 +244,8 @@ class Mesh(Observed):
     @cached_property
     def failures(self) -> dict[tuple[str, str], tuple[FailedDial, ...]]:
         """The failed connections, keyed by (source, target)."""
-        found = grouped(((dial.src, dial.dst), dial) for dial in self.failed)
-        return {pair: tuple(dials) for pair, dials in found.items()}
+        by_pair = grouped(((dial.src, dial.dst), dial) for dial in self.failed)
+        return {pair: tuple(dials) for pair, dials in by_pair.items()}
 
 
 def accused(hosts: Iterable[str], pairs: Iterable[tuple[str, str]]) -> tuple[str, ...]:
@@ -258,8 +258,8 @@ def accused(hosts: Iterable[str], pairs: Iterable[tuple[str, str]]) -> tuple[str
     for src, dst in pairs:
         sources.setdefault(dst, set()).add(src)
     speaking = set().union(*sources.values())
-    found = tuple(name for name in hosts if name in speaking or len(sources.get(name, ())) > 1)
-    return found or tuple(sorted(speaking))
+    culprits = tuple(name for name in hosts if name in speaking or len(sources.get(name, ())) > 1)
+    return culprits or tuple(sorted(speaking))
 
 
 EXACT_UP_TO = 14
@@ -293,9 +293,9 @@ class FailureGroup:
 def groups(pairs: Iterable[tuple[str, str]]) -> Iterator[FailureGroup]:
     """Divide the hosts of the failed pairs into groups such that no pair spans two groups."""
     peers: dict[str, set[str]] = {}
-    for one, other in pairs:
-        peers.setdefault(one, set()).add(other)
-        peers.setdefault(other, set()).add(one)
+    for host, other in pairs:
+        peers.setdefault(host, set()).add(other)
+        peers.setdefault(other, set()).add(host)
     left = set(peers)
     while left:
         hosts, fresh = set[str](), {min(left)}
@@ -311,9 +311,9 @@ def _minimal_cover(peers: dict[str, set[str]]) -> frozenset[str]:
         return _by_number(peers)
     for size in range(1, len(peers)):
         chosen = map(set, combinations(sorted(peers), size))
-        found = [some for some in chosen if all(others <= some for name, others in peers.items() if name not in some)]
-        if found:
-            return frozenset(found[0] if len(found) == 1 else peers)
+        covers = [some for some in chosen if all(others <= some for name, others in peers.items() if name not in some)]
+        if covers:
+            return frozenset(covers[0] if len(covers) == 1 else peers)
     raise AssertionError("all hosts but one always explain every pair")
 
 

@@ -233,8 +233,8 @@ class Names(Observed):
     def _every_name_of_older_snapshots(cls, data: object) -> object:
         if not isinstance(data, dict):
             return data
-        own = data.get("own")
-        relative = isinstance(own, dict) and "addresses" not in own and data.keys() <= {"own", "source"}
+        answers = data.get("own")
+        relative = isinstance(answers, dict) and "addresses" not in answers and data.keys() <= {"own", "source"}
         return data if relative else {"own": data}
 
     @property
@@ -250,11 +250,13 @@ class Names(Observed):
         """Return the answer for a name on the host, or None if the host was not asked for this name."""
         if name in self.own:
             return self.own[name]
-        told = self.shared(name)
-        if told is None:
+        answer = self.shared(name)
+        if answer is None:
             return None
-        source = self.source if told.addresses else None
-        return Resolution.model_construct(addresses=told.addresses, error=told.error, source=source, source_error=None)
+        source = self.source if answer.addresses else None
+        return Resolution.model_construct(
+            addresses=answer.addresses, error=answer.error, source=source, source_error=None
+        )
 
     def shared(self, name: str) -> ResolverAnswer | None:
         """Return the shared answer for a name, or None if no answer is shared. An address resolves to itself."""
@@ -262,9 +264,9 @@ class Names(Observed):
 
     def relative_to(self, common: Common, changed: Iterable[str]) -> Names:
         """Return a copy that uses another ``common``, which differs only in the answers for the ``changed`` names."""
-        before = {name: told for name in changed if (told := self.get(name)) is not None}
-        own = {name: told for name, told in (before | self.own).items() if not self._follows(name, told, common)}
-        return self._made(own, common)
+        before = {name: value for name in changed if (value := self.get(name)) is not None}
+        answers = {name: value for name, value in (before | self.own).items() if not self._follows(name, value, common)}
+        return self._made(answers, common)
 
     def _made(self, own: dict[str, Resolution], common: Common) -> Names:
         made = Names.model_construct(own=own, source=self.source)
@@ -288,24 +290,24 @@ def literal(name: str) -> ResolverAnswer | None:
 
 
 def addresses_by_name(names: Iterable[Names]) -> dict[str, set[str]]:
-    found: dict[str, set[str]] = {}
+    addresses: dict[str, set[str]] = {}
     common: Common = {}
-    for one in names:
-        if one.common is not common:  # all hosts of a snapshot share one table
-            common = one.common
+    for entry in names:
+        if entry.common is not common:  # all hosts of a snapshot share one table
+            common = entry.common
             for name, answer in common.items():
-                found.setdefault(name, set()).update(answer.addresses)
-        for name, told in one.own.items():
-            found.setdefault(name, set()).update(told.addresses)
-    return found
+                addresses.setdefault(name, set()).update(answer.addresses)
+        for name, resolution in entry.own.items():
+            addresses.setdefault(name, set()).update(resolution.addresses)
+    return addresses
 
 
 def deviations(hosts: Mapping[str, Names]) -> dict[str, dict[str, Resolution]]:
-    found: dict[str, dict[str, Resolution]] = {}
+    by_name: dict[str, dict[str, Resolution]] = {}
     for host, names in hosts.items():
-        for name, told in names.own.items():
-            found.setdefault(name, {})[host] = told
-    return found
+        for name, answer in names.own.items():
+            by_name.setdefault(name, {})[host] = answer
+    return by_name
 
 
 class Engines(Observed):

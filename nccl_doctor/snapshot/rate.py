@@ -111,7 +111,7 @@ class Rates(Observed):
     @model_validator(mode="after")
     def _between_its_hosts(self) -> Rates:
         measured: tuple[PairRate | LostRate, ...] = (*self.rates, *self.lost)
-        ends = [(one.src, one.dst) for one in measured]
+        ends = [(rate.src, rate.dst) for rate in measured]
         if not {name for pair in ends for name in pair} | self.links.keys() <= set(self.hosts):
             raise ValueError("a rate of a host that took no part")
         if any(src == dst for src, dst in ends):
@@ -124,8 +124,8 @@ class Rates(Observed):
         return self.model_copy(
             update={
                 "hosts": kept,
-                "rates": tuple(one for one in self.rates if one.src in kept and one.dst in kept),
-                "lost": tuple(one for one in self.lost if one.src in kept and one.dst in kept),
+                "rates": tuple(rate for rate in self.rates if rate.src in kept and rate.dst in kept),
+                "lost": tuple(rate for rate in self.lost if rate.src in kept and rate.dst in kept),
                 "links": {name: links for name, links in self.links.items() if name in kept},
             }
         )
@@ -136,11 +136,11 @@ class Rates(Observed):
 
         A measurement without other senders takes precedence over a parallel measurement.
         """
-        found: dict[tuple[str, str, int], PairRate] = {}
-        for one in self.rates:
-            if one.alone or (one.src, one.dst, one.rail) not in found:
-                found[one.src, one.dst, one.rail] = one
-        return found
+        rates: dict[tuple[str, str, int], PairRate] = {}
+        for rate in self.rates:
+            if rate.alone or (rate.src, rate.dst, rate.rail) not in rates:
+                rates[rate.src, rate.dst, rate.rail] = rate
+        return rates
 
     def link(self, host: str, interface: str) -> RateLink | None:
-        return next((one for one in self.links.get(host, ()) if one.interface == interface), None)
+        return next((link for link in self.links.get(host, ()) if link.interface == interface), None)

@@ -78,13 +78,13 @@ class Redacted:
     def __str__(self) -> str:
         names = sorted(self.variables)
         shown = ", ".join(names[:6]) + (", …" if len(names) > 6 else "")
-        told = (
+        counts = (
             ("user names", len(self.users), ""),
             ("values of variables", len(names), f": {shown}"),
             ("arguments of command lines", self.command_lines, ""),
             ("secrets in texts", len(self.texts), ""),
         )
-        return ", ".join(f"{what} ({count}{more})" for what, count, more in told if count)
+        return ", ".join(f"{what} ({count}{more})" for what, count, more in counts if count)
 
 
 Kept = TypeVar("Kept", bound=BaseModel)
@@ -135,7 +135,7 @@ def _part(value: object, tree: object, done: Redacted, mark: Holds | None) -> ob
         parts = {str(key): part for key, part in value.items()}
         return _keyed({key: _part(parts.get(key), part, done, mark) for key, part in tree.items()}, done)
     if isinstance(value, (list, tuple)) and isinstance(tree, list):
-        return [_part(one, part, done, mark) for one, part in zip(value, tree, strict=True)]
+        return [_part(item, part, done, mark) for item, part in zip(value, tree, strict=True)]
     return _untyped(tree, done)
 
 
@@ -156,7 +156,7 @@ def _untyped(tree: object, done: Redacted, key: str = "") -> object:
 
 def _environment(variables: dict[str, Any], done: Redacted) -> dict[str, Any]:
     return {
-        name: [one and _variable(name, one, done) for one in value]
+        name: [item and _variable(name, item, done) for item in value]
         if isinstance(value, list)
         else _variable(name, value, done)
         for name, value in variables.items()
@@ -181,19 +181,19 @@ def _config_line(line: str, done: Redacted) -> str:
 def _command(line: str, done: Redacted) -> str:
     """Replace the parts of a command line that may be private with "…"."""
     words = line.split()
-    told: list[str] = []
+    parts: list[str] = []
     for number, word in enumerate(words):
         option = words[number - 1].lstrip("-").replace("-", "_") if number and words[number - 1].startswith("-") else ""
         script = word.endswith(".py") and "=" not in word and "://" not in word
         if number == 0 or (option in OPTIONS and not word.startswith("-")) or script:
-            told.append(_text(word, done))
+            parts.append(_text(word, done))
         elif word.startswith("-"):
-            told.append(_option(word, done))
+            parts.append(_option(word, done))
         else:
-            told.append("…")
-    if "…" in " ".join(told):
+            parts.append("…")
+    if "…" in " ".join(parts):
         done.command_lines += 1
-    return " ".join(told)
+    return " ".join(parts)
 
 
 NUMBER = re.compile(r"[\d.,:x-]{1,100}")
@@ -211,21 +211,21 @@ LAUNCHERS = re.compile(
 def _launch_line(line: str, done: Redacted) -> str:
     """Keep a launch command's programs, scripts, options, numbers and addresses, and replace the rest with "…"."""
     words = line.split()
-    told: list[str] = []
+    parts: list[str] = []
     for number, word in enumerate(words):
         before = words[number - 1] if number else ""
         option = before.lstrip("-").replace("-", "_") if before.startswith("-") and "=" not in before else ""
         variable = CONFIG_LINE.match(word)
         if variable is not None:
-            told.append(f"{variable[1]}={_variable(variable[1], variable[2], done)}")
+            parts.append(f"{variable[1]}={_variable(variable[1], variable[2], done)}")
         elif word.startswith("-"):
-            told.append(_valued(word, done))
+            parts.append(_valued(word, done))
         elif _is_plain(option, word):
-            told.append(_text(word, done))
+            parts.append(_text(word, done))
         else:
-            told.append("…")
+            parts.append("…")
             done.command_lines += 1
-    return " ".join(told)
+    return " ".join(parts)
 
 
 def _is_plain(option: str, value: str) -> bool:
@@ -265,9 +265,9 @@ def _option(word: str, done: Redacted) -> str:
 
 def _text(text: str, done: Redacted) -> str:
     """Return a text without user names and probable secrets."""
-    found = _without_users(text, done.users)
-    clean = without_secrets(found)
-    if clean != found:
+    result = _without_users(text, done.users)
+    clean = without_secrets(result)
+    if clean != result:
         done.texts.append(clean)
     return clean
 

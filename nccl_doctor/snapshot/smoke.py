@@ -38,7 +38,7 @@ class Smoke(Observed):
 
     @model_validator(mode="after")
     def _whole(self) -> Smoke:
-        if not self.ranks or [one.rank for one in self.ranks] != [*range(len(self.ranks))]:
+        if not self.ranks or [entry.rank for entry in self.ranks] != [*range(len(self.ranks))]:
             raise ValueError("the ranks are not counted from 0")
         if any(rank >= len(self.ranks) for group in self.wrong_groups for rank in group):
             raise ValueError("a wrong sum of ranks that are none of its own")

@@ -156,8 +156,8 @@ def fold(names: Iterable[str]) -> str:
 def _folded(names: tuple[str, ...]) -> str:
     """Fold names; names that differ only in one number, with the same padding, share a bracket."""
     spots = {name: _spots(name) for name in names}
-    members = Counter(around for found in spots.values() for around, _ in found)
-    chosen = {name: max(reversed(found), key=lambda spot: members[spot[0]]) for name, found in spots.items() if found}
+    members = Counter(around for parts in spots.values() for around, _ in parts)
+    chosen = {name: max(reversed(parts), key=lambda spot: members[spot[0]]) for name, parts in spots.items() if parts}
     padded = grouped(
         (around, len(number)) for around, number in chosen.values() if number[0] == "0" and len(number) > 1
     )
@@ -176,8 +176,8 @@ def _spots(name: str) -> list[tuple[tuple[str, str], str]]:
     """Return each number in a name, with the text before and after the number."""
     if len(name) > _MAX_NAME or any(char in "[]," or char.isspace() for char in name):
         return []
-    found = (match for match in _NUMBER.finditer(name) if len(match[0]) <= _MAX_DIGITS)
-    return [((name[: match.start()], name[match.end() :]), match[0]) for match in found]
+    matches = (match for match in _NUMBER.finditer(name) if len(match[0]) <= _MAX_DIGITS)
+    return [((name[: match.start()], name[match.end() :]), match[0]) for match in matches]
 
 
 def _bracket(numbers: list[str]) -> str:

@@ -113,9 +113,9 @@ def _error(number: int) -> OSError:
 def _descriptor(path: Path) -> int | None:
     """Return the file descriptor that a path such as /dev/stdout or /dev/fd/3 names, or None for other paths."""
     name = os.fspath(path)
-    found = _OPEN.fullmatch(name)
-    number = _STREAMS.get(name) if found is None else int(found[1])
-    if found is not None and name.startswith("/proc/") and name.split("/")[2] not in ("self", str(os.getpid())):
+    match = _OPEN.fullmatch(name)
+    number = _STREAMS.get(name) if match is None else int(match[1])
+    if match is not None and name.startswith("/proc/") and name.split("/")[2] not in ("self", str(os.getpid())):
         return None
     return number
 
@@ -209,9 +209,9 @@ def out_of_threads(error: BaseException | None) -> bool:
 def describe_thread_limit() -> str:
     """Return a one-sentence error message for a user whose thread limit is exhausted."""
     limit = resource.getrlimit(resource.RLIMIT_NPROC)[0]
-    said = "" if limit == resource.RLIM_INFINITY else f" (ulimit -u is {limit})"
+    note = "" if limit == resource.RLIM_INFINITY else f" (ulimit -u is {limit})"
     return (
-        f"this machine allows you no more threads{said}, and each host takes about two: end other programs of yours "
+        f"this machine allows you no more threads{note}, and each host takes about two: end other programs of yours "
         "here, or start from a machine that allows more"
     )
 

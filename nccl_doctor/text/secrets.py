@@ -226,10 +226,10 @@ def _token(start: str) -> re.Pattern[str]:
 def _patterns(text: str) -> Iterator[re.Pattern[str]]:
     """Yield the patterns that may match the text."""
     small = text.lower()
-    yield from (_shape(one.pattern) for one in (_IN_URL, _PRIVATE_KEY) if any(word in small for word in one.words))
+    yield from (_shape(rule.pattern) for rule in (_IN_URL, _PRIVATE_KEY) if any(word in small for word in rule.words))
     if len(text) >= SHORTEST or CUT in text:
         yield from (_token(start) for start in _TOKENS if start in text)
-    yield from (_shape(one.pattern) for one in _BEHIND_A_NAME if any(word in small for word in one.words))
+    yield from (_shape(rule.pattern) for rule in _BEHIND_A_NAME if any(word in small for word in rule.words))
 
 
 def without_secrets(text: str) -> str:
@@ -237,10 +237,10 @@ def without_secrets(text: str) -> str:
     plain = text
     if not text.isprintable():  # as a terminal would show it: without characters that our screens remove
         plain = "".join(letter for letter in CONTROL_SEQUENCE.sub("", text) if letter.isprintable() or letter.isspace())
-    found = plain
+    result = plain
     for pattern in _patterns(plain):
-        found = pattern.sub(rf"\g<1>{LEFT_OUT}", found)
-    return text if found == plain else found
+        result = pattern.sub(rf"\g<1>{LEFT_OUT}", result)
+    return text if result == plain else result
 
 
 def names_secret(name: str) -> bool:
@@ -252,11 +252,11 @@ def part(text: str, start: int, end: int) -> str:
     """Return ``text[start:end]``, shortened if the part would begin or end within a secret."""
     first, last = start, end
     if start > 0 or end < len(text):
-        for found in (match for pattern in _patterns(text) for match in pattern.finditer(text)):
-            if found.start() < start < found.end():
-                first = max(first, found.end())
-            if found.start() < end < found.end():
-                last = min(last, found.start())
+        for secret in (match for pattern in _patterns(text) for match in pattern.finditer(text)):
+            if secret.start() < start < secret.end():
+                first = max(first, secret.end())
+            if secret.start() < end < secret.end():
+                last = min(last, secret.start())
     return text[first : max(first, last)]
 
 
@@ -315,8 +315,8 @@ class _Walk:
         kind = type(value)
         names = getattr(kind, "model_fields", None) or getattr(kind, "__dataclass_fields__", {})
         old = {name: getattr(value, name) for name in names}
-        new = {name: self.value(one) for name, one in old.items()}
-        changed = {name: one for name, one in new.items() if one is not old[name]}
+        new = {name: self.value(item) for name, item in old.items()}
+        changed = {name: item for name, item in new.items() if item is not old[name]}
         if not changed:
             return value
         return value.model_copy(update=changed) if hasattr(value, "model_copy") else replace(value, **changed)
@@ -326,13 +326,13 @@ class _Walk:
 
         Only keys that are identifiers count as names, since host names and paths may contain any word.
         """
-        found = {}
+        result = {}
         for name, value in tree.items():
             secret = type(name) is str and name.isidentifier() and self._is_secret(name)
-            found[self.value(name)] = _left_out(value) if secret else self.value(value)
-        pairs = zip(found.items(), tree.items(), strict=False)
-        same = len(found) == len(tree) and all(a is c and b is d for (a, b), (c, d) in pairs)
-        return tree if same else found
+            result[self.value(name)] = _left_out(value) if secret else self.value(value)
+        pairs = zip(result.items(), tree.items(), strict=False)
+        same = len(result) == len(tree) and all(a is c and b is d for (a, b), (c, d) in pairs)
+        return tree if same else result
 
     def _items(self, items: Iterable[Any]) -> Iterator[Any]:
         """Yield each item without secrets; log lines that belong to a private key are hidden."""
@@ -350,7 +350,7 @@ class _Walk:
 def _left_out(value: object) -> object:
     """Return the value with all texts hidden and with its structure and numbers unchanged."""
     if isinstance(value, dict):
-        return {name: _left_out(one) for name, one in value.items()}
+        return {name: _left_out(item) for name, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_left_out(one) for one in value]
+        return [_left_out(item) for item in value]
     return LEFT_OUT if isinstance(value, str) and value else value

@@ -67,11 +67,11 @@ def line(template: str, **holes: Hole | Sequence[Hole] | Line | None) -> Line | 
     """
     words: list[str] = []
     for part in shlex.split(template):
-        own = holes.get(part[1:-1], "") if _HOLE.fullmatch(part) else ""
-        if own is None:
+        hole = holes.get(part[1:-1], "") if _HOLE.fullmatch(part) else ""
+        if hole is None:
             return None
-        if part in _OPERATORS or isinstance(own, Line):
-            words += [part] if part in _OPERATORS else filter(None, [str(own)])
+        if part in _OPERATORS or isinstance(hole, Line):
+            words += [part] if part in _OPERATORS else filter(None, [str(hole)])
             continue
         spread = _SPREAD.fullmatch(part)
         values = holes[spread[1]] if spread else (part.format(**holes),)

@@ -288,12 +288,12 @@ def end_leftover(machine: QueriedMachine, port: int | None, process: ProcessIden
 
 def moved(fleet: Fleet, port: int) -> PortReport:
     """Suggest a port that is free on every host in place of ``port``; raise DoctorError if no port is free."""
-    found = suggestion(fleet, port)
-    if found is None:
+    candidate = suggestion(fleet, port)
+    if candidate is None:
         raise DoctorError("no port from 1024 to 65535 is free on every host and fit for a job")
     name = fleet.target.name
     host = name or socket.gethostname()
-    return PortReport(host=host, here=not name, port=found.port, free=True, suggestion=found, instead_of=port)
+    return PortReport(host=host, here=not name, port=candidate.port, free=True, suggestion=candidate, instead_of=port)
 
 
 def _kill(report: PortReport, machine: QueriedMachine, steps: Steps) -> PortReport:
@@ -330,19 +330,19 @@ def reached(
     nonce, wanted = secrets.token_hex(16), [listener(port) for port in ports]
     # a holder of other ports was named, but not this one's
     sessions = [machine.session for machine in (target, *others) if isinstance(machine, SessionMachine)]
-    with listening(sessions, nonce, lambda one: wanted if one is sessions[0] else [], Window()) as opened:
-        told = opened[target.name]
-        good = () if isinstance(told, Exception) else tuple(port for port in told.ports if port is not None)
+    with listening(sessions, nonce, lambda item: wanted if item is sessions[0] else [], Window()) as opened:
+        result = opened[target.name]
+        good = () if isinstance(result, Exception) else tuple(port for port in result.ports if port is not None)
 
         def dial(session: ProbeSession) -> set[int]:
             dialled = dial_targets(session, [DialTarget(target.name, address, good)], nonce, DIAL_S)
             return {*good} - {row.port for row in dialled.failed}
 
-        found = dict(zip((one.name for one in others), ask_all(dial, sessions[1:], window=Window()), strict=True))
-    for name, answer in {**opened, **found}.items():
+        answers = dict(zip((item.name for item in others), ask_all(dial, sessions[1:], window=Window()), strict=True))
+    for name, answer in {**opened, **answers}.items():
         if isinstance(answer, Exception):
             raise NotReachedError(f"{name}: {answer}")
-    return {name: answer for name, answer in found.items() if isinstance(answer, set)}
+    return {name: answer for name, answer in answers.items() if isinstance(answer, set)}
 
 
 STDIN = "-"
@@ -355,15 +355,15 @@ def wanted_port(argument: str | None, log: str | None, hosts_port: int | None) -
         return _port(argument, "PORT"), None
     source = log if log is not None else STDIN if argument == STDIN or _is_piped() else None
     named = "stdin" if source == STDIN else str(source)
-    found = None if source is None else _find_error(source, named, must=log is not None or argument == STDIN)
-    if found is not None and found.port is not None:
-        return found.port, f"{named}: {found.meaning}"
-    behind = f"{named} has no port in it; " if found else ""
+    port_error = None if source is None else _find_error(source, named, must=log is not None or argument == STDIN)
+    if port_error is not None and port_error.port is not None:
+        return port_error.port, f"{named}: {port_error.meaning}"
+    behind = f"{named} has no port in it; " if port_error else ""
     if hosts_port is not None:
         return hosts_port, f"{behind}the hosts file"
     if os.environ.get("MASTER_PORT"):
         return _port(os.environ["MASTER_PORT"], "MASTER_PORT"), f"{behind}MASTER_PORT"
-    if found is not None:
+    if port_error is not None:
         default = f"torchrun uses {DEFAULT_MASTER_PORT} by default"
         raise UsageError(f"{behind}give it: nccl-doctor fix-port PORT ({default})")
     return DEFAULT_MASTER_PORT, "torch's default, since no port was named"
@@ -379,12 +379,12 @@ def _find_error(source: str, named: str, *, must: bool) -> PortError | None:
         data = sys.stdin.buffer.read(MOST_BYTES) if source == STDIN else read_bytes(source, "a log", MOST_BYTES)
     except OSError as error:
         raise UsageError(f"{named}: can't be read: {error.strerror}") from error
-    found = find_port_error(data[:MOST_BYTES].decode(errors="replace"))
-    if found is None and must:
+    port_error = find_port_error(data[:MOST_BYTES].decode(errors="replace"))
+    if port_error is None and must:
         raise UsageError(f'{named}: no "Address already in use" in it; give the port itself')
-    if found is not None and found.kind == "ephemeral":
-        raise UsageError(f'{named}: "{found.line}": {found.meaning}')
-    return found
+    if port_error is not None and port_error.kind == "ephemeral":
+        raise UsageError(f'{named}: "{port_error.line}": {port_error.meaning}')
+    return port_error
 
 
 def _is_piped() -> bool:

@@ -169,15 +169,15 @@ class Fleet:
         cluster = load(
             hosts, where=where, exclude=None, environ=os.environ, overrides=overrides, engine=job, transport=kind
         )
-        found = [node for node in cluster.nodes if alone or host in (None, node.name, node.address)]
-        if alone and len(found) > 1:
+        matches = [node for node in cluster.nodes if alone or host in (None, node.name, node.address)]
+        if alone and len(matches) > 1:
             which = f"--host {host}" if host else cluster.source
-            raise UsageError(f"{which} names {len(found)} hosts; name one")
-        if not found:
+            raise UsageError(f"{which} names {len(matches)} hosts; name one")
+        if not matches:
             raise UsageError(f"--host {host} is not a host of {cluster.source}")
         if not alone:
             self.master_port, self.master, self._nodes = cluster.master_port, cluster.master_addr, cluster.nodes
-        self._target = found[0]
+        self._target = matches[0]
         self.address = cluster.master_addr if self._target.node_rank == 0 else self._target.address
         self._crew = Crew(cluster.nodes, make_transport(kind, cluster), connect_s)
 

@@ -25,8 +25,8 @@ class SlurmOptions:
 
     @property
     def container(self) -> tuple[str, ...]:
-        said = (("--container-image", self.container_image), ("--container-name", self.container_name))
-        return tuple(f"{option}={value}" for option, value in said if value)
+        pairs = (("--container-image", self.container_image), ("--container-name", self.container_name))
+        return tuple(f"{option}={value}" for option, value in pairs if value)
 
 
 class SlurmEngine(Engine):

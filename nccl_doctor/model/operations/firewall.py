@@ -59,7 +59,9 @@ class FirewalldAllow(_Allow):
     def look(self) -> Line | None:
         """The command that prints "yes" or "no" for each entry, and the paths of the zone's existing files as notes."""
         queries = [self._call("query", (place,)) for place in range(max(1, len(self.entries)))]
-        asked = [one and script("{one}; [ $? -lt 2 ] || exit {unknown}", one=one, unknown=UNKNOWN) for one in queries]
+        asked = [
+            query and script("{one}; [ $? -lt 2 ] || exit {unknown}", one=query, unknown=UNKNOWN) for query in queries
+        ]
         kept = [line("[ ! -e {file} ] || echo {note}", file=file, note=f"#{file}") for file in self._files]
         return in_turn([*asked, *kept, script(":")])
 
@@ -149,13 +151,13 @@ class NftAllow(_Allow):
         If the chain no longer exists, the command searches all tables.
         """
         listed = line("nft list chain {*place}", place=self._place)
-        found = line("grep -F {mark}", mark=self.mark)
-        return listed and found and script(
+        search = line("grep -F {mark}", mark=self.mark)
+        return listed and search and script(
             "rules=$({listed} 2>/dev/null) || rules=$(nft list ruleset) || exit {unknown}; "
             "printf '%s\\n' \"$rules\" | {found}; :",
             listed=listed,
             unknown=UNKNOWN,
-            found=found,
+            found=search,
         )  # fmt: skip
 
     def holds(self, state: StateLines) -> bool:
@@ -232,11 +234,11 @@ class UfwAllow(_Allow):
     @property
     def look(self) -> Line | None:
         """The command that prints the ufw rules for the peer and the ports."""
-        found = line("grep -wF {peer} | grep -wF {ports}", peer=self.peers[0], ports=f"port {self.ports}")
-        return found and script(
+        search = line("grep -wF {peer} | grep -wF {ports}", peer=self.peers[0], ports=f"port {self.ports}")
+        return search and script(
             "rules=$(ufw show added) || exit {unknown}; printf '%s\\n' \"$rules\" | {found}; :",
             unknown=UNKNOWN,
-            found=found,
+            found=search,
         )
 
     def holds(self, state: StateLines) -> bool:

@@ -149,12 +149,12 @@ class IpRule(Operation):
     def look(self) -> Line | None:
         """The command that prints the rules that make the kernel look up the network in the main table."""
         family = script("-6" if ":" in self.network else "-4")
-        found = line("grep -wF {rule}", rule=f"to {self.network.removesuffix('/32')} lookup main")
-        return found and script(
+        search = line("grep -wF {rule}", rule=f"to {self.network.removesuffix('/32')} lookup main")
+        return search and script(
             "rules=$(ip {family} rule show) || exit {unknown}; printf '%s\\n' \"$rules\" | {found}; :",
             family=family,
             unknown=UNKNOWN,
-            found=found,
+            found=search,
         )
 
     def holds(self, state: StateLines) -> bool:

@@ -109,7 +109,7 @@ def problem(entry: ContainerEntry) -> Problem:
     absent = rf"(?:^|[\s:]){enters}: (?:command )?not found|command not found: {enters}|unknown command:? \W*{enters}"
     if re.search(absent, text, re.IGNORECASE | re.MULTILINE):
         return "no-runtime"
-    return next((found for found, words in _SAID if re.search(words, text, re.IGNORECASE)), "failed")
+    return next((reason for reason, words in _SAID if re.search(words, text, re.IGNORECASE)), "failed")
 
 
 def failure(entry: ContainerEntry, seconds: float | None = None) -> EngineFailure:
@@ -117,10 +117,10 @@ def failure(entry: ContainerEntry, seconds: float | None = None) -> EngineFailur
 
     ``seconds`` is the time without an answer, or None if the program exited.
     """
-    found = problem(entry) if seconds is None else "late"
+    reason = problem(entry) if seconds is None else "late"
     options = entry.options
     facts = EngineFacts.model_validate(
-        {"problem": found, "runtime": options.runtime, "name": options.name, "late": found == "late"}
+        {"problem": reason, "runtime": options.runtime, "name": options.name, "late": reason == "late"}
     )
     output = next((line.strip()[:_LAST_WORDS] for line in reversed(entry.output) if line.strip()), "")
     names, running = entry.running, ""
@@ -137,7 +137,7 @@ def failure(entry: ContainerEntry, seconds: float | None = None) -> EngineFailur
         "quoted": f', and said "{output}"' if output else "",
     }
     detail, remedy = (
-        (texts.get(f"{found} {options.runtime}") or texts[found]).format(**words) for texts in (_DETAIL, _REMEDY)
+        (texts.get(f"{reason} {options.runtime}") or texts[reason]).format(**words) for texts in (_DETAIL, _REMEDY)
     )
     return EngineFailure(kind=KIND, detail=detail, evidence=tuple(entry.output), facts=facts, remedy=remedy)
 

@@ -94,8 +94,8 @@ def greeting(release: str, nonce: str) -> bytes:
 
 def read_greeting(line: bytes) -> tuple[str, str]:
     """Return node 0's release and nonce; raise HandshakeError if another program sent the line."""
-    told = _parsed(line)
-    release, nonce = told.get("nccl-doctor"), told.get("nonce")
+    message = _parsed(line)
+    release, nonce = message.get("nccl-doctor"), message.get("nonce")
     if not isinstance(release, str) or not isinstance(nonce, str) or not _NONCE.fullmatch(nonce):
         raise HandshakeError("it is not a check with --join")
     return release[:_WORDS], nonce
@@ -112,17 +112,17 @@ def read_introduction(line: bytes, token: bytes, nonce: str) -> tuple[Introducti
 
     Raise HandshakeError if the proof is wrong or the introduction is malformed.
     """
-    told = _parsed(line)
-    statement, its, shown = (told.get(key) for key in ("statement", "nonce", "proof"))
-    if not (isinstance(statement, str) and isinstance(its, str) and isinstance(shown, str)):
+    message = _parsed(line)
+    statement, node_nonce, shown = (message.get(key) for key in ("statement", "nonce", "proof"))
+    if not (isinstance(statement, str) and isinstance(node_nonce, str) and isinstance(shown, str)):
         raise HandshakeError("malformed")
-    if not (statement.isascii() and _NONCE.fullmatch(its) and _PROOF.fullmatch(shown)):
+    if not (statement.isascii() and _NONCE.fullmatch(node_nonce) and _PROOF.fullmatch(shown)):
         raise HandshakeError("malformed")
-    if not hmac.compare_digest(shown.encode(), proof(token, "node", (nonce, its), statement).encode()):
+    if not hmac.compare_digest(shown.encode(), proof(token, "node", (nonce, node_nonce), statement).encode()):
         raise HandshakeError("wrong token")
-    said = _parsed(statement.encode())
+    fields = _parsed(statement.encode())
     keys = ("rank", "nodes", "host", "python", "release", "waits", "wants_report", "processes", "master_port")
-    rank, nodes, host, python, release, waits, wants_report, processes, master_port = (said.get(key) for key in keys)
+    rank, nodes, host, python, release, waits, wants_report, processes, master_port = (fields.get(key) for key in keys)
     if (
         type(rank) is int
         and type(nodes) is int
@@ -140,7 +140,7 @@ def read_introduction(line: bytes, token: bytes, nonce: str) -> tuple[Introducti
         and type(master_port) is int
     ):
         release = release[:_WORDS]
-        return Introduction(rank, nodes, host, python, release, waits, wants_report, processes, master_port), its
+        return Introduction(rank, nodes, host, python, release, waits, wants_report, processes, master_port), node_nonce
     raise HandshakeError("malformed")
 
 
@@ -157,10 +157,10 @@ def read_answer(line: bytes, token: bytes, nonces: tuple[str, str]) -> str | Non
 
     Raise HandshakeError if node 0 lacks the token.
     """
-    told = _parsed(line)
-    if isinstance(refused := told.get("refused"), str):
+    message = _parsed(line)
+    if isinstance(refused := message.get("refused"), str):
         return "".join(letter if letter.isprintable() else " " for letter in refused[:_WORDS])
-    shown = told.get("proof")
+    shown = message.get("proof")
     if (
         not isinstance(shown, str)
         or not _PROOF.fullmatch(shown)
@@ -176,12 +176,12 @@ def _line(message: dict[str, Any]) -> bytes:
 
 def _parsed(line: bytes) -> dict[str, Any]:
     try:
-        told = json.loads(line)
+        message = json.loads(line)
     except (ValueError, RecursionError) as error:
         raise HandshakeError("malformed") from error
-    if not isinstance(told, dict):
+    if not isinstance(message, dict):
         raise HandshakeError("malformed")
-    return told
+    return message
 
 
 CONTROL = b"!"

@@ -93,17 +93,17 @@ class Meeting:
 
         ``on_change`` is called with the number of nodes that are connected.
         """
-        seen = 0
+        count = 0
         with self._came:
             while True:
-                for rank in [rank for rank, one in self.members.items() if not one.is_there()]:
+                for rank in [rank for rank, member in self.members.items() if not member.is_there()]:
                     self.left[rank] = self.members.pop(rank)
                     self.left[rank].close()
-                if len(self.members) + 1 != seen:
-                    seen = len(self.members) + 1
-                    on_change(seen)
+                if len(self.members) + 1 != count:
+                    count = len(self.members) + 1
+                    on_change(count)
                 left = deadline - time.monotonic()
-                if seen == self._nodes or left <= 0:
+                if count == self._nodes or left <= 0:
                     self._begun = True
                     return
                 self._came.wait(min(left, _PULSE_S))
@@ -115,17 +115,17 @@ class Meeting:
         connected yet are awaited for at most :data:`LATE_S` seconds. ``own`` is the number of processes on this node,
         or None to wait for no process.
         """
-        nodes = [one.who.processes for one in self.members.values()]
-        awaited, told, until = (own or 0) + sum(nodes) - len(nodes) - 1, 0, time.monotonic() + LATE_S
+        nodes = [node.who.processes for node in self.members.values()]
+        awaited, count, until = (own or 0) + sum(nodes) - len(nodes) - 1, 0, time.monotonic() + LATE_S
         leaving = list(self.members.values())
         while True:
             with self._came:
                 leaving += self._waiting
-                told += len(self._waiting)
+                count += len(self._waiting)
                 self._waiting.clear()
-            close_all([self._leaving(one, code, lines.get(one.who.rank, otherwise), report) for one in leaving])
+            close_all([self._leaving(node, code, lines.get(node.who.rank, otherwise), report) for node in leaving])
             leaving.clear()
-            if own is None or told >= awaited or time.monotonic() >= until:
+            if own is None or count >= awaited or time.monotonic() >= until:
                 break
             with self._came:
                 self._came.wait(_PULSE_S)
@@ -135,8 +135,8 @@ class Meeting:
 
     @staticmethod
     def _leaving(node: JoinedNode, code: int, words: str, report: str) -> Callable[[], None]:
-        told = report if node.who.wants_report else ""
-        last_word, deadline = handshake.control("end", code=code, words=words, report=told), time.monotonic() + _END_S
+        text = report if node.who.wants_report else ""
+        last_word, deadline = handshake.control("end", code=code, words=words, report=text), time.monotonic() + _END_S
         return lambda: node.leave(last_word, deadline)
 
     def _serve(self) -> None:
@@ -148,16 +148,16 @@ class Meeting:
                 elif key.fd in self._pending:
                     self._read_safely(self._pending[key.fd])
             now = time.monotonic()
-            for one in [one for one in self._pending.values() if one.until < now]:
-                self._refuse(one, "said nothing")
+            for connection in [connection for connection in self._pending.values() if connection.until < now]:
+                self._refuse(connection, "said nothing")
             if now >= pulse:
                 pulse = now + _PULSE_S
                 with self._came:
                     everyone = (*self.members.values(), *self._waiting)
                 for member in everyone:
                     member.pulse()
-        for one in list(self._pending.values()):
-            self._forget(one).close()
+        for connection in list(self._pending.values()):
+            self._forget(connection).close()
         self._selector.close()
 
     def _accept(self) -> None:
@@ -173,20 +173,20 @@ class Meeting:
             if len(self._pending) >= MOST_PENDING:
                 self._make_room()
             address = host.removeprefix("::ffff:") if "." in host else host
-            one = _Pending(connection, address, secrets.token_hex(16), time.monotonic() + PATIENCE_S)
+            entry = _Pending(connection, address, secrets.token_hex(16), time.monotonic() + PATIENCE_S)
             try:
-                connection.send(handshake.greeting(self._release, one.nonce))
+                connection.send(handshake.greeting(self._release, entry.nonce))
             except OSError:
                 connection.close()
                 continue
-            self._pending[connection.fileno()] = one
+            self._pending[connection.fileno()] = entry
             self._selector.register(connection, selectors.EVENT_READ)
 
     def _make_room(self) -> None:
         """Close the oldest pending connection from the address with the most pending connections."""
         if self._pending:
-            crowd = Counter(one.address for one in self._pending.values()).most_common(1)[0][0]
-            oldest = next(one for one in self._pending.values() if one.address == crowd)
+            crowd = Counter(connection.address for connection in self._pending.values()).most_common(1)[0][0]
+            oldest = next(connection for connection in self._pending.values() if connection.address == crowd)
             self._refuse(oldest, "too many connections at once")
 
     def _read_safely(self, stranger: _Pending) -> None:
@@ -259,7 +259,7 @@ class Meeting:
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2
         if len(self._waiting) < most:
             return None
-        for gone in [one for one in self._waiting if not one.is_there()]:
+        for gone in [process for process in self._waiting if not process.is_there()]:
             gone.close()
             self._waiting.remove(gone)
         return "too many processes wait already" if len(self._waiting) >= most else None
@@ -284,16 +284,16 @@ def listen(address: str, port: int, deadline: float, on_wait: Callable[[], None]
     If the port is in use, possibly by another check on this machine, binding is repeated until the deadline. Raise
     UsageError if listening on the port fails.
     """
-    told = False
+    is_waiting = False
     while True:
         try:
             return _listener(address, port)
         except OSError as error:
             if error.errno != errno.EADDRINUSE or time.monotonic() + _AGAIN_S > deadline:
                 raise UsageError(f"--join-port: port {port} can't be listened on: {error.strerror}") from error
-        if not told:
+        if not is_waiting:
             on_wait()
-            told = True
+            is_waiting = True
         time.sleep(_AGAIN_S)
 
 

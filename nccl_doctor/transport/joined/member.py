@@ -142,11 +142,11 @@ class JoinedChannel:
 
     def _take(self, line: bytes) -> None:
         try:
-            told = read_control(line)
+            message = read_control(line)
         except HandshakeError as error:
             raise OSError(f"the node sent what is no answer: {error}") from error
-        self._exit = told
-        self._tail.feed(str(told.get("stderr", "")).encode())
+        self._exit = message
+        self._tail.feed(str(message.get("stderr", "")).encode())
 
     def stderr_tail(self) -> str:
         return self._tail.text()

@@ -90,7 +90,7 @@ def classify(node: str, options: SlurmOptions, output: Sequence[str], *, late: b
     ``started`` means that Slurm lists the step.
     """
     lines = [re.sub(r"^srun: (?:error: )?", "", line).strip() for line in output if not _IDLE.search(line)]
-    shown = [said for pattern, *said in _CAUSES if any(re.search(pattern, line) for line in lines)]
+    shown = [cause for pattern, *cause in _CAUSES if any(re.search(pattern, line) for line in lines)]
     if shown:
         reason, detail, remedy = shown[0]
     elif started:

@@ -89,11 +89,11 @@ def ask(arguments: list[str], name: str, deadline: float) -> ConfigValues:
     """
     left = remaining(deadline)
     # files, not pipes: a background process of a Match exec would keep pipes open after ssh has exited
-    with tempfile.TemporaryFile() as told, tempfile.TemporaryFile() as complaint:
+    with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as complaint:
         process = subprocess.Popen(
             ["ssh", "-G", *arguments, "--", name],
             stdin=subprocess.DEVNULL,
-            stdout=told,
+            stdout=output,
             stderr=complaint,
             env=os.environ | {"LC_ALL": "C"},
             start_new_session=True,
@@ -104,7 +104,7 @@ def ask(arguments: list[str], name: str, deadline: float) -> ConfigValues:
             os.killpg(process.pid, signal.SIGKILL)  # with the Match exec
             process.wait()
             raise TimeoutError from error
-        words, lines = (_lines(file) for file in (complaint, told))
+        words, lines = (_lines(file) for file in (complaint, output))
     if status:
         raise ConfigError(words)
     options = (line.partition(" ") for line in lines)
@@ -145,8 +145,8 @@ class SshConfigs:
 
     @cached_property
     def _alike(self) -> bool:
-        own = _names_no_host(self._config or expand("~/.ssh/config"), expand("~/.ssh"))
-        return own and (self._config is not None or _names_no_host(SYSTEM_CONFIG, SYSTEM_CONFIG.parent))
+        is_uniform = _names_no_host(self._config or expand("~/.ssh/config"), expand("~/.ssh"))
+        return is_uniform and (self._config is not None or _names_no_host(SYSTEM_CONFIG, SYSTEM_CONFIG.parent))
 
 
 def _names_no_host(path: Path, folder: Path, depth: int = 0) -> bool:
@@ -162,8 +162,8 @@ def _names_no_host(path: Path, folder: Path, depth: int = 0) -> bool:
         key = keyword.lower()
         if key == "include" and depth < MOST_INCLUDED and not re.search(r"[\"'$%]", value):
             patterns = (str(folder / expand(word)) for word in value.split())
-            found = (Path(one) for pattern in patterns for one in glob.glob(pattern))  # noqa: PTH207 - may be absolute
-            same = all(_names_no_host(one, folder, depth + 1) for one in found)
+            hits = (Path(hit) for pattern in patterns for hit in glob.glob(pattern))  # noqa: PTH207 - may be absolute
+            same = all(_names_no_host(hit, folder, depth + 1) for hit in hits)
         elif key.startswith(TELL_APART):
             same = (key, value) in (("host", "*"), ("match", "all"))
         else:

@@ -89,7 +89,7 @@ def _why_no_session(
     transport: SshSession, stream: GreetedStream, target: SshDestination, seconds: float
 ) -> AccessError | DroppedError:
     error = transport.get_exception()
-    said = stream.head.decode(errors="replace").strip()
+    banner = stream.head.decode(errors="replace").strip()
     if stream.greeted:
         if stream.ended:
             return failures.broken(target, "the SSH handshake", "the server closed the connection")
@@ -101,8 +101,8 @@ def _why_no_session(
                 return failures.no_common(target, _SORTS[sort], ",".join(theirs), here)
         return failures.broken(target, "the SSH handshake", str(error))
     silent = not stream.ended and not isinstance(error, paramiko.SSHException)
-    if not silent and said and not failures.says_dropped(said):
-        return failures.unreachable(target, "not-ssh", evidence=(f'it said "{said.splitlines()[0][:100]}"',))
+    if not silent and banner and not failures.says_dropped(banner):
+        return failures.unreachable(target, "not-ssh", evidence=(f'it said "{banner.splitlines()[0][:100]}"',))
     return DroppedError() if stream.ended else failures.silent(target, seconds)
 
 
@@ -225,11 +225,11 @@ def establish(
             with ends_at(by.login, transport):
                 log_in(transport, settings, target, (started, by.login), alone=alone)
         except DroppedError as error:
-            said = inner.failed() if isinstance(inner, ProxyCommandStream) else None
+            words = inner.failed() if isinstance(inner, ProxyCommandStream) else None
             _abandon(transport, stream)
-            if said:
+            if words:
                 detail = "was not reached: its ProxyCommand failed"
-                raise failures.unreachable(target, failures.reason_of(said) or "proxy", detail, (said,)) from error
+                raise failures.unreachable(target, failures.reason_of(words) or "proxy", detail, (words,)) from error
             dropped = failures.dropped(target, stream.head.decode(errors="replace"))
             if not pause(attempt, deadline):
                 raise dropped from error

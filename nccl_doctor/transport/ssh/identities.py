@@ -162,8 +162,8 @@ class Identities:
         first = settings.identity_file
         if first is not None:
             blob = _public_blob(first)
-            own = {id(identity) for path, identity in self._files if path == first}
-            self.keys.sort(key=lambda identity: not (id(identity) in own or (blob and identity.key.asbytes() == blob)))
+            ids = {id(identity) for path, identity in self._files if path == first}
+            self.keys.sort(key=lambda identity: not (id(identity) in ids or (blob and identity.key.asbytes() == blob)))
 
     def _add(self, path: Path) -> None:
         if not path.exists():

@@ -75,8 +75,8 @@ def classify(attempt: FailedSsh, jump: SshDestination | None = None) -> AccessEr
         if through is None and inside and (attempt.late or _NO_GREETING.search(attempt.log)):
             return _greeting(attempt, attempt.settings.target(), attempt.log, _last_words(attempt.log))
         if through is None:
-            found = _RESOLVED.search(attempt.stderr)
-            jump = replace(jump, address=found[1], port=int(found[3])) if found else jump
+            match = _RESOLVED.search(attempt.stderr)
+            jump = replace(jump, address=match[1], port=int(match[3])) if match else jump
             return _of_log(replace(attempt, log=attempt.stderr, stderr=""), jump)
         reason = failures.reason_of(through[0]) or "failed"
         return failures.not_forwarded(attempt.settings.target(), reason, through[1])
@@ -89,8 +89,8 @@ def logs_in(log: str) -> bool:
 
 
 def _of_log(attempt: FailedSsh, target: SshDestination) -> AccessError:
-    seen = attempt, target, attempt.log
-    return _host_key(*seen) or _login(*seen) or _session(*seen) or _connection(*seen)
+    details = attempt, target, attempt.log
+    return _host_key(*details) or _login(*details) or _session(*details) or _connection(*details)
 
 
 def _host_key(attempt: FailedSsh, target: SshDestination, log: str) -> AccessError | None:
@@ -159,9 +159,9 @@ def _connection(attempt: FailedSsh, target: SshDestination, log: str) -> AccessE
     if "Connection established" in log:
         return _greeting(attempt, target, log, words)
     if attempt.settings.proxy_command and not target.hop:
-        said = (attempt.stderr.strip() or words)[-2048:]
-        cause: Reason = "timed-out" if attempt.late else failures.reason_of(said) or "proxy"
-        return failures.unreachable(target, cause, "was not reached: its ProxyCommand failed", (said,))
+        message = (attempt.stderr.strip() or words)[-2048:]
+        cause: Reason = "timed-out" if attempt.late else failures.reason_of(message) or "proxy"
+        return failures.unreachable(target, cause, "was not reached: its ProxyCommand failed", (message,))
     reason = failures.reason_of(words)
     if attempt.late or reason == "timed-out":
         return failures.timed_out(target, attempt.seconds)
@@ -178,10 +178,10 @@ def _greeting(attempt: FailedSsh, target: SshDestination, log: str, words: str) 
         return failures.unreachable(
             target, "ssh-config", "is not asked: ssh ended by itself", (words,) if words else ()
         )
-    said = "; ".join(_SAID.findall(log))
-    if (said or "Bad remote protocol" in log) and not failures.says_dropped(said):
-        return failures.unreachable(target, "not-ssh", evidence=(f'it said "{said or words}"',))
-    return failures.dropped(target, said)
+    message = "; ".join(_SAID.findall(log))
+    if (message or "Bad remote protocol" in log) and not failures.says_dropped(message):
+        return failures.unreachable(target, "not-ssh", evidence=(f'it said "{message or words}"',))
+    return failures.dropped(target, message)
 
 
 def _last_words(log: str) -> str:
@@ -237,7 +237,7 @@ class OpensshTransport:
             entering, self._entering = [*self._entering], set()
         for channel in entering:
             channel.grace_s = 0.0  # the end of its input means nothing to a login shell
-        close_all(one.close for one in entering)
+        close_all(login.close for login in entering)
 
     def _places(self, jump: str | None) -> Places:
         """Return the handshake slots that hosts behind a jump host share.

@@ -86,12 +86,12 @@ def mtu_blackhole(session: SshSession, speak: Callable[[], None], again: Callabl
                 channel = small.open_session(timeout=remaining(by))
                 channel.settimeout(remaining(by))
                 channel.exec_command(f"grep -h ':{ours[1]:04X} 0' /proc/net/tcp /proc/net/tcp6")
-                said = b""
-                while len(said) < _MOST and (chunk := channel.recv(_MOST)):
-                    said += chunk
+                output = b""
+                while len(output) < _MOST and (chunk := channel.recv(_MOST)):
+                    output += chunk
         finally:
             small.close()
-        rows = said.decode(errors="replace").splitlines()
+        rows = output.decode(errors="replace").splitlines()
         return any(is_resent(row, ours[0], ours[1]) for row in rows) and _acknowledged(held) > before
     except (AccessError, BeyondError, paramiko.SSHException, EOFError, OSError):
         return False  # nothing is proven, and the session's own failure is reported
@@ -102,13 +102,13 @@ def is_resent(row: str, address: str, port: int) -> bool:
 
     The host is assumed to be little-endian.
     """
-    found = _ROW.match(row)
-    if found is None:
+    match = _ROW.match(row)
+    if match is None:
         return False
     packed = ipaddress.ip_address(address.partition("%")[0]).packed
     words = b"".join(packed[place : place + 4][::-1] for place in range(0, len(packed), 4))
-    to_us = found["address"].endswith(words.hex().upper()) and int(found["port"], 16) == port
-    return to_us and int(found["queued"], 16) > 0 and int(found["times"], 16) >= TIMES
+    to_us = match["address"].endswith(words.hex().upper()) and int(match["port"], 16) == port
+    return to_us and int(match["queued"], 16) > 0 and int(match["times"], 16) >= TIMES
 
 
 def _acknowledged(connection: socket.socket) -> int:
@@ -374,7 +374,7 @@ class ParamikoTransport:
             self._ended = True
             jumps, self._jumps = list(self._jumps.values()), {}
             channels, kept = list(self._channels), [session for _, session in self._kept]
-        close_all([*(one.close for one in channels), *(session.close for session in kept)])
+        close_all([*(channel.close for channel in channels), *(session.close for session in kept)])
         for jump in jumps:
             if jump.done() and jump.exception() is None:
                 jump.result().session.close()

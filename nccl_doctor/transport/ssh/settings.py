@@ -220,15 +220,15 @@ def _read(name: str, options: SshOptions, values: ConfigValues) -> HostSettings:
     lines = [value for value in values.get("identityfile", []) if value != "none"]
     own_keys = tuple(expand(filled) for line in lines if (filled := fill("identityfile", line, tokens)))
     identities = own_keys if values else default_keys
-    given = expand(options.identity_file) if options.identity_file else None
-    if given is not None and given not in identities:
-        identities = (given, *identities) if values else (given,)
+    identity_file = expand(options.identity_file) if options.identity_file else None
+    if identity_file is not None and identity_file not in identities:
+        identities = (identity_file, *identities) if values else (identity_file,)
     if any(Path(f"{path}-cert.pub").exists() for path in identities) or files("certificatefile"):
         beyond.append("certificatefile")
     control = first("controlpath")
     if control and ("%" in control or expand(control).is_socket()):
         beyond.append("controlpath")
-    own = files("userknownhostsfile", "~/.ssh/known_hosts ~/.ssh/known_hosts2")
+    user_hosts = files("userknownhostsfile", "~/.ssh/known_hosts ~/.ssh/known_hosts2")
     system = files("globalknownhostsfile", "/etc/ssh/ssh_known_hosts /etc/ssh/ssh_known_hosts2")
     agent = next(iter(values.get("identityagent", [])), "SSH_AUTH_SOCK")
     if agent not in ("none", "SSH_AUTH_SOCK"):
@@ -243,7 +243,7 @@ def _read(name: str, options: SshOptions, values: ConfigValues) -> HostSettings:
     algorithms = {
         sort: tuple(value.split(","))
         for sort, keys in _ALGORITHMS.items()
-        if (value := next((found for key in keys if (found := first(key))), None))
+        if (value := next((setting for key in keys if (setting := first(key))), None))
     }
     timeout = first("connecttimeout")
     return HostSettings(
@@ -253,8 +253,8 @@ def _read(name: str, options: SshOptions, values: ConfigValues) -> HostSettings:
         user=user,
         identity_files=identities,
         chosen_keys=not set(identities) >= set(default_keys),
-        identity_file=given,
-        user_known_hosts=own,
+        identity_file=identity_file,
+        user_known_hosts=user_hosts,
         global_known_hosts=system,
         identities_only=first("identitiesonly") == "yes",
         identity_agent=None if agent == "SSH_AUTH_SOCK" else agent,

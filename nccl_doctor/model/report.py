@@ -345,10 +345,10 @@ omitted.
 def grown_words(grown: dict[str, dict[str, dict[str, int]]]) -> tuple[str, ...]:
     """Return lines such as "node1: mlx5_0:1: 12 packets received out of sequence", most significant counters first."""
     return tuple(
-        f"{host}: {port}: {', '.join(f'{rises[name]} {words}' for name, (_, words) in COUNTERS.items() if name in rises)}"
+        f"{host}: {port}: {', '.join(f'{rise[name]} {words}' for name, (_, words) in COUNTERS.items() if name in rise)}"
         for host, ports in grown.items()
-        for port, rises in ports.items()
-        if rises
+        for port, rise in ports.items()
+        if rise
     )
 
 

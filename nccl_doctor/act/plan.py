@@ -21,7 +21,7 @@ def plan(
 ) -> tuple[tuple[Step, ...], tuple[ByHand, ...]]:
     """Return the steps that fix a report's diagnoses, most severe first, and the diagnoses to fix manually.
 
-    A command in which ``hide`` finds a secret can't be shown for confirmation, so the diagnosis is left to the user.
+    A command in which ``hide`` finds a secret can't be shown for confirmation, so the fix is left to the user.
     """
     steps: list[Step] = []
     by_hand: list[ByHand] = []

@@ -135,7 +135,7 @@ def latest(identifier: str, environ: Mapping[str, str]) -> Journal | None:
 
 
 def all_open(environ: Mapping[str, str]) -> list[Record]:
-    """Return the records for all hosts that have steps to undo, newest first."""
+    """Return the records that have steps to undo, for all hosts, newest first."""
     return sorted((item.record for item in _of_hosts("*", environ)), key=lambda item: item.began_at, reverse=True)
 
 

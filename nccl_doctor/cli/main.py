@@ -37,7 +37,7 @@ CPython's thresholds of (700, 10, 10), garbage collection would take a fifth of 
 def main() -> None:
     """Run the command named on the command line."""
     if sys.platform == "win32":
-        sys.stderr.write("nccl-doctor runs on Linux and macOS; on Windows, use WSL\n")
+        sys.stderr.write("nccl-doctor does not run on Windows; use Linux, or try WSL (untested)\n")
         sys.exit(2)
     end = _End()
     try:

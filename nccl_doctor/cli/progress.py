@@ -1,4 +1,4 @@
-"""Shows progress on stderr: a live checklist on a terminal, otherwise a plain line per phase and every ten seconds."""
+"""Shows progress on stderr: a live checklist on a terminal, or else one line per phase and one every ten seconds."""
 
 from __future__ import annotations
 

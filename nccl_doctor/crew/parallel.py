@@ -110,7 +110,10 @@ class AllAtOnce(Window):
 
 @dataclass
 class StageOfWork(Generic[Item]):
-    """Work to do on every item within the limit of a window. ``on_done`` is called with each finished item."""
+    """Work to do on every item, with no more items in progress at a time than a window allows.
+
+    ``on_done`` is called with each finished item.
+    """
 
     work: Callable[[Item], object]
     on_done: Callable[[Item], None] = lambda _item: None

@@ -228,7 +228,7 @@ def _limit(below: bool, values: OptionValues) -> Test:
 
 
 def _set(ipsets: Ipsets, values: OptionValues) -> Test:
-    """Return the test for ``--match-set NAME src,dst``, which returns None if the set's members were not captured."""
+    """Return the test for ``--match-set NAME src,dst``; the test's result is None if the set's members are unknown."""
     ipset = ipsets.get(values[0])
     if ipset is None:
         return unsure

@@ -163,7 +163,7 @@ TERMINATING = (
     r"|Received sigquit from a child process"
     r"|Shutting down (?:all )?workers|Terminat\w+ (?:all )?(?:other|remaining|sibling) (?:processes|ranks|workers))"
 )
-"""Pattern for a launcher's message that it terminates the other processes, which explains processes killed later."""
+"""Pattern for a launcher's message that it is terminating the other processes, which are killed afterwards."""
 
 KILLED_FOR_MEMORY = (
     r"(?:oom-kill|oom_kill|oom_reaper|OOMKilled|OOM Killed|[Dd]etected \d+ oom|[Oo]ut [Oo]f [Mm]emory: Kill)"

@@ -70,7 +70,7 @@ class PatternTable:
         return frozenset(self._filter.Match(data, potential=True) or ())
 
     def wanted(self, data: bytes, first: int, last: int) -> frozenset[int]:
-        """Return the patterns that may match a part; very short patterns count only if the part contains ``^C``."""
+        """Return the patterns that may match a part; very short patterns are included only if it contains ``^C``."""
         patterns = self.rules(memoryview(data)[first:last])
         # searching for one letter is fast
         short = data.find(b"^", first, last) >= 0 and data.find(b"^C", first, last) >= 0

@@ -51,7 +51,10 @@ class Symptom:
 
 
 class Reach(str, Enum):
-    """The hosts whose ranks show an effect. In a collective, the other ranks wait in any case."""
+    """The hosts whose ranks show an effect.
+
+    In a collective, the other ranks wait even if they are not affected themselves.
+    """
 
     OWN = "own"  # ranks on the finding's hosts
     MEETS = "meets"  # these, and the ranks that communicate with them
@@ -68,7 +71,7 @@ class Effect:
     backends: tuple[Backend, ...] = BACKENDS
 
     def fits(self, symptom: Symptom, hosts: frozenset[str], pairs: frozenset[frozenset[str]] | None = None) -> bool:
-        """Return whether a cause on ``hosts``, or only between ``pairs`` of hosts, makes ranks show the symptom."""
+        """Return whether a cause on ``hosts``, or only between ``pairs`` of hosts, can produce the symptom."""
         if symptom.kind not in self.kinds or (symptom.backend and symptom.backend not in self.backends):
             return False
         meets = symptom.hosts | symptom.peers

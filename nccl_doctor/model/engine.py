@@ -151,7 +151,7 @@ class ClusterSource:
                 yield from ("--env", f"{variable}={text}")
 
     def _is_needed(self, option: str, origin: str) -> bool:
-        """Return whether an option must be repeated, for example because its value came from the environment."""
+        """Return whether a proposed command must repeat an option, for example one from the environment."""
         by_options = self.file is None and not self.engine_words
         return by_options or self.cluster.origins.get(origin) == option or origin in self.cluster.variables
 

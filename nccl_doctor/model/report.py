@@ -392,7 +392,7 @@ MOST_NAMES = 3
 
 
 class Report(Document):
-    """The JSON document of all commands that report diagnoses."""
+    """The JSON document of each command that reports diagnoses."""
 
     status: Literal["ok", "warning", "error"]
     complete: bool

@@ -4,7 +4,7 @@ NCCL, torch and gloo ignore unknown names, so a misspelt name has no effect and 
 misspelt if its words are those of a known name with a few wrong letters or in another order. A name without the family
 of NCCL's variables (IB, NET or SOCKET), or with ENABLE instead of DISABLE, counts as misspelt, too. For any other name,
 no variable is suggested, because a suggestion with a different meaning (NCCL_IB_TIMEOUT for NCCL_TIMEOUT) is worse than
-no suggestion. In a config file, a name may follow spaces or "export", which NCCL treats as part of the name.
+no suggestion. If spaces or "export" precede a name in a config file, NCCL treats them as part of the name.
 """
 
 from __future__ import annotations

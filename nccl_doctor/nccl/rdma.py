@@ -193,7 +193,10 @@ class Nic:
 
 @dataclass(frozen=True)
 class RdmaList:
-    """A host's RDMA devices as NCCL lists them. ``off`` is the reason if NCCL uses no RDMA devices."""
+    """A host's RDMA devices as NCCL lists them.
+
+    ``off`` is the reason why NCCL uses no RDMA devices, or None if NCCL uses some.
+    """
 
     devices: tuple[RdmaDevice, ...]
     variables: Variables = field(hash=False)

@@ -10,8 +10,8 @@ from nccl_doctor.probe.tools import Unavailable, output
 
 FIELDS = ("index", "name", "uuid", "memory.total", "memory.used", "driver_version")
 DEVICES = ("/dev/nvidia0", "/proc/driver/nvidia", "/dev/dxg")
-"""Files that show that a GPU driver is loaded. The files are NVIDIA's device, NVIDIA's directory in /proc, and the
-device of WSL.
+"""Files that show that a GPU driver is loaded. The paths are NVIDIA's device file, NVIDIA's directory in /proc, and the
+GPU device file of WSL.
 """
 NO_DEVICES = "No devices were found"
 NOT_FOUND = 6  # nvidia-smi's exit status with that message (nvidia-smi(1), "RETURN VALUE")

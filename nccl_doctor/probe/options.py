@@ -362,7 +362,7 @@ _FLAG = re.compile(r"""\baction\s*=\s*(?:check_env|["'](?:store_true|store_false
 
 
 def source_options(text: str) -> dict[str, bool]:
-    """Return whether each argparse option in a program's source code takes a value, by option name."""
+    """Return, by option name, whether each argparse option in a program's source code takes a value."""
     options: Dict[str, bool] = {"h": False, "help": False}
     added: List[re.Match[str]] = list(_ADDED.finditer(text))
     for place, match in enumerate(added):

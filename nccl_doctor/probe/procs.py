@@ -89,7 +89,7 @@ The limit is needed because any process can declare an arbitrary amount of memor
 prctl(2)). The environment of a training job rarely takes up a tenth of the limit.
 """
 KEPT_LIMIT = 1 << 25
-"""Maximum size in bytes of the environments that a process table caches. The cache is cleared when the limit is
+"""Maximum total size, in bytes, of the environments that a process table caches. The cache is cleared when the limit is
 exceeded.
 """
 
@@ -278,7 +278,7 @@ systemd.resource-control(5)).
 """
 LOGINS = frozenset({"ssh", "sshd", "user", "getty", "serial-getty", "cron", "crond", "atd", "slurmd"})
 """Services that start processes for users but do not supervise these processes. Without pam_systemd, a user's processes
-stay in the control group of the service.
+stay in the control group of the service that started them (such as ssh).
 """
 NO_LOGIN = 2**32 - 1  # /proc/PID/loginuid of a process that no login started (proc_pid_loginuid(5))
 MOST_SPACES = 64  # network namespaces that are examined: any user may create as many as they like

@@ -86,7 +86,8 @@ class Turns:
 
         In the answer, "holder" describes the run that has the lock, or is None if the requesting run has the lock.
 
-        If the request contains a port and the lock was taken, "trial" is the result of a new trial bind of the port.
+        If the request contains a port and the requesting run acquired the lock, "trial" is the result of a new trial
+        bind of the port.
         """
         holder, port = self._turn.take(request["ticket"]), request["port"]
         if holder is not None or port is None:

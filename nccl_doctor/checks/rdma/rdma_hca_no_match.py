@@ -100,7 +100,7 @@ def _fix(lists: dict[str, RdmaList]) -> Fix:
 
 
 def _meant(own: RdmaList) -> list[str]:
-    """Return the devices whose name or interface resembles an entry of NCCL_IB_HCA; all devices if there are none."""
+    """Return the devices whose names or interfaces resemble an entry of NCCL_IB_HCA, or all devices if none do."""
     items = [item.name.strip(" =\"'") for item in own.spec.items]
     there = [(device.name, {gid.interface for gid in port.gids}) for device, port in own.present]
     close = [

@@ -143,7 +143,10 @@ def groups_of(events: Iterable[Event]) -> Groups:
 
 
 def works(events: Iterable[Event], known: Groups) -> list[tuple[Event, Work]]:
-    """Return the events that name a collective, each with the collective. A single known group applies to all."""
+    """Return the events that name a collective, each with the collective.
+
+    If only one process group is known, all events are assumed to belong to that group.
+    """
     only = next(iter(known.values())) if len(set(known.values())) == 1 else ""
     result: list[tuple[Event, Work]] = []
     for event in events:

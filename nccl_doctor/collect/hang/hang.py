@@ -108,7 +108,7 @@ class HangOptions:
 def take(cluster: Cluster, transport: Transport, options: HangOptions, progress: Progress) -> HangSnapshot:
     """Connect to the hosts, sample the job, and disconnect.
 
-    Raise UsageError if several jobs are running, and NotReachedError if this machine was paused.
+    Raise UsageError if several jobs qualify equally, and NotReachedError if this machine was suspended meanwhile.
     """
     crew = Crew(cluster.nodes, transport, options.connect_s)
     try:

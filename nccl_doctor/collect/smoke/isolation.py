@@ -53,7 +53,7 @@ class _Search:
         self._trials: list[TrialReport] = []
 
     def failing_pair(self, group: TrialGroup) -> TrialGroup | None:
-        """Return two hosts of a failing group that fail with each other, or None if no such hosts were found."""
+        """Return two hosts of a failing group that also fail as a pair, or None if no such pair was found."""
         if len(group) == 2:
             return group
         halves = _halves(group)

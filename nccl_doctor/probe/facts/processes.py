@@ -1,4 +1,4 @@
-"""Training jobs on the host, including jobs that are running and jobs that were left behind.
+"""Training jobs on the host, both running and left behind.
 
 The code that evaluates jobs is imported only if the host has a job.
 """
@@ -57,7 +57,7 @@ def _ours(table: ProcessTable, *own: int) -> set[int]:
 
 
 def _trained(zombie: Proc, table: ProcessTable) -> bool:
-    """Return whether a zombie was a rank or launcher by its name, or is a Python process started by one."""
+    """Return whether a zombie, judging by its name, was a rank or launcher, or a Python process that one started."""
     parent = zombie.ppid
     below = parent in table.procs and (is_launcher(table.argv(parent)) or jobs.is_rank(parent, table))
     return zombie.name.startswith(TRAINING_NAMES) or (below and zombie.name.startswith("python"))

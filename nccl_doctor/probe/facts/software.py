@@ -1,6 +1,6 @@
 """The software that training uses, such as torch and NCCL, and the environment variables that it reads.
 
-The Python interpreter that training uses locates torch, and facts about torch are read from files. The probe runs in
+The Python interpreter that training uses locates torch; facts about torch are then read from files. The probe runs in
 isolated mode (``-I``), so it ignores PYTHONPATH and user site-packages, unlike training. The same child process locates
 torch and queries libnccl, because starting a process takes longer than the queries. The child process receives the
 libnccl query on stdin and exits when stdin is closed. Environment variables are read from an SSH session and from an

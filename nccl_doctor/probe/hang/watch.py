@@ -1,4 +1,4 @@
-"""Samples of ranks on request of the controller, with Python stack traces from py-spy.
+"""Samples of ranks, taken at the controller's request, with Python stack traces from py-spy.
 
 The host's py-spy is used if it is installed (probe/tools.py). If the host has no py-spy, a copy from the controller
 runs from memory (memfd_create(2)). Root runs py-spy as the rank's user and in the rank's root directory

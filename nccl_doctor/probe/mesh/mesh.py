@@ -318,7 +318,7 @@ TCP_MAXSEG = 2  # linux/tcp.h
 
 
 class Push:
-    """A transfer of full-size segments to the first address of a listener that accepts a connection.
+    """A transfer of full-size segments to the first of a listener's addresses that accepts a connection.
 
     ``result`` is None until the outcome is known. Only the outcome "stalled" indicates a path MTU problem. The outcome
     "reset" means that the peer answered. The outcome "not-connected" is diagnosed by the port mesh test.

@@ -235,7 +235,7 @@ def _call(number: int, *arguments: int | None) -> int:
 
 
 def look(request: dict[str, Any]) -> dict[str, Any]:
-    """Return the jobs that use ``port``, or that of ``pid`` if it started at ``started`` (clock ticks since boot)."""
+    """Return the jobs that use ``port``, or the job of ``pid`` if that process started at ``started`` (clock ticks)."""
     port, pid = request["port"], request["pid"]
     # Tried first, so that no thread of ours is taken for a holder.
     trial = None if port is None else try_port(port, described=False)

@@ -224,7 +224,7 @@ class RankOutput:
             self._tail_bytes -= len(self._tail.popleft())
 
     def follow(self, source: int, until: float, stop: Callable[[], bool]) -> bool:
-        """Read output until all writers have closed the pipe and return True.
+        """Read output until all writers have closed the pipe, then return True.
 
         Return False when ``stop`` returns True or the deadline has passed.
 

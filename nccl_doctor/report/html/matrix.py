@@ -125,7 +125,7 @@ def matrix(report: Report) -> TemplateValues | None:
 
 
 def groups_of(report: Report, blamed: Collection[str] = ()) -> list[MatrixRow]:
-    """Return the hosts by rank, in groups if there are too many for single rows."""
+    """Return the hosts by rank, in groups if there are too many for one row each."""
     hosts = sorted(report.hosts, key=lambda host: host.node_rank)
     each = -(-len(hosts) // MOST_ROWS)
     groups = []

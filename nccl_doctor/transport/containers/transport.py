@@ -1,8 +1,8 @@
 """Runs commands in a container on a host, and explains why a command did not start in the container.
 
 The host's shell prints a mark after running its start-up files, and the container's shell prints a second mark. If the
-mark of the host's shell is missing, the login failed. If only the mark of the container's shell is missing, the
-container or its runtime failed.
+output lacks the marker that the host's shell prints, the login failed. If only the mark of the container's shell is
+missing, the container or its runtime failed.
 """
 
 from __future__ import annotations

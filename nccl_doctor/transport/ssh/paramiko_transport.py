@@ -263,7 +263,7 @@ class ParamikoChannel:
             return
 
     def _drain(self) -> None:
-        """Read available data without waiting, up to a limit, because a host may send data as fast as it is read."""
+        """Read available data without waiting, up to a limit, since reading from a fast host might never end."""
         for _ in range(_CHUNKS):
             if not self._channel.recv_ready():
                 break

@@ -254,7 +254,7 @@ Feed = Callable[[paramiko.Channel, paramiko.Message], None]
 
 
 def _within_window(feed: Feed) -> Feed:
-    """Wrap a message handler to enforce the channel's window (RFC 4254, section 5.2), which paramiko only counts."""
+    """Wrap a message handler to enforce the channel's window (RFC 4254, section 5.2), which paramiko ignores."""
 
     def take(channel: paramiko.Channel, message: paramiko.Message) -> None:
         feed(channel, message)
@@ -351,7 +351,7 @@ class SshSession(paramiko.Transport):
         return self.clear_to_send.is_set() and _takes_more(self._stream.inner)
 
     def get_exception(self) -> Exception | None:
-        """Return the exception that prevented this thread's channel from opening, or else ended the session."""
+        """Return the exception that prevented this thread's channel from opening or, without one, ended the session."""
         refusal = self._refusals.pop(self._wanted.pop(threading.get_ident(), -1), None)
         error = super().get_exception()
         return refusal or (None if isinstance(error, paramiko.ChannelException) else error)

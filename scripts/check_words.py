@@ -2,7 +2,7 @@
 
 In names of functions, classes, parameters and attributes: participles and pronouns, which don't say what a thing is.
 In docstrings' first lines, those of fields and constants included: openings that are not a verb in the imperative or a
-noun phrase. Local variables are free.
+noun phrase. Local variables and parameters have no pronoun or participle as their whole name.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1] / "nccl_doctor"
 WORDS = frozenset({"told", "seen", "met", "said", "one", "nobody", "taken", "odd"})
+LOCALS = WORDS | {"found", "own", "given", "its"}
 PROMISED = frozenset({"seen", "not_seen", "taken_at", "told"})
 """Fields that JSON and snapshots promise to scripts: facts of hosts, what a look at a job missed, the time of a run,
 what a rank's variables say."""
@@ -33,6 +34,8 @@ def faults(path: Path, text: str) -> Iterator[str]:
             words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower().split("_")
             for word in WORDS.intersection(words):
                 yield f"{path}:{line}: {name}: a name says what a thing is or does; not “{word}”"
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            yield from (f"{path}:{line}: {name}: a variable's name is a noun" for name, line in _locals(node))
         if isinstance(node, ast.Module | ast.ClassDef):
             for docstring in _docstrings_of_fields(node):
                 refused = [words for words in OPENINGS_OF_FIELDS if docstring.value.startswith(f"{words} ")]
@@ -44,6 +47,15 @@ def faults(path: Path, text: str) -> Iterator[str]:
             if refused and not _is_for_users(node, path):
                 line = getattr(node, "lineno", 1)
                 yield f"{path}:{line}: a docstring says what is returned or done; not “{refused[0]} …”"
+
+
+def _locals(function: ast.AST) -> Iterator[tuple[str, int]]:
+    """Yield the refused names of variables and parameters in a function."""
+    for node in ast.walk(function):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id in LOCALS:
+            yield node.id, node.lineno
+        elif isinstance(node, ast.arg) and node.arg in LOCALS:
+            yield node.arg, node.lineno
 
 
 def _docstrings_of_fields(node: ast.Module | ast.ClassDef) -> Iterator[ast.Constant]:

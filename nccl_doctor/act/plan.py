@@ -39,14 +39,14 @@ def plan(
     ), tuple(by_hand)
 
 
-def _left(found: Diagnosis) -> ByHand:
-    named = {"code": found.code, "name": found.name, "severity": found.severity, "hosts": found.hosts}
-    return ByHand.model_validate(named | {"summary": found.fix.summary, "commands": found.fix.commands})
+def _left(diagnosis: Diagnosis) -> ByHand:
+    named = {"code": diagnosis.code, "name": diagnosis.name, "severity": diagnosis.severity, "hosts": diagnosis.hosts}
+    return ByHand.model_validate(named | {"summary": diagnosis.fix.summary, "commands": diagnosis.fix.commands})
 
 
-def _steps(found: Diagnosis, snapshot: Snapshot) -> Iterator[Step]:
-    named: dict[str, Any] = {"number": 1, "code": found.code, "mends": found.name, "message": found.message}
-    if variables := settings(found, snapshot):
+def _steps(diagnosis: Diagnosis, snapshot: Snapshot) -> Iterator[Step]:
+    named: dict[str, Any] = {"number": 1, "code": diagnosis.code, "mends": diagnosis.name, "message": diagnosis.message}
+    if variables := settings(diagnosis, snapshot):
         file = ClusterSource(snapshot.cluster).file
         words = ", ".join(f"{name}: {word(value)}" for name, value in variables.items())
         yield Step(
@@ -57,9 +57,9 @@ def _steps(found: Diagnosis, snapshot: Snapshot) -> Iterator[Step]:
             survives_reboot=True,
             settings=dict(variables),
         )
-    for command in operations(found, snapshot):
+    for command in operations(diagnosis, snapshot):
         assert command.operation is not None, "operations have one"
-        yield _step(command, command.operation, named, disruptive=found.fix.risk == "disruptive")
+        yield _step(command, command.operation, named, disruptive=diagnosis.fix.risk == "disruptive")
 
 
 FROM_BEFORE = "the values before it"

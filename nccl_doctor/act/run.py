@@ -137,8 +137,8 @@ class Execution:
                 reason = clean(error.failure.detail if isinstance(error, AccessError) else f"it needs root: {error}")
             except _LOST as error:
                 reason = _why_lost(error)
-        taken = {result.number for result in results}
-        left = (step.number for step in steps if step.number not in taken)
+        numbers = {result.number for result in results}
+        left = (step.number for step in steps if step.number not in numbers)
         why = reason or "interrupted before it"
         return [*results, *(StepResult(number=each, host=host, outcome="not-run", reason=why) for each in left)]
 

@@ -118,7 +118,7 @@ def check(
             return check_cluster(
                 replace(request, connections=connections),
                 out,
-                lambda *found: mend(request, connections, FixOptions(), out._replace(command="fix"), *found),
+                lambda *results: mend(request, connections, FixOptions(), out._replace(command="fix"), *results),
             )
 
     finish(out, work)

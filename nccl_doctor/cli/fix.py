@@ -243,7 +243,7 @@ class _Fix:
             lines.close()
         kept = journal is not None and journal.record.is_open
         update = {
-            "results": tuple(sorted(results, key=lambda one: one.number)),
+            "results": tuple(sorted(results, key=lambda result: result.number)),
             "note": "",
             "verdict": "",
             "undo_with": record.undo_line(str(self._hosts)) if kept else "",
@@ -395,7 +395,7 @@ def _by_us(
 def _verdict(report: Report) -> str:
     from nccl_doctor.report.human import verdict
 
-    worst = max(report.diagnoses, key=lambda found: found.severity.rank, default=None)
+    worst = max(report.diagnoses, key=lambda diagnosis: diagnosis.severity.rank, default=None)
     return verdict(report, worst)[2]
 
 

@@ -52,7 +52,7 @@ def watch(
     )
     try:
         return _Watch(
-            watcher, wanted, looks.interval_s, lambda sample, found: _tell(sample, found, kept, command, out), out
+            watcher, wanted, looks.interval_s, lambda sample, report: _tell(sample, report, kept, command, out), out
         ).run()
     finally:
         watcher.close()
@@ -136,9 +136,9 @@ class _Watch:
             self._out.show(result)
         return 0 if end.verdict == "not-hanging" else 3
 
-    def _report(self, sample: HangSnapshot, found: HangReport) -> int | None:
-        self._hung = found.diagnoses[0].name if found.diagnoses else found.verdict
-        self._tell(sample, found)
+    def _report(self, sample: HangSnapshot, report: HangReport) -> int | None:
+        self._hung = report.diagnoses[0].name if report.diagnoses else report.verdict
+        self._tell(sample, report)
         return None if self._wanted.keep_watching else 1
 
     def _refresh(self, sample: HangSnapshot, now: float) -> None:
@@ -200,16 +200,16 @@ def _words(seconds: float) -> str:
     return plural(minutes, "minute") if minutes < 120 else plural(minutes // 60, "hour")
 
 
-def _tell(sample: HangSnapshot, found: HangReport, kept: KeepOptions, command: list[str], out: Out) -> None:
+def _tell(sample: HangSnapshot, report: HangReport, kept: KeepOptions, command: list[str], out: Out) -> None:
     """Write the report and the snapshot, and run the ``--on-hang`` program; print each failure on stderr."""
     stamp = f"{datetime.now(timezone.utc):%Y%m%dT%H%M%SZ}"
     form = "json" if out.form == "prometheus" else out.form
     file = _stamped(out.file.with_suffix(".json") if form != out.form and out.file else out.file, stamp)
     shown = out._replace(form=form, file=file)
     kept = replace(kept, save=_stamped(kept.save, stamp))
-    unwritten = failures(lambda: shown.show(found), lambda: keep(sample, kept))
+    unwritten = failures(lambda: shown.show(report), lambda: keep(sample, kept))
     if command:
-        unwritten += failures(lambda: _run(command, found, file))
+        unwritten += failures(lambda: _run(command, report, file))
     for sentence in unwritten:
         sys.stderr.write(clean(sentence) + "\n")
 
@@ -221,11 +221,11 @@ def _stamped(file: Path | None, stamp: str) -> Path | None:
     return file.with_name(f"{file.stem}-{stamp}{file.suffix}")
 
 
-def _run(command: list[str], found: HangReport, file: Path | None) -> None:
-    name = found.diagnoses[0].name if found.diagnoses else ""
+def _run(command: list[str], report: HangReport, file: Path | None) -> None:
+    name = report.diagnoses[0].name if report.diagnoses else ""
     variables = {
         "NCDOCTOR_REPORT": "" if file is None else str(file.resolve()),
-        "NCDOCTOR_VERDICT": found.verdict,
+        "NCDOCTOR_VERDICT": report.verdict,
         "NCDOCTOR_DIAGNOSIS": name,
     }
     try:

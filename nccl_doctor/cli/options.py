@@ -42,9 +42,9 @@ def flattened(command: Callable[..., None]) -> Callable[..., None]:
     groups: dict[str, Any] = {name: kind for name, kind in hints.items() if is_dataclass(kind)}
 
     @wraps(command)
-    def flat(**given: object) -> None:
-        made = {name: kind(**{item.name: _pop(item, given) for item in fields(kind)}) for name, kind in groups.items()}
-        command(**given, **made)
+    def flat(**values: object) -> None:
+        made = {name: kind(**{item.name: _pop(item, values) for item in fields(kind)}) for name, kind in groups.items()}
+        command(**values, **made)
 
     shown: list[inspect.Parameter] = []
     for name, parameter in inspect.signature(command).parameters.items():
@@ -54,11 +54,11 @@ def flattened(command: Callable[..., None]) -> Callable[..., None]:
     return flat
 
 
-def _pop(option: Field[Any], given: dict[str, Any]) -> object:
+def _pop(option: Field[Any], fields: dict[str, Any]) -> object:
     """Remove and return a field's value; if the field has several options, return only the options that were given."""
     if "options" not in option.metadata:
-        return given.pop(option.name)
-    values = {name: given.pop(name) for name in option.metadata["options"]}
+        return fields.pop(option.name)
+    values = {name: fields.pop(name) for name in option.metadata["options"]}
     return {name: value for name, value in values.items() if value is not None}
 
 
@@ -86,7 +86,8 @@ of_output = partial(typer.Option, rich_help_panel="Output")
 of_watch = partial(typer.Option, rich_help_panel="With --watch")
 of_join = partial(typer.Option, rich_help_panel="Without SSH: on every node")
 PANELS = [
-    str(one.keywords["rich_help_panel"]) for one in (of_watch, of_hosts, of_job, of_run, of_output, of_engine, of_join)
+    str(option.keywords["rich_help_panel"])
+    for option in (of_watch, of_hosts, of_job, of_run, of_output, of_engine, of_join)
 ]
 """Option panels in the order of ``--help``; the options needed most often come first."""
 

@@ -192,7 +192,7 @@ def _opened(request: Request, selected: CheckCodes, out: Out, judge: Judge) -> I
         smoke_limits=request.smoke_limits,
         questions=judge.questions,
     )
-    lines = progress(quiet=out.quiet, decided=lambda seen: out.hidden(decided(judge.report(seen))))
+    lines = progress(quiet=out.quiet, decided=lambda snapshot: out.hidden(decided(judge.report(snapshot))))
 
     def connect() -> Transport:
         standing = request.connections

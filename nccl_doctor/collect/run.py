@@ -243,8 +243,10 @@ class Run:
             asked = (item for item in self._options.questions(self.snapshot()) if isinstance(item, OtherNetworks))
             dials = tuple(dial for question in asked for dial in question.dials)
             nets = failed_dials.find_other_nets(*state, dials, limits.dial_s)
-            taken = failed_dials.find_interceptions(*state, pods=bool(self._cluster.options(KubeFacts).pods))
-            self._mesh = self._without_lost(self._mesh.model_copy(update={"elsewhere": nets, "intercepted": taken}))
+            interceptions = failed_dials.find_interceptions(*state, pods=bool(self._cluster.options(KubeFacts).pods))
+            self._mesh = self._without_lost(
+                self._mesh.model_copy(update={"elsewhere": nets, "intercepted": interceptions})
+            )
 
     def _without_lost(self, mesh: Mesh) -> Mesh:
         self._leave_lost("the ports were tested")

@@ -232,8 +232,8 @@ def _apart(last: dict[int, Call], ranks: int) -> Divergence | None:
         return None
     (group, seq), _ = places.most_common(1)[0]
     did = {rank: f"{call.name} number {call.seq} of group {call.group}" for rank, call in last.items()}
-    odd = tuple(sorted(rank for rank, call in last.items() if (call.group, call.seq) != (group, seq)))
-    return Divergence(f"number {seq} of group {group}", odd, did, differs=False, crossed=True)
+    deviating = tuple(sorted(rank for rank, call in last.items() if (call.group, call.seq) != (group, seq)))
+    return Divergence(f"number {seq} of group {group}", deviating, did, differs=False, crossed=True)
 
 
 def _dump(number: int, recorded: Recorded, groups: set[str]) -> flight.Dump:

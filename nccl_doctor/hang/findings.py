@@ -320,9 +320,9 @@ def _ranks_unknown(snapshot: HangSnapshot, evidence: HangEvidence) -> Iterator[s
     hidden = {host.name: host.job.hidden for host in snapshot.hosts if host.job and host.job.hidden}
     if hidden and (not evidence.ranks or evidence.lost or evidence.unseen):
         yield f"Python processes on {fold(hidden)} are hidden: they belong to other users, or ptrace is restricted"
-    odd = {name: f"{what}, {why}" for name, job in jobs.items() for what, why in job.misfits.items()}
-    if odd and (not evidence.ranks or evidence.lost or evidence.unseen):
-        yield f"processes on {fold(odd)} whose variables could not be parsed ({next(iter(odd.values()))})"
+    misfits = {name: f"{what}, {why}" for name, job in jobs.items() for what, why in job.misfits.items()}
+    if misfits and (not evidence.ranks or evidence.lost or evidence.unseen):
+        yield f"processes on {fold(misfits)} whose variables could not be parsed ({next(iter(misfits.values()))})"
 
 
 def _rivals(snapshot: HangSnapshot) -> Iterator[str]:

@@ -120,8 +120,8 @@ def _largest_job(waiting: list[Waiting]) -> tuple[Waiting, ...]:
     groups = sorted(grouped((entry.meeting, entry) for entry in waiting).values(), key=lambda some: -len(some))
     result: list[Waiting] = []
     for some in groups:
-        taken = {entry.host for entry in result}
-        if not result or not (_all_there(some) or _all_there(result) or any(entry.host in taken for entry in some)):
+        hosts = {entry.host for entry in result}
+        if not result or not (_all_there(some) or _all_there(result) or any(entry.host in hosts for entry in some)):
             result += some
     return tuple(result)
 
@@ -163,9 +163,9 @@ def _different(some: tuple[Waiting, ...]) -> RendezvousFault | None:
         if len(groups) > 1:
             by_size = sorted(groups.items(), key=lambda item: -len(item[1]))
             words = ", ".join(f"{value} on {fold(hosts)}" for value, hosts in by_size[:4])
-            odd = tuple(dict.fromkeys(host for _, hosts in by_size[1:] for host in hosts))
+            minority = tuple(dict.fromkeys(host for _, hosts in by_size[1:] for host in hosts))
             advice = "End the job on all nodes, and start it with the same options on every node."
-            return RendezvousFault(odd, f"The nodes can't meet: {option} is {words}.", advice)
+            return RendezvousFault(minority, f"The nodes can't meet: {option} is {words}.", advice)
     return None
 
 

@@ -63,9 +63,9 @@ def _judge(evidence: HangEvidence, *, patient: bool) -> Judgement:
     return Judgement("unknown", (), evidence, hint)
 
 
-def _is_unawaited(found: Judgement) -> bool:
+def _is_unawaited(judgement: Judgement) -> bool:
     """Return whether ranks are outside NCCL but no other rank is waiting, so the ranks may only be slow."""
-    return found.verdict == "outside-nccl" and not found.evidence.waiting and not found.evidence.unseen
+    return judgement.verdict == "outside-nccl" and not judgement.evidence.waiting and not judgement.evidence.unseen
 
 
 def _all_others_wait(evidence: HangEvidence) -> bool:
@@ -171,8 +171,8 @@ def _apart(evidence: HangEvidence) -> Judgement | None:
     if len(by_place) < 2 or any(member.place is None for member in evidence.waiting):
         return None
     most = max(by_place.values(), key=len)
-    odd = sorted(rank for ranks in by_place.values() if ranks is not most for rank in ranks)
-    return Judgement("different-collectives", tuple(odd), evidence)
+    minority = sorted(rank for ranks in by_place.values() if ranks is not most for rank in ranks)
+    return Judgement("different-collectives", tuple(minority), evidence)
 
 
 def _even(evidence: HangEvidence) -> Judgement | None:

@@ -133,21 +133,21 @@ def _refuse_shared_gpus(settings: SettledHosts, local: dict[str, str | None]) ->
                     raise devices.place.error(f"{both}, and both use GPU {shared}; give each GPUs of its own")
 
 
-def _node(rank: int, entry: Entry, given: Settings, local: str | None, origins: dict[str, str]) -> Node:
+def _node(rank: int, entry: Entry, settings: Settings, local: str | None, origins: dict[str, str]) -> Node:
     name = entry.name.value
     sources: dict[str, Sourced[Any] | str | None] = {
         "name": entry.name,
         "address": entry.address,
-        "python": given.python or "default",
-        "nproc_per_node": given.nproc_per_node or "default: the GPUs that the host shows, or 1",
-        "cuda_visible_devices": given.cuda_visible_devices,
-        "ssh.user": given.user,
-        "ssh.port": given.port,
-        "ssh.identity_file": given.identity_file,
-        "ssh.options": given.ssh_options,
-        "inside.runtime": given.inside,
-        "inside.name": given.inside,
-        **{f"env.{variable}": value for variable, value in given.env.items()},
+        "python": settings.python or "default",
+        "nproc_per_node": settings.nproc_per_node or "default: the GPUs that the host shows, or 1",
+        "cuda_visible_devices": settings.cuda_visible_devices,
+        "ssh.user": settings.user,
+        "ssh.port": settings.port,
+        "ssh.identity_file": settings.identity_file,
+        "ssh.options": settings.ssh_options,
+        "inside.runtime": settings.inside,
+        "inside.name": settings.inside,
+        **{f"env.{variable}": value for variable, value in settings.env.items()},
     }
     for key, value in sources.items():
         if value:
@@ -158,20 +158,20 @@ def _node(rank: int, entry: Entry, given: Settings, local: str | None, origins: 
         name=name,
         address=entry.address.value,
         node_rank=rank,
-        nproc_per_node=given.nproc_per_node.value or None if given.nproc_per_node else None,
-        cuda_visible_devices=given.cuda_visible_devices.value if given.cuda_visible_devices else None,
-        python=given.python.value if given.python else "python3",
+        nproc_per_node=settings.nproc_per_node.value or None if settings.nproc_per_node else None,
+        cuda_visible_devices=settings.cuda_visible_devices.value if settings.cuda_visible_devices else None,
+        python=settings.python.value if settings.python else "python3",
         access=access(
             *entry.access,
             SshOptions(
-                user=given.user.value if given.user else None,
-                port=given.port.value if given.port else None,
-                identity_file=given.identity_file.value if given.identity_file else None,
-                options=given.ssh_options.value if given.ssh_options else (),
+                user=settings.user.value if settings.user else None,
+                port=settings.port.value if settings.port else None,
+                identity_file=settings.identity_file.value if settings.identity_file else None,
+                options=settings.ssh_options.value if settings.ssh_options else (),
             ),
-            given.inside.value if given.inside else InsideOptions(),
+            settings.inside.value if settings.inside else InsideOptions(),
         ),
-        env={variable: value.value for variable, value in given.env.items()},
+        env={variable: value.value for variable, value in settings.env.items()},
         local=local is not None,
     )
 

@@ -32,12 +32,14 @@ def expanded(pattern: str, place: SourceLocation, limit: int = MAX_HOSTS) -> lis
         raise place.error(str(error)) from None
 
 
-def named(pattern: str, place: SourceLocation, own: Settings, shared: Settings, limit: int = MAX_HOSTS) -> list[Entry]:
+def named(
+    pattern: str, place: SourceLocation, host_settings: Settings, shared: Settings, limit: int = MAX_HOSTS
+) -> list[Entry]:
     """Return the hosts that a pattern names. The prefix ``user@`` of a name sets the login user."""
     entries = []
     for text in expanded(pattern, place, limit):
         login, at, name = text.rpartition("@")
-        settings = replace(own, user=Sourced(user(login, place), place)) if at else own
+        settings = replace(host_settings, user=Sourced(user(login, place), place)) if at else host_settings
         address = Sourced(host(name, place), place)
         entries.append(Entry(address, address, settings, shared))
     return entries

@@ -204,11 +204,11 @@ def arrived(here: JobPlace, came: Sequence[Arrival], port: int) -> ParsedInvento
     source = SourceLocation("--join", is_file=False)
     by_rank = {arrival.rank: arrival for arrival in came}
     entries: list[Entry] = []
-    taken: set[str] = set()
+    names: set[str] = set()
     for rank in range(here.nodes):
         arrival = by_rank.get(rank)
-        name = _name(arrival.name if arrival else here.names[rank] if here.names else "", rank, taken)
-        taken.add(name)
+        name = _name(arrival.name if arrival else here.names[rank] if here.names else "", rank, names)
+        names.add(name)
         address = arrival.address if arrival else name if here.names else NOWHERE
         settings = Settings(python=Sourced(arrival.python, source)) if arrival else Settings()
         entries.append(

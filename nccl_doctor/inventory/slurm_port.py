@@ -38,10 +38,10 @@ def master_port(script: str, job: int) -> int | None:
     return port if port is not None and 1 <= port <= 65535 else None
 
 
-def _tail(found: re.Match[str]) -> str:
+def _tail(match: re.Match[str]) -> str:
     """Return the number that ``tail -c`` extracts from a job's ID, counting the newline of ``echo`` without ``-n``."""
-    digits = int(found["count"]) - (found["bare"] is None)
-    return str(int(found["id"][-digits:])) if digits > 0 else "0"
+    digits = int(match["count"]) - (match["bare"] is None)
+    return str(int(match["id"][-digits:])) if digits > 0 else "0"
 
 
 def _value(text: str) -> int | None:

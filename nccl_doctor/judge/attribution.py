@@ -19,9 +19,9 @@ from nccl_doctor.text.hostlist import fold
 Row = tuple[Check, Finding]
 
 
-def attach_consequences(found: Iterable[Row]) -> tuple[Diagnosis, ...]:
+def attach_consequences(judged_rows: Iterable[Row]) -> tuple[Diagnosis, ...]:
     """Return the diagnoses, most severe first; a finding that follows from a cause is attached to the cause."""
-    rows = sorted(found, key=lambda row: (-_severity(*row).rank, row[0].code))
+    rows = sorted(judged_rows, key=lambda row: (-_severity(*row).rank, row[0].code))
     fitting = [_causes(row, rows) for row in rows]
     above: dict[int, int] = {}  # the cause of each row that follows from another
     for number in sorted(range(len(rows)), key=lambda number: rows[number][0].code):

@@ -184,12 +184,12 @@ AFTER_CAUSES = (_with_spared_allreduce, _without_hidden_facts)
 """Functions that correct the checks' outcomes, in this order, once the causes are known."""
 
 
-def _confirmed(found: Finding, words: Finding, check: Check) -> Finding:
+def _confirmed(finding: Finding, words: Finding, check: Check) -> Finding:
     """Return a finding, with additional effects if the ranks' output shows the same fault on a host of the finding."""
-    if set(found.hosts).isdisjoint(words.hosts):
-        return found
-    effects = check.explains if found.explains is None else found.explains
-    return found.model_copy(update={"explains": (*effects, *(words.explains or ()))})
+    if set(finding.hosts).isdisjoint(words.hosts):
+        return finding
+    effects = check.explains if finding.explains is None else finding.explains
+    return finding.model_copy(update={"explains": (*effects, *(words.explains or ()))})
 
 
 def _host(host: Host, derived: Derived, rdma: tuple[RdmaAnswer, ...]) -> HostSummary:
@@ -347,6 +347,6 @@ def _known(check: Check, derived: Derived) -> tuple[list[Host], list[Unjudged]]:
             gaps.append(Unjudged((host.name,), reasons[0]))
         else:
             hosts.append(host)
-            odd = (f"{need}, {host.facts.misfits[need]}" for need in check.needs if need in host.facts.misfits)
-            gaps += (Unjudged((host.name,), words) for words in odd)
+            misfits = (f"{need}, {host.facts.misfits[need]}" for need in check.needs if need in host.facts.misfits)
+            gaps += (Unjudged((host.name,), words) for words in misfits)
     return hosts, gaps

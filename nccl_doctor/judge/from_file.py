@@ -31,33 +31,35 @@ LEFT_OUT = "(the lines for it are left out: a snapshot's words would run on this
 Judged = TypeVar("Judged", Report, HangReport, Difference, InterfaceAnswers)
 
 
-def judged_from_file(document: Judged, own: Container[str]) -> Judged:
+def judged_from_file(document: Judged, own_names: Container[str]) -> Judged:
     """Return the document without commands for this machine, whose names in the snapshot are ``own``."""
     if isinstance(document, Difference):
         both = document.diagnoses
-        gone, new = (tuple(_diagnosis(item, own) for item in side) for side in (both.gone, both.new))
+        gone, new = (tuple(_diagnosis(item, own_names) for item in side) for side in (both.gone, both.new))
         return document.model_copy(update={"diagnoses": both.model_copy(update={"gone": gone, "new": new})})
     if isinstance(document, InterfaceAnswers):
         names = tuple(item.name for item in document.hosts)
-        others = ((item, tuple(name for name in item.hosts or names if name not in own)) for item in document.exports)
+        others = (
+            (item, tuple(name for name in item.hosts or names if name not in own_names)) for item in document.exports
+        )
         exports = (item.model_copy(update={"hosts": hosts, "place": FROM}) for item, hosts in others if hosts)
-        diagnoses = tuple(_diagnosis(item, own) for item in document.diagnoses)
+        diagnoses = tuple(_diagnosis(item, own_names) for item in document.diagnoses)
         return document.model_copy(update={"exports": tuple(exports), "diagnoses": diagnoses})
-    changed: dict[str, object] = {"diagnoses": tuple(_diagnosis(item, own) for item in document.diagnoses)}
+    changed: dict[str, object] = {"diagnoses": tuple(_diagnosis(item, own_names) for item in document.diagnoses)}
     if isinstance(document, Report):
         changed["next_step"] = None
     return document.model_copy(update=changed)
 
 
-def _diagnosis(found: Diagnosis, own: Container[str]) -> Diagnosis:
+def _diagnosis(diagnosis: Diagnosis, own_names: Container[str]) -> Diagnosis:
     """Return the diagnosis with commands only for other hosts, or with only a description of the fix."""
-    fix = found.fix
+    fix = diagnosis.fix
     if not fix.commands:
-        return found
-    others = (item for item in fix.commands if item.host is not None and item.host not in own)
+        return diagnosis
+    others = (item for item in fix.commands if item.host is not None and item.host not in own_names)
     kept = tuple(item.model_copy(update={"place": f"{item.place}, {FROM}" if item.place else FROM}) for item in others)
     change = {"commands": kept} if kept else {"summary": f"{fix.summary} {LEFT_OUT}", "risk": "manual", "commands": ()}
-    return found.model_copy(update={"fix": fix.model_copy(update=change)})
+    return diagnosis.model_copy(update={"fix": fix.model_copy(update=change)})
 
 
 _GID = re.compile(r"::ffff:[0-9]{1,3}(?:[.][0-9]{1,3}){3}|[0-9a-fA-F]{0,4}(?::[0-9a-fA-F]{0,4}){2,7}")
@@ -67,16 +69,16 @@ def beside(report: Report, snapshot: Snapshot) -> Report:
     """Return a log's report in which messages about RDMA faults name the ports found in a snapshot."""
     rdma = cluster_nccl(snapshot).rdma
 
-    def named(found: Diagnosis) -> Diagnosis:
-        texts = [line.text if isinstance(line, LogLine) else line for line in found.evidence]
+    def named(diagnosis: Diagnosis) -> Diagnosis:
+        texts = [line.text if isinstance(line, LogLine) else line for line in diagnosis.evidence]
         gids = [
             gid for text in texts if "GID" in text or "Gid" in text for gid in _GID.findall(text) if gid.count(":") > 1
         ]
-        words = describe_gids(rdma, list(dict.fromkeys(gids))) if found.name == "ib-fault" else None
+        words = describe_gids(rdma, list(dict.fromkeys(gids))) if diagnosis.name == "ib-fault" else None
         return (
-            found
+            diagnosis
             if words is None
-            else found.model_copy(update={"message": f"{found.message} In the snapshot, {words}."})
+            else diagnosis.model_copy(update={"message": f"{diagnosis.message} In the snapshot, {words}."})
         )
 
     return report.model_copy(update={"diagnoses": tuple(map(named, report.diagnoses))})

@@ -10,21 +10,21 @@ from nccl_doctor.nccl.gloo import GLOO_SOCKET_IFNAME, gloo_devices_of
 from nccl_doctor.snapshot.hosts import Host, Snapshot
 
 
-def operations(found: Diagnosis, snapshot: Snapshot) -> tuple[Command, ...]:
+def operations(diagnosis: Diagnosis, snapshot: Snapshot) -> tuple[Command, ...]:
     """Return the commands of a diagnosis if ``fix`` can run all of them, or else an empty tuple."""
-    fix = found.fix
+    fix = diagnosis.fix
     pods = reaching(snapshot.cluster.nodes).name == "kube"
     if fix.variables or not fix.can_be_run or (pods and any(command.host is not None for command in fix.commands)):
         return ()
     return fix.commands
 
 
-def settings(found: Diagnosis, snapshot: Snapshot) -> Mapping[str, str]:
+def settings(diagnosis: Diagnosis, snapshot: Snapshot) -> Mapping[str, str]:
     """Return the job variables that fix a diagnosis, or an empty mapping if the hosts need different values.
 
     A finding on only one of several hosts sets no variables, because variables in the hosts file apply to all hosts.
     """
-    wanted = found.fix.variables
+    wanted = diagnosis.fix.variables
     first, *others = wanted.values() or ({},)
     alike = all(each == first for each in others) and (bool(others) or len(snapshot.hosts) == 1)
     if ClusterSource(snapshot.cluster).file is None or not alike:
@@ -32,9 +32,9 @@ def settings(found: Diagnosis, snapshot: Snapshot) -> Mapping[str, str]:
     return first if all(host.name in wanted or _idle(first, host) for host in snapshot.hosts) else {}
 
 
-def can_be_run(found: Diagnosis, snapshot: Snapshot) -> bool:
+def can_be_run(diagnosis: Diagnosis, snapshot: Snapshot) -> bool:
     """Return whether ``fix`` has an action for a diagnosis."""
-    return bool(operations(found, snapshot) or settings(found, snapshot))
+    return bool(operations(diagnosis, snapshot) or settings(diagnosis, snapshot))
 
 
 def _idle(variables: Mapping[str, str], host: Host) -> bool:

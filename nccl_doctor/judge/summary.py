@@ -286,11 +286,11 @@ def rows(
             yield Row(name=row, outcome="skip" if unread else "ok", text="; ".join(filter(None, parts)))
 
 
-def _why(row: str, text: str, found: Sequence[Diagnosis], gravest: Severity) -> str:
+def _why(row: str, text: str, diagnoses: Sequence[Diagnosis], gravest: Severity) -> str:
     """Return a phrase for a row's faults, or "" if the row's text names the faults or all faults are notes."""
     if row in ("access", "firewall", "all-reduce") or gravest is Severity.INFO:
         return ""
-    grave = [fault for fault in found if fault.severity is not Severity.INFO and not entry(fault.name).row_suffices]
+    grave = [fault for fault in diagnoses if fault.severity is not Severity.INFO and not entry(fault.name).row_suffices]
     phrases = [fault.details.phrase for fault in grave if fault.details.phrase]
     hosts = grouped((entry(fault.name).phrase, fault.hosts) for fault in grave if not fault.details.phrase)
     faults = (f"{name}{f' on {fold(chain(*names))}' if any(names) else ''}" for name, names in hosts.items())

@@ -27,7 +27,7 @@ HOSTFILE = "deepspeed-hosts"
 Addresses = Mapping[str, str]  # by host, its address in the cluster's network, if known
 
 
-def engine_commands(job: LaunchPlan, engine: str, own: Addresses) -> tuple[Command, ...]:
+def engine_commands(job: LaunchPlan, engine: str, addresses: Addresses) -> tuple[Command, ...]:
     """Return the command that starts the engine on each node; raise UsageError if the engine can't start the job."""
     forms: dict[str, Callable[[LaunchPlan, NodeStart, str | None], Line]] = {
         "vllm": _vllm,
@@ -42,13 +42,13 @@ def engine_commands(job: LaunchPlan, engine: str, own: Addresses) -> tuple[Comma
     if not job.script and engine != "ray":
         what = "model" if PROGRAMS[engine].starts == "MODEL" else "script"
         raise UsageError(f"which {what}? nccl-doctor launch hosts.yaml --engine {engine} -- {what.upper()} OPTIONS")
-    made = [on(item.node.name, forms[engine](job, item, own.get(item.node.name))) for item in job.starts]
+    made = [on(item.node.name, forms[engine](job, item, addresses.get(item.node.name))) for item in job.starts]
     if engine == "ray" and job.script:
         made.append(on(job.starts[0].node.name, written(job.starts[0], "script", (), {}, job.script)))
     return tuple(item for line in made for item in line)
 
 
-def engine_notes(job: LaunchPlan, engine: str, own: Addresses) -> tuple[list[str], list[str]]:
+def engine_notes(job: LaunchPlan, engine: str, addresses: Addresses) -> tuple[list[str], list[str]]:
     notes = [f"these lines are for {PROGRAMS[engine].syntax}"]
     if PROGRAMS[engine].sizes and not _asked(job.script, engine):
         gpus = plural(job.starts[0].nproc, "GPU") if engine == "vllm" else f"all {job.world_size} GPUs"
@@ -59,7 +59,7 @@ def engine_notes(job: LaunchPlan, engine: str, own: Addresses) -> tuple[list[str
         notes.append(f"each line writes {HOSTFILE}, which DeepSpeed reads, in the folder that it is started in")
     if engine == "ray" and job.script:
         notes.append("run the last line once ray status shows all nodes")
-    lost = [start.node.name for start in job.starts if start.node.name not in own]
+    lost = [start.node.name for start in job.starts if start.node.name not in addresses]
     if lost and PROGRAMS[engine].is_server:
         words = "nccl-doctor check with this hosts file finds them"
         return notes, [f"the addresses of {', '.join(lost[:6])} are not known, so they are left out; {words}"]
@@ -77,7 +77,7 @@ def _placed(job: LaunchPlan, start: NodeStart, *, static: bool = True) -> dict[s
     return {**place_of(start.node, len(job.starts)), **meeting_place(job.cluster, static=static)}
 
 
-def _vllm(job: LaunchPlan, start: NodeStart, own: str | None) -> Line:
+def _vllm(job: LaunchPlan, start: NodeStart, address: str | None) -> Line:
     settings = _placed(job, start)
     if not _asked(job.script, "vllm"):
         each = str(job.even("vLLM", "its tensor parallel size is that of each node"))
@@ -85,25 +85,27 @@ def _vllm(job: LaunchPlan, start: NodeStart, own: str | None) -> Line:
         settings = {"tensor": each, **across, **settings}
     if start.node.node_rank:
         settings["headless"] = ""
-    return written(start, "vllm", ("vllm", "serve"), settings, job.script, _variable("VLLM_HOST_IP", own))
+    return written(start, "vllm", ("vllm", "serve"), settings, job.script, _variable("VLLM_HOST_IP", address))
 
 
-def _sglang(job: LaunchPlan, start: NodeStart, own: str | None) -> Line:
+def _sglang(job: LaunchPlan, start: NodeStart, address: str | None) -> Line:
     sizes = {} if _asked(job.script, "sglang") else {"tensor": str(job.world_size)}
     script = job.script if job.script[0].startswith("-") else ("--model-path", *job.script)
     settings = {**sizes, **_placed(job, start, static=False)}
-    return written(start, "sglang", ("-m", "sglang.launch_server"), settings, script, _variable("SGLANG_HOST_IP", own))
+    return written(
+        start, "sglang", ("-m", "sglang.launch_server"), settings, script, _variable("SGLANG_HOST_IP", address)
+    )
 
 
-def _ray(job: LaunchPlan, start: NodeStart, own: str | None) -> Line:
+def _ray(job: LaunchPlan, start: NodeStart, address: str | None) -> Line:
     head = {"head": "", "port": str(GCS_PORT)}
     settings = {"address": endpoint(job.cluster.master_addr, GCS_PORT)} if start.node.node_rank else head
-    settings |= _variable("node_ip_address", own) | ({"num_gpus": str(len(start.gpus))} if start.gpus else {})
+    settings |= _variable("node_ip_address", address) | ({"num_gpus": str(len(start.gpus))} if start.gpus else {})
     return written(start, "ray", ("ray", "start"), settings, ())
 
 
-def _deepspeed(job: LaunchPlan, start: NodeStart, own: str | None) -> Line:
-    del own  # only the master's address is used
+def _deepspeed(job: LaunchPlan, start: NodeStart, address: str | None) -> Line:
+    del address  # only the master's address is used
     if len(job.starts) == 1:
         return written(start, "deepspeed", ("deepspeed",), {"num_gpus": str(start.nproc)}, job.script)
     if len({entry.node.address for entry in job.starts}) < len(job.starts):
@@ -117,8 +119,8 @@ def _deepspeed(job: LaunchPlan, start: NodeStart, own: str | None) -> Line:
     )
 
 
-def _accelerate(job: LaunchPlan, start: NodeStart, own: str | None) -> Line:
-    del own
+def _accelerate(job: LaunchPlan, start: NodeStart, address: str | None) -> Line:
+    del address
     job.even("accelerate", "it divides all processes by the machines")
     # --cpu starts a single rank, also of several; with --multi_gpu ranks compute on CPUs where there is no GPU
     kind = {"multi_gpu": ""} if job.world_size > 1 else {"cpu": ""} if start.gpus == () else {}
@@ -128,8 +130,8 @@ def _accelerate(job: LaunchPlan, start: NodeStart, own: str | None) -> Line:
     return written(start, "accelerate", ("accelerate", "launch"), settings, job.script)
 
 
-def _variable(name: str, own: str | None) -> dict[str, str]:
-    return {} if own is None else {name: own}
+def _variable(name: str, address: str | None) -> dict[str, str]:
+    return {} if address is None else {name: address}
 
 
 def own_addresses(job: LaunchPlan, checked: Mapping[str, str]) -> Addresses:

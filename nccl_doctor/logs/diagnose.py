@@ -184,7 +184,7 @@ class Investigation:
         readings = self.log.readings
         return LogVerdict(log_causes, self.log, len(readings), sum(reading.bytes for reading in readings))
 
-    def _read_again(self, found: tuple[Cause, ...]) -> tuple[Cause, ...]:
+    def _read_again(self, earlier: tuple[Cause, ...]) -> tuple[Cause, ...]:
         """Return the causes found after joining wrapped lines if their grade is higher, and otherwise ``found``."""
         fatal = (event for reading in self.log.readings for event in reading.events if event.grade >= Grade.LIKELY)
         whole = grouped((event.file, event.line) for event in fatal)
@@ -200,9 +200,9 @@ class Investigation:
                 reader.close()
                 again.readings.append(reader.reading)
             better = causes(again)
-            if better and (not found or better[0].grade > found[0].grade):
+            if better and (not earlier or better[0].grade > earlier[0].grade):
                 return better
-        return found
+        return earlier
 
 
 _CONTROLS = bytes({*range(8), *range(14, 27), *range(28, 32), 127})

@@ -257,7 +257,7 @@ def compare(dumps: Iterable[Dump]) -> Disagreement | None:
             places.setdefault((record.group, record.seq), {})[rank] = record
             members.setdefault(record.group, set()).add(rank)
             key = record.group, rank
-            last[key] = max(last.get(key, record), record, key=lambda one: one.seq)
+            last[key] = max(last.get(key, record), record, key=lambda item: item.seq)
             oldest[key] = min(oldest.get(key, record.seq), record.seq)
     late: Disagreement | None = None
     lingering: set[int] = set()

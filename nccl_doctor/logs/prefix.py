@@ -259,7 +259,7 @@ def _nccl(text: str) -> re.Match[str] | None:
     return (_DIAGNOSTIC.search(text) if "DIAG" in level[0] else None) or _OWN.search(text)
 
 
-def _peel_tags(record: str, found: dict[str, str]) -> int:
+def _peel_tags(record: str, fields: dict[str, str]) -> int:
     """Store the values in the prefixes of launchers and loggers in ``found``, and return the prefixes' end."""
     position = 0
     is_torchs = False
@@ -273,22 +273,22 @@ def _peel_tags(record: str, found: dict[str, str]) -> int:
         for name, value in tag.groupdict().items():
             # torch's own [rank25] follows mpirun's [1,3], which counts the launchers; the [Rank 1] after it counts the
             # members of a process group (ProcessGroupNCCL.cpp, logPrefix)
-            if value and (name not in found or (name == "rank" and not is_torchs)):
-                found[name] = value
+            if value and (name not in fields or (name == "rank" and not is_torchs)):
+                fields[name] = value
         is_torchs = is_torchs or tag[0].startswith("[rank")
         position = tag.end()
     return position
 
 
-def _time(found: dict[str, str]) -> tuple[int, int, int] | None:
+def _time(fields: dict[str, str]) -> tuple[int, int, int] | None:
     """Return the month, day, and second of the day; the year is omitted because glog does not print a year."""
-    if "clock" not in found:
+    if "clock" not in fields:
         return None
-    hours, minutes, seconds = (int(part) for part in found["clock"].split(":"))
-    if "date" in found:
-        month, day = int(found["date"][5:7]), int(found["date"][8:10])
+    hours, minutes, seconds = (int(part) for part in fields["clock"].split(":"))
+    if "date" in fields:
+        month, day = int(fields["date"][5:7]), int(fields["date"][8:10])
     else:
-        month, day = int(found["monthday"][:-2]), int(found["monthday"][-2:])
+        month, day = int(fields["monthday"][:-2]), int(fields["monthday"][-2:])
     return month, day, hours * 3600 + minutes * 60 + seconds
 
 

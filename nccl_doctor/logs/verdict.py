@@ -69,7 +69,7 @@ def first_events(verdict: LogVerdict) -> Iterator[LogEvent]:
             rank = case.rank_of(event)
             who = event.prefix.host or event.file if rank is None else rank
             first.setdefault((event.name, who), (case, event, blamed))
-    rows = sorted(first.values(), key=lambda one: (one[1].prefix.time or (0, 0, 0), one[1].order))
+    rows = sorted(first.values(), key=lambda item: (item[1].prefix.time or (0, 0, 0), item[1].order))
     for case, event, blamed in rows[:MOST_EVENTS]:
         yield LogEvent(
             rank=case.rank_of(event),

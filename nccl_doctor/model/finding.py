@@ -153,9 +153,9 @@ class Finding(FrozenModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _with_details(cls, given: dict[str, Any]) -> dict[str, Any]:
-        details = given.get("details", Details())
-        return {**given, "facts": {**given.get("facts", {}), **details.facts}}
+    def _with_details(cls, fields: dict[str, Any]) -> dict[str, Any]:
+        details = fields.get("details", Details())
+        return {**fields, "facts": {**fields.get("facts", {}), **details.facts}}
 
 
 class Outcome(str, Enum):

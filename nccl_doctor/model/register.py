@@ -128,9 +128,9 @@ def make_entry(module: str, code: str, severity: Severity, **traits: Unpack[Trai
 
 def enter(entry: Check) -> None:
     """Register a diagnosis. Raise ValueError if another diagnosis already uses the same code."""
-    taken = _register.get(entry.code)
-    if taken is not None and taken.name != entry.name:
-        raise ValueError(f"{entry.code} is both {taken.name} and {entry.name}")
+    registered = _register.get(entry.code)
+    if registered is not None and registered.name != entry.name:
+        raise ValueError(f"{entry.code} is both {registered.name} and {entry.name}")
     _register[entry.code] = entry
 
 

@@ -314,11 +314,11 @@ def _trouble(nccl: ClusterNccl, host: str) -> str | None:
     return None
 
 
-def _exports(found: tuple[InterfaceAnswer, ...]) -> tuple[Exports, ...]:
+def _exports(answers: tuple[InterfaceAnswer, ...]) -> tuple[Exports, ...]:
     from nccl_doctor.model.documents import Exports
 
     by_setting: dict[tuple[str, ...], list[str]] = {}
-    for side in found:
+    for side in answers:
         if side.set:
             lines = tuple(str(made) for name, value in side.set.items() if (made := export(name, value)))
             by_setting.setdefault(lines, []).append(side.name)

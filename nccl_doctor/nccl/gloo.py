@@ -85,7 +85,7 @@ def lost_to(host: str, addresses: Mapping[str, str], reaches: Reaches) -> tuple[
     return tuple(hosts)
 
 
-def is_initiator(own: str, other: str) -> bool:
+def is_initiator(address: str, other: str) -> bool:
     """Return whether the rank at address ``own`` initiates the connection to the rank at ``other``."""
-    here, there = address_of(own), address_of(other)
+    here, there = address_of(address), address_of(other)
     return here.version == there.version and here.packed >= there.packed

@@ -94,8 +94,8 @@ def catalogue() -> tuple[Meaning, ...]:
     return (*of_nvidia, *(Meaning(name, template) for name, templates in rccl.items() for template in templates))
 
 
-def _entry(found: Meaning) -> _Entry:
-    template = found.template.replace("\\n", "\n").strip().replace('\\"', '"')
+def _entry(meaning: Meaning) -> _Entry:
+    template = meaning.template.replace("\\n", "\n").strip().replace('\\"', '"')
     pieces, plain, end = [], [""], 0
     for match in _PLACE.finditer(template):
         pieces += [re.escape(template[end : match.start()]), _PLACES.get(match[1], ".*")]
@@ -103,7 +103,7 @@ def _entry(found: Meaning) -> _Entry:
         end = match.end()
     pieces.append(re.escape(template[end:]))
     plain.append(template[end:])
-    return _Entry(found, max(plain, key=len).split("\n")[0], "(?s)" + "".join(pieces))
+    return _Entry(meaning, max(plain, key=len).split("\n")[0], "(?s)" + "".join(pieces))
 
 
 BindFault = Literal["in-use", "privileged", "handed-over", "ephemeral"]

@@ -139,32 +139,32 @@ def _words(name: str) -> NameWords:
     return tuple(SAME.get(word, word) for word in words)
 
 
-def _closest(name: str, own: NameWords, others: dict[str, NameWords]) -> str | None:
+def _closest(name: str, words: NameWords, others: dict[str, NameWords]) -> str | None:
     whole = difflib.SequenceMatcher(b=name.upper())
 
     def likeness(other: str) -> float:
         whole.set_seq1(other)
         return whole.ratio()
 
-    return max(_alike(own, others), key=likeness, default=None)
+    return max(_alike(words, others), key=likeness, default=None)
 
 
-def _alike(own: NameWords, others: dict[str, NameWords]) -> Iterator[str]:
-    joined = difflib.SequenceMatcher(b="".join(own))
+def _alike(parts: NameWords, others: dict[str, NameWords]) -> Iterator[str]:
+    joined = difflib.SequenceMatcher(b="".join(parts))
     for name, words in others.items():
-        if len(words) != len(own):
+        if len(words) != len(parts):
             joined.set_seq1("".join(words))
             bounds = joined.real_quick_ratio, joined.quick_ratio, joined.ratio  # the cheapest first
             if all(ratio() >= ALIKE_AS_A_WHOLE for ratio in bounds):
                 yield name
-        elif sorted(words) == sorted(own) or all(map(_is_alike, own, words)):
+        elif sorted(words) == sorted(parts) or all(map(_is_alike, parts, words)):
             yield name
 
 
-def _is_alike(own: str, known: str) -> bool:
-    short, long = sorted((own, known), key=len)
+def _is_alike(name: str, known: str) -> bool:
+    short, long = sorted((name, known), key=len)
     if len(long) > len(short) + 1:
         return False
     letters = iter(long)
-    same = sorted(own) == sorted(known) or all(letter in letters for letter in short)  # a letter is missing
-    return same or difflib.SequenceMatcher(None, own, known).ratio() >= ALIKE
+    same = sorted(name) == sorted(known) or all(letter in letters for letter in short)  # a letter is missing
+    return same or difflib.SequenceMatcher(None, name, known).ratio() >= ALIKE

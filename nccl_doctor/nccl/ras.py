@@ -79,7 +79,7 @@ class Communicator:
         The groups of ranks are sorted by count in ascending order.
         """
         by_topic = grouped((group.topic, group) for group in self.groups if isinstance(group.value, int))
-        return {topic: tuple(sorted(groups, key=lambda one: int(one.value))) for topic, groups in by_topic.items()}
+        return {topic: tuple(sorted(groups, key=lambda group: int(group.value))) for topic, groups in by_topic.items()}
 
 
 @dataclass(frozen=True)

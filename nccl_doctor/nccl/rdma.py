@@ -379,12 +379,12 @@ def _rail(entry: RdmaEntry) -> int | None:
 
 
 def _forced(entries: Sequence[RdmaEntry], variables: Variables) -> Iterator[list[RdmaEntry]]:
-    taken: set[int] = set()
+    fused: set[int] = set()
     for text in variables.get("NCCL_NET_FORCE_MERGE", "").split(";"):
         spec = replace(parse_hca(text), exclude=False, exact=True)
-        group = [e for e in entries if spec.items and e.index not in taken and spec.find(e.device.name, e.port.number)]
+        group = [e for e in entries if spec.items and e.index not in fused and spec.find(e.device.name, e.port.number)]
         if len(group) > 1 and len({entry.port.link_layer for entry in group}) == 1:
-            taken |= {entry.index for entry in group}
+            fused |= {entry.index for entry in group}
             yield group
 
 

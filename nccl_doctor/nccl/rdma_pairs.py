@@ -212,17 +212,17 @@ def _aware(side: RdmaSide) -> bool:
     )
 
 
-def _by_subnet(a: RdmaSide, own: Nic, b: RdmaSide, other: Nic) -> tuple[Nic, Nic]:
+def _by_subnet(a: RdmaSide, nic: Nic, b: RdmaSide, other: Nic) -> tuple[Nic, Nic]:
     """Return the device of the connecting host and the device of the listening host.
 
     NCCL chooses the connecting host's device by the networks of the listener, and the listener's device by the networks
     of the connecting host's device.
     """
-    here = _sharing(a, own, other)
+    here = _sharing(a, nic, other)
     return here, _sharing(b, other, here)
 
 
-def _sharing(side: RdmaSide, own: Nic, remote: Nic) -> Nic:
+def _sharing(side: RdmaSide, port: Nic, remote: Nic) -> Nic:
     length = integer(side.rdma.variables, "NCCL_IB_SUBNET_PREFIX_LEN", 24, side.rdma.version)
     subnets = {key for entry in remote.members[:LISTED] if (key := _subnet(entry, length)) is not None}
 
@@ -230,7 +230,7 @@ def _sharing(side: RdmaSide, own: Nic, remote: Nic) -> Nic:
         mine = [_subnet(entry, length) for entry in nic.members if entry.is_roce]
         return bool(mine) and all(key in subnets for key in mine)
 
-    return own if shares(own) else next(filter(shares, side.rdma.nics), own)
+    return port if shares(port) else next(filter(shares, side.rdma.nics), port)
 
 
 def _subnet(entry: RdmaEntry, length: int) -> tuple[int, int] | None:

@@ -171,12 +171,12 @@ def refusal(job: JobProcesses, holders: Sequence[int], table: ProcessTable, grac
 
 
 def refusals(
-    found: Sequence[JobProcesses], holders: Sequence[int], table: ProcessTable, grace_s: float
+    jobs: Sequence[JobProcesses], holders: Sequence[int], table: ProcessTable, grace_s: float
 ) -> list[EndRefusal | None]:
     """Return the result of :func:`refusal` for each job, or a refusal if the job makes progress between samples."""
-    refused = [refusal(job, [pid for pid in holders if pid in job.pids], table, grace_s) for job in found]
+    refused = [refusal(job, [pid for pid in holders if pid in job.pids], table, grace_s) for job in jobs]
     quiet = [place for place, result in enumerate(refused) if result is None]
-    for place, sign in zip(quiet, progress.watch([found[place].pids for place in quiet])):
+    for place, sign in zip(quiet, progress.watch([jobs[place].pids for place in quiet])):
         if sign is not None:
             refused[place] = EndRefusal(f"it makes progress: {sign}", "alive")
     return refused

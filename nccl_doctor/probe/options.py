@@ -177,8 +177,8 @@ _DEEPSPEED = _table(
 _SIZES = {"tp": "tensor", "pp": "pipeline", "dp": "data"}
 _LONG = {"tensor_parallel_size": "tensor", "pipeline_parallel_size": "pipeline", "data_parallel_size": "data"}
 LAUNCHERS = {
-    one.name: one
-    for one in (
+    options.name: options
+    for options in (
         LauncherOptions("script"),
         LauncherOptions("torchrun", _TORCHRUN, closed=True, abbreviates=True, placed=True),
         LauncherOptions("launch", {**_TORCHRUN, "use_env": False}, closed=True, abbreviates=True, placed=True),

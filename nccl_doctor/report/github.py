@@ -17,20 +17,20 @@ _KINDS = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.INFO: "
 
 def render(report: Report, _options: RenderOptions) -> str:
     """Return annotations for each diagnosis and each check without a verdict, followed by the verdict line."""
-    gravest = max(report.diagnoses, key=lambda found: found.severity.rank, default=None)
+    gravest = max(report.diagnoses, key=lambda diagnosis: diagnosis.severity.rank, default=None)
     lines = [*map(_diagnosis, report.diagnoses)]
     lines += [_unjudged(check) for check in report.checks if check.outcome in (Outcome.UNKNOWN, Outcome.CRASH)]
     return "\n".join([*lines, clean(verdict(report, gravest)[2])]) + "\n"
 
 
-def _diagnosis(found: Diagnosis) -> str:
-    hosts = where(found)
-    place = next((item for item in found.evidence if isinstance(item, LogLine)), None)
-    properties = {"title": f"{found.code} {found.name}{f' on {hosts}' if hosts else ''}"}
+def _diagnosis(diagnosis: Diagnosis) -> str:
+    hosts = where(diagnosis)
+    place = next((item for item in diagnosis.evidence if isinstance(item, LogLine)), None)
+    properties = {"title": f"{diagnosis.code} {diagnosis.name}{f' on {hosts}' if hosts else ''}"}
     if place is not None:
         properties |= {"file": place.file, "line": str(place.line)}
-    commands = [f"{command.host or 'this machine'}: {command.command}" for command in found.fix.commands]
-    return _line(_KINDS[found.severity], properties, [found.message, found.fix.summary, *commands])
+    commands = [f"{command.host or 'this machine'}: {command.command}" for command in diagnosis.fix.commands]
+    return _line(_KINDS[diagnosis.severity], properties, [diagnosis.message, diagnosis.fix.summary, *commands])
 
 
 def _unjudged(check: CheckResult) -> str:

@@ -71,25 +71,25 @@ LABELLED = re.compile(r"(\w{1,12})  +(\S.*)")
 """Pattern of evidence that has a label and a gap. Continuation lines are aligned with the text after the gap."""
 
 
-def diagnosis(found: Diagnosis, screen: Screen) -> Iterator[str]:
+def diagnosis(diagnosis: Diagnosis, screen: Screen) -> Iterator[str]:
     """Yield the lines of a diagnosis. The commands of the fix come last, each on its own line."""
-    title = clean(f"{found.severity.value}  {found.code} {found.name}")
-    head, *more = apart(title, where(found), screen.prose)
-    yield head.replace(title, screen.paint(title, SEVERITY_STYLES[found.severity]))
+    title = clean(f"{diagnosis.severity.value}  {diagnosis.code} {diagnosis.name}")
+    head, *more = apart(title, where(diagnosis), screen.prose)
+    yield head.replace(title, screen.paint(title, SEVERITY_STYLES[diagnosis.severity]))
     yield from more
-    yield from wrap(found.message, screen.prose, "  ")
-    yield from _evidence(found, screen)
-    if screen.verbose and found.facts:
-        for name, value in found.facts.items():
+    yield from wrap(diagnosis.message, screen.prose, "  ")
+    yield from _evidence(diagnosis, screen)
+    if screen.verbose and diagnosis.facts:
+        for name, value in diagnosis.facts.items():
             yield from wrap(f"{name}: {plain(value)}", screen.prose, "    ", "      ")
-    follows = by_consequence(found.explains)
+    follows = by_consequence(diagnosis.explains)
     most = len(follows) if screen.verbose else _CONSEQUENCES
     for (code, name, message), hosts in islice(follows.items(), most):
         on = f" on {hosts}" if hosts else ""
         yield from wrap(f"Same cause: {message} ({code} {name}{on})", screen.prose, "  ", "    ")
     if most < len(follows):
         yield f"  … and {len(follows) - most} more; -v shows them"
-    yield from _fix(found.fix, screen)
+    yield from _fix(diagnosis.fix, screen)
 
 
 def plain(value: object) -> str:
@@ -103,19 +103,19 @@ def plain(value: object) -> str:
     return "none" if value is None else str(value)
 
 
-def where(found: Diagnosis) -> str:
+def where(diagnosis: Diagnosis) -> str:
     """Return the hosts at fault, preceded by the ranks, if any, whose log lines show the fault."""
-    hosts = fold(found.hosts)
-    named = (found.entities or {}).get("rank")
+    hosts = fold(diagnosis.hosts)
+    named = (diagnosis.entities or {}).get("rank")
     if named is None:
         return hosts
-    shown = found.facts.get("ranks") or ()
+    shown = diagnosis.facts.get("ranks") or ()
     ranks = ranks_of(shown) if len(shown) > 1 else f"rank {named}"
     return f"{ranks} ({hosts})" if hosts else ranks
 
 
-def _evidence(found: Diagnosis, screen: Screen) -> Iterator[str]:
-    shown = found.evidence if screen.verbose else found.evidence[:_EVIDENCE]
+def _evidence(diagnosis: Diagnosis, screen: Screen) -> Iterator[str]:
+    shown = diagnosis.evidence if screen.verbose else diagnosis.evidence[:_EVIDENCE]
     named: dict[str, str] = {}  # by short name, the file whose full path was already shown
     for item in shown:
         if isinstance(item, LogLine):
@@ -129,8 +129,8 @@ def _evidence(found: Diagnosis, screen: Screen) -> Iterator[str]:
             labelled = LABELLED.fullmatch(clean(item))
             label, text = (f"    {labelled[1]:<6}  ", labelled[2]) if labelled else ("    ", item)
             yield from wrap(text, screen.prose, label, None if labelled else "      ")
-    if len(shown) < len(found.evidence):
-        yield f"    … and {len(found.evidence) - len(shown)} more; -v shows them"
+    if len(shown) < len(diagnosis.evidence):
+        yield f"    … and {len(diagnosis.evidence) - len(shown)} more; -v shows them"
 
 
 def by_consequence(explained: Iterable[Consequence]) -> dict[tuple[str, str, str], str]:

@@ -82,13 +82,15 @@ def _found(check: CheckResult, report: Report, fail_on: str) -> ET.Element:
     return shown
 
 
-def _diagnosis(found: Diagnosis) -> list[str]:
-    lines = [f"{line.file}:{line.line}  {line.text}" if isinstance(line, LogLine) else line for line in found.evidence]
+def _diagnosis(diagnosis: Diagnosis) -> list[str]:
+    lines = [
+        f"{line.file}:{line.line}  {line.text}" if isinstance(line, LogLine) else line for line in diagnosis.evidence
+    ]
     commands = [
         f"{', '.join(filter(None, (step.host, step.place)))}: {step.command}" if step.host else step.command
-        for step in found.fix.commands
+        for step in diagnosis.fix.commands
     ]
-    return [_at(found.hosts) + found.message, *lines, found.fix.summary, *commands]
+    return [_at(diagnosis.hosts) + diagnosis.message, *lines, diagnosis.fix.summary, *commands]
 
 
 def _at(hosts: tuple[str, ...]) -> str:

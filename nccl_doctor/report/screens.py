@@ -233,17 +233,17 @@ _FACT_NAMES = {  # beginnings of facts' paths, as other screens name them
 }
 
 
-def render_diff(found: Difference, options: RenderOptions) -> str:
+def render_diff(difference: Difference, options: RenderOptions) -> str:
     """Return resolved and new diagnoses, followed by changed facts grouped by host."""
     blocks = []
-    for turn, diagnoses in (("gone  ", found.diagnoses.gone), ("new   ", found.diagnoses.new)):
+    for turn, diagnoses in (("gone  ", difference.diagnoses.gone), ("new   ", difference.diagnoses.new)):
         block: list[str] = []
         for item in diagnoses:
             on = f" on {fold(item.hosts)}" if item.hosts else ""
             block += wrap(f"{item.severity.value} {item.code} {item.name}{on}: {item.message}", WIDTH, turn)
         blocks.append(block)
     lines = 0
-    known = found.changes if options.verbose else _without_rules(found.changes)
+    known = difference.changes if options.verbose else _without_rules(difference.changes)
     for hosts, changes in grouped((item.hosts, item) for item in known).items():
         every = (f"{item.what}: {_short(item.before)} -> {_short(item.after)}" for item in changes)
         shown = list(every if options.verbose else _changed_facts(changes))
@@ -251,8 +251,8 @@ def render_diff(found: Difference, options: RenderOptions) -> str:
         if shown:
             blocks.append([fold(hosts) or "the cluster", *(line for text in shown for line in wrap(text, WIDTH, "  "))])
     screen = joined(blocks)
-    more = "; -v shows each" if lines < len(found.changes) else ""
-    end = f"{plural(len(found.changes), 'fact')} changed{more}." if found.changes else ""
+    more = "; -v shows each" if lines < len(difference.changes) else ""
+    end = f"{plural(len(difference.changes), 'fact')} changed{more}." if difference.changes else ""
     end = end or "Nothing changed."
     return f"{screen}\n{end}\n" if screen else f"{end}\n"
 

@@ -268,16 +268,16 @@ class Names(Observed):
         answers = {name: value for name, value in (before | self.own).items() if not self._follows(name, value, common)}
         return self._made(answers, common)
 
-    def _made(self, own: dict[str, Resolution], common: Common) -> Names:
-        made = Names.model_construct(own=own, source=self.source)
+    def _made(self, answers: dict[str, Resolution], common: Common) -> Names:
+        made = Names.model_construct(own=answers, source=self.source)
         made._common = common  # noqa: SLF001 - of the same class
         return made
 
-    def _follows(self, name: str, own: Resolution, common: Common) -> bool:
+    def _follows(self, name: str, answer: Resolution, common: Common) -> bool:
         shared = common.get(name) or (None if self.source is None else literal(name))
-        if shared is None or (own.addresses, own.error) != (shared.addresses, shared.error):
+        if shared is None or (answer.addresses, answer.error) != (shared.addresses, shared.error):
             return False
-        return (own.source, own.source_error) == (self.source if own.addresses else None, None)
+        return (answer.source, answer.source_error) == (self.source if answer.addresses else None, None)
 
 
 def literal(name: str) -> ResolverAnswer | None:

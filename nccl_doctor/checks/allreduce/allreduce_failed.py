@@ -66,16 +66,16 @@ def allreduce_failed(view: View) -> Findings:
     yield with_limits(failed, view.snapshot) if first.stage in ("none", "started") else failed
 
 
-def _message(smoke: Smoke, found: Culprits) -> str:
-    first = found.ranks[0]
-    if found.why == "signal":
+def _message(smoke: Smoke, culprits: Culprits) -> str:
+    first = culprits.ranks[0]
+    if culprits.why == "signal":
         name = SIGNALS.get(first.signal or 0, f"signal {first.signal}")
         return f"Rank {first.rank} on {first.host} was killed by {name}; before that, it {MISSING[first.stage]}."
-    if found.why == "launcher":
+    if culprits.why == "launcher":
         return f"The session with {first.host} was lost during the all-reduce: {smoke.launchers[first.host]}."
     if first.error:
-        alike = len({rank.error for rank in found.ranks}) == 1
-        who = found.named if alike else f"rank {first.rank} on {first.host}"
+        alike = len({rank.error for rank in culprits.ranks}) == 1
+        who = culprits.named if alike else f"rank {first.rank} on {first.host}"
         return f"{capital(who)} failed: {first.error.splitlines()[0]}"
     status = "" if first.exit_code is None else f" with status {first.exit_code}"
     did = "its program had not started yet" if first.stage == "none" else f"it {MISSING[first.stage]}"

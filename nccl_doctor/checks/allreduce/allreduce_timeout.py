@@ -53,19 +53,21 @@ def allreduce_timeout(view: View) -> Findings:
     )
 
 
-def _what(smoke: Smoke, found: Culprits) -> str:
-    first = found.ranks[0]
-    if found.why == "launcher":
+def _what(smoke: Smoke, culprits: Culprits) -> str:
+    first = culprits.ranks[0]
+    if culprits.why == "launcher":
         return f"the session with {first.host} was lost ({smoke.launchers[first.host]})"
-    if found.why == "stopped" and (state := first.state or "").startswith("D"):
+    if culprits.why == "stopped" and (state := first.state or "").startswith("D"):
         where = f" ({state[2:]})" if len(state) > 2 else ""
-        return f"{found.named} was waiting in the kernel{where}, as happens if a file system or driver does not answer"
-    if found.why == "stopped":
-        return f"{found.named} was suspended (by SIGSTOP, a debugger, or a frozen container)"
-    if found.why == "elsewhere":
-        return f"{found.named} was executing {place(found.ranks[0])}, while the other ranks waited"
-    if len(found.ranks) == len(smoke.ranks):
+        return (
+            f"{culprits.named} was waiting in the kernel{where}, as happens if a file system or driver does not answer"
+        )
+    if culprits.why == "stopped":
+        return f"{culprits.named} was suspended (by SIGSTOP, a debugger, or a frozen container)"
+    if culprits.why == "elsewhere":
+        return f"{culprits.named} was executing {place(culprits.ranks[0])}, while the other ranks waited"
+    if len(culprits.ranks) == len(smoke.ranks):
         every = "each of the" if first.stage == "store" else "all"
         started = f"{every} {len(smoke.ranks)} ranks {MISSING[first.stage]}"
         return started if first.stage != "none" else "no rank started on any host: Python did not start in time"
-    return f"{found.named} {MISSING[first.stage]}"
+    return f"{culprits.named} {MISSING[first.stage]}"

@@ -15,15 +15,15 @@ _WAITING: dict[Stage, str] = {"none": "not-started", "started": "not-started", "
 _ON_A_GPU = re.compile(r"CUDA|HIP|cuda|GPU")
 
 
-def shown(found: Culprits) -> tuple[Symptom, ...]:
+def shown(culprits: Culprits) -> tuple[Symptom, ...]:
     """Return the symptoms of the blamed ranks, or of the blamed hosts if the repeated all-reduce was conclusive."""
     kinds: dict[str, list[RankReport]] = {}
-    for rank in found.ranks:
-        kinds.setdefault(_kind(rank, found), []).append(rank)
-    if found.isolation is not None:
-        hosts = frozenset(found.hosts)
-        return tuple(Symptom(kind, hosts, backend=found.smoke.backend) for kind in kinds)
-    return tuple(symptom for kind, ranks in kinds.items() for symptom in _of(kind, ranks, found.smoke))
+    for rank in culprits.ranks:
+        kinds.setdefault(_kind(rank, culprits), []).append(rank)
+    if culprits.isolation is not None:
+        hosts = frozenset(culprits.hosts)
+        return tuple(Symptom(kind, hosts, backend=culprits.smoke.backend) for kind in kinds)
+    return tuple(symptom for kind, ranks in kinds.items() for symptom in _of(kind, ranks, culprits.smoke))
 
 
 def everywhere(kind: str, hosts: Iterable[str], smoke: Smoke) -> Symptom:
@@ -40,16 +40,16 @@ def _of(kind: str, ranks: list[RankReport], smoke: Smoke) -> Iterable[Symptom]:
     return (everywhere(kind, (host,), smoke) for host in hosts)
 
 
-def _kind(rank: RankReport, found: Culprits) -> str:
-    if found.why in ("signal", "launcher"):
-        number = rank.signal if found.why == "signal" else found.smoke.launcher_signals.get(rank.host)
-        ended = found.why == "launcher" and rank.host in found.smoke.launcher_exits
+def _kind(rank: RankReport, culprits: Culprits) -> str:
+    if culprits.why in ("signal", "launcher"):
+        number = rank.signal if culprits.why == "signal" else culprits.smoke.launcher_signals.get(rank.host)
+        ended = culprits.why == "launcher" and rank.host in culprits.smoke.launcher_exits
         return "exit" if ended and number is None else "gone" if number is None else SIGNALS.get(number, "signal")
-    if found.why == "stopped":
+    if culprits.why == "stopped":
         return "in-kernel" if (rank.state or "").startswith("D") else "suspended"
-    if found.why in ("exit", "elsewhere"):
-        return found.why
-    return _WAITING.get(rank.stage, "hang") if rank.error is None else _exception(rank.error, found.smoke)
+    if culprits.why in ("exit", "elsewhere"):
+        return culprits.why
+    return _WAITING.get(rank.stage, "hang") if rank.error is None else _exception(rank.error, culprits.smoke)
 
 
 def _exception(error: str, smoke: Smoke) -> str:

@@ -12,17 +12,17 @@ Importing torch 2.13 took 0.7 GiB on two CPUs, and each additional thread takes 
 """
 
 
-def with_limits(found: Finding, snapshot: Snapshot) -> Finding:
+def with_limits(finding: Finding, snapshot: Snapshot) -> Finding:
     """Add the limits on virtual memory to a finding about failed ranks if these limits may be the cause."""
-    hosts = ((host, host.facts) for host in snapshot.reached if host.facts and host.name in found.hosts)
+    hosts = ((host, host.facts) for host in snapshot.reached if host.facts and host.name in finding.hosts)
     limits = grouped((size, host.name) for host, facts in hosts if (size := _too_little(facts)))
     if not limits:
-        return found
+        return finding
     words = ", ".join(f"{size >> 20} MiB on {fold(names)}" for size, names in limits.items())
-    return found.model_copy(
+    return finding.model_copy(
         update={
-            "message": f"{found.message.rstrip('.')}. The virtual memory of each process is limited to {words}.",
-            "evidence": (*found.evidence, f"ulimit -v, as a command on the host has it: {words}"),
+            "message": f"{finding.message.rstrip('.')}. The virtual memory of each process is limited to {words}.",
+            "evidence": (*finding.evidence, f"ulimit -v, as a command on the host has it: {words}"),
             "fix": Fix(
                 summary="Lift that limit, which torch may exceed: ulimit -v unlimited in the shell that starts "
                 "the job; for good in its start-up files, or in /etc/security/limits.d (as)."

@@ -141,8 +141,8 @@ def _faults(judged: JudgedLine) -> Faults:
     return Faults(every, meeting, devices, ports, ranks, [*gaps, *of_devices, *of_ranks, *of_started], lacks)
 
 
-def _apart(found: Iterable[LineFault]) -> tuple[list[str], list[Unjudged]]:
-    both = list(found)
+def _apart(faults: Iterable[LineFault]) -> tuple[list[str], list[Unjudged]]:
+    both = list(faults)
     return [fault for fault in both if isinstance(fault, str)], [fault for fault in both if isinstance(fault, Unjudged)]
 
 

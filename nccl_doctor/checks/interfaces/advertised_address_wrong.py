@@ -155,61 +155,71 @@ def _is_meant(view: View, line: LaunchLine, name: str, address: str) -> bool:
     return name in owners if owners else is_first == ("head" in line.options)
 
 
-def _fault(view: View, own: HostNccl, given: Advertised, address: str | None, right: set[str | None]) -> str | None:
+def _fault(
+    view: View, host_nccl: HostNccl, advertised: Advertised, address: str | None, right: set[str | None]
+) -> str | None:
     """Return the fault as a phrase to follow the program's name, or None if peers can reach the host at the address."""
-    if given.address is None:
+    if advertised.address is None:
         return "finds no address to advertise and will exit"
     parsed = numeric(address or "")
     if address is None or parsed is None:
-        return f"will advertise {given.address}, which does not resolve on that host"
+        return f"will advertise {advertised.address}, which does not resolve on that host"
     if parsed.is_unspecified:
-        return f"will advertise {given.address}, an unusable address, because the host has no route to 8.8.8.8"
+        return f"will advertise {advertised.address}, an unusable address, because the host has no route to 8.8.8.8"
     if parsed.is_loopback:
         return "will advertise a loopback address, at which every host reaches only itself"
-    return _of_peers(view, own, given, address, right)
+    return _of_peers(view, host_nccl, advertised, address, right)
 
 
-def _of_peers(view: View, own: HostNccl, given: Advertised, address: str, right: set[str | None]) -> str | None:
-    entry = next((entry for entry in own.interfaces.addresses if entry.address == address), None)
+def _of_peers(
+    view: View, host_nccl: HostNccl, advertised: Advertised, address: str, right: set[str | None]
+) -> str | None:
+    entry = next((entry for entry in host_nccl.interfaces.addresses if entry.address == address), None)
     if entry is None:
         return "is configured to advertise an address that does not belong to the host"
-    standing = reachability(own, address, view.nccl.peers.of(own.host, address), view.nccl.mesh)
+    standing = reachability(host_nccl, address, view.nccl.peers.of(host_nccl.host, address), view.nccl.mesh)
     mesh = view.snapshot.mesh
-    unmet = mesh.unmet.get(own.host, {}).get(address, {}) if isinstance(mesh, Mesh) else {}
+    unmet = mesh.unmet.get(host_nccl.host, {}).get(address, {}) if isinstance(mesh, Mesh) else {}
     sources = {verdict.source for verdict in standing.verdicts if verdict.answer is Reachable.YES}
     fault = None
-    nets = [net for candidate in right if candidate is not None for net in own.networks(candidate)]
+    nets = [net for candidate in right if candidate is not None for net in host_nccl.networks(candidate)]
     if LossCause.OWN_ADDRESS in standing.causes:
         fault = "will advertise an address that other hosts also have, so each host would connect to itself"
     elif (unmet and not sources - unmet.keys()) or standing.is_lost:
         fault = f"will advertise an address of {entry.interface}, which the other hosts can't reach"
-    elif given.by is None and address not in right and not any(address_of(address) in net for net in nets):
-        used = next((e.interface for e in own.interfaces.addresses if e.address in right), None)
-        way = ", which has the route to the internet" if "begins at" in given.why else ""
+    elif advertised.by is None and address not in right and not any(address_of(address) in net for net in nets):
+        used = next((e.interface for e in host_nccl.interfaces.addresses if e.address in right), None)
+        way = ", which has the route to the internet" if "begins at" in advertised.why else ""
         fault = f"will advertise an address of {entry.interface}{way}, but the cluster is on {used or 'another subnet'}"
     return fault
 
 
-def _numeric(view: View, name: str, side: Side, given: Advertised) -> str | None:
-    if given.address is None or numeric(given.address) is not None:
-        return given.address
-    if given.address == "localhost":
+def _numeric(view: View, name: str, side: Side, advertised: Advertised) -> str | None:
+    if advertised.address is None or numeric(advertised.address) is not None:
+        return advertised.address
+    if advertised.address == "localhost":
         return "127.0.0.1"
     facts = next(host.facts for host in view.snapshot.hosts if host.name == name)
     names = facts.resolution if facts is not None and isinstance(facts.resolution, Names) else None
-    answer = side.own if given.address == side.hostname else names.get(given.address) if names is not None else None
+    answer = (
+        side.own
+        if advertised.address == side.hostname
+        else names.get(advertised.address)
+        if names is not None
+        else None
+    )
     return answer.addresses[0] if answer is not None and answer.addresses else None
 
 
-def _right_address(view: View, name: str, own: HostNccl) -> tuple[str | None, list[str]]:
+def _right_address(view: View, name: str, host_nccl: HostNccl) -> tuple[str | None, list[str]]:
     """Return the host's address on the best interface for NCCL, and the host's addresses from the hosts file."""
     host = next(host for host in view.snapshot.hosts if host.name == name)
     names = host.facts.resolution if host.facts is not None and isinstance(host.facts.resolution, Names) else None
     answer = names.get(host.node.address) if names is not None else None
-    listed = [ip for ip in (host.node.address, *(answer.addresses if answer is not None else ())) if own.owns(ip)]
+    listed = [ip for ip in (host.node.address, *(answer.addresses if answer is not None else ())) if host_nccl.owns(ip)]
     listed = [ip for ip in listed if not ip.startswith("127.") and ip != "::1"]
     interface = good_interfaces(view.nccl).get(name)
-    there = [e.address for e in own.interfaces.addresses if e.interface.partition(":")[0] == interface]
+    there = [e.address for e in host_nccl.interfaces.addresses if e.interface.partition(":")[0] == interface]
     return next((ip for ip in (*listed, *there) if ip in there), next(iter(listed), None)), listed
 
 

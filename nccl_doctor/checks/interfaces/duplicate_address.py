@@ -69,9 +69,9 @@ def duplicate_address(view: View) -> Findings:
             )
 
 
-def _owner(own: HostNccl, address: str) -> str | None:
+def _owner(host_nccl: HostNccl, address: str) -> str | None:
     """Return the name of the interface with this address, or None if the interface does not lead out of the host."""
     if address.startswith(("127.", "fe80:")) or address == "::1":
         return None
-    names = (entry.interface for entry in own.interfaces.addresses if entry.address == address)
-    return next((name for name in names if not is_private(own, name)), None)
+    names = (entry.interface for entry in host_nccl.interfaces.addresses if entry.address == address)
+    return next((name for name in names if not is_private(host_nccl, name)), None)

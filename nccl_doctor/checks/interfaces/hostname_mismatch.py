@@ -88,14 +88,14 @@ def hostname_mismatch(view: View) -> Findings:
             )
 
 
-def _lost_words(own: OwnName, given: list[str | None]) -> str:
+def _lost_words(own_name: OwnName, values: list[str | None]) -> str:
     """Describe why gloo can't connect the host to some other hosts by using the host's own name."""
-    words = f"On {own.host}, the hostname resolves to {own.gloo}"
-    mine = ":" in own.gloo
-    if given and all(address is not None and (":" in address) != mine for address in given):
+    words = f"On {own_name.host}, the hostname resolves to {own_name.gloo}"
+    mine = ":" in own_name.gloo
+    if values and all(address is not None and (":" in address) != mine for address in values):
         version = 4 if mine else 6
-        return f"{words}, but to IPv{version} addresses on {fold(own.lost)}. Gloo can't mix address families."
-    return f"{words}, but gloo can't connect {own.host} and {fold(own.lost)} through that address."
+        return f"{words}, but to IPv{version} addresses on {fold(own_name.lost)}. Gloo can't mix address families."
+    return f"{words}, but gloo can't connect {own_name.host} and {fold(own_name.lost)} through that address."
 
 
 def _reached(view: View, host: str, name: str) -> bool:

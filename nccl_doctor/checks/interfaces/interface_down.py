@@ -44,9 +44,9 @@ def interface_down(view: View) -> Findings:
         yield _unused(view, group)
 
 
-def _state(view: View, found: Hindered) -> tuple[str, str, bool]:
-    fault = next(iter(found.route_faults))
-    link = view.by_host[found.host].link(fault.usual or "")
+def _state(view: View, hindered: Hindered) -> tuple[str, str, bool]:
+    fault = next(iter(hindered.route_faults))
+    link = view.by_host[hindered.host].link(fault.usual or "")
     return fault.usual or "", str(fault.network), link is not None and "up" not in link.flags
 
 

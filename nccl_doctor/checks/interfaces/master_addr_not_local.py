@@ -45,11 +45,11 @@ def master_addr_not_local(view: View) -> Findings:
         became = ", ".join(resolution.addresses) or f"nothing ({resolution.error})"
         outward = [e for e in interfaces.addresses if not (is_loopback(e.address) or e.address.startswith("fe80:"))]
         shown = ", ".join(f"{entry.address} ({entry.interface})" for entry in outward)
-        taken = () if became == address else (f"{host.name} takes {address} for {became}",)
+        replaced = () if became == address else (f"{host.name} takes {address} for {became}",)
         yield Finding(
             hosts=(host.name,),
             message=f"The master address {address} is not an address of {host.name}, where rank 0 will run.",
-            evidence=(*taken, f"its own: {shown}"),
+            evidence=(*replaced, f"its own: {shown}"),
             facts={"master_addr": address, "own": own_addresses},
             details=Details(failed=failed_by(view, address, everyone)),
             fix=f"Set master_addr in the hosts file to one of {host.name}'s own addresses, or put the host "

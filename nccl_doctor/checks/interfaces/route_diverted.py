@@ -59,20 +59,20 @@ def _lines(fault: RouteFault) -> tuple[str, str]:
     return f"{where}{table}", f"{answer}; {way.to} lies in {fault.network} {owner}"
 
 
-def _fix(found: Hindered) -> Fix:
-    masked = next((fault for fault in found.route_faults if fault.kind == "masked"), None)
+def _fix(hindered: Hindered) -> Fix:
+    masked = next((fault for fault in hindered.route_faults if fault.kind == "masked"), None)
     if masked is not None:
         return Fix(
             summary=f"Give {masked.usual} there the prefix length of the others, {masked.network}, in what sets up the "
             "network (`ip addr show` prints it), or give the gateway a way to them.",
             needs_root=True,
         )
-    networks = dict.fromkeys(fault.network for fault in found.route_faults if fault.network is not None)
-    if any(fault.way.table in MAIN_TABLES for fault in found.route_faults):
+    networks = dict.fromkeys(fault.network for fault in hindered.route_faults if fault.network is not None)
+    if any(fault.way.table in MAIN_TABLES for fault in hindered.route_faults):
         return Fix(
             summary="Take out the route that leads there (`ip route` shows it), or leave the cluster's network out of "
             "what has set it: a VPN's allowed addresses, for example.",
             needs_root=True,
         )
     summary = "Let the cluster's own network go by the main table (for good: in what sets up the network):"
-    return pasted(summary, on(found.host, *map(IpRule, map(str, networks))), needs_root=True)
+    return pasted(summary, on(hindered.host, *map(IpRule, map(str, networks))), needs_root=True)

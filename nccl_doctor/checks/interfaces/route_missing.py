@@ -178,20 +178,20 @@ def _deletions(host: str, facts: HostFacts, targets: Iterable[str]) -> tuple[Com
     return on(host, *operations)
 
 
-def _unaddressed(found: Hindered) -> Finding:
+def _unaddressed(hindered: Hindered) -> Finding:
     """Return the finding for a host whose interface has no address in the network of its peers."""
-    lacking = dict.fromkeys((fault.usual, fault.network) for fault in found.route_faults)
+    lacking = dict.fromkeys((fault.usual, fault.network) for fault in hindered.route_faults)
     nets = " and ".join(f"its interface {interface} has no address in {network}" for interface, network in lacking)
     how = "as the other hosts have it (`ip address add ADDRESS/PREFIX dev NAME`; for good: in what sets up the network)"
-    ways = [fault.way for fault in found.route_faults]
+    ways = [fault.way for fault in hindered.route_faults]
     targets = [way.to for way in ways]
     what = "route" if all(way.error for way in ways) else "direct route"
     return Finding(
-        hosts=(found.host,),
-        message=f"{found.host} has no {what} to {fold(sorted(found.peers))} ({listed(targets, 99)}): {nets}.",
-        evidence=tuple(f"{found.host}: ip route get {way.to}: {answer_of(way)}" for way in ways),
+        hosts=(hindered.host,),
+        message=f"{hindered.host} has no {what} to {fold(sorted(hindered.peers))} ({listed(targets, 99)}): {nets}.",
+        evidence=tuple(f"{hindered.host}: ip route get {way.to}: {answer_of(way)}" for way in ways),
         facts={"to": targets},
-        fix=Fix(summary=f"Give it one on {found.host}, {how}.", needs_root=True),
+        fix=Fix(summary=f"Give it one on {hindered.host}, {how}.", needs_root=True),
     )
 
 
@@ -199,12 +199,12 @@ def answer_of(way: Way) -> str:
     return way.error or f"dev {way.dev}{f' via {way.gateway}' if way.gateway else ''}"
 
 
-def _remedy(own: HostNccl, targets: Iterable[str], errors: Collection[str | None]) -> str:
+def _remedy(host_nccl: HostNccl, targets: Iterable[str], errors: Collection[str | None]) -> str:
     """Return advice on rejecting routes, missing addresses or missing routes, with the placeholder ``{hosts}``."""
     standing = [words for error, words in NO_WAY.items() if error in errors]
     if standing:
         return f"Take it out on {{hosts}}: {' and '.join(standing)} ({WHERE})"
-    addresses = (address_of(entry.address) for entry in own.interfaces.addresses)
+    addresses = (address_of(entry.address) for entry in host_nccl.interfaces.addresses)
     families = {address.version for address in addresses if not (address.is_loopback or address.is_link_local)}
     lacking = {address_of(address).version for address in targets} - families
     if lacking:

@@ -75,33 +75,33 @@ def shared_subnet_nics(view: View) -> Findings:
         yield _finding(view, subnet, hosts)
 
 
-def _finding(view: View, found: _Shared, hosts: list[str]) -> Finding:
-    names = " and ".join(link for link, _ in found.settings)
-    both = "both" if len(found.settings) == 2 else "all"
+def _finding(view: View, shared_net: _Shared, hosts: list[str]) -> Finding:
+    names = " and ".join(link for link, _ in shared_net.settings)
+    both = "both" if len(shared_net.settings) == 2 else "all"
     advice = f"Let NCCL use one of {names}, bond them, or give each a subnet of its own."
-    effect = "reverse-path filtering drops packets that arrive on the wrong interface" if found.strict else CARRIES
+    effect = "reverse-path filtering drops packets that arrive on the wrong interface" if shared_net.strict else CARRIES
     lines = [
         f"{link}: " + ", ".join(f"{key}={value}" for key, value in zip(KEYS, values, strict=True))
-        for link, values in found.settings
+        for link, values in shared_net.settings
     ]
     return Finding(
         hosts=tuple(hosts),
-        message=f"On {fold(hosts)}, NCCL's sockets use {names}, {both} on {found.network}, so {effect}.",
+        message=f"On {fold(hosts)}, NCCL's sockets use {names}, {both} on {shared_net.network}, so {effect}.",
         evidence=folded((host, line) for line in lines for host in hosts),
         facts={
-            "network": str(found.network),
-            "sysctls": {link: dict(zip(KEYS, values, strict=True)) for link, values in found.settings},
+            "network": str(shared_net.network),
+            "sysctls": {link: dict(zip(KEYS, values, strict=True)) for link, values in shared_net.settings},
         },
-        explains=(CONNECTIONS,) if found.meets else None,
+        explains=(CONNECTIONS,) if shared_net.meets else None,
         fix=fix(view.nccl.suggestion, advice),
     )
 
 
-def shared(own: HostNccl) -> dict[Network, tuple[str, ...]]:
+def shared(host_nccl: HostNccl) -> dict[Network, tuple[str, ...]]:
     """Return the subnets in which NCCL uses several interfaces, with these interfaces; aliases are not counted."""
     subnets: dict[Network, dict[str, None]] = {}
-    for use in (*((own.chosen,) if own.chosen is not None else ()), *own.choice.net_socket):
-        for network in own.networks(use.address):
+    for use in (*((host_nccl.chosen,) if host_nccl.chosen is not None else ()), *host_nccl.choice.net_socket):
+        for network in host_nccl.networks(use.address):
             if not network.is_link_local and network.prefixlen < network.max_prefixlen:
                 subnets.setdefault(network, {})[use.name.partition(":")[0]] = None
     return {network: tuple(links) for network, links in subnets.items() if len(links) > 1}

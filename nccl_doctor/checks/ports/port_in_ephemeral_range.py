@@ -54,5 +54,5 @@ def port_in_ephemeral_range(view: View) -> Findings:
 RESERVED = "net.ipv4.ip_local_reserved_ports"
 
 
-def reserving(own: PortRange, port: int) -> SysctlSet:
-    return SysctlSet(((RESERVED, own.reserving(port)),), (own.reserved_text,))
+def reserving(port_range: PortRange, port: int) -> SysctlSet:
+    return SysctlSet(((RESERVED, port_range.reserving(port)),), (port_range.reserved_text,))

@@ -60,13 +60,13 @@ def proxy_intercepts(view: View) -> Findings:
     sidecars = {
         name: next((item for item in pod.containers if item in SIDECARS), None) for name, pod in view.kube.pods.items()
     }
-    taken = mesh.intercepted
+    intercepted = mesh.intercepted
     spoken = [dial for dial in mesh.failed if dial.outcome == "intercepted"]
     if not any(sidecars.values()):  # then the fault is a rule of the host itself that redirects the dials
         explained = {dial for blame in view.dials.firewall.blames for dial in blame.dials}
-        taken = tuple(item for item in taken if item not in view.dials.firewall.redirected)
+        intercepted = tuple(item for item in intercepted if item not in view.dials.firewall.redirected)
         spoken = [dial for dial in spoken if dial not in explained]
-    endpoints = {end for item in taken for end in (item.src, item.dst)}
+    endpoints = {end for item in intercepted for end in (item.src, item.dst)}
     endpoints |= {end for dial in spoken for end in (dial.src, dial.dst)}
     if not endpoints:
         return
@@ -83,7 +83,7 @@ def proxy_intercepts(view: View) -> Findings:
         evidence=(
             *(
                 f"{item.src} -> {item.dst}:{item.port}: accepted, although no process listens there"
-                for item in taken[:8]
+                for item in intercepted[:8]
             ),
             *(
                 f"{fold(dict.fromkeys(dial.src for dial in dials))} -> {target}:{ports_of(dials)}: {HEARD}"

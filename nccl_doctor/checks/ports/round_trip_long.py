@@ -102,12 +102,12 @@ def _lossy(view: View) -> Iterator[Finding]:
         )
 
 
-def _resends(own: Trips, others: list[Trips]) -> bool:
+def _resends(trips: Trips, others: list[Trips]) -> bool:
     """Return whether half of the host's connections had retransmissions, but few connections of other hosts had any."""
     # each of its dials is also counted for the host at the other end
-    elsewhere = sum(other.again for other in others) - own.again
-    dials = sum(other.pairs for other in others) - own.pairs
-    return 2 * own.again >= own.pairs and elsewhere <= OTHERS * dials
+    elsewhere = sum(other.again for other in others) - trips.again
+    dials = sum(other.pairs for other in others) - trips.pairs
+    return 2 * trips.again >= trips.pairs and elsewhere <= OTHERS * dials
 
 
 def _words(trips: Trips) -> str:

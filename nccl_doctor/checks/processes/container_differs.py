@@ -118,8 +118,8 @@ def container_differs(view: View) -> Findings:
         yield Unjudged((), PENDING)
 
 
-def _evidence(found: tuple[Aspect, ...], alike: Sequence[Sides]) -> Iterator[str]:
-    if any(entry.name == "network" for entry in found):
+def _evidence(aspects: tuple[Aspect, ...], alike: Sequence[Sides]) -> Iterator[str]:
+    if any(entry.name == "network" for entry in aspects):
         chosen = {sides.host.name: sides.view.nccl.interfaces.get(sides.host.name) for sides in alike}
         used = ((name, f"{entry.name} ({entry.address})") for name, entry in chosen.items() if entry is not None)
         yield from folded((name, f"NCCL uses {what}, an address inside the container only") for name, what in used)
@@ -132,13 +132,13 @@ def _evidence(found: tuple[Aspect, ...], alike: Sequence[Sides]) -> Iterator[str
         yield f"{fold(names)}: the hostname inside differs, for example {next(iter(names.values()))}"
 
 
-def _fix(found: tuple[Aspect, ...], alike: Sequence[Sides]) -> Fix:
+def _fix(aspects: tuple[Aspect, ...], alike: Sequence[Sides]) -> Fix:
     outside = alike[0].outside
     if outside.runtime not in _RUN:
-        return Fix(summary=f"{_OTHERS[outside.runtime]} What differs: {', '.join(aspect.name for aspect in found)}.")
-    added = " ".join(dict.fromkeys(option for aspect in found for option in aspect.options))
+        return Fix(summary=f"{_OTHERS[outside.runtime]} What differs: {', '.join(aspect.name for aspect in aspects)}.")
+    added = " ".join(dict.fromkeys(option for aspect in aspects for option in aspect.options))
     recreate = f"Recreate the container on the host: add {added} to its {outside.runtime} run options"
-    if [aspect.name for aspect in found] != ["shm"]:
+    if [aspect.name for aspect in aspects] != ["shm"]:
         return Fix(summary=f"{recreate}.")
     commands: list[Command] = []
     for sides in alike:

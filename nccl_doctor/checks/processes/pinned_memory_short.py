@@ -67,10 +67,10 @@ def _unpinnable(facts: HostFacts, side: RdmaSide | None) -> tuple[int, int, bool
     return (*cma, shared) if cma is not None and cma[1] > cma[0] and registers(facts, side) else None
 
 
-def instead(found: Finding) -> tuple[str, Finding]:
+def instead(finding: Finding) -> tuple[str, Finding]:
     """Return the name and finding that replace memlock-low if the all-reduce failed although no limit is low."""
-    words = f"The kernel can't pin memory for RDMA on {fold(found.hosts)}, although the limit allows it."
-    return "pinned-memory-short", found.model_copy(update={"message": words, "fix": REMEDY})
+    words = f"The kernel can't pin memory for RDMA on {fold(finding.hosts)}, although the limit allows it."
+    return "pinned-memory-short", finding.model_copy(update={"message": words, "fix": REMEDY})
 
 
 UNLIMITED = r"(?:max locked memory|ulimit -l\b|RLIMIT_MEMLOCK|memlock).{0,30}\bunlimited\b|^CmaFree: +[1-9]\d* kB"

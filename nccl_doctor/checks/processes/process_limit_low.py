@@ -52,7 +52,7 @@ def process_limit_low(view: View) -> Findings:
     """Yield one finding per group of hosts with the same limit and usage. The tightest limit of each host counts."""
     low: list[tuple[tuple[str, int, int, int, int], str]] = []
     for host, facts in view.facts:
-        limit = min(known(facts.tasks), key=lambda one: one.most - one.used, default=None)
+        limit = min(known(facts.tasks), key=lambda task: task.most - task.used, default=None)
         ranks = view.nproc(host, facts)
         need = ranks * (WITHOUT_GPU if isinstance(facts.gpus, Unknown) or not facts.gpus else PER_RANK)
         if limit is not None and limit.most - limit.used < need:

@@ -137,13 +137,13 @@ def _strict(names: list[str], has: int, ranks: int) -> Finding:
     )
 
 
-def _missing_gpus(names: list[str], has: int, given: int) -> Finding:
+def _missing_gpus(names: list[str], has: int, count: int) -> Finding:
     return Finding(
         hosts=tuple(names),
-        message=f"Slurm allocated {plural(given, 'GPU')} to the job on {_each(names)}, but a job step there sees "
+        message=f"Slurm allocated {plural(count, 'GPU')} to the job on {_each(names)}, but a job step there sees "
         f"{plural(has, 'GPU') if has else 'none'}.",
         evidence=(f"nvidia-smi in the step: {has or 'no'} GPU{'s' * (has > 1)}",),
-        facts={"gpus": has, "given": given},
+        facts={"gpus": has, "given": count},
         severity=Severity.ERROR,
         explains=("gpu-count-low", CUDA),
         fix="See whether the driver works on the node (nvidia-smi outside the job). If it does, Slurm's gres.conf or "

@@ -99,11 +99,11 @@ def _fix(lists: dict[str, RdmaList]) -> Fix:
     return setting("Name existing devices, or unset NCCL_IB_HCA:", "NCCL_IB_HCA", values)
 
 
-def _meant(own: RdmaList) -> list[str]:
+def _meant(rdma: RdmaList) -> list[str]:
     """Return the devices whose names or interfaces resemble an entry of NCCL_IB_HCA, or all devices if none do."""
-    items = [item.name.strip(" =\"'") for item in own.spec.items]
-    there = [(device.name, {gid.interface for gid in port.gids}) for device, port in own.present]
+    items = [item.name.strip(" =\"'") for item in rdma.spec.items]
+    there = [(device.name, {gid.interface for gid in port.gids}) for device, port in rdma.present]
     close = [
         name for name, netdevs in there if any(item and (name.startswith(item) or item in netdevs) for item in items)
     ]
-    return list(dict.fromkeys(close if close and not own.spec.exclude else [name for name, _ in there]))
+    return list(dict.fromkeys(close if close and not rdma.spec.exclude else [name for name, _ in there]))

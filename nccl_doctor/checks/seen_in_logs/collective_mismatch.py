@@ -159,14 +159,14 @@ def works(events: Iterable[Event], known: Groups) -> list[tuple[Event, Work]]:
     return result
 
 
-def are_comparable(found: Iterable[Work]) -> bool:
+def are_comparable(works: Iterable[Work]) -> bool:
     """Return whether the sequence numbers belong to one process group.
 
     If a rank has two sequence numbers without a known group, the rank belongs to two groups, or the job ran twice.
     """
     at: dict[int, tuple[int, str]] = {}
     groups: set[str] = set()
-    for each in found:
+    for each in works:
         groups.add(each.group)
         if not each.group and at.setdefault(each.rank, (each.seq, each.op)) != (each.seq, each.op):
             return False

@@ -54,7 +54,7 @@ def _advice(case: Case) -> Advice:
         others = [(pid, _gib(size, unit)) for pid, size, unit in _OTHER.findall(event.text)]
         rank_gib = next((_gib(*match.groups()) for match in [_OWN.search(event.text)] if match), 0.0)
         if others and max(size for _, size in others) > rank_gib:
-            pid, size = max(others, key=lambda one: one[1])
+            pid, size = max(others, key=lambda item: item[1])
             return advise(
                 f"GPU memory ran out on {case.who}, and another process holds most of it: pid {pid} uses {size:.1f} "
                 f"GiB, the rank itself {rank_gib:.1f} GiB.",

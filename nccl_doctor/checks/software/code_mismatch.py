@@ -79,23 +79,23 @@ def _summary(entry: SameEntry) -> str:
     return f"{entry.kind} of {entry.size} bytes ({digest or 'empty'})"
 
 
-def _absent(path: str, absent: tuple[str, ...], found: dict[str, SameEntry]) -> Finding:
+def _absent(path: str, absent: tuple[str, ...], entries: dict[str, SameEntry]) -> Finding:
     """Return the finding for a path that is missing on some hosts and identical on all others."""
-    there = [name for name in found if name not in absent]
-    resolved = found[there[0]].resolved
+    there = [name for name in entries if name not in absent]
+    resolved = entries[there[0]].resolved
     return Finding(
         hosts=absent,
         message=f"{path} exists on {fold(there)} but not on {fold(absent)}.",
-        evidence=tuple(dict.fromkeys(f"looked at {found[name].resolved}" for name in absent)),
+        evidence=tuple(dict.fromkeys(f"looked at {entries[name].resolved}" for name in absent)),
         facts={"path": path, "resolved": resolved, "files": []},
         fix=f"Copy {resolved} from {there[0]} to {fold(absent)} (rsync, git pull), or keep it on a shared file system.",
     )
 
 
-def _different(differs: HostDifference, found: dict[str, SameEntry]) -> Finding:
-    usual = found[next(iter(differs.groups.values()))[0]]
+def _different(differs: HostDifference, entries: dict[str, SameEntry]) -> Finding:
+    usual = entries[next(iter(differs.groups.values()))[0]]
     lines = [f"{value}: {fold(hosts)}" for value, hosts in differs.groups.items()]
-    unlike = {name: dict(usual.files.items() ^ found[name].files.items()) for name in differs.outliers}
+    unlike = {name: dict(usual.files.items() ^ entries[name].files.items()) for name in differs.outliers}
     files = grouped((file, name) for name in differs.outliers for file in sorted(unlike[name]) if file)
     shown = [f"{file}: differs on {fold(hosts)}" for file, hosts in list(files.items())[:SHOWN]]
     more = [f"and {len(files) - SHOWN} more files"] if len(files) > SHOWN else []

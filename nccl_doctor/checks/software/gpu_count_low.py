@@ -91,7 +91,7 @@ def gpu_count_low(view: View) -> Findings:
             hidden.append((devices, host.name))
         elif missing or (gpu_count < ranks and not has_parts):
             choice = {} if devices is None else {"CUDA_VISIBLE_DEVICES": devices}
-            short.append((_short(choice, gpus, gpu_count, ranks, missing, own=is_inherited), host.name))
+            short.append((_short(choice, gpus, gpu_count, ranks, missing, is_own=is_inherited), host.name))
         elif host.node.nproc_per_node is None and devices is None:
             counts[host.name] = len(gpus)
     yield from (lack.finding(tuple(hosts)) for lack, hosts in grouped(short).items())
@@ -119,7 +119,7 @@ def _amd(view: View) -> Findings:
         ranks = host.node.nproc_per_node
         if there and gpu_count is not None and gpu_count < (ranks or 1):
             is_inherited = host.node.cuda_visible_devices is None and not choice.keys() & host.node.env.keys()
-            short.append((_short(choice, there, gpu_count, ranks or 1, (), own=is_inherited), host.name))
+            short.append((_short(choice, there, gpu_count, ranks or 1, (), is_own=is_inherited), host.name))
         elif there is not None and ranks is None and not choice:
             counts[host.name] = len(there)
     yield from (lack.finding(tuple(hosts)) for lack, hosts in grouped(short).items())
@@ -210,11 +210,11 @@ def _short(
     ranks: int,
     missing: Sequence[str],
     *,
-    own: bool,
+    is_own: bool,
 ) -> _Short:
     """Describe the shortage of a node whose ranks see ``visible`` GPUs.
 
-    ``own`` is true if the variables in ``choice`` are set in the node's own environment.
+    ``is_own`` is true if the variables in ``choice`` are set in the node's own environment.
     """
     named = " and ".join(f"{name}={value}" for name, value in choice.items())
     hidden = choice and not missing
@@ -231,8 +231,8 @@ def _short(
         shown=tuple(shown or [NO_GPU]),
         ranks=ranks,
         devices=choice.get("CUDA_VISIBLE_DEVICES"),
-        summary=UNSET.format(names=" and ".join(choice)) if own and choice else LACKING,
-        look=in_the_shell(choice) if own and choice else bus,
+        summary=UNSET.format(names=" and ".join(choice)) if is_own and choice else LACKING,
+        look=in_the_shell(choice) if is_own and choice else bus,
     )
 
 

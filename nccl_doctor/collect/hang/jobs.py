@@ -46,13 +46,13 @@ class ChosenJob(NamedTuple):
     contradictory_hosts: dict[str, str]  # hosts whose answer contradicts itself, and how
 
 
-def choose(found: dict[str, JobRanks], *, port: int, pid: int | None, words: tuple[str, ...] = ()) -> ChosenJob:
+def choose(job_ranks: dict[str, JobRanks], *, port: int, pid: int | None, words: tuple[str, ...] = ()) -> ChosenJob:
     """Choose the job of process ``pid``, or else the job on the most hosts, with ``port`` as the tie-breaker.
 
     Raise UsageError if several jobs remain.
     """
-    jobs = _jobs(found)
-    meant = sorted(jobs) if pid is None else sorted(_of_process(pid, found, jobs))
+    jobs = _jobs(job_ranks)
+    meant = sorted(jobs) if pid is None else sorted(_of_process(pid, job_ranks, jobs))
     if len(meant) > 1:
         worth = {job: (len(jobs[job]), job.port == port) for job in meant}
         meant = [job for job in meant if worth[job] == max(worth.values())]
@@ -67,10 +67,10 @@ def choose(found: dict[str, JobRanks], *, port: int, pid: int | None, words: tup
                 error.commands += (made.text,)
         raise error
     chosen = next(iter(meant), None)
-    by_host = {name: jobs[chosen].get(name, []) if chosen else [] for name in found}
+    by_host = {name: jobs[chosen].get(name, []) if chosen else [] for name in job_ranks}
     ranks = {name: _latest(some) for name, some in by_host.items()}
     rivals = {name: tuple(entry for entry in some if entry not in ranks[name]) for name, some in by_host.items()}
-    misnumbered_ranks: dict[str, tuple[JobRank, ...]] = dict.fromkeys(found, ())
+    misnumbered_ranks: dict[str, tuple[JobRank, ...]] = dict.fromkeys(job_ranks, ())
     looked_at = {chosen}
     for job, name, rank in _misnumbered_ranks(jobs, chosen) if chosen else ():
         misnumbered_ranks[name] += (rank,)
@@ -109,25 +109,28 @@ def _misnumbered_ranks(jobs: Jobs, chosen: HangingJob) -> Iterator[tuple[Hanging
             )
 
 
-def _of_process(pid: int, found: dict[str, JobRanks], jobs: Jobs) -> set[HangingJob]:
+def _of_process(pid: int, by_job: dict[str, JobRanks], jobs: Jobs) -> set[HangingJob]:
     """Return the jobs with a rank that has this PID, or with a rank that a launcher with this PID started."""
     below = {
         name: {child for entry in info.launchers if entry.pid == pid for child in entry.children}
-        for name, info in found.items()
+        for name, info in by_job.items()
     }
     meant = {job for job, hosts in jobs.items() for some in hosts.values() for rank in some if rank.pid == pid}
     meant = meant or {
         job for job, hosts in jobs.items() for name, some in hosts.items() for rank in some if rank.pid in below[name]
     }
     starts = any(
-        entry.pid == pid for info in found.values() if not isinstance(info.starters, Unknown) for entry in info.starters
+        entry.pid == pid
+        for info in by_job.values()
+        if not isinstance(info.starters, Unknown)
+        for entry in info.starters
     )
     if not meant and not starts:
         raise UsageError(f"--pid {pid}: not a rank or a launcher that this user may examine")
     return meant
 
 
-def _jobs(found: dict[str, JobRanks]) -> Jobs:
+def _jobs(by_job: dict[str, JobRanks]) -> Jobs:
     """Group all ranks by job. The ranks of a job have the same variables and user, inside or outside a container."""
 
     def job_of(host: str, rank: JobRank) -> HangingJob:
@@ -135,7 +138,9 @@ def _jobs(found: dict[str, JobRanks]) -> Jobs:
         run_id, where = rank.told.get("TORCHELASTIC_RUN_ID", ""), host if alone else ""
         return HangingJob(rank.master_addr, rank.master_port, rank.world_size, run_id, where, "", rank.contained)
 
-    alike = grouped((job_of(name, rank), (name, rank)) for name, reply in sorted(found.items()) for rank in reply.ranks)
+    alike = grouped(
+        (job_of(name, rank), (name, rank)) for name, reply in sorted(by_job.items()) for rank in reply.ranks
+    )
     jobs: Jobs = {}
     for job, some in alike.items():
         names = _user_names([(name, rank.owner) for name, rank in some])
@@ -199,23 +204,23 @@ class _Store(NamedTuple):
     strange: int  # connections of other users' processes
 
 
-def with_counted(found: dict[str, JobRanks]) -> dict[str, JobRanks]:
+def with_counted(by_job: dict[str, JobRanks]) -> dict[str, JobRanks]:
     """Return the hosts' answers with numbers assigned to unnumbered ranks, in the order of hosts and start times."""
     clients: dict[str, tuple[StoreClient, ...]] = {
-        name: item.unnumbered for name, item in found.items() if not isinstance(item.unnumbered, Unknown)
+        name: item.unnumbered for name, item in by_job.items() if not isinstance(item.unnumbered, Unknown)
     }
-    counted: dict[str, list[JobRank]] = {name: [] for name in found}
-    taken: set[tuple[str, int]] = set()
+    counted: dict[str, list[JobRank]] = {name: [] for name in by_job}
+    claimed: set[tuple[str, int]] = set()
     # all ranks dial the store, but only some of NCCL's services
     for store in sorted(_stores(clients), key=lambda item: -len(item.clients)):
-        free = [(name, item) for name, item in store.clients if (name, item.pid) not in taken]
+        free = [(name, item) for name, item in store.clients if (name, item.pid) not in claimed]
         if len(free) >= LEAST or any((item.local_world_size or 0) >= LEAST for _, item in free):
-            taken |= {(name, item.pid) for name, item in free}
+            claimed |= {(name, item.pid) for name, item in free}
             for name, rank in _ranks(store, free, list(clients)):
                 counted[name].append(rank)
     return {
         name: item.model_copy(update={"ranks": (*item.ranks, *counted[name])[:MOST_LOCAL]}) if counted[name] else item
-        for name, item in found.items()
+        for name, item in by_job.items()
     }
 
 

@@ -124,11 +124,11 @@ def could_open(wanted: dict[str, Any], port: int) -> bool:
     return port in range(wanted["port"], wanted["port"] + (wanted["step"] or 1) * wanted["tries"], wanted["step"] or 1)
 
 
-def _unreserved(port: int, step: int, reserved: frozenset[int], own: PortRange) -> int:
+def _unreserved(port: int, step: int, reserved: frozenset[int], port_range: PortRange) -> int:
     """Return the first unreserved port from ``port`` on, or 0 (the kernel's choice) if none is left."""
     while port in reserved:
         port += step
-    return port if own.low <= port <= own.high else 0
+    return port if port_range.low <= port <= port_range.high else 0
 
 
 _BLOCKS = "10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10", "fc00::/7"
@@ -201,12 +201,12 @@ def of_host(node: Node, facts: HostFacts) -> Rails:
     return Rails(socket_interfaces(Host(node=node, facts=facts)), _of_gloo(node, facts))
 
 
-def between(source: HostFacts, own: Rails, target: Rails) -> list[str]:
+def between(source: HostFacts, rails: Rails, target: Rails) -> list[str]:
     """Return the addresses that a host dials on another host, in the order in which they are used."""
     wanted = [entry.address for entry in target.nccl]
     wanted += [
         there.address
-        for here, there in zip(own.gloo, target.gloo, strict=False)
+        for here, there in zip(rails.gloo, target.gloo, strict=False)
         if is_initiator(here.address, there.address)
     ]
     return [address for address in dict.fromkeys(wanted) if on_link(source, address)]
@@ -275,7 +275,7 @@ def advertised_by(cluster: Cluster, node: Node, facts: HostFacts) -> str | None:
 def engine_targets(
     mine: list[DialTarget],
     partners_of: list[str],
-    given: Mapping[str, str],
+    settings: Mapping[str, str],
     nodes: Mapping[str, Node],
     source: HostFacts,
     ports: Mapping[str, tuple[int, ...]],
@@ -283,7 +283,7 @@ def engine_targets(
     """Yield the addresses that the partners' engines advertise, except targets in ``mine``, each with one port."""
     dialled = {(target.dst, target.address) for target in mine}
     for dst in partners_of:
-        address = given.get(dst)
+        address = settings.get(dst)
         if address is None or (dst, address) in dialled or not ports.get(dst) or on_own(source, address):
             continue
         if confirmed(address, nodes[dst], source):

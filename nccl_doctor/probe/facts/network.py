@@ -249,12 +249,12 @@ def resolve(wanted: list[str], deadline: float) -> dict[str, dict[str, Any]]:
     return {name: answers.get(name, late) for name in wanted}
 
 
-def deviating(found: dict[str, dict[str, Any]], names: dict[str, list[Any] | None]) -> dict[str, Any]:
+def deviating(by_name: dict[str, dict[str, Any]], names: dict[str, list[Any] | None]) -> dict[str, Any]:
     """Return a ``snapshot.Names`` with the results that differ between hosts and the most common source address."""
-    sources = Counter(answer["source"] for answer in found.values() if answer.get("source"))
+    sources = Counter(answer["source"] for answer in by_name.values() if answer.get("source"))
     source = sources.most_common(1)[0][0] if sources else None
     differences = {}
-    for name, answer in found.items():
+    for name, answer in by_name.items():
         known = names.get(name) or ([[name], None] if source and is_literal(name) else None)
         usual = not answer["addresses"] or (answer.get("source"), answer.get("source_error")) == (source, None)
         if not usual or [answer["addresses"], answer["error"]] != known:

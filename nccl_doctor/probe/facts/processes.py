@@ -46,13 +46,13 @@ def find_jobs() -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: int(row["pid"]))
 
 
-def _ours(table: ProcessTable, *own: int) -> set[int]:
+def _ours(table: ProcessTable, *pids: int) -> set[int]:
     """Return the PIDs of all probes and nccl-doctor commands on this host, and of their descendants and ancestors.
 
     A launcher may have started several nccl-doctor commands on this host (``check --join``), of which only one has a
     probe.
     """
-    probes = {*own, *(pid for pid in table.procs if jobs.is_probe(pid, table) or jobs.is_command(pid, table))}
+    probes = {*pids, *(pid for pid in table.procs if jobs.is_probe(pid, table) or jobs.is_command(pid, table))}
     return probes.union(*map(table.descendants, probes), *map(table.ancestors, probes))
 
 
@@ -94,14 +94,14 @@ def explain_trial(trial: tuple[int, int | None] | None) -> dict[str, Any]:
     return explain(*trial)
 
 
-def _left_behind(found: list[JobProcesses], table: ProcessTable) -> list[bool]:
+def _left_behind(groups: list[JobProcesses], table: ProcessTable) -> list[bool]:
     """Return, for each job, whether the job is provably unattended and makes no progress."""
-    if not found:
+    if not groups:
         return []
     from nccl_doctor.probe import guard, progress
 
-    alone = [jobs.is_orphan(job.root, table) and guard.watcher(job, table) is None for job in found]
-    signs = iter(progress.watch([job.pids for job, is_alone in zip(found, alone) if is_alone]))
+    alone = [jobs.is_orphan(job.root, table) and guard.watcher(job, table) is None for job in groups]
+    signs = iter(progress.watch([job.pids for job, is_alone in zip(groups, alone) if is_alone]))
     return [is_alone and next(signs) is None for is_alone in alone]
 
 

@@ -148,16 +148,16 @@ def live(row: dict[str, Any], deadline: float) -> dict[str, Any] | None:
     return document
 
 
-def merged(found: dict[str, dict[str, Any]]) -> dict[str, Any]:
+def merged(dumps: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """Return one document that combines the documents from a rank's flight recorders.
 
     Each backend counts its collectives separately.
 
     If a rank has recorders of NCCL and Gloo, the process groups of Gloo get different names.
     """
-    if not found:
+    if not dumps:
         raise ValueError("it knows none")
-    native, legacy, nccl2 = (found.get(handler) for handler in HANDLERS)
+    native, legacy, nccl2 = (dumps.get(handler) for handler in HANDLERS)
     if nccl2 is not None:  # before torch 2.15 the backend was ignored, and gloo's recorder answered
         rows = [entry for entry in nccl2["entries"] if str(entry.get("profiling_name")).startswith("nccl2:")]
         nccl2 = {**nccl2, "entries": rows, "pg_status": nccl2["pg_status"] if rows == nccl2["entries"] != [] else {}}

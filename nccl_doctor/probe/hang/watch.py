@@ -299,8 +299,8 @@ class Spy:
         try:
             os.setsid()
             null = os.open(os.devnull, os.O_RDONLY)
-            for number, taken in enumerate((null, writing, writing)):
-                os.dup2(taken, number)
+            for number, stream in enumerate((null, writing, writing)):
+                os.dup2(stream, number)
             self._become_spy(pid, started, parent, how)
         except Exception as error:  # noqa: BLE001 - told to the parent, as py-spy tells its own
             os.write(1, f"Reason: {error}\n".encode("utf-8", "replace"))

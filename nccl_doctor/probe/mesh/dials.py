@@ -258,7 +258,7 @@ class Round:
 
         All attempts have the same time limit and are stored in the order in which they started.
         """
-        late = list(itertools.takewhile(lambda one: one[1][0] <= now, self._flying.items()))
+        late = list(itertools.takewhile(lambda item: item[1][0] <= now, self._flying.items()))
         for key, (_, dial) in late:
             outcome = dial.late()
             if outcome is None:

@@ -109,19 +109,19 @@ def bind_error(port: int) -> int | None:
     return number
 
 
-def cause_of(found: list[DiagSocket]) -> str:
+def cause_of(sockets: list[DiagSocket]) -> str:
     """Return the cause for a ``snapshot.PortTrial``.
 
     A socket that has no process and is being closed by the kernel counts as "time-wait".
     """
-    states = {sock.state for sock in found if sock.inode != 0 or sock.state not in CLOSING}
+    states = {sock.state for sock in sockets if sock.inode != 0 or sock.state not in CLOSING}
     if "LISTEN" in states:
         return "listener"
     if states - {"BOUND"}:
         return "outbound"
     if "BOUND" in states:
         return "bound"
-    return "time-wait" if found else "unknown"
+    return "time-wait" if sockets else "unknown"
 
 
 def _in_use(port: int, *, described: bool) -> dict[str, Any]:
@@ -150,8 +150,8 @@ def _in_use(port: int, *, described: bool) -> dict[str, Any]:
     return explained
 
 
-def _hint(found: list[DiagSocket]) -> str:
-    users = sorted({guard.user(sock.uid) for sock in found if sock.inode and sock.uid >= 0})
+def _hint(sockets: list[DiagSocket]) -> str:
+    users = sorted({guard.user(sock.uid) for sock in sockets if sock.inode and sock.uid >= 0})
     if users and os.getuid() == 0:
         return f"a process of {', '.join(users)} that can't be seen from here: look outside this container"
     if users:

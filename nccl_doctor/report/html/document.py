@@ -72,7 +72,7 @@ def pages(diagnoses: Iterable[Diagnosis], options: RenderOptions) -> dict[str, t
 
 def gravest_first(diagnoses: Iterable[Diagnosis]) -> list[Diagnosis]:
     """Return the diagnoses by severity, the most severe first. Equally severe diagnoses keep their order."""
-    return sorted(diagnoses, key=lambda found: -found.severity.rank)
+    return sorted(diagnoses, key=lambda diagnosis: -diagnosis.severity.rank)
 
 
 @lru_cache(1)

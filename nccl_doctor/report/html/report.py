@@ -138,18 +138,20 @@ def _issued(rank: HangRank) -> str:
     return ", ".join(f"{group} {count}" for group, count in rank.collectives.items())
 
 
-def render_diff(found: Difference, options: RenderOptions) -> str:
+def render_diff(difference: Difference, options: RenderOptions) -> str:
     """Return the HTML page for ``diff``: new and resolved diagnoses, and a table of changed facts."""
-    new, gone = found.diagnoses.new, found.diagnoses.gone
+    new, gone = difference.diagnoses.new, difference.diagnoses.gone
     gravest = max((item.severity for item in new), key=lambda severity: severity.rank, default=None)
-    kind = gravest.value if gravest else "ok" if gone or found.is_empty else "info"
-    counts = f"Diagnoses: {len(new)} new, {len(gone)} gone; {plural(len(found.changes), 'fact')} changed."
-    changes = tuple((fold(item.hosts) or "the cluster", item.what, item.before, item.after) for item in found.changes)
+    kind = gravest.value if gravest else "ok" if gone or difference.is_empty else "info"
+    counts = f"Diagnoses: {len(new)} new, {len(gone)} gone; {plural(len(difference.changes), 'fact')} changed."
+    changes = tuple(
+        (fold(item.hosts) or "the cluster", item.what, item.before, item.after) for item in difference.changes
+    )
     return document(
         "diff.html",
-        head=head(found, options),
+        head=head(difference, options),
         headline=(
-            TemplateValues(words="Nothing changed" if found.is_empty else "Changed", kind=kind, where=""),
+            TemplateValues(words="Nothing changed" if difference.is_empty else "Changed", kind=kind, where=""),
             counts,
         ),
         new=gravest_first(new),

@@ -108,7 +108,9 @@ class Meeting:
                     return
                 self._came.wait(min(left, _PULSE_S))
 
-    def end(self, code: int, lines: Mapping[int, str], otherwise: str, report: str = "", own: int | None = 1) -> None:
+    def end(
+        self, code: int, lines: Mapping[int, str], otherwise: str, report: str = "", processes: int | None = 1
+    ) -> None:
         """Send every process the exit code and its node's line (by default ``otherwise``), and close all connections.
 
         Processes that requested the report receive the report as JSON. Processes of joined nodes that have not
@@ -116,7 +118,7 @@ class Meeting:
         or None to wait for no process.
         """
         nodes = [node.who.processes for node in self.members.values()]
-        awaited, count, until = (own or 0) + sum(nodes) - len(nodes) - 1, 0, time.monotonic() + LATE_S
+        awaited, count, until = (processes or 0) + sum(nodes) - len(nodes) - 1, 0, time.monotonic() + LATE_S
         leaving = list(self.members.values())
         while True:
             with self._came:
@@ -125,7 +127,7 @@ class Meeting:
                 self._waiting.clear()
             close_all([self._leaving(node, code, lines.get(node.who.rank, otherwise), report) for node in leaving])
             leaving.clear()
-            if own is None or count >= awaited or time.monotonic() >= until:
+            if processes is None or count >= awaited or time.monotonic() >= until:
                 break
             with self._came:
                 self._came.wait(_PULSE_S)

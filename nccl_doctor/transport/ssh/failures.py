@@ -148,8 +148,8 @@ def no_common(target: SshDestination, sort: str, theirs: str, ours: Iterable[str
     names = [name for name in theirs.split(",") if not name.startswith(_EXTENSIONS)]
     offer = ", ".join(names[:_MOST_NAMES])[:_OFFER]
     detail = f"answered but has no {sort} that is taken here: it offers only {offer}"
-    taken = ", ".join(ours)
-    return unreachable(target, "no-algorithm", detail, (f"taken here: {taken}",) if taken else ())
+    options = ", ".join(ours)
+    return unreachable(target, "no-algorithm", detail, (f"taken here: {options}",) if options else ())
 
 
 def reason_of(text: str) -> access.Reason | None:

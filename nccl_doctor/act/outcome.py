@@ -1,4 +1,4 @@
-"""Judges the outcome of ``nccl-doctor fix`` by the follow-up check rather than by the output of commands."""
+"""Determines the outcome of ``nccl-doctor fix`` from the follow-up check rather than from the output of commands."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def compared(ran: FixReport, after: Report) -> FixReport:
     """Add the outcome of each diagnosis that had a step, and all new diagnoses, to the report on a run.
 
     A diagnosis counts as fixed on a host if the follow-up check passes on the host. If the follow-up check can no
-    longer judge the host, the outcome is unknown.
+    longer evaluate the host, the outcome is unknown.
     """
     chosen = _faults(ran.before, {step.mends for step in ran.plan if _was_run(step, ran)})
     now = _faults(after.diagnoses)

@@ -2,7 +2,8 @@
 
 The record files are in ``$XDG_STATE_HOME/nccl-doctor/fix``. Each step is recorded before and after execution, with the
 previous state and the command that undoes the step. The record suffices to undo a run even if the run was interrupted.
-The record contains text rather than operations, so a later release can undo the changes of an earlier release.
+The record contains commands as text rather than operation objects, so a later release can undo the changes of an
+earlier release.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ class RanStep(FrozenModel):
 
 
 class Record(FrozenModel):
-    """The record of a run, with the steps and with the hosts as command-line arguments."""
+    """The record of a run, which contains the steps, and the hosts in the form of command-line arguments."""
 
     hosts: str
     began_at: str
@@ -129,7 +130,7 @@ def entry(step: Step, **known: object) -> RanStep:
 
 
 def latest(identifier: str, environ: Mapping[str, str]) -> Journal | None:
-    """Return the newest record with steps to undo on the hosts, preferably a record that no undo has skipped."""
+    """Return the newest record with steps to undo, or None. Records that an earlier undo did not skip are preferred."""
     journals = list(_of_hosts(identifier, environ))
     return next((journal for journal in journals if not journal.record.is_left), journals[0] if journals else None)
 
@@ -147,10 +148,10 @@ def _of_hosts(identifier: str, environ: Mapping[str, str]) -> Iterator[Journal]:
 
 
 def _folder(environ: Mapping[str, str]) -> Path:
-    """Return the folder for records; raise DoctorError if another user owns the folder or its parent.
+    """Return the directory for records; raise DoctorError if another user owns the directory or its parent.
 
-    If root runs with another user's HOME, root's own home folder is used, since the other user could create a symbolic
-    link in HOME.
+    If root runs with another user's HOME, root's own home directory is used, since the other user could create a
+    symbolic link in HOME.
     """
     state = state_folder(environ)
     if state is None:

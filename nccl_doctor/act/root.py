@@ -21,7 +21,7 @@ PROGRAMS = ("/usr/bin/sudo", "/bin/sudo", "/usr/local/bin/sudo", "/run/wrappers/
 """Trusted paths of sudo. A program named sudo elsewhere on PATH could belong to any user."""
 _LOOK_S = 0.3
 _SORRY = frozenset({"sorry,", "incorrect"})
-"""Words from the messages of sudo(8) after a wrong password: "Sorry, try again.", "1 incorrect password attempt"."""
+"""Words in sudo's messages about a wrong password, such as "Sorry, try again." and "1 incorrect password attempt"."""
 _ASK = script(
     "id -u; for sudo in {programs}; do "
     'if [ -u "$sudo" ] && [ "$(stat -L -c %u "$sudo")" = 0 ]; then '
@@ -32,7 +32,7 @@ _ASK = script(
 
 @dataclass(frozen=True)
 class RootAccess:
-    """A way to become root on a host (the login itself, ``sudo -n``, or a password), or the reason for having none."""
+    """A way to become root on a host (the login itself, ``sudo -n``, or a password), or the reason why none exists."""
 
     way: Literal["login", "sudo", "password", "none"]
     sudo: str = ""
@@ -54,14 +54,14 @@ class RootRefusedError(Exception):
 
 
 def node_at(node: Node, *, outside: bool) -> Node:
-    """Return the node or, if ``outside``, the host on which the node's container runs."""
+    """Return the node, or the host on which the node's container runs if ``outside`` is true."""
     if not outside:
         return node
     return node.model_copy(update={"access": {k: v for k, v in node.access.items() if k != InsideOptions.engine}})
 
 
 def unshared(node: Node) -> Node:
-    """Return the node without SSH connection sharing (ControlPath), because shared connections survive a lockout."""
+    """Return the node with SSH connection sharing (ControlPath) off, because shared connections survive a lockout."""
     options = node.options(SshOptions)
     alone = {**node.access.get(SshOptions.engine, {}), "options": (*options.options, "ControlPath=none")}
     return node.model_copy(update={"access": {**node.access, SshOptions.engine: alone}})
@@ -111,7 +111,7 @@ def read_root_access(lines: Sequence[str]) -> RootAccess:
 
 
 def wait_until_ready(channel: Channel, nonce: str, password: bytes | None, *, root: bool) -> Machine:
-    """Return the identity of the machine once the shell has printed the nonce and is ready.
+    """Wait until the shell has printed the nonce and is ready, and return the identity of the machine.
 
     Raise RootRefusedError if sudo refuses access. The password is sent once, as the first line of input. The shell
     skips the password line if sudo does not ask for a password.

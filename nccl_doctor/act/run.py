@@ -1,6 +1,6 @@
-"""Runs and records the steps of a plan, with hosts in parallel and the steps of each host in order.
+"""Runs and records the steps of a plan, on all hosts in parallel, with the steps of each host in order.
 
-Each step first reads the state that the step is to change. If the state is already as desired or can't be read, nothing
+Each step first reads the state that the step would change. If the state is already as desired or can't be read, nothing
 is changed. After steps that could block SSH access, a second connection is opened while the first connection is still
 open. If the second connection fails, the steps that could block SSH access are undone over the first connection. Until
 the second connection succeeds, a shell on the host undoes the steps if the first connection ends.

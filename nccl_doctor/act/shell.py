@@ -1,4 +1,4 @@
-"""Provides a shell on a host that runs the commands it receives one at a time, each limited by ``timeout``.
+"""Provides a shell on a host, which runs the commands that it receives one at a time, each with a time limit.
 
 If the connection ends, the shell ends the running command, runs the commands registered with
 :meth:`RemoteShell.revert_unless_kept`, and exits. A change that blocks access to the host is reverted even if
@@ -92,8 +92,8 @@ class RemoteShell:
     def run(self, command: str, seconds: float, *, whole: bool = False) -> CommandResult:
         """Run a command; raise TimeoutError, OSError, EOFError, or FloodError if the end of the command is not seen.
 
-        If ``whole``, the output is data, so all lines are returned in full. If not ``whole``, only the last lines are
-        returned for display, shortened and with secrets hidden.
+        If ``whole`` is true, all output lines are returned in full, because the caller evaluates them. If ``whole`` is
+        false, only the last lines are returned for display, shortened and with secrets hidden.
         """
         self._number += 1
         until = time.monotonic() + seconds + _KILL_S + ANSWER_S

@@ -1,4 +1,4 @@
-"""Contains one module for each diagnosis, ``checks/<category>/<name>.py``.
+"""Contains one module per diagnosis, in ``checks/<category>/<name>.py``.
 
 The module's docstring is the ``explain`` page of the diagnosis, and the path of the module determines the name and
 category of the diagnosis.

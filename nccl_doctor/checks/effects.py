@@ -1,7 +1,7 @@
-"""Defines the effects on an all-reduce that several checks share.
+"""Defines effects of faults on an all-reduce, for use by several checks.
 
-:data:`~nccl_doctor.model.effect.KINDS` lists the kinds of effects. The kind of an exception is the name of the
-diagnosis that ``logs`` derives from the exception's message.
+:data:`~nccl_doctor.model.effect.KINDS` lists the kinds of effects. If an effect is an exception, its kind is the name
+of the diagnosis that ``nccl-doctor logs`` derives from the exception's message.
 """
 
 from nccl_doctor.model.effect import DIALS, GIVING_UP, LOST, WAITS, Effect, Reach

@@ -1,4 +1,4 @@
-"""Creates findings about NCCL's choice of interface, with a single finding for faults of the same kind."""
+"""Creates findings about NCCL's choice of interface, and combines similar faults into one finding."""
 
 from collections.abc import Iterator
 
@@ -18,10 +18,10 @@ NEEDS = ("interfaces", "env", "config_files")
 """Facts that are required to determine NCCL's choice of interface on a host."""
 
 EXPLAINS = ("port-unreachable", NCCL_CONNECTIONS)
-"""Effects of an address that other hosts can't reach."""
+"""Effects that occur if other hosts can't reach a host's address."""
 
 MISLED = ("route-missing", *EXPLAINS)
-"""Effects of an address that other hosts can't reach because NCCL chose the wrong interface."""
+"""Effects that occur if other hosts can't reach a host's address because NCCL chose the wrong interface."""
 
 OTHERWISE = (
     "No single interface name was found by which all hosts provably reach each other: look at the addresses and routes "
@@ -30,7 +30,7 @@ OTHERWISE = (
 
 
 def findings(view: View, kind: FaultKind) -> Iterator[Finding | Unjudged]:
-    """Yield one finding per setting and interface, and one Unjudged for each host that can't be judged."""
+    """Yield a finding per pair of setting and interface, and an Unjudged for each host that can't be evaluated."""
     nccl = view.nccl
     groups = grouped(
         ((fault.wanted, fault.used.name if fault.used is not None else None, fault.severity), fault)
@@ -63,7 +63,7 @@ def findings(view: View, kind: FaultKind) -> Iterator[Finding | Unjudged]:
 
 
 def _idle_peers(view: View, group: list[ChoiceFault]) -> tuple[str, ...]:
-    """Return the peers that can't reach the group's hosts if the interfaces of all these peers are down, else ()."""
+    """Return the peers that can't reach the group's hosts, or () unless the interfaces of all these peers are down."""
     nccl = view.nccl
     standings = [nccl.bootstrap[fault.host] for fault in group if fault.host in nccl.bootstrap]
     lost = {verdict.source for each in standings for verdict in each.verdicts if verdict.answer is Reachable.NO}
@@ -73,7 +73,7 @@ def _idle_peers(view: View, group: list[ChoiceFault]) -> tuple[str, ...]:
 
 
 def good_interfaces(nccl: ClusterNccl) -> dict[str, str]:
-    """Return, for each host, the interface that NCCL chose if it works, or the suggested interface otherwise."""
+    """Return, for each host, the interface that NCCL chose or, if that interface does not work, the suggested one."""
     used = {
         name: host_nccl.chosen.name
         for name, host_nccl in nccl.by_host.items()
@@ -99,7 +99,7 @@ def _fix(nccl: ClusterNccl, group: list[ChoiceFault]) -> Fix:
 
 
 def bring_up(nccl: ClusterNccl, hosts: tuple[str, ...], name: str, other: str = "") -> Fix:
-    """Return the remedy for an interface that is down, with ``other`` as a phrase about an alternative."""
+    """Return the remedy for an interface that is down; ``other`` is a phrase that names an alternative remedy."""
     links = [nccl.by_host[host].link(name) for host in hosts]
     if any(link is None or "up" in link.flags for link in links):
         return Fix(summary=f"Look at the cable and the switch port of {name}{other}.")

@@ -1,4 +1,4 @@
-"""Examines the host names to which gloo binds, torch's NCCL backend, and containers with their own network."""
+"""Finds faults in hosts' own names as used by gloo, and detects torch's NCCL backend and containers' own networks."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -28,7 +28,7 @@ CHANCE = (
     "than 127.x, because the host with the higher address opens the connection between two hosts. Gloo will fail if a "
     "second host has the same fault, or if another host has a higher address (for example 192.168.x.x)"
 )
-"""Second sentence of a message about a name that resolves to a wrong address although gloo still works."""
+"""Addition to the message about a name that resolves to a wrong address, for cases in which gloo still works."""
 
 ENOUGH = 128
 """Maximum number of hosts for which gloo's connections are simulated. In larger clusters, a sample of the hosts is
@@ -38,7 +38,7 @@ used.
 
 @dataclass(frozen=True)
 class OwnName:
-    """A host's own name, the address that gloo derives from the name, and the hosts that can't connect to it."""
+    """A host's own name, the address that gloo derives from it, and the hosts that can't connect to this address."""
 
     host: str
     name: str
@@ -58,7 +58,7 @@ class OwnName:
 
 
 _known: WeakKeyDictionary[object, dict[tuple[str, ...], tuple[OwnName, ...]]] = WeakKeyDictionary()
-"""Cache of results, by derived snapshot and by hosts, because three checks need the same result."""
+"""Cache of the results for each derived snapshot and tuple of hosts, because three checks need the same results."""
 
 
 def own_names(view: View) -> tuple[OwnName, ...]:
@@ -105,7 +105,7 @@ def _is_v4(address: str) -> bool:
 
 
 def _cannot_conflict(view: View, host: str, other: str, addresses: Mapping[str, str], *, usual: bool) -> bool:
-    """Return whether both hosts are the same machine, or only the other host has the less common address family."""
+    """Return whether both hosts run on one machine, or only ``other`` has an address of the less common family."""
     by_host = view.nccl.by_host
     ends = [by_host[name].machine for name in (host, other) if name in by_host]
     if len(ends) == 2 and ends[0] is not None and ends[0] == ends[1]:
@@ -157,7 +157,7 @@ def is_without_gpus(view: View) -> bool:
 
 
 def on_nccl2(view: View) -> dict[str, bool]:
-    """Return, for each host with known torch version and variables, whether torch's "nccl" backend is nccl2."""
+    """Return, for each host whose torch version and variables are known, whether torch's "nccl" backend is nccl2."""
     result = {}
     for host, facts in view.facts:
         host_nccl = view.by_host.get(host.name)

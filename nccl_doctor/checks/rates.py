@@ -1,11 +1,12 @@
 """Finds the smallest set of slow hosts, pairs of hosts and rails that explains all bad rates.
 
-A rate is bad if it is less than half of the usual rate, or if only this connection loses packets. A bad rate counts
-only if it remains bad while no other host is sending, and if no machine was the bottleneck. If nearly all rates in a
-row of the matrix are bad, the sending host is slow. If nearly all rates in a column are bad, the receiving host is
-slow. All other bad rates are attributed to pairs of hosts. The usual rate is the median of the hosts' best rates
-instead of all rates, so that one slow host affects it little. For example, one slow host of three makes four of six
-rates bad, but only two of six best rates.
+A rate is bad if it is below a threshold of a third to half of the usual rate, or if its connection loses far more
+packets than usual. A bad rate counts only if it is bad again while no other host is sending, and if neither host was
+itself the bottleneck. If nearly all rates in a row of the rate matrix are bad, the sending host of this row is slow. If
+nearly all rates in a column are bad, the receiving host of this column is slow. All other bad rates are attributed to
+pairs of hosts. The usual rate is the median of the hosts' best rates, not of all rates, so that a single slow host
+hardly affects the usual rate. For example, one slow host among three makes four of the six rates bad, but only two of
+the six best rates (one for each host and direction).
 """
 
 from collections import Counter
@@ -35,7 +36,7 @@ FlowDirection = Literal["send", "receive"]
 
 @dataclass(frozen=True)
 class SlowLink:
-    """A slow host with the slow directions, a slow pair of hosts, or a rail that is slow on all hosts."""
+    """A slow host and its slow directions, a slow pair of hosts, or a rail that is slow on all hosts."""
 
     hosts: tuple[str, ...]  # one host, the two of a pair with the sender first, or all of a rail
     rails: tuple[int, ...]
@@ -77,7 +78,7 @@ class RailRates:
 
     @cached_property
     def usual(self) -> float:
-        """Rate at which most hosts can send or receive on this rail."""
+        """Median of the highest rates at which the hosts sent and received on this rail."""
         return median_high(self.bests)
 
     @cached_property
@@ -110,7 +111,7 @@ class RailRates:
 
 @dataclass
 class RateJudgement:
-    """Slow links, and, in ``limited``, the reasons why hosts themselves limited rates that looked slow, by host."""
+    """Slow links and, in ``limited``, the hosts that themselves limited seemingly slow rates, with the reasons."""
 
     slow: list[SlowLink] = field(default_factory=list)
     limited: dict[str, str] = field(default_factory=dict)
@@ -234,7 +235,7 @@ def _of_rails(measured: list[RailRates], rates: Rates, judgement: RateJudgement)
 
 
 def _slower_rail(rail: RailRates, measured: list[RailRates], rates: Rates) -> float | None:
-    """Return the rate that a slow rail should reach according to its links or other rails; None if it is not slow."""
+    """Return the rate that a slow rail should reach, judging by its links or other rails, or None if it is not slow."""
     speeds = [speed for rate in rail.rates.values() if (speed := link_gbps(rates, rate)) is not None]
     if len(speeds) == len(rail.rates):
         usual = median(speeds)

@@ -1,4 +1,4 @@
-"""Views of a snapshot for checks, with conclusions about the cluster that are computed on first use.
+"""Provides checks with views of a snapshot, and with conclusions about the cluster that are computed on first use.
 
 Example of a check::
 
@@ -45,7 +45,7 @@ Findings = Iterator[Finding | Unjudged | Absent]
 
 
 class FailedDials:
-    """Failed connections of the port test, with their causes if the collected facts show these."""
+    """Failed connections of the port test, with the causes that the collected facts show."""
 
     def __init__(self, snapshot: Snapshot, nccl: ClusterNccl | None = None) -> None:
         self._snapshot = snapshot
@@ -58,13 +58,13 @@ class FailedDials:
 
     @cached_property
     def route_faults(self) -> dict[FailedDial, RouteFault]:
-        """Routing faults that explain failed connections, by connection, where no packet filter does."""
+        """Map from failed connections that no packet filter explains to the routing faults that explain them."""
         mesh = self._snapshot.mesh
         return find_route_faults(self._snapshot, self.firewall.unexplained(mesh)) if isinstance(mesh, Mesh) else {}
 
     @cached_property
     def policies(self) -> dict[FailedDial, tuple[PolicyBlame, ...]]:
-        """NetworkPolicies that explain failed connections, by connection, where no packet filter does."""
+        """Map from failed connections that no packet filter explains to the NetworkPolicies that explain them."""
         mesh = self._snapshot.mesh
         kube = self._snapshot.cluster.options(KubeFacts)
         return policy_blames(kube, self.firewall.unexplained(mesh)) if isinstance(mesh, Mesh) and kube.pods else {}
@@ -87,7 +87,7 @@ class UnnamedDials(FailedDials):
 
 
 class Derived:
-    """Conclusions drawn from a snapshot, and from the failed connections (``dials``) if already known."""
+    """Conclusions drawn from a snapshot; ``dials``, if given, replaces the snapshot's own failed connections."""
 
     def __init__(self, snapshot: Snapshot, dials: FailedDials | None = None) -> None:
         self.snapshot = snapshot
@@ -185,7 +185,7 @@ def check(
 
 
 def folded(lines: Iterable[tuple[str, str]]) -> tuple[str, ...]:
-    """Combine pairs of a host and a text into lines such as ``node[1-3]: text``, in the original order."""
+    """Combine pairs of a host name and a string into lines such as ``node[1-3]: string``, in the original order."""
     hosts = grouped((text, host) for host, text in lines)
     return tuple(f"{fold(dict.fromkeys(those))}: {text}" for text, those in hosts.items())
 
@@ -200,7 +200,7 @@ def pasted(summary: str, commands: tuple[Command, ...], *, needs_root: bool = Fa
 
 
 def ports_of(dials: Iterable[FailedDial], most: int = 4) -> str:
-    """Format the target ports of connections, such as "80,443", or "80-90" for more than ``most`` ports."""
+    """Format target ports of connections as a list (80,443) or, for more than ``most`` ports, as a range (80-90)."""
     ports = sorted({dial.port for dial in dials})
     return ",".join(map(str, ports)) if len(ports) <= most else f"{ports[0]}-{ports[-1]}"
 
@@ -227,7 +227,7 @@ def common_labels(kube: KubeFacts) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class HostDifference:
-    """A property that differs between hosts, with the hosts for each value, in order of decreasing frequency."""
+    """A property that differs between hosts, with the hosts that have each value; the most frequent value is first."""
 
     subject: str
     groups: dict[str, list[str]]
@@ -274,7 +274,7 @@ def failed_by(view: View, address: str, sources: Collection[str]) -> Pairs:
 
 
 def failed_where(view: View, follows: Callable[[FailedDial], bool]) -> Pairs:
-    """Return the pairs of hosts for which ``follows`` is true for all unexplained failed connections."""
+    """Return the pairs of hosts between which all unexplained failed connections satisfy ``follows``."""
     otherwise = {(dial.src, dial.dst) for dial in view.dials.unexplained if not follows(dial)}
     return pairs_of(dial for dial in view.dials.unexplained if (dial.src, dial.dst) not in otherwise)
 
@@ -287,7 +287,7 @@ def described(job: TrainingJob) -> str:
 
 
 def fix_port(cluster: Cluster, node: Node, what: Line | None) -> tuple[Command, ...]:
-    """Return the ``nccl-doctor fix-port`` command for a host, to be run on this machine if it can reach the host."""
+    """Return the ``nccl-doctor fix-port`` command for a host, for use on this machine if possible, else on the host."""
     return on(_where(node), _fix_port(cluster, node, what))
 
 

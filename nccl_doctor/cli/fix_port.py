@@ -1,4 +1,4 @@
-"""The command ``nccl-doctor fix-port``, which finds the process that holds a port after "Address already in use"."""
+"""The command ``nccl-doctor fix-port``, which finds the process that uses a port after "Address already in use"."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class PortOptions:
         return replace(self, port=port, file=None, hosts=file)
 
     def process(self) -> ProcessIdentity | None:
-        """Return the process from ``--pid``, or None without this option; raise UsageError for a malformed value."""
+        """Return the process given by ``--pid``, or None without ``--pid``; raise UsageError for an invalid value."""
         from nccl_doctor.model.ports import as_identity
 
         process = None if self.pid is None else as_identity(self.pid)

@@ -125,7 +125,7 @@ def hang(
 
 
 def refuse_parts(watched: options.WatchOptions, out: Out, *, from_file: bool) -> None:
-    """Raise UsageError for options that need a missing --watch, and for options that conflict with --watch."""
+    """Raise UsageError for options that need ``--watch`` if it is missing, or that conflict with ``--watch``."""
     if not watched.watch:
         if watched != options.WatchOptions():
             raise UsageError("--wait, --every, --after, --on-hang and --keep-watching need --watch")

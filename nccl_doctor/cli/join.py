@@ -62,7 +62,7 @@ class JoinedJob:
     """A job whose nodes run the check themselves.
 
     Args:
-        here: the place of this process in the job.
+        here: the rank of this node, the number of nodes, and the master of the job.
         token: the secret of the job, which is empty if all nodes are on this machine.
         overrides: settings of the job, with the interpreter that training uses on this node.
         port: the port on which node 0 waits for the other nodes.
@@ -168,7 +168,7 @@ def _silent(_words: str) -> None:
 
 
 def _lines(report: Report | None, code: int) -> dict[int, str]:
-    """Return a line for each node, by rank, with the node's own diagnoses and the exit code of the check."""
+    """Return a line for each node, keyed by rank, with the node's own diagnoses and the exit code of the check."""
     lines = {}
     for rank, host in enumerate(report.hosts if report is not None else ()):
         names = [f"{item.name} ({item.code})" for item in report.diagnoses if host.name in item.hosts] if report else []

@@ -72,8 +72,8 @@ def _run() -> None:
 class _End:
     """An exit handler that ends the process before the interpreter shuts down, since threads may abort a shutdown.
 
-    A running thread may hold the lock of stderr, or be inside a library from which it can't be unwound. An abort during
-    the shutdown would lose only the exit code.
+    A running thread may own the lock of stderr, or be inside a library that can't be interrupted. An abort during the
+    shutdown would lose only the exit code.
 
     Attributes:
         code: exit code of the command. Until ``code`` is set, the interpreter exits as usual.

@@ -31,9 +31,8 @@ PROGRAM = (
     "-c",
     "import sys; sys.path[:] = filter(None, sys.path); from nccl_doctor.cli.main import main; main()",
 )
-"""Command that runs nccl-doctor without the current folder on ``sys.path``.
-
-Agents may start the server in a folder that contains untrusted code.
+"""Command that runs nccl-doctor without the current directory on ``sys.path``, because agents may start the server in a
+directory that contains untrusted code.
 """
 LIMIT_S = 900.0
 MOST_OUTPUT = 32 << 20  # bytes of a command's JSON
@@ -47,7 +46,7 @@ NOTICE = (
 
 @dataclass
 class Tools:
-    """The commands as MCP tools. Running commands are ended when the server exits.
+    """The commands as MCP tools. When the server exits, it ends all running commands.
 
     Agents read the docstrings of these tools.
     """

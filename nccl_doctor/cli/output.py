@@ -176,7 +176,7 @@ def exit_code_of(out: Out, work: Callable[[], int]) -> int:
 
 
 def try_files(*files: tuple[str, Path | None], folder: Path | None = None) -> None:
-    """Raise UsageError if a file (paired with its option) or the folder for ``--save-logs`` can't be written."""
+    """Raise UsageError if a file (paired with its option) or the directory for ``--save-logs`` is not writable."""
     for option, path, look in (*((*named, try_file) for named in files), ("--save-logs", folder, try_folder)):
         try:
             if path is not None:
@@ -249,7 +249,7 @@ def error_document(command: str, message: str) -> None:
 
 
 def discard_stdout() -> None:
-    """Redirect stdout to /dev/null, for use after its reader (a pager, head) has exited or its disk is full."""
+    """Redirect stdout to /dev/null after the reader of stdout (such as a pager) has exited or the disk is full."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

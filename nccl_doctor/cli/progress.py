@@ -93,7 +93,7 @@ class Lines(Silent):
 
 
 class Checklist(Lines):
-    """Live checklist of the results known so far and the current phase, which is cleared before the report."""
+    """Live checklist of the known results and the current phase. The checklist is cleared before the report is printed."""
 
     every_s = float("inf")
     frames_per_s = 4.0

@@ -43,11 +43,11 @@ from nccl_doctor.transport.base import Transport
 
 LEAST_TOTAL_S = 300.0  # time limit of a run by default
 BESIDE_SMOKE_S = 240.0
-"""Time in seconds for everything but the all-reduce: connections, facts, dials, imports (up to 120 s), isolation."""
+"""Time in seconds for everything but the all-reduce, such as connections, facts, tests and imports (up to 120 s)."""
 
 
 class StandingConnections(Protocol):
-    """Connections that outlast a run."""
+    """Connections to hosts that stay open after a run has ended."""
 
     def to(self, cluster: Cluster) -> Transport:
         """Return a transport to the cluster's hosts; closing the transport leaves the connections open."""

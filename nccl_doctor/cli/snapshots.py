@@ -76,7 +76,7 @@ def _read_options(cluster: Cluster) -> None:
 
 
 def _parsed(data: bytes) -> object:
-    """Return the parsed JSON; raise ValueError if it is larger, or has more values per byte, than snapshots have."""
+    """Return the parsed JSON; raise ValueError if it is too large or has more values per byte than any snapshot."""
     if len(data) > MOST_BYTES:
         raise ValueError(f"bigger than {MOST_BYTES >> 20} MiB")
     values = min(MOST_VALUES, FREE + len(data) // VALUE_BYTES)
@@ -89,7 +89,7 @@ def _parsed(data: bytes) -> object:
 
 
 def of_snapshot(document: Judged, nodes: Iterable[Node]) -> Judged:
-    """Return a document that was judged from a snapshot file, without commands for this machine."""
+    """Return the document, which is based on a snapshot file, without commands for this machine."""
     from nccl_doctor.judge.from_file import judged_from_file
 
     here = this_machine()

@@ -1,7 +1,7 @@
 """Defines types for a probe's answers, so that no answer is passed on as a plain list or dict.
 
-An answer of any other type raises :class:`MalformedError`, and further answers from that host are ignored. The facts
-about a host are validated one by one in :mod:`nccl_doctor.collect.facts.host_facts`.
+An answer that does not match its type raises :class:`MalformedError`, and further answers from the host are ignored.
+The facts about a host are validated one by one in :mod:`nccl_doctor.collect.facts.host_facts`.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class Hello(base.Observed):
 
 
 class Listening(base.Observed):
-    """The ports of the requested listeners, in the same order.
+    """The ports of the requested listeners, in the order of the request.
 
     A port is None if the listener failed, and ``errors`` maps the index of the listener to the error.
     """
@@ -204,7 +204,8 @@ class RankEvent(base.Observed):
 class SmokeEnd(base.Observed):
     """The result of the all-reduce on a host.
 
-    ``exit`` is 0, 1 or the launcher's exit status, and ``broken`` is the reason if the host returned no result.
+    ``exit`` is 0, 1 or the launcher's exit status, and ``broken`` is the reason why the host returned no result, if
+    any.
     """
 
     exit: base.Signed | None = None
@@ -216,7 +217,7 @@ class SmokeEnd(base.Observed):
 
 
 class TrialEnd(base.Observed):
-    """The outcome of a group's all-reduce for this host's ranks."""
+    """The outcome of an all-reduce among a group of ranks, as seen by the group's ranks on this host."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -237,7 +238,7 @@ class HolderAnswer(base.Observed):
 
 
 class TurnAnswer(base.Observed):
-    """The other run that is testing the host, or None, and the result of another trial of the master port, or None."""
+    """The other run that is testing the host, if any, and the result of another trial of the master port, if any."""
 
     holder: HolderAnswer | None
     trial: PortTrial | None
@@ -317,7 +318,7 @@ def typed(kind: TypeAdapter[T], what: str, value: object) -> T:
 def typed_items(kind: TypeAdapter[T], values: list[Any]) -> tuple[tuple[T, ...], str | None]:
     """Validate a list item by item, because a local user of the host can insert invalid items.
 
-    Return the valid items, and a phrase with the number of invalid items and the first error, or None without errors.
+    Return the valid items, and a phrase with the number of invalid items and the first error, or None if all are valid.
     """
     fitting: list[T] = []
     reasons: list[str] = []

@@ -56,7 +56,8 @@ class Crew:
     ) -> dict[str, T]:
         """Query the hosts, and return the answers by host name.
 
-        A host that does not answer is added to :attr:`failures`, where an earlier failure of the host is kept.
+        A host that does not answer is added to :attr:`failures`, unless an earlier failure of the host is already
+        stored.
         """
         results = ask_all(ask, sessions, lambda session: on_done(session.node.name), Window(MOST))
         answers: dict[str, T] = {}

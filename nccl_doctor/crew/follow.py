@@ -1,4 +1,4 @@
-"""Implements a node's side of ``check --join``: connects to node 0, runs a local probe, and waits for the result.
+"""Implements a node's side of ``check --join``, which connects to node 0, runs a local probe, and waits for the result.
 
 Node 0 sends no program, because each node runs its own installed probe with its own choice of interpreter. Only the
 requests in :data:`ALLOWED` are passed on to the probe, so that node 0 can't end other processes on the node.
@@ -97,7 +97,7 @@ class Meets:
 def follow(
     who: Introduction, token: bytes, at: Meets, env: Mapping[str, str], say: Callable[[str], None]
 ) -> JoinResult:
-    """Join the check, and take part in the check until it ends.
+    """Join the check, and take part until the check ends.
 
     ``env`` contains the job's variables from this node's own command, and ``say`` is called with progress messages.
     Raise NotReachedError if node 0 can't be reached or disconnects, or WrongReleaseError if node 0 has another release.
@@ -167,7 +167,7 @@ def _attempt(who: Introduction, token: bytes, where: tuple[str, int]) -> socket.
 
 
 def _connected(where: tuple[str, int]) -> socket.socket:
-    """Connect to the first address of the name that answers, or raise the error of the last address."""
+    """Connect to the first of the name's addresses that answers, or raise the error for the last address."""
     last: OSError = OSError("no address")
     for family, kind, protocol, _, address in socket.getaddrinfo(*where, type=socket.SOCK_STREAM):
         connection = socket.socket(family, kind, protocol)

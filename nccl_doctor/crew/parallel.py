@@ -1,9 +1,9 @@
 """Connects to many hosts and queries them in parallel, so that the failure of one host does not affect other hosts.
 
-Inexpensive requests are sent to a fixed number of hosts at once (:class:`AllAtOnce`). Handshakes and expensive requests
-are limited by a :class:`Window`, so that a healthy host does not time out while it waits for other hosts. A host's time
-limit starts when the window admits the host. The window grows while handshakes end quickly. A host that does not
-answer, because it is down or slow to log in, does not delay the other hosts.
+Inexpensive requests are sent to a fixed number of hosts at the same time (:class:`AllAtOnce`). Handshakes and expensive
+requests are limited by a :class:`Window`, so that a healthy host does not time out while it waits for other hosts. A
+host's time limit starts when the window admits the host. The window grows while handshakes end quickly. A host that
+does not answer, because it is down or slow to log in, does not delay the other hosts.
 
 A host's answer is parsed in that host's own worker thread. An unexpected exception in a worker thread is reported as a
 bug in nccl-doctor, and ends only the session with that host. A host that timed out is tried a second time before the
@@ -121,7 +121,7 @@ class StageOfWork(Generic[Item]):
 
 
 def in_turns(items: Iterable[Item], *stages: StageOfWork[Item], until: float = math.inf) -> list[Exception | None]:
-    """Run all stages for every item in threads, and return each item's exception or None.
+    """Run all stages for every item in threads, and return a list with an exception or None for each item.
 
     The threads are daemon threads, so that Ctrl-C never waits for a host. An item that has not ended by ``until``
     (monotonic clock) is abandoned with a :class:`TimeoutError`. A ControllerError is raised immediately, because it
@@ -273,7 +273,7 @@ set another limit.
 """
 PATIENCE = 4.0  # a host that takes this many times longer than the others is more than one of many
 LookAtHost = Callable[[ProbeSession, float], None]
-"""A function that queries a host within a fraction of its time limit; raises NoAnswerError if more time may help."""
+"""A function that queries a host within a fraction of its time limit. NoAnswerError means that more time may help."""
 
 
 @dataclass
@@ -331,7 +331,7 @@ class HostReach:
     def _try(self, nodes: Sequence[Node], share: float) -> float:
         """Try each host once within a fraction of its time limit.
 
-        Return the usual time in seconds, or 0 if every host failed.
+        Return the typical duration of a successful connection in seconds, or 0 if every host failed.
         """
         window = Window()
 

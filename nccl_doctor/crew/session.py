@@ -103,7 +103,7 @@ SILENCE_S = 8.0  # of silence; with the time for ending everything, nothing is l
 PATIENT_S = 60.0  # the same for a run that begins again because this machine was suspended: it may only be overloaded
 MARGIN_S = 2.0  # pauses between our messages may be this much shorter here than a host tolerates
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
-"""The clock that keeps running during system sleep, which is CLOCK_MONOTONIC on macOS (clock_gettime(2), (3))."""
+"""The clock that keeps running during system sleep, which is CLOCK_MONOTONIC on macOS; see clock_gettime(2)."""
 
 
 class Heartbeat:
@@ -119,7 +119,7 @@ class Heartbeat:
         self._last: float | None = None  # None until a message is due
 
     def begin(self) -> float:
-        """Start sending heartbeats if necessary, and return the current time for a call of :meth:`longest_gap`."""
+        """Start sending heartbeats if necessary, and return the current time, to be passed to :meth:`longest_gap`."""
         with self._lock:
             if self._last is None:
                 self._last = now()
@@ -135,7 +135,7 @@ class Heartbeat:
             self._channels.discard(channel)
 
     def longest_gap(self, since: float) -> float:
-        """Return the duration in seconds of the longest gap between heartbeats that ended after ``since``."""
+        """Return the longest gap between heartbeats in seconds, not counting gaps that ended before ``since``."""
         with self._lock:
             gaps = [seconds for end, seconds in self._gaps if end > since]
             return max([*gaps, now() - (self._last or now())])
@@ -191,7 +191,7 @@ class ProbeSession:
         latest: float = math.inf,
         silence_s: float = SILENCE_S,
     ) -> ProbeSession:
-        """Connect to a host by ``deadline``, and start the probe within the same time again, but before ``latest``.
+        """Connect to a host by ``deadline``; starting the probe may take as long again, but must end by ``latest``.
 
         Raise AccessError if connecting or starting the probe fails.
         """

@@ -1,7 +1,7 @@
 """Builds the command that starts a probe on a host, and determines why a probe did not start.
 
-The command line contains a loader that reads exactly the length of the probe from stdin, because ``python -`` would
-read stdin to its end. The loader exits if it receives no data for several seconds.
+The command line contains a loader that reads exactly the bytes of the probe from stdin, because ``python -`` would read
+stdin to its end. The loader exits if it receives no data for several seconds.
 
 Error messages are recognised in the English wording of dash, bash, zsh, fish, tcsh, BusyBox ash, ld.so and Python.
 """
@@ -207,7 +207,7 @@ _digest = lru_cache(1)(zlib.crc32)  # of the bundle, for the command line on eac
 
 
 def _renamed(code: CodeType, name: str) -> CodeType:
-    """Return a copy of a code object in which the file name is ``name``, also in nested code objects."""
+    """Return a copy of a code object, including nested code objects, with ``name`` as the file name."""
     constants = (_renamed(value, name) if isinstance(value, CodeType) else value for value in code.co_consts)
     return code.replace(co_filename=name, co_consts=tuple(constants))
 

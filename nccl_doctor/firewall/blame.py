@@ -31,13 +31,12 @@ from nccl_doctor.text.bounds import whole_number
 from nccl_doctor.text.inet import network_of, numeric
 
 NOT_DIALLED = "not dialled"
-"""Value of ``error`` for a connection that was not attempted because the port is in use. The firewall rules are
-evaluated even for a connection that was not attempted.
+"""Value of ``error`` for a connection that was not attempted because the port is in use. The firewall rules are still
+evaluated for such a connection.
 """
 
 LIMITED = "limited"
-"""Value of ``error`` for a connection that succeeded although a rule admits only a limited number of connections at a
-time.
+"""Value of ``error`` for a successful connection to which a rule with a limit on the number of connections applies.
 """
 
 _RATE = re.compile(
@@ -54,7 +53,7 @@ class Blame:
     Attributes:
         rules: all rules that block the connections. The first rule in the list is the first rule on the path of the
             packets.
-        doubtful: rules later on the path that may block the connections. The remedy changes these rules, too.
+        doubtful: rules later on the path that may also block the connections. The remedy covers these rules, too.
         unexpected_outcomes: failed connections whose outcome does not match the action of the rule.
         unexpected_passes: source and port of each connection that succeeded although the host's rules should block it.
     """
@@ -127,7 +126,7 @@ class ExplainedDials:
         redirected: connections that a rule redirects.
         limits: hosts whose rules let the few test connections through but may block some of a job's many connections.
         doubted: for each test in which some of many simultaneous connections were lost, the rule that may have dropped
-            them.
+            their packets.
     """
 
     blames: tuple[Blame, ...]
@@ -231,7 +230,7 @@ def _limits(
 
 
 def _connected(mesh: Mesh, name: str, end: str) -> Iterator[FailedDial]:
-    """Yield successful connections to an ephemeral port of a host, or from the host if ``end`` is "src".
+    """Yield the successful test connections to the host ``name`` or, if ``end`` is "src", from this host.
 
     The ``error`` of each connection is :data:`LIMITED`.
     """
@@ -287,7 +286,7 @@ def _in_the_way(
 
 
 def _by_counters(objection: Objection, after: Ruleset) -> Objection:
-    """Choose, from the rules that may have blocked a packet, the rule whose packet counter has increased."""
+    """Choose the rule whose packet counter has increased from the rules that may have blocked a packet."""
     verdict = objection.verdict
     grown = {item: growth(item.rule, after) for item in (*verdict.instead, verdict) if item.rule is not None}
     likely = [item for item, by in grown.items() if by] or [item for item, by in reversed(grown.items()) if by is None]

@@ -20,7 +20,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Ruleset:
-    """The base chains of a host. ``missing`` contains a phrase for each part of the rules that could not be read."""
+    """The base chains in the firewall rules of a host.
+
+    ``missing`` contains a phrase for each part of the rules that could not be read.
+    """
 
     facts: FirewallFacts
     bases: tuple[BaseChain, ...]
@@ -38,13 +41,13 @@ class Ruleset:
                 yield from (rule.ref for rule in chain)
 
     def count(self, rule: RuleRef) -> int | None:
-        """Return the packet counter of the rule at the same position, or None if this rule has no counter."""
+        """Return the packet counter of the rule at the position of ``rule``, or None if there is no such counter."""
         place = (rule.origin, rule.family, rule.table, rule.chain, rule.place)
         same = (r for r in self.rules() if (r.origin, r.family, r.table, r.chain, r.place) == place)
         return next((r.packets for r in same), None)
 
     def objections(self, packet: Packet) -> tuple[PacketVerdict, ...]:
-        """Return the verdicts that block or may block a packet on this host, with certain verdicts first."""
+        """Return the verdicts that certainly block a packet on this host, followed by those that may block it."""
         journey = Journey(groups=self.facts.groups, bridges=frozenset(self.facts.bridges))
         unread = (PacketVerdict("unknown", reason=reason) for reason in self.missing)
         verdicts = (*through(self.deciding, packet, journey), *unread)
@@ -142,9 +145,9 @@ class Objection:
     def outcomes(self) -> frozenset[DialOutcome]:
         """The possible outcomes of a connection attempt to which the rule applies.
 
-        A rejected packet may seem to be dropped, because the kernel limits ICMP errors per host
+        A rejected packet may seem to be dropped, because the kernel limits the rate of ICMP errors per host
         (net.ipv4.icmp_ratelimit). The ICMP error must also pass the rules of both hosts. A SYN that is retransmitted
-        because its reply was blocked has the state "established", so another rule may apply to the SYN.
+        because the SYN-ACK was blocked has the state "established", so another rule may apply to this SYN.
         """
         if self.verdict.kind == "redirect":
             return _ANYTHING  # it depends on the receiver's answer
@@ -163,7 +166,7 @@ def syn(saddr: str, daddr: str, dport: int, sport: Span = (1024, 65535)) -> Pack
 
 
 def handshake(syn: Packet, ends: Ends, dialler: Ruleset, listener: Ruleset) -> tuple[Objection, ...]:
-    """Return the objections to a connection, up to the first packet of the handshake that is certainly blocked."""
+    """Return the objections to the packets of a handshake, up to the first packet that is certainly blocked."""
     back = replace(syn, saddr=syn.daddr, daddr=syn.saddr, sport=syn.dport, dport=syn.sport, reply=True)
     segments: tuple[tuple[Segment, Packet], ...] = (
         ("SYN", syn),
@@ -203,7 +206,8 @@ _SEEN_AS: dict[str, DialOutcome] = {
     **dict.fromkeys(("host-unreachable", "addr-unreachable", "host-prohibited"), "no-route"),
     "port-unreachable": "refused",
 }
-"""Outcomes of connect(2) by ICMP code (icmp_err_convert in net/ipv4/icmp.c and icmpv6_err_convert in net/ipv6/icmp.c).
+"""Outcomes of connect(2), keyed by the ICMP code (icmp_err_convert in net/ipv4/icmp.c, and icmpv6_err_convert in
+net/ipv6/icmp.c).
 """
 
 
@@ -232,6 +236,6 @@ def counted(rules: Sequence[tuple[RuleRef, Ruleset]]) -> str:
 
 
 def growth(rule: RuleRef, after: Ruleset) -> int | None:
-    """Return the number of packets that a rule counted between the two captures, or None if a counter is missing."""
+    """Return the number of packets that a rule counted during the tests, or None if a counter is missing."""
     later = after.count(rule)
     return None if rule.packets is None or later is None else later - rule.packets

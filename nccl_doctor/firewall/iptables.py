@@ -241,7 +241,7 @@ _OF_LIMITS = (
     *("--hashlimit-dstmask", "--hashlimit-htable-size", "--hashlimit-htable-max", "--hashlimit-htable-expire"),
     "--hashlimit-htable-gcinterval",
 )
-"""Parameters of rate limits, which do not test packets by themselves."""
+"""Options that set parameters of a rate limit but do not test packets themselves."""
 
 OPTIONS: dict[str, Callable[[OptionValues], Test]] = {
     "-m": lambda values: unsure if values[0] in _SILENT_MODULES else _fixed(True),
@@ -318,7 +318,10 @@ def options(words: list[str]) -> Iterator[RuleOption]:
 
 
 def steps(line: str, chains: Collection[str], ipsets: Ipsets) -> tuple[RulePart, ...]:
-    """Return the steps of a rule (``-A CHAIN …``). ``chains`` contains the names of all chains in the rule's table."""
+    """Return the conditions and actions of a rule (``-A CHAIN …``).
+
+    ``chains`` contains the names of all chains in the rule's table.
+    """
     parts = list(options(_words(line)[2:]))
     target = next((index for index, part in enumerate(parts) if part.name in {"-j", "-g"}), len(parts))
     tests = tuple(When(_test(part, ipsets)) for part in parts[:target])

@@ -52,7 +52,7 @@ class DirectRule:
     Attributes:
         text: the text of the line, which is untrusted.
         place: family, table and chain.
-        priority: an integer. Rules with a lower priority value come first (firewalld.direct(5)).
+        priority: an integer. Rules with a lower value are evaluated first (firewalld.direct(5)).
     """
 
     text: str
@@ -165,7 +165,7 @@ class Zone:
 
     @property
     def nets(self) -> Iterator[Network]:
-        """The source networks of the zone, for any interface. MAC addresses and ipsets are omitted."""
+        """The source networks of the zone. Sources that are MAC addresses or ipsets are omitted."""
         for source in self.settings.get("sources", "").split():
             with suppress(ValueError):
                 yield ip_network(source, strict=False)

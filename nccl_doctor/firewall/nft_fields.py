@@ -10,15 +10,15 @@ from typing import Any
 from nccl_doctor.firewall.rules import Journey, Packet, Span, Tri, every, some, within
 
 Json = Any
-"""A part of nft's JSON, which is validated where it is used."""
+"""A part of nft's JSON output. Each function validates the parts that it uses."""
 
 
 class NoField:
-    """The value of a field that the packet does not have, so a rule that tests the field does not match."""
+    """The value of a field that the packet does not have. A rule that tests such a field does not match."""
 
 
 class Unsure:
-    """A value that was not captured, so every test of the value is unsure."""
+    """A value that was not captured. The result of every test of such a value is unsure."""
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,9 @@
 """Commands that let only the cluster's own addresses through a blocking rule.
 
 The commands are in the syntax of the firewall manager to which the rule belongs. Running a command twice has no further
-effect, and the command's change survives a reload of the manager. All text in a command is either fixed or validated
-character by character. If the name of a table, chain or zone on a host is not a plain word, advice is given instead of
-commands.
+effect. If the change would be lost at a reload or reboot, advice on how to keep it is given. All text in a command is
+either fixed or validated character by character. If the name of a table, chain or zone on a host is not a plain word,
+advice is given instead of commands.
 
 For firewalld, the commands add sources to the zone "trusted", or rich rules to a zone that already contains the peers.
 """
@@ -98,7 +98,7 @@ _ZONE_NAME = re.compile(r"[A-Za-z0-9_/-]{1,64}")
 _PRIORITY = re.compile(r'priority="(-?\d{1,5})"')
 _MULTI = ("-p", "tcp", "-m", "multiport", "--dports")
 _FIRST = -32768
-"""The lowest priority, which puts a rich rule first (firewalld.richlanguage(5))."""
+"""The lowest priority value. Rich rules with this value are evaluated first (firewalld.richlanguage(5))."""
 
 
 _BY_FIREWALLD = "A {} of firewalld does it: see `firewall-cmd {}`, and let the cluster's own addresses through there."

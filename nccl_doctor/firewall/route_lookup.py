@@ -30,9 +30,10 @@ class RoutedPath:
     ends: Ends
 
     def syn_to(self, port: int, source_port: int | None = None) -> Packet:
-        """Return the packet with another destination port.
+        """Return the SYN packet with ``port`` as the destination port.
 
-        If ``source_port`` is None, the source port is the whole ephemeral range of the connecting host.
+        If ``source_port`` is None, the packet stands for every source port in the ephemeral range of the connecting
+        host.
         """
         sport = self.syn.sport if source_port is None else (source_port, source_port)
         return replace(self.syn, dport=(port, port), sport=sport)
@@ -154,12 +155,12 @@ NO_ROUTE = "ENETUNREACH"
 """The kernel's error if no route matches."""
 
 STRICT = 1
-"""Value of net.ipv4.conf.*.rp_filter for strict mode. The kernel uses the higher of the values of conf.all and of the
-interface (ip-sysctl.rst).
+"""Value of net.ipv4.conf.*.rp_filter for strict mode. The kernel uses the value of conf.all or the value of the
+interface, whichever is higher (ip-sysctl.rst).
 """
 
 FILTERED = ("EINVAL", "EXDEV")
-"""Errors for an incoming packet that rp_filter drops, which are EINVAL since Linux 6.x and EXDEV in earlier versions.
+"""Errors of route lookups for incoming packets that rp_filter drops: EXDEV or, in recent Linux versions, EINVAL.
 """
 
 RouteFaultKind = Literal["no-way", "no-address", "down", "diverted", "masked", "filtered"]
@@ -269,7 +270,7 @@ def _leaving(host: Host, way: Way) -> Iterator[RouteFault]:
 
 
 def _masked(host: Host, peer: HostFacts, way: Way) -> Iterator[RouteFault]:
-    """Yield a fault if packets take a gateway although the peer's netmask puts both addresses in one subnet."""
+    """Yield a fault if packets are sent to a gateway although the peer's netmask puts both addresses in one subnet."""
     if host.facts is None or way.error is not None or way.gateway is None or way.table not in (*MAIN_TABLES, None):
         return
     holder = interface_of(peer, way.to)
@@ -311,8 +312,8 @@ def _unaddressed(facts: HostFacts, target: HostFacts, out: Way) -> tuple[str, Ne
     """Return the interface that has no address although the target's interface with the same name has an address.
 
     The equal name alone is not sufficient, because a member of a bond or bridge has no address either. The result is
-    None if another interface is in the target's network, or if packets take a gateway on an interface that the target
-    does not have.
+    None if another interface is in the target's network, or if packets are sent to a gateway on an interface that the
+    target does not have.
     """
     there = address_of(out.to)
     name = interface_of(target, out.to)

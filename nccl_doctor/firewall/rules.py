@@ -53,7 +53,7 @@ def within(value: Span, element: Span) -> Tri:
 
 
 AMPLE = 100
-"""The rate, in packets per second, from which a rate limit is assumed to admit the few packets of a new connection."""
+"""The lowest rate limit, in packets per second, that is assumed to admit the few packets of a new connection."""
 
 Direction = Literal["input", "output"]
 """The direction of a packet. An "input" packet passes the hooks ingress, prerouting and input. An "output" packet
@@ -69,7 +69,7 @@ class Packet:
     """A TCP segment on its path through one host.
 
     Attributes:
-        state: the state in connection tracking: "new" for the first SYN, "established" from the SYN-ACK on.
+        state: the connection tracking state, which is "new" for the first SYN and "established" from the SYN-ACK on.
         flags: the TCP flags as nft names them. The flags "ecn" and "cwr" are unknown because they depend on
             net.ipv4.tcp_ecn.
         path_back: whether the route to ``saddr`` uses ``iif``, which reverse-path filters check, or None if unknown.
@@ -253,8 +253,8 @@ class BaseChain:
     Attributes:
         priority: priority of the base chain. Base chains with a lower priority value process the packet first.
         nat: whether the base chain processes only the first packet of a connection.
-        tracked: whether the base chain comes after connection tracking, which has priority -200. The value is False for
-            ingress and egress.
+        tracked: whether the base chain processes packets after connection tracking, which has priority -200. The value
+            is False for ingress and egress.
         scope: "host", or "bridge" or "device" for a chain whose effect is unknown because nft 1.0 does not show the
             chain's device.
     """
@@ -272,7 +272,7 @@ class BaseChain:
 
     @cached_property
     def matters(self) -> bool:
-        """True if any reachable action does more than accept a packet."""
+        """True if the base chain can do anything other than accept a packet."""
         if self.policy == "drop":
             return True
         chain_names: set[str] = set()
@@ -290,12 +290,12 @@ class BaseChain:
 
 
 def unsure(_packet: Packet, _journey: Journey) -> Tri:
-    """Return None (unsure), as the test for properties that are not captured, such as rates, times and owners."""
+    """Return None (unsure). This test is used for properties that are not captured, such as rates, times and owners."""
     return None
 
 
 _STRANGE = (AttributeError, LookupError, TypeError, ValueError)
-"""Exceptions from the parser that indicate an unknown form of rule."""
+"""Exceptions from the parser that indicate a rule in an unknown form."""
 
 
 def guarded(read: Callable[[Packet, Journey], T | None]) -> Callable[[Packet, Journey], T | None]:
@@ -401,7 +401,7 @@ class _Walk:
 def walk(base: BaseChain, packet: Packet, journey: Journey) -> PacketVerdict | None:
     """Evaluate a base chain for a packet.
 
-    Return the verdict against the packet, or None if the chain accepts the packet.
+    Return the verdict if it blocks or may block the packet, or None if the chain accepts the packet.
     """
     way = _Walk(base, packet, journey)
     if way.chain(base.rules, sure=True, depth=0) & _BACK:
@@ -434,7 +434,7 @@ _HOOKS: dict[Direction, tuple[str, ...]] = {
 
 
 def through(bases: Sequence[BaseChain], packet: Packet, journey: Journey) -> Iterator[PacketVerdict]:
-    """Yield the verdicts against a packet, in the order in which the packet passes the base chains.
+    """Yield the verdicts that block or may block a packet, in the order in which it passes the base chains.
 
     ``bases`` must be sorted by priority.
     """

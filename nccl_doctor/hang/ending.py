@@ -34,7 +34,7 @@ def ending(ranks: Iterable[tuple[str, JobRank]], later: Iterable[HangSnapshot]) 
 
     Args:
         ranks: ranks that were found, each with the name of its host.
-        later: samples taken after the last sample with a rank, which contain the exit statuses.
+        later: samples that were taken after the last sample with a rank, and that contain the exit statuses.
     """
     statuses = {
         (host.name, entry.pid, entry.started): entry.status
@@ -63,7 +63,7 @@ def _of(statuses: dict[tuple[str, int, int], int | None], host: str, rank: JobRa
 
 
 def _words(some: list[tuple[str, JobRank, int]]) -> str:
-    """Return the ranks by host and status, such as "rank 1 on node2 was killed by SIGKILL; ranks 2-3 on node3 …"."""
+    """Return a phrase for ranks by host and status, such as "rank 1 on node2 was killed by SIGKILL; ranks 2-3 …"."""
     groups = grouped(((host, status), rank.rank) for host, rank, status in some)
     parts = [f"{ranks_of(ranks)} on {host} {how(status, len(ranks))}" for (host, status), ranks in groups.items()]
     more = [f"and {len(parts) - 4} more groups of ranks"] if len(parts) > 4 else []

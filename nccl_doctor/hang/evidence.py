@@ -69,7 +69,7 @@ class HangEvidence:
 
     @property
     def moves(self) -> bool:
-        """True if the job advanced between the samples, as shown by calls, bytes, or lines of code of waiting ranks."""
+        """True if calls, transferred bytes, or waiting ranks' lines of code show progress between the samples."""
         moved = sum(link.moved for link in self.links)
         if any(rank.calls_moved for rank in self.present) or moved > (CHATTER if self.serves_ras or self.nccl else 0):
             return True
@@ -77,7 +77,7 @@ class HangEvidence:
 
 
 def _spinning(host: HangHost) -> GpuWork | None:
-    """Return a GPU that is busy-waiting if, in every sample, all busy GPUs are busy-waiting, or else None."""
+    """Return a busy-waiting GPU if every sample shows busy GPUs and all of these are busy-waiting, or else None."""
     last = None
     for look in host.looks:
         busy = [] if isinstance(look.gpus, Unknown) else [gpu for gpu in look.gpus if gpu.busy > 0]
@@ -204,7 +204,7 @@ class Divergence:
 
 
 def divergence(ranks: dict[int, ObservedRank]) -> Divergence | None:
-    """Return the first call in which ranks differ or that some ranks have not reached, or None."""
+    """Return the first call that differs between ranks or that some ranks have not reached, or None."""
     dumps = {number: item.recorded for number, item in ranks.items() if item.recorded is not None}
     known = {number: item for number, item in dumps.items() if item is not None}
     # an old dump describes the past, and is only compared with others of its age
@@ -280,7 +280,7 @@ def ras_view(snapshot: HangSnapshot, ranks: dict[int, ObservedRank]) -> RasView 
 
 
 Launched = Mapping[str, tuple[RankGroup, ...]]
-"""Collectives whose counts differ in a communicator, each with its groups of ranks; the slowest group comes first."""
+"""For each collective whose counts differ in a communicator, the groups of ranks with equal counts, slowest first."""
 
 
 def _numbered(
@@ -354,7 +354,7 @@ def _ours(answer: RasAnswer, ranks: dict[int, ObservedRank]) -> bool:
 
 
 ByPid = dict[tuple[int, str | None], int]
-"""Ranks by PID and address, and by PID and None; the rank -1 means that several ranks have the same PID."""
+"""Ranks with the keys (PID, address) and (PID, None); the rank -1 means that several ranks have the same PID."""
 
 
 def _pids(snapshot: HangSnapshot, ranks: dict[int, ObservedRank]) -> ByPid:

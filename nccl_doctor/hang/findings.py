@@ -88,7 +88,7 @@ NEXT_TIME = (
 
 
 def findings(judged: Judgement) -> list[tuple[str, Finding]]:
-    """Return the findings, each with the name of its diagnosis, with the cause first."""
+    """Return the findings, each with the name of its diagnosis; the first finding is the cause."""
     makers = {
         "gone": (_gone, stalled),
         "transport": (stalled, even, _behind),
@@ -283,7 +283,7 @@ def _behind(judged: Judgement) -> Iterator[tuple[str, Finding]]:
 
 
 def _stack(rank: ObservedRank) -> Iterator[str]:
-    """Yield lines with a rank's stack of user code, innermost line first, and with the kernel stack."""
+    """Yield one line with a rank's stack of user code, innermost frame first, and one line with its kernel stack."""
     if rank.place is not None:
         files = [f"{file.rpartition('/')[2]}:{line}" for file, line in rank.place.path[:FRAMES]]
         yield f"stack   rank {rank.rank}: {' < '.join(files)}"
@@ -297,7 +297,7 @@ MOST_RIVALS = 4
 
 
 def gaps(snapshot: HangSnapshot, evidence: HangEvidence) -> tuple[str, ...]:
-    """Return phrases for missing data that may matter for the verdict, the most important data first."""
+    """Return phrases for missing data that may matter for the verdict, beginning with the most important data."""
     some = (_ranks_unknown(snapshot, evidence), _rivals(snapshot), _unread(evidence), _ras(snapshot, evidence))
     return tuple(chain(*some, _flows(evidence)))
 

@@ -106,7 +106,7 @@ BUSY = 0.2  # share of a CPU that a working rank uses; helper threads use less
 WANTING = 0.6
 """Minimum share of time that a thread of a working rank spends running or waiting for a CPU.
 
-Threads are judged separately, because the waiting times of helper threads add up on a busy machine.
+Each thread is evaluated separately, because the waiting times of helper threads add up on a busy machine.
 """
 READING = 1 << 20  # bytes read or written between two samples; helpers do less
 STOPPED = "Tt"
@@ -258,7 +258,7 @@ class RankLink:
 
 
 def links(ranks: dict[int, ObservedRank]) -> list[RankLink]:
-    """Return the TCP connections of ranks that exist in the first and the last sample, except store connections."""
+    """Return the ranks' TCP connections that exist in both the first and the last sample, except store connections."""
     owner = {ends: rank.rank for rank in ranks.values() for ends, _ in _ends(rank, -1)}
     connections = []
     for rank in ranks.values():
@@ -331,7 +331,7 @@ def places(ranks: Iterable[ObservedRank]) -> Iterator[str]:
 
 
 def named(ranks: Iterable[ObservedRank]) -> str:
-    """Return a phrase such as ``rank 3 (node2, pid 4711)``, or only the numbers for more than four ranks."""
+    """Return a phrase such as ``rank 3 (node2, pid 4711)``, or only rank numbers if there are more than four ranks."""
     some = list(ranks)
     if len(some) <= 4:
         return ", ".join(f"rank {rank.rank} ({rank.host}, pid {rank.job_rank.pid})" for rank in some)

@@ -148,7 +148,7 @@ def find_launchers_fault(rendezvous: Rendezvous) -> RendezvousFault | None:
 
 
 def _different(some: tuple[Waiting, ...]) -> RendezvousFault | None:
-    """Return the fault if launcher options differ.
+    """Return the fault if the launchers on different nodes have different options.
 
     Addresses are not compared, because a machine may have several addresses.
     """
@@ -211,7 +211,7 @@ def _missing_number(some: tuple[Waiting, ...]) -> str:
 
 
 def _at_store(some: tuple[Waiting, ...]) -> RendezvousFault:
-    """Return the fault if all launchers are present, depending on which launchers are connected to the store."""
+    """Return the fault for launchers that are all present; it depends on which of them are connected to the store."""
     away = [launcher for launcher in some if not launcher.connected]
     # other stores, such as etcd, are only contacted now and then
     if not away or len(away) == len(some) or any(launcher.backend not in PORTS for launcher in some):
@@ -330,7 +330,7 @@ def _without_store(ranks: dict[int, ObservedRank]) -> RendezvousFault | None:
 
 
 def _reaches_store(rank: ObservedRank) -> bool | None:
-    """Return whether a rank had a connection to the store; None if unknown."""
+    """Return whether a rank had a connection to the store, or None if this is unknown."""
     port, flows = rank.job_rank.master_port, [look.flows for look in rank.looks]
     if any(isinstance(some, Unknown) for some in flows):
         return None

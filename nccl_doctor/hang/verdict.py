@@ -36,9 +36,9 @@ def judge_hang(
 ) -> Judgement:
     """Determine whether a job is hanging and why.
 
-    If ``patient``, a working rank is expected to reach the collective. If not ``patient``, the other ranks have waited
-    for a long time, so a working rank counts as outside NCCL. ``homes`` maps ranks to the hosts on which a watch has
-    seen them.
+    If ``patient`` is true, a working rank is expected to reach the collective. If ``patient`` is false, the other ranks
+    have waited for a long time, so a working rank counts as outside NCCL. ``homes`` maps ranks to the hosts on which a
+    watch has seen them.
     """
     return replace(_judge(gather_evidence(snapshot, homes), patient=patient), patient=patient)
 
@@ -85,7 +85,7 @@ def _unmet(evidence: HangEvidence) -> Judgement | None:
 def _gone(evidence: HangEvidence) -> Judgement | None:
     """Return the verdict that ranks are gone, or None.
 
-    If the job still advances, at least one missing rank must be known by its process or its host.
+    If the job still advances, this verdict requires that the process or the host of at least one missing rank is known.
     """
     sure = [rank for rank in evidence.lost if rank.rank in evidence.ranks or len(rank.hosts) == 1]
     if not evidence.lost or (evidence.moves and not sure):
@@ -132,7 +132,7 @@ def _different(evidence: HangEvidence) -> Judgement | None:
 
 
 def _outside(evidence: HangEvidence) -> Judgement | None:
-    """Return the verdict that ranks are outside NCCL while others wait, or are in the kernel or a data loader."""
+    """Return the verdict that ranks are outside NCCL while others wait, or are stuck in the kernel or a data loader."""
     outside = evidence.outside
     # If most ranks are at their own lines, for example in ``work.wait()`` or ``.item()``, it is unknown which ones
     # wait: C++ leaves no frame, and a minority in a collective may be the ranks that are ahead.

@@ -25,7 +25,8 @@ LEAST_SAMPLES = 3
 """Minimum number of samples without progress before a job is examined closely."""
 
 LEAVING_S = 330.0
-"""Maximum time in seconds that launchers run after their ranks; torch waits up to 300 s (elastic/agent/server/api.py).
+"""Maximum number of seconds for which launchers keep running after their ranks have ended. torch waits for at most 300
+s (elastic/agent/server/api.py).
 """
 
 WatchState = Literal["no-job", "new-job", "moves", "still", "blind", "ending"]

@@ -1,4 +1,5 @@
 """Reads hosts from files, patterns, Slurm and Kubernetes.
 
-Invalid input in a file raises HostsFileError, and other invalid input raises UsageError, with a one-sentence message.
+Invalid input raises an exception with a one-sentence message, which is HostsFileError for a file and UsageError for
+other sources.
 """

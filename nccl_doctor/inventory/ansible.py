@@ -4,7 +4,8 @@ INI files have the sections ``[group]``, ``[group:children]`` and ``[group:vars]
 keys ``hosts``, ``children`` and ``vars``. Ranges in host names contain colons, as in ``node[01:04]``. Only the
 variables that configure the connection to a host are read. The order of precedence follows "How to build your
 inventory" in Ansible's documentation. Host variables override group variables, and group_vars files override the
-inventory. A child group overrides its parent group. Among groups of the same level, the alphabetically last group wins.
+inventory. A child group overrides its parent group. Among groups at the same level, the variables of the group that is
+last in alphabetical order are used.
 """
 
 from __future__ import annotations
@@ -338,7 +339,7 @@ _FOLDERS = "group_vars", "host_vars"
 
 
 def stand_beside(place: SourceLocation) -> bool:
-    """Return whether group_vars or host_vars is next to the file, so that a plain list is an Ansible inventory."""
+    """Return whether group_vars or host_vars is in the file's directory, as it is for Ansible inventories."""
     return place.is_file and any((Path(place.source).parent / folder).is_dir() for folder in _FOLDERS)
 
 

@@ -1,6 +1,6 @@
 """Builds the cluster from a parsed inventory, with common settings, defaults, ranks, and the origin of each value.
 
-Options that override the hosts file are applied here, and the listed host that is this machine is identified.
+The module also applies options that override the hosts file, and determines which listed host is this machine.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def _settle_devices(settings: Settings, entry: Entry) -> Settings:
 
 
 def refuse_more_ranks_than_gpus(name: str, ranks: int | None, devices: str | None, place: SourceLocation) -> None:
-    """Raise an error at ``place`` if a node has fewer GPUs than ranks."""
+    """Raise an error that names the location ``place`` if a node has fewer GPUs than ranks."""
     named = values.device_list(devices) if devices else []
     if named and ranks and ranks > len(named):
         visible = f'{plural(len(named), "GPU")} (cuda_visible_devices "{devices}")'
@@ -266,7 +266,7 @@ class ThisMachine:
     addresses: frozenset[str]
 
     def answers_to(self, named: str) -> str | None:
-        """Return a phrase for why a name or address means this machine, or None. No DNS query is sent."""
+        """Return a phrase that says why a name or address refers to this machine, or None. No DNS query is sent."""
         text = canonical(named)
         if text == "localhost" or is_loopback(text):
             return "a loopback address is this machine"
@@ -314,7 +314,7 @@ def own_name() -> str:
 def training_python(environ: Mapping[str, str]) -> tuple[str, str]:
     """Return the interpreter that a training job on this machine would use, and the reason for the choice.
 
-    In an active virtual environment, ``python3`` on PATH is used. Without an active environment, nccl-doctor's own
+    If a virtual environment is active, ``python3`` on PATH is used. Without an active environment, nccl-doctor's own
     virtual environment is used, unless a file shows that pipx or uv created it only for nccl-doctor.
     """
     prefix = Path(sys.prefix)

@@ -80,7 +80,7 @@ def env_of(text: str, source: str, names: Iterable[str]) -> dict[str, str | None
 
 
 def with_env(text: str, variables: Mapping[str, str | None], source: str) -> str:
-    """Return the text of a hosts file with variables set for all hosts, without variables whose value is None."""
+    """Return a hosts file's text after setting variables for all hosts and removing variables whose value is None."""
     place, names = SourceLocation(source), frozenset(variables)
     rest = _rest_of(text, place, names, "variables")
     conflicts = _set_by_hosts(parse(text, place)) & names
@@ -120,7 +120,7 @@ def _edit(text: str, port: int) -> tuple[int, int, str]:
 def _before_all(
     text: str, mapping: MappingStartEvent, parts: Sequence[Event], words: str, more: str
 ) -> tuple[int, int, str]:
-    """Return the edit that inserts a pair at the beginning of a mapping, with ``more`` indented on the next line."""
+    """Return the edit that inserts ``words`` at the beginning of a mapping, with ``more`` indented on the next line."""
     if mapping.flow_style:
         at = mapping.start_mark.index + 1
         return at, at, f"{words}{' ' * bool(more)}{more}, "

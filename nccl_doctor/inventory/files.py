@@ -1,4 +1,4 @@
-"""Reads hosts files of all supported formats, which are recognised by their content."""
+"""Reads hosts files in all supported formats. The format of a file is recognised from the file's content."""
 
 from __future__ import annotations
 

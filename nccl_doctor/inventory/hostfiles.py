@@ -1,10 +1,9 @@
 """Reads nccl-doctor's own hosts files in YAML, and hostfiles of MPI and DeepSpeed, which have one host per line.
 
-Example lines are ``node1 slots=8 max_slots=16`` for Open MPI (orte_hosts(7)), ``node1:8`` for MPICH (hydra), and
-``worker-0 slots=4`` for DeepSpeed (launcher/runner.py). In a PBS node file ($PBS_NODEFILE), a host name is repeated for
-each rank.
+Example lines are ``node1 slots=8 max_slots=16`` for Open MPI, ``node1:8`` for MPICH, and ``worker-0 slots=4`` for
+DeepSpeed. In a PBS node file ($PBS_NODEFILE), a host name is repeated for each rank.
 
-Patterns of host names are expanded in ``-w``, in Slurm's node list, and on a line of a file.
+Host name patterns are expanded in the value of ``-w``, in Slurm's node list, and in each line of a file.
 """
 
 from __future__ import annotations
@@ -82,7 +81,7 @@ def _options(text: str, place: SourceLocation) -> dict[str, str]:
 def _counted(entries: list[Entry]) -> list[Entry]:
     """Merge repeated hosts as in PBS, where a name that is listed n times has n ranks.
 
-    A repeated name with slots stays a duplicate.
+    A repeated name with slots is not merged, and is later refused as a duplicate.
     """
     times = Counter(entry.name.value for entry in entries)
     with_slots = {entry.name.value for entry in entries if entry.own.nproc_per_node}

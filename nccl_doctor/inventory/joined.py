@@ -1,4 +1,4 @@
-"""Determines from launchers' variables on which node of a job this process runs, for ``check --join``."""
+"""Determines on which node of a job this process runs, from variables that launchers set, for ``check --join``."""
 
 from __future__ import annotations
 
@@ -34,8 +34,9 @@ _LONG = 40  # letters of a host name that another node has, too
 class LauncherVariables:
     """The variables by which a launcher tells a process its place in the job.
 
-    With ``per_node``, ``nodes`` and ``rank`` count processes, and ``per_node`` names the variable with the number of
-    processes on a node. A process in which the variable ``absent`` is set was started by another launcher.
+    If ``per_node`` is set, it names the variable with the number of processes on a node, and ``nodes`` and ``rank``
+    refer to processes instead of nodes. A process in which the variable ``absent`` is set was started by another
+    launcher.
     """
 
     name: str
@@ -105,7 +106,7 @@ def place(
 ) -> JobPlace:
     """Return this process's place in its job.
 
-    Arguments override variables. Raise UsageError if information is missing.
+    Arguments take precedence over environment variables. Raise UsageError if information is missing.
     """
     launcher = next((candidate for candidate in LAUNCHERS if candidate.has_set(environ)), None)
     if launcher is not None and (nodes is None or rank is None):
@@ -191,7 +192,7 @@ def token(environ: Mapping[str, str], path: Path | None) -> bytes:
 
 @dataclass(frozen=True)
 class Arrival:
-    """A node that joined, with the address from which it connected."""
+    """A node that has joined the check, with the address from which the node connected."""
 
     rank: int
     name: str
@@ -237,7 +238,7 @@ _OF_MASTER = re.compile(r"(?P<job>[a-z0-9]([a-z0-9.-]{0,200}[a-z0-9])?)-master-0
 
 
 def output_of(rank: int, environ: Mapping[str, str], hostname: str) -> str:
-    """Return a phrase for the place of a node's own output. ``hostname`` is the host name of node 0.
+    """Return a phrase that says where the output of a node is. ``hostname`` is the host name of node 0.
 
     The default name of a batch job's output file is documented in sbatch(1). Kubeflow's training operator names the
     pods of a PyTorchJob after the job, the role, and the index in the role.

@@ -1,4 +1,4 @@
-"""Reads the pods of a job as hosts (``--kube KIND/NAME`` or ``--kube -l LABELS``), sorted by index."""
+"""Reads the pods of a job (``--kube KIND/NAME`` or ``--kube -l LABELS``) as hosts, and sorts the pods by index."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ _LABELS = {
     "lws": "leaderworkerset.sigs.k8s.io/name={}",
     "statefulset": "",
 }
-"""Labels that each kind's controller sets on its pods. For a StatefulSet, the selector in the StatefulSet itself is
-used instead.
+"""Labels that the controller for each kind of object sets on the object's pods. For a StatefulSet, the selector in the
+StatefulSet itself is used instead.
 """
 _ALIASES = {"sts": "statefulset", "jobs": "job", "leaderworkerset": "lws", "pytorchjobs": "pytorchjob"}
 _TWICE = "--kube names the hosts, and so does a hosts file or -w; give one of them"

@@ -1,8 +1,8 @@
 """Defines types for responses of the Kubernetes API, with only the fields that are used.
 
-Names must follow RFC 1123, so that a name is safe in a command. A response with another structure raises an error with
-a one-sentence message. Services, NetworkPolicies and namespace labels are Unknown if the user is not allowed to read
-them.
+Names must conform to RFC 1123, so that they can safely be used in shell commands. A response with an unexpected
+structure raises an error with a one-sentence message. Services, NetworkPolicies and namespace labels are Unknown if the
+user is not allowed to read them.
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ class _PodStatus(ApiObject):
 
 
 class Pod(ApiObject):
-    """A pod in a response of the API."""
+    """A pod in a response from the Kubernetes API."""
 
     metadata: _Metadata
     spec: _PodSpec

@@ -1,7 +1,7 @@
-"""Extracts the facts that checks need from a pod in the Kubernetes API, and finds the container to enter.
+"""Extracts facts for checks from the Kubernetes API's description of a pod, and selects the container to enter.
 
-Each reason why a pod can't be entered is explained in one sentence. The pods that are the nodes of a job are selected
-and sorted.
+Each reason why a pod can't be entered is explained in one sentence. The module also selects and sorts the pods that are
+the nodes of a job.
 """
 
 from __future__ import annotations
@@ -129,8 +129,8 @@ _DEVICE = re.compile(r"(nvidia\.com|amd\.com)/[\w.-]+|rdma/[\w.-]+|vpc\.amazonaw
 def training_container(pod: Pod) -> Container:
     """Return the training container of a pod.
 
-    The order of preference is the default of ``kubectl exec``, Kubeflow's container, a container with devices, and the
-    first container.
+    The order of preference is the default container of ``kubectl exec``, Kubeflow's training container, a container
+    with devices, and the first container.
     """
     containers = pod.spec.containers
     named = {container.name: container for container in containers}
@@ -180,7 +180,7 @@ def devices(container: Container) -> dict[str, int]:
 
 
 def quantity(text: object) -> int | None:
-    """Convert a Kubernetes quantity, such as ``64Gi``, to an integer, or return None if the quantity is not whole."""
+    """Convert a Kubernetes quantity, such as ``64Gi``, to an integer, or return None if this is impossible."""
     match = re.fullmatch(r"([0-9]{1,15})([A-Za-z]{0,2})", str(text))
     return int(match[1]) * _UNITS[match[2]] if match and match[2] in _UNITS else None
 
@@ -205,7 +205,7 @@ _INDEXES = (
         "apps.kubernetes.io/pod-index",
     ),
 )
-"""Labels of Kubernetes, JobSet, LeaderWorkerSet and Kubeflow with the index of a Job or of a pod in its Job."""
+"""Labels that contain the index of a Job, or of a pod in its Job (Kubernetes, JobSet, LeaderWorkerSet, Kubeflow)."""
 _REPLICATED = "jobset.sigs.k8s.io/replicatedjob-name"
 _ROLE = "training.kubeflow.org/replica-type"
 _OVER = ("Succeeded", "Failed")
@@ -227,7 +227,8 @@ def rank(pod: Pod) -> PodRank:
 def current(pods: Iterable[Pod]) -> list[Pod]:
     """Return one pod for each rank, in rank order.
 
-    Of several pods for a rank, pods that have not ended are preferred, and then the newest pod.
+    If a rank has several pods, a pod that has not ended is preferred, then a pod that is not being deleted, then the
+    newest pod.
     """
     by_place: dict[tuple[PodRank, str], Pod] = {}
     for pod in pods:

@@ -1,4 +1,4 @@
-"""Stores the result of the last check of a list of hosts for ``nccl-doctor launch`` and ``nccl-doctor fix``.
+"""Stores the last check's result for each list of hosts, for use by ``nccl-doctor launch`` and ``nccl-doctor fix``.
 
 The results for each hosts file or list of names are stored in a file under ``$XDG_STATE_HOME/nccl-doctor`` (XDG Base
 Directory Specification). Each stored file contains host names, counts and recommended variables, and is readable only
@@ -69,12 +69,12 @@ class Hosts:
 
     @property
     def key(self) -> str:
-        """The identity of the list, which is the absolute path of the file or the host names."""
+        """The string that identifies the list, based on the absolute path of the hosts file or on the host names."""
         return str(self) if self.file is None else str(Path(self.file).resolve())
 
     @property
     def identifier(self) -> str:
-        """The base name of the files about the list, which consists of 16 hexadecimal digits."""
+        """The base name for files that store data about the list; the name consists of 16 hexadecimal digits."""
         return hashlib.sha256(self.key.encode()).hexdigest()[:16]
 
     @property
@@ -90,7 +90,7 @@ class Hosts:
 
 
 def remember(hosts: Hosts, snapshot: Snapshot, report: Report, checked_at: float, environ: Mapping[str, str]) -> None:
-    """Store the result of a check; do nothing if the state folder can't be written."""
+    """Store the result of a check; do nothing if the state directory can't be written to."""
     digest = hosts.digest
     if digest is None:
         return
@@ -158,9 +158,9 @@ def recommended(diagnoses: tuple[Diagnosis, ...]) -> dict[str, dict[str, str]]:
 
 
 def _path(hosts: Hosts, environ: Mapping[str, str]) -> Path | None:
-    """Return the path of the file for a list.
+    """Return the path of the file that stores the last check of the hosts.
 
-    The result is None without a home directory, as in a container with an unknown UID.
+    The result is None if there is no home directory, as in a container with an unknown UID.
     """
     folder = state_folder(environ)
     return None if folder is None else folder / f"{hosts.identifier}.json"

@@ -1,4 +1,4 @@
-"""Builds the cluster of a job from its launch command, which names the master if nothing else does."""
+"""Builds the cluster of a job from its launch command, which determines the master if no other source does."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from nccl_doctor.text.inet import is_loopback
 
 PLACES = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "NNODES",
           "GROUP_RANK")  # fmt: skip
-"""Variables that define a rank's place in the job, which are checked together with the launch command."""
+"""Variables that define a rank's place in the job. These variables are checked together with the launch command."""
 
 
 def with_line(reader: Callable[[Mapping[str, str]], Cluster], words: Sequence[str]) -> Cluster:
-    """Return the cluster with the launch command ``words``, its variables, script and server.
+    """Return the cluster with the launch command ``words`` and the variables, script and server that it specifies.
 
     ``reader`` builds the cluster from the hosts, given additional environment variables.
     """
@@ -47,7 +47,7 @@ def _where(script: str, cluster: Cluster) -> str:
 
 
 def _of_the_job(line: LaunchLine, cluster: Cluster) -> dict[str, str]:
-    """Return the variables that a launch command sets for the job, except for a rank's place and a host's GPUs."""
+    """Return the variables that a launch command sets, except variables for a rank's place and for a host's GPUs."""
     per_host = any(node.cuda_visible_devices or node.nproc_per_node for node in cluster.nodes)
     left = {*PLACES, *(("CUDA_VISIBLE_DEVICES",) if per_host else ())}
     return {name: value for name, value in line.variables.items() if name not in left and not is_of_shell(value)}

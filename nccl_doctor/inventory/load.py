@@ -47,9 +47,10 @@ def load(  # noqa: PLR0913 - each is a word of the command line
 
     ``path`` is the hosts file (``-`` for standard input). ``where`` is the pattern of ``-w``, which names hosts or
     selects hosts of the file; ``exclude`` is the pattern of ``-x``. ``engine`` is a source of hosts that replaces the
-    hosts file, and ``transport`` is the kind of connection to named hosts. ``environ`` contains the variables of Slurm
-    and of the master. If ``here`` is None, this machine's names and addresses are looked up. ``parsed`` is an inventory
-    that has already been read, because a pipe can be read only once.
+    hosts file, and ``transport`` is the kind of connection to named hosts. ``environ`` contains environment variables,
+    including those that Slurm sets and those for the master. If ``here`` is None, this machine's names and addresses
+    are looked up. ``parsed`` is an inventory that has already been read; it avoids a second read, which is impossible
+    for a pipe.
     """
     left_out = expanded(exclude, SourceLocation("-x", is_file=False)) if exclude is not None else []
     if parsed is None:
@@ -111,7 +112,7 @@ def _parsed(path: str | None, where: str | None, environ: Mapping[str, str], *, 
 def requested(
     options: Mapping[str, Any], transport: str | None, environ: Mapping[str, str], *, named: bool
 ) -> HostSource | None:
-    """Return the source of hosts that options or the environment specify, or None."""
+    """Return the source of hosts that options or the environment specify, or None if no source is specified."""
     sources = [engine for engine in engines() if engine.finds_hosts]
     flags = [engine.flags[0].words[0] for engine in sources if engine.flags[0].name in options]
     if len(flags) > 1:

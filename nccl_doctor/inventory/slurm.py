@@ -1,7 +1,7 @@
-"""Reads the nodes of a Slurm job with their order and number of ranks from scontrol, which lists only current jobs.
+"""Reads the nodes of a Slurm job, their order, and their rank counts from scontrol, which lists only current jobs.
 
-The nodes are in the order of ``scontrol show hostnames``, in which srun numbers the nodes. Launch scripts usually use
-the first node in this order as the master.
+The nodes are in the order of ``scontrol show hostnames``, which is also the order in which srun numbers the nodes.
+Launch scripts usually use the first node in this order as the master.
 """
 
 from __future__ import annotations
@@ -97,9 +97,9 @@ class SlurmRequest:
 def request(
     options: Mapping[str, Any], transport: str | None, environ: Mapping[str, str], *, named: bool
 ) -> SlurmRequest | None:
-    """Return the requested job, or None.
+    """Return the Slurm job that options or the environment specify, or None if no job is specified.
 
-    Without a given transport, the job in the environment counts only if scontrol is installed.
+    If no transport is specified, the job in the environment is used only if scontrol is installed.
     """
     steps, asked = transport in (None, "auto", "slurm"), options.get("slurm_job")
     image, name = options.get("container_image") or "", options.get("container_name") or ""
@@ -182,7 +182,7 @@ def _gpus_and_ranks(rest: str, names: list[str]) -> tuple[dict[str, int], dict[s
 
 
 def from_environment(environ: Mapping[str, str]) -> ParsedInventory:
-    """Return the hosts of the Slurm job in which this process runs (sbatch(1))."""
+    """Return the hosts of the Slurm job in which this process runs, according to the variables set by sbatch."""
     place = SourceLocation(NODELIST, is_file=False)
     ranks = None
     # a node's GPUs, otherwise its tasks; a single task is torchrun, which says nothing about ranks

@@ -1,4 +1,4 @@
-"""Finds the master port in a Slurm batch script, as a number or as a common expression with the job's ID."""
+"""Finds the master port in a Slurm batch script that sets the port to a number or an expression with the job's ID."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {
 
 
 def master_port(script: str, job: int) -> int | None:
-    """Return the port that the script assigns last, or None if more than the script and the job's ID is needed.
+    """Return the port that the script assigns last, or None if the script and the job's ID do not determine the port.
 
     Common batch scripts compute the port from the job's ID. Supported expressions include ``$((10000 + SLURM_JOB_ID %
     50000))`` and ``$(expr 10000 + $(echo -n $SLURM_JOBID | tail -c 4))``.
@@ -39,7 +39,7 @@ def master_port(script: str, job: int) -> int | None:
 
 
 def _tail(match: re.Match[str]) -> str:
-    """Return the number that ``tail -c`` extracts from a job's ID, counting the newline of ``echo`` without ``-n``."""
+    """Return the number that ``tail -c`` extracts from a job's ID; without ``-n``, the newline of ``echo`` counts."""
     digits = int(match["count"]) - (match["bare"] is None)
     return str(int(match["id"][-digits:])) if digits > 0 else "0"
 

@@ -1,4 +1,4 @@
-"""Defines the parts of an inventory with their places in the source, and reads files.
+"""Defines the parts of an inventory and their locations in the inventory's source, and reads files.
 
 Hosts files and other documents are read with limits on size and time. A hosts file that is not text is refused.
 """
@@ -24,7 +24,7 @@ T = TypeVar("T")
 class SourceLocation:
     """The place where a value is set, such as a line of a file, ``-w`` or a variable.
 
-    ``note`` is a remark for ``nccl-doctor hosts``.
+    ``note`` is a remark that ``nccl-doctor hosts`` shows.
     """
 
     source: str
@@ -71,7 +71,7 @@ class Settings:
     env: Mapping[str, Sourced[str]] = field(default_factory=dict)
 
     def over(self, base: Settings) -> Settings:
-        """Return these settings merged over ``base``, with a separate merge for each variable in ``env``."""
+        """Return ``base`` overridden by these settings; each variable in ``env`` is overridden separately."""
         merged: dict[str, Any] = {f.name: getattr(self, f.name) or getattr(base, f.name) for f in fields(self)}
         return Settings(**{**merged, "env": {**base.env, **self.env}})
 
@@ -110,7 +110,7 @@ class ParsedInventory:
 
 
 class HostSource(Protocol):
-    """A source of hosts, such as a Slurm job, which options or the environment select."""
+    """A source of hosts, such as a Slurm job, that is selected by options or by the environment."""
 
     @property
     def login(self) -> str:

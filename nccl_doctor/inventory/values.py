@@ -137,7 +137,7 @@ def variable(text: str, place: SourceLocation) -> str:
 
 
 def variable_value(text: str, place: SourceLocation) -> str:
-    """Return the text if it is a valid value of an environment variable, which is any text on one line."""
+    """Return the text if it is a valid value for an environment variable, without line breaks or control characters."""
     if has_control(text.replace("\t", " ")):
         raise place.error(
             f"{quoted(text)} can't be a variable's value: control characters and line breaks are not allowed"
@@ -156,8 +156,8 @@ def devices(text: str, place: SourceLocation) -> str:
     """Validate a value of CUDA_VISIBLE_DEVICES, and return it without spaces. An empty value hides all GPUs.
 
     The value is a comma-separated list of indexes or of ``GPU-…`` and ``MIG-…`` identifiers. An invalid or duplicate
-    entry is refused, because it hides itself and all later entries (CUDA C++ Programming Guide, "CUDA Environment
-    Variables").
+    entry is refused, because CUDA would ignore this entry and all later entries (CUDA C++ Programming Guide, "CUDA
+    Environment Variables").
     """
     tokens = device_list(text)
     if not all(_DEVICE.fullmatch(token) for token in tokens):
@@ -175,7 +175,7 @@ def device_list(text: str) -> list[str]:
 def shared_devices(first: str, other: str) -> list[str]:
     """Return the GPUs that are in both values of CUDA_VISIBLE_DEVICES.
 
-    Abbreviated identifiers are compared as in CUDA.
+    As in CUDA, an abbreviated identifier matches every identifier that begins with it.
     """
     return [
         a

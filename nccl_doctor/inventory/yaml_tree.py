@@ -1,7 +1,7 @@
-"""Parses YAML into a tree of texts with line numbers, and converts parts of the tree.
+"""Parses YAML into a tree of strings with line numbers, and converts parts of the tree to Python values.
 
 The tree is built from the parser's events, so that values such as ``1``, ``true`` and ``0,1`` stay as written. Tags
-create no Python objects, and aliases are not resolved. The tree can't grow beyond the size of the file.
+create no Python objects. Aliases are not resolved, so the tree can't become larger than the file.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from nccl_doctor.text.hostlist import quoted
 
 @dataclass(frozen=True)
 class Scalar:
-    """A single value as written. ``plain`` is true if the value has no quotes."""
+    """A single value as written in the file. ``plain`` is true if the value has no quotes."""
 
     text: str
     plain: bool
@@ -70,7 +70,7 @@ Tree = Scalar | Alias | Listing | Mapping
 
 
 def as_text(tree: Tree, what: str) -> str:
-    """Return the text of a scalar, which must not be null."""
+    """Return the text of a scalar; raise an error if the node is null or not a scalar."""
     _plainly_written(tree)
     if not isinstance(tree, Scalar):
         raise tree.place.error(f"{what} must be a single value, not {_kind(tree)}")
@@ -154,7 +154,7 @@ class _Open:
 
 
 def parse(text: str, place: SourceLocation) -> Tree:
-    """Return the tree of the only document in ``text``."""
+    """Return the tree of the YAML document in ``text``, which must contain exactly one document."""
     try:
         return _build(text, place)
     except MarkedYAMLError as error:

@@ -14,7 +14,7 @@ from nccl_doctor.text.hostlist import fold
 
 
 class Machine(FrozenModel):
-    """Identity of a machine, as reported by its root user and compared before an undo.
+    """Identity of a machine, read as root and compared with the recorded identity before an undo.
 
     An empty value means that the value is unknown.
     """
@@ -41,9 +41,9 @@ class Undo(FrozenModel):
         before: the state before the step. ``after`` is the state after the step, or None if the end of the step was not
             observed.
         expected: the intended state after the step, or None if the intended state was unknown.
-        survives_reboot: False if a restart undoes the step by itself.
+        survives_reboot: False if a reboot undoes the step.
         settings_before: earlier values of variables in the hosts file.
-        redo: the step's own command, in case the undo blocks SSH.
+        redo: the command of the earlier step, which is run again if the undo blocks SSH.
     """
 
     look: str | None
@@ -63,7 +63,8 @@ class Step(FrozenModel):
         number: position in the plan, starting at 1. Each host runs its steps in this order, in parallel with other
             hosts.
         host: name of the host, or None for the machine on which nccl-doctor runs.
-        place: phrase for a place inside or outside a container, as in :class:`~nccl_doctor.model.finding.Command`.
+        place: phrase that states whether the command is run inside or outside a container, as in
+            :class:`~nccl_doctor.model.finding.Command`.
         mends: name of the diagnosis that the step fixes. ``message`` is the sentence of that diagnosis.
         undo: how to undo the step, as far as this is known before the step is run, or None if the step can't be undone.
         survives_reboot: whether the change survives a reboot, or None if that depends on the machine.
@@ -96,18 +97,21 @@ class Step(FrozenModel):
 
     @property
     def needs_shell(self) -> bool:
-        """True if the step runs a shell command. nccl-doctor itself writes the hosts file and ends jobs."""
+        """True if the step runs a shell command. nccl-doctor writes the hosts file and ends jobs without a shell."""
         return not self.settings and not (self.operation is not None and self.operation.ends_process)
 
     @property
     def cuts_connection(self) -> bool:
-        """True if an error in the step could block SSH to the host, which is assumed for every undo."""
+        """True if an error in the step could block SSH to the host. Every undo is assumed to carry this risk."""
         risky = self.undoes is not None or (self.operation is not None and self.operation.cuts_connection)
         return risky and self.host is not None
 
 
 class ByHand(FrozenModel):
-    """A diagnosis without a step. ``commands`` are commands that the user may run, or that help the user to decide."""
+    """A diagnosis that no step of the plan fixes.
+
+    The user may run ``commands``, which fix the fault or print information.
+    """
 
     code: str
     name: str
@@ -134,8 +138,8 @@ class StepResult(FrozenModel):
     Attributes:
         reason: why the step was not run, or why its outcome is unknown.
         output: the end of the command's output.
-        was_there: whether the change was already in place, so that the command was not run.
-        over: whether an undo has nothing left to undo.
+        was_there: True if the command was not run because the change was already in place.
+        over: True if the step is an undo that had nothing left to undo.
         at: time in UTC, in ISO 8601 format with a precision of one second.
     """
 
@@ -156,7 +160,7 @@ class StepResult(FrozenModel):
 
 
 class NamedFault(FrozenModel):
-    """A diagnosis and its hosts, which is represented in JSON by a string such as ``"port-in-use on node[1-2]"``."""
+    """A diagnosis and its hosts, represented in JSON by a string such as ``"port-in-use on node[1-2]"``."""
 
     name: str
     hosts: tuple[str, ...] = ()
@@ -173,11 +177,11 @@ class FixReport(Document):
     """Output of ``fix``: the plan, its results, and the diagnoses before and after.
 
     Attributes:
-        note: sentences about the run for the user.
+        note: remarks about the run that are shown to the user.
         verdict: the last output line of the check that follows the run.
-        mended: diagnoses that no longer exist after the run. ``unjudged`` contains diagnoses that could no longer be
-            judged, ``remaining`` contains diagnoses that still exist, and ``new`` contains diagnoses that appeared
-            since the plan was made.
+        mended: diagnoses that no longer exist after the run. ``unjudged`` contains diagnoses that the check after the
+            run could neither confirm nor rule out, ``remaining`` contains diagnoses that still exist, and ``new``
+            contains diagnoses that appeared after the plan was made.
         undo_with: the command that undoes this run.
     """
 

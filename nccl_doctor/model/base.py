@@ -1,9 +1,9 @@
 """Base classes of all data: immutable models, documents, validated values from hosts, and unknown facts.
 
-Data from hosts is not trusted. Numbers and the lengths of texts are limited, texts have no lone surrogates, and
-addresses, networks, interfaces and versions are validated. Validated values are kept as text, so that JSON shows what
-the host sent. For mypy, types such as ``IpAddress`` are distinct from ``str``, and only the validators return values of
-these types.
+Data from hosts is not trusted. Numbers and the lengths of strings are limited, strings contain no lone surrogates, and
+addresses, networks, interface names and versions are validated. Validated values remain strings, so that JSON shows
+what the host sent. For mypy, types such as ``IpAddress`` are distinct from ``str``, and only the validators return
+values of these types.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _NO_SCHEMA = frozenset({"config", "default", "metadata", "serialization"})
 
 
 def _fail_fast(schema: object, *, within: bool = False) -> None:
-    """Make the validation of a model's collections end at the first error.
+    """Make the validation of each collection in a model stop at the first error.
 
     Nested models are skipped, because their schemas have already been changed.
     """
@@ -58,8 +58,8 @@ def _fail_fast(schema: object, *, within: bool = False) -> None:
 class FrozenModel(BaseModel):
     """Base class of immutable pydantic models that reject unknown fields.
 
-    The validation of a list or an object ends at the first invalid member, because an error takes a hundred times the
-    member's memory.
+    The validation of a list or an object stops at the first invalid member, because pydantic's description of an error
+    uses about a hundred times as much memory as the member.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -101,13 +101,13 @@ MAX_LINES = 64  # texts in a list: lines of evidence, methods, keys
 
 
 def clip(text: str) -> str:
-    """Return a text for an observation, limited to ``MAX_TEXT`` characters and converted to valid UTF-8."""
+    """Return the string, truncated to ``MAX_TEXT`` characters and with lone surrogates replaced."""
     whole = text if len(text) <= MAX_TEXT else f"{text[: MAX_TEXT - 1]}…"
     return whole if whole.isascii() else whole.encode(errors="replace").decode()
 
 
 def clip_end(text: str) -> str:
-    """Return the text clipped at its beginning, because the end of a traceback is its most informative part."""
+    """Return the string, with its beginning cut off if it is too long, because a traceback ends with the error."""
     return clip(text if len(text) <= MAX_TEXT else f"…{text[1 - MAX_TEXT :]}")
 
 
@@ -118,13 +118,13 @@ def _clipped(value: object) -> object:
 
 
 class Observed(FrozenModel):
-    """Base class of all data from hosts. Texts are limited in length, and numbers are finite."""
+    """Base class of all data from hosts. Strings have a maximum length, and numbers are finite."""
 
     model_config = ConfigDict(str_max_length=MAX_TEXT, allow_inf_nan=False)
 
 
 class ClippedModel(Observed):
-    """Base class of models that contain sentences about hosts. Texts that are too long are clipped, not rejected."""
+    """Base class of models that contain sentences about hosts. Strings that are too long are truncated, not rejected."""
 
     @model_validator(mode="before")
     @classmethod
@@ -146,7 +146,7 @@ _SCOPE = re.compile(r"[0-9A-Za-z_.:-]{1,60}", re.ASCII)
 
 @lru_cache(4096)
 def ip_address(text: str) -> _IpAddress:
-    """Return an IP address, which may have a ``%scope`` if it is an IPv6 address.
+    """Return the string as an IP address. An IPv6 address may have a scope, as in ``fe80::1%eth0``.
 
     Raise ValueError if the address is invalid.
     """
@@ -161,7 +161,10 @@ def ip_address(text: str) -> _IpAddress:
 
 @lru_cache(4096)
 def ip_network(text: str) -> _IpNetwork:
-    """Return a network in CIDR notation, whose host bits may be set. Raise ValueError if the network is invalid."""
+    """Return the string as a network in CIDR notation.
+
+    Host bits may be set, as in ``10.0.0.5/24``. Raise ValueError if the network is invalid.
+    """
     ipaddress.ip_network(text, strict=False)
     return _IpNetwork(text)
 
@@ -177,7 +180,7 @@ def _netmask(text: str) -> _IpAddress:
 
 
 def _fits(pattern: str, problem: str) -> AfterValidator:
-    """Return a validator that rejects texts that the pattern does not match completely.
+    """Return a validator that rejects every string that the pattern does not match completely.
 
     ``problem`` is the error message.
     """
@@ -244,7 +247,7 @@ Mark = TypeVar("Mark")
 
 @cache
 def marks(model: type[BaseModel], kind: type[Mark]) -> dict[str, Mark]:
-    """Return the annotations of type ``kind``, keyed by field name, that fields have directly or inside their types."""
+    """Return the annotations of type ``kind`` on fields or inside the types of fields, keyed by field name."""
     by_field = {name: _mark(kind, field.annotation, field.metadata) for name, field in model.model_fields.items()}
     return {name: mark for name, mark in by_field.items() if mark is not None}
 
@@ -275,20 +278,20 @@ CONTAINER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}", re.ASCII)
 ContainerName = Annotated[str, Field(pattern=rf"^{CONTAINER_NAME.pattern}$")]
 Clipped = Annotated[str, BeforeValidator(_clipped)]  # a sentence whose end may be missing
 ClippedEnd = Annotated[str, BeforeValidator(lambda text: clip_end(text) if isinstance(text, str) else text)]
-"""A text whose beginning may be clipped."""
+"""A string whose beginning may have been cut off."""
 Output = Annotated[str, Field(max_length=MAX_OUTPUT)]  # the complete output of another program; hostile text
 Port = Annotated[int, Field(ge=1, le=65535)]  # a TCP port that can be dialled
 SocketPort = Annotated[int, Field(ge=0, le=65535)]  # a port in a socket table: 0 for a socket that is not bound
 Count = Annotated[int, Field(ge=0, le=2**63 - 1)]
-"""A non-negative number, size or index. The maximum is sufficient for the size of the largest memory in bytes."""
+"""A non-negative number, size or index. The maximum exceeds the size of any memory in bytes."""
 Pid = Annotated[
     int, Field(ge=0, le=2**31 - 1), Fleeting()
 ]  # 0 for a process outside the PID namespace of whoever reports it
 SysctlNumber = Annotated[str, Field(pattern=r"^-?[0-9]{1,19}$")]
 """A numeric kernel setting, as printed by a file in /proc/sys."""
 ProcessState = Annotated[str, Field(pattern=r"^[A-Za-z]( [^ ]{1,64})?$")]
-"""A process state as in proc(5), such as "S". An uninterruptible state may be followed by the kernel function, as in "D
-nfs_wait".
+"""A process state as in proc(5), such as "S". An uninterruptible state may be followed by the kernel function in which
+the process waits, as in "D nfs_wait".
 """
 Signed = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]  # an integer that may be negative
 Seconds = Annotated[float, Field(ge=0, le=1e12)]
@@ -301,7 +304,9 @@ MALFORMED = "malformed: "  # beginning of the reason if a host's answer has the 
 PENDING = "not reached"  # reason for a phase that had not begun when the run ended
 NOT_ASKED = "not asked for"  # beginning of the reason if a phase was not requested
 NOT_SELECTED = "not selected"
-"""The reason for skipping a check that was not selected. A row is not shown if none of its checks was selected."""
+"""The reason given for a check that the user did not select. A row of the terminal output is omitted if none of its
+checks was selected.
+"""
 
 
 class Unknown(Observed):
@@ -335,7 +340,7 @@ class Skipped(Observed):
 
     @property
     def hindered(self) -> bool:
-        """True if an earlier fault prevented the phase."""
+        """True if the phase was skipped because of an earlier fault."""
         return self.reason != PENDING and not self.reason.startswith(NOT_ASKED)
 
 

@@ -1,4 +1,4 @@
-"""Models of a request: a cluster and its nodes, as the user described them."""
+"""Models of a cluster and its nodes, as described by the user."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ DEFAULT_MASTER_PORT = 29500  # torchrun's static rendezvous and ``env://`` use t
 
 
 class NodeOptions(Protocol):
-    """Options of an engine for one node or for all nodes, in a frozen dataclass or model."""
+    """Protocol for an engine's options for one node or for all nodes, implemented by frozen dataclasses or models."""
 
     engine: ClassVar[str]  # its key in :attr:`Node.access`
 
@@ -23,7 +23,7 @@ JsonObject = dict[str, JsonValue]
 
 
 def access(*options: NodeOptions) -> dict[str, JsonObject]:
-    """Return the options in the form that a node stores, without unset options."""
+    """Return the options in the form in which a node stores them, without options that have default values."""
     by_engine = {
         option.engine: _adapter(type(option)).dump_python(option, mode="json", by_alias=True, exclude_defaults=True)
         for option in options
@@ -37,7 +37,7 @@ def _adapter(kind: type[EngineOptions]) -> TypeAdapter[EngineOptions]:
 
 
 class Node(FrozenModel):
-    """A node of the job in torchrun's sense, which is an entry in the list of hosts. A machine may be several nodes."""
+    """A node in torchrun's sense, defined by an entry in the list of hosts. Several nodes may run on one machine."""
 
     name: str  # as the user calls it; unique in the cluster
     address: str  # host name or IP address to which SSH and the other hosts connect

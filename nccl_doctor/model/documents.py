@@ -116,7 +116,7 @@ class Change(FrozenModel):
 
 
 class DiagnosisChanges(FrozenModel):
-    """Diagnoses that are only in the earlier snapshot, or only in the later one."""
+    """Diagnoses that apply only to the earlier snapshot (``gone``) or only to the later snapshot (``new``)."""
 
     gone: tuple[Diagnosis, ...] = ()
     new: tuple[Diagnosis, ...] = ()
@@ -135,7 +135,7 @@ class Difference(Document):
 
 
 class CodeEntry(FrozenModel):
-    """A diagnosis of the register: its name, its default severity, and its category."""
+    """An entry in the register of diagnoses, with the code, name, default severity and category."""
 
     code: str
     name: str
@@ -144,7 +144,7 @@ class CodeEntry(FrozenModel):
 
 
 class Codes(Document):
-    """Output of ``codes``: all diagnoses, by code."""
+    """Output of ``codes``: all diagnoses, sorted by code."""
 
     command: Literal["codes"] = "codes"
     codes: tuple[CodeEntry, ...]

@@ -1,7 +1,7 @@
 """Symptoms that hosts and ranks show, and the effects of causes that explain them.
 
 A cause explains a fault if, for every symptom of the fault, the cause has an effect of the same kind, on the same hosts
-and with the same backend. An effect on the same host is not sufficient.
+and with the same backend. An effect that matches only the host is not sufficient.
 """
 
 from __future__ import annotations
@@ -25,23 +25,24 @@ AFTERMATH = frozenset({*WAITS, LOST, *DIALS, *GIVING_UP, "peer-died"})
 """Symptoms that ranks show after another rank was prevented, for any reason, from taking part in the job."""
 KILLED = ("SIGKILL", "SIGTERM")
 SIGNALS = {4: "SIGILL", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE", 9: "SIGKILL", 11: "SIGSEGV", 15: "SIGTERM"}
-"""Names of signals by their numbers on the hosts (signal(7), x86 and ARM), which may differ from the numbers on this
-machine.
+"""Names of signals, keyed by their numbers on Linux for x86 and ARM (signal(7)). The machine that runs nccl-doctor may
+use other numbers.
 """
 
 
 @dataclass(frozen=True)
 class Symptom:
-    """A symptom of ``hosts``.
+    """A symptom that ``hosts`` or their ranks show.
 
     ``peers`` are other hosts that may be involved. If no backend is given, the symptom may occur with any backend. The
     kind ``not-started`` means that Python or torch did not start. ``suspended`` means that the rank was stopped by
     SIGSTOP, a debugger or a freezer. ``in-kernel`` means an uninterruptible sleep in a file system or a driver.
-    ``elsewhere`` means that the rank does something else while all other ranks wait. ``exit`` means an exit without a
-    message, and ``signal`` means a signal that is not in :data:`SIGNALS`. ``gone`` means that the host or the
-    connection to the host is lost. ``gpu-memory`` means that CUDA memory ran out, and ``out-of-memory`` means that host
-    memory ran out. Other kinds are ``wrong-sum``, ``slow``, and ``no-p2p`` (GPUs connected by NVLink use shared
-    memory). The name of a diagnosis can be a kind, too, which stands for the finding itself or for a rank's exception.
+    ``elsewhere`` means that the rank does something else while all other ranks wait. ``exit`` means that the rank
+    exited without a message, and ``signal`` means that a signal outside :data:`SIGNALS` killed the rank. ``gone`` means
+    that the host or the connection to the host is lost. ``gpu-memory`` means that CUDA memory ran out, and
+    ``out-of-memory`` means that host memory ran out. Other kinds are ``wrong-sum``, ``slow``, and ``no-p2p`` (GPUs that
+    are connected by NVLink communicate through shared memory instead). A kind can also be the name of a diagnosis,
+    which stands for the finding itself or for an exception in a rank.
     """
 
     kind: str

@@ -1,4 +1,4 @@
-"""List of the engines, which are ways to reach hosts, and functions for the engines of a cluster.
+"""The list of engines, each of which is a way to reach hosts, and functions for the engines of a cluster.
 
 A new engine needs a module in ``model/engines/``, an entry in :func:`engines`, and a transport in
 :mod:`nccl_doctor.transport`.
@@ -30,7 +30,7 @@ def engines() -> tuple[Engine, ...]:
 
 @cache
 def kinds() -> dict[TransportKind, Engine]:
-    """Return the engines by the names that ``--transport`` uses for them."""
+    """Return the engines, keyed by the names that ``--transport`` accepts."""
     reach = (engine for engine in engines() if not engine.wraps and engine.kinds is not None)
     return {kind: engine for engine in reach for kind in engine.kinds or (engine.name,)}
 
@@ -62,7 +62,7 @@ def place_of(node: Node) -> str:
 
 
 def placed(commands: Iterable[Command], cluster: Cluster, *, inside: bool) -> tuple[Command, ...]:
-    """Return the commands. Commands for hosts with a container are marked as inside or outside the container."""
+    """Return the commands, with each command for a host with a container marked as inside or outside the container."""
     side, word = ("inside", "in") if inside else ("outside", "outside")
     places = {node.name: f"{word} {place}" for node in cluster.nodes if (place := place_of(node))}
     return tuple(
@@ -85,7 +85,7 @@ _PIPES = ("/dev/", "/proc/")  # paths of ``<(command)`` and ``-``, which are gon
 
 @dataclass(frozen=True)
 class ClusterSource:
-    """Source of a cluster: a hosts file, -w, an engine that finds its hosts, or this machine."""
+    """The source of a cluster's hosts: a hosts file, ``-w``, an engine that lists its hosts, or this machine."""
 
     cluster: Cluster
 
@@ -104,7 +104,7 @@ class ClusterSource:
         return next((words for engine in engines() if (words := engine.cluster_words(self.cluster))), ())
 
     def container(self, node: Node) -> OptionWords:
-        """Return the options that name a node's container, if no hosts file names the container."""
+        """Return the options that name a node's container, unless a hosts file already names the container."""
         words = chain.from_iterable(engine.node_words(node) for engine in engines() if engine.wraps)
         return tuple(
             (option, str(value))
@@ -157,7 +157,7 @@ class ClusterSource:
 
 
 def _node_words(node: Node) -> Iterator[tuple[str, str, object]]:
-    """Yield a node's options with their names in ``Cluster.origins`` and their values.
+    """Yield each command-line option for a node, the option's key in ``Cluster.origins``, and its value.
 
     The value None means the default.
     """

@@ -1,7 +1,7 @@
 """Models of a fault: its severity, evidence, remedy and consequences.
 
-The module creates every command in a report. A command is a line to paste, with the host on which to run the line. Data
-from one host is used in a command for another host only if the data is confirmed independently
+The module creates every command in a report. A command consists of a shell command line and the host on which to run
+this line. Data from one host is used in a command for another host only if the data is confirmed independently
 (:mod:`nccl_doctor.snapshot.hosts`). :mod:`nccl_doctor.text.shell` creates lines from templates and typed values.
 """
 
@@ -24,7 +24,7 @@ class Severity(str, Enum):
     """The severity of a fault.
 
     ``error`` means that the job will not start, will hang, or will compute wrong results. ``warning`` means that the
-    job may fail in one of these ways, and ``info`` means a note.
+    job may fail in one of these ways, and ``info`` means that the finding is only a note.
     """
 
     INFO = "info"
@@ -59,9 +59,9 @@ class Command(FrozenModel):
 class Fix(FrozenModel):
     """The remedy for a fault.
 
-    ``commands`` fix the fault when they are pasted, or print the information that is needed for a decision.
-    ``variables`` contains, for each host, the variables that the commands set for the job. ``nccl-doctor launch``
-    includes ``variables`` in its command lines.
+    ``commands`` fix the fault, or print information that the user needs for a decision. ``variables`` contains, for
+    each host, the variables that the commands set for the job. ``nccl-doctor launch`` includes ``variables`` in its
+    command lines.
     """
 
     summary: str
@@ -72,7 +72,7 @@ class Fix(FrozenModel):
 
     @property
     def can_be_run(self) -> bool:
-        """True if every command is an operation on the host itself, not inside a container."""
+        """True if ``fix`` can run all commands: each must be an operation on the host itself, not in a container."""
         checks = (command.operation is not None and command.side != "inside" for command in self.commands)
         return bool(self.commands) and self.risk != "manual" and all(checks)
 
@@ -97,7 +97,7 @@ class LogLine(FrozenModel):
 
 
 class Details(FrozenModel):
-    """Typed data of a finding that nccl-doctor's own modules read.
+    """Typed data about a finding, for use by nccl-doctor's own modules.
 
     Attributes:
         failed: source and target of each failed connection that the finding names, or None if the finding names no
@@ -119,7 +119,7 @@ class Details(FrozenModel):
 
     @property
     def facts(self) -> dict[str, Any]:
-        """The parts of the details that are meant for users' programs, too."""
+        """The details that are also meant for users' programs."""
         parts: dict[str, Any] = {}
         if self.rules:
             parts["rules"] = {name: list(texts) for name, texts in self.rules.items()}
@@ -133,7 +133,7 @@ class Details(FrozenModel):
 
 
 class Finding(FrozenModel):
-    """A fault found by a check or in a log, before consequences are attached to causes."""
+    """A fault found by a check or in a log, before it is linked to its cause or its consequences."""
 
     hosts: tuple[str, ...]  # hosts at fault (not those that suffer)
     message: str  # one sentence, easy to understand for a tired reader
@@ -199,7 +199,7 @@ class Diagnosis(FrozenModel):
 
 
 class Gap(FrozenModel):
-    """The reason why a check could not judge some hosts.
+    """The reason why a check has no verdict on some hosts.
 
     If ``hosts`` is empty, the reason does not concern a particular host.
     """
@@ -211,8 +211,8 @@ class Gap(FrozenModel):
 class CheckResult(FrozenModel):
     """The result of a check over all hosts.
 
-    ``reason`` explains an outcome other than "pass". ``looked_at`` describes the basis of the verdict, which consists
-    of the names of facts and the number of hosts.
+    ``reason`` explains an outcome other than "pass". ``looked_at`` names the facts and the number of hosts on which the
+    verdict is based.
     """
 
     code: str
@@ -226,12 +226,12 @@ class CheckResult(FrozenModel):
 
 
 class LogEvent(FrozenModel):
-    """The first log line of a rank about a fault.
+    """The first log line in which a rank reports a fault.
 
     Attributes:
         order: position of the line among all lines that were read.
         at: time of the line in seconds since midnight, if the line contains a time.
-        cause: whether the line belongs to a diagnosis instead of a consequence.
+        cause: True if the line belongs to a diagnosis, False if it belongs to a consequence.
     """
 
     rank: int | None

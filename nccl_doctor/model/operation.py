@@ -1,9 +1,9 @@
-"""A change to a machine: an object with its command, a command that prints the affected state, and its undo.
+"""A change to a machine, with its command, a command that prints the affected state, and a command for the undo.
 
-A check, or the model of a firewall, creates an operation from typed values. The command that a user pastes and the
-command that ``fix`` runs are the same text of the same object. An operation is judged by its *state*, which consists of
-the lines that the ``look`` command prints before and after the change. If ``look`` exits with a status other than 0,
-the state is unknown. The undo depends only on the state before the change, so a record of that state is sufficient.
+A check, or the model of a firewall, creates an operation from typed values. Users paste the same command that ``fix``
+runs, because both come from the same object. The result of an operation is determined from its *state*, which consists
+of the lines that the ``look`` command prints. If ``look`` exits with a status other than 0, the state is unknown. The
+undo depends only on the state before the change, so a record of that state is sufficient.
 """
 
 from __future__ import annotations
@@ -55,12 +55,12 @@ class Operation(ABC):
 
     @property
     def kind(self) -> str:
-        """Text that is equal for operations that differ only in their peers' addresses."""
+        """A string that is the same for operations that differ only in the addresses of peers."""
         return str(self.line)
 
     @property
     def expected(self) -> StateLines | None:
-        """The state after the change, if it is known in advance."""
+        """The state after the change, or None if this state is not known in advance."""
         return None
 
     def holds(self, state: StateLines) -> bool:
@@ -68,7 +68,7 @@ class Operation(ABC):
         return self.expected is not None and state == self.expected
 
     def is_outdated(self, before: StateLines) -> bool:  # noqa: ARG002 - for those that are made from an earlier value
-        """Return whether the machine has changed since the check, so that the operation may be wrong."""
+        """Return whether the machine has changed since the check in a way that may make the operation wrong."""
         return False
 
     def undo(self, before: StateLines) -> Line | None:  # noqa: ARG002 - for those that can be undone

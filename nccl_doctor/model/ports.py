@@ -1,6 +1,6 @@
-"""Models of the JSON document of ``fix-port``, with the processes that hold a port and the actions that were taken.
+"""Models of the JSON document of ``fix-port``: the processes that use a port, and the actions that were taken.
 
-Some of the values in the document come from hosts, so the sizes of numbers and texts are limited.
+Some values in the document come from hosts, so the sizes of numbers and the lengths of strings are limited.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ LAST_PORT = 65535  # TCP ports have 16 bits (RFC 9293, 3.1)
 LAST_PID = 2**22  # the largest on Linux (proc_sys_kernel(5), pid_max)
 
 MAX_PROCESSES = 4096
-"""Maximum number of processes in all jobs that hold a port.
+"""Maximum total number of processes in the jobs that use a port.
 
 For comparison, a launcher with eight ranks and their data loaders has about a hundred processes.
 """
@@ -41,7 +41,7 @@ _MOST_DIGITS = 9  # int() refuses thousands of digits; leading zeros are allowed
 _MOST_TICK_DIGITS = 18  # a start time in ticks has 64 bits; this is a billion years
 PortCause = Literal["listener", "bound", "outbound", "time-wait", "unknown"]
 UnixTime = Annotated[float, Field(ge=0, le=253_402_300_799)]
-"""Unix time up to the end of the year 9999, the latest that :class:`datetime.datetime` can represent."""
+"""Unix time up to the end of the year 9999, which is the maximum of :class:`datetime.datetime`."""
 
 
 class ProcessIdentity(NamedTuple):
@@ -96,7 +96,7 @@ class Holder(Observed):
 
 
 class ListedHolder(Holder):
-    """A process that holds the port, as shown in the JSON document, with facts about its job."""
+    """A process that uses the port, as shown in the JSON document, with facts about the process's job."""
 
     unit: str | None
     gpus: tuple[GpuUse, ...]
@@ -150,7 +150,7 @@ class TcpSocket(Observed):
 
 
 class Elsewhere(Observed):
-    """A process in another network namespace in which the port is in use."""
+    """A process that uses the same port number in another network namespace."""
 
     pid: Pid
     command: str
@@ -163,8 +163,8 @@ class Suggestion(FrozenModel):
     The suggested port is free on ``hosts``, and ``command`` sets this port for the next launch. ``master`` is the host
     on which the job's ranks expect the port, or None for the host of the report. ``reserve`` is a command line that
     keeps outgoing connections from using the port, if the firewall allows only ports in the ephemeral range. ``starts``
-    contains command lines that set the port, for the launcher of the job that used the old port or else for torch's
-    launcher.
+    contains command lines that start a job on the new port with the launcher of the job that used the old port or, if
+    this launcher is unknown, with torch's launcher.
     """
 
     port: int
@@ -219,7 +219,7 @@ class PortReport(Document):
 
     @property
     def ends_by_itself(self) -> bool:
-        """True if waiting frees the port, because it is in TIME_WAIT or because another run of nccl-doctor holds it."""
+        """True if the port becomes free by itself, because it is in TIME_WAIT or used by another nccl-doctor run."""
         of_check = bool(self.jobs) and all(job.of_check for job in self.jobs)
         return not self.free and (self.cause == "time-wait" or of_check)
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Unjudged:
-    """A result that a check yields if it can't judge some hosts because a fact is unknown."""
+    """A result that a check yields if it has no verdict on some hosts because a fact is unknown."""
 
     hosts: tuple[str, ...]
     reason: str
@@ -33,7 +33,7 @@ class Unjudged:
 
 @dataclass(frozen=True)
 class Absent:
-    """A result that a check yields if it does not apply to the run, with the reason."""
+    """A result with a reason, which a check yields if it does not apply to the run."""
 
     reason: str
     skipped: bool = False  # it was not requested, or the run ended before it
@@ -135,7 +135,7 @@ def enter(entry: Check) -> None:
 
 
 def _modules() -> Iterator[pkgutil.ModuleInfo]:
-    """Yield the modules in checks/, which this module can't import at the top because they import this module."""
+    """Yield the modules in checks/. They import this module, so this module imports them only when they are needed."""
     return pkgutil.walk_packages(importlib.import_module(PACKAGE).__path__, f"{PACKAGE}.")
 
 
@@ -162,7 +162,7 @@ def entry(name: str) -> Check:
 
 
 def find(word: str) -> tuple[Check, ...]:
-    """Return the checks with this code, name or category, or else the checks of this row.
+    """Return the checks with this code, name or category, or else the checks that are shown in the row with this name.
 
     The result is empty if the word is unknown.
     """

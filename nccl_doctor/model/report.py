@@ -62,8 +62,8 @@ class HostSummary(FrozenModel):
     Attributes:
         network: the network of the address that NCCL chose on the host, such as "10.0.0.0/24".
         rdma: the host's RDMA ports in NCCL's order.
-        seen: facts about the host as phrases, keyed by topic, such as versions, GPUs, limits and routes.
-        spent: for each phase, the seconds from the start of the run to the beginning and the end of the phase's work.
+        seen: phrases about the host, keyed by topic, for example "GPUs" or "routes".
+        spent: for each phase, the times at which its work began and ended, in seconds since the start of the run.
     """
 
     name: str
@@ -97,7 +97,8 @@ class MachineLoad(FrozenModel):
     Attributes:
         queue: number of runnable processes, averaged over one minute (proc_loadavg(5)).
         cpus: number of CPUs that the runnable processes share.
-        lag_s: longest delay, in seconds, before a thread of nccl-doctor woke up, or None if not measured.
+        lag_s: longest delay, in seconds, with which a thread of nccl-doctor woke up, or None if the delay was not
+            measured.
     """
 
     queue: float = Field(ge=0, le=2**31)
@@ -219,7 +220,7 @@ def gbps_words(gbps: float) -> str:
 
 
 def gbps_span(values: Iterable[float]) -> str:
-    """Return a range of rates such as ``9.3 to 9.4 Gb/s``, or a single rate if all rates are printed alike."""
+    """Return a range of rates such as ``9.3 to 9.4 Gb/s``, or a single rate if all rates look the same when printed."""
     rates = sorted(values)
     low, high = gbps_words(rates[0]), gbps_words(rates[-1])
     number, _, unit = low.partition(" ")
@@ -302,9 +303,9 @@ class IsolationReport(Observed):
     """The cause of a failed all-reduce, found by repeating the all-reduce in groups of hosts.
 
     Attributes:
-        culprit: "host" if each of ``hosts`` fails together with hosts that work with other hosts, or "pair" if the two
-            ``hosts`` fail together but work with other hosts. The value is None if no culprit was found, for the reason
-            in ``end``.
+        culprit: "host" if the all-reduce fails between each of ``hosts`` and hosts that succeed with other hosts, or
+            "pair" if it fails between the two ``hosts``, each of which succeeds with other hosts. If no culprit was
+            found, the value is None, and ``end`` contains the reason.
     """
 
     culprit: Literal["host", "pair"] | None

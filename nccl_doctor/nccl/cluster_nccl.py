@@ -49,7 +49,7 @@ class ClusterNccl:
 
     @cached_property
     def peers(self) -> Peers:
-        """The hosts that could reach an address, according to interface addresses, routes and connection tests."""
+        """The hosts from which the reachability of an address is determined."""
         return Peers(self.by_host, self.mesh)
 
     @cached_property
@@ -75,7 +75,7 @@ class ClusterNccl:
 
     @cached_property
     def suggestion(self) -> InterfaceSuggestion | None:
-        """Interface names with which NCCL works on all hosts according to the model, or None without such names."""
+        """Interface names with which NCCL works on all hosts according to the model, or None if there are none."""
         return suggest(self.snapshot.reached, self.by_host, self.mesh)
 
     @cached_property
@@ -90,7 +90,7 @@ class ClusterNccl:
     def lost_devices(self, host: str) -> tuple[Chosen, ...]:
         """Return the interfaces that only NET/Socket uses and that other hosts can't reach.
 
-        The result is empty if RDMA carries the data.
+        The result is empty if NCCL transfers data over RDMA.
         """
         side = self.by_host[host]
         if host in self.rdma.sides and self.rdma.sides[host].rdma.entries:
@@ -107,7 +107,7 @@ class ClusterNccl:
     def is_idle(self, host: str) -> bool:
         """Return whether the bootstrap's interface is not running.
 
-        NCCL before 2.28.3 may choose an interface even if it is not running.
+        Versions of NCCL before 2.28.3 may choose an interface that is not running.
         """
         side = self.by_host[host]
         link = side.link(side.chosen.name) if side.chosen is not None else None
@@ -236,7 +236,7 @@ def answers(snapshot: Snapshot, version: VersionNumbers | None = None) -> Interf
 
 
 def answers_for(snapshot: Snapshot, address: Address, version: VersionNumbers | None = None) -> InterfaceAnswers:
-    """Return each host's interface that has the address or is in its network, and the setting that selects it."""
+    """Return each host's interface in the network of ``address``, and the setting that selects this interface."""
     from nccl_doctor.model.documents import InterfaceAnswers
 
     plain = answers(snapshot, version)
@@ -327,7 +327,7 @@ def _exports(answers: tuple[InterfaceAnswer, ...]) -> tuple[Exports, ...]:
 
 
 def describe_gids(rdma: ClusterRdma, gids: Sequence[str]) -> str | None:
-    """Describe the ports that have these GIDs, and whether these ports can connect to each other.
+    """Describe the ports with these GIDs, and state whether these ports can connect to each other.
 
     Return None if no host has the GIDs.
     """

@@ -55,7 +55,7 @@ def parse_spec(text: str, *, both_signs: bool = True) -> Spec:
 
 
 def is_read(value: str | None) -> bool:
-    """Return whether NCCL uses the value, which must be longer than one byte (``strlen(env) > 1``)."""
+    """Return whether NCCL uses the value. NCCL ignores values that are at most one byte long (``strlen(env) > 1``)."""
     return value is not None and len(value.encode(errors="surrogateescape")) > 1
 
 
@@ -167,7 +167,10 @@ _NO_NAMES: Resolver = Names(own={})
 def choose(
     interfaces: Interfaces, variables: Mapping[str, str], version: VersionNumbers, names: Resolver = _NO_NAMES
 ) -> ChosenInterfaces | Unknown:
-    """Return NCCL's choice of interfaces on a host. ``variables`` must include those from NCCL's config files."""
+    """Return NCCL's choice of interfaces on a host.
+
+    ``variables`` must include the variables that NCCL's config files set.
+    """
     return _choose(interfaces, variables, versions.behaviour(version), names)
 
 

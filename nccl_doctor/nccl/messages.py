@@ -1,10 +1,10 @@
-"""Known messages of NCCL, RCCL and torch, which are warnings and errors about a port.
+"""Known warnings of NCCL and RCCL, and known messages about errors with a port.
 
 ``messages.json`` contains the WARN texts from NVIDIA/nccl at 62 tags (2.3.5 to 2.30.7), grouped by diagnosis, as printf
 templates with the first and the last tag of each template. The group ``benign`` contains messages after which NCCL
 continues normally. The group ``nccl-unknown-error`` contains messages on which only NCCL's developers can act.
 ``rccl_messages.json`` contains messages that only RCCL prints, grouped by diagnosis, without releases. The messages of
-RCCL come from src/init.cc, rccl_wrap.cc, misc, graph and transport in projects/rccl of ROCm/rocm-systems at 2026-11.
+RCCL come from src/init.cc, rccl_wrap.cc, misc, graph and transport in projects/rccl of ROCm/rocm-systems as of 2026-11.
 Some messages of RCCL are errors without a level, in the form ``host:pid:tid [dev] [FATAL ERROR]: text`` (src/debug.cc).
 torch prints "Address already in use" in the following forms, listed with the first torch version that prints each form
 (socket.cpp and TCPStoreLibUvBackend.cpp in torch/csrc/distributed/c10d):
@@ -40,7 +40,7 @@ _LEAST = 8  # a template needs a literal part of this length, otherwise it would
 
 @dataclass(frozen=True)
 class Meaning:
-    """A known warning, its diagnosis (or "benign" or "nccl-unknown-error"), and the first and last releases with it.
+    """A known warning, its diagnosis or group, and the first and last NCCL releases that contain the warning.
 
     A release is "" if it is unknown.
     """
@@ -60,7 +60,7 @@ class _Entry:
 
 @lru_cache(2048)
 def meaning(text: str) -> Meaning | None:
-    """Return the meaning of a text that follows ``NCCL WARN`` or ``Last error:``, or None if the meaning is unknown."""
+    """Return the meaning of a message after ``NCCL WARN`` or ``Last error:``, or None if the meaning is unknown."""
     by_word = _entries()
     words = {"", *_WORD.findall(text)}
     for _, entry in heapq.merge(*(by_word[word] for word in words if word in by_word), key=lambda pair: pair[0]):
@@ -136,7 +136,7 @@ _MEANS: dict[BindFault, str] = {
 
 @dataclass(frozen=True)
 class PortError:
-    """An error about a port, found in a text."""
+    """An error about a port, found in a log or in pasted lines."""
 
     # "in-use"; "privileged": for root; "handed-over": a socket for another port; "ephemeral": NCCL's own bind
     kind: BindFault

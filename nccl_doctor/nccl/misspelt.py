@@ -1,10 +1,11 @@
 """Names of variables that no program reads, and the variables that were probably meant.
 
 NCCL, torch and gloo ignore unknown names, so a misspelt name has no effect and causes no message. A name counts as
-misspelt if its words are those of a known name with a few wrong letters or in another order. A name without the family
-of NCCL's variables (IB, NET or SOCKET), or with ENABLE instead of DISABLE, counts as misspelt, too. For any other name,
-no variable is suggested, because a suggestion with a different meaning (NCCL_IB_TIMEOUT for NCCL_TIMEOUT) is worse than
-no suggestion. If spaces or "export" precede a name in a config file, NCCL treats them as part of the name.
+misspelt if its words differ from those of a known name only in a few letters or in their order. A name also counts as
+misspelt if it lacks the word IB, NET or SOCKET of a known name, or if it contains ENABLE instead of DISABLE. For any
+other name, no variable is suggested, because a suggestion with a different meaning (NCCL_IB_TIMEOUT for NCCL_TIMEOUT)
+is worse than no suggestion. If spaces or "export" precede a name in a config file, NCCL treats them as part of the
+name.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ def reader(name: str) -> str | None:
 
 
 def _of_torch(name: str) -> str | None:
-    """Return the torch variable that is meant by a name whose first two words are misspelt, such as TORH_NCCL_…."""
+    """Return the torch variable that is meant by a name with a misspelt prefix, such as ``TORH_NCCL_``."""
     first, second, rest = (*_bare(name).split("_", 2), "", "")[:3]
     right = f"TORCH_NCCL_{rest}"
     return right if right in TORCH_NAMES and _is_alike(first, "TORCH") and _is_alike(second, "NCCL") else None

@@ -8,8 +8,8 @@ not listed, so the following ports move up in the list. NCCL_IB_HCA filters the 
 model was compared with the real library, which can list simulated devices without a GPU (scripts/rdma-fuzz). NCCL
 2.21.5 fuses the same ports as the model. NCCL 2.26 to 2.32.3 list the same ports in the same order as the model and
 choose the same GIDs. In NCCL 2.32, NCCL_IB_SORT_MERGE_NICS and NCCL_IB_RAIL_POLICY do not change the list or the GIDs.
-Before 2.26, the comparison of an empty GID entry makes the connection fail with an error. The kernel lists devices in
-the order of registration, as the numbers in /dev/infiniband/uverbsN show.
+In versions before 2.26, a connection fails with an error if NCCL compares an empty GID entry with another entry. The
+kernel lists devices in the order of registration, as the numbers in /dev/infiniband/uverbsN show.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ def _search(table: Mapping[int, RdmaGid], count: int, variables: Variables, vers
 def _range(text: str, *, v4: bool) -> ipaddress.IPv4Network | ipaddress.IPv6Network | None:
     """Return NCCL_IB_ADDR_RANGE as a network.
 
-    The result is None, which stands for every address, if the value is not a range of this address family.
+    If the value is not a range of this address family, the result is None, which allows every address.
     """
     if "/" not in text:
         return None
@@ -231,7 +231,7 @@ class RdmaList:
 
     @property
     def untold(self) -> str | None:
-        """The setting of an NCCL 2.32 variable that orders or fuses devices in an unknown way, or None if unset."""
+        """The setting of an NCCL 2.32 variable with an unknown effect on the list of devices, or None if unset."""
         named = (name for name in UNTOLD if self.version >= UNTOLD_SINCE and self.variables.get(name))
         return next((f"{name}={self.variables[name]}" for name in named), None)
 
@@ -319,9 +319,9 @@ def fuse(entries: Sequence[RdmaEntry], variables: Variables, version: VersionNum
 
 
 def _card(device: RdmaDevice, *, vfs: bool) -> tuple[str, ...]:
-    """Return the device's PCI path with function number 0.
+    """Return the device's PCI path with the function number replaced by 0.
 
-    The device number is 0, too, if virtual functions count as part of their card.
+    If ``vfs`` is true, the device number is also replaced by 0, so that virtual functions count as part of their card.
     """
     *way, address = device.pci or ("",)
     zeroed = re.sub(r"(:)..\.(.)$" if vfs else r"(\.)(.)$", r":00.0" if vfs else r".0", address)

@@ -66,7 +66,7 @@ class RdmaSide:
     def network(self, entry: RdmaEntry) -> Network | None:
         """Return the network of the address in a port's GID, or None if the network is unknown.
 
-        If several networks have the address, return the widest network.
+        If several networks contain the address, return the largest of these networks.
         """
         gid = entry.gid.entry
         if gid is None or not entry.is_roce or not is_usable(gid):
@@ -148,7 +148,7 @@ def _by_fabric(a: RdmaSide, here: RdmaEntry, b: RdmaSide, there: RdmaEntry) -> T
 
 
 def _by_way(a: RdmaSide, here: RdmaEntry, b: RdmaSide, there: RdmaEntry, mesh: Mesh | None) -> Talk:
-    """Return whether a port of ``a`` can reach a port of ``b``, judged by connection tests or the routes of ``a``."""
+    """Return whether a port of ``a`` can reach a port of ``b``, based on connection tests or the routes of ``a``."""
     gid, target = here.gid.entry, there.gid.entry
     assert gid is not None, "_unlike has seen to it"
     assert target is not None, "likewise"
@@ -215,8 +215,8 @@ def _aware(side: RdmaSide) -> bool:
 def _by_subnet(a: RdmaSide, nic: Nic, b: RdmaSide, other: Nic) -> tuple[Nic, Nic]:
     """Return the device of the connecting host and the device of the listening host.
 
-    NCCL chooses the connecting host's device by the networks of the listener, and the listener's device by the networks
-    of the connecting host's device.
+    On the connecting host, NCCL chooses a device in the listening device's networks. On the listening host, NCCL then
+    chooses a device in the networks of the connecting host's device.
     """
     here = _sharing(a, nic, other)
     return here, _sharing(b, other, here)
@@ -298,7 +298,7 @@ class ClusterRdma:
 
     @cached_property
     def at_fault(self) -> tuple[tuple[tuple[str, ...], tuple[RdmaPair, ...]], ...]:
-        """The hosts at fault for pairs of ports that can't connect, with these pairs.
+        """The hosts that are at fault because pairs of ports can't connect, together with these pairs.
 
         Both hosts of a pair are included if it is unknown which host is at fault.
         """

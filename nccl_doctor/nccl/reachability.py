@@ -37,7 +37,10 @@ class Reachable(Enum):
 
 
 class LossCause(Enum):
-    """The reason why an address can't be reached. SILENT means that the host answers only in another subnet."""
+    """The reason why an address can't be reached.
+
+    SILENT means that the host answers only at an address in another subnet.
+    """
 
     LOOPBACK = "loopback"
     OWN_ADDRESS = "own address"
@@ -106,7 +109,7 @@ def _by_gateway(source: HostNccl, target: HostNccl, there: str, route: Route, fa
 
 
 def _is_island(source: HostNccl, target: HostNccl, there: str) -> bool:
-    """Return whether a network exists only inside the target: without gateway, other hosts, or route to the source."""
+    """Return whether the network of ``there`` has no gateway, no address of the source, and no route to the source."""
     entry = next((entry for entry in target.interfaces.addresses if entry.address == there), None)
     if entry is None or isinstance(target.routes, Unknown):
         return False

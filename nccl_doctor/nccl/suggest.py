@@ -68,7 +68,7 @@ def suggest(hosts: tuple[Host, ...], now: Mapping[str, HostNccl], mesh: Mesh | N
 
 
 def works(hosts: tuple[Host, ...], plan: InterfacePlan, mesh: Mesh | None, accepted: tuple[Reachable, ...]) -> bool:
-    """Return whether NCCL would use only the planned interfaces, and whether these interfaces can reach each other."""
+    """Return whether NCCL would use only the planned interfaces, and could connect all hosts over these interfaces."""
     after: dict[str, HostNccl] = {}
     for host in hosts:
         side = host_nccl(host, {"NCCL_SOCKET_IFNAME": f"={plan[host.name]}"})

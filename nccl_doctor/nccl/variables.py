@@ -13,9 +13,8 @@ variable, "last" is the last version with the variable, and "removed" is the fir
 NCCL parses numbers with ``strtoll(value, NULL, 0)``, which stops at the first invalid character. For example, "1M" is
 read as 1, and "010" is read as 8. NCCL reads "true" as 0 before 2.32 and uses the default from 2.32 on, as tests with
 the real libraries show (scripts/rdma-fuzz). If a number overflows, NCCL uses the default (``ncclLoadParam`` in
-src/misc/param.cc). If the value of a variable must be one of several words, If the value of a variable must be one of
-several words, NCCL ignores unknown words. NCCL_IB_HCA has its own grammar (src/misc/utils.cc, ``parseStringList`` and
-``matchIfList``).
+src/misc/param.cc). If the value of a variable must be one of several words, NCCL ignores unknown words. NCCL_IB_HCA has
+its own grammar (src/misc/utils.cc, ``parseStringList`` and ``matchIfList``).
 """
 
 from __future__ import annotations
@@ -411,7 +410,10 @@ In earlier versions, a value without a number means 0.
 
 
 def integer(variables: Variables, name: str, default: int, version: VersionNumbers) -> int:
-    """Return the number that NCCL reads (``ncclLoadParam``): the default if the value is unset, empty or too large."""
+    """Return the number that NCCL reads (``ncclLoadParam``).
+
+    The default is used if the value is unset, empty or too large.
+    """
     value = variables.get(name, "")
     number, rest = strtoll(value)
     ignored = version >= NO_NUMBER and rest == value

@@ -42,7 +42,7 @@ class StepGroup:
 
     @property
     def title(self) -> str:
-        """The diagnosis and the hosts, such as ``firewall -blocks-port (NCD301) on node[1-2]``."""
+        """The diagnosis and the hosts, such as ``firewall-blocks-port (NCD301) on node[1-2]``."""
         first = self.steps[0]
         place = f"on {fold(self.hosts)}" if self.hosts else "on this machine"
         return f"{first.mends} ({first.code}) {place}{f', {first.place}' if first.place else ''}"
@@ -190,7 +190,7 @@ def _printed(result: StepResult, step: Step, screen: Screen) -> Iterator[str]:
 
 
 def interrupted(report: FixReport) -> str:
-    """Return the message for Ctrl-C: which hosts were changed, which were not, and how to undo the changes."""
+    """Return the message after Ctrl-C, with the changed and the unchanged hosts, and how to undo the changes."""
     changed = grouped((run.host, run) for run in report.results if run.outcome != "not-run" and not run.was_there)
     named = [f"{host or 'this machine'} was changed ({plural(len(runs), 'command')})" for host, runs in changed.items()]
     hosts = dict.fromkeys(run.host or "this machine" for run in report.results if run.host not in changed)

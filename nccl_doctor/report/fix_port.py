@@ -1,4 +1,4 @@
-"""Renders the screen of ``fix-port``: the process that holds the port, and the commands that free the port."""
+"""Renders the screen of ``fix-port``: the process that uses the port, and the commands that free the port."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def _job(job: HolderJob, report: PortReport) -> Iterator[str]:
 
 
 def _sockets(sockets: Iterable[TcpSocket]) -> Iterator[str]:
-    """Yield each socket once, even if several processes have it."""
+    """Yield the lines for the sockets. A socket that several processes share is listed once."""
     shown: dict[str, None] = {}
     for sock in sockets:
         to = sock.remote_address and sock.remote_port and f" to {endpoint(sock.remote_address, sock.remote_port)}"
@@ -177,12 +177,12 @@ def _of_container(report: PortReport) -> Iterator[list[str]]:
 
 
 def _lifted(report: PortReport) -> str:
-    """Return a note that ``--force`` overrides the refusal, or "" if ``--force`` does not."""
+    """Return a note that ``--force`` overrides the refusal, or "" if nothing overrides the refusal."""
     return "" if any(job.final for job in report.jobs) else " (--force ends it anyway.)"
 
 
 def _lost_draw(report: PortReport) -> Iterator[list[str]]:
-    """Yield an explanation of how a port that is now free may have been taken, and how to reserve the port."""
+    """Yield an explanation of why a port that is free now may have been in use, and how to reserve the port."""
     yield wrap(
         "No process holds it now, but it is an ephemeral port: an engine that picks a free port and binds it later "
         "(vLLM, SGLang, verl, accelerate with port 0) may have lost it to another process or to an outgoing "
@@ -211,7 +211,7 @@ def _move_away(report: PortReport) -> Iterator[list[str]]:
 
 
 def in_ephemeral_range(report: PortReport) -> Iterator[list[str]]:
-    """Yield the command that reserves the suggested port, if only ephemeral ports were reachable."""
+    """Yield the command that reserves the suggested port, if only ports in the ephemeral range were reachable."""
     suggestion = report.suggestion
     if suggestion is not None and suggestion.reserve is not None:
         yield wrap(

@@ -134,7 +134,7 @@ def _evidence(diagnosis: Diagnosis, screen: Screen) -> Iterator[str]:
 
 
 def by_consequence(explained: Iterable[Consequence]) -> dict[tuple[str, str, str], str]:
-    """Return the folded host list of each consequence, by the consequence's code, name and message."""
+    """Return the folded host list of each consequence, keyed by the consequence's code, name and message."""
     hosts = grouped(((entry.code, entry.name, entry.message), entry.hosts) for entry in explained)
     return {consequence: fold(chain.from_iterable(each)) for consequence, each in hosts.items()}
 
@@ -211,7 +211,7 @@ def _uses(host: HostSummary) -> str:
 
 
 def matrix(mesh: MeshReport, hosts: Sequence[HostSummary], screen: Screen) -> Iterator[list[str]]:
-    """Yield a table of the port mesh by rank, with dialling hosts as rows and dialled hosts as columns."""
+    """Yield a table of the connection tests by rank, with connecting hosts as rows and their targets as columns."""
     reached = [host for host in hosts if host.reached]
     if mesh.tested < mesh.pairs or not 1 < len(reached) <= _MATRIX:
         return
@@ -233,7 +233,7 @@ _NO_REASON = "no reason given"
 
 
 def unjudged(checks: tuple[CheckResult, ...], screen: Screen) -> Iterator[str]:
-    """Yield the checks without a verdict, by reason, and then the checks that crashed."""
+    """Yield the checks without a verdict, grouped by the reason, and then the checks that crashed."""
     gaps = [
         (gap, check.name)
         for check in checks
@@ -255,7 +255,7 @@ def unjudged(checks: tuple[CheckResult, ...], screen: Screen) -> Iterator[str]:
 
 
 def _named(everywhere: tuple[str, ...], each: list[tuple[tuple[str, ...], str]], limit: int) -> str:
-    """Return the checks with the same reason, first the checks that could judge none of the hosts."""
+    """Return the checks with the same reason, beginning with the checks that lack a verdict on all of the hosts."""
     sets = [(frozenset(hosts), name) for hosts, name in each]
     sets.sort(key=lambda pair: pair[0] != frozenset(everywhere))
     groups = [

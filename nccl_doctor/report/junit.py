@@ -1,7 +1,7 @@
 """Renders the report as JUnit XML for Jenkins and GitLab, with a suite per category and a case per check.
 
 A check with a finding of severity ``--fail-on`` or higher is a failure, as for the exit code. Less severe findings
-appear in the output of a passing case. A check that could not be judged is an error, not "skipped", since skipped cases
+appear in the output of a passing case. A check without a verdict is an error, not "skipped", because skipped cases
 count as passed.
 """
 

@@ -1,7 +1,7 @@
 """Generates a JSON Schema for the documents that a command prints with ``-o json``, from the documents' models.
 
-A schema guarantees that fields are kept, although new fields may be added. A schema contains no limits on values, which
-protect against untrusted hosts, and no enumerations that may grow.
+A schema guarantees that fields are kept, although new fields may be added. A schema contains neither enumerations that
+may grow nor limits on values, because such limits only protect against untrusted hosts.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ _OF_SOME = ("entities", "page")  # fields of diagnoses that only logs have, or o
 
 
 def adapter_of(command: str) -> TypeAdapter[Document]:
-    """Return the type adapter for a command's documents, or raise KeyError if the command has none."""
+    """Return the type adapter for a command's documents, or raise KeyError if the command prints no documents."""
     return TypeAdapter(reduce(or_, DOCUMENTS[command]))
 
 
 def schema_of(command: str) -> dict[str, Any]:
-    """Return the JSON Schema (2020-12) of a command's documents, or raise KeyError if the command has none."""
+    """Return the JSON Schema (2020-12) of a command's documents, or raise KeyError if the command prints none."""
     made: dict[str, Any] = _promised(adapter_of(command).json_schema(mode="serialization", by_alias=True))
     for noun, name in _GROWING:
         made.get("$defs", {}).get(noun, {}).get("properties", {}).get(name, {}).pop("enum", None)

@@ -143,7 +143,7 @@ def _spread(sizes: Sequence[SizeReport]) -> list[SizeReport]:
 
 
 def gradient(sizes: Sequence[SizeReport]) -> str:
-    """Return a sentence on how long a model's gradients take at the rate of the largest message."""
+    """Return a sentence on how long an all-reduce of a model's gradients takes at the largest message's rate."""
     largest = max(sizes, key=lambda size: size.bytes)
     if largest.bytes < 1 << 20:
         return ""

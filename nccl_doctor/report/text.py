@@ -1,7 +1,7 @@
 """Formats lines, tables and colours. No other module of this package measures the width of text.
 
-Widths are in terminal cells, not characters, since an ideograph takes two cells. All text is cleaned in this module
-with :mod:`nccl_doctor.text.shell`, so callers need not clean it.
+Widths are in terminal cells, not characters, because an ideograph occupies two cells. All text is cleaned in this
+module with :mod:`nccl_doctor.text.shell`, so callers need not clean it.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def cut(line: str, width: int = WIDTH) -> str:
 
 
 def apart(left: str, right: str, width: int) -> list[str]:
-    """Return two texts at opposite ends of one line, or on separate lines if the line is too short."""
+    """Return two strings at opposite ends of one line, or on separate lines if one line is too short for both."""
     left, right = clean(left), clean(right)
     gap = width - cell_len(left) - cell_len(right)
     if gap >= 2:

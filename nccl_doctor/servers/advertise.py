@@ -60,7 +60,7 @@ class Side:
     towards: str | None
 
     def version(self, package: str) -> tuple[int, ...] | None:
-        """Return a package's version numbers, an empty tuple for a branch name, or None without the package."""
+        """Return a package's version numbers, an empty tuple for a branch name, or None if the package is missing."""
         known = {} if isinstance(self.engines.packages, Unknown) else self.engines.packages
         return tuple(map(int, re.findall(r"\d+", known[package])[:3])) if package in known else None
 
@@ -111,7 +111,7 @@ def _by_way(side: Side, address: str | None, there: str) -> Advertised | None:
 
 
 def _towards(side: Side) -> Advertised | None:
-    """Return Ray's source address for packets to 8.8.8.8 on the head node, or to the head node on a worker node."""
+    """Return the source address that Ray uses for packets to 8.8.8.8 (head node) or to the head node (worker nodes)."""
     if side.is_first:
         return _route(side)
     way = f"its way to the master begins at {side.interface(side.towards)}" if side.towards is not None else ""
@@ -177,7 +177,7 @@ def _dynamo(side: Side) -> Advertised | None:
 
 
 def _by_metadata(side: Side) -> Advertised | None:
-    """Return Mooncake's address with a metadata server, which is the address of the first running interface."""
+    """Return the address of the first running interface, which Mooncake uses if it has a metadata server."""
     if side.variables.get("MOONCAKE_TE_META_DATA_SERVER", "P2PHANDSHAKE") == "P2PHANDSHAKE":
         return None
     running = {link.name for link in side.interfaces.links if {"up", "running"} <= {*link.flags} and link.name != "lo"}
@@ -245,8 +245,8 @@ class Program:
     """A program that advertises an address to its peers.
 
     Attributes:
-        steps: the steps by which the program finds its address, with the version that introduced the steps, oldest
-            first.
+        steps: the steps by which the program finds its address. Each entry begins with the version that introduced its
+            steps, and the oldest version is first.
         variables: environment variables that imply that the program is used, even if no installation is known.
         export: the environment variable that sets the address, or None.
         option: the option of the launch command that sets the address, by its name with underscores, or None.
@@ -356,7 +356,7 @@ PROGRAMS = {
     ),
     "ucx": Program("UCX", (((0,), (_ucx,)),), variables=("UCX_NET_DEVICES",)),
 }
-"""All programs by name, in the order of the output."""
+"""All programs by name, in the order in which they are shown."""
 TELLING = tuple(name for name, program in PROGRAMS.items() if program.steps)
 """The names of the programs that choose their address themselves."""
 

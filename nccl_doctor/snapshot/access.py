@@ -24,7 +24,7 @@ PythonProblem = Literal[  # why an interpreter can't be used
 
 
 class AccessFacts(ClippedModel):
-    """Facts about a failure, for checks and for scripts that read the report."""
+    """Facts about a failure to reach a host, for checks and for scripts that read the report."""
 
     @property
     def ran_out_of_time(self) -> bool:
@@ -43,7 +43,7 @@ class SshTarget(AccessFacts):
 
 
 class UnreachableFacts(SshTarget):
-    """Facts about a session that could not be opened."""
+    """Facts about an SSH session that could not be opened."""
 
     reason: Reason
     via: bool = False  # dialled by a jump host or proxy, not by this machine
@@ -110,9 +110,9 @@ class ProbeFacts(AccessFacts):
     """Facts about a failed probe.
 
     Attributes:
-        stage: connect, login, start, facts, mesh or hang.
-        late: a deadline passed.
-        ran: False if the interpreter did not report that it runs, although no login shell stands before it.
+        stage: the stage that failed, which is "connect", "login", "start", "facts", "mesh" or "hang".
+        late: True if a deadline passed.
+        ran: False if the interpreter did not report its start although no login shell was involved.
     """
 
     python: str | None = None
@@ -166,7 +166,7 @@ class HostKeyUnknown(AccessFailure):
 
 
 class HostKeyChanged(AccessFailure):
-    """A failure because a known_hosts file has another key for the host or marks the server's key as revoked."""
+    """A failure because a known_hosts file contains another key for the host or marks the server's key as revoked."""
 
     kind: Literal["ssh-host-key-changed"] = "ssh-host-key-changed"
     facts: ChangedKeyFacts

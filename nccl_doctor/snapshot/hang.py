@@ -188,7 +188,7 @@ class JobProcess(Observed):
 class JobRank(JobProcess):
     """A rank that a launcher started.
 
-    ``counted`` is True if the rank had no number and nccl-doctor assigned a number.
+    ``counted`` is True if the rank had no number, so that nccl-doctor assigned a number.
     """
 
     rank: Count
@@ -234,7 +234,7 @@ class Starter(Observed):
 
 
 class Exit(Observed):
-    """The end of a former rank's process. ``status`` is negative for a signal, and None if it is unknown."""
+    """The exit of a process that was a rank. ``status`` is the exit status, the negative number of a signal, or None."""
 
     pid: Pid
     started: Count  # as in JobProcess
@@ -277,7 +277,7 @@ class GpuWork(Observed):
 
     @property
     def spins(self) -> bool:
-        """True if a kernel runs all the time but the GPU draws little power because memory traffic is low."""
+        """True if a kernel runs almost all the time but the GPU draws little power, as if the kernel only waited."""
         return self.busy >= SPIN_BUSY and self.power_w < SPIN_POWER * self.limit_w
 
 
@@ -303,7 +303,7 @@ class RasReport(Observed):
 
 
 class Ras(Observed):
-    """Answers from the RAS service on a host. ``refused`` is the reason if the service was not queried."""
+    """Answers from the RAS service on a host. If the service was not queried, ``refused`` is the reason."""
 
     versions: tuple[Short, ...]
     reports: tuple[RasReport, ...]

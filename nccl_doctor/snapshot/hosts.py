@@ -286,8 +286,8 @@ def connections_of_peer(snapshot: Snapshot, name: str) -> int:
 def world_size(snapshot: Snapshot) -> int:
     """Return the total number of ranks.
 
-    A node that was not reached counts with the number of ranks in the hosts file or, if the hosts file has no number,
-    as one rank.
+    For a node that was not reached, the number of ranks is taken from the hosts file. If the hosts file does not give
+    this number, one rank is assumed.
     """
     known = rank_counts(snapshot)
     return sum(known.get(host.name, host.node.nproc_per_node or 1) for host in snapshot.hosts)
@@ -419,7 +419,7 @@ def _usable(texts: Iterable[object]) -> Iterator[Address]:
 
 
 def running_jobs(facts: Mapping[str, HostFacts]) -> dict[int | None, list[str]]:
-    """Return the hosts of running training jobs, keyed by master port. An unknown port has the key None."""
+    """Return the hosts of running training jobs, keyed by master port. Jobs with an unknown port have the key None."""
     by_port = grouped(
         (as_port(job.env.get("MASTER_PORT", "")), name)
         for name, host_facts in facts.items()

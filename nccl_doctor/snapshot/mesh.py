@@ -49,9 +49,9 @@ class Interception(Observed):
 
 
 class RdmaDial(Observed):
-    """A TCP connection attempt from the interface of an RDMA port to the peer's port that NCCL pairs with it.
+    """A TCP connection attempt between the interfaces of two RDMA ports that NCCL pairs.
 
-    ``address`` is the address in the peer port's GID.
+    ``address`` is the address in the GID of the target's port.
     """
 
     src: str
@@ -64,7 +64,7 @@ class RdmaDial(Observed):
 
 
 class Rail(Observed):
-    """A data interface other than the first data interface, and the libraries that use it."""
+    """A data interface beyond a host's first data interface, and the libraries that use this interface."""
 
     interface: InterfaceName
     users: tuple[Literal["NCCL", "gloo"], ...]
@@ -98,7 +98,7 @@ class Sample(Observed):
 
 
 class Disputed(Observed):
-    """A connection that one end reports as failed and the other end reports as accepted."""
+    """A connection that one end reports as failed although the other end reports it as accepted."""
 
     src: str
     dst: str
@@ -108,7 +108,7 @@ class Disputed(Observed):
 
 
 class LostConnections(Observed):
-    """The outcome of ``tried`` simultaneous connections to one port, of which ``lost`` were never answered."""
+    """The outcome of ``tried`` simultaneous connection attempts to one port, of which ``lost`` were never answered."""
 
     src: str
     dst: str
@@ -125,7 +125,7 @@ class LostConnections(Observed):
 
     @property
     def by_port(self) -> bool:
-        """True if the path loses all packets of some connections but no packets of the other connections."""
+        """True if the path probably drops all packets of some connections but hardly any other packets."""
         return self.lost >= LEAST_LOST and self.resent <= min(self.lost, RESENT * (self.tried - self.lost))
 
 
@@ -278,7 +278,7 @@ class FailureGroup:
 
     @property
     def is_certain(self) -> bool:
-        """True if a subset of the hosts was found that explains all failures."""
+        """True if ``minimal_cover`` contains only some of ``hosts`` and therefore shows where the cause is."""
         return self.minimal_cover != self.hosts
 
     @property

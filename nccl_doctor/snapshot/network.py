@@ -138,7 +138,7 @@ class Route(Observed):
 class Refusal(Observed):
     """A route that refuses packets.
 
-    This route is the best match in its routing table, and no other routing table has such a route.
+    Only the best match in each routing table is considered, and exactly one of these routes refuses the packets.
     """
 
     kind: Literal["blackhole", "unreachable", "prohibit"]
@@ -214,7 +214,7 @@ Common = Mapping[str, ResolverAnswer]  # answers that hosts share, by name
 
 
 class Resolver(Protocol):
-    """Interface for looking up the addresses to which a name resolves on a host."""
+    """Protocol for objects that return the addresses to which a name resolves on a host."""
 
     def get(self, name: str) -> Resolution | None:
         """Return the answer for a name on the host, or None if the name was not queried."""
@@ -263,7 +263,7 @@ class Names(Observed):
         return self._common.get(name) or (None if self.source is None else literal(name))
 
     def relative_to(self, common: Common, changed: Iterable[str]) -> Names:
-        """Return a copy that uses another ``common``, which differs only in the answers for the ``changed`` names."""
+        """Return a copy with a different ``common``, in which only the answers for the ``changed`` names differ."""
         before = {name: value for name in changed if (value := self.get(name)) is not None}
         answers = {name: value for name, value in (before | self.own).items() if not self._follows(name, value, common)}
         return self._made(answers, common)
@@ -361,7 +361,7 @@ MAX_RESERVED = 1 << 18  # characters of a list of every other port
 
 
 def _spans(text: object) -> object:
-    """Split text such as "8080,9000-9010" into ranges. Return other values unchanged so that pydantic rejects them."""
+    """Split a string such as "8080,9000-9010" into ranges. Return other values unchanged so that pydantic rejects them."""
     if not isinstance(text, str) or len(text) > MAX_RESERVED:
         return text
     ends = [part.strip().partition("-")[::2] for part in text.split(",") if part.strip()]

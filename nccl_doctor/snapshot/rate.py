@@ -39,7 +39,7 @@ class Figures(Observed):
 
     @property
     def loss(self) -> float:
-        """The share of segments that the network lost, or 0 if the sender's own queues dropped packets."""
+        """The estimated share of segments that the network lost, or 0 if the sender's own queues dropped packets."""
         return min(self.retransmits / self.segments, 1.0) if self.segments and not self.dropped else 0.0
 
     @property
@@ -119,7 +119,7 @@ class Rates(Observed):
         return self
 
     def among(self, names: Collection[str]) -> Rates:
-        """Return only the rates between these hosts."""
+        """Return a copy that contains only the rates between the hosts in ``names``."""
         kept = tuple(name for name in self.hosts if name in names)
         return self.model_copy(
             update={

@@ -41,20 +41,22 @@ prefix. The names come from probe/facts/software.py, except for the prefix ``TOR
 """
 
 SECRET = re.compile(r"secret|passw|passphrase|token|credential|api_?key|access_?key|private_?key|auth", re.IGNORECASE)
-"""Pattern of words in a variable's name that mark the value as secret, even if the name has an allowed prefix."""
+"""Pattern of words in a variable's name. If the pattern matches, the value counts as secret, even if the name has an
+allowed prefix.
+"""
 
 NOBODY = frozenset({"root", "nobody"})
 HOME = re.compile(r"/(?:home|homes|users|Users)/([A-Za-z_][\w.-]{0,63})")
 """Pattern of a home directory in one of the usual parent directories. The group in the pattern matches the user's name.
 """
 OTHER_HOME = re.compile(r"(/(?:scratch|fsx|u)/)([A-Za-z_][\w.-]{0,63})")
-"""Pattern of a directory that may be named after a user or after something else. The directory's name is replaced only
-in paths that match this pattern.
+"""Pattern of a path in which a directory may be named after a user. The directory's name is always replaced, even if it
+is not a known user name.
 """
 WORD = re.compile(r"(?<![A-Za-z0-9_])[A-Za-z_][\w.-]{0,255}")
 PROSE = re.compile(r"[\s/@'\"=]")
-"""Pattern of a character that occurs in prose or paths. A value without such a character is a word that a check may
-need, so the value is kept.
+"""Pattern of a character that occurs in prose or paths. A value without such a character is a single word that a check
+may need, so user names in it are kept.
 """
 CONFIG_LINE = re.compile(r"^\s*([A-Za-z_]\w*)\s*=(.*)$")
 
@@ -116,7 +118,7 @@ def _users(value: object) -> Iterator[str]:
 
 
 def clean(value: BaseModel, tree: dict[str, Any], done: Redacted) -> dict[str, Any]:
-    """Redact ``tree``, the JSON form of ``value``, according to the types and the texts of its fields."""
+    """Redact ``tree``, which is ``value`` as JSON, according to the annotations and the contents of the fields."""
     for name, declared in type(value).model_fields.items():
         key, mark = declared.alias or name, marks(type(value), Holds).get(name)
         if key in tree:
@@ -144,7 +146,7 @@ def _keyed(tree: dict[str, Any], done: Redacted) -> dict[str, Any]:
 
 
 def _untyped(tree: object, done: Redacted, key: str = "") -> object:
-    """Redact a value for which the model declares no type, such as an engine's options, a text or a number."""
+    """Redact a value whose field has no :class:`Holds` annotation, such as a string, or an engine's option."""
     if isinstance(tree, dict):
         return _keyed({name: _untyped(part, done, name) for name, part in tree.items()}, done)
     if isinstance(tree, list):
@@ -264,7 +266,7 @@ def _option(word: str, done: Redacted) -> str:
 
 
 def _text(text: str, done: Redacted) -> str:
-    """Return a text without user names and probable secrets."""
+    """Return the string without user names and probable secrets."""
     result = _without_users(text, done.users)
     clean = without_secrets(result)
     if clean != result:
@@ -273,7 +275,7 @@ def _text(text: str, done: Redacted) -> str:
 
 
 def _without_users(text: str, users: dict[str, str]) -> str:
-    """Replace known user names that are words of a text, or parts of words separated by "." or "-"."""
+    """Replace each known user name that is a whole word, or a part of a word between "." or "-" characters."""
     if not PROSE.search(text):
         return text
     with suppress(ValueError):

@@ -91,7 +91,7 @@ class Selector(Observed):
 
 
 class Block(Observed):
-    """An address block in CIDR notation, and the blocks inside this block that are excluded."""
+    """An address block in CIDR notation, and the excluded blocks within it."""
 
     cidr: IpNetwork
     without: tuple[IpNetwork, ...] = Field(default=(), validation_alias="except", serialization_alias="except")
@@ -108,7 +108,7 @@ class Peer(Observed):
 
 
 class PolicyPort(Observed):
-    """Ports in a rule.
+    """The ports to which a rule of a NetworkPolicy applies.
 
     ``port`` is a number, the name of a container port, or None for all ports. If ``end`` is set, the rule covers all
     ports from ``port`` to ``end``.
@@ -120,7 +120,7 @@ class PolicyPort(Observed):
 
 
 class PolicyRule(Observed):
-    """A rule in a policy, which allows traffic with certain peers on certain ports.
+    """A rule of a NetworkPolicy, which allows traffic with certain peers on certain ports.
 
     An empty list means all peers or all ports.
     """

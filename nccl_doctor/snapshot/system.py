@@ -1,4 +1,4 @@
-"""Models of facts about a host: identity, software, hardware, limits, and training jobs, also leftover ones."""
+"""Models of facts about a host: identity, software, hardware, limits, and running or leftover training jobs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from nccl_doctor.snapshot.network import PciLink
 
 
 class Identity(Observed):
-    """The identity of the host, and the user as whom the probe runs on the host."""
+    """The identity of the host, and the user account under which the probe runs."""
 
     hostname: str
     user: UserName
@@ -55,7 +55,7 @@ class NcclCopy(Observed):
     """A copy of libnccl in torch's environment.
 
     ``owner`` is the package that installed this copy (such as "nvidia-nccl-cu12" or conda's "nccl"), or the environment
-    variable that points to it.
+    variable that points to the copy.
     """
 
     owner: str
@@ -65,7 +65,7 @@ class NcclCopy(Observed):
 
 
 class TorchInfo(Observed):
-    """The torch installation of the training interpreter, described from package metadata without importing torch."""
+    """The torch installation of the training interpreter, as described by package metadata (torch is not imported)."""
 
     version: Version  # for example "2.13.0+cpu"
     cuda: Version | None  # CUDA version that it was built for; None for a CPU build
@@ -125,7 +125,10 @@ class GpuDriver(Observed):
 
 
 class ResourceLimits(Observed):
-    """Resource limits of a process that is started over SSH. None means unlimited, and memlock limits are in bytes."""
+    """Resource limits of a process that is started over SSH.
+
+    None means that there is no limit. Memlock limits are in bytes.
+    """
 
     nofile_soft: Count | None
     nofile_hard: Count | None
@@ -140,7 +143,7 @@ class ResourceLimits(Observed):
 
 
 class Shm(Observed):
-    """The file system at /dev/shm. ``problem`` is set if it is missing or the user can't write to it."""
+    """The file system at /dev/shm. ``problem`` is set if /dev/shm is missing or if the user can't write to it."""
 
     total_bytes: Count
     free_bytes: Annotated[Count, Fleeting()]
@@ -151,7 +154,7 @@ class Shm(Observed):
 
 
 class TemporaryFolder(Observed):
-    """Free space for the user in a folder for temporary files.
+    """Space that is available to the user in a directory for temporary files.
 
     ``free_files`` is None if the number of files is unlimited.
     """
@@ -188,7 +191,7 @@ class Clock(Observed):
 
 
 class TrainingJob(Observed):
-    """A launcher and its ranks, or the processes that are left of a job.
+    """A launcher and its ranks, or the remaining processes of a job.
 
     The module probe/jobs.py determines which processes form one job.
     """
@@ -255,7 +258,7 @@ class RdmaPort(Observed):
 
 
 class RdmaDevice(Observed):
-    """An RDMA device such as "mlx5_0". ``model`` and ``firmware`` are hca_type and fw_ver in sysfs."""
+    """An RDMA device such as "mlx5_0". ``model`` and ``firmware`` are read from the files hca_type and fw_ver in sysfs."""
 
     name: str
     model: str | None = None
@@ -325,7 +328,7 @@ class NcclPlugin(Observed):
 
 
 class SameEntry(Observed):
-    """A file or folder whose contents must be the same on all hosts."""
+    """A file or directory whose contents must be the same on all hosts."""
 
     path: HostPath  # as in the hosts file
     resolved: HostPath  # absolute path on the host

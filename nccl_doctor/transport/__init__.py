@@ -27,7 +27,7 @@ class Connections:
         self._transport: Transport | None = None
 
     def to(self, cluster: Cluster) -> Transport:
-        """Return a transport to the cluster's hosts whose :meth:`close` leaves the connections open."""
+        """Return a transport to the cluster's hosts; closing this transport leaves the connections open."""
         if self._transport is None:
             self._transport = make_transport(self._kind, cluster, keeps=True)
         return _Open(self._transport)
@@ -38,7 +38,7 @@ class Connections:
 
 
 class _Open:
-    """A transport whose connections only :class:`Connections` closes."""
+    """A transport that leaves its connections open, because :class:`Connections` closes them."""
 
     def __init__(self, transport: Transport) -> None:
         self.open, self.connect_timeout = transport.open, transport.connect_timeout
@@ -105,4 +105,4 @@ TRANSPORTS: dict[str, Callable[[TransportKind, Path | None, bool], Transport]] =
     "kube": _kube,
     "slurm": _slurm,
 }
-"""Functions that create the transport to hosts, by engine name."""
+"""Functions that create a transport, with the names of the engines as keys."""

@@ -1,4 +1,4 @@
-"""Defines the interfaces of transports and channels, with line buffers, errors and retries.
+"""Defines the interfaces of transports and channels, and their line buffers, exceptions and retry delays.
 
 Deadlines are values of :func:`time.monotonic`. A wait that reaches its deadline raises :class:`TimeoutError`.
 """
@@ -18,7 +18,7 @@ from nccl_doctor.model.cluster import Node
 from nccl_doctor.snapshot.access import AnyAccessFailure, ProbeFacts, ProbeFailed
 
 MAX_LINE = 32 * 1024 * 1024
-"""Maximum number of unread bytes, so that a faulty host can't fill this machine's memory."""
+"""Maximum number of bytes in a line buffer; without this limit, a faulty host could fill this machine's memory."""
 MAX_GREETING = 4 << 20  # bytes before a host's first message: a login's banner and the output of a .bashrc
 LINE_COST = 200  # cost of a line besides its own bytes: empty ones take time, too
 TAIL = 8 * 1024
@@ -32,7 +32,7 @@ class FloodError(ValueError):
 
 
 class Allowance:
-    """The number of bytes that a host may still send, out of ``most``.
+    """A counter of the bytes that a host may still send, which starts at ``most``.
 
     Each line costs :data:`LINE_COST` bytes in addition to its length.
     """
@@ -60,7 +60,7 @@ class LineBuffer:
         self.flooded = False
 
     def feed(self, chunk: bytes) -> None:
-        """Add received bytes, or discard all bytes if the host has sent too much."""
+        """Add received bytes, or discard all buffered bytes if the size limit is exceeded."""
         self.flooded = self.flooded or len(self._data) + len(chunk) > self._most
         if self.flooded:
             self._data.clear()
@@ -82,7 +82,7 @@ class LineBuffer:
         return line
 
     def flush(self) -> bytes | None:
-        """Return the next line after the end of the output, or None. The last line may lack a newline."""
+        """Return the next buffered line after the output has ended, or None. The last line may lack a newline."""
         line = self.pop()
         if line is None and self._data:
             line = bytes(self._data)
@@ -107,13 +107,13 @@ class Tail:
         del self._data[: -self._size]
 
     def text(self) -> str:
-        """Return the tail, with replacement characters for bytes that are not UTF-8."""
+        """Return the stored bytes as text, with replacement characters for invalid UTF-8."""
         return self._data.decode("utf-8", errors="replace")
 
 
 LOGIN_TIMES = 3.0
-"""Factor by which a login may exceed the time limit for a first answer. A login can be slow because of name services or
-home directories.
+"""Maximum duration of a login, as a multiple of the time limit for a host's first answer. A login can be slow because
+of name services or home directories.
 """
 
 
@@ -126,7 +126,7 @@ class AccessError(Exception):
 
 
 class LostError(OSError):
-    """Error raised if the container or job step of a command has ended, with the reason in ``failure``."""
+    """Error raised if the container or job step in which a command ran has ended, with the reason in ``failure``."""
 
     def __init__(self, failure: AnyAccessFailure) -> None:
         self.failure = failure
@@ -156,7 +156,7 @@ class Channel(Protocol):
         """
 
     def stderr_tail(self) -> str:
-        """Return the last 8 KiB of stderr that have been received so far."""
+        """Return the last 8 KiB of the stderr output that has been received so far."""
 
     def exit_status(self, deadline: float) -> int | None:
         """Return the command's exit status after the end of its output, 128 + n for signal n, or None if unknown."""
@@ -201,7 +201,7 @@ class Transport(Protocol):
     def close(self) -> None:
         """Close all connections that several hosts share.
 
-        Owners must close their channels before this call, which may be repeated.
+        All channels must be closed before this call. Repeated calls are allowed.
         """
         return
 
@@ -219,9 +219,9 @@ _KEPT, _LONGEST = 5, 300  # of a host's output before our command: the last line
 
 
 class Greeting:
-    """A reader of a host's output up to the mark that the command prints first.
+    """A reader of a host's output up to ``mark``, a marker that our command prints before its own output.
 
-    The last lines before the mark are kept in shortened form.
+    The last few lines before the marker are stored, and long lines are shortened.
     """
 
     def __init__(self, read_line: Callable[[float], bytes | None], mark: str) -> None:
@@ -230,7 +230,7 @@ class Greeting:
         self.lines: deque[bytes] = deque(maxlen=_KEPT)
 
     def ends(self, deadline: float) -> bool:
-        """Wait for a line that ends with the mark, and return False if the output ends first.
+        """Return True once a line ends with the marker, or False if the output ends before such a line arrives.
 
         After a TimeoutError, the caller may call this method again.
         """
@@ -276,7 +276,7 @@ _FIRST_S, _LONGEST_S = 0.2, 2.0
 
 
 def pause(attempt: int, deadline: float) -> bool:
-    """Sleep for a random time that grows with the attempt (counted from 1), or return False to stop trying."""
+    """Sleep for a random time that grows with the attempt number, or return False if no further attempt is allowed."""
     length = min(_LONGEST_S, _FIRST_S * 2 ** (attempt - 1)) * random.uniform(0.5, 1.0)  # noqa: S311 - no secret
     if attempt >= _ATTEMPTS or time.monotonic() + length >= deadline:
         return False

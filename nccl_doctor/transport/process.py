@@ -1,4 +1,4 @@
-"""Defines channels to local processes, each of which has its own process group, and the transport for this machine."""
+"""Defines the transport for this machine, and channels to local processes that each have their own process group."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _WORDS = 5  # last lines of a program's output
 
 
 class ProcessChannel:
-    """A channel to a local process. Output of the process is read in the thread of the caller.
+    """A channel to a local process. The caller's own thread reads the output of the process.
 
     ``grace_s`` is the number of seconds that the process has to exit after its stdin has been closed.
     """
@@ -86,20 +86,20 @@ class ProcessChannel:
         self._lines.push_back(lines)
 
     def bound_files(self, most: int) -> None:
-        """On Linux, limit the size of the files that the process can write to ``most`` bytes."""
+        """Set ``most`` bytes as the maximum size of any file that the process writes (on Linux only)."""
         if sys.platform == "linux":
             with contextlib.suppress(ProcessLookupError):
                 resource.prlimit(self._process.pid, resource.RLIMIT_FSIZE, (most, most))
 
     def stderr_tail(self) -> str:
-        """Return the last 8 KiB of stderr, including unread output."""
+        """Return the last 8 KiB of stderr, including output that has arrived but has not been read yet."""
         with self._busy:
             if not self._closed:
                 self._read_stderr()
         return self._tail.text()
 
     def exit_status(self, deadline: float) -> int | None:
-        """Return the exit status, or 128 + n for signal n.
+        """Return the exit status, or 128 + n if signal n ended the command.
 
         The result is None if the command is still running at the deadline.
         """
@@ -136,7 +136,7 @@ class ProcessChannel:
             self._closed = True
 
     def _pump(self, deadline: float, *, writing: bool = False) -> bool:
-        """Wait until a pipe is ready, read available output, and return whether stdin accepts more data.
+        """Wait until a pipe is ready, read the available output, and return whether stdin accepts more data.
 
         Return False if the time slice ends before any pipe is ready.
         """
@@ -160,7 +160,7 @@ class ProcessChannel:
         return bool(chunk)
 
     def _read_stderr(self) -> None:
-        """Read available output up to a limit, because a host may send output as fast as it is read."""
+        """Read available output up to a limit; otherwise, a host that keeps sending could prolong this call forever."""
         for _ in range(_CHUNKS):
             if self._stderr in self._ended or not self._read(self._stderr):
                 return
@@ -178,7 +178,7 @@ class ProcessChannel:
 
 
 def opened(pipe: IO[bytes] | None) -> IO[bytes]:
-    """Return the pipe of a process that was started with ``subprocess.PIPE``."""
+    """Return ``pipe``, which can't be None if the process was started with ``subprocess.PIPE``."""
     assert pipe is not None, "opened with PIPE"
     return pipe
 

@@ -1,1 +1,1 @@
-"""Implements ``fix-port``, which finds the process that holds a port and frees the port."""
+"""Implements ``fix-port``, which finds the process that is using a port and frees the port."""

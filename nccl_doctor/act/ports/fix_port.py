@@ -1,4 +1,4 @@
-"""Implements ``fix-port``, which examines a port, ends a job, waits for the kernel, or finds a free port.
+"""Implements ``fix-port``, which examines a port, ends a job, waits for a port's release, or finds a free port.
 
 The port to examine comes from the argument, a log, the hosts file, MASTER_PORT, or torch's default. Only a port to
 which every host has connected is suggested, because a firewall may drop packets to a free port.
@@ -52,14 +52,14 @@ HALVES, TRIALS = 192, 2
 """Number of ports to test per attempt after a firewall has blocked the first ports, and number of attempts."""
 DIAL_S = 3.0
 AT_ONCE = 64
-"""Number of ports to try at once, few enough for a host to connect to all ports within one time-out."""
+"""Number of ports to try simultaneously, small enough for a host to connect to all of them within one time-out."""
 WELL_KNOWN = frozenset(
     {
         *(2049, 2222, 3000, 3306, 4444, 5000, 5432, 5555, 6006, 6379, 6443, 6817, 6818, 6819, 7860, 8000, 8080, 8265),
         *(8443, 8787, 8786, 8888, 8889, 9000, 9090, 9100, 9400, 10001, 10250, 11211, 11434, 19999, 27017, 28028, 29400),
     }
 )
-"""Ports of services that are common on training clusters, avoided even if no such service is running.
+"""Ports of services that are common on training clusters. These ports are avoided even if no such service is running.
 
 The services include NFS, Slurm, Ray, Dask, the kubelet, notebooks, dashboards, NCCL's RAS (28028), and torchrun's c10d
 rendezvous (29400).
@@ -123,10 +123,10 @@ def end(machine: QueriedMachine, jobs: Iterable[HolderJob], grace_s: float, *, f
 def wait_until_free(
     machine: QueriedMachine, report: PortReport, tell: Tell, *, settle_s: float = SETTLE_S
 ) -> PortReport:
-    """Test a port repeatedly while a TIME_WAIT or another run of nccl-doctor may still release the port.
+    """Test a port repeatedly as long as the end of a TIME_WAIT or of another nccl-doctor run may free the port.
 
-    A socket whose process has just exited may have neither an owner nor a TIME_WAIT. Tests therefore continue for
-    ``settle_s`` seconds after the first answer without a reason to wait.
+    A socket whose process has just exited may have neither an owner nor a TIME_WAIT. The tests therefore continue for
+    ``settle_s`` seconds after the first test that shows no reason to wait.
     """
     began = closing_since = time.monotonic()
     waited = False
@@ -199,7 +199,7 @@ def _free_on_all(machines: Sequence[QueriedMachine], ports: list[int], *, epheme
 def suggestion(fleet: Fleet, after: int, holders: Iterable[HolderJob] = ()) -> Suggestion | None:
     """Suggest a port found by :func:`next_port`, with a shell command that sets the port for the next start.
 
-    ``holders`` are the jobs that hold the old port. torchrun and torch.distributed.launch read PET_MASTER_PORT
+    ``holders`` are the jobs that are using the old port. torchrun and torch.distributed.launch read PET_MASTER_PORT
     (torch/distributed/argparse_util.py); ``env://`` reads MASTER_PORT (torch/distributed/rendezvous.py).
     """
     machines = fleet.all()
@@ -287,7 +287,7 @@ def end_leftover(machine: QueriedMachine, port: int | None, process: ProcessIden
 
 
 def moved(fleet: Fleet, port: int) -> PortReport:
-    """Suggest a port that is free on every host in place of ``port``; raise DoctorError if no port is free."""
+    """Suggest a port to use instead of ``port`` that is free on every host; raise DoctorError if no port is free."""
     candidate = suggestion(fleet, port)
     if candidate is None:
         raise DoctorError("no port from 1024 to 65535 is free on every host and fit for a job")
@@ -297,7 +297,7 @@ def moved(fleet: Fleet, port: int) -> PortReport:
 
 
 def _kill(report: PortReport, machine: QueriedMachine, steps: Steps) -> PortReport:
-    """End all jobs that hold the port, but only if every job may be ended."""
+    """End all jobs that are using the port, but only if every job may be ended."""
     refused = _why_not(report, force=steps.force)
     if refused is None and not steps.confirm(report):
         refused = "it was not confirmed"

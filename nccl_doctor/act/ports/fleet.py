@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 ANSWER_S = 20.0
 LIFETIME_S = 300.0
-"""Seconds without a request after which a probe exits, which suffices for a grace period and a TIME_WAIT."""
+"""Number of seconds without a request after which a probe exits; long enough for a grace period and a TIME_WAIT."""
 
 
 class _Answer(Observed):
@@ -47,7 +47,7 @@ class PortTrialAnswer(_Answer):
 
 
 class PortLook(_Answer):
-    """The jobs that hold a port on a host, or the job that a process on the host belongs to."""
+    """The jobs that are using a port on a host, or the job to which a process on the host belongs."""
 
     host: str
     uid: Count
@@ -58,7 +58,7 @@ class PortLook(_Answer):
 
 
 class Signalled(_Answer):
-    """Processes that were alive (PID and start time), signalled PIDs, and PIDs not signalled, with reasons."""
+    """The PIDs and start times of live processes, the signalled PIDs, and, with reasons, the PIDs not signalled."""
 
     alive: Annotated[tuple[tuple[Pid, Count], ...], Field(max_length=MAX_PROCESSES)]
     sent: Annotated[tuple[Pid, ...], Field(max_length=MAX_PROCESSES)] = ()
@@ -187,7 +187,7 @@ class Fleet:
             (self.target,) = self._connect((self._target,))
 
     def all(self) -> list[QueriedMachine]:
-        """Connect to every host of the job and return the hosts, target first, or raise NotReachedError."""
+        """Connect to every host of the job, and return all hosts, with the target first, or raise NotReachedError."""
         others = tuple(node for node in self._nodes if self._target is None or node.name != self._target.name)
         return [self.target, *(self._connect(others) if others else ())]
 

@@ -1,1 +1,1 @@
-"""Diagnoses about access to the hosts."""
+"""Diagnoses of failures to access hosts."""

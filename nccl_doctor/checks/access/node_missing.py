@@ -1,12 +1,12 @@
 """A node of the job did not join the check, or left the check before the end.
 
-What it means: a job waits for all of its nodes, so the other nodes would wait until the rendezvous times out. The
-missing node was not started, or can't connect to node 0, as its ranks would have to do.
+What it means: a job waits for all of its nodes, so the other nodes would wait until the rendezvous times out. Either
+the missing node was not started, or it can't connect to node 0, to which its ranks would also have to connect.
 
 How we know: with `check --join`, every node connects to node 0 on port 29499 (`--join-port`) and proves that it has the
 job's token. Node 0 waits for the other nodes for `--join-timeout` (300 s). The evidence lists the connections that node
-0 refused. Node 0 refuses nodes with a different token, release of nccl-doctor or number of nodes, or with a rank that
-is already in use.
+0 refused. Node 0 refuses a node whose token, release of nccl-doctor or number of nodes differs from its own, or whose
+rank is already in use.
 
 Fix: look at the missing node's own output, which shows why the node could not join. If the connection is refused, node
 0 has not started or MASTER_ADDR is the address of another host. If the connection gets no answer, a firewall on node 0

@@ -4,8 +4,9 @@ What it means: nothing is known about the pod. Possible causes are a missing per
 sites never grant it), an unreachable kubelet, and a container without a shell.
 
 How we know: ``kubectl exec`` was started for the job's container, but the marker that the container's shell should
-print first did not arrive. The evidence consists of kubectl's messages and the time without output. If the link to a
-node is down, kubectl prints nothing for minutes, so nccl-doctor has its own time limit (``--connect-timeout``).
+print first did not arrive. The evidence consists of kubectl's messages and the time for which kubectl printed nothing.
+If the link to a node is down, kubectl prints nothing for minutes, so nccl-doctor has its own time limit
+(``--connect-timeout``).
 
 Fix: correct the cause that kubectl's messages show. If the permission is missing, ask the cluster's administrator to
 grant it in the job's namespace.

@@ -5,7 +5,7 @@ like nologin, a forced command, or a profile that waits for input. Other possibl
 or process slots, and a bug in nccl-doctor.
 
 How we know: nccl-doctor sends the probe to the host's Python over SSH, and the probe answers with a marker. The marker
-did not arrive or was damaged, or some of the probe's answers are missing. The evidence consists of the stage that the
+did not arrive or was damaged, or some of the probe's answers were missing. The evidence consists of the stage that the
 probe reached and the probe's last output. If short messages arrive but the first long messages do not, the path may
 lose large packets. Large packets are lost if a host's MTU is larger than the MTU of the path and ICMP messages are
 filtered. To confirm the packet loss, nccl-doctor opens a second connection on which the host sends only small packets.
@@ -46,7 +46,7 @@ _SAID = {
     r"account is currently not available": "The user's login shell is nologin: name a user who may run commands (ssh: "
     "user in the hosts file), or have an administrator give this one a shell (usermod -s /bin/bash).",
 }
-"""Remedies for refused logins, by a pattern for the message of sshd (session.c), PAM or nologin(8)."""
+"""Remedies for refused logins, keyed by a pattern for the message of sshd (session.c), PAM or nologin(8)."""
 
 
 @check("NCD106", severity=Severity.ERROR, explains=FOLLOWS)

@@ -1,15 +1,16 @@
 """The Python interpreter that training uses does not start on the host.
 
 What it means: SSH works, but the interpreter does not exist on the host or is too old (Python 3.8 or later is
-required). Other possibilities are that the user may not run the interpreter, or that the interpreter is incomplete or
-was built for a different CPU. The job would fail on the host with "No such file or directory" or at its first import.
+required). Other possibilities are that the user is not allowed to run the interpreter, or that the interpreter is
+incomplete or was built for a different CPU. The job would fail on the host with "No such file or directory" or at its
+first import.
 
 Another possible cause is a PYTHONHOME or PYTHONPATH that is set at login, so that the interpreter starts only in
 isolated mode (``-I``).
 
 How we know: the interpreter (``python`` in the hosts file, or ``python3`` by default) was started over SSH without a
-login shell. Folders that a profile or ``conda activate`` adds to PATH in a terminal are missing from this test, as they
-are for a launcher's ranks.
+login shell. In this test, PATH lacks the directories that a profile or ``conda activate`` adds in a terminal. The same
+directories are missing for ranks that a launcher starts over SSH.
 
 Fix: set the interpreter's full path for all hosts or for this host in the hosts file (``python:
 /path/to/env/bin/python``), or install Python on the host. In the activated environment, ``command -v python`` prints

@@ -5,16 +5,16 @@ nccl-doctor connects to many hosts at once, it never asks for a password or pass
 ask for a password either.
 
 How we know: every key was offered in OpenSSH's order (configured identity file, the agent's keys, default files in
-~/.ssh), and the server refused each key. The evidence lists the offered keys, unused keys (such as files with a
-passphrase whose keys are not in the agent), and the methods that the server accepts.
+~/.ssh), and the server refused each key. The evidence lists the offered keys, unused keys (such as passphrase-protected
+keys that are not in the agent), and the authentication methods that the server accepts.
 
-A server that accepts a key but then disconnects refuses the account. The account has expired, is locked, or is refused
-by /etc/nologin or PAM, as by pam_slurm_adopt ("you have no active jobs on this node"). The diagnosis quotes the
-server's message.
+If a server accepts a key but then disconnects, it does not allow this account to log in. Either the account has expired
+or is locked, or logins are denied by /etc/nologin or by a PAM module such as pam_slurm_adopt ("you have no active jobs
+on this node"). The diagnosis quotes the server's message.
 
-nccl-doctor can't log in to a server that requires a second factor or accepts only passwords, unless ~/.ssh/config names
-an open ssh connection (ControlMaster). Servers limit the number of offered keys, so an agent with many keys can reach
-the limit before the right key is offered.
+nccl-doctor can't log in to a server that requires a second factor or accepts only passwords, unless ~/.ssh/config
+configures a shared ssh connection (ControlMaster) that is already open. Servers limit the number of offered keys, so an
+agent with many keys can reach the limit before the right key is offered.
 
 Fix: if other users have permission to read the key file, remove this permission. If the key has a passphrase, load the
 key into the agent. If a certificate has expired, have the certificate renewed. If a certificate is not valid yet, wait,
@@ -39,7 +39,7 @@ from nccl_doctor.snapshot.access import SshAuthFailed
 from nccl_doctor.text.shell import Line, line, script
 
 _LOGIN = re.compile(r"\w[\w.+-]*@\w[\w.:%-]*", re.ASCII)
-"""Pattern for logins (``user@host``) that are safe in commands, because ssh passes logins to shells unquoted."""
+"""Pattern for logins (``user@host``) that are safe in commands even though ssh passes logins to shells unquoted."""
 
 _TYPED = (
     "A password or a second factor can't be entered here, but an open login can be shared: give the host "

@@ -5,12 +5,13 @@ connection. SSH can't distinguish these cases, so nccl-doctor does not log in.
 
 How we know: the known_hosts line that the message names has a different key for the host, or marks the presented key as
 @revoked. The evidence shows both fingerprints. As in OpenSSH, a key of a different type counts as changed if any key of
-the host is known. Known key types are requested first, so an unchanged host with several keys causes no error.
+the host is known. nccl-doctor first requests keys of the known types, so an unchanged host with several keys causes no
+error.
 
 Fix: find out whether the host was reinstalled, and compare the fingerprint with the output of ``ssh-keygen -lf
 /etc/ssh/ssh_host_ed25519_key.pub`` on the host's console. Only if the fingerprints agree, remove the line from the
-known_hosts file and add the new key as for ssh-host-key-unknown. Do not use a revoked key again; generate a new host
-key.
+known_hosts file and add the new key as described for ssh-host-key-unknown. Do not use a revoked key again; generate a
+new host key.
 
 References: sshd(8), "SSH_KNOWN_HOSTS FILE FORMAT". ssh-keygen(1): -R, -F. OpenSSH hostfile.c, check_key_in_hostkeys.
 """

@@ -11,8 +11,8 @@ failures are an unresolved host name, a silent sshd, a connection that is closed
 supports only obsolete algorithms. A connection that is closed before the banner is usually due to sshd's MaxStartups.
 With the default of 10:30:100, sshd randomly drops new connections if ten connections are waiting for authentication.
 The connection is retried with increasing delays before the fault is reported. If nccl-doctor's machine gets no answer,
-two of the other hosts try the host's SSH port. An answer to these hosts proves that the host is up and that only
-nccl-doctor's machine is cut off.
+two of the other hosts try the host's SSH port. If one of them gets an answer, the host is up, but nccl-doctor's machine
+is cut off from it.
 
 If a jump host (ProxyJump) can't be reached, neither can the hosts behind it, and the message names the jump host.
 
@@ -67,7 +67,7 @@ _SUMMARY = {
     "ssh-config": "Correct ~/.ssh/config; ssh -G with the host's name shows its effect.",
 }
 ANSWERS = ("stranger", "intercepted", "reset")
-"""Connection results which show that a process other than nccl-doctor's listener answered, such as sshd."""
+"""Connection results which show that a process such as sshd, instead of nccl-doctor's listener, answered."""
 UNANSWERED = ("timed-out", "no-route", "unreachable")
 """Connection results which show that no process answered."""
 _PADDED = re.compile(r"(?<=[A-Za-z-])0+(?=\d)")
@@ -80,7 +80,7 @@ def ssh_unreachable(view: View) -> Findings:
 
 
 def _from_peers(view: View, failure: SshUnreachable) -> str:
-    """Describe which other hosts can reach the host, can't reach the host, or can't resolve its name."""
+    """Describe which other hosts can or can't reach the unreachable host, or can't resolve its name."""
     name = failure.unresolved or ""
     resolutions = ((host.name, facts.resolution) for host, facts in view.facts)
     answers = ((host, names.get(name)) for host, names in resolutions if isinstance(names, Names))
@@ -156,7 +156,7 @@ RULES = (
 
 
 def _weigh(_event: Event, scene: Scene) -> Grade:
-    """Grade messages of a launcher's daemons, which are not the cause if NCCL's log lines show that ranks started."""
+    """Grade messages of a launcher's daemons, which are only hints if NCCL's log lines show that ranks had started."""
     facts = scene.log.facts
     return Grade.HINT if facts.processes or facts.nccl_versions else Grade.GENERIC
 

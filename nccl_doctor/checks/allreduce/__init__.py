@@ -1,1 +1,1 @@
-"""Diagnoses of the all-reduce."""
+"""Diagnoses of faults in the all-reduce."""

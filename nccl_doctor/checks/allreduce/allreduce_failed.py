@@ -5,9 +5,9 @@ hosts file, and the same master address and port as with torchrun.
 
 How we know: the rank was killed by a signal, reported an exception, or ended without a message. A failure is also
 reported if a host's launcher process (which imports torch and forks the ranks) ended, or if the connection to the
-launcher was lost. Messages such as "Connection closed by peer" from other ranks are consequences of the first failure,
-which `nccl-doctor logs` recognises. If the output names a cause (a busy port, a full /dev/shm), allreduce-failed is
-listed below the diagnosis of this cause.
+launcher was lost. Messages from other ranks such as "Connection closed by peer" are consequences of the first failure,
+and `nccl-doctor logs` recognises them as such. If the output names a cause (a busy port, a full /dev/shm),
+allreduce-failed is listed below the diagnosis of this cause.
 
 Fix: correct the cause of the quoted error. SIGKILL is usually sent by the kernel when memory runs out (see `dmesg`), by
 a scheduler, or by a user. SIGSEGV and SIGBUS indicate faults in the libraries of torch or the driver, or a full
@@ -32,7 +32,7 @@ ADVICE = {
 
 @check("NCD702", severity=Severity.ERROR, needs=("smoke",), in_output=True)
 def allreduce_failed(view: View) -> Findings:
-    """Yield a finding if a rank failed, which names the ranks that did not fail because of other ranks."""
+    """If a rank failed, yield a finding about those ranks that did not fail merely because other ranks had failed."""
     smoke = view.smoke
     if smoke.outcome != "failed":
         return

@@ -5,20 +5,21 @@ bandwidth B takes T = 2(N-1)/N * K/B, which hardly depends on the number N of ra
 port at a reduced rate, traffic over an unintended interface, a busy host, and a small MTU. On a fast link, a single TCP
 connection may also be too slow (`NCCL_SOCKET_NTHREADS`, `NCCL_NSOCKS_PERTHREAD`).
 
-How we know: the highest bus bandwidth of all message sizes is compared with the speed that the slowest host's interface
-or RDMA device reports. An all-reduce at less than a quarter of the link's speed counts as slow. With gloo, at most 10
-Gbit/s is expected on any link, because a single thread adds and copies the data. The speed is not judged on a single
-machine, or if all messages were so small that latency dominated. If the link's speed is unknown, as for virtual
-interfaces, gloo counts as slow below 10 Mbit/s. On such a link, gloo is not judged if its ranks used or waited for much
-CPU time, because the CPU was the bottleneck.
+How we know: the highest bus bandwidth that was reached with any message size is compared with the speed that the
+slowest host's interface or RDMA device reports. An all-reduce at less than a quarter of the link's speed counts as
+slow. With gloo, at most 10 Gbit/s is expected on any link, because a single thread adds and copies the data. The speed
+is not evaluated if all ranks run on a single machine, or if all messages were so small that latency dominated. If the
+link's speed is unknown, as for virtual interfaces, gloo counts as slow below 10 Mbit/s. On such a link, gloo's speed is
+not evaluated if the ranks used or waited for much CPU time, because the CPU may have been the bottleneck.
 
 Over RDMA, the counters of the ports (/sys/class/infiniband) are read before and after the all-reduce. The advice
-depends on link errors and on packets that were lost, out of sequence or not acknowledged. Congestion notifications
-without other counts are normal.
+depends on link errors and on packets that were lost, out of sequence or not acknowledged. Congestion notifications are
+normal if no other counter increased.
 
-If a rank took far longer than the others between the all-reduces, the rank is named because all others waited for it.
+If one rank took far longer than the others between the all-reduces, the diagnosis names this rank, because all others
+waited for it.
 
-Fix: check the negotiated speed with `ethtool` on the named host. To find the message size from which the all-reduce is
+Fix: check the negotiated speed with `ethtool` on the named host. To find out at which message sizes the all-reduce is
 slow, measure other sizes with `nccl-doctor smoke --max-bytes`.
 """
 
@@ -32,7 +33,7 @@ from nccl_doctor.text.hostlist import figure
 SHARE = 0.25
 GLOO_GB_PER_S = 1.25
 LATENCIES = 10
-"""Minimum ratio of a message's ideal time to the measured time of the smallest message for the speed to be judged."""
+"""Minimum ratio of the largest message's ideal time to the shortest measured time; below it, latency dominates."""
 
 
 @check("NCD704", severity=Severity.WARNING, needs=("smoke",))

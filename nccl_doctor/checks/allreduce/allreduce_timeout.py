@@ -17,8 +17,8 @@ before nccl-doctor terminated the rank. The report names the ranks that show the
   all-reduce did not finish, the data connections do not work (interface, firewall on ephemeral ports, RDMA).
 
 If no rank shows a sign of a fault and the job has three or more hosts, the all-reduce is repeated in groups of hosts.
-`check` repeats it automatically, `smoke` only with `--isolate`. The diagnosis names the host or pair of hosts that
-fails.
+`nccl-doctor check` repeats the all-reduce automatically, `nccl-doctor smoke` only with `--isolate`. The diagnosis names
+the host or pair of hosts with which the all-reduce fails.
 
 Fix: examine the stage in which the ranks stopped, and the quoted stacks and last output lines of the ranks.
 """

@@ -50,7 +50,7 @@ def allreduce_wrong_result(view: View) -> Findings:
 
 
 def _source(smoke: Smoke) -> tuple[int, ...]:
-    """Return the ranks that were wrong alone, the only rank in several wrong pairs, the only wrong pair, or ()."""
+    """Return ranks with a wrong sum alone, or the one rank in several wrong pairs, or the only wrong pair, or ()."""
     alone = tuple(group[0] for group in smoke.wrong_groups if len(group) == 1)
     if alone:
         return alone

@@ -55,7 +55,7 @@ kernel, and "start" ranks have not finished importing torch. "elsewhere" ranks r
 collective. "behind" ranks have reached fewer stages than others, and "echo" ranks only lost other ranks.
 """
 OWN_FAULT: frozenset[Why] = frozenset({"signal", "error", "exit", "launcher", "stopped", "start", "elsewhere"})
-"""Reasons that lie in the ranks themselves instead of a connection between ranks."""
+"""Reasons that lie in the ranks themselves rather than in a connection between ranks."""
 
 _MOST_TRIALS = 8
 _FRAME = re.compile(r'File "(?P<file>[^"]*)", line (?P<line>\d+) in (?P<name>.*)')
@@ -85,7 +85,7 @@ class Culprits:
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        """Hosts that the repeated all-reduce blames; if it was inconclusive, the hosts of the blamed ranks."""
+        """Hosts with which the repeated all-reduce failed or, if it was inconclusive, hosts of the blamed ranks."""
         return self.isolation.hosts if self.isolation else tuple(dict.fromkeys(rank.host for rank in self.ranks))
 
     @property
@@ -108,7 +108,7 @@ class Culprits:
 
     @property
     def trials(self) -> tuple[str, ...]:
-        """Lines of evidence on each group of hosts that was tried, and the reason if the repetition is inconclusive."""
+        """Lines of evidence for each tested group of hosts, and the reason if the repetition was inconclusive."""
         report = self.smoke.isolation
         if isinstance(report, Unknown):
             return (f"the all-reduce over groups of hosts {report.reason}",)
@@ -169,7 +169,7 @@ def culprits(smoke: Smoke) -> Culprits:
 
 
 def stages(smoke: Smoke, apart: Sequence[RankReport] = ()) -> Iterator[str]:
-    """Yield a line of evidence for each stage at which ranks stopped, without the ranks in ``apart``."""
+    """Yield a line of evidence for each stage at which ranks stopped, ignoring the ranks in ``apart``."""
     for stage in STAGES:
         if there := [rank for rank in smoke.ranks if rank.stage == stage and rank not in apart]:
             hosts = fold(list(dict.fromkeys(rank.host for rank in there)))
@@ -177,14 +177,14 @@ def stages(smoke: Smoke, apart: Sequence[RankReport] = ()) -> Iterator[str]:
 
 
 def stacks(smoke: Smoke, ranks: tuple[RankReport, ...], most: int = 2) -> Iterator[str]:
-    """Yield lines of evidence on the positions of the main threads of ``ranks`` and the stages of the other ranks."""
+    """Yield lines that show where the main threads of ``ranks`` were, and which stages the other ranks had reached."""
     shown = [rank for rank in ranks[:most] if place(rank)]
     yield from stages(smoke, shown)
     yield from (f"rank {rank.rank} ({rank.host}) was in {place(rank)}" for rank in shown)
 
 
 def place(rank: RankReport) -> str:
-    """Return the innermost frames of a stack as text, such as ``sleep (train.py:3), called by main (train.py:9)``."""
+    """Describe the innermost frames of a rank's stack, as in ``sleep (train.py:3), called by main (train.py:9)``."""
     frames = [match for line in rank.stack if (match := _FRAME.search(line))]
     outer = [frame for frame in frames[1:] if not any(part in frame["file"] for part in _BETWEEN)]
     places = (f"{f['name']} ({f['file'].rpartition('/')[2]}:{f['line']})" for f in [*frames[:1], *outer[:2]])

@@ -30,7 +30,7 @@ class LinkSpeed:
 
 
 def link(snapshot: Snapshot) -> LinkSpeed | None:
-    """Return the link of the slowest host, or None if the cluster has one machine or the link speed is unknown."""
+    """Return the link speed of the slowest host, or None if there is only one machine or the speed is unknown."""
     smoke = snapshot.smoke
     if not isinstance(smoke, Smoke) or machines(snapshot) < 2:
         return None
@@ -65,7 +65,7 @@ def best(smoke: Smoke) -> float:
 
 
 def way(smoke: Smoke) -> str:
-    """Return the transport of NCCL's channels: a network such as "NET/IB" if any channel uses one, "P2P" or "SHM"."""
+    """Return the transport of NCCL's channels, such as "NET/IB" if any channel uses a network, else "P2P" or "SHM"."""
     ways = {transport for rank in smoke.ranks for transport in rank.transports}
     networks = sorted({"/".join(transport.split("/")[:2]) for transport in ways if transport.startswith("NET/")})
     return networks[0] if networks else ", ".join(sorted({transport.split("/")[0] for transport in ways}))
@@ -98,7 +98,7 @@ def _of_host(host: Host, smoke: Smoke, snapshot: Snapshot) -> LinkSpeed | None:
 
 
 def _rdma(host: Host, facts: HostFacts) -> LinkSpeed | None:
-    """Return the combined link of all active RDMA ports, because NCCL distributes its channels over all of them."""
+    """Return the combined speed of all active RDMA ports, over which NCCL distributes its channels."""
     if isinstance(facts.rdma, Unknown):
         return None
     ports = [(device, port) for device in facts.rdma for port in device.ports if port.state == "ACTIVE"]
@@ -110,7 +110,7 @@ def _rdma(host: Host, facts: HostFacts) -> LinkSpeed | None:
 
 
 def _ethernet(host: str, facts: HostFacts, names: set[str]) -> LinkSpeed | None:
-    """Return the combined link of the named interfaces, with each rate limited by the PCIe slot, if known."""
+    """Return the combined speed of the named interfaces, each limited to the speed of its PCIe slot, if known."""
     if isinstance(facts.interfaces, Unknown) or not names:
         return None
     links = [interface for interface in facts.interfaces.links if interface.name in names and interface.kind in REAL]
@@ -127,7 +127,7 @@ def _speed(host: str, names: Sequence[str], gbps: list[float], slots: Sequence[P
 
 
 def _gloo(host: Host, facts: HostFacts, snapshot: Snapshot) -> set[str]:
-    """Return the interfaces in GLOO_SOCKET_IFNAME, or the interface on the route to a peer if it is not set."""
+    """Return the interfaces in GLOO_SOCKET_IFNAME or, if it is not set, the interface on the route to a peer."""
     named = host.node.env.get("GLOO_SOCKET_IFNAME")
     if named:
         return set(named.split(","))

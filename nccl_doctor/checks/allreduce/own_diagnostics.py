@@ -16,7 +16,7 @@ _TOOK = re.compile(r"NCCL DIAG (?:NCCL|RAS) diagnostics completed in (\d{1,9}(?:
 
 
 def _report_of(smoke: Smoke) -> dict[str, list[str]]:
-    """Return the lines of output from NCCL's own diagnostics, by host."""
+    """Return, for each host, the lines that NCCL's own diagnostics printed."""
     lines = {host: [line for line in output if "NCCL DIAG " in line] for host, output in smoke.output.items()}
     return {host: diag_lines for host, diag_lines in lines.items() if diag_lines}
 
@@ -36,7 +36,7 @@ def diagnostics_words(smoke: Smoke) -> str | None:
 
 
 def findings_of_nccl(smoke: Smoke) -> Iterator[tuple[str, Finding]]:
-    """Yield the names and findings of NCCL's own diagnostics, which are warnings because the ranks continued to run."""
+    """Yield the names and findings of NCCL's own diagnostics, as warnings because the ranks continued to run."""
     from nccl_doctor.logs.signs import Case
     from nccl_doctor.logs.verdict import finding
 

@@ -11,7 +11,7 @@ from nccl_doctor.model.report import RankReport, Stage
 from nccl_doctor.snapshot.smoke import Smoke
 
 _WAITING: dict[Stage, str] = {"none": "not-started", "started": "not-started", "torch": "no-store", "store": "no-group"}
-"""Symptoms by the last stage that a rank reached. In all later stages, ranks wait in a collective."""
+"""Symptoms of ranks, keyed by the last stage that the rank reached. In all later stages, ranks wait in a collective."""
 _ON_A_GPU = re.compile(r"CUDA|HIP|cuda|GPU")
 
 
@@ -63,7 +63,7 @@ def _where(name: str, text: str) -> str:
 
 
 def causes_from_output(smoke: Smoke, passed: Container[str] = ()) -> tuple[tuple[str, Finding], ...]:
-    """Return the name and finding of each cause in the ranks' output; ``passed`` has the checks without a finding."""
+    """Return the name and finding of each cause in the ranks' output; the checks in ``passed`` found no fault."""
     from nccl_doctor.checks.processes.pinned_memory_short import instead
     from nccl_doctor.logs.diagnose import LogSource, diagnose
     from nccl_doctor.logs.rule import Grade

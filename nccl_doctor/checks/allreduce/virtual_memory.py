@@ -6,9 +6,9 @@ from nccl_doctor.snapshot.hosts import HostFacts, Snapshot
 from nccl_doctor.text.hostlist import fold, grouped
 
 ENOUGH = 4 << 30
-"""Amount of virtual memory, in bytes, with which torch always starts.
+"""Amount of virtual memory, in bytes, that always suffices to start torch.
 
-Importing torch 2.13 took 0.7 GiB on two CPUs, and each additional thread takes more memory.
+Importing torch 2.13 on two CPUs used 0.7 GiB, and each additional thread uses more virtual memory.
 """
 
 

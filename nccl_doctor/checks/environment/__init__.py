@@ -1,1 +1,1 @@
-"""Diagnoses of environment variables."""
+"""Diagnoses of faults in environment variables and launch commands."""

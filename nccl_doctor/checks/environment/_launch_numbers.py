@@ -16,7 +16,7 @@ from nccl_doctor.text.hostlist import fold, listed, nouns, plural
 
 @dataclass(frozen=True)
 class JudgedLine:
-    """A launch command and the hosts for which the command is judged."""
+    """A launch command, and the hosts for which the command is checked."""
 
     view: View
     line: LaunchLine
@@ -40,7 +40,7 @@ class JudgedLine:
 
 
 LineFault = str | Unjudged
-"""A fault as a phrase, or the reason why the launch command could not be judged."""
+"""A phrase that describes a fault, or the reason why the launch command could not be checked."""
 
 
 def nodes(judged: JudgedLine) -> Iterator[str]:
@@ -187,7 +187,7 @@ def sizes(judged: JudgedLine) -> Iterator[LineFault]:
 
 
 def ranks(judged: JudgedLine) -> Iterator[LineFault]:
-    """Yield faults in the number of ranks per node, which must agree with the number of GPUs and the hosts file."""
+    """Yield faults in the number of ranks per node, which must suit the number of GPUs and match the hosts file."""
     text = judged.line.options.get("nproc_per_node")
     total, machines = (judged.line.options.get(name, "") for name in ("world_size", "nnodes"))
     if judged.line.launcher == "accelerate" and is_number(total) and is_number(machines) and int(machines) > 0:
@@ -229,7 +229,7 @@ def idle(judged: JudgedLine) -> Iterator[str]:
 
 
 def devices(judged: JudgedLine) -> Iterator[LineFault]:
-    """Yield a fault if a host lacks a GPU that --device names, or fewer GPUs than Lightning's --devices asks for."""
+    """Yield a fault if a host lacks a GPU that --device names, or has fewer GPUs than Lightning's --devices needs."""
     named = (each for each in judged.line.arguments if each.name in ("--device", "--devices", "device"))
     option, value = next(((each.name, each.value) for each in named), ("", ""))
     asked = [part for part in value.removeprefix("cuda:").split(",") if is_number(part)]

@@ -4,10 +4,11 @@ What it means: all ranks must use the same algorithm, protocol, number of channe
 host differ, NCCL hangs in its first collective, fails with "invalid usage" or confuses messages. The usual cause is a
 forgotten /etc/nccl.conf on one machine, because every NCCL job on a machine reads this file.
 
-How we know: nccl-doctor compares the values that NCCL would use on each host, from the hosts file's env, the SSH
-environment and NCCL's config files. The report shows the source of each value. Variables that may differ between hosts
-(names of interfaces and HCAs, paths, logging) are not compared. TORCH_DIST_USE_NCCL2 selects torch's NCCL backend
-(nccl2 is the default since torch 2.15), and ranks with different backends can't connect to each other.
+How we know: nccl-doctor determines the values that NCCL would use on each host from the hosts file's env, the SSH
+environment and NCCL's config files, and compares these values between hosts. The report shows the source of each value.
+Variables that may differ between hosts (names of interfaces and HCAs, paths, logging) are not compared.
+TORCH_DIST_USE_NCCL2 selects torch's NCCL backend (nccl2 is the default since torch 2.15), and ranks with different
+backends can't connect to each other.
 
 Fix: set the same value on all hosts, for example in the hosts file's env, which takes precedence over all other
 sources.
@@ -32,7 +33,7 @@ MAY_DIFFER = frozenset(
 """Variables that may differ between hosts because they describe a single machine."""
 
 MAY_DIFFER_WITH = ("NCCL_DEBUG", "NCCL_TOPO_", "NCCL_GRAPH_", "NCCL_PROFILE", "NCCL_RAS_", "NCCL_IBVERBS_LIB")
-"""Prefixes of variables that may differ between hosts because they affect only printed text or paths."""
+"""Prefixes of variables that may differ between hosts because they concern only logging, monitoring or file paths."""
 
 MUST_AGREE = frozenset(
     {
@@ -53,7 +54,7 @@ MUST_AGREE = frozenset(
     explains=(SETTING,),
 )
 def env_mismatch(view: View) -> Findings:
-    """Yield one finding per variable, which names the hosts whose values differ from the majority's value."""
+    """Yield one finding per differing variable, with the hosts whose values differ from the majority's value."""
     yield from _backends(view)
     for name in dict.fromkeys(name for host_nccl in view.by_host.values() for name in host_nccl.variables):
         # unknown names belong to env-unknown-variable

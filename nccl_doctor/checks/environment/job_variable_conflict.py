@@ -2,14 +2,14 @@
 
 What it means: RANK, LOCAL_RANK, WORLD_SIZE, NODE_RANK, MASTER_ADDR, MASTER_PORT, or variables of torchrun (PET_) or
 Slurm contradict the hosts file. Contradictory variables are left over from an earlier job, exported in a start-up file,
-or copied from a guide. For its ranks, torchrun overwrites RANK and similar variables, and uses the PET_ variables as
-defaults. A script that is started in another way (`env://`, `mp.spawn`, mpirun, srun) uses the existing values. With
-wrong values, ranks wait for a master that does not exist, or two ranks have the same number. If two jobs use the same
-master address and port, ranks of one job join the other job.
+or copied from a guide. torchrun overwrites RANK and similar variables for its ranks, and uses PET_ variables as
+defaults for its own options. A script that is started in another way (`env://`, `mp.spawn`, mpirun, srun) uses the
+existing values. With wrong values, ranks wait for a master that does not exist, or two ranks have the same number. If
+two jobs use the same master address and port, ranks of one job join the other job.
 
 How we know: the planned master, nodes and ranks are compared with the hosts file's env and with the environment of a
-command over SSH. On hosts with GPUs or RDMA devices or without torch, the environment of a login shell is also
-compared. The variables of ranks of running jobs show whether another job uses the same master.
+command that is run over SSH. On hosts with GPUs or RDMA devices or without torch, the environment of a login shell is
+also compared. The environment variables of running ranks show whether another job uses the same master.
 
 Fix: remove the variables from the hosts file's env and from start-up files, because the launcher sets them.
 `nccl-doctor launch` prints launch commands that contain all necessary settings.
@@ -60,7 +60,7 @@ OURS = "under env in the hosts file"
 
 
 def _sources(host: Host, facts: HostFacts, of_pod: Collection[str]) -> Iterator[tuple[str, dict[str, str]]]:
-    """Yield each source of variables, without the variables on the host that the hosts file or the pod sets."""
+    """Yield each source and its variables, without a host's variables that the hosts file or the pod also sets."""
     env = host.node.env
     yield OURS, env
     there = {name: value for name, value in known(facts.env).items() if name not in env and name not in of_pod}

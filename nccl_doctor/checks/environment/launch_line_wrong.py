@@ -4,13 +4,14 @@ What it means: torchrun or the script exits immediately, each host starts a sepa
 that does not exist. A command copied from a guide contains its author's values, such as the numbers of nodes and ranks,
 the master address, a loopback --dist-url and the batch size.
 
-How we know: in a log, the sign is the launcher's error ("torchrun: error: argument --nproc-per-node: expected one
-argument"). Before the start, nccl-doctor parses the launch command as its launcher would, without running the command.
-Supported launchers are torchrun, torch.distributed.launch, accelerate, deepspeed, mpirun and srun; scripts may have
-options such as --dist-url, --rank, --batch-size and --device. The launch command is compared with the number of hosts,
-their GPUs, the tested master address and port, and the options that each host's launcher accepts. The accepted options
-are read from the launcher's source (torch/distributed/run.py), without running the launcher. A batch size that is not
-divisible by the number of ranks yields only a warning, because some scripts apply the batch size to each rank.
+How we know: a log contains the launcher's error message ("torchrun: error: argument --nproc-per-node: expected one
+argument"). Before the job starts, nccl-doctor parses the launch command as its launcher would, without running the
+command. Supported launchers are torchrun, torch.distributed.launch, accelerate, deepspeed, mpirun and srun. Options of
+the script, such as --dist-url, --rank, --batch-size and --device, are also checked. The launch command is compared with
+the number of hosts, their GPUs, the tested master address and port, and the options that each host's launcher accepts.
+The accepted options are read from the launcher's source (torch/distributed/run.py), without running the launcher. A
+batch size that is not divisible by the number of ranks yields only a warning, because some scripts apply the batch size
+to each rank.
 
 Fix: run the corrected launch command that the report shows. If the hosts need different commands, the report shows one
 command for each host.
@@ -90,7 +91,7 @@ def launch_line_wrong(view: View) -> Findings:
 
 @dataclass(frozen=True)
 class Faults:
-    """Faults in a launch command, by subject, and the parts of the command that could not be judged."""
+    """Faults in a launch command, grouped by subject, and the parts of the command that could not be checked."""
 
     all: list[str]
     meeting: list[str]
@@ -174,7 +175,7 @@ def _unknown_options(judged: JudgedLine) -> Iterator[str]:
 
 
 def _lacking(judged: JudgedLine) -> Iterator[tuple[str, str]]:
-    """Yield each option in the launch command, as written, with each host whose launcher does not support it."""
+    """Yield pairs of an option, as written in the launch command, and a host whose launcher lacks this option."""
     for host, known in host_options(judged.view.snapshot).items():
         yield from ((option.written, host) for option in judged.line.own if option.name not in known)
 

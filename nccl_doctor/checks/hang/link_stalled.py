@@ -4,12 +4,12 @@ What it means: the ranks run the same collective, but the network between two ho
 may be a cable, a switch, a NIC, a firewall rule that was added during the job, or a peer that lost its address.
 
 How we know: in two samples, the kernel's socket tables on both hosts (sock_diag(7)) showed the same unacknowledged
-bytes, with unanswered retransmissions. Another sign of a stalled link is a report of NCCL's RAS that all ranks are
-waiting in the same collectives. If GPUs are 100 % busy but draw only a fraction of their power limit, the collective's
-kernel is waiting for data, or an earlier kernel never ends. For GPUs that communicate over PCIe, see gpudirect-hindered
-and nccl-known-bad.
+bytes, with unanswered retransmissions. Another sign of a stalled link is a report by NCCL's RAS service that all ranks
+are waiting in the same collectives. If GPUs are 100 % busy but draw only a fraction of their power limit, the
+collective's kernel is waiting for data, or an earlier kernel never ends. For GPUs that communicate over PCIe, see also
+the diagnoses gpudirect-hindered and nccl-known-bad.
 
-Fix: End the job, and test the path between the two hosts with `nccl-doctor check` and the names of both hosts.
+Fix: End the job, and test the path between the two hosts by running `nccl-doctor check` with the names of both hosts.
 
 References: sock_diag(7), struct tcp_info in include/uapi/linux/tcp.h; NCCL's guide, "RAS".
 """

@@ -1,13 +1,13 @@
 """Some ranks have launched fewer collectives than the other ranks, which are therefore waiting.
 
-What it means: examine the ranks that are behind, although NCCL's own report lists the ranks that are ahead as outliers.
+What it means: the fault lies with the ranks that are behind, although NCCL's own report lists the ranks that are ahead
+as outliers.
 
 How we know: NCCL's RAS service counts the collectives that each rank has launched, and torch's flight recorder lists
 these collectives. The counts differed between ranks and did not change between two samples.
 
-Fix: Find out what the ranks that are behind are doing. The report shows their stacks if py-spy could read the stacks.
-If stacks are missing, run `nccl-doctor hang` again as the job's user, with py-spy installed on the hosts and ptrace
-allowed.
+Fix: Find out what the lagging ranks are doing. The report shows their stacks if py-spy was able to read them. If stacks
+are missing, run `nccl-doctor hang` again as the job's user, with py-spy installed on the hosts and ptrace allowed.
 
 References: NCCL's guide, "RAS"; torch/csrc/distributed/c10d/FlightRecorder.cpp.
 """

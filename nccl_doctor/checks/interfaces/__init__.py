@@ -1,1 +1,1 @@
-"""Diagnoses of network interfaces and host names."""
+"""Diagnoses of faults in network interfaces, addresses, routes and host names."""

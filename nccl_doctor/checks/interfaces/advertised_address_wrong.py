@@ -1,4 +1,4 @@
-"""An engine advertises an address at which other hosts can't reach its host.
+"""An engine advertises an address at which the other hosts can't reach the engine's host.
 
 What it means: engines such as Ray, vLLM and SGLang advertise one address for each host, usually the source address of
 the default route. If the address belongs to another network or host, or if several hosts share the address, the job
@@ -9,9 +9,9 @@ How we know: `check` collects each host's environment variables, its own name an
 sending packets). From these settings, `check` determines which address the installed version of each engine will
 choose. If an engine is named (--engine, or engine: in the hosts file), the other hosts connect to the address that this
 engine advertises. A failed connection is an error. If no engine is named, each engine that is installed or whose
-variables are set is judged. In a log, the signs are vLLM's "Every node should have a unique IP address. Got 2 nodes …
-and 1 unique IP addresses", a Ray placement group that waits for an unknown "node:ADDRESS", and ZMQ's "Cannot assign
-requested address (addr='tcp://…')" for an address that the host does not have.
+variables are set is checked. Typical messages in a log are vLLM's "Every node should have a unique IP address. Got 2
+nodes … and 1 unique IP addresses", a Ray placement group that waits for an unknown "node:ADDRESS", and ZMQ's "Cannot
+assign requested address (addr='tcp://…')" for an address that the host does not have.
 
 Fix: give every host its own address on the job's network. For vLLM, set VLLM_HOST_IP to a different address on each
 host, before `ray start` and in the engine's environment. For SGLang, set SGLANG_HOST_IP; for NIXL,
@@ -48,7 +48,7 @@ from nccl_doctor.text.inet import Address, address_of, endpoint, numeric
 from nccl_doctor.text.shell import line
 
 _JUDGED_ELSEWHERE = ("gloo", "torchrun")
-"""Programs whose addresses are judged by other diagnoses, such as hostname-loopback."""
+"""Programs whose addresses are examined by the checks for other diagnoses, such as hostname-loopback."""
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ def _judge(view: View, program: str, name: str, side: Side) -> Misled | None:
 
 
 def _by_line(view: View, program: str, name: str) -> Advertised | None:
-    """Return the address that the launch command gives to the program on this host, or None without an address."""
+    """Return the address that the launch command passes to the program on this host, or None if there is no address."""
     with suppress(ValueError, UsageError):
         line, option = line_to_judge(view.snapshot), PROGRAMS[program].option
         if line is None or option is None or line.launcher != program:
@@ -334,7 +334,7 @@ RULES = (
 
 
 def _weigh(event: Event, scene: Scene) -> Grade:
-    """Grade messages about a node address for which Ray waits, by whether the address belongs to any host."""
+    """Grade messages about a missing node address as likely causes, or as hints if the node may still appear."""
     if scene.log.facts.serving:
         return Grade.HINT
     if event.wording != _WAITS:

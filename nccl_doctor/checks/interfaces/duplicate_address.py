@@ -4,8 +4,8 @@ What it means: depending on ARP caches, packets for one machine arrive at the ot
 reset or answered by the wrong machine, and the behaviour changes from minute to minute. The usual cause is a cloned
 machine or a copied static network configuration.
 
-How we know: a host's address in the hosts file or in NCCL's choice is also an address of another machine, which has a
-different boot ID. Bridges inside a host, such as docker0, may have the same address on every host. If NCCL uses the
+How we know: an address that the hosts file or NCCL uses for one host is also an address of another machine (with a
+different boot ID). Bridges inside a host, such as docker0, may have the same address on every host. If NCCL uses the
 address of such a bridge, the diagnosis is ifname-needed or ifname-wrong-interface.
 
 Fix: assign a different address to one of the machines.

@@ -5,9 +5,10 @@ installers of Debian and Ubuntu map the name to 127.0.1.1 in /etc/hosts. With su
 themselves and fail with "Gloo connectFullMesh failed" or "Connection refused, remote=[127.0.1.1]:…". Jobs that use only
 NCCL are not affected.
 
-Of two hosts, gloo on the host with the higher address connects to the other host. With peers in 10.0.0.0/8, whose
-addresses are lower than 127.0.1.1, a single host with a loopback address can still connect, and is reported as a note.
-Two hosts with loopback addresses, or one such host among peers in 192.168.0.0/16, are reported as a fault.
+Between two hosts, gloo connects from the host with the higher address to the host with the lower address. With peers in
+10.0.0.0/8, whose addresses are lower than 127.0.1.1, a single host with a loopback address can still connect, and is
+reported as a note. Two hosts with loopback addresses, or one such host among peers in 192.168.0.0/16, are reported as a
+fault.
 
 How we know: nccl-doctor resolves each host's own name, and applies gloo's rules for the order of addresses and for the
 side that connects. If the name resolves to ::1 but the other hosts have IPv4 addresses, gloo aborts immediately
@@ -64,7 +65,7 @@ def _advice(case: Case) -> Advice:
 
 
 _FALLBACK = r"Unable to resolve hostname to a \(?local\)? address\. Using the loopback"
-"""Pattern for torch's message about a fallback to a loopback address (ProcessGroupGloo.cpp), harmless on one host."""
+"""Pattern for torch's message that gloo uses a loopback address (ProcessGroupGloo.cpp); harmless on a single host."""
 
 # Gloo dials 127.x, which a peer advertised as its address.
 RULES = (

@@ -147,7 +147,7 @@ def _address(snapshot: Snapshot, name: str, host: str) -> Address | None:
 
 
 def why(kube: KubeFacts, name: str) -> tuple[str, Fix] | None:
-    """Return why a pod's name does not resolve and the remedy, or None if the pod's Service is not the cause."""
+    """Return why a pod's name does not resolve, and the remedy, or None if the pod's Service is not the cause."""
     if not kube.pods:
         return None
     pod_name, _, service_name = name.partition(".")
@@ -297,7 +297,7 @@ lookups, one for each address family, so a third lookup means that torch has ret
 
 
 def _never_resolved(scene: Scene) -> list[Event]:
-    """Return the events, with failed lookups of a name regraded as the root cause if the name was never dialled."""
+    """Return the events, with failed lookups regraded as the root cause for names to which no rank tried to connect."""
     dialled = {event.address.host for event in scene.events if event.name in having(Role.DIALS)}
     given_up = {event.address.host for event in scene.events if event.name == "rendezvous-timeout"}
     hints = [event for event in scene.events if event.name == "hostname-unresolvable" and event.grade is Grade.HINT]

@@ -3,7 +3,7 @@
 What it means: NCCL does not fall back to another interface. NCCL ends immediately with "Bootstrap : no socket interface
 found" and ncclInvalidUsage (ncclInternalError before 2.24.3). Names in NCCL_SOCKET_IFNAME are prefixes, so "eth"
 matches eth0 and eth1, but not enp3s0. With "=" in front of the list, the names must match completely; with "^", all
-interfaces except the listed ones match. Spaces and upper or lower case are significant in the names.
+interfaces except the listed ones match. Spaces and case are significant in the names.
 
 How we know: the rules of the NCCL version that torch loads are applied to the host's interfaces, or libnccl itself
 reports its choice. The interfaces are considered in the kernel's order. The variables are taken from the hosts file,
@@ -68,7 +68,7 @@ RULES = roots(
 
 
 def _without_interface(scene: Scene) -> list[Event]:
-    """Return the events, with "unknown error" renamed if NCCL_SOCKET_IFNAME is set and NCCL printed no interface."""
+    """Return the events, with nccl-unknown-error renamed if NCCL_SOCKET_IFNAME is set but NCCL logged no interface."""
     facts = scene.log.facts
     if not facts.ifname or any(process.interfaces for process in facts.processes.values()):
         return scene.events

@@ -7,7 +7,7 @@ hosts, connections hang or fail with "Connection refused" or "No route to host".
 the value "^docker0,lo", NCCL does not use lo.
 
 How we know: another host has the same address as NCCL's interface, has no route to this address, or could not reach it
-through a gateway. An interface is never judged by its name.
+through a gateway. The name of an interface never counts as evidence.
 
 Fix: set NCCL_SOCKET_IFNAME to "=" and the name of an interface that all hosts can reach. The suggested value was
 checked against NCCL's rules.

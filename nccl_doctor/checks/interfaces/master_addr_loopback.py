@@ -5,8 +5,8 @@ look for the master on their own machine, where connections are refused or fail 
 
 How we know: `master_addr` in the hosts file is a loopback address, or resolves to a loopback address on some hosts.
 
-Fix: set `master_addr` to the address of the first host's network interface. On the first host itself, the name may
-resolve to 127.0.1.1 (the default of Debian and Ubuntu), because rank 0 listens on all addresses.
+Fix: set `master_addr` to the address of the first host's network interface. On the first host itself, it does no harm
+if the master's name resolves to 127.0.1.1 (the default of Debian and Ubuntu), because rank 0 listens on all addresses.
 """
 
 from nccl_doctor.checks.effects import MASTER

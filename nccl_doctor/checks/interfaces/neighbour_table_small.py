@@ -1,13 +1,14 @@
-"""A host has more peers on its subnet than its kernel's neighbour table can hold.
+"""The neighbour table of a host's kernel is too small for the number of peers on the host's subnet.
 
 What it means: to send packets to another host on the same network, the kernel needs the other host's hardware address
-in its neighbour table (ARP, NDP). The neighbour table holds at most `net.ipv4.neigh.default.gc_thresh3` entries (1024
-by default) for all interfaces and containers of the host. If the table overflows, connections to healthy hosts time out
-at random, and the kernel logs "neighbour: arp_cache: neighbor table overflow!". Between gc_thresh2 and gc_thresh3, the
-kernel removes entries early, which only costs time.
+in its neighbour table (ARP, NDP). The neighbour table has space for `net.ipv4.neigh.default.gc_thresh3` entries (1024
+by default), which all interfaces and containers of the host share. If the table overflows, connections to healthy hosts
+time out at random, and the kernel logs "neighbour: arp_cache: neighbor table overflow!". If the number of entries is
+between gc_thresh2 and gc_thresh3, the kernel removes entries early, which only costs time.
 
-How we know: the limit is compared with the number of cluster addresses in the networks of the host's interfaces. Fix:
-raise the three limits on every host. The limits cost memory only for entries that are in use.
+How we know: the limit is compared with the number of cluster addresses in the networks of the host's interfaces.
+
+Fix: raise the three limits on every host. The limits cost memory only for entries that are in use.
 
 References: arp(7); the kernel's Documentation/networking/ip-sysctl.rst.
 """
@@ -30,10 +31,12 @@ from nccl_doctor.text.inet import Network, address_of
 NAME = "net.ipv4.neigh.default.gc_thresh"
 LIMIT = f"{NAME}3"
 FEW = 128
-"""Linux's default for gc_thresh1. The kernel removes no entries up to this number, regardless of the other limits."""
+"""Linux's default for gc_thresh1. The kernel removes no entries as long as the table has fewer than gc_thresh1,
+regardless of the other limits.
+"""
 
 ROOM = 4
-"""Entries per peer in the raised limit, because gateways, storage and containers need entries in addition to the peers.
+"""Number of entries per peer in the raised limit, because gateways, storage and containers also need entries.
 """
 
 
@@ -77,7 +80,7 @@ def neighbour_table_small(view: View) -> Findings:
 
 
 _Cache = dict[tuple[frozenset[Network], bool], frozenset[str]]
-"""Cache of the cluster's addresses in a set of subnets; the key also contains whether the host's answers are shared."""
+"""Cache of the cluster's addresses in a set of subnets; the key also shows whether the host uses the shared answers."""
 
 
 def _peers(facts: HostFacts, names: frozenset[str], cache: _Cache) -> int:

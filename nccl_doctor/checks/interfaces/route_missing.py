@@ -1,9 +1,9 @@
 """A host has no route to an address of another host that NCCL or the rendezvous uses.
 
-What it means: every connection to that host fails immediately with "Network is unreachable", or goes to a gateway that
-also has no route to the host. In a cluster of several subnets, a host without a default route or static route is cut
-off from the hosts on the other subnets. A host whose interface has lost its address is cut off from the hosts on its
-own subnet.
+What it means: every connection to that host fails immediately with "Network is unreachable", or its packets are sent to
+a gateway that has no route to the host either. In a cluster of several subnets, a host without a default route or
+static route is cut off from the hosts on the other subnets. A host whose interface has lost its address is cut off from
+the hosts on its own subnet.
 
 How we know: the main routing table of the host has no route to the addresses that NCCL will use on the other hosts. If
 connections failed, `ip route get` on the host confirms the missing route, and nccl-doctor checks whether an interface

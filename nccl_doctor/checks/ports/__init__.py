@@ -1,1 +1,1 @@
-"""Diagnoses of ports and firewalls."""
+"""Diagnoses of faults that involve ports and firewalls."""

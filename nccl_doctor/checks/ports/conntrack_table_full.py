@@ -1,15 +1,16 @@
 """A host's conntrack table is full, or has too few free entries for the job.
 
-What it means: a kernel with a stateful firewall, NAT or kube-proxy keeps an entry for each connection. The table has at
-most `net.netfilter.nf_conntrack_max` entries for all programs and containers. If the table is full, the kernel drops
-packets of new connections although no rule requires this. Different ranks hang in each run, and "nf_conntrack: table
-full, dropping packet" appears in the kernel's log.
+What it means: with a stateful firewall, NAT or kube-proxy, the kernel keeps an entry for each connection in its
+conntrack table. The table has at most `net.netfilter.nf_conntrack_max` entries for all programs and containers. If the
+table is full, the kernel drops packets of new connections although no rule requires this. Different ranks hang in each
+run, and "nf_conntrack: table full, dropping packet" appears in the kernel's log.
 
 How we know: nccl-doctor reads nf_conntrack_count and nf_conntrack_max on each host. A host is reported if less than a
-tenth of the table or too little for the job's connections is free (estimated as for ephemeral-ports-few).
+tenth of the table is free, or if the job's connections need more entries than are free (estimated as for
+ephemeral-ports-few).
 
-Fix: raise the limit of the conntrack table. An entry takes about 300 bytes. Entries of closed connections remain for a
-few minutes, but entries of connections that were never closed remain for five days
+Fix: raise the limit of the conntrack table. An entry occupies about 300 bytes of memory. Entries of closed connections
+remain for a few minutes, but entries of connections that were never closed remain for five days
 (nf_conntrack_tcp_timeout_established). Find the program that opens so many connections.
 
 References: the kernel's Documentation/networking/nf_conntrack-sysctl.rst; net/netfilter/nf_conntrack_core.c.

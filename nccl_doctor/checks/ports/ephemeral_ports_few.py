@@ -121,7 +121,7 @@ RULES = (
 
 
 def _without_ras(scene: Scene) -> list[Event]:
-    """Return the events without failed binds of NCCL's RAS service, which end no job (src/ras/client_support.cc)."""
+    """Return the events without failed binds of NCCL's RAS, which do not end a job (src/ras/client_support.cc)."""
     if not scene.log.facts.ras_failures:
         return scene.events
     return [event for event in scene.events if event.name != "ephemeral-ports-few"]

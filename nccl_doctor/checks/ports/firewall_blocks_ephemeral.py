@@ -7,10 +7,10 @@ first collective.
 
 How we know: every host listened on ephemeral ports, and the other hosts tried to connect to these ports. A connection
 failed, and the kernel's rules on the two hosts block the first packet of this connection (see firewall-blocks-port). If
-the connections succeeded, but a rule limits their rate or number, the diagnosis is a warning (iptables: limit,
-hashlimit, connlimit, recent; nft: limit, ct count). A limit is reported if it allows fewer connections than the ranks
-of two hosts may need. As for ephemeral-ports-few, the need is the number of ranks on the peer * (6 + 2 * the number of
-ranks on the host).
+the connections succeeded, but a rule limits their rate or number (iptables limit, hashlimit, connlimit or recent; nft
+limit or ct count), the diagnosis is a warning. A limit is reported if it allows fewer connections than the ranks of two
+hosts may need. As for ephemeral-ports-few, the required number of connections is estimated as the number of ranks on
+the peer * (6 + 2 * the number of ranks on the host).
 
 Fix: run the commands in the report, which let the cluster's own addresses reach the whole range. The commands use the
 tool that manages the host's rules.

@@ -73,7 +73,7 @@ def stops_master(blame: Blame, snapshot: Snapshot) -> bool:
 
 
 def by_rule(view: View, *, master: bool) -> list[list[Blame]]:
-    """Return hosts by rule, for rules that block the master port if ``master`` is True, else for the other rules."""
+    """Group hosts by blocking rule, for rules that block the master port or, if ``master`` is False, for all others."""
     groups = alike(view.dials.firewall.blames)
     return [each for each in groups if any(stops_master(blame, view.snapshot) for blame in each) is master]
 
@@ -126,7 +126,7 @@ def whose(blames: Sequence[Blame]) -> str:
 
 
 def finding(blames: Sequence[Blame], view: View, message: str) -> Finding:
-    """Return the finding for hosts that block the same connections by similar rules."""
+    """Return the finding for hosts that block the same connections with similar rules."""
     first = blames[0]
     snapshot, listens = view.snapshot, view.nccl.addresses
     by_direction = grouped((blame.direction, blame) for blame in blames)

@@ -3,8 +3,8 @@
 What it means: rank 0 can't open torch's TCPStore and ends with "Address already in use" (EADDRINUSE). The other ranks
 wait for rank 0 until they time out.
 
-How we know: on the master, nccl-doctor called bind with SO_REUSEADDR and listen, as torch's TCPStore does. The socket
-tables explain why the calls failed:
+How we know: on the master, nccl-doctor set SO_REUSEADDR and then called bind and listen, as torch's TCPStore does. The
+socket tables explain why the calls failed:
 
 - `listener`: a process, such as a stale rank, a second job or another service, listens on the port at one or all
   addresses.
@@ -14,11 +14,11 @@ tables explain why the calls failed:
 - `time-wait`: a connection of a program that does not set SO_REUSEADDR ended less than a minute ago. A TIME_WAIT socket
   that torch itself left does not prevent torch from binding the port, and is not reported.
 
-Fix: `nccl-doctor fix-port` shows which process holds the port, and the job to which the process belongs. `nccl-doctor
-fix-port --kill` ends the job if it is your own and its ranks have no launcher and make no progress. `nccl-doctor
-fix-port --hosts hosts.yaml --next --write` finds another port and writes it into the hosts file. For `outbound`,
-reserve the port (`net.ipv4.ip_local_reserved_ports`). For `time-wait`, wait until the port is free (`nccl-doctor
-fix-port --wait`).
+Fix: `nccl-doctor fix-port` shows which process occupies the port, and the job to which the process belongs.
+`nccl-doctor fix-port --kill` ends the job if it is your own and its ranks have no launcher and make no progress.
+`nccl-doctor fix-port --hosts hosts.yaml --next --write` finds another port and writes it into the hosts file. For
+`outbound`, reserve the port (`net.ipv4.ip_local_reserved_ports`). For `time-wait`, wait until the port is free
+(`nccl-doctor fix-port --wait`).
 
 References: ip(7) and socket(7) on SO_REUSEADDR; torch/csrc/distributed/c10d/TCPStoreLibUvBackend.cpp.
 """
@@ -70,7 +70,7 @@ TAKEN = Effect(
     errors=("EADDRINUSE",),
 )
 def port_in_use(view: View) -> Findings:
-    """Yield a finding that names the process holding the master port if torch could not bind the port."""
+    """If torch could not bind the master port, yield a finding that names the process which occupies the port."""
     for host, facts in view.facts:
         trial = known(facts.master_port)
         if trial.free or trial.error == "EACCES":
@@ -102,7 +102,7 @@ def _evidence(trial: PortTrial) -> Iterator[str]:
 
 
 def _published(trial: PortTrial) -> bool:
-    """Return whether only docker-proxy, which publishes container ports, holds the port (libnetwork/portmapper)."""
+    """Return whether only docker-proxy, which publishes container ports, occupies the port (libnetwork/portmapper)."""
     programs = [PurePath((holder.command.split() or [""])[0]).name for holder in trial.holders]
     return bool(programs) and set(programs) == {"docker-proxy"}
 
@@ -159,7 +159,7 @@ _DRAWN = 32768
 
 
 _SERVER = re.compile(r"error while attempting to bind on address|[Uu]vicorn|[Gg]unicorn|HTTPServer")
-"""Pattern for messages of HTTP servers, instead of torch or NCCL, whose port is in use."""
+"""Pattern for messages about busy ports that come from HTTP servers instead of torch or NCCL."""
 
 
 def _advice(case: Case) -> Advice:

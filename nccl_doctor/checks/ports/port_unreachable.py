@@ -15,18 +15,18 @@ connection fails indicates the cause:
 - network unreachable: the connecting host has no route to the target address.
 - stranger: a different process answered, because two hosts have the same address or a proxy intercepts the connection.
 
-Each interface over which NCCL or gloo will transfer data is tested by connections from the other hosts. If ranks
-connect within a host, that host also connects to itself. The master connects to its own master port, and a host with
-several ranks connects to its own ephemeral ports.
+Each interface over which NCCL or gloo will transfer data is tested by connections from the other hosts. If the ranks of
+a host connect to each other, the host also connects to itself. The master connects to its own master port, and a host
+with several ranks connects to its own ephemeral ports.
 
 The diagnosis names the smallest set of hosts that explains all failures. For example, if one host is cut off from four
 others, only that host is named. If several sets are equally small, all of them are named. If connections fail in only
-one direction, the diagnosis names the host that reports the failure. One report does not prove that the other host is
-at fault. A pair of hosts is not judged if one host reports that a connection failed but the other host accepted the
-connection. Each host also makes 64 simultaneous connections (32 in clusters of more than 16 hosts) to the next host.
-Hosts on which some ports answer late or not at all are tested in the same way. If only some of these connections get an
-answer, the path loses random packets, or all packets between certain ports. Packet loss on certain ports is typical of
-a failed bond member or one failed route among several.
+one direction, the diagnosis names the host that reports the failure. Failures in one direction do not prove that the
+other host is at fault. No conclusion is drawn about a pair of hosts if one host reports that a connection failed but
+the other host accepted the connection. Each host also makes 64 simultaneous connections (32 in clusters of more than 16
+hosts) to the next host. Hosts on which some ports answer late or not at all are tested in the same way. If only some of
+these connections get an answer, the path loses random packets, or all packets between certain ports. Packet loss on
+certain ports is typical of a failed bond member or one failed route among several.
 
 Fix: ask your network administrator to allow all TCP ports between the cluster's hosts, in both directions. In a cloud,
 check the security group of both instances (a rule whose source is the group itself) and the subnet's network ACL.

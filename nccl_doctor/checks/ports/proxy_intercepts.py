@@ -5,7 +5,7 @@ connects to the target. A proxy may wait for the sender's first bytes, require T
 the sender's address. NCCL and gloo hang, fail with "Connection reset", or receive all of a host's data through one busy
 process.
 
-In a log, the sign is that torch's store client repeatedly "failed to connect/validate" because it "got 0 bytes". The
+In a log, torch's store client reports repeatedly that it "failed to connect/validate" because it "got 0 bytes". The
 connections were accepted and immediately closed, which does not happen if the store has not started yet.
 
 How we know: each host reserved a port without a listener, and a connection from another host to this port was accepted
@@ -114,7 +114,7 @@ _CLOSED = re.compile(r"TCP client failed to connect/validate to host .{1,300}ret
 
 
 def _repeated(scene: Scene) -> list[Event]:
-    """Return the events, with a rank's connections to the store attributed to a proxy if closed repeatedly."""
+    """Return the events, with a rank's store connections attributed to a proxy if they were closed repeatedly."""
     closed = [event for event in scene.events if event.name == "peer-died" and _CLOSED.search(event.text)]
     times = Counter((event.file, event.prefix.host, event.rank) for event in closed)
     repeated = [event for event in closed if times[event.file, event.prefix.host, event.rank] > 1]

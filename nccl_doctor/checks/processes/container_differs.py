@@ -2,16 +2,16 @@
 
 What it means: the job fails or is slow although the host is configured correctly. In a bridge network, the default of
 Docker and Podman, NCCL advertises a container address such as 172.17.0.2, which other hosts can't reach. On another
-host, the same address may belong to a local container. By default, /dev/shm has only 64 MiB, which is too little for
-NCCL's ranks and for data loaders. The limits on locked memory and open files come from the container daemon, not from
-the host. GPUs and RDMA devices are available only if they were passed to the container.
+host, the same address may belong to a local container. By default, /dev/shm in a container has a size of only 64 MiB,
+which is too small for NCCL and for data loaders. A container inherits its limits on locked memory and open files from
+the container daemon, not from the host. GPUs and RDMA devices are available only if they were passed to the container.
 
 How we know: the probe runs in the container, and a small script on the host reads the network namespace, /dev/shm,
-limits, devices and /etc/hosts for comparison. Harmless differences are not reported. A separate network is reported
-only if connections to or from the container failed. A limit is reported only if the job needs more and the host allows
-more. Missing RDMA devices are reported only if a port is up. The probe opens each device in the container. ENOENT means
-that the device was not passed to the container. EACCES and EPERM mean that the device's mode or the container's device
-rules deny access.
+limits, devices and /etc/hosts for comparison. Harmless differences are not reported. A container's own network is
+reported only if connections to or from the container failed. A limit of the container is reported only if the job needs
+a higher limit and the host allows a higher limit. Missing RDMA devices are reported only if at least one RDMA port is
+up. The probe opens each device in the container. ENOENT means that the device was not passed to the container. EACCES
+and EPERM mean that the device's mode or the container's device rules deny access.
 
 Fix: recreate the container with the options that the diagnosis shows, because most settings of a running container
 can't be changed. Only /dev/shm can be enlarged in a running container, and the change is lost when the container stops.
@@ -45,7 +45,7 @@ NETWORK = (
     "port-unreachable", "master-addr-not-local", "duplicate-address", "route-missing", "hostname-mismatch",
     "hostname-unresolvable", "ifname-no-match", "ifname-needed", "gloo-ifname-invalid",
 )  # fmt: skip
-"""Diagnoses that a container's own network can cause."""
+"""Names of diagnoses for faults that a container's own network can cause."""
 NVIDIA, INFINIBAND = "/dev/nvidia", "/dev/infiniband/"
 
 
@@ -62,7 +62,7 @@ class Aspect:
 
 @dataclass(frozen=True)
 class Sides:
-    """A host with the facts from inside and outside its container."""
+    """A host, with facts gathered inside and outside the container."""
 
     view: View
     host: Host
@@ -175,7 +175,7 @@ def _names(sides: Sides) -> Iterator[Aspect]:
 
 
 def _shm(sides: Sides) -> Iterator[Aspect]:
-    """Yield a difference if /dev/shm is smaller than on the host, and has Docker's default size or is too small."""
+    """Yield a difference if /dev/shm is smaller than on the host, and is at most 64 MiB or too small for the ranks."""
     shm, outside = sides.facts.shm, sides.outside.shm_bytes
     if isinstance(shm, Unknown) or shm.problem is not None or outside is None or shm.total_bytes >= outside:
         return
@@ -222,7 +222,7 @@ def _gpus(sides: Sides) -> Iterator[Aspect]:
 
 
 def _rdma(sides: Sides) -> Iterator[Aspect]:
-    """Yield a difference if a port is up but RDMA devices are missing or can't be opened."""
+    """Yield a difference if an RDMA port is up, but RDMA devices are missing or can't be opened in the container."""
     devices = sides.facts.rdma
     up = not isinstance(devices, Unknown) and any(port.state == "ACTIVE" for device in devices for port in device.ports)
     phrase = _lacking(sides, INFINIBAND, "RDMA device") if up else ""

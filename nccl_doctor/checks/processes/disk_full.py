@@ -1,16 +1,16 @@
 """A disk is full, or a user's quota is exhausted.
 
-What it means: A checkpoint, a cache or a log could not be written. The rank that was writing the file exits, and the
-other ranks wait for that rank. A full /tmp makes torch.compile, Ray, dumps of a hanging job, and programs with sockets
-in /tmp fail.
+What it means: A checkpoint, a cache or a log could not be written. The rank that could not write a file exits, and the
+other ranks wait for that rank in vain. If /tmp is full, torch.compile, Ray, dumps of a hanging job, and programs that
+create sockets in /tmp fail.
 
-How we know: the check reads the free space and free inodes in TMPDIR, /tmp and /var/tmp for the SSH user (statvfs(3)).
-The check reports less than 64 MiB or fewer than 100 inodes. Signs in logs are "[Errno 28] No space left on device" or
-"[Errno 122] Disk quota exceeded" for a file outside /dev/shm. If torch can't write a checkpoint, the log contains
-"PytorchStreamWriter failed writing file" or "unexpected pos".
+How we know: as the SSH user, the check uses statvfs(3) to read the free space and the free inodes of TMPDIR, /tmp and
+/var/tmp. A directory with less than 64 MiB of free space or fewer than 100 free inodes is reported. Logs contain
+"[Errno 28] No space left on device" or "[Errno 122] Disk quota exceeded" for a file outside /dev/shm. If torch can't
+write a checkpoint, the log contains "PytorchStreamWriter failed writing file" or "unexpected pos".
 
 Fix: run `df -h`, `df -i` (inodes) and `quota -s` on the host. Remove old files, keep fewer checkpoints, or set TMPDIR
-and the checkpoint folder to a disk with free space.
+and the checkpoint directory to paths on a disk with free space.
 
 References: errno(3), ENOSPC and EDQUOT; caffe2/serialize/inline_container.cc; statvfs(3).
 """
@@ -29,7 +29,7 @@ MIB = 1 << 20
 LEAST_BYTES = 64 * MIB
 LEAST_FILES = 100
 _PLAIN = re.compile(r"/[\w./+-]{0,200}", re.ASCII)
-"""Pattern for paths that are safe to show and paste. Messages call any other path the folder that TMPDIR names."""
+"""Pattern for paths that are safe to show and paste. Any other path appears as "the folder that TMPDIR names"."""
 
 
 @check(

@@ -3,16 +3,16 @@
 What it means: the job's rank on the GPU runs out of memory, or is slowed down by the other process. In the compute mode
 EXCLUSIVE_PROCESS, the rank can't start and prints "CUDA-capable device(s) is/are busy or unavailable".
 
-How we know: nvidia-smi lists the processes that hold memory on each GPU. The job needs the GPUs that
-`cuda_visible_devices` in the hosts file names, or else the first `nproc_per_node` GPUs, or else all GPUs. A process
-counts if it holds 1 GiB of memory or more, or an unknown amount. A CUDA context takes only a few hundred MiB, so a
-monitoring process does no harm. Memory of 2 GiB or more without a visible process counts, because its process is in
-another container or has exited.
+How we know: nvidia-smi lists the processes that use memory on each GPU. Of the GPUs that `cuda_visible_devices` in the
+hosts file lists (by default, all GPUs), the job needs the first `nproc_per_node` GPUs (by default, all listed GPUs). A
+process is reported if it uses 1 GiB of GPU memory or more, or an unknown amount. A CUDA context alone needs only a few
+hundred MiB, so a monitoring process is not reported. A GPU with 2 GiB or more in use but without a visible process is
+also reported, because the process that allocated the memory is in another container or has exited.
 
 The parent of a process shows whether the process is a leftover or part of a running job (see stale-process).
 
-Fix: end the process if it is your own leftover, or ask its owner if it is part of a running job. To use other GPUs,
-name them in the hosts file (`cuda_visible_devices`).
+Fix: end the process if it is left over from a job of yours, or ask its owner if it is part of a running job. To use
+other GPUs, name them in the hosts file (`cuda_visible_devices`).
 
 References: nvidia-smi(1), --query-compute-apps.
 """
@@ -26,9 +26,9 @@ from nccl_doctor.snapshot.system import GpuProcess, TrainingJob
 from nccl_doctor.text.hostlist import listed, nouns
 
 TAKEN_MIB = 1024
-"""Minimum memory in MiB with which a process counts as using a GPU, more than a CUDA context alone takes."""
+"""Minimum GPU memory, in MiB, of a process that is reported. A CUDA context alone needs less."""
 UNSEEN_MIB = 2048
-"""Memory in MiB that the driver may reserve and report as used."""
+"""Minimum used memory, in MiB, of a GPU that is reported without a visible process. The driver itself needs less."""
 
 FULL = Effect(
     ("gpu-memory", "cuda-error"),

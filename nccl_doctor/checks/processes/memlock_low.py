@@ -3,11 +3,11 @@
 What it means: NCCL's InfiniBand transport fails with "Call to ibv_reg_mr failed … Cannot allocate memory" or
 "ibv_create_qp failed". Every buffer that a network adapter accesses must be locked in memory.
 
-How we know: the check reads RLIMIT_MEMLOCK of a command over SSH. Only hosts with an active RDMA port that NCCL_IB_HCA,
-NCCL_IB_DISABLE and NCCL_NET allow are judged. The kernel counts all registered buffers of a process, and NCCL alone
-registers tens of MiB per channel. The limit does not apply to a process with CAP_IPC_LOCK. Root has CAP_IPC_LOCK
-outside containers, but in a container only if the capability was granted. Your own terminal may show a different limit,
-because launchers start the job in non-interactive sessions.
+How we know: the check reads the limit RLIMIT_MEMLOCK of a command that is started over SSH. Only hosts with an active
+RDMA port that NCCL_IB_HCA, NCCL_IB_DISABLE and NCCL_NET allow are checked. The kernel counts all registered buffers of
+a process towards the limit, and NCCL alone registers tens of MiB per channel. The limit does not apply to a process
+with CAP_IPC_LOCK. Root has CAP_IPC_LOCK outside containers, but in a container only if the capability was granted. Your
+own terminal may show a different limit, because launchers start the job in non-interactive sessions.
 
 Fix: write `* - memlock unlimited` to a file in /etc/security/limits.d, and log in again. For Docker, use `--ulimit
 memlock=-1`. For systemd units such as Slurm's slurmd, set `LimitMEMLOCK=infinity`.
@@ -26,7 +26,7 @@ from nccl_doctor.text.hostlist import fold, grouped
 
 MIB = 1 << 20
 FATAL = 64 * MIB
-"""Minimum number of bytes that a communicator registers by default, in several channels with 4 MiB per direction."""
+"""Minimum number of bytes that a communicator registers by default, with 4 MiB per channel and direction."""
 ENOUGH = 1024 * MIB
 
 
@@ -61,7 +61,7 @@ def memlock_low(view: View) -> Findings:
 
 
 def too_low(facts: HostFacts, side: RdmaSide | None) -> int | None:
-    """Return the memlock limit in bytes if it is too low for the RDMA ports in use, or None if it suffices."""
+    """Return the memlock limit in bytes if the limit is too low for the RDMA ports in use, otherwise None."""
     limit, exempt = known(facts.limits).memlock_soft, known(facts.limits).ipc_lock
     if exempt is None:  # an older snapshot: root is exempt outside containers
         identity = facts.identity
@@ -70,7 +70,7 @@ def too_low(facts: HostFacts, side: RdmaSide | None) -> int | None:
 
 
 def registers(facts: HostFacts, side: RdmaSide | None) -> bool:
-    """Return whether NCCL registers memory for RDMA, for which a port must be up and allowed by the variables."""
+    """Return whether an RDMA port that NCCL's variables allow is up, so that NCCL registers memory."""
     up = ((device.name, port.number) for device in known(facts.rdma) for port in device.ports if port.state == "ACTIVE")
     return any(side is None or (side.rdma.off is None and side.rdma.spec.accepts(*port)) for port in up)
 

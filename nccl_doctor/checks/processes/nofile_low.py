@@ -4,16 +4,17 @@ What it means: the job fails with "Too many open files" or "unhandled system err
 hosts. In each process, NCCL's bootstrap, the store and gloo have sockets to the other ranks, and data loaders open
 files.
 
-How we know: RLIMIT_NOFILE of a command over SSH is compared with an estimate of 256 files plus 16 files per rank of the
-job. The 256 files are for Python, torch and the libraries of torch. Each rank counts as 16 files, since NCCL opens
-several sockets per peer, and more with NCCL_NSOCKS_PERTHREAD. The process of the first rank serves the store and the
-bootstrap for all ranks. The common limit of 1024 files is estimated to be enough for 48 ranks, but some jobs of 32
-ranks with several communicators have failed with it. The soft limit counts, because NCCL raises it to the hard limit
-only in the thread that serves the bootstrap.
+How we know: the limit RLIMIT_NOFILE of a command that is started over SSH is compared with an estimate of 256 files
+plus 16 files per rank of the job. The 256 files are for Python, torch and the libraries of torch. Each rank counts as
+16 files, since NCCL opens several sockets per peer, and more with NCCL_NSOCKS_PERTHREAD. The process of the first rank
+serves the store and the bootstrap for all ranks. The common limit of 1024 files is estimated to be enough for 48 ranks,
+but some jobs of 32 ranks with several communicators have failed with this limit. The soft limit is checked, because
+NCCL raises it to the hard limit only in the process that serves the bootstrap.
 
-Fix: run `ulimit -n "$(ulimit -Hn)"` in the shell that starts the job to raise the limit to the hard limit. To raise the
-hard limit permanently, write `* - nofile 1048576` to a file in /etc/security/limits.d and log in again. For root, write
-`root - nofile 1048576`, since `*` does not apply to root. For systemd units such as Slurm's slurmd, set `LimitNOFILE=`.
+Fix: to raise the soft limit to the hard limit, run `ulimit -n "$(ulimit -Hn)"` in the shell that starts the job. To
+raise the hard limit permanently, write `* - nofile 1048576` to a file in /etc/security/limits.d and log in again. For
+root, write `root - nofile 1048576`, since `*` does not apply to root. For systemd units such as Slurm's slurmd, set
+`LimitNOFILE=`.
 """
 
 from collections.abc import Sequence
@@ -30,7 +31,7 @@ from nccl_doctor.text.hostlist import fold, plural
 BASE = 256
 PER_RANK = 16
 CERTAIN = 2
-"""Minimum number of sockets per rank in the process that serves the store, without which the job can't start."""
+"""Minimum number of sockets per rank that the store's process must be able to open for the job to start."""
 
 
 @check(

@@ -6,8 +6,8 @@ failure. The pages that remain free belong to the contiguous memory allocator (C
 be pinned.
 
 How we know: CmaFree is larger than CmaTotal in /proc/meminfo, on a host with an RDMA port that NCCL uses. Linux 7.0
-adds the scratch area of kexec handover (KHO), about 9 GiB on a GB10, to the CMA pages, but counts it only in CmaFree.
-In a log or the all-reduce's output, the sign is a memory registration that failed despite an unlimited memlock limit.
+adds the scratch area of kexec handover (KHO), about 9 GiB on a GB10, to the CMA pages, but counts it only in CmaFree. A
+log or the all-reduce's output shows the fault if a memory registration failed although the memlock limit is unlimited.
 
 Fix: add `kho=off` to the kernel command line, or boot the previous kernel, 6.17. Without KHO, kdump and kexec still
 work.
@@ -44,7 +44,7 @@ REMEDY = Fix(
     row="limits",
 )
 def pinned_memory_short(view: View) -> Findings:
-    """Yield one finding per amount of memory that can't be pinned, as a note or, on a GB10, as a warning."""
+    """Yield one finding per amount of memory that can't be pinned: a warning on a GB10, otherwise a note."""
     sides = view.nccl.rdma.sides
     short = ((memory, host.name) for host, facts in view.facts if (memory := _unpinnable(facts, sides.get(host.name))))
     for (total, free, shared), hosts in grouped(short).items():
@@ -78,7 +78,7 @@ RULES = (clue(UNLIMITED, "max locked memory           (kbytes, -l) unlimited"),)
 
 
 def _unlimited(scene: Scene) -> list[Event]:
-    """Blame the kernel if a registration failed and the log says that memlock is unlimited."""
+    """Blame the kernel if a memory registration failed although the log shows an unlimited memlock limit."""
     if all(event.wording != UNLIMITED for event in scene.events):
         return scene.events
     return scene.renamed("pinned-memory-short", Grade.ROOT, lambda e: e.name == "memlock-low" and e.grade is Grade.ROOT)

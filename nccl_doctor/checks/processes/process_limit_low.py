@@ -6,11 +6,11 @@ On a machine with many cores, each rank may start a thread per core.
 
 How we know: the check reads ulimit -u, the number of the user's threads, and pids.max and pids.current of the control
 groups. The estimate is 32 tasks per rank (NCCL's proxies, torch's watchdogs and autograd, data loaders), or 16 tasks
-without a GPU. With fewer than 4 tasks per rank, the job can't start. In logs, the signs are "Resource temporarily
-unavailable" after a fork or a std::system_error, BlockingIOError [Errno 11], "can't start new thread", and OpenBLAS's
-"pthread_create failed".
+without a GPU. If the limits leave room for fewer than 4 tasks per rank, the job can't start. Logs contain "Resource
+temporarily unavailable" after a fork or a std::system_error, BlockingIOError [Errno 11], "can't start new thread", or
+OpenBLAS's "pthread_create failed".
 
-Fix: Raise ulimit -u (or LimitNPROC, TasksMax, or Docker's --pids-limit), or start fewer workers and threads
+Fix: raise ulimit -u (or LimitNPROC, TasksMax, or Docker's --pids-limit), or start fewer workers and threads
 (OMP_NUM_THREADS=1).
 
 References: fork(2) and pthread_create(3), EAGAIN; getrlimit(2), RLIMIT_NPROC; the kernel's cgroup-v2, pids.max.
@@ -49,7 +49,7 @@ NO_ROOM = "can't start any"
     row="limits",
 )
 def process_limit_low(view: View) -> Findings:
-    """Yield one finding per group of hosts with the same limit and usage. The tightest limit of each host counts."""
+    """Yield one finding per group of hosts whose tightest limits have the same name, value and usage."""
     low: list[tuple[tuple[str, int, int, int, int], str]] = []
     for host, facts in view.facts:
         limit = min(known(facts.tasks), key=lambda task: task.most - task.used, default=None)

@@ -7,12 +7,12 @@ error" and "unable to allocate shared memory". Docker gives a container only 64 
 How we know: the check reads the size of /dev/shm and its free space, and tests whether the SSH user may write to
 /dev/shm. Ranks on one host communicate through shared memory segments of 9.6 MB per channel, and each rank has a
 segment of 33 MB for its network proxy. Data loaders pass batches through shared memory. The check recommends 64 MiB per
-rank, and reports less than 32 MiB per rank as an error on hosts with GPUs. The total should be at least 128 MiB, since
-the data loaders of a single rank can fill Docker's 64 MiB.
+rank, and reports less than 32 MiB per rank as an error on hosts with GPUs. The total size should be at least 128 MiB,
+since the data loaders of a single rank can fill Docker's default of 64 MiB.
 
-Fix: enlarge /dev/shm with `mount -o remount,size=… /dev/shm`, and permanently in /etc/fstab. Start a container with
-`--ipc=host` or `--shm-size`. Remove files that ended jobs left in /dev/shm (`ls -l /dev/shm` lists them). The mode of
-/dev/shm must be 1777, so that all users can write to it.
+Fix: enlarge /dev/shm with `mount -o remount,size=… /dev/shm`, and set the size in /etc/fstab to make it permanent.
+Start a container with `--ipc=host` or `--shm-size`. Use `ls -l /dev/shm` to find files that finished jobs have left,
+and remove these files. The mode of /dev/shm must be 1777, so that all users can write to it.
 """
 
 import math
@@ -30,7 +30,7 @@ from nccl_doctor.text.hostlist import fold
 MIB = 1 << 20
 WANTED = 64 * MIB
 LEAST = 128 * MIB
-"""Bytes that one rank needs if its data loaders have workers."""
+"""Bytes of shared memory that one rank needs if its data loaders have workers."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class _Lack:
     row="limits",
 )
 def shm_small(view: View) -> Findings:
-    """Yield one finding per shortage. Hosts with too little shared memory are grouped with hosts without any."""
+    """Yield one finding per shortage. Hosts without shared memory and hosts with too little may share a finding."""
     lacks: dict[_Lack, dict[str, int]] = {}
     for host, facts in view.facts:
         shm = known(facts.shm)

@@ -1,8 +1,8 @@
 """A training process still exists although its launcher has exited.
 
 What it means: the process occupies GPU memory, ports and shared memory until it is ended. The diagnosis is only a
-warning, because the process affects only jobs that need the same resources. A process that holds the master port or a
-GPU that the job needs is reported as an error (port-in-use, gpu-in-use).
+warning, because the process affects only jobs that need the same resources. A process that occupies the master port, or
+a GPU that the job needs, is reported as an error (port-in-use, gpu-in-use).
 
 How we know: the check lists the processes of every host, and groups them into jobs by their parents and by the
 variables that launchers set. The following count as left behind:
@@ -15,15 +15,15 @@ variables that launchers set. The following count as left behind:
   the driver);
 - GPU memory that is listed for a PID that no longer exists.
 
-A job whose launcher is alive counts as running, whatever its age. Even without a launcher, a job counts as running if
-it used CPU time, exchanged data with peers, accessed files or kept a GPU busy between two samples. Running jobs are not
-reported by this check.
+A job whose launcher is alive counts as running, however old the job is. Even without a launcher, a job counts as
+running if it used CPU time, exchanged data with peers, accessed files or kept a GPU busy between two samples. Running
+jobs are not reported by this check.
 
-Fix: run `nccl-doctor fix-port --host node2 --pid N@START --kill`, which ends the whole job if it is yours and the
-process is still the same. START is the start time of the process in clock ticks since boot. A zombie disappears when
-its parent waits for it or ends. GPU memory of a process that no longer exists is freed when the last process that holds
-the device file open exits, or when root resets the GPU (`nvidia-smi --gpu-reset`). The command `fuser -v /dev/nvidia*`
-lists the processes that hold the device files open.
+Fix: run `nccl-doctor fix-port --host node2 --pid N@START --kill`, which ends the whole job if the job is yours and PID
+N still belongs to the same process. START is the start time of the process in clock ticks since boot. A zombie
+disappears when its parent reaps it or exits. GPU memory of a process that no longer exists is freed when no other
+process has the device file open any more, or when root resets the GPU (`nvidia-smi --gpu-reset`). The command `fuser -v
+/dev/nvidia*` lists the processes that have the device files open.
 
 References: proc_pid_stat(5); torch/distributed/elastic/agent/server/local_elastic_agent.py.
 """
@@ -104,7 +104,7 @@ def _remedies(left: list[TrainingJob], gone: list[GpuProcess], *, whole: bool) -
 
 
 def _gone(facts: HostFacts) -> list[GpuProcess]:
-    """Return the GPU memory listed for processes that no longer exist; an empty list in a container."""
+    """Return the GPU memory entries of processes that no longer exist, or an empty list in a container."""
     if isinstance(facts.gpu_processes, Unknown) or isinstance(facts.identity, Unknown) or facts.identity.container:
         return []
     return [use for use in facts.gpu_processes if not use.alive]

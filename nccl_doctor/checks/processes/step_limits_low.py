@@ -3,15 +3,16 @@
 What it means: Slurm gives a job step only the resources that the job requested. With `--ntasks-per-node=1` and without
 `--cpus-per-task`, all ranks of a node, their data loaders and NCCL's threads share one CPU, so the GPUs are idle most
 of the time. If the ranks exceed the memory limit, the kernel kills a rank ("Killed", "oom_kill event in StepId="). If
-the step does not see all GPUs of the job, a rank has no GPU.
+the job step does not see all GPUs of the job, at least one rank has no GPU.
 
-How we know: the check starts a job step and reads the CPUs that the process may use (sched_getaffinity(2) and the CPU
-limit of its control group). The memory limit is the lowest limit of the process's control group and its ancestors. The
-GPUs that nvidia-smi shows in the step are compared with those that `scontrol -d show job` lists for the node. The step
-has no CPU binding and gets all resources of the job on the node, which is srun's default without `--exact`. Less than
-one CPU or 2 GiB of memory per rank is a warning. Less than 512 MiB per rank is an error, because torch and CUDA can't
-be loaded. Outside Slurm, the check judges the memory limit of the control group of a container or login session. With
-vm.overcommit_memory=2, the check judges the memory that processes may still allocate (CommitLimit minus Committed_AS).
+How we know: the check starts a job step and determines how many CPUs a process of the step may use, from
+sched_getaffinity(2) and the CPU limit of the process's control group. The memory limit is the lowest of the limits of
+that control group and of the group's ancestors. The GPUs that nvidia-smi shows in the step are compared with those that
+`scontrol -d show job` lists for the node. The step has no CPU binding and gets all resources of the job on the node,
+which is srun's default without `--exact`. Less than one CPU or less than 2 GiB of memory per rank is reported as a
+warning. Less than 512 MiB of memory per rank is reported as an error, because loading torch and CUDA requires more
+memory. Outside Slurm, the memory limit of the container's or login session's control group is checked. With
+vm.overcommit_memory=2, the memory that processes may still allocate (CommitLimit minus Committed_AS) is checked, too.
 
 Fix: request more resources with `--cpus-per-task=N`, `--mem=0` (all memory of a node) or `--gpus-per-node=N`. Repeat
 `--cpus-per-task` for srun, which has ignored sbatch's value since Slurm 22.05. For a container, raise `docker run
@@ -35,7 +36,7 @@ from nccl_doctor.text.hostlist import fold, grouped, plural
 
 GIB = 1 << 30
 ENOUGH = 2 * GIB
-"""Bytes of host memory that a rank needs, since torch with CUDA takes 1 to 3 GiB before the script loads anything."""
+"""Bytes of host memory that a rank needs, since torch with CUDA uses 1 to 3 GiB before the script loads anything."""
 FATAL = GIB // 2
 
 MEMORY = Effect(
@@ -60,7 +61,7 @@ OVERCOMMIT = Effect(
     row="limits",
 )
 def step_limits_low(view: View) -> Findings:
-    """Yield one finding per insufficient resource, for all hosts with the same shortage."""
+    """Yield one finding per shortage of a resource, with all hosts that have the same shortage."""
     low: list[tuple[tuple[str, int, int], str]] = []
     for host, facts in view.facts:
         limits, ranks, gpus = known(facts.step), view.nproc(host, facts), known(facts.gpus)

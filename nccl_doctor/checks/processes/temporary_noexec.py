@@ -1,4 +1,4 @@
-"""The folder for temporary files is mounted with noexec.
+"""The directory for temporary files is on a file system that is mounted with noexec.
 
 What it means: torch.compile can't load the libraries that it builds in TMPDIR (by default /tmp), and fails with "failed
 to map segment from shared object". Jobs without torch.compile are not affected.
@@ -6,7 +6,7 @@ to map segment from shared object". Jobs without torch.compile are not affected.
 How we know: the check reads the mount options of the SSH user's TMPDIR, or of /tmp if TMPDIR is not set (statvfs(3),
 ST_NOEXEC).
 
-Fix: set TMPDIR or TORCHINDUCTOR_CACHE_DIR to a folder on another file system, such as /var/tmp.
+Fix: set TMPDIR or TORCHINDUCTOR_CACHE_DIR to a directory on another file system, such as /var/tmp.
 
 References: torch/_inductor/runtime/cache_dir_utils.py (`default_cache_dir`); mount(8).
 """

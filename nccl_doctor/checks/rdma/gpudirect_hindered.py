@@ -2,21 +2,21 @@
 
 What it means: all data passes through host memory or the CPU's root complex, which reduces the bandwidth (from 180 to
 10 GB/s in one case). Between GPUs that are connected only by PCIe, NCCL's first all-reduce may hang or, according to a
-few reports, give wrong sums. While the all-reduce hangs, the GPUs show 100 % utilization at a fraction of their usual
-power.
+few reports, give wrong sums. While the all-reduce hangs, the GPUs show 100 % utilization but draw only a fraction of
+their usual power.
 
 How we know: the check examines hosts with GPUs and an RDMA port that is up, and hosts with several GPUs without NVLink.
 GPUDirect RDMA needs nvidia_peermem, or the open kernel modules of the driver on Linux 5.12 or later (DMA-BUF). With
 root access, `lspci -vvv` shows whether Access Control Services (ACS) redirect traffic at PCI bridges. For traffic
-between GPUs, only the bridges above the GPUs matter. The IOMMU must not translate the GPUs' addresses
+between GPUs, only the PCI bridges upstream of the GPUs matter. The IOMMU must not translate the GPUs' addresses
 (/sys/kernel/iommu_groups). On a virtual machine, ACS and the IOMMU must be on, and the provider decides whether a
 direct path exists. Facts that can't be read are ignored, because the job starts anyway and the all-reduce measures the
 bandwidth. For GeForce GPUs, most of which do not support P2P, the diagnosis is only a note.
 
 Fix: run `modprobe nvidia_peermem` and list the module in /etc/modules-load.d, or install the driver's open kernel
 modules. Add `iommu=pt` to the kernel command line; if that is not enough, use `amd_iommu=off`, or turn VT-d off in the
-firmware. Turn ACS off in the firmware settings, or until the next boot with `setpci -s BRIDGE ECAP_ACS+6.w=0000`. For
-transfers between GPUs, NCCL_P2P_DISABLE=1 is a workaround with which NCCL uses shared memory.
+firmware. Turn ACS off in the firmware settings, or until the next boot with `setpci -s BRIDGE ECAP_ACS+6.w=0000`. As a
+workaround for transfers between GPUs, set NCCL_P2P_DISABLE=1, with which NCCL uses shared memory.
 
 References: NCCL's guide, "Troubleshooting", GPU Direct and PCI Access Control Services; NVIDIA/nccl issues 631, 2079.
 """
@@ -63,7 +63,7 @@ NO_WAY = "neither nvidia_peermem is loaded nor DMA-BUF to be had"
 
 
 LINKED = re.compile(r"SXM|HBM3\b|NVL\b|G[BH]\d\d\d")
-"""Names of GPU models that are connected by NVLink even without an NVSwitch."""
+"""Pattern for the names of GPU models that are connected by NVLink even without an NVSwitch."""
 
 PEERS = Effect(
     ("hang", "wrong-sum", "gdr-p2p-fault", "collective-timeout", "cuda-error"),
@@ -119,7 +119,7 @@ def _hindrances(facts: HostFacts) -> Iterator[str]:
 
 
 def _between(host: Host, facts: HostFacts) -> tuple[tuple[str, ...], str, bool] | None:
-    """Return evidence of indirect PCIe paths between GPUs, the GPUs' number and model, and whether it is GeForce."""
+    """Return evidence of indirect PCIe paths between GPUs, the GPUs' number and model, and whether they are GeForce."""
     pci, gpus = known(facts.pci), visible_gpus(host.node, facts)
     env = {**({} if isinstance(facts.env, Unknown) else facts.env), **host.node.env}
     linked = pci.nvswitches or any(LINKED.search(gpu.name) for gpu in gpus)

@@ -1,21 +1,21 @@
 """The job can't open an active RDMA device, or the InfiniBand fabric has no subnet manager.
 
-What it means: /sys shows the device, but the device file /dev/infiniband/uverbsN is missing, or the job's user may not
-open it. NCCL leaves the device out of its list, with the message "Unable to open device" or without a message. If no
-device is left, NCCL uses TCP sockets. If a host has fewer devices than the other hosts, the later devices are paired
-with the wrong ones.
+What it means: /sys shows the device, but the device file /dev/infiniband/uverbsN is missing, or the job's user has no
+permission to open it. NCCL leaves the device out of its list, and prints "Unable to open device" in some cases. If no
+device is left, NCCL uses TCP sockets. If a device is missing from one host's list, the devices after it are paired with
+the wrong devices of the other hosts.
 
 How we know: the check opens each device node as libibverbs does, as the job's user and in the job's container. ENOENT
-means that the node is missing, for example because it was not passed to the container or pod. EACCES means that the
-mode of the node denies access to the user, and EPERM that the container's device rules deny it. Without the kernel
-module ib_uverbs, no device has a node. Devices that NCCL_IB_HCA excludes, and devices whose ports are down, are
-ignored. An InfiniBand port in the state INIT or ARMED has a link, but no subnet manager has activated the port. NCCL
-uses only ACTIVE ports (``ncclIbInit`` in src/transport/net_ib.cc).
+means that the device node is missing, for example because it was not passed to the container or pod. EACCES means that
+the mode of the device node denies access to the user, and EPERM means that the container's device rules deny access.
+Without the kernel module ib_uverbs, no RDMA device has a device node. Devices that NCCL_IB_HCA excludes, and devices
+whose ports are down, are ignored. An InfiniBand port in the state INIT or ARMED has a link, but no subnet manager has
+activated the port. NCCL uses only ACTIVE ports (``ncclIbInit`` in src/transport/net_ib.cc).
 
-Fix: for Docker and Podman, add `--device=/dev/infiniband --cap-add=IPC_LOCK --ulimit memlock=-1`. On Kubernetes,
-request the resource of the RDMA device plugin. On the host, run `modprobe ib_uverbs`, and set mode 0666 with a udev
-rule, such as that of rdma-core. An InfiniBand fabric needs a subnet manager, either opensm on a host or the subnet
-manager of a managed switch.
+Fix: with Docker or Podman, start the container with `--device=/dev/infiniband --cap-add=IPC_LOCK --ulimit memlock=-1`.
+On Kubernetes, request the resource of the RDMA device plugin. On the host, run `modprobe ib_uverbs`, and set the mode
+of the device nodes to 0666 with a udev rule, such as the rule in rdma-core. An InfiniBand fabric needs a subnet
+manager, either opensm on a host or the subnet manager of a managed switch.
 """
 
 from nccl_doctor.checks.nccl_choice import NEEDS
@@ -91,7 +91,7 @@ def _unmanaged(view: View) -> Findings:
 
 
 WAITING = ("INIT", "ARMED")
-"""States of a port with a link that no subnet manager has activated yet (InfiniBand specification, 14.3)."""
+"""States of a port that has a link but has not yet been activated by a subnet manager (InfiniBand spec., 14.3)."""
 
 
 def _nodes(side: RdmaSide) -> str:

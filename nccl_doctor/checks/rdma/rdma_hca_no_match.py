@@ -8,9 +8,9 @@ versions before 2.16. Without GPUs, the diagnosis is a warning, since gloo does 
 
 The value of NCCL_IB_HCA is a list of RDMA devices (mlx5_0, rocep1s0f0), not of network interfaces (eth0). An entry of
 NCCL_IB_HCA matches every device whose name begins with that entry. A leading "=" means that names must match exactly,
-and a leading "^" excludes the listed devices. A suffix such as ":1" selects a port, counted from 1. Spaces are
-significant, so the second entry of "mlx5_0, mlx5_1" matches only names that begin with a space. A value of "^" alone
-matches no device.
+and a leading "^" excludes the listed devices. A suffix such as ":1" selects a port by number, and the first port has
+number 1. Spaces are significant, so the second entry of "mlx5_0, mlx5_1" matches only names that begin with a space. A
+value of "^" alone matches no device.
 
 How we know: by NCCL's rules, the check compares the value of NCCL_IB_HCA with the devices in /sys/class/infiniband that
 have ACTIVE ports. The value of NCCL_IB_HCA may come from the hosts file, the environment or NCCL's configuration files.
@@ -32,7 +32,7 @@ from nccl_doctor.snapshot.hosts import gpu_wish
 from nccl_doctor.text.hostlist import fold, grouped, quoted
 
 EXPLAINS = (SOCKETS, RDMA)
-"""Effects if NCCL finds no RDMA device on a host."""
+"""Effects to expect if NCCL finds no RDMA device on a host."""
 
 
 APART = "NCCL {uses} TCP sockets there, which can't connect to RDMA on {others}"
@@ -78,7 +78,7 @@ def _is_bound(rdma: ClusterRdma, names: list[str]) -> bool:
 
 
 def end(view: View, names: list[str]) -> str:
-    """Describe how NCCL behaves on hosts without RDMA devices, where it fails or uses TCP sockets."""
+    """Describe whether NCCL fails or uses TCP sockets on hosts without RDMA devices."""
     rdma = view.nccl.rdma
     if _is_bound(rdma, names):
         return "NCCL fails, since NCCL_NET=IB forbids TCP sockets"

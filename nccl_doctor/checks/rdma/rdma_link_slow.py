@@ -1,18 +1,19 @@
 """The PCIe link or port of an RDMA device is slower than its maximum, or slower than on the other hosts.
 
 What it means: a card with fewer PCIe lanes or a lower link speed than usual, or a port at half its rate, slows every
-all-reduce. NCCL's rings are only as fast as the slowest link. NCCL reads the maximum speed of the link, not its actual
-speed, and silently runs at the lower rate.
+all-reduce. NCCL's rings are only as fast as the slowest link. NCCL reads only the maximum speed of a link, not the
+actual speed, and does not warn about a slower link.
 
 On a GB10 (DGX Spark), each QSFP port appears as two devices, with four PCIe lanes each, in PCI domains 0000 and 0002.
-Each of the two devices provides half of the port's rate, and NCCL uses both devices only if both have an IP address.
-The measured rates were 98 Gb/s with one device and 161 Gb/s with both devices. Firmware from before April 2026 gives
-the second device only two PCIe lanes.
+Each of the two devices provides half of the port's rate, and NCCL uses both devices only if both have an IP address. In
+one measurement, the rate was 98 Gb/s with one device and 161 Gb/s with both devices. Firmware from before April 2026
+gives the second device only two PCIe lanes.
 
-How we know: current_link_width and current_link_speed of the PCI device are compared with the maximum that both ends
-support. A slower link is reported only if its rate is lower than the port's rate or than the rate on other hosts. The
-rate of each port is compared with that of the port at the same position in the other hosts' lists. On a GB10, the lanes
-and the GIDs of the two devices of a port are compared. Ports that NCCL does not use are ignored.
+How we know: current_link_width and current_link_speed of the PCI device are compared with the maximum values that both
+ends of the link support. A slower link is reported only if its rate is lower than the port's rate or than the rate of
+the same device on another host. The rate of each port is compared with the rates of the ports at the same position in
+the other hosts' lists. On a GB10, the lanes and the GIDs of the two devices of a port are compared. Ports that NCCL
+does not use are ignored.
 
 Fix: for a slow PCIe link, reseat the card, check the slot's lanes in the firmware settings, and update the card's
 firmware. For a slow port, check the cable, the switch port and the configured speed (`ethtool`, `mlxlink`). On a GB10,
@@ -95,7 +96,7 @@ def has_gb10(facts: HostFacts) -> bool:
 
 
 def _bare_halves(rdma: RdmaList) -> Iterator[tuple[RdmaEntry, RdmaEntry]]:
-    """Yield the halves of each port of which only the second in the pair has an IP address."""
+    """For each port of which only one half has an IP address, yield the half without and the half with an address."""
     for a, b in rdma.halves:
         bare = [not any(map(is_usable, entry.port.gids)) for entry in (a, b)]
         if bare[0] != bare[1]:

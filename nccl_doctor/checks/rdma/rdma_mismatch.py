@@ -1,15 +1,16 @@
 """Hosts differ in the RDMA devices that NCCL uses, in the states of ports, or in the support for GPUDirect.
 
-What it means: NCCL connects the devices at the same position in the hosts' lists. If a host has fewer devices, or one
-of its devices is down, some channels share a device, and the host slows down all other hosts. If the numbers of devices
-differ, NCCL logs "Detected mixed local Net device counts across ranks". A host without RDMA devices uses sockets, which
-can't connect to the RDMA devices of other hosts. With GPUs, a host without RDMA devices is an error, since the job
-fails at startup. One host without GPUDirect can reduce the bandwidth of all hosts from about 180 GB/s to 10 GB/s.
+What it means: NCCL connects the devices that are at the same position in the hosts' device lists. If a host has fewer
+devices, or one of its devices is down, some channels share a device, and the host slows down all other hosts. If the
+numbers of devices differ, NCCL logs "Detected mixed local Net device counts across ranks". A host without RDMA devices
+uses sockets, which can't connect to the RDMA devices of other hosts. If the job uses GPUs, a host without RDMA devices
+is reported as an error, since the job fails at startup. One host without GPUDirect can reduce the bandwidth of all
+hosts from about 180 GB/s to 10 GB/s.
 
-How we know: the check computes each host's list from /sys/class/infiniband and NCCL_IB_HCA by the rules of the host's
-NCCL version. GPUDirect needs the module nvidia_peermem, or the open kernel modules of the driver, which export GPU
-memory as DMA-BUF. Ports that are down on all hosts, and devices that NCCL_IB_HCA excludes, are not compared. The state
-of most hosts is taken as correct.
+How we know: by the rules of each host's NCCL version, the check computes the host's device list from
+/sys/class/infiniband and NCCL_IB_HCA. GPUDirect needs the module nvidia_peermem, or the open kernel modules of the
+driver, which export GPU memory as DMA-BUF. Ports that are down on all hosts, and devices that NCCL_IB_HCA excludes, are
+not compared. The state that most hosts have in common is assumed to be correct.
 
 Differences in names, firmware versions, GUIDs and GIDs are not reported. Separate pages cover paired devices that can't
 communicate (rdma-pair-unreachable), GIDs (rdma-gid-missing) and speeds (rdma-link-slow).
@@ -74,7 +75,7 @@ def rdma_mismatch(view: View) -> Findings:
 
 
 def _profile(rdma: RdmaList, facts: HostFacts, names: set[str]) -> Iterator[tuple[str, str]]:
-    """Yield subjects and values that must be equal on all hosts; ``names`` are the devices that NCCL uses anywhere."""
+    """Yield subjects and values that must be equal on all hosts; NCCL uses the devices in ``names`` on some hosts."""
     # otherwise the cause that hides them has its own diagnosis
     if not rdma.closed and (rdma.entries or not rdma.present):
         yield DEVICES, str(len(rdma.entries))

@@ -3,25 +3,26 @@
 What it means: NCCL connects the first RDMA device in each host's list with the first one in the next host's list, the
 second with the second, and so on. NCCL does not check whether the two devices of a pair can reach each other. If two
 paired devices can't communicate, the job hangs, or fails with "Call to ibv_modify_qp failed" and errno 110 (Connection
-timed out), 101 or 113. From NCCL 2.24 on, the job fails only after a minute of retries.
+timed out), 113 (No route to host) or 101 (Network is unreachable). From NCCL 2.24 on, the job fails only after a minute
+of retries.
 
     node1 [0] mlx5_0  10.1.0.1  ----x----  node2 [0] mlx5_0  10.2.0.2
     node1 [1] mlx5_1  10.2.0.1  ----x----  node2 [1] mlx5_1  10.1.0.2
 
 A host's list contains the ACTIVE ports that NCCL_IB_HCA accepts, in the kernel's order or, from NCCL 2.29.7 on, in the
 order of PCI addresses. NCCL_IB_HCA only filters the list, so the order of its entries has no effect. A port that is
-down is left out, so the ports after it move up one place. If each rail has its own network, all ports that have moved
-up are paired with the wrong ports. From NCCL 2.20 on, the ports of one card count as one device, and NCCL pairs the
-first ports of such devices.
+down is not in the list, so the ports after it move up by one position. If each rail has its own network, all ports that
+have moved up are paired with the wrong ports. From NCCL 2.20 on, the ports of one card count as one device, and NCCL
+pairs the first ports of such devices.
 
-How we know: the check computes each host's list in the same way as the host's NCCL version. For RoCE, the check
-compares the networks of the addresses in the ports' GIDs. Only routes through the port's own network interface count,
-since RoCE packets leave through no other interface. For InfiniBand, the check compares the subnet prefixes and the
-partition keys at index NCCL_IB_PKEY. The port test connects the paired interfaces over TCP, with both sockets bound to
-the interfaces' addresses. If two paired interfaces are in the same network but get no answer from each other, the
-switch is dropping packets. If two paired interfaces are in different networks, an `ip rule` that matches their
-addresses counts as a route. A path through a default gateway is not judged. Packet filters are ignored, since RDMA
-packets bypass them.
+How we know: the check computes each host's list of devices in the same way as the host's NCCL version. For RoCE, the
+check compares the networks to which the addresses in the ports' GIDs belong. Only routes through the port's own network
+interface count, since RoCE packets leave through no other interface. For InfiniBand, the check compares the subnet
+prefixes and the partition keys at index NCCL_IB_PKEY. The port test connects the paired interfaces over TCP, with both
+sockets bound to the interfaces' addresses. If two paired interfaces are in the same network but get no answer from each
+other, the switch is dropping packets. If two paired interfaces are in different networks, an `ip rule` that matches
+their addresses counts as a route. Whether a path through a default gateway works is not checked. Packet filters are
+ignored, since RDMA packets bypass them.
 
 Fix: cable the hosts in the same way, or assign addresses so that devices at the same position in the lists are in one
 network. If the network can't be changed, set NCCL_IB_HCA on each host to a list of matching devices with "=" in front.

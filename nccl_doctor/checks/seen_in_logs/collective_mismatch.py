@@ -5,10 +5,10 @@ on the rank or on its data, the ranks hang, fail or exchange wrong data.
 
 How we know: NCCL prints "message truncated : receiving 1048576 bytes instead of 65536" or "collective mismatch error".
 With TORCH_DISTRIBUTED_DEBUG=DETAIL, torch prints "Detected mismatch between collectives". In watchdog messages or
-flight-recorder dumps, one SeqNum belongs to different OpTypes or different sizes.
+flight-recorder dumps, the same SeqNum appears with different OpTypes or sizes.
 
-Fix: Run the job once with TORCH_DISTRIBUTED_DEBUG=DETAIL to see the ranks whose calls differ. Compare the code,
-NCCL_ALGO and NCCL_PROTO on all hosts.
+Fix: Run the job once with TORCH_DISTRIBUTED_DEBUG=DETAIL to see the ranks whose calls differ. Compare the code and the
+values of NCCL_ALGO and NCCL_PROTO on all hosts.
 
 References: NCCL's src/transport/net_socket.cc and net_ib.cc; torch/csrc/distributed/c10d/ProcessGroupWrapper.cpp.
 """
@@ -86,7 +86,7 @@ _WORK = re.compile(
 )
 
 _GROUP = re.compile(r"\[PG (?:(?:ID )?(?P<id>\d+) (?:PG )?)?(?:GUID (?P<guid>\S{1,160}) )?Rank \d")
-"""Pattern for the process group in a log line, with its ID in the process and its name, which is the same on all ranks.
+"""Pattern for the process group in a log line, with the process-local ID and the name that all ranks share.
 
 The prefix is ``[PG 1 Rank 0]`` up to torch 2.3, and ``[PG ID 1 PG GUID 3(mesh_tp) Rank 0]`` in later versions. The
 timeout message contains ``[PG GUID 3(mesh_tp) Rank 0]`` in torch 2.14 (ProcessGroupNCCL.cpp, logPrefix), but names no
@@ -98,7 +98,7 @@ _COMPLETED = re.compile(r"last completed (?:NCCL )?work: (-?\d+)")
 _MUST_AGREE = frozenset(
     {"ALLREDUCE", "BROADCAST", "REDUCE", "_ALLGATHER_BASE", "_REDUCE_SCATTER_BASE", "ALLREDUCE_COALESCED"}
 )
-"""Collectives whose sizes must be equal on all ranks, unlike those of all-to-all and coalesced gathers."""
+"""Collectives whose sizes must be equal on all ranks, unlike the sizes of all-to-all and coalesced gathers."""
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ class Place:
 
 
 Groups = dict[tuple[int, int], str]
-"""Process groups of collectives, by rank and sequence number."""
+"""Map from the rank and sequence number of a collective to the name of its process group."""
 
 
 def groups_of(events: Iterable[Event]) -> Groups:
@@ -162,7 +162,8 @@ def works(events: Iterable[Event], known: Groups) -> list[tuple[Event, Work]]:
 def are_comparable(works: Iterable[Work]) -> bool:
     """Return whether the sequence numbers belong to one process group.
 
-    If a rank has two sequence numbers without a known group, the rank belongs to two groups, or the job ran twice.
+    The result is False if a rank has two sequence numbers without a known group, since the rank belongs to two groups
+    or the job ran twice.
     """
     at: dict[int, tuple[int, str]] = {}
     groups: set[str] = set()
@@ -195,13 +196,13 @@ def mismatch(events: Iterable[Event]) -> list[Event]:
 
 
 def waits_of(case: Case) -> list[Work]:
-    """Return the collectives in which ranks are waiting, by ascending sequence number."""
+    """Return the collectives in which ranks are waiting, sorted by sequence number."""
     known = groups_of(event for reading in case.log.readings for event in reading.events)
     return sorted((work for _, work in works(case.cause.events, known)), key=lambda work: (work.seq, work.group))
 
 
 def places_of(waits: Iterable[Work]) -> dict[Place, list[int]]:
-    """Return the ranks that wait at each place. Only the first place of a rank counts if its group is known."""
+    """Return the ranks that wait at each place. In a known group, only the first place of each rank is used."""
     places: dict[Place, list[int]] = {}
     first: dict[tuple[int, str], int] = {}
     for work in waits:
@@ -226,7 +227,7 @@ _DIGITS = 19  # of a 64-bit number
 
 
 def _recorded(dumps: dict[str, Dump]) -> list[Event]:
-    """Return the events in flight-recorder dumps at which the ranks diverge, with the ranks at fault first."""
+    """Return events for the ranks that diverge in flight-recorder dumps, beginning with the ranks at fault."""
     result = compare(dumps.values())
     if result is None:
         return []

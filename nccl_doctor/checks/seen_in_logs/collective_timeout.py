@@ -1,6 +1,6 @@
 """A collective did not finish in time.
 
-What it means: a rank did not take part in a collective, or its data did not arrive at the other ranks. The log shows
+What it means: a rank did not take part in a collective, or the rank's data did not reach the other ranks. The log shows
 the waiting ranks. Look for a rank that the log does not show as waiting, that has a lower SeqNum, or that prints
 nothing.
 
@@ -241,7 +241,7 @@ def _left_waiting(readings: list[Reading], facts: Facts) -> list[Event]:
 
 
 def _silent(readings: list[Reading], facts: Facts) -> list[Event]:
-    """Return a log's last event if its ranks had connected and a program other than NCCL had printed a line."""
+    """Return a log's last event if the ranks had connected and a program other than NCCL had printed a line."""
     together = all(process.milestone is Milestone.COMPLETE for process in facts.processes.values())
     if not together or len(facts.hosts) != 1 or len(facts.processes) < 2 or facts.rows or facts.torn_down:
         return []

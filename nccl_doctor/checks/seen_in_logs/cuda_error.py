@@ -1,7 +1,8 @@
 """A CUDA call failed.
 
-What it means: A kernel or a GPU failed, not the network. CUDA reports errors asynchronously, so the call that the
-message names may not be the cause. After an error, all later CUDA calls of the process fail.
+What it means: A CUDA kernel or a GPU failed, not the network. CUDA reports errors asynchronously, so the call that the
+message names is not always the cause. After a severe error, such as an illegal memory access, all later CUDA calls of
+the process fail.
 
 How we know: The log contains "CUDA error", NCCL's "Cuda failure" or "unhandled cuda error", or an Xid message of the
 kernel.

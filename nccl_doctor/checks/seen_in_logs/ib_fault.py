@@ -4,12 +4,13 @@ What it means: A queue pair could not be created, or a transfer was not acknowle
 GID index, the VLAN, the MTU, flow control, and the exit of the other process.
 
 How we know: NCCL prints a "Got completion from peer" message with a status, such as status=12. Status 12 means that no
-acknowledgement arrived. Status 4 means that the adapter may not read the local memory, and status 10 that the memory of
-the other side is gone. Status 5 only follows from an earlier error. In the message "Call to ibv_modify_qp failed",
-errno 22 or 61 points to the GID index. With errno 110, 113 or 101, ibv_modify_qp can't reach the other device, which is
-usually in another network (rdma-pair-unreachable). From NCCL 2.24 on, the message about ibv_modify_qp names the device,
-the GID index and both GIDs. Asynchronous InfiniBand events report links that went down. With a snapshot from `check
---save` (`logs --with FILE`), the diagnosis names the two ports and states whether they can communicate.
+acknowledgement arrived. Status 4 means that the adapter has no permission to read the local memory, and status 10 means
+that the memory of the other side no longer exists. Status 5 only follows from an earlier error. In the message "Call to
+ibv_modify_qp failed", errno 22 or 61 points to the GID index. With errno 110, 113 or 101, ibv_modify_qp can't reach the
+other device, which is usually in another network (rdma-pair-unreachable). From NCCL 2.24 on, the message about
+ibv_modify_qp names the device, the GID index and both GIDs. Asynchronous InfiniBand events report links that went down.
+If `nccl-doctor logs --with FILE` reads a snapshot from `nccl-doctor check --save`, the diagnosis names the two ports
+and states whether they can communicate.
 
 Fix: Run ib_write_bw between the two hosts, and check the link with ibstat or ethtool. For RoCE, unset NCCL_IB_GID_INDEX
 with NCCL 2.21 and later, and set the variable with earlier versions. Restrict NCCL_IB_HCA to adapters of one kind.
@@ -47,7 +48,8 @@ _ERRORS = {
     22: "the GID at that index does not exist, or its type differs from that of the other side's GID (22)",
     19: "the device or its interface is gone (19)",
 }
-"""Meanings of ibv_modify_qp errors, by errno. Versions of NCCL before 2.19 print only the error message, not the errno.
+"""Meanings of the errno values with which ibv_modify_qp fails. Versions of NCCL before 2.19 print only the error
+message, not the errno.
 """
 _SAYS = {
     "not found in PKey table": "no partition key of the port is NCCL_IB_PKEY_VALUE's; ask the subnet manager's owner, "
@@ -88,7 +90,7 @@ def _advice(case: Case) -> Advice:
 
 
 def _ends(texts: list[str]) -> str:
-    """Return the GID index and both GIDs as text, without those that the lines do not contain."""
+    """Describe the GID index and the GIDs that the log lines contain."""
     index = next((match[1] for text in texts if (match := _GID_INDEX.search(text))), None)
     gids: dict[str, str] = {}
     for side, gid in (pair for text in texts for pair in _GIDS.findall(text)):

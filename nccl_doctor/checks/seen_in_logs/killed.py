@@ -5,9 +5,9 @@ The other ranks lose their connections to the killed process.
 
 How we know: The log contains torchrun's "exitcode: -9" for the process that failed first, "Signal 9 (SIGKILL)", exit
 code 137, "CANCELLED … DUE TO TIME LIMIT", or SIGHUP. The SIGTERM that torchrun sends to the other workers after the
-first failure does not count. SIGSEGV and SIGABRT mean that the process itself crashed.
+first failure is ignored. SIGSEGV and SIGABRT mean that the process itself crashed.
 
-Fix: Look for messages of the OOM killer in dmesg, and for those of the scheduler with `sacct` or `kubectl describe`.
+Fix: Look for messages of the OOM killer in dmesg, and for messages of the scheduler with `sacct` or `kubectl describe`.
 Start long runs under tmux or nohup.
 
 References: signal(7); torch/distributed/elastic/multiprocessing/api.py.
@@ -100,7 +100,7 @@ RULES = (
 )
 
 _FIRST = re.compile(r"failed \(exitcode: (?P<torchrun>-?\d{1,3})\)|exits with return code = (?P<deepspeed>-?\d{1,3})\b")
-"""Exit code in messages of torch (torch/distributed/elastic/multiprocessing/api.py) and DeepSpeed
+"""Pattern for exit codes in messages of torch (torch/distributed/elastic/multiprocessing/api.py) and DeepSpeed
 (deepspeed/launcher/launch.py).
 """
 
@@ -148,7 +148,7 @@ _FRAME = re.compile(
     rb"\s|$|Traceback|During handling|The above exception|[\w.]*(?:Error|Exception)\b|\^|[~^ ]+$|\S+: +File |=+$|-+$"
     rb"|.{0,120}destroy_process_group\(\) was not called|wandb: |Exception ignored in|.{0,200}resource_tracker: "
 )
-"""Lines of stack traces, and lines that Python, torch and experiment trackers print at exit."""
+"""Pattern for lines of stack traces, and for lines that Python, torch and experiment trackers print at exit."""
 
 _ABOVE, _STACK, _SOON = 60, 80, 200
 """Maximum numbers of lines from an exception to a launcher's message, to the head of the traceback, and to errors of
@@ -163,7 +163,7 @@ _OWN = re.compile(
     r"(?:^|[ .])(?:Value|Type|Key|Index|Attribute|Name|Assertion|ZeroDivision|FileNotFound|IsADirectory|Import"
     r"|NotImplemented|ModuleNotFound|UnicodeDecode|JSONDecode|EOF|Unpickling)Error\b"
 )
-"""Exceptions that scripts raise, but that libraries do not raise for a lost connection."""
+"""Pattern for exceptions that scripts raise, but that libraries do not raise after a lost connection."""
 
 
 def accused(event: Event, reading: Reading, left: set[str]) -> Event:
@@ -206,7 +206,7 @@ def _aborted(event: Event) -> bool:
 
 
 def _of_another(event: Event, losses: list[Event]) -> bool:
-    """Return whether an exception is the script's own, and other processes reported all lost connections."""
+    """Return whether an exception is the script's own and only other processes reported lost connections."""
     others = all(loss.rank is not None and label(loss.prefix) != label(event.prefix) for loss in losses)
     return bool(losses) and others and _OWN.search(event.message) is not None
 
@@ -217,7 +217,7 @@ def only_frames(after: list[bytes] | None) -> bool:
 
 
 def _ended(scene: Scene) -> list[Event]:
-    """Return the events with grades that blame the process that failed first."""
+    """Return the events, graded so that the process that failed first is blamed."""
     ends = {reading.name: reading for reading in scene.log.readings}
     events = [event for event in scene.events if not broken_off_after(event, ends[event.file])]
     left = {event.file for event in events if event.name in _LEFT and event.grade is Grade.SYMPTOM}

@@ -9,7 +9,7 @@ MPI may fail to start if it can't use the launcher's PMI.
 How we know: The log contains "environment variable RANK expected, but not set", "KeyError: 'LOCAL_RANK'", or
 "unrecognized arguments: --local-rank=0".
 
-Fix: Start the script with torchrun, or derive the variables from those of the scheduler. `nccl-doctor launch` prints
+Fix: Start the script with torchrun, or derive the variables from the scheduler's variables. `nccl-doctor launch` prints
 the command for each host.
 
 References: torch/distributed/rendezvous.py.

@@ -1,7 +1,8 @@
 """A process requested a GPU that does not exist.
 
-What it means: The local rank of a process is not below the number of GPUs that the process may see. Possible reasons
-are more processes than GPUs, a global rank in place of the local rank, and too few GPUs in CUDA_VISIBLE_DEVICES.
+What it means: The local rank of a process is equal to or greater than the number of GPUs that the process can see.
+Possible reasons are more processes than GPUs, a global rank in place of the local rank, and too few GPUs in
+CUDA_VISIBLE_DEVICES.
 
 How we know: The log contains CUDA's "invalid device ordinal" or torch's "Invalid device id".
 

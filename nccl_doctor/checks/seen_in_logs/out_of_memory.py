@@ -67,7 +67,7 @@ def _advice(case: Case) -> Advice:
 
 
 _OTHER = re.compile(r"[Pp]rocess (\d{1,9}) has (\d{1,6}(?:\.\d{1,4})?) ([KMG])iB memory in use")
-"""Part of torch's message that names other processes on the GPU (c10/cuda/CUDACachingAllocator.cpp)."""
+"""Pattern for the part of torch's message about another process on the GPU (c10/cuda/CUDACachingAllocator.cpp)."""
 _OWN = re.compile(r"this process has (\d{1,6}(?:\.\d{1,4})?) ([KMG])iB memory in use")
 _OF_RAY = re.compile(r"killed due to (?:the node running low on memory|memory pressure)")
 
@@ -99,7 +99,7 @@ RULES = roots(
 
 
 def _without_caught(scene: Scene) -> list[Event]:
-    """Return the events without out-of-memory errors that a script caught while it tried different sizes."""
+    """Return all events except out-of-memory errors that a script caught while it tried different sizes."""
     return [
         event
         for event in scene.events

@@ -45,7 +45,7 @@ def _advice(case: Case) -> Advice:
 
 
 _SHIM = r"NCCL/NET \(shim\) mismatch "
-"""Message from the GKE shim for the TCPXO and gIB plugins, which compares NCCL's variables with tested values."""
+"""Message of GKE's shim for the TCPXO and gIB plugins. The shim compares NCCL's variables with tested values."""
 _RECOMMENDED = _SHIM + r"recommended: "
 
 RULES = (

@@ -4,8 +4,9 @@ What it means: Not all ranks joined the rendezvous, because a host did not start
 different master address, port or world size.
 
 How we know: torch prints "The client socket has timed out after 60s while trying to connect to (10.0.0.2, 29500)" or
-"Timed out after 601 seconds waiting for clients". Further signs in a log are the counts of the store-based barrier,
-RendezvousTimeoutError, RendezvousConnectionError, and errors of JAX's coordination service.
+"Timed out after 601 seconds waiting for clients". The log may also contain messages about the store-based barrier with
+a worker count below the world size, RendezvousTimeoutError, RendezvousConnectionError, or errors of JAX's coordination
+service.
 
 Fix: Start all hosts within the timeout, with the same --rdzv-endpoint, or with the same --master_addr and
 --master_port. `nccl-doctor launch` prints the launch command of each host, and `nccl-doctor check` tests the port from
@@ -75,7 +76,7 @@ def _begun(case: Case) -> Advice:
 
 
 _CALLED = r'c10d_rendezvous_backend\.py", line \d+, in _call_store'
-"""Stack frame of a call to a store to which torch is already connected."""
+"""Pattern for the stack frame of a call to a store to which torch is already connected."""
 _LOST = re.compile(r"RendezvousConnectionError|connection to the [Cc]10d store")
 _STACK = 60
 """Maximum number of lines from a ``_CALLED`` frame to the exception's last line (46 with torch 2.13)."""

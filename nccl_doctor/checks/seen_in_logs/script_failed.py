@@ -4,7 +4,8 @@ What it means: NCCL and the network are not to blame. After the script of one ra
 their connections or wait until a timeout.
 
 How we know: torch prints an uncaught exception after a prefix such as "[rank1]:", or the log contains an error about
-shapes or devices. A launcher's "exitcode: 1" or summary of failures counts if no other line explains the failure.
+shapes or devices. A launcher's "exitcode: 1" or summary of failures leads to this diagnosis only if no other line
+explains the failure.
 
 Fix: Read the traceback of the rank that the diagnosis names. If the log has no traceback, use `torchrun --log-dir DIR
 --tee 3` to keep every rank's output. The `record` decorator puts the traceback into torchrun's summary.
@@ -74,7 +75,7 @@ def _advice(case: Case) -> Advice:
 
 
 _SUMMARY = r"  exitcode  : -?\d{1,3} \(pid: \d|multiprocessing\.errors\.ChildFailedError:"
-"""Row or title of torchrun's summary of failed processes, which ends with the process that failed first."""
+"""Pattern for a row or the title of torchrun's summary, in which the process that failed first is the last row."""
 
 RULES = (
     clue(
@@ -139,7 +140,7 @@ _LAST_WORDS = 1
 """Maximum number of lines other than stack frames that may follow the last exception of a log."""
 
 _SERVED = re.compile(rb'HTTP/1\.[01]" [1-5]\d\d')
-"""Pattern for the log line of an HTTP server that is still running, so that only one request failed."""
+"""Pattern for the log line of an HTTP server, which shows that the server kept running after a failed request."""
 
 
 _STOPPED = re.compile(r"terminated with code [1-9]|MPI_ABORT was invoked|[Jj]ob step aborted")
@@ -187,7 +188,7 @@ _OF_SHELL = 128
 
 
 def _first_to_fail(event: Event, reading: Reading) -> Event:
-    """Add the rank and host to an event. A negative exit code, or one above 128 from a shell, stands for a signal."""
+    """Add the rank and host to an event. Negative exit codes, and a shell's exit codes above 128, stand for signals."""
     if not reading.summary:
         return event
     failed = reading.summary[-1]
@@ -205,7 +206,7 @@ _OWN = re.compile(r"(?:[\w.]+\.)?" + _PLAIN + r"(?:: |$)")
 def _not_missed_for_it(scene: Scene) -> list[Event]:
     """Blame an exception in a process to which other processes could not connect, or for which they waited.
 
-    A process's own error does not follow from a failed connection to that process, whatever the order of the log lines.
+    A failed connection to a process can't cause an exception in that process, whatever the order of the log lines.
     Messages of srun about the exit of other tasks are dropped.
     """
     missed = having(Role.DIALS) | having(Role.WAITS) | {"rendezvous-timeout"}

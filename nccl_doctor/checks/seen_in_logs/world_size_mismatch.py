@@ -1,7 +1,7 @@
 """The ranks and the world size do not match.
 
-What it means: Two processes have the same rank, a rank is not below the world size, hosts have different world sizes,
-or two jobs use the same address.
+What it means: Two processes have the same rank, a rank is equal to or greater than the world size, hosts have different
+world sizes, or two jobs use the same address.
 
 How we know: NCCL prints "Bootstrap Root : rank 1 of 8 ranks has already checked in" or "mismatch in rank count from
 procs". Lightning or torch rejects a rank, or MPI prints "not enough slots". The log may contain two concurrent tables

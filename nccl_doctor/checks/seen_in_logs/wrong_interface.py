@@ -4,12 +4,12 @@ What it means: NCCL advertised the address of a loopback, container, bridge or l
 in a different network from the other hosts.
 
 How we know: The log names the interface and its address, such as docker0:172.17.0.1<0>, in NCCL's Bootstrap or
-NET/Socket message. The interface counts as a fault if connections to its address fail, or if the ranks of several hosts
-never connect.
+NET/Socket message. The interface is considered to be at fault if connections to its address fail, or if the ranks of
+several hosts never connect.
 
 Fix: Set NCCL_SOCKET_IFNAME on every host to the name of the right interface, with a leading = for an exact match. A
-list that begins with ^ excludes only the interfaces that it names, so `^docker0` allows lo. `nccl-doctor ifname` shows
-which interface NCCL chooses, and why.
+list that begins with ^ excludes only the interfaces that it names, so `^docker0` allows the loopback interface lo.
+`nccl-doctor ifname` shows which interface NCCL chooses, and why.
 
 References: NCCL's src/misc/socket.cc (ncclFindInterfaces).
 """
@@ -31,7 +31,7 @@ _VIRTUAL = (
     r"(?:lo|docker\d*|virbr\d*|veth\w*|br-\w+|lxc\w*|lxdbr\d*|cni\d*|flannel\S*|cali\w*|tailscale\d*|wg\d*|tun\d*"
     r"|tap\d*|podman\d*|vmnet\d*)"
 )
-"""Interfaces that other hosts can't reach, or can reach only at another address."""
+"""Pattern for interfaces that other hosts can't reach, or can reach only at another address."""
 
 
 def _advice(case: Case) -> Advice:
@@ -71,7 +71,7 @@ _NETS = tuple(
 
 
 def _apart(scene: Scene) -> list[Event]:
-    """Add events for hosts whose interfaces are in different subnets, if only connections failed."""
+    """Add events for hosts whose interfaces are in different subnets, if failed connections are the only faults."""
     if scene.log.facts.came_together or not faults(scene.events) <= on_the_way():
         return scene.events
     chosen: dict[str, Event] = {}
@@ -103,7 +103,7 @@ def _leads_nowhere(event: Event) -> bool:
 
 
 def _weigh(event: Event, scene: Scene) -> Grade:
-    """Grade an unreachable interface, which without other faults matters only if the job has several hosts."""
+    """Grade an unreachable interface. As the only fault, it matters only in a job with several hosts."""
     names, facts = scene.names | scene.stuck, scene.log.facts
     several = len(facts.hosts) > 1 or (facts.nodes or 1) > 1
     if names:

@@ -1,14 +1,14 @@
 """The clocks of the hosts differ.
 
 What it means: the log lines of different ranks can't be sorted by time. With `--rdzv_backend=c10d`, torchrun considers
-a host dead if its clock is 15 s or more behind. The dynamic rendezvous drops a host whose last keep-alive, by the
-host's own clock, is three intervals of 5 s old (torch/distributed/elastic/rendezvous/dynamic_rendezvous.py). A static
-rendezvous (`--master_addr`) is not affected. If the clocks differ by several minutes, certificates and Kerberos tickets
-may be rejected.
+a host dead if its clock is 15 s or more behind. The dynamic rendezvous drops a host if the last keep-alive, with a time
+stamp from the host's own clock, is older than three intervals of 5 s
+(torch/distributed/elastic/rendezvous/dynamic_rendezvous.py). A static rendezvous (`--master_addr`) is not affected. If
+the clocks differ by several minutes, certificates and Kerberos tickets may be rejected.
 
-How we know: the check requests each host's time over the open connection, with half of the round trip as the margin of
-error. Only a difference of more than 2 s beyond the margin of error is reported. The median of all hosts' clocks is
-taken as the correct time.
+How we know: the check requests each host's time over the open connection, with an error of at most half of the
+round-trip time. A difference is reported only if it exceeds this maximum error by more than 2 s. The median of all
+hosts' clocks is assumed to be the correct time.
 
 Fix: synchronize the host's clock over the network with `timedatectl set-ntp true` or chrony.
 """

@@ -1,16 +1,17 @@
-"""A file or folder that must be the same on all hosts differs between hosts.
+"""A file or directory that must be the same on all hosts differs between hosts.
 
-What it means: ranks run different programs or read different data. The collectives may not match (a hang, or "Detected
-mismatch between collectives on ranks"), or the results of the job may be wrong.
+What it means: ranks run different programs or read different data. If the ranks' collectives differ as a result, the
+job hangs or fails with "Detected mismatch between collectives on ranks"; otherwise, the results of the job may be
+wrong.
 
 How we know: the hosts file lists the paths that must be the same, such as `same: [train.py, data/index.json, src]`. A
-relative path starts at the home directory, as for a command over SSH. The check compares the SHA-256 and the size of a
-file, or of every file in a folder except `__pycache__`. Links are not followed, but their target paths are compared. A
-folder with `.git` is compared by its commit, its index (staged changes) and its changed tracked files. The check does
-not run git, since git's configuration could start programs. A path that is missing on all hosts is reported, since the
-hosts file requires it.
+relative path starts at the home directory, in which commands over SSH start, too. The check compares the SHA-256 digest
+and the size of a file, or of every file in a directory except the files in `__pycache__`. Links are not followed, but
+their target paths are compared. A Git checkout is compared by its commit, its index (staged changes) and its changed
+tracked files. The check does not run git, since git's configuration could start programs. A path that is missing on all
+hosts is reported, since the hosts file requires it.
 
-Fix: copy the file or folder from one host to the others (`rsync -a`, `git pull`), or keep code and data on a shared
+Fix: copy the file or directory from one host to the others (`rsync -a`, `git pull`), or keep code and data on a shared
 file system.
 """
 
@@ -68,7 +69,7 @@ def _is_of_line(view: View, path: str) -> bool:
 
 
 def _summary(entry: SameEntry) -> str:
-    """Return a summary of an entry that differs for different contents."""
+    """Return a summary of an entry; entries with different contents have different summaries."""
     if entry.kind == "missing":
         return "missing"
     changed = hashlib.sha256(repr(sorted(entry.files.items())).encode()).hexdigest()[:12] if entry.files else ""

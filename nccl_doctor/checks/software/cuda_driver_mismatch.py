@@ -1,8 +1,8 @@
 """The NVIDIA driver is too old for the CUDA version that torch was built for.
 
-What it means: `torch.cuda.is_available()` is False with "The NVIDIA driver on your system is too old", or CUDA fails
-with "driver version is insufficient for CUDA runtime version". If parts of the driver have different versions
-("Driver/library version mismatch"), see gpu-driver-down.
+What it means: `torch.cuda.is_available()` returns False with the warning "The NVIDIA driver on your system is too old",
+or CUDA fails with "driver version is insufficient for CUDA runtime version". If parts of the driver have different
+versions ("Driver/library version mismatch"), see gpu-driver-down.
 
 How we know: the driver version from nvidia-smi is compared with the minimum for the CUDA version of torch. The minimum
 is 580.65.06 for CUDA 13, 525.60.13 for CUDA 12, and 450.80.02 for CUDA 11 (NVIDIA, "CUDA Compatibility", minor version

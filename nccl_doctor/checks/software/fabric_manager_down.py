@@ -1,15 +1,15 @@
 """The host has NVSwitches, but the fabric manager that they need is not running.
 
-What it means: CUDA fails with "system not yet initialized" (error 802), or `torch.cuda.is_available()` is False
+What it means: CUDA fails with "system not yet initialized" (error 802), or `torch.cuda.is_available()` returns False
 although nvidia-smi shows all GPUs.
 
 How we know: the PCI bus shows NVSwitches (A100 and H100 boards), and systemd reports that nvidia-fabricmanager is not
 active. In a container, where systemd can't be queried, the GPUs' fabric state is used instead, which is "Completed"
 once the fabric is ready. If both states are unknown, the check gives no result. In GB200 racks, the NVSwitches are
-outside the host, so nothing is checked. If the service has failed, its version is read from nv-fabricmanager. The
-service exits at startup unless its version is exactly that of the driver.
+outside the host, so nothing is checked. If the service is not running, its version is read from the output of
+`nv-fabricmanager --version`. The service exits at startup unless it has exactly the same version as the driver.
 
-Fix: install nvidia-fabricmanager in exactly the driver's version, and start it with `systemctl enable --now
+Fix: install nvidia-fabricmanager in exactly the same version as the driver, and start it with `systemctl enable --now
 nvidia-fabricmanager`.
 """
 

@@ -6,11 +6,12 @@ or fall back to gloo on the CPU.
 How we know: the check reads the GPUs on the PCI bus, their kernel drivers, the state of the nvidia module, the access
 to the device nodes, and the messages of nvidia-smi. The kernels for which the nvidia module is installed are compared
 with the running kernel. A common cause is a kernel update after which the nvidia module was not built for the new
-kernel. After a driver update without a reboot, the module and the library have different versions. The GPU may be in
-use by the nouveau driver. A container may have been started without its GPUs, or may have lost them when systemd was
-reloaded. If nvidia-smi prints "No devices were found", the GPU itself did not start, and `dmesg | grep NVRM` may show
-why. A GPU that is passed through to a virtual machine (vfio-pci) is not reported. The diagnosis is only a warning if no
-setting requests GPUs, torch was built without CUDA or runs in a container, and nvidia-smi is not installed.
+kernel. After a driver update without a reboot, the loaded kernel module and the driver's library have different
+versions. The GPU may be in use by the nouveau driver. A container may have been started without its GPUs, or may have
+lost them when systemd was reloaded. If nvidia-smi prints "No devices were found", the GPU itself did not start, and
+`dmesg | grep NVRM` may show why. A GPU that is passed through to a virtual machine (vfio-pci) is not reported. The
+diagnosis is only a warning if no setting requests GPUs, torch was built without CUDA or runs in a container, and
+nvidia-smi is not installed.
 
 Fix: apply the remedy shown with the diagnosis, which depends on the cause.
 

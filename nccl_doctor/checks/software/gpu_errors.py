@@ -5,13 +5,13 @@ A collective may hang because a rank whose GPU fell off the bus (Xid 79) never j
 
 How we know: nvidia-smi reports uncorrected ECC errors since the driver was loaded, or memory rows whose remapping is
 pending or has failed. Instead of values, nvidia-smi may print error strings such as ERR!, "[GPU is lost]", "[GPU
-requires reset]" or "[Unknown Error]". The kernel log is searched for Xid messages of the last day. If the user may not
-read the kernel log (`kernel.dmesg_restrict`), only nvidia-smi's output is judged. Xids 13, 31, 43, 45, 68 and 69 are
-ignored, because they show a bug in a program, not a faulty GPU. Errors from before the driver's report of a completed
-recovery (Xid 154, "to 0x0") are not counted.
+requires reset]" or "[Unknown Error]". The kernel log is searched for Xid messages of the last day. If the user has no
+permission to read the kernel log (`kernel.dmesg_restrict`), only nvidia-smi's output is evaluated. Xids 13, 31, 43, 45,
+68 and 69 are ignored, because they show a bug in a program, not a faulty GPU. Errors are ignored if the driver later
+reported that the GPU had recovered (Xid 154, "to 0x0").
 
-Fix: reset the GPU with `nvidia-smi --gpu-reset -i N`, or reboot, to complete pending remappings. A GPU with new errors
-after a reset needs service. NVIDIA's "Xid Errors" page explains each Xid.
+Fix: to complete pending remappings, reset the GPU with `nvidia-smi --gpu-reset -i N`, or reboot the host. A GPU with
+new errors after a reset needs service. NVIDIA's "Xid Errors" page explains each Xid.
 """
 
 import math
@@ -31,7 +31,7 @@ PROGRAMS_OWN = frozenset({13, 31, 43, 45, 68, 69})
 """Xids that a faulty program causes on a healthy GPU (NVIDIA's "Xid Errors", column "User app error")."""
 RECOVERY = 154
 LOST = frozenset({79, 119, 120, 140, RECOVERY})
-"""Xids after which a GPU runs no jobs (GPU off the bus, GSP failure, uncorrected ECC error, or reset required)."""
+"""Xids after which a GPU can't run jobs (GPU off the bus, GSP failure, uncorrected ECC error, or reset required)."""
 
 
 MENDED = re.compile(r"recovery action changed from .{1,60} to 0x0\b")
@@ -82,7 +82,7 @@ def gpu_errors(view: View) -> Findings:
 
 
 def _standing(xids: Iterable[Xid]) -> Iterator[Xid]:
-    """Yield the Xids that a GPU itself caused, except those from before the GPU's recovery."""
+    """Yield the Xids that a GPU itself caused, except Xids that were logged before that GPU recovered."""
     mended: dict[str, float] = {}
     every = list(xids)
     for xid in every:

@@ -3,10 +3,11 @@
 What it means: NCCL fails with "Duplicate GPU detected", or both ranks compete for the GPU's memory until one of them
 runs out of memory.
 
-How we know: the check compares the UUIDs of the GPUs that the nodes' ranks see with the `cuda_visible_devices` of the
-hosts file. The same UUID on two nodes means that the nodes are one machine under two names or addresses. A hosts file
-that alone shows the overlap is rejected before any host is contacted. The GPU numbers follow the PCI bus in nvidia-smi,
-and in CUDA if CUDA_DEVICE_ORDER=PCI_BUS_ID is set. By default, CUDA may number the fastest GPU first.
+How we know: from `cuda_visible_devices` in the hosts file, the check determines which GPUs the ranks of each node use,
+and compares the UUIDs of these GPUs. The same UUID on two nodes means that the nodes are one machine under two names or
+addresses. If the hosts file itself assigns the same GPU to two nodes, the file is rejected before any host is
+contacted. nvidia-smi numbers the GPUs in the order of the PCI bus, as CUDA does if CUDA_DEVICE_ORDER=PCI_BUS_ID is set.
+By default, CUDA assigns number 0 to the fastest GPU.
 
 Fix: give each node its own GPUs with `cuda_visible_devices` (such as 0,1 and 2,3), or remove one of the two nodes from
 the hosts file.

@@ -1,9 +1,9 @@
 """A login shell has a different environment from a command over SSH.
 
-What it means: a job that you start from your own terminal uses a different interpreter or different variables from
-those that the check judged. A launcher that uses SSH (mpirun, DeepSpeed, pdsh) misses variables that `.bashrc` sets
-after the line that returns for non-interactive shells. A common case is NCCL_SOCKET_IFNAME, which `.bashrc` sets on
-only some hosts.
+What it means: the check examined the environment of a command over SSH, but a job that you start from your own terminal
+uses a different interpreter or different variables. A launcher that uses SSH (mpirun, DeepSpeed, pdsh) does not get the
+variables that `.bashrc` sets after the line that returns for non-interactive shells. A common case is
+NCCL_SOCKET_IFNAME, which `.bashrc` sets on only some hosts.
 
 How we know: the check starts the user's shell once as an interactive login shell without a terminal. The login shell
 shows the path of the interpreter that the hosts file names, and the variables for training, such as NCCL_*, CUDA_* and

@@ -1,17 +1,18 @@
 """Two packages or search paths provide NCCL to torch, and one of them silently takes precedence.
 
 What it means: `nvidia-nccl-cu12` and `nvidia-nccl-cu13` install the same file, so the package that was installed last
-determines the content, whatever pip lists. A hang that a newer NCCL fixes may return, and hosts may load different
-versions although their package lists are the same.
+determines the content of the file, regardless of what pip lists. A hang that a newer NCCL version has fixed may occur
+again, and hosts may load different versions although their package lists are the same.
 
 How we know: the check reads the metadata of wheels and conda packages, and searches LD_LIBRARY_PATH and LD_PRELOAD. If
-there are several files, `ldd libtorch_cuda.so` shows which file the dynamic linker chooses. If two packages share one
-file, the size of the file shows which package it comes from. If ldd is missing or too slow, the file in use is unknown.
-Without ldd, a copy in LD_LIBRARY_PATH beside a single package is not judged. Some builds of torch search
-LD_LIBRARY_PATH first (RUNPATH), and others search the package's folder first (RPATH).
+several copies of NCCL are found, `ldd libtorch_cuda.so` shows which copy the dynamic linker chooses. If two packages
+share one file, the size of the file shows which package installed it. If ldd is missing or too slow, the copy in use is
+unknown. Without ldd, the check gives no result if only one package and LD_LIBRARY_PATH provide NCCL. Some builds of
+torch search LD_LIBRARY_PATH first (RUNPATH), and others search the package's directory first (RPATH).
 
-Fix: keep the package that matches torch's CUDA version (`torch.version.cuda`), and reinstall it after uninstalling the
-other package, which removes the shared file. LD_LIBRARY_PATH and LD_PRELOAD should not lead to another copy of NCCL.
+Fix: uninstall the package that does not match torch's CUDA version (`torch.version.cuda`). Then reinstall the other
+package, because the uninstallation has removed the shared file. LD_LIBRARY_PATH and LD_PRELOAD should not lead to
+another copy of NCCL.
 
 References: marin-community/marin issue 7344, "a silent NCCL path collision"; ld.so(8).
 """
@@ -57,7 +58,7 @@ def _packages(torch: TorchInfo) -> list[NcclCopy]:
 
 
 def _torn(facts: HostFacts) -> TorchInfo | None:
-    """Return a host's torch if two packages provide NCCL, or if torch loads an NCCL other than the package's."""
+    """Return a host's torch if two packages provide NCCL, or if torch loads a copy that is not from the package."""
     torch = known(facts.torch)
     if torch is None or torch.cuda is None:
         return None

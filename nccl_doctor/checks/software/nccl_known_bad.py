@@ -11,7 +11,7 @@ in `nccl_doctor/nccl/known_bad.json`. Each entry of known_bad.json links to a re
 and gives the date of its last post.
 
 Fix: apply the remedy from the report, usually another NCCL version (`pip install nvidia-nccl-cu12==…`). A torch release
-accepts a newer NCCL version than its own.
+also works with a newer NCCL version than the version that it was released with.
 
 References: the report that is shown with the diagnosis.
 """
@@ -68,7 +68,7 @@ def nccl_known_bad(view: View) -> Findings:
 
 
 def _matching(host: Host, facts: HostFacts, size: int, *, uneven: bool) -> Iterator[tuple[int, str, str]]:
-    """Yield the number of each row that applies to a host, with the NCCL version and the affected hardware."""
+    """Yield the index of each entry that applies to a host, with the NCCL version and the affected hardware."""
     version, torch = nccl_version(facts), known(facts.torch)
     gpus = visible_gpus(host.node, facts)
     if version is None or not gpus or torch is None or torch.cuda is None:

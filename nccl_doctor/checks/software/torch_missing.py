@@ -1,8 +1,8 @@
 """The interpreter that training uses has no torch, or a torch that can't use the host's GPUs.
 
-What it means: on the host, `python -m torch.distributed.run` ends at once with "No module named torch", while the other
-hosts wait until their rendezvous times out. A build of torch without CUDA fails with "Torch not compiled with CUDA
-enabled", or silently trains on the CPU.
+What it means: on the host, `python -m torch.distributed.run` fails immediately with "No module named torch", while the
+other hosts wait until their rendezvous times out. A build of torch without CUDA fails with "Torch not compiled with
+CUDA enabled", or silently trains on the CPU.
 
 How we know: the check reads the package metadata of the training interpreter that a non-interactive SSH command would
 run. A conda or virtual environment that your login shell activates in `.bashrc` is not active in a non-interactive

@@ -7,8 +7,8 @@ different wire formats for the store and gloo, and give different numerical resu
 These differences are reported:
 
 - A different release of torch (such as 2.9.0 against 2.9.1) or a different CUDA version of torch is an error.
-- A different NCCL version is an error. The version is that of the library that torch loads or, if unknown, that of
-  torch's wheel.
+- A different NCCL version is an error. The check compares the versions of the libraries that torch loads or, if
+  unknown, the versions of the installed NCCL wheels.
 - An NCCL plugin such as aws-ofi-nccl that is missing on some hosts or has different versions is an error, since the two
   ends of a connection would use different transports.
 - A different minor version of Python (3.10 against 3.11) is a warning, since pickled objects and compiled extensions
@@ -23,8 +23,8 @@ Differences in Python's patch release, the driver's minor release, the kernel, a
 How we know: the check reads the package metadata of each host's training interpreter without importing torch, and the
 version that libnccl reports. NCCL plugins are compared by their versions or, if unknown, by the digests of their files.
 The driver version comes from nvidia-smi or, for ROCm, from /sys/module/amdgpu/version. If the all-reduce ran, the
-versions that its ranks loaded take precedence. The version on most hosts is taken as correct, and the diagnosis names
-the other hosts.
+versions that its ranks loaded take precedence. The version on most hosts is assumed to be correct, and the diagnosis
+names the other hosts.
 
 Fix: install the same versions on all hosts, or name interpreters with the same versions in the hosts file.
 """
@@ -99,7 +99,7 @@ def version_mismatch(view: View) -> Findings:
 
 
 def _versions(facts: HostFacts) -> dict[str, str]:
-    """Return the versions to compare, by subject. Without torch, the versions of torch, CUDA and NCCL are absent."""
+    """Map each subject to the version to compare. Without torch, there are no entries for torch, CUDA and NCCL."""
     python = known(facts.python)
     versions = {"Python": ".".join(python.version.split(".")[:2])}
     if isinstance(facts.torch, TorchInfo):
@@ -197,7 +197,7 @@ be meaningless.
 
 
 def _other_builds(scene: Scene) -> list[Event]:
-    """Blame NCCL versions if socket messages name src/misc/socket.cc (up to 2.28) and src/os/linux.cc (since 2.29)."""
+    """Blame mixed NCCL versions if messages name src/misc/socket.cc (up to 2.28) and src/os/linux.cc (from 2.29)."""
     files: dict[str, set[str]] = {"os/linux.cc": set(), "misc/socket.cc": set()}
     for event in scene.events:
         file = event.prefix.where.partition(":")[0].rpartition("src/")[2]

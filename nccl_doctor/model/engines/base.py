@@ -1,4 +1,4 @@
-"""Base class of engines. An engine describes a way to reach hosts, and the command-line options of the engine."""
+"""Base class of engines. An engine describes a way to reach hosts and the command-line options for it."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Engine:
         return self.options()
 
     def lacks(self, node: Node) -> frozenset[str]:  # noqa: ARG002 - as others need it
-        """Return the facts that this engine's hosts can't have."""
+        """Return the names of facts that can't be collected on this engine's hosts."""
         return frozenset()
 
     def gpus(self, node: Node) -> int:  # noqa: ARG002 - as others need it
@@ -67,12 +67,12 @@ class Engine:
         return ""
 
     def cluster_words(self, cluster: Cluster) -> OptionWords:  # noqa: ARG002 - as others need it
-        """Return the options that select the cluster's hosts again.
+        """Return the options with which a later command selects the same hosts.
 
         The result is empty if the hosts belong to another engine.
         """
         return ()
 
     def node_words(self, node: Node) -> Iterable[tuple[str, str, object]]:  # noqa: ARG002 - as others need it
-        """Return the options for a node's settings, with their names in :attr:`Cluster.origins` and their values."""
+        """Return the options for a node's settings, each with its key in :attr:`Cluster.origins` and its value."""
         return ()

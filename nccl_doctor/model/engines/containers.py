@@ -50,7 +50,7 @@ class ContainerEngine(Engine):
     wraps = True
 
     def lacks(self, node: Node) -> frozenset[str]:  # noqa: ARG002 - the same for each
-        """Return the login shell as a missing fact, because a command in a container gets the image's environment."""
+        """Exclude the fact ``login_shell``, because a command in a container gets the image's environment."""
         return frozenset({"login_shell"})
 
     def place(self, node: Node) -> str:

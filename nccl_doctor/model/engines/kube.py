@@ -25,7 +25,7 @@ class NotReady:
 
 @dataclass(frozen=True)
 class KubeOptions:
-    """A pod, and the container of the job in this pod. All names are names that the API server accepts (RFC 1123)."""
+    """A pod, and the job's container in this pod. All names have the form that the API server requires (RFC 1123)."""
 
     engine: ClassVar[str] = "kube"
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SlurmOptions:
-    """The Slurm job of a node, and the container that a step enters."""
+    """The Slurm job to which a node belongs, and the container in which job steps run."""
 
     engine: ClassVar[str] = "slurm"
 
@@ -64,7 +64,7 @@ class SlurmEngine(Engine):
     )
 
     def lacks(self, node: Node) -> frozenset[str]:
-        """Return the login shell as a missing fact inside the job, where only the job's own environment matters."""
+        """Exclude the fact ``login_shell`` inside the job, where only the job's own environment matters."""
         return frozenset({"login_shell"}) if node.options(SlurmOptions).inside else frozenset()
 
     def gpus(self, node: Node) -> int:

@@ -89,7 +89,7 @@ class FirewalldAllow(_Allow):
 
     @property
     def _files(self) -> tuple[str, ...]:
-        """The zone's file, and the copy that firewalld keeps of the file's previous version."""
+        """The zone's file, and firewalld's backup of the file's previous version."""
         file = f"{ZONES}/{self.zone}.xml"
         return (file, f"{file}.old") if self.permanent and self.zone is not None else ()
 
@@ -108,7 +108,7 @@ class FirewalldAllow(_Allow):
 
 
 def _words(texts: tuple[str, ...]) -> Line | None:
-    """Return texts, which may be known options, as shell words, or None if one of the texts can't be pasted."""
+    """Return the strings, which may be known options, as shell words, or None if one of them can't be pasted."""
     return _blank([argument(text) if text in _OPTIONS else line("{word}", word=text) for text in texts])
 
 
@@ -118,7 +118,7 @@ def _blank(words: Sequence[Line | None]) -> Line | None:
 
 
 _OPTIONS = frozenset({"-s", "-d", "-p", "-m", "-j", "-t", "--dports", *map(str, range(-32769, 0))})
-"""Words with a leading minus sign that operations use, which are options of iptables and priorities."""
+"""Words with a leading minus sign that occur in operations: options of iptables, and negative priorities."""
 
 
 @dataclass(frozen=True)
@@ -146,7 +146,7 @@ class NftAllow(_Allow):
 
     @property
     def look(self) -> Line | None:
-        """The command that prints the rules with the comment.
+        """The command that prints the rules with this operation's comment.
 
         If the chain no longer exists, the command searches all tables.
         """

@@ -84,12 +84,12 @@ class ServicePatch(Operation):
 
 @dataclass(frozen=True)
 class EndJob(Operation):
-    """An operation that ends a leftover job of the user with ``fix-port --kill``, never with ``--force``.
+    """An operation that ends the user's leftover job with ``fix-port --kill``, but never with ``--force``.
 
     Attributes:
         text: the fix-port command that ends the job.
         pid: PID of a process of the job. ``ticks`` is the start time of this process in clock ticks since boot.
-        port: the port that the job holds, or None if the port does not matter.
+        port: the port that the job occupies, or None if the port does not matter.
     """
 
     text: Line

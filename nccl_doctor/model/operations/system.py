@@ -19,8 +19,8 @@ _BARE = re.compile(r"[\w./-]+", re.ASCII)
 class SysctlSet(Operation):
     """An operation that sets kernel settings, which are given as names and values.
 
-    ``earlier`` contains the values that the first settings had when the host was checked, because the new values were
-    derived from these values.
+    ``earlier`` contains the values, found by the check, from which the new values were derived. These values belong to
+    the first ``len(earlier)`` settings.
     """
 
     settings: tuple[tuple[str, str], ...]
@@ -33,7 +33,7 @@ class SysctlSet(Operation):
 
     @property
     def look(self) -> Line | None:
-        """The command that prints each value after "=", because a value may be empty."""
+        """The command that prints a line with "=" and the value for each setting, because a value may be empty."""
         if not all(_BARE.fullmatch(name) for name, _ in self.settings):
             return None
         names = [line("{name}", name=name) for name, _ in self.settings]
@@ -135,7 +135,7 @@ class HostsEntry(Operation):
 
 @dataclass(frozen=True)
 class IpRule(Operation):
-    """An operation that adds a routing rule that makes the kernel look up a network in the main table first."""
+    """An operation that adds a policy rule by which the kernel looks up a network first in the main routing table."""
 
     network: str
     cuts_connection: ClassVar[bool] = True
@@ -234,7 +234,7 @@ class LinkUp(Operation):
         return read and script("{read} || exit {unknown}", read=read, unknown=UNKNOWN)
 
     def holds(self, state: StateLines) -> bool:
-        """Return whether the interface is up, which is the first bit of the flags (IFF_UP in linux/if.h)."""
+        """Return whether the interface is up, as shown by the lowest bit of its flags (IFF_UP in linux/if.h)."""
         return len(state) == 1 and re.fullmatch("0x[0-9a-f]{1,8}", state[0]) is not None and bool(int(state[0], 16) & 1)
 
 
@@ -331,7 +331,7 @@ class InContainer(Remount):
 
 @dataclass(frozen=True)
 class ShmFolder(Operation):
-    """An operation that creates the folder /dev/shm."""
+    """An operation that creates the directory /dev/shm."""
 
     @property
     def line(self) -> Line | None:
@@ -346,7 +346,7 @@ class ShmFolder(Operation):
         return ("there",)
 
     def undo(self, before: StateLines) -> Line | None:
-        """Return the line that removes the folder if it is empty."""
+        """Return the line that removes the directory if it is empty."""
         return line("rmdir /dev/shm") if before == ("missing",) else None
 
 

@@ -1,4 +1,4 @@
-"""Turns a template into a single HTML file that loads nothing from the network and runs only our own script.
+"""Turns a template into a single HTML file that loads nothing from the network and runs only its own script.
 
 Templates read the documents directly. The values of each figure come from the figure's own module.
 """
@@ -36,7 +36,7 @@ class Table(NamedTuple):
 
 
 def short(text: str, most: int) -> str:
-    """Return at most ``most`` characters of a text. The middle is left out, since both ends distinguish hosts."""
+    """Return the string, shortened to ``most`` characters. The middle is cut out because host names differ at the ends."""
     if len(text) <= most:
         return text
     end = (most - 1) // 2
@@ -105,7 +105,7 @@ def _environment() -> Environment:
 
 
 def _labelled(evidence: Iterable[str | LogLine]) -> Iterator[tuple[str, str]]:
-    """Yield each line of evidence with a label: its first word, or a log's file and line."""
+    """Yield each line of evidence with a label, which is its first word or, for a log line, the file and line."""
     for line in evidence:
         if isinstance(line, LogLine):
             yield f"{line.file}:{line.line}", line.text

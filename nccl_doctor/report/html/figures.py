@@ -141,7 +141,7 @@ def _folded(hosts: list[TemplateValues]) -> list[TemplateValues]:
 
 
 def ring(report: Report) -> TemplateValues | None:
-    """Return the first ring of the all-reduce, or else a ring in rank order, or None for too few or too many hosts."""
+    """Return the all-reduce's first ring or else a ring in rank order, or None for too few or too many hosts."""
     hosts = _order(report)
     if not 2 <= len(hosts) <= MOST_STOPS:
         return None

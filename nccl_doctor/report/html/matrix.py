@@ -1,4 +1,7 @@
-"""Draws the port mesh, with dialling hosts as rows. Above 64 hosts, hosts with neighbouring ranks share a row."""
+"""Draws the results of the connection tests, with connecting hosts as rows and their targets as columns.
+
+With more than 64 hosts, hosts with neighbouring ranks share a row.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +57,7 @@ class MatrixRow(NamedTuple):
 
 
 class _Mesh:
-    """The dials of each pair of hosts, and the outcomes of the dials."""
+    """The connection attempts between each pair of hosts, with the outcomes of the attempts."""
 
     def __init__(self, mesh: MeshReport, hosts: Sequence[HostSummary], report: Report) -> None:
         self.failed = grouped(((dial.src, dial.dst), dial) for dial in mesh.failed)
@@ -141,7 +144,7 @@ def margin(groups: Sequence[MatrixRow]) -> float:
 
 
 def _axis(group: MatrixRow, cells: Sequence[TemplateValues]) -> dict[str, Any]:
-    """Return the name next to a row or column, and whether its hosts are at fault."""
+    """Return the name next to a row or column, and whether the row or column contains hosts at fault."""
     blamed = group.blamed and any(cell.mark for cell in cells)
     return {"name": group.name, "label": short(group.name, LONGEST), "blamed": blamed}
 
@@ -174,7 +177,7 @@ def _cell(src: MatrixRow, dst: MatrixRow, dials: _Mesh, x: float) -> TemplateVal
 
 
 def _causes(report: Report) -> Callable[[str, str], str]:
-    """Return a function that finds the diagnosis of a failed pair, by the pair or else by one of its hosts."""
+    """Return a function that finds the diagnosis that names a failed pair of hosts or else one of the two hosts."""
     named: dict[tuple[str, str], str] = {}
     hosts: dict[str, str] = {}
     network = {diagnosis.code for category in ("interfaces", "ports") for diagnosis in report.of_category(category)}
@@ -190,7 +193,7 @@ def _causes(report: Report) -> Callable[[str, str], str]:
 
 
 def _dialled(mesh: MeshReport, hosts: Sequence[HostSummary]) -> Callable[[HostSummary, HostSummary], bool]:
-    """Return a function that checks whether a pair of hosts was tested, also if the mesh is a sample."""
+    """Return a function that checks whether a pair of hosts was tested, even if only a sample of pairs was tested."""
     sample = mesh.sample
     if sample is None:
         return lambda src, dst: src is not dst

@@ -1,8 +1,8 @@
 """Runs commands in a container on a host, and explains why a command did not start in the container.
 
 The host's shell prints a mark after running its start-up files, and the container's shell prints a second mark. If the
-output lacks the marker that the host's shell prints, the login failed. If only the mark of the container's shell is
-missing, the container or its runtime failed.
+output lacks the marker that the host's shell prints, the login failed. If only the container's marker is missing, the
+container or its runtime failed.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _SAID: tuple[tuple[Problem, str], ...] = (
 
 
 def program(options: InsideOptions) -> str:
-    """Return the name of the program on the host that enters the container."""
+    """Return the name of the host's program that enters the container, such as "docker"."""
     return _prefix(options).partition(" ")[0]
 
 
@@ -68,7 +68,7 @@ def enter_line(options: InsideOptions, command: str) -> str:
 
 
 def listing(options: InsideOptions) -> str | None:
-    """Return a shell command that lists running containers, name first.
+    """Return a shell command that lists running containers, with the name at the beginning of each line.
 
     The result is None if the runtime can't list containers.
     """
@@ -187,14 +187,14 @@ _LISTED, _LINE = 200, 300  # running containers that are listed, and characters 
 _LISTING_S = 5.0
 _AGAIN_S, _MOMENT_S = 10.0, 20.0
 _TRIES, _PAUSE_S = 4, 1.0
-"""Number of attempts after an unknown error message, and the pause in seconds between attempts. Unknown messages may
-occur while a container starts or stops.
+"""Maximum number of attempts if the error message is unknown, and the pause in seconds between attempts. Unknown
+messages may occur while a container starts or stops.
 """
 _WORDS = 5  # of a host's stderr before the login: the last lines
 
 
 class InsideTransport:
-    """A transport that runs commands in containers on hosts by means of another transport to the hosts."""
+    """A transport that runs commands in containers on hosts, and reaches the hosts through another transport."""
 
     def __init__(self, outside: Transport) -> None:
         self._outside = outside
@@ -330,7 +330,7 @@ def _await_login(channel: Channel, mark: str, options: InsideOptions, deadline: 
 
 
 def _read_to(channel: Channel, mark: str, deadline: float) -> tuple[bool, tuple[str, ...]]:
-    """Read output up to the mark, and return whether the mark arrived and, if not, the last lines of output."""
+    """Read output up to the marker, and return whether the marker arrived and, if not, the last lines of output."""
     greeting = Greeting(channel.read_line, mark)
     if greeting.ends(deadline):
         return True, ()

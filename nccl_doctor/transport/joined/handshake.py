@@ -1,4 +1,4 @@
-"""Implements the handshake by which a node joins a check, in lines of JSON.
+"""Implements the handshake by which a node joins a check. Each message of the handshake is a line of JSON.
 
 Each side proves that it has the job's token.
 
@@ -193,7 +193,8 @@ the probe.
 def control(word: Literal["start", "stop", "end", "exit"], **fields: object) -> bytes:
     """Return a control line.
 
-    Node 0 sends ``start``, ``stop`` and ``end`` (of the check), and a node sends ``exit`` (of its probe).
+    Node 0 sends ``start`` and ``stop`` for the probe, and ``end`` when the check ends. A node sends ``exit`` when its
+    probe has exited.
     """
     return CONTROL + _line({"word": word, **fields})
 

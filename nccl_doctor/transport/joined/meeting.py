@@ -1,4 +1,4 @@
-"""Implements node 0's side of ``check --join``: waits for the nodes of the job, and sends the result to the nodes.
+"""Implements node 0's side of ``check --join``, which waits for the job's nodes and sends them the result.
 
 One thread accepts connections and reads introductions. A connection without a valid introduction is closed within
 :data:`PATIENCE_S` seconds. If more than :data:`MOST_PENDING` connections are pending, the oldest connection from the
@@ -63,7 +63,7 @@ class Meeting:
     Attributes:
         members: the nodes that joined, by rank, excluding node 0.
         left: the nodes that joined but disconnected before the check began, by rank.
-        refused: the number of refused connections for each phrase that names an address and a reason.
+        refused: the number of refused connections, counted separately for each combination of an address and a reason.
     """
 
     def __init__(self, listener: socket.socket, token: bytes, nodes: int, release: str, master_port: int = 0) -> None:
@@ -91,7 +91,7 @@ class Meeting:
     def gather(self, deadline: float, on_change: Callable[[int], None]) -> None:
         """Wait until all nodes have joined or the deadline passes.
 
-        ``on_change`` is called with the number of nodes that are connected.
+        Whenever the number of connected nodes changes, ``on_change`` is called with the new number.
         """
         count = 0
         with self._came:
@@ -113,9 +113,9 @@ class Meeting:
     ) -> None:
         """Send every process the exit code and its node's line (by default ``otherwise``), and close all connections.
 
-        Processes that requested the report receive the report as JSON. Processes of joined nodes that have not
-        connected yet are awaited for at most :data:`LATE_S` seconds. ``own`` is the number of processes on this node,
-        or None to wait for no process.
+        Processes that requested the report receive the report as JSON. The method waits at most :data:`LATE_S` seconds
+        for further processes of the nodes that have joined. ``own`` is the number of processes on this node, or None to
+        wait for no process.
         """
         nodes = [node.who.processes for node in self.members.values()]
         awaited, count, until = (processes or 0) + sum(nodes) - len(nodes) - 1, 0, time.monotonic() + LATE_S
@@ -257,7 +257,7 @@ class Meeting:
         return None
 
     def _too_many(self) -> str | None:
-        """Return a reason if waiting processes already use half of this process's file descriptors, or else None."""
+        """Return a reason for refusal if waiting processes use half of the available file descriptors, or else None."""
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2
         if len(self._waiting) < most:
             return None
@@ -327,9 +327,9 @@ class JoinedTransport(Transport):
         self._local = LocalTransport()
 
     def to(self, _cluster: object) -> JoinedTransport:
-        """Return this transport, as in :class:`~nccl_doctor.transport.Connections`.
+        """Return this transport; the method exists for compatibility with :class:`~nccl_doctor.transport.Connections`.
 
-        The meeting closes the transport, not the run.
+        Closing this transport does nothing, because the meeting closes the connections.
         """
         return self
 

@@ -1,4 +1,4 @@
-"""Defines the connection of a node that joined, and the channel to the node's probe."""
+"""Defines node 0's connection to a node that has joined a check, and the channel to that node's probe."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ END_S = 6.0  # for a node to end its probe; it kills what does not end by itself
 def _ready(connection: socket.socket, event: int, deadline: float) -> bool:
     """Return whether the connection becomes ready within a short time.
 
-    The function uses poll(2), because select(2) supports only 1,024 file descriptors.
+    The function uses poll(2), because select(2) supports only file descriptors below 1,024.
     """
     poll = select.poll()
     poll.register(connection, event)
@@ -28,7 +28,7 @@ def _ready(connection: socket.socket, event: int, deadline: float) -> bool:
 
 
 class JoinedNode:
-    """A node that joined, with its introduction, address and connection."""
+    """A node that has joined the check, with its introduction, address and connection."""
 
     def __init__(self, connection: socket.socket, who: Introduction, address: str) -> None:
         self.who, self.address = who, address
@@ -57,7 +57,7 @@ class JoinedNode:
     def read_line(self, deadline: float) -> bytes | None:
         """Return the next line, or None at the end of the stream.
 
-        Raise TimeoutError after :data:`_SLICE_S` seconds at most.
+        Raise TimeoutError if no data arrives within :data:`_SLICE_S` seconds.
         """
         while (line := self._lines.pop()) is None:
             if self.gone:
@@ -103,7 +103,7 @@ class JoinedNode:
 
 
 class JoinedChannel:
-    """A channel to the probe of a node that joined."""
+    """A channel to the probe of a node that has joined the check."""
 
     def __init__(self, member: JoinedNode) -> None:
         self._member, self._tail = member, Tail()
@@ -157,7 +157,7 @@ class JoinedChannel:
         return status if isinstance(status, int) and 0 <= status < 256 else None
 
     def close(self) -> None:
-        """Request that the node end its probe, and wait for the report of the probe's end."""
+        """Ask the node to end its probe, and wait until the node reports that the probe has ended."""
         if self._closing.is_set():
             return
         self._closing.set()

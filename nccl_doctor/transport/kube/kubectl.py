@@ -35,7 +35,7 @@ _WORDS: tuple[tuple[Trouble, str], ...] = (
     ),
     ("no-server", r"Unable to connect|connection to the server|dial tcp|no such host|TLS handshake|x509|i/o timeout"),
 )
-"""Patterns of messages from client-go, the API server, the kubelet and runc, of which the first match counts."""
+"""Patterns for messages from client-go, the API server, the kubelet and runc. The first matching pattern is used."""
 
 
 class KubectlError(Exception):
@@ -128,7 +128,7 @@ class FailedEntry:
 
 
 def failure(options: KubeOptions, entry: FailedEntry) -> EngineFailure:
-    """Return the failure that kubectl's messages, its exit or a missing answer indicate."""
+    """Return the failure for an attempt in which kubectl was missing, did not answer in time, or failed."""
     late, last = entry.seconds is not None, ""
     if entry.absent:
         why, detail, remedy = "kubectl", "was not entered: kubectl is not installed here", "Install kubectl."

@@ -2,10 +2,10 @@
 
 Without a deadline, srun could wait forever for the controller or for a node that can't connect back to this machine. A
 step can outlive its srun process. If srun and its helper process are killed, the tasks continue with an open stdin
-until the probe misses the heartbeat. All steps of a run share a name, by which a keeper process cancels the remaining
-steps after nccl-doctor has ended. The keeper is a shell that outlives nccl-doctor by a few seconds. In Slurm 22.05, a
-step remains listed while slurmstepd tries to notify an srun process that has ended. The notification takes 2.3 s if
-srun's machine refuses the connection, and 22 s if that machine drops packets.
+until the probe misses the heartbeat. All steps of a run share a name. After nccl-doctor has ended, a keeper process
+uses this name to cancel any remaining steps. The keeper is a shell that outlives nccl-doctor by a few seconds. In Slurm
+22.05, a step remains listed while slurmstepd tries to notify an srun process that has ended. The notification takes 2.3
+s if srun's machine refuses the connection, and 22 s if that machine drops packets.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from nccl_doctor.transport.process import ProcessChannel
 KIND = "step-not-started"
 _ASKING_S = 5.0
 _IDLE = re.compile("lacks support for cpu binding|Application launch failed|Job step aborted|forcing job termination")
-"""Messages from srun that are irrelevant or that only follow from other messages."""
+"""Pattern for messages from srun that are irrelevant or that merely follow from another error."""
 _STATE = re.compile(r"\bState=(\S+)")
 _WHY = re.compile(r"\bReason=(.+?)(?: \[.*)?$", re.MULTILINE)
 
@@ -126,7 +126,7 @@ def step_exists(job: str, name: str, node: str) -> bool:
 def _asked(*argv: str) -> list[str]:
     """Return the output lines of a Slurm command, or no lines if the command fails.
 
-    The output of the command is only supplementary information.
+    A failure is not reported, because the output is only supplementary information.
     """
     try:
         done = subprocess.run(
@@ -181,8 +181,8 @@ done
 """
 """A shell script that ends nccl-doctor's steps if this process ends without reporting completion.
 
-A running srun process has 3 s to pass on the end of its stdin. On SIGTERM, the probe removes its files. The steps are
-listed twice to find any step that was still starting during the first listing.
+A running srun process gets 3 s to forward the end of its stdin to its step. On SIGTERM, the probe removes its files.
+The steps are listed twice to find any step that was still starting during the first listing.
 """
 
 

@@ -48,7 +48,7 @@ class ChoosingTransport:
             self._paramiko = ParamikoTransport(self._resolve_jump, alone=not self._either, keeps=keeps)
 
     def open(self, node: Node, command: str, deadline: float, latest: float = math.inf) -> Channel:
-        """Start ``command`` on ``node``; raise AccessError, or ControllerError for a fault of this machine."""
+        """Start ``command`` on ``node``; raise AccessError on failure, or ControllerError if the fault is local."""
         if node.local:
             return self._local.open(node, command, deadline)
         try:
@@ -128,7 +128,7 @@ class ChoosingTransport:
 
 
 def _beyond_paramiko(paramiko: ParamikoTransport, way: list[HostSettings]) -> str:
-    """Return the settings of a host and its jump hosts that only OpenSSH supports, or "" if no such setting is used."""
+    """Return the settings of a host or jump host that only OpenSSH supports, or "" if no such setting is used."""
     for host in way:
         if host.beyond:
             return ", ".join(host.beyond)
@@ -140,7 +140,7 @@ def _beyond_paramiko(paramiko: ParamikoTransport, way: list[HostSettings]) -> st
 
 
 def _worth_openssh(error: AccessError) -> bool:
-    """Return whether ssh may succeed, because the server offers Kerberos or the handshake with paramiko failed."""
+    """Return whether ssh might succeed where paramiko failed, with Kerberos or with other handshake algorithms."""
     failure = error.failure
     if isinstance(failure, SshAuthFailed):
         return "gssapi-with-mic" in failure.facts.methods

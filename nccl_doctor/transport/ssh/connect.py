@@ -21,7 +21,7 @@ from nccl_doctor.transport.ssh.session import GreetedStream, ProxyCommandStream,
 from nccl_doctor.transport.ssh.settings import HostSettings
 
 _SORTS = {"kex": "key exchange", "key_types": "host key algorithm", "ciphers": "cipher", "digests": "MAC"}
-"""The names of algorithm kinds in messages, by paramiko's names."""
+"""Names of algorithm kinds for use in messages, with paramiko's names as keys."""
 
 
 class DroppedError(Exception):
@@ -66,7 +66,7 @@ def negotiate(
 def _choose_algorithms(
     transport: SshSession, settings: HostSettings, target: SshDestination, known: Sequence[KnownKey]
 ) -> None:
-    """Restrict paramiko to the algorithms that the SSH configuration allows, and prefer types of known host keys."""
+    """Restrict paramiko to algorithms that the SSH configuration allows, and prefer the types of known host keys."""
     options = transport.get_security_options()
     for sort in ("ciphers", "digests", "kex", "key_types"):
         here = tuple(getattr(options, sort))

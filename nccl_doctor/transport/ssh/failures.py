@@ -107,7 +107,7 @@ def is_dropped(error: AccessError) -> bool:
 def says_dropped(message: str) -> bool:
     """Return whether a message is sshd's message for a dropped connection.
 
-    The messages come from sshd.c, and OpenSSH 9.8 and later send "Not allowed at this time".
+    The messages are defined in sshd.c; OpenSSH 9.8 and later versions send "Not allowed at this time".
     """
     return "MaxStartups" in message or "Not allowed at this time" in message
 
@@ -165,7 +165,7 @@ def bounded(lines: Iterable[str]) -> tuple[str, ...]:
 def host_key_unknown(
     target: SshDestination, key_type: str, fingerprint: str, known_hosts_file: Path, line: str | None = None
 ) -> AccessError:
-    """Return the failure for an unknown host key; ``line`` is for known_hosts, or None if no key was received."""
+    """Return the failure for an unknown host key; ``line`` is a line to add to known_hosts, or None without a key."""
     facts = access.UnknownKeyFacts(
         **dict(target.facts),
         key_type=key_type,

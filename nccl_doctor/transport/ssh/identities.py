@@ -44,7 +44,7 @@ class OfferedKey:
 
 
 class _Agent(AgentSSH):
-    """A client of the ssh-agent on a given socket.
+    """A client for an ssh-agent that listens on a given socket.
 
     The agent class of paramiko supports only $SSH_AUTH_SOCK and has no time limit.
     """
@@ -86,9 +86,10 @@ _REQUEST_IDENTITIES = b"\0\0\0\1\x0b"  # SSH_AGENTC_REQUEST_IDENTITIES after its
 
 
 class Agents:
-    """The SSH agents that are used for logins.
+    """The SSH agents whose keys are used for logins.
 
-    Each agent is tested once, because ssh would wait for an unresponsive agent at every host.
+    Each agent is tested only once, in advance, because ssh would otherwise wait for an unresponsive agent at each
+    login.
     """
 
     def __init__(self) -> None:
@@ -117,7 +118,7 @@ class Agents:
 
 
 def _silent_for(path: str) -> float | None:
-    """Return the number of seconds without an answer from an agent, or None if the agent answered or is absent."""
+    """Return how many seconds an agent left a request unanswered, or None if the agent answered or does not exist."""
     bound = min(_LONGEST_S, AGENT_S * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1)))
     end = time.monotonic() + bound
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
@@ -253,7 +254,7 @@ def _exposed(path: Path) -> bool:
 
 
 def _load(path: Path) -> paramiko.PKey | str | None:
-    """Return the key in a file, None if the key needs a passphrase, or a phrase for why the key can't be used."""
+    """Return the key in a file, None if the key needs a passphrase, or a phrase that says why the key can't be used."""
     try:
         return _private_key(path, path.read_bytes())
     except OSError as error:

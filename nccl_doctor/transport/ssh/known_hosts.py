@@ -1,7 +1,7 @@
-"""Reads known_hosts files, whose format is described in sshd(8), "SSH_KNOWN_HOSTS FILE FORMAT".
+"""Reads known_hosts files, whose format sshd(8) describes in the section "SSH_KNOWN_HOSTS FILE FORMAT".
 
-Host keys are judged as by ``check_key_in_hostkeys`` in OpenSSH's hostfile.c. If a name has a key without a marker, any
-other key counts as changed, regardless of the key type.
+Host keys are checked by the rules of ``check_key_in_hostkeys`` in OpenSSH's hostfile.c. If a host name has an entry
+without a marker, a key that is in no such entry counts as changed, regardless of the key type.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class KnownKey:
 
 @dataclass(frozen=True)
 class KeyMatch:
-    """The verdict on a host key, and the known_hosts entry that led to the verdict."""
+    """The result of checking a host key, and the known_hosts entry that led to the result."""
 
     outcome: Literal["known", "unknown", "changed", "revoked"]
     by: KnownKey | None = None
@@ -46,7 +46,7 @@ class KeyMatch:
 class KnownKeys:
     """The entries of known_hosts files in order, indexed by host name.
 
-    The index is needed because the known_hosts file of a cluster has a line for each host.
+    The index makes look-ups fast even if a known_hosts file has a line for each host of a large cluster.
     """
 
     def __init__(self, entries: Iterable[KnownKey]) -> None:
@@ -67,7 +67,7 @@ class KnownKeys:
     def has_authority(self, name: str) -> bool:
         """Return whether a certificate authority is listed for a host name.
 
-        Certificates can be verified only by the ssh program.
+        Only the ssh program can verify host certificates.
         """
         names = (name, _portless(name))
         return any(entry.marker == "@cert-authority" for each in names if each for entry in self.matching(each))
@@ -114,7 +114,8 @@ def entry_name(hostname: str, port: int, alias: str | None = None) -> str:
 def match_key(entries: KnownKeys, name: str, key: bytes) -> KeyMatch:
     """Compare ``key`` with the known keys for ``name`` (:func:`entry_name`), and return the result.
 
-    For a name with a port, an entry without a port can only confirm or revoke the key.
+    If ``name`` includes a port, an entry without a port can confirm or revoke the key, but never makes it count as
+    changed.
     """
     there = entries.matching(name)
     for entry in there:
@@ -137,7 +138,7 @@ def _portless(name: str) -> str | None:
 
 
 def fingerprint(key: bytes) -> str:
-    """Return a key's fingerprint as printed by ``ssh-keygen -l``, which is "SHA256:" and base64 without padding."""
+    """Return a key's fingerprint as ``ssh-keygen -l`` prints it, with unpadded base64 after the prefix "SHA256:"."""
     return "SHA256:" + base64.b64encode(hashlib.sha256(key).digest()).decode().rstrip("=")
 
 

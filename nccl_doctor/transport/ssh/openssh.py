@@ -1,6 +1,6 @@
 """Connects with the ``ssh`` program, which is slower than paramiko but supports all options.
 
-The module interprets the messages of ``ssh -v`` in the C locale in OpenSSH 7.4 to 10.
+The module interprets the messages that ``ssh -v`` from OpenSSH 7.4 to 10 prints in the C locale.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _NO_GREETING = re.compile(rf"timed out during banner exchange|{_HUNG_UP.pattern}
 _RESOLVED = re.compile(r"debug1: Connecting to (\S+) \[([^\]]*)\] port (\d+)")
 
 _SORTS = {"key exchange method": "key exchange", "host key type": "host key algorithm"}
-"""The names of algorithm kinds in messages, by ssh's names, if the names differ (connect.py)."""
+"""Names of algorithm kinds for use in messages (as in connect.py), with ssh's names as keys, where the names differ."""
 
 
 @dataclass(frozen=True)
@@ -197,7 +197,7 @@ _PLAIN = (
 )  # fmt: skip
 
 _LOG, _LONGEST_LOG = 1 << 20, 16 << 20
-"""Maximum number of bytes of ssh's messages to keep from each end of the log, and to write in total.
+"""Maximum number of bytes to read from each end of ssh's log, and maximum size of the log file in bytes.
 
 Without a limit, a server could cause ssh to write any number of messages.
 """
@@ -232,7 +232,7 @@ class OpensshTransport:
                         raise
 
     def close(self) -> None:
-        """End the logins whose callers were interrupted."""
+        """End logins that are still in progress because their callers were interrupted."""
         with self._lock:
             entering, self._entering = [*self._entering], set()
         for channel in entering:

@@ -64,7 +64,7 @@ _ROW = re.compile(
     r"^ *\d+: [0-9A-F]+:[0-9A-F]{4} (?P<address>[0-9A-F]+):(?P<port>[0-9A-F]{4}) 0[18] "
     r"(?P<queued>[0-9A-F]{8}):[0-9A-F]{8} 01:[0-9A-F]{8} (?P<times>[0-9A-F]{8}) "
 )
-"""A line of /proc/net/tcp (proc(5)) for a socket that can send data and whose retransmission timer is running."""
+"""Pattern for lines of /proc/net/tcp about sockets that can send data and have a running retransmission timer."""
 _ACKED = slice(120, 128)  # tcpi_bytes_acked in struct tcp_info (linux/tcp.h), since Linux 4.1
 _MOST = 64 * 1024
 
@@ -178,7 +178,7 @@ class ParamikoChannel:
                     self._drain()
 
     def pulse(self) -> None:
-        """Send an empty line unless the host's window or a TCP buffer is full."""
+        """Send an empty line unless the SSH channel's window or a TCP send buffer is full."""
         gone = OSError, EOFError, paramiko.SSHException  # whoever waits for an answer notices the end
         with if_free(self._sending) as free, contextlib.suppress(*gone):
             if free and self._channel.send_ready() and self._session.takes_more():
@@ -209,7 +209,7 @@ class ParamikoChannel:
                 self._arrival.wait(left)
 
     def stderr_tail(self) -> str:
-        """Return the last 8 KiB of stderr, including unread output."""
+        """Return the last 8 KiB of stderr, including output that has arrived but has not been read yet."""
         self._drain_stderr()
         return self._tail.text()
 
@@ -230,7 +230,7 @@ class ParamikoChannel:
             self._channel.exec_command(command)
 
     def close(self) -> None:
-        """End the command with SIGHUP, and close the channel and, if the session is not kept, the session."""
+        """End the command with SIGHUP and close the channel; also close the session unless it is kept for reuse."""
         # sshd only closes the command's stdin: a shell that waits for something else would stay forever
         if self._closing.is_set():
             return
@@ -389,9 +389,9 @@ class ParamikoTransport:
         hop: bool = False,
         mss: int | None = None,
     ) -> tuple[SshSession, float]:
-        """Open a session for attempt number ``turn``, and return the session with the deadline of its login.
+        """Open a session for attempt number ``turn``, and return the session and its login deadline.
 
-        A host's time limit starts when the host gets a slot at the jump host.
+        The time limit for a host behind a jump host starts when the host gets a handshake slot at the jump host.
         """
         if hop and settings.connect_timeout is not None:
             bound = min(bound, settings.connect_timeout)

@@ -54,7 +54,7 @@ class SocketLike(Protocol):
         """Set the number of seconds that ``recv`` and ``send`` may wait."""
 
     def fileno(self) -> int:
-        """Return the file descriptor, for poll(2)."""
+        """Return a file descriptor that can be passed to poll(2)."""
 
     def close(self) -> None: ...
 
@@ -135,7 +135,7 @@ def look_up(target: SshDestination, deadline: float) -> list[tuple[Any, ...]]:
 
 
 def dial(target: SshDestination, deadline: float, bound: float, mss: int | None = None) -> socket.socket:
-    """Return a connection to the first address of the target that answers, or raise AccessError.
+    """Return a connection to the first of the target's addresses that answers; raise AccessError if no address answers.
 
     ``mss`` limits the size of TCP segments in both directions, in bytes.
     """
@@ -167,7 +167,7 @@ def dial(target: SshDestination, deadline: float, bound: float, mss: int | None 
 
 
 def _wake(connection: socket.socket) -> None:
-    """Shut down the socket, which wakes waiting threads, unlike close(2)."""
+    """Shut down the socket. Unlike close(2), this wakes the threads that are waiting on the socket."""
     with contextlib.suppress(OSError):  # never connected, or already closed
         connection.shutdown(socket.SHUT_RDWR)
 
@@ -196,7 +196,7 @@ class ProxyCommandStream:
     def failed(self) -> str | None:
         """Close the connection, and return the command's stderr or exit status.
 
-        The result is None for success without output.
+        The result is None if the command succeeded without any output on stderr.
         """
         try:
             status = self._process.wait(_GRACE_S)
@@ -423,7 +423,7 @@ _WATCH = _Watch()
 
 @contextmanager
 def ends_at(deadline: float, session: _Closable) -> Iterator[None]:
-    """Close the session at the deadline, because some of paramiko's waits have no time limit.
+    """Close the session if the block has not ended by the deadline; some of paramiko's waits have no time limit.
 
     A channel may be passed instead of a session, and is closed together with its session.
     """

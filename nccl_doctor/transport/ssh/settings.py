@@ -50,8 +50,8 @@ OPENSSH_ALGORITHMS: Mapping[str, tuple[str, ...]] = {
 }
 """Algorithms that the OpenSSH 10.0 client offers by default according to ssh_config(5), in order of preference.
 
-Algorithms for certificates and hardware keys are omitted, because they are left to the ssh program. By default,
-paramiko accepts CBC ciphers, MD5 and truncated MACs, too.
+Algorithms for certificates and hardware keys are omitted, because they are left to the ssh program. Unlike OpenSSH,
+paramiko by default also accepts CBC ciphers, MD5 and truncated MACs.
 """
 
 
@@ -102,7 +102,7 @@ class HostSettings:
 
 
 def check_name(name: str, options: SshOptions) -> None:
-    """Raise AccessError if ssh or a shell would misinterpret the name of the host or of the user."""
+    """Raise AccessError if ssh or a shell would misinterpret the host name or the user name."""
     target = asked(name, options)
     if not _HOST.fullmatch(name):
         raise failures.unreachable(target, "invalid-name", f"has an address that is none: {name!r}")
@@ -124,7 +124,7 @@ def arguments(options: SshOptions) -> list[str]:
 
 
 def asked(name: str, options: SshOptions) -> SshDestination:
-    """Return the SSH destination from the given name and options, before its settings are resolved."""
+    """Return the SSH destination that a name and options specify, without reading the SSH configuration."""
     return SshDestination(name, name, options.port or 22, options.user or "")
 
 
@@ -191,7 +191,7 @@ def unread_configuration(config: Path | None = None) -> bool:
 
 
 def _read(name: str, options: SshOptions, values: ConfigValues) -> HostSettings:
-    """Return the settings from the output of ``ssh -G``, or the defaults if ``values`` is empty."""
+    """Return the settings in ``values``, the output of ``ssh -G``, or the defaults if ``values`` is empty."""
     beyond = list(ssh_config.beyond(values))
 
     def first(key: str) -> str | None:
@@ -275,9 +275,9 @@ MAX_HANDSHAKES = 8
 With the default MaxStartups (10:30:100), sshd may drop the eleventh connection.
 """
 PLACE_S = 2.0
-"""Maximum number of seconds for which a host occupies one of the :class:`Places`.
+"""Maximum number of seconds for which a host occupies one of the handshake slots in :class:`Places`.
 
-A longer delay has its cause behind the jump host, because the handshake with the jump host takes less time.
+If a host takes longer, the delay arises behind the jump host, because a handshake with the jump host takes less time.
 """
 QUEUE = 6.0  # how many times its own limit a host may wait for its turn at a jump host
 
@@ -293,7 +293,7 @@ class Places:
 
     @contextmanager
     def place(self, target: SshDestination, seconds: float) -> Iterator[None]:
-        """Hold a slot of the jump host for at most :data:`PLACE_S` seconds; raise AccessError if none becomes free."""
+        """Occupy a slot for at most :data:`PLACE_S` seconds; raise AccessError if no slot becomes free in time."""
         if not self._free.acquire(timeout=max(0.0, seconds)):
             raise failures.stalled(target, "waiting for its turn at the jump host", seconds)
         once = threading.Lock()
@@ -315,7 +315,8 @@ class Places:
 def split_jump(jumps: str) -> tuple[str, str, SshOptions]:
     """Split off the last jump host of a ProxyJump value.
 
-    For example, "a,ops@b:2222" gives ("a", "b", user ops, port 2222).
+    For example, "a,ops@b:2222" is split into the jump host "a" and the last jump host "b" with user "ops" and port
+    2222.
 
     IPv6 addresses must be in brackets.
     """

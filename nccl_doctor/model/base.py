@@ -124,7 +124,7 @@ class Observed(FrozenModel):
 
 
 class ClippedModel(Observed):
-    """Base class of models that contain sentences about hosts. Strings that are too long are truncated, not rejected."""
+    """Base class of models that contain sentences about hosts. Overlong strings are truncated, not rejected."""
 
     @model_validator(mode="before")
     @classmethod

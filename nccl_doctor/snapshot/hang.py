@@ -234,7 +234,7 @@ class Starter(Observed):
 
 
 class Exit(Observed):
-    """The exit of a process that was a rank. ``status`` is the exit status, the negative number of a signal, or None."""
+    """The exit of a process that was a rank. ``status`` is the exit status, a negative signal number, or None."""
 
     pid: Pid
     started: Count  # as in JobProcess

@@ -361,7 +361,7 @@ MAX_RESERVED = 1 << 18  # characters of a list of every other port
 
 
 def _spans(text: object) -> object:
-    """Split a string such as "8080,9000-9010" into ranges. Return other values unchanged so that pydantic rejects them."""
+    """Split a string such as "8080,9000-9010" into ranges. Other values are returned for pydantic to reject."""
     if not isinstance(text, str) or len(text) > MAX_RESERVED:
         return text
     ends = [part.strip().partition("-")[::2] for part in text.split(",") if part.strip()]

@@ -258,7 +258,7 @@ class RdmaPort(Observed):
 
 
 class RdmaDevice(Observed):
-    """An RDMA device such as "mlx5_0". ``model`` and ``firmware`` are read from the files hca_type and fw_ver in sysfs."""
+    """An RDMA device such as "mlx5_0". ``model`` and ``firmware`` come from hca_type and fw_ver in sysfs."""
 
     name: str
     model: str | None = None

@@ -36,7 +36,7 @@ class Table(NamedTuple):
 
 
 def short(text: str, most: int) -> str:
-    """Return the string, shortened to ``most`` characters. The middle is cut out because host names differ at the ends."""
+    """Return the string, shortened to ``most`` characters. The middle is cut because host names differ at the ends."""
     if len(text) <= most:
         return text
     end = (most - 1) // 2

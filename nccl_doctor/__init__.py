@@ -35,9 +35,9 @@ Glossary:
 - dial: an attempt by one host to connect to another host's listener. crew: the hosts of a run, with the connections to
   the hosts.
 - snapshot: all facts and phase results of one run. view: the part of a snapshot that one check uses.
-- check: a pure function that judges facts. finding: the result of a check. diagnosis: a finding with its code and
+- check: a pure function that evaluates facts. finding: the result of a check. diagnosis: a finding with its code and
   consequences.
-- consequence: a finding that another finding explains. gap: hosts that a check could not judge.
+- consequence: a finding that another finding explains. gap: hosts that a check could not examine.
 - rule: a pattern for a log line. grade: a rule's strength as evidence. signs: the rules and advice for a diagnosis.
 - remedy, fix: advice as prose and commands. operation: a command that changes something, represented as data.
 - blame: the firewall rule of a host that blocks a connection. report: the document that every output format shows.
@@ -50,7 +50,7 @@ __all__ = ["DoctorError", "PreflightError", "Report", "check", "preflight", "rea
 
 
 def __getattr__(name: str) -> object:
-    """Import the public functions on first use, because the command line does not need the functions."""
+    """Import the public functions on first use, because the command line does not need them."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.api"), name)

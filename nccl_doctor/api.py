@@ -90,7 +90,7 @@ def _judged(request: Request) -> Report:
 
 
 def read_log(*paths: str | os.PathLike[str], only: Sequence[str] = (), skip: Sequence[str] = ()) -> Report:
-    """Diagnose the training and NCCL logs of one job in files and folders, as ``nccl-doctor logs`` does."""
+    """Diagnose the training and NCCL logs of one job in files and directories, as ``nccl-doctor logs`` does."""
     began = time.monotonic()
     session = LogsRun(tuple(os.fspath(path) for path in paths), None, follow=False)
     session.begin()
@@ -129,7 +129,7 @@ def preflight(
         PreflightError: an error was found on some node.
         DoctorError: an argument is invalid, or this process could not take part in the check.
 
-    If some checks could not judge the nodes, the report is returned with ``report.complete`` set to False.
+    If some checks could not be evaluated, the report is returned with ``report.complete`` set to False.
     """
     here = joined.place(os.environ)
     file = None if token_file is None else Path(token_file)

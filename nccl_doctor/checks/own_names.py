@@ -25,7 +25,7 @@ from nccl_doctor.text.inet import is_loopback
 
 CHANCE = (
     ". Gloo on such a host listens on a loopback address. Gloo works only while all other hosts have addresses lower "
-    "than 127.x, because the host with the higher address opens the connection between two hosts. Gloo will fail if a "
+    "than 127.x, because the host with the higher address connects to the host with the lower address. Gloo fails if a "
     "second host has the same fault, or if another host has a higher address (for example 192.168.x.x)"
 )
 """Addition to the message about a name that resolves to a wrong address, for cases in which gloo still works."""

@@ -31,7 +31,7 @@ def check(
         options.of_run(
             "--mesh",
             metavar="auto|full|none",
-            help="Pairs of hosts to test; auto means all pairs up to 128 hosts, and a sample of pairs beyond that.",
+            help="Pairs of hosts to test; auto tests all pairs of up to 128 hosts, or a sample if there are more.",
         ),
     ] = "auto",
     rate: options.RateOption = False,
@@ -95,22 +95,18 @@ def check(
         )
         if joining.join:
             if fix:
-                raise UsageError("--join changes no node, and --fix runs commands on hosts: leave out one of them")
+                raise UsageError("--join can't be combined with --fix, which runs commands on hosts")
             from nccl_doctor.cli.join import check_joined
 
             return check_joined(request, joining, out)
         if joining != options.JoinOptions():
-            raise UsageError(
-                "--nnodes, --node-rank, --join-port, --token-file and --join-timeout are for --join: give it, too"
-            )
+            raise UsageError("--nnodes, --node-rank, --join-port, --token-file and --join-timeout require --join")
         if not fix:
             return check_cluster(request, out)
         if load_from is not None:
-            raise UsageError("--fix runs commands on hosts, and --from contacts none: leave out one of them")
+            raise UsageError("--fix, which runs commands on hosts, can't be combined with --from")
         if out.form != "human":
-            raise UsageError(
-                "--fix asks on a terminal after the report; nccl-doctor fix -o json prints plan and results"
-            )
+            raise UsageError("--fix asks on a terminal after the report; for JSON, use nccl-doctor fix -o json")
         from nccl_doctor.cli.fix import FixOptions, mend
         from nccl_doctor.transport import Connections
 

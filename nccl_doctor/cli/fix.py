@@ -47,7 +47,7 @@ class FixOptions:
         of_fix(
             "--script",
             metavar="FILE",
-            help="Write a shell script for each host (fix.sh: fix-node1.sh, …) instead of running commands.",
+            help="Write a shell script for each host (fix-node1.sh, … for fix.sh) instead of running commands.",
         ),
     ] = None
     ask_sudo: AskSudo = False
@@ -70,7 +70,7 @@ def fix(
     no_smoke: options.NoSmoke = False,
     smoke_timeout: options.SmokeTimeout = 60.0,
 ) -> None:
-    """Run the commands that nccl-doctor check proposes, after one confirmation, and check the hosts again."""
+    """Run the commands that nccl-doctor check proposes, after confirmation, and check the hosts again."""
     out = shown.out("fix", output)
 
     def work() -> int:
@@ -117,7 +117,7 @@ def _list(wanted: FixOptions) -> int:
     from nccl_doctor.act.record import all_open, describe
 
     if not wanted.undo:
-        raise UsageError("--list goes with --undo: it lists the runs that can be undone")
+        raise UsageError("--list, which lists the runs that can be undone, requires --undo")
     lines = describe(all_open(os.environ))
     sys.stdout.write("".join(f"{clean(line)}\n" for line in lines) or "No run can be undone.\n")
     return int(not lines)
@@ -299,7 +299,7 @@ class _Fix:
         if not steps:
             why = "No command can be run."
         elif self._wanted.yes and not safe:
-            why = "Nothing was run: --yes runs no disruptive command; without it, fix asks about each."
+            why = "Nothing was run: --yes runs no disruptive command; without --yes, fix asks about each command."
         elif not self._wanted.yes and not sys.stdin.isatty():
             why = "Nothing was run: there is no terminal to ask on. --yes runs the safe commands."
         if why:
@@ -366,10 +366,10 @@ class _Fix:
         except KeyboardInterrupt:
             self._interrupted = True
         except DoctorError as error:
-            note = f"The check after it failed: {clean(str(error))}"
+            note = f"The check after the run failed: {clean(str(error))}"
             return ran.model_copy(update={"complete": False, "note": note}), 1
         if self._interrupted:
-            return ran.model_copy(update={"complete": False, "note": "The check after it was interrupted."}), 130
+            return ran.model_copy(update={"complete": False, "note": "The check after the run was interrupted."}), 130
         result, report = compared(ran, judged.report), judged.report
         return result.model_copy(update={"verdict": _verdict(report)}), exit_code(report, self._out.fail_on)
 

@@ -101,9 +101,7 @@ class PortOptions:
 
         process = None if self.pid is None else as_identity(self.pid)
         if process is None and self.pid is not None:
-            raise UsageError(
-                f'--pid: "{self.pid}" is not a process: it takes a PID, or PID@START as fix-port prints it'
-            )
+            raise UsageError(f'--pid must be a PID or PID@START (printed by fix-port), not "{self.pid}"')
         return process
 
     def arguments(self, port: int | None) -> tuple[str, ...]:
@@ -171,7 +169,7 @@ def run(wanted: PortOptions, out: Out) -> int:
 
     wanted = wanted.named()
     if wanted.write and not (wanted.next_port and wanted.hosts):
-        raise UsageError("--write goes with --next and --hosts FILE: it puts that port into the file")
+        raise UsageError("--write, which writes the port to the hosts file, requires --next and --hosts FILE")
     if wanted.next_port and (wanted.kill or wanted.wait or wanted.pid):
         raise UsageError("--next chooses another port, so it can't be combined with --kill, --wait or --pid")
     if wanted.write and wanted.hosts is not None:
@@ -227,7 +225,7 @@ def _show_next(wanted: PortOptions, report: PortReport, out: Out) -> int:
 
         write_master_port(wanted.hosts, report.port)
         if not out.quiet:
-            sys.stderr.write(f"{wanted.hosts}: master_port is {report.port} now\n")
+            sys.stderr.write(f"{wanted.hosts}: master_port is now {report.port}\n")
     for block in () if out.quiet else in_ephemeral_range(report):
         sys.stderr.write("\n".join(map(clean, block)) + "\n\n")
     if out.form == "json":

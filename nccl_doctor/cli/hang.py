@@ -57,7 +57,7 @@ def hang(
         bool,
         typer.Option(
             "--force",
-            help="Query NCCL's RAS service even before NCCL 2.27.3, where the query can crash a job that is starting.",
+            help="Query the RAS service even of NCCL before 2.27.3, in which a query can crash a job that is starting.",
         ),
     ] = False,
     output: Annotated[str, options.output(WATCH)] = "human",
@@ -68,7 +68,7 @@ def hang(
     kept: KeepOptions,
     load_from: options.From = None,
 ) -> None:
-    """Find the rank, host and line where a running job hangs. By default, the command only reads."""
+    """Find the rank, host and line where a running job hangs. By default, the job is neither paused nor changed."""
     out = shown.out(WATCH if watched.watch else "hang", output)
 
     def work() -> int:
@@ -131,7 +131,7 @@ def refuse_parts(watched: options.WatchOptions, out: Out, *, from_file: bool) ->
             raise UsageError("--wait, --every, --after, --on-hang and --keep-watching need --watch")
         return
     if from_file:
-        raise UsageError("--watch needs a running job, and --from a snapshot: leave out one of them")
+        raise UsageError("--watch, which needs a running job, can't be combined with --from")
     if out.form == "prometheus" and out.file is None:
         raise UsageError("-o prometheus refreshes a file at each sample: name it with --output-file")
     if watched.keep_watching and out.form != "human" and out.file is None:

@@ -168,20 +168,20 @@ class _Watch:
         )
         words = {
             "no-job": "no job yet",
-            "new-job": "a job is watched",
+            "new-job": "watching a job",
             "moves": "the job makes progress",
-            "ending": "the ranks have ended, and their launchers still run",
+            "ending": "the ranks have ended, but their launchers are still running",
         }
         if self._out.verbose or now - self._spoke_at >= HOUR_S:
             self._spoke_at = now
-            self._say(f"{words.get(state, 'the job is watched')}{idle}")
+            self._say(f"{words.get(state, 'watching the job')}{idle}")
 
     def _say_blind(self) -> None:
         blind = self._watcher.blind
         if blind != self._blind:
             lost, back = sorted(set(blind) - set(self._blind)), sorted(set(self._blind) - set(blind))
             self._say(
-                f"{fold(lost)}: can't be observed; tried again" if lost else f"{fold(back)}: observed again",
+                f"{fold(lost)}: can't be observed; trying again" if lost else f"{fold(back)}: observed again",
                 always=True,
             )
             self._blind = blind

@@ -73,14 +73,14 @@ class JoinedJob:
     def __init__(self, here: JobPlace, token: bytes, overrides: Overrides, port: int) -> None:
         if not token and here.nodes > 1 and not is_loopback(here.master):
             raise UsageError(
-                f"--join needs {joined.TOKEN} in the environment, or a file with it, the same on all nodes (openssl "
-                "rand -hex 16 makes one)"
+                f"--join needs a token in {joined.TOKEN} or --token-file, which must be the same on all nodes (openssl "
+                "rand -hex 16 generates a token)"
             )
         variable = SourceLocation("MASTER_PORT", is_file=False)
         text = os.environ.get("MASTER_PORT")
         self._master_port = overrides.master_port or (values.port(text, variable) if text else DEFAULT_MASTER_PORT)
         if self._master_port == port:
-            raise UsageError(f"--join-port: {port} is the master port, which is to be tested; give another one")
+            raise UsageError(f"--join-port: {port} is the master port, which is also tested; choose a different port")
         self._here, self._token, self._port = here, token, port
         self._meets_at = "127.0.0.1" if here.nodes == 1 else here.master
         self._python = overrides.python or training_python(os.environ)[0]
@@ -108,7 +108,7 @@ class JoinedJob:
         """Wait up to ``timeout_s`` for the other nodes, check the nodes that joined, and send them the result."""
         here, until, code, report = self._here, time.monotonic() + timeout_s, 3, None
         address = "" if self._token and here.nodes > 1 else self._meets_at
-        words = f"port {self._port} is in use, probably by another check with --join: waiting for it"
+        words = f"port {self._port} is in use, probably by another check with --join; waiting until it is free"
         listener = listen(address, self._port, until, lambda: say(words))
         meeting = Meeting(listener, self._token, here.nodes, release(), self._master_port)
         try:

@@ -51,13 +51,13 @@ def launch(
         ),
     ] = False,
     diagnostics: Annotated[
-        bool, typer.Option("--diagnostics", help="Turn on NCCL's own diagnostics at every start (NCCL 2.31 and later).")
+        bool, typer.Option("--diagnostics", help="Run NCCL's own diagnostics at job start (NCCL 2.31 and later).")
     ] = False,
     preflight: Annotated[
         bool,
         typer.Option(
             "--preflight",
-            help="Check all nodes first in each node's command (check --join), and start only if the check passes.",
+            help="Insert check --join into each node's command, so that the job starts only if the check passes.",
         ),
     ] = False,
     form: Annotated[
@@ -87,7 +87,7 @@ def launch(
             list(words or ()), sys.argv, named=named.where is not None, engine=overrides.engine is not None
         )
         if rdzv and launcher not in (None, "c10d"):
-            raise UsageError("--rdzv is --launcher c10d; give one of them")
+            raise UsageError("--rdzv means --launcher c10d and can't be combined with another launcher")
         cluster = named.cluster(overrides, hosts)
         chosen = "c10d" if rdzv else launcher
         wishes = Wishes(
@@ -104,7 +104,7 @@ def launch(
         for warning in result.warnings:
             sys.stderr.write(f"warning: {clean(out.hidden(warning))}\n")
         if any(out.hidden(command.command) != command.command for command in result.commands):
-            sys.stderr.write("warning: the lines show what looks like a secret, since they are to be pasted\n")
+            sys.stderr.write("warning: the commands to paste contain text that looks like a secret\n")
         out.show(result)
         return 0
 

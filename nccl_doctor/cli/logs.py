@@ -21,14 +21,14 @@ LONG = 64 << 20  # bytes from which on a progress bar is shown: smaller logs are
 Files = Annotated[
     list[str],
     typer.Argument(
-        metavar="FILE… | -", help="Log files (plain, .gz, .xz or .zst), or folders of log files; - reads stdin."
+        metavar="FILE… | -", help="Log files (plain, .gz, .xz or .zst), or directories of log files; - reads stdin."
     ),
 ]
 Tee = Annotated[
     bool,
     typer.Option(
         "--tee",
-        help="Copy the log unchanged, with secrets, to stdout, or to stderr if stdout gets a report for programs.",
+        help="Copy the log unchanged, with secrets, to stdout, or to stderr if stdout gets a machine-readable report.",
     ),
 ]
 Summary = Annotated[

@@ -240,10 +240,10 @@ def _row(parameter: Any) -> tuple[str, str]:  # noqa: ANN401 - typer's own
 
 
 _WORDS = {
-    "greater_than_equal": "it has to be {ge:.15g} or more",
-    "less_than_equal": "it has to be {le:.15g} or less",
-    "int_parsing": "it has to be a whole number",
-    "float_parsing": "it has to be a number",
+    "greater_than_equal": "it must be at least {ge:.15g}",
+    "less_than_equal": "it must be at most {le:.15g}",
+    "int_parsing": "it must be a whole number",
+    "float_parsing": "it must be a number",
     "value_error": "{error}",
 }
 """Texts for pydantic's types of error (pydantic_core.ErrorType), with the values of an error's context."""

@@ -22,7 +22,7 @@ def mcp(
     logs: Annotated[
         list[Path] | None,
         typer.Option(
-            "--logs", metavar="DIR", help="Folder whose logs may be read (default: the current folder); repeatable."
+            "--logs", metavar="DIR", help="Read logs below this directory (default: the current one); repeatable."
         ),
     ] = None,
 ) -> None:

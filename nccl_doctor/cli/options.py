@@ -84,7 +84,7 @@ of_job = partial(typer.Option, rich_help_panel="Job")
 of_run = partial(typer.Option, rich_help_panel="What to check")
 of_output = partial(typer.Option, rich_help_panel="Output")
 of_watch = partial(typer.Option, rich_help_panel="With --watch")
-of_join = partial(typer.Option, rich_help_panel="Without SSH: on every node")
+of_join = partial(typer.Option, rich_help_panel="Without SSH (run on every node)")
 PANELS = [
     str(option.keywords["rich_help_panel"])
     for option in (of_watch, of_hosts, of_job, of_run, of_output, of_engine, of_join)
@@ -176,8 +176,8 @@ RateOption = Annotated[
     bool,
     of_run(
         "--rate",
-        help="Measure the TCP throughput of each pair and rail. This loads the network; one round for each other host "
-        "takes about 1 s, half of which is at full load.",
+        help="Measure the TCP throughput between hosts for each interface that NCCL uses. This loads the network: each "
+        "host is measured with one peer after another, for about 1 s each, half of it at full load.",
     ),
 ]
 RateBesideJobs = Annotated[
@@ -225,7 +225,7 @@ class NameOptions:
     where: Annotated[
         list[str] | None,
         of_hosts(
-            "-w", metavar="LIST", help="Host names, for example 'node[01-04,07]'. With HOSTS, select only these hosts."
+            "-w", metavar="LIST", help="Host names, such as 'node[01-04,07]'. With HOSTS, use only the hosts in LIST."
         ),
     ] = None
     exclude: Annotated[list[str] | None, of_hosts("-x", metavar="LIST", help="Host names to exclude.")] = None
@@ -274,7 +274,7 @@ class LoginOptions:
     """Options for logging in to the hosts and for the hosts' Python interpreter."""
 
     python: Annotated[
-        str | None, of_hosts("--python", metavar="PATH", help="Python interpreter for training on every host.")
+        str | None, of_hosts("--python", metavar="PATH", help="Python interpreter that training uses.")
     ] = None
     user: Annotated[str | None, of_hosts("--user", metavar="NAME", help="SSH user name.")] = None
     port: Annotated[int | None, of_hosts("--port", metavar="PORT", help="SSH port.", min=1)] = None
@@ -314,8 +314,8 @@ class ServerOptions(JobOptions):
         of_job(
             "--engine",
             metavar="|".join(SERVERS),
-            help="Engine that will run on the hosts, for which check judges advertised addresses and launch prints "
-            "the start commands.",
+            help="Engine that will run on the hosts: check tests the address that the engine advertises, and launch "
+            "prints the commands that start the engine.",
             autocompletion=completing(*SERVERS),
         ),
     ] = None
@@ -355,7 +355,7 @@ class ScreenOptions(FileOptions):
 
     color: ColorWhen = "auto"
     quiet: Quiet = False
-    verbose: Annotated[bool, of_output("-v", "--verbose", help="Show all evidence, and also what is in order.")] = False
+    verbose: Annotated[bool, of_output("-v", "--verbose", help="Show all evidence and the checks that passed.")] = False
 
 
 @dataclass(frozen=True)
@@ -372,7 +372,7 @@ class DiagnosisOptions(ReportOptions):
         of_output(
             "--fail-on",
             metavar="info|warning|error|never",
-            help="Exit with 1 for findings of this severity or higher; with never, ignore findings.",
+            help="Exit with 1 for findings of this severity or above; with never, findings don't affect the exit code.",
         ),
     ] = "error"
 
@@ -395,7 +395,7 @@ class SelectOptions:
         of_run(
             "--skip",
             metavar="CHECK",
-            help="Leave out this check, given as a code, name or category; repeatable.",
+            help="Skip this check, given as a code, name or category; repeatable.",
             autocompletion=complete_check,
         ),
     ] = None
@@ -456,7 +456,7 @@ class JoinOptions:
         bool,
         of_join(
             "--join",
-            help="Run this command on every node of the job, started like the job itself. Node 0 checks all nodes, "
+            help="Run this command on every node, with the launcher of the job. Node 0 checks all nodes, "
             "and every node returns the exit code of node 0. No SSH is needed.",
         ),
     ] = False
@@ -466,7 +466,7 @@ class JoinOptions:
             "--nnodes",
             metavar="N",
             help="Number of nodes of the job.",
-            show_default="as the launcher's variables say",
+            show_default="from the launcher's variables",
             min=1,
             max=65536,
         ),
@@ -477,12 +477,12 @@ class JoinOptions:
             "--node-rank",
             metavar="RANK",
             help="Rank of this node, starting at 0.",
-            show_default="as the launcher's variables say",
+            show_default="from the launcher's variables",
             min=0,
         ),
     ] = None
     join_port: Annotated[
-        int, of_join("--join-port", metavar="PORT", help="Port of node 0 for the other nodes.", min=1, max=65535)
+        int, of_join("--join-port", metavar="PORT", help="Port on which node 0 listens.", min=1, max=65535)
     ] = 29499
     token_file: Annotated[
         Path | None,

@@ -211,7 +211,7 @@ def _refuse_form(out: Out) -> None:
     if out.form not in forms:
         raise UsageError(f"{out.command} prints {', '.join(forms[:-1])} or {forms[-1]}, not {out.form!r}")
     if out.open_it and (out.form != "html" or out.file is None):
-        raise UsageError("--open opens an HTML report: say -o html --output-file report.html with it")
+        raise UsageError("--open requires an HTML report: add -o html --output-file report.html")
 
 
 INTERRUPTED = "interrupted; nothing of nccl-doctor is left running on any host"

@@ -98,7 +98,7 @@ def check_cluster(request: Request, out: Out, then: Callable[[Snapshot, Report],
         refuse_other_hosts(request.which, request.overrides)
         kept = read_snapshot(request.load_from)
         if request.rate:
-            raise UsageError("--rate measures, and --from contacts no host: leave out one of them")
+            raise UsageError("--rate, which measures the hosts, can't be combined with --from")
         # a line from a stranger's file would be printed as one to paste
         line = str(joined(request.line)) if request.line else None
         kept = kept.model_copy(update={"cluster": kept.cluster.model_copy(update={"line": line})})
@@ -137,7 +137,7 @@ def refuse_other_hosts(which: HostOptions, overrides: Overrides) -> None:
     flags = [name for name, value in (hosts | settings).items() if value]
     named = [*filter(None, (which.hosts,)), *flags, *(word for word in written(which.engine) if word.startswith("-"))]
     if which != HostOptions() or overrides != Overrides():
-        raise UsageError(f"--from judges the hosts and settings of its snapshot: leave out {', '.join(named)}")
+        raise UsageError(f"--from uses the hosts and settings of the snapshot: leave out {', '.join(named)}")
 
 
 def _phases_left_out(request: Request, kept: Snapshot | None) -> dict[str, str]:
@@ -222,9 +222,9 @@ def _refuse_nothing_to_judge(selected: CheckCodes, left_out: Mapping[str, str], 
     if not some:
         raise UsageError("--only and --skip leave no check to run on hosts; nccl-doctor logs finds what only logs show")
     if rate and not any(check.row == "rate" for check in some):
-        raise UsageError("--rate measures what link-slow judges, which --only or --skip leaves out")
+        raise UsageError("--rate needs the check link-slow, which --only or --skip leaves out")
     if all(left_out.keys() & check.needs for check in some):
         needed = {need for check in some for need in check.needs}
-        words = {"smoke": "the all-reduce", "mesh": "the dials"}
+        words = {"smoke": "the all-reduce", "mesh": "the port tests"}
         missing = (f"{words[phase]}, {why}" for phase, why in left_out.items() if phase in needed)
         raise UsageError(f"all that --only selects needs {', or '.join(missing)}")

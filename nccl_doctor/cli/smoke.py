@@ -22,7 +22,7 @@ def smoke(
     backend: Annotated[
         Literal["auto", "nccl", "gloo"],
         options.of_run(
-            "--backend", metavar="auto|nccl|gloo", help="With auto, NCCL if every rank has a GPU, otherwise gloo."
+            "--backend", metavar="auto|nccl|gloo", help="Backend; auto uses NCCL if every rank has a GPU, else gloo."
         ),
     ] = "auto",
     smoke_timeout: options.SmokeTimeout = 60.0,
@@ -51,7 +51,7 @@ def smoke(
     yes: options.RateBesideJobs = False,
     isolate: Annotated[
         bool,
-        options.of_run("--isolate", help="After an unexplained failure, test groups of hosts to find the faulty one."),
+        options.of_run("--isolate", help="After an unexplained failure, test groups of hosts to find the faulty host."),
     ] = False,
     save_logs: Annotated[
         Path | None,

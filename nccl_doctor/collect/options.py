@@ -53,7 +53,7 @@ class RunOptions:
 
 
 class RunClock:
-    """Times of a run in seconds: durations by phase (``timings``), and start and end by host and phase (``spent``)."""
+    """Times of a run in seconds: the duration of each phase (``timings``), and its span on each host (``spent``)."""
 
     def __init__(self, total_s: float) -> None:
         self._began = time.monotonic()
@@ -67,7 +67,7 @@ class RunClock:
         return time.monotonic() - self._began
 
     def within(self, seconds: float) -> float:
-        """Return this many seconds, or the time left if less time is left, but never 0."""
+        """Return ``seconds``, or the remaining time (at least 0.1 s) if less time remains."""
         return min(seconds, max(self.until - time.monotonic(), 0.1))
 
     def left(self) -> float:

@@ -97,7 +97,7 @@ class Run:
     def all(self) -> None:
         """Run every phase, or raise ControllerPausedError if this machine was paused.
 
-        If the user interrupts the run after the facts were queried, the results so far can still be judged.
+        If the user interrupts the run after the facts were queried, the results so far can still be evaluated.
         """
         self.look()
         try:
@@ -258,7 +258,7 @@ class Run:
         self._facts = {name: facts for name, facts in self._facts.items() if name in answering}
 
     def names(self) -> None:
-        """Resolve the names in the hosts file on this machine if hosts could not resolve names or dials failed."""
+        """Resolve the hosts file's names on this machine if a host could not resolve a name or a connection failed."""
         tables = [facts.resolution.own for facts in self._facts.values() if isinstance(facts.resolution, Names)]
         lost = any(not entry.addresses for entry in chain(self._names.values(), *(table.values() for table in tables)))
         if lost or (isinstance(self._mesh, Mesh) and self._mesh.failed):

@@ -2,10 +2,10 @@
 
 Only one run at a time tests ports, measures rates or runs an all-reduce on a host.
 
-Each host grants its turn to one run at a time (probe/turn.py). A run needs the turns of all its hosts at once, so two
-runs that each hold some turns would deadlock. To avoid a deadlock, the run that began later gives back its turns, and
-the earlier run waits (wait-die; Rosenkrantz, Stearns and Lewis 1978). Runs are ordered by start time and a random
-number, so all runs agree on the order even if their clocks differ.
+Each host grants its turn to one run at a time (probe/turn.py). A run needs the turns of all its hosts at the same time,
+so two runs that each had some of the turns would deadlock. To avoid a deadlock, the run that began later gives back its
+turns, and the earlier run waits (wait-die; Rosenkrantz, Stearns and Lewis 1978). Runs are ordered by start time and a
+random number, so all runs agree on the order even if their clocks differ.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ PAUSE_S = (0.1, 0.3)  # random: two runs that both gave back don't meet again at
 
 @dataclass(frozen=True)
 class Ticket:
-    """The identity of a run, shown to other runs that want its hosts."""
+    """The identity of a run, shown to other runs that want to test the same hosts."""
 
     run: str = field(default_factory=lambda: secrets.token_hex(16))
     began: float = field(default_factory=time.time)
@@ -42,7 +42,7 @@ class Ticket:
 
 @dataclass(frozen=True)
 class Refused:
-    """Turns that were not granted in time: the holder by host, or None for a host that did not answer."""
+    """Turns that were not granted in time; ``holders`` maps each host to the holder, or to None without an answer."""
 
     holders: dict[str, HolderAnswer | None]
     waited_s: float
@@ -56,7 +56,7 @@ class Refused:
 
 
 def words(holder: HolderAnswer) -> str:
-    """Return a phrase such as "another check of alice from gpu01", with the parts that are known."""
+    """Return a phrase such as "another check of alice from gpu01", without the parts that are unknown."""
     by, where = f" of {holder.user}" if holder.user else "", f" from {holder.controller}" if holder.controller else ""
     return f"another check{by}{where}"
 
@@ -76,7 +76,7 @@ class RunTurns:
 
         Args:
             until: deadline on the monotonic clock; each host is asked at least once.
-            port: port to try again after the turn has been taken, by host.
+            port: maps a host to the port to try again after the host has granted its turn.
             waits: function that is called with the holder each time another run holds a turn.
 
         Returns: The result of the new trial (None without a port), or the hosts that did not grant a turn.

@@ -236,7 +236,7 @@ def failure_of(error: Exception, stage: str, doing: str) -> AnyAccessFailure:
         return error.failure
     lines = (getattr(error, "traceback", None) or "").strip().splitlines()[-_LINES:]
     facts = ProbeFacts(stage=stage, late=isinstance(error, NoAnswerError))
-    return ProbeFailed(detail=f"{doing}: {' '.join(str(error).split())[:_PHRASE]}", evidence=tuple(lines), facts=facts)
+    return ProbeFailed(detail=f"{doing} ({' '.join(str(error).split())[:_PHRASE]})", evidence=tuple(lines), facts=facts)
 
 
 _TICK_S = 0.05

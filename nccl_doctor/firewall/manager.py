@@ -232,4 +232,4 @@ def _zone(rule: RuleRef, facts: FirewallFacts) -> str | None:
     listed = "; ".join(f"{key} {value}" for key, value in what.items() if value) or "nothing"
     bound = zone.settings.get("interfaces") or ("the default" if zone.name == known.default_zone else "")
     rest = "dropped" if zone.settings.get("target") == "DROP" else "rejected"
-    return f"zone {zone.name}{', ' + bound if bound else ''}: lets in {listed}; all else {rest}"
+    return f"zone {zone.name}{', ' + bound if bound else ''}: allows {listed}; everything else is {rest}"

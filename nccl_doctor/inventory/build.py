@@ -97,7 +97,7 @@ def refuse_more_ranks_than_gpus(name: str, ranks: int | None, devices: str | Non
     named = values.device_list(devices) if devices else []
     if named and ranks and ranks > len(named):
         visible = f'{plural(len(named), "GPU")} (cuda_visible_devices "{devices}")'
-        raise place.error(f"{quoted(name)} is to start {plural(ranks, 'rank')} and sees {visible}; give each rank one")
+        raise place.error(f"{quoted(name)} would start {plural(ranks, 'rank')} but sees {visible}; give each rank one")
 
 
 def _why_local(entry: Entry, here: ThisMachine) -> str | None:

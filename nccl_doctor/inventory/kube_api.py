@@ -266,7 +266,7 @@ def _asked(read: Callable[[bytes], Typed], what: str, *arguments: str) -> Typed 
     try:
         return read(kubectl("get", *arguments, "-o", "json", seconds=SECONDS))
     except TimeoutError:
-        return unknown(f"the API server did not tell the {what} in {SECONDS:.0f} s")
+        return unknown(f"the API server did not return the {what} within {SECONDS:.0f} s")
     except KubectlError as error:
         no = f"you are not allowed to list {what} (kubectl auth can-i list {what})"
         return unknown(no if error.trouble == "forbidden" else f"{what}: {error.last}")

@@ -49,7 +49,7 @@ def unready(pod: Pod) -> str | None:
         return None
     if not lacking:
         return condition.reason or "not ready"
-    return f"{nouns(len(lacking), 'container')} {listed(lacking)} not ready"
+    return f"{nouns(len(lacking), 'container')} {listed(lacking)} did not become ready"
 
 
 def _unscheduled(pod: Pod, container: Container) -> NotReady | None:

@@ -1,10 +1,10 @@
 """Attributes findings to their causes.
 
-A finding follows from a cause if ``explains`` of the cause's check contains an effect for each symptom of the finding
-(:mod:`nccl_doctor.model.effect`). A finding without symptoms is matched by name and hosts. A finding that matches no
-effect is reported separately, with its own severity. If several causes match, the most severe cause is chosen, and
-among equally severe causes, the cause with the fewest other effects. The evidence lists the other matching causes as
-also possible.
+A finding follows from a cause if the attribute ``explains`` of the cause's check contains an effect for each symptom of
+the finding (:mod:`nccl_doctor.model.effect`). A finding without symptoms is matched by name and hosts. A finding that
+matches no effect is reported separately, with its own severity. If several causes match, the most severe cause is
+chosen; of equally severe causes, the cause with the fewest other effects is chosen. The evidence lists each other
+matching cause with the words "also possible".
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Row = tuple[Check, Finding]
 
 
 def attach_consequences(judged_rows: Iterable[Row]) -> tuple[Diagnosis, ...]:
-    """Return the diagnoses, most severe first; a finding that follows from a cause is attached to the cause."""
+    """Return the diagnoses, the most severe first; a finding that follows from a cause is attached to the cause."""
     rows = sorted(judged_rows, key=lambda row: (-_severity(*row).rank, row[0].code))
     fitting = [_causes(row, rows) for row in rows]
     above: dict[int, int] = {}  # the cause of each row that follows from another
@@ -37,7 +37,7 @@ def attach_consequences(judged_rows: Iterable[Row]) -> tuple[Diagnosis, ...]:
 
 
 def _causes(row: Row, rows: list[Row]) -> list[int]:
-    """Return the indexes of the rows that can be the cause of a row, best match first."""
+    """Return the indexes of the rows that may be the cause of ``row``, starting with the best match."""
     widths = {number: width for number, cause in enumerate(rows) if cause is not row and (width := fit(cause, row))}
     return sorted(widths, key=lambda number: (-_severity(*rows[number]).rank, widths[number]))
 

@@ -1,6 +1,6 @@
-"""Judges a snapshot with all checks, creates the report, and describes each host for ``-v``.
+"""Runs all checks on a snapshot, creates the report, and describes each host for ``-v``.
 
-A check returns findings or the reason why the check could not judge the facts. Consequences of a finding are listed
+A check returns findings or the reason why the check could not evaluate the facts. Consequences of a finding are listed
 below the finding.
 """
 
@@ -46,7 +46,7 @@ Checks of these categories are more reliable than a log. A port, by contrast, ma
 
 
 class Judge:
-    """A judge of the snapshot of one run, to which the phases add data.
+    """Evaluates the snapshot of a run each time a phase has added data.
 
     The causes of failed connections are cached as long as the mesh does not change.
 
@@ -221,7 +221,7 @@ _WORDS: dict[str, Callable[[Any], str | None]] = {"firewall": lambda it: managed
 
 
 def describe_host(facts: HostFacts, pod: PodFacts | None = None) -> dict[str, str]:
-    """Return a phrase for each displayed fact, by label, with the description of the pod first."""
+    """Map the label of each displayed fact to a phrase; the description of the pod, if any, is the first entry."""
     phrases = {} if pod is None else {"pod": _pod(pod)}
     for name, declared in HostFacts.model_fields.items():
         for shown in (part for part in declared.metadata if isinstance(part, Shown)):
@@ -308,7 +308,7 @@ def run_check(check: Check, derived: Derived) -> CheckRun:
 
 
 def _nothing_to_judge(check: Check, snapshot: Snapshot, hosts: list[Host]) -> str | None:
-    """Return the reason why a check without findings had nothing to judge, or None."""
+    """Return why a check without findings had nothing to examine, or None if the check examined something."""
     engine = next((engine for engine in engines() if engine.name == check.scope), None)
     if engine is not None and not _in_scope(check, snapshot):
         return engine.absent
@@ -322,14 +322,14 @@ def _nothing_to_judge(check: Check, snapshot: Snapshot, hosts: list[Host]) -> st
 
 
 def _in_scope(check: Check, snapshot: Snapshot) -> tuple[Host, ...]:
-    """Return the hosts that a check judges, including hosts that were not reached."""
+    """Return the hosts that a check examines, including hosts that were not reached."""
     if check.scope in ("all", "master"):
         return snapshot.hosts[:1] if check.scope == "master" else snapshot.hosts
     return tuple(host for host in snapshot.hosts if check.scope in {engine.name for engine in engines_of(host.node)})
 
 
 def _known(check: Check, derived: Derived) -> tuple[list[Host], list[Unjudged]]:
-    """Return the hosts whose required facts are known, and the reasons why other hosts can't be judged."""
+    """Return the hosts whose required facts are known, and the reasons why other hosts can't be examined."""
     snapshot = derived.snapshot
     untold = derived.nccl.unknown if check.needs_nccl else {}
     hosts: list[Host] = []

@@ -1,4 +1,4 @@
-"""Compares snapshots from files, and judges such snapshots without suggesting commands for this machine.
+"""Compares and evaluates snapshots from files, without suggesting commands for this machine.
 
 A snapshot may come from an untrusted source. A command built from names, paths, and keys in an untrusted snapshot could
 trust a certificate authority, open a system file, or apply a cluster policy.
@@ -52,7 +52,7 @@ def judged_from_file(document: Judged, own_names: Container[str]) -> Judged:
 
 
 def _diagnosis(diagnosis: Diagnosis, own_names: Container[str]) -> Diagnosis:
-    """Return the diagnosis with commands only for other hosts, or with only a description of the fix."""
+    """Return the diagnosis without commands for this machine; if no command is left, the fix is only described."""
     fix = diagnosis.fix
     if not fix.commands:
         return diagnosis
@@ -98,7 +98,7 @@ def difference(before: Snapshot, after: Snapshot) -> Difference:
 
 
 def changes(before: Snapshot, after: Snapshot) -> tuple[Change, ...]:
-    """Return all changes, cluster changes first; a change that is the same on several hosts is listed once."""
+    """Return all changes, changes to the cluster first; a change that is the same on several hosts is listed once."""
     cluster = [(change, ()) for change in _differences(_cluster(before), _cluster(after))]
     old, new = ({host.name: host for host in snapshot.hosts} for snapshot in (before, after))
     hosts: dict[tuple[str, str, str], list[str]] = {}

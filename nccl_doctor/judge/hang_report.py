@@ -27,7 +27,7 @@ MOST_PLACES = 12
 
 
 def report(snapshot: HangSnapshot, judged: Judgement | None = None) -> HangReport:
-    """Return the ``hang`` report on a snapshot; ``judged`` is the judgement if a watch has already judged the job."""
+    """Return the ``hang`` report on a snapshot; ``judged`` is the judgement, if a watch has already made one."""
     judged = judged or judge_hang(snapshot)
     evidence = judged.evidence
     every = frozenset(rank.host for rank in evidence.ranks.values()).union(*(member.hosts for member in evidence.lost))
@@ -67,7 +67,7 @@ def report(snapshot: HangSnapshot, judged: Judgement | None = None) -> HangRepor
 
 
 def ended_report(end: Ending, when: str) -> HangReport:
-    """Return the report on a job that has ended; ``when`` is a clause about the observations, for the message."""
+    """Return the report on a job that has ended; ``when`` is the last clause of the message, about the observations."""
     failure = () if end.finding is None else attach_consequences([(entry("rank-gone"), end.finding)])
     return HangReport(
         verdict=end.verdict,

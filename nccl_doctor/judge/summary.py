@@ -299,7 +299,7 @@ def _why(row: str, text: str, diagnoses: Sequence[Diagnosis], gravest: Severity)
 
 
 class _Texts:
-    """A composer of the text about the hosts' facts in each row."""
+    """Composes the text of each row from the hosts' facts."""
 
     def __init__(self, snapshot: Snapshot, hosts: Sequence[HostSummary]) -> None:
         self._snapshot, self._hosts = snapshot, hosts
@@ -307,7 +307,7 @@ class _Texts:
 
     @property
     def coverage(self) -> str:
-        """Text that states how many hosts were judged; empty if all hosts were judged."""
+        """Text that states how many hosts were checked; empty if all hosts were checked."""
         hosts = self._snapshot.hosts
         return "" if len(self.facts) == len(hosts) else f"on {len(self.facts)} of {len(hosts)} hosts"
 

@@ -30,11 +30,11 @@ class Wishes(NamedTuple):
 
     Attributes:
         launcher: name of the launcher; None selects a launcher for the torch version that the last check found.
-        form: output format: "shell" for one line per host, "slurm" for a batch script, or "ssh" for a single line that
-            starts the job on all hosts.
+        form: output format, which is "shell" for one line per host, "slurm" for a batch script, or "ssh" for a single
+            line that starts the job on all hosts.
         use_env: whether ``--use_env`` is passed to torch.distributed.launch.
         diagnosable: whether to set variables that make a failed job write traces.
-        preflight: whether all nodes are checked before the job (``check --join``).
+        preflight: whether all nodes are checked before the job starts (``check --join``).
     """
 
     launcher: str | None = None
@@ -47,7 +47,7 @@ class Wishes(NamedTuple):
 
 
 def split(words: list[str], argv: list[str], *, named: bool, engine: bool = False) -> tuple[str | None, list[str]]:
-    """Return the hosts file and the words after ``--``: a script or, with ``engine``, a model, with arguments."""
+    """Return the hosts file and the words after ``--`` (a script or, with ``engine``, a model, and its arguments)."""
     hosts, after = split_at_dashes(words, argv, len(words) - (not named), "the script")
     script = list(after)
     if engine:

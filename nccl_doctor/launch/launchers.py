@@ -1,11 +1,11 @@
-"""Generates, without running it, the command that starts a job on each node, in the form that the script expects.
+"""Generates (but does not run) the command that starts a job on each node, in the form that the script expects.
 
 A single command on this machine can start the job on all hosts over SSH, and Ctrl-C ends the job on all hosts.
 
-The sources are torch/distributed/run.py, torch/distributed/launch.py before PyTorch 1.9, and
+The commands follow torch/distributed/run.py, torch/distributed/launch.py before PyTorch 1.9, and
 torch/distributed/rendezvous.py (``env://`` and ``tcp://``). Torchrun's static rendezvous keeps the order of the nodes
-and allows an uneven nproc_per_node, whereas c10d assigns the node ranks. For torch.distributed.launch, the world size
-is the number of nodes times the number of processes per node.
+and allows a different nproc_per_node on each node, whereas the c10d rendezvous assigns the node ranks itself. For
+torch.distributed.launch, the world size is the number of nodes times the number of processes per node.
 """
 
 from __future__ import annotations
@@ -119,8 +119,8 @@ def written(
 ) -> Line:
     """Return a node's command line, which consists of variables, program, options, and script.
 
-    ``variables`` are added to the node's own variables. ``settings`` contains the options by torchrun's option names.
-    If ``program`` is empty or begins with an option, the node's Python interpreter is prepended.
+    ``variables`` are added to the node's own variables. ``settings`` maps torchrun's option names to values. If
+    ``program`` is empty or begins with an option, the node's Python interpreter is prepended.
     """
     exported = secrets(start.variables)
     environment = {**start.variables, **variables}
@@ -218,8 +218,8 @@ def _each_rank(start: NodeStart, of_rank: Callable[[Mapping[str, Line]], Line]) 
 SSH = ("ssh", "-tt", "-n", "-o", "BatchMode=yes")
 """The ssh command and its options.
 
-The pseudo-terminal (``-tt``) makes the remote command end with the connection. Input is disabled (``-n``) because all
-connections would share stdin.
+The pseudo-terminal (``-tt``) makes the remote command end when the connection is closed. Input is disabled (``-n``)
+because all connections would otherwise share stdin.
 """
 
 

@@ -69,8 +69,8 @@ class LaunchLine:
         launcher: name of the launcher in probe/options.py; "script" for a script that starts its own ranks.
         variables: environment variables set before the command.
         start: words that run the launcher or the script's interpreter.
-        options: values of the launcher's options, by torchrun's option name if torchrun has an equivalent option; ""
-            for a flag.
+        options: maps the launcher's options to their values, which are "" for flags; if torchrun has an equivalent
+            option, its name is the key.
         own: known options of the launcher, as typed.
         unknown: options that the launcher does not support, as typed; ``own`` contains the most similar known options
             instead.
@@ -79,8 +79,8 @@ class LaunchLine:
         started: the words of srun or mpirun that start the launcher on the hosts.
         nested: whether the command is in the ``-c`` argument of a shell or in a shell script.
         unread: reason why the started program is unknown; None if the program is known.
-        lost: options, as typed, whose value only the shell that runs the line can determine; "" if the value is correct
-            on every host.
+        lost: options, as typed, whose values only the shell that runs the line knows; "" if the shell's value is
+            correct on every host.
     """
 
     launcher: str
@@ -327,7 +327,7 @@ def line_to_judge(snapshot: Snapshot) -> LaunchLine | None:
 
 
 def host_options(snapshot: Snapshot) -> dict[str, Mapping[str, bool]]:
-    """Return the options of the launcher installed on each host, except hosts with unknown options."""
+    """Return the options of the launcher installed on each host; hosts with unknown options are omitted."""
     engines = {host.name: host.facts.engines for host in snapshot.hosts if host.facts is not None}
     return {
         name: engine.options
@@ -408,9 +408,9 @@ def model_size(line: LaunchLine) -> int | None:
 
 
 def meant_total(line: LaunchLine, counts: Collection[int]) -> int | None:
-    """Return the correct ``--num_processes`` if an Accelerate line gives the number per machine, not the total.
+    """Return the correct ``--num_processes`` if an Accelerate line gives the number per machine instead of the total.
 
-    The result is The result is None for any other line. ``counts`` contains the planned number of ranks on each host.
+    The result is None for any other line. ``counts`` contains the planned number of ranks on each host.
     """
     value, total = line.options.get("world_size", ""), sum(counts)
     per_machine = line.launcher == "accelerate" and is_number(value) and {*counts} == {int(value)}
@@ -497,7 +497,7 @@ def _placed(
 
 
 def _of_all(line: LaunchLine, cluster: Cluster, counts: Mapping[str, int]) -> dict[str, str]:
-    """Return the options that all lines share; empty for an engine that each host can start alone."""
+    """Return the options that all lines share, or an empty mapping for an engine that each host can start alone."""
     if not line.table.placed or (line.table.engine and "nnodes" not in line.options and not needs_all(line, counts)):
         return {}
     options = {} if line.spans(len(cluster.nodes)) else {"nnodes": str(len(cluster.nodes))}
@@ -507,7 +507,7 @@ def _of_all(line: LaunchLine, cluster: Cluster, counts: Mapping[str, int]) -> di
 
 
 def meeting_place(cluster: Cluster, *, static: bool) -> dict[str, str]:
-    """Return the settings for a job's rendezvous address and port, by torchrun's option names."""
+    """Return the torchrun options, with values, for a job's rendezvous address and port."""
     if static:
         return {"master_addr": cluster.master_addr, "master_port": str(cluster.master_port)}
     return {"rdzv_endpoint": endpoint(cluster.master_addr, cluster.master_port)}
@@ -518,7 +518,7 @@ def tcp_url(cluster: Cluster) -> str:
 
 
 def place_of(node: Node, nodes: int) -> dict[str, str]:
-    """Return the settings for the number of nodes and the node rank, by torchrun's option names."""
+    """Return the torchrun options, with values, for the number of nodes and the node rank."""
     return {"nnodes": str(nodes), "node_rank": str(node.node_rank)}
 
 

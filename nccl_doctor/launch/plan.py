@@ -1,4 +1,4 @@
-"""Plans the ranks on each node and their variables, and finds variables that contradict the plan.
+"""Plans the ranks and environment variables of each node, and finds variables that contradict the plan.
 
 ``env://`` reads RANK, WORLD_SIZE, MASTER_ADDR, and MASTER_PORT (torch/distributed/rendezvous.py). Variables whose names
 begin with PET_ set defaults for torchrun's options (torch/distributed/argparse_util.py). Scripts under Slurm use
@@ -63,7 +63,7 @@ class LastResults(NamedTuple):
 
 
 def secrets(variables: Mapping[str, str]) -> frozenset[str]:
-    """Return the names of variables that contain secrets, whose values must not be printed."""
+    """Return the names of the variables whose values contain secrets and must not be printed."""
     texts = {name: f"{name}={value}" for name, value in variables.items()}
     return frozenset(name for name, text in texts.items() if without_secrets(text) != text)
 
@@ -122,7 +122,7 @@ class LaunchPlan:
         return replace(self, starts=tuple(starts))
 
     def even(self, launcher: str, why: str) -> int:
-        """Return the number of ranks that every node starts; raise UsageError if the nodes differ."""
+        """Return the number of ranks per node; raise UsageError if the number differs between nodes."""
         counts = {start.nproc for start in self.starts}
         if len(counts) > 1:
             listing = ", ".join(f"{start.node.name} {start.nproc}" for start in self.starts[:6])
@@ -168,7 +168,7 @@ def _start(node: Node, first: int, checked: CheckedHost | None) -> NodeStart:
     there = len(named) or gpus
     if there and count > there:
         ranks, hint = plural(count, "rank"), f"set nproc_per_node to {there}, or cuda_visible_devices"
-        raise UsageError(f"{node.name} is to start {ranks} and has {plural(there, 'GPU')}; {hint}")
+        raise UsageError(f"{node.name} would start {ranks} but has {plural(there, 'GPU')}; {hint}")
     env = {name: value for name, value in node.env.items() if name not in OF_A_JOB}  # the launcher sets the other ones
     variables = {**(checked.variables if checked else {}), **env}
     if node.cuda_visible_devices is not None:
@@ -191,7 +191,7 @@ def nearest(batch: int, world: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class PlannedNode:
-    """A node's place in the plan. Ranks start at ``first``, and ``masters`` has the master's names and addresses."""
+    """A node's place in the plan. Ranks start at ``first``; ``masters`` contains the master's names and addresses."""
 
     cluster: Cluster
     node: Node
@@ -209,7 +209,7 @@ def contradictions(variables: Mapping[str, str], place: PlannedNode) -> Iterator
 
 
 def is_number(text: str) -> bool:
-    """Return whether a text is a decimal number of at most nine digits."""
+    """Return whether a string is a decimal number of at most nine digits."""
     return len(text) <= 9 and text.isascii() and text.isdecimal()
 
 
@@ -238,6 +238,6 @@ def _planned(name: str, value: str, place: PlannedNode) -> str | None:
 
 
 def names_of(cluster: Cluster, resolved: Collection[str] = ()) -> frozenset[str]:
-    """Return all names and addresses of the master, from the plan, from the master's node, and in ``resolved``."""
+    """Return the master's names and addresses from the plan and from the master's node, together with ``resolved``."""
     pairs = [(node.name, node.address) for node in cluster.nodes if cluster.master_addr in (node.name, node.address)]
     return frozenset({cluster.master_addr, *chain(*pairs), *resolved})

@@ -71,7 +71,7 @@ def _asked(script: Sequence[str], engine: str) -> bool:
 
 
 def _placed(job: LaunchPlan, start: NodeStart, *, static: bool = True) -> dict[str, str]:
-    """Return a node's rendezvous settings by torchrun's option names; empty for a job with a single node."""
+    """Return a node's rendezvous settings as torchrun options, or an empty mapping for a job with a single node."""
     if len(job.starts) == 1:
         return {}
     return {**place_of(start.node, len(job.starts)), **meeting_place(job.cluster, static=static)}

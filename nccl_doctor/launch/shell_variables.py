@@ -1,7 +1,8 @@
-"""Replaces shell variables in a launch command, for example in a command from a Slurm script.
+"""Replaces shell variables in a launch command, such as a command from a Slurm script, by their values.
 
-Variables that Slurm and the hosts file set are known before the job starts. The sources are the sections "OUTPUT
-ENVIRONMENT VARIABLES" of sbatch(1) and srun(1). Other variables are known only to the shell that runs the line.
+Variables that Slurm and the hosts file set are known before the job starts. Slurm's variables are described in the
+sections "OUTPUT ENVIRONMENT VARIABLES" of sbatch(1) and srun(1). Other variables are known only to the shell that runs
+the line.
 """
 
 from __future__ import annotations

@@ -31,8 +31,8 @@ class Wrapper(NamedTuple):
         valued: options whose value is the next word; ``pairs`` are options that take the next two words.
         verbs: subcommands, such as "run", of which one must follow the program's name; empty if none is needed.
         places: number of positional arguments before the started program, such as an image or a duration.
-        sets: options that set a variable, with a value NAME=VALUE; ``assigns`` is true if NAME=VALUE may also be a word
-            without an option.
+        sets: options that set a variable and have a value of the form NAME=VALUE; ``assigns`` is true if NAME=VALUE may
+            also appear without an option.
         starts: whether the wrapper starts the program several times or on several hosts.
         flags: long options without a value, if every other long option takes a value; None if unknown.
     """
@@ -120,7 +120,7 @@ class Front:
 
     Attributes:
         count: number of words before the launcher; ``begun`` is the number of words before srun or mpirun.
-        variables: environment variables that the words set, by name.
+        variables: names and values of the environment variables that these words set.
         started: the words of srun or mpirun, if one of them starts the launcher.
         inner: words of the command in a shell's ``-c`` argument; None without such an argument.
         unread: reason why the started program is unknown; None if the program is known.
@@ -248,7 +248,7 @@ def the_start(script: str) -> tuple[str, ...]:
 
 
 def _commands(script: str) -> list[list[str]]:
-    """Return the words of each simple command, except in lines that ``shlex`` can't parse."""
+    """Return the words of each simple command, omitting lines that ``shlex`` can't parse."""
     commands: list[list[str]] = []
     for line in re.sub(r"\\\n", " ", script).split("\n"):
         reader = shlex.shlex(shell.marked(line), posix=True, punctuation_chars=";&|()")

@@ -1,6 +1,7 @@
 """Separates causes from consequences among all faults that a log shows.
 
-Checks interpret combinations of events in passes (``signs.PassStage``), and this module ranks the remaining events.
+The checks first reinterpret or remove events in several stages (``signs.PassStage``). This module then ranks the
+remaining events.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from nccl_doctor.text.hostlist import grouped
 MOST_CAUSES = 3
 
 _RETRIES_AT_THE_END = 3
-"""Maximum number of lines between a retry and the end of a log for which the retry counts as unsuccessful."""
+"""A retry counts as unsuccessful if at most this many lines follow it in the log."""
 
 _BEGINNINGS = frozenset({CHOSEN, STARTED, TABLE})
 
@@ -69,7 +70,7 @@ def _weighed(event: Event, scene: Scene) -> Event:
 
 
 def _stuck_retries(log: Log) -> set[str]:
-    """Return the diagnoses whose retries are at the end of a source and therefore did not succeed."""
+    """Return the names of diagnoses whose retries are at the end of a source and therefore count as unsuccessful."""
     stuck: set[str] = set()
     for reading in log.readings:
         hints = [event for event in reading.events if event.grade is Grade.HINT and event.name in having(Role.RETRIED)]
@@ -108,7 +109,7 @@ def _begins_again(reading: Reading) -> bool:
 
 
 def causes(log: Log) -> tuple[Cause, ...]:
-    """Return up to three causes, most likely first, or an empty tuple for a healthy log."""
+    """Return up to three causes, starting with the most likely cause, or an empty tuple for a healthy log."""
     events = in_context(log)
     if not events:
         return ()
@@ -139,7 +140,7 @@ def causes(log: Log) -> tuple[Cause, ...]:
 
 
 def _order(events: Sequence[Event]) -> Callable[[Event], tuple[int, int, tuple[int, int, int], int]]:
-    """Return a sort key that puts the likeliest cause first, by grade and then by time or position."""
+    """Return a key function that sorts events by grade and then by time or position, likeliest cause first."""
     highest = max(event.grade for event in events)
     competing = [event for event in events if event.grade is highest]
     timed = all(event.prefix.time is not None for event in competing)
@@ -154,7 +155,7 @@ def _order(events: Sequence[Event]) -> Callable[[Event], tuple[int, int, tuple[i
 
 
 def _effects(name: str) -> tuple[str, ...]:
-    """Return the names of the diagnoses that a given diagnosis can cause."""
+    """Return the names of the diagnoses that may be consequences of a given diagnosis."""
     check = entry(name)
     return (*(effect for effect in check.explains if isinstance(effect, str)), *check.in_logs)
 

@@ -18,7 +18,7 @@ from nccl_doctor.text.bounds import CrowdedError
 from nccl_doctor.text.hostlist import grouped
 
 SMALL = 1 << 20
-"""Maximum total size, in bytes, of logs that are read again with wrapped lines joined if no cause is found."""
+"""Maximum total size, in bytes, of logs that are read again, with wrapped lines joined, if no likely cause is found."""
 
 _RAS_JSON = b'"communicators_count":'
 
@@ -43,7 +43,7 @@ class LogSource:
 
 @dataclass(frozen=True)
 class LogVerdict:
-    """Up to three causes, most likely first, and the number of files and bytes read."""
+    """Up to three causes, starting with the most likely cause, and the number of files and bytes read."""
 
     causes: tuple[Cause, ...]
     log: Log
@@ -71,7 +71,7 @@ class Investigation:
         self._is_binary = False
 
     def begin(self, name: str) -> None:
-        """Start a new source; the previous source must be closed."""
+        """Begin to read a new source; the previous source must already be closed."""
         self._reader = Reader(name, self.log.facts, self._order)
         self._head, self._dump, self._width, self._held, self._is_binary = b"", None, None, b"", False
         self.log.readings.append(self._reader.reading)
@@ -114,7 +114,7 @@ class Investigation:
         self.log.readings.append(reading)
 
     def _begun(self) -> list[Event]:
-        """Detect from its first bytes whether a source is a dump, a binary file, or a log with wrapped lines."""
+        """Detect whether the source is a dump, a binary file, or a log with wrapped lines, based on the first bytes."""
         head, self._head = self._head or b"", None
         self._wide = wide(head)
         head = self._narrow(head)
@@ -185,7 +185,7 @@ class Investigation:
         return LogVerdict(log_causes, self.log, len(readings), sum(reading.bytes for reading in readings))
 
     def _read_again(self, earlier: tuple[Cause, ...]) -> tuple[Cause, ...]:
-        """Return the causes found after joining wrapped lines if their grade is higher, and otherwise ``found``."""
+        """Join wrapped lines and search again; return the new causes if their grade is higher, else ``found``."""
         fatal = (event for reading in self.log.readings for event in reading.events if event.grade >= Grade.LIKELY)
         whole = grouped((event.file, event.line) for event in fatal)
         sources = {name: bytes(data) for name, data in (self._small or {}).items()}
@@ -206,7 +206,7 @@ class Investigation:
 
 
 _CONTROLS = bytes({*range(8), *range(14, 27), *range(28, 32), 127})
-"""Control characters that rarely occur in logs, which excludes tabs, newlines, backspaces, and escapes."""
+"""Control characters that rarely occur in logs; tabs, newlines, backspaces, and escape characters are not included."""
 _MOST_CONTROLS = 0.03
 
 

@@ -1,6 +1,6 @@
 """Extracts facts about a run from logs, such as versions, interfaces, ranks, and the progress of each rank.
 
-:func:`facts_of` reads the output of nccl-doctor's own all-reduce test, which runs with ``NCCL_DEBUG=INFO``.
+:func:`facts_of` parses the output of nccl-doctor's own all-reduce test, which runs with ``NCCL_DEBUG=INFO``.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Interface:
 
 @dataclass
 class LoggedProcess:
-    """A process of the job that the log names.
+    """A process of the job, as identified in NCCL's log lines.
 
     Attributes:
         rank: first rank of the process in its largest communicator; None if the log shows no rank.
@@ -170,14 +170,14 @@ MAX_RANKS = 256
 """Maximum number of ranks of a process, which has one rank for each GPU."""
 
 MAX_PROCESSES = 65_536
-"""Maximum number of recorded processes, which limits the memory that a forged log can use."""
+"""Maximum number of processes to record, so that a forged log can't use too much memory."""
 
 
 _OF_SOURCES = frozenset({"exited"})
 """Kinds of facts that only :meth:`nccl_doctor.logs.log.Reading.note` stores."""
 _FLAGS = {"failed": "gave_up", "serving": "serving", "torn": "torn_down", "well": "ended_well"}
 _COUNTS = {"ras": "ras_failures", "row": "rows"}
-"""Attribute that each kind of line increments."""
+"""Attribute of :class:`Facts` that is incremented for each line of the given kind."""
 
 _GDR = {"0": "not used", "1": "used", "Disabled": "not used", "Enabled": "used"}
 
@@ -187,7 +187,7 @@ _REACHED = {
     "bootstrapped": Milestone.BOOTSTRAPPED,
     "connected": Milestone.CONNECTED,
 }
-"""Milestone that each kind of line shows. Named groups of the pattern are stored as attributes of the process."""
+"""Milestone shown by a line of the given kind. Named groups of the pattern are stored as attributes of the process."""
 
 
 @dataclass
@@ -197,15 +197,16 @@ class Facts:
     Attributes:
         nccl_versions: number of lines that name each NCCL version.
         ifname: value of NCCL_SOCKET_IFNAME as printed by NCCL.
-        rings: ranks in ring order for each channel whose ring order the log shows.
+        rings: for each channel that the log shows, the ranks in ring order.
         trees: the ``Trees`` line of each rank.
         rows: number of rows in a benchmark's table; ``busbw`` is the table's average bus bandwidth in GB/s.
         gave_up: whether an NCCL call returned an error or a process ended with an exception.
         serving: whether an inference server accepts requests, which means that all ranks have connected.
         torn_down: whether a communicator was destroyed or aborted after use.
-        summary_host: host of the root cause in torchrun's failure summary; ``summary_rank`` is the rank.
+        summary_host: host of the root cause in torchrun's failure summary; ``summary_rank`` is the rank of the root
+            cause.
         ended_well: whether the log contains a line that only a completed run prints.
-        tasks: pairs of an srun task number and a rank that a line of the task names.
+        tasks: pairs of an srun task number and a rank; the rank is named in a line that the task printed.
         world_size: size of the largest communicator.
         chosen: topic, value, and host of other settings that NCCL prints, such as GPUs and algorithms.
     """
@@ -327,7 +328,7 @@ class Facts:
         self.note_task(prefix, number(match["rank"]))
 
     def note_task(self, prefix: Prefix, rank: int | None) -> None:
-        """Record which rank a line of an srun task concerns."""
+        """Record the rank that is named in a line printed by an srun task."""
         if prefix.task is not None and rank is not None and len(self.tasks) < MAX_PROCESSES:
             self.tasks.setdefault((prefix.task, rank))
 
@@ -390,7 +391,7 @@ class Facts:
             self.rings.setdefault(channel, tuple(rank for rank in order if rank is not None))
 
     def _trees(self, match: re.Match[str], prefix: Prefix) -> None:
-        """Read a ``Trees`` line, in which the rank stands between its children and its parent."""
+        """Read a ``Trees`` line, in which a rank is listed between its children and its parent."""
         self._enter(prefix)
         own_match = OWN_IN_TREE.search(match["trees"])
         rank = number(own_match[1]) if own_match else None
@@ -403,7 +404,7 @@ INTERFACE = re.compile(r"(?<![\w.-])(?:\[\d+\])?([A-Za-z][\w.-]*(?::\d+)?):([0-9
 
 
 def facts_of(lines: Iterable[str], rules: Sequence[FactRule] = (*RULES, *CHANNEL_RULES)) -> Facts:
-    """Return the facts that ``rules`` find in output of ``NCCL_DEBUG=INFO``."""
+    """Return the facts that ``rules`` match in lines that NCCL prints with ``NCCL_DEBUG=INFO``."""
     facts = Facts()
     for raw in lines:
         line = tidy(raw.rstrip("\r\n"))

@@ -6,8 +6,8 @@ torch/csrc/distributed/c10d/FlightRecorder.cpp, version 2.x. With Gloo, the stat
 "scheduled", but ended collectives are marked as ``retired`` or counted as completed in ``pg_status``. JSON dumps
 contain no stack traces and store some numbers as strings.
 
-:func:`compare` finds the first collective in the dumps of several ranks that a rank called differently or did not
-complete.
+:func:`compare` compares the dumps of several ranks, and finds the first collective that some rank called differently or
+did not complete.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ _DEFAULT = "0"
 _LARGEST = 1 << 40
 _MOST_SHAPES, _MOST_RECORDS = 64, 100_000
 _MOST_TYPES = 200
-"""Maximum number of characters that are kept of a collective's input data types."""
+"""Maximum number of characters that are stored for the input data types of a collective."""
 _MOST_GROUPS, _MOST_RANKS = 1024, 1 << 19
-"""Maximum number of groups, and of ranks in all groups combined, which suffices for eight groups of 65,536 ranks."""
+"""Maximum number of groups, and maximum total number of ranks (enough for eight groups of 65,536 ranks each)."""
 _LONGEST_RANKS = 1 << 20
-"""Maximum length of a group's list of ranks in characters, which suffices for 131,072 six-digit ranks."""
+"""Maximum length, in characters, of a group's list of ranks (enough for 131,072 six-digit ranks)."""
 
 _MOST_VALUES, _MOST_CONTAINERS = 2_000_000, 400_000
-"""Limits for a JSON dump, which contains no stack traces; the limits suffice for 50,000 calls."""
+"""Maximum numbers of values and containers in a JSON dump (enough for 50,000 calls without stack traces)."""
 
 _SAME_SIZES = frozenset({"all_reduce", "broadcast", "reduce", "_all_gather_base", "_reduce_scatter_base"})
 """Collectives whose input sizes must be equal on all ranks."""
@@ -54,7 +54,7 @@ class RecordedCall:
     """A call of a collective by a rank.
 
     Attributes:
-        group: name of the process group; ``seq`` is the sequence number of the call in the group.
+        group: name of the process group; ``seq`` is the sequence number of the call within the group.
         sizes: input sizes as text, or an empty string if the dump lacks input sizes.
         place: innermost source line outside torch, such as ``train.py:212``; empty in a JSON dump.
     """
@@ -125,7 +125,7 @@ def read(name: str, data: bytes) -> Dump | None:
 
 
 def _of_json(data: bytes) -> object:
-    """Parse JSON if the text is within the memory limit.
+    """Parse JSON; raise CrowdedError if the data exceeds the limits.
 
     The size of non-ASCII text counts four times, because Python may need four bytes per character.
     """
@@ -216,7 +216,7 @@ class Disagreement:
     """The collective at which the dumps of the ranks diverge.
 
     Attributes:
-        did: call of each rank with the sequence number ``seq``.
+        did: for each rank that made the call with sequence number ``seq``, the recorded call.
         behind: ranks that did not reach this call, each with the rank's last call in the group, if any.
         absent: ranks of the process group that have no dump.
     """
@@ -229,7 +229,7 @@ class Disagreement:
 
     @property
     def minority(self) -> tuple[int, ...]:
-        """The ranks whose call differs from the majority in name, sizes, or data types."""
+        """The ranks whose call differs from the majority's call in name, sizes, or data types."""
         calls: dict[tuple[str, str, str], list[int]] = {}
         for rank, record in sorted(self.did.items()):
             calls.setdefault(record.call, []).append(rank)
@@ -237,7 +237,7 @@ class Disagreement:
         return tuple(rank for ranks in calls.values() if ranks is not largest for rank in ranks)
 
     def mismatch(self, rank: int) -> str:
-        """Return the first part of a rank's call that differs from the majority, as named by torch's analyser."""
+        """Return torch's name for the first part of a rank's call that differs from the majority's call."""
         call = self.did[rank].call
         most = next(record.call for other, record in self.did.items() if other not in self.minority)
         return next(word for word, part, other in zip(_PARTS, call, most, strict=True) if part != other)

@@ -18,7 +18,7 @@ from nccl_doctor.text.hostlist import ranks_of
 
 @dataclass(frozen=True)
 class LoggedAddress:
-    """The remote address or the port that a log line concerns."""
+    """The remote address, port, or interface to which a log line refers."""
 
     host: str | None = None
     ip: str | None = None
@@ -77,8 +77,8 @@ def label(prefix: Prefix) -> _Label:
 _OF_RANK = re.compile(
     r"(?:^|[/.]|(?<!node)[-_])rank[-_]?(\d{1,6})(?=[/._-]|$)|(?:^|/)attempt_\d+/(\d{1,6})/std(?:out|err)\.log$"
 )
-"""Pattern for names of files with a rank's output, such as ``rank1.log`` or files in torchrun's ``--log-dir`` (local
-rank).
+"""Pattern for names of files with one rank's output, such as ``rank1.log``. Paths in torchrun's ``--log-dir`` contain
+the local rank.
 """
 
 
@@ -106,11 +106,13 @@ class Reading:
         counts: number of lines for each diagnosis and grade, including lines whose events were not kept.
         lines: number of complete lines; ``tail`` contains the last bytes of the source.
         tracebacks: numbers of the lines at which a Python traceback begins.
-        well: number of the last line that only a completed run prints, or 0.
-        row: line number of the last row in a benchmark's table, or 0.
-        torn: number of the last line that reports the end of a communicator, by rank and communicator size.
+        well: line number of the last line that only a completed run prints, or 0 without such a line.
+        row: line number of the last row in a benchmark's table, or 0 without a table.
+        torn: for each rank and communicator size, the line number of the last line that reports the end of the
+            communicator.
         summary: processes in torchrun's failure summaries.
-        failed_hosts: hosts named in the launcher's errors, each with the numbers of its failed srun tasks, if known.
+        failed_hosts: hosts named in the launcher's errors, each with the numbers of the host's failed srun tasks, if
+            known.
     """
 
     name: str
@@ -175,12 +177,12 @@ def task_numbers(text: str) -> Iterator[int]:
 
 
 _STREAM = re.compile(r"\b(?:std)?(?:out|err)\b")
-"""Pattern for the part in which the names of a process's two output files differ (torchrun's --log-dir, Slurm, MPI)."""
+"""Pattern for the part of a file name that distinguishes a process's stdout file from its stderr file."""
 
 
 @dataclass
 class Log:
-    """Everything that was read from all sources, with flight-recorder dumps by file name.
+    """The data that was read from all sources; ``dumps`` maps file names to flight-recorder dumps.
 
     Attributes:
         joined: whether unrelated lines may have been joined, which makes the order of events unreliable.
@@ -212,7 +214,7 @@ class Log:
 
 @dataclass(frozen=True)
 class Cause:
-    """A cause with its events, most informative first, and the groups of events that follow from the cause."""
+    """A cause with its events (the most informative first), and the groups of events that follow from the cause."""
 
     name: str
     events: tuple[Event, ...]
@@ -236,18 +238,18 @@ _MOST_MISSING = 64
 
 @dataclass(frozen=True)
 class RankProgress:
-    """The ranks at each milestone at the end of a log, and the ``missing`` ranks, which have no line in the log."""
+    """The milestones that the ranks had reached when the log ended, and the ``missing`` ranks without any line."""
 
     reached: dict[Milestone, tuple[int, ...]]
     missing: tuple[int, ...]
 
     @property
     def finished(self) -> bool:
-        """True if every rank that NCCL's lines name has completed its communicator."""
+        """True if every rank named in NCCL's lines has a complete communicator."""
         return set(self.reached) <= {Milestone.COMPLETE}
 
     def phrase(self) -> str:
-        """Return text that lists the ranks at each milestone, the earliest milestone first."""
+        """Return text that lists the ranks at each milestone, starting with the earliest milestone."""
         parts = [f"{ranks_of(ranks)} {_WORDS[milestone]}" for milestone, ranks in self.reached.items()]
         if self.missing:
             parts.append(f"{ranks_of(self.missing)} are not in this log")
@@ -255,7 +257,7 @@ class RankProgress:
 
 
 def rank_progress(facts: Facts) -> RankProgress:
-    """Return the progress of the ranks that NCCL's log lines show."""
+    """Return the progress of the ranks, as shown by NCCL's log lines."""
     reached: dict[Milestone, set[int]] = {}
     for process in facts.processes.values():
         if process.rank is not None:
@@ -271,6 +273,6 @@ def rank_progress(facts: Facts) -> RankProgress:
 
 
 def absent(ranks: set[int], world_size: int | None) -> tuple[int, ...]:
-    """Return the ranks that are missing from ``ranks``, or an empty tuple if more than ``_MOST_MISSING`` are."""
+    """Return the ranks that ``ranks`` lacks, or an empty tuple if more than ``_MOST_MISSING`` ranks are missing."""
     few = (world_size or 0) - len(ranks) <= _MOST_MISSING
     return tuple(sorted(set(range(world_size or 0)) - ranks)) if few else ()

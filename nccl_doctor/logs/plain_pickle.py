@@ -2,8 +2,8 @@
 
 The supported opcodes are those of protocols 2 to 5 (see the ``pickletools`` module) for dictionaries, lists, tuples,
 strings, and numbers. Torch writes each stack frame once and refers to the frame in later calls, so lists and
-dictionaries may be referenced repeatedly. Each reference counts as a copy, and a referenced list or dictionary can no
-longer be changed.
+dictionaries may be referenced repeatedly. Each reference counts towards the limits like a copy, and a referenced list
+or dictionary can no longer be changed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable
 from nccl_doctor.text.bounds import CrowdedError
 
 MOST_MEMORY = 200 << 20
-"""Memory limit for the values of a pickle in bytes.
+"""Memory limit, in bytes, for the values of a pickle.
 
 A dump of 20,000 calls (ten times torch's default) with 20 stack frames each takes 170 MiB.
 """
@@ -28,7 +28,7 @@ DEEPEST = 8
 _LONGEST_NUMBER = 16
 """Maximum size of an integer in bytes; torch writes integers of eight bytes."""
 _COST = 80
-"""Cost in bytes of an opcode, and of an item in a container or in the memo."""
+"""Assumed memory use, in bytes, of an opcode, a container item, or a memo entry."""
 
 
 class NotPlainError(ValueError):

@@ -3,7 +3,7 @@
 The host, rank, process, and time in the prefixes are stored in a :class:`Prefix`. The prefixes of NCCL's own lines
 (src/debug.cc) depend on the version:
 
-- NCCL NCCL NCCL 2.2 to 2.25: ``host:pid:tid [dev] NCCL INFO text`` and ``host:pid:tid [dev] file.cc:12 NCCL WARN text``
+- NCCL 2.2 to 2.25: ``host:pid:tid [dev] NCCL INFO text`` and ``host:pid:tid [dev] file.cc:12 NCCL WARN text``
 - NCCL 2.26 and later: a timestamp such as ``[2025-03-01 10:00:33] `` before WARN lines. NCCL_DEBUG_TIMESTAMP_LEVELS
   adds timestamps to other levels, and NCCL_DEBUG_TIMESTAMP_FORMAT changes the format.
 - NCCL 2.30.7 and later: ``file.cc:12 (function) NCCL WARN text``, where plugins print a C++ signature as the function
@@ -70,7 +70,7 @@ def tidy(text: str) -> str:
 
 
 def quote(text: str, start: int, end: int) -> str:
-    """Return the line or, if the line is long, an excerpt around ``start`` to ``end``."""
+    """Return the line or, if the line is long, an excerpt around the characters from ``start`` to ``end``."""
     text = text.rstrip()
     if len(text) <= QUOTED:
         return text
@@ -90,7 +90,7 @@ _USUAL = re.compile(
     + _LEVELS
     + r"|\[FATAL ERROR\]: )"
 )
-"""Pattern for the usual prefix of NCCL's lines and RCCL's errors, which is matched in linear time."""
+"""Pattern for the usual prefix of NCCL's lines and RCCL's errors; matching takes linear time."""
 
 _OWN = safe_regex(
     r"(?:" + _PROCESS + r":(?P<tid>\d+) )?(?:\[(?P<dev>-?\d+)\] )?"
@@ -248,7 +248,7 @@ def peel(record: str) -> Prefix:
 
 
 def _nccl(text: str) -> re.Match[str] | None:
-    """Return the match of NCCL's own prefix in ``text``, which may follow other text, or None."""
+    """Search ``text`` for NCCL's own prefix, which may follow other text; return the match or None."""
     if "CCL " not in text and "] [FATAL ERROR]: " not in text:
         return None
     usual = _USUAL.match(text)
@@ -260,7 +260,7 @@ def _nccl(text: str) -> re.Match[str] | None:
 
 
 def _peel_tags(record: str, fields: dict[str, str]) -> int:
-    """Store the values in the prefixes of launchers and loggers in ``found``, and return the prefixes' end."""
+    """Store the values from launcher and logger prefixes in ``found``, and return the index where the prefixes end."""
     position = 0
     is_torchs = False
     for _ in range(_MOST_TAGS):
@@ -301,7 +301,7 @@ _BEGINS = re.compile(
 
 _NARROW, _WIDE = 40, 512
 _ENOUGH = 2
-"""Minimum number of lines of maximum width in a wrapped log."""
+"""Minimum number of lines of the maximum width for a log to count as wrapped."""
 
 
 def width(sample: bytes) -> int | None:
@@ -328,9 +328,9 @@ _LAST = re.compile(rb"(?P<tags>.{0,200}?)Last error: *\r?")
 
 
 def flow(block: bytes, glue: bytes, whole: Container[int] = ()) -> bytes:
-    """Join each line that looks like a continuation to the previous line, except line numbers in ``whole``.
+    """Join each line that looks like a continuation to the previous line, except lines whose numbers are in ``whole``.
 
-    In torch's exceptions, all lines of NCCL's last message are joined, whatever their beginning.
+    In torch's exceptions, all lines of NCCL's last message are joined, regardless of how the lines begin.
     """
     pieces: list[tuple[bytes, bool]] = []
     begun, tags = b"", None

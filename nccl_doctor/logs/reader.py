@@ -50,7 +50,7 @@ class Reader:
         return self._take(self._scanner.feed(data))
 
     def close(self) -> list[Event]:
-        """Process the incomplete last line and skipped lines near the end, and return their events."""
+        """Process the incomplete last line and any lines skipped near the end, and return the events found."""
         events = self._take(self._scanner.close())
         return events + self._last_words() if self._scanner.passed_over else events
 
@@ -181,7 +181,7 @@ _RANKS_OTHERWISE = re.compile(r"(?:\(rank=|\brank\(s\) \{?)(?P<rank>\d+)|Error: 
 
 
 def address_of(match: re.Match[str], prefixed: int) -> LoggedAddress:
-    """Return the address that a line concerns, from the rule's groups or else from the rest of the line.
+    """Return the address to which a line refers, from the rule's groups or else from the rest of the line.
 
     Args:
         match: match of the rule's pattern.
@@ -206,7 +206,7 @@ def address_of(match: re.Match[str], prefixed: int) -> LoggedAddress:
 
 
 def _address_in(text: str, start: int, prefixed: int) -> dict[str, str] | None:
-    """Return the address after ``start`` or else before ``start``, in the most reliable notation found."""
+    """Return an address after ``start`` or else before ``start``; more reliable notations take precedence."""
     for piece in (text[start : start + 600], text[max(prefixed, start - 200) : start]):
         for pattern in _ADDRESSES:
             match = pattern.search(piece)
@@ -221,7 +221,7 @@ def _address_in(text: str, start: int, prefixed: int) -> dict[str, str] | None:
 
 
 def rank_of(match: re.Match[str], prefix: Prefix) -> int | None:
-    """Return the rank that a line concerns, from the rule's groups, a prefix, or the message."""
+    """Return the rank to which a line refers, from the rule's groups, a prefix, or the message."""
     named = match.groupdict().get("rank")
     if named is not None:
         return number(named)
@@ -238,7 +238,7 @@ _BEGINS = safe_regex(r"Process \d|Rank \d|#\d|\d+ (?:ranks?|job process)|Missing
 
 
 def from_text(events: Sequence[Event]) -> list[Event]:
-    """Return the events in NCCL RAS output in a log, each at the line that names the rank or process."""
+    """Return the events in NCCL RAS output that a log contains, each at the line that names the rank or process."""
     lines = [event for event in events if event.wording == RAS_LINE]
     if not lines:
         return []
@@ -279,7 +279,7 @@ def _ras_events(answer: RasAnswer, lines: Sequence[Event]) -> Iterator[Event]:
 
 
 def _telling_groups(communicator: Communicator) -> Iterator[tuple[RankGroup, str, str]]:
-    """Yield groups of ranks that RAS reports as failed, in a different state, or behind, with descriptions."""
+    """Yield each group of ranks that RAS reports as failed, in a different state, or behind, with a description."""
     for group in communicator.groups:
         if group.topic == "error":
             state = str(group.value) if str(group.value) in ras_states() else RAS_ERROR

@@ -1,4 +1,4 @@
-"""Opens compressed and uncompressed logs in files, in folders, and on standard input."""
+"""Opens compressed and uncompressed logs from files, directories, and standard input."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ WRITER_S, _WRITER_LOOK_S = 5.0, 0.05
 """Maximum time in seconds to wait until a process opens a named pipe for writing, and the interval between checks."""
 
 BLOCK = 1 << 18
-"""Number of bytes per read. A block of this size fits in the CPU cache, whereas blocks of 4 MB take twice as long."""
+"""Number of bytes per read. A block of this size fits in the CPU cache; blocks of 4 MB double the reading time."""
 
 _GZIP, _XZ, _ZSTD = b"\x1f\x8b", b"\xfd7zXZ\x00", b"\x28\xb5\x2f\xfd"
 _MOST_MEMORY = 128 << 20
@@ -48,7 +48,7 @@ def sources(names: Sequence[str]) -> Iterator[LogSource]:
 
 
 def files(name: str) -> list[Path]:
-    """Return the file at a path or, for a folder, all files in the folder that may be logs."""
+    """Return the file at a path or, for a directory, all files in the directory that may be logs."""
     path = Path(name)
     if not path.exists():
         raise UsageError(f"{name}: no such file or folder")
@@ -65,7 +65,7 @@ def files(name: str) -> list[Path]:
 
 
 def size(names: Sequence[str]) -> int:
-    """Return the total size of the named files in bytes, in which standard input counts as 0."""
+    """Return the total size, in bytes, of the named files and directories; standard input counts as 0."""
     return sum(path.stat().st_size for name in names if name != "-" for path in files(name))
 
 
@@ -125,7 +125,7 @@ class _Pipe(io.RawIOBase):
 
 
 def _opened(path: Path) -> io.BufferedReader:
-    """Open a file; raise UsageError for a named pipe without a writer, which could block forever."""
+    """Open a file; raise UsageError for a named pipe without a writer, because opening the pipe could block forever."""
     unnamed = str(path).startswith(("/dev/", "/proc/"))  # <(command): its writer started before, or is gone
     if unnamed or not stat.S_ISFIFO(path.stat().st_mode):
         return path.open("rb")
@@ -140,7 +140,7 @@ def _opened(path: Path) -> io.BufferedReader:
 
 
 def _first_words(path: Path, descriptor: int) -> bytes:
-    """Wait until a process opens a named pipe for writing, and return the first data, or ``b""`` without any."""
+    """Wait until a process opens a named pipe for writing, and return the first data, which may be empty."""
     deadline = time.monotonic() + WRITER_S
     while True:
         try:

@@ -1,9 +1,9 @@
 """Defines rules, each of which maps a pattern for log lines to a diagnosis and a grade.
 
 The module defines the patterns that code refers to by name, that several diagnoses share, or that match harmless lines.
-A hang prints no error, so it is recognised by the last step that the log shows. The sources in NCCL are src/init.cc and
-src/bootstrap.cc. For sockets, the source is src/include/socket.h up to NCCL 2.11, src/misc/socket.cc from 2.12, and
-src/os/linux.cc from 2.29. The source in nccl-tests is src/common.cu.
+A hang prints no error, so it is recognised by the last step that the log shows. The patterns for NCCL's messages are
+based on src/init.cc and src/bootstrap.cc. Messages about sockets are in src/include/socket.h up to NCCL 2.11, in
+src/misc/socket.cc from 2.12, and in src/os/linux.cc from 2.29. The messages of nccl-tests are in src/common.cu.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class LogRule:
         return safe_regex(self.expression), safe_regex(self.unless) if self.unless else None
 
     def match(self, text: str) -> re.Match[str] | None:
-        """Return the match of the pattern in ``text``, or None without a match or if ``unless`` matches."""
+        """Return the match of the pattern in ``text``, or None if the pattern does not match or ``unless`` matches."""
         pattern, unless = self._compiled
         match = pattern.search(text)
         return None if match is None or (unless is not None and unless.search(text)) else match
@@ -129,7 +129,7 @@ COMPLAINED = (
     r"|any ?more|from here))"
     r"|(?i:(?:and then|then it|it just|program|script|training|process|job) (?:hangs|gets stuck|is stuck|freezes))"
 )
-"""Pattern for a comment about a hang by the person who posted the log."""
+"""Pattern for a comment in which the person who posted the log reports a hang."""
 
 BROKE_OFF = r"^\^C|^\[mpiexec@\S+\] (?:Sending Ctrl-C|Press Ctrl-C)|Ctrl-C caught|mpirun: killing job"
 """Pattern for a keyboard interrupt as shown by a terminal or MPI launcher."""

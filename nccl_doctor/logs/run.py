@@ -29,7 +29,7 @@ from nccl_doctor.logs.reading import BLOCK, compressed, file_blocks, files, size
 from nccl_doctor.logs.rule import Grade
 
 LONG = 32 << 20
-"""Minimum total size of logs, in bytes, for reading in several processes."""
+"""Minimum total size, in bytes, of logs that are read by several processes."""
 
 _PART = 16 << 20
 _MOST_PROCESSES = 8
@@ -80,7 +80,7 @@ class Ahead:
 
 
 def _quietly() -> None:
-    """Ignore SIGINT and restore the default action of SIGTERM, because the main process ends its workers."""
+    """Ignore SIGINT and restore the default action of SIGTERM, because the main process terminates the workers."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
@@ -164,7 +164,7 @@ _LONGEST_SHOWN = 1 << 16
 
 @dataclass
 class LogsRun:
-    """A session that reads files, folders, or standard input to the end or, with ``follow``, until a fatal line.
+    """A session that reads files, directories, or standard input to the end or, with ``follow``, until a fatal line.
 
     ``tee`` is called with each block of data, and ``progress`` is called with the size of each block in bytes.
     """

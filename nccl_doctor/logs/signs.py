@@ -76,7 +76,7 @@ class Case:
         return tuple(dict.fromkeys(names or self._failed_hosts()))
 
     def _failed_hosts(self) -> list[str]:
-        """Return the hosts for which launchers report failures in the files and tasks of the events."""
+        """Return the hosts whose failures launchers report in the same files and tasks as the events."""
         files = {event.file for event in self.cause.events}
         tasks = {event.prefix.task for event in self.cause.events} - {None}
         named = [row for reading in self.log.readings if reading.name in files for row in reading.failed_hosts.items()]
@@ -333,7 +333,7 @@ class Scene:
 
     Attributes:
         log: the whole log or, from :attr:`PassStage.ENDING` on, only the last run.
-        sources: the reading of each source, by name.
+        sources: maps the name of each source to its reading.
         stuck: names of diagnoses whose retries never succeeded or that made a process give up.
         names: names of the faults found before hints are graded, except faults that only show that a process gave up.
     """
@@ -373,15 +373,15 @@ class LogSigns:
     Attributes:
         rules: patterns for log lines; if several patterns of the same grade match a line, the first pattern counts.
         advice: function that creates the message and the fix.
-        after: diagnoses that take precedence if a line matches this diagnosis and another diagnosis with the same
-            grade. Otherwise, alphabetical order decides.
+        after: diagnoses that take precedence over this diagnosis if a line matches both with the same grade. Between
+            other diagnoses, alphabetical order decides.
         roles: roles of the diagnosis among the faults in a log.
         hint: grade that is assigned to hints of the diagnosis that count as faults.
         hint_beside: faults of which the log must contain at least one for hints to count as faults; if empty, any fault
             suffices.
         weigh: function that returns the grade of a hint, used instead of ``hint`` and ``hint_beside``.
-        passes: functions that process a log's events, by stage; within a stage, passes run in alphabetical order of the
-            diagnoses.
+        passes: maps a stage to the function that processes a log's events; within a stage, passes run in alphabetical
+            order of the diagnoses.
         catalogued: grade of a warning that is in NCCL's message catalogue but matches no other rule.
         ras: states of ranks and processes in NCCL RAS output that show the diagnosis, with their grades.
         interface: function that returns the interface or device of a case.
@@ -407,7 +407,7 @@ class LogSigns:
 
 @cache
 def signs() -> dict[str, LogSigns]:
-    """Return the log signs of each diagnosis by name, in order of precedence."""
+    """Return a mapping from the name of each diagnosis to its log signs, in order of precedence."""
     by_name: dict[str, LogSigns] = {}
     for module in pkgutil.walk_packages(importlib.import_module(PACKAGE).__path__, f"{PACKAGE}."):
         shown = getattr(importlib.import_module(module.name), "SIGNS", None)

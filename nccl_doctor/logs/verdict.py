@@ -59,7 +59,7 @@ def report(
 
 
 def first_events(verdict: LogVerdict) -> Iterator[LogEvent]:
-    """Yield the first line in which each rank shows each fault, in chronological order."""
+    """Yield the first log line of each fault on each rank, in chronological order."""
     first: dict[tuple[str, object], tuple[Case, Event, bool]] = {}
     for cause in verdict.causes:
         case = Case(cause, verdict.log)
@@ -134,7 +134,7 @@ def _reached(where: RankProgress) -> dict[str, list[int]]:
 
 
 def _unfinished(verdict: LogVerdict) -> Diagnosis | None:
-    """Return the diagnosis for a job that may be hanging or still running, as its log shows no fault or end."""
+    """Return the diagnosis for a job that may hang or still run, because its log shows neither a fault nor an end."""
     log, facts, where = verdict.log, verdict.log.facts, rank_progress(verdict.log.facts)
     if not where.reached or facts.ended_well or facts.torn_down or facts.serving:
         return None
@@ -166,7 +166,7 @@ def _unfinished(verdict: LogVerdict) -> Diagnosis | None:
 
 
 _LOOKED_AT = 4096
-"""Number of lines at the ends of all sources that are searched for the last line of each rank."""
+"""Total number of lines, from the ends of all sources, that are searched for the last line of each rank."""
 
 
 def _last_lines(log: Log) -> dict[int | None, LogLine]:
@@ -228,7 +228,7 @@ MOST = 4
 
 
 def summed(verdict: LogVerdict, *, whole: bool = False) -> tuple[Phase, ...]:
-    """Return rows for data that could not be judged and, without causes or with ``whole``, NCCL's choices."""
+    """Return rows for data that could not be evaluated and, if no cause was found or with ``whole``, NCCL's choices."""
     empty, cut = verdict.log.unsaid, verdict.log.cut
     unknown = [f"{fold(empty)} is empty"] if empty else []
     unknown += [f"{fold(cut)} is a truncated archive: the rest is missing"] if cut else []

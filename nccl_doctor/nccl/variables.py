@@ -357,7 +357,7 @@ def _judge_number(name: str, value: str, version: VersionNumbers) -> BadValue | 
     if number != -2 and not low <= number <= high:
         same = value.strip() == str(number)
         return BadValue(
-            "reads a number that is out of range" if same else f"reads it as {number}, which is out of range",
+            "reads this number, which is out of range" if same else f"reads it as {number}, which is out of range",
             allowed,
             may_change=True,
         )

@@ -20,7 +20,7 @@ from importlib._bootstrap_external import MAGIC_NUMBER
 
 ROOT = "nccl_doctor"
 LEAST_MEMORY = 256 << 20
-"""Minimum address space in bytes. The probe's threads need 150 MB, and importing torch needs more than 300 MB."""
+"""Minimum address space limit in bytes. The probe's threads need 150 MB, and importing torch needs more than 300 MB."""
 
 
 class MemoryImporter:
@@ -33,7 +33,7 @@ class MemoryImporter:
     """
 
     def __init__(self, modules: "dict[str, tuple[bytes, bytes]]", native: bool) -> None:
-        """Initialise the importer with compressed source code and bytecode by module name.
+        """Initialise the importer with the compressed source code and bytecode of each module.
 
         ``native`` means that the bytecode is for this Python version.
         """

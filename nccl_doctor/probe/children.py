@@ -4,9 +4,9 @@ The probe is a subreaper, so every process that it starts remains its descendant
 process tree. The kernel kills every child process when the probe dies (PR_SET_PDEATHSIG, prctl(2)). The kernel kills
 the ranks of the all-reduce when the process that forked them dies.
 
-torch needs a directory for temporary files. Each directory has a keeper, which is a shell process that removes the
-directory when the probe exits or is killed, even by SIGKILL or SIGALRM. The temporary directory is not removed if the
-keeper is killed together with the probe, for example when a whole control group is killed.
+torch needs a directory for temporary files. Each temporary directory has a keeper, which is a shell process that
+removes the directory when the probe exits or is killed, even by SIGKILL or SIGALRM. The temporary directory is not
+removed if the keeper is killed together with the probe, for example when a whole control group is killed.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 _libc = ctypes.CDLL(None, use_errno=True)
 KEEPER = 'trap "" HUP INT TERM; read _; n=0; while ! rm -rf -- "$0" && [ $n -lt 50 ]; do n=$((n+1)); sleep 0.1; done'
-"""Script of the keeper. The keeper's stdin closes when the probe exits. Removal is retried because dying ranks may
-still be writing to the directory.
+"""Shell script of the keeper, which waits until its stdin is closed and then removes a temporary directory. When the
+probe exits, the kernel closes the keeper's stdin. Removal is retried because dying ranks may still be writing to the
+directory.
 """
 _keepers: dict[str, subprocess.Popen[bytes]] = {}
 _making = threading.Lock()  # held while a directory has no keeper yet, and for good once the probe exits
@@ -40,7 +41,7 @@ def become_subreaper() -> None:
 def start(
     argv: list[str], env: dict[str, str], output: int, stdin: int = subprocess.DEVNULL
 ) -> subprocess.Popen[bytes]:
-    """Start a program in its own session.
+    """Start a program in a new session (setsid(2)).
 
     Call this function only from the main thread, because the kernel kills the program when the calling thread exits.
     """
@@ -107,7 +108,7 @@ def remove_scratch(patience_s: float = 6.0) -> None:
 
 
 def end_all(patience_s: float = 2.0) -> None:
-    """Kill all descendants of this process until no descendant is left or ``patience_s`` seconds have passed."""
+    """Kill all descendants of this process except keepers, and retry for up to ``patience_s`` seconds."""
     deadline = time.monotonic() + patience_s
     while time.monotonic() < deadline:
         family = set(descendants(os.getpid())) - {keeper.pid for keeper in list(_keepers.values())}

@@ -1,11 +1,11 @@
-"""A program that runs another program in a process's namespaces and root directory, with the same capabilities.
+"""A program that runs a command in the namespaces, root directory and capability bounding set of a process.
 
     python3 enter.py PID PROGRAM [ARGUMENT ...]
 
 This file is a standalone program for the host's Python 3.6 or later. nsenter(1) is not used because it would run the
-program as root with all capabilities of the host, and a container's shell can't be trusted. As with ``docker exec``,
-the program gets the bounding set of the process (CapBnd, capabilities(7)) and, if the process has ``no_new_privs`` set,
-``no_new_privs``.
+program, such as the untrusted shell of a container, as root with all capabilities of the host. As with ``docker exec``,
+the program gets the capability bounding set of the process (CapBnd, capabilities(7)). The program also gets the
+attribute ``no_new_privs`` if the process has this attribute.
 """
 
 import ctypes

@@ -26,7 +26,7 @@ def list_gpus(deadline: float) -> list[dict[str, Any]]:
 
 
 def query(what: str, fields: Sequence[str], deadline: float) -> str:
-    """Return the output of ``nvidia-smi --query-WHAT=FIELDS``, without header and units.
+    """Return the output of ``nvidia-smi --query-WHAT=FIELDS`` without a header line and without units.
 
     The output is empty if NVIDIA's driver and tools are not installed.
     """
@@ -104,7 +104,7 @@ PROCESS_FIELDS = ("gpu_uuid", "pid", "used_memory")
 
 
 def list_gpu_processes(deadline: float) -> list[dict[str, Any]]:
-    """Return a ``snapshot.GpuUse`` for each process and GPU. Return an empty list if there is no NVIDIA driver."""
+    """Return a ``snapshot.GpuUse`` for each process on each GPU, or an empty list if there is no NVIDIA driver."""
     if not any(os.path.exists(path) for path in SIGNS):
         return []
     rows = query("compute-apps", PROCESS_FIELDS, deadline)
@@ -114,7 +114,7 @@ def list_gpu_processes(deadline: float) -> list[dict[str, Any]]:
 def parse_gpu_processes(text: str, numbers: str = "") -> list[dict[str, Any]]:
     """Parse the process rows in the output of nvidia-smi.
 
-    The used memory is in MiB, or None if the platform does not report memory by process.
+    The amount of used memory is in MiB, or None if the platform does not report memory per process.
     """
     index = {uuid.strip(): int(number) for number, _, uuid in (row.partition(",") for row in numbers.splitlines())}
     processes = []
@@ -130,7 +130,7 @@ def parse_gpu_processes(text: str, numbers: str = "") -> list[dict[str, Any]]:
 
 
 def work(deadline: float) -> list[dict[str, Any]]:
-    """Return a ``snapshot.GpuWork`` for each GPU whose utilization, power draw and power limit nvidia-smi reports."""
+    """Return a ``snapshot.GpuWork`` for each GPU whose utilisation, power draw and power limit nvidia-smi reports."""
     rows = (row.rsplit(",", 3) for row in query("gpu", WORK_FIELDS, deadline).splitlines())
     fit = (
         row
@@ -141,6 +141,6 @@ def work(deadline: float) -> list[dict[str, Any]]:
 
 
 def utilization(deadline: float) -> dict[str, int | None]:
-    """Return each GPU's utilization in the last second in percent, by UUID, or None if it is unknown."""
+    """Return a dictionary that maps each GPU's UUID to the GPU's current utilisation in percent (None if unknown)."""
     rows = (row.partition(",") for row in query("gpu", ("uuid", "utilization.gpu"), deadline).splitlines())
     return {uuid.strip(): int(percent) if percent.strip().isdigit() else None for uuid, _, percent in rows}

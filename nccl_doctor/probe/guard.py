@@ -1,9 +1,9 @@
-"""Rules for which processes may be ended.
+"""Rules that decide which processes may be ended.
 
-Some rules can be overridden with ``--force``, whereas other rules protect a process in any case.
+Some rules can be overridden with ``--force``, whereas the rules in :func:`protected` always apply.
 
 A job that a user may be watching is not a leftover, even if the job is idle. A process can change its own name and
-title. The name, title and program may protect a process, but they never prove that a job is a leftover.
+title. A name, title or program may be a reason to protect a process, but is never proof that a job is a leftover.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def watcher(job: JobProcesses, table: ProcessTable) -> str | None:
 
 
 def attended(pids: Sequence[int], table: ProcessTable) -> str | None:
-    """Return why a user may be working in one of the given processes or which service runs a process.
+    """Return a phrase about a user who may be working in one of the processes, or a service that runs one of them.
 
     Return None if no user or service is found.
     """
@@ -110,11 +110,11 @@ def _of_top(pid: int, table: ProcessTable) -> str | None:
 GRACE_S = 10.0  # the same as port_model.GRACE_S: a younger process may still be starting
 RefusalKind = Literal["protected", "foreign", "not-training", "young", "watched", "alive"]
 SSHD = frozenset({"sshd", "sshd-session", "sshd-auth", "dropbear"})
-"""Names of SSH server programs. The server of OpenSSH consists of several programs since version 9.8."""
+"""Names of SSH server programs. Since version 9.8, the OpenSSH server has consisted of several programs."""
 
 
 def protected(pid: int, table: ProcessTable) -> str | None:
-    """Return why a process must never be signaled, even with ``--force``, or None if the process may be signaled."""
+    """Return why a process must never be signalled, even with ``--force``, or None if the process may be signalled."""
     proc = table.procs[pid]
     if pid == 1:
         return "pid 1 is the system's own"
@@ -131,7 +131,7 @@ def protected(pid: int, table: ProcessTable) -> str | None:
 
 
 def _ends_with_its_owner(pid: int, table: ProcessTable) -> str | None:
-    """Return why a process that publishes a container's port or is part of an nccl-doctor run should not be ended."""
+    """Return why a process should not be ended, if it publishes a container's port or belongs to an nccl-doctor run."""
     if jobs.is_publisher(table.executable(pid)):
         return f"pid {pid} ({table.executable(pid)}) publishes a container's port, which ends with the container"
     if jobs.of_check(pid, table):
@@ -148,7 +148,7 @@ class EndRefusal(NamedTuple):
 
 
 def refusal(job: JobProcesses, holders: Sequence[int], table: ProcessTable, grace_s: float) -> EndRefusal | None:
-    """Return why a job must not be ended, such as an age of less than ``grace_s`` seconds.
+    """Return why a job must not be ended, for example because the job is younger than ``grace_s`` seconds.
 
     Return None if the job may be ended.
 
@@ -173,7 +173,7 @@ def refusal(job: JobProcesses, holders: Sequence[int], table: ProcessTable, grac
 def refusals(
     jobs: Sequence[JobProcesses], holders: Sequence[int], table: ProcessTable, grace_s: float
 ) -> list[EndRefusal | None]:
-    """Return the result of :func:`refusal` for each job, or a refusal if the job makes progress between samples."""
+    """Return, for each job, the result of :func:`refusal`, or a refusal if the job was seen to make progress."""
     refused = [refusal(job, [pid for pid in holders if pid in job.pids], table, grace_s) for job in jobs]
     quiet = [place for place, result in enumerate(refused) if result is None]
     for place, sign in zip(quiet, progress.watch([jobs[place].pids for place in quiet])):
@@ -183,9 +183,9 @@ def refusals(
 
 
 def refuses(pid: int, table: ProcessTable, *, force: bool) -> str | None:
-    """Return why a process must not be signaled, or None if the process may be signaled.
+    """Return why a process must not be signalled, or None if the process may be signalled.
 
-    This check runs right before the signal, which may be minutes after the job was examined.
+    This check runs immediately before the signal is sent, because minutes may have passed since the job was examined.
     """
     final = protected(pid, table)
     if final is not None or force:
@@ -201,7 +201,7 @@ def is_own(pid: int, table: ProcessTable) -> bool:
 
 
 def user(uid: int) -> str:
-    """Return the name of a user, or the user ID as text if the name is unknown."""
+    """Return the name of a user, or a string such as "uid 1000" if the name is unknown."""
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:

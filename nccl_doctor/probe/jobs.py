@@ -1,9 +1,9 @@
 """Functions that find the processes of a job, such as a launcher and its ranks, or ranks that have lost their launcher.
 
-The search starts at a process, goes up to the launcher or to the Python process that forked or spawned the process, and
-includes all descendants. If the launcher has exited, the job includes the orphans that the launcher had started
-together with the process. Each process of a job is a descendant, or an orphan of the same user whose environment
-variables belong to the same run.
+For a given process, the search finds the launcher, or the Python process that forked or spawned the given process, and
+adds all descendants. If the launcher has exited, the job also includes the other orphans that the launcher had started
+at about the same time. Besides its first process and the descendants of this process, a job includes only orphans of
+the same user and run, and their descendants.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from nccl_doctor.probe.procs import Proc, ProcessTable
 
 PYTHON = re.compile(r"(?:python|pypy)[0-9.]*[a-z]?")
 WITH_VALUE = frozenset({"-X", "-W", "--check-hash-based-pycs"})
-"""Options of the Python interpreter that take the next argument as a value (``python --help``)."""
+"""Options of the Python interpreter whose value is the next argument (``python --help``)."""
 
 TORCH_LAUNCHERS = frozenset(  # torch's own launchers, whose options say how nodes meet
     {"torchrun", "torch.distributed.run", "torch.distributed.launch", "accelerate", "accelerate-launch"}
@@ -55,12 +55,12 @@ PROBE = "<nccl-doctor>"  # in the command line of every probe (crew/start.py)
 
 
 def is_probe(pid: int, table: ProcessTable) -> bool:
-    """Return whether the command line of a process is that of a probe. Any process can have such a command line."""
+    """Return whether a process has the command line of a probe. Any process can imitate this command line."""
     return any(PROBE in word for word in table.argv(pid))
 
 
 def is_command(pid: int, table: ProcessTable) -> bool:
-    """Return whether the command line of a process is that of the ``nccl-doctor`` command.
+    """Return whether a process has the command line of the ``nccl-doctor`` command.
 
     Any process can have such a command line.
     """
@@ -88,7 +88,7 @@ def is_python(executable: str) -> bool:
 
 
 def program(argv: Sequence[str]) -> str:
-    """Return the program that a command line runs: the module after ``-m``, a base name of a script, or "-c"."""
+    """Return the program that a command line runs, such as a module (``-m``), a script's base name, or "-c"."""
     if not argv:
         return ""
     name = os.path.basename(argv[0].partition(" ")[0].rstrip(":"))
@@ -129,7 +129,7 @@ RANK_VARIABLES = frozenset({"LOCAL_RANK", "TORCHELASTIC_RUN_ID", "OMPI_COMM_WORL
 set manually.
 """
 RANK_MARKS = ("--local_rank", "--local-rank", "multiprocessing.spawn", "multiprocessing.forkserver")
-"""Strings that identify a rank's command line, which are an argument from torch.distributed.launch or a module of
+"""Strings that identify a rank's command line. Each string is an option from torch.distributed.launch or a module of
 multiprocessing.
 """
 RAY_WORKER, RAYLET = "ray::", "raylet"
@@ -171,11 +171,11 @@ def jobs_of(pids: list[int], table: ProcessTable) -> list[JobProcesses]:
 
 
 def is_adopted(proc: Proc, table: ProcessTable) -> bool:
-    """Return whether a process was adopted, so that its parent is PID 1 or a subreaper but did not start the process.
+    """Return whether a process was adopted, which means that its parent is PID 1 or a subreaper that did not start it.
 
-    In a container, PID 1 may be a launcher, or the shell or init process that started the process. A process is not
-    regarded as adopted if it is in the session of PID 1, or if it inherited from PID 1 an environment variable that
-    normally only a launcher sets.
+    In a container, PID 1 may be a launcher, or a shell or init process that started the given process itself. A process
+    is not regarded as adopted if it is in the same session as PID 1, or if it inherited from PID 1 an environment
+    variable that is normally set only by a launcher.
     """
     parent = table.procs.get(proc.ppid)
     if parent is None or not (parent.pid == 1 or parent.name in SUBREAPERS):
@@ -205,13 +205,13 @@ def is_rank(pid: int, table: ProcessTable) -> bool:
 
 
 def tops(job: JobProcesses, table: ProcessTable) -> list[int]:
-    """Return the running processes of a job whose parent process is outside the job."""
+    """Return those processes of a job that still exist and have a parent process outside the job."""
     alive = [pid for pid in job.pids if pid in table.procs]
     return [pid for pid in alive if table.procs[pid].ppid not in alive]
 
 
 def _started(parent: Proc, child: Proc, table: ProcessTable) -> bool:
-    """Return whether a parent process is the launcher of a process, or the Python process that started it."""
+    """Return whether ``parent`` is the launcher of ``child`` or the Python process that forked or spawned ``child``."""
     if table.uid(parent.pid) != table.uid(child.pid):
         return False
     above, below = table.argv(parent.pid), table.argv(child.pid)

@@ -1,12 +1,13 @@
 """The probe's main loop, which reads requests from stdin and writes answers to stdout.
 
-Each request or answer is one line of JSON.
+Requests and answers are JSON objects, one per line.
 
-Each answer has the form ``NONCE {json}``, so that the output of ``.bashrc`` or an MOTD can't be mistaken for an answer.
-A reader thread reads stdin. The probe kills its child processes and exits when stdin is closed, because the controller
-has exited or the connection is broken. The probe exits, too, if no data arrives for a while, for example because a
-cable is unplugged or a laptop sleeps. Normally, the controller sends an empty line every second. As a last resort,
-SIGALRM with its default action kills a probe that outlives its controller.
+Each answer is preceded by a random nonce (``NONCE {json}``), so that output of ``.bashrc`` or an MOTD can't be mistaken
+for an answer. A reader thread reads stdin. The probe kills its child processes and exits when stdin is closed, which
+means that the controller has exited or the connection is broken. The probe also exits if no data arrives from the
+controller for a while, for example because a cable was unplugged or a laptop is asleep. Normally, the controller sends
+an empty line every second. As a last resort, a timer kills a probe that outlives its controller (SIGALRM with the
+default action).
 """
 
 from __future__ import annotations
@@ -57,11 +58,10 @@ REQUESTS = {
     "dump": "hang/watch:Watch.dump",
     "ras": "hang/watch:Watch.ask_ras",
 }
-"""The handler of each request type. A handler is a module, followed by a function in the module or by a class and a
-method.
+"""The handler of each request type, in the form ``module:function`` or ``module:Class.method``.
 
-A handler class is instantiated once per connection. The module of a handler is imported at the first request. The types
-of the handlers' answers are defined in crew/answers.py.
+A handler class is instantiated once per connection. The module of a handler is imported when the first request for the
+handler arrives. The types of the handlers' answers are defined in crew/answers.py.
 """
 
 
@@ -70,8 +70,8 @@ class Server:
 
     Args:
         nonce: random text that precedes every answer on this connection.
-        lifetime_s: time in seconds after which the probe exits in any case.
-        silence_s: time in seconds without data from the controller after which the probe exits.
+        lifetime_s: maximum lifetime of the probe in seconds.
+        silence_s: number of seconds without data from the controller after which the probe exits.
         source: function that returns the source code of one of the probe's modules.
     """
 

@@ -1,11 +1,11 @@
 """Netlink requests (netlink(7)) for kernel tables and routes (rtnetlink(7)) and for TCP sockets (sock_diag(7)).
 
-Unlike /proc/net/tcp, sock_diag can list the sockets of a single port. Since Linux 6.8, sock_diag lists sockets that are
-bound but not connected, too (TCP_BOUND_INACTIVE in include/net/tcp_states.h). If the kernel has no sock_diag, as in
-gVisor, /proc/net/tcp is read instead.
+Unlike /proc/net/tcp, sock_diag can list the sockets of a single port. Since Linux 6.8, sock_diag also lists sockets
+that are bound but neither listening nor connected (TCP_BOUND_INACTIVE in include/net/tcp_states.h). If the kernel has
+no sock_diag, as in gVisor, /proc/net/tcp is read instead.
 
 The kernel's route lookup for a packet considers policy rules, all routing tables and strict reverse-path filtering, and
-does not require root.
+does not require root privileges.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def attribute(kind: int, value: bytes) -> bytes:
 
 
 def attributes(rest: bytes) -> dict[int, bytes]:
-    """Return the netlink attributes at the end of a message by type.
+    """Return a dictionary of the netlink attributes at the end of a message. The keys are attribute types.
 
     If a type occurs more than once, the first attribute is used.
     """
@@ -166,7 +166,7 @@ class SocketTraffic(NamedTuple):
 
 
 def sockets_on(port: int, timeout_s: float = 2.0, states: int = ALL_STATES) -> list[DiagSocket]:
-    """Return all TCP sockets of this network namespace on a local port, IPv4 before IPv6. Port 0 means any port."""
+    """Return all TCP sockets on a local port in this network namespace, IPv4 sockets first. Port 0 means any port."""
     sockets = map(parse_socket, _dump(port, 0, timeout_s, states))
     # The kernel skips the port when it dumps sockets that are only bound (seen on 6.18).
     return [sock for sock in sockets if port in (0, sock.local_port)]
@@ -323,8 +323,8 @@ def look_up_ways(request: dict[str, Any]) -> list[dict[str, Any]]:
 def look_up(wanted: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return a ``snapshot.Way`` for each packet in ``wanted``.
 
-    A packet has the keys "to", "source" (or None) and "iif" (or None). If a packet is rejected, its ``snapshot.Way``
-    contains the rejecting route.
+    A packet is a dictionary with the keys "to", "source" and "iif". The values of "source" and "iif" may be None. For a
+    rejected packet, the ``snapshot.Way`` contains the rejecting route if the route can be determined.
     """
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as kernel:
         kernel.settimeout(TIMEOUT_S)
@@ -345,7 +345,7 @@ def _family(address: str) -> int:
 
 
 def _routes(family: int) -> list[tuple[int, bytes, int, int, int]]:
-    """Return the table, destination, prefix length, metric and type of every route; empty if there are too many."""
+    """Return the table, destination, prefix length, metric and type of each route, or nothing if there are too many."""
     routes: list[tuple[int, bytes, int, int, int]] = []
     deadline = time.monotonic() + TIMEOUT_S
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as kernel:
@@ -365,7 +365,8 @@ def _routes(family: int) -> list[tuple[int, bytes, int, int, int]]:
 def find_refusal(routes: list[tuple[int, bytes, int, int, int]], to: str, error: str) -> dict[str, Any] | None:
     """Return a ``snapshot.Refusal`` for the route that rejected the address ``to`` with ``error``.
 
-    Only the best match in each routing table is considered. Return None unless exactly one route matches.
+    Only the best match in each routing table is considered. Return None unless exactly one of the best matches rejects
+    packets with ``error``.
     """
     wanted = socket.inet_pton(_family(to), to)
     size = len(wanted) * 8
@@ -411,7 +412,7 @@ def way_request(number: int, to: str, source: str | None, iif: str | None) -> by
 
 
 def parse_way(message: bytes) -> dict[str, Any]:
-    """Return the route in the kernel's answer, with addresses as text; raise OSError for an error message."""
+    """Return the route in the kernel's answer, with addresses as strings. Raise OSError if the answer is an error."""
     _, kind, *_ = HEADER.unpack_from(message)
     body = message[HEADER.size :]
     if kind == NLMSG_ERROR:

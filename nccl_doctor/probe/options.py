@@ -20,9 +20,10 @@ class LauncherOptions(NamedTuple):
     Attributes:
         name: name of the launcher, such as "torchrun" or "launch" (torch.distributed.launch), or "script" for a script
             that starts its own ranks.
-        options: whether an option takes a value, by option name with "_" instead of "-".
-        same: torchrun's name of an option, or "tensor", "pipeline" or "data" for a parallel size of an engine, by
-            option name.
+        options: dictionary that maps the name of each option (with "_" instead of "-") to whether the option takes a
+            value.
+        same: dictionary that maps an option to torchrun's name of the equivalent option, and an option for a parallel
+            size of an engine to "tensor", "pipeline" or "data".
         closed: whether all options of the launcher are in ``options``, so that any other option is an error.
         abbreviates: whether the launcher accepts any unambiguous prefix of an option.
         placed: whether each host has its own command line, which contains the host's rank.
@@ -46,7 +47,7 @@ class LauncherOptions(NamedTuple):
 
     @property
     def notions(self) -> frozenset[str]:
-        """Names of the settings that the launcher's options specify, as torchrun names them where possible."""
+        """Names of the settings that the launcher's options specify. Where possible, torchrun's names are used."""
         return frozenset(self.same.get(name, name) for name in self.options)
 
     def named(self, asked: str) -> str | None:
@@ -77,11 +78,12 @@ class Option(NamedTuple):
 
 
 class ParsedLine(NamedTuple):
-    """A command line in the interpretation of a launcher.
+    """A command line as a launcher interprets it.
 
     Attributes:
         options: options on the command line. An unknown option is replaced by the most similar known option.
-        told: values of all options, by torchrun's name if torchrun has the setting. The value of a flag is "".
+        told: dictionary of the values of all options. The keys are torchrun's names for settings that torchrun has. The
+            value of a flag is an empty string.
         unknown: options that the launcher does not know, as spelled on the command line.
         rest: model of the engine, or training script and its arguments.
     """
@@ -132,7 +134,7 @@ _MPIRUN_FLAGS = [
     "l",
     "prepend_rank",
 ]
-"""Options without a value of Open MPI's mpirun (versions 4 and 5) and of Hydra (MPICH 4, Intel MPI 2021)."""
+"""Flags (options without a value) of Open MPI's mpirun (versions 4 and 5) and of Hydra (MPICH 4, Intel MPI 2021)."""
 
 
 _TORCHRUN = _table(
@@ -303,7 +305,7 @@ def port_words(programs: Sequence[str], port: int) -> tuple[str, ...]:
 def find_launcher(words: Sequence[str]) -> tuple[LauncherOptions, int]:
     """Return the launcher of a command line and the index of the launcher's first argument.
 
-    The launcher of an ordinary script is "script".
+    If the command line runs an ordinary script, the launcher with the name "script" is returned.
     """
     known, at = PROGRAMS.get(os.path.basename(words[0])), 1
     if known is None and _PYTHON.fullmatch(os.path.basename(words[0])):

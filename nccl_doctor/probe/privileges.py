@@ -1,9 +1,9 @@
 """Functions that drop root privileges before opening or reading a path that another user controls.
 
 If root opens a path that a user controls, symbolic links are followed with root privileges, and the path may change
-between a check and the opening. A path that a user controls is opened by a child process. Before opening the path, the
-child process drops every capability and switches to the user, groups, root directory and namespaces of the examined
-process. The child process can access only files that the user can access.
+between a check and the opening. Paths that another user controls are therefore opened by a child process. Before
+opening the path, the child process drops every capability and switches to the user, groups, root directory and
+namespaces of the examined process. The child process can access only files that the user can access.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ CAPABILITY_VERSION_3 = 0x20080522
 PR_SET_KEEPCAPS, PR_SET_SECUREBITS, PR_SET_NO_NEW_PRIVS, PR_CAP_AMBIENT = 8, 28, 38, 47
 PR_CAP_AMBIENT_RAISE = 2
 SECBIT_NOROOT_LOCKED = 0b11
-"""SECBIT_NOROOT and SECBIT_NOROOT_LOCKED (capabilities(7)), so that user ID 0 does not regain capabilities through
-execve(2).
+"""The flags SECBIT_NOROOT and SECBIT_NOROOT_LOCKED (capabilities(7)), which prevent user ID 0 from regaining
+capabilities through execve(2).
 """
 CLONE_NEWNS, CLONE_NEWPID = 0x00020000, 0x20000000
 ERROR_TEXT = 300
@@ -63,7 +63,7 @@ def credentials(status: dict[str, list[str]]) -> Credentials:
 
 
 def open_process(pid: int, started: int) -> int:
-    """Open /proc/PID.
+    """Open the directory /proc/PID of a process and return its descriptor.
 
     Raise Unavailable if the start time of the process is not ``started`` (in clock ticks since boot).
 
@@ -112,20 +112,20 @@ def _prctl(option: int, *values: int) -> None:
 def enter_for_program(pid: int, started: int, parent: int, *, loads: bool) -> int:
     """Switch to the user, root directory and namespaces of a process.
 
-    The caller must be a child process that root has forked to run a program that reads the memory of the process. Root
-    privileges are not dropped for a process of root with the same root directory, because no other user controls its
-    files.
+    The caller must be a child process that root has forked to run a program that reads the memory of the examined
+    process. Root privileges are kept if the examined process belongs to root and has the same root directory as the
+    caller, because no other user controls the files in this directory.
 
     Args:
         pid: PID of the process.
         started: start time of the process in clock ticks since boot.
         parent: PID of the parent of the calling process.
-        loads: whether the program loads shared libraries, which would come from the root directory of the process.
+        loads: whether the program loads shared libraries, which would be loaded from the root directory of the process.
 
-    Return the PID of the process in its own PID namespace. If the PID namespace of the process differs, the function
-    returns in a child process of the caller. CAP_SYS_PTRACE is kept only if the kernel would otherwise deny access
-    (ptrace(2)). The kernel denies access with Yama, or if the process has capabilities, is not dumpable, or is in
-    another user namespace.
+    Return the PID of the process in its own PID namespace. If the process is in another PID namespace than the caller,
+    the function returns in a child process of the caller. CAP_SYS_PTRACE is kept only if the kernel would otherwise
+    deny access (ptrace(2)). The kernel denies access if Yama restricts ptrace, or if the process has capabilities, is
+    not dumpable, or is in another user namespace.
     """
     place = open_process(pid, started)
     status, own_status = status_of(place), status_of(os.open("/proc/self", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))

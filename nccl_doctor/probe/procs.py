@@ -1,7 +1,7 @@
 """Information about processes from /proc/PID, such as identity, open files, containers and jobs.
 
-A process is identified by its PID and its start time in clock ticks since boot, which does not change when the clock is
-set.
+A process is identified by its PID and its start time in clock ticks since boot. This start time does not change when
+the system clock is set.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ MOST_FILES = 1 << 16  # descriptors of one process that are examined
 
 FEW_FILES = 1024
 """Number of open files that are examined first per process. Any user can have 120 processes with 20,000 open files
-each, so further files are examined last.
+each, so the additional files of such processes are examined last.
 """
 MORE_FILES_S = 6.0
 
 
 def pids_by_inode(inodes: set[int], within_s: float = MORE_FILES_S) -> tuple[dict[int, list[int]], bool]:
-    """Return all visible processes that have each socket open.
+    """Return, for each socket, all visible processes that have the socket open.
 
     Several processes can have the same socket open because children inherit sockets.
 
@@ -60,7 +60,7 @@ def pids_by_inode(inodes: set[int], within_s: float = MORE_FILES_S) -> tuple[dic
 
 
 def open_files(pids: set[int] | None = None, first: int = 0, most: int = MOST_FILES) -> Iterator[tuple[int, str, str]]:
-    """Yield ``(pid, link, target)`` for each readable link in /proc/PID/fd, of all processes if ``pids`` is None.
+    """Yield ``(pid, link, target)`` for each readable link in /proc/PID/fd of the given processes (by default, all).
 
     For each process, only links from position ``first`` up to, but not including, ``most`` are read.
     """
@@ -86,7 +86,7 @@ TEXT_LIMIT = 1 << 18
 """Maximum number of bytes that are read from a file in /proc/PID.
 
 The limit is needed because any process can declare an arbitrary amount of memory as its environment (PR_SET_MM_MAP of
-prctl(2)). The environment of a training job rarely takes up a tenth of the limit.
+prctl(2)). The environment of a training job rarely exceeds a tenth of the limit.
 """
 KEPT_LIMIT = 1 << 25
 """Maximum total size, in bytes, of the environments that a process table caches. The cache is cleared when the limit is
@@ -148,7 +148,7 @@ def cpu_s(pid: int) -> float | None:
 
 
 class ProcessTable:
-    """The processes that were running when the object was created.
+    """The processes that existed when the object was created.
 
     Arguments, environment variables and users are read when needed, and cached.
     """
@@ -165,7 +165,7 @@ class ProcessTable:
         self._uids: dict[int, int] = {}
 
     def descendants(self, root: int) -> list[int]:
-        """Return all descendants of a process. Parents come before their children."""
+        """Return all descendants of a process. Each parent precedes its children."""
         pids: list[int] = []
         waiting = [root]
         while waiting:
@@ -190,7 +190,7 @@ class ProcessTable:
         return self._argv[pid]
 
     def command(self, pid: int) -> str:
-        """Return at most COMMAND_LIMIT characters of the command line, or the bracketed process name if it is empty."""
+        """Return a process's command line (at most COMMAND_LIMIT characters), or ``[NAME]`` if the line is empty."""
         name = self.procs[pid].name if pid in self.procs else "?"
         line = " ".join(self.argv(pid)) or f"[{name}]"
         return line if len(line) <= COMMAND_LIMIT else line[: COMMAND_LIMIT - 1] + "…"
@@ -236,11 +236,11 @@ class ProcessTable:
         return os.path.basename(path.replace(" (deleted)", "")) or (self.procs[pid].name if pid in self.procs else "")
 
     def text(self, pid: int, name: str) -> str:
-        """Return at most TEXT_LIMIT bytes of a file in /proc/PID as text; an unreadable file has an empty text."""
+        """Return at most TEXT_LIMIT bytes of a file in /proc/PID as a string (an empty string if it is unreadable)."""
         return _read(pid, name).decode(errors="replace")
 
     def opened(self, pid: int) -> list[str]:
-        """Return the visible targets of a process's file descriptors."""
+        """Return the targets of the links in /proc/PID/fd that are readable."""
         return [target for _, _, target in open_files({pid})]
 
     def link(self, pid: int, name: str) -> str | None:
@@ -269,8 +269,8 @@ Examples of matches are docker-ID.scope and docker/ID (Docker), libpod-ID.scope 
 crio-ID.scope (Kubernetes), and lxc.payload.NAME (LXC).
 """
 USER_SLICE = re.compile(r"/user-(?P<uid>[0-9]+)\.slice(?:/|$)")
-"""Pattern of a login's control group through pam_systemd, such as user.slice/user-1000.slice/session-3.scope
-(systemd.special(7)).
+"""Pattern of the control group that a login gets through pam_systemd, such as
+user.slice/user-1000.slice/session-3.scope (systemd.special(7)).
 """
 SERVICE = re.compile(r".*/(?P<name>[^/]+)\.service(?:/|$)")
 """Pattern of the innermost service's control group, which may have child groups (``Delegate=``,
@@ -287,7 +287,7 @@ MOST_SPACES = 64  # network namespaces that are examined: any user may create as
 def unit_of(pid: int, table: ProcessTable) -> str | None:
     """Return a process's Slurm job or container, such as "docker container 3f2a40b1c9d2".
 
-    The Slurm job or container is determined by the control group or by ``SLURM_JOB_ID``.
+    The Slurm job or container is determined from the process's control group or environment variable ``SLURM_JOB_ID``.
     """
     job = SLURM.search(table.text(pid, "cgroup"))
     if job:
@@ -297,7 +297,7 @@ def unit_of(pid: int, table: ProcessTable) -> str | None:
 
 
 def is_contained(pid: int, table: ProcessTable) -> bool:
-    """Return whether a process is in another container than the probe, by control group or PID namespace."""
+    """Return whether the control group or PID namespace shows that a process is in another container than the probe."""
     theirs, ours = table.link(pid, "ns/pid"), table.link(os.getpid(), "ns/pid")
     return _container(pid, table) is not None or (theirs is not None and theirs != ours)
 
@@ -305,8 +305,8 @@ def is_contained(pid: int, table: ProcessTable) -> bool:
 def apart(pid: int, table: ProcessTable) -> str | None:
     """Return what separates a process of the same user from the probe, such as another container, Slurm job or login.
 
-    Different mount namespaces are compared only for root, because pam_namespace and Apptainer can give each login or
-    job of a user its own mount namespace.
+    Mount namespaces are compared only if the probe runs as root, because pam_namespace and Apptainer can give each
+    login or job of a user its own mount namespace.
     """
     container = _container(pid, table)
     if container is not None:
@@ -352,7 +352,7 @@ def surroundings(pid: int, table: ProcessTable) -> tuple[str | None, ...]:
 
 
 def elsewhere(port: int, table: ProcessTable) -> list[dict[str, object]]:
-    """Return one process for each network namespace in which a port is in use, except the probe's network namespace."""
+    """Return one process for each network namespace, other than the probe's, in which the given port is in use."""
     spaces = {table.link(os.getpid(), "ns/net"), None}
     processes: list[dict[str, object]] = []
     for pid in sorted(table.procs):

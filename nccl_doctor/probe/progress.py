@@ -49,8 +49,8 @@ def look(pid: int, started: int, table: ProcessTable) -> dict[str, Any] | None:
 def _threads(pid: int) -> tuple[int, dict[str, float]]:
     """Return the number of threads of a process.
 
-    For the busiest threads, return the time in seconds that each thread has run or waited for a CPU (schedstat, see
-    sched-stats.rst).
+    Also return, by thread ID, the time in seconds that each of the busiest threads has run or waited for a CPU
+    (schedstat, see sched-stats.rst).
     """
     try:
         numbers = os.listdir(f"/proc/{pid}/task")
@@ -108,7 +108,7 @@ GPU_S = 5.0  # nvidia-smi takes seconds if no daemon keeps the driver loaded
 
 
 class Look(NamedTuple):
-    """A sample of the CPU time of a job's processes, and of the bytes that they read, wrote and exchanged."""
+    """A sample of the CPU time and file traffic of a job's processes, and of their connections to peers."""
 
     at: float
     cpu: dict[int, float]  # seconds, by PID
@@ -168,14 +168,14 @@ def _peer(flow: SocketTraffic) -> str:
 
 
 def _bytes(flow: SocketTraffic | None) -> int:
-    """Return the sum of the bytes received and the bytes sent and acknowledged, or 0 before Linux 4.1."""
+    """Return the number of received bytes plus acknowledged bytes of a connection, which is 0 before Linux 4.1."""
     return 0 if flow is None else (flow.acked or 0) + (flow.received or 0)
 
 
 def _moved(before: Look, now: Look) -> str | None:
     """Return a phrase that describes the progress between two samples, or None if there is no progress.
 
-    All activity of a new process counts.
+    If a process or connection is missing from the first sample, all of its activity counts.
     """
     seconds = now.at - before.at
     for inode, flow in now.peers.items():
@@ -195,7 +195,7 @@ def _moved(before: Look, now: Look) -> str | None:
 def _on_gpu(pids: Sequence[int]) -> str | None:
     """Return a phrase that describes the load of a GPU whose memory the job uses, or None if no such GPU was busy.
 
-    The GPU utilization refers to the last second (``utilization.gpu`` in nvidia-smi(1)).
+    The GPU utilisation refers to at most the last second (``utilization.gpu`` in nvidia-smi(1)).
     """
     try:
         deadline = time.monotonic() + GPU_S

@@ -2,14 +2,14 @@
 
 Programs are searched for by name in the user's PATH and in the system's directories. The arguments, working directory,
 environment variables and root directory of an examined process are never used to find a program. As root, the probe
-runs only programs that no other user can have changed or can change between the check and the execution. As another
-user, the probe runs the same programs as the user's shell.
+runs a program only if no other user can have changed the program or can change it between the check and the execution.
+As any other user, the probe runs the same programs as the user's shell would run.
 
-Programs that are not searched for are the Python interpreter from the hosts file (facts/software.py,
-smoke/allreduce.py), the login shell (facts/software.py), and /bin/sh with rm and sleep (children.py). A py-spy sent by
-the controller runs from memory (hang/watch.py). Before the probe starts, the login shell runs the Python interpreter
-and, if the hosts file names a container, the container runtime. Outside a container, the controller uses /bin/sh to run
-cat, df and readlink (collect/facts/host_facts.py).
+Some programs are run without a search, namely the Python interpreter from the hosts file (facts/software.py,
+smoke/allreduce.py), the login shell (facts/software.py), and /bin/sh with rm and sleep (children.py). A copy of py-spy
+that was sent by the controller runs from memory (hang/watch.py). Before the probe starts, the login shell runs the
+Python interpreter and, if the hosts file names a container, the container runtime. Outside a container, the controller
+uses /bin/sh to run cat, df and readlink (collect/facts/host_facts.py).
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ Collector = TypeVar("Collector", bound=Callable[..., object])
 def fact(field: str, *, slow: bool = False) -> Callable[[Collector], Collector]:
     """Return a decorator that registers a collector for a field of ``snapshot.HostFacts``.
 
-    ``slow`` means that the collector starts a program. The parameters of a collector must be keys of ``given`` in
-    probe/facts/__init__.py or have default values.
+    ``slow`` means that the collector starts a program. Each parameter of a collector must be a key of ``arguments`` in
+    probe/facts/__init__.py or have a default value.
     """
 
     def register(collector: Collector) -> Collector:
@@ -70,11 +70,11 @@ FILE_PIECE = 1 << 16
 
 
 ROOT = ""
-"""Folder that the paths of :func:`under` are below; tests set it to a made-up machine."""
+"""Prefix that :func:`under` adds to paths. Tests set the prefix to the root directory of a simulated machine."""
 
 
 def under(path: str) -> str:
-    """Return a path of the examined machine as a path to open."""
+    """Return the path at which a file of the examined machine can be opened."""
     return ROOT + path
 
 
@@ -105,9 +105,9 @@ def read(path: str) -> str | None:
 
 
 def encoded(name: str) -> str | bytes:
-    """Return a host name as bytes if the IDNA codec would not change the name, because importing the codec takes 2 ms.
+    """Return a host name as bytes if it needs no IDNA encoding, which avoids importing the IDNA codec (2 ms).
 
-    Return any other host name as text.
+    Return any other host name as a string.
     """
     *labels, last = name.split(".")
     return name.encode() if name.isascii() and len(last) < 64 and all(0 < len(label) < 64 for label in labels) else name
@@ -117,9 +117,9 @@ WORKERS = 16  # concurrent look-ups: name servers drop queries of a client that 
 
 
 def side_by_side(look: Callable[[str], Any], names: list[str], deadline: float) -> dict[str, Any]:
-    """Call ``look`` for each name in parallel, and return the results that arrived before the deadline, by name.
+    """Call ``look`` for each name in parallel. Return a dictionary of the results that arrived before the deadline.
 
-    Unfinished calls run until the probe exits.
+    Calls that are unfinished at the deadline continue in the background.
     """
     todo: queue.SimpleQueue[str] = queue.SimpleQueue()
     done: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
@@ -229,8 +229,9 @@ def find(name: str, folders: Sequence[str], *, for_root: bool = False) -> str | 
 def weak_place(path: str) -> str | None:
     """Return the first part of a path that users other than root can change, or None if only root can change the path.
 
-    Symbolic links are followed step by step, and each directory on the way is checked. A world-writable directory with
-    the sticky bit is accepted only as a parent directory, because nobody can replace root's files in the directory.
+    Symbolic links are followed step by step, and each directory on the way is checked. A directory that other users can
+    write to is accepted only as a parent directory and only with the sticky bit, which prevents other users from
+    replacing root's files.
     """
     here, names = "/", _parts(path)
     for _ in range(MOST_STEPS):

@@ -1,11 +1,11 @@
-"""A lock so that only one run of nccl-doctor at a time tests ports, measures rates or runs an all-reduce on a host.
+"""A lock that lets only one run of nccl-doctor at a time test ports, measure rates or run an all-reduce on a host.
 
 Concurrent runs on the same host would mistake each other's listeners, stores and load for faults of the cluster. A run
 takes the lock ("turn") on each host. The lock is a Unix socket with a name in the abstract namespace (unix(7)). The
-Unix socket leaves no file, is visible to all users, and belongs to a network namespace, like ports. The kernel closes
-the socket when its process exits. The process that holds the lock tells each client of the socket which run has the
-lock. Only the user ID of the lock holder comes from the kernel (SO_PEERCRED). Other information about the lock holder
-is not verified.
+Unix socket leaves no file and is visible to all users. Like a port, the socket belongs to a network namespace. The
+kernel closes the socket when the process that owns the socket exits. The process that holds the lock tells each client
+of the socket which run has the lock. The user ID of the lock holder is reported by the kernel (SO_PEERCRED). Other
+information about the lock holder is not verified.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ class Turn:
         self._thread: threading.Thread | None = None
 
     def take(self, ticket: dict[str, Any]) -> dict[str, Any] | None:
-        """Take the lock for the run that is described in ``ticket`` ({"run", "began", "controller"}).
+        """Take the lock for the run that ``ticket`` describes with the keys "run", "began" and "controller".
 
-        Return None if the run now has the lock, which may belong to another probe of the run on this host. If another
-        run has the lock, return the ticket of the lock holder with "user" and "held_s". Items that the lock holder does
-        not report are missing from the ticket.
+        Return None if the run now has the lock, possibly through another probe of the same run on this host. If another
+        run has the lock, return the ticket of that run with the additional keys "user" and "held_s". Items that the
+        lock holder does not report are missing from the ticket.
         """
         holder: dict[str, Any] = {}
         for _ in range(TRIES):
@@ -82,7 +82,7 @@ class Turns:
         self._turn = Turn()
 
     def take(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Take the lock.
+        """Handle a request to take the lock of this host.
 
         In the answer, "holder" describes the run that has the lock, or is None if the requesting run has the lock.
 
@@ -113,7 +113,7 @@ def _serve(listener: socket.socket, ticket: dict[str, Any], since: float) -> Non
 
 
 def look() -> dict[str, Any]:
-    """Return the ticket of the run that has the lock, with "user" and "held_s".
+    """Return the ticket of the run that has the lock, with the additional keys "user" and "held_s".
 
     Return an empty dictionary if no run has the lock.
     """

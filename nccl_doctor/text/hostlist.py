@@ -40,7 +40,7 @@ def nouns(count: int, noun: str) -> str:
 
 
 def figure(value: float, digits: int = 2) -> str:
-    """Format a value with ``digits`` significant digits, or a larger value as an integer, such as 0.25 or 150."""
+    """Format a number with ``digits`` significant digits (0.25), or as an integer if it is larger (150)."""
     return f"{value:.{digits}g}" if value < 10**digits - 0.5 else f"{value:.0f}"
 
 
@@ -61,7 +61,7 @@ def capital(text: str) -> str:
 
 
 def has_control(text: str) -> bool:
-    """Return whether a text contains control characters, line breaks, lone surrogates, or bidirectional marks."""
+    """Return whether a string contains control characters, line breaks, lone surrogates, or bidirectional controls."""
     return _CONTROL.search(text) is not None
 
 

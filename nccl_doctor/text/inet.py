@@ -18,7 +18,7 @@ def address_of(text: str) -> Address:
 
 
 def numeric(text: str) -> Address | None:
-    """Parse a text as an IP address; return None for any other text, such as a host name."""
+    """Parse a string as an IP address; return None for any other string, such as a host name."""
     try:
         return address_of(text)
     except ValueError:

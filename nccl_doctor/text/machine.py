@@ -24,7 +24,7 @@ _LINKS = 40  # links in a row that Linux follows (path_resolution(7))
 
 
 def state_folder(environ: Mapping[str, str]) -> Path | None:
-    """Return the folder for files that are kept between runs (XDG Base Directory Specification).
+    """Return the directory for files that are kept between runs (XDG Base Directory Specification).
 
     The result is None if the user has no home directory, for example in a container without an account for the user ID.
     """
@@ -40,7 +40,7 @@ def write_atomically(path: Path, data: bytes, *, private: bool = False) -> None:
     """Write a temporary file and rename it to ``path``, so no reader sees a partial file; raise OSError on failure.
 
     An existing file keeps its mode and owner, and a new ``private`` file is readable only by its owner. In a shared
-    folder, another user's file or symbolic link raises OSError, as with ``fs.protected_symlinks`` on Linux. Special
+    directory, another user's file or symbolic link raises OSError, as with ``fs.protected_symlinks`` on Linux. Special
     files such as /dev/null are written to directly, and open files such as /dev/fd/3 are written to through their
     descriptors.
     """
@@ -92,7 +92,7 @@ def try_file(path: Path) -> None:
 
 
 def try_folder(folder: Path) -> None:
-    """Raise the OSError that creating a folder and files in the folder would raise, if any, without changes."""
+    """Raise the OSError that creating a directory with files would raise, if any, without creating anything."""
     there = folder
     while not there.exists() and there != there.parent:
         there = there.parent
@@ -131,9 +131,9 @@ def _followed(path: Path) -> Path:
 
 
 def _refuse_planted(place: Path) -> None:
-    """Raise OSError for another user's file in a shared folder, as Linux does with ``fs.protected_regular``.
+    """Raise OSError for another user's file in a shared directory, as Linux does with ``fs.protected_regular``.
 
-    The owner of an existing file could read the data that is written. Files that belong to the folder's owner are
+    The owner of an existing file could read the data that is written. Files that belong to the directory's owner are
     accepted.
     """
     try:
@@ -161,7 +161,7 @@ def _as_before(place: Path, descriptor: int, *, private: bool) -> None:
 
 
 def _sync(folder: Path) -> None:
-    """Flush a rename to disk, if the file system can sync folders."""
+    """Flush a rename to disk, if the file system can sync directories."""
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except PermissionError:
@@ -217,7 +217,7 @@ def describe_thread_limit() -> str:
 
 
 def require_linux(named: str) -> None:
-    """Raise UsageError if this machine, which is to be checked as host ``named``, does not run Linux."""
+    """Raise UsageError if this machine does not run Linux; ``named`` is the name under which it would be checked."""
     if sys.platform != "linux":
         what = "" if named == "this machine" else f"{named} is this machine, and "
         raise UsageError(

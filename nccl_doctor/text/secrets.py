@@ -122,7 +122,7 @@ _PAIR = r"(?=['\"]?[^\s:@/'\"]{1,100}:[^\s:/'\"])"
 
 
 class _Shape(NamedTuple):
-    """A pattern whose first group is preserved, and lowercase words of which every match contains at least one."""
+    """A pattern whose first group is preserved, and lowercase words; every match contains at least one of the words."""
 
     words: tuple[str, ...]
     pattern: str
@@ -233,7 +233,7 @@ def _patterns(text: str) -> Iterator[re.Pattern[str]]:
 
 
 def without_secrets(text: str) -> str:
-    """Replace each secret in a text with :data:`LEFT_OUT`, even if the secret contains colour codes."""
+    """Replace each secret in a string with :data:`LEFT_OUT`, even if the secret contains colour codes."""
     plain = text
     if not text.isprintable():  # as a terminal would show it: without characters that our screens remove
         plain = "".join(letter for letter in CONTROL_SEQUENCE.sub("", text) if letter.isprintable() or letter.isspace())
@@ -261,7 +261,7 @@ def part(text: str, start: int, end: int) -> str:
 
 
 def is_key_line(text: str, *, within: bool = False) -> bool:
-    """Return whether a text is a line of a private key's body, possibly with prefixes added by a launcher.
+    """Return whether ``text`` is a line from the body of a private key, possibly with prefixes added by a launcher.
 
     ``within`` means that a key began on an earlier line, so short lines are accepted.
     """
@@ -280,13 +280,13 @@ _BEGIN, _END = "PRIVATE KEY-----", "-----END "
 
 
 def hide_secrets(document: Hidden) -> Hidden:
-    """Return the document with each secret replaced by :data:`LEFT_OUT`, or the same object without secrets."""
+    """Return the document with each secret replaced by :data:`LEFT_OUT`, or the same object if it has no secrets."""
     hidden: Hidden = _Walk().value(document)
     return hidden
 
 
 class _Walk:
-    """A traversal of a document that examines each distinct text only once."""
+    """A traversal of a document that examines each distinct string only once."""
 
     def __init__(self) -> None:
         self._text, self._is_secret = cache(without_secrets), cache(names_secret)
@@ -294,7 +294,7 @@ class _Walk:
     def value(self, value: Any) -> Any:  # noqa: ANN401 - any part of a document
         """Return the value without secrets, using the value's own ``without_secrets`` method if available.
 
-        A value without secrets is returned as the same object.
+        If the value contains no secrets, the same object is returned.
         """
         kind = type(value)
         if kind is str:
@@ -348,7 +348,7 @@ class _Walk:
 
 
 def _left_out(value: object) -> object:
-    """Return the value with all texts hidden and with its structure and numbers unchanged."""
+    """Return the value with all strings hidden and with its structure and numbers unchanged."""
     if isinstance(value, dict):
         return {name: _left_out(item) for name, item in value.items()}
     if isinstance(value, (list, tuple)):

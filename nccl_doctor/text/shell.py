@@ -109,7 +109,7 @@ class Literal(str):
 
 
 def literal(text: str) -> str:
-    """Mark a word as one in which no shell expands variables."""
+    """Return the word as a :class:`Literal` if it contains "$", so that no shell expands variables in it."""
     return Literal(text) if "$" in text else text
 
 
@@ -181,7 +181,7 @@ def assignments(variables: Mapping[str, str], exported: Collection[str] = ()) ->
 
 
 def words(texts: Sequence[str], replaced: Mapping[str, Line]) -> list[Line]:
-    """Return the user's texts as shell words, with each ``{name}`` replaced by ``replaced[name]``."""
+    """Return the user's arguments as shell words, with each ``{name}`` replaced by ``replaced[name]``."""
     made = []
     for text in texts:
         pieces = [piece for piece in re.split(r"(\{\w+\})", text) if piece]

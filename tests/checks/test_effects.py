@@ -79,8 +79,8 @@ def table() -> Iterator[str]:
 
 
 _WHOSE = {
-    Reach.OWN: "on the hosts with the fault",
-    Reach.MEETS: "on ranks that communicate with a host with the fault",
+    Reach.OWN: "on affected hosts",
+    Reach.MEETS: "on ranks that communicate with an affected host",
     Reach.ALL: "on all ranks",
 }
 
@@ -94,7 +94,7 @@ def topic() -> Iterator[str]:
             if isinstance(one, Effect):
                 causes.setdefault(one, []).append(check.name)
     for effect, names in sorted(causes.items(), key=lambda item: item[0].why):
-        under = f" (only with {effect.backends[0]})" if len(effect.backends) == 1 else ""
+        under = f" (only with the {effect.backends[0]} backend)" if len(effect.backends) == 1 else ""
         yield f"## {', '.join(names)}\n"
         yield f"Symptoms {_WHOSE[effect.reach]}{under}: {', '.join(effect.kinds)}.\n"
         yield f"Why: {effect.why}.\n"

@@ -58,7 +58,7 @@ def heard(process: Started, words: str) -> str:
 @pytest.mark.parametrize("name", WATCHED)
 def test_a_hang_is_named_unattended(training: Training, name: str) -> None:
     with started(training, "-v") as process:
-        heard(process, "a job is watched")
+        heard(process, "watching a job")
         with lasting(training, name):
             seen, err = ended(process)
     assert seen.is_right(WATCHED[name]), (seen, err)
@@ -116,7 +116,7 @@ def test_metrics_are_refreshed(training: Training) -> None:
 def test_a_connection_that_ends_accuses_nobody(training: Training) -> None:
     host = training.lab.hosts[1]
     with started(training, "-v") as process:
-        heard(process, "a job is watched")
+        heard(process, "watching a job")
         host.run("pkill -KILL -f '[s]shd.*root@notty'")
         heard(process, "node2: can't be observed; tried again")
         heard(process, "node2: observed again")
@@ -126,12 +126,12 @@ def test_a_connection_that_ends_accuses_nobody(training: Training) -> None:
 def test_a_killed_rank_is_told_and_then_the_end(training: Training) -> None:
     """The last one, for the job can't go on; nobody hears of the rank's death, or the others would end by themselves."""
     with started(training, "-v") as process:
-        heard(process, "a job is watched")
+        heard(process, "watching a job")
         with lasting(training, "kill"):
             seen, err = ended(process)
             assert seen.is_right(FAULTS["kill"]), (seen, err)
             with started(training, "-v", "--keep-watching", "--output-file", "/root/end.json") as second:
-                heard(second, "a job is watched")
+                heard(second, "watching a job")
                 training.end()
                 out, err = second.communicate()
                 code = second.wait()

@@ -182,7 +182,7 @@ def test_little_shared_memory_is_enlarged_from_outside(boxes: Lab) -> None:
     for host in boxes.hosts:
         start(host, "small", "--network=host", "--shm-size=64m")
     found = only_warning(check(boxes, "small", "--fail-on", "warning"))
-    assert found["message"] == "The podman container small on node[1-3] has 64 MiB in /dev/shm (host: 1024 MiB)."
+    assert found["message"] == "The podman container small on node[1-3] has a /dev/shm of only 64 MiB (host: 1024 MiB)."
     paste(boxes, found)
     is_healthy(check(boxes, "small"))
     for host in boxes.hosts:
@@ -219,7 +219,7 @@ def test_gpus_that_are_not_there_and_that_do_not_open(boxes: Lab) -> None:
         end(host, name)
         host.run("umount -l /dev")
     assert [(found["name"], found["hosts"], found["message"]) for found in run.report["diagnoses"]] == [
-        ("container-differs", ["node1"], "The podman container without on node1 has no GPU: the host's /dev/nvidia0 is missing (ENOENT)."),
+        ("container-differs", ["node1"], "The podman container without on node1 has no GPU: the host's /dev/nvidia0 is missing inside (ENOENT)."),
         ("container-differs", ["node2"], "The podman container refused on node2 has no access to /dev/nvidia0 (EACCES)."),
     ]  # fmt: skip
 

@@ -473,9 +473,9 @@ def test_checks_are_named_by_several_options_or_with_commas() -> None:
             ["--fail-on", "warn"],
             "Invalid value for '--fail-on': 'warn' is not one of 'info', 'warning', 'error', 'never'.",
         ),
-        (["--timeout", "0"], "Invalid value for '--timeout': it has to be 1 or more"),
-        (["--timeout", "soon"], "Invalid value for '--timeout': it has to be a number"),
-        (["--nproc-per-node", "two"], "it has to be a whole number"),
+        (["--timeout", "0"], "Invalid value for '--timeout': it must be at least 1"),
+        (["--timeout", "soon"], "Invalid value for '--timeout': it must be a number"),
+        (["--nproc-per-node", "two"], "it must be a whole number"),
     ],
 )
 def test_a_value_is_refused_in_words_of_ours(tmp_path: Path, words: list[str], said: str) -> None:

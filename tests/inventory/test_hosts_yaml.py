@@ -119,7 +119,7 @@ NOT_A_HOST = (
         ),
         (
             "hosts:\n- name: a\n  nproc_per_node: 4\n  cuda_visible_devices: '0,1'",
-            ':3: "a" is to start 4 ranks and sees 2 GPUs (cuda_visible_devices "0,1"); give each rank one',
+            ':3: "a" would start 4 ranks but sees 2 GPUs (cuda_visible_devices "0,1"); give each rank one',
         ),
         ("hosts:\n- a\nmaster_prot: 1", ':3: unknown key "master_prot"; did you mean "master_port"?'),
         (H + "inside: docker", ':2: "inside" must be a mapping of "key: value", not the single value "docker"'),

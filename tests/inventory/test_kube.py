@@ -186,7 +186,7 @@ def test_what_may_not_be_read_of_the_namespace_is_unknown(asked: Asked) -> None:
     asked({"pods": listed("indexed-job"), "services": TimeoutError(), "networkpolicies": b"[]"})
     told = cluster(KubeRequest("job/train")).options(KubeFacts)
     assert isinstance(told.services, Unknown)
-    assert told.services.reason == "the API server did not tell the services in 15 s"
+    assert told.services.reason == "the API server did not return the services within 15 s"
     assert isinstance(told.policies, Unknown)
     assert "is not a list of network policies" in told.policies.reason
     assert isinstance(told.namespace_labels, Unknown)

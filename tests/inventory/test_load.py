@@ -167,7 +167,7 @@ def test_options_can_not_start_more_ranks_than_a_host_sees_gpus(hosts_file: str)
     assert ClusterSource(found).arguments == (hosts_file, "--nproc-per-node", "2", "--env", *devices)
     for options, place in (({"nproc_per_node": 4, "env": devices}, "--nproc-per-node"), ({"env": devices}, "--env")):
         Path(hosts_file).write_text("nproc_per_node: 4\nhosts: [node1, node2]\n")
-        with pytest.raises(UsageError, match=f'^{place}: "node1" is to start 4 ranks and sees 2 GPUs'):
+        with pytest.raises(UsageError, match=f'^{place}: "node1" would start 4 ranks but sees 2 GPUs'):
             said(**options)
 
 

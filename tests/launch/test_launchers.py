@@ -61,7 +61,7 @@ def test_more_ranks_than_gpus_are_refused() -> None:
     four = Node(name="a", address="10.0.0.1", node_rank=0, nproc_per_node=4)
     two = four.model_copy(update={"cuda_visible_devices": "0,1"})
     for node, seen in ((four, {"a": CheckedHost(nproc=4, gpus=2)}), (two, {})):
-        with pytest.raises(UsageError, match="a is to start 4 ranks and has 2 GPUs; set nproc_per_node to 2"):
+        with pytest.raises(UsageError, match="a would start 4 ranks but has 2 GPUs; set nproc_per_node to 2"):
             plan(Cluster(nodes=(node,), master_addr="10.0.0.1"), seen, ("train.py",))
     on_cpus = Cluster(nodes=(four,), master_addr="10.0.0.1")
     assert plan(on_cpus, {"a": CheckedHost(nproc=4, gpus=0)}, ("train.py",)).world_size == 4

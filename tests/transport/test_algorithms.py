@@ -48,7 +48,7 @@ def test_a_server_that_has_only_what_ssh_gave_up_is_refused_in_one_sentence(
             controller.config.unlink()  # else ssh is asked what to offer
         found = failure(make(kind), node(old.port))
     assert (found.kind, found.facts.reason) == ("ssh-unreachable", "no-algorithm")
-    assert found.detail == f"answered but has no {sort} that is taken here: it offers only {offer}"
+    assert found.detail == f"answered but has no {sort} that this machine accepts: it offers only {offer}"
 
 
 def test_what_ssh_is_told_to_take_again_is_taken(make: Make, controller: Controller, keys: Path) -> None:

@@ -57,7 +57,7 @@ def _subject(hosts: tuple[Host, ...], failure: AccessFailure) -> str:
     target, hop, names = failure.facts, _hop(failure), fold(host.name for host in hosts)
     place = f" ({target.address}:{target.port})" if isinstance(target, SshTarget) else ""
     if hop is not None:
-        return f"The jump host {hop}{place}, on the way to {names},"
+        return f"The jump host {hop}{place} for {names}"
     return f"{names}{place}" if len(hosts) == 1 else names
 
 

@@ -94,7 +94,7 @@ def _from_peers(view: View, failure: SshUnreachable) -> str:
         return f"{what.format(fold(up))}: the host is up, and {apart} cut off from it"
     reason = ": no sshd is listening on the SSH port" if is_refused else ""
     if refused:
-        means = f" from {here} and those from" if is_refused else ", but refused connections from"
+        means = f" from {here} and the connections from" if is_refused else ", but refused connections from"
         return f"{means} {fold(refused)}: no sshd is listening on the SSH port"
     return f"{reason}, and {fold(cut_off)} can't reach the host either" if cut_off else reason
 

@@ -63,7 +63,7 @@ def _what(smoke: Smoke, culprits: Culprits) -> str:
             f"{culprits.named} was waiting in the kernel{where}, as happens if a file system or driver does not answer"
         )
     if culprits.why == "stopped":
-        return f"{culprits.named} was suspended (by SIGSTOP, a debugger, or a frozen container)"
+        return f"{culprits.named} was suspended (by SIGSTOP, a debugger or a container freeze)"
     if culprits.why == "elsewhere":
         return f"{culprits.named} was executing {place(culprits.ranks[0])}, while the other ranks waited"
     if len(culprits.ranks) == len(smoke.ranks):

@@ -102,9 +102,9 @@ class Culprits:
         if self.isolation.culprit == "pair":
             first, second = self.hosts
             return (
-                f"when repeated in groups, it fails only between {first} and {second}, which both work with other hosts"
+                f"repeated in groups of hosts, it fails only between {first} and {second}, which work with other hosts"
             )
-        return f"when repeated in groups, it fails with {fold(self.hosts)} but works among other hosts"
+        return f"repeated in groups of hosts, it fails with {fold(self.hosts)} but works among the other hosts"
 
     @property
     def trials(self) -> tuple[str, ...]:

@@ -152,7 +152,7 @@ def _slots(judged: JudgedLine, options: Mapping[str, str]) -> Iterator[LineFault
         return
     slots = [part.rpartition(":")[2] if ":" in part else "1" for part in named.split(",") if part]
     if slots and not hydra and all(map(is_number, slots)) and is_number(ranks) and int(ranks) > sum(map(int, slots)):
-        yield f"mpirun is to start {ranks} ranks, but -H gives only {plural(sum(map(int, slots)), 'slot')}"
+        yield f"mpirun would start {ranks} ranks, but -H gives only {plural(sum(map(int, slots)), 'slot')}"
 
 
 def sizes(judged: JudgedLine) -> Iterator[LineFault]:

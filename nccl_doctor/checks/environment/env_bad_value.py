@@ -45,7 +45,7 @@ ONE_HOST = Effect(
 REFUSED = Effect(
     (*WAITS, "not-started", "exit", "SIGABRT", "env-bad-value"),
     Reach.MEETS,
-    "a rank that exits or hangs in torch's constructors never joins the others",
+    "a rank that exits or hangs while torch creates the process group never joins the others",
 )
 
 

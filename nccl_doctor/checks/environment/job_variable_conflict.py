@@ -42,7 +42,7 @@ def job_variable_conflict(view: View) -> Findings:
                 conflicts[source == OURS].setdefault(host.name, []).append(line)
     for ours, lines in conflicts.items():
         names = sorted({line.partition("=")[0] for each in lines.values() for line in each})
-        where = "in the hosts file's env" if ours else f"on {fold(lines)}"
+        where = "under env in the hosts file" if ours else f"on {fold(lines)}"
         remedy = "Take them out of env" if ours else "Unset them where they are set (.bashrc, /etc/environment)"
         if lines:
             yield Finding(

@@ -93,8 +93,8 @@ def _lost_words(own_name: OwnName, values: list[str | None]) -> str:
     words = f"On {own_name.host}, the hostname resolves to {own_name.gloo}"
     mine = ":" in own_name.gloo
     if values and all(address is not None and (":" in address) != mine for address in values):
-        version = 4 if mine else 6
-        return f"{words}, but to IPv{version} addresses on {fold(own_name.lost)}. Gloo can't mix address families."
+        family = "IPv4" if mine else "IPv6"
+        return f"{words}, but gloo's addresses on {fold(own_name.lost)} are {family}. Gloo can't mix address families."
     return f"{words}, but gloo can't connect {own_name.host} and {fold(own_name.lost)} through that address."
 
 

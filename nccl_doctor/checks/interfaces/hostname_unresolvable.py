@@ -154,12 +154,12 @@ def why(kube: KubeFacts, name: str) -> tuple[str, Fix] | None:
     service_name = service_name.partition(".")[0] or pod_name
     if isinstance(kube.services, Unknown):
         summary = f"See with kubectl get service {service_name} whether there is a headless Service of that name."
-        return f"whether a Service {service_name} exists is unknown, because {kube.services.reason}", Fix(
+        return f"the Service {service_name} may be missing; this is unknown, because {kube.services.reason}", Fix(
             summary=summary
         )
     service = next((candidate for candidate in kube.services if candidate.name == service_name), None)
     if service is None:
-        return f"there is no Service {service_name} in the namespace {kube.namespace}", _make(kube, service_name)
+        return f"there is no Service named {service_name} in the namespace {kube.namespace}", _make(kube, service_name)
     return _of(kube, service, pod_name) if "." in name else None
 
 

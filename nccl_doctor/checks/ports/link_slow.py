@@ -186,7 +186,7 @@ def _without_lanes(links: list[tuple[str, str, PciLink]], *, note: bool) -> Find
     return Finding(
         hosts=hosts,
         severity=Severity.INFO if note else None,
-        message=f"{link} of {names} on {fold(hosts)} {is_} slower than possible: {first.speed:g} GT/s "
+        message=f"{link} of {names} on {fold(hosts)} {is_} running below maximum speed: {first.speed:g} GT/s "
         f"x{first.width} instead of {first.most}{idle}.",
         evidence=tuple(
             f"{host}: {name}: {link.speed:g} GT/s x{link.width} of {link.most}, {link.gbps:.0f} Gb/s"

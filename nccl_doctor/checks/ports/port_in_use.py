@@ -47,7 +47,7 @@ MEANS = {
     "bound": "a process has bound it, but is not listening on it",
     "outbound": "it is the source port of an outgoing connection",
     "time-wait": "a connection has just closed, and the kernel still holds the port (TIME_WAIT)",
-    "unknown": "no process visible to this user holds it",
+    "unknown": "it is held by a process that this user can't see",
 }
 
 TAKEN = Effect(

@@ -41,7 +41,7 @@ def port_privileged(view: View) -> Findings:
         if not refused and trial.port >= 1024:
             continue
         place = f"port {trial.port} on {host.name}"
-        below = f"Master {place} is below 1024, so only root may listen on it."
+        below = f"Master {place} is below 1024, so only root can listen on it."
         yield Finding(
             hosts=(host.name,),
             message=f"This user is not allowed to listen on master {place}." if refused else below,

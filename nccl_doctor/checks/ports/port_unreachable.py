@@ -103,9 +103,7 @@ def _lossy(view: View, losses: Sequence[LostConnections]) -> Iterator[Finding]:
         pairs = {(loss.src, loss.dst): dials[loss.src, loss.dst] for loss in mine}
         lost, tried = sum(loss.lost for loss in mine), sum(loss.tried for loss in mine)
         ends = f"from {fold(sorted({loss.src for loss in mine}))} to {fold(sorted({loss.dst for loss in mine}))}"
-        sentence = (
-            f"{lost} of {tried} connections {ends} got no answer, although the others to the same ports succeeded"
-        )
+        sentence = f"{lost} of {tried} connections {ends} got no answer, although others to the same ports succeeded"
         yield _finding(view, accused(sorted(group.minimal_cover), pairs), sentence, list(pairs.values()), losses=mine)
 
 

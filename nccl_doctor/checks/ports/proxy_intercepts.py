@@ -78,8 +78,8 @@ def proxy_intercepts(view: View) -> Findings:
     who = f"The {nouns(len(kinds), 'sidecar')} {listed(kinds)} in" if kinds else "A proxy on or between"
     yield Finding(
         hosts=tuple(proxied),
-        message=f"{who} {fold(proxied)} accept{'s' * (len(kinds) < 2)} connections between the hosts before they reach "
-        "their target.",
+        message=f"{who} {fold(proxied)} accept{'s' * (len(kinds) < 2)} connections between the hosts in place of "
+        "the target host.",
         evidence=(
             *(
                 f"{item.src} -> {item.dst}:{item.port}: accepted, although no process listens there"

@@ -102,7 +102,7 @@ def container_differs(view: View) -> Findings:
     for (place, aspects), alike in groups.items():
         if aspects:
             hosts, phrases = tuple(sides.host.name for sides in alike), [aspect.phrase for aspect in aspects]
-            last = "; and " if len(phrases) > 2 or "," in phrases[0] else " and "
+            last = ". It also has " if len(phrases) > 2 or "," in phrases[0] else " and "
             has = last.join(filter(None, ("; ".join(phrases[:-1]), phrases[-1])))
             yield Finding(
                 hosts=hosts,
@@ -183,7 +183,7 @@ def _shm(sides: Sides) -> Iterator[Aspect]:
     if shm.total_bytes > WANTED and shm.free_bytes >= needed:
         return
     severity = Severity.ERROR if is_fatal(sides.facts, shm, needed) else Severity.WARNING
-    phrase = f"{shm.total_bytes // MIB} MiB in /dev/shm (host: {outside // MIB} MiB)"
+    phrase = f"a /dev/shm of only {shm.total_bytes // MIB} MiB (host: {outside // MIB} MiB)"
     yield Aspect("shm", phrase, ("--ipc=host",), ("shm-small", SHARED_MEMORY), severity)
 
 
@@ -240,5 +240,5 @@ def _lacking(sides: Sides, prefix: str, what: str) -> str:
     if refused:
         return f"no access to {listed(refused, 4)}"
     if there and not inside:
-        return f"no {what}: the host's {listed(there, 4)} {'is' if len(there) == 1 else 'are'} missing (ENOENT)"
+        return f"no {what}: the host's {listed(there, 4)} {'is' if len(there) == 1 else 'are'} missing inside (ENOENT)"
     return ""

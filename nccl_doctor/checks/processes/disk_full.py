@@ -60,7 +60,7 @@ def disk_full(view: View) -> Findings:
         else:
             room = f"room for {'only' if is_even else 'as few as'} {least} more files"
         plain = [path for path in paths if _PLAIN.fullmatch(path)]
-        strange = ["the folder that TMPDIR names"] if len(plain) < len(paths) else []
+        strange = ["the directory that TMPDIR names"] if len(plain) < len(paths) else []
         where = f"{capital(' and '.join((*plain, *strange)))} on {fold(hosts)}"
         look = " The full file systems:" if len(plain) > 1 else " The full file system:" if plain else ""
         df = line("df -h -- {*paths}", paths=plain) if by_size else line("df -i -- {*paths}", paths=plain)
@@ -70,7 +70,7 @@ def disk_full(view: View) -> Findings:
             "data loaders will fail to write there.",
             facts={"path": paths[0], "paths": paths, "free_bytes" if by_size else "free_files": least},
             fix=pasted(
-                f"Remove old files there, or set TMPDIR to a folder with free space.{look}",
+                f"Remove old files there, or set TMPDIR to a directory with free space.{look}",
                 on_each(hosts, df) if plain else (),
             ),
         )

@@ -47,7 +47,7 @@ def memlock_low(view: View) -> Findings:
     for limit, hosts in grouped(low).items():
         yield Finding(
             hosts=tuple(hosts),
-            message=f"A process on {fold(hosts)} may lock only {limit // MIB} MiB of memory, which is too little for "
+            message=f"A process on {fold(hosts)} can lock only {limit // MIB} MiB of memory, which is too little for "
             "RDMA buffers.",
             evidence=(f"soft limit {limit} bytes, as a command {command_way(view.snapshot.cluster.nodes[0])} has it",),
             facts={"memlock_soft": limit},

@@ -54,7 +54,7 @@ def nofile_low(view: View) -> Findings:
         enough = hard is None or hard >= need
         yield Finding(
             hosts=hosts,
-            message=f"A process on {fold(hosts)} may open only {soft} files, but in a job of {plural(world, 'rank')}, "
+            message=f"A process on {fold(hosts)} can open only {soft} files, but in a job of {plural(world, 'rank')}, "
             f"it needs about {need}.",
             evidence=(f"soft limit {soft}, hard limit {'none' if hard is None else hard}",),
             facts={"nofile_soft": soft, "nofile_hard": hard, "needed": need, "world_size": world},

@@ -51,7 +51,7 @@ def pinned_memory_short(view: View) -> Findings:
         where = f"each of {fold(hosts)}" if len(hosts) > 1 else hosts[0]
         yield Finding(
             hosts=tuple(hosts),
-            message=f"{free - total >> 10} MiB of memory on {where} can't be pinned for RDMA buffers.",
+            message=f"{free - total >> 10} MiB of the free memory on {where} can't be pinned for RDMA buffers.",
             evidence=(f"/proc/meminfo: CmaFree {free} kB, CmaTotal {total} kB",),
             facts={"cma_free_kib": free, "cma_total_kib": total},
             severity=Severity.WARNING if shared else None,

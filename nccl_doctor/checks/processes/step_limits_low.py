@@ -90,7 +90,7 @@ def _each(names: list[str]) -> str:
 def _few_cpus(names: list[str], has: int, ranks: int) -> Finding:
     return Finding(
         hosts=tuple(names),
-        message=f"The job may use only {plural(has, 'CPU')} on {_each(names)} for {ranks} ranks, which will compete "
+        message=f"The job can use only {plural(has, 'CPU')} on {_each(names)} for {ranks} ranks, which will compete "
         f"for {'it' if has == 1 else 'them'}.",
         evidence=(f"a step's process runs on {plural(has, 'CPU')}",),
         facts={"cpus": has, "nproc_per_node": ranks},
@@ -110,8 +110,8 @@ OF_OTHERS = (
 def _little_memory(names: list[str], has: int, ranks: int, who: str = "the job", advice: str = OF_A_JOB) -> Finding:
     return Finding(
         hosts=tuple(names),
-        message=f"On {_each(names)}, {who} may use only {has / GIB:.2g} GiB of memory in total for "
-        f"{plural(ranks, 'rank')}; if more is needed, the kernel kills a rank.",
+        message=f"On {_each(names)}, {who} can use at most {has / GIB:.2g} GiB of memory (for "
+        f"{plural(ranks, 'rank')}); if it needs more, the kernel kills a rank.",
         evidence=(f"control group: {has} bytes",),
         facts={"memory_bytes": has, "nproc_per_node": ranks},
         severity=Severity.ERROR if has < FATAL * ranks else None,
@@ -123,8 +123,8 @@ def _little_memory(names: list[str], has: int, ranks: int, who: str = "the job",
 def _strict(names: list[str], has: int, ranks: int) -> Finding:
     return Finding(
         hosts=tuple(names),
-        message=f"With vm.overcommit_memory=2, processes on {fold(names)} may allocate only {has / GIB:.2g} GiB more "
-        f"for {plural(ranks, 'rank')}: torch and CUDA reserve more memory than they use and fail with “Cannot allocate "
+        message=f"With vm.overcommit_memory=2, processes on {fold(names)} can allocate only {has / GIB:.2g} GiB more "
+        f"for {plural(ranks, 'rank')}. Torch and CUDA reserve more memory than they use and fail with “Cannot allocate "
         "memory”.",
         evidence=(f"CommitLimit less Committed_AS (/proc/meminfo): {has} bytes",),
         facts={"commit_bytes": has, "nproc_per_node": ranks},

@@ -22,7 +22,7 @@ BETTER = "/var/tmp"  # noqa: S108 - the other folder for temporary files
 
 @check(
     "NCD609",
-    phrase="temporary folder is mounted with noexec",
+    phrase="temporary directory is mounted with noexec",
     severity=Severity.WARNING,
     needs=("temporary",),
     row="limits",
@@ -35,12 +35,10 @@ def temporary_noexec(view: View) -> Findings:
         if folders and folders[0].noexec
     }
     for has_better, hosts in grouped((better, name) for name, better in alternatives.items()).items():
-        summary = (
-            "Set TMPDIR, or TORCHINDUCTOR_CACHE_DIR alone, to a folder whose file system is mounted without noexec"
-        )
+        summary = "Set TMPDIR, or TORCHINDUCTOR_CACHE_DIR alone, to a directory on a file system that allows execution"
         yield Finding(
             hosts=tuple(hosts),
-            message=f"The folder for temporary files on {fold(hosts)} is mounted with noexec, so torch.compile can't "
+            message=f"The temporary directory on {fold(hosts)} is mounted with noexec, so torch.compile can't "
             "load the code that it builds there.",
             facts={"hosts": hosts},
             fix=setting(f"{summary}:", "TMPDIR", dict.fromkeys(hosts, BETTER))

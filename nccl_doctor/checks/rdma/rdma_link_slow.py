@@ -82,7 +82,7 @@ def rdma_link_slow(view: View) -> Findings:
         lacking = ", ".join(dict.fromkeys(str(entry) for _, entry, _ in bare))
         yield Finding(
             hosts=hosts,
-            message=f"The port of {bare[0][2]} on {fold(hosts)} runs at half speed: its other half, {lacking}, has "
+            message=f"On {fold(hosts)}, the port of {bare[0][2]} runs at half speed: its other half, {lacking}, has "
             "no IP address.",
             evidence=tuple(f"{host}: {entry}: {entry.gid.why}; {half} has an address" for host, entry, half in bare),
             facts={"devices": [{"host": host, "device": entry.label} for host, entry, _ in bare]},

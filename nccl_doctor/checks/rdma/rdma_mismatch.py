@@ -32,7 +32,7 @@ from nccl_doctor.snapshot.hosts import HostFacts
 from nccl_doctor.text.hostlist import fold, listed
 
 DEVICES, GPUDIRECT = "devices in NCCL's list", "GPUDirect"
-_WORDS = {DEVICES: "the number of devices that NCCL uses", GPUDIRECT: "support for GPUDirect"}
+_WORDS = {DEVICES: "the number of RDMA devices that NCCL uses", GPUDIRECT: "the support for GPUDirect RDMA"}
 
 
 @check(
@@ -64,7 +64,7 @@ def rdma_mismatch(view: View) -> Findings:
     bare = [name for name in bare if view.nccl.rdma.having and not sides[name].rdma.closed]
     yield Finding(
         hosts=hosts,
-        message=f"RDMA on {fold(hosts)} differs from that on the other hosts in "
+        message=f"{fold(hosts)} and the other hosts differ in "
         f"{listed(_WORDS.get(item.subject, f'the state of {item.subject}') for item in differences)}.",
         evidence=(*map(str, differences), *([f"{fold(bare)}: {end(view, bare)}"] if bare else [])),
         facts={"differences": {item.subject: item.groups for item in differences}},

@@ -48,7 +48,7 @@ def clock_skew(view: View) -> Findings:
     yield Finding(
         hosts=tuple(off),
         message=f"The {nouns(len(off), 'clock')} of {fold(off)} {'differs' if len(off) == 1 else 'differ'} from the "
-        f"other hosts' by {'' if len(off) == 1 else 'up to '}{worst:.0f} s.{breaks}",
+        f"other hosts' clocks by {'' if len(off) == 1 else 'up to '}{worst:.0f} s.{breaks}",
         evidence=tuple(f"{name}: {abs(s):.1f} s {'ahead' if s > 0 else 'behind'}" for name, s in off.items()),
         facts={"offset_s": {name: round(s, 3) for name, s in off.items()}},
         fix=Fix(

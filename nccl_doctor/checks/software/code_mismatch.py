@@ -51,9 +51,9 @@ def code_mismatch(view: View) -> Findings:
             of_line = path in (view.snapshot.cluster.line or "").split()
             yield Finding(
                 hosts=tuple(entries),
-                message=f"{path}, which the launch command starts, exists on no host."
+                message=f"{path}, which the launch command starts, does not exist on any host."
                 if of_line
-                else f"{path} has to be the same on all hosts, but exists on none of them.",
+                else f"{path} must be identical on all hosts, but does not exist on any of them.",
                 evidence=tuple(dict.fromkeys(f"looked at {entry.resolved}" for entry in entries.values())),
                 facts={"path": path, "files": []},
                 severity=None if of_line else Severity.WARNING,

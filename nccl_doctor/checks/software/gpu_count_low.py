@@ -158,7 +158,7 @@ def _absent(view: View) -> Findings:
     if hosts:
         yield Finding(
             hosts=hosts,
-            message=f"{fold(hosts)} {'has' if len(hosts) == 1 else 'have'} no GPU, but the job asks for GPUs.",
+            message=f"{fold(hosts)} {'has' if len(hosts) == 1 else 'have'} no GPU, but the job requests GPUs.",
             evidence=(*(f"{fold(names)}: {wish}" for wish, names in wishes.items()), NO_GPU),
             facts={"gpus": 0},
             fix=pasted(
@@ -196,7 +196,7 @@ class _Short(NamedTuple):
         lack = self.sees or f"{have} {gpus}"
         return Finding(
             hosts=hosts,
-            message=f"{fold(hosts)} {are} to {self.wants}, but {lack}.",
+            message=f"{fold(hosts)} {are} configured to {self.wants}, but {lack}.",
             evidence=self.shown,
             facts={"gpus": self.gpus, "nproc_per_node": self.ranks, "cuda_visible_devices": self.devices},
             fix=pasted(self.summary, on_each(hosts, self.look)),

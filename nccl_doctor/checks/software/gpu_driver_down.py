@@ -161,7 +161,7 @@ def _nvidia(facts: HostFacts, driver: GpuDriver) -> Iterator[DriverFault]:
     elif refused:
         remedy = "Add the user to the group that owns the device nodes (ls -l /dev/nvidia*), and log in again."
         yield DriverFault(
-            "the job's user may not open the device nodes",
+            "the job's user is not permitted to open the device nodes",
             f"can't be used: {', '.join(refused[:4])}",
             remedy,
             state=CLOSED,
@@ -189,7 +189,7 @@ def _not_loaded(facts: HostFacts, driver: GpuDriver, nouveau: bool) -> DriverFau
     kernel = facts.identity.kernel if isinstance(facts.identity, Identity) else None
     if nouveau:
         remedy = "Install NVIDIA's driver, keep nouveau away (blacklist nouveau in /etc/modprobe.d), and reboot."
-        return DriverFault("nouveau is loaded instead of NVIDIA's", "driver in use: nouveau", remedy)
+        return DriverFault("nouveau is loaded instead of NVIDIA's driver", "driver in use: nouveau", remedy)
     if kernel in driver.built_for:
         loaded = ModuleLoad("nvidia")
         return DriverFault("the kernel module is not loaded", f"nvidia.ko is there for {kernel}", "Load it:", (loaded,))
@@ -223,7 +223,7 @@ def _amd(facts: HostFacts, driver: GpuDriver) -> Iterator[DriverFault]:
         added = line("usermod -aG render,video {user}", user=user) if user else None
         remedy = "Add the user to the groups render and video, and log in again:"
         yield DriverFault(
-            "the job's user may not open the device nodes",
+            "the job's user is not permitted to open the device nodes",
             f"can't be used: {', '.join(refused[:4])}",
             remedy,
             (added,),

@@ -68,11 +68,11 @@ class CommonNames:
 
     @property
     def common(self) -> dict[str, ResolverAnswer]:
-        """The resolutions known so far, which apply to every host that did not report different ones."""
+        """The resolutions known so far, which apply to every host that did not report different resolutions."""
         return self._tables[-1]
 
     def known_to(self, node: Node) -> str:
-        """Return the names for a host, packed for probe/facts/network.py; all calls return the same names."""
+        """Return the names that a host resolves, packed for probe/facts/network.py and fixed after the first call."""
         with self._lock:
             return self._asked.setdefault(node.name, (self.common, self._request))[1]
 
@@ -108,7 +108,7 @@ def _packed(names: dict[str, list[Any] | None]) -> str:
 
 
 def look_up(names: Iterable[str], within_s: float) -> tuple[dict[str, tuple[IpAddress, ...]], tuple[str, ...]]:
-    """Return addresses by name, and the names that are only aliases in ~/.ssh/config; late lookups are left out."""
+    """Return the addresses of each name, and names that are only aliases in ~/.ssh/config; late results are omitted."""
     wanted = [name for name in dict.fromkeys(names) if numeric(name) is None]
     answers = fan_out(_look_up, wanted, until=time.monotonic() + within_s)
     pairs = {name: pair for name, pair in zip(wanted, answers, strict=True) if pair and not isinstance(pair, Exception)}
@@ -188,7 +188,7 @@ class Asking:
 
     @property
     def common(self) -> dict[str, ResolverAnswer]:
-        """The name resolutions that apply to every host unless its own facts differ."""
+        """The name resolutions that apply to every host whose own facts do not differ."""
         return self._names.common
 
 
@@ -220,7 +220,7 @@ def firewalls_again(
 def resolve_meeting(
     sessions: list[ProbeSession], facts: dict[str, HostFacts], cluster: Cluster
 ) -> dict[str, HostFacts]:
-    """Return the facts with each host's resolution of the host name at which the ranks of a c10d rendezvous meet."""
+    """Return the facts, to which each host's resolution of the host name of the c10d rendezvous is added."""
     line = read_line(shlex.split(cluster.line)) if cluster.line else None
     engines = (host.engines for host in facts.values())
     name = None if line is None else meeting_name(line, len(cluster.nodes), engines)
@@ -262,8 +262,8 @@ OPEN_LISTS: dict[str, TypeAdapter[Any]] = {
 def typed(answer: dict[str, Any]) -> HostFacts:
     """Return the probe's answer as facts. Malformed facts become unknown; a malformed answer raises MalformedError.
 
-    From lists to which any local user can add items, only the malformed items are removed and counted. Other lists,
-    such as routes and GPUs, become unknown as a whole, since they would be wrong without an item.
+    In lists to which any local user can add items, only malformed items are removed and counted. Other lists, such as
+    routes and GPUs, become unknown as a whole, since they would be wrong if an item were missing.
     """
     misfits: dict[str, str] = {}
     answer = {**answer, "misfits": misfits}
@@ -311,7 +311,7 @@ echo {mark} hosts; cat /etc/hosts
 echo {mark} end
 exit
 """
-"""Shell script for the host of a container, which lists devices in the same way as probe/facts/host.py."""
+"""Shell script for the host of a container; the script lists devices in the same way as probe/facts/host.py."""
 _MOST = 8 << 20  # bytes that it may print: /etc/hosts of a cluster has a line for each host
 _LIMIT = re.compile(r"(Max open files|Max locked memory) +(unlimited|\d{1,20}) +(unlimited|\d{1,20})\b")
 
@@ -319,7 +319,7 @@ _LIMIT = re.compile(r"(Max open files|Max locked memory) +(unlimited|\d{1,20}) +
 def look_outside(
     transport: Transport, wanted: Collection[str], node: Node, deadline: float
 ) -> Outside | Unknown | None:
-    """Examine the host of a node's container, with ``wanted`` names in /etc/hosts; return None without a container."""
+    """Examine a container's host, and look for ``wanted`` names in its /etc/hosts; return None without a container."""
     options = node.options(InsideOptions)
     if options.runtime is None:
         return None
@@ -342,7 +342,7 @@ def look_outside(
 def parse_outside(
     lines: Iterable[str], mark: str, options: InsideOptions, wanted: Collection[str]
 ) -> Outside | Unknown:
-    """Parse the output of :data:`SCRIPT`, in which each part begins with a line that has the mark and a name."""
+    """Parse the output of :data:`SCRIPT`, in which each part begins with a line that contains a marker and a name."""
     parts: defaultdict[str, list[str]] = defaultdict(list)
     part: list[str] = []
     for line in lines:

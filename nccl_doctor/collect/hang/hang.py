@@ -1,4 +1,4 @@
-"""Samples a running job on all its hosts at once, as often as requested, and parses the answers.
+"""Samples a running job on all its hosts simultaneously, as often as requested, and parses the answers.
 
 The py-spy program of this machine is sent to the hosts, and nothing is downloaded for hosts that can't run it. The
 py-spy wheel for Linux contains a statically linked program, which runs on every Linux system of the same architecture.
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 
 ELF_MACHINES = {62: "x86_64", 183: "aarch64", 243: "riscv64", 21: "ppc64le"}
-"""Architectures as ``uname -m`` prints them, by the value of e_machine in the ELF header (elf(5))."""
+"""Maps values of e_machine in the ELF header, see elf(5), to architectures as ``uname -m`` prints them."""
 REMEDY = "to have stacks there, install py-spy on that host, in root's PATH"
 
 
@@ -118,7 +118,7 @@ def take(cluster: Cluster, transport: Transport, options: HangOptions, progress:
 
 
 def observe(cluster: Cluster, crew: Crew, options: HangOptions, progress: Progress) -> HangSnapshot:
-    """Connect to hosts without a connection or failure, and sample the job; raise the same errors as :func:`take`."""
+    """Connect to hosts without a connection or a known failure, and sample the job; raise errors like :func:`take`."""
     observation = _Observation(cluster, crew, options, progress)
     try:
         return observation.run()
@@ -212,7 +212,7 @@ class _Observation:
         self._timings["look"] = time.monotonic() - began
 
     def ask_ras(self) -> None:
-        """Query NCCL's RAS service, whose answer covers the whole job, on one host after another until one answers."""
+        """Query NCCL's RAS service on one host after another until a host answers; the answer covers the whole job."""
         serving = {name for name, looks in self._looks.items() if any(look.serves_ras for look in looks)}
         asked = [session for session in self._with_ranks() if session.node.name in serving][:RAS_HOSTS]
         if not asked:
@@ -268,7 +268,7 @@ class _Observation:
         try:
             return answers.attempt(whole)
         except answers.OwnFaultError as error:
-            return HangHost(node=node, failure=failure_of(error, "hang", "what the probe told is not understood"))
+            return HangHost(node=node, failure=failure_of(error, "hang", "the probe's answer was not understood"))
 
     def _with_ranks(self) -> list[ProbeSession]:
         return [
@@ -292,7 +292,7 @@ class _Observation:
 
 
 def _failure(error: Exception) -> AnyAccessFailure:
-    return failure_of(error, "hang", "the probe did not tell of the job")
+    return failure_of(error, "hang", "the probe reported nothing about the job")
 
 
 def _ask(session: ProbeSession, contract: Contract[Result], seconds: float, **arguments: object) -> Result:

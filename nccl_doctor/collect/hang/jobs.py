@@ -36,7 +36,7 @@ Jobs = dict[HangingJob, dict[str, list[JobRank]]]  # the ranks of each job, by h
 
 
 class ChosenJob(NamedTuple):
-    """The selected job: ``ranks`` (one process per rank, by host) and ``rivals`` (older processes of these ranks)."""
+    """The selected job, with one process per rank (``ranks``), and older processes of these ranks (``rivals``)."""
 
     ranks: dict[str, tuple[JobRank, ...]]
     rivals: dict[str, tuple[JobRank, ...]]
@@ -131,7 +131,7 @@ def _of_process(pid: int, by_job: dict[str, JobRanks], jobs: Jobs) -> set[Hangin
 
 
 def _jobs(by_job: dict[str, JobRanks]) -> Jobs:
-    """Group all ranks by job. The ranks of a job have the same variables and user, inside or outside a container."""
+    """Group all ranks by job. The ranks of a job have equal variables and users, and all or none are in containers."""
 
     def job_of(host: str, rank: JobRank) -> HangingJob:
         alone = rank.master_addr in ("localhost", "::1") or rank.master_addr.startswith("127.")
@@ -150,7 +150,7 @@ def _jobs(by_job: dict[str, JobRanks]) -> Jobs:
 
 
 def _user_names(owners: list[tuple[str, User]]) -> dict[User, str]:
-    """Return a name for each user that is the same on all hosts. Different user IDs on a host mean different users."""
+    """Return a name for each user, valid on all hosts. Different user IDs on the same host denote different users."""
     alike: list[set[User]] = []
     for user in sorted({user for _, user in owners}, key=str):
         touching = [some for some in alike if any(user.is_same(match) for match in some)]
@@ -174,7 +174,7 @@ def _latest(ranks: list[JobRank]) -> tuple[JobRank, ...]:
 
 
 def _contradicted(ranks: dict[str, tuple[JobRank, ...]]) -> dict[str, str]:
-    """Return hosts that report ranks of several mutually consistent hosts, with the reason, the worst host first."""
+    """Return the hosts that report ranks of several mutually consistent hosts, worst host first, with the reasons."""
     numbers = {name: {rank.rank for rank in some} for name, some in ranks.items()}
     against = {name: [host for host in numbers if host != name and numbers[host] & numbers[name]] for name in numbers}
     contradictory_hosts: dict[str, str] = {}
@@ -276,7 +276,7 @@ def _ranks(store: _Store, clients: list[tuple[str, StoreClient]], order: list[st
 
 
 def _local(clients: list[StoreClient]) -> tuple[list[StoreClient], int]:
-    """Assign numbers to a host's ranks, by their common parent or else by start time, and count the ranks."""
+    """Assign numbers to a host's ranks as their common parent does, or else by start time, and count them."""
     ranks = [client for client in clients if client.local_rank is not None]
     sizes, numbers = {client.local_world_size or 0 for client in ranks}, {client.local_rank for client in ranks}
     size = max(sizes, default=0)

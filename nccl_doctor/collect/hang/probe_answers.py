@@ -35,7 +35,7 @@ class _Row(BaseModel):
 
 
 class RanksAnswer(BaseModel):
-    """A host's ranks before validation, which may include processes of any local user with any variables."""
+    """A host's list of ranks before validation; the list may contain processes of any local user with any variables."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -125,7 +125,7 @@ def _typed(kind: TypeAdapter[T], value: object) -> T | Unknown:
 
 
 def recorded(answer: object, rank: int, read_dump: ReadDump) -> Fact[hang.Recorded | None]:
-    """Parse a rank's flight recorder, given as {"live" ": document}, {"dump": {"name", "age_s", "data"}} or None."""
+    """Parse a rank's flight recorder, given as {"live": document}, {"dump": {"name", "age_s", "data"}}, or None."""
     if answer is None:
         return None
     if isinstance(answer, dict) and "$unknown" in answer:

@@ -1,8 +1,8 @@
 """Parses untrusted documents from hosts (flight recorder dumps and RAS answers) in a separate process.
 
 The parser process has limits on memory and CPU time, and is started only when there is something to parse. If the
-parser process dies, the current document is unknown, and a new process parses the next document. The parser process
-holds no other data, and ends when its standard input is closed.
+parser process dies, the current document counts as unknown, and a new process parses the next document. The parser
+process has no access to other data, and exits when its standard input is closed.
 """
 
 from __future__ import annotations
@@ -154,9 +154,9 @@ class DocumentReader:
 
 
 def serve() -> None:
-    """Parse documents from standard input until it ends, and write the results to standard output.
+    """Parse documents from standard input until end of file, and write the results to standard output.
 
-    Call this function only in a separate process, since it limits the memory and CPU time of its process.
+    Call this function only in a separate process, since it limits the memory and CPU time of the process.
     """
     from resource import RLIMIT_AS, RLIMIT_CORE
 

@@ -71,7 +71,7 @@ class Watcher:
         return snapshot
 
     def _note(self, waiting: dict[str, AnyAccessFailure]) -> None:
-        """Drop lost connections, and schedule the next attempt for each host, after a longer pause each time."""
+        """Drop lost connections, and schedule the next connection attempt to each lost host, with increasing pauses."""
         opened, failures = self._crew.opened, self._crew.failures
         self._crew.drop([name for name, session in opened.items() if session.lost is not None or name in failures])
         before, now = self._away, time.monotonic()

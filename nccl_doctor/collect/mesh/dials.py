@@ -1,12 +1,12 @@
-"""Opens the listeners of a mesh, and makes rounds of dials in which failed dials are repeated.
+"""Opens the listeners of a mesh, has the hosts dial the listeners in rounds, and repeats failed attempts.
 
 If connections from other hosts use all file descriptors of a host, the host dials again after these connections have
 ended. If a host still has no file descriptor, the result is unknown, since the failure says nothing about the network.
 
-In a test with 64 hosts on two processors, 3 (and once 229) of 12,159 dials exceeded the time limit of three seconds. If
-a firewall rule or a switch drops packets, the second attempt also fails and costs one more timeout. With 100 hosts on
-two busy processors, most dials were late, so dials from busy hosts are repeated while some of them succeed. A full
-queue (tcp_abort_on_overflow) or a listener that is not read in time may also cause a reset.
+In a test with 64 hosts on two processors, 3 (and once 229) of 12,159 connection attempts exceeded the time limit of
+three seconds. If a firewall rule or a switch drops packets, the second attempt also fails and costs one more timeout.
+With 100 hosts on two busy processors, most attempts were late, so attempts from busy hosts are repeated as long as some
+of them succeed. A full queue (tcp_abort_on_overflow) or a listener that is not read in time may also cause a reset.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def retry(
     answers: list[Dialled | Exception],
     dial: Callable[[ProbeSession, list[plan.DialTarget]], Dialled],
 ) -> list[Dialled | Exception]:
-    """Repeat failed dials, and return all hosts' answers without the failures that did not recur."""
+    """Repeat failed connection attempts, and return all hosts' answers without the failures that did not recur."""
     answers = _again(sessions, targets, answers, dial, _unopened)
     for place, answer in enumerate(answers):
         if missed := len(_unopened(answer)):
@@ -76,7 +76,7 @@ def _again(
     dial: Callable[[ProbeSession, list[plan.DialTarget]], Dialled],
     lost: Callable[[Dialled | Exception], list[DialRow]],
 ) -> list[Dialled | Exception]:
-    """Repeat the dials that ``lost`` selects, and return the answers without the failures that did not recur.
+    """Repeat the failed attempts that ``lost`` selects, and return the answers without the failures that did not recur.
 
     If a host does not answer the second request, its first answer is kept.
     """
@@ -117,7 +117,7 @@ Dials = tuple[dict[str, list[plan.DialTarget]], list[Dialled | Exception]]
 
 @dataclass
 class Dialling:
-    """Rounds of dials to the listeners of one mesh. ``doubtful`` contains the addresses that each host did not dial."""
+    """Rounds in which hosts dial a mesh's listeners; ``doubtful`` lists the addresses that each host did not dial."""
 
     sessions: list[ProbeSession]
     facts: dict[str, HostFacts]
@@ -247,7 +247,7 @@ def open_listeners(session: ProbeSession, nonce: str, sockets: list[dict[str, An
 def failed_pairs(
     targets: dict[str, list[plan.DialTarget]], names: list[str], dialled: list[Dialled | Exception]
 ) -> set[tuple[str, str]]:
-    """Return the pairs of hosts that failed to connect on at least one port. A host's dials to itself do not count."""
+    """Return the pairs of different hosts that failed to connect on at least one port."""
     return {
         (name, targets[name][row.target].dst)
         for name, answer in zip(names, dialled, strict=True)
@@ -257,7 +257,7 @@ def failed_pairs(
 
 
 def together(names: list[str], first: Dials, second: Dials) -> Dials:
-    """Merge two rounds of dials. If a host failed to report one round, the merged result is its error."""
+    """Merge the results of two rounds. If a host failed to report a round, the host's merged result is the error."""
     targets = {name: [*first[0][name], *second[0][name]] for name in names}
     both: list[Dialled | Exception] = []
     for name, old, more in zip(names, first[1], second[1], strict=True):
@@ -296,7 +296,7 @@ def dial_targets(
 
 
 def doubts(doubtful: dict[str, dict[str, str]]) -> dict[str, str]:
-    """Return, for each host that other hosts did not dial, a phrase with the address, these hosts and the reason."""
+    """Describe, for each host that some hosts did not dial, the address, these hosts, and the reason."""
     by_host: dict[str, dict[str, list[str]]] = {}
     for source, addresses in doubtful.items():
         for name, address in addresses.items():

@@ -1,11 +1,11 @@
-"""Additional queries if hosts can't reach each other: routes, dials over other networks, and dials from peers.
+"""Examines routes, other networks, and connections from peers if hosts can't reach each other.
 
-Often the management network isolates hosts from each other, but the data network works, so a setting of the job is
-wrong. A few pairs of hosts dial once over other networks, on a port that the kernel chooses.
+Often the management network isolates the hosts from each other although the data network works, so a setting of the job
+is wrong. Therefore, a few pairs of hosts try to connect once over other networks, on a port that the kernel chooses.
 
 To detect proxies, each host binds a port without listening on it, and the preceding host dials that port. Under any
 load, the kernel refuses a connection to a port without a listener, whereas a proxy accepts the connection. Proxies are
-searched for if the hosts are pods, or if a dial was accepted but did not reach the listener.
+searched for if the hosts are pods, or if a connection was accepted but did not reach the listener.
 
 To look up routes, the dialling host is queried first, since its answer contains the source address. In a second query,
 both hosts report the route back, and whether they accept the incoming packets.
@@ -45,7 +45,7 @@ AlternativeAddresses = dict[str, dict[str, tuple[str, ...]]]
 def find_other_nets(
     sessions: list[ProbeSession], facts: dict[str, HostFacts], mesh: Mesh, failed: Iterable[FailedDial], dial_s: float
 ) -> AlternativeAddresses:
-    """Return the addresses on other networks at which hosts with unexplained failed dials can be reached."""
+    """Return addresses on other networks at which hosts can be reached despite unexplained connection failures."""
     wanted = _wanted(facts, mesh, list(failed))
     if not wanted:
         return {}
@@ -196,7 +196,7 @@ WORTH_ASKING = ("timed-out", "no-route", "unreachable", "refused")  # if nothing
 LOOKS: tuple[DialOutcome, ...] = (
     "stranger", "intercepted", "reset", "refused", "timed-out", "no-route", "unreachable",
 )  # fmt: skip
-"""Dial results that reveal something about the dialled host, the most informative result first.
+"""Results of connection attempts that reveal something about the dialled host, the most informative result first.
 
 If a host has several addresses, only the most informative result is used. Other results reveal nothing about the
 dialled host, for example if the peer could not open a socket.
@@ -206,7 +206,7 @@ dialled host, for example if the peer could not open a socket.
 def ask_reachability_from_peers(
     sessions: list[ProbeSession], failures: Mapping[str, AnyAccessFailure], until: float
 ) -> dict[str, SshUnreachable]:
-    """Have two peers dial unreachable hosts before ``until``, and return the failures with the results added."""
+    """Have up to two peers dial unreachable hosts before ``until``, and return the failures with the results added."""
     latest = time.monotonic() + TAKES_S
     chosen = [session for session in sessions if not session.node.local][:PEERS]
     lost = {

@@ -1,11 +1,11 @@
-"""Finds paths that lose some connections but pass others.
+"""Finds network paths on which some connections are lost while others succeed.
 
 Losses either depend on the ports, as with a dead member of a bond or of a multipath route, or are random.
 
-On a lossy path, most dials of the mesh succeed, and a lost dial succeeds when it is repeated from another source port.
-To detect losses, many dials are made to one port at once. Only unanswered and retransmitted SYN packets count, which
-the kernels report, so busy programs at either end do not matter. In a test with 22 runnable processes per CPU, none of
-4,864 connections over a healthy path was lost or late.
+On a lossy path, most connections of the mesh succeed, and a failed attempt succeeds when it is repeated from another
+source port. To detect losses, a host opens many connections to one port simultaneously. Only unanswered and
+retransmitted SYN packets, as reported by the kernels, are counted, so busy programs at either end do not matter. In a
+test with 22 runnable processes per CPU, none of 4,864 connections over a healthy path was lost or late.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ DialAnswers = list[Dialled | Exception]
 
 @dataclass(frozen=True)
 class DialTrial:
-    """A trial of many dials from the host at index ``place`` to one port of the host's target at index ``index``."""
+    """A trial of many connections from the host at index ``place`` to one port of its target at index ``index``."""
 
     place: int
     index: int
@@ -44,14 +44,14 @@ class DialTrial:
 
 @dataclass(frozen=True)
 class ConnectionTrials:
-    """Trials of the paths of a mesh, with targets by dialling host and answers in the order of the hosts.
+    """Trials of the paths of a mesh; ``targets`` is keyed by dialling host, and answers are in the order of the hosts.
 
     Attributes:
-        first: answers before failed dials were repeated; ``answers`` has the answers after the repetition.
-        dial: function that has a host dial targets, with a time limit in seconds for each dial.
-        dial_s: time limit of one dial in seconds.
-        master: name and port of the master. Dials to the master port prove nothing, since firewalls often open only
-            this port.
+        first: answers before failed attempts were repeated; ``answers`` contains the answers after the repetition.
+        dial: function that makes a host dial targets, with a time limit in seconds for each connection attempt.
+        dial_s: time limit, in seconds, of one connection attempt.
+        master: name and port of the master. Connections to the master port prove nothing, since firewalls often open
+            only this port.
     """
 
     sessions: list[ProbeSession]
@@ -63,10 +63,10 @@ class ConnectionTrials:
     master: tuple[str, int]
 
     def run(self) -> tuple[DialAnswers, tuple[LostConnections, ...]]:
-        """Return the answers, with a failed dial for each path whose losses depend on the port, and all lossy paths.
+        """Return the answers, with a failure added for each path whose losses depend on the port, and all lossy paths.
 
-        Late dials on a path with random loss do not count as failed. If a path loses connections, both of its ends are
-        tried with other hosts.
+        Late connections on a path with random loss do not count as failed. If a path loses connections, the hosts at
+        both ends are also tried with other hosts.
         """
         trials: dict[tuple[int, int], DialTrial] = {}
         for trial in (*self._doubtful(), *self._neighbours()):
@@ -88,7 +88,7 @@ class ConnectionTrials:
         return answers, tuple(way for way, _, _ in losses)
 
     def _answered_later(self, hosts: set[str]) -> set[DialTrial]:
-        """Return the late dials from or to these hosts that succeed when repeated a few times."""
+        """Return the late attempts from or to these hosts that succeed when repeated a few times."""
         late: dict[int, list[DialTrial]] = {}
         for place, (name, after) in enumerate(zip(self._names, self.answers, strict=True)):
             rows = () if isinstance(after, Exception) else after.failed
@@ -132,10 +132,10 @@ class ConnectionTrials:
                 yield DialTrial(place, row.target, row.port)
 
     def _silent(self) -> Iterator[DialTrial]:
-        """Yield trials of targets that no dial reached, if there are only two hosts.
+        """Yield trials of targets that no connection attempt reached, if there are only two hosts.
 
-        On a path that loses half of its connections, all three dials fail in one mesh out of eight. With two hosts, no
-        other pair would reveal the loss.
+        On a path that loses half of its connections, all three connection attempts fail in one mesh out of eight. With
+        two hosts, no other pair would reveal the loss.
         """
         for place, after in enumerate(self.answers if len(self._names) == 2 else ()):
             reached = {index for index, _ in self._reached(place)}
@@ -224,5 +224,5 @@ def _is_unanswered(row: DialRow) -> bool:
 
 
 def _is_late(row: DialRow) -> bool:
-    """Return whether the dial may have lost packets. Without the handshake's last packet, a dial looks intercepted."""
+    """Return whether packets may have been lost. Without the handshake's last packet, the outcome is "intercepted"."""
     return row.outcome in ("timed-out", "intercepted")

@@ -49,7 +49,7 @@ SMALL = 1200  # bytes of a segment that passes wherever IPv6's smallest MTU (128
 def find_stalls(
     sessions: list[ProbeSession], targets: dict[str, list[plan.DialTarget]], dials: list[Dialled | Exception]
 ) -> tuple[Stall, ...] | Unknown:
-    """Return the pairs of hosts between which large packets are lost although dials succeeded."""
+    """Return the pairs of hosts between which large packets are lost although connections succeeded."""
     names = [session.node.name for session in sessions]
     chosen: dict[str, list[plan.DialTarget]] = {}
     for place, (name, answer) in enumerate(zip(names, dials, strict=True)):
@@ -101,7 +101,7 @@ _MOST_ERRORS = 8  # errors of one host's listeners that are reported; it opens f
 
 @dataclass(frozen=True)
 class MeshLimits:
-    """Limits of the port mesh: the time limit of a dial in seconds, and the size of the mesh."""
+    """Limits of the port mesh: the time limit of a connection attempt in seconds, and the size of the mesh."""
 
     dial_s: float = 3.0
     size: plan.MeshSize = "auto"
@@ -192,10 +192,10 @@ NOT_CONNECTED = frozenset({"timed-out", "refused", "no-route", "unreachable"})
 def disputes(
     failed: Sequence[FailedDial], facts: Mapping[str, HostFacts], heard: Mapping[str, Heard]
 ) -> tuple[Disputed, ...]:
-    """Return the dials that failed according to the dialling host but that the dialled host accepted.
+    """Return the connections that failed according to the dialling host but that the dialled host accepted.
 
-    The results of these dials are unknown, since a busy host may give up too early and a compromised host may report
-    false results.
+    The results of these connections are unknown, since a busy host may give up too early and a compromised host may
+    report false results.
     """
     owners: dict[str, set[str]] = {}
     for name, host_facts in facts.items():
@@ -217,7 +217,7 @@ def disputes(
 
 
 def crowd(heard: Heard) -> str:
-    """Return a phrase that names the peers whose many connections may have displaced our dials."""
+    """Return a phrase that names the peers whose many connections may have displaced nccl-doctor's connections."""
     who = ", ".join(peer for peer, _ in sorted(heard.crowds, key=lambda row: -row[1])[:4])
     return f"dials to it failed while connections from {who} left no room on its listeners: not judged"
 
@@ -232,10 +232,10 @@ def dial_rdma(
     nonce: str,
     ports: dict[str, tuple[int, ...]],
 ) -> tuple[RdmaDial, ...]:
-    """Return the results of dials between the network interfaces of RDMA ports that NCCL connects.
+    """Return the results of connections between the network interfaces of RDMA ports that NCCL connects.
 
-    For an address in another network, the kernel is asked for a route. A dial would prove nothing, because Linux
-    accepts packets for any local address on every interface.
+    For an address in another network, only the kernel's route is queried. A connection would prove nothing, because
+    Linux accepts packets for any local address on every interface.
     """
     ways = grouped((way.src, way) for way in plan.rdma_ways(nodes, facts) if ports.get(way.dst))
     some = [session for session in sessions if session.node.name in ways]
@@ -272,7 +272,7 @@ def _rdma_dial(way: RdmaPath, outcome: str, **more: object) -> RdmaDial:
 def _trips(
     names: list[str], targets: dict[str, list[plan.DialTarget]], dialled: list[Dialled | Exception]
 ) -> dict[str, Trips]:
-    """Return statistics of each host's round trips in both directions. A pair with several addresses counts once."""
+    """Return statistics of the round-trip times from and to each host. A pair with several addresses counts once."""
     by_host: dict[str, dict[tuple[str, str], tuple[int, int]]] = {}
     for name, answer in zip(names, dialled, strict=True):
         for row in () if isinstance(answer, Exception) else answer.trips:

@@ -1,12 +1,12 @@
 """Plans the port mesh with pure functions: which hosts dial each other, and on which addresses and ports.
 
-The address of a host's NCCL interface often comes only from the host itself, since the hosts file names another
+Often only a host itself reports the address of its NCCL interface, since the hosts file lists addresses in another
 network. Each dialling host decides from its own facts which reported addresses may be dialled. A host may dial the
 names in the hosts file, and the addresses to which it resolves these names. A host may also dial addresses in its own
-networks, and behind its own routes other than the default route. Addresses in a host's own private address block are
-allowed, because routed fabrics give each rack a subnet of 10.0.0.0/8 and clouds assign a /32. Loopback, multicast,
-broadcast and metadata addresses are dialled only if the hosts file names them. A pair of hosts whose address may not be
-dialled is not tested, and the report gives the reason.
+networks, and addresses covered by its own routes other than the default route. Addresses in a host's own private
+address block are allowed, because routed fabrics give each rack a subnet of 10.0.0.0/8 and clouds assign a /32.
+Loopback, multicast, broadcast and metadata addresses are dialled only if the hosts file names them. If a host is not
+allowed to dial another host's address, the pair is not tested, and the report gives the reason.
 
 NCCL transfers data over every interface that NCCL_SOCKET_IFNAME matches, and gloo over every interface that
 GLOO_SOCKET_IFNAME names. The first interface of a host is paired with the first interface of each other host, the
@@ -100,8 +100,8 @@ def listeners(facts: HostFacts, master_port: int | None, seed: str) -> list[dict
     """Return the listeners to open on a host: on the master port, if given, and on a sample of ephemeral ports.
 
     NCCL and gloo bind port 0, so they may get any unreserved ephemeral port. Firewall rules and cloud ACLs often open
-    only a part of the ephemeral range, so the sample includes both ends. If a port is in use, the listener tries the
-    port that is ``step`` further.
+    only a part of the ephemeral range, so the sample includes both ends. If a port is in use, the listener adds
+    ``step`` to the port number and tries again.
     """
     span = facts.port_range if isinstance(facts.port_range, PortRange) else WHOLE
     draw = random.Random(seed)  # noqa: S311 - no secret
@@ -138,7 +138,7 @@ _SERVICES = "169.254.169.254", "169.254.170.2", "100.100.100.200", "fd00:ec2::25
 METADATA = frozenset(map(ipaddress.ip_address, _SERVICES))
 """Addresses at which clouds provide credentials to a host's processes.
 
-The addresses include those of ECS and Alibaba Cloud, and the IPv6 addresses of AWS and GCP.
+The metadata addresses of ECS and Alibaba Cloud, and the IPv6 addresses of AWS and GCP, are included.
 """
 _BROADCAST = ipaddress.ip_address("255.255.255.255")
 
@@ -298,7 +298,7 @@ def on_own(source: HostFacts, address: str) -> bool:
 def own_targets(
     node: Node, facts: HostFacts, address: str, cluster: Cluster, mine: tuple[int, ...]
 ) -> Iterator[DialTarget]:
-    """Yield a host's dials to itself at the address that other hosts use.
+    """Yield the target for a host's connections to itself, at the address that other hosts use.
 
     The master connects to its own store, and the ranks of a host connect to each other, at this address.
     """
@@ -317,7 +317,7 @@ def partner_targets(
     source: HostFacts,
     ports: dict[str, tuple[int, ...]],
 ) -> tuple[list[DialTarget], dict[str, str]]:
-    """Return the targets on the partners and the master, and the unconfirmed addresses by partner."""
+    """Return the targets on the partners and the master, and the partners' addresses that are not confirmed."""
     targets: list[DialTarget] = []
     doubtful: dict[str, str] = {}
     for name in partners_of:

@@ -1,4 +1,4 @@
-"""Starts the all-reduce on all hosts at once over the existing connections, and monitors it until it ends.
+"""Starts the all-reduce on all hosts simultaneously over the existing connections, and monitors it until it ends.
 
 The reports from the ranks are converted to facts for the checks when the all-reduce has ended.
 """
@@ -96,7 +96,7 @@ def run(
     until: float,
     progress: SmokeProgress,
 ) -> Smoke:
-    """Start the ranks on all hosts at once, and monitor them until ``until`` (monotonic clock) at the latest.
+    """Start the ranks on all hosts simultaneously, and monitor them, at most until ``until`` (monotonic clock).
 
     Raises ProbeError if the ranks can't be started.
     """
@@ -139,8 +139,7 @@ def run(
 def store_port(master: ProbeSession, what: SmokePlan) -> int:
     """Return the port of the ranks' store on the master.
 
-    If the port test has judged the master port, a free port is used instead, because a job may start on the master
-    port.
+    If the master port has already been tested, a free port is used instead, because a job may start on the master port.
     """
     if not what.limits.own_port:
         return what.cluster.master_port
@@ -149,7 +148,7 @@ def store_port(master: ProbeSession, what: SmokePlan) -> int:
 
 @dataclass
 class ReportedRank:
-    """The state that a rank has reported, with the field names of:class:`~nccl_doctor.model.report.RankReport`."""
+    """The state that a rank has reported, with the field names of :class:`~nccl_doctor.model.report.RankReport`."""
 
     host: str
     local_rank: int
@@ -386,13 +385,13 @@ def _rank(number: int, rank: ReportedRank, facts: Facts | None) -> RankReport:
 
 
 def _died(rank: RankReport) -> bool:
-    """Return whether a rank died by itself. SIGABRT does not count, since a rank that loses a peer may abort."""
+    """Return whether a rank died without an error. SIGABRT does not count, since a rank that loses a peer may abort."""
     died = rank.state == "X" or rank.signal is not None or rank.exit_code is not None
     return died and not rank.ok and rank.error is None and rank.signal != signal.SIGABRT
 
 
 def _launchers(plan: SmokePlan, all_reduce: AllReduceRun, ranks: Iterable[RankReport]) -> dict[str, str]:
-    """Return, by host, how the process that forks the ranks failed, unless failed ranks explain the failure."""
+    """Return, for each host, why the process that forks the ranks failed, unless failed ranks explain the failure."""
     explained = {rank.host for rank in ranks if rank.error or rank.exit_code is not None or rank.signal is not None}
     failures: dict[str, str] = {}
     for name in plan.counts:

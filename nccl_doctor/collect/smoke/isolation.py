@@ -4,8 +4,8 @@ The all-reduce is repeated in groups of hosts until one host or one pair of host
 
 The halves of a failing group are tried at the same time. If one half fails, the search continues in this half. If both
 halves work, the fault is between them, so parts of one half are tried with parts of the other half. Two hosts that fail
-together are tried with other hosts, to tell a faulty host from a faulty pair of hosts. With n hosts, the search takes
-at most 2 + 2 log2(n) rounds. The search finds only one fault.
+together are tried with other hosts, to distinguish a faulty host from a faulty pair of hosts. With n hosts, the search
+takes at most 2 + 2 log2(n) rounds. The search finds only one fault.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from nccl_doctor.snapshot.hosts import HostFacts
 
 TrialGroup = tuple[str, ...]
 TryGroups = Callable[[Sequence[TrialGroup]], Sequence[bool]]
-"""A function that runs the all-reduce in disjoint groups at once, and returns True for each successful group."""
+"""A function that runs the all-reduce in disjoint groups in parallel, and returns True for each successful group."""
 
 
 class NoTimeError(Exception):
@@ -106,7 +106,7 @@ def _halves(group: TrialGroup) -> tuple[TrialGroup, TrialGroup]:
 
 
 TRIAL_S: dict[Backend, float] = {"gloo": 6.0, "nccl": 30.0}
-"""Time limit in seconds for one group. NCCL initialises GPUs and detects the topology, so it needs more time."""
+"""Time limit in seconds for one group; NCCL needs time to initialise GPUs and detect the topology."""
 ANSWER_S = 5.0  # time for an answer that needs no work; the end of all trials is one such request
 TRIAL_BYTES, TRIAL_BUDGET_S = 1 << 20, 0.5
 """Size in bytes of the largest message (enough for full-size packets), and time in seconds for all messages."""

@@ -21,7 +21,7 @@ LARGEST: dict[Backend, int] = {"nccl": 1 << 30, "gloo": 1 << 26}
 OF_TORCHRUN = {"OMP_NUM_THREADS": "1", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
 """Variables that torchrun sets unless they are already set.
 
-Sources: distributed/run.py and elastic/agent/server/local_elastic_agent.py of torch 2.13.
+The variables are set in distributed/run.py and elastic/agent/server/local_elastic_agent.py of torch 2.13.
 """
 LOGGING = {  # set whatever the hosts file says: it changes what NCCL prints, but not what it does (src/debug.cc)
     "NCCL_DEBUG": "INFO",

@@ -43,7 +43,7 @@ class SlurmEngine(Engine):
         Flag(
             "slurm_job",
             ("--slurm-job",),
-            "Use the nodes of this Slurm job, reached through job steps instead of SSH; {chooser} selects among them.",
+            "Use the nodes of this Slurm job through job steps instead of SSH; {chooser} selects some of the nodes.",
             metavar="ID",
             default="the current allocation",
         ),

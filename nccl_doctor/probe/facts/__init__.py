@@ -1,12 +1,12 @@
-"""The handler of the request ``facts``. Each fact comes from a separate collector.
+"""The handler of the request ``facts``. Each fact is determined by a separate collector.
 
 A collector is a function in this package that the decorator :func:`~nccl_doctor.probe.tools.fact` registers for a field
 of ``snapshot.HostFacts``. Collectors don't wait for each other. An exception, an unresponsive name server, a dead NFS
 mount or a hanging nvidia-smi affects only a single fact.
 
-CPU times were measured on each of 8 hosts that were running other programs, too. The probe needs 51 ms until the first
-answer, 15 ms to import the collectors, and 21 ms to run the collectors. The port mesh needs 13 ms, the child process
-that queries libnccl 24 ms, sshd 15 ms, and the firewall programs 4 ms.
+The following CPU times were measured on each of eight hosts while other programs were running on the hosts. The probe
+needs 51 ms until the first answer, 15 ms to import the collectors, and 21 ms to run the collectors. The port mesh needs
+13 ms, the child process that queries libnccl 24 ms, sshd 15 ms, and the firewall programs 4 ms.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ MARGIN_S = 0.3  # collectors that can end by themselves get a deadline that is t
 
 
 def collect(request: dict[str, Any]) -> dict[str, object]:
-    """Return all facts except the clock in JSON form, by field of ``snapshot.HostFacts``.
+    """Return the fields of ``snapshot.HostFacts`` in JSON form, except the clock.
 
-    An unknown fact is ``{"$unknown": reason, "traceback": …}``.
+    An unknown fact has the form ``{"$unknown": reason, "traceback": …}``.
 
     In the request, ``launcher`` is the launcher in the launch command, and ``same`` lists the paths to compare.
     ``inside`` means that the probe runs in a container, and ``sudo`` means that ``sudo -n`` may be tried.
@@ -64,7 +64,7 @@ def import_collectors() -> None:
 
 
 def _tasks(request: dict[str, Any], interpreter: object, deadline: float) -> dict[str, Callable[[], object]]:
-    """Return the collectors with their arguments. Collectors that start a program come first."""
+    """Return the collectors with their arguments. Collectors that start a program are at the beginning."""
     from nccl_doctor.probe.facts.network import unpacked
 
     port, trial = request.get("trial_port"), None
@@ -157,7 +157,7 @@ def _unknown(reason: str, trace: str | None = None) -> dict[str, object]:
 
 
 def _printable(value: object) -> object:
-    """Return a value in which bytes that are not UTF-8 are escaped, because UTF-8 can't encode lone surrogates."""
+    """Return a copy of a value in which lone surrogates, which UTF-8 can't encode, are escaped."""
     if isinstance(value, str):
         return value.encode("utf-8", "backslashreplace").decode()
     if isinstance(value, dict):

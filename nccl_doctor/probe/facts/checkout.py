@@ -194,7 +194,7 @@ def parse_index(data: bytes, width: int) -> list[FileEntry]:
 def _number(data: bytes, at: int) -> tuple[int, int]:
     """Return a variable-length number in a version 4 index, and the position after the number.
 
-    The encoding is that of offsets in gitformat-pack(5).
+    The number is encoded like the offsets in gitformat-pack(5).
     """
     value = data[at] & 127
     while data[at] & 128:

@@ -1,4 +1,4 @@
-"""Facts from which vLLM, SGLang, Ray and other engines derive a host's address, such as routes and host names.
+"""Routes, host names and other facts from which vLLM, SGLang, Ray and other engines derive a host's address.
 
 No packet is sent for the route lookup, because connect(2) on a UDP socket only makes the kernel select a route and a
 source address.
@@ -22,11 +22,11 @@ PACKAGES = re.compile(
     r"(?:(vllm|sglang|ray|deepspeed|accelerate|ai_dynamo)|(nixl|mooncake_transfer_engine|netifaces)\w*)-([^-]+)\.dist-info",
     re.ASCII,
 )
-"""Pattern of the packages' metadata directories (PEP 376). SGLang lists network interfaces with netifaces or a fork of
-netifaces.
+"""Pattern of the names of the packages' metadata directories (PEP 376). SGLang lists network interfaces with netifaces
+or a fork of netifaces.
 """
 OUTSIDE = {"route": (socket.AF_INET, "8.8.8.8"), "route6": (socket.AF_INET6, "2001:4860:4860::8888")}
-"""Addresses to which engines look up the route, by field of ``snapshot.Engines``."""
+"""Addresses to which engines look up the route. The keys are fields of ``snapshot.Engines``."""
 
 
 @fact("engines")
@@ -50,7 +50,7 @@ def read_engines(interpreter: Interpreter, deadline: float, launcher: str = "") 
 
 
 def options_of(launcher: str, folders: list[str]) -> dict[str, bool]:
-    """Return a launcher's options from the launcher's source code, which is not run.
+    """Return a launcher's options, which are read from the launcher's source code without running the code.
 
     Return an empty dictionary if the launcher is not installed.
     """
@@ -125,4 +125,4 @@ LOOK_UPS: dict[str, Callable[[str], object]] = {
     "by_fqdn": lambda name: _inet(_fqdn(name)),
     "fqdn": _fqdn,
 }
-"""Functions that look up the host's own name, by field of ``snapshot.Engines``."""
+"""Functions that look up the host's own name. The keys are fields of ``snapshot.Engines``."""

@@ -1,8 +1,8 @@
 """The firewall rules of this host, as ``snapshot.FirewallFacts`` in JSON form.
 
 Reading the rules changes nothing and loads no kernel module, because iptables lists only tables that already exist.
-Only root may read firewall rules. Other users run the system's programs with ``sudo -n``, which never asks for a
-password. Programs are searched for only in the system's directories, because root runs these programs.
+Only root may read firewall rules. If the user is not root, the programs are run with ``sudo -n``, which never asks for
+a password. Programs are searched for only in the system's directories, because root runs these programs.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ CAP_NET_ADMIN = 12  # its bit (linux/capability.h, capabilities(7))
 
 
 class Root:
-    """A runner of programs as root, with a deadline.
+    """An object that runs programs as root, at most until a deadline.
 
     The constructor raises :class:`Unavailable` if root privileges are not available.
     """
@@ -121,7 +121,7 @@ class Root:
 def find(program: str) -> str | None:
     """Return the path of a program in the system's directories.
 
-    Return None unless the program can be changed only by root.
+    Return None if the program is missing or if users other than root can change it.
     """
     return tools.find(program, tools.SYSTEM, for_root=True)
 
@@ -154,16 +154,16 @@ which table is dormant.
 INTERFACES = "/sys/class/net"
 NF_TABLES = "/sys/module/nf_tables"
 LEGACY_TABLES = {"ip": "/proc/net/ip_tables_names", "ip6": "/proc/net/ip6_tables_names"}
-"""Files that list the x_tables tables of the kernel by address family. Only root may read these files."""
+"""Files that list the kernel's x_tables tables, one for each address family. Only root may read these files."""
 
 
 @fact("firewall", slow=True)
 def read_firewall(deadline: float, sudo: bool = True, again: bool = False) -> dict[str, object]:
     """Return the fields of ``snapshot.FirewallFacts``. Fields that can't be read are ``$unknown``.
 
-    If firewall rules matter for the diagnosis, the rules are read a second time (``again``). With many rules, the text
-    form and all rules of large tables are read only with ``again``. With few rules, ``again`` only reads the current
-    packet counters.
+    If firewall rules matter for the diagnosis, the rules are read a second time (``again``). If there are many rules,
+    their text form and all rules of large tables are read only if ``again`` is true. If there are few rules, the second
+    reading only updates the packet counters.
     """
     root = Root(deadline, sudo)
     chains = _chains(root)
@@ -276,7 +276,7 @@ def _table(chain: Chain) -> tuple[str, str]:
 
 
 def _tables(chains: list[Chain]) -> dict[tuple[str, str], bool]:
-    """Return whether iptables-nft created a table, by family and name of each table that has chains.
+    """Return a dictionary that maps (family, name) of each table with chains to whether iptables-nft created it.
 
     A table created by iptables-nft has base chains that are named after their hooks, such as INPUT for "input"
     (iptables/nft.c).
@@ -296,11 +296,11 @@ def _large(chains: list[Chain]) -> list[tuple[str, str]]:
 
 
 def _filters(root: Root, table: tuple[str, str], chains: list[Chain]) -> list[dict[str, Any]] | None:
-    """Return the chains, rules and sets that a table's filter chains reach, in nft's JSON form.
+    """Return the chains, rules and sets that are reachable from a table's filter chains, in nft's JSON form.
 
     Return None if the whole table must be read.
 
-    Chains for address translation are left out, together with chains that only they reach.
+    Chains for address translation are left out, together with chains that are reachable only from them.
     """
     by_name = {item["name"]: item for item in chains if _table(item) == table}
     first = [item["name"] for item in by_name.values() if "hook" in item and item.get("type") != "nat"]
@@ -347,7 +347,7 @@ def _saved(iptables: object) -> set[tuple[str, str]]:
 def _nft(
     root: Root, form: str, tables: list[tuple[str, str]] | None = None, more: list[dict[str, Any]] | None = None
 ) -> str | None:
-    """Return the given tables and the ``more`` entries of nft's JSON, or the whole rule set if ``tables`` is None."""
+    """Return nft's listing of ``tables`` plus the entries ``more``, or of the whole rule set if ``tables`` is None."""
     if tables is not None:
         texts = [root.output("nft", form, "list", "table", *table) for table in tables]
         if form != "-j":

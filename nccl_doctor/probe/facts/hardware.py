@@ -48,7 +48,7 @@ def _pci_devices(devices: str) -> list[tuple[str, str, str]]:
 
 @fact("pci", slow=True)
 def read_pci(deadline: float) -> dict[str, Any]:
-    """Return snapshot.PciPaths. lspci runs only if a GPU has peers."""
+    """Return a ``snapshot.PciPaths``. lspci is run only on hosts with several GPUs or with a GPU and an RDMA device."""
     devices = under("/sys/bus/pci/devices")
     of_nvidia = [(address, kind) for address, vendor, kind in _pci_devices(devices) if vendor == NVIDIA]
     switches = [address for address, kind in of_nvidia if kind == NVSWITCH_CLASS]
@@ -76,7 +76,7 @@ def read_pci(deadline: float) -> dict[str, Any]:
 
 @fact("gpu_driver")
 def read_gpu_driver() -> dict[str, Any] | None:
-    """Return snapshot.GpuDriver; None if no GPU is on the PCI bus."""
+    """Return a ``snapshot.GpuDriver``, or None if no GPU is on the PCI bus."""
     devices = under("/sys/bus/pci/devices")
     gpu_rows = []
     for address, vendor, kind in _pci_devices(devices):
@@ -121,7 +121,7 @@ def _amd(device: str) -> dict[str, Any]:
 
 
 def _node_problem(path: str) -> str | None:
-    """Return the name of the error if a device can't be used.
+    """Return the name of the error that prevents the use of a device, or None if the device can be used.
 
     Only the control device is opened, because opening a GPU's device wakes the GPU.
     """
@@ -142,7 +142,7 @@ def dmabuf(version: str | None, kernel: str) -> bool | None:
 
 
 def parse_acs(text: str) -> list[str] | None:
-    """Return the PCI bridges with ACS redirection in ``lspci -D -vvv``, or None if a bridge's state is not shown."""
+    """Return the PCI bridges with ACS redirection in lspci's output, or None if the state of a bridge is not shown."""
     bridges: list[str] = []
     address = None
     for line in text.splitlines():
@@ -187,7 +187,7 @@ MOST_PLUGIN_BYTES = 64 * 1024 * 1024
 
 @fact("plugins")
 def find_plugins(env: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Return a ``snapshot.NcclPlugin`` for each plugin that is found; ``env`` has the job's environment variables."""
+    """Return a ``snapshot.NcclPlugin`` for each plugin found. ``env`` contains the job's environment variables."""
     library_path = {**os.environ, **env}.get("LD_LIBRARY_PATH", "")
     plugins: dict[str, dict[str, Any]] = {}
     for folder in dict.fromkeys([*filter(None, library_path.split(":")), *PLUGIN_FOLDERS]):
@@ -221,7 +221,7 @@ def parse_plugin_version(data: bytes) -> str | None:
 
 HEALTH_FIELDS = ("index", "pci.bus_id", "mig.mode.current", "ecc.errors.uncorrected.volatile.total", "fabric.state")
 ROW_FIELDS = ("gpu_bus_id", "remapped_rows.pending", "remapped_rows.failure")
-"""Fields of the query ``nvidia-smi --query-remapped-rows``, which is supported by drivers since the A100."""
+"""Fields of ``nvidia-smi --query-remapped-rows``. Drivers have supported this query since the A100 was introduced."""
 WARNED = re.compile(r"warning: (inforom is corrupted) at gpu ([0-9a-f:.]{4,20})\s*")
 NOT_A_FIELD = re.compile(r'Field "([^"]+)" is not a valid field')
 XID = re.compile(r"NVRM: Xid \((?:PCI:)?([0-9a-fA-F:.]{4,20})\): ([0-9]{1,4})(?:, *(.*))?")
@@ -277,7 +277,7 @@ def parse_gpu_health(text: str, fields: tuple[str, ...]) -> list[dict[str, Any]]
 
 
 def parse_rows(text: str) -> dict[str, tuple[bool | None, bool | None]]:
-    """Return, by PCI bus address, whether a row remapping is pending and whether a row remapping has failed."""
+    """Return, for each PCI bus address, whether a row remapping is pending and whether a row remapping has failed."""
     remappings = {}
     for line in text.splitlines():
         parts = [part.strip() for part in line.split(",")]
@@ -288,7 +288,7 @@ def parse_rows(text: str) -> dict[str, tuple[bool | None, bool | None]]:
 
 @fact("xids")
 def xids() -> list[dict[str, Any]]:
-    """Return a ``snapshot.Xid`` for each Xid error in the last 24 hours, oldest first.
+    """Return a ``snapshot.Xid`` for each Xid error in the last 24 hours, in chronological order.
 
     Raise PermissionError if the kernel log is not readable because kernel.dmesg_restrict is set.
     """
@@ -309,9 +309,9 @@ def parse_xids(records: list[str], now_s: float) -> list[dict[str, Any]]:
 def _recent(
     records: list[str], pattern: re.Pattern[str], now_s: float, within_s: float
 ) -> Iterator[tuple[re.Match[str], float]]:
-    """Yield each match and the age in seconds of its record, such as ``6,1234,987654321,-;text``.
+    """Yield each match of ``pattern`` in a record, and the age of the record in seconds.
 
-    The third field of a record is the time in microseconds since boot.
+    In a record such as ``6,1234,987654321,-;text``, the third field is the time in microseconds since boot.
     """
     for record in records:
         head, _, text = record.partition(";")
@@ -359,7 +359,7 @@ MOST_KILLED = 50
 
 
 def killed(since_s: float) -> list[dict[str, Any]]:
-    """Return a ``snapshot.OomKill`` for each kill by the OOM killer in the last ``since_s`` seconds, oldest first.
+    """Return a ``snapshot.OomKill`` for each OOM kill in the last ``since_s`` seconds, in chronological order.
 
     Raise OSError if the kernel log can't be read.
     """

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 RUNTIME_MARKS = (("/run/.containerenv", "podman"), ("/.dockerenv", "docker"), ("/.singularity.d", "apptainer"))
 CGROUP_MARKS = (("kubepods", "kubernetes"), ("libpod", "podman"), ("docker", "docker"), ("/lxc", "lxc"))
-"""Parts of the path of PID 1's control group that identify a container runtime, and the name of the runtime. In a
-cgroup namespace, the path is hidden.
+"""Substrings of the control group path of PID 1, and the container runtime that each substring identifies. In a cgroup
+namespace, the path is hidden.
 """
 
 
@@ -46,11 +46,11 @@ def identity() -> dict[str, Any]:
 
 
 def container() -> str | None:
-    """Return the container runtime in which we run, or None.
+    """Return the name of the container runtime in which the probe runs, or None outside a container.
 
-    The runtime is identified by files that Docker, Podman and Apptainer create in containers, or by the environment
-    variable or mount of Kubernetes (an SSH login lacks the variable). Further sources for the name of the runtime are
-    systemd's https://systemd.io/CONTAINER_INTERFACE and the control group of PID 1.
+    The runtime is identified by files that Docker, Podman and Apptainer create in containers, or by an environment
+    variable or mount of Kubernetes (SSH logins lack the variable). Otherwise, the name is read from
+    /run/systemd/container (https://systemd.io/CONTAINER_INTERFACE) or derived from the control group of PID 1.
     """
     if "KUBERNETES_SERVICE_HOST" in os.environ or os.path.exists(under("/run/secrets/kubernetes.io")):
         return "kubernetes"
@@ -114,7 +114,7 @@ FOLDERS = ("/tmp", "/var/tmp")  # noqa: S108 - as tempfile.gettempdir has them w
 
 @fact("temporary")
 def temporary() -> list[dict[str, Any]]:
-    """Return a ``snapshot.TemporaryFolder`` for each directory that exists: $TMPDIR, /tmp, /var/tmp, and the home."""
+    """Return a ``snapshot.TemporaryFolder`` for each of $TMPDIR, /tmp, /var/tmp and the home directory that exists."""
     folders = []
     for path in dict.fromkeys((os.environ.get("TMPDIR") or FOLDERS[0], *FOLDERS, os.path.expanduser("~"))):
         try:
@@ -138,7 +138,7 @@ _SETTINGS = (("gc_thresh1", NDTA_THRESH1), ("gc_thresh2", NDTA_THRESH2), ("gc_th
 
 
 def thresholds() -> dict[str, str]:
-    """Return the IPv4 neighbour table's gc_thresh1, gc_thresh2 and gc_thresh3 (arp(7)), by full sysctl name.
+    """Return gc_thresh1, gc_thresh2 and gc_thresh3 of the IPv4 neighbour table (arp(7)) under their full sysctl names.
 
     Raise OSError if the kernel rejects the request.
     """
@@ -172,7 +172,7 @@ TTL = "/proc/sys/net/ipv4/ip_default_ttl"
 
 @fact("sysctls")
 def read_sysctls() -> dict[str, str]:
-    """Return the relevant kernel settings (ip-sysctl.rst) by full name, such as "net.ipv4.conf.all.rp_filter"."""
+    """Return the relevant kernel settings (ip-sysctl.rst) under full names such as "net.ipv4.conf.all.rp_filter"."""
     settings: dict[str, str] = {}
     if (ttl := read(TTL)) is not None:
         settings["net.ipv4.ip_default_ttl"] = ttl.strip()
@@ -193,7 +193,7 @@ CONNTRACK = "/proc/sys/net/netfilter/nf_conntrack_"
 
 @fact("conntrack")
 def read_conntrack() -> dict[str, int] | None:
-    """Return snapshot.ConntrackTable; None if the kernel tracks no connections.
+    """Return a ``snapshot.ConntrackTable``, or None if the kernel tracks no connections.
 
     The limit on the number of tracked connections applies to the whole machine, even in a container
     (net/netfilter/nf_conntrack_standalone.c).
@@ -210,7 +210,7 @@ counted.
 
 @fact("tasks")
 def read_tasks() -> list[dict[str, Any]]:
-    """Return a ``snapshot.TaskLimit`` for each ``pids.max``, and for ``ulimit -u`` if it is low and applies."""
+    """Return a ``snapshot.TaskLimit`` for each ``pids.max``, and for a low ``ulimit -u`` if the user is not root."""
     soft, user = resource.getrlimit(resource.RLIMIT_NPROC)[0], os.getuid()
     task_limits = []
     if user and 0 <= soft < MANY:  # RLIM_INFINITY is -1; root is exempt (kernel/fork.c, copy_process)
@@ -239,7 +239,7 @@ UNBOUNDED = 1 << 60  # version 1 of control groups writes the largest number of 
 
 @fact("step")
 def read_step() -> dict[str, Any] | None:
-    """Return snapshot.StepLimits; None without a Slurm job if there is no memory limit."""
+    """Return a ``snapshot.StepLimits``, or None if there is neither a Slurm job nor a memory limit."""
     is_job = "SLURM_JOB_ID" in os.environ or bool(SLURM.search(read(under("/proc/self/cgroup")) or ""))
     memory = [
         int(limit)
@@ -255,7 +255,7 @@ def read_step() -> dict[str, Any] | None:
 
 
 def _groups(controller: str) -> Iterator[str]:
-    """Yield the directories of this process's control group and of the parent groups, whose limits apply, too."""
+    """Yield the directories of this process's control group and of its parent groups, whose limits also apply."""
     # "NUMBER:CONTROLLERS:PATH" (cgroups(7)), v2's with no controller
     lines = (line.split(":", 2) for line in (read(under("/proc/self/cgroup")) or "").splitlines())
     paths = {name: path for _, names, path in lines for name in names.split(",")}

@@ -1,11 +1,11 @@
 """A query of the host's NCCL library for the network interface that NCCL would use.
 
-``ncclGetUniqueId`` opens the bootstrap listener and returns its address, without a GPU or a driver (tested with NCCL
-2.14 to 2.32). A child process calls ``ncclGetUniqueId`` and exits with ``os._exit``, because the function depends on
-the process's environment, works only once per process and leaves a thread running. No file is written on the host. The
-child process is killed when the probe dies or at the deadline.
+``ncclGetUniqueId`` opens the bootstrap listener and returns its address, and requires neither a GPU nor a driver
+(tested with NCCL 2.14 to 2.32). A child process calls ``ncclGetUniqueId`` and exits with ``os._exit``, because the
+function depends on the process's environment, works only once per process and leaves a thread running. No file is
+written on the host. The child process is killed when the probe dies or at the deadline.
 
-The code of this module runs in the child process, too. probe/facts/software.py passes the code to training's Python
+The code of this module also runs in the child process. probe/facts/software.py passes the code to training's Python
 interpreter, which runs :func:`main`. The module imports few other modules, because each import takes time on every
 host.
 """
@@ -131,7 +131,7 @@ def call(library: str) -> dict[str, Any]:
 
 
 def spell(number: int) -> str:
-    """Return the NCCL version as text for a number from ``ncclGetVersion``, such as "2.18.5" for 21805.
+    """Convert a number from ``ncclGetVersion`` to a version string, such as 21805 to "2.18.5".
 
     Before NCCL 2.9, version numbers were shorter, such as 2708 for 2.7.8 (src/nccl.h.in).
     """

@@ -1,9 +1,9 @@
 """Network interfaces, addresses, routes, TCP sockets and host names, from the kernel and the resolver.
 
-Interfaces and addresses are read over netlink (rtnetlink(7)), in the same order as getifaddrs(3), which NCCL calls. All
-IPv4 addresses come before all IPv6 addresses. Facts from drivers are read with ioctl(2). All facts describe the probe's
-network namespace. /sys/class/net is not used because it may show another network namespace, for example in a container
-that shares the host's /sys.
+Interfaces and addresses are read over netlink (rtnetlink(7)) and have the same order as in the result of getifaddrs(3),
+which NCCL calls. All IPv4 addresses precede all IPv6 addresses. Facts from drivers are read with ioctl(2). All facts
+describe the probe's network namespace. /sys/class/net is not used because it may show another network namespace, for
+example in a container that shares the host's /sys.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def parse_link(body: bytes, asking: socket.socket) -> dict[str, Any]:
 
 
 def parse_address(body: bytes, names: dict[int, str]) -> dict[str, Any] | None:
-    """Return a ``snapshot.InterfaceAddress`` from a ``struct ifaddrmsg``, or None for other families or interfaces."""
+    """Return a ``snapshot.InterfaceAddress``, or None for a non-IP address or an unknown interface."""
     family, prefix, _, _, index = _ADDRESS.unpack_from(body)
     attributes = netlink.attributes(body[_ADDRESS.size :])
     # On a point-to-point link, IFA_ADDRESS is the peer's address.
@@ -114,7 +114,7 @@ def kind(driver: str, bus: str) -> str:
 def driver_info(asking: socket.socket, name: str) -> tuple[str, str]:
     """Return the driver and bus address of a network interface (``struct ethtool_drvinfo``).
 
-    The result is empty strings if the driver does not report them.
+    Return two empty strings if the driver does not report this information.
     """
     try:
         answer = ask_driver(asking, name, ETHTOOL_GDRVINFO, DRIVER_INFO_SIZE)
@@ -250,7 +250,7 @@ def resolve(wanted: list[str], deadline: float) -> dict[str, dict[str, Any]]:
 
 
 def deviating(by_name: dict[str, dict[str, Any]], names: dict[str, list[Any] | None]) -> dict[str, Any]:
-    """Return a ``snapshot.Names`` with the results that differ between hosts and the most common source address."""
+    """Return a ``snapshot.Names`` with the most common source address and the results that differ between hosts."""
     sources = Counter(answer["source"] for answer in by_name.values() if answer.get("source"))
     source = sources.most_common(1)[0][0] if sources else None
     differences = {}

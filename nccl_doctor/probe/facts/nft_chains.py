@@ -2,8 +2,8 @@
 
 ``nft list chain`` reads all anonymous sets of the table, which takes 300 ms for kube-proxy's table. Reading a chain
 over netlink takes 1 ms. Only the expressions in typical filter rules are supported, such as counters, verdicts, named
-sets and maps, and comparisons of addresses, ports, protocols, interfaces and connection states. Any other expression
-raises :class:`OtherExpressionError`, and the whole table is read with nft.
+sets and maps, and comparisons of addresses, ports, protocols, interfaces and connection states. For any other
+expression, :class:`OtherExpressionError` is raised, and the caller reads the whole table with nft.
 
 The constants are defined in linux/netfilter/nf_tables.h.
 """
@@ -113,7 +113,7 @@ def sets(rules: list[dict[str, Any]]) -> Iterator[tuple[str, str]]:
 
 
 class _Rule:
-    """A parser for the expressions of a rule, which keeps track of the register contents."""
+    """A parser that reads the expressions of a rule and keeps track of the register contents."""
 
     def __init__(self, family: str) -> None:
         self._family = family

@@ -16,8 +16,8 @@ from nccl_doctor.probe.tools import fact
 
 MEETING = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE")
 TRAINING_NAMES = ("pt_main_thread", "torchrun")
-"""Kernel names of ranks and launchers. A zombie has no name except the kernel name. "pt_main_thread" is the name of
-torch's main thread.
+"""Names that the kernel reports for ranks and launchers. For a zombie, no other name is available. "pt_main_thread" is
+the name of torch's main thread.
 """
 
 
@@ -86,7 +86,7 @@ def on_gpus(deadline: float) -> list[dict[str, Any]]:
 
 @fact("master_port")
 def explain_trial(trial: tuple[int, int | None] | None) -> dict[str, Any]:
-    """Return a ``snapshot.PortTrial`` for a port and the error number of a trial bind before any collector ran."""
+    """Return a ``snapshot.PortTrial`` for a trial bind, given as port and error number (None if the port is free)."""
     if trial is None:
         return {"$skipped": "only the master's port is tried"}
     from nccl_doctor.probe.ports.requests import explain

@@ -11,8 +11,8 @@ from nccl_doctor.probe.tools import fact, read, under
 
 FOLDER = "/sys/class/infiniband"
 EMPTY_GID = re.compile(r"[0:]*|fe80(?::0000){7}")
-"""Pattern of unused GID entries, which contain only zeros or only the link-local prefix. If the entry contains only
-zeros, the kernel returns EINVAL for the GID type.
+"""Pattern of unused GID entries, which contain only zeros or only the link-local prefix. If an entry contains only
+zeros, the kernel returns EINVAL when the type of the GID is read.
 """
 STATE = re.compile(r"\d+: *(.+)")
 RATE = re.compile(r"([0-9]{1,6}(?:\.[0-9]{1,3})?) *Gb/sec")
@@ -21,7 +21,7 @@ PCI_ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 NO_PKEY = re.compile("(?:0x0000)?")
 MOST_FREE = 32
 """Number of consecutive empty entries after which reading a table ends. GID and P_Key tables have hundreds of entries,
-and used entries come first.
+and the used entries are at the beginning.
 """
 
 
@@ -72,7 +72,7 @@ def pci_link(path: str) -> dict[str, Any] | None:
 
 
 def entries(folder: str) -> list[str]:
-    """Return the file names in a directory, with numbers in numeric order.
+    """Return the sorted file names in a directory. Numbers in the names are sorted numerically.
 
     Return an empty list if the directory can't be read.
     """
@@ -147,7 +147,7 @@ Counters = Dict[str, Dict[str, int]]
 
 
 def count_rdma() -> Counters:
-    """Return the counters of each RDMA port, by port name, such as "mlx5_0:1".
+    """Return the counters of each RDMA port. The keys are port names such as "mlx5_0:1".
 
     Return an empty dictionary if the kernel has no RDMA support.
     """
@@ -180,7 +180,7 @@ def _table(folder: str, indexes: list[str], empty: re.Pattern[str], most_free: i
 
 
 def _line(path: str) -> str:
-    """Return the text of a short file, three times as fast as :func:`read`; a device may have hundreds of GIDs."""
+    """Return the text of a short file. This function is three times as fast as :func:`read`."""
     try:
         file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:

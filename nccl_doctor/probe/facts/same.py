@@ -1,8 +1,8 @@
 """Digests of files, directories and Git checkouts that must be identical on all hosts.
 
-The owner of a symbolic link or directory controls where a path leads. When the probe runs as root, it reads a path that
-another user can influence with the permissions of the other user (probe/privileges.py). The probe does not follow
-symbolic links below a path, and opens only regular files.
+The owner of a symbolic link or directory controls where a path through it leads. If the probe runs as root and another
+user can influence a path, the probe reads the path with the permissions of that user (probe/privileges.py). The probe
+does not follow symbolic links below a path, and opens only regular files.
 """
 
 from __future__ import annotations
@@ -188,7 +188,7 @@ def _digest(root: int, name: str, deadline: float) -> tuple[str, int]:
 
 
 def _files(root: int) -> Iterator[str]:
-    """Yield the path of every file below a directory, in the same order on every host; symbolic links are ignored."""
+    """Yield the paths of all files and symbolic links below a directory, in the same order on every host."""
     # by descriptor: os.fwalk verifies that a directory is the one that was listed, and follows no link
     for folder, subfolders, names, _ in os.fwalk(".", dir_fd=root):
         links = [subfolder for subfolder in subfolders if os.path.islink(f"/proc/self/fd/{root}/{folder}/{subfolder}")]

@@ -1,4 +1,4 @@
-"""The software that training uses, such as torch and NCCL, and the environment variables that it reads.
+"""The software that training uses, such as torch and NCCL, and the environment variables that training reads.
 
 The Python interpreter that training uses locates torch; facts about torch are then read from files. The probe runs in
 isolated mode (``-I``), so it ignores PYTHONPATH and user site-packages, unlike training. The same child process locates
@@ -47,7 +47,7 @@ The import of ``importlib.util`` would take 8 ms.
 
 
 class Interpreter:
-    """A child process with training's Python interpreter.
+    """A child process that runs the Python interpreter of the training job.
 
     The process is started in the probe's main thread and can be queried from any thread.
     """
@@ -102,7 +102,7 @@ class Interpreter:
         return self._failure
 
     def decide(self, library: str | None) -> None:
-        """Set the path of the libnccl to query, or None.
+        """Set the path of the libnccl to query, or None if there is no libnccl.
 
         This method must be called exactly once, even if :meth:`torch` fails.
         """
@@ -157,7 +157,7 @@ def ask_libnccl(interpreter: Interpreter) -> dict[str, Any] | None:
 def read_torch(env: Mapping[str, str], interpreter: Interpreter, deadline: float) -> dict[str, Any] | None:
     """Return a ``snapshot.TorchInfo``, or None if torch is not installed.
 
-    Pass the libnccl that torch will load to :meth:`Interpreter.decide`.
+    The path of the libnccl that torch will load is passed to :meth:`Interpreter.decide`.
     """
     library: str | None = None
     try:
@@ -210,7 +210,7 @@ def _read_torch(environ: dict[str, str], interpreter: Interpreter, deadline: flo
 
 
 def parse_version(text: str) -> dict[str, str | None]:
-    """Return ``__version__``, ``cuda`` and ``hip`` from torch/version.py (``cuda: Optional[str] = '12.8'``)."""
+    """Return ``__version__``, ``cuda`` and ``hip`` from torch/version.py (e.g. ``cuda: Optional[str] = '12.8'``)."""
     versions: dict[str, str | None] = dict.fromkeys(("__version__", "cuda", "hip"))
     for name, value in re.findall(r"^(\w+)\s*(?::[^=\n]+)?=\s*['\"]([^'\"\n]+)['\"]", text, re.MULTILINE):
         if name in versions:
@@ -221,12 +221,12 @@ def parse_version(text: str) -> dict[str, str | None]:
 
 
 def find_nccl(folders: list[str], prefix: str, environ: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Return a ``snapshot.NcclCopy`` and the size in the wheel's RECORD for each copy of NCCL.
+    """Return, for each copy of NCCL, a ``snapshot.NcclCopy`` and the library's size according to the wheel's RECORD.
 
-    Copies from packages come first.
+    Copies from packages precede other copies.
 
-    The wheels nvidia-nccl-cu12 and nvidia-nccl-cu13 install the same file. Only the file size shows which of the two
-    wheels was installed last.
+    The wheels nvidia-nccl-cu12 and nvidia-nccl-cu13 install their library at the same path. Only the file size shows
+    which of the two wheels was installed last.
     """
     places = [(folder, NCCL_WHEEL, f"{folder}/nvidia/nccl/lib") for folder in dict.fromkeys(folders)]
     copies: list[dict[str, Any]] = []
@@ -246,7 +246,7 @@ def find_nccl(folders: list[str], prefix: str, environ: Mapping[str, str]) -> li
 
 
 def _system_library(environ: dict[str, str], prefix: str, deadline: float) -> str | None:
-    """Return the NCCL library that ld.so(8) would find in LD_LIBRARY_PATH, conda's ``lib`` directory or its cache."""
+    """Return the NCCL library in LD_LIBRARY_PATH, in conda's ``lib`` directory, or in the cache of ld.so(8)."""
     library = _first([*filter(None, environ.get("LD_LIBRARY_PATH", "").split(":")), f"{prefix}/lib"])
     if library:
         return library
@@ -298,9 +298,10 @@ def read_environment(environ: Mapping[str, str] | None = None) -> dict[str, str]
 def read_config_files(env: Mapping[str, str]) -> list[dict[str, Any]]:
     """Return a ``snapshot.ConfigFile`` for each configuration file that NCCL may read, whether or not the file exists.
 
-    ``env`` contains the job's environment variables. NCCL reads $NCCL_CONF_FILE (since 2.23.4), or .nccl.conf in the
-    home directory according to the password database. In either case, NCCL reads /etc/nccl.conf, too. NCCL silently
-    ignores configuration files that can't be opened (src/misc/param.cc, ``userHomeDir`` and ``setEnvFile``).
+    ``env`` contains the job's environment variables. NCCL reads the file $NCCL_CONF_FILE (since 2.23.4) if the variable
+    is set, and otherwise .nccl.conf in the home directory from the password database. In either case, NCCL also reads
+    /etc/nccl.conf. NCCL silently ignores configuration files that can't be opened (src/misc/param.cc, ``userHomeDir``
+    and ``setEnvFile``).
     """
     named = env.get("NCCL_CONF_FILE") or os.environ.get("NCCL_CONF_FILE")
     paths = [named] if named else []
@@ -342,7 +343,7 @@ ACTIVE = ("VIRTUAL_ENV", "CONDA_PREFIX")  # variables that an activated environm
 def read_login_shell(python: str, deadline: float) -> dict[str, Any] | None:
     """Return a ``snapshot.LoginShell``, or None if the user's shell is not supported.
 
-    ``python`` comes from the hosts file.
+    ``python`` is the Python interpreter that is specified in the hosts file.
     """
     try:
         shell = pwd.getpwuid(os.getuid()).pw_shell or "/bin/sh"
@@ -368,7 +369,7 @@ def read_login_shell(python: str, deadline: float) -> dict[str, Any] | None:
 
 
 def parse_login_shell(printed: bytes) -> tuple[str | None, str | None, Mapping[str, str]]:
-    """Return the interpreter's path and ``sys.prefix`` and the environment variables in the output after SHELL_MARK."""
+    """Return the interpreter's path, ``sys.prefix`` and the environment variables that are printed after SHELL_MARK."""
     _, mark, answer = printed.rpartition(SHELL_MARK)
     if not mark:
         raise Unavailable("the login shell ends without running a command")

@@ -1,1 +1,1 @@
-"""Shows what the ranks of a running job on this host do, and what the ranks report about collectives."""
+"""Code that examines the ranks of a running job on this host and what the ranks report about collectives."""

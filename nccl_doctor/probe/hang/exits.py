@@ -2,8 +2,8 @@
 
 A pidfd that is open when its process exits keeps the exit status, even after the parent has waited for the process.
 PIDFD_GET_INFO with PIDFD_INFO_EXIT returns the status (Linux 6.15, include/uapi/linux/pidfd.h, fs/pidfs.c). Older
-kernels show only the exit status of a zombie (``exit_code``, proc_pid_stat(5)). A thread waits for the exit of each
-rank, because torch's launchers reap exited ranks only every 0.1 s.
+kernels show only the exit status of a zombie (``exit_code``, proc_pid_stat(5)). A thread reads the exit status as soon
+as a rank becomes a zombie, because torch's launchers reap zombies within 0.1 s.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def _of_wait(status: int) -> int:
 
 
 def _status(descriptor: int) -> int | None:
-    """Return the exit status of the process of a pidfd, which is negative for a signal.
+    """Return the exit status of a pidfd's process, or the negative signal number if a signal killed the process.
 
     Return None on older kernels and until the parent has waited for the process.
     """

@@ -7,8 +7,8 @@ The RAS protocol (src/ras/client_support.cc, NCCL 2.24 and later) consists of te
 answers "CLIENT PROTOCOL 2" with "SERVER PROTOCOL n". The commands "TIMEOUT s" and "SET FORMAT json" are answered with
 "OK". The command "VERBOSE STATUS" is answered with a report, and the server closes the connection. Lost peers appear
 only in RAS reports in text form, so a report is requested in JSON and in text form. Since NCCL 2.31, the command
-"DIAGNOSTICS" is answered with "BUSY" or with a comparison of the ranks (GPUs, drivers, ECC, NVLink, variables). For
-"DIAGNOSTICS", NCCL only reads data and transfers no data between GPUs.
+"DIAGNOSTICS" is answered with "BUSY" or with a comparison of the ranks (GPUs, drivers, ECC, NVLink, variables). To
+answer "DIAGNOSTICS", NCCL only reads data, and transfers no data between GPUs.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MOST = 2048
 
 
 def by_rank(pids: list[int]) -> dict[int, list[dict[str, Any]]]:
-    """Return, by PID, a ``snapshot.Flow`` for each TCP connection of a process.
+    """Return, for each PID, the TCP connections of the process as a list of ``snapshot.Flow``.
 
     Raise OSError if the kernel does not report connections.
     """
@@ -77,7 +77,7 @@ def _namespace(pid: str) -> str | None:
 
 
 def table_of(pid: int) -> dict[int, dict[str, Any]]:
-    """Return the TCP connections in the network namespace of a process, by inode.
+    """Return the TCP connections in the network namespace of a process. The keys are the sockets' inodes.
 
     Return an empty dictionary if the process has exited.
     """
@@ -107,7 +107,7 @@ def service_port(variables: dict[str, str]) -> int | None:
 
 
 def ask(host: str, port: int, wanted: str, deadline: float) -> dict[str, Any]:
-    """Request a RAS report as "text", "json" or "diagnostics".
+    """Request a RAS report of the kind ``wanted`` ("text", "json" or "diagnostics").
 
     Return a dictionary with the keys "protocol", "form", "text" and "whole".
 

@@ -1,10 +1,10 @@
 """Finds the ranks of a host's jobs, and launchers without ranks, such as a torchrun that waits for nodes.
 
 Child processes of a rank, such as data loaders, inherit the rank's environment variables, and a wrapper script above
-the rank may have the same variables. The topmost Python process with the variables is taken as the rank. Processes
+the rank may have the same variables. The topmost Python process with these variables is regarded as the rank. Processes
 started by torch.multiprocessing.spawn, Ray or a notebook get their rank number only after the start, so /proc does not
 show the number. Ranks without a rank number in /proc are identified by their connections to the job's TCPStore. The
-process that serves the store is a client of the store, too. The memory map of a process shows which NCCL library the
+process that serves the store is also a client of the store. The memory map of a process shows which NCCL library the
 process has loaded.
 """
 
@@ -39,8 +39,8 @@ WHEEL = re.compile(r"nvidia_nccl_cu[0-9]+-([0-9]+\.[0-9]+\.[0-9]+)[^/]*\.dist-in
 class NcclVersions:
     """The NCCL versions that processes have loaded. The version of each file is determined only once.
 
-    Root opens a mapped file as the process's user and in the process's root directory (probe/privileges.py), because
-    the process controls where the path leads.
+    As root, the probe opens a mapped file as the process's user and in the process's root directory
+    (probe/privileges.py), because the process controls where the path leads.
     """
 
     def __init__(self, deadline: float) -> None:
@@ -121,7 +121,7 @@ def clients(table: ProcessTable, pids: list[int]) -> list[dict[str, Any]]:
 
     ``dials`` contains the remote addresses of connections. ``serves`` contains the local addresses at which a process
     accepts connections from itself. Each item of ``dials`` and ``serves`` is ``[address, port, connections]``, where
-    ``connections`` is a count.
+    ``connections`` is the number of connections.
     """
     held = flows.by_rank([pid for pid in pids if TORCH in _memory_map(pid)])
     processes = []
@@ -146,7 +146,7 @@ def _counted(rows: list[ProcessEnds], side: str) -> Counter[tuple[str, int]]:
 def _place(pid: int, table: ProcessTable) -> dict[str, int | None]:
     """Return a rank's index among the child processes of its Python parent, and the number of these child processes.
 
-    Zombies count, too.
+    Zombies are included.
     """
     parent = table.procs[pid].ppid
     if parent not in table.procs or not jobs.is_python(table.executable(parent)):
@@ -192,7 +192,7 @@ def find_ranks(table: ProcessTable) -> dict[str, Any]:
 
 
 def fairly(pids: Iterable[int], table: ProcessTable) -> list[int]:
-    """Return at most MOST of the processes, in equal shares by user, so that no user can hide another's processes."""
+    """Return at most MOST processes, in equal shares for all users, so that no user can hide other users' processes."""
     counts: Counter[int | None] = Counter()
     turns = []
     for pid in sorted(pids):

@@ -2,13 +2,14 @@
 
 The worker server (torch/distributed/elastic/control_plane.py) accepts HTTP requests on a Unix socket whose path begins
 with the value of TORCH_WORKER_SERVER_SOCKET. No other socket is contacted, because an unexpected request can crash a
-program. A write to a rank's pipe (TORCH_NCCL_DEBUG_INFO_PIPE_FILE) makes the rank write a dump. The pipe is used only
-on request.
+program. A write to a rank's pipe (TORCH_NCCL_DEBUG_INFO_PIPE_FILE) makes the rank write a dump. The probe writes to the
+pipe only if the controller requests a dump.
 
-All files and sockets are opened in a child process that takes on the rank's root directory, working directory, user and
-groups and drops every capability (probe/privileges.py). The child process can access only what the rank can access. The
-child process checks the type of a file before opening the file, and opens nothing that would block. The child process
-imports no modules, because the modules in a container's root directory are the container's code.
+All files and sockets are opened in a child process that switches to the rank's root directory, user and groups and
+drops every capability (probe/privileges.py). Relative paths are resolved from the rank's working directory. The child
+process can access only what the rank can access. The child process checks the type of a file before opening the file,
+and opens nothing that would block. The child process imports no modules, because the modules in a container's root
+directory are the container's code.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ class RankFiles(NamedTuple):
     def open(self, path: str, kind: int, flags: int) -> int:
         """Open a file of type ``kind``, such as S_IFREG.
 
-        ``path`` is resolved as in the rank's process, except that a symbolic link is not followed.
+        ``path`` is resolved as in the rank's process, except that a symbolic link in the last component is not
+        followed.
         """
         descriptor = self._look(path, kind)
         return os.open(str(descriptor), flags | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC, dir_fd=self.own)
@@ -117,7 +119,7 @@ KEPT = frozenset(
 )
 DUMPS = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
 DEFAULT_DUMPS = ("/tmp/nccl_trace_rank_", "~/.cache/torch/comm_lib_trace_rank_")  # noqa: S108 - torch's own choice
-"""Default path prefixes of dumps in torch 2.3, and since torch 2.8 (torch/csrc/distributed/c10d/FlightRecorder.cpp)."""
+"""Default path prefixes of dumps before and since torch 2.8 (torch/csrc/distributed/c10d/FlightRecorder.cpp)."""
 TEXT = 300
 LISTENING, STREAM = "00010000", "0001"  # flags and type in a line of /proc/PID/net/unix (proc_pid_net(5))
 
@@ -153,7 +155,7 @@ def merged(dumps: dict[str, dict[str, Any]]) -> dict[str, Any]:
 
     Each backend counts its collectives separately.
 
-    If a rank has recorders of NCCL and Gloo, the process groups of Gloo get different names.
+    If a rank has recorders for both NCCL and Gloo, " (gloo)" is appended to the names of Gloo's process groups.
     """
     if not dumps:
         raise ValueError("it knows none")
@@ -188,7 +190,7 @@ def cut(document: object) -> dict[str, Any]:
 
 
 def dumped(row: dict[str, Any], age_s: float, deadline: float) -> dict[str, Any] | None:
-    """Return the newest dump of a rank with the keys "name", "age_s" and "data" (in base64).
+    """Return a rank's newest dump as a dictionary with the keys "name", "age_s" and "data" (in base64).
 
     The result is None if the rank has written no dump.
     """
@@ -229,7 +231,7 @@ def ask_for_dump(row: dict[str, Any], deadline: float) -> bool:
 
 
 def _young(files: RankFiles, paths: list[str], oldest: float) -> Iterator[tuple[float, str, int]]:
-    """Yield modification time, path and descriptor of each regular file in ``paths`` modified since ``oldest``."""
+    """Yield the modification time, path and descriptor of each regular file in ``paths`` modified since ``oldest``."""
     for path in paths:
         try:
             file = files.open(path, stat.S_IFREG, os.O_RDONLY)
@@ -241,7 +243,7 @@ def _young(files: RankFiles, paths: list[str], oldest: float) -> Iterator[tuple[
 
 
 def _servers(pid: int, prefix: str) -> Iterator[str]:
-    """Yield the paths of Unix sockets on which the process listens and whose path begins with ``prefix``."""
+    """Yield each path that begins with ``prefix`` and belongs to a Unix socket on which the process listens."""
     inodes = set(inodes_of(pid))
     for line in (read(f"/proc/{pid}/net/unix") or "").splitlines()[1:]:
         fields = line.split(None, 7)

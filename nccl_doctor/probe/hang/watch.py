@@ -1,11 +1,11 @@
 """Samples of ranks, taken at the controller's request, with Python stack traces from py-spy.
 
 The host's py-spy is used if it is installed (probe/tools.py). If the host has no py-spy, a copy from the controller
-runs from memory (memfd_create(2)). Root runs py-spy as the rank's user and in the rank's root directory
-(probe/privileges.py), because py-spy opens mapped files whose names the rank controls. By default, py-spy reads the
-memory of a process without pausing the process. Pausing is optional. Native frames are optional, too, and require
-pausing. py-spy never attaches to a process that is stopped or blocked in the kernel, because py-spy could not detach
-from the process.
+runs from memory (memfd_create(2)). As root, the probe runs py-spy as the rank's user and in the rank's root directory
+(probe/privileges.py), because py-spy opens mapped files whose names the rank controls. Unless requested otherwise,
+py-spy reads the memory of a process without pausing the process. Pausing a process is optional. Native stack frames are
+also optional, and require pausing the process. py-spy never attaches to a process that is stopped or blocked in the
+kernel, because py-spy could not detach from the process.
 """
 
 from __future__ import annotations
@@ -263,9 +263,9 @@ class Spy:
             self.program = write_memory_file(zlib.decompress(binascii.a2b_base64(bundle["data"])))
 
     def dump(self, states: dict[tuple[int, int], str], mode: str, deadline: float) -> dict[int, Any]:
-        """Return, by PID, a ``snapshot.Threads`` or the reason why the stack traces are unknown.
+        """Return, for each PID, a ``snapshot.Threads`` or the reason why the stack traces are unknown.
 
-        The keys of ``states`` are PIDs and start times.
+        The keys of ``states`` are pairs of PID and start time.
         """
         stacks: dict[int, Any] = {}
         pids = sorted(states)

@@ -48,7 +48,7 @@ def end_with_reset(sock: socket.socket) -> None:
 
 
 class Dial:
-    """An attempt to connect to each address of a name in turn until one accepts, as in torch's TCPStore."""
+    """An attempt to connect to the addresses of a host in turn until a connection succeeds, as in torch's TCPStore."""
 
     def __init__(self, places: list[SocketAddress], nonce: bytes, interface: str = "") -> None:
         self._places, self._nonce, self._interface = list(places), nonce, interface
@@ -107,7 +107,8 @@ class Dial:
     def late(self) -> OutcomeAndReason | None:
         """Return the outcome of an attempt that has timed out.
 
-        If the peer is connected but silent, send it data once and return None to allow the same time again.
+        If the peer is connected but has sent nothing, send data once and return None, so that the attempt gets the same
+        amount of time again.
         """
         try:
             assert self.sock is not None
@@ -165,7 +166,8 @@ def dial_all(
 
     The seconds and the source port are None if the address can't be resolved. The optional fourth element of a target
     is the network interface to send from. The shortest round-trip time in µs and the number of retransmitted packets
-    are stored in ``trips`` by target index. The file in ``beside`` is served in the meantime.
+    are stored in ``trips`` under the index of the target. The function in ``beside`` is called repeatedly in the
+    meantime.
     """
     places = resolved({target[0] for target in targets}, timeout_s)
     results: dict[Key, EndedDial] = {}
@@ -199,7 +201,7 @@ def _selector() -> selectors.BaseSelector:
 
 
 class Round:
-    """A set of concurrent connection attempts. The file in ``beside`` is served by its callback in the same thread."""
+    """A set of concurrent connection attempts. The function in ``beside`` is called repeatedly in the same thread."""
 
     def __init__(self, timeout_s: float, beside: Beside | None = None) -> None:
         self._timeout_s, self._beside = timeout_s, beside
@@ -282,7 +284,7 @@ def _room() -> int:
 
 
 def resolved(addresses: set[str], timeout_s: float) -> dict[str, list[SocketAddress] | OutcomeAndReason]:
-    """Return the socket addresses of each address, with port 0. Host names are resolved in parallel."""
+    """Return the socket addresses of each host name or IP address, with port 0. Host names are resolved in parallel."""
     results: dict[str, list[SocketAddress] | OutcomeAndReason] = {}
     names = []
     for address in addresses:
@@ -297,7 +299,7 @@ def resolved(addresses: set[str], timeout_s: float) -> dict[str, list[SocketAddr
 
 
 def _look_up(name: str, deadline: float) -> list[SocketAddress] | OutcomeAndReason:
-    """Return a name's addresses.
+    """Return the socket addresses of a host name, or the outcome if the lookup failed.
 
     A failed lookup is reported only if file descriptors were free before and after the lookup.
     """
@@ -324,7 +326,7 @@ def _may_open(count: int) -> bool:
 
 
 def endpoints(address: str, port: int, flags: int = socket.AI_NUMERICHOST) -> list[SocketAddress]:
-    """Return the address families and socket addresses of an address.
+    """Return a list of pairs (address family, socket address) for an IP address or host name.
 
     If ``address`` is a host name, ``flags`` must be 0.
     """

@@ -1,4 +1,4 @@
-"""Runs a host's part of the port mesh test: listeners that prove their identity, and tests of the path MTU.
+"""A host's part of the port mesh test, with listeners that prove their identity and with tests of the path MTU.
 
 A listener sends its host's nonce to every client that connects. The nonce proves that a connection reached the intended
 host. An address alone proves nothing, because bridges on several hosts may have the same address.
@@ -9,9 +9,9 @@ the TCP handshake succeeds, but full-size segments are lost and the connection s
 full-size segments and polls the number of unacknowledged bytes (SIOCOUTQ, tcp(7)). The receiving kernel acknowledges
 segments even if no program reads the data.
 
-The listeners run in a thread with a selector because asyncio takes 40 ms to import and three times as long per
-connection. While a host opens connections, the same thread serves the listeners, because two threads would cause a
-thread switch at every system call.
+The listeners run in a thread with a selector and not with asyncio, which takes 40 ms to import and three times as long
+per connection. While a host opens connections, a single thread opens the connections and serves the listeners, because
+two threads would cause a thread switch at every system call.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class MeshEnd:
         return {"ports": ports, "errors": errors}
 
     def close(self) -> dict[str, Any]:
-        """Close all sockets, and return an ``answers.Heard`` with the peers that connected, also too often."""
+        """Close all sockets, and return an ``answers.Heard`` with all peers and those that connected too often."""
         self._closing = True
         self._wake.send(b"\0")
         if self._thread.ident is not None:
@@ -164,7 +164,7 @@ class MeshEnd:
             self._hang_up(sock)
 
     def _count(self, sock: socket.socket, peer: str) -> None:
-        """Record a connection under its peer, and close the peer's oldest connection if it has too many."""
+        """Record a peer's connection, and close the peer's oldest connection if the peer has too many connections."""
         own_address = sock.getsockname()
         local = _plain(own_address[0])
         key = local, int(own_address[1]), peer
@@ -177,7 +177,7 @@ class MeshEnd:
         self._peer[sock] = source
 
     def _is_full(self, crowd: dict[socket.socket, Any], most: int) -> bool:
-        """Return whether the number of connections reaches the limit even without the closed connections."""
+        """Return whether ``crowd`` has at least ``most`` connections after closed connections have been removed."""
         if len(crowd) >= most:
             for sock in list(crowd):
                 self._take(sock)
@@ -213,7 +213,7 @@ def _plain(address: str) -> str:
 
 
 def _due(times: dict[socket.socket, float], now: float) -> list[socket.socket]:
-    """Return the sockets whose time is not later than ``now``.
+    """Return the sockets whose time in ``times`` is not later than ``now``.
 
     The entries of ``times`` must be in ascending order of time.
     """
@@ -221,7 +221,7 @@ def _due(times: dict[socket.socket, float], now: float) -> list[socket.socket]:
 
 
 class MeshRequests:
-    """Handler of the controller's requests for this host's part of the port mesh test."""
+    """A handler of the controller's requests for this host's part of the port mesh test."""
 
     def __init__(self, _server: object) -> None:
         self._end: MeshEnd | None = None
@@ -408,7 +408,7 @@ def try_all(targets: list[tuple[str, int]], deadline_s: float, segment: int | No
     """Send full-size segments to each target, and return one ``answers.PathMtuResult`` per target, in the same order.
 
     At most :data:`AT_ONCE` transfers run in parallel. If ``segment`` is given, segments have at most ``segment`` bytes.
-    The kernel waits 0.2 s before the first retransmission, so ``deadline_s`` should be longer than one second.
+    The kernel waits at least 0.2 s before the first retransmission, so ``deadline_s`` should be more than one second.
     """
     by_address = resolved({address for address, _ in targets}, deadline_s)
     results: list[dict[str, Any]] = []

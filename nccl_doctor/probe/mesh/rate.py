@@ -2,13 +2,13 @@
 
 Each stream first checks the listener's nonce, so that no bulk data is sent to another program. After slow start, the
 throughput is calculated from the number of bytes that the receiving kernel acknowledges (tcp_info in linux/tcp.h). Each
-stream has a time limit and a byte limit. Streams end when the connection to the controller ends, because closing a
-socket or killing its process discards the unsent data.
+stream has a time limit and a byte limit. When the connection to the controller ends, the streams end immediately,
+because unsent data is discarded when a socket is closed or its process is killed.
 
-The sender limited the rate if its thread ran or waited for a CPU most of the time. The receiver limited the rate if its
-receive window was zero. A machine limited the rate, too, if interrupts saturated a CPU or the hypervisor withheld CPU
-time (steal). Packets dropped by the sender's own queues (tc-tbf(8), tc-codel(8)) are retransmitted, but do not count as
-lost in the network.
+The sender limited the rate if its thread ran or waited for a CPU most of the time. The receiver limited the rate if the
+sender often waited because of the receive window. Either machine limited the rate if interrupts saturated one of its
+CPUs or if the hypervisor withheld CPU time (steal). Packets dropped by the sender's own queues (tc-tbf(8), tc-codel(8))
+are retransmitted, but do not count as lost in the network.
 """
 
 from __future__ import annotations
@@ -176,7 +176,7 @@ _DROPS_AT = 8  # in struct gnet_stats_queue of linux/gen_stats.h
 
 
 def _dropped() -> int:
-    """Return the number of packets that this machine's network interfaces dropped from queues, or 0 if unknown."""
+    """Return how many packets this machine's network interfaces have dropped from their queues, or 0 if unknown."""
     try:
         (queues,) = netlink.read_tables([(RTM_GETQDISC, _QUEUE.pack(0, 0, 0, 0, 0))], time.monotonic() + 1)
     except OSError:
@@ -215,7 +215,7 @@ def _cpus(stat: str) -> list[tuple[int, int, int]]:
 
 
 def _shares(first: tuple[tuple[int, int, int], ...], last: tuple[tuple[int, int, int], ...]) -> tuple[float, float]:
-    """Return the largest shares of a CPU's time that were spent in interrupts and withheld by a hypervisor."""
+    """Return the largest share of any CPU's time spent in interrupts and the largest share withheld by a hypervisor."""
     interrupts, stolen = [0.0], [0.0]
     for before, after in zip(first, last):
         ticks = after[2] - before[2]
@@ -231,7 +231,7 @@ DUPLEX = {0: "half", 1: "full"}
 
 
 def read_links(request: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return a ``snapshot.RateLink`` for each of ``interfaces``, with data from the interface's driver."""
+    """Return a ``snapshot.RateLink`` for each requested network interface, with data from the interface's driver."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
         return [_link(asking, name) for name in request["interfaces"]]
 

@@ -30,7 +30,7 @@ from nccl_doctor.probe.tools import Unavailable, port_range, read
 CLOSING = frozenset({"TIME_WAIT", "FIN_WAIT1", "FIN_WAIT2", "LAST_ACK", "CLOSING"})
 """TCP states in which a socket may no longer belong to a process. The kernel closes such a socket after a timeout."""
 PIDFD_SEND_SIGNAL, PIDFD_OPEN = 424, 434
-"""System call numbers since Linux 5.1, which are the same on all architectures except alpha."""
+"""System call numbers, which are the same on all architectures except Alpha."""
 GPU_PATIENCE_S = 5.0  # nvidia-smi takes seconds if no daemon keeps the driver loaded
 SERVICES = "/etc/services"
 
@@ -55,7 +55,7 @@ def describe(pid: int, table: ProcessTable) -> dict[str, Any]:
 def try_port(port: int, *, described: bool = True) -> dict[str, Any]:
     """Try to bind a port in the same way as torch, and return a ``snapshot.PortTrial``.
 
-    If ``described`` is true, add details, which may take seconds.
+    If ``described`` is true, add details about processes, which may take several seconds.
     """
     return explain(port, bind_error(port), described=described)
 
@@ -110,7 +110,7 @@ def bind_error(port: int) -> int | None:
 
 
 def cause_of(sockets: list[DiagSocket]) -> str:
-    """Return the cause for a ``snapshot.PortTrial``.
+    """Return the cause of a failed trial bind, as in ``snapshot.PortTrial``, from the sockets on the port.
 
     A socket that has no process and is being closed by the kernel counts as "time-wait".
     """
@@ -261,7 +261,7 @@ def look(request: dict[str, Any]) -> dict[str, Any]:
 def send(request: dict[str, Any]) -> dict[str, Any]:
     """Send a signal to ``processes`` (pairs of PID and start time in clock ticks) and their descendants.
 
-    If any process must not be signaled, no process is signaled.
+    If any process must not be signalled, no process is signalled.
 
     If the request contains no signal, return only which processes are still running.
     """

@@ -5,13 +5,13 @@ One process imports torch and forks as many ranks as the job would run on this h
 The worker's code (worker.py) is passed to training's Python interpreter as an in-memory file, ``/proc/PID/fd/N``. The
 worker may be started long before it is needed and runs several all-reduces, because importing torch takes longer than
 any other step. Temporary files are stored in a known directory and removed when the processes exit. Shared memory that
-killed ranks could not remove is removed, too. Ranks report events in lines that begin with a mark. The remaining output
-of the ranks is stored.
+killed ranks could not remove is also removed. Ranks report events in lines that contain a random marker. The remaining
+output of the ranks is stored.
 
-NCCL creates ``nccl-XXXXXX`` with mkstemp and unlinks the file once the peer has attached (2.30.7,
-src/misc/shmutils.cc). A rank that is killed between the two steps leaves the file in /dev/shm. The file name does not
-show which program created the file, and a segment that no process has open may still be needed. Only segments that a
-descendant of the probe was seen using are removed.
+NCCL creates a file ``nccl-XXXXXX`` in /dev/shm with mkstemp, and unlinks the file once the peer has attached (NCCL
+2.30.7, src/misc/shmutils.cc). If a rank is killed before NCCL unlinks the file, the file remains in /dev/shm. The file
+name does not show which program created the file, and a segment that no process has open may still be needed.
+Therefore, the probe removes only segments that it has seen in use by its own descendants.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Segments:
         self._next = 0.0
 
     def look(self, *, at_once: bool = False) -> None:
-        """Record the files in :data:`FOLDER` that descendants use, at most once every PAUSE_S without new names."""
+        """Record the files in :data:`FOLDER` that descendants use, at most every PAUSE_S seconds if no file is new."""
         names = _names()
         fresh = not names <= self._listed
         self._listed |= names
@@ -177,8 +177,8 @@ TAIL_LINES = 16000
 READ_BYTES = 65536  # the capacity of a pipe (pipe(7))
 LINE_BYTES = 2000
 PART_BYTES = 4 << 20
-"""Maximum size in bytes of the first lines, and of the last lines, that are stored. The limits HEAD_LINES and
-TAIL_LINES apply, too.
+"""Maximum total size in bytes of the first lines that are stored, and of the last lines. The limits HEAD_LINES and
+TAIL_LINES also apply.
 
 With NCCL_DEBUG=INFO, NCCL prints about 150 lines per rank on 8 GPUs.
 """
@@ -228,8 +228,8 @@ class RankOutput:
 
         Return False when ``stop`` returns True or the deadline has passed.
 
-        Output that was written before ``stop`` returned True is read, because the last line of a launcher shows why the
-        launcher exited.
+        Output that was written before ``stop`` returned True is still read, because the last line of a launcher shows
+        why the launcher exited.
         """
         with selectors.DefaultSelector() as selector:
             selector.register(source, selectors.EVENT_READ)
@@ -282,7 +282,8 @@ class RankLauncher:
     def wait_until_ready(self, seconds: float) -> None:
         """Wait until torch is imported.
 
-        Raise TimeoutError if the import takes longer than ``seconds`` or the process exits before torch is imported.
+        Raise TimeoutError if the import takes longer than ``seconds`` seconds or if the process exits before torch is
+        imported.
         """
         over = lambda: self._ready or self._process.poll() is not None  # noqa: E731 - read by one loop
         self._output.follow(self._source, time.monotonic() + seconds, over)

@@ -52,7 +52,7 @@ class AllReduce:
             raise
 
     def try_group(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Run the all-reduce in a group of hosts, and keep the launcher running for the next group."""
+        """Run this host's part of an all-reduce in a group of hosts, and keep the launcher for the next group."""
         self._server.stop.clear()
         assert self._launcher is not None
         return {"ok": self._launcher.run(request["order"], lambda _event: None, self._server.stop)["exit"] == 0}

@@ -12,7 +12,8 @@ TCPStore answers) and "group" (the process group is initialised). The remaining 
 all-reduce returned the correct sum), "sizes" (all sizes have been measured) and "done" (the process group has been
 destroyed).
 
-The values depend on rank and position, so the sum is wrong if a rank is missing or positions are mixed up.
+The values to be summed depend on the rank and the position, so a sum is wrong if a rank is missing or positions are
+mixed up.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ If only the plateau is measured, each size is four times the previous size.
 
 
 def write_event(**event: object) -> None:
-    """Write an event as one line with a single write(2) under PIPE_BUF bytes, so that lines are not interleaved."""
+    """Write an event as one line of at most PIPE_BUF bytes in a single write(2), so that lines are not interleaved."""
     os.write(1, (CONFIG["mark"] + json.dumps(event) + "\n").encode())
 
 
@@ -114,7 +115,7 @@ class Store(Protocol):
     def check(self, keys: list[str]) -> bool: ...
 
     def get(self, key: str) -> bytes:
-        """Return the value of a key, after waiting until the key is set."""
+        """Wait until a key is set, and return the value of the key."""
 
 
 def own_store(dist: ModuleType, store: Store, rank: int) -> Any:  # noqa: ANN401 - torch's own, which mypy can't see
@@ -181,9 +182,9 @@ class Bench:
     def fill(self, dtype: object, count: int) -> tuple[Any, Any]:
         """Return this rank's values and the expected sums over all ranks.
 
-        In float32, position p of rank r has the value (p mod 97 + 1) (r mod 13 + 1), so every sum is exact. In
-        bfloat16, only integers up to 256 are exact (8 bits of precision), so only one rank has a non-zero value at each
-        position.
+        In float32, position p of rank r has the value (p mod 97 + 1) * (r mod 13 + 1), so every sum is exact. In
+        bfloat16, integers are guaranteed to be exact only up to 256 (8 bits of precision), so only one rank has a
+        non-zero value at each position.
         """
         torch = self.torch
         cycle = torch.arange(1, PATTERN + 1, dtype=dtype, device=self.device)
@@ -216,7 +217,7 @@ class Bench:
         return summed
 
     def locate_wrong_rank(self) -> None:
-        """Repeat a small all-reduce on each rank and pair of ring neighbours, and report groups with wrong sums."""
+        """Run a small all-reduce on each rank and each pair of ring neighbours, and report groups with wrong sums."""
         ranks = range(min(self.world, MOST_ACCUSED))
         groups = [[rank] for rank in ranks]
         groups += [sorted((rank, (rank + 1) % self.world)) for rank in ranks if self.world > 2]
@@ -270,7 +271,7 @@ class Bench:
     def measure_sizes(self, dtype: object, largest: int, budget_s: float) -> None:
         """Time all-reduces of increasing message sizes while the next size fits in the time budget.
 
-        Rank 0 reports the median for each size.
+        Rank 0 reports the median time for each message size.
 
         The bandwidths are algbw = bytes / seconds and busbw = algbw * 2 (n - 1) / n in 10⁹ bytes/s, as defined in
         PERFORMANCE.md of nccl-tests. If "plateau" is true in the order, fewer sizes are timed, until the bandwidth
@@ -327,7 +328,7 @@ def leave(status: int) -> None:
 
 
 def fork_rank(local_rank: int) -> int:
-    """Fork a rank with the order's environment variables and the rank's RANK and LOCAL_RANK; return the PID."""
+    """Fork a rank, set the order's environment variables and the rank's RANK and LOCAL_RANK, and return the PID."""
     pid = os.fork()
     if pid == 0:
         os.setsid()
@@ -340,7 +341,7 @@ def fork_rank(local_rank: int) -> int:
 
 
 def wait_for_ranks(pids: list[int], seconds: float) -> bool:
-    """Wait until all ranks have exited or the time is over.
+    """Wait until all ranks have exited or ``seconds`` seconds have passed.
 
     Report failed ranks, kill the remaining ranks, and return True if all ranks succeeded.
     """

@@ -349,8 +349,8 @@ class JoinedTransport(Transport):
     def _missing(self, node: Node, rank: int) -> EngineFailure:
         port, counted = node.options(JoinedOptions).port, self._meeting.refused.most_common(5)
         refused = (f"refused: {words}{f' ({count} times)' if count > 1 else ''}" for words, count in counted)
-        where = f"why it could not reach node 0 at port {port}"
-        remedy = f"Look at {self._output_of(rank)}: whether it was started, and {where}."
+        where = f"why the node could not reach node 0 on port {port}"
+        remedy = f"Check whether the node was started. If so, see in {self._output_of(rank)} {where}."
         detail = f"did not join the check within {self._waited_s:.0f} s"
         return _failure(detail, tuple(refused), remedy, reason="missing", rank=rank, port=port)
 

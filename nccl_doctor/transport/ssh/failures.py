@@ -57,7 +57,7 @@ _DETAIL: dict[access.Reason, str] = {
     "refused": "refused the TCP connection",
     "no-route": 'answered "no route to host": it is down, or a firewall rejects the connection',
     "unreachable": "is on a network that this machine has no route to",
-    "not-ssh": "answered, but not as an SSH server",
+    "not-ssh": "answered, but is not an SSH server",
     "no-session": "accepted the login but runs no command",
     "forwarding": "may not be reached from there: the jump host forbids TCP forwarding",
 }
@@ -147,7 +147,7 @@ def no_common(target: SshDestination, sort: str, theirs: str, ours: Iterable[str
     """
     names = [name for name in theirs.split(",") if not name.startswith(_EXTENSIONS)]
     offer = ", ".join(names[:_MOST_NAMES])[:_OFFER]
-    detail = f"answered but has no {sort} that is taken here: it offers only {offer}"
+    detail = f"answered but has no {sort} that this machine accepts: it offers only {offer}"
     options = ", ".join(ours)
     return unreachable(target, "no-algorithm", detail, (f"taken here: {options}",) if options else ())
 

@@ -36,7 +36,7 @@ def diagnoses(fixture: str) -> list[Diagnosis]:
         ),
         (
             "ssh_unreachable/fires-jump-host",
-            ["The jump host bastion (192.0.2.1:22), on the way to node[2-3], answered, but not as an SSH server."],
+            ["The jump host bastion (192.0.2.1:22) for node[2-3] answered, but is not an SSH server."],
         ),
         (
             "ssh_host_key_changed/fires",
@@ -52,7 +52,7 @@ def diagnoses(fixture: str) -> list[Diagnosis]:
                 "/opt/train/bin/python on node2 fails to start in the environment of a training job: No module named 'encodings'."
             ],
         ),
-        ("probe_failed/fires", ["node2: the probe returned no facts: no answer in time."]),
+        ("probe_failed/fires", ["node2: the probe returned no facts (no answer in time)."]),
     ],
 )
 def test_messages(fixture: str, messages: list[str]) -> None:

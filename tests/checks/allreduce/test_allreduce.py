@@ -50,7 +50,7 @@ NAMED = [
         ["node1", "node2", "node3"],
         "each of the 3 ranks waited for the others to join",
     ),
-    ("allreduce_timeout/fires-isolated-host", ["node3"], "it fails with node3 but works among other hosts"),
+    ("allreduce_timeout/fires-isolated-host", ["node3"], "it fails with node3 but works among the other hosts"),
     ("allreduce_wrong_result/fires-alone", ["node2"], "the error comes from rank 1 on node2"),
     ("allreduce_wrong_result/fires-with-both-neighbours", ["node2"], "the error comes from rank 1 on node2"),
     ("allreduce_wrong_result/fires-between-two", ["node2", "node3"], "from rank 1 on node2 and rank 2 on node3"),

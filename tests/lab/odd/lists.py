@@ -66,7 +66,7 @@ LISTS = (
              ("host-listed-twice", "big node1", TWICE)),
     HostList("one machine as two nodes, said by GPUs of their own",
              hosts({"name": "node1", "cuda_visible_devices": "0"}, {"name": "b", "address": "ADDRESS", "cuda_visible_devices": "1"}, "node2"),
-             ("gpu-count-low", "b node1", "have no GPU, but the job asks for GPUs")),
+             ("gpu-count-low", "b node1", "have no GPU, but the job requests GPUs")),
     HostList("one name twice", hosts("node1", "node1", "node2"), ("2", 'host "node1" is listed twice')),
     HostList("the controller among them", hosts("ctl", "node1", "node2")),
     HostList("the controller in the middle", hosts("node1", "ctl", "node2")),

@@ -138,7 +138,7 @@ LOOKS = [
     Look(DDP, "RANK and WORLD_SIZE by hand", "environment/job_variable_conflict/fires", "job-variable-conflict",
          ("RANK", "the launcher sets them")),
     Look(DDP, "more processes than GPUs", "software/gpu_count_low/fires", "gpu-count-low",
-         ("node3 would start 8 ranks, but has only 7 GPUs", "nproc_per_node")),
+         ("node3 is configured to start 8 ranks, but has only 7 GPUs", "nproc_per_node")),
     Look(DDP, "CUDA_DEVICE_ORDER, where the GPUs of a machine differ", "software/gpu_model_mismatch/fires-within-one-host",
          "gpu-model-mismatch", ("CUDA_DEVICE_ORDER=PCI_BUS_ID",)),
     Look(DDP, "two ranks on one GPU", "software/gpu_overlap/fires", "gpu-overlap",

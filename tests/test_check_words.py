@@ -26,7 +26,9 @@ check_words, check_phrases = script("check_words"), script("check_phrases")
     [
         "def told(): ...",
         "class WhatWasSeen: ...",
-        "def read(one): ...",
+        "def read():\n    one = 1",
+        "def read(people): return [own for own in people]",
+        "def read(own): ...",
         "def read(*, taken_by=None): ...",
         "class Dial:\n    odd_ports: int",
         "class Dial:\n    def reset(self):\n        self.nobody_listens = True",
@@ -42,7 +44,7 @@ def test_a_word_that_says_nothing_is_refused(text: str) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "def read_rules():\n    seen = set()\n    one = 1",
+        "def read_rules():\n    rules = set()\n    first = 1",
         'def is_free():\n    """Tells whether a port is free."""',
         "def stone(phone): ...",
         "class Facts:\n    taken_at: float",  # JSON promises it

@@ -47,7 +47,7 @@ def test_a_hosts_file_may_stand_alone_or_behind_the_port(tmp_path: Path) -> None
         (("--log", ""), "can't be read"),
         (("--host", "a b"), '--host: "a b" is not a host name'),
         (("--log", "/nowhere/x.log"), "/nowhere/x.log: can't be read"),
-        (("--write",), "--write goes with --next and --hosts FILE"),
+        (("--write",), "--write, which writes the port to the hosts file, requires --next and --hosts FILE"),
         (("--next", "--kill"), "--next chooses another port"),
         (("-o", "junit"), "fix-port prints human or json"),
         (("--hosts", "/nowhere/hosts.yaml"), "/nowhere/hosts.yaml: no such file"),

@@ -116,7 +116,7 @@ def test_slurm_is_a_script(hosts: Path) -> None:
 WRONG: list[tuple[tuple[str, ...], str]] = [
     (("hosts.yaml",), "no script given"),
     (("hosts.yaml", "--batch-size", "65", "--", "t.py"), "the nearest batch sizes that do are 64 and 68"),
-    (("hosts.yaml", "--rdzv", "--launcher", "env", "--", "t.py"), "--rdzv is --launcher c10d"),
+    (("hosts.yaml", "--rdzv", "--launcher", "env", "--", "t.py"), "--rdzv means --launcher c10d"),
     (("nope.yaml", "--", "t.py"), "nope.yaml: no such file"),
     (("hosts.yaml", "t.py", "--", "--epochs"), "unexpected argument t.py"),
     (("hosts.yaml", "--", "python", "t.py"), "leave out python"),

@@ -245,11 +245,11 @@ def test_the_lines_of_launch_hold_the_scripts_own_secrets_and_it_says_so(folder:
     assert leaks(done.stdout + done.stderr) == []
     assert 'HF_TOKEN="$HF_TOKEN"' in done.stdout.replace('\\"', '"')
     assert "secrets are not printed: export AWS_SECRET_ACCESS_KEY, HF_TOKEN, " in done.stdout
-    assert "show what looks like a secret" not in done.stderr
+    assert "text that looks like a secret" not in done.stderr
     done = run(*call, "--hub-token", VARIABLES["HF_TOKEN"], cwd=folder)
     assert done.returncode == 0, done.stderr
     assert VARIABLES["HF_TOKEN"] in done.stdout
-    assert "show what looks like a secret" in done.stderr
+    assert "text that looks like a secret" in done.stderr
     assert leaks(done.stderr) == []
 
 

@@ -206,7 +206,7 @@ def test_from_waits_for_no_pipe_and_reads_no_device(tmp_path: Path, monkeypatch:
 @pytest.mark.parametrize("command", ["check", "ifname"])
 def test_from_judges_no_hosts_but_its_own(tmp_path: Path, command: str, words: list[str]) -> None:
     done = run(command, "--from", saved(tmp_path, {}), *words, cwd=tmp_path)
-    assert_one_sentence(done, f"--from judges the hosts and settings of its snapshot: leave out {words[0]}")
+    assert_one_sentence(done, f"--from uses the hosts and settings of the snapshot: leave out {words[0]}")
 
 
 @pytest.mark.parametrize("words", [["--only", "seen-in-logs"], ["--only", "ports", "--skip", "ports"]])
@@ -220,10 +220,10 @@ def test_a_selection_of_nothing_finds_nothing_and_is_refused(tmp_path: Path, wor
     [
         (["--only", "allreduce", "--no-smoke"], "needs the all-reduce, which --no-smoke leaves out"),
         (["--only", "allreduce-slow", "--no-smoke"], "needs the all-reduce"),
-        (["--only", "port-unreachable", "--mesh", "none"], "needs the dials, which --mesh none leaves out"),
+        (["--only", "port-unreachable", "--mesh", "none"], "needs the port tests, which --mesh none leaves out"),
         (
             ["--only", "allreduce", "--only", "port-unreachable", "--no-smoke", "--mesh", "none"],
-            "needs the all-reduce, which --no-smoke leaves out, or the dials, which --mesh none leaves out",
+            "needs the all-reduce, which --no-smoke leaves out, or the port tests, which --mesh none leaves out",
         ),
         (["--from", "seen.json", "--only", "allreduce"], "which the snapshot lacks: not asked for (--no-smoke)"),
     ],
@@ -421,7 +421,7 @@ def test_an_html_report_is_made_of_a_snapshot_and_opened(tmp_path: Path) -> None
 
 def test_only_an_html_file_is_opened(tmp_path: Path) -> None:
     done = run("check", "--from", "seen.json", "-o", "html", "--open", cwd=tmp_path)
-    assert_one_sentence(done, "--open opens an HTML report: say -o html --output-file report.html with it")
+    assert_one_sentence(done, "--open requires an HTML report: add -o html --output-file report.html")
 
 
 @pytest.mark.parametrize(
@@ -442,9 +442,9 @@ def test_nothing_prints_or_reads_a_job_that_dials_back(tmp_path: Path, words: tu
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        (["-w", "a,b", "--only", "access"], "--rate measures what link-slow judges, which --only or --skip leaves out"),
-        (["-w", "a,b", "--skip", "link-slow"], "--rate measures what link-slow judges"),
-        (["--from", "SAVED"], "--rate measures, and --from contacts no host: leave out one of them"),
+        (["-w", "a,b", "--only", "access"], "--rate needs the check link-slow, which --only or --skip leaves out"),
+        (["-w", "a,b", "--skip", "link-slow"], "--rate needs the check link-slow"),
+        (["--from", "SAVED"], "--rate, which measures the hosts, can't be combined with --from"),
     ],
 )
 def test_rates_that_nobody_would_measure_are_refused(tmp_path: Path, words: list[str], why: str) -> None:

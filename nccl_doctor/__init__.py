@@ -3,11 +3,11 @@
 How ``nccl-doctor check hosts.yaml`` works:
 
 1. cli/main.py dispatches to cli/check.py, and cli/run.py calls inventory/load.py, which reads the hosts file into a
-  ``Cluster``.
+   ``Cluster``.
 2. ``Run`` in collect/run.py executes the phases with a ``Crew`` (crew/crew.py), which starts probe/main.py on each host
    and sends requests (``Contract`` in crew/answers.py).
 3. In the facts phase, probe/facts/ collects facts, which collect/facts/host_facts.py parses into ``HostFacts``
-  (snapshot/hosts.py).
+   (snapshot/hosts.py).
 4. In the mesh phase, all hosts connect to each other (collect/mesh/, probe/mesh/). Concurrent runs take turns
   (collect/turns.py).
 5. In the rate and smoke phases, the hosts exchange data at full speed and run an all-reduce (collect/mesh/rate.py,

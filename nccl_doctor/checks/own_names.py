@@ -62,7 +62,7 @@ _known: WeakKeyDictionary[object, dict[tuple[str, ...], tuple[OwnName, ...]]] = 
 
 
 def own_names(view: View) -> tuple[OwnName, ...]:
-    """Return the names of the hosts on which gloo uses the host name because GLOO_SOCKET_IFNAME is not set."""
+    """Return an ``OwnName`` for each host whose gloo address comes from the host name, without GLOO_SOCKET_IFNAME."""
     known_names, hosts = _known.setdefault(view.derived, {}), tuple(host.name for host in view.hosts)
     if hosts not in known_names:
         known_names[hosts] = tuple(_own_names(view))

@@ -164,7 +164,8 @@ class _Fix:
         """Return True if nothing is to be run, after showing the plan and writing any requested scripts."""
         if self._wanted.script is not None:
             scripts = _write_scripts(self._wanted.script, document.plan)
-            written = f"Written: {', '.join(scripts) or 'no script: there is no command'}."
+            none = "No script was written, because there is no command to run."
+            written = f"Written: {', '.join(scripts)}." if scripts else none
             note = " ".join(filter(None, (document.note, written)))
             document = document.model_copy(update={"scripts": scripts, "note": note})
         shown = not document.plan or self._wanted.dry_run or self._wanted.script is not None
@@ -345,7 +346,7 @@ class _Fix:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("error", getpass.GetPassWarning)  # it would read another file, with an echo
-                return getpass.getpass(f"Password of sudo on {fold(wanting)}: ").encode()
+                return getpass.getpass(f"sudo password for {fold(wanting)}: ").encode()
         except (EOFError, getpass.GetPassWarning):
             raise UsageError("--ask-sudo asks for the password on a terminal, and there is none") from None
 

@@ -32,7 +32,7 @@ class PortOptions:
         typer.Argument(metavar="PORT", help="Port (default: from --log, the hosts file or MASTER_PORT, or 29500)."),
     ] = None
     file: Annotated[
-        str | None, typer.Argument(metavar="HOSTS", help="Hosts file, as with --hosts; the port may be omitted.")
+        str | None, typer.Argument(metavar="HOSTS", help="Hosts file, as with --hosts; PORT may be omitted.")
     ] = None
     log: Annotated[
         str | None, typer.Option("--log", metavar="FILE", help="Read the port from this log; - reads stdin.")
@@ -67,7 +67,7 @@ class PortOptions:
             "--force", help="With --kill, end the job even if it may be in use, is making progress, or is not yours."
         ),
     ] = False
-    yes: Annotated[bool, typer.Option("-y", "--yes", help="Do not ask for confirmation before --kill.")] = False
+    yes: Annotated[bool, typer.Option("-y", "--yes", help="With --kill, do not ask for confirmation.")] = False
     grace_s: Annotated[
         float,
         typer.Option("--grace", metavar="SECONDS", help="Time from SIGTERM to SIGKILL, at most 600.", min=0, max=600),

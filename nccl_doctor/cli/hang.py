@@ -57,7 +57,7 @@ def hang(
         bool,
         typer.Option(
             "--force",
-            help="Query the RAS service even of NCCL before 2.27.3, in which a query can crash a job that is starting.",
+            help="Query the RAS service even with NCCL before 2.27.3, where a query can crash a job that is starting.",
         ),
     ] = False,
     output: Annotated[str, options.output(WATCH)] = "human",

@@ -95,7 +95,9 @@ class Tools:
         files = self._files(path)
         if not files:  # whether it exists is not told
             below = ", ".join(str(folder.resolve()) for folder in self.folders)
-            return _error("logs", f"{path} is not a log in {below}, of which this server reads regular files (--logs)")
+            return _error(
+                "logs", f"{path} is not a regular file in {below}; this server reads logs only from there (--logs)"
+            )
         return self._run("logs", "--", *map(str, files))
 
     def explain(self, words: str = "") -> CallToolResult:
@@ -133,7 +135,7 @@ class Tools:
         """
         with self._lock:
             if command in self._busy:
-                return _error(command, "another call of it is running; wait for its answer")
+                return _error(command, "another call of this tool is running; wait until it has finished")
             self._busy.add(command)
         try:
             return self._answered(command, words, text)

@@ -153,7 +153,7 @@ ConnectTimeout = Annotated[
     float | None,
     of_hosts(
         "--connect-timeout",
-        help="Time to wait for a host to accept the connection; the login may take three times as long.",
+        help="Time to wait for a host to accept the connection; the login may take up to three times this.",
         show_default="10, or ConnectTimeout in ~/.ssh/config",
         **_SECONDS,
     ),
@@ -456,8 +456,8 @@ class JoinOptions:
         bool,
         of_join(
             "--join",
-            help="Run this command on every node, with the launcher of the job. Node 0 checks all nodes, "
-            "and every node returns the exit code of node 0. No SSH is needed.",
+            help="Check the nodes of a job without SSH: start this same command on every node with the job's launcher. "
+            "Node 0 checks all nodes that join, and they exit with the exit code of node 0.",
         ),
     ] = False
     nnodes: Annotated[

@@ -224,8 +224,8 @@ def _interrupted(interrupt: BaseException | None) -> str:
     if interrupt is None or not interrupt.hosts:
         return INTERRUPTED
     return (
-        f"{INTERRUPTED}, but {fold(interrupt.hosts)} had not finished the login: a login shell stuck in a start-up "
-        "file (.bashrc) may stay until that file ends, and runs nothing"
+        f"{INTERRUPTED}, but {fold(interrupt.hosts)} had not finished the login: a login shell that hangs in a "
+        "start-up file (.bashrc) may remain until that file ends, but it runs no command of nccl-doctor"
     )
 
 

@@ -220,11 +220,11 @@ def _refuse_nothing_to_judge(selected: CheckCodes, left_out: Mapping[str, str], 
         return
     some = [check for check in all_checks() if check.function and check.code in selected]
     if not some:
-        raise UsageError("--only and --skip leave no check to run on hosts; nccl-doctor logs finds what only logs show")
+        raise UsageError("--only and --skip leave no check that runs on hosts; to diagnose logs, use nccl-doctor logs")
     if rate and not any(check.row == "rate" for check in some):
         raise UsageError("--rate needs the check link-slow, which --only or --skip leaves out")
     if all(left_out.keys() & check.needs for check in some):
         needed = {need for check in some for need in check.needs}
         words = {"smoke": "the all-reduce", "mesh": "the port tests"}
         missing = (f"{words[phase]}, {why}" for phase, why in left_out.items() if phase in needed)
-        raise UsageError(f"all that --only selects needs {', or '.join(missing)}")
+        raise UsageError(f"every check that --only selects needs {', or '.join(missing)}")

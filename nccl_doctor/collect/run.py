@@ -266,7 +266,7 @@ class Run:
             self._resolved, self._aliases = look_up(names, self._clock.within(NAMES_S))
 
     def rate(self) -> None:
-        """Measure the rates at which hosts send to each other at full speed, if requested."""
+        """If requested, measure how fast the hosts can send data to each other."""
         if not self._options.rate:
             return
         if len(self._sessions) < 2:

@@ -49,7 +49,7 @@ class ProbeStart:
 
     Attributes:
         python: the requested interpreter.
-        place: the container for the probe, such as "the docker container train"; empty if the probe runs on the host
+        place: the container for the probe, such as ``the docker container "train"``; empty for the host itself
             itself.
         error: the channel's error, or the reason why the probe refused to run.
         login: a login shell starts the interpreter; False for this machine, Slurm, Kubernetes and ``check --join``.

@@ -4,5 +4,5 @@ The modules ``nft`` and ``iptables`` parse captured text into the classes of ``r
 rules for one packet. The module ``connection`` evaluates the rules of two hosts for a TCP handshake. For failed
 connections, ``blame`` finds the rule that blocks them, ``manager`` finds the program that manages this rule, and
 ``remedy`` returns the commands that let the traffic through. The module ``route_lookup`` compares failed connections
-with the routes in the hosts' kernels.
+with the hosts' kernel routing tables.
 """

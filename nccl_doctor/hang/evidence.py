@@ -297,7 +297,7 @@ def _numbered(
 
 
 def _behind(launched: Launched) -> Iterator[tuple[RasRank, str]]:
-    """Yield the ranks that have launched some collective less often than other ranks, each with a phrase."""
+    """Yield the ranks that have launched some collective less often than other ranks, each with its counts as text."""
     for topic, groups in launched.items():
         most = max(int(group.value) for group in groups)
         for group in groups:

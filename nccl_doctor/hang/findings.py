@@ -58,7 +58,7 @@ def even(judged: Judgement) -> Iterator[tuple[str, Finding]]:
             "its data does not arrive, or a kernel started before it never ends."
         )
         lines = [
-            f"{host}: {gpu.name}, {gpu.busy:g} % busy at {gpu.power_w:g} of {gpu.limit_w:g} W"
+            f"{host}: {gpu.name}, {gpu.busy:g}% busy at {gpu.power_w:g} of {gpu.limit_w:g} W"
             for host, gpu in evidence.spinning.items()
         ]
         summary = (

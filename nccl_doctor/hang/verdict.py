@@ -36,9 +36,9 @@ def judge_hang(
 ) -> Judgement:
     """Determine whether a job is hanging and why.
 
-    If ``patient`` is true, a working rank is expected to reach the collective. If ``patient`` is false, the other ranks
-    have waited for a long time, so a working rank counts as outside NCCL. ``homes`` maps ranks to the hosts on which a
-    watch has seen them.
+    If ``patient`` is true, a rank that is still busy is expected to reach the collective. If ``patient`` is false, the
+    other ranks have waited for a long time, so a working rank counts as outside NCCL. ``homes`` maps ranks to the hosts
+    on which a watch has seen them.
     """
     return replace(_judge(gather_evidence(snapshot, homes), patient=patient), patient=patient)
 

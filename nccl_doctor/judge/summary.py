@@ -371,7 +371,7 @@ class _Texts:
                 return f"{fold(hosts)} can't reach {'its own address' if len(hosts) == 1 else 'their own addresses'}"
             count = mesh.pairs if mesh.sample is None else mesh.tested
             return f"{len(bad)} of {count} pairs failed, all towards {fold(sorted(set(bad)))}"
-        share = "" if mesh.tested == mesh.pairs else f" ({100 * mesh.tested / mesh.pairs:.2g} %)"
+        share = "" if mesh.tested == mesh.pairs else f" ({100 * mesh.tested / mesh.pairs:.2g}%)"
         if share and mesh.sample is not None:
             peers = f"{len(mesh.sample.distances) - 2} random peers per host"
             share = f"{share[:-1]}: the master and the ring both ways, {peers})"
@@ -434,5 +434,5 @@ class _Texts:
         if speed is None:
             most = f"{figure(rate)} GB/s" if rate >= 0.1 else f"{figure(rate * 1e3)} MB/s"
             return f"{ranks} over {how}, sums correct, up to {most}"
-        share = f"{100 * rate / speed.gb_per_s:.0f} % of {speed.name}"
+        share = f"{100 * rate / speed.gb_per_s:.0f}% of {speed.name}"
         return f"{ranks} over {how}, {figure(rate)} of {figure(speed.gb_per_s, 3)} GB/s ({share})"

@@ -102,7 +102,7 @@ SHARED = r"-> \d{1,6}\[\S{1,16}\] .{0,40}via SHM/"
 """Pattern for a shared-memory connection between two ranks on a host."""
 
 BUSY = r"\d{1,7}MiB / +\d{1,7}MiB \| +100% +Default"
-"""Pattern for a row of nvidia-smi's table that shows a GPU utilisation of 100 %."""
+"""Pattern for a row of nvidia-smi's table that shows a GPU utilisation of 100%."""
 
 STARTED = r"nranks \d+ .*- Init START"
 """Pattern for the line that a rank prints before it waits for the other ranks of a communicator."""

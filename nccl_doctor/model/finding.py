@@ -41,8 +41,8 @@ class Command(FrozenModel):
     """A line that can be pasted unchanged into a shell on ``host``.
 
     ``host`` is None for the machine on which nccl-doctor runs. If the job runs in a container, ``place`` is a phrase
-    such as "in the docker container train" or "outside the docker container train". If the host is known only from a
-    snapshot file, ``place`` ends with "from the snapshot".
+    such as ``in the docker container "train"`` or ``outside the docker container "train"``. If the host is known only
+    from a snapshot file, ``place`` ends with "from the snapshot".
     """
 
     host: str | None

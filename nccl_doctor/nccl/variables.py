@@ -7,8 +7,9 @@ the first definition of a variable overrides later definitions. See ``initEnv`` 
 
 ``known_variables.json`` lists NCCL's variables. For 2.3.5 to 2.30.7, the list was made from parameters and ``getenv``
 calls in the source of NVIDIA/nccl. For 2.31.2 and 2.32.3, the list was made from strings in the nvidia-nccl wheels. In
-``known_variables.json``, "type" is "int" if ``strtoll`` parses the value. "since" is the first version with the
-variable, "last" is the last version with the variable, and "removed" is the first version without the variable.
+``known_variables.json``, "type" is "int" if NCCL parses the variable with ``strtoll``. "since" is the first version
+with the variable, "last" is the last version with the variable, and "removed" is the first version without the
+variable.
 
 NCCL parses numbers with ``strtoll(value, NULL, 0)``, which stops at the first invalid character. For example, "1M" is
 read as 1, and "010" is read as 8. NCCL reads "true" as 0 before 2.32 and uses the default from 2.32 on, as tests with

@@ -269,7 +269,7 @@ PROGRAMS = {
     "accelerate-launch": ("accelerate", ()), "mpirun": ("mpirun", ()), "mpiexec": ("mpirun", ()), "srun": ("srun", ()),
     "vllm": ("vllm", ("serve",)), "sglang": ("sglang", ("serve",)), "ray": ("ray", ("start",)),
 }  # fmt: skip
-"""The launcher of each program, and the arguments that must follow the program's name."""
+"""Maps a program's name to its launcher and to the arguments that must follow the name."""
 MODULES = {
     "torch.distributed.run": ("torchrun", ()),
     "torch.distributed.launch": ("launch", ()),

@@ -205,6 +205,6 @@ def _on_gpu(pids: Sequence[int]) -> str | None:
         return f"whether a GPU works for it is not known: {error}"
     for uuid in sorted(held):
         if busy.get(uuid) != 0:
-            share = "an unknown part" if busy.get(uuid) is None else f"{busy[uuid]} %"
+            share = "an unknown part" if busy.get(uuid) is None else f"{busy[uuid]}%"
             return f"GPU {uuid}, whose memory it holds, was at work for {share} of the last second"
     return None

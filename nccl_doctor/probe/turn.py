@@ -1,4 +1,4 @@
-"""A lock that lets only one run of nccl-doctor at a time test ports, measure rates or run an all-reduce on a host.
+"""A lock per host: only one run of nccl-doctor at a time tests ports, measures rates or runs an all-reduce.
 
 Concurrent runs on the same host would mistake each other's listeners, stores and load for faults of the cluster. A run
 takes the lock ("turn") on each host. The lock is a Unix socket with a name in the abstract namespace (unix(7)). The

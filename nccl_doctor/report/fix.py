@@ -49,7 +49,7 @@ class StepGroup:
 
 
 def groups(steps: Sequence[Step]) -> list[StepGroup]:
-    """Return a plan's steps grouped by diagnosis, place, user and risk, in order."""
+    """Return a plan's steps grouped by diagnosis, place, user and risk, in the order of the plan."""
     alike = grouped(((act.code, act.mends, act.host is None, act.place, act.root, act.risk), act) for act in steps)
     return [StepGroup(number, tuple(each)) for number, each in enumerate(alike.values(), 1)]
 

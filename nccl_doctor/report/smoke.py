@@ -118,7 +118,7 @@ def link_words(link: LinkShare | None) -> str:
         return ""
     reached = f"{rate_words(link.share * link.gb_per_s)} of {rate_words(link.gb_per_s)}"
     links = ", ".join(filter(None, (link.links, f"{link.name} on {link.host}")))
-    return f"{reached} ({links}): {100 * link.share:.0f} %"
+    return f"{reached} ({links}): {100 * link.share:.0f}%"
 
 
 def counter_words(result: AllReduceReport, most: int = _ROWS) -> str:
@@ -218,7 +218,7 @@ def rates(measured: Sequence[RateReport], screen: Screen) -> Iterator[list[str]]
     header = (first, "by", "rate", *(("of its link",) if links else ()), "round trip", "sent again", "limited by")
     rows = []
     for rate in worst:
-        share = ("" if rate.of_link is None else f"{100 * rate.of_link:.0f} %",) if links else ()
+        share = ("" if rate.of_link is None else f"{100 * rate.of_link:.0f}%",) if links else ()
         figures = (gbps_words(rate.gbps), *share, time_words(rate.rtt_us / 1e6), str(rate.retransmits))
         rows.append((f"{rate.src} -> {rate.dst}", rate.interface, *figures, rate.limited or ""))
     yield table(header, rows, screen.prose)

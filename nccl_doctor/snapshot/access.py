@@ -166,7 +166,7 @@ class HostKeyUnknown(AccessFailure):
 
 
 class HostKeyChanged(AccessFailure):
-    """A failure because a known_hosts file contains another key for the host or marks the server's key as revoked."""
+    """A failure that occurs if known_hosts has a different key for the host or marks the server's key as revoked."""
 
     kind: Literal["ssh-host-key-changed"] = "ssh-host-key-changed"
     facts: ChangedKeyFacts

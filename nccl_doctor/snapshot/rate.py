@@ -51,13 +51,13 @@ class Figures(Observed):
     def limited(self) -> str | None:
         """A phrase that describes how one of the hosts limited the rate, or None if the network limited the rate."""
         if self.sender_busy >= BUSY:
-            return f"the sender wanted a CPU {100 * self.sender_busy:.0f} % of the time"
+            return f"the sender wanted a CPU {100 * self.sender_busy:.0f}% of the time"
         if self.reader_late >= WINDOW:
-            return f"the receiver took too long to read {100 * self.reader_late:.0f} % of the time"
+            return f"the receiver took too long to read {100 * self.reader_late:.0f}% of the time"
         if self.interrupts >= INTERRUPTS:
-            return f"a CPU of the sender did nothing but interrupts {100 * self.interrupts:.0f} % of the time"
+            return f"a CPU of the sender did nothing but interrupts {100 * self.interrupts:.0f}% of the time"
         if self.stolen >= STOLEN:
-            return f"the hypervisor lent the sender's CPU to others {100 * self.stolen:.0f} % of the time"
+            return f"the hypervisor lent the sender's CPU to others {100 * self.stolen:.0f}% of the time"
         return None
 
 

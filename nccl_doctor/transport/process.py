@@ -86,7 +86,7 @@ class ProcessChannel:
         self._lines.push_back(lines)
 
     def bound_files(self, most: int) -> None:
-        """Set ``most`` bytes as the maximum size of any file that the process writes (on Linux only)."""
+        """Limit each file that the process writes to ``most`` bytes (Linux only)."""
         if sys.platform == "linux":
             with contextlib.suppress(ProcessLookupError):
                 resource.prlimit(self._process.pid, resource.RLIMIT_FSIZE, (most, most))

@@ -174,7 +174,7 @@ dist.all_reduce(torch.ones(1))
 
 
 def test_a_standing_job_whose_kernels_spin_is_told_so(make_lab: MakeLab) -> None:
-    """As local-inference-lab/rtx6kpro issue 15 shows it: both GPUs at 100 % and 120 of 600 W, both ranks in one call."""
+    """As local-inference-lab/rtx6kpro issue 15 shows it: both GPUs at 100% and 120 of 600 W, both ranks in one call."""
     lab = make_lab(1)
     (host,) = lab.hosts
     with_spy(lab)
@@ -203,7 +203,7 @@ def test_a_standing_job_whose_kernels_spin_is_told_so(make_lab: MakeLab) -> None
             "All ranks wait in one collective, and GPUs of node1 are busy without doing work: its data does not arrive, "
             "or a kernel started before it never ends."
         )
-        assert found["evidence"][0].endswith("100 % busy at 120.31 of 600 W")
+        assert found["evidence"][0].endswith("100% busy at 120.31 of 600 W")
         assert "NCCL_P2P_DISABLE=1" in found["fix"]["summary"]
         answer(host, "NVIDIA RTX PRO 6000 Blackwell Workstation Edition, 100, 560.02, 600.00", 0)
         code, told = hang(lab)

@@ -176,7 +176,7 @@ def test_one_call_of_a_command_at_a_time() -> None:
     tools._busy.add("codes")
     refused = tools.codes()
     assert refused.is_error
-    assert "another call of it is running" in str(refused.content)
+    assert "another call of this tool is running" in str(refused.content)
     assert not tools.explain().is_error
 
 

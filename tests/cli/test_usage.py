@@ -212,7 +212,7 @@ def test_from_judges_no_hosts_but_its_own(tmp_path: Path, command: str, words: l
 @pytest.mark.parametrize("words", [["--only", "seen-in-logs"], ["--only", "ports", "--skip", "ports"]])
 def test_a_selection_of_nothing_finds_nothing_and_is_refused(tmp_path: Path, words: list[str]) -> None:
     done = run("check", "--from", saved(tmp_path, {}), *words, cwd=tmp_path)
-    assert_one_sentence(done, "--only and --skip leave no check to run on hosts")
+    assert_one_sentence(done, "--only and --skip leave no check that runs on hosts")
 
 
 @pytest.mark.parametrize(

@@ -288,7 +288,7 @@ def test_fewer_calls_by_the_recorders() -> None:
 
 
 def test_a_kernel_that_spins_is_named_where_nobody_is_to_blame() -> None:
-    """As local-inference-lab/rtx6kpro issue 15 shows it: 100 %, about 120 W, all ranks in the first all_reduce."""
+    """As local-inference-lab/rtx6kpro issue 15 shows it: 100%, about 120 W, all ranks in the first all_reduce."""
     job = Job(hosts=1)
     job.nccl = "2.30.4"
     card = {"name": "NVIDIA RTX PRO 6000 Blackwell Workstation Edition", "busy": 100, "power_w": 120, "limit_w": 600}

@@ -24,7 +24,7 @@ def test_a_healthy_cluster_says_what_was_seen() -> None:
     assert seen["software"] == ("ok", "python 3.11.7, torch 2.9.1+cu128, NCCL 2.27.7")
     assert seen["ports"] == ("ok", "6 of 6 pairs, master port and 3 ephemeral ports each")
     assert seen["processes"] == ("ok", "port 29500 is free; nothing left behind")
-    assert seen["all-reduce"] == ("ok", "3 ranks over gloo, 0.67 of 1.25 GB/s (54 % of eno1)")
+    assert seen["all-reduce"] == ("ok", "3 ranks over gloo, 0.67 of 1.25 GB/s (54% of eno1)")
     assert seen["GPUs"] == ("n/a", "no GPU on any host: CPU only, over gloo")
     assert {outcome for outcome, _ in seen.values()} == {"ok", "n/a", "skip"}  # rules that were not read are not "ok"
 

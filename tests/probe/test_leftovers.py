@@ -173,7 +173,7 @@ def test_a_gpu_at_work_is_progress_and_one_that_nobody_can_ask_is_no_proof(
         monkeypatch.setattr(gpus, "utilization", lambda _, share=share: {"GPU-a": share})
         found = refusal(pid)
         reasons.append(found and found.reason.partition("was at work for ")[2])
-    assert reasons == ["97 % of the last second", "an unknown part of the last second", None]
+    assert reasons == ["97% of the last second", "an unknown part of the last second", None]
 
 
 def test_what_is_no_rank_may_be_a_service(start: Start) -> None:

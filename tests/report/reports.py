@@ -33,7 +33,7 @@ PHASES = {
     "ports": Phase(name="ports", outcome="ok", text="12 of 12 pairs, master port and 2 ephemeral ports each"),
     "firewall": Phase(name="firewall", outcome="ok", text="firewalld on node1 lets the others in; none elsewhere"),
     "limits": Phase(name="limits", outcome="ok", text=""),
-    "smoke": Phase(name="smoke", outcome="ok", text="NCCL over NET/Socket, 4.6 of 5.0 GB/s (92 % of eno1)"),
+    "smoke": Phase(name="smoke", outcome="ok", text="NCCL over NET/Socket, 4.6 of 5.0 GB/s (92% of eno1)"),
 }
 
 

@@ -79,7 +79,7 @@ def test_an_all_reduce_that_failed_has_no_ring() -> None:
 def test_sizes_stand_beside_what_the_link_could_do() -> None:
     sizes = [{"bytes": 1 << 20, "seconds": 0.002, "algbw": 0.524288, "busbw": 0.78, "dtype": "float32"}]
     text = shown(sizes=sizes, link={"host": "node2", "name": "eno1", "gb_per_s": 1.25, "share": 0.624})
-    assert "link     780 MB/s of 1.25 GB/s (eno1 on node2): 62 %" in text
+    assert "link     780 MB/s of 1.25 GB/s (eno1 on node2): 62%" in text
     assert "1 MiB  2.00 ms  524 MB/s  780 MB/s  1.25 ms" in text
     assert "type" not in text
 

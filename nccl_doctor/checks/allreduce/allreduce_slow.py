@@ -54,7 +54,7 @@ def allreduce_slow(view: View) -> Findings:
         way = "that --rate measured" if speed.name == MEASURED else f"possible over {speed.name}"
         most = f"the {figure(speed.gb_per_s)} GB/s {way} on {speed.host}"
         message = (
-            f"The all-reduce reached only {figure(reached)} GB/s, {100 * reached / speed.gb_per_s:.0f} % of {most}."
+            f"The all-reduce reached only {figure(reached)} GB/s, {100 * reached / speed.gb_per_s:.0f}% of {most}."
         )
     evidence.append(f"the best of {len(smoke.sizes)} sizes reached {figure(reached, 3)} GB/s of bus bandwidth")
     if late is not None:

@@ -50,7 +50,7 @@ def allreduce_wrong_result(view: View) -> Findings:
 
 
 def _source(smoke: Smoke) -> tuple[int, ...]:
-    """Return ranks with a wrong sum alone, or the one rank in several wrong pairs, or the only wrong pair, or ()."""
+    """Return the ranks that had wrong sums when tested alone, or else the rank or pair behind the wrong pairs."""
     alone = tuple(group[0] for group in smoke.wrong_groups if len(group) == 1)
     if alone:
         return alone

@@ -100,7 +100,7 @@ def own_ways(judged: JudgedLine) -> Iterator[str]:
             f"{machines} machines"
         )
     if line.launcher == "vllm" and is_number(rank) and int(rank) > 0 and "headless" not in line.options:
-        yield f"without --headless, node rank {rank} starts a second server"
+        yield f"without --headless, the node with rank {rank} starts a second server"
     starts = LLAMA in (PurePath(word).name for word in (*line.start, *line.script)[:1])
     nodes = line.variables.get("NNODES", "") if starts else ""
     if is_number(nodes) and int(nodes) != count > 1:

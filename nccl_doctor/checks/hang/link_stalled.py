@@ -5,7 +5,7 @@ may be a cable, a switch, a NIC, a firewall rule that was added during the job, 
 
 How we know: in two samples, the kernel's socket tables on both hosts (sock_diag(7)) showed the same unacknowledged
 bytes, with unanswered retransmissions. Another sign of a stalled link is a report by NCCL's RAS service that all ranks
-are waiting in the same collectives. If GPUs are 100 % busy but draw only a fraction of their power limit, the
+are waiting in the same collectives. If GPUs are 100% busy but draw only a fraction of their power limit, the
 collective's kernel is waiting for data, or an earlier kernel never ends. For GPUs that communicate over PCIe, see also
 the diagnoses gpudirect-hindered and nccl-known-bad.
 

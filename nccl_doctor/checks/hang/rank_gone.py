@@ -2,7 +2,7 @@
 
 What it means: every collective needs all ranks. If a rank is stopped, or is killed and its launcher does not notice,
 the other ranks wait until they time out. A rank can be stopped by a signal, a debugger or a frozen container. NCCL
-keeps the GPUs of waiting ranks 100 % busy.
+keeps the GPUs of waiting ranks 100% busy.
 
 How we know: the ranks of each launcher are numbered consecutively, so a number without a process belongs to a missing
 rank. The state in /proc/PID/stat is "T" for a stopped process and "Z" for a process that has exited but has not been

@@ -8,10 +8,10 @@ groups of NCCL jobs (checkpoints, monitored barriers). If gloo can still connect
 name to an IPv4 address, gloo aborts with "ss1.ss_family == ss2.ss_family". The usual cause is an outdated /etc/hosts on
 one host.
 
-How we know: each host resolved its own name and every name in the hosts file. A name is at fault if two hosts' answers
-have no address in common, unless the host with the different answer reached the master. A host's own name is at fault
-if none of the host's interfaces has an address to which the name resolves. If a host's own name resolves to a loopback
-address, the diagnosis is hostname-loopback.
+How we know: each host resolved its own name and every name in the hosts file. A name is reported if two hosts resolve
+it to addresses of which none are the same, unless the host that disagrees with the others reached the master. A host's
+own name is at fault if none of the host's interfaces has an address to which the name resolves. If a host's own name
+resolves to a loopback address, the diagnosis is hostname-loopback.
 
 Fix: make /etc/hosts the same on all hosts, or use IP addresses in the hosts file. If only a host's own name is at
 fault, setting GLOO_SOCKET_IFNAME also helps.

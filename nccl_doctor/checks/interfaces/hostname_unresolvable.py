@@ -297,7 +297,7 @@ lookups, one for each address family, so a third lookup means that torch has ret
 
 
 def _never_resolved(scene: Scene) -> list[Event]:
-    """Return the events, with failed lookups regraded as the root cause for names to which no rank tried to connect."""
+    """Return the events; failed lookups of a name become the root cause if no rank tried to connect to the name."""
     dialled = {event.address.host for event in scene.events if event.name in having(Role.DIALS)}
     given_up = {event.address.host for event in scene.events if event.name == "rendezvous-timeout"}
     hints = [event for event in scene.events if event.name == "hostname-unresolvable" and event.grade is Grade.HINT]

@@ -2,7 +2,7 @@
 
 What it means: NCCL does not fall back to another interface. NCCL ends immediately with "Bootstrap : no socket interface
 found" and ncclInvalidUsage (ncclInternalError before 2.24.3). Names in NCCL_SOCKET_IFNAME are prefixes, so "eth"
-matches eth0 and eth1, but not enp3s0. With "=" in front of the list, the names must match completely; with "^", all
+matches eth0 and eth1, but not enp3s0. With "=" in front of the list, the names must match exactly; with "^", all
 interfaces except the listed ones match. Spaces and case are significant in the names.
 
 How we know: the rules of the NCCL version that torch loads are applied to the host's interfaces, or libnccl itself

@@ -7,7 +7,7 @@ is below a tenth of the usual rate.
 
 How we know: with `--rate`, the hosts send data to each other over TCP, between the addresses that NCCL uses. In each
 round, every host sends to one host and receives from another. A pair of hosts is measured again, alone, if its rate is
-less than half of the usual rate. A pair of hosts is also measured again if it retransmitted at least 0.8 % of its
+less than half of the usual rate. A pair of hosts is also measured again if it retransmitted at least 0.8% of its
 segments, and at least ten times the usual share. The diagnosis names a host, with the direction, if its whole row or
 column of the rate matrix is bad. A pair is named if only the rates of that pair are bad. A rail is named if its rate on
 all hosts is low compared with other rails or with the speed of its links. If the sending thread lacked CPU time, the
@@ -203,8 +203,8 @@ def _without_lanes(links: list[tuple[str, str, PciLink]], *, note: bool) -> Find
 
 def _message(slow: SlowLink, rates: Rates) -> str:
     by = f" over {_interfaces(slow)}" if len(rails(rates)) > 1 or slow.whole_rail else ""
-    part = f"{100 * slow.share:.0f} %" if slow.share >= 0.01 else "less than 1 %"
-    loss = f"{100 * max(rate.loss for rate in slow.rates):.0f} % of the TCP segments were retransmitted"
+    part = f"{100 * slow.share:.0f}%" if slow.share >= 0.01 else "less than 1%"
+    loss = f"{100 * max(rate.loss for rate in slow.rates):.0f}% of the TCP segments were retransmitted"
     if slow.whole_rail:
         return f"All hosts are slow{by}: {gbps_words(slow.gbps)}, {part} of the expected {gbps_words(slow.usual)}."
     if len(slow.hosts) == 2:
@@ -270,7 +270,7 @@ def _evidence(slow: SlowLink, rates: Rates, view: View) -> Iterator[str]:
     most = max(slow.rates, key=lambda rate: rate.sender_busy)
     yield (
         f"measured twice, the second time with no other host sending; the sender used a CPU "
-        f"{100 * most.sender_busy:.0f} % of the time, so the machine was not the limit"
+        f"{100 * most.sender_busy:.0f}% of the time, so the machine was not the limit"
     )
 
 

@@ -295,8 +295,8 @@ def _look(dials: Sequence[FailedDial], unread: set[str], judged: set[str]) -> Fi
         return pasted(advice, commands, needs_root=True) if unread else Fix(summary=alone)
     between = (
         "your network administrator to allow all TCP ports between these hosts in both directions (NCCL uses ephemeral "
-        "ports). In a cloud, check both security groups and the subnet's network ACL; elsewhere, a firewall between "
-        "two subnets, or the switch (ACLs, port isolation)."
+        "ports). In a cloud, check both hosts' security groups and the subnet's network ACL; elsewhere, check "
+        "firewalls between two subnets, or the switch (ACLs, port isolation)."
     )
     if not unread:
         return Fix(summary=f"Ask {between}")

@@ -50,8 +50,8 @@ def round_trip_long(view: View) -> Findings:
         usual = median(entry.shortest_us for entry in others)
         if stats.shortest_us >= max(TIMES * usual, usual + LEAST_US):
             words = (
-                f"Round trips to {host} take at least {stats.shortest_us / 1e3:.0f} ms, but only "
-                f"{usual / 1e3:.2f} ms between other hosts"
+                f"Round trips to {host} take at least {stats.shortest_us / 1e3:.0f} ms, "
+                f"but those between other hosts only {usual / 1e3:.2f} ms"
             )
         elif not lossy and _resends(stats, others):
             words = f"Packets to and from {host} had to be retransmitted on {stats.again} of {stats.pairs} connections"

@@ -56,7 +56,7 @@ def stale_process(view: View) -> Findings:
             continue
         count = sum(len(job.pids) for job in left)
         words = [f"{count} training process{'es' * (count > 1)}"] if left else []
-        words += ["GPU memory of a process that no longer exists"] if gone else []
+        words += ["GPU memory of an ended process"] if gone else []
         were = "were" if count > 1 or len(words) > 1 else "was"
         mine = [job for job in left if job.kind != "zombie" and endable(job)]
         commands = tuple(command for job in mine for command in ending(view.snapshot.cluster, host.node, job))

@@ -2,7 +2,7 @@
 
 What it means: all data passes through host memory or the CPU's root complex, which reduces the bandwidth (from 180 to
 10 GB/s in one case). Between GPUs that are connected only by PCIe, NCCL's first all-reduce may hang or, according to a
-few reports, give wrong sums. While the all-reduce hangs, the GPUs show 100 % utilization but draw only a fraction of
+few reports, give wrong sums. While the all-reduce hangs, the GPUs show 100% utilization but draw only a fraction of
 their usual power.
 
 How we know: the check examines hosts with GPUs and an RDMA port that is up, and hosts with several GPUs without NVLink.

@@ -64,8 +64,8 @@ def rdma_mismatch(view: View) -> Findings:
     bare = [name for name in bare if view.nccl.rdma.having and not sides[name].rdma.closed]
     yield Finding(
         hosts=hosts,
-        message=f"{fold(hosts)} and the other hosts differ in "
-        f"{listed(_WORDS.get(item.subject, f'the state of {item.subject}') for item in differences)}.",
+        message=f"{fold(hosts)} and the other hosts differ "
+        f"{listed('in ' + _WORDS.get(item.subject, f'the state of {item.subject}') for item in differences)}.",
         evidence=(*map(str, differences), *([f"{fold(bare)}: {end(view, bare)}"] if bare else [])),
         facts={"differences": {item.subject: item.groups for item in differences}},
         severity=gravity(view, bare) if bare else None,

@@ -101,7 +101,7 @@ def _silence(case: Case) -> Advice:
     hosts = f" on {fold(case.log.facts.hosts)}" if case.log.facts.hosts else ""
     return advise(
         f"The log ends where {where}{hosts}{way}, and shows neither an error nor a training step.",
-        "If the GPUs show 100 % utilization, suspect P2P between them. As a test, not a cure, run once with "
+        "If the GPUs show 100% utilization, suspect P2P between them. As a test, not a cure, run once with "
         f"NCCL_P2P_DISABLE=1{also}. If the job goes on then, P2P between these GPUs is broken (IOMMU or ACS in the "
         "firmware; nvidia-smi topo -p2p r); if it still hangs, nccl-doctor hang shows which rank is missing.",
     )

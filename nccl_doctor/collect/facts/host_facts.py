@@ -243,7 +243,7 @@ NAME_S = 5.0  # time for a host's resolver, as for its other names
 
 
 def _read_clock(session: ProbeSession, deadline: float) -> Clock | Unknown:
-    """Return the offset of the host's clock from ours as in NTP; the error is at most half the round-trip time."""
+    """Return the offset of the host's clock from ours, as NTP computes it; the error is at most half a round trip."""
     sent = time.time()
     try:
         # sent again: a late answer to an earlier question has an old time

@@ -63,7 +63,7 @@ class Engine:
         return 0
 
     def place(self, node: Node) -> str:  # noqa: ARG002 - as others need it
-        """Return a phrase for where commands run, such as "the docker container train", or "" for the host itself."""
+        """Return a phrase for where commands run, such as ``the docker container "train"``, or "" for the host."""
         return ""
 
     def cluster_words(self, cluster: Cluster) -> OptionWords:  # noqa: ARG002 - as others need it

@@ -64,7 +64,7 @@ def import_collectors() -> None:
 
 
 def _tasks(request: dict[str, Any], interpreter: object, deadline: float) -> dict[str, Callable[[], object]]:
-    """Return the collectors with their arguments. Collectors that start a program are at the beginning."""
+    """Return the collectors with their arguments. Collectors that start a program come first."""
     from nccl_doctor.probe.facts.network import unpacked
 
     port, trial = request.get("trial_port"), None

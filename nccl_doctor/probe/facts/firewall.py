@@ -276,7 +276,7 @@ def _table(chain: Chain) -> tuple[str, str]:
 
 
 def _tables(chains: list[Chain]) -> dict[tuple[str, str], bool]:
-    """Return a dictionary that maps (family, name) of each table with chains to whether iptables-nft created it.
+    """Return, by (family, name), whether iptables-nft created a table, for each table that has chains.
 
     A table created by iptables-nft has base chains that are named after their hooks, such as INPUT for "input"
     (iptables/nft.c).

@@ -328,7 +328,7 @@ def leave(status: int) -> None:
 
 
 def fork_rank(local_rank: int) -> int:
-    """Fork a rank, set the order's environment variables and the rank's RANK and LOCAL_RANK, and return the PID."""
+    """Fork a rank with the environment variables of ``ORDER``, RANK and LOCAL_RANK, and return its PID."""
     pid = os.fork()
     if pid == 0:
         os.setsid()

@@ -108,7 +108,7 @@ def matrix(report: Report) -> TemplateValues | None:
     shown = ((kind, *_LEGEND[kind]) for kind in _LEGEND if kind in pairs)
     legend = [TemplateValues(kind=kind, mark=mark, words=words, pairs=pairs[kind]) for kind, mark, words in shown]
     extent = size * len(groups)
-    share = "" if mesh.tested == mesh.pairs else f" ({100 * mesh.tested / mesh.pairs:.2g} %, a sample)"
+    share = "" if mesh.tested == mesh.pairs else f" ({100 * mesh.tested / mesh.pairs:.2g}%, a sample)"
     each = len(groups[0].hosts)
     folded = f"; {each} hosts share a row" if each > 1 else ""
     return TemplateValues(

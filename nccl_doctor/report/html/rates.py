@@ -20,9 +20,9 @@ _ROOM, _LARGEST, _SMALLEST = 780, 44, 11
 _WITH_NUMBERS = 30  # CSS pixels of a square with room for three digits
 _BANDS = (  # colour, letter and phrase, each from a share of the median on
     (0.9, "full", "", "as fast as most"),
-    (0.7, "near", "", "70 to 90 %"),
-    (0.5, "half", "", "50 to 70 %"),
-    (0.1, "slow", "S", "10 to 50 %"),
+    (0.7, "near", "", "70 to 90%"),
+    (0.5, "half", "", "50 to 70%"),
+    (0.1, "slow", "S", "10 to 50%"),
     (0.0, "tenth", "X", "under a tenth"),
 )
 
@@ -115,7 +115,7 @@ def _band(rate: RateReport, usual: float) -> tuple[str, str]:
 
 def _words(rate: RateReport, of: int) -> str:
     slowest = f", the slowest of {of}" if of > 1 else ""
-    link = "" if rate.of_link is None else f", {100 * rate.of_link:.0f} % of its link"
+    link = "" if rate.of_link is None else f", {100 * rate.of_link:.0f}% of its link"
     held = f"; {rate.limited}" if rate.limited else ""
     trip = f"round trip {time_words(rate.rtt_us / 1e6)}, {plural(rate.retransmits, 'retransmit')}"
     return f"{rate.src} to {rate.dst}{slowest}: {gbps_words(rate.gbps)}{link}, {trip}{held}"

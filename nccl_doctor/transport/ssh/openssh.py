@@ -299,7 +299,7 @@ class OpensshTransport:
             raise classify(attempt, jump)
 
     def _entered(self, channel: ProcessChannel) -> None:
-        """Stop tracking a channel, which its owner will close."""
+        """Stop tracking a channel; its owner will close it."""
         with self._lock:
             self._entering.discard(channel)
 

@@ -54,7 +54,7 @@ NAMED = [
     ("allreduce_wrong_result/fires-alone", ["node2"], "the error comes from rank 1 on node2"),
     ("allreduce_wrong_result/fires-with-both-neighbours", ["node2"], "the error comes from rank 1 on node2"),
     ("allreduce_wrong_result/fires-between-two", ["node2", "node3"], "from rank 1 on node2 and rank 2 on node3"),
-    ("allreduce_slow/fires", ["node1"], "only 0.099 GB/s, 8 % of the 1.2 GB/s possible over eno1 on node1"),
+    ("allreduce_slow/fires", ["node1"], "only 0.099 GB/s, 8% of the 1.2 GB/s possible over eno1 on node1"),
     ("allreduce_slow/fires-straggler", ["node2"], "waited for rank 1 on node2"),
     ("transport_fallback/fires", ["node1", "node2", "node3"], "TCP sockets on node[1-3]"),
     ("transport_fallback/fires-shared-memory", ["node2"], "through shared memory"),

@@ -185,7 +185,7 @@ def _hosts_of(ranks: Iterable[ObservedRank]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(rank.host for rank in ranks))
 
 
-def _waiting(judged: Judgement, noun: str = "other") -> str:
+def _waiting(judged: Judgement, noun: str = "other rank") -> str:
     count = len(judged.evidence.waiting)
     return f"{plural(count, noun)} wait{'s' if count == 1 else ''}"
 

@@ -45,7 +45,7 @@ def test_a_rank_elsewhere_while_the_others_wait(where: list[dict[str, object]]) 
 def test_the_line_and_the_others_place_are_told() -> None:
     told = report(Job().stands(3, IN_LOADER).snapshot)
     assert told.message == (
-        "Rank 3 (node2, pid 1003) is in _next_data at dataset.py:88 while 7 others wait in a collective."
+        "Rank 3 (node2, pid 1003) is in _next_data at dataset.py:88 while 7 other ranks wait in a collective."
     )
     assert told.places == ("ranks 0-2,4-7 in all_reduce at train.py:212", "rank 3 in _next_data at dataset.py:88")
     (rank,) = [one for one in told.ranks if one.behind]
@@ -54,7 +54,7 @@ def test_the_line_and_the_others_place_are_told() -> None:
 
 def test_one_that_waits_alone_is_one_other() -> None:
     assert said(Job(hosts=2, nproc=1).stands(1, IN_LOADER)).endswith(
-        "is in _next_data at dataset.py:88 while 1 other waits in a collective."
+        "is in _next_data at dataset.py:88 while 1 other rank waits in a collective."
     )
 
 
@@ -159,7 +159,7 @@ def test_a_rank_without_a_process() -> None:
     job = Job()
     job.present -= {3}
     assert judged(job) == ("gone", ["rank-gone"], [3])
-    assert said(job) == "Rank 3 on node2 has no process any more, and 7 others wait for it in a collective."
+    assert said(job) == "Rank 3 on node2 has no process any more, and 7 other ranks wait for it in a collective."
     job.launchers = [{"pid": 9, "state": "T", "program": "torchrun", "children": [1002], "defunct": [1003]}]
     job.killed = [{"pid": 1003, "name": "python", "age_s": 20.0}]
     told = report(job.snapshot)
@@ -336,7 +336,7 @@ def test_a_rank_of_which_nccls_ras_has_no_data_is_gone_where_its_neighbours_are(
         {"versions": ["2.28.9"], "reports": [{"protocol": 2, "form": "json", "text": text, "whole": True}]}
     ]
     assert judged(job) == ("gone", ["rank-gone"], [1])
-    assert said(job) == "Rank 1 on node1 has no process any more, and 1 other waits for it in a collective."
+    assert said(job) == "Rank 1 on node1 has no process any more, and 1 other rank waits for it in a collective."
     elsewhere = text.replace(
         '"host": "192.0.2.2",\n          "pid": 1771', '"host": "192.0.2.3",\n          "pid": 1771'
     )

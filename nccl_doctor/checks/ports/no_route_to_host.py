@@ -25,8 +25,8 @@ from_logs(__name__, "NCD311", errors=("EHOSTUNREACH",))
 _ERRNO = r"(?:No route to host|[Hh]ost is unreachable|[Nn]etwork is unreachable)"
 
 ADVICE = make_advice(
-    '{who} could not reach {target}. "No route to host" between hosts that can ping each other is a '
-    "firewall's REJECT, or an interface on another network.",
+    '{who} could not reach {target}. "No route to host" between hosts that can ping each other means '
+    "that a firewall rejects the connection, or that an interface is on another network.",
     "Find the rule or route that causes this:",
 )
 

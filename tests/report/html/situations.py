@@ -129,7 +129,7 @@ def a_hang() -> HangReport:
     return HangReport(
         verdict="outside-nccl",
         complete=True,
-        message="Rank 3 stands in its data loader while 3 others wait for it.",
+        message="Rank 3 stands in its data loader while 3 other ranks wait for it.",
         job=HangJob(master_addr="10.0.0.1", master_port=29500, world_size=4),
         ranks=(*ranks, late),
         looks=(HangLook(at="2026-01-01T00:00:00+00:00"),),

@@ -227,7 +227,7 @@ def test_a_stale_job_is_ended_only_when_asked_for_by_itself(fresh_lab: Lab) -> N
     time.sleep(GRACE_S)
     safe = fix(fresh_lab, "--yes")
     assert (safe.code, safe.document["results"]) == (1, [])
-    assert "without it, fix asks about each" in safe.document["note"]
+    assert "without --yes, fix asks about each command" in safe.document["note"]
     no = typed(fresh_lab, "y\nn")
     assert (no.code, "port-in-use: disruptive: nccl-doctor fix-port" in no.stderr) == (1, True)
     yes = typed(fresh_lab, "y\ny")

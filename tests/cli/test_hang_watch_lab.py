@@ -118,7 +118,7 @@ def test_a_connection_that_ends_accuses_nobody(training: Training) -> None:
     with started(training, "-v") as process:
         heard(process, "watching a job")
         host.run("pkill -KILL -f '[s]shd.*root@notty'")
-        heard(process, "node2: can't be observed; tried again")
+        heard(process, "node2: can't be observed; trying again")
         heard(process, "node2: observed again")
         assert process.poll() is None
 

@@ -246,7 +246,7 @@ def test_a_headless_name_without_its_service(cluster: KubeCluster) -> None:
         one["spec"] |= {"hostname": f"train-{index}", "subdomain": "train"}
     run = cluster.doctor(*LOOK)
     assert (run.code, run.names) == (1, ["hostname-unresolvable"])
-    assert run.first["message"].endswith(": there is no Service train in the namespace default.")
+    assert run.first["message"].endswith(": there is no Service named train in the namespace default.")
     (command,) = run.first["fix"]["commands"]
     cluster.paste(command["command"])
     (made,) = cluster.state["objects"]["services"]

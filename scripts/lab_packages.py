@@ -4,17 +4,14 @@ import os
 import shutil
 import subprocess
 import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from tests.lab.requirements import PACKAGES  # noqa: E402 - only the standard library is installed yet
 
 PROGRAMS = {
-    "sshd": "openssh-server",
-    "ssh": "openssh-client",
-    "ip": "iproute2",
-    "nft": "nftables",
-    "iptables": "iptables",
+    **PACKAGES,
     "ipset": "ipset",
-    "ufw": "ufw",
-    "firewall-cmd": "firewalld",
-    "dbus-daemon": "dbus",
     "zsh": "zsh",
     "fish": "fish",
     "tcsh": "tcsh",
@@ -23,15 +20,10 @@ PROGRAMS = {
     "faketime": "faketime",
     "unshare": "util-linux",
     "ps": "procps",
-    "ss": "iproute2",
     "nc": "netcat-openbsd",
     "pdsh": "pdsh",
     "strace": "strace",
     "tmux": "tmux",
-    "slurmctld": "slurm-wlm",
-    "munged": "munge",
-    "podman": "podman",
-    "crun": "crun",
     "cc": "gcc libc6-dev",  # devices that tests make for libnccl
     "nm": "binutils",
     "chromium": "chromium",  # no host runs it: it looks at HTML reports

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from tests.lab.requirements import PACKAGES  # noqa: E402 - only the standard library is installed yet
+from tests.lab.requirements import PACKAGES
 
 PROGRAMS = {
     **PACKAGES,

@@ -265,7 +265,9 @@ def test_without_a_token_only_this_machine_is_checked(lab: Lab) -> None:
         [PROGRAM, "check", "--join"], env={"NNODES": "2", "NODE_RANK": "0", "MASTER_ADDR": host.address}, check=False
     )
     assert refused.returncode == 2
-    assert "--join needs a token in NCDOCTOR_TOKEN or --token-file, which must be the same on all nodes" in refused.stderr
+    assert (
+        "--join needs a token in NCDOCTOR_TOKEN or --token-file, which must be the same on all nodes" in refused.stderr
+    )
     env = {"MASTER_ADDR": "127.0.0.1", "NCDOCTOR_TOKEN": ""}
     leader = start(host, 0, 1, NO_SMOKE, env=env)
     assert "No faults found" in leader.communicate(timeout=LONG_S)[0]

@@ -150,8 +150,8 @@ def _of_hosts(identifier: str, environ: Mapping[str, str]) -> Iterator[Journal]:
 def _folder(environ: Mapping[str, str]) -> Path:
     """Return the directory for records; raise DoctorError if another user owns the directory or its parent.
 
-    If root runs with another user's HOME, root's own home directory is used, since the other user could create a
-    symbolic link in HOME.
+    If nccl-doctor runs as root with another user's HOME, root's own home directory is used, since the other user could
+    create a symbolic link in HOME.
     """
     state = state_folder(environ)
     if state is None:

@@ -23,7 +23,8 @@ def explain(
         list[str] | None,
         typer.Argument(
             metavar="CODE|TOPIC",
-            help="Code (NCD304 or 304), name (port-in-use), words of an error, or topic (slurm). Default: all topics.",
+            help="Code (NCD304 or 304), name (port-in-use), words of an error, or topic (slurm). "
+            "If omitted, list all topics.",
             autocompletion=_complete,
         ),
     ] = None,

@@ -52,7 +52,7 @@ class FixOptions:
     ] = None
     ask_sudo: AskSudo = False
     undo: Annotated[bool, of_fix("--undo", help="Undo the changes that the last run made on these hosts.")] = False
-    listed: Annotated[bool, of_fix("--list", help="With --undo, show the runs that can be undone.")] = False
+    listed: Annotated[bool, of_fix("--list", help="With --undo, only list the runs that can be undone.")] = False
 
 
 @flattened

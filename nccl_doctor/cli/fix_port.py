@@ -135,7 +135,7 @@ def fix_port(
 
 
 class Countdown:
-    """Display of the current wait on stderr: a live line on a terminal, otherwise one line for each change."""
+    """A display on stderr of what is awaited: a live line on a terminal, otherwise one line for each change."""
 
     def __init__(self, out: Out) -> None:
         self._out = out

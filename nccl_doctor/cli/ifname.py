@@ -18,7 +18,9 @@ NcclVersion = Annotated[
 
 Asked = Annotated[
     str | None,
-    typer.Option("--address", metavar="IP", help="Print the interface that has this address or is in the same subnet."),
+    typer.Option(
+        "--address", metavar="IP", help="Print the interface that has this address or an address in the same subnet."
+    ),
 ]
 
 

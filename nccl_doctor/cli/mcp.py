@@ -26,7 +26,7 @@ def mcp(
         ),
     ] = None,
 ) -> None:
-    """Serve the read-only commands to agents over stdin and stdout (Model Context Protocol)."""
+    """Serve the read-only commands to AI agents over stdin and stdout (Model Context Protocol)."""
 
     def work() -> int:
         try:

@@ -260,7 +260,8 @@ class HostOptions(NameOptions):
     hosts: Annotated[
         str | None,
         typer.Argument(
-            metavar="HOSTS", help="Hosts file, or - for stdin. Default: -w, the current Slurm job, or this machine."
+            metavar="HOSTS",
+            help="Hosts file, or - for stdin. Default: those of -w, else the current Slurm job, else this machine.",
         ),
     ] = None
 

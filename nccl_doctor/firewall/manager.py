@@ -23,7 +23,7 @@ from nccl_doctor.text.inet import Network
 
 _SUFFIX = "_direct"
 """Suffix of the iptables chains that firewalld creates for direct rules. With its nftables backend, firewalld adds
-direct rules to the INPUT chain itself.
+direct rules directly to the INPUT chain.
 """
 
 _SHORT = {

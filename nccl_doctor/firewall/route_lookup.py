@@ -72,7 +72,7 @@ _SETS_TTL = re.compile(r'"mangle": ?\{"key": ?\{"payload": ?\{[^}]*"ttl"|-j TTL\
 
 
 def _sets_ttl(*hosts: Host) -> bool:
-    """Return whether a rule of these hosts changes the time to live of packets."""
+    """Return whether a firewall rule on any of these hosts changes the TTL of packets."""
     texts: list[str] = []
     for host in hosts:
         firewall = host.facts.firewall if host.facts else None

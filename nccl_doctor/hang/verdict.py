@@ -2,9 +2,10 @@
 
 The verdicts include rank gone, transport, different collectives, outside NCCL, behind, slow, and unknown.
 
-Verdicts are tried in order of certainty. A missing process is certain even without stack traces, and unacknowledged
-data indicates a network fault. The positions of the ranks in the code count only if processes and connections show no
-fault. As long as a rank is working, the other ranks only wait for the working rank, so the job is not hanging.
+Verdicts are tried in order of certainty. That a process is missing is certain even without stack traces, and
+unacknowledged data indicates a network fault. The positions of the ranks in the code count only if processes and
+connections show no fault. As long as a rank is working, the other ranks only wait for the working rank, so the job is
+not hanging.
 """
 
 from __future__ import annotations

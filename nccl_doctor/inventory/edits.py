@@ -98,7 +98,7 @@ def with_env(text: str, variables: Mapping[str, str | None], source: str) -> str
 
 
 def _rest_of(text: str, place: SourceLocation, names: frozenset[str], what: str) -> list[tuple[object, object]]:
-    """Return the parts that an edit must not change. Raise HostsFileError if the file has no place for ``what``."""
+    """Return the parts that an edit must not change. Raise HostsFileError if the format has no key for ``what``."""
     rest = None
     with suppress(DoctorError):
         rest = _rest(parse(text, place), names)

@@ -1,4 +1,4 @@
-"""Runs ``nccl-doctor logs``, which reads all logs to the end or, with ``--follow``, until a fatal line.
+"""Runs ``nccl-doctor logs``, which reads all logs to the end or, with ``--follow``, until a fatal line appears.
 
 Long logs are split into parts that several processes read in parallel. A line belongs to the part in which it begins.
 Compressed files, wrapped logs, and dumps are read sequentially by the main process.
@@ -164,7 +164,7 @@ _LONGEST_SHOWN = 1 << 16
 
 @dataclass
 class LogsRun:
-    """A session that reads files, directories, or standard input to the end or, with ``follow``, until a fatal line.
+    """A session that reads files, directories, or standard input to the end or, with ``follow``, to a fatal line.
 
     ``tee`` is called with each block of data, and ``progress`` is called with the size of each block in bytes.
     """

@@ -324,7 +324,7 @@ class PassStage(IntEnum):
     CONSEQUENCES = 7
     """Faults that follow from other faults are separated from their causes."""
     RECORDS = 8
-    """Collective calls of different ranks are compared, based on log lines and flight-recorder dumps."""
+    """Collective calls of different ranks are compared, using log lines and flight-recorder dumps."""
 
 
 @dataclass

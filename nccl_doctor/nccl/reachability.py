@@ -1,8 +1,9 @@
 """Determines whether other hosts can reach the addresses that NCCL chose, according to routes and connection tests.
 
 The names of interfaces do not matter. For example, docker0 is acceptable if the other hosts can reach its address. The
-reachability of an address is determined from all hosts or, in a large cluster, from hosts whose results may differ.
-Every pair of 4,096 hosts would require 16 million tests, but hosts with the same routes give the same result.
+reachability of an address is determined from all hosts or, in a large cluster, from one host of each group with the
+same routes. Testing every pair of 4,096 hosts would require 16 million tests, but hosts with the same routes give the
+same result.
 """
 
 from __future__ import annotations

@@ -66,7 +66,7 @@ handler arrives. The types of the handlers' answers are defined in crew/answers.
 
 
 class Server:
-    """The server for the requests of one controller.
+    """A server that handles the requests of one controller.
 
     Args:
         nonce: random text that precedes every answer on this connection.

@@ -233,7 +233,7 @@ _NO_REASON = "no reason given"
 
 
 def unjudged(checks: tuple[CheckResult, ...], screen: Screen) -> Iterator[str]:
-    """Yield the checks without a verdict, grouped by the reason, and then the checks that crashed."""
+    """Yield the checks without a verdict, grouped by reason, and then the checks that crashed."""
     gaps = [
         (gap, check.name)
         for check in checks

@@ -6,7 +6,7 @@ How we know: on every host, one process with the hosts file's interpreter and va
 ranks. The ranks had the same variables as with torchrun, including the master address and port. Each rank reported the
 stages that it reached (started, torch imported, store reached, process group up, first all-reduce, sizes measured,
 done). The time limit starts when all ranks have imported torch. Each rank that had not finished wrote its Python stack
-before nccl-doctor terminated the rank. The report names the ranks that show the most certain sign of a fault:
+before nccl-doctor terminated the rank. The report names the ranks that show the clearest sign of a fault:
 
 - ranks that are suspended (SIGSTOP, a debugger, a frozen container) or blocked in the kernel (a network file system, an
   unresponsive driver),

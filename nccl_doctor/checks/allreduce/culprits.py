@@ -142,7 +142,7 @@ class Culprits:
 
 
 def culprits(smoke: Smoke) -> Culprits:
-    """Return the ranks to examine first, which show the most certain sign of a fault."""
+    """Return the ranks to examine first, which show the clearest sign of a fault."""
     unfinished = [rank for rank in smoke.ranks if not rank.ok]
     lost = [rank for rank in unfinished if rank.host in smoke.launchers]
     # ranks that exited by themselves, or for an unknown reason

@@ -154,8 +154,9 @@ def why(kube: KubeFacts, name: str) -> tuple[str, Fix] | None:
     service_name = service_name.partition(".")[0] or pod_name
     if isinstance(kube.services, Unknown):
         summary = f"See with kubectl get service {service_name} whether there is a headless Service of that name."
-        return f"the Service {service_name} may be missing; this is unknown, because {kube.services.reason}", Fix(
-            summary=summary
+        return (
+            f"the Service {service_name} may be missing; this can't be verified, because {kube.services.reason}",
+            Fix(summary=summary),
         )
     service = next((candidate for candidate in kube.services if candidate.name == service_name), None)
     if service is None:

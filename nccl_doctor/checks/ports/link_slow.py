@@ -21,8 +21,9 @@ that NCCL's sockets use are reported if their total rate is lower than the speed
 RDMA devices, see rdma-link-slow.
 
 Fix: reseat a GPU or NIC with missing lanes, without a riser, and check the lanes of its slot in the firmware settings.
-If no lanes are missing, check the named host, the cable and the switch port. On the named host, `ethtool -S` shows
-error counts, `ethtool` the negotiated speed, `lspci -vv` the lanes (LnkSta) and `tc qdisc show` traffic shaping.
+If no lanes are missing, check the named host, the cable and the switch port. On the named host, run `ethtool -S` for
+error counts, `ethtool` for the negotiated speed, `lspci -vv` for the lanes (LnkSta), and `tc qdisc show` for traffic
+shaping.
 
 References: nvidia-smi(1), pcie.link.width.current: "These may be reduced when the GPU is not in use".
 """

@@ -6,7 +6,8 @@ the sender's address. NCCL and gloo hang, fail with "Connection reset", or recei
 process.
 
 In a log, torch's store client reports repeatedly that it "failed to connect/validate" because it "got 0 bytes". The
-connections were accepted and immediately closed, which does not happen if the store has not started yet.
+connections were accepted and then immediately closed. If the store had not started yet, the connections would have been
+refused instead.
 
 How we know: each host reserved a port without a listener, and a connection from another host to this port was accepted
 instead of refused. In the port test, nccl-doctor's listeners send a random word immediately after they accept a

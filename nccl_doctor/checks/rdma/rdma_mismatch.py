@@ -32,7 +32,7 @@ from nccl_doctor.snapshot.hosts import HostFacts
 from nccl_doctor.text.hostlist import fold, listed
 
 DEVICES, GPUDIRECT = "devices in NCCL's list", "GPUDirect"
-_WORDS = {DEVICES: "the number of RDMA devices that NCCL uses", GPUDIRECT: "the support for GPUDirect RDMA"}
+_WORDS = {DEVICES: "the number of RDMA devices that NCCL uses", GPUDIRECT: "their support for GPUDirect RDMA"}
 
 
 @check(

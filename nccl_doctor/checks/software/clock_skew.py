@@ -1,8 +1,8 @@
 """The clocks of the hosts differ.
 
 What it means: the log lines of different ranks can't be sorted by time. With `--rdzv_backend=c10d`, torchrun considers
-a host dead if its clock is 15 s or more behind. The dynamic rendezvous drops a host if the last keep-alive, with a time
-stamp from the host's own clock, is older than three intervals of 5 s
+a host dead if its clock is 15 s or more behind. The dynamic rendezvous drops a host if the host's last keep-alive,
+whose timestamp comes from the host's own clock, is older than three intervals of 5 s
 (torch/distributed/elastic/rendezvous/dynamic_rendezvous.py). A static rendezvous (`--master_addr`) is not affected. If
 the clocks differ by several minutes, certificates and Kerberos tickets may be rejected.
 

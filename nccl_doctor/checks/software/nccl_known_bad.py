@@ -11,7 +11,7 @@ in `nccl_doctor/nccl/known_bad.json`. Each entry of known_bad.json links to a re
 and gives the date of its last post.
 
 Fix: apply the remedy from the report, usually another NCCL version (`pip install nvidia-nccl-cu12==…`). A torch release
-also works with a newer NCCL version than the version that it was released with.
+also works with NCCL versions newer than the one it was released with.
 
 References: the report that is shown with the diagnosis.
 """

@@ -6,7 +6,8 @@ ended. If a host still has no file descriptor, the result is unknown, since the 
 In a test with 64 hosts on two processors, 3 (and once 229) of 12,159 connection attempts exceeded the time limit of
 three seconds. If a firewall rule or a switch drops packets, the second attempt also fails and costs one more timeout.
 With 100 hosts on two busy processors, most attempts were late, so attempts from busy hosts are repeated as long as some
-of them succeed. A full queue (tcp_abort_on_overflow) or a listener that is not read in time may also cause a reset.
+of them succeed. A full accept queue (tcp_abort_on_overflow), or a process that accepts too late, may also cause a
+reset.
 """
 
 from __future__ import annotations

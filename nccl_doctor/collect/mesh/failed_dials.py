@@ -3,9 +3,9 @@
 Often the management network isolates the hosts from each other although the data network works, so a setting of the job
 is wrong. Therefore, a few pairs of hosts try to connect once over other networks, on a port that the kernel chooses.
 
-To detect proxies, each host binds a port without listening on it, and the preceding host dials that port. Under any
-load, the kernel refuses a connection to a port without a listener, whereas a proxy accepts the connection. Proxies are
-searched for if the hosts are pods, or if a connection was accepted but did not reach the listener.
+To detect proxies, each host binds a port without listening on it, and the preceding host dials that port. Regardless of
+the load, the kernel refuses a connection to a port without a listener, whereas a proxy accepts the connection. Proxies
+are searched for if the hosts are pods, or if a connection was accepted but did not reach the listener.
 
 To look up routes, the dialling host is queried first, since its answer contains the source address. In a second query,
 both hosts report the route back, and whether they accept the incoming packets.

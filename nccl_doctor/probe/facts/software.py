@@ -40,7 +40,7 @@ told = "\\0".join(told).encode("utf-8", "surrogateescape").hex()
 os.write(1, b"\\n" + {CHILD_MARK!r} + told.encode() + b"\\n")
 exec(sys.stdin.buffer.readline())
 """
-"""A script that locates torch like ``importlib.util.find_spec``, but without importing ``importlib.util``.
+"""A script that locates torch as ``importlib.util.find_spec`` does, but without importing ``importlib.util``.
 
 The import of ``importlib.util`` would take 8 ms.
 """

@@ -97,8 +97,8 @@ MOST_BYTES = 8 << 20
 def service_port(variables: dict[str, str]) -> int | None:
     """Return the port of a job's RAS service according to the job's environment variables, or None if RAS is disabled.
 
-    The address in NCCL_RAS_ADDR is not used, because it could be any address. The RAS service is contacted at an
-    address on which a rank listens (:func:`listeners`).
+    The address in NCCL_RAS_ADDR is not used, because the job can set it to any address. The RAS service is contacted at
+    an address on which a rank listens (:func:`listeners`).
     """
     if variables.get("NCCL_RAS_ENABLE", "1").strip() == "0":
         return None

@@ -350,7 +350,7 @@ class JoinedTransport(Transport):
         port, counted = node.options(JoinedOptions).port, self._meeting.refused.most_common(5)
         refused = (f"refused: {words}{f' ({count} times)' if count > 1 else ''}" for words, count in counted)
         where = f"why the node could not reach node 0 on port {port}"
-        remedy = f"Check whether the node was started. If so, see in {self._output_of(rank)} {where}."
+        remedy = f"Check whether the node was started. If so, {self._output_of(rank)} shows {where}."
         detail = f"did not join the check within {self._waited_s:.0f} s"
         return _failure(detail, tuple(refused), remedy, reason="missing", rank=rank, port=port)
 

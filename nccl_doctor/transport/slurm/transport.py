@@ -85,7 +85,7 @@ _CAUSES = (  # srun's messages that show a cause, with its reason, detail and re
 
 
 def classify(node: str, options: SlurmOptions, output: Sequence[str], *, late: bool, started: bool) -> EngineFailure:
-    """Return the failure that srun's messages or a missing answer indicate.
+    """Return the failure that is inferred from srun's messages or from a missing answer.
 
     ``started`` means that Slurm lists the step.
     """

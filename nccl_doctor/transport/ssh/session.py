@@ -351,7 +351,7 @@ class SshSession(paramiko.Transport):
         return self.clear_to_send.is_set() and _takes_more(self._stream.inner)
 
     def get_exception(self) -> Exception | None:
-        """Return the exception that prevented this thread's channel from opening or, without one, ended the session."""
+        """Return the exception that kept this thread's channel from opening, or else the one that ended the session."""
         refusal = self._refusals.pop(self._wanted.pop(threading.get_ident(), -1), None)
         error = super().get_exception()
         return refusal or (None if isinstance(error, paramiko.ChannelException) else error)

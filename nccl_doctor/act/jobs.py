@@ -1,4 +1,4 @@
-"""Runs those steps of ``fix`` that end leftover jobs or set variables in the hosts file, and thus need no shell."""
+"""Runs the steps of ``fix`` that need no shell: ending leftover jobs, and setting variables in the hosts file."""
 
 from __future__ import annotations
 
@@ -47,7 +47,10 @@ def end_job(step: Step, operation: EndJob, node: Node, transport: Transport) -> 
 
 
 def set_variables(step: Step, file: str, journal: Journal | None) -> StepResult:
-    """Write variables to the hosts file, or, for an undo, restore the previous values unless they have changed."""
+    """Write variables to the hosts file.
+
+    An undo restores the previous values unless the variables have been changed again.
+    """
     at = datetime.now(timezone.utc).isoformat(timespec="seconds")
     known = {"number": step.number, "host": None, "at": at}
     try:

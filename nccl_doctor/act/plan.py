@@ -19,7 +19,7 @@ from nccl_doctor.text.shell import word
 def plan(
     report: Report, snapshot: Snapshot, hide: Callable[[str], str] = lambda text: text
 ) -> tuple[tuple[Step, ...], tuple[ByHand, ...]]:
-    """Return the steps that fix a report's diagnoses, starting with the most severe, and the diagnoses to fix manually.
+    """Return the steps that fix a report's diagnoses (the most severe first), and the diagnoses left to the user.
 
     A command in which ``hide`` finds a secret can't be shown for confirmation, so the fix is left to the user.
     """

@@ -73,7 +73,7 @@ class RanStep(FrozenModel):
 
 
 class Record(FrozenModel):
-    """The record of a run, which contains the steps, and the hosts in the form of command-line arguments."""
+    """The record of a run, which contains the steps and (in the form of command-line arguments) the hosts."""
 
     hosts: str
     began_at: str

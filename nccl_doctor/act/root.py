@@ -32,7 +32,10 @@ _ASK = script(
 
 @dataclass(frozen=True)
 class RootAccess:
-    """A way to become root on a host (the login itself, ``sudo -n``, or a password), or the reason why none exists."""
+    """A way to become root on a host, or the reason why there is no such way.
+
+    The possible ways are a login as root, ``sudo -n``, and ``sudo`` with a password.
+    """
 
     way: Literal["login", "sudo", "password", "none"]
     sudo: str = ""
@@ -61,7 +64,10 @@ def node_at(node: Node, *, outside: bool) -> Node:
 
 
 def unshared(node: Node) -> Node:
-    """Return the node with SSH connection sharing (ControlPath) off, because shared connections survive a lockout."""
+    """Return the node with SSH connection sharing (ControlPath) turned off.
+
+    A shared connection would still work after a lockout.
+    """
     options = node.options(SshOptions)
     alone = {**node.access.get(SshOptions.engine, {}), "options": (*options.options, "ControlPath=none")}
     return node.model_copy(update={"access": {**node.access, SshOptions.engine: alone}})

@@ -72,7 +72,10 @@ class Execution:
     _open: set[Channel] = field(default_factory=set)
 
     def run(self, steps: Sequence[Step]) -> list[StepResult]:
-        """Run the steps; Ctrl-C stops each host after its current command, and a second Ctrl-C stops immediately."""
+        """Run the steps.
+
+        After Ctrl-C, no host begins another command; after a second Ctrl-C, the running commands end immediately.
+        """
         per_host: dict[str | None, list[Step]] = {}
         for step in steps:
             per_host.setdefault(step.host, []).append(step)
@@ -104,7 +107,10 @@ class Execution:
             channel.close()
 
     def _wrong_password(self, steps: Sequence[Step]) -> str:
-        """Return why a host refuses the password, or "". Only one host is tried, to avoid repeated failures."""
+        """Return why a host refuses the password.
+
+        The result is "" if no refusal was seen. Only one host is tried, to avoid repeated failures.
+        """
         first = next((step for step in steps if step.root and self._way(step).way == "password"), None)
         if first is None or self.password is None:
             return ""

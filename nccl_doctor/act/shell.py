@@ -1,4 +1,4 @@
-"""Provides a shell on a host, which runs the commands that it receives one at a time, each with a time limit.
+"""Provides a shell on a host, which runs one command at a time and limits the time of each command.
 
 If the connection ends, the shell ends the running command, runs the commands registered with
 :meth:`RemoteShell.revert_unless_kept`, and exits. A change that blocks access to the host is reverted even if

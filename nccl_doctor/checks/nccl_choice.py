@@ -30,7 +30,10 @@ OTHERWISE = (
 
 
 def findings(view: View, kind: FaultKind) -> Iterator[Finding | Unjudged]:
-    """Yield a finding per pair of setting and interface, and an Unjudged for each host that can't be evaluated."""
+    """Yield a finding for each combination of setting and interface.
+
+    For each host that can't be evaluated, yield an Unjudged.
+    """
     nccl = view.nccl
     groups = grouped(
         ((fault.wanted, fault.used.name if fault.used is not None else None, fault.severity), fault)
@@ -63,7 +66,10 @@ def findings(view: View, kind: FaultKind) -> Iterator[Finding | Unjudged]:
 
 
 def _idle_peers(view: View, group: list[ChoiceFault]) -> tuple[str, ...]:
-    """Return the peers that can't reach the group's hosts, or () unless the interfaces of all these peers are down."""
+    """Return the peers that can't reach the group's hosts because the peers' own interfaces are down.
+
+    The result is () if any of the affected peers has no interface that is down.
+    """
     nccl = view.nccl
     standings = [nccl.bootstrap[fault.host] for fault in group if fault.host in nccl.bootstrap]
     lost = {verdict.source for each in standings for verdict in each.verdicts if verdict.answer is Reachable.NO}
@@ -99,7 +105,7 @@ def _fix(nccl: ClusterNccl, group: list[ChoiceFault]) -> Fix:
 
 
 def bring_up(nccl: ClusterNccl, hosts: tuple[str, ...], name: str, other: str = "") -> Fix:
-    """Return the remedy for an interface that is down; ``other`` is a phrase that names an alternative remedy."""
+    """Return the remedy for an interface that is down, using ``other`` as a phrase that names an alternative remedy."""
     links = [nccl.by_host[host].link(name) for host in hosts]
     if any(link is None or "up" in link.flags for link in links):
         return Fix(summary=f"Look at the cable and the switch port of {name}{other}.")

@@ -1,4 +1,4 @@
-"""Finds faults in hosts' own names as used by gloo, and detects torch's NCCL backend and containers' own networks."""
+"""Finds faults in the host names that gloo uses, and detects torch's NCCL backend and containers' own networks."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -62,7 +62,7 @@ _known: WeakKeyDictionary[object, dict[tuple[str, ...], tuple[OwnName, ...]]] = 
 
 
 def own_names(view: View) -> tuple[OwnName, ...]:
-    """Return an ``OwnName`` for each host whose gloo address comes from the host name, without GLOO_SOCKET_IFNAME."""
+    """Return an ``OwnName`` for each host on which gloo uses the host name, because GLOO_SOCKET_IFNAME is not set."""
     known_names, hosts = _known.setdefault(view.derived, {}), tuple(host.name for host in view.hosts)
     if hosts not in known_names:
         known_names[hosts] = tuple(_own_names(view))
@@ -178,7 +178,7 @@ def has_own_network(facts: HostFacts) -> bool:
 
 
 def is_unreached(snapshot: Snapshot, host: Host) -> bool:
-    """Return whether the host is a container with its own network namespace that no other host reaches."""
+    """Return whether the host is a container in its own network namespace and can't be reached by any other host."""
     facts, mesh, name = host.facts, snapshot.mesh, host.name
     if facts is None or not has_own_network(facts) or len(snapshot.cluster.nodes) == 1:
         return False

@@ -1,12 +1,12 @@
 """Finds the smallest set of slow hosts, pairs of hosts and rails that explains all bad rates.
 
-A rate is bad if it is below a threshold of a third to half of the usual rate, or if its connection loses far more
-packets than usual. A bad rate counts only if it is bad again while no other host is sending, and if neither host was
-itself the bottleneck. If nearly all rates in a row of the rate matrix are bad, the sending host of this row is slow. If
-nearly all rates in a column are bad, the receiving host of this column is slow. All other bad rates are attributed to
-pairs of hosts. The usual rate is the median of the hosts' best rates, not of all rates, so that a single slow host
-hardly affects the usual rate. For example, one slow host among three makes four of the six rates bad, but only two of
-the six best rates (one for each host and direction).
+A rate is bad if it is below a threshold that lies between a third and half of the usual rate, or if its connection
+loses far more packets than usual. A bad rate counts only if it is bad again while no other host is sending, and if
+neither host was itself the bottleneck. If nearly all rates in a row of the rate matrix are bad, the sending host of
+this row is slow. If nearly all rates in a column are bad, the receiving host of this column is slow. All other bad
+rates are attributed to pairs of hosts. The usual rate is the median of the hosts' best rates, not of all rates, so that
+a single slow host hardly affects the usual rate. For example, one slow host among three lowers four of the six rates,
+but lowers only two of the six best rates (one best rate for each host and direction).
 """
 
 from collections import Counter
@@ -111,7 +111,10 @@ class RailRates:
 
 @dataclass
 class RateJudgement:
-    """Slow links and, in ``limited``, the hosts that themselves limited seemingly slow rates, with the reasons."""
+    """Slow links, and hosts that only seemed slow.
+
+    The field ``limited`` maps each host that was itself the bottleneck to the reason.
+    """
 
     slow: list[SlowLink] = field(default_factory=list)
     limited: dict[str, str] = field(default_factory=dict)
@@ -235,7 +238,10 @@ def _of_rails(measured: list[RailRates], rates: Rates, judgement: RateJudgement)
 
 
 def _slower_rail(rail: RailRates, measured: list[RailRates], rates: Rates) -> float | None:
-    """Return the rate that a slow rail should reach, judging by its links or other rails, or None if it is not slow."""
+    """Return the rate that a slow rail should reach, judging by its links or by other rails.
+
+    For a rail that is not slow, the result is None.
+    """
     speeds = [speed for rate in rail.rates.values() if (speed := link_gbps(rates, rate)) is not None]
     if len(speeds) == len(rail.rates):
         usual = median(speeds)

@@ -53,18 +53,27 @@ class FailedDials:
 
     @cached_property
     def firewall(self) -> ExplainedDials:
-        """Failed connections that the hosts' packet filters explain; requires the results of the port test."""
+        """Failed connections that the hosts' packet filters explain.
+
+        This property requires the results of the port test.
+        """
         return blame.judge_dials(self._snapshot, self._nccl.addresses)
 
     @cached_property
     def route_faults(self) -> dict[FailedDial, RouteFault]:
-        """Map from failed connections that no packet filter explains to the routing faults that explain them."""
+        """Routing faults that explain failed connections, by failed connection.
+
+        Connections that a packet filter blocks are not included.
+        """
         mesh = self._snapshot.mesh
         return find_route_faults(self._snapshot, self.firewall.unexplained(mesh)) if isinstance(mesh, Mesh) else {}
 
     @cached_property
     def policies(self) -> dict[FailedDial, tuple[PolicyBlame, ...]]:
-        """Map from failed connections that no packet filter explains to the NetworkPolicies that explain them."""
+        """NetworkPolicies that explain failed connections, by failed connection.
+
+        Connections that a packet filter blocks are not included.
+        """
         mesh = self._snapshot.mesh
         kube = self._snapshot.cluster.options(KubeFacts)
         return policy_blames(kube, self.firewall.unexplained(mesh)) if isinstance(mesh, Mesh) and kube.pods else {}
@@ -87,7 +96,7 @@ class UnnamedDials(FailedDials):
 
 
 class Derived:
-    """Conclusions drawn from a snapshot; ``dials``, if given, replaces the snapshot's own failed connections."""
+    """Conclusions drawn from a snapshot. If ``dials`` is given, it replaces the failed connections in the snapshot."""
 
     def __init__(self, snapshot: Snapshot, dials: FailedDials | None = None) -> None:
         self.snapshot = snapshot
@@ -227,7 +236,10 @@ def common_labels(kube: KubeFacts) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class HostDifference:
-    """A property that differs between hosts, with the hosts that have each value; the most frequent value is first."""
+    """A property that differs between hosts, with the hosts that have each value.
+
+    The most frequent value comes first.
+    """
 
     subject: str
     groups: dict[str, list[str]]
@@ -287,7 +299,10 @@ def described(job: TrainingJob) -> str:
 
 
 def fix_port(cluster: Cluster, node: Node, what: Line | None) -> tuple[Command, ...]:
-    """Return the ``nccl-doctor fix-port`` command for a host, for use on this machine if possible, else on the host."""
+    """Return the ``nccl-doctor fix-port`` command for a host.
+
+    The command is meant to be run on this machine if possible, and otherwise on the host.
+    """
     return on(_where(node), _fix_port(cluster, node, what))
 
 

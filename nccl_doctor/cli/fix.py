@@ -161,7 +161,7 @@ class _Fix:
         return code_of_run(ran, code)
 
     def _is_only_shown(self, document: FixReport) -> bool:
-        """Return True if nothing is to be run, after showing the plan and writing any requested scripts."""
+        """If nothing is to be run, write any requested scripts, show the plan, and return True."""
         if self._wanted.script is not None:
             scripts = _write_scripts(self._wanted.script, document.plan)
             none = "No script was written, because there is no command to run."
@@ -275,7 +275,7 @@ class _Fix:
     def _without_root(
         self, document: FixReport, roots: Mapping[str | None, RootAccess]
     ) -> tuple[FixReport, dict[int, StepResult]]:
-        """Return the plan, with a note on hosts without root access, and a result for each step that can't be run."""
+        """Return the plan with a note on hosts without root access, and the results of the steps that can't be run."""
         from nccl_doctor.model.acts import StepResult
         from nccl_doctor.text.hostlist import fold, grouped
 
@@ -351,7 +351,7 @@ class _Fix:
             raise UsageError("--ask-sudo asks for the password on a terminal, and there is none") from None
 
     def _checked_again(self, ran: FixReport) -> tuple[FixReport, int]:
-        """Check the hosts again, and return the run with the results of this check, and its exit code."""
+        """Check the hosts again, add the results to the report of the run, and return the report and the exit code."""
         from nccl_doctor.act.outcome import compared
         from nccl_doctor.cli.run import look_and_judge
 

@@ -84,7 +84,7 @@ class PortOptions:
     connect_timeout: options.ConnectTimeout = None
 
     def named(self) -> PortOptions:
-        """Return the options, with a hosts file that was given as an argument moved to ``--hosts``."""
+        """Return the options; a hosts file that was given as an argument is moved to ``--hosts``."""
         port, file = self.port, self.file
         # os.path's own: a text that can't be a path is not a file
         if file is None and port is not None and not port.lstrip("+-").isdecimal() and os.path.isfile(port):  # noqa: PTH113

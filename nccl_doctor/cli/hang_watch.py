@@ -215,7 +215,10 @@ def _tell(sample: HangSnapshot, report: HangReport, kept: KeepOptions, command: 
 
 
 def _stamped(file: Path | None, stamp: str) -> Path | None:
-    """Return the path with a timestamp before its extension, or unchanged if it is not a regular file."""
+    """Return the path with a timestamp before its extension.
+
+    The path of a directory or special file is returned unchanged.
+    """
     if file is None or (file.exists() and not file.is_file()):
         return file
     return file.with_name(f"{file.stem}-{stamp}{file.suffix}")

@@ -72,8 +72,8 @@ def _run() -> None:
 class _End:
     """An exit handler that ends the process before the interpreter shuts down, since threads may abort a shutdown.
 
-    A running thread may own the lock of stderr, or be inside a library that can't be interrupted. An abort during the
-    shutdown would lose only the exit code.
+    A running thread may own the lock of stderr, or be inside a library that can't be interrupted. If a thread aborted
+    the shutdown, the exit code would be lost.
 
     Attributes:
         code: exit code of the command. Until ``code`` is set, the interpreter exits as usual.
@@ -246,7 +246,8 @@ _WORDS = {
     "float_parsing": "it must be a number",
     "value_error": "{error}",
 }
-"""Texts for pydantic's types of error (pydantic_core.ErrorType), with the values of an error's context."""
+"""Texts for pydantic's types of error (pydantic_core.ErrorType). Placeholders stand for values of the error's context.
+"""
 
 
 def _in_words(error: typer.TyperException) -> str:

@@ -177,7 +177,10 @@ class Tools:
 
 
 def _exchange(process: subprocess.Popen[bytes], text: str | None) -> tuple[bytes | None, bytes]:
-    """Return the output of a process on stdout, or None if it is too large, and the output on stderr."""
+    """Return what a process writes to stdout and to stderr.
+
+    If the output on stdout is too large, it is replaced by None.
+    """
     assert process.stdout is not None
     assert process.stderr is not None
     complaint: list[bytes] = []

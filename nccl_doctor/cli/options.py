@@ -412,7 +412,10 @@ class SelectOptions:
 
 
 def _named(lists: Iterable[str]) -> Iterator[Check]:
-    """Yield the checks that match each word; an item may contain several words separated by commas."""
+    """Yield the checks that match each word.
+
+    Each string in ``lists`` may contain several words, separated by commas.
+    """
     for word in (word for text in lists for word in text.split(",")):
         yield from _meant(word.strip())
 

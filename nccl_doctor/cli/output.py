@@ -69,7 +69,10 @@ class Out(NamedTuple):
 
     @property
     def width(self) -> int:
-        """Line width in character cells: the terminal's width, but at most 100, or 80 without a terminal."""
+        """Line width in character cells.
+
+        On a terminal, this is the terminal's width or 100, whichever is less; otherwise, it is 80.
+        """
         return min(shutil.get_terminal_size((80, 24)).columns, 100) if sys.stdout.isatty() else 80
 
     def hidden(self, document: ShownDocument) -> ShownDocument:
@@ -176,7 +179,10 @@ def exit_code_of(out: Out, work: Callable[[], int]) -> int:
 
 
 def try_files(*files: tuple[str, Path | None], folder: Path | None = None) -> None:
-    """Raise UsageError if a file (paired with its option) or the directory for ``--save-logs`` is not writable."""
+    """Raise UsageError if a file or the directory for ``--save-logs`` is not writable.
+
+    Each file is paired with the name of its option.
+    """
     for option, path, look in (*((*named, try_file) for named in files), ("--save-logs", folder, try_folder)):
         try:
             if path is not None:

@@ -89,7 +89,10 @@ class Request:
 
 
 def check_cluster(request: Request, out: Out, then: Callable[[Snapshot, Report], int] | None = None) -> int:
-    """Check the cluster, and return the exit code or, if it is not 0 and ``then`` is given, the result of ``then``."""
+    """Check the cluster and return the exit code.
+
+    If the exit code is not 0 and ``then`` is given, the result of ``then`` is returned instead.
+    """
     selected = request.chosen.codes()
     files = (("--save", request.kept.save), ("--write-hosts", request.passed), ("--write-failed", request.failed))
     try_files(*files, folder=request.save_logs)
@@ -215,7 +218,7 @@ def total_s(asked: float | None, smoke: SmokeLimits) -> float:
 
 
 def _refuse_nothing_to_judge(selected: CheckCodes, left_out: Mapping[str, str], *, rate: bool) -> None:
-    """Raise UsageError if no check, or no check of the requested rates, would run."""
+    """Raise UsageError if no check would run, or if rates are requested but the check of rates is not selected."""
     if selected is None:
         return
     some = [check for check in all_checks() if check.function and check.code in selected]

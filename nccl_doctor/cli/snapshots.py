@@ -89,7 +89,7 @@ def _parsed(data: bytes) -> object:
 
 
 def of_snapshot(document: Judged, nodes: Iterable[Node]) -> Judged:
-    """Return the document, which is based on a snapshot file, without commands for this machine."""
+    """Return a document that is based on a snapshot file, with the commands for this machine left out."""
     from nccl_doctor.judge.from_file import judged_from_file
 
     here = this_machine()

@@ -42,7 +42,10 @@ class Ticket:
 
 @dataclass(frozen=True)
 class Refused:
-    """Turns that were not granted in time; ``holders`` maps each host to the holder, or to None without an answer."""
+    """Turns that were not granted in time.
+
+    ``holders`` maps each host to the holder of its turn, or to None if the host did not answer.
+    """
 
     holders: dict[str, HolderAnswer | None]
     waited_s: float

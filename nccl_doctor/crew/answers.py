@@ -56,7 +56,7 @@ class ConnectionLostError(ProbeError):
 
 
 class HeartbeatLostError(ConnectionLostError):
-    """Error raised if the host ended the probe because it received no heartbeat from this machine for ``seconds``."""
+    """Error raised if a probe ended because it received no heartbeat from this machine for ``seconds`` seconds."""
 
     def __init__(self, seconds: float) -> None:
         super().__init__(f"the connection stalled: it heard nothing from this machine for {seconds:.0f} s")
@@ -74,7 +74,10 @@ class ControllerPausedError(ConnectionLostError):
 
 
 class MalformedError(ConnectionLostError):
-    """Error raised if a host sends an answer that the probe never sends. Further answers from the host are ignored."""
+    """Error raised if a host sends an answer that a real probe never sends.
+
+    Further answers from the host are ignored.
+    """
 
     def __init__(self, what: str) -> None:
         super().__init__(f"it answered what the probe never says: {what}")
@@ -238,7 +241,7 @@ class HolderAnswer(base.Observed):
 
 
 class TurnAnswer(base.Observed):
-    """The other run that is testing the host, if any, and the result of another trial of the master port, if any."""
+    """The other run that is testing the host, and the result of another trial of the master port (each may be None)."""
 
     holder: HolderAnswer | None
     trial: PortTrial | None
@@ -318,7 +321,8 @@ def typed(kind: TypeAdapter[T], what: str, value: object) -> T:
 def typed_items(kind: TypeAdapter[T], values: list[Any]) -> tuple[tuple[T, ...], str | None]:
     """Validate a list item by item, because a local user of the host can insert invalid items.
 
-    Return the valid items, and a phrase with the number of invalid items and the first error, or None if all are valid.
+    Return the valid items, and a phrase with the number of invalid items and the first error. The phrase is None if all
+    items are valid.
     """
     fitting: list[T] = []
     reasons: list[str] = []

@@ -34,7 +34,7 @@ ALLOWED = frozenset({
     "facts", "clock", "firewall", "named", "resolve", "listen", "dial", "unlisten", "path_mtu", "ways", "rate", "links",
     "turn", "end_turn", "import_torch", "smoke", "free_port", "prepare_trials", "trial", "end_launcher", "stop", "end",
 })  # fmt: skip
-"""Requests that a check may send (probe/main.py), which affect only what the probe itself has started."""
+"""Requests that a check may send to the probe (probe/main.py). They affect only what the probe has started."""
 VARIABLES: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("OMP_NUM_THREADS", "TORCH_NCCL_ASYNC_ERROR_HANDLING", "CUDA_VISIBLE_DEVICES"), ()),
     **dict.fromkeys(("NCCL_DEBUG", "NCCL_DEBUG_SUBSYS", "NCCL_RUN_DIAGNOSTICS", "NCCL_RUN_RAS_DIAGNOSTICS"), ()),
@@ -61,7 +61,7 @@ _WORDS, _NAME = 300, 60
 
 
 def release() -> str:
-    """Return the release of nccl-doctor and a digest of the probe, which must be the same on all nodes."""
+    """Return a text with nccl-doctor's release and a digest of the probe. The text must be the same on all nodes."""
     digest = hashlib.sha256()
     for path in sorted(Path(probe.__file__).parent.rglob("*.py")):
         digest.update(path.name.encode() + path.read_bytes())
@@ -73,7 +73,7 @@ class RefusedError(NotReachedError):
 
 
 class WrongReleaseError(DoctorError):
-    """Error raised if node 0 has another release of nccl-doctor."""
+    """Error raised if node 0 has a different release of nccl-doctor."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class JoinResult:
 
 @dataclass(frozen=True)
 class Meets:
-    """The name or address and the port of node 0, and the deadline for joining (monotonic clock)."""
+    """Node 0's address (or name) and port, and the deadline for joining on the monotonic clock."""
 
     address: str
     port: int
@@ -167,7 +167,7 @@ def _attempt(who: Introduction, token: bytes, where: tuple[str, int]) -> socket.
 
 
 def _connected(where: tuple[str, int]) -> socket.socket:
-    """Connect to the first of the name's addresses that answers, or raise the error for the last address."""
+    """Return a connection to node 0's first address that answers, or raise the error of the last attempt."""
     last: OSError = OSError("no address")
     for family, kind, protocol, _, address in socket.getaddrinfo(*where, type=socket.SOCK_STREAM):
         connection = socket.socket(family, kind, protocol)
@@ -197,7 +197,7 @@ def _shake_hands(connection: socket.socket, who: Introduction, token: bytes, pla
 
 
 def _line(connection: socket.socket) -> bytes:
-    """Return a line of the handshake, which must arrive within :data:`ANSWER_S` seconds.
+    """Return the next line of the handshake. The line must arrive within :data:`ANSWER_S` seconds.
 
     Nothing beyond the line is read.
     """
@@ -237,7 +237,7 @@ class Vetting:
 
 
 def _variables(value: object) -> Iterator[tuple[str, object]]:
-    """Yield all environment variables that a request sets, at any depth."""
+    """Yield the names and values of all environment variables that a request sets at any nesting depth."""
     for key, inner in value.items() if isinstance(value, dict) else ():
         if key in ("env", "variables") and isinstance(inner, dict):
             yield from inner.items()

@@ -2,8 +2,8 @@
 
 Inexpensive requests are sent to a fixed number of hosts at the same time (:class:`AllAtOnce`). Handshakes and expensive
 requests are limited by a :class:`Window`, so that a healthy host does not time out while it waits for other hosts. A
-host's time limit starts when the window admits the host. The window grows while handshakes end quickly. A host that
-does not answer, because it is down or slow to log in, does not delay the other hosts.
+host's time limit starts when the window admits the host. The window grows while handshakes end quickly. A host that is
+down or slow to log in does not delay the other hosts.
 
 A host's answer is parsed in that host's own worker thread. An unexpected exception in a worker thread is reported as a
 bug in nccl-doctor, and ends only the session with that host. A host that timed out is tried a second time before the
@@ -61,7 +61,7 @@ class Window:
         return len(self._active(now)) < int(self.limit) and len(self._began) < IN_ALL
 
     def wait(self, now: float) -> float | None:
-        """Return the number of seconds until another item may begin although none has ended.
+        """Return the number of seconds after which another item may begin, even if no item has ended by then.
 
         The result is None if an item must end first.
         """
@@ -73,7 +73,7 @@ class Window:
         self._began[number] = now
 
     def end(self, number: int, now: float, *, well: bool) -> None:
-        """Record the end of an item, and adapt the limit to its duration if the item succeeded."""
+        """Record the end of an item. If the item succeeded, adapt the limit to the item's duration."""
         took = max(_SHORTEST_S, now - self._began.pop(number))
         if not well:
             return
@@ -110,7 +110,7 @@ class AllAtOnce(Window):
 
 @dataclass
 class StageOfWork(Generic[Item]):
-    """Work to do on every item, with no more items in progress at a time than a window allows.
+    """Work to do on every item, with a window that limits the number of items in progress.
 
     ``on_done`` is called with each finished item.
     """
@@ -230,7 +230,7 @@ def apart(ask: Callable[[ProbeSession], T]) -> Callable[[ProbeSession], T]:
 def failure_of(error: Exception, stage: str, doing: str) -> AnyAccessFailure:
     """Convert an exception from :func:`ask_all` to the failure of a host.
 
-    ``stage`` is a stage of ``ProbeFacts``, and ``doing`` is a phrase for the operation that failed.
+    ``stage`` is a value for ``ProbeFacts.stage``, and ``doing`` is a phrase for the operation that failed.
     """
     if isinstance(error, ConnectionLostError) and error.failure is not None:
         return error.failure
@@ -243,7 +243,7 @@ _TICK_S = 0.05
 
 
 class LoadWatch:
-    """A measurement of this machine's load until :meth:`stop` is called, because a high load can delay answers."""
+    """A measurement of this machine's load until :meth:`stop` is called. A high load can delay answers."""
 
     def __init__(self) -> None:
         self._lag_s = 0.0
@@ -273,7 +273,7 @@ set another limit.
 """
 PATIENCE = 4.0  # a host that takes this many times longer than the others is more than one of many
 LookAtHost = Callable[[ProbeSession, float], None]
-"""A function that queries a host within a fraction of its time limit. NoAnswerError means that more time may help."""
+"""A function that queries a host within a fraction of the time limit. NoAnswerError means that more time may help."""
 
 
 @dataclass

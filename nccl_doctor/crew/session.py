@@ -103,7 +103,7 @@ SILENCE_S = 8.0  # of silence; with the time for ending everything, nothing is l
 PATIENT_S = 60.0  # the same for a run that begins again because this machine was suspended: it may only be overloaded
 MARGIN_S = 2.0  # pauses between our messages may be this much shorter here than a host tolerates
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
-"""The clock that keeps running during system sleep, which is CLOCK_MONOTONIC on macOS; see clock_gettime(2)."""
+"""A clock that keeps running while the system sleeps. On macOS, this is CLOCK_MONOTONIC; see clock_gettime(2)."""
 
 
 class Heartbeat:
@@ -119,7 +119,7 @@ class Heartbeat:
         self._last: float | None = None  # None until a message is due
 
     def begin(self) -> float:
-        """Start sending heartbeats if necessary, and return the current time, to be passed to :meth:`longest_gap`."""
+        """Start sending heartbeats if necessary, and return the current time for a call of :meth:`longest_gap`."""
         with self._lock:
             if self._last is None:
                 self._last = now()
@@ -191,7 +191,9 @@ class ProbeSession:
         latest: float = math.inf,
         silence_s: float = SILENCE_S,
     ) -> ProbeSession:
-        """Connect to a host by ``deadline``; starting the probe may take as long again, but must end by ``latest``.
+        """Connect to a host by ``deadline``, and start a probe.
+
+        The start may take as long again, but must end by ``latest``.
 
         Raise AccessError if connecting or starting the probe fails.
         """
@@ -256,7 +258,7 @@ class ProbeSession:
             raise
 
     def large_packets_vanish(self, by: float) -> bool:
-        """Return whether an answer is provably missing because large packets are lost; the check ends at ``by``."""
+        """Return whether it is certain that lost large packets prevent an answer. The check ends at ``by``."""
         return isinstance(self._channel, base.KnowsItsPath) and self._channel.large_packets_vanish(by)
 
     def gone(self, error: answers.ConnectionLostError) -> answers.ConnectionLostError:

@@ -49,10 +49,11 @@ class ProbeStart:
 
     Attributes:
         python: the requested interpreter.
-        place: the container for the probe, such as ``the docker container "train"``; empty for the host itself
+        place: the container for the probe, such as ``the docker container "train"``, or an empty string for the host
             itself.
         error: the channel's error, or the reason why the probe refused to run.
-        login: a login shell starts the interpreter; False for this machine, Slurm, Kubernetes and ``check --join``.
+        login: whether a login shell starts the interpreter, which is not the case on this machine or with Slurm,
+            Kubernetes or ``check --join``.
         shell_ready: whether the login shell ran the command that starts the probe.
         ready: whether the loader reported that the interpreter is running.
         late: whether a deadline passed.
@@ -111,7 +112,7 @@ def start_failure(start: ProbeStart) -> PythonMissing | ProbeFailed:
 
 
 def _cut_off(start: ProbeStart) -> bool:
-    """Return whether the shell ran the command, but a signal ended the command or its session was lost."""
+    """Return whether the shell ran the command, and then a signal ended the command or the session was lost."""
     return start.shell_ready and not start.late and start.status in _KILLED
 
 

@@ -1,9 +1,9 @@
 """Finds the hosts, firewall rules and NetworkPolicies that caused connection attempts to fail.
 
 NetworkPolicies are evaluated as networking.k8s.io/v1 defines them. If no policy selects a pod for a direction, all
-traffic of the pod in this direction is allowed. If policies select a pod, traffic is dropped unless a rule of at least
-one of these policies allows the traffic. The effect of policies on pods that use the node's network (``hostNetwork``)
-is undefined.
+traffic of the pod in this direction is allowed. If policies select a pod for a direction, the pod's traffic in this
+direction is dropped unless at least one of these policies allows it. The effect of policies on pods that use the node's
+network (``hostNetwork``) is undefined.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Blame:
                 self.unexpected_outcomes.append(dial)
 
     def doubt(self, objection: Objection) -> None:
-        """Add a rule that may block the connections in addition to the rules that certainly block them."""
+        """Add a rule that may also block the connections, besides the rules that certainly block them."""
         rule = objection.verdict.rule
         if rule is not None and rule not in self.doubtful:
             self.doubtful.append(rule)
@@ -208,7 +208,7 @@ def _limits(
     rules: Callable[[str], Ruleset],
     path: Callable[[str, str, str], RoutedPath | None],
 ) -> tuple[Blame, ...]:
-    """Return the hosts whose rules admit fewer simultaneous connections with a peer than the job may need."""
+    """Return the hosts whose rules allow fewer simultaneous connections with one peer than the job may need."""
     mesh = known(snapshot.mesh)
     blames: dict[tuple[str, Direction], Blame] = {}
     for name in (name for name, host in hosts.items() if _has_rates(host)):
@@ -230,7 +230,7 @@ def _limits(
 
 
 def _connected(mesh: Mesh, name: str, end: str) -> Iterator[FailedDial]:
-    """Yield the successful test connections to the host ``name`` or, if ``end`` is "src", from this host.
+    """Yield the successful test connections to the host ``name`` or, if ``end`` is "src", those from this host.
 
     The ``error`` of each connection is :data:`LIMITED`.
     """
@@ -270,7 +270,10 @@ def _has_rates(host: Host) -> bool:
 def _in_the_way(
     packet: Packet, ends: Ends, dialler: Ruleset, listener: Ruleset
 ) -> tuple[list[Objection], tuple[Objection, ...]]:
-    """Return all rules that block a connection, including rules that would block it once other rules are removed."""
+    """Return all rules that block a connection.
+
+    These include rules that would block the connection only after other rules were removed.
+    """
     stopping: list[Objection] = []
     while True:
         objections = handshake(packet, ends, dialler, listener)
@@ -286,7 +289,7 @@ def _in_the_way(
 
 
 def _by_counters(objection: Objection, after: Ruleset) -> Objection:
-    """Choose the rule whose packet counter has increased from the rules that may have blocked a packet."""
+    """Choose, from the rules that may have blocked a packet, a rule whose packet counter has increased."""
     verdict = objection.verdict
     grown = {item: growth(item.rule, after) for item in (*verdict.instead, verdict) if item.rule is not None}
     likely = [item for item, by in grown.items() if by] or [item for item, by in reversed(grown.items()) if by is None]
@@ -294,7 +297,7 @@ def _by_counters(objection: Objection, after: Ruleset) -> Objection:
 
 
 def _undialled(snapshot: Snapshot, mesh: Mesh, listens: Mapping[str, str]) -> Iterator[FailedDial]:
-    """Yield connections to the master port that were not attempted because the probe could not listen on the port."""
+    """Yield the connections to the master port that were not tested because the probe could not listen on this port."""
     port = snapshot.cluster.master_port
     master = next((host for host in snapshot.reached if host.node.node_rank == 0), None)
     if master is None or port in mesh.ports.get(master.name, (port,)):
@@ -305,7 +308,7 @@ def _undialled(snapshot: Snapshot, mesh: Mesh, listens: Mapping[str, str]) -> It
 
 
 def compiled(host: Host, *, after: bool = False) -> Ruleset:
-    """Return the rules of a host as captured before the connection tests, or after the tests if ``after`` is true."""
+    """Return a host's rules as captured before the connection tests or, if ``after`` is true, after the tests."""
     assert host.facts
     facts = host.facts.firewall_after if after else host.facts.firewall
     if isinstance(facts, FirewallFacts):
@@ -315,7 +318,10 @@ def compiled(host: Host, *, after: bool = False) -> Ruleset:
 
 
 class _Captured:
-    """A cache key for captured rules, compared by identity because comparing the text takes longer than parsing it."""
+    """A cache key for captured rules.
+
+    Keys are compared by identity, because a comparison of the text is slower than parsing.
+    """
 
     def __init__(self, facts: FirewallFacts) -> None:
         self.facts = facts
@@ -374,7 +380,7 @@ def opening(
 
 
 def unconfirmed(blames: Sequence[Blame], snapshot: Snapshot, listens: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
-    """Return the pairs of host and address that an opening admits although only the host itself reports the address."""
+    """Return the hosts and addresses that an opening admits although only the host itself reports the address."""
     mesh = known(snapshot.mesh)
     peers = dict.fromkeys(peer for blame in blames for peer in _peers(blame, snapshot, mesh, listens))
     readers = [blame.host.name for blame in blames]
@@ -408,7 +414,7 @@ def _peers(blame: Blame, snapshot: Snapshot, mesh: Mesh, listens: Mapping[str, s
 
 
 def _peers_by_chance(blame: Blame, hosts: Mapping[str, Host], listens: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Yield the peers, including the host itself, that the rules may block on ports that were not tested.
+    """Yield the peers that the rules may block on untested ports. These peers may include the host itself.
 
     Each connection uses different ports, and a rule may apply to only a part of the port range. Connections that are
     blocked on all ports have already failed in the test.

@@ -34,7 +34,7 @@ class Ruleset:
         return tuple(base for base in self.bases if base.matters)
 
     def rules(self) -> Iterator[RuleRef]:
-        """Yield every rule and policy, once for each base chain that may reach it."""
+        """Yield each rule and policy once for every base chain from which the rule or policy may be reached."""
         for base in self.bases:
             yield base.policy_ref
             for chain in base.chains.values():
@@ -47,7 +47,10 @@ class Ruleset:
         return next((r.packets for r in same), None)
 
     def objections(self, packet: Packet) -> tuple[PacketVerdict, ...]:
-        """Return the verdicts that certainly block a packet on this host, followed by those that may block it."""
+        """Return the verdicts that block or may block a packet on this host.
+
+        Those that certainly block the packet come first.
+        """
         journey = Journey(groups=self.facts.groups, bridges=frozenset(self.facts.bridges))
         unread = (PacketVerdict("unknown", reason=reason) for reason in self.missing)
         verdicts = (*through(self.deciding, packet, journey), *unread)
@@ -225,7 +228,7 @@ def reject_outcome(how: str, version: int) -> DialOutcome:
 
 
 def counted(rules: Sequence[tuple[RuleRef, Ruleset]]) -> str:
-    """Return a phrase with the sum of one rule's packet counters on several hosts, before and after the tests."""
+    """Return a phrase that gives the sums of one rule's packet counters on several hosts before and after the tests."""
     pairs = [(rule.packets, after.count(rule)) for rule, after in rules if rule.packets is not None]
     if not pairs:
         return ""

@@ -43,7 +43,7 @@ from nccl_doctor.text.inet import Address, Network
 class SetMember:
     """An element of an ipset, with one part for each dimension.
 
-    ``nomatch`` is true if the element is an exception to a wider element.
+    ``nomatch`` is true if the element excludes addresses that a larger element of the set contains.
     """
 
     parts: tuple[str, ...]
@@ -52,7 +52,10 @@ class SetMember:
 
 @dataclass
 class Ipset:
-    """An ipset. Items of ``kinds`` are "ip", "net", "port", "iface", "mac", "mark", or "set" for a list of sets."""
+    """An ipset.
+
+    Each item of ``kinds`` is "ip", "net", "port", "iface", "mac", "mark", or, for a list of sets, "set".
+    """
 
     kinds: tuple[str, ...]
     netmask: int | None = None
@@ -127,7 +130,7 @@ OptionValues = tuple[str, ...]
 
 
 def _masked(text: str) -> tuple[int, int]:
-    """Parse a number with an optional mask, such as "0x1/0xff". In the default mask, all 32 bits are set."""
+    """Parse a number with an optional mask, such as "0x1/0xff". If the mask is omitted, all 32 bits are significant."""
     value, mask = (int(part, 0) for part in f"{text}/0xffffffff".split("/")[:2])
     return value, mask
 
@@ -228,7 +231,10 @@ def _limit(below: bool, values: OptionValues) -> Test:
 
 
 def _set(ipsets: Ipsets, values: OptionValues) -> Test:
-    """Return the test for ``--match-set NAME src,dst``; the test's result is None if the set's members are unknown."""
+    """Return the test for ``--match-set NAME src,dst``.
+
+    The result of the test is None if the members of the set are unknown.
+    """
     ipset = ipsets.get(values[0])
     if ipset is None:
         return unsure

@@ -1,7 +1,7 @@
 """Finds the program, such as firewalld or ufw, that manages a firewall rule.
 
-A rule must be changed with the program that manages it, because this program would overwrite any other change.
-firewalld's direct rules are iptables rules that firewalld stores and loads unchanged.
+A rule must be changed with the program that manages it, because this program would overwrite changes that were made in
+any other way. firewalld's direct rules are iptables rules that firewalld stores and loads unchanged.
 """
 
 from __future__ import annotations
@@ -62,7 +62,9 @@ class DirectRule:
 
 
 def direct_rule(rule: RuleRef, facts: FirewallFacts) -> DirectRule | None:
-    """Return the direct rule that iptables-save prints as ``rule``, or the longest such rule if several rules match.
+    """Return the direct rule that iptables-save prints as ``rule``.
+
+    If several direct rules match, return the longest one.
 
     iptables-save adds modules, masks and defaults, and reorders options, so a direct rule's words are only some of the
     printed words.
@@ -130,7 +132,7 @@ def manager_of(rule: RuleRef, facts: FirewallFacts) -> Manager:
 def managed_by(facts: FirewallFacts) -> str:
     """Return the manager of a host's rules, or "" if no manager is found.
 
-    A manager whose command timed out is recognised by its chains.
+    If a manager's command timed out, the manager is recognised by the chains that it creates.
     """
     nft = facts.nft if isinstance(facts.nft, str) else ""
     if isinstance(facts.firewalld, Firewalld) or (
@@ -203,7 +205,7 @@ def printable(text: str) -> str:
 
 
 def describe(rule: RuleRef, facts: FirewallFacts) -> str:
-    """Return the rule in the notation of its manager or, if that is unknown, in the notation of iptables or nft."""
+    """Return the rule in its manager's notation. If the manager is unknown, use the notation of iptables or nft."""
     if manager_of(rule, facts) == "firewalld":
         direct = direct_rule(rule, facts)
         if direct is not None:

@@ -73,7 +73,7 @@ def _steps(expression: Json, sets: Sets) -> Iterator[RulePart]:
 
 
 def _rate(limit: dict[str, Any]) -> Test:
-    """Return the test for ``limit rate 1000/second`` or ``limit rate over …``."""
+    """Return the test for a rate limit such as ``limit rate 1000/second`` or ``limit rate over …``."""
     if limit.get("per") != "second" or limit["rate"] < AMPLE or "rate_unit" in limit:
         return unsure
     is_over = bool(limit.get("inv", False))
@@ -174,7 +174,10 @@ def objects(ruleset: str) -> Objects:
 
 
 def xtables(listing: Objects) -> frozenset[TableName]:
-    """Return the tables written by iptables-nft, recognised by chain names or by a match that nft does not show."""
+    """Return the tables that iptables-nft wrote.
+
+    They are recognised by their chain names or by matches that nft can't print.
+    """
     return frozenset(
         (body["family"], body["table"])
         for kind, body in listing

@@ -39,7 +39,7 @@ class Bits:
         return None if self.open else True
 
     def masked(self, names: Collection[str]) -> Bits:
-        """Return the field with all bits except ``names`` cleared."""
+        """Return the bit field with all bits cleared except those in ``names``."""
         return Bits(self.on.intersection(names), self.open.intersection(names))
 
 
@@ -77,7 +77,10 @@ def span(item: Json) -> Span | None:
 
 
 def holds(value: Value, item: Json, sets: Sets) -> Tri:
-    """Return whether an element, a set or a named set contains the value."""
+    """Return whether ``item`` contains the value.
+
+    ``item`` is a single element, an anonymous set or the name of a set.
+    """
     if isinstance(value, Unsure):
         return True if item == "*" else None
     if isinstance(item, dict) and "elem" in item:

@@ -1,9 +1,9 @@
 """Commands that let only the cluster's own addresses through a blocking rule.
 
 The commands are in the syntax of the firewall manager to which the rule belongs. Running a command twice has no further
-effect. If the change would be lost at a reload or reboot, advice on how to keep it is given. All text in a command is
-either fixed or validated character by character. If the name of a table, chain or zone on a host is not a plain word,
-advice is given instead of commands.
+effect. If a reload or reboot would undo the change, the remedy includes advice on how to make the change permanent. All
+text in a command is either fixed or validated character by character. If the name of a table, chain or zone on a host
+is not a plain word, advice is given instead of commands.
 
 For firewalld, the commands add sources to the zone "trusted", or rich rules to a zone that already contains the peers.
 """
@@ -43,7 +43,8 @@ class Opening:
 
     Attributes:
         direction: "input" to admit packets from the peers, or "output" to admit packets to the peers.
-        ports: the listener's port and the ephemeral ports, so that replies are admitted, too.
+        ports: the listener's port and the ephemeral ports. The ephemeral ports are needed so that replies are admitted,
+            too.
     """
 
     direction: Direction
@@ -67,14 +68,17 @@ class Opening:
 
 @dataclass(frozen=True)
 class FirewallRemedy:
-    """Operations that let traffic pass a rule, and ``advice`` if operations are not sufficient."""
+    """Operations that let traffic pass a rule.
+
+    If the operations are not sufficient, ``advice`` states what else is needed.
+    """
 
     operations: tuple[Operation, ...] = ()
     advice: str = ""
 
 
 def is_built_in(rule: RuleRef) -> bool:
-    """Return whether an iptables rule is reached from a built-in chain, whose name is safe to print."""
+    """Return whether a built-in iptables chain leads to the rule. The name of such a chain is safe to print."""
     return rule.base in _CHAINS and rule.table in _TABLES
 
 
@@ -90,7 +94,7 @@ def merged(spans: Iterable[Span]) -> tuple[Span, ...]:
 
 
 def port_words(ports: Iterable[Span], dash: str) -> list[str]:
-    """Return each range as a word, with its ends joined by ``dash``."""
+    """Return each range of ports as a word, in which ``dash`` separates the first port from the last port."""
     return [str(low) if low == high else f"{low}{dash}{high}" for low, high in ports]
 
 

@@ -1,4 +1,6 @@
-"""Finds routes and reverse-path filters that explain failed connections, from route lookups by both kernels.
+"""Finds routes and reverse-path filters that explain failed connections.
+
+The evidence comes from route lookups by the kernels of both hosts.
 
 The module also derives the addresses and interfaces of a connection from the facts of both hosts.
 """
@@ -173,8 +175,8 @@ class RouteFault:
     Attributes:
         host: the host with the fault. ``way`` is the routing decision of this host's kernel.
         usual: the interface whose network contains the destination, or would contain it if the interface had an address
-        or were up. For "masked", the network is derived from the destination's own netmask. For "filtered", ``usual``
-        is the interface that dropped the packet.
+        or were up. If the kind of fault is "masked", the network is derived from the netmask of the destination. If the
+        kind of fault is "filtered", ``usual`` is the interface that dropped the packet.
     """
 
     host: str
@@ -224,7 +226,10 @@ def _likeliest(faults: list[RouteFault]) -> RouteFault | None:
 
 
 def _along(source: Host, target: Host, address: str) -> Iterator[RouteFault]:
-    """Yield the faults on a connection's path, for the SYN and for the reply, at departure and at arrival."""
+    """Yield the faults on a connection's path.
+
+    The SYN and the reply are each examined on the sending host and on the receiving host.
+    """
     assert source.facts is not None
     assert target.facts is not None
     out = _asked(source.facts, address, None)
@@ -309,11 +314,11 @@ def _networks_of(facts: HostFacts, address: str) -> Iterator[tuple[Network, str]
 
 
 def _unaddressed(facts: HostFacts, target: HostFacts, out: Way) -> tuple[str, Network] | None:
-    """Return the interface that has no address although the target's interface with the same name has an address.
+    """Return an interface without an address if the target's interface with the same name has an address.
 
-    The equal name alone is not sufficient, because a member of a bond or bridge has no address either. The result is
-    None if another interface is in the target's network, or if packets are sent to a gateway on an interface that the
-    target does not have.
+    An equal name alone is not sufficient evidence, because members of bonds or bridges have no addresses even on
+    healthy hosts. The result is None if another interface is in the target's network, or if packets are sent to a
+    gateway on an interface that the target does not have.
     """
     there = address_of(out.to)
     name = interface_of(target, out.to)

@@ -72,7 +72,8 @@ class Packet:
         state: the connection tracking state, which is "new" for the first SYN and "established" from the SYN-ACK on.
         flags: the TCP flags as nft names them. The flags "ecn" and "cwr" are unknown because they depend on
             net.ipv4.tcp_ecn.
-        path_back: whether the route to ``saddr`` uses ``iif``, which reverse-path filters check, or None if unknown.
+        path_back: whether the route to ``saddr`` uses ``iif``, or None if unknown. Reverse-path filters test this
+            property.
         ttl: the lowest and highest possible IPv4 time to live, or None if unknown.
     """
 
@@ -105,7 +106,8 @@ class RuleRef:
     """A rule and its position. All names and the text of a rule come from the host and are untrusted.
 
     Attributes:
-        place: the handle in nft's output, or the rule's number in ``iptables -L --line-numbers``, or None for a policy.
+        place: the rule's handle in nft's output or its number in ``iptables -L --line-numbers``. The value is None for
+            a policy.
         packets: the rule's packet counter, or None if the rule has no counter.
         base: the base chain that leads to the rule. ``hook`` is the hook of this base chain.
     """
@@ -127,7 +129,8 @@ class PacketVerdict:
 
     Attributes:
         how: the kind of rejection, in the notation of nft or iptables. ``reason`` explains an unknown verdict.
-        rule: the rule that decided the verdict or that can't be evaluated, or None if no rule blocks the packet.
+        rule: the rule that led to the verdict, or the rule that can't be evaluated. The value is None if no rule blocks
+            the packet.
         instead: verdicts of other rules that may block the packet, depending on tests that can't be evaluated.
     """
 
@@ -147,8 +150,8 @@ class PacketVerdict:
 class Journey:
     """The state of a packet on its way through the hooks of one host.
 
-    A value is None if it is unknown whether a rule has set this value. ``early`` is true until connection tracking has
-    processed the packet. ``groups`` maps interfaces to their groups.
+    An attribute is None if its value is unknown, because a rule may or may not have set it. ``early`` is true until
+    connection tracking has processed the packet. ``groups`` maps interfaces to their groups.
     """
 
     mark: int | None = 0
@@ -299,7 +302,7 @@ _STRANGE = (AttributeError, LookupError, TypeError, ValueError)
 
 
 def guarded(read: Callable[[Packet, Journey], T | None]) -> Callable[[Packet, Journey], T | None]:
-    """Wrap a function so that it returns None if the rule's form is unknown."""
+    """Return a function that calls ``read``, or returns None if the form of the rule is unknown."""
 
     def attempt(packet: Packet, journey: Journey) -> T | None:
         try:

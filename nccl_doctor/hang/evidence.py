@@ -77,7 +77,10 @@ class HangEvidence:
 
 
 def _spinning(host: HangHost) -> GpuWork | None:
-    """Return a busy-waiting GPU if every sample shows busy GPUs and all of these are busy-waiting, or else None."""
+    """Return a busy-waiting GPU of a host.
+
+    The result is None unless every sample shows busy GPUs and all busy GPUs are busy-waiting.
+    """
     last = None
     for look in host.looks:
         busy = [] if isinstance(look.gpus, Unknown) else [gpu for gpu in look.gpus if gpu.busy > 0]
@@ -107,7 +110,10 @@ def gather_evidence(snapshot: HangSnapshot, homes: Mapping[int, str] = MappingPr
 
 
 def counted_calls(snapshot: HangSnapshot) -> int:
-    """Return the total number of collectives that the ranks have launched, as counted by NCCL's RAS, or 0."""
+    """Return the total number of collectives that the ranks have launched.
+
+    NCCL's RAS counts the collectives; the result is 0 if RAS provides no counts.
+    """
     answers = _answers(snapshot)[-1:]
     return sum(
         sum(rank.counts.values())
@@ -157,7 +163,10 @@ def lost(
 
 
 def _homes_by_ras(snapshot: HangSnapshot, ranks: dict[int, ObservedRank]) -> dict[int, str]:
-    """Return the hosts of ranks that are missing in RAS, derived from found ranks with the same RAS address."""
+    """Return the hosts of ranks that RAS reports as missing.
+
+    A missing rank is assumed to be on the same host as a found rank with the same RAS address.
+    """
     by_pid = _pids(snapshot, ranks)
     homes: dict[int, str] = {}
     for answer in _answers(snapshot):
@@ -204,7 +213,10 @@ class Divergence:
 
 
 def divergence(ranks: dict[int, ObservedRank]) -> Divergence | None:
-    """Return the first call that differs between ranks or that some ranks have not reached, or None."""
+    """Return the first call that differs between ranks or that some ranks have not reached.
+
+    The result is None if there is no such call.
+    """
     dumps = {number: item.recorded for number, item in ranks.items() if item.recorded is not None}
     known = {number: item for number, item in dumps.items() if item is not None}
     # an old dump describes the past, and is only compared with others of its age
@@ -286,7 +298,7 @@ Launched = Mapping[str, tuple[RankGroup, ...]]
 def _numbered(
     tell: Callable[[Launched], Iterator[tuple[RasRank, str]]], communicators: Iterable[Communicator], by_pid: ByPid
 ) -> dict[int, str]:
-    """Return the first phrase about each rank, by the number of the rank in the job."""
+    """Return the first phrase about each rank; the keys are the numbers of the ranks in the job."""
     phrases: dict[int, str] = {}
     for communicator in communicators:
         for member, words in tell(communicator.launched()):
@@ -297,7 +309,10 @@ def _numbered(
 
 
 def _behind(launched: Launched) -> Iterator[tuple[RasRank, str]]:
-    """Yield the ranks that have launched some collective less often than other ranks, each with its counts as text."""
+    """Yield each rank that has launched some collective less often than another rank.
+
+    Each rank is yielded with a phrase such as "AllReduce 3 of 5".
+    """
     for topic, groups in launched.items():
         most = max(int(group.value) for group in groups)
         for group in groups:
@@ -368,7 +383,10 @@ def _pids(snapshot: HangSnapshot, ranks: dict[int, ObservedRank]) -> ByPid:
 
 
 def _by_pid(pid: int | None, host: str | None, by_pid: ByPid) -> int | None:
-    """Return the rank with a PID and address, or else the only rank with the PID."""
+    """Return the rank with a given PID and address.
+
+    If there is no such rank, the only rank with the PID is returned.
+    """
     if pid is None:
         return None
     rank = by_pid.get((pid, host), by_pid.get((pid, None), -1))

@@ -211,7 +211,7 @@ def _missing_number(some: tuple[Waiting, ...]) -> str:
 
 
 def _at_store(some: tuple[Waiting, ...]) -> RendezvousFault:
-    """Return the fault for launchers that are all present; it depends on which of them are connected to the store."""
+    """Return the fault if no launcher is missing. The fault depends on which launchers are connected to the store."""
     away = [launcher for launcher in some if not launcher.connected]
     # other stores, such as etcd, are only contacted now and then
     if not away or len(away) == len(some) or any(launcher.backend not in PORTS for launcher in some):
@@ -228,7 +228,7 @@ def _at_store(some: tuple[Waiting, ...]) -> RendezvousFault:
 
 @dataclass(frozen=True)
 class RendezvousFault:
-    """A reason why ranks, or launchers without ranks, wait for each other indefinitely, with the remedy."""
+    """The reason why ranks, or launchers without ranks, wait for each other indefinitely, and the remedy."""
 
     hosts: tuple[str, ...]
     message: str

@@ -1,11 +1,11 @@
 """Derives a single verdict from the evidence about a job.
 
-The verdicts include rank gone, transport, different collectives, outside NCCL, behind, slow, and unknown.
+The verdicts include "rank gone", "transport", "different collectives", "outside NCCL", "behind", "slow", and "unknown".
 
 Verdicts are tried in order of certainty. That a process is missing is certain even without stack traces, and
 unacknowledged data indicates a network fault. The positions of the ranks in the code count only if processes and
-connections show no fault. As long as a rank is working, the other ranks only wait for the working rank, so the job is
-not hanging.
+connections show no fault. As long as one rank is busy, the other ranks only wait for this rank, so the job is not
+hanging.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ def judge_hang(
     """Determine whether a job is hanging and why.
 
     If ``patient`` is true, a rank that is still busy is expected to reach the collective. If ``patient`` is false, the
-    other ranks have waited for a long time, so a working rank counts as outside NCCL. ``homes`` maps ranks to the hosts
-    on which a watch has seen them.
+    other ranks have waited for a long time, so a busy rank counts as outside NCCL. ``homes`` maps ranks to the hosts on
+    which a watch has seen them.
     """
     return replace(_judge(gather_evidence(snapshot, homes), patient=patient), patient=patient)
 
@@ -114,7 +114,7 @@ def _transport(evidence: HangEvidence) -> Judgement | None:
 
 
 def _works(evidence: HangEvidence) -> Judgement | None:
-    """Return the verdict that other ranks wait for a working rank, for example during a checkpoint."""
+    """Return the verdict that other ranks wait for a busy rank, for example a rank that writes a checkpoint."""
     busy = [rank for rank in evidence.outside if rank.works or rank.stepped]
     if not evidence.nccl:  # their ranks use the CPU while they wait, too
         computes = [

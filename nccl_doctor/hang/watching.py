@@ -167,7 +167,7 @@ class WatchEvent:
     """The result of a sample for the watch.
 
     Attributes:
-        state: state of the job compared with the previous sample.
+        state: state of the job, as determined by comparison with the previous sample.
         wants: kind of sample to pass to :meth:`JobWatch.examined` after ``pause_s`` seconds; None if the watch can
             continue.
         fault: verdict on a hang or lost rank to report, based on ``sample``.

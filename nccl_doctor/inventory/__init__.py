@@ -1,5 +1,4 @@
 """Reads hosts from files, patterns, Slurm and Kubernetes.
 
-Invalid input raises an exception with a one-sentence message, which is HostsFileError for a file and UsageError for
-other sources.
+Invalid input raises HostsFileError (for a file) or UsageError (for any other source) with a one-sentence message.
 """

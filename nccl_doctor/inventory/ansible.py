@@ -339,7 +339,7 @@ _FOLDERS = "group_vars", "host_vars"
 
 
 def stand_beside(place: SourceLocation) -> bool:
-    """Return whether group_vars or host_vars is in the file's directory, as it is for Ansible inventories."""
+    """Return whether the file's directory contains group_vars or host_vars, which indicates an Ansible inventory."""
     return place.is_file and any((Path(place.source).parent / folder).is_dir() for folder in _FOLDERS)
 
 

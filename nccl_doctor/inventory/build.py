@@ -34,7 +34,10 @@ LAUNCH_LINE = "launch command"
 def build(
     parsed: ParsedInventory, exclude: Collection[str], here: ThisMachine, only: Collection[str] | None = None
 ) -> Cluster:
-    """Return the cluster of the hosts in ``only`` but not in ``exclude``. Node ranks follow the inventory's order."""
+    """Return a cluster of the hosts in ``only`` that are not in ``exclude``.
+
+    Node ranks follow the inventory's order.
+    """
     settings: SettledHosts = {}
     for entry in parsed.entries:
         if entry.name.value in settings:
@@ -266,7 +269,10 @@ class ThisMachine:
     addresses: frozenset[str]
 
     def answers_to(self, named: str) -> str | None:
-        """Return a phrase that says why a name or address refers to this machine, or None. No DNS query is sent."""
+        """Return a phrase that says why ``named`` refers to this machine.
+
+        The result is None if it does not. No DNS query is sent.
+        """
         text = canonical(named)
         if text == "localhost" or is_loopback(text):
             return "a loopback address is this machine"
@@ -295,7 +301,7 @@ def own_addresses() -> frozenset[str]:
 
 
 def canonical(named: str) -> str:
-    """Return a host name in lower case, or an address without its zone in the canonical spelling of RFC 5952."""
+    """Return a host name in lower case, or an address in the canonical spelling of RFC 5952 without its zone."""
     try:
         return str(ipaddress.ip_address(named.partition("%")[0]))
     except ValueError:
@@ -303,7 +309,7 @@ def canonical(named: str) -> str:
 
 
 def own_name() -> str:
-    """Return this machine's name up to the first dot, or "localhost"."""
+    """Return this machine's name up to the first dot, or "localhost" if that name is invalid."""
     name = socket.gethostname().partition(".")[0]
     try:
         return host(name, SourceLocation("this machine", is_file=False))

@@ -1,7 +1,7 @@
 """Changes the master port or the job's variables in a YAML hosts file.
 
-An edit keeps all other values, comments, order, quotes and line endings. An edit that would change anything else is
-refused.
+An edit keeps all other values, and the file's comments, order, quotes and line endings. An edit that would change
+anything else is refused.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def with_env(text: str, variables: Mapping[str, str | None], source: str) -> str
 
 
 def _rest_of(text: str, place: SourceLocation, names: frozenset[str], what: str) -> list[tuple[object, object]]:
-    """Return the parts that an edit must not change. Raise HostsFileError if the format has no key for ``what``."""
+    """Return the parts that an edit must not change. Raise HostsFileError if the file has no key "hosts"."""
     rest = None
     with suppress(DoctorError):
         rest = _rest(parse(text, place), names)
@@ -196,7 +196,7 @@ def _top(text: str) -> tuple[MappingStartEvent, list[Event]]:
 
 
 def _inside(text: str, start: MappingStartEvent) -> list[Event]:
-    """Return the keys and values of a nested mapping, in the form of :func:`_top`."""
+    """Return the events of a nested mapping's keys and values, in the same form as :func:`_top`."""
     events, depth, parts = _from(text, start), 0, list[Event]()
     for event in events:
         if depth == 1 and isinstance(event, (ScalarEvent, CollectionStartEvent)):

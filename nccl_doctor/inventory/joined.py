@@ -1,4 +1,4 @@
-"""Determines on which node of a job this process runs, from variables that launchers set, for ``check --join``."""
+"""Determines this process's node in a job from the variables that launchers set, for ``check --join``."""
 
 from __future__ import annotations
 

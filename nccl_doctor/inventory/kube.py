@@ -78,7 +78,7 @@ def request(
     *,
     named: bool,
 ) -> KubeRequest | None:
-    """Return the request from ``--kube``, ``-l`` and ``-n``, or None without ``--kube``."""
+    """Return the request from ``--kube``, ``-l`` and ``-n``, or None if ``--kube`` is not given."""
     if "kube" not in options:
         if "namespace" in options or "selector" in options:
             raise UsageError("-n and -l select pods; use them with --kube")

@@ -1,7 +1,7 @@
 """Extracts facts for checks from the Kubernetes API's description of a pod, and selects the container to enter.
 
-Each reason why a pod can't be entered is explained in one sentence. The module also selects and sorts the pods that are
-the nodes of a job.
+Each reason why a pod can't be entered is explained in one sentence. In addition, the module selects and sorts the pods
+that are the nodes of a job.
 """
 
 from __future__ import annotations
@@ -214,7 +214,7 @@ PodRank = tuple[int, str, int, int, tuple[str | int, ...]]
 
 
 def rank(pod: Pod) -> PodRank:
-    """Return a sort key for a pod, which consists of its role, the index of its Job, its own index, and its name."""
+    """Return a sort key that consists of the pod's role, its Job's index, its own index, and its name."""
     labels = pod.metadata.annotations | pod.metadata.labels
     role = labels.get(_ROLE, "").lower()
     job, index = (_first(labels, names) for names in _INDEXES)
@@ -227,8 +227,8 @@ def rank(pod: Pod) -> PodRank:
 def current(pods: Iterable[Pod]) -> list[Pod]:
     """Return one pod for each rank, in rank order.
 
-    If a rank has several pods, a pod that has not ended is preferred, then a pod that is not being deleted, then the
-    newest pod.
+    If a rank has several pods, pods that have not ended are preferred. The next criteria are whether a pod is being
+    deleted and when it was created.
     """
     by_place: dict[tuple[PodRank, str], Pod] = {}
     for pod in pods:

@@ -117,7 +117,7 @@ def remember(hosts: Hosts, snapshot: Snapshot, report: Report, checked_at: float
 
 
 def recall(hosts: Hosts, environ: Mapping[str, str]) -> LastCheck | None:
-    """Return the stored check of the hosts, or None if no check by a compatible release is stored."""
+    """Return the stored result of the hosts' last check, or None if no valid result is stored."""
     path = _path(hosts, environ)
     try:
         return LastCheck.model_validate_json(path.read_bytes()) if path is not None else None

@@ -18,7 +18,7 @@ PLACES = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK", "LOC
 
 
 def with_line(reader: Callable[[Mapping[str, str]], Cluster], words: Sequence[str]) -> Cluster:
-    """Return the cluster with the launch command ``words`` and the variables, script and server that it specifies.
+    """Return the cluster with the launch command ``words`` and the command's variables, script and server.
 
     ``reader`` builds the cluster from the hosts, given additional environment variables.
     """
@@ -41,7 +41,7 @@ def with_line(reader: Callable[[Mapping[str, str]], Cluster], words: Sequence[st
 
 
 def _where(script: str, cluster: Cluster) -> str:
-    """Return the script's path on the hosts, which is an absolute path if this machine is a host and has the script."""
+    """Return the script's path on the hosts. The path is absolute if this machine is a host and has the script."""
     here = Path.cwd() / script
     return str(here) if any(node.local for node in cluster.nodes) and here.is_file() else script
 

@@ -59,7 +59,7 @@ class SlurmRequest:
         return "a job's steps run as its own user" if self.steps else ""
 
     def read(self, where: str | None, environ: Mapping[str, str]) -> ParsedInventory:
-        """Return the nodes of a running job. ``where`` is a pattern that selects some of the nodes."""
+        """Return the nodes of a running job. ``where`` is a pattern that selects nodes, or None for all nodes."""
         if self.steps and shutil.which("srun") is None:
             raise UsageError(_NO_SLURM.format(program="srun"))
         job, rest = _job(self.job)

@@ -161,7 +161,9 @@ def decode(data: bytes, path: str) -> str:
 
 
 def read_bytes(path: str, what: str = "a hosts file", most: int = MAX_BYTES, patience_s: float = 0.0) -> bytes:
-    """Return at most ``most`` + 1 bytes of a file or pipe, read within ``patience_s`` seconds (at least 10 s).
+    """Read a file or pipe, and return at most ``most`` + 1 bytes.
+
+    The time limit is ``patience_s`` seconds, but at least 10 s.
 
     Raise HostsFileError, OSError or ValueError if the data can't be read.
     """

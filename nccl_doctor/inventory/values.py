@@ -175,7 +175,7 @@ def device_list(text: str) -> list[str]:
 def shared_devices(first: str, other: str) -> list[str]:
     """Return the GPUs that are in both values of CUDA_VISIBLE_DEVICES.
 
-    As in CUDA, an abbreviated identifier matches every identifier that begins with it.
+    As in CUDA, an abbreviated identifier matches every identifier that begins with the abbreviation.
     """
     return [
         a

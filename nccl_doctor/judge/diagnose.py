@@ -51,7 +51,7 @@ class Judge:
     The causes of failed connections are cached as long as the mesh does not change.
 
     Args:
-        isolate: whether to repeat an all-reduce that failed without a known cause in groups of hosts.
+        isolate: whether to repeat a failed all-reduce in groups of hosts if the cause of the failure is unknown.
     """
 
     def __init__(self, command: str, selected: Selection = lambda _check: True, *, isolate: bool = False) -> None:
@@ -221,7 +221,7 @@ _WORDS: dict[str, Callable[[Any], str | None]] = {"firewall": lambda it: managed
 
 
 def describe_host(facts: HostFacts, pod: PodFacts | None = None) -> dict[str, str]:
-    """Map the label of each displayed fact to a phrase; the description of the pod, if any, is the first entry."""
+    """Return the displayed facts as labels with phrases; the description of the pod, if any, is the first entry."""
     phrases = {} if pod is None else {"pod": _pod(pod)}
     for name, declared in HostFacts.model_fields.items():
         for shown in (part for part in declared.metadata if isinstance(part, Shown)):
@@ -251,7 +251,7 @@ UNREACHED = "no host was reached"
 
 @dataclass
 class CheckRun:
-    """The outcome of a check, with the reason for the outcome and the findings."""
+    """The outcome of a check, the reason for the outcome, and the findings."""
 
     check: Check
     outcome: Outcome
@@ -267,7 +267,7 @@ class CheckRun:
 
 
 def run_check(check: Check, derived: Derived) -> CheckRun:
-    """Run a check on all hosts; a crash affects only the outcome of the crashed check."""
+    """Run a check on all hosts; if the check crashes, no other check is affected."""
     snapshot = derived.snapshot
     phases = [getattr(snapshot, need) for need in check.needs if need in PHASES]
     away = next((phase for phase in phases if isinstance(phase, (Skipped, Unknown))), None)

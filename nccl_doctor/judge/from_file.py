@@ -32,7 +32,7 @@ Judged = TypeVar("Judged", Report, HangReport, Difference, InterfaceAnswers)
 
 
 def judged_from_file(document: Judged, own_names: Container[str]) -> Judged:
-    """Return the document without commands for this machine, whose names in the snapshot are ``own``."""
+    """Return the document without commands for this machine; ``own`` contains this machine's names in the snapshot."""
     if isinstance(document, Difference):
         both = document.diagnoses
         gone, new = (tuple(_diagnosis(item, own_names) for item in side) for side in (both.gone, both.new))
@@ -52,7 +52,7 @@ def judged_from_file(document: Judged, own_names: Container[str]) -> Judged:
 
 
 def _diagnosis(diagnosis: Diagnosis, own_names: Container[str]) -> Diagnosis:
-    """Return the diagnosis without commands for this machine; if no command is left, the fix is only described."""
+    """Return the diagnosis without commands for this machine; if no command is left, the fix consists of text only."""
     fix = diagnosis.fix
     if not fix.commands:
         return diagnosis
@@ -98,7 +98,10 @@ def difference(before: Snapshot, after: Snapshot) -> Difference:
 
 
 def changes(before: Snapshot, after: Snapshot) -> tuple[Change, ...]:
-    """Return all changes, changes to the cluster first; a change that is the same on several hosts is listed once."""
+    """Return all changes, beginning with those to the cluster.
+
+    A change that is the same on several hosts is listed once.
+    """
     cluster = [(change, ()) for change in _differences(_cluster(before), _cluster(after))]
     old, new = ({host.name: host for host in snapshot.hosts} for snapshot in (before, after))
     hosts: dict[tuple[str, str, str], list[str]] = {}

@@ -67,7 +67,10 @@ def report(snapshot: HangSnapshot, judged: Judgement | None = None) -> HangRepor
 
 
 def ended_report(end: Ending, when: str) -> HangReport:
-    """Return the report on a job that has ended; ``when`` is the last clause of the message, about the observations."""
+    """Return the report on a job that has ended.
+
+    ``when`` is the last clause of the message and says, for example, how long the job was watched.
+    """
     failure = () if end.finding is None else attach_consequences([(entry("rank-gone"), end.finding)])
     return HangReport(
         verdict=end.verdict,
@@ -84,7 +87,7 @@ MOST_COMPARED = 1 << 18  # characters
 
 
 def _compared(snapshot: HangSnapshot) -> LogVerdict | None:
-    """Diagnose the RAS diagnostics like a log; return None if RAS provided none (before NCCL 2.31)."""
+    """Diagnose the output of RAS diagnostics as a log; return None if there is no output (before NCCL 2.31)."""
     answers = [answer for host in snapshot.hosts for answer in host.ras if isinstance(answer, Ras)]
     texts = [ras_report.text for answer in answers for ras_report in answer.reports if ras_report.form == DIAGNOSTICS]
     return diagnose([LogSource("RAS", [texts[0][:MOST_COMPARED].encode()])]) if texts else None

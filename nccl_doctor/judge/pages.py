@@ -63,7 +63,7 @@ def _find_diagnosis(asked: str, topics: list[str]) -> Check:
 
 
 def _by_error(text: str) -> str | None:
-    """Return the name of the diagnosis for an errno, given by name or by the C library's message."""
+    """Return the name of the diagnosis for an error, given as an errno name or as the C library's message."""
     for check in all_checks():
         for name in check.errors:
             if text.upper() == name or text.lower() == os.strerror(getattr(errno, name)).lower():

@@ -91,7 +91,10 @@ def status(diagnoses: Iterable[Diagnosis]) -> Literal["ok", "warning", "error"]:
 
 
 def _listed_by(host: Host) -> str | None:
-    """Return the interface with a host's listed address, or None for a host listed by name and for this machine."""
+    """Return the interface that has a host's listed address.
+
+    The result is None for a host that is listed by name, and for this machine.
+    """
     address = numeric(host.node.address)
     if host.facts is None or host.node.local or address is None:
         return None
@@ -287,7 +290,10 @@ def rows(
 
 
 def _why(row: str, text: str, diagnoses: Sequence[Diagnosis], gravest: Severity) -> str:
-    """Return a phrase for a row's faults, or "" if the row's text names the faults or all faults are notes."""
+    """Return a phrase for a row's faults.
+
+    The phrase is empty if the row's text already names the faults, or if all diagnoses have the severity INFO.
+    """
     if row in ("access", "firewall", "all-reduce") or gravest is Severity.INFO:
         return ""
     grave = [fault for fault in diagnoses if fault.severity is not Severity.INFO and not entry(fault.name).row_suffices]

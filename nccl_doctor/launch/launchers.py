@@ -2,7 +2,7 @@
 
 A single command on this machine can start the job on all hosts over SSH, and Ctrl-C ends the job on all hosts.
 
-The commands follow torch/distributed/run.py, torch/distributed/launch.py before PyTorch 1.9, and
+The commands are based on torch/distributed/run.py, torch/distributed/launch.py (for PyTorch before 1.9), and
 torch/distributed/rendezvous.py (``env://`` and ``tcp://``). Torchrun's static rendezvous keeps the order of the nodes
 and allows a different nproc_per_node on each node, whereas the c10d rendezvous assigns the node ranks itself. For
 torch.distributed.launch, the world size is the number of nodes times the number of processes per node.
@@ -178,7 +178,10 @@ def _tcp(job: LaunchPlan, start: NodeStart) -> Line:
 
 
 def tcp_script(job: LaunchPlan) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the script with placeholders for ``tcp://``, and a sentence that lists the replaced values, if any."""
+    """Return the script with placeholders for the settings that ``tcp://`` needs.
+
+    The second result is a sentence that lists the replaced values, if any.
+    """
     right = {f"tcp://{endpoint(name, job.cluster.master_port)}" for name in names_of(job.cluster)}
     wanted = {} if _has_holes(job.script) else SPAWN_OPTIONS
     words, there, replaced = list(job.script), set(), []

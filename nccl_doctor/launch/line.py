@@ -69,13 +69,13 @@ class LaunchLine:
         launcher: name of the launcher in probe/options.py; "script" for a script that starts its own ranks.
         variables: environment variables set before the command.
         start: words that run the launcher or the script's interpreter.
-        options: maps the launcher's options to their values, which are "" for flags; if torchrun has an equivalent
-            option, its name is the key.
+        options: the launcher's options with their values, which are "" for flags; an option that has an equivalent in
+            torchrun is stored under torchrun's name.
         own: known options of the launcher, as typed.
         unknown: options that the launcher does not support, as typed; ``own`` contains the most similar known options
             instead.
         script: the script and its arguments.
-        wrapped: names of variables set by a program before the launcher, such as ``env`` or ``docker run``.
+        wrapped: names of variables that a program before the launcher sets, such as ``env`` or ``docker run``.
         started: the words of srun or mpirun that start the launcher on the hosts.
         nested: whether the command is in the ``-c`` argument of a shell or in a shell script.
         unread: reason why the started program is unknown; None if the program is known.
@@ -97,13 +97,16 @@ class LaunchLine:
     lost: Mapping[str, str] = field(default_factory=dict)
 
     def in_cluster(self, cluster: Cluster) -> LaunchLine:
-        """Return the line with known variables in options replaced, and options with unknown variables in ``lost``."""
+        """Return the line with the known variables in its options replaced by their values.
+
+        Options that contain unknown variables are moved to ``lost``.
+        """
         known, lost = known_options(self.options, self.variables, cluster)
         return replace(self, options=known, lost=lost)
 
     @property
     def master(self) -> dict[str, str]:
-        """The values of MASTER_ADDR and MASTER_PORT that the line sets, or empty strings if unknown."""
+        """The values of MASTER_ADDR and MASTER_PORT that the line sets; an unknown value is an empty string."""
         addr, port = self.options.get("master_addr"), self.options.get("master_port")
         place = self.options.get("rdzv_endpoint") or (self.url or "").removeprefix("tcp://")
         if place and (self.url or self.launcher == "sglang" or self.options.get("rdzv_backend", "static") != "static"):
@@ -150,7 +153,7 @@ class LaunchLine:
         return (*starmap(shell.assignment, front.items()), *start, *words)
 
     def spans(self, count: int) -> bool:
-        """Return whether ``--nnodes``, such as ``2`` or (with c10d) ``1:4``, allows ``count`` nodes."""
+        """Return whether the value of ``--nnodes``, such as ``2`` or ``1:4`` (c10d only), allows ``count`` nodes."""
         least, sign, most = self.options.get("nnodes", "").partition(":")
         known = is_number(least) and is_number(most or least)
         return known and int(least) <= count <= int(most or least) and not (sign and self.is_static)
@@ -195,7 +198,7 @@ class LaunchLine:
 def split_at_dashes(
     words: Sequence[str], argv: Sequence[str], others: int, what: str
 ) -> tuple[str | None, Sequence[str]]:
-    """Return the hosts file and the words after ``--`` or, without ``--``, the last ``others`` words.
+    """Return the hosts file, and the words after ``--`` (the last ``others`` words if ``--`` is missing).
 
     ``argv`` is needed because Click removes ``--`` from ``words``.
     """
@@ -253,7 +256,7 @@ def pasteable(lines: Mapping[str, tuple[str, ...]]) -> tuple[Command, ...]:
 
 
 def _split(words: Sequence[str]) -> list[str]:
-    """Return the words of a line, and split a line that was given as a single quoted argument."""
+    """Return the words of a line; a line that was given as a single quoted argument is split into words."""
     if len(words) != 1 or not any(map(str.isspace, words[0])):
         return list(words)
     try:
@@ -265,7 +268,8 @@ def _split(words: Sequence[str]) -> list[str]:
 def read_line(words: Sequence[str], known: Mapping[str, bool] | None = None) -> LaunchLine:
     """Parse words as a launch command; raise UsageError if the words are not a launch command.
 
-    ``known`` maps each option of the launcher installed on the hosts to whether the option takes a value.
+    ``known`` contains the options of the launcher that is installed on the hosts, each with a flag that is true if the
+    option takes a value.
     """
     every = _split(words)
     if every[:1] == ["env"] and not "".join(every[1:2]).startswith("-"):
@@ -327,7 +331,10 @@ def line_to_judge(snapshot: Snapshot) -> LaunchLine | None:
 
 
 def host_options(snapshot: Snapshot) -> dict[str, Mapping[str, bool]]:
-    """Return the options of the launcher installed on each host; hosts with unknown options are omitted."""
+    """Return, for each host, the options of the launcher that is installed there.
+
+    A host whose launcher options are unknown is omitted.
+    """
     engines = {host.name: host.facts.engines for host in snapshot.hosts if host.facts is not None}
     return {
         name: engine.options
@@ -393,8 +400,8 @@ def model_size(line: LaunchLine) -> int | None:
     """Return the number of GPUs that an engine needs in total or, for vLLM without ``--nnodes``, on each host.
 
     The result is None if the line does not specify the number of GPUs. vLLM does not need ``--nnodes`` for data
-    parallelism over several hosts, where ``--data-parallel-size-local`` is the share of each host. With
-    ``--enable-dp-attention``, SGLang's data parallelism is part of SGLang's tensor parallelism.
+    parallelism over several hosts; ``--data-parallel-size-local`` then gives the number of data-parallel ranks on each
+    host. With ``--enable-dp-attention``, SGLang's data parallelism is part of SGLang's tensor parallelism.
     """
     sizes = ["tensor", "pipeline"]
     if line.launcher == "vllm" and "nnodes" not in line.options:
@@ -427,14 +434,16 @@ def starts_no_ranks(line: LaunchLine) -> bool:
 
 
 def needs_all(line: LaunchLine, counts: Mapping[str, int]) -> bool:
-    """Return whether an engine's line needs more GPUs than any single host has."""
+    """Return whether an engine's launch command needs more GPUs than any single host has."""
     return line.table.engine and (model_size(line) or 0) > max(counts.values(), default=1)
 
 
 def own_lines(
     line: LaunchLine, cluster: Cluster, counts: Mapping[str, int], gpus: Mapping[str, int], *, spelled_out: bool = False
 ) -> dict[str, tuple[str, ...]]:
-    """Return the words of each host's line, given the planned number of ranks and the number of GPUs per host.
+    """Return the words of each host's launch command.
+
+    ``counts`` and ``gpus`` contain the planned number of ranks and the number of GPUs of each host.
 
     Set ``spelled_out`` if the names of the hosts would make torchrun's c10d rendezvous fail. With ``spelled_out``, the
     lines contain the settings that torchrun would otherwise derive from the host names.
@@ -483,7 +492,8 @@ def _placed(
 ) -> tuple[list[str], dict[str, str]]:
     """Return a node's words and variables for a script that is started once per node with an explicit rank.
 
-    Such a script has one rank per node or, like imagenet/main.py, starts the other ranks of the node.
+    Such a script runs as the only rank of its node or starts the other ranks of the node itself, as imagenet/main.py
+    does.
     """
     right = {"--rank": str(node_rank), "--world-size": str(nodes)}
     options = {each.name: each for each in line.arguments if each.name in right and is_number(each.value)}
@@ -523,7 +533,7 @@ def place_of(node: Node, nodes: int) -> dict[str, str]:
 
 
 def _better_script(line: LaunchLine, cluster: Cluster, ranks: int) -> list[str]:
-    """Return the script's words with the cluster's master address and with batch sizes that divide evenly."""
+    """Return the script's words with the cluster's master address and with batch sizes that ranks can share evenly."""
     nproc, script = line.options.get("nproc_per_node", ""), list(line.script)
     world = max(1, int(nproc) * len(cluster.nodes) if is_number(nproc) else ranks)
     for each in line.arguments:

@@ -135,7 +135,7 @@ def _variable(name: str, address: str | None) -> dict[str, str]:
 
 
 def own_addresses(job: LaunchPlan, checked: Mapping[str, str]) -> Addresses:
-    """Return each host's listed address or, if it is a name or loopback address, the address from the last check."""
+    """Return each host's listed address; a name or loopback address is replaced by the address from the last check."""
     addresses = {}
     for start in job.starts:
         listed = start.node.address

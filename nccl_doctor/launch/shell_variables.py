@@ -1,8 +1,8 @@
 """Replaces shell variables in a launch command, such as a command from a Slurm script, by their values.
 
-Variables that Slurm and the hosts file set are known before the job starts. Slurm's variables are described in the
-sections "OUTPUT ENVIRONMENT VARIABLES" of sbatch(1) and srun(1). Other variables are known only to the shell that runs
-the line.
+The values of variables that Slurm or the hosts file sets are known before the job starts. Slurm's variables are
+described in the sections "OUTPUT ENVIRONMENT VARIABLES" of sbatch(1) and srun(1). Other variables are known only to the
+shell that runs the line.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def filled(text: str, values: Mapping[str, str]) -> str:
 def known_options(
     options: Mapping[str, str], variables: Mapping[str, str], cluster: Cluster
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the options with known variables replaced, and the options, as typed, whose values remain unknown.
+    """Return the options with known variables replaced, and (as typed) the options whose values remain unknown.
 
     The known variables are ``variables``, which are set before the line, and the variables that Slurm or the hosts file
     sets.

@@ -34,7 +34,7 @@ class Wrapper(NamedTuple):
         sets: options that set a variable and have a value of the form NAME=VALUE; ``assigns`` is true if NAME=VALUE may
             also appear without an option.
         starts: whether the wrapper starts the program several times or on several hosts.
-        flags: long options without a value, if every other long option takes a value; None if unknown.
+        flags: long options without a value (all other long options take a value); None if these options are unknown.
     """
 
     valued: frozenset[str] = frozenset()
@@ -116,7 +116,7 @@ WRAPPERS: dict[str, Wrapper] = {
 
 @dataclass
 class Front:
-    """The part of a command before the launcher, and its effects.
+    """The part of a command that precedes the launcher, and the effects of this part.
 
     Attributes:
         count: number of words before the launcher; ``begun`` is the number of words before srun or mpirun.
@@ -220,7 +220,7 @@ def _read_shell(front: Front, words: Sequence[str]) -> None:
 
 
 def the_start(script: str) -> tuple[str, ...]:
-    """Return the only command in a script that starts a launcher, with the variables set before the command.
+    """Return the command in a shell script that starts a launcher, with the variables that the script sets before.
 
     UsageError is raised if the script does not start exactly one launcher, or if only a shell can expand the words.
     """

@@ -148,7 +148,7 @@ class Investigation:
         return self._reader.feed(join(whole, self._width) + end) if end else []
 
     def _recorded(self, reader: Reader, data: bytes) -> None:
-        """Add a flight-recorder dump or RAS output, or read the file as text if it is neither."""
+        """Add the contents of a flight-recorder dump or of RAS output; any other file is read as text."""
         try:
             dump = flight.read(reader.reading.name, data)
             answer = parse_json(decode(data)) if dump is None and _RAS_JSON in data else None

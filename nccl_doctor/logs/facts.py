@@ -244,7 +244,7 @@ class Facts:
 
     @property
     def came_together(self) -> bool:
-        """True if the communicator of any rank is complete, which requires connections to all ranks."""
+        """True if at least one rank's communicator is complete, which means that all ranks have connected."""
         return any(process.milestone is Milestone.COMPLETE for process in self.processes.values())
 
     def of_host(self, host: str | None) -> list[LoggedProcess]:

@@ -6,8 +6,8 @@ torch/csrc/distributed/c10d/FlightRecorder.cpp, version 2.x. With Gloo, the stat
 "scheduled", but ended collectives are marked as ``retired`` or counted as completed in ``pg_status``. JSON dumps
 contain no stack traces and store some numbers as strings.
 
-:func:`compare` compares the dumps of several ranks, and finds the first collective that some rank called differently or
-did not complete.
+:func:`compare` compares the dumps of several ranks, and finds the first collective for which the ranks' calls differ or
+that some rank did not complete.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class RecordedCall:
 
     @property
     def call(self) -> tuple[str, str, str]:
-        """The name, data types, and (for some collectives) sizes of a call, which must be equal on all ranks."""
+        """The parts of a call that must be equal on all ranks: name, data types, and (for some collectives) sizes."""
         return self.name, self.sizes if self.name in _SAME_SIZES else "", self.dtypes
 
     def words(self) -> str:
@@ -244,7 +244,10 @@ class Disagreement:
 
 
 def compare(dumps: Iterable[Dump]) -> Disagreement | None:
-    """Return the first collective that ranks called differently or did not complete, or None."""
+    """Return the first collective for which the ranks' calls differ or that some rank did not complete.
+
+    The result is None if there is no such collective.
+    """
     by_rank = {dump.rank: dump for dump in dumps}
     places: dict[tuple[str, int], dict[int, RecordedCall]] = {}
     members: dict[str, set[int]] = {}

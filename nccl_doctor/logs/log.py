@@ -159,7 +159,10 @@ class Reading:
                 del self._telling[of]
 
     def take_summary(self, later: Reading) -> None:
-        """Add the launcher messages from the next part of a file, and complete a summary that spans both parts."""
+        """Add the launcher messages from the next part of a file.
+
+        A failure summary that is divided between the two parts is completed.
+        """
         for host, tasks in later.failed_hosts.items():
             self.failed_hosts.setdefault(host, set()).update(tasks)
         for failure in later.summary[: KEPT - len(self.summary)]:

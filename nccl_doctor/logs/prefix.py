@@ -205,7 +205,7 @@ def records(line: str) -> list[tuple[int, int]]:
 
 
 def without_bars(text: str) -> tuple[str, str]:
-    """Remove progress bars, and return the rest of the line twice: without and with the line's prefix."""
+    """Remove progress bars, and return the rest of the line in two forms: without and with the line's prefix."""
     if "%|" not in text and "━" not in text:
         return text, text
     start = end = _peel_tags(text, {})
@@ -260,7 +260,7 @@ def _nccl(text: str) -> re.Match[str] | None:
 
 
 def _peel_tags(record: str, fields: dict[str, str]) -> int:
-    """Store the values from launcher and logger prefixes in ``found``, and return the index where the prefixes end."""
+    """Store the values from launcher and logger prefixes in ``fields``, and return the index where the prefixes end."""
     position = 0
     is_torchs = False
     for _ in range(_MOST_TAGS):
@@ -328,7 +328,7 @@ _LAST = re.compile(rb"(?P<tags>.{0,200}?)Last error: *\r?")
 
 
 def flow(block: bytes, glue: bytes, whole: Container[int] = ()) -> bytes:
-    """Join each line that looks like a continuation to the previous line, except lines whose numbers are in ``whole``.
+    """Append lines that look like continuations to the previous line, except lines whose numbers are in ``whole``.
 
     In torch's exceptions, all lines of NCCL's last message are joined, regardless of how the lines begin.
     """
@@ -347,7 +347,7 @@ def flow(block: bytes, glue: bytes, whole: Container[int] = ()) -> bytes:
 
 
 def _glued(pieces: list[tuple[bytes, bool]], glue: bytes) -> bytes:
-    """Join pieces marked as continuations to the previous piece, and add an empty line for each joined piece."""
+    """Append each continuation to the previous piece, and add an empty line for each continuation."""
     lines: list[bytes] = []
     begins = [at for at, (_, goes_on) in enumerate(pieces) if not goes_on]
     for at, end in pairwise([*begins, len(pieces)]):

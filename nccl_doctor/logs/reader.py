@@ -84,7 +84,7 @@ class Reader:
                     yield from self._event(*match, line.number, shown)
 
     def _match(self, line: CandidateLine, part: str) -> tuple[LogRule, re.Match[str]] | None:
-        """Return the matching rule of the highest grade for a part of a line, and record facts in the part."""
+        """Return the matching rule with the highest grade for a part of a line, and record the facts in this part."""
         wordings = rules()
         best: tuple[LogRule, re.Match[str]] | None = None
         prefix: Prefix | None = None
@@ -238,7 +238,10 @@ _BEGINS = safe_regex(r"Process \d|Rank \d|#\d|\d+ (?:ranks?|job process)|Missing
 
 
 def from_text(events: Sequence[Event]) -> list[Event]:
-    """Return the events in NCCL RAS output that a log contains, each at the line that names the rank or process."""
+    """Return the events from NCCL RAS output in a log.
+
+    Each event is placed at the line that names the event's rank or process.
+    """
     lines = [event for event in events if event.wording == RAS_LINE]
     if not lines:
         return []
@@ -279,7 +282,10 @@ def _ras_events(answer: RasAnswer, lines: Sequence[Event]) -> Iterator[Event]:
 
 
 def _telling_groups(communicator: Communicator) -> Iterator[tuple[RankGroup, str, str]]:
-    """Yield each group of ranks that RAS reports as failed, in a different state, or behind, with a description."""
+    """Yield the groups of ranks that RAS reports as failed, behind, or in another state than most ranks.
+
+    Each group is yielded with its RAS state and a description.
+    """
     for group in communicator.groups:
         if group.topic == "error":
             state = str(group.value) if str(group.value) in ras_states() else RAS_ERROR

@@ -23,7 +23,10 @@ WEB = (
 
 
 class Grade(IntEnum):
-    """Strength of a line as evidence for a cause. The first line with the highest grade is reported as the cause."""
+    """Strength of a line as evidence for a cause.
+
+    The fault in the first line with the highest grade is reported as the cause.
+    """
 
     BENIGN = 0
     """A line that only looks like a fault."""

@@ -68,7 +68,7 @@ class Ahead:
         self._read = self._pool.imap(_read, self._parts, chunksize=1 if len(self._parts) < 64 else 4)
 
     def readings(self, progress: Callable[[int], None]) -> Iterator[tuple[Path, Reading | None]]:
-        """Yield the reading of each file in order, or None for a file that must be read sequentially."""
+        """Yield the reading of each file in the given order, or None for a file that must be read sequentially."""
         with self._pool:
             for path, pieces in groupby(zip(self._parts, self._read, strict=True), key=lambda pair: pair[0].path):
                 readings = []
@@ -99,7 +99,7 @@ def _read(part: Part) -> Reading | None:
 
 
 def _owned(read: Callable[[int], bytes], seek: Callable[[int], int], part: Part) -> Iterator[bytes]:
-    """Yield blocks of the lines that begin in a part, including the rest of a line that ends after the part."""
+    """Yield, in blocks, the lines that begin in a part; a line that ends after the part is read to its end."""
     position, first = max(part.start - 1, 0), part.start > 0
     seek(position)
     while block := read(BLOCK):
@@ -143,7 +143,10 @@ def _merged(pieces: list[Reading], tail: int = TAIL) -> Reading:
 
 
 def _kept(whole: Reading) -> list[Event]:
-    """Return the first events and some last events of each diagnosis and grade, as a single reader would."""
+    """Return those events of each diagnosis and grade that a single reader would keep.
+
+    These are the first events and a few events near the end of the file.
+    """
     end = whole.lines - whole.tail.count(b"\n")
     kept: list[Event] = []
     counts: Counter[tuple[str, Grade]] = Counter()

@@ -48,7 +48,7 @@ _HEADS = ("-master-0", "-launcher", "-chief-0")
 
 
 def reachable(names: Iterable[str]) -> list[str]:
-    """Return the names that are not pod names, because pods usually run no SSH server."""
+    """Return the names that are not pod names; pods are omitted because they usually run no SSH server."""
     every = list(names)
     operated = {name[: -len(head)] for name in every for head in _HEADS if name.endswith(head)}
     matches = {name: _OPERATED.fullmatch(name) for name in every}
@@ -76,7 +76,10 @@ class Case:
         return tuple(dict.fromkeys(names or self._failed_hosts()))
 
     def _failed_hosts(self) -> list[str]:
-        """Return the hosts whose failures launchers report in the same files and tasks as the events."""
+        """Return the hosts that a launcher reports as failed.
+
+        Only messages in the files, and about the srun tasks, to which the events belong are considered.
+        """
         files = {event.file for event in self.cause.events}
         tasks = {event.prefix.task for event in self.cause.events} - {None}
         named = [row for reading in self.log.readings if reading.name in files for row in reading.failed_hosts.items()]
@@ -114,7 +117,10 @@ class Case:
 
     @property
     def _summary(self) -> tuple[int | None, str | None]:
-        """The rank and host in torchrun's failure summary, if a file with the fault contains the summary."""
+        """The rank and host in torchrun's failure summary.
+
+        Both are None if only files without the fault contain a summary.
+        """
         summaries = {reading.name for reading in self.log.readings if reading.summary}
         elsewhere = bool(summaries) and summaries.isdisjoint(event.file for event in self.cause.events)
         return (None, None) if elsewhere else (self.log.facts.summary_rank, self.log.facts.summary_host)
@@ -152,7 +158,10 @@ class Case:
         return next((interface.name for interface in interfaces if interface.address.partition("%")[0] == ip), None)
 
     def evidence(self) -> tuple[LogLine, ...]:
-        """Return up to MOST_LINES lines as evidence: the first line of each pattern and rank, and the last line."""
+        """Return up to MOST_LINES lines as evidence.
+
+        These are the first line for each pattern, the first line for each rank, and the last line.
+        """
         chosen: dict[tuple[str, int], Event] = {}
         used_keys: set[tuple[str, object]] = set()
         for event in self.cause.events:
@@ -165,7 +174,7 @@ class Case:
         return tuple(LogLine(file=e.file, line=e.line, text=e.text) for e in chosen.values())
 
     def hinted(self, after: str) -> str:
-        """Return the text after ``HINT: {after}`` in the lines (NCCL 2.31 and later), or an empty string."""
+        """Return the text after ``HINT: {after}`` in the cause's lines (NCCL 2.31 and later), or an empty string."""
         hints = (event.text.partition(f"HINT: {after}")[2] for event in self.cause.events)
         return next(filter(None, hints), "")
 
@@ -376,7 +385,7 @@ class LogSigns:
         after: diagnoses that take precedence over this diagnosis if a line matches both with the same grade. Between
             other diagnoses, alphabetical order decides.
         roles: roles of the diagnosis among the faults in a log.
-        hint: grade that is assigned to hints of the diagnosis that count as faults.
+        hint: grade that a hint of the diagnosis receives if the hint counts as a fault.
         hint_beside: faults of which the log must contain at least one for hints to count as faults; if empty, any fault
             suffices.
         weigh: function that returns the grade of a hint, used instead of ``hint`` and ``hint_beside``.

@@ -134,7 +134,10 @@ def _reached(where: RankProgress) -> dict[str, list[int]]:
 
 
 def _unfinished(verdict: LogVerdict) -> Diagnosis | None:
-    """Return the diagnosis for a job that may hang or still run, because its log shows neither a fault nor an end."""
+    """Return the diagnosis for a job that may be hanging or still running.
+
+    The job's log shows neither a fault nor an end.
+    """
     log, facts, where = verdict.log, verdict.log.facts, rank_progress(verdict.log.facts)
     if not where.reached or facts.ended_well or facts.torn_down or facts.serving:
         return None
@@ -187,7 +190,10 @@ def _last_lines(log: Log) -> dict[int | None, LogLine]:
 
 
 def _severity(case: Case) -> Severity:
-    """Return the severity of a case: WARNING if NCCL may have continued, for example without a plugin."""
+    """Return the severity of a case.
+
+    The severity is WARNING if NCCL may have continued, for example without a plugin.
+    """
     cause, shown = case.cause, signs()[case.cause.name]
     if not cause.follows and cause.grade <= shown.warning_up_to:
         return Severity.WARNING
@@ -228,7 +234,10 @@ MOST = 4
 
 
 def summed(verdict: LogVerdict, *, whole: bool = False) -> tuple[Phase, ...]:
-    """Return rows for data that could not be evaluated and, if no cause was found or with ``whole``, NCCL's choices."""
+    """Return rows for data that could not be evaluated.
+
+    If no cause was found or ``whole`` is true, rows for NCCL's choices are added.
+    """
     empty, cut = verdict.log.unsaid, verdict.log.cut
     unknown = [f"{fold(empty)} is empty"] if empty else []
     unknown += [f"{fold(cut)} is a truncated archive: the rest is missing"] if cut else []

@@ -14,7 +14,7 @@ from nccl_doctor.text.hostlist import fold
 
 
 class Machine(FrozenModel):
-    """Identity of a machine, read as root and compared with the recorded identity before an undo.
+    """Identity of a machine, read as root. Before an undo, this identity is compared with the recorded identity.
 
     An empty value means that the value is unknown.
     """
@@ -24,7 +24,7 @@ class Machine(FrozenModel):
     host_keys: str = ""  # a checksum of SSH's public host keys
 
     def differs(self, other: Machine) -> bool:
-        """Return whether the two identities certainly belong to different machines."""
+        """Return True only if the two identities certainly belong to different machines."""
         pairs = ((self.machine_id, other.machine_id), (self.host_keys, other.host_keys))
         return any(mine and theirs and mine != theirs for mine, theirs in pairs)
 
@@ -34,7 +34,7 @@ class Machine(FrozenModel):
 
 
 class Undo(FrozenModel):
-    """Recorded facts about an earlier step, which are needed to undo that step.
+    """The recorded facts about an earlier step that are needed to undo this step.
 
     Attributes:
         look: the command that prints the state, or None if the step has no state.
@@ -43,7 +43,7 @@ class Undo(FrozenModel):
         expected: the intended state after the step, or None if the intended state was unknown.
         survives_reboot: False if a reboot undoes the step.
         settings_before: earlier values of variables in the hosts file.
-        redo: the command of the earlier step, which is run again if the undo blocks SSH.
+        redo: the command of the earlier step. This command is run again if the undo blocks SSH.
     """
 
     look: str | None
@@ -66,13 +66,14 @@ class Step(FrozenModel):
         place: phrase that states whether the command is run inside or outside a container, as in
             :class:`~nccl_doctor.model.finding.Command`.
         mends: name of the diagnosis that the step fixes. ``message`` is the sentence of that diagnosis.
-        undo: how to undo the step, as far as this is known before the step is run, or None if the step can't be undone.
+        undo: the facts for an undo of the step, as far as they are known before the step is run, or None if the step
+            can't be undone.
         survives_reboot: whether the change survives a reboot, or None if that depends on the machine.
         boot_id: boot ID of the checked host. A host with a different boot ID is not changed.
         takes_back: number of the earlier step that this step undoes. ``undoes`` contains the facts about the earlier
             step.
-        settings: job variables to write to the hosts file instead of running a command. The value None removes a
-            variable.
+        settings: job variables that the step writes to the hosts file. A step with settings runs no command. The value
+            None removes a variable.
     """
 
     number: int

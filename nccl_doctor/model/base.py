@@ -107,7 +107,10 @@ def clip(text: str) -> str:
 
 
 def clip_end(text: str) -> str:
-    """Return the string, with its beginning cut off if it is too long, because a traceback ends with the error."""
+    """Return the end of the string if the string is too long.
+
+    The end is kept because a traceback ends with the error.
+    """
     return clip(text if len(text) <= MAX_TEXT else f"…{text[1 - MAX_TEXT :]}")
 
 
@@ -247,7 +250,10 @@ Mark = TypeVar("Mark")
 
 @cache
 def marks(model: type[BaseModel], kind: type[Mark]) -> dict[str, Mark]:
-    """Return the annotations of type ``kind`` on fields or inside the types of fields, keyed by field name."""
+    """Return a model's annotations of type ``kind``, keyed by field name.
+
+    Annotations inside the types of fields are included.
+    """
     by_field = {name: _mark(kind, field.annotation, field.metadata) for name, field in model.model_fields.items()}
     return {name: mark for name, mark in by_field.items() if mark is not None}
 
@@ -261,9 +267,9 @@ def _mark(kind: type[Mark], annotation: object, metadata: Iterable[object] = ())
 
 @dataclass(frozen=True)
 class Subjects:
-    """Annotation of a fact that lists the objects that checks examine.
+    """Annotation of a fact whose value is a list of objects that some checks examine.
 
-    ``absent`` is the reason for skipping these checks if the list is empty on all hosts.
+    If the list is empty on all hosts, these checks are skipped for the reason ``absent``.
     """
 
     absent: str
@@ -353,7 +359,10 @@ def skipped(reason: str) -> Skipped:
 
 
 def known(fact: Unknown | Skipped | T) -> T:
-    """Return a fact that a check declares in ``needs``. Raise TypeError if the fact is unknown or was skipped."""
+    """Return a fact, which must be known because the check declares the fact in ``needs``.
+
+    Raise TypeError if the fact is unknown or was skipped.
+    """
     if isinstance(fact, (Unknown, Skipped)):
         raise TypeError(f"not among the needs: {fact.reason}")
     return fact

@@ -1,4 +1,4 @@
-"""Models of the JSON documents of commands like ``hang``, which print no :class:`~nccl_doctor.model.report.Report`."""
+"""Models of the JSON output of commands that print no :class:`~nccl_doctor.model.report.Report`, such as ``hang``."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Launch(Document):
     def without_secrets(self, hide: Callable[[Any], Any]) -> Launch:
         """Return a copy without secrets in notes and warnings.
 
-        The command lines are not changed, because they must work when they are pasted.
+        Command lines keep their secrets, because they must work when they are pasted.
         """
         return self.model_copy(update={"notes": hide(self.notes), "warnings": hide(self.warnings)})
 
@@ -209,7 +209,7 @@ class HangRank(FrozenModel):
 
 
 class HangLook(FrozenModel):
-    """The time at which the ranks were sampled, in ISO 8601 format."""
+    """A sample of a job's ranks. ``at`` is the time of the sample in ISO 8601 format."""
 
     at: str
 
@@ -236,7 +236,7 @@ class HangReport(Document):
 
 
 class WatchedRank(FrozenModel):
-    """A rank of a watched job, and the seconds since the rank was last seen to advance."""
+    """A rank of a watched job, and the number of seconds since the last observed progress of the rank."""
 
     rank: int
     host: str
@@ -248,7 +248,7 @@ class HangWatch(Document):
 
     Attributes:
         at: time of the sample in seconds (UTC).
-        idle_s: seconds since the job was last seen to advance, or None while no job is found.
+        idle_s: seconds since the last observed progress of the job, or None while no job is found.
         watched_s: seconds since the job was first found.
         blind: hosts that could not be observed.
         hung: name of the diagnosis of a confirmed hang, or "" if no hang is confirmed.

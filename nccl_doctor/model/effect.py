@@ -1,4 +1,4 @@
-"""Symptoms that hosts and ranks show, and the effects of causes that explain them.
+"""Symptoms that hosts and ranks show, and the effects of causes, which explain the symptoms.
 
 A cause explains a fault if, for every symptom of the fault, the cause has an effect of the same kind, on the same hosts
 and with the same backend. An effect that matches only the host is not sufficient.
@@ -72,7 +72,10 @@ class Effect:
     backends: tuple[Backend, ...] = BACKENDS
 
     def fits(self, symptom: Symptom, hosts: frozenset[str], pairs: frozenset[frozenset[str]] | None = None) -> bool:
-        """Return whether a cause on ``hosts``, or only between ``pairs`` of hosts, can produce the symptom."""
+        """Return whether a cause on ``hosts`` can produce the symptom.
+
+        If ``pairs`` is given, the cause exists only between these pairs of hosts.
+        """
         if symptom.kind not in self.kinds or (symptom.backend and symptom.backend not in self.backends):
             return False
         meets = symptom.hosts | symptom.peers

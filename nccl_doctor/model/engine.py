@@ -62,7 +62,10 @@ def place_of(node: Node) -> str:
 
 
 def placed(commands: Iterable[Command], cluster: Cluster, *, inside: bool) -> tuple[Command, ...]:
-    """Return the commands, with each command for a host with a container marked as inside or outside the container."""
+    """Return the commands.
+
+    Commands for a host with a container are marked as running inside or outside the container.
+    """
     side, word = ("inside", "in") if inside else ("outside", "outside")
     places = {node.name: f"{word} {place}" for node in cluster.nodes if (place := place_of(node))}
     return tuple(
@@ -114,7 +117,10 @@ class ClusterSource:
 
     @property
     def arguments(self) -> tuple[str, ...]:
-        """The command-line words that select these hosts, with options that were given in addition to a hosts file."""
+        """The command-line words that select these hosts.
+
+        Options that the user gave in addition to a hosts file are included.
+        """
         chosen, left_out = self.cluster.origins.get("-w"), self.cluster.origins.get("-x")
         among = (*(("-w", chosen) if chosen else ()), *(("-x", left_out) if left_out else ()))
         if self.engine_words:
@@ -151,7 +157,7 @@ class ClusterSource:
                 yield from ("--env", f"{variable}={text}")
 
     def _is_needed(self, option: str, origin: str) -> bool:
-        """Return whether a proposed command must repeat an option, for example one from the environment."""
+        """Return whether a proposed command must repeat an option, such as one that an environment variable set."""
         by_options = self.file is None and not self.engine_words
         return by_options or self.cluster.origins.get(origin) == option or origin in self.cluster.variables
 

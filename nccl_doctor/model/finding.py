@@ -24,7 +24,7 @@ class Severity(str, Enum):
     """The severity of a fault.
 
     ``error`` means that the job will not start, will hang, or will compute wrong results. ``warning`` means that the
-    job may fail in one of these ways, and ``info`` means that the finding is only a note.
+    job may fail to start, may hang, or may compute wrong results. ``info`` means that the finding is only a note.
     """
 
     INFO = "info"
@@ -106,8 +106,8 @@ class Details(FrozenModel):
         rules: the firewall rules that block connections, keyed by host.
         directions: the directions in which a host is slow: "send", "receive" or both.
         is_unexplained: whether the cause of a failed all-reduce is unknown.
-        phrase: phrase about the finding and its hosts for a row of the terminal output, or "" for the phrase of the
-            check.
+        phrase: phrase about the finding and its hosts, for a row of the terminal output. If the value is "", the phrase
+            of the check is used.
     """
 
     failed: tuple[tuple[str, str], ...] | None = None
@@ -119,7 +119,7 @@ class Details(FrozenModel):
 
     @property
     def facts(self) -> dict[str, Any]:
-        """The details that are also meant for users' programs."""
+        """The details that are also intended for users' own programs, which read the JSON output."""
         parts: dict[str, Any] = {}
         if self.rules:
             parts["rules"] = {name: list(texts) for name, texts in self.rules.items()}
@@ -181,7 +181,7 @@ class Consequence(FrozenModel):
 class Diagnosis(FrozenModel):
     """A diagnosis of one fault: its register entry, the finding, and its consequences.
 
-    ``page`` is the URL of the diagnosis's page, if the package names a website.
+    ``page`` is the URL of the page that explains the diagnosis, or None if the package names no website.
     """
 
     code: str
@@ -231,7 +231,7 @@ class LogEvent(FrozenModel):
     Attributes:
         order: position of the line among all lines that were read.
         at: time of the line in seconds since midnight, if the line contains a time.
-        cause: True if the line belongs to a diagnosis, False if it belongs to a consequence.
+        cause: True if the line shows a diagnosis, or False if the line shows only a consequence of a diagnosis.
     """
 
     rank: int | None

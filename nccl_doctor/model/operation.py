@@ -1,4 +1,4 @@
-"""A change to a machine, with its command, a command that prints the affected state, and a command for the undo.
+"""A change to a machine, with the commands that make the change, print the affected state, and undo the change.
 
 A check, or the model of a firewall, creates an operation from typed values. Users paste the same command that ``fix``
 runs, because both come from the same object. The result of an operation is determined from its *state*, which consists
@@ -55,7 +55,7 @@ class Operation(ABC):
 
     @property
     def kind(self) -> str:
-        """A string that is the same for operations that differ only in the addresses of peers."""
+        """A string that is equal for two operations if the operations differ only in the addresses of peers."""
         return str(self.line)
 
     @property
@@ -87,7 +87,7 @@ def all_of(lines: Sequence[Line | None]) -> Line | None:
 
 
 def in_turn(lines: Sequence[Line | None]) -> Line | None:
-    """Return one line that runs all lines one after the other, or None if ``lines`` is empty or contains None."""
+    """Return one line that runs all lines, even after a failure, or None if ``lines`` is empty or contains None."""
     joined: Line | None = None
     for line in lines:
         if line is None:

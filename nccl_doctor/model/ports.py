@@ -78,7 +78,7 @@ class Member(Observed):
 
 
 class Holder(Observed):
-    """A process that has a socket on the port, or whose PID the user passed to ``fix-port``."""
+    """A process that has a socket on the port, or a process whose PID the user passed to ``fix-port``."""
 
     pid: Pid
     user: UserName
@@ -161,10 +161,10 @@ class Suggestion(FrozenModel):
     """A port that can be used instead of an occupied port.
 
     The suggested port is free on ``hosts``, and ``command`` sets this port for the next launch. ``master`` is the host
-    on which the job's ranks expect the port, or None for the host of the report. ``reserve`` is a command line that
-    keeps outgoing connections from using the port, if the firewall allows only ports in the ephemeral range. ``starts``
-    contains command lines that start a job on the new port with the launcher of the job that used the old port or, if
-    this launcher is unknown, with torch's launcher.
+    on which the job's ranks expect the port, or None for the host of the report. If the firewall allows only ports in
+    the ephemeral range, ``reserve`` is a command line that keeps outgoing connections from using the suggested port.
+    ``starts`` contains command lines that start a job on the new port with the launcher of the job that used the old
+    port or, if this launcher is unknown, with torch's launcher.
     """
 
     port: int
@@ -219,7 +219,10 @@ class PortReport(Document):
 
     @property
     def ends_by_itself(self) -> bool:
-        """True if the port becomes free by itself, because it is in TIME_WAIT or used by another nccl-doctor run."""
+        """True if the port will become free without any action.
+
+        This is the case for ports in TIME_WAIT and for ports that another nccl-doctor run uses.
+        """
         of_check = bool(self.jobs) and all(job.of_check for job in self.jobs)
         return not self.free and (self.cause == "time-wait" or of_check)
 

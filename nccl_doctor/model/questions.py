@@ -9,7 +9,7 @@ from nccl_doctor.model.report import FailedDial
 
 @dataclass(frozen=True)
 class OtherNetworks:
-    """The question of which networks the hosts of failed connection attempts can use to reach each other."""
+    """The question of which networks connect the hosts between which connection attempts failed."""
 
     dials: tuple[FailedDial, ...]
 

@@ -94,7 +94,7 @@ class Check:
 
     @property
     def heading(self) -> dict[str, Any]:
-        """The heading of the diagnosis's page, with the fields of ``CodeEntry``."""
+        """The fields of ``CodeEntry``, which form the heading of the diagnosis's page."""
         return {name: getattr(self, name) for name in ("code", "name", "severity", "category")}
 
 
@@ -108,7 +108,7 @@ def from_logs(module: str, code: str, *, severity: Severity = Severity.ERROR, **
 
 
 def from_hang(module: str, code: str, **traits: Unpack[Traits]) -> None:
-    """Register the calling module (pass ``__name__``) as a diagnosis for hanging jobs."""
+    """Register the calling module (pass ``__name__``) as a diagnosis that is found only in running jobs."""
     enter(make_entry(module, code, Severity.ERROR, **traits))
 
 
@@ -135,7 +135,10 @@ def enter(entry: Check) -> None:
 
 
 def _modules() -> Iterator[pkgutil.ModuleInfo]:
-    """Yield the modules in checks/. They import this module, so this module imports them only when they are needed."""
+    """Yield the modules in checks/.
+
+    These modules import the register, so the register imports them only when they are needed.
+    """
     return pkgutil.walk_packages(importlib.import_module(PACKAGE).__path__, f"{PACKAGE}.")
 
 
@@ -162,7 +165,7 @@ def entry(name: str) -> Check:
 
 
 def find(word: str) -> tuple[Check, ...]:
-    """Return the checks with this code, name or category, or else the checks that are shown in the row with this name.
+    """Return the checks with this code, name or category or, if there are none, the checks in the row with this name.
 
     The result is empty if the word is unknown.
     """

@@ -97,7 +97,7 @@ class MachineLoad(FrozenModel):
     Attributes:
         queue: number of runnable processes, averaged over one minute (proc_loadavg(5)).
         cpus: number of CPUs that the runnable processes share.
-        lag_s: longest delay, in seconds, with which a thread of nccl-doctor woke up, or None if the delay was not
+        lag_s: largest delay, in seconds, by which a thread of nccl-doctor woke up late, or None if this was not
             measured.
     """
 
@@ -118,7 +118,7 @@ class MachineLoad(FrozenModel):
 
 
 class Load(FrozenModel):
-    """The load of the controller and the hosts, which may explain late answers.
+    """The load of the controller and of the hosts. A high load may explain why answers were late.
 
     Attributes:
         controller: load of the machine on which nccl-doctor ran, measured while nccl-doctor connected to the hosts.
@@ -163,7 +163,7 @@ class SampleReport(FrozenModel):
 
     Attributes:
         random_peers: number of random peers to which each host connected.
-        distances: distances, in the ring of all hosts, between each host and the hosts to which it connected.
+        distances: distances in the ring of all hosts. Each host connected to the hosts at these distances from it.
         dialled_by_all: hosts to which all other hosts connected because a first connection attempt had failed.
     """
 
@@ -175,8 +175,8 @@ class SampleReport(FrozenModel):
 class MeshReport(FrozenModel):
     """The results of connection tests between hosts.
 
-    ``tested`` is the number of tested pairs out of ``pairs`` ordered pairs of hosts, and ``ports`` contains the tested
-    ports of each host. ``sample`` describes the tested pairs, or is None if all pairs were tested.
+    ``pairs`` is the number of ordered pairs of hosts, ``tested`` is the number of tested pairs, and ``ports`` contains
+    the tested ports of each host. ``sample`` describes the tested pairs, or is None if all pairs were tested.
     """
 
     hosts: int
@@ -241,16 +241,16 @@ class RankReport(Observed):
 
     Attributes:
         stage: the last stage that the rank reached, or "none" before the first stage.
-        error_kind: kind of an error that nccl-doctor itself detects, which is a wrong sum or a build of torch without
-            NCCL.
+        error_kind: kind of an error that nccl-doctor itself detected. Such an error is either a wrong sum or a torch
+            build without NCCL.
         pid: the rank's PID on the host. ``torch`` and ``nccl`` are the versions that the rank loaded.
         times: seconds from the rank's start to each stage.
         exit_code: the exit status (exit(3)). ``signal`` is the number of the signal that killed the rank.
         state: process state of a rank that had to be killed (proc(5)), such as "D nfs_wait" if the rank was waiting in
             the kernel.
         stack: Python frames of the main thread of a rank that had to be killed, innermost first.
-        own_s: seconds that the rank spent outside the timed all-reduces, while other ranks may have waited for this
-            rank.
+        own_s: seconds that the rank spent outside the timed all-reduces. Other ranks may have waited for this rank in
+            the meantime.
         busy: average number of CPUs that the rank's threads used or waited for while the all-reduces were timed.
         interfaces: interfaces of the rank as NCCL prints them, such as "eth0:10.0.0.1". ``network`` is "IB", "Socket"
             or the name of a plugin.
@@ -303,9 +303,9 @@ class IsolationReport(Observed):
     """The cause of a failed all-reduce, found by repeating the all-reduce in groups of hosts.
 
     Attributes:
-        culprit: "host" if the all-reduce fails between each of ``hosts`` and hosts that succeed with other hosts, or
-            "pair" if it fails between the two ``hosts``, each of which succeeds with other hosts. If no culprit was
-            found, the value is None, and ``end`` contains the reason.
+        culprit: "host" if the all-reduce of each of ``hosts`` fails even with partners that succeed with other hosts,
+            "pair" if the all-reduce of the two ``hosts`` fails although each of them succeeds with other hosts, or None
+            if no culprit was found. If the value is None, ``end`` contains the reason.
     """
 
     culprit: Literal["host", "pair"] | None
@@ -360,7 +360,7 @@ class LinkShare(FrozenModel):
         name: the link's interfaces or RDMA devices on ``host``, such as "eno1".
         gb_per_s: maximum rate in each direction, in GB/s (10⁹ bytes per second).
         links: the links whose rates add up to ``gb_per_s``, such as "one 100 Gb/s link".
-        share: fraction of ``gb_per_s`` that was reached, from 0 to 1.
+        share: measured rate as a fraction of ``gb_per_s``, from 0 to 1.
     """
 
     host: str

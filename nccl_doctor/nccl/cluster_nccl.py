@@ -62,7 +62,7 @@ class ClusterNccl:
 
     @cached_property
     def rdma(self) -> ClusterRdma:
-        """The RDMA devices of each host as NCCL lists and connects them, for hosts whose devices are known."""
+        """The RDMA devices of each host with known devices, as NCCL lists and connects them."""
         pairs = ((host.name, host.facts.rdma) for host in self.snapshot.reached if host.facts is not None)
         sides = {
             name: RdmaSide(
@@ -80,7 +80,7 @@ class ClusterNccl:
 
     @cached_property
     def interfaces(self) -> dict[str, NcclInterface]:
-        """The interface that NCCL uses, for each host on which NCCL finds an interface."""
+        """The interface that NCCL uses on each host. Hosts on which NCCL finds no interface are omitted."""
         return {name: side.interface for name, side in self.by_host.items() if side.interface is not None}
 
     @property
@@ -88,7 +88,7 @@ class ClusterNccl:
         return {name: side.address for name, side in self.interfaces.items()}
 
     def lost_devices(self, host: str) -> tuple[Chosen, ...]:
-        """Return the interfaces that only NET/Socket uses and that other hosts can't reach.
+        """Return the unreachable interfaces that NET/Socket uses in addition to the bootstrap's interface.
 
         The result is empty if NCCL transfers data over RDMA.
         """
@@ -221,7 +221,10 @@ def _is_anothers_fault(nccl: ClusterNccl, side: HostNccl, chosen: Chosen, causes
 
 
 def answers(snapshot: Snapshot, version: VersionNumbers | None = None) -> InterfaceAnswers:
-    """Return the result of ``ifname`` for each host, for NCCL ``version`` or, if it is None, the host's own NCCL."""
+    """Return the result of ``ifname`` for each host.
+
+    If ``version`` is None, the result is for the host's own version of NCCL.
+    """
     from nccl_doctor.model.documents import InterfaceAnswers
 
     nccl = cluster_nccl(snapshot, version)

@@ -86,6 +86,6 @@ def lost_to(host: str, addresses: Mapping[str, str], reaches: Reaches) -> tuple[
 
 
 def is_initiator(address: str, other: str) -> bool:
-    """Return whether the rank at address ``own`` initiates the connection to the rank at ``other``."""
+    """Return whether the rank at ``address`` initiates the connection to the rank at ``other``."""
     here, there = address_of(address), address_of(other)
     return here.version == there.version and here.packed >= there.packed

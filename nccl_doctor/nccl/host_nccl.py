@@ -140,7 +140,7 @@ def host_nccl(
 def _whichever(
     host: Host, facts: HostFacts, overrides: Mapping[str, str], interfaces: Interfaces
 ) -> ChosenInterfaces | Unknown:
-    """Return NCCL's choice if it is the same in all NCCL versions that the host's torch may use, or else Unknown."""
+    """Return NCCL's choice if all NCCL versions that the host's torch may use make the same choice, or else Unknown."""
     torch = facts.torch
     names = facts.resolution if isinstance(facts.resolution, Names) else Names(own={})
     old, new = (_variables(host, facts, overrides, version) for version in (OLDEST, CONF_FILE))
@@ -194,7 +194,10 @@ def _with_answer(
 
 
 def nccl_version(facts: HostFacts) -> VersionNumbers | None:
-    """Return the NCCL version that the host's torch loads, or else the version of the libnccl that was queried."""
+    """Return the NCCL version that the host's torch loads.
+
+    If it is unknown, return the version of the libnccl that was queried.
+    """
     of_torch = facts.torch.nccl if facts.torch is not None and not isinstance(facts.torch, Unknown) else None
     for text in (of_torch, facts.libnccl.version if isinstance(facts.libnccl, LibncclAnswer) else None):
         if text is not None:
@@ -206,7 +209,9 @@ def nccl_version(facts: HostFacts) -> VersionNumbers | None:
 
 
 def socket_interfaces(host: Host) -> tuple[Chosen, ...]:
-    """Return the interfaces over which NET/Socket transfers data, with or without GPUs.
+    """Return the interfaces over which NET/Socket transfers data.
+
+    The result does not depend on whether the host has GPUs.
 
     The result is empty if NCCL uses RDMA devices or if a necessary fact is unknown.
     """
@@ -219,7 +224,7 @@ def socket_interfaces(host: Host) -> tuple[Chosen, ...]:
 def nccl_interface(host: Host) -> NcclInterface | None:
     """Return the interface that NCCL uses on a host.
 
-    The result is None if NCCL finds no interface or if the interface is unknown.
+    The result is None if NCCL finds no interface, or if it is unknown which interface NCCL uses.
     """
     result = host_nccl(host)
     return result.interface if isinstance(result, HostNccl) else None

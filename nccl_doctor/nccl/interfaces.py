@@ -4,9 +4,9 @@ NCCL considers interfaces in the order of getifaddrs(3), with all IPv4 addresses
 bootstrap listens on the first accepted interface. NET/Socket uses all accepted interfaces, but at most 16. If
 NCCL_COMM_ID is set, the bootstrap uses the interface in the subnet of the address in NCCL_COMM_ID. The model follows
 NCCL 2.4 to 2.30. See ``ncclSocketGetAddrFromString`` and ``ncclFindInterfaceMatchSubnet`` in src/misc/socket.cc (in
-src/include/socket.h before 2.12.7). The syntax of NCCL_SOCKET_IFNAME is ``[^][=]TOKEN[,TOKEN…]``. "^" means that the
-listed interfaces are avoided, and "=" means that tokens are complete names instead of prefixes. "^" and "=" apply to
-the whole list. Spaces and case are significant, but the order of the tokens is not.
+src/include/socket.h before 2.12.7). The syntax of NCCL_SOCKET_IFNAME is ``[^][=]TOKEN[,TOKEN…]``. "^" means that NCCL
+must not use the listed interfaces, and "=" means that the tokens are complete names instead of prefixes. "^" and "="
+apply to the whole list. Spaces and case are significant, but the order of the tokens is not.
 """
 
 from __future__ import annotations
@@ -182,7 +182,7 @@ def choose_all(
     before_conf_file: Mapping[str, str] | None = None,
     oldest: VersionNumbers = versions.OLDEST,
 ) -> ChosenInterfaces | Unknown:
-    """Return the choice that all versions from ``oldest`` on make, or Unknown if the choices of the versions differ.
+    """Return the choice that is the same in all versions from ``oldest`` on, or Unknown if the versions differ.
 
     Choices are equal if the bootstrap and NET/Socket use the same addresses. Messages and result codes are taken from
     the newest version. ``before_conf_file`` contains the variables for versions that do not read NCCL_CONF_FILE.
@@ -274,7 +274,7 @@ FAMILIES = {"AF_INET": "inet", "AF_INET6": "inet6"}
 
 
 def _find(interfaces: Interfaces, spec: Spec, how: Behaviour, family: str | None, reason: str) -> tuple[Chosen, ...]:
-    """Return the interfaces that ``findInterfaces`` finds, each name once.
+    """Return the interfaces that ``findInterfaces`` finds. Each name occurs only once.
 
     Source: src/misc/socket.cc, or src/os/linux.cc since NCCL 2.29.2.
     """
@@ -286,7 +286,9 @@ def _find(interfaces: Interfaces, spec: Spec, how: Behaviour, family: str | None
 
 
 def usable(interfaces: Interfaces, family: str | None, *, running_only: bool) -> list[InterfaceAddress]:
-    """Return the addresses of a family, without the IPv6 loopback address but with the IPv4 loopback address.
+    """Return the addresses of a family.
+
+    The IPv6 loopback address is omitted, but the IPv4 loopback address is included.
 
     If ``family`` is None, return the addresses of both families.
     """

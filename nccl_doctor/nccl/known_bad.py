@@ -23,10 +23,10 @@ ON_ARM = ("GB10", "GH200", "GB200", "GB300")
 
 
 def fitting(version: str, gpus: Iterable[str], ranks: Mapping[str, int]) -> Iterator[dict[str, Any]]:
-    """Yield the rows that match an NCCL version, GPU names, and the number of ranks on each host.
+    """Yield the known bugs that match an NCCL version, GPU names, and the number of ranks on each host.
 
-    ``gpus`` and ``ranks`` are the GPUs and ranks that a log mentions. Rows about a plugin's version or about a variable
-    are omitted, because logs rarely contain this information.
+    ``gpus`` and ``ranks`` are the GPUs and ranks that a log mentions. Bugs that depend on a plugin's version or on a
+    variable are omitted, because logs rarely contain this information.
     """
     try:
         number = parse_version(version)

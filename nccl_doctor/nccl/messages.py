@@ -1,13 +1,13 @@
-"""Known warnings of NCCL and RCCL, and known messages about errors with a port.
+"""Known warnings of NCCL and RCCL, and known error messages about TCP ports.
 
 ``messages.json`` contains the WARN texts from NVIDIA/nccl at 62 tags (2.3.5 to 2.30.7), grouped by diagnosis, as printf
 templates with the first and the last tag of each template. The group ``benign`` contains messages after which NCCL
-continues normally. The group ``nccl-unknown-error`` contains messages on which only NCCL's developers can act.
-``rccl_messages.json`` contains messages that only RCCL prints, grouped by diagnosis, without releases. The messages of
-RCCL come from src/init.cc, rccl_wrap.cc, misc, graph and transport in projects/rccl of ROCm/rocm-systems as of 2026-11.
-Some messages of RCCL are errors without a level, in the form ``host:pid:tid [dev] [FATAL ERROR]: text`` (src/debug.cc).
-torch prints "Address already in use" in the following forms, listed with the first torch version that prints each form
-(socket.cpp and TCPStoreLibUvBackend.cpp in torch/csrc/distributed/c10d):
+continues normally. The group ``nccl-unknown-error`` contains messages about problems that only NCCL's developers can
+solve. ``rccl_messages.json`` contains messages that only RCCL prints, grouped by diagnosis, without releases. The
+messages of RCCL come from src/init.cc, rccl_wrap.cc, misc, graph and transport in projects/rccl of ROCm/rocm-systems as
+of 2026-11. Some messages of RCCL are errors without a level, in the form ``host:pid:tid [dev] [FATAL ERROR]: text``
+(src/debug.cc). torch prints "Address already in use" in the following forms, listed with the first torch version that
+prints each form (socket.cpp and TCPStoreLibUvBackend.cpp in torch/csrc/distributed/c10d):
 
 - up to 1.10: ``RuntimeError: Address already in use``, without the port
 - 1.11: ``The server socket has failed to bind to [::]:29500 (errno: 98 - Address already in use).``, or with

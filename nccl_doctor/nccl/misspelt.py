@@ -78,7 +78,7 @@ def _of_torch(name: str) -> str | None:
 
 
 def is_known(name: str) -> bool:
-    """Return whether NCCL, a plugin, torch, gloo or a build reads the variable.
+    """Return whether NCCL, an NCCL plugin, torch, gloo or a build script reads the variable.
 
     The result is also True if the name does not look like a variable of NCCL, torch or gloo.
     """
@@ -110,7 +110,7 @@ def meant(name: str) -> Meant | None:
 
 
 def advice(name: str) -> str | None:
-    """Return advice on setting a timeout or port for which no variable exists, or None for other names."""
+    """Return advice if a name seems to set a timeout or port for which no variable exists, or None for other names."""
     if reader(name) == "gloo":
         return None
     words = _words(name)

@@ -1,9 +1,10 @@
 """Parsers for answers from NCCL's RAS service (``ncclras``, port 28028).
 
 An answer describes communicators, ranks, operation counts and missing processes. RAS answers in text since NCCL 2.24,
-and also in JSON (``SET FORMAT json``) since 2.28.7 (src/ras/client_support.cc). A text answer names only the ranks of
-small groups, and never names healthy ranks. A JSON answer names all ranks, but omits processes whose communicator is
-unknown. Only numbers in range and short plain words are accepted, because answers come from untrusted hosts.
+and also in JSON (``SET FORMAT json``) since 2.28.7 (src/ras/client_support.cc). A text answer lists the rank numbers
+only for small groups of ranks, and never lists healthy ranks. A JSON answer lists all ranks, but omits processes whose
+communicator is unknown. Only numbers in range and short plain words are accepted, because answers come from untrusted
+hosts.
 """
 
 from __future__ import annotations
@@ -50,9 +51,9 @@ class RasRank:
 
 @dataclass(frozen=True)
 class RankGroup:
-    """A group of ranks of one communicator that have the same value of ``topic``.
+    """A group of ranks of one communicator for which ``topic`` has the same value.
 
-    Other ranks of the communicator have other values.
+    For the other ranks of the communicator, the value is different.
     """
 
     topic: str  # a collective's name ("AllReduce"; "collective" in NCCL 2.24 and 2.25), "status" or "error"

@@ -195,7 +195,7 @@ class Nic:
 class RdmaList:
     """A host's RDMA devices as NCCL lists them.
 
-    ``off`` is the reason why NCCL uses no RDMA devices, or None if NCCL uses some.
+    ``off`` is the reason why NCCL uses no RDMA devices, or None if NCCL uses RDMA devices.
     """
 
     devices: tuple[RdmaDevice, ...]
@@ -231,13 +231,16 @@ class RdmaList:
 
     @property
     def untold(self) -> str | None:
-        """The setting of an NCCL 2.32 variable with an unknown effect on the list of devices, or None if unset."""
+        """A setting whose effect on the device list is unknown, or None.
+
+        Only variables that NCCL reads since 2.32 have such an unknown effect.
+        """
         named = (name for name in UNTOLD if self.version >= UNTOLD_SINCE and self.variables.get(name))
         return next((f"{name}={self.variables[name]}" for name in named), None)
 
     @cached_property
     def refused(self) -> RdmaEntry | None:
-        """The first entry whose GID index is beyond the end of its port's GID table, or None if no such entry exists.
+        """The first port with a GID index beyond the end of its GID table, or None if no such port is listed.
 
         Before NCCL 2.31, the value is always None. Since 2.31, ``ncclIbInitDevices`` in net_ib/init.cc queries each
         port's GID and fails if the GID does not exist, so NCCL uses no RDMA device.
@@ -247,7 +250,7 @@ class RdmaList:
 
     @cached_property
     def halves(self) -> tuple[tuple[RdmaEntry, RdmaEntry], ...]:
-        """Pairs of entries for the same port of one chip that has two PCIe connections, as on a GB10."""
+        """Pairs of entries for the same port of a chip that is connected over two PCIe links, as on a GB10."""
         by_port: dict[tuple[str | None, str], list[RdmaEntry]] = {}
         for entry in self.entries:
             if entry.device.guid and entry.device.pci:
@@ -263,7 +266,7 @@ class RdmaList:
 
     @cached_property
     def closed(self) -> tuple[RdmaDevice, ...]:
-        """The devices that NCCL_IB_HCA accepts and that have an active port, but that NCCL can't open."""
+        """The devices that NCCL can't open although NCCL_IB_HCA accepts them and they have an active port."""
         shut = (device for device in self._in_order() if self.off is None and device.problem is not None)
         return tuple(
             device
@@ -347,8 +350,8 @@ def _by_path(
 ) -> list[list[RdmaEntry]]:
     """Fuse ports as NCCL 2.24 and later versions do.
 
-    Ports in NCCL_NET_FORCE_MERGE are fused first. Each remaining port is fused with the other ports whose distance is
-    within the merge level.
+    Ports in NCCL_NET_FORCE_MERGE are fused first. Each remaining port is fused with other remaining ports if their
+    distance does not exceed the merge level.
     """
     groups = list(_forced(entries, variables))
     forced = {entry.index for group in groups for entry in group}

@@ -45,7 +45,10 @@ class PairCause(Enum):
 
 @dataclass(frozen=True)
 class Talk:
-    """The verdict on whether two devices can communicate, with the evidence and, if they can't, with the cause."""
+    """The verdict on whether two devices can communicate, with the evidence.
+
+    If the devices can't communicate, the cause is given, too.
+    """
 
     answer: Reachable
     why: str
@@ -110,7 +113,10 @@ def can_talk(a: RdmaSide, here: RdmaEntry, b: RdmaSide, there: RdmaEntry, mesh: 
 
 
 def _unlike(here: RdmaEntry, there: RdmaEntry) -> str | None:
-    """Return the types of two GIDs if they differ, or state which GID is missing. Return None if the GIDs match."""
+    """Return a phrase that states how the types of two GIDs differ or which GID is missing.
+
+    Return None if the GIDs match.
+    """
     gid, other = here.gid.entry, there.gid.entry
     if gid is None or other is None:
         return f"GID index {(here if gid is None else there).gid.index} is empty"
@@ -198,7 +204,7 @@ def _by_route(a: RdmaSide, gid: RdmaGid, net: Network, to: Address) -> Talk:
 
 
 def joined(a: RdmaSide, b: RdmaSide) -> Iterator[tuple[int, RdmaEntry, RdmaEntry]]:
-    """Yield the pairs of ports, one on each host, that NCCL's channels connect, with the position of their NICs."""
+    """Yield each pair of ports that NCCL's channels connect between two hosts, with the position of the NICs."""
     for place, (nic, other) in enumerate(zip(a.rdma.nics, b.rdma.nics, strict=False)):
         here, there = _by_subnet(a, nic, b, other) if _aware(a) and _aware(b) else (nic, other)
         for turn in range(max(len(here.members), len(there.members))):
@@ -215,8 +221,8 @@ def _aware(side: RdmaSide) -> bool:
 def _by_subnet(a: RdmaSide, nic: Nic, b: RdmaSide, other: Nic) -> tuple[Nic, Nic]:
     """Return the device of the connecting host and the device of the listening host.
 
-    On the connecting host, NCCL chooses a device in the listening device's networks. On the listening host, NCCL then
-    chooses a device in the networks of the connecting host's device.
+    On the connecting host, NCCL chooses a device whose networks are also networks of the listening host's device. On
+    the listening host, NCCL then chooses a device whose networks are also networks of the connecting host's device.
     """
     here = _sharing(a, nic, other)
     return here, _sharing(b, other, here)
@@ -298,7 +304,7 @@ class ClusterRdma:
 
     @cached_property
     def at_fault(self) -> tuple[tuple[tuple[str, ...], tuple[RdmaPair, ...]], ...]:
-        """The hosts that are at fault because pairs of ports can't connect, together with these pairs.
+        """Hosts that are at fault, with the pairs of their ports that can't connect.
 
         Both hosts of a pair are included if it is unknown which host is at fault.
         """
@@ -312,7 +318,7 @@ class ClusterRdma:
         return tuple(faults)
 
     def lasting(self) -> dict[str, str] | None:
-        """Return a value of NCCL_IB_HCA for each host so that NCCL pairs devices in the same network.
+        """Return, for each host, a value of NCCL_IB_HCA with which NCCL pairs devices in the same network.
 
         Return None if no such values are found.
         """

@@ -40,7 +40,7 @@ class Reachable(Enum):
 class LossCause(Enum):
     """The reason why an address can't be reached.
 
-    SILENT means that the host answers only at an address in another subnet.
+    SILENT means that the host answers connection attempts only at an address in another subnet.
     """
 
     LOOPBACK = "loopback"
@@ -138,7 +138,7 @@ class Reachability:
 
     @property
     def is_unsure(self) -> bool:
-        """True if, for every host, it is unknown whether the host can reach the address."""
+        """True if it is unknown for all hosts whether they can reach the address."""
         return bool(self.verdicts) and all(verdict.answer is Reachable.UNSURE for verdict in self.verdicts)
 
     @property
@@ -151,12 +151,12 @@ class Reachability:
 
 
 def reachability(target: HostNccl, address: str, peers: Iterable[HostNccl], mesh: Mesh | None) -> Reachability:
-    """Return whether the other hosts can reach an address of ``target``."""
+    """Return, for each other host, whether the host can reach an address of ``target``."""
     return Reachability(tuple(reach(peer, target, address, mesh) for peer in peers))
 
 
 def is_private(target: HostNccl, interface: str) -> bool:
-    """Return whether an interface may exist only inside the host."""
+    """Return whether an interface may be connected only to networks inside its own host."""
     link = target.link(interface)
     if link is None or link.kind not in PRIVATE_KINDS:
         return False
@@ -172,7 +172,7 @@ MOST_OWNERS = 8  # owners of one address that are considered separately
 
 
 class Peers:
-    """The hosts, in rank order, from which the reachability of other hosts' addresses is determined."""
+    """The hosts from which other hosts' addresses are tested, in the order of their ranks."""
 
     def __init__(self, by_host: Mapping[str, HostNccl], mesh: Mesh | None) -> None:
         self._by_host, self._mesh = by_host, mesh
@@ -199,7 +199,7 @@ class Peers:
 
     @cached_property
     def _kinds(self) -> list[str]:
-        """Return one host for each different set of routes, with the rarest sets first."""
+        """Return one host for each set of routes that occurs. Hosts with rare sets of routes come first."""
         groups: dict[object, list[str]] = {}
         for name, host in self._by_host.items():
             routes = host.routes.reason if isinstance(host.routes, Unknown) else tuple(map(str, host.routes))

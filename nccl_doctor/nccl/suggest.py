@@ -1,7 +1,8 @@
 """Settings that make NCCL use interfaces over which all hosts can reach each other.
 
-Each suggestion is verified before it is shown. The model is run as if the suggestion were in the hosts file. Every
-address that NCCL would use with the suggestion must be reachable from every other host.
+Each suggestion is verified before it is shown. For this purpose, NCCL's choice of interfaces is computed as if the
+suggested settings were in the hosts file. Every address that NCCL would then use must be reachable from every other
+host.
 """
 
 from __future__ import annotations
@@ -51,9 +52,9 @@ class InterfaceSuggestion:
 
 
 def suggest(hosts: tuple[Host, ...], now: Mapping[str, HostNccl], mesh: Mesh | None) -> InterfaceSuggestion | None:
-    """Return the best setting that works according to the model, or None if no setting works.
+    """Return the best setting with which NCCL works according to the model.
 
-    ``now`` contains NCCL's current choice on each host.
+    The result is None if there is no such setting. ``now`` contains NCCL's current choice on each host.
     """
     free = {host.name: host_nccl(host, {"NCCL_SOCKET_IFNAME": "=lo"}) for host in hosts}
     known = {name: side for name, side in free.items() if isinstance(side, HostNccl)}

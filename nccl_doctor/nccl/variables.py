@@ -53,7 +53,7 @@ ENVIRONMENT = "environment"
 
 @dataclass(frozen=True)
 class Variable:
-    """A variable as NCCL sees it, with its value, its source, and the reason if the value is uncertain."""
+    """A variable as NCCL sees it, with its value and source. If the value is uncertain, the reason is given, too."""
 
     name: str
     value: str
@@ -292,7 +292,7 @@ _IFNAME = f"[^][=]name[,name…], the signs once and in front, at most {MAX_TOKE
 
 @dataclass(frozen=True)
 class BadValue:
-    """A value that NCCL or torch does not read as intended, and the values that are allowed.
+    """A value that NCCL or torch interprets differently from what the user intended, and the allowed values.
 
     ``reads`` is a verb phrase that states what NCCL or torch does with the value. ``may_change`` is true if later
     versions may accept the value, and ``is_fatal`` is true if the value makes the job fail.
@@ -323,7 +323,7 @@ def check_value(name: str, value: str, version: VersionNumbers = NEWEST) -> BadV
 def _judge_torch(value: str, allowed: str) -> BadValue | None:
     """Check a value as ``getCvarBool`` and ``getCvarInt`` in c10d/Utils.hpp read it.
 
-    ``getCvarInt`` calls ``std::stoi``, which accepts 32 bits.
+    ``getCvarInt`` calls ``std::stoi``, which accepts only 32-bit integers.
     """
     number = re.match(r"[ \t\n\v\f\r]*([+-]?[0-9]+)", value)
     accepted = {

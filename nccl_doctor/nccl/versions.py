@@ -1,7 +1,7 @@
 """NCCL versions, and how NCCL's choice of interface changed between versions.
 
-Each rule that changed is a field of :class:`Behaviour`. :data:`CLASSES` contains every combination of rules that
-existed, so all combinations can be tried if the version is unknown.
+Each rule that changed is a field of :class:`Behaviour`. :data:`CLASSES` contains every combination of rules that any
+version has used, so all these combinations can be tried if the version is unknown.
 
 The module defines the environment variables for torch's flight recorder, NCCL's log and Python's stack traces, which
 help to diagnose the next failure of a job. torch 2.2 introduced the flight recorder (TORCH_NCCL_TRACE_BUFFER_SIZE in
@@ -90,7 +90,7 @@ def behaviour(version: VersionNumbers) -> Behaviour:
 
 
 def newer(version: VersionNumbers | None) -> str | None:
-    """Return a phrase for a version that is newer than all known versions, or None for other versions."""
+    """Return a phrase that states that a version is newer than all known ones, or None for other versions."""
     if version is None or version[:2] <= NEWEST:
         return None
     return f"so it was up to {'.'.join(map(str, NEWEST))}; this is {show(version)}"

@@ -124,7 +124,7 @@ def end_all(patience_s: float = 2.0) -> None:
 
 
 def descendants(root: int) -> list[int]:
-    """Return the PIDs of all descendants of a process, except zombies (from /proc/PID/stat)."""
+    """Return the PIDs of all descendants of a process, except zombies, according to /proc/PID/stat."""
     children: dict[int, list[int]] = {}
     for entry in os.listdir("/proc"):
         if entry.isdigit():

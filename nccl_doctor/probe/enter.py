@@ -1,4 +1,4 @@
-"""A program that runs a command in the namespaces, root directory and capability bounding set of a process.
+"""A program that runs a command in the namespaces and the root directory of another process.
 
     python3 enter.py PID PROGRAM [ARGUMENT ...]
 

@@ -48,7 +48,7 @@ def watcher(job: JobProcesses, table: ProcessTable) -> str | None:
 
 
 def attended(pids: Sequence[int], table: ProcessTable) -> str | None:
-    """Return a phrase about a user who may be working in one of the processes, or a service that runs one of them.
+    """Return a phrase if a user may be working in one of the processes or if a service runs one of the processes.
 
     Return None if no user or service is found.
     """
@@ -131,7 +131,10 @@ def protected(pid: int, table: ProcessTable) -> str | None:
 
 
 def _ends_with_its_owner(pid: int, table: ProcessTable) -> str | None:
-    """Return why a process should not be ended, if it publishes a container's port or belongs to an nccl-doctor run."""
+    """Return why a process that ends by itself should not be ended.
+
+    Such a process publishes a container's port or belongs to another run of nccl-doctor.
+    """
     if jobs.is_publisher(table.executable(pid)):
         return f"pid {pid} ({table.executable(pid)}) publishes a container's port, which ends with the container"
     if jobs.of_check(pid, table):
@@ -173,7 +176,10 @@ def refusal(job: JobProcesses, holders: Sequence[int], table: ProcessTable, grac
 def refusals(
     jobs: Sequence[JobProcesses], holders: Sequence[int], table: ProcessTable, grace_s: float
 ) -> list[EndRefusal | None]:
-    """Return, for each job, the result of :func:`refusal`, or a refusal if the job was seen to make progress."""
+    """Return the result of :func:`refusal` for each job.
+
+    If the result is None but the job makes progress, return a refusal instead.
+    """
     refused = [refusal(job, [pid for pid in holders if pid in job.pids], table, grace_s) for job in jobs]
     quiet = [place for place, result in enumerate(refused) if result is None]
     for place, sign in zip(quiet, progress.watch([jobs[place].pids for place in quiet])):

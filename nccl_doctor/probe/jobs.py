@@ -2,8 +2,8 @@
 
 For a given process, the search finds the launcher, or the Python process that forked or spawned the given process, and
 adds all descendants. If the launcher has exited, the job also includes the other orphans that the launcher had started
-at about the same time. Besides its first process and the descendants of this process, a job includes only orphans of
-the same user and run, and their descendants.
+at about the same time. A job includes its first process and the descendants of this process. In addition, a job
+includes only orphans of the same user and run, and the descendants of these orphans.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def is_probe(pid: int, table: ProcessTable) -> bool:
 def is_command(pid: int, table: ProcessTable) -> bool:
     """Return whether a process has the command line of the ``nccl-doctor`` command.
 
-    Any process can have such a command line.
+    The result proves nothing, because any process can have such a command line.
     """
     return program(table.argv(pid)) == "nccl-doctor"
 
@@ -171,11 +171,11 @@ def jobs_of(pids: list[int], table: ProcessTable) -> list[JobProcesses]:
 
 
 def is_adopted(proc: Proc, table: ProcessTable) -> bool:
-    """Return whether a process was adopted, which means that its parent is PID 1 or a subreaper that did not start it.
+    """Return whether a process was adopted by PID 1 or a subreaper because its original parent has exited.
 
-    In a container, PID 1 may be a launcher, or a shell or init process that started the given process itself. A process
-    is not regarded as adopted if it is in the same session as PID 1, or if it inherited from PID 1 an environment
-    variable that is normally set only by a launcher.
+    In a container, PID 1 may have started the given process, because PID 1 may be a launcher, a shell or an init
+    process. A process is not regarded as adopted if it is in the same session as PID 1, or if it inherited from PID 1
+    an environment variable that is normally set only by a launcher.
     """
     parent = table.procs.get(proc.ppid)
     if parent is None or not (parent.pid == 1 or parent.name in SUBREAPERS):

@@ -28,7 +28,7 @@ _ATTRIBUTE = struct.Struct("=HH")
 
 
 class InterruptedDumpError(OSError):
-    """Error for a table that changed during a dump, so that entries may be missing or duplicated."""
+    """Error for a dump in which entries may be missing or duplicated, because the table changed during the dump."""
 
 
 def request(kind: int, flags: int, number: int, body: bytes) -> bytes:
@@ -82,7 +82,10 @@ def dump(kernel: socket.socket, kind: int, body: bytes) -> Iterator[bytes]:
 
 
 def read_tables(wanted: list[tuple[int, bytes]], deadline: float) -> list[list[bytes]]:
-    """Return one consistent dump of an rtnetlink table for each pair of request type and request body in ``wanted``."""
+    """Return a consistent dump of an rtnetlink table for each request in ``wanted``.
+
+    A request is a pair of request type and request body.
+    """
     attempts = 0
     while True:
         attempts += 1
@@ -166,7 +169,10 @@ class SocketTraffic(NamedTuple):
 
 
 def sockets_on(port: int, timeout_s: float = 2.0, states: int = ALL_STATES) -> list[DiagSocket]:
-    """Return all TCP sockets on a local port in this network namespace, IPv4 sockets first. Port 0 means any port."""
+    """Return all TCP sockets on a local port in this network namespace.
+
+    IPv4 sockets precede IPv6 sockets. Port 0 means any port.
+    """
     sockets = map(parse_socket, _dump(port, 0, timeout_s, states))
     # The kernel skips the port when it dumps sockets that are only bound (seen on 6.18).
     return [sock for sock in sockets if port in (0, sock.local_port)]
@@ -345,7 +351,10 @@ def _family(address: str) -> int:
 
 
 def _routes(family: int) -> list[tuple[int, bytes, int, int, int]]:
-    """Return the table, destination, prefix length, metric and type of each route, or nothing if there are too many."""
+    """Return the table, destination, prefix length, metric and type of each route.
+
+    The result is empty if there are too many routes or if reading them takes too long.
+    """
     routes: list[tuple[int, bytes, int, int, int]] = []
     deadline = time.monotonic() + TIMEOUT_S
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as kernel:

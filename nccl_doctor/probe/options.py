@@ -364,7 +364,10 @@ _FLAG = re.compile(r"""\baction\s*=\s*(?:check_env|["'](?:store_true|store_false
 
 
 def source_options(text: str) -> dict[str, bool]:
-    """Return, by option name, whether each argparse option in a program's source code takes a value."""
+    """Return a dictionary of the argparse options in a program's source code.
+
+    The entry of an option is True if the option takes a value.
+    """
     options: Dict[str, bool] = {"h": False, "help": False}
     added: List[re.Match[str]] = list(_ADDED.finditer(text))
     for place, match in enumerate(added):

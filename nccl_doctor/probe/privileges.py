@@ -112,9 +112,9 @@ def _prctl(option: int, *values: int) -> None:
 def enter_for_program(pid: int, started: int, parent: int, *, loads: bool) -> int:
     """Switch to the user, root directory and namespaces of a process.
 
-    The caller must be a child process that root has forked to run a program that reads the memory of the examined
-    process. Root privileges are kept if the examined process belongs to root and has the same root directory as the
-    caller, because no other user controls the files in this directory.
+    The caller must be a child process that root has forked. The child process is about to run a program that reads the
+    memory of the examined process. Root privileges are kept if the examined process belongs to root and has the same
+    root directory as the caller, because no other user controls the files in this directory.
 
     Args:
         pid: PID of the process.
@@ -122,10 +122,10 @@ def enter_for_program(pid: int, started: int, parent: int, *, loads: bool) -> in
         parent: PID of the parent of the calling process.
         loads: whether the program loads shared libraries, which would be loaded from the root directory of the process.
 
-    Return the PID of the process in its own PID namespace. If the process is in another PID namespace than the caller,
-    the function returns in a child process of the caller. CAP_SYS_PTRACE is kept only if the kernel would otherwise
-    deny access (ptrace(2)). The kernel denies access if Yama restricts ptrace, or if the process has capabilities, is
-    not dumpable, or is in another user namespace.
+    Return the PID of the process in its own PID namespace. If the process and the caller are in different PID
+    namespaces, the function returns in a child process of the caller. CAP_SYS_PTRACE is kept only if the kernel would
+    otherwise deny access (ptrace(2)). The kernel denies access if Yama restricts ptrace, or if the process has
+    capabilities, is not dumpable, or is in another user namespace.
     """
     place = open_process(pid, started)
     status, own_status = status_of(place), status_of(os.open("/proc/self", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))

@@ -27,12 +27,13 @@ MORE_FILES_S = 6.0
 
 
 def pids_by_inode(inodes: set[int], within_s: float = MORE_FILES_S) -> tuple[dict[int, list[int]], bool]:
-    """Return, for each socket, all visible processes that have the socket open.
+    """Return all visible processes that have one of the given sockets open.
 
     Several processes can have the same socket open because children inherit sockets.
 
-    The result contains the PIDs by inode, and whether every open file was examined. The additional files of processes
-    with many open files are examined for at most ``within_s`` seconds.
+    The first result is a dictionary that maps inodes of sockets to lists of PIDs. The second result tells whether every
+    open file was examined. The additional files of processes with many open files are examined for at most ``within_s``
+    seconds.
     """
     wanted = {f"socket:[{inode}]": inode for inode in inodes if inode}
     holders: dict[int, list[int]] = {}
@@ -150,7 +151,7 @@ def cpu_s(pid: int) -> float | None:
 class ProcessTable:
     """The processes that existed when the object was created.
 
-    Arguments, environment variables and users are read when needed, and cached.
+    Arguments, environment variables and users are read when they are needed, and are then cached.
     """
 
     def __init__(self) -> None:
@@ -228,7 +229,10 @@ class ProcessTable:
         return next((line.partition(":")[2].strip() for line in lines if line.startswith(name + ":")), None)
 
     def executable(self, pid: int) -> str:
-        """Return the base name of a process's executable or, if ``exe`` can't be read, of its first argument."""
+        """Return the base name of a process's executable.
+
+        If the link ``exe`` can't be read, return the base name of the first argument.
+        """
         path = self.link(pid, "exe")
         if path is None:
             argv = self.argv(pid)
@@ -236,11 +240,14 @@ class ProcessTable:
         return os.path.basename(path.replace(" (deleted)", "")) or (self.procs[pid].name if pid in self.procs else "")
 
     def text(self, pid: int, name: str) -> str:
-        """Return at most TEXT_LIMIT bytes of a file in /proc/PID as a string (an empty string if it is unreadable)."""
+        """Return at most TEXT_LIMIT bytes of a file in /proc/PID as a string.
+
+        Return an empty string if the file can't be read.
+        """
         return _read(pid, name).decode(errors="replace")
 
     def opened(self, pid: int) -> list[str]:
-        """Return the targets of the links in /proc/PID/fd that are readable."""
+        """Return the targets of all readable links in /proc/PID/fd."""
         return [target for _, _, target in open_files({pid})]
 
     def link(self, pid: int, name: str) -> str | None:
@@ -297,13 +304,18 @@ def unit_of(pid: int, table: ProcessTable) -> str | None:
 
 
 def is_contained(pid: int, table: ProcessTable) -> bool:
-    """Return whether the control group or PID namespace shows that a process is in another container than the probe."""
+    """Return whether a process is in a different container from the probe.
+
+    The control group and the PID namespace of the process are examined.
+    """
     theirs, ours = table.link(pid, "ns/pid"), table.link(os.getpid(), "ns/pid")
     return _container(pid, table) is not None or (theirs is not None and theirs != ours)
 
 
 def apart(pid: int, table: ProcessTable) -> str | None:
-    """Return what separates a process of the same user from the probe, such as another container, Slurm job or login.
+    """Return a phrase that describes what separates a process of the same user from the probe.
+
+    Examples are a different container, Slurm job or login. Return None if nothing separates the process from the probe.
 
     Mount namespaces are compared only if the probe runs as root, because pam_namespace and Apptainer can give each
     login or job of a user its own mount namespace.

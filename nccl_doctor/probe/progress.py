@@ -49,8 +49,8 @@ def look(pid: int, started: int, table: ProcessTable) -> dict[str, Any] | None:
 def _threads(pid: int) -> tuple[int, dict[str, float]]:
     """Return the number of threads of a process.
 
-    Also return, by thread ID, the time in seconds that each of the busiest threads has run or waited for a CPU
-    (schedstat, see sched-stats.rst).
+    The second result is a dictionary of the busiest threads by thread ID. The values are the times in seconds that the
+    threads have run or waited for a CPU (schedstat, see sched-stats.rst).
     """
     try:
         numbers = os.listdir(f"/proc/{pid}/task")
@@ -168,7 +168,10 @@ def _peer(flow: SocketTraffic) -> str:
 
 
 def _bytes(flow: SocketTraffic | None) -> int:
-    """Return the number of received bytes plus acknowledged bytes of a connection, which is 0 before Linux 4.1."""
+    """Return the number of bytes that a connection has received plus the number of acknowledged bytes.
+
+    Before Linux 4.1, the result is 0.
+    """
     return 0 if flow is None else (flow.acked or 0) + (flow.received or 0)
 
 

@@ -2,8 +2,8 @@
 
 Programs are searched for by name in the user's PATH and in the system's directories. The arguments, working directory,
 environment variables and root directory of an examined process are never used to find a program. As root, the probe
-runs a program only if no other user can have changed the program or can change it between the check and the execution.
-As any other user, the probe runs the same programs as the user's shell would run.
+runs a program only if no other user could have changed the program before the check or could change the program after
+the check. As any other user, the probe runs the same programs as the user's shell would run.
 
 Some programs are run without a search, namely the Python interpreter from the hosts file (facts/software.py,
 smoke/allreduce.py), the login shell (facts/software.py), and /bin/sh with rm and sleep (children.py). A copy of py-spy
@@ -105,7 +105,9 @@ def read(path: str) -> str | None:
 
 
 def encoded(name: str) -> str | bytes:
-    """Return a host name as bytes if it needs no IDNA encoding, which avoids importing the IDNA codec (2 ms).
+    """Return a host name as bytes if the name needs no IDNA encoding.
+
+    If a name is in bytes, Python does not import the IDNA codec, which would take 2 ms.
 
     Return any other host name as a string.
     """

@@ -68,7 +68,9 @@ _EVIDENCE = 10
 _CONSEQUENCES = 3
 _LOG_LINES = 3
 LABELLED = re.compile(r"(\w{1,12})  +(\S.*)")
-"""Pattern of evidence that has a label and a gap. Continuation lines are aligned with the text after the gap."""
+"""Pattern of a line of evidence that consists of a label, a gap of at least two spaces, and text. Continuation lines
+are aligned with the text after the gap.
+"""
 
 
 def diagnosis(diagnosis: Diagnosis, screen: Screen) -> Iterator[str]:
@@ -93,7 +95,7 @@ def diagnosis(diagnosis: Diagnosis, screen: Screen) -> Iterator[str]:
 
 
 def plain(value: object) -> str:
-    """Return a fact as text, such as ``node2 3; node3 none``."""
+    """Return a value as text. For example, a dictionary becomes ``node2 3; node3 none``."""
     if isinstance(value, dict):
         return "; ".join(f"{name} {plain(item)}" for name, item in value.items()) or "none"
     if isinstance(value, (list, tuple)):
@@ -154,7 +156,10 @@ def _fix(fix: Fix, screen: Screen) -> Iterator[str]:
 
 
 def by_place(fix: Fix) -> Iterator[tuple[str, tuple[str, ...], bool]]:
-    """Yield each place, such as ``On each of node[2-3], as root:``, its commands, and whether they can be shown."""
+    """Yield, for each place, a heading, the commands, and whether all commands can be shown.
+
+    A heading is, for example, ``On each of node[2-3], as root:``.
+    """
     per_host = grouped(((command.host, command.place), command.command) for command in fix.commands)
     alike = grouped(((side, tuple(lines)), host) for (host, side), lines in per_host.items())
     for (side, lines), hosts in alike.items():
@@ -267,7 +272,10 @@ def _named(everywhere: tuple[str, ...], each: list[tuple[tuple[str, ...], str]],
 
 
 def verdict(report: Report, cause: Diagnosis | None) -> tuple[bool, list[str], str]:
-    """Return whether a job can start, the counts, and a summary sentence. ``cause`` is the most severe diagnosis."""
+    """Return whether a job can start, followed by the counts and a summary sentence.
+
+    ``cause`` is the most severe diagnosis.
+    """
     outcomes = Counter(check.outcome for check in report.checks)
     gaps = outcomes[Outcome.UNKNOWN] + outcomes[Outcome.CRASH]
     grave = cause is not None and cause.severity is not Severity.INFO
@@ -309,7 +317,10 @@ def summary(report: Report, cause: Diagnosis | None, screen: Screen) -> Iterator
 
 
 def _counts(diagnoses: tuple[Diagnosis, ...], outcomes: Counter[Outcome]) -> list[str]:
-    """Return counts such as ``1 error``, ``0 warnings`` and ``56 checks passed``. Most zero counts are left out."""
+    """Return counts such as ``1 error``, ``0 warnings`` and ``56 checks passed``.
+
+    Zero counts are left out, except that errors may be followed by ``0 warnings``.
+    """
     by_severity = Counter(each.severity for each in diagnoses)
     gaps = outcomes[Outcome.UNKNOWN] + outcomes[Outcome.CRASH]
     warnings, passed = by_severity[Severity.WARNING], outcomes[Outcome.PASS]

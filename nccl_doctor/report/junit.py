@@ -1,8 +1,8 @@
 """Renders the report as JUnit XML for Jenkins and GitLab, with a suite per category and a case per check.
 
-A check with a finding of severity ``--fail-on`` or higher is a failure, as for the exit code. Less severe findings
-appear in the output of a passing case. A check without a verdict is an error, not "skipped", because skipped cases
-count as passed.
+A check with a finding of severity ``--fail-on`` or higher is reported as a failure; the exit code follows the same
+rule. Less severe findings appear in the output of a passing case. A check without a verdict is an error, not "skipped",
+because skipped cases count as passed.
 """
 
 from __future__ import annotations

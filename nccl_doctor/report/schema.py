@@ -1,7 +1,7 @@
 """Generates a JSON Schema for the documents that a command prints with ``-o json``, from the documents' models.
 
-A schema guarantees that fields are kept, although new fields may be added. A schema contains neither enumerations that
-may grow nor limits on values, because such limits only protect against untrusted hosts.
+A schema guarantees that future versions keep its fields, although they may add new fields. A schema contains neither
+enumerations that may grow nor limits on values, because such limits only protect against untrusted hosts.
 """
 
 from __future__ import annotations

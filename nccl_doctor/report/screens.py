@@ -102,7 +102,10 @@ def render_ifname(answers: InterfaceAnswers, options: RenderOptions) -> str:
 
 
 def _advertised_rows(answers: InterfaceAnswers, *, verbose: bool) -> Iterator[tuple[str, str, str, str]]:
-    """Yield rows of advertised addresses, of the engine or of every program, with one row for similar hosts."""
+    """Yield rows of advertised addresses, with one row for similar hosts.
+
+    Without ``verbose``, only the addresses that the cluster's engine advertises are included.
+    """
     entries = [(name, it, answer.name) for answer in answers.hosts for name, it in answer.advertises.items()]
     for name, pairs in grouped((name, (it, host)) for name, it, host in entries).items():
         if verbose or name == answers.engine:

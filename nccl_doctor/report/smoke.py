@@ -130,7 +130,7 @@ def counter_words(result: AllReduceReport, most: int = _ROWS) -> str:
 
 
 def _spread(sizes: Sequence[SizeReport]) -> list[SizeReport]:
-    """Return a few evenly spaced sizes per data type, and the size with the best busbw."""
+    """Return, for each data type, a few evenly spaced sizes and the size with the best bus bandwidth."""
     kinds = grouped((size.dtype, size) for size in sizes)
     most = max(_ROWS // max(len(kinds), 1), 2)
     result: list[SizeReport] = []

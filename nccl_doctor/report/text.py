@@ -80,7 +80,7 @@ def joined(blocks: Iterable[Sequence[str]]) -> str:
 
 
 class Screen(NamedTuple):
-    """The style and size of a report's screen. Only commands may exceed ``width``, which is in cells."""
+    """The style and size of a report's screen. Only lines with commands may be wider than ``width`` cells."""
 
     paint: Paint
     width: int = 80

@@ -1,10 +1,10 @@
-"""Determines the address that each program advertises to its peers, by the same steps as the program itself.
+"""Determines the address that each program advertises to its peers, following the program's own steps.
 
 The steps for vLLM 0.11 to 0.33 follow ``get_ip`` in vllm/utils/network_utils.py. The steps for SGLang 0.4.6, 0.5.5 and
 0.5.23 follow ``get_local_ip_auto`` in srt/utils/network.py. The steps for Ray follow ray/_private/services.py (2.44)
 and src/ray/util/network_util.cc (2.60). Further sources are DeepSpeed 0.19 (launcher/runner.py) and torch 2.13
-(elastic/agent/server/api.py, ProcessGroupGloo.cpp). The remaining sources are NIXL in vLLM 0.33 and ai-dynamo 1.6,
-Mooncake 0.3, and UCX 1.22.
+(elastic/agent/server/api.py, ProcessGroupGloo.cpp). The remaining sources are the NIXL code in vLLM 0.33 and ai-dynamo
+1.6, and the code of Mooncake 0.3 and UCX 1.22.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Advertised:
 class Side:
     """A host as seen by the programs that run on the host.
 
-    ``towards`` is the host's source address for packets to the master, or None.
+    ``towards`` is the host's source address for packets to the master, or None if that address is unknown.
     """
 
     hostname: str
@@ -60,12 +60,12 @@ class Side:
     towards: str | None
 
     def version(self, package: str) -> tuple[int, ...] | None:
-        """Return a package's version numbers, an empty tuple for a branch name, or None if the package is missing."""
+        """Return a package's version numbers (none for a branch name), or None if the package is not installed."""
         known = {} if isinstance(self.engines.packages, Unknown) else self.engines.packages
         return tuple(map(int, re.findall(r"\d+", known[package])[:3])) if package in known else None
 
     def interface(self, address: str) -> str:
-        """Return the name of the interface that has an address, or the phrase "no interface of its own"."""
+        """Return the name of the interface to which an address is assigned, or the phrase "no interface of its own"."""
         return next((e.interface for e in self.interfaces.addresses if e.address == address), "no interface of its own")
 
 
@@ -177,7 +177,7 @@ def _dynamo(side: Side) -> Advertised | None:
 
 
 def _by_metadata(side: Side) -> Advertised | None:
-    """Return the address of the first running interface, which Mooncake uses if it has a metadata server."""
+    """Return the address that Mooncake uses if a metadata server is configured, or None if it is not."""
     if side.variables.get("MOONCAKE_TE_META_DATA_SERVER", "P2PHANDSHAKE") == "P2PHANDSHAKE":
         return None
     running = {link.name for link in side.interfaces.links if {"up", "running"} <= {*link.flags} and link.name != "lo"}
@@ -249,7 +249,7 @@ class Program:
             steps, and the oldest version is first.
         variables: environment variables that imply that the program is used, even if no installation is known.
         export: the environment variable that sets the address, or None.
-        option: the option of the launch command that sets the address, by its name with underscores, or None.
+        option: the name (with underscores) of the launch command's option that sets the address, or None.
         package: the program's Python package if the names of the program and the package differ.
         ports: the default ports of vLLM 0.22 and later, SGLang 0.5 and Ray 2; vLLM versions before 0.22 used port 5557
             for NIXL.

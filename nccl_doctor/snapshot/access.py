@@ -28,7 +28,7 @@ class AccessFacts(ClippedModel):
 
     @property
     def ran_out_of_time(self) -> bool:
-        """True if a deadline was missed, which may be due to a busy machine."""
+        """True if a deadline was missed. A missed deadline may be due to a high load of the machine."""
         return bool(getattr(self, "late", False))
 
 
@@ -53,7 +53,7 @@ class UnreachableFacts(SshTarget):
 
     @property
     def ran_out_of_time(self) -> bool:
-        """True if the answer or the handshake timed out, or if the server had too many connections."""
+        """True if the answer or the handshake timed out, or if a server with too many connections dropped this one."""
         return self.late or self.reason in ("timed-out", "no-banner", "stalled", "dropped")
 
 
@@ -88,7 +88,7 @@ class UnknownKeyFacts(SshTarget):
 
 
 class ChangedKeyFacts(SshTarget):
-    """The server's host key, and the line of a file that contains a different key or revokes the key."""
+    """The server's host key, and the line of a known_hosts file that contains a different key or revokes this key."""
 
     file: str
     line: Count
@@ -146,7 +146,7 @@ class SshUnreachable(AccessFailure):
 
     @property
     def unresolved(self) -> str | None:
-        """The host's name if this machine can't resolve the name, or None for any other failure."""
+        """The host's name if the failure is that this machine can't resolve the name, or None for any other failure."""
         is_direct = self.facts.jump_host is None and self.facts.target == self.facts.address
         return self.facts.target if is_direct and self.facts.reason == "name-unresolved" else None
 
@@ -159,28 +159,28 @@ class SshAuthFailed(AccessFailure):
 
 
 class HostKeyUnknown(AccessFailure):
-    """A failure because no known_hosts file contains the host's key."""
+    """A failure to reach a host because no known_hosts file contains the host's key."""
 
     kind: Literal["ssh-host-key-unknown"] = "ssh-host-key-unknown"
     facts: UnknownKeyFacts
 
 
 class HostKeyChanged(AccessFailure):
-    """A failure that occurs if known_hosts has a different key for the host or marks the server's key as revoked."""
+    """A failure to reach a host because known_hosts contradicts or revokes the host's key."""
 
     kind: Literal["ssh-host-key-changed"] = "ssh-host-key-changed"
     facts: ChangedKeyFacts
 
 
 class PythonMissing(AccessFailure):
-    """A failure because the Python interpreter is missing or can't run the probe."""
+    """A failure to reach a host because the Python interpreter is missing or can't run the probe."""
 
     kind: Literal["python-missing"] = "python-missing"
     facts: PythonFacts
 
 
 class ProbeFailed(AccessFailure):
-    """A failure because the Python interpreter did not start the probe or because the probe failed."""
+    """A failure to reach a host because the Python interpreter did not start the probe or because the probe failed."""
 
     kind: Literal["probe-failed"] = "probe-failed"
     facts: ProbeFacts

@@ -70,7 +70,7 @@ class Frame(Observed):
 
 
 class Thread(Observed):
-    """A thread that runs Python code, with its stack frames, innermost first."""
+    """A thread that runs Python code, with its stack frames. The innermost frame is the first one."""
 
     tid: Count | None
     name: Short
@@ -143,7 +143,7 @@ MAX_RANKS = 1 << 20
 
 
 class User(NamedTuple):
-    """A user on a host. The ID is None in snapshots from older versions of nccl-doctor."""
+    """A user on a host. The user ID is None in snapshots from older versions of nccl-doctor."""
 
     name: str
     uid: int | None
@@ -181,7 +181,7 @@ class JobProcess(Observed):
         return User(self.user, self.uid)
 
     def is_alike(self, other: JobProcess) -> bool:
-        """Return whether both processes have the same user, and whether both or neither run in a container."""
+        """Return whether the two processes have the same user and either both run in a container or both do not."""
         return self.owner.is_same(other.owner) and self.contained == other.contained
 
 
@@ -199,7 +199,7 @@ class JobRank(JobProcess):
 
 
 class StoreClient(JobProcess):
-    """A process that may be a rank although its environment variables do not show this."""
+    """A process that may be a rank although its environment variables do not identify it as a rank."""
 
     # address and port of each remote end that it dialled, with the number of connections
     dials: tuple[tuple[IpAddress, SocketPort, Count], ...]
@@ -277,7 +277,7 @@ class GpuWork(Observed):
 
     @property
     def spins(self) -> bool:
-        """True if a kernel runs almost all the time but the GPU draws little power, as if the kernel only waited."""
+        """True if a GPU kernel runs almost all the time but the GPU draws little power, as when a kernel only waits."""
         return self.busy >= SPIN_BUSY and self.power_w < SPIN_POWER * self.limit_w
 
 

@@ -57,7 +57,9 @@ from nccl_doctor.text.inet import Address, numeric
 
 @dataclass(frozen=True)
 class Shown:
-    """Annotation of a fact that ``-v`` shows, with a label and a function that turns the fact into a phrase.
+    """Annotation of a fact that ``-v`` shows under a label.
+
+    The function ``words`` returns the phrase that is shown for the fact.
 
     ``words`` is None if the phrase does not depend on this fact alone.
     """
@@ -160,7 +162,7 @@ class HostFacts(Observed):
 
 
 class Host(Observed):
-    """A node with either its facts or the reason why the node could not be reached.
+    """A node, with its facts if the node was reached, or else the reason why the node could not be reached.
 
     Exactly one of ``facts`` and ``failure`` is set.
     """
@@ -278,7 +280,7 @@ def connections(ranks: int, others: int) -> int:
 
 
 def connections_of_peer(snapshot: Snapshot, name: str) -> int:
-    """Return the largest number of connections that a job may need at once between this host and any other host."""
+    """Return the largest number of simultaneous connections that a job may need between the host and one peer."""
     ranks = rank_counts(snapshot)
     return max((connections(ranks[peer], ranks[name]) for peer in ranks.keys() - {name}), default=0)
 
@@ -317,7 +319,7 @@ def gpu_wish(host: Host) -> str | None:
 
 
 def visible_gpus(node: Node, facts: HostFacts) -> tuple[system.Gpu, ...]:
-    """Return the GPUs that a node's ranks see, in order, without MIG instances (``MIG-…``).
+    """Return the GPUs that a node's ranks see, in the ranks' order. MIG instances (``MIG-…``) are omitted.
 
     The result is empty if the GPUs are unknown.
     """
@@ -351,8 +353,7 @@ def rocm_gpus(facts: HostFacts) -> tuple[system.PciGpu, ...] | None:
 def rocm_choice(node: Node, facts: HostFacts) -> dict[str, str]:
     """Return the variables that select AMD GPUs.
 
-    The first variable selects from all GPUs, and the second variable selects from the GPUs that the first variable
-    selected.
+    The first variable selects GPUs from all GPUs of the host, and the second variable selects GPUs from this selection.
 
     Sources: ROCm's documentation, "GPU isolation techniques", and _parse_visible_devices in torch/cuda/__init__.py.
     """
@@ -419,7 +420,10 @@ def _usable(texts: Iterable[object]) -> Iterator[Address]:
 
 
 def running_jobs(facts: Mapping[str, HostFacts]) -> dict[int | None, list[str]]:
-    """Return the hosts of running training jobs, keyed by master port. Jobs with an unknown port have the key None."""
+    """Return the names of the hosts on which training jobs run, keyed by the jobs' master ports.
+
+    Jobs with an unknown port have the key None.
+    """
     by_port = grouped(
         (as_port(job.env.get("MASTER_PORT", "")), name)
         for name, host_facts in facts.items()

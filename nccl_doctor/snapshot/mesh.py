@@ -27,7 +27,7 @@ from nccl_doctor.text.hostlist import fold, grouped
 
 
 class Stall(Observed):
-    """A connection that was established but lost full-size segments (see probe/mesh/mesh.py)."""
+    """A connection that was established but on which full-size segments were lost (see probe/mesh/mesh.py)."""
 
     src: str
     dst: str
@@ -40,7 +40,7 @@ class Stall(Observed):
 
 
 class Interception(Observed):
-    """A connection that was accepted on a port on which ``dst`` has no listener."""
+    """A connection that something accepted on a port of ``dst`` although ``dst`` has no listener on this port."""
 
     src: str
     dst: str
@@ -64,7 +64,7 @@ class RdmaDial(Observed):
 
 
 class Rail(Observed):
-    """A data interface beyond a host's first data interface, and the libraries that use this interface."""
+    """A data interface other than the host's first data interface, and the libraries that use this interface."""
 
     interface: InterfaceName
     users: tuple[Literal["NCCL", "gloo"], ...]
@@ -125,7 +125,7 @@ class LostConnections(Observed):
 
     @property
     def by_port(self) -> bool:
-        """True if the path probably drops all packets of some connections but hardly any other packets."""
+        """True if the path probably drops all packets of some connections and almost no packets of others."""
         return self.lost >= LEAST_LOST and self.resent <= min(self.lost, RESENT * (self.tried - self.lost))
 
 
@@ -179,7 +179,7 @@ class Mesh(Observed):
         return self
 
     def among(self, names: Collection[str]) -> Mesh:
-        """Return a copy that contains only the connections between ``names``."""
+        """Return a copy that contains only the connections between the hosts in ``names``."""
         if self.hosts == len(names):
             return self
 
@@ -251,8 +251,8 @@ class Mesh(Observed):
 def accused(hosts: Iterable[str], pairs: Iterable[tuple[str, str]]) -> tuple[str, ...]:
     """Return the ``hosts`` that are at fault according to the failed (source, target) pairs.
 
-    A source is at fault if a single connection failed, but a target is at fault only if at least two sources failed to
-    reach it. If none of ``hosts`` is at fault, return all sources.
+    A source is at fault if at least one of its connections failed, but a target is at fault only if at least two
+    sources failed to reach it. If none of ``hosts`` is at fault, return all sources.
     """
     sources: dict[str, set[str]] = {}
     for src, dst in pairs:
@@ -283,7 +283,7 @@ class FailureGroup:
 
     @property
     def words(self) -> str:
-        """The hosts as text: one list, or ``node3 and node[1-2]`` if node3 explains the failures."""
+        """The hosts as text. If only node3 explains the failures, node3 is separate, as in ``node3 and node[1-2]``."""
         sides = (
             (sorted(self.minimal_cover), sorted(self.hosts - self.minimal_cover)) if self.is_certain else (self.hosts,)
         )
@@ -291,7 +291,7 @@ class FailureGroup:
 
 
 def groups(pairs: Iterable[tuple[str, str]]) -> Iterator[FailureGroup]:
-    """Divide the hosts of the failed pairs into groups such that no pair spans two groups."""
+    """Divide the hosts of the failed pairs into groups. Both hosts of a pair are always in the same group."""
     peers: dict[str, set[str]] = {}
     for host, other in pairs:
         peers.setdefault(host, set()).add(other)
@@ -318,9 +318,9 @@ def _minimal_cover(peers: dict[str, set[str]]) -> frozenset[str]:
 
 
 def _by_number(peers: dict[str, set[str]]) -> frozenset[str]:
-    """Repeatedly choose the host with the most failed peers until no failed pair is left.
+    """Repeatedly choose the host that belongs to the most failed pairs, until these hosts cover all failed pairs.
 
-    If all hosts have equally many failed peers, return all hosts.
+    If all hosts belong to equally many failed pairs, return all hosts.
     """
     if len({len(others) for others in peers.values()}) == 1:
         return frozenset(peers)

@@ -1,7 +1,8 @@
 """Models of a host's network: links, addresses, routes, name resolution, packet filters, and ports.
 
-The answer that hosts share for a name is stored once, and each host stores only the answers that differ. For 4,096
-hosts and as many names, a separate answer for each host and name would mean 16 million answers.
+If most hosts get the same answer for a name, this answer is stored only once, and each host stores only the answers
+that differ from the shared answers. If a separate answer were stored for each host and name, 4,096 hosts with 4,096
+names would need about 16.8 million answers.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ GEN3 = 8.0  # GT/s
 
 
 class PciLink(Observed):
-    """The trained speed and width of a PCIe link, and the maximum speed and width that both ends support.
+    """The current speed and width of a PCIe link, and the maximum speed and width that both ends support.
 
     Speeds are in GT/s.
     """
@@ -62,12 +63,12 @@ class PciLink(Observed):
 
     @property
     def lost_lanes(self) -> bool:
-        """True if the link was trained with fewer lanes than both ends support."""
+        """True if the link uses fewer lanes than both ends support."""
         return self.width < (self.max_width or 0)
 
     @property
     def lost_speed(self) -> bool:
-        """True if the link is slower than both ends support, which is normal while a GPU is idle."""
+        """True if the link is slower than the speed that both ends support. This is normal while a GPU is idle."""
         return self.speed < (self.max_speed or 0.0)
 
 
@@ -259,11 +260,17 @@ class Names(Observed):
         )
 
     def shared(self, name: str) -> ResolverAnswer | None:
-        """Return the shared answer for a name, or None if no answer is shared. An address resolves to itself."""
+        """Return the answer that hosts share for a name.
+
+        The result is None if they share no answer. For an address, the answer is the address itself.
+        """
         return self._common.get(name) or (None if self.source is None else literal(name))
 
     def relative_to(self, common: Common, changed: Iterable[str]) -> Names:
-        """Return a copy with a different ``common``, in which only the answers for the ``changed`` names differ."""
+        """Return a copy that uses ``common`` as the shared answers.
+
+        This ``common`` differs from the previous one only in the answers for the ``changed`` names.
+        """
         before = {name: value for name in changed if (value := self.get(name)) is not None}
         answers = {name: value for name, value in (before | self.own).items() if not self._follows(name, value, common)}
         return self._made(answers, common)
@@ -281,7 +288,10 @@ class Names(Observed):
 
 
 def literal(name: str) -> ResolverAnswer | None:
-    """Return the answer for an address, which is the same on every host, or None if ``name`` is not an address."""
+    """Return the answer for a name that is itself an address, or None for any other name.
+
+    For an address, the answer is the same on every host.
+    """
     try:
         ipaddress.ip_address(name.partition("%")[0])
         return ResolverAnswer.model_construct(addresses=(ip_address(name),), error=None)

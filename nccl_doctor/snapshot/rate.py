@@ -1,4 +1,4 @@
-"""Measured transfer rates between pairs of hosts on each rail, and the links that they use."""
+"""Measured transfer rates between pairs of hosts on each rail, and the network interfaces that the transfers use."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ class Rates(Observed):
     def final(self) -> dict[tuple[str, str, int], PairRate]:
         """The final measurement for each (source, target, rail).
 
-        A measurement without other senders takes precedence over a parallel measurement.
+        A measurement that was taken while no other host was sending takes precedence over a parallel measurement.
         """
         rates: dict[tuple[str, str, int], PairRate] = {}
         for rate in self.rates:

@@ -101,7 +101,7 @@ def redact(snapshot: Kept) -> tuple[Kept, Redacted]:
 
 
 def _users(value: object) -> Iterator[str]:
-    """Yield the user names in fields marked as user names, under the key "user", and in paths of home directories."""
+    """Yield the user names in home directories' paths, under the key "user", and in fields for user names."""
     if isinstance(value, BaseModel):
         marked = marks(type(value), Holds)
         yield from (part for name, part in value if marked.get(name) is Holds.USER and isinstance(part, str))
@@ -146,7 +146,7 @@ def _keyed(tree: dict[str, Any], done: Redacted) -> dict[str, Any]:
 
 
 def _untyped(tree: object, done: Redacted, key: str = "") -> object:
-    """Redact a value whose field has no :class:`Holds` annotation, such as a string, or an engine's option."""
+    """Redact a value whose field has no :class:`Holds` annotation, such as an engine's option."""
     if isinstance(tree, dict):
         return _keyed({name: _untyped(part, done, name) for name, part in tree.items()}, done)
     if isinstance(tree, list):
@@ -275,7 +275,7 @@ def _text(text: str, done: Redacted) -> str:
 
 
 def _without_users(text: str, users: dict[str, str]) -> str:
-    """Replace each known user name that is a whole word, or a part of a word between "." or "-" characters."""
+    """Replace each known user name that is a whole word or a part of a word. Such parts are separated by "." or "-"."""
     if not PROSE.search(text):
         return text
     with suppress(ValueError):

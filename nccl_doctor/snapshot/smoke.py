@@ -46,6 +46,6 @@ class Smoke(Observed):
 
     @property
     def names(self) -> set[str]:
-        """The names of all hosts for which the all-reduce has ranks, output, launchers or RDMA traffic."""
+        """The names of all hosts for which the results contain ranks, output, launchers or RDMA traffic."""
         ended = self.launchers.keys() | self.launcher_exits.keys() | self.launcher_signals.keys()
         return {rank.host for rank in self.ranks} | self.output.keys() | ended | self.rdma_grown.keys()

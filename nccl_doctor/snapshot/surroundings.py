@@ -32,7 +32,7 @@ class Surroundings(Observed):
 
 
 class Outside(Observed):
-    """Facts about the host itself, if the probe runs in a container."""
+    """Facts about the host outside the container in which the probe runs."""
 
     # runtime of the container: "docker", …; "enter" for a process's namespaces
     runtime: Literal["docker", "podman", "nerdctl", "apptainer", "enter"]
@@ -98,7 +98,7 @@ class Block(Observed):
 
 
 class Peer(Observed):
-    """Peers that a rule allows, which are either pods in selected namespaces or addresses."""
+    """Peers that a rule of a NetworkPolicy allows. The peers are either pods in selected namespaces or addresses."""
 
     pods: Selector | None = Field(default=None, validation_alias="podSelector", serialization_alias="podSelector")
     namespaces: Selector | None = Field(
@@ -122,7 +122,7 @@ class PolicyPort(Observed):
 class PolicyRule(Observed):
     """A rule of a NetworkPolicy, which allows traffic with certain peers on certain ports.
 
-    An empty list means all peers or all ports.
+    An empty list of peers or ports means all peers or all ports.
     """
 
     peers: tuple[Peer, ...] = ()

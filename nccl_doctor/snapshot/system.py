@@ -191,7 +191,7 @@ class Clock(Observed):
 
 
 class TrainingJob(Observed):
-    """A launcher and its ranks, or the remaining processes of a job.
+    """A training job on a host: a launcher and its ranks, or processes that remained after a job.
 
     The module probe/jobs.py determines which processes form one job.
     """
@@ -345,7 +345,7 @@ class SameEntry(Observed):
 
 
 class LoginShell(Observed):
-    """An interactive login shell, compared with the shell in which SSH runs commands."""
+    """A comparison of an interactive login shell with the shell in which SSH runs commands."""
 
     shell: str  # program of the login shell
     # the interpreter that it runs by the hosts file's name for it; None where it finds none, or where that name is a

@@ -40,7 +40,7 @@ def nouns(count: int, noun: str) -> str:
 
 
 def figure(value: float, digits: int = 2) -> str:
-    """Format a number with ``digits`` significant digits (0.25), or as an integer if it is larger (150)."""
+    """Format a number with ``digits`` significant digits (0.25); a larger number is formatted as an integer (150)."""
     return f"{value:.{digits}g}" if value < 10**digits - 0.5 else f"{value:.0f}"
 
 
@@ -86,7 +86,7 @@ _Part = str | list[_Range]
 
 
 def expand(pattern: str, *, limit: int = MAX_HOSTS) -> list[str]:
-    """Return the names that ``pattern`` denotes, in order; raise ValueError if the pattern is invalid.
+    """Return the names that ``pattern`` denotes, in the pattern's order; raise ValueError if the pattern is invalid.
 
     If a pattern contains several brackets, the last bracket varies fastest, as in pdsh. Zero padding is preserved, so
     ``[08-10]`` yields 08, 09, and 10. Duplicate names are preserved. The ``limit`` on the number of names is checked
@@ -181,7 +181,10 @@ def _spots(name: str) -> list[tuple[tuple[str, str], str]]:
 
 
 def _bracket(numbers: list[str]) -> str:
-    """Return numbers in brackets, as in ``[1-3,7]``, a single number without brackets, or "" for no number."""
+    """Return numbers in brackets, such as ``[1-3,7]``.
+
+    A single number is returned without brackets, and the result for no number is "".
+    """
     if len(numbers) < 2:
         return "".join(numbers)
     runs: list[list[str]] = []

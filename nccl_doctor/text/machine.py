@@ -217,7 +217,10 @@ def describe_thread_limit() -> str:
 
 
 def require_linux(named: str) -> None:
-    """Raise UsageError if this machine does not run Linux; ``named`` is the name under which it would be checked."""
+    """Raise UsageError if this machine does not run Linux.
+
+    ``named`` is the name that the user gave to this machine as a host, or "this machine".
+    """
     if sys.platform != "linux":
         what = "" if named == "this machine" else f"{named} is this machine, and "
         raise UsageError(

@@ -122,7 +122,11 @@ _PAIR = r"(?=['\"]?[^\s:@/'\"]{1,100}:[^\s:/'\"])"
 
 
 class _Shape(NamedTuple):
-    """A pattern whose first group is preserved, and lowercase words; every match contains at least one of the words."""
+    """A pattern for a secret, and lowercase words.
+
+    Every match of the pattern contains at least one of the words, and the pattern's first group is preserved when the
+    secret is hidden.
+    """
 
     words: tuple[str, ...]
     pattern: str

@@ -61,9 +61,9 @@ def line(template: str, **holes: Hole | Sequence[Hole] | Line | None) -> Line | 
     """Return a command line from a template in which each placeholder is a word or part of a word.
 
     The template consists of words separated by spaces, with ``{name}`` for a placeholder and ``{*name}`` for any number
-    of words. Shell operators that are separate words keep their meaning. A :class:`Line` for a placeholder that is a
-    whole word is inserted without quotes. The result is None if a value is not printable (a line break, an escape
-    sequence) or would be read as an option.
+    of words. Shell operators that are separate words keep their meaning. If a placeholder is a whole word and its value
+    is a :class:`Line`, the value is inserted without quotes. The result is None if a value would be read as an option
+    or contains unprintable characters, such as a line break or an escape sequence.
     """
     words: list[str] = []
     for part in shlex.split(template):

@@ -52,8 +52,8 @@ def make_transport(
 ) -> Transport:
     """Return the transport for the hosts of ``cluster``.
 
-    The transport's module is imported on demand, because importing the SSH modules takes long. The kind "auto" selects
-    the engine that listed the hosts. ``ssh_config`` is read instead of ~/.ssh/config, as with ``ssh -F``. With
+    The transport's module is imported on demand, because importing the SSH modules takes a long time. The kind "auto"
+    selects the engine that listed the hosts. ``ssh_config`` is read instead of ~/.ssh/config, as with ``ssh -F``. With
     ``keeps``, an SSH connection stays open after a command, so that the next command on the same host can use the
     connection.
     """

@@ -1,4 +1,4 @@
-"""Defines the interfaces of transports and channels, and their line buffers, exceptions and retry delays.
+"""Defines the interfaces of transports and channels, and shared line buffers, exceptions and retry delays.
 
 Deadlines are values of :func:`time.monotonic`. A wait that reaches its deadline raises :class:`TimeoutError`.
 """
@@ -48,7 +48,7 @@ class Allowance:
 
 
 class LineBuffer:
-    """A buffer that splits received chunks into lines and is not thread-safe.
+    """A buffer that splits received data into lines. The buffer is not thread-safe.
 
     ``flooded`` is true if the size limit was exceeded.
     """
@@ -68,7 +68,10 @@ class LineBuffer:
             self._data += chunk
 
     def pop(self) -> bytes | None:
-        """Return the next complete line without its newline, or None; raise FloodError if the buffer is flooded."""
+        """Return the next complete line without its newline.
+
+        The result is None if no line is complete. Raise FloodError if the buffer is flooded.
+        """
         if self.flooded:
             raise FloodError(self._most)
         end = self._data.find(b"\n", self._searched)
@@ -82,7 +85,10 @@ class LineBuffer:
         return line
 
     def flush(self) -> bytes | None:
-        """Return the next buffered line after the output has ended, or None. The last line may lack a newline."""
+        """Return the next line after the output has ended.
+
+        The result is None if no data remains. The last line may lack a newline.
+        """
         line = self.pop()
         if line is None and self._data:
             line = bytes(self._data)

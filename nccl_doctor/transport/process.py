@@ -86,7 +86,7 @@ class ProcessChannel:
         self._lines.push_back(lines)
 
     def bound_files(self, most: int) -> None:
-        """Limit each file that the process writes to ``most`` bytes (Linux only)."""
+        """Set a size limit of ``most`` bytes for each file that the process writes (Linux only)."""
         if sys.platform == "linux":
             with contextlib.suppress(ProcessLookupError):
                 resource.prlimit(self._process.pid, resource.RLIMIT_FSIZE, (most, most))

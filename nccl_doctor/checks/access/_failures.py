@@ -26,9 +26,9 @@ def findings(
 ) -> Iterator[Finding]:
     """Yield one finding for each group of failures that have the same detail and remedy.
 
-    The message consists of the hosts' names, ``joint``, the detail and ``addition``; ``joint`` is empty if the detail
-    continues the sentence. The summary of the remedy does not name a host. If ``kind`` is given, only failures of this
-    kind are included.
+    The message consists of the hosts' names, ``joint``, the detail and the result of ``addition``. ``joint`` is empty
+    if the detail can directly follow the names. The summary of the remedy must not name a host, because failures with
+    different summaries are not combined. If ``kind`` is given, only failures of this kind are included.
     """
     alike = grouped(
         ((failure.detail, addition(failure), _hop(failure), remedy((failure,)).summary), (host, failure))

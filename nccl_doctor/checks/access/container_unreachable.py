@@ -6,9 +6,9 @@ permission to use Docker, a missing container runtime, or a runtime service that
 the job's environment on the host.
 
 How we know: `docker exec -i NAME /bin/sh -c …` was run on the host and ended before the container's shell answered.
-Podman and nerdctl have the same command, and Apptainer has `apptainer exec`. If the hosts file specifies `enter` and a
-PID, the host's python3 enters the namespaces of this process. The report quotes the command's error and, if the name is
-wrong, lists the running containers.
+Podman, nerdctl and Apptainer have equivalent commands, such as `apptainer exec`. If the hosts file specifies `enter`
+and a PID, the host's python3 enters the namespaces of the process with this PID. The report quotes the command's error
+and, if the name is wrong, lists the running containers.
 
 Fix: run the commands that the report shows. The commands must run on the host, outside the container.
 

@@ -5,12 +5,12 @@ the missing node was not started, or it can't connect to node 0, to which its ra
 
 How we know: with `check --join`, every node connects to node 0 on port 29499 (`--join-port`) and proves that it has the
 job's token. Node 0 waits for the other nodes for `--join-timeout` (300 s). The evidence lists the connections that node
-0 refused. Node 0 refuses a node whose token, release of nccl-doctor or number of nodes differs from its own, or whose
+0 refused. Node 0 refuses a node whose token, nccl-doctor release or number of nodes differs from node 0's own, or whose
 rank is already in use.
 
 Fix: look at the missing node's own output, which shows why the node could not join. If the connection is refused, node
 0 has not started or MASTER_ADDR is the address of another host. If the connection gets no answer, a firewall on node 0
-probably drops the packets. A third possibility is that MASTER_ADDR does not resolve on the missing node.
+probably drops the packets. Another possible cause is that MASTER_ADDR does not resolve on the missing node.
 
 References: torchrun(1), "Environment Variables"; srun(1), "OUTPUT ENVIRONMENT VARIABLES".
 """

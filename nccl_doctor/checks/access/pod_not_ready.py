@@ -5,9 +5,9 @@ until the rendezvous times out, and keep their GPUs occupied.
 
 How we know: the cluster's list of the job's pods (``kubectl get pods``) shows each pod's phase, the scheduler's
 conditions, and the state of the job's container. The scheduler reports the missing resource and the number of affected
-nodes. If a pod has ended since the list was fetched, kubectl reports this when nccl-doctor tries to enter the pod. A
-pod whose container is running but which is not ready yields only a warning. A pod that is not ready has no DNS name
-from a headless Service unless the Service sets ``publishNotReadyAddresses: true``.
+nodes. If a pod has ended since the list was fetched, kubectl reports this when nccl-doctor tries to enter the pod. If a
+pod's container is running but the pod is not ready, the diagnosis is only a warning. A pod that is not ready has no DNS
+name from a headless Service unless the Service sets ``publishNotReadyAddresses: true``.
 
 Fix: if a resource is scarce, request less of it, wait, or have nodes added. If the image can't be pulled, correct its
 name or the registry's secret. If the container exits, find the reason with ``kubectl logs --previous``.

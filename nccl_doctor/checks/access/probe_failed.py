@@ -1,8 +1,8 @@
 """The host was reached, but nccl-doctor's probe on the host returned no answer.
 
-What it means: nothing is known about the host. The cause is usually a login that can't run commands, because of a shell
-like nologin, a forced command, or a profile that waits for input. Other possible causes are a host without free memory
-or process slots, and a bug in nccl-doctor.
+What it means: nothing is known about the host. Usually the login can't run commands because of a shell such as nologin,
+a forced command, or a profile that waits for input. Other possible causes are a host without free memory or process
+slots, and a bug in nccl-doctor.
 
 How we know: nccl-doctor sends the probe to the host's Python over SSH, and the probe answers with a marker. The marker
 did not arrive or was damaged, or some of the probe's answers were missing. The evidence consists of the stage that the

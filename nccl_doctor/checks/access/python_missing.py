@@ -5,12 +5,12 @@ required). Other possibilities are that the user is not allowed to run the inter
 incomplete or was built for a different CPU. The job would fail on the host with "No such file or directory" or at its
 first import.
 
-Another possible cause is a PYTHONHOME or PYTHONPATH that is set at login, so that the interpreter starts only in
-isolated mode (``-I``).
+Another possible cause is a PYTHONHOME or PYTHONPATH that is set at login and prevents the interpreter from starting,
+except in isolated mode (``-I``).
 
 How we know: the interpreter (``python`` in the hosts file, or ``python3`` by default) was started over SSH without a
-login shell. In this test, PATH lacks the directories that a profile or ``conda activate`` adds in a terminal. The same
-directories are missing for ranks that a launcher starts over SSH.
+login shell. In this test, as with ranks that a launcher starts over SSH, PATH lacks the directories that a profile or
+``conda activate`` adds in a terminal.
 
 Fix: set the interpreter's full path for all hosts or for this host in the hosts file (``python:
 /path/to/env/bin/python``), or install Python on the host. In the activated environment, ``command -v python`` prints

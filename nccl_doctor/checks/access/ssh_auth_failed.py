@@ -19,9 +19,9 @@ agent with many keys can reach the limit before the right key is offered.
 Fix: if other users have permission to read the key file, remove this permission. If the key has a passphrase, load the
 key into the agent. If a certificate has expired, have the certificate renewed. If a certificate is not valid yet, wait,
 or correct the clock of nccl-doctor's machine. If the server accepts passwords, install the public key with ssh-copy-id,
-which asks for the password once. If no other remedy applies, someone with access must add the key to
-~/.ssh/authorized_keys on the host. If a different user or key is needed, set the user or key in the hosts file (ssh:
-user, identity_file) or in ~/.ssh/config.
+which asks for the password once. If no other remedy applies, someone who can log in to the host must add the public key
+to ~/.ssh/authorized_keys there. If a different user or key is needed, set the user or key in the hosts file (ssh: user,
+identity_file) or in ~/.ssh/config.
 
 References: ssh_config(5): IdentityFile, User. sshd_config(5): AuthorizedKeysFile, PermitRootLogin, MaxAuthTries. RFC
 4252, section 7.

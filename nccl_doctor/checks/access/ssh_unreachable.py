@@ -10,9 +10,9 @@ connection. No answer means that the host is down or a firewall's DROP rule disc
 failures are an unresolved host name, a silent sshd, a connection that is closed before the banner, and an sshd that
 supports only obsolete algorithms. A connection that is closed before the banner is usually due to sshd's MaxStartups.
 With the default of 10:30:100, sshd randomly drops new connections if ten connections are waiting for authentication.
-The connection is retried with increasing delays before the fault is reported. If nccl-doctor's machine gets no answer,
-two of the other hosts try the host's SSH port. If one of them gets an answer, the host is up, but nccl-doctor's machine
-is cut off from it.
+Before such a fault is reported, the connection is retried with increasing delays. If nccl-doctor's machine gets no
+answer, two of the other hosts try the host's SSH port. If one of these two hosts gets an answer, the unreachable host
+is up, but nccl-doctor's machine is cut off from it.
 
 If a jump host (ProxyJump) can't be reached, neither can the hosts behind it, and the message names the jump host.
 
@@ -80,7 +80,7 @@ def ssh_unreachable(view: View) -> Findings:
 
 
 def _from_peers(view: View, failure: SshUnreachable) -> str:
-    """Describe which other hosts can or can't reach the unreachable host, or can't resolve its name."""
+    """Describe which other hosts can reach the host, can't reach the host, or can't resolve the host's name."""
     name = failure.unresolved or ""
     resolutions = ((host.name, facts.resolution) for host, facts in view.facts)
     answers = ((host, names.get(name)) for host, names in resolutions if isinstance(names, Names))
@@ -120,7 +120,7 @@ def _remedy(failures: tuple[SshUnreachable, ...]) -> Fix:
 
 
 def _zeros(failures: tuple[SshUnreachable, ...]) -> str:
-    """Return a hint if all unresolved names have leading zeros, such as the names from node[01-09], or "" otherwise."""
+    """Return a hint if the numbers in all unresolved names have leading zeros, as in node[01-09], otherwise ""."""
     names = [failure.unresolved for failure in failures if failure.unresolved]
     bare = [_PADDED.sub("", name) for name in names]
     if not names or any(name == other for name, other in zip(names, bare, strict=True)):
@@ -156,7 +156,7 @@ RULES = (
 
 
 def _weigh(_event: Event, scene: Scene) -> Grade:
-    """Grade messages of a launcher's daemons, which are only hints if NCCL's log lines show that ranks had started."""
+    """Grade messages of a launcher's daemons as mere hints if NCCL's log lines show that ranks had started."""
     facts = scene.log.facts
     return Grade.HINT if facts.processes or facts.nccl_versions else Grade.GENERIC
 

@@ -2,8 +2,8 @@
 
 What it means: nothing is known about the node. The job's own steps usually fail for the same reason: slurmd or the job
 has ended, the node is drained or down, or the container does not start. If the node runs the step but no output
-arrives, the connection to the machine that runs nccl-doctor is at fault. The job is affected only if it is started from
-that machine.
+arrives, the connection to the machine that runs nccl-doctor is at fault. A fault in this connection affects the job
+only if the job is started from nccl-doctor's machine.
 
 How we know: nccl-doctor starts `srun --jobid=ID --overlap -w NODE -N1 -n1` for each node, and the step should first
 print a marker. If srun fails, the evidence quotes the error and the node's state according to Slurm's controller. If no

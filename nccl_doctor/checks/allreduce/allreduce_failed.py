@@ -1,7 +1,7 @@
 """A rank failed or was killed during the all-reduce.
 
 What it means: the job would fail in the same way. The ranks of the test used the interpreter and variables from the
-hosts file, and the same master address and port as with torchrun.
+hosts file, and the master address and port that torchrun would use.
 
 How we know: the rank was killed by a signal, reported an exception, or ended without a message. A failure is also
 reported if a host's launcher process (which imports torch and forks the ranks) ended, or if the connection to the
@@ -32,7 +32,7 @@ ADVICE = {
 
 @check("NCD702", severity=Severity.ERROR, needs=("smoke",), in_output=True)
 def allreduce_failed(view: View) -> Findings:
-    """If a rank failed, yield a finding about those ranks that did not fail merely because other ranks had failed."""
+    """If ranks failed, yield a finding about the ranks to blame. Ranks that only lost their peers are not to blame."""
     smoke = view.smoke
     if smoke.outcome != "failed":
         return

@@ -9,8 +9,9 @@ How we know: the highest bus bandwidth that was reached with any message size is
 slowest host's interface or RDMA device reports. An all-reduce at less than a quarter of the link's speed counts as
 slow. With gloo, at most 10 Gbit/s is expected on any link, because a single thread adds and copies the data. The speed
 is not evaluated if all ranks run on a single machine, or if all messages were so small that latency dominated. If the
-link's speed is unknown, as for virtual interfaces, gloo counts as slow below 10 Mbit/s. On such a link, gloo's speed is
-not evaluated if the ranks used or waited for much CPU time, because the CPU may have been the bottleneck.
+link's speed is unknown, as for virtual interfaces, gloo counts as slow below 10 Mbit/s. If the link's speed is unknown
+and the ranks used or waited for much CPU time, gloo's speed is not evaluated, because the CPU may have been the
+bottleneck.
 
 Over RDMA, the counters of the ports (/sys/class/infiniband) are read before and after the all-reduce. The advice
 depends on link errors and on packets that were lost, out of sequence or not acknowledged. Congestion notifications are
@@ -84,7 +85,7 @@ GROWTH = 2  # seconds of the largest message as a multiple of those of the small
 
 
 def _waits_for_bytes(smoke: Smoke) -> bool:
-    """Return whether a network below 10 Mbit/s, instead of latency or a CPU, limits gloo's ranks."""
+    """Return whether gloo's ranks are limited by a network below 10 Mbit/s, and not by latency or by a CPU."""
     hosts = {rank.host for rank in smoke.ranks}
     if smoke.backend != "gloo" or len(smoke.sizes) < 2 or len(hosts) < 2 or best(smoke) >= LEAST_GB_PER_S:
         return False

@@ -3,8 +3,8 @@
 What it means: the job would hang in the same place until NCCL or gloo times out after 10 to 30 minutes.
 
 How we know: on every host, one process with the hosts file's interpreter and variables imported torch and forked the
-ranks. The ranks had the same variables as with torchrun, including the master address and port. Each rank reported the
-stages that it reached (started, torch imported, store reached, process group up, first all-reduce, sizes measured,
+ranks. The ranks had the variables that torchrun would set, including the master address and port. Each rank reported
+the stages that it reached (started, torch imported, store reached, process group up, first all-reduce, sizes measured,
 done). The time limit starts when all ranks have imported torch. Each rank that had not finished wrote its Python stack
 before nccl-doctor terminated the rank. The report names the ranks that show the clearest sign of a fault:
 
@@ -17,8 +17,8 @@ before nccl-doctor terminated the rank. The report names the ranks that show the
   all-reduce did not finish, the data connections do not work (interface, firewall on ephemeral ports, RDMA).
 
 If no rank shows a sign of a fault and the job has three or more hosts, the all-reduce is repeated in groups of hosts.
-`nccl-doctor check` repeats the all-reduce automatically, `nccl-doctor smoke` only with `--isolate`. The diagnosis names
-the host or pair of hosts with which the all-reduce fails.
+`nccl-doctor check` makes this repetition automatically, but `nccl-doctor smoke` makes it only with `--isolate`. The
+diagnosis names the host or pair of hosts with which the all-reduce fails.
 
 Fix: examine the stage in which the ranks stopped, and the quoted stacks and last output lines of the ranks.
 """

@@ -4,9 +4,10 @@ What it means: training would run, but compute wrong results. Possible causes ar
 faulty driver, and peer-to-peer transfers that an IOMMU or PCIe ACS redirects.
 
 How we know: every rank filled its buffer with values that depend on the rank and the position. A missing rank, a
-duplicate rank or exchanged positions would change the sum. A small all-reduce was repeated on each rank alone and
-between neighbouring ranks. The diagnosis names a rank whose sum is wrong alone or with both neighbours, or otherwise
-the only pair with a wrong sum. If no such rank or pair exists, all ranks with a wrong sum are named.
+duplicate rank or exchanged positions would change the sum. A small all-reduce was repeated with each rank alone and
+with each pair of neighbouring ranks. The diagnosis names a rank whose sum is wrong when the rank is tested alone or
+with each of its two neighbours. Without such a rank, the diagnosis names the pair with a wrong sum if there is only
+one. If no such rank or pair exists, all ranks with a wrong sum are named.
 
 Fix: with GPUs, try again with `NCCL_P2P_DISABLE=1` in the hosts file's `env`. If the sum is correct without P2P, check
 the IOMMU and ACS settings of the host. Without GPUs, test the hosts' memory.
@@ -50,7 +51,11 @@ def allreduce_wrong_result(view: View) -> Findings:
 
 
 def _source(smoke: Smoke) -> tuple[int, ...]:
-    """Return the ranks that had wrong sums when tested alone, or else the rank or pair behind the wrong pairs."""
+    """Return the ranks that most likely caused the wrong sums, or () if no such ranks are found.
+
+    These are the ranks with wrong sums when tested alone, the only rank that several wrong pairs share, or the only
+    wrong pair.
+    """
     alone = tuple(group[0] for group in smoke.wrong_groups if len(group) == 1)
     if alone:
         return alone

@@ -27,7 +27,10 @@ def named_by(error: str) -> tuple[str, ...]:
 
 
 def is_echo(error: str, *, lost: bool = False) -> bool:
-    """Return whether an error only shows that other ranks ended; ``lost`` is True if a host's launcher was lost."""
+    """Return whether an error only shows that other ranks ended.
+
+    The argument ``lost`` must be True if a host's launcher was lost.
+    """
     from nccl_doctor.logs.signs import echoes
 
     following = echoes().union(DIALS if lost else ())
@@ -85,7 +88,11 @@ class Culprits:
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        """Hosts with which the repeated all-reduce failed or, if it was inconclusive, hosts of the blamed ranks."""
+        """Hosts to blame for the failure.
+
+        These are the hosts with which the repeated all-reduce failed or, if the repetition was inconclusive, the hosts
+        of the blamed ranks.
+        """
         return self.isolation.hosts if self.isolation else tuple(dict.fromkeys(rank.host for rank in self.ranks))
 
     @property

@@ -65,7 +65,10 @@ def best(smoke: Smoke) -> float:
 
 
 def way(smoke: Smoke) -> str:
-    """Return the transport of NCCL's channels, such as "NET/IB" if any channel uses a network, else "P2P" or "SHM"."""
+    """Return the transport of NCCL's channels, for example "NET/IB", "P2P" or "SHM".
+
+    If any channel uses a network, only the network's transport is returned.
+    """
     ways = {transport for rank in smoke.ranks for transport in rank.transports}
     networks = sorted({"/".join(transport.split("/")[:2]) for transport in ways if transport.startswith("NET/")})
     return networks[0] if networks else ", ".join(sorted({transport.split("/")[0] for transport in ways}))
@@ -110,7 +113,10 @@ def _rdma(host: Host, facts: HostFacts) -> LinkSpeed | None:
 
 
 def _ethernet(host: str, facts: HostFacts, names: set[str]) -> LinkSpeed | None:
-    """Return the combined speed of the named interfaces, each limited to the speed of its PCIe slot, if known."""
+    """Return the combined speed of the named interfaces.
+
+    If the speed of an interface's PCIe slot is known and lower, the slot's speed counts.
+    """
     if isinstance(facts.interfaces, Unknown) or not names:
         return None
     links = [interface for interface in facts.interfaces.links if interface.name in names and interface.kind in REAL]

@@ -1,4 +1,4 @@
-"""Derives the symptoms of ranks in a failed all-reduce, which the diagnosed cause must explain."""
+"""Derives the symptoms that the diagnosed cause of a failed all-reduce must explain."""
 
 import re
 from collections.abc import Container, Iterable, Iterator
@@ -63,7 +63,10 @@ def _where(name: str, text: str) -> str:
 
 
 def causes_from_output(smoke: Smoke, passed: Container[str] = ()) -> tuple[tuple[str, Finding], ...]:
-    """Return the name and finding of each cause in the ranks' output; the checks in ``passed`` found no fault."""
+    """Return the name and finding of each cause that the ranks' output shows.
+
+    The argument ``passed`` contains the names of checks that found no fault.
+    """
     from nccl_doctor.checks.processes.pinned_memory_short import instead
     from nccl_doctor.logs.diagnose import LogSource, diagnose
     from nccl_doctor.logs.rule import Grade

@@ -5,8 +5,8 @@ missing from the training environment, no device matches `NCCL_IB_HCA`, or a con
 variables `NCCL_IB_DISABLE`, `NCCL_NET` and `NCCL_P2P_DISABLE` can also cause the fallback.
 
 How we know: NCCL's log lines from the all-reduce ("Using network Socket", "Channel … via SHM") are compared with the
-hosts' devices. The faster transports considered are active ports under /sys/class/infiniband on every host, and
-NVSwitches on the PCI bus.
+hosts' devices. RDMA counts as available if every host has active ports under /sys/class/infiniband. NVLink counts as
+available if there are NVSwitches on the PCI bus.
 
 Fix: if the diagnosis names a variable, unset the variable. If no variable is named, read the "NET/IB" lines in the
 rank's log (`nccl-doctor smoke --save-logs DIR`), and try `ibv_devinfo` in the training environment.

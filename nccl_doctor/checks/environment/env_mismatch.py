@@ -110,7 +110,7 @@ _ROW = safe_regex(
 
 
 def _advice(case: Case) -> Advice:
-    """Return advice that lists the variables with their values and ranks from NCCL's report."""
+    """Return advice that lists the differing variables from NCCL's report, with the ranks that have each value."""
     names: dict[str, dict[str, str]] = {}
     for row in filter(None, (_ROW.search(event.text) for event in case.cause.events)):
         values = names.setdefault(row["name"] or row["alone"], {})

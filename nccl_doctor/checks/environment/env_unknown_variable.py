@@ -63,7 +63,10 @@ def env_unknown_variable(view: View) -> Findings:
 
 
 def _is_doubtful(name: str) -> bool:
-    """Return whether the name is unknown and, if torch or gloo would read it, also seems misspelt or made up."""
+    """Return whether the name is unknown and should be reported.
+
+    An unknown torch or gloo variable is reported only if its name seems misspelt or made up.
+    """
     return not is_known(name) and (reader(name) == "NCCL" or meant(name) is not None or advice(name) is not None)
 
 

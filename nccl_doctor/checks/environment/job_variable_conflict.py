@@ -8,8 +8,8 @@ existing values. With wrong values, ranks wait for a master that does not exist,
 two jobs use the same master address and port, ranks of one job join the other job.
 
 How we know: the planned master, nodes and ranks are compared with the hosts file's env and with the environment of a
-command that is run over SSH. On hosts with GPUs or RDMA devices or without torch, the environment of a login shell is
-also compared. The environment variables of running ranks show whether another job uses the same master.
+command that is run over SSH. On hosts with GPUs or RDMA devices, and on hosts without torch, the environment of a login
+shell is also compared. The environment variables of running ranks show whether another job uses the same master.
 
 Fix: remove the variables from the hosts file's env and from start-up files, because the launcher sets them.
 `nccl-doctor launch` prints launch commands that contain all necessary settings.
@@ -60,7 +60,10 @@ OURS = "under env in the hosts file"
 
 
 def _sources(host: Host, facts: HostFacts, of_pod: Collection[str]) -> Iterator[tuple[str, dict[str, str]]]:
-    """Yield each source and its variables, without a host's variables that the hosts file or the pod also sets."""
+    """Yield each source of environment variables, with the variables.
+
+    A host's own variables are omitted if the hosts file or the pod also sets them.
+    """
     env = host.node.env
     yield OURS, env
     there = {name: value for name, value in known(facts.env).items() if name not in env and name not in of_pod}

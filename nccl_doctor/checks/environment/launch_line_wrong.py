@@ -1,7 +1,7 @@
 """The launch command after `--` can't work as written on the cluster's hosts.
 
 What it means: torchrun or the script exits immediately, each host starts a separate job, or ranks wait for a master
-that does not exist. A command copied from a guide contains its author's values, such as the numbers of nodes and ranks,
+that does not exist. A command copied from a guide contains the author's values, such as the numbers of nodes and ranks,
 the master address, a loopback --dist-url and the batch size.
 
 How we know: a log contains the launcher's error message ("torchrun: error: argument --nproc-per-node: expected one
@@ -103,7 +103,7 @@ class Faults:
 
     @property
     def beyond_a_line(self) -> bool:
-        """True if no corrected command can work because a port is in use or GPUs are missing."""
+        """True if correcting the launch command is not sufficient, because a port is in use or GPUs are missing."""
         return bool(self.devices or self.ports or self.lacks_gpus)
 
     @property
@@ -148,7 +148,10 @@ def _apart(faults: Iterable[LineFault]) -> tuple[list[str], list[Unjudged]]:
 
 
 def _commands(judged: JudgedLine, meeting: Sequence[str]) -> tuple[Command, ...]:
-    """Return the corrected launch commands, or a single command if it suits all hosts, or () if a fault remains."""
+    """Return the corrected launch commands, or () if a fault remains.
+
+    If one command suits all hosts, only this command is returned.
+    """
     counts = {name: place.nproc for name, place in judged.places.items()}
     lacking = {option for option, _ in _lacking(judged)}
     line = replace(judged.line, own=tuple(option for option in judged.line.own if option.written not in lacking))
@@ -175,7 +178,7 @@ def _unknown_options(judged: JudgedLine) -> Iterator[str]:
 
 
 def _lacking(judged: JudgedLine) -> Iterator[tuple[str, str]]:
-    """Yield pairs of an option, as written in the launch command, and a host whose launcher lacks this option."""
+    """Yield each option of the launch command that a host's launcher lacks, as written, and the name of this host."""
     for host, known in host_options(judged.view.snapshot).items():
         yield from ((option.written, host) for option in judged.line.own if option.name not in known)
 
@@ -242,7 +245,7 @@ def _c10d(judged: JudgedLine, addr: str, port: str | None) -> Iterator[LineFault
 
 
 def _stores(judged: JudgedLine, addr: str) -> dict[str, bool | None]:
-    """Return for each host whether torchrun would run the rendezvous store there, or None if facts are missing.
+    """Return, for each host, whether torchrun would run the rendezvous store on the host, or None if facts are missing.
 
     A host runs the store if the endpoint is the host's own name, its canonical name, or an address to which its name
     resolves. See ``_create_tcp_store`` in c10d_rendezvous_backend.py and ``_matches_machine_hostname`` in utils.py

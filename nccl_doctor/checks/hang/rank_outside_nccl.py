@@ -4,8 +4,9 @@ What it means: the network is not at fault. Some ranks are sleeping, or waiting 
 or a response, and do not reach the collective.
 
 How we know: py-spy read the stacks of all ranks twice, without stopping the processes. In both samples, the named ranks
-were at the same line without using CPU time or reading or writing data, while the others were in torch.distributed.
-With `hang --watch`, a rank that is working is also named if all other ranks have waited for it longer than `--after`.
+were at the same source line, while the other ranks were in torch.distributed. Between the samples, the named ranks used
+hardly any CPU time, and read or wrote hardly any data. With `hang --watch`, a rank that uses CPU time, or reads or
+writes data, is also named if all other ranks have waited for this rank longer than `--after`.
 
 Fix: Examine the source line that the report names. State "D" means that the rank is waiting in the kernel for a file
 system or driver that does not respond.

@@ -1,8 +1,8 @@
 """Launchers or ranks are waiting for each other, and the job does not start.
 
-What it means: torchrun starts the ranks after as many nodes as --nnodes specifies have joined the rendezvous, with the
-same address, port and --rdzv_id. Without a rendezvous backend, each node needs its own --node_rank. If nodes are
-missing, torchrun waits for ten minutes by default without printing a message.
+What it means: torchrun starts the ranks only when the number of nodes that --nnodes specifies has joined the
+rendezvous. All nodes must use the same address, port and --rdzv_id. Without a rendezvous backend, each node needs its
+own --node_rank. If nodes are missing, torchrun waits for ten minutes by default without printing a message.
 
 In init_process_group, each rank needs its own RANK, and all ranks need the same MASTER_ADDR, MASTER_PORT and
 WORLD_SIZE.

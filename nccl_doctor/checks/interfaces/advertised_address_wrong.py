@@ -6,17 +6,17 @@ can't start. Workers can't be placed on a node, sockets can't be bound, or peers
 listens.
 
 How we know: `check` collects each host's environment variables, its own name and the kernel's route to 8.8.8.8 (without
-sending packets). From these settings, `check` determines which address the installed version of each engine will
+sending packets). From this information, `check` determines which address the installed version of each engine will
 choose. If an engine is named (--engine, or engine: in the hosts file), the other hosts connect to the address that this
-engine advertises. A failed connection is an error. If no engine is named, each engine that is installed or whose
-variables are set is checked. Typical messages in a log are vLLM's "Every node should have a unique IP address. Got 2
-nodes … and 1 unique IP addresses", a Ray placement group that waits for an unknown "node:ADDRESS", and ZMQ's "Cannot
-assign requested address (addr='tcp://…')" for an address that the host does not have.
+engine advertises. If such a connection fails, the diagnosis is an error. If no engine is named, each engine that is
+installed or whose variables are set is checked. Typical messages in a log are vLLM's "Every node should have a unique
+IP address. Got 2 nodes … and 1 unique IP addresses", a Ray placement group that waits for an unknown "node:ADDRESS",
+and ZMQ's "Cannot assign requested address (addr='tcp://…')" for an address that the host does not have.
 
 Fix: give every host its own address on the job's network. For vLLM, set VLLM_HOST_IP to a different address on each
-host, before `ray start` and in the engine's environment. For SGLang, set SGLANG_HOST_IP; for NIXL,
+host, before `ray start` and in the engine's environment. For SGLang, set SGLANG_HOST_IP. For NIXL, set
 VLLM_NIXL_SIDE_CHANNEL_HOST. For Ray and DeepSpeed, use `ray start --node-ip-address` and `deepspeed --master_addr`. Do
-not use one value for all hosts, for example from a shared env file. `nccl-doctor ifname --engine NAME` shows the
+not set the same value on all hosts, for example through a shared env file. `nccl-doctor ifname --engine NAME` shows the
 address that each host advertises and the addresses at which the hosts reach each other.
 
 References: vllm/v1/executor/ray_utils.py and ray_executor.py; vllm/utils/network_utils.py (get_ip);

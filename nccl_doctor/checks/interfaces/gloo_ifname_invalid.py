@@ -92,7 +92,7 @@ def _may(reaches: Mapping[str, bool], peer: str, _address: str) -> bool:
 
 
 def _unreachable(view: View) -> Findings:
-    """Yield one finding for each value with which gloo advertises an address that other hosts can't reach."""
+    """Yield one finding for each GLOO_SOCKET_IFNAME that makes gloo advertise an address which peers can't reach."""
     nccl = view.nccl
     lost: dict[str, dict[str, tuple[str, str]]] = {}
     values: dict[str, str] = {}

@@ -1,8 +1,8 @@
 """A machine is listed twice in the hosts file under two different addresses.
 
-What it means: the job has one more node than there are machines. With GPUs, both nodes use the same GPUs, and NCCL ends
-with "Duplicate GPU detected". Without GPUs, the ranks of both nodes share the cores and the NIC of one machine, and
-both nodes may need the master port.
+What it means: the job has one more node than there are machines. If the machine has GPUs, both nodes use the same GPUs,
+and NCCL ends with "Duplicate GPU detected". If the machine has no GPUs, the ranks of both nodes share its cores and
+NIC, and both nodes may need the master port.
 
 How we know: two entries of the hosts file lead to the same boot ID and to the same interface addresses. If both entries
 have the same address or each entry has its own `cuda_visible_devices`, the two nodes are assumed to be intentional and
@@ -43,5 +43,5 @@ def host_listed_twice(view: View) -> Findings:
 
 
 def _unmeant(node: Node, other: Node) -> bool:
-    """Return whether the two entries are not declared as nodes on the same machine."""
+    """Return whether the two entries seem to list the same machine unintentionally."""
     return node.address != other.address and None in (node.cuda_visible_devices, other.cuda_visible_devices)

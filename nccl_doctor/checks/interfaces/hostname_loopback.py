@@ -10,9 +10,9 @@ Between two hosts, gloo connects from the host with the higher address to the ho
 reported as a note. Two hosts with loopback addresses, or one such host among peers in 192.168.0.0/16, are reported as a
 fault.
 
-How we know: nccl-doctor resolves each host's own name, and applies gloo's rules for the order of addresses and for the
-side that connects. If the name resolves to ::1 but the other hosts have IPv4 addresses, gloo aborts immediately
-("ss1.ss_family == ss2.ss_family").
+How we know: nccl-doctor resolves each host's own name, and applies gloo's rule that the order of two addresses
+determines which host connects. If the name resolves to ::1 but the other hosts have IPv4 addresses, gloo aborts
+immediately ("ss1.ss_family == ss2.ss_family").
 
 Fix: set GLOO_SOCKET_IFNAME, or map the host's name to its real address in /etc/hosts.
 
@@ -98,7 +98,7 @@ def _own_name(scene: Scene) -> list[Event]:
 
 
 def _within_host(scene: Scene) -> list[Event]:
-    """Return the events, with gloo's loopback connections regraded as symptoms if gloo had already lost a peer."""
+    """Return the events, treating gloo's failed loopback connections as symptoms if gloo had already lost a peer."""
     events = scene.events
     lost = min((e.order for e in events if e.name == "peer-died" and _of_gloo(e)), default=None)
     first = min((e.order for e in events if e.name == "hostname-loopback"), default=0)

@@ -5,9 +5,9 @@ addresses of (…) cannot be retrieved (gai error: -2 - Name or service not know
 name, gloo falls back to 127.0.0.1, which the other hosts can't reach (hostname-loopback explains when this matters).
 
 How we know: each host calls getaddrinfo(3) for the master address, for every host's address in the hosts file, and for
-the host's own name. A name that exists only in the ~/.ssh/config of the machine that runs nccl-doctor (Host, HostName)
-resolves on no machine. A name from ~/.ssh/config works only for SSH, and affects the ranks only if it is the master's
-name.
+the host's own name. If a name is defined only in ~/.ssh/config (Host, HostName) on the machine that runs nccl-doctor,
+getaddrinfo(3) can't resolve the name on any machine. A name from ~/.ssh/config works only for SSH, and affects the
+ranks only if it is the master's name.
 
 Fix: if the master's name is an alias in ~/.ssh/config, set `master_addr` to the master's IP address. If the name is not
 such an alias, add it to DNS or to /etc/hosts, or use IP addresses in the hosts file. Pods get DNS names from a headless
@@ -147,7 +147,10 @@ def _address(snapshot: Snapshot, name: str, host: str) -> Address | None:
 
 
 def why(kube: KubeFacts, name: str) -> tuple[str, Fix] | None:
-    """Return why a pod's name does not resolve, and the remedy, or None if the pod's Service is not the cause."""
+    """Return the reason why a pod's name does not resolve, and the remedy.
+
+    The result is None if the pod's Service is not the cause.
+    """
     if not kube.pods:
         return None
     pod_name, _, service_name = name.partition(".")
@@ -298,7 +301,7 @@ lookups, one for each address family, so a third lookup means that torch has ret
 
 
 def _never_resolved(scene: Scene) -> list[Event]:
-    """Return the events; failed lookups of a name become the root cause if no rank tried to connect to the name."""
+    """Return the events, with failed lookups of a name as the root cause if no rank tried to connect to the name."""
     dialled = {event.address.host for event in scene.events if event.name in having(Role.DIALS)}
     given_up = {event.address.host for event in scene.events if event.name == "rendezvous-timeout"}
     hints = [event for event in scene.events if event.name == "hostname-unresolvable" and event.grade is Grade.HINT]

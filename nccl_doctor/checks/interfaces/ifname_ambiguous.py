@@ -8,7 +8,7 @@ connection.
 How we know: NCCL's rules are applied to the host's interfaces, or libnccl itself reports its choice. An address is at
 fault if other hosts have the same address, have no route to it, or could not reach it through a gateway.
 
-Fix: set NCCL_SOCKET_IFNAME to "=" and the complete names of the intended interfaces.
+Fix: set NCCL_SOCKET_IFNAME to "=" followed by the complete names of the intended interfaces.
 
 See NCCL's documentation of NCCL_SOCKET_IFNAME, and src/misc/utils.cc in its source.
 """

@@ -6,7 +6,8 @@ changed, for example by an NCCL environment plugin or a patched build. If libncc
 and the job's NCCL may fail in the same way.
 
 How we know: in a short-lived process with the job's environment variables, the host's libnccl created a unique ID,
-which contains the address of the interface. The model used the same addresses, variables and NCCL version.
+which contains the address of the interface. nccl-doctor's model made its prediction from the same addresses, variables
+and NCCL version.
 
 Fix: please report the difference with the output of `nccl-doctor check --save`, so that the model can be corrected.
 """

@@ -11,8 +11,8 @@ How we know: the rules of the host's NCCL version are applied to the host's inte
 choice. An address is at fault if other hosts have the same address, have no route to it, or could not reach it through
 a gateway.
 
-Fix: set NCCL_SOCKET_IFNAME to "=" and the name of an interface that all hosts can reach. The suggested value was
-checked against NCCL's rules.
+Fix: set NCCL_SOCKET_IFNAME to "=" followed by the name of an interface that all hosts can reach. The suggested value
+was checked against NCCL's rules.
 
 See NCCL's documentation of NCCL_SOCKET_IFNAME, and src/misc/socket.cc in its source.
 """

@@ -68,7 +68,10 @@ RULES = roots(
 
 
 def _without_interface(scene: Scene) -> list[Event]:
-    """Return the events, with nccl-unknown-error renamed if NCCL_SOCKET_IFNAME is set but NCCL logged no interface."""
+    """Return the events, replacing nccl-unknown-error with ifname-no-match where the log suggests it.
+
+    The log suggests ifname-no-match if NCCL_SOCKET_IFNAME is set but NCCL logged no interface.
+    """
     facts = scene.log.facts
     if not facts.ifname or any(process.interfaces for process in facts.processes.values()):
         return scene.events

@@ -8,8 +8,8 @@ If NCCL_SOCKET_IFNAME is not set, NCCL on the affected host uses another interfa
 from the interfaces of the other hosts.
 
 How we know: IFF_RUNNING is not set in the interface's flags (netdevice(7)). The kernel clears this flag if the
-interface is switched off, the cable is unplugged, or the other end is down. The diagnosis is also based on NCCL's rules
-for the host's version, and on failed connections to addresses in the interface's network.
+interface is switched off, the cable is unplugged, or the other end is down. The diagnosis is also based on the rules of
+the host's NCCL version, and on failed connections to addresses in the interface's network.
 
 Fix: bring the interface up (`ip link set NAME up`), check the cable and the switch port, or use another interface.
 """

@@ -6,8 +6,8 @@ larger MTU. If a packet is too large for a link on the path, the packet is lost 
 
 How we know: nccl-doctor compares the MTUs of all interfaces on the same subnet that NCCL's sockets or RoCE devices use.
 If a physical port has two interfaces (halves), their MTUs are also compared. On a GB10 (DGX Spark), a firmware update
-left one half of a port with an MTU of 1500, while the other half or the peer had 9000. With different MTUs, large
-transfers failed with completion status 12 (no acknowledgement).
+left one half of a port with an MTU of 1500, while the other half or the peer had an MTU of 9000. With different MTUs,
+large transfers failed with completion status 12 (no acknowledgement).
 
 Fix: set the same MTU on all hosts, and make sure that the switches support this MTU. On DGX OS, set the MTU in a file
 in /etc/netplan, because settings made with ip or nmcli are lost on reboot.

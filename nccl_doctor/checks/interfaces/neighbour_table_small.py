@@ -6,9 +6,9 @@ by default), which all interfaces and containers of the host share. If the table
 time out at random, and the kernel logs "neighbour: arp_cache: neighbor table overflow!". If the number of entries is
 between gc_thresh2 and gc_thresh3, the kernel removes entries early, which only costs time.
 
-How we know: the limit is compared with the number of cluster addresses in the networks of the host's interfaces.
+How we know: gc_thresh3 is compared with the number of cluster addresses in the networks of the host's interfaces.
 
-Fix: raise the three limits on every host. The limits cost memory only for entries that are in use.
+Fix: raise gc_thresh1, gc_thresh2 and gc_thresh3 on every host. The limits cost memory only for entries that are in use.
 
 References: arp(7); the kernel's Documentation/networking/ip-sysctl.rst.
 """

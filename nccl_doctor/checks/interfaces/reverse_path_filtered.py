@@ -1,12 +1,14 @@
 """Strict reverse-path filtering on a host drops packets from its peers.
 
 What it means: with rp_filter=1, the kernel drops packets that do not arrive on the interface through which the kernel
-would reply. If hosts have two networks and one host sends through the other network (a static route, a policy rule),
-its packets are silently dropped. Connections time out in one or both directions.
+would reply. If a static route or policy rule makes one of two hosts send its packets through a network that the other
+host does not use for replies, the other host silently drops these packets. Connections time out in one or both
+directions.
 
 How we know: connections failed, and `ip route get TO from SOURCE iif DEV` on the host shows that the kernel drops the
-packets. DEV is the interface that shares a network with the peer's outgoing interface. The receiving interface has a
-strict rp_filter (the higher of the values for net.ipv4.conf.all and the interface itself).
+packets. DEV is the interface that shares a network with the peer's outgoing interface. The receiving interface filters
+strictly according to its effective rp_filter, which is the higher of the values for net.ipv4.conf.all and for the
+interface.
 
 Fix: give the peer a route through the right interface. Alternatively, set rp_filter=2 (loose) on the receiving
 interface, so that the host accepts packets to which it can reply through any interface.

@@ -5,9 +5,9 @@ route. Packets for another host leave through a tunnel or gateway that has no ro
 out. If replies take this route, connections from all other hosts time out.
 
 How we know: connections failed, no packet filter explains the failure, and `ip route get ADDRESS from OWN` on both ends
-shows a wrong route. The route leaves through an interface whose network does not contain the address, or through a
-gateway from a routing table other than main. A gateway is also wrong if both hosts are in the same subnet according to
-the destination's netmask. In this case, the host's own netmask is too narrow.
+shows a wrong route. A route is wrong if it leads through an interface whose network does not contain the address, or
+through a gateway from a routing table other than main. A gateway is also wrong if both hosts are in the same subnet
+according to the destination's netmask. In this case, the host's own netmask is too narrow.
 
 Fix: ahead of all other rules, add a routing rule that makes traffic inside the cluster's network use the main table. If
 the wrong route is in the main table, delete the route or exclude the cluster's network from the VPN. `ip rule` and `ip

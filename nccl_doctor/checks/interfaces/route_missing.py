@@ -1,9 +1,9 @@
 """A host has no route to an address of another host that NCCL or the rendezvous uses.
 
-What it means: every connection to that host fails immediately with "Network is unreachable", or its packets are sent to
-a gateway that has no route to the host either. In a cluster of several subnets, a host without a default route or
-static route is cut off from the hosts on the other subnets. A host whose interface has lost its address is cut off from
-the hosts on its own subnet.
+What it means: every connection to the other host fails immediately with "Network is unreachable", or the packets are
+sent to a gateway that has no route to the other host either. In a cluster of several subnets, a host without a default
+route or static route is cut off from the hosts on the other subnets. A host whose interface has lost its address is cut
+off from the hosts on its own subnet.
 
 How we know: the main routing table of the host has no route to the addresses that NCCL will use on the other hosts. If
 connections failed, `ip route get` on the host confirms the missing route, and nccl-doctor checks whether an interface
@@ -164,7 +164,7 @@ def _finding(
 
 
 def _deletions(host: str, facts: HostFacts, targets: Iterable[str]) -> tuple[Command, ...]:
-    """Return the commands that delete routes that reject packets, or () if any of these routes is unknown."""
+    """Return commands to delete the routes that reject packets, or () if any of these routes is unknown."""
     ways = [way for way in facts.ways if way.iif is None] if isinstance(facts.ways, tuple) else []
     groups = [[way.refusal for way in ways if way.to == target and way.error is not None] for target in targets]
     refusals = dict.fromkeys(refusal for each in groups for refusal in each)
@@ -200,7 +200,7 @@ def answer_of(way: Way) -> str:
 
 
 def _remedy(host_nccl: HostNccl, targets: Iterable[str], errors: Collection[str | None]) -> str:
-    """Return advice on rejecting routes, missing addresses or missing routes, with the placeholder ``{hosts}``."""
+    """Return advice on missing routes, missing addresses or blocking routes, with the placeholder ``{hosts}``."""
     standing = [words for error, words in NO_WAY.items() if error in errors]
     if standing:
         return f"Take it out on {{hosts}}: {' and '.join(standing)} ({WHERE})"

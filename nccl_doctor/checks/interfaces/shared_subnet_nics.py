@@ -98,7 +98,10 @@ def _finding(view: View, shared_net: _Shared, hosts: list[str]) -> Finding:
 
 
 def shared(host_nccl: HostNccl) -> dict[Network, tuple[str, ...]]:
-    """Return the subnets in which NCCL uses several interfaces, with these interfaces; aliases are not counted."""
+    """Return each subnet in which NCCL uses several interfaces, with the names of these interfaces.
+
+    An alias does not count as a separate interface.
+    """
     subnets: dict[Network, dict[str, None]] = {}
     for use in (*((host_nccl.chosen,) if host_nccl.chosen is not None else ()), *host_nccl.choice.net_socket):
         for network in host_nccl.networks(use.address):
@@ -108,7 +111,10 @@ def shared(host_nccl: HostNccl) -> dict[Network, tuple[str, ...]]:
 
 
 def effective(sysctls: dict[str, str], key: str, link: str) -> int:
-    """Return the higher of a sysctl's values for "all" and for the interface (ip-sysctl.rst), or 0 without any."""
+    """Return the higher of a sysctl's values for "all" and for the interface.
+
+    The result is 0 if both are unset. See ip-sysctl.rst.
+    """
     return max(int(sysctls.get(f"net.ipv4.conf.{where}.{key}", "0")) for where in ("all", link))
 
 

@@ -4,8 +4,8 @@ What it means: NCCL has no port setting, so every listener and every connection 
 `net.ipv4.ip_local_port_range`. If the range is exhausted, NCCL ends with "Cannot assign requested address" or "Call to
 bind failed: Address already in use". The error "Call to bind failed" does not concern the master port.
 
-If all ports of the range are already in use, so that a connection from the host failed with EADDRNOTAVAIL, the
-diagnosis is an error.
+If a connection from the host failed with EADDRNOTAVAIL because all ports of the range were in use, the diagnosis is an
+error instead of a warning.
 
 How we know: the size of the range without its reserved ports is compared with an estimate for the job's world size.
 Each rank uses about six ports for itself (the bootstrap's listeners, the proxy, gloo). In an all-to-all over the
@@ -16,8 +16,8 @@ network, each rank needs two more ports for every other rank, one for listening 
 The diagnosis is a warning, because an all-reduce alone needs far fewer ports. An all-to-all among 256 hosts with 8
 ranks each exhausts Linux's default range of 28,232 ports (NVIDIA/nccl issue 1882).
 
-Fix: widen the range on every host. If the wider range contains the master port, the same command reserves the master
-port on the master.
+Fix: widen the range on every host. If the wider range contains the master port, the command for the master also
+reserves this port.
 """
 
 from nccl_doctor.checks.ports.port_in_ephemeral_range import RESERVED
@@ -121,7 +121,10 @@ RULES = (
 
 
 def _without_ras(scene: Scene) -> list[Event]:
-    """Return the events without failed binds of NCCL's RAS, which do not end a job (src/ras/client_support.cc)."""
+    """Return the events, except failed binds of NCCL's RAS.
+
+    Such failures do not end a job (src/ras/client_support.cc).
+    """
     if not scene.log.facts.ras_failures:
         return scene.events
     return [event for event in scene.events if event.name != "ephemeral-ports-few"]

@@ -1,9 +1,9 @@
-"""A firewall rule on a host blocks the ephemeral ports that NCCL and gloo choose.
+"""A firewall rule on a host blocks the ephemeral ports on which NCCL and gloo listen.
 
 What it means: opening only the master port in the firewall is not sufficient. NCCL and gloo have no setting for their
-ports. Each rank listens on ports that the kernel chooses from `net.ipv4.ip_local_port_range`, and all hosts connect to
-these ports in both directions. If a rule blocks these connections, the job completes its rendezvous but hangs at the
-first collective.
+ports. Each rank listens on ports that the kernel chooses from `net.ipv4.ip_local_port_range`, and ranks on other hosts
+connect to these ports. If a rule blocks these connections, the job completes its rendezvous but hangs at the first
+collective.
 
 How we know: every host listened on ephemeral ports, and the other hosts tried to connect to these ports. A connection
 failed, and the kernel's rules on the two hosts block the first packet of this connection (see firewall-blocks-port). If

@@ -4,10 +4,10 @@ What it means: every rank first connects to the master port (torch's TCPStore). 
 wait until they time out. If a rule rejects the packets, the ranks fail with "No route to host" or "Connection refused".
 If a rule redirects the packets (DNAT or REDIRECT of a container or a proxy), the ranks reach a different process.
 
-How we know: every host tried to connect to the master port while nccl-doctor itself listened on the port, and the
-connection failed. The kernel's firewall rules on both hosts (nftables, both kinds of iptables, ipset) were evaluated
-for the packets of this connection and for the replies. The named rule is the first rule that blocks the packets, and
-its counter is shown before and after the connections.
+How we know: while nccl-doctor itself listened on the master port, every host tried to connect to this port, and a
+connection failed. The kernel's firewall rules on both hosts (nftables, iptables-nft, iptables-legacy, ipset) were
+evaluated for the packets of this connection and for the replies. The report names the first rule that blocks the
+packets, and shows the values of this rule's counter before and after the test connections.
 
 Fix: run the commands in the report. The commands let the cluster's own addresses reach the master port and the ports
 that NCCL and gloo get from the kernel (`net.ipv4.ip_local_port_range`). The commands use the tool that manages the
@@ -73,13 +73,17 @@ def stops_master(blame: Blame, snapshot: Snapshot) -> bool:
 
 
 def by_rule(view: View, *, master: bool) -> list[list[Blame]]:
-    """Group hosts by blocking rule, for rules that block the master port or, if ``master`` is False, for all others."""
+    """Group hosts by the rule that blocks their connections.
+
+    If ``master`` is True, only rules that block the master port are considered, otherwise only rules that do not block
+    the master port.
+    """
     groups = alike(view.dials.firewall.blames)
     return [each for each in groups if any(stops_master(blame, view.snapshot) for blame in each) is master]
 
 
 def alike(blames: Sequence[Blame]) -> list[list[Blame]]:
-    """Return the hosts, in order of node rank, grouped by the rule that blocks their connections."""
+    """Sort hosts by node rank, and group them by the rule that blocks their connections."""
     blames = sorted(blames, key=lambda blame: (blame.host.node.node_rank, blame.direction))
     inward = {blame.host.name: blame for blame in blames if blame.direction == "input" and blame.redirects}
 
@@ -105,7 +109,7 @@ def _hosts(blames: Sequence[Blame]) -> tuple[str, ...]:
 
 
 def gaps(view: View, *, master: bool) -> Iterator[Unjudged]:
-    """Yield the hosts whose rules could not be read and may explain a failed connection."""
+    """Yield the hosts whose firewall rules could not be read, if these rules may explain a failed connection."""
     snapshot = view.snapshot
     apart = {host.name for host in snapshot.hosts if is_unreached(snapshot, host)}
     mine = [gap for gap in view.dials.firewall.gaps if to_master(gap.dial, snapshot) is master]

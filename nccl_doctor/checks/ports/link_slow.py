@@ -1,17 +1,18 @@
-"""A host, pair of hosts or rail is far slower than the others or loses packets, or a GPU or NIC has lost PCIe lanes.
+"""A host, a pair of hosts or a rail is far slower than usual or loses packets, or a GPU or NIC has lost PCIe lanes.
 
-What it means: every rank of a ring waits for its slowest link, so one bad link slows the whole job. Typical causes are
-a cable or transceiver with lost lanes, a port at a reduced rate, half duplex, or a NIC in a narrow PCIe slot. Traffic
-shaping, an MTU mismatch or a lossy port also slows a link. The diagnosis is an error instead of a warning if the rate
-is below a tenth of the usual rate.
+What it means: all ranks of a ring wait for the slowest link of the ring, so one bad link slows the whole job. Typical
+causes are a cable or transceiver with lost lanes, a port at a reduced rate, half duplex, or a NIC in a narrow PCIe
+slot. Traffic shaping, an MTU mismatch or a lossy port also slows a link. The diagnosis is an error instead of a warning
+if the rate is below a tenth of the usual rate.
 
 How we know: with `--rate`, the hosts send data to each other over TCP, between the addresses that NCCL uses. In each
 round, every host sends to one host and receives from another. A pair of hosts is measured again, alone, if its rate is
 less than half of the usual rate. A pair of hosts is also measured again if it retransmitted at least 0.8% of its
-segments, and at least ten times the usual share. The diagnosis names a host, with the direction, if its whole row or
-column of the rate matrix is bad. A pair is named if only the rates of that pair are bad. A rail is named if its rate on
-all hosts is low compared with other rails or with the speed of its links. If the sending thread lacked CPU time, the
-receiver was late, or interrupts occupied a CPU, the report blames the host's CPU instead of a link.
+segments and this share is at least ten times the usual share. If nearly all rates at which a host sends or receives are
+bad, the diagnosis names this host and the direction. A pair is named if only the rates of that pair are bad. A rail is
+named if its rate on all hosts is low compared with other rails or with the speed of its links. If the sending thread
+lacked CPU time, the receiver was late, or interrupts occupied a CPU, the report blames the host's CPU instead of a
+link.
 
 In every run, the current_link_width of each GPU that the job sees is compared with the maximum that both ends of the
 PCIe link support. A reduced PCIe link speed proves nothing, because GPUs reduce the link speed when idle. An idle GPU

@@ -1,9 +1,9 @@
 """A NetworkPolicy in the namespace drops connections between the job's pods.
 
-What it means: if any policy selects a pod, all traffic of the pod that no policy allows is silently dropped. Policies
-are usually written for services and list the ports of these services. NCCL and gloo, however, listen on ports that the
-kernel chooses, and every pod connects to every other pod. If a policy blocks these connections, the job hangs in its
-rendezvous or at its first collective.
+What it means: if any policy selects a pod, the pod's traffic is silently dropped unless a policy allows this traffic.
+Policies are usually written for services and list the ports of these services. NCCL and gloo, however, listen on ports
+that the kernel chooses, and every pod connects to every other pod. If a policy blocks these connections, the job hangs
+in its rendezvous or at its first collective.
 
 How we know: a connection between two pods failed, and the namespace's policies from the API server do not allow this
 connection. The policies are evaluated for the labels and addresses of both pods and for the port. If the test

@@ -1,16 +1,16 @@
 """Connections to a host fail with "No route to host".
 
 What it means: The kernel received an ICMP message such as "host unreachable" for the target address, or no host
-answered its ARP requests. Between hosts that can ping each other, the cause is a firewall's REJECT rule (firewalld's
-default). If the hosts can't ping each other, the cause is an interface in a different network, or an address that no
+answered its ARP requests. If the hosts can ping each other, the cause is a firewall's REJECT rule, which is firewalld's
+default. If the hosts can't ping each other, the cause is an interface in a different network, or an address that no
 host has.
 
 How we know: the log contains NCCL's "Connect to 10.0.0.2<4242> failed : No route to host", or errno 113 in torch or
 gloo. NCCL 2.24 and later retry 34 times and log the retries only at INFO level.
 
 Fix: Allow connections from the cluster's own addresses on the host that rejects them. `nccl-doctor check` shows the
-rule, and a command that allows connections from these addresses only. NCCL's ports come from the whole ephemeral range,
-so opening only the master port is not sufficient.
+rule that rejects the connections, and a command that allows only connections from the cluster's own addresses. NCCL's
+ports come from the whole ephemeral range, so opening only the master port is not sufficient.
 
 References: NCCL's src/misc/socket.cc and src/os/linux.cc; connect(2) on EHOSTUNREACH.
 """

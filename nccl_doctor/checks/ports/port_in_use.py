@@ -6,8 +6,8 @@ wait for rank 0 until they time out.
 How we know: on the master, nccl-doctor set SO_REUSEADDR and then called bind and listen, as torch's TCPStore does. The
 socket tables explain why the calls failed:
 
-- `listener`: a process, such as a stale rank, a second job or another service, listens on the port at one or all
-  addresses.
+- `listener`: a process, such as a stale rank, a second job or another service, listens on the port, at one address or
+  at all addresses.
 - `bound`: a process has bound the port but does not listen, so `ss -l` does not show the socket.
 - `outbound`: the port is the source port of an outgoing connection, because `ip_local_port_range` contains the master
   port.
@@ -102,7 +102,10 @@ def _evidence(trial: PortTrial) -> Iterator[str]:
 
 
 def _published(trial: PortTrial) -> bool:
-    """Return whether only docker-proxy, which publishes container ports, occupies the port (libnetwork/portmapper)."""
+    """Return whether docker-proxy is the only program that occupies the port.
+
+    This program publishes the ports of containers (libnetwork/portmapper).
+    """
     programs = [PurePath((holder.command.split() or [""])[0]).name for holder in trial.holders]
     return bool(programs) and set(programs) == {"docker-proxy"}
 

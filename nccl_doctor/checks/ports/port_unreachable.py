@@ -20,20 +20,22 @@ a host connect to each other, the host also connects to itself. The master conne
 with several ranks connects to its own ephemeral ports.
 
 The diagnosis names the smallest set of hosts that explains all failures. For example, if one host is cut off from four
-others, only that host is named. If several sets are equally small, all of them are named. If connections fail in only
-one direction, the diagnosis names the host that reports the failure. Failures in one direction do not prove that the
-other host is at fault. No conclusion is drawn about a pair of hosts if one host reports that a connection failed but
-the other host accepted the connection. Each host also makes 64 simultaneous connections (32 in clusters of more than 16
-hosts) to the next host. Hosts on which some ports answer late or not at all are tested in the same way. If only some of
-these connections get an answer, the path loses random packets, or all packets between certain ports. Packet loss on
-certain ports is typical of a failed bond member or one failed route among several.
+others, only that host is named. If several equally small sets of hosts explain the failures, the diagnosis names all of
+these sets. If connections fail in only one direction, the diagnosis names the host that reports the failure. Failures
+in one direction do not prove that the other host is at fault. No conclusion is drawn about a pair of hosts if one host
+reports that a connection failed but the other host accepted the connection. Each host also makes 64 simultaneous
+connections (32 in clusters of more than 16 hosts) to the next host. Hosts on which some ports answer late or not at all
+are also tested with simultaneous connections. If only some of the simultaneous connections get an answer, the path
+loses packets at random, or loses all packets between certain ports. Packet loss on certain ports is typical of a failed
+bond member or one failed route among several.
 
 Fix: ask your network administrator to allow all TCP ports between the cluster's hosts, in both directions. In a cloud,
-check the security group of both instances (a rule whose source is the group itself) and the subnet's network ACL.
-Network ACLs are stateless, so they must allow both the connections and the replies. Outside a cloud, the cause is a
-firewall between two networks, or a switch's ACL or port isolation. If a host's own firewall rules could not be read,
-look at these rules first, as root: `nft list ruleset` and `iptables-save`. Traffic between pods is also filtered by the
-nodes' forward chains and the network plugin, which a pod can't inspect.
+check the subnet's network ACL and the security groups of both instances. If both instances are in the same security
+group, the group needs a rule whose source is the group itself. Network ACLs are stateless, so they must allow both the
+connections and the replies. Outside a cloud, the cause is a firewall between two networks, or an ACL or port isolation
+on a switch. If a host's own firewall rules could not be read, look at these rules first, as root: `nft list ruleset`
+and `iptables-save`. Traffic between pods is also filtered by the nodes' forward chains and the network plugin, which a
+pod can't inspect.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -177,7 +179,7 @@ def _sentence(name: str, dials: list[FailedDial], count: int) -> str:
 
 
 def _all(view: View, group: FailureGroup, dials: list[FailedDial], rail: Rail | None) -> Finding:
-    """Return one finding for a group of hosts in which none is more likely to be at fault than the others."""
+    """Return one finding for a group of hosts that are all equally likely to be at fault."""
     names = tuple(node.name for node in view.snapshot.cluster.nodes if node.name in group.hosts)
     pairs = {(dial.src, dial.dst) for dial in dials}
     if len(names) == 2:
@@ -243,7 +245,7 @@ def _means(dial: FailedDial) -> str:
 
 
 def _refused_at_home(sentence: str, dials: Sequence[FailedDial], evidence: Sequence[str]) -> Finding | None:
-    """Return a finding if all these connections fail with EACCES on the connecting hosts themselves (ip-rule(8))."""
+    """Return a finding if the connecting hosts' own kernels refuse all ``dials`` with EACCES (see ip-rule(8))."""
     if not dials or any((dial.outcome, dial.error) != ("failed", "EACCES") for dial in dials):
         return None
     sources = tuple(sorted({dial.src for dial in dials}))
@@ -322,7 +324,7 @@ def _leave_out(view: View, rail: Rail) -> Fix | None:
 
 
 def between(kube: KubeFacts, ends: Collection[str]) -> str | None:
-    """Return advice on what to check between pods, or None if no host is a pod."""
+    """Return advice on filters to check between pods, or None if none of the hosts in ``ends`` is a pod."""
     pods = [kube.pods[name] for name in ends if name in kube.pods]
     if not pods:
         return None

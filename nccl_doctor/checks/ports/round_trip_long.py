@@ -4,12 +4,12 @@ What it means: the job runs, but the connections of one host delay the job's man
 path through another site or a VPN, an overloaded switch, a duplex mismatch, or a port that loses packets.
 
 How we know: the kernel measures the round-trip times and retransmissions of each connection in the port test
-(TCP_INFO). A host is reported if its shortest round trip is at least ten times as long as usual and at least 5 ms
-longer. A host is also reported if packets were retransmitted on at least half of its connections, but on few
-connections between other hosts. Busy hosts are ignored. The diagnosis is a warning if many of 64 simultaneous
-connections got no answer, or got an answer only after their first packet was resent. The diagnosis is also a warning if
-32 KiB of data did not arrive within 1.5 s although full-size packets arrived. Such a path loses packets at random, or
-limits new connections.
+(TCP_INFO). A host is reported if its shortest round-trip time is at least ten times the usual time and exceeds the
+usual time by at least 5 ms. A host is also reported if packets were retransmitted on at least half of its connections,
+but on few connections between other hosts. Busy hosts are ignored. The diagnosis is a warning if many of 64
+simultaneous connections got no answer, or got an answer only after their first packet was resent. The diagnosis is also
+a warning if 32 KiB of data did not arrive within 1.5 s although full-size packets arrived. The cause of late or missing
+answers or data is a path that loses packets at random or limits new connections.
 
 Fix: examine the path to the other hosts with `tracepath` and the port's errors with `ethtool -S`. `nccl-doctor check
 --rate` measures each pair of hosts.
@@ -104,7 +104,7 @@ def _lossy(view: View) -> Iterator[Finding]:
 
 
 def _resends(trips: Trips, others: list[Trips]) -> bool:
-    """Return whether at least half of the host's connections had retransmissions, but few between other hosts did."""
+    """Return whether at least half of the host's connections, but few between other hosts, had retransmissions."""
     # each of its dials is also counted for the host at the other end
     elsewhere = sum(other.again for other in others) - trips.again
     dials = sum(other.pairs for other in others) - trips.pairs

@@ -233,7 +233,7 @@ def _rdma(sides: Sides) -> Iterator[Aspect]:
 
 
 def _lacking(sides: Sides, prefix: str, what: str) -> str:
-    """Describe the devices that can't be used in the container; return "" if all can be used."""
+    """Describe the devices that can't be used in the container. The text is empty if all devices can be used."""
     there = [path for path in sides.outside.devices if path.startswith(prefix)]
     inside = {path: error for path, error in sides.inside.devices.items() if path.startswith(prefix)}
     refused = [f"{path} ({error})" for path, error in inside.items() if error is not None]

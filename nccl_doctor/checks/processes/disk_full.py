@@ -1,8 +1,8 @@
 """A disk is full, or a user's quota is exhausted.
 
 What it means: A checkpoint, a cache or a log could not be written. The rank that could not write a file exits, and the
-other ranks wait for that rank in vain. If /tmp is full, torch.compile, Ray, dumps of a hanging job, and programs that
-create sockets in /tmp fail.
+other ranks wait for that rank in vain. If /tmp is full, torch.compile, Ray and programs that create sockets in /tmp
+fail, and a hanging job can't write its dumps.
 
 How we know: as the SSH user, the check uses statvfs(3) to read the free space and the free inodes of TMPDIR, /tmp and
 /var/tmp. A directory with less than 64 MiB of free space or fewer than 100 free inodes is reported. Logs contain

@@ -5,8 +5,8 @@ hosts. In each process, NCCL's bootstrap, the store and gloo have sockets to the
 files.
 
 How we know: the limit RLIMIT_NOFILE of a command that is started over SSH is compared with an estimate of 256 files
-plus 16 files per rank of the job. The 256 files are for Python, torch and the libraries of torch. Each rank counts as
-16 files, since NCCL opens several sockets per peer, and more with NCCL_NSOCKS_PERTHREAD. The process of the first rank
+plus 16 files per rank of the job. The 256 files are for Python, torch and torch's libraries. Each rank counts as 16
+files, since NCCL opens several sockets per peer, and more with NCCL_NSOCKS_PERTHREAD. The process of the first rank
 serves the store and the bootstrap for all ranks. The common limit of 1024 files is estimated to be enough for 48 ranks,
 but some jobs of 32 ranks with several communicators have failed with this limit. The soft limit is checked, because
 NCCL raises it to the hard limit only in the process that serves the bootstrap.

@@ -44,7 +44,10 @@ REMEDY = Fix(
     row="limits",
 )
 def pinned_memory_short(view: View) -> Findings:
-    """Yield one finding per amount of memory that can't be pinned: a warning on a GB10, otherwise a note."""
+    """Yield one finding per amount of memory that can't be pinned.
+
+    The finding is a warning on a GB10, and a note on other hosts.
+    """
     sides = view.nccl.rdma.sides
     short = ((memory, host.name) for host, facts in view.facts if (memory := _unpinnable(facts, sides.get(host.name))))
     for (total, free, shared), hosts in grouped(short).items():
@@ -61,7 +64,7 @@ def pinned_memory_short(view: View) -> Findings:
 
 
 def _unpinnable(facts: HostFacts, side: RdmaSide | None) -> tuple[int, int, bool] | None:
-    """Return CmaTotal and CmaFree in KiB, and whether GPU and CPU share memory, or None if RDMA is not affected."""
+    """Return CmaTotal and CmaFree in KiB, and whether GPU and CPU share memory. Return None if RDMA is not affected."""
     cma = known(facts.limits).cma_kib
     shared = not isinstance(facts.gpus, Unknown) and any("GB10" in gpu.name for gpu in facts.gpus)
     return (*cma, shared) if cma is not None and cma[1] > cma[0] and registers(facts, side) else None

@@ -5,7 +5,7 @@ warning, because the process affects only jobs that need the same resources. A p
 a GPU that the job needs, is reported as an error (port-in-use, gpu-in-use).
 
 How we know: the check lists the processes of every host, and groups them into jobs by their parents and by the
-variables that launchers set. The following count as left behind:
+variables that launchers set. The following are considered to be left behind:
 
 - ranks of torchrun, torch.distributed.launch, DeepSpeed, Accelerate, MPI or multiprocessing (recognized by
   `LOCAL_RANK`, `--local_rank` or `multiprocessing.spawn`) whose parent is now PID 1 or another process that adopts
@@ -104,7 +104,7 @@ def _remedies(left: list[TrainingJob], gone: list[GpuProcess], *, whole: bool) -
 
 
 def _gone(facts: HostFacts) -> list[GpuProcess]:
-    """Return the GPU memory entries of processes that no longer exist, or an empty list in a container."""
+    """Return the GPU memory entries of processes that no longer exist. In a container, the list is always empty."""
     if isinstance(facts.gpu_processes, Unknown) or isinstance(facts.identity, Unknown) or facts.identity.container:
         return []
     return [use for use in facts.gpu_processes if not use.alive]

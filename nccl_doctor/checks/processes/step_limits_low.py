@@ -6,11 +6,11 @@ of the time. If the ranks exceed the memory limit, the kernel kills a rank ("Kil
 the job step does not see all GPUs of the job, at least one rank has no GPU.
 
 How we know: the check starts a job step and determines how many CPUs a process of the step may use, from
-sched_getaffinity(2) and the CPU limit of the process's control group. The memory limit is the lowest of the limits of
-that control group and of the group's ancestors. The GPUs that nvidia-smi shows in the step are compared with those that
-`scontrol -d show job` lists for the node. The step has no CPU binding and gets all resources of the job on the node,
-which is srun's default without `--exact`. Less than one CPU or less than 2 GiB of memory per rank is reported as a
-warning. Less than 512 MiB of memory per rank is reported as an error, because loading torch and CUDA requires more
+sched_getaffinity(2) and the CPU limit of the process's control group. The memory limit is the lowest limit among the
+process's control group and the ancestors of that group. The GPUs that nvidia-smi shows in the step are compared with
+those that `scontrol -d show job` lists for the node. The step has no CPU binding and gets all resources of the job on
+the node, which is srun's default without `--exact`. Less than one CPU or less than 2 GiB of memory per rank is reported
+as a warning. Less than 512 MiB of memory per rank is reported as an error, because loading torch and CUDA requires more
 memory. Outside Slurm, the memory limit of the container's or login session's control group is checked. With
 vm.overcommit_memory=2, the memory that processes may still allocate (CommitLimit minus Committed_AS) is checked, too.
 

@@ -15,8 +15,8 @@ bandwidth. For GeForce GPUs, most of which do not support P2P, the diagnosis is 
 
 Fix: run `modprobe nvidia_peermem` and list the module in /etc/modules-load.d, or install the driver's open kernel
 modules. Add `iommu=pt` to the kernel command line; if that is not enough, use `amd_iommu=off`, or turn VT-d off in the
-firmware. Turn ACS off in the firmware settings, or until the next boot with `setpci -s BRIDGE ECAP_ACS+6.w=0000`. As a
-workaround for transfers between GPUs, set NCCL_P2P_DISABLE=1, with which NCCL uses shared memory.
+firmware. Turn ACS off in the firmware settings, or run `setpci -s BRIDGE ECAP_ACS+6.w=0000` to turn ACS off until the
+next boot. As a workaround for transfers between GPUs, set NCCL_P2P_DISABLE=1, so that NCCL uses shared memory.
 
 References: NCCL's guide, "Troubleshooting", GPU Direct and PCI Access Control Services; NVIDIA/nccl issues 631, 2079.
 """
@@ -119,7 +119,10 @@ def _hindrances(facts: HostFacts) -> Iterator[str]:
 
 
 def _between(host: Host, facts: HostFacts) -> tuple[tuple[str, ...], str, bool] | None:
-    """Return evidence of indirect PCIe paths between GPUs, the GPUs' number and model, and whether they are GeForce."""
+    """Describe the indirect PCIe paths between a host's GPUs.
+
+    The description contains the evidence, the number and model of the GPUs, and whether the GPUs are GeForce models.
+    """
     pci, gpus = known(facts.pci), visible_gpus(host.node, facts)
     env = {**({} if isinstance(facts.env, Unknown) else facts.env), **host.node.env}
     linked = pci.nvswitches or any(LINKED.search(gpu.name) for gpu in gpus)

@@ -1,10 +1,10 @@
 """The GID that NCCL would use on a RoCE port is missing, or has a different type from the GIDs of the other hosts.
 
-What it means: the GID table of a RoCE port contains two entries, one for RoCE v1 and one for RoCE v2, for the
-link-local address and for each IP address. NCCL chooses a GID index and sends the GID at that index to the other side.
-An empty entry leads to "Call to ibv_modify_qp failed" with errno 61 (No data available) or 22 (Invalid argument), and
-to "local GID ::" in the message. With RoCE v1 on one side and RoCE v2 on the other, the queue pair is established, but
-all packets are dropped until completions fail with status 12.
+What it means: for the link-local address and for each IP address, the GID table of a RoCE port contains one entry for
+RoCE v1 and one entry for RoCE v2. NCCL chooses a GID index and sends the GID at that index to the other side. An empty
+entry leads to "Call to ibv_modify_qp failed" with errno 61 (No data available) or 22 (Invalid argument), and to "local
+GID ::" in the message. With RoCE v1 on one side and RoCE v2 on the other, the queue pair is established, but all
+packets are dropped until completions fail with status 12.
 
 If NCCL_IB_GID_INDEX is set, NCCL uses that index on every port of the job without a check. Before version 2.21, NCCL
 uses index 0 if NCCL_IB_GID_INDEX is not set. From version 2.21 on, NCCL uses the first RoCE v2 entry with an IPv4
@@ -13,9 +13,9 @@ NCCL_IB_ROCE_VERSION_NUM affect the choice of a GID. If no RoCE v2 entry has an 
 GID at index 0. The indexes of GIDs may change after a reboot, or when an address, a bond or a VLAN is added.
 
 How we know: the check reads each port's GID table in /sys/class/infiniband, and determines the index that the host's
-NCCL version uses. An empty entry at that index is reported. A GID is also reported if most hosts have a GID of a
-different type on the port at the same position in their lists. Nothing is reported if all RoCE ports lack IPv4
-addresses, since link-local GIDs can communicate within a network segment.
+NCCL version uses. The check reports an empty entry at that index, and a GID whose type differs from the type that most
+hosts use on the port at the same position in their lists. Nothing is reported if no RoCE port has an IPv4 address,
+since ports with link-local GIDs can communicate within a network segment.
 
 Fix: from NCCL 2.21 on, unset NCCL_IB_GID_INDEX. If no GID entry has an IP address, assign an IP address to the network
 interface of the port. Let containers use the host's network, because a container can't use the GIDs of another network

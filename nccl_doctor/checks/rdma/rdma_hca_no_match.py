@@ -4,7 +4,7 @@ What it means: NCCL logs "No device found" and continues over TCP sockets, at a 
 the diagnosis is an error, because NCCL fails with "Failed to initialize any NET plugin" ("network IB not found" before
 NCCL 2.27). The diagnosis is an error if other hosts use RDMA, because sockets can't connect to RDMA devices. With
 sockets on one side and RDMA on the other, the job fails with "socketFinalizeAccept: wrong type", or hangs with NCCL
-versions before 2.16. Without GPUs, the diagnosis is a warning, since gloo does not use RDMA.
+versions before 2.16. If the job uses no GPUs, the diagnosis is a warning, since the gloo backend does not use RDMA.
 
 The value of NCCL_IB_HCA is a list of RDMA devices (mlx5_0, rocep1s0f0), not of network interfaces (eth0). An entry of
 NCCL_IB_HCA matches every device whose name begins with that entry. A leading "=" means that names must match exactly,
@@ -100,7 +100,10 @@ def _fix(lists: dict[str, RdmaList]) -> Fix:
 
 
 def _meant(rdma: RdmaList) -> list[str]:
-    """Return the devices whose names or interfaces resemble an entry of NCCL_IB_HCA, or all devices if none do."""
+    """Return the devices with a name or interface similar to an entry of NCCL_IB_HCA.
+
+    Without such a device, return all devices.
+    """
     items = [item.name.strip(" =\"'") for item in rdma.spec.items]
     there = [(device.name, {gid.interface for gid in port.gids}) for device, port in rdma.present]
     close = [

@@ -96,7 +96,7 @@ def has_gb10(facts: HostFacts) -> bool:
 
 
 def _bare_halves(rdma: RdmaList) -> Iterator[tuple[RdmaEntry, RdmaEntry]]:
-    """For each port of which only one half has an IP address, yield the half without and the half with an address."""
+    """Yield the halves of each port of which only one half has an IP address. The half without an address is first."""
     for a, b in rdma.halves:
         bare = [not any(map(is_usable, entry.port.gids)) for entry in (a, b)]
         if bare[0] != bare[1]:

@@ -1,4 +1,4 @@
-"""Hosts differ in the RDMA devices that NCCL uses, in the states of ports, or in the support for GPUDirect.
+"""Hosts have different numbers of RDMA devices or different port states, or only some hosts can use GPUDirect.
 
 What it means: NCCL connects the devices that are at the same position in the hosts' device lists. If a host has fewer
 devices, or one of its devices is down, some channels share a device, and the host slows down all other hosts. If the
@@ -75,7 +75,10 @@ def rdma_mismatch(view: View) -> Findings:
 
 
 def _profile(rdma: RdmaList, facts: HostFacts, names: set[str]) -> Iterator[tuple[str, str]]:
-    """Yield subjects and values that must be equal on all hosts; NCCL uses the devices in ``names`` on some hosts."""
+    """Yield the properties that must have the same values on all hosts, with these values.
+
+    A port that is down is included only if its device is in ``names``.
+    """
     # otherwise the cause that hides them has its own diagnosis
     if not rdma.closed and (rdma.entries or not rdma.present):
         yield DEVICES, str(len(rdma.entries))

@@ -1,10 +1,9 @@
 """Two RDMA devices that NCCL connects share no network, or can't communicate for another reason.
 
-What it means: NCCL connects the first RDMA device in each host's list with the first one in the next host's list, the
-second with the second, and so on. NCCL does not check whether the two devices of a pair can reach each other. If two
-paired devices can't communicate, the job hangs, or fails with "Call to ibv_modify_qp failed" and errno 110 (Connection
-timed out), 113 (No route to host) or 101 (Network is unreachable). From NCCL 2.24 on, the job fails only after a minute
-of retries.
+What it means: NCCL connects each RDMA device in a host's list with the device at the same position in the next host's
+list. NCCL does not check whether the two devices of a pair can reach each other. If two paired devices can't
+communicate, the job hangs, or fails with "Call to ibv_modify_qp failed" and errno 110 (Connection timed out), 113 (No
+route to host) or 101 (Network is unreachable). From NCCL 2.24 on, the job fails only after a minute of retries.
 
     node1 [0] mlx5_0  10.1.0.1  ----x----  node2 [0] mlx5_0  10.2.0.2
     node1 [1] mlx5_1  10.2.0.1  ----x----  node2 [1] mlx5_1  10.1.0.2
@@ -21,8 +20,8 @@ interface count, since RoCE packets leave through no other interface. For Infini
 prefixes and the partition keys at index NCCL_IB_PKEY. The port test connects the paired interfaces over TCP, with both
 sockets bound to the interfaces' addresses. If two paired interfaces are in the same network but get no answer from each
 other, the switch is dropping packets. If two paired interfaces are in different networks, an `ip rule` that matches
-their addresses counts as a route. Whether a path through a default gateway works is not checked. Packet filters are
-ignored, since RDMA packets bypass them.
+their addresses counts as a route. The check does not test whether a path through a default gateway works. Packet
+filters are ignored, since RDMA packets bypass them.
 
 Fix: cable the hosts in the same way, or assign addresses so that devices at the same position in the lists are in one
 network. If the network can't be changed, set NCCL_IB_HCA on each host to a list of matching devices with "=" in front.

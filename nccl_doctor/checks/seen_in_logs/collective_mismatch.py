@@ -103,7 +103,7 @@ _MUST_AGREE = frozenset(
 
 @dataclass(frozen=True)
 class Work:
-    """A collective in which a rank is waiting, with "" as the group if the group is unknown."""
+    """A collective in which a rank is waiting. ``group`` is "" if the process group is unknown."""
 
     rank: int
     group: str
@@ -129,7 +129,8 @@ def groups_of(events: Iterable[Event]) -> Groups:
     """Return the process groups that log lines name.
 
     The timeout message names a group only in recent versions of torch, but later messages of the same rank name the
-    group in all versions. If a rank and sequence number belong to several groups, the group is "".
+    group in all versions. If the log lines name several groups for the same rank and sequence number, the group is
+    recorded as "".
     """
     known: Groups = {}
     for event in events:
@@ -143,7 +144,7 @@ def groups_of(events: Iterable[Event]) -> Groups:
 
 
 def works(events: Iterable[Event], known: Groups) -> list[tuple[Event, Work]]:
-    """Return the events that name a collective, each with the collective.
+    """Return pairs of an event and the collective that the event names.
 
     If only one process group is known, all events are assumed to belong to that group.
     """
@@ -160,10 +161,10 @@ def works(events: Iterable[Event], known: Groups) -> list[tuple[Event, Work]]:
 
 
 def are_comparable(works: Iterable[Work]) -> bool:
-    """Return whether the sequence numbers belong to one process group.
+    """Return whether all sequence numbers belong to one process group and can therefore be compared.
 
-    The result is False if a rank has two sequence numbers without a known group, since the rank belongs to two groups
-    or the job ran twice.
+    If one rank has two sequence numbers without a known group, the result is False, because the rank belongs to two
+    groups or the job ran twice.
     """
     at: dict[int, tuple[int, str]] = {}
     groups: set[str] = set()
@@ -175,7 +176,7 @@ def are_comparable(works: Iterable[Work]) -> bool:
 
 
 def mismatch(events: Iterable[Event]) -> list[Event]:
-    """Return the events of ranks that use one sequence number for different collectives or sizes."""
+    """Return the events of ranks whose collectives have the same sequence number but different types or sizes."""
     groups: dict[str, list[tuple[Event, Work]]] = {}
     waits = [event for event in events if event.name == "collective-timeout"]
     for event, work in works(waits, groups_of(waits)):
@@ -202,7 +203,7 @@ def waits_of(case: Case) -> list[Work]:
 
 
 def places_of(waits: Iterable[Work]) -> dict[Place, list[int]]:
-    """Return the ranks that wait at each place. In a known group, only the first place of each rank is used."""
+    """Map each place to the ranks that wait there. In each known group, a rank counts only at its first place."""
     places: dict[Place, list[int]] = {}
     first: dict[tuple[int, str], int] = {}
     for work in waits:

@@ -1,17 +1,18 @@
 """A collective did not finish in time.
 
 What it means: a rank did not take part in a collective, or the rank's data did not reach the other ranks. The log shows
-the waiting ranks. Look for a rank that the log does not show as waiting, that has a lower SeqNum, or that prints
+the waiting ranks. Look for a rank that is not among the waiting ranks, has a lower SeqNum than the others, or prints
 nothing.
 
 How we know: the watchdog of torch's ProcessGroupNCCL prints "Watchdog caught collective operation timeout" with the
 SeqNum and the OpType of the collective. With gloo, the message is "Timed out waiting 1800000ms for recv operation".
 Horovod prints lists of stalled ranks. The message of nccl2, the default backend since torch 2.15, is
-"[TC][rank=1][name=0] Operation timed out after 600012 ms", without the name or number of the collective. If no
-collective had finished before the timeout (the last completed work is -1), the ranks never connected, so the network is
-to blame. A log that stops without a timeout, a fault or a normal end can lead to this diagnosis. The diagnosis is a
+"[TC][rank=1][name=0] Operation timed out after 600012 ms", without the name or number of the collective. If the last
+completed work is -1, no collective finished before the timeout, so the ranks never connected, and the network is to
+blame. A log that stops without a timeout, a fault or a normal end can lead to this diagnosis. The diagnosis is a
 warning if all ranks of a host connected over shared memory and their script printed nothing more, because such a log
-may be an excerpt. In other cases, the diagnosis is a note, because only the processes show whether the job hangs.
+may be an excerpt. For other logs that stop early, the diagnosis is only a note, because a log alone can't show whether
+the job hangs.
 
 Fix: compare the ranks' stacks with `py-spy dump`, or their collectives with torch's flight recorder. A step that only
 rank 0 performs, such as a checkpoint, an evaluation or a download, needs a longer timeout or a barrier of its own.
@@ -86,7 +87,7 @@ def _advice(case: Case) -> Advice:
 
 
 def _of_the_whole_job(case: Case) -> set[int]:
-    """Return the ranks that nccl2 reports as timed out if all its messages name group 0, which contains all ranks."""
+    """Return the ranks that nccl2 reports as timed out. The set is empty if a message names a group other than 0."""
     named = [(event.rank, match[1]) for event in case.cause.events if (match := _NCCL2.search(event.text))]
     ranks = {rank for rank, _ in named if rank is not None}
     return ranks if all(name == "0" for _, name in named) else set()
@@ -190,7 +191,7 @@ _TABLE_OF_GPUS = re.compile(
 
 
 def stalled(readings: list[Reading], facts: Facts) -> list[Event]:
-    """Return the events that show where the run stopped; an empty list if the run may still be in progress."""
+    """Return the events that show where the run stopped. The list is empty if the run may still be in progress."""
     for reading in readings:
         events = _complained(reading, facts) or _interrupted(reading) or _empty_table(reading, facts) or _busy(reading)
         if events:
@@ -209,7 +210,7 @@ def _complained(reading: Reading, facts: Facts) -> list[Event]:
 
 
 def _busy(reading: Reading) -> list[Event]:
-    """Return the last NCCL event and the later nvidia-smi row that shows busy GPUs."""
+    """Return the last NCCL event and, from a later nvidia-smi table, the row of a busy GPU."""
     rows, places = _events_of(reading, rule.BUSY), _events_of(reading, *_PLACES)
     after = reading.after(places[-1].line) if rows and places and places[-1].line < rows[-1].line else None
     if after is None or not all(map(_TABLE_OF_GPUS.match, after)):
@@ -241,7 +242,7 @@ def _left_waiting(readings: list[Reading], facts: Facts) -> list[Event]:
 
 
 def _silent(readings: list[Reading], facts: Facts) -> list[Event]:
-    """Return a log's last event if the ranks had connected and a program other than NCCL had printed a line."""
+    """Return the last event of a log that ends with a line from NCCL after all ranks have connected."""
     together = all(process.milestone is Milestone.COMPLETE for process in facts.processes.values())
     if not together or len(facts.hosts) != 1 or len(facts.processes) < 2 or facts.rows or facts.torn_down:
         return []
@@ -263,14 +264,14 @@ def _blamed(events: list[Event], name: str) -> list[Event]:
 
 
 def _standing_still(scene: Scene) -> list[Event]:
-    """Return the events that show a hang if the log contains no fault except an interrupt."""
+    """If the log contains no fault except an interrupt, return the events that show a hang."""
     if any(event.wording != rule.INTERRUPTED for event in scene.events):
         return scene.events
     return stalled(scene.log.readings, scene.log.facts) or scene.events
 
 
 def likely_hang(case: Case) -> Severity | None:
-    """Return the severity "warning" if only the log's end shows the hang, since the log may be an excerpt."""
+    """Return the severity "warning" if the hang is inferred only from the end of the log, which may be an excerpt."""
     wordings = {event.wording for event in case.cause.events}
     guessed = rule.BUSY in wordings or wordings <= {rule.STARTED, rule.CONNECTED}
     return Severity.WARNING if guessed else None

@@ -1,14 +1,15 @@
 """A CUDA call failed.
 
-What it means: A CUDA kernel or a GPU failed, not the network. CUDA reports errors asynchronously, so the call that the
-message names is not always the cause. After a severe error, such as an illegal memory access, all later CUDA calls of
-the process fail.
+What it means: The fault is in a CUDA kernel or a GPU, not in the network. CUDA reports errors asynchronously, so the
+call that the message names is not always the cause. After a severe error, such as an illegal memory access, all later
+CUDA calls of the process fail.
 
 How we know: The log contains "CUDA error", NCCL's "Cuda failure" or "unhandled cuda error", or an Xid message of the
 kernel.
 
 Fix: Set CUDA_LAUNCH_BLOCKING=1 to see which call failed. Xid and ECC errors (`dmesg`, `nvidia-smi -q`) point to the
-hardware. The message "busy or unavailable" points to another process or to the exclusive compute mode.
+hardware. The message "busy or unavailable" suggests that another process uses the GPU, or that the GPU is in the
+exclusive compute mode.
 
 References: CUDA runtime API, cudaError_t; NVIDIA's Xid catalogue.
 """

@@ -4,8 +4,8 @@ What it means: The kernel, the scheduler (for example at a time limit), a closin
 The other ranks lose their connections to the killed process.
 
 How we know: The log contains torchrun's "exitcode: -9" for the process that failed first, "Signal 9 (SIGKILL)", exit
-code 137, "CANCELLED … DUE TO TIME LIMIT", or SIGHUP. The SIGTERM that torchrun sends to the other workers after the
-first failure is ignored. SIGSEGV and SIGABRT mean that the process itself crashed.
+code 137, "CANCELLED … DUE TO TIME LIMIT", or SIGHUP. The check ignores the SIGTERM that torchrun sends to the other
+workers after the first failure. SIGSEGV and SIGABRT mean that the process itself crashed.
 
 Fix: Look for messages of the OOM killer in dmesg, and for messages of the scheduler with `sacct` or `kubectl describe`.
 Start long runs under tmux or nohup.
@@ -109,7 +109,7 @@ _ABORTED = -6
 
 
 def exit_code(event: Event) -> int | None:
-    """Return the exit code of the process that failed first; None if unknown. A negative code stands for a signal."""
+    """Return the exit code of the process that failed first, or None if unknown. A negative code means a signal."""
     first = _FIRST.search(event.text)
     return int(first["torchrun"] or first["deepspeed"]) if first else None
 
@@ -130,7 +130,7 @@ def blamed(events: Sequence[Event], source: Mapping[str, Reading], facts: Facts)
 
 
 def _blamed(event: Event, reading: Reading, losers: set[int | None]) -> Event:
-    """Add the rank and host from a launcher's summary, and blame the process if only its exit code is known."""
+    """Add the rank and host from a launcher's summary. Blame the process if only other ranks lost connections."""
     pid, code = _PID.search(event.text), exit_code(event)
     rows = [row for row in reading.summary if pid and row.pid == pid[1] and code in (None, row.code)]
     matches = [row for row in rows if row.label == label(event.prefix)] or rows
@@ -206,7 +206,7 @@ def _aborted(event: Event) -> bool:
 
 
 def _of_another(event: Event, losses: list[Event]) -> bool:
-    """Return whether an exception is the script's own and only other processes reported lost connections."""
+    """Return whether the script itself raised an exception, while only other processes reported lost connections."""
     others = all(loss.rank is not None and label(loss.prefix) != label(event.prefix) for loss in losses)
     return bool(losses) and others and _OWN.search(event.message) is not None
 
@@ -217,7 +217,7 @@ def only_frames(after: list[bytes] | None) -> bool:
 
 
 def _ended(scene: Scene) -> list[Event]:
-    """Return the events, graded so that the process that failed first is blamed."""
+    """Grade the events so that the process that failed first is blamed."""
     ends = {reading.name: reading for reading in scene.log.readings}
     events = [event for event in scene.events if not broken_off_after(event, ends[event.file])]
     left = {event.file for event in events if event.name in _LEFT and event.grade is Grade.SYMPTOM}
@@ -249,7 +249,8 @@ def _ended_after_a_wait(scene: Scene) -> list[Event]:
 def _latest_time(event: Event, reading: Reading) -> tuple[int, int, int] | None:
     """Return the latest time at which a line could have been written.
 
-    The result is the time of the line itself or, without one, of the next event that has a time.
+    The result is the time on the line itself. If the line has no time, the result is the time of the next event that
+    has a time.
     """
     later = (other for other in reading.events if other.order >= event.order and other.prefix.time is not None)
     return event.prefix.time or next((other.prefix.time for other in later), None)

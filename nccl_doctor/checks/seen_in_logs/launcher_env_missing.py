@@ -4,7 +4,7 @@ What it means: RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR or MASTER_PORT is missi
 started with python instead of torchrun. A script may fail because it expects --local_rank, which torchrun does not
 pass.
 
-MPI may fail to start if it can't use the launcher's PMI.
+MPI may fail to start if it can't use the launcher's process management interface (PMI).
 
 How we know: The log contains "environment variable RANK expected, but not set", "KeyError: 'LOCAL_RANK'", or
 "unrecognized arguments: --local-rank=0".

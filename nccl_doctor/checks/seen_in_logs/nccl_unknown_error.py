@@ -3,8 +3,8 @@
 What it means: The log contains only a warning without a known cause, or a general error such as "unhandled system
 error" or "internal error".
 
-How we know: NCCL printed a line that is not known to be harmless. Without NCCL_DEBUG, torch shows only the text after
-"Last error:".
+How we know: NCCL printed a message that nccl-doctor does not recognize as harmless. Without NCCL_DEBUG, torch shows
+only the text after "Last error:".
 
 Fix: Run the job again with NCCL_DEBUG=INFO, and pass all ranks' output to `nccl-doctor logs`. `nccl-doctor check` tests
 whether the hosts meet NCCL's requirements.
@@ -115,7 +115,7 @@ def _with_the_warning(scene: Scene) -> list[Event]:
 
 
 def _unknown_warning(case: Case) -> Severity | None:
-    """Return the severity "info" for unknown warnings in a log in which nothing failed."""
+    """Return the severity "info" for unknown warnings in a log that shows no failure."""
     only_warned = all(event.prefix.level == "WARN" for event in case.cause.events)
     return Severity.INFO if only_warned and not case.log.facts.gave_up else None
 

@@ -139,7 +139,7 @@ def _of_the_store(event: Event) -> bool:
 
 
 def _in_trouble(reading: Reading, line: int) -> bool:
-    """Return whether a fault precedes the line at which a communicator was aborted."""
+    """Return whether the log shows a fault before the line about an aborted communicator."""
     failed = any(item.grade > Grade.HINT and item.line < line and not _of_the_store(item) for item in reading.events)
     return failed or any(0 < line - item <= _STACK for item in reading.tracebacks)
 
@@ -158,7 +158,7 @@ def _without_shutdown_noise(scene: Scene) -> list[Event]:
 def _after_timeouts(scene: Scene) -> list[Event]:
     """Treat lost connections as a consequence if every other rank of the job timed out.
 
-    The first rank to exit can't have lost its connection to another rank.
+    The first rank to exit can't have lost a connection, because all other ranks were still running.
     """
     ends: dict[str, set[int | None]] = {}
     for event in scene.events:

@@ -4,7 +4,7 @@ What it means: An NCCL plugin, such as aws-ofi-nccl, FasTrak, UCX or SHARP, coul
 lost a connection. NCCL may continue over sockets, which are many times slower.
 
 How we know: The log contains warnings that begin with "NET/OFI" or another plugin's name, "Failed to initialize any NET
-plugin", or "network … not found". A message that no plugin was found is normal.
+plugin", or "network … not found". If NCCL only prints that no plugin was found, nothing is wrong.
 
 Fix: Check that the devices are in the container (/dev/infiniband) and that `fi_info -p efa` lists them. Check that the
 security group allows traffic between its members, and that the plugin is compatible with the NCCL version.
@@ -104,7 +104,7 @@ RULES = (
 
 
 def _weigh(event: Event, scene: Scene) -> Grade:
-    """Grade a missing plugin by whether NCCL fell back to sockets, and a plugin's advice by whether NCCL failed."""
+    """Grade a missing plugin higher if NCCL used sockets, and a plugin's advice higher if NCCL failed."""
     if event.wording == _RECOMMENDED:
         return Grade.LIKELY if "nccl-unknown-error" in scene.names else Grade.HINT
     sockets = any(process.network == "Socket" for process in scene.log.facts.processes.values())

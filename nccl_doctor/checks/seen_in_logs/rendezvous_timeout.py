@@ -1,14 +1,13 @@
 """Ranks waited for the master or for each other until the timeout.
 
-What it means: Not all ranks joined the rendezvous, because a host did not start, can't reach the master, or has a
-different master address, port or world size.
+What it means: Not all ranks joined the rendezvous, because a host did not start its ranks, can't reach the master, or
+has a different master address, port or world size.
 
 How we know: torch prints "The client socket has timed out after 60s while trying to connect to (10.0.0.2, 29500)" or
-"Timed out after 601 seconds waiting for clients". The log may also contain messages about the store-based barrier with
-a worker count below the world size, RendezvousTimeoutError, RendezvousConnectionError, or errors of JAX's coordination
-service.
+"Timed out after 601 seconds waiting for clients". Other signs are a store-based barrier that counts fewer workers than
+the world size, RendezvousTimeoutError, RendezvousConnectionError, and errors of JAX's coordination service.
 
-Fix: Start all hosts within the timeout, with the same --rdzv-endpoint, or with the same --master_addr and
+Fix: Start the job on all hosts within the timeout, with the same --rdzv-endpoint, or with the same --master_addr and
 --master_port. `nccl-doctor launch` prints the launch command of each host, and `nccl-doctor check` tests the port from
 every host.
 

@@ -4,8 +4,8 @@ What it means: NCCL and the network are not to blame. After the script of one ra
 their connections or wait until a timeout.
 
 How we know: torch prints an uncaught exception after a prefix such as "[rank1]:", or the log contains an error about
-shapes or devices. A launcher's "exitcode: 1" or summary of failures leads to this diagnosis only if no other line
-explains the failure.
+shapes or devices. A launcher's message "exitcode: 1", or its summary of failures, leads to this diagnosis only if no
+other line explains the failure.
 
 Fix: Read the traceback of the rank that the diagnosis names. If the log has no traceback, use `torchrun --log-dir DIR
 --tee 3` to keep every rank's output. The `record` decorator puts the traceback into torchrun's summary.
@@ -168,7 +168,7 @@ def _given_up(scene: Scene) -> list[Event]:
 
 
 def _summarised(scene: Scene) -> list[Event]:
-    """Blame the last row of torchrun's summary if the log has no other message about the exit; drop other rows."""
+    """Blame the last row of torchrun's summary, and drop other rows. If another line reports an exit, drop all rows."""
     rows = {event.file: event for event in scene.events if event.wording == _SUMMARY}
     notices = {event.file for event in scene.events if event.wording != _SUMMARY and _of_exit(event)}
     events = []
@@ -188,7 +188,7 @@ _OF_SHELL = 128
 
 
 def _first_to_fail(event: Event, reading: Reading) -> Event:
-    """Add the rank and host to an event. Negative exit codes, and a shell's exit codes above 128, stand for signals."""
+    """Add the failed rank and its host to an event. Exit codes below 0, and a shell's codes above 128, mean signals."""
     if not reading.summary:
         return event
     failed = reading.summary[-1]
@@ -230,7 +230,7 @@ _EXITED_TASKS = re.compile(r"srun: error: \S{1,255}: tasks? (\d[\d,-]{0,200}): E
 
 
 def _process(event: Event) -> tuple[str | None, int] | None:
-    """Return a key for the process that printed a line; None if the rank is unknown."""
+    """Return a key that identifies an event's process, or None if the rank is unknown."""
     return None if event.rank is None else (event.file if event.prefix.task is None else None, event.rank)
 
 

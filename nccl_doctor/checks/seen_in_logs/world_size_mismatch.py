@@ -4,8 +4,8 @@ What it means: Two processes have the same rank, a rank is equal to or greater t
 world sizes, or two jobs use the same address.
 
 How we know: NCCL prints "Bootstrap Root : rank 1 of 8 ranks has already checked in" or "mismatch in rank count from
-procs". Lightning or torch rejects a rank, or MPI prints "not enough slots". The log may contain two concurrent tables
-of nccl-tests, each with rank 0 on a different host.
+procs". Lightning or torch rejects a rank, or MPI prints "not enough slots". The log may contain the tables of two
+overlapping nccl-tests runs, in which rank 0 is on different hosts.
 
 Fix: Compare RANK, WORLD_SIZE, --nnodes, --node_rank, --nproc_per_node and the scheduler's tasks per node on all hosts.
 `nccl-doctor launch` prints the right values for each host.
@@ -106,7 +106,7 @@ _BARRIER = re.compile(r"world_size=(?P<size>\d+), worker_count=(?P<workers>\d+)"
 
 
 def _crowded_barrier(scene: Scene) -> list[Event]:
-    """Blame the world size if more workers than the world size reached a barrier."""
+    """Blame the world size if it is smaller than the number of workers that reached a barrier."""
 
     def is_crowded(event: Event) -> bool:
         barrier = _BARRIER.search(event.text) if event.name == "rendezvous-timeout" else None

@@ -5,11 +5,11 @@ job hangs or fails with "Detected mismatch between collectives on ranks"; otherw
 wrong.
 
 How we know: the hosts file lists the paths that must be the same, such as `same: [train.py, data/index.json, src]`. A
-relative path starts at the home directory, in which commands over SSH start, too. The check compares the SHA-256 digest
+relative path starts at the home directory, because commands over SSH start there. The check compares the SHA-256 digest
 and the size of a file, or of every file in a directory except the files in `__pycache__`. Links are not followed, but
 their target paths are compared. A Git checkout is compared by its commit, its index (staged changes) and its changed
 tracked files. The check does not run git, since git's configuration could start programs. A path that is missing on all
-hosts is reported, since the hosts file requires it.
+hosts is reported, since the hosts file requires the path.
 
 Fix: copy the file or directory from one host to the others (`rsync -a`, `git pull`), or keep code and data on a shared
 file system.
@@ -69,7 +69,7 @@ def _is_of_line(view: View, path: str) -> bool:
 
 
 def _summary(entry: SameEntry) -> str:
-    """Return a summary of an entry; entries with different contents have different summaries."""
+    """Return a summary of an entry. Entries with different contents have different summaries."""
     if entry.kind == "missing":
         return "missing"
     changed = hashlib.sha256(repr(sorted(entry.files.items())).encode()).hexdigest()[:12] if entry.files else ""

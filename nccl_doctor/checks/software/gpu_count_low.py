@@ -8,8 +8,8 @@ How we know: the GPUs that nvidia-smi lists are compared with `nproc_per_node` a
 file, or with CUDA_VISIBLE_DEVICES in the ranks' environment. If torch is built for ROCm, the GPUs that the amdgpu
 driver manages are counted instead. For AMD GPUs, HIP_VISIBLE_DEVICES replaces CUDA_VISIBLE_DEVICES, and
 ROCR_VISIBLE_DEVICES is applied first. If a host has one GPU fewer than similar machines, the missing GPU has usually
-fallen off the bus, which Xid 79 in the kernel log confirms. A job is assumed to run on CPUs if all hosts lack GPUs and
-neither the hosts file nor CUDA_VISIBLE_DEVICES requests any.
+fallen off the bus, and Xid 79 in the kernel log confirms this. A job is assumed to run on CPUs if no host has a GPU,
+and neither the hosts file nor CUDA_VISIBLE_DEVICES requests GPUs.
 
 Fix: list the GPUs on the host's PCI bus with `lspci -d 10de:` (NVIDIA) or `lspci -d 1002:` (AMD). If a GPU on the bus
 is missing from nvidia-smi's list, look for driver errors in `dmesg`, and power-cycle the host. If nvidia-smi lists
@@ -127,7 +127,7 @@ def _amd(view: View) -> Findings:
 
 
 def _uneven(counts: dict[str, int], on_the_bus: Line | None) -> Findings:
-    """Yield one finding for the hosts with fewer GPUs than most hosts, with ``on_the_bus`` as the command to run."""
+    """Yield one finding for the hosts with fewer GPUs than most hosts. Its fix includes the command ``on_the_bus``."""
     usual = max(Counter(counts.values()).items(), key=lambda item: (item[1], item[0]))[0] if counts else 0
     fewer = tuple(name for name, count in counts.items() if count < usual)
     if fewer:
@@ -170,7 +170,7 @@ def _absent(view: View) -> Findings:
 
 
 def _not_judged(facts: HostFacts) -> str | None:
-    """Describe the AMD or Intel GPUs of a host, which are not checked; return None if the host has no such GPUs."""
+    """Describe a host's AMD or Intel GPUs, which are not checked. Return None if the host has no such GPUs."""
     if amd := rocm_gpus(facts):
         return f"{plural(len(amd), 'GPU')} of AMD's by the driver, but the all-reduce does not use them"
     if isinstance(facts.torch, Unknown) or facts.torch is None or "+xpu" not in facts.torch.version:
@@ -179,7 +179,7 @@ def _not_judged(facts: HostFacts) -> str | None:
 
 
 class _Short(NamedTuple):
-    """A shortage of GPUs, which several nodes may have in common."""
+    """A shortage of GPUs. Several nodes may have the same shortage."""
 
     wants: str
     sees: str | None  # phrase for the variables that hide GPUs from the ranks
@@ -212,7 +212,7 @@ def _short(
     *,
     is_own: bool,
 ) -> _Short:
-    """Describe the shortage of a node whose ranks see ``visible`` GPUs.
+    """Describe a node's shortage of GPUs. ``visible`` is the number of GPUs that the ranks of the node see.
 
     ``is_own`` is true if the variables in ``choice`` are set in the node's own environment.
     """

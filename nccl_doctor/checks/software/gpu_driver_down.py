@@ -7,13 +7,13 @@ How we know: the check reads the GPUs on the PCI bus, their kernel drivers, the 
 to the device nodes, and the messages of nvidia-smi. The kernels for which the nvidia module is installed are compared
 with the running kernel. A common cause is a kernel update after which the nvidia module was not built for the new
 kernel. After a driver update without a reboot, the loaded kernel module and the driver's library have different
-versions. The GPU may be in use by the nouveau driver. A container may have been started without its GPUs, or may have
-lost them when systemd was reloaded. If nvidia-smi prints "No devices were found", the GPU itself did not start, and
+versions. The GPU may be in use by the nouveau driver. A container may have been started without GPUs, or may have lost
+its GPUs when systemd was reloaded. If nvidia-smi prints "No devices were found", the GPU itself did not start, and
 `dmesg | grep NVRM` may show why. A GPU that is passed through to a virtual machine (vfio-pci) is not reported. The
 diagnosis is only a warning if no setting requests GPUs, torch was built without CUDA or runs in a container, and
 nvidia-smi is not installed.
 
-Fix: apply the remedy shown with the diagnosis, which depends on the cause.
+Fix: apply the remedy that the diagnosis shows for the cause.
 
 References: nvidia-smi(1), "RETURN VALUE"; NVIDIA driver README, "Common Problems"; for amdgpu, "ROCm installation
 prerequisites" (the groups render and video).
@@ -52,7 +52,7 @@ DOWN, CLOSED = "but no working driver", "that can't be used"
 
 @dataclass(frozen=True)
 class DriverFault:
-    """Reason why GPUs can't be used, with a remedy. The field ``problem`` follows ``state`` in the message."""
+    """A reason why GPUs can't be used, with a remedy. In the message, the text of ``problem`` follows ``state``."""
 
     problem: str
     evidence: str
@@ -204,7 +204,7 @@ def _not_loaded(facts: HostFacts, driver: GpuDriver, nouveau: bool) -> DriverFau
 
 
 def _amd(facts: HostFacts, driver: GpuDriver) -> Iterator[DriverFault]:
-    """Yield faults only if torch is built for ROCm, since an AMD GPU may be a CPU's integrated graphics."""
+    """Yield the faults of AMD GPUs if torch is built for ROCm. Otherwise, a GPU may be integrated graphics."""
     gpus = [gpu for gpu in driver.gpus if gpu.vendor == "amd" and gpu.driver != "vfio-pci"]
     if not gpus or not isinstance(facts.torch, TorchInfo) or facts.torch.hip is None:
         return

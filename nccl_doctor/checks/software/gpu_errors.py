@@ -178,7 +178,7 @@ _MEANING = {
 
 
 def meaning_of_xid(case: Case) -> Advice | None:
-    """Return advice about the first Xid in the log lines, with its meaning and GPU; None if no line contains an Xid."""
+    """Return advice about the meaning of the first Xid in the log lines, or None if no line contains an Xid."""
     xid = next((match for event in case.cause.events if (match := _XID.search(event.text))), None)
     if xid is None:
         return None

@@ -80,7 +80,7 @@ def gpu_model_mismatch(view: View) -> Findings:
 
 
 def _amd_kinds(view: View) -> dict[str, Counter[str]]:
-    """Return the numbers of AMD GPUs by host and model, without hosts on which the models in use are unknown."""
+    """Count each host's AMD GPUs by model. Hosts on which the models in use are unknown are left out."""
     rows = [(host, facts, gpus) for host, facts in view.facts if (gpus := rocm_gpus(facts))]
     # only some boards report a name, so the device id is compared
     names = {gpu.device: gpu.name for *_, gpus in rows for gpu in gpus if gpu.name}

@@ -1,6 +1,6 @@
 """Two nodes of the job use the same GPU.
 
-What it means: NCCL fails with "Duplicate GPU detected", or both ranks compete for the GPU's memory until one of them
+What it means: NCCL fails with "Duplicate GPU detected", or two ranks compete for the GPU's memory until one of them
 runs out of memory.
 
 How we know: from `cuda_visible_devices` in the hosts file, the check determines which GPUs the ranks of each node use,

@@ -5,11 +5,11 @@ uses a different interpreter or different variables. A launcher that uses SSH (m
 variables that `.bashrc` sets after the line that returns for non-interactive shells. A common case is
 NCCL_SOCKET_IFNAME, which `.bashrc` sets on only some hosts.
 
-How we know: the check starts the user's shell once as an interactive login shell without a terminal. The login shell
-shows the path of the interpreter that the hosts file names, and the variables for training, such as NCCL_*, CUDA_* and
-LD_LIBRARY_PATH. Values in the hosts file apply to login shells and to commands over SSH. The login shell is started
-only if torch was not found, or if the host has GPUs or RDMA devices. Shells of the csh family can't be queried. A
-startup file that hangs without a terminal is reported only if the interpreter is looked up in PATH.
+How we know: the check starts the user's shell once as an interactive login shell without a terminal. In the login
+shell, the check determines the path of the interpreter that the hosts file names, and reads the variables for training,
+such as NCCL_*, CUDA_* and LD_LIBRARY_PATH. Values in the hosts file apply to login shells and to commands over SSH. The
+login shell is started only if torch was not found, or if the host has GPUs or RDMA devices. Shells of the csh family
+can't be queried. A startup file that hangs without a terminal is reported only if the interpreter is looked up in PATH.
 
 If only search paths (LD_LIBRARY_PATH, PYTHONPATH) differ, the diagnosis is a note, since torch's wheels find their own
 libraries.

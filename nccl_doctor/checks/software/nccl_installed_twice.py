@@ -7,8 +7,9 @@ again, and hosts may load different versions although their package lists are th
 How we know: the check reads the metadata of wheels and conda packages, and searches LD_LIBRARY_PATH and LD_PRELOAD. If
 several copies of NCCL are found, `ldd libtorch_cuda.so` shows which copy the dynamic linker chooses. If two packages
 share one file, the size of the file shows which package installed it. If ldd is missing or too slow, the copy in use is
-unknown. Without ldd, the check gives no result if only one package and LD_LIBRARY_PATH provide NCCL. Some builds of
-torch search LD_LIBRARY_PATH first (RUNPATH), and others search the package's directory first (RPATH).
+unknown. Without ldd, the check gives no result if one copy of NCCL comes from a package and another copy from
+LD_LIBRARY_PATH. Some builds of torch search LD_LIBRARY_PATH first (RUNPATH), and others search the package's directory
+first (RPATH).
 
 Fix: uninstall the package that does not match torch's CUDA version (`torch.version.cuda`). Then reinstall the other
 package, because the uninstallation has removed the shared file. LD_LIBRARY_PATH and LD_PRELOAD should not lead to
@@ -58,7 +59,7 @@ def _packages(torch: TorchInfo) -> list[NcclCopy]:
 
 
 def _torn(facts: HostFacts) -> TorchInfo | None:
-    """Return a host's torch if two packages provide NCCL, or if torch loads a copy that is not from the package."""
+    """Return a host's torch if several packages provide NCCL, or if torch loads a copy from outside the package."""
     torch = known(facts.torch)
     if torch is None or torch.cuda is None:
         return None
@@ -68,7 +69,7 @@ def _torn(facts: HostFacts) -> TorchInfo | None:
 
 
 def _unjudged(facts: HostFacts) -> str | None:
-    """Return the reason why it is unknown which copy of NCCL torch loads; None if the copy is known."""
+    """Return the reason why the copy of NCCL that torch loads is unknown, or None if the copy is known."""
     torch = known(facts.torch)
     if torch is None or torch.cuda is None or torch.nccl_unlinked is None or len(_packages(torch)) != 1:
         return None

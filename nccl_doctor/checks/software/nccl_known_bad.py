@@ -8,7 +8,7 @@ more shared memory than the GPU has.
 
 How we know: the NCCL version that torch loads, the GPUs, the CPU and the network plugin are compared with the entries
 in `nccl_doctor/nccl/known_bad.json`. Each entry of known_bad.json links to a report (a GitHub issue or forum thread)
-and gives the date of its last post.
+and gives the date of the report's last post.
 
 Fix: apply the remedy from the report, usually another NCCL version (`pip install nvidia-nccl-cu12==…`). A torch release
 also works with NCCL versions newer than the one it was released with.

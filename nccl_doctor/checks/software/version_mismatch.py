@@ -99,7 +99,7 @@ def version_mismatch(view: View) -> Findings:
 
 
 def _versions(facts: HostFacts) -> dict[str, str]:
-    """Map each subject to the version to compare. Without torch, there are no entries for torch, CUDA and NCCL."""
+    """Map each component to its version. Without torch, there are no entries for torch, CUDA and NCCL."""
     python = known(facts.python)
     versions = {"Python": ".".join(python.version.split(".")[:2])}
     if isinstance(facts.torch, TorchInfo):
@@ -197,7 +197,10 @@ be meaningless.
 
 
 def _other_builds(scene: Scene) -> list[Event]:
-    """Blame mixed NCCL versions if messages name src/misc/socket.cc (up to 2.28) and src/os/linux.cc (from 2.29)."""
+    """Blame mixed NCCL versions if messages from different hosts name different source files.
+
+    Up to version 2.28, NCCL's messages name src/misc/socket.cc; from version 2.29 on, they name src/os/linux.cc.
+    """
     files: dict[str, set[str]] = {"os/linux.cc": set(), "misc/socket.cc": set()}
     for event in scene.events:
         file = event.prefix.where.partition(":")[0].rpartition("src/")[2]

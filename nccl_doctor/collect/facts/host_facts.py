@@ -72,7 +72,10 @@ class CommonNames:
         return self._tables[-1]
 
     def known_to(self, node: Node) -> str:
-        """Return the names that a host resolves, packed for probe/facts/network.py and fixed after the first call."""
+        """Return the names for a host to resolve and the known results, packed for probe/facts/network.py.
+
+        Later calls for the same host return the same text.
+        """
         with self._lock:
             return self._asked.setdefault(node.name, (self.common, self._request))[1]
 
@@ -134,7 +137,9 @@ def _addresses(name: str | None) -> tuple[IpAddress, ...]:
 
 
 LookOutside = Callable[[Node, float], Outside | Unknown | None]
-"""A function that examines the host of a node's container before a deadline, or returns None without a container."""
+"""A function that examines the host of a node's container before a deadline. The function returns None if the node is
+not a container.
+"""
 
 
 class Asking:
@@ -188,7 +193,7 @@ class Asking:
 
     @property
     def common(self) -> dict[str, ResolverAnswer]:
-        """The name resolutions that apply to every host whose own facts do not differ."""
+        """The name resolutions that apply to every host whose own facts do not contain different resolutions."""
         return self._names.common
 
 
@@ -220,7 +225,7 @@ def firewalls_again(
 def resolve_meeting(
     sessions: list[ProbeSession], facts: dict[str, HostFacts], cluster: Cluster
 ) -> dict[str, HostFacts]:
-    """Return the facts, to which each host's resolution of the host name of the c10d rendezvous is added."""
+    """Have each host resolve the host name of the c10d rendezvous, and return the facts with the results added."""
     line = read_line(shlex.split(cluster.line)) if cluster.line else None
     engines = (host.engines for host in facts.values())
     name = None if line is None else meeting_name(line, len(cluster.nodes), engines)
@@ -263,7 +268,7 @@ def typed(answer: dict[str, Any]) -> HostFacts:
     """Return the probe's answer as facts. Malformed facts become unknown; a malformed answer raises MalformedError.
 
     In lists to which any local user can add items, only malformed items are removed and counted. Other lists, such as
-    routes and GPUs, become unknown as a whole, since they would be wrong if an item were missing.
+    routes and GPUs, become unknown as a whole if an item is malformed, since an incomplete list would be wrong.
     """
     misfits: dict[str, str] = {}
     answer = {**answer, "misfits": misfits}
@@ -319,7 +324,10 @@ _LIMIT = re.compile(r"(Max open files|Max locked memory) +(unlimited|\d{1,20}) +
 def look_outside(
     transport: Transport, wanted: Collection[str], node: Node, deadline: float
 ) -> Outside | Unknown | None:
-    """Examine a container's host, and look for ``wanted`` names in its /etc/hosts; return None without a container."""
+    """Examine the host on which a node's container runs, or return None if the node is not a container.
+
+    The result includes the ``wanted`` names that the /etc/hosts file of this host contains.
+    """
     options = node.options(InsideOptions)
     if options.runtime is None:
         return None

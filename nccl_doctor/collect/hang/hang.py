@@ -118,7 +118,10 @@ def take(cluster: Cluster, transport: Transport, options: HangOptions, progress:
 
 
 def observe(cluster: Cluster, crew: Crew, options: HangOptions, progress: Progress) -> HangSnapshot:
-    """Connect to hosts without a connection or a known failure, and sample the job; raise errors like :func:`take`."""
+    """Connect to hosts that have neither a connection nor a known failure, and sample the job.
+
+    The function raises the same errors as :func:`take`.
+    """
     observation = _Observation(cluster, crew, options, progress)
     try:
         return observation.run()

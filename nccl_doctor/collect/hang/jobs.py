@@ -99,7 +99,7 @@ def _numbers(hosts: dict[str, list[JobRank]]) -> set[int]:
 
 
 def _misnumbered_ranks(jobs: Jobs, chosen: HangingJob) -> Iterator[tuple[HangingJob, str, JobRank]]:
-    """Yield ranks from incomplete jobs of the same user, if the selected job lacks their rank numbers."""
+    """Yield the ranks of the same user's incomplete jobs that share no rank number with the selected job."""
     there = _numbers(jobs[chosen])
     for job, hosts in jobs.items():
         numbers, alike = _numbers(hosts), (job.user, job.contained) == (chosen.user, chosen.contained)
@@ -131,7 +131,10 @@ def _of_process(pid: int, by_job: dict[str, JobRanks], jobs: Jobs) -> set[Hangin
 
 
 def _jobs(by_job: dict[str, JobRanks]) -> Jobs:
-    """Group all ranks by job. The ranks of a job have equal variables and users, and all or none are in containers."""
+    """Group all ranks by job.
+
+    The ranks of a job have the same variables and the same user, and either all or none of the ranks are in containers.
+    """
 
     def job_of(host: str, rank: JobRank) -> HangingJob:
         alone = rank.master_addr in ("localhost", "::1") or rank.master_addr.startswith("127.")
@@ -174,7 +177,10 @@ def _latest(ranks: list[JobRank]) -> tuple[JobRank, ...]:
 
 
 def _contradicted(ranks: dict[str, tuple[JobRank, ...]]) -> dict[str, str]:
-    """Return the hosts that report ranks of several mutually consistent hosts, worst host first, with the reasons."""
+    """Return the hosts that report ranks of other hosts, with the reasons; the worst host is first.
+
+    A host is included if its rank numbers overlap with those of several hosts that do not overlap with each other.
+    """
     numbers = {name: {rank.rank for rank in some} for name, some in ranks.items()}
     against = {name: [host for host in numbers if host != name and numbers[host] & numbers[name]] for name in numbers}
     contradictory_hosts: dict[str, str] = {}
@@ -195,7 +201,7 @@ LEAST = 2  # a single process that dials itself is not a job: a notebook does th
 
 
 class _Store(NamedTuple):
-    """A port whose listening process also connects to it, such as the port of torch's TCPStore or NCCL's services."""
+    """A port to which the listening process itself connects, such as the port of torch's TCPStore."""
 
     host: str
     port: int
@@ -276,7 +282,11 @@ def _ranks(store: _Store, clients: list[tuple[str, StoreClient]], order: list[st
 
 
 def _local(clients: list[StoreClient]) -> tuple[list[StoreClient], int]:
-    """Assign numbers to a host's ranks as their common parent does, or else by start time, and count them."""
+    """Return a host's ranks with local numbers, and the number of local ranks.
+
+    The local numbers are those of the ranks' common parent if they are consistent, and otherwise follow the start
+    times.
+    """
     ranks = [client for client in clients if client.local_rank is not None]
     sizes, numbers = {client.local_world_size or 0 for client in ranks}, {client.local_rank for client in ranks}
     size = max(sizes, default=0)

@@ -81,7 +81,10 @@ class LookAnswer(BaseModel):
 
 
 class _Status(BaseModel):
-    """A process group's entry in ``pg_status``, with -1 if no collective has been issued or has completed."""
+    """A process group's entry in ``pg_status``.
+
+    The number of the last issued or last completed collective is -1 if there is no such collective.
+    """
 
     last_enqueued_collective: int = -1
     last_completed_collective: int = -1
@@ -125,7 +128,10 @@ def _typed(kind: TypeAdapter[T], value: object) -> T | Unknown:
 
 
 def recorded(answer: object, rank: int, read_dump: ReadDump) -> Fact[hang.Recorded | None]:
-    """Parse a rank's flight recorder, given as {"live": document}, {"dump": {"name", "age_s", "data"}}, or None."""
+    """Parse a rank's flight recorder, or return None if there is none.
+
+    The recorder is given as {"live": document} or {"dump": {"name", "age_s", "data"}}.
+    """
     if answer is None:
         return None
     if isinstance(answer, dict) and "$unknown" in answer:

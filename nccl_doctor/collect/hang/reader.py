@@ -57,7 +57,7 @@ class DocumentReader:
         self._closed = False
 
     def dump(self, host: str, name: str, data: bytes) -> flight.Dump | None:
-        """Return the last calls of a dump and of each process group in it, or None if the data is not a dump.
+        """Return the last calls in a dump, overall and by process group, or None if the data is not a dump.
 
         Raise UnreadableError if the dump is too large.
         """

@@ -3,7 +3,7 @@
 If connections from other hosts use all file descriptors of a host, the host dials again after these connections have
 ended. If a host still has no file descriptor, the result is unknown, since the failure says nothing about the network.
 
-In a test with 64 hosts on two processors, 3 (and once 229) of 12,159 connection attempts exceeded the time limit of
+In tests with 64 hosts on two processors, 3 (in one test, 229) of 12,159 connection attempts exceeded the time limit of
 three seconds. If a firewall rule or a switch drops packets, the second attempt also fails and costs one more timeout.
 With 100 hosts on two busy processors, most attempts were late, so attempts from busy hosts are repeated as long as some
 of them succeed. A full accept queue (tcp_abort_on_overflow), or a process that accepts too late, may also cause a
@@ -297,7 +297,10 @@ def dial_targets(
 
 
 def doubts(doubtful: dict[str, dict[str, str]]) -> dict[str, str]:
-    """Describe, for each host that some hosts did not dial, the address, these hosts, and the reason."""
+    """Return a phrase for each host that some hosts did not dial.
+
+    The phrase gives the address, the hosts that did not dial the address, and the reason.
+    """
     by_host: dict[str, dict[str, list[str]]] = {}
     for source, addresses in doubtful.items():
         for name, address in addresses.items():

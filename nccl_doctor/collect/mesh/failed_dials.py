@@ -1,11 +1,12 @@
 """Examines routes, other networks, and connections from peers if hosts can't reach each other.
 
-Often the management network isolates the hosts from each other although the data network works, so a setting of the job
-is wrong. Therefore, a few pairs of hosts try to connect once over other networks, on a port that the kernel chooses.
+Often the data network works, but a wrong setting makes the job use the management network, which isolates the hosts
+from each other. Therefore, a few pairs of hosts try to connect once over other networks, on a port that the kernel
+chooses.
 
 To detect proxies, each host binds a port without listening on it, and the preceding host dials that port. Regardless of
-the load, the kernel refuses a connection to a port without a listener, whereas a proxy accepts the connection. Proxies
-are searched for if the hosts are pods, or if a connection was accepted but did not reach the listener.
+the load, the kernel refuses a connection to a port without a listener, whereas a proxy accepts the connection. Hosts
+look for proxies only if they are pods, or if a connection was accepted but did not reach the listener.
 
 To look up routes, the dialling host is queried first, since its answer contains the source address. In a second query,
 both hosts report the route back, and whether they accept the incoming packets.
@@ -199,7 +200,7 @@ LOOKS: tuple[DialOutcome, ...] = (
 """Results of connection attempts that reveal something about the dialled host, the most informative result first.
 
 If a host has several addresses, only the most informative result is used. Other results reveal nothing about the
-dialled host, for example if the peer could not open a socket.
+dialled host; for example, the peer may have failed to open a socket.
 """
 
 

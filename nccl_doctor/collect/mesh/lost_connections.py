@@ -1,6 +1,6 @@
 """Finds network paths on which some connections are lost while others succeed.
 
-Losses either depend on the ports, as with a dead member of a bond or of a multipath route, or are random.
+Losses are either random, or depend on the ports if one link of a bond or one path of a multipath route is dead.
 
 On a lossy path, most connections of the mesh succeed, and a failed attempt succeeds when it is repeated from another
 source port. To detect losses, a host opens many connections to one port simultaneously. Only unanswered and
@@ -63,7 +63,9 @@ class ConnectionTrials:
     master: tuple[str, int]
 
     def run(self) -> tuple[DialAnswers, tuple[LostConnections, ...]]:
-        """Return the answers, with a failure added for each path whose losses depend on the port, and all lossy paths.
+        """Return the updated answers and all lossy paths.
+
+        If the losses on a path depend on the port, a failure is added to the answers.
 
         Late connections on a path with random loss do not count as failed. If a path loses connections, the hosts at
         both ends are also tried with other hosts.
@@ -88,7 +90,7 @@ class ConnectionTrials:
         return answers, tuple(way for way, _, _ in losses)
 
     def _answered_later(self, hosts: set[str]) -> set[DialTrial]:
-        """Return the late attempts from or to these hosts that succeed when repeated a few times."""
+        """Repeat the late attempts from or to these hosts a few times, and return the attempts that succeeded."""
         late: dict[int, list[DialTrial]] = {}
         for place, (name, after) in enumerate(zip(self._names, self.answers, strict=True)):
             rows = () if isinstance(after, Exception) else after.failed
@@ -154,7 +156,7 @@ class ConnectionTrials:
             yield from (DialTrial(place, index, ports[-1]) for index, ports in reached.get(following, ()))
 
     def _beside(self, ends: set[tuple[str, str]]) -> Iterator[DialTrial]:
-        """Yield trials of other pairs with one of these ends, to show which host's path is at fault."""
+        """Yield trials of other pairs that share a host with ``ends``, to find the host whose path is at fault."""
         sources, targets = {src for src, _ in ends}, {dst for _, dst in ends}
         for place, name in enumerate(self._names if ends else ()):
             for index, to in enumerate(self.targets[name] if isinstance(self.answers[place], Dialled) else ()):
@@ -224,5 +226,8 @@ def _is_unanswered(row: DialRow) -> bool:
 
 
 def _is_late(row: DialRow) -> bool:
-    """Return whether packets may have been lost. Without the handshake's last packet, the outcome is "intercepted"."""
+    """Return whether packets may have been lost.
+
+    If the last packet of the handshake is lost, the outcome is "intercepted".
+    """
     return row.outcome in ("timed-out", "intercepted")

@@ -8,10 +8,10 @@ address block are allowed, because routed fabrics give each rack a subnet of 10.
 Loopback, multicast, broadcast and metadata addresses are dialled only if the hosts file names them. If a host is not
 allowed to dial another host's address, the pair is not tested, and the report gives the reason.
 
-NCCL transfers data over every interface that NCCL_SOCKET_IFNAME matches, and gloo over every interface that
+NCCL transfers data over every interface that NCCL_SOCKET_IFNAME matches, and gloo uses every interface that
 GLOO_SOCKET_IFNAME names. The first interface of a host is paired with the first interface of each other host, the
-second interface with the second, and so on. These interfaces are dialled only within a network of the dialling host;
-behind gateways, only the routes are checked.
+second interface with the second, and so on. An interface is dialled only if it is in one of the dialling host's
+networks; if it is behind a gateway, only the route is checked.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ MOST_SUSPECTS = 16  # hosts that all others dial, after a failed dial that they 
 RANDOM_PORTS = 1  # besides both ends of a host's ephemeral range: three ports in all
 TRIES = 16  # ports that a listener tries if the first ones are in use
 FIRST_UNPRIVILEGED = 1024
-"""Lowest port that the kernel chooses, from the default of net.ipv4.ip_unprivileged_port_start (ip-sysctl.rst)."""
+"""Lowest port that the kernel may choose: the default of net.ipv4.ip_unprivileged_port_start (ip-sysctl.rst)."""
 WHOLE = PortRange(low=32768, high=60999)
 """Linux's default for net.ipv4.ip_local_port_range, for hosts whose value could not be read."""
 
@@ -67,7 +67,10 @@ def own_nonce(nonce: str, name: str) -> str:
 
 
 def sampled(order: Sequence[str], size: MeshSize) -> Sample | None:
-    """Return a sample of pairs in which each host dials as many hosts as dial it, or None for all pairs."""
+    """Return a sample of the pairs of hosts.
+
+    The result is None if all pairs are to be tested. In the sample, each host dials as many hosts as dial it.
+    """
     count = len(order)
     if size == "full" or count <= ALL_PAIRS_UP_TO:
         return None
@@ -118,7 +121,10 @@ def listener(port: int = 0, step: int = 0, tries: int = 1, **more: bool) -> dict
 
 
 def could_open(wanted: dict[str, Any], port: int) -> bool:
-    """Return whether a requested listener may be open on this port, after retries or by the kernel's choice."""
+    """Return whether a requested listener may be open on this port.
+
+    The listener may have tried several ports, or the kernel may have chosen the port.
+    """
     if wanted["port"] == 0:
         return port >= FIRST_UNPRIVILEGED
     return port in range(wanted["port"], wanted["port"] + (wanted["step"] or 1) * wanted["tries"], wanted["step"] or 1)

@@ -2,8 +2,8 @@
 
 In small clusters, every pair is measured. In larger clusters, neighbours in the ring of ranks and random pairs are
 measured. Each rail is measured separately, with the sender's socket bound to the rail's address. Slow rates are
-measured again while no other host is sending. Otherwise, busy hosts and full outgoing links, which delay
-acknowledgements, could be mistaken for slow links.
+measured again while no other host is sending, because busy hosts and full outgoing links delay acknowledgements and
+could be mistaken for slow links.
 """
 
 from __future__ import annotations

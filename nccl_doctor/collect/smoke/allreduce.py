@@ -39,8 +39,8 @@ ANSWER_S = 8.0  # time for a host to read stacks, learn how ranks died, end the 
 MOST_EVENTS = 400
 """Maximum number of reports from one rank.
 
-Ranks report their stages and states, and rank 0 also reports each message size, so a quarter of this number is never
-reached.
+A rank needs fewer than a quarter of these reports, since it reports only its stages and states and, if it is rank 0,
+each message size.
 """
 SEND_S = 10.0
 POLL_S = 0.25
@@ -355,7 +355,10 @@ def _of_host(
 
 
 def kept(lines: Iterable[str]) -> list[str]:
-    """Return the last lines in order, with fewer INFO lines from NCCL than other lines."""
+    """Return the last lines in their original order.
+
+    The limit for NCCL's INFO lines is lower than the limit for other lines.
+    """
     messages: deque[tuple[int, str]] = deque(maxlen=KEPT_LINES)
     chatter: deque[tuple[int, str]] = deque(maxlen=KEPT_CHATTER)
     for number, line in enumerate(lines):

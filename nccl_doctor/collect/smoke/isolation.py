@@ -149,7 +149,9 @@ class _Groups:
                 raise ProbeError(f"{session.node.name}: {result}")
 
     def attempt(self, groups: Sequence[TrialGroup]) -> list[bool]:
-        """Run the all-reduce in disjoint groups at the same time. A group with a host that does not answer has failed.
+        """Run the all-reduce in disjoint groups at the same time.
+
+        A group with a host that does not answer counts as failed.
 
         Raises NoTimeError if there is no time for another round.
         """

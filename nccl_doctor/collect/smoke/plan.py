@@ -61,7 +61,7 @@ class SmokePlan:
     backend: Backend
     reason: str
     diagnostics: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    """Variables to set on each host so that NCCL runs its own diagnostics, without variables that are already set."""
+    """Variables to set on each host so that NCCL runs its own diagnostics, except variables that are already set."""
     token: str = field(default_factory=lambda: secrets.token_hex(16))  # known to this all-reduce's ranks only
 
     def request(self, node: Node, port: int) -> dict[str, Any]:
@@ -126,7 +126,10 @@ def environment(node: Node) -> dict[str, str]:
 def choose_backend(
     cluster: Cluster, facts: dict[str, HostFacts], counts: dict[str, int], wanted: Backend | None
 ) -> tuple[Backend, str]:
-    """Return the requested backend, or else NCCL if every rank has a GPU and gloo otherwise, with the reason."""
+    """Return the backend and the reason for this choice.
+
+    If no backend is requested, NCCL is chosen if every rank has a GPU, and otherwise gloo is chosen.
+    """
     if wanted is not None:
         return wanted, "as asked for"
     short: dict[str, list[str]] = {}

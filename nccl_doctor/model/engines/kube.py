@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class NotReady:
-    """The reason why a pod in the list can't be entered.
+    """The reason why commands can't be run in a pod of the list.
 
     ``detail`` continues a sentence that begins with the pod's name.
     """

@@ -57,7 +57,10 @@ class FirewalldAllow(_Allow):
 
     @property
     def look(self) -> Line | None:
-        """The command that prints "yes" or "no" for each entry, and the paths of the zone's existing files as notes."""
+        """The command that prints "yes" or "no" for each entry.
+
+        The paths of the zone's existing files are printed as notes.
+        """
         queries = [self._call("query", (place,)) for place in range(max(1, len(self.entries)))]
         asked = [
             query and script("{one}; [ $? -lt 2 ] || exit {unknown}", one=query, unknown=UNKNOWN) for query in queries
@@ -108,7 +111,7 @@ class FirewalldAllow(_Allow):
 
 
 def _words(texts: tuple[str, ...]) -> Line | None:
-    """Return the strings, which may be known options, as shell words, or None if one of them can't be pasted."""
+    """Return the strings as shell words, or None if a string can't be pasted. A string may also be a known option."""
     return _blank([argument(text) if text in _OPTIONS else line("{word}", word=text) for text in texts])
 
 

@@ -11,7 +11,7 @@ from nccl_doctor.text.shell import Line, line, script
 
 @dataclass(frozen=True)
 class ServiceStart(Operation):
-    """An operation that starts a systemd service immediately and at each boot."""
+    """An operation that starts a systemd service immediately and enables it for each boot."""
 
     unit: str
     survives_reboot: ClassVar[bool | None] = True
@@ -40,7 +40,7 @@ class ServiceStart(Operation):
 class ContainerStart(Operation):
     """An operation that starts or unpauses a container, depending on ``verb``.
 
-    The program that the container runs is not checked.
+    The operation does not check the program that runs in the container.
     """
 
     runtime: str

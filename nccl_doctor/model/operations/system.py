@@ -17,10 +17,10 @@ _BARE = re.compile(r"[\w./-]+", re.ASCII)
 
 @dataclass(frozen=True)
 class SysctlSet(Operation):
-    """An operation that sets kernel settings, which are given as names and values.
+    """An operation that changes kernel settings. ``settings`` contains the name and the new value of each setting.
 
-    ``earlier`` contains the values, found by the check, from which the new values were derived. These values belong to
-    the first ``len(earlier)`` settings.
+    ``earlier`` contains the values that the first ``len(earlier)`` settings had when the host was checked. The new
+    values were derived from these values.
     """
 
     settings: tuple[tuple[str, str], ...]
@@ -33,7 +33,10 @@ class SysctlSet(Operation):
 
     @property
     def look(self) -> Line | None:
-        """The command that prints a line with "=" and the value for each setting, because a value may be empty."""
+        """The command that prints, for each setting, a line that consists of "=" and the value.
+
+        The "=" is needed because a value may be empty.
+        """
         if not all(_BARE.fullmatch(name) for name, _ in self.settings):
             return None
         names = [line("{name}", name=name) for name, _ in self.settings]
@@ -97,7 +100,7 @@ class HostsEntry(Operation):
 
     @property
     def look(self) -> Line | None:
-        """The command that prints whether the final newline is missing, and how many lines are equal to each entry."""
+        """The command that prints whether the final newline is missing, and how often the file contains each entry."""
         counts = [line("grep -cxF -e {entry} /etc/hosts", entry=entry) for entry in self.lines]
         readable = script("[ -r /etc/hosts ] || exit {unknown}", unknown=UNKNOWN)
         end = script("tail -c1 /etc/hosts | grep -q . && echo open || echo closed")
@@ -135,7 +138,10 @@ class HostsEntry(Operation):
 
 @dataclass(frozen=True)
 class IpRule(Operation):
-    """An operation that adds a policy rule by which the kernel looks up a network first in the main routing table."""
+    """An operation that adds a policy rule for a network.
+
+    With this rule, the kernel searches the main routing table first for routes to the network.
+    """
 
     network: str
     cuts_connection: ClassVar[bool] = True
@@ -202,7 +208,7 @@ class IpRouteDelete(Operation):
         return not state
 
     def undo(self, before: StateLines) -> Line | None:
-        """Return the lines that add the routes again, each with its metric."""
+        """Return the commands that add the deleted routes again, each with the metric that the route had before."""
         return all_of([self._change("add", _metric(route.split())) for route in before]) if before else None
 
     def _change(self, verb: str, more: tuple[str, ...] = ()) -> Line | None:

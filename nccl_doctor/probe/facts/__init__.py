@@ -6,7 +6,7 @@ mount or a hanging nvidia-smi affects only a single fact.
 
 The following CPU times were measured on each of eight hosts while other programs were running on the hosts. The probe
 needs 51 ms until the first answer, 15 ms to import the collectors, and 21 ms to run the collectors. The port mesh needs
-13 ms, the child process that queries libnccl 24 ms, sshd 15 ms, and the firewall programs 4 ms.
+13 ms, and the child process that queries libnccl needs 24 ms. sshd needs 15 ms, and the firewall programs need 4 ms.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def _tasks(request: dict[str, Any], interpreter: object, deadline: float) -> dic
 
 
 def run(tasks: dict[str, Callable[[], object]], deadline_s: float) -> dict[str, object]:
-    """Run collectors in parallel. Facts that are missing after ``deadline_s`` seconds are unknown.
+    """Run collectors in parallel. Facts that are missing after ``deadline_s`` seconds are reported as unknown.
 
     Fast collectors share a thread, because starting a thread takes 0.3 ms. If a collector blocks the shared thread, the
     remaining collectors get a new thread.

@@ -1,8 +1,9 @@
 """The firewall rules of this host, as ``snapshot.FirewallFacts`` in JSON form.
 
 Reading the rules changes nothing and loads no kernel module, because iptables lists only tables that already exist.
-Only root may read firewall rules. If the user is not root, the programs are run with ``sudo -n``, which never asks for
-a password. Programs are searched for only in the system's directories, because root runs these programs.
+Only root may read firewall rules. If the user is not root, the programs that read the rules are run with ``sudo -n``,
+which never asks for a password. Programs are searched for only in the system's directories, because root runs these
+programs.
 """
 
 from __future__ import annotations
@@ -121,7 +122,7 @@ class Root:
 def find(program: str) -> str | None:
     """Return the path of a program in the system's directories.
 
-    Return None if the program is missing or if users other than root can change it.
+    Return None if the program is missing or can be changed by users other than root.
     """
     return tools.find(program, tools.SYSTEM, for_root=True)
 
@@ -245,7 +246,11 @@ def named_ports(rules: dict[str, Any]) -> list[int]:
 
 
 def _signed(signs: tuple[str, ...], nft: object, iptables: object) -> bool:
-    """Return whether the rules contain a firewall manager's names. Return True if the rules could not be read."""
+    """Return whether the rules contain one of ``signs``.
+
+    The signs are names, or beginnings of names, that a firewall manager uses. Return True if the rules could not be
+    read.
+    """
     if not isinstance(nft, str) or not isinstance(iptables, list):
         return True
     return any(sign in text for text in (nft, *(save["text"] for save in iptables)) for sign in signs)
@@ -276,7 +281,9 @@ def _table(chain: Chain) -> tuple[str, str]:
 
 
 def _tables(chains: list[Chain]) -> dict[tuple[str, str], bool]:
-    """Return, by (family, name), whether iptables-nft created a table, for each table that has chains.
+    """Return a dictionary with an entry for each table that has chains.
+
+    The keys are pairs (family, name). A value is True if iptables-nft created the table.
 
     A table created by iptables-nft has base chains that are named after their hooks, such as INPUT for "input"
     (iptables/nft.c).
@@ -347,7 +354,10 @@ def _saved(iptables: object) -> set[tuple[str, str]]:
 def _nft(
     root: Root, form: str, tables: list[tuple[str, str]] | None = None, more: list[dict[str, Any]] | None = None
 ) -> str | None:
-    """Return nft's listing of ``tables`` plus the entries ``more``, or of the whole rule set if ``tables`` is None."""
+    """Return nft's listing of the given tables, or of the whole rule set if ``tables`` is None.
+
+    In JSON form, the entries in ``more`` are appended to a listing of tables.
+    """
     if tables is not None:
         texts = [root.output("nft", form, "list", "table", *table) for table in tables]
         if form != "-j":

@@ -142,7 +142,10 @@ def dmabuf(version: str | None, kernel: str) -> bool | None:
 
 
 def parse_acs(text: str) -> list[str] | None:
-    """Return the PCI bridges with ACS redirection in lspci's output, or None if the state of a bridge is not shown."""
+    """Return the PCI bridges for which the output of lspci shows ACS redirection.
+
+    Return None if the output does not show the state of a bridge.
+    """
     bridges: list[str] = []
     address = None
     for line in text.splitlines():
@@ -214,7 +217,10 @@ def find_plugins(env: Mapping[str, str]) -> list[dict[str, Any]]:
 
 
 def parse_plugin_version(data: bytes) -> str | None:
-    """Return the version of aws-ofi-nccl from a log message in the plugin's file, or None without such a message."""
+    """Return the version of aws-ofi-nccl according to a log message in the plugin's file.
+
+    Return None if the file does not contain such a message.
+    """
     match = PLUGIN_VERSION.search(data)
     return match.group(1).decode() if match else None
 
@@ -277,7 +283,10 @@ def parse_gpu_health(text: str, fields: tuple[str, ...]) -> list[dict[str, Any]]
 
 
 def parse_rows(text: str) -> dict[str, tuple[bool | None, bool | None]]:
-    """Return, for each PCI bus address, whether a row remapping is pending and whether a row remapping has failed."""
+    """Return a dictionary that maps the PCI bus address of each GPU to the state of its row remapping.
+
+    A state is a pair that tells whether a remapping is pending and whether a remapping has failed.
+    """
     remappings = {}
     for line in text.splitlines():
         parts = [part.strip() for part in line.split(",")]
@@ -309,7 +318,7 @@ def parse_xids(records: list[str], now_s: float) -> list[dict[str, Any]]:
 def _recent(
     records: list[str], pattern: re.Pattern[str], now_s: float, within_s: float
 ) -> Iterator[tuple[re.Match[str], float]]:
-    """Yield each match of ``pattern`` in a record, and the age of the record in seconds.
+    """Yield each match of ``pattern`` in recent records, together with the record's age in seconds.
 
     In a record such as ``6,1234,987654321,-;text``, the third field is the time in microseconds since boot.
     """

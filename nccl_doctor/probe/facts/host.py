@@ -46,7 +46,7 @@ def identity() -> dict[str, Any]:
 
 
 def container() -> str | None:
-    """Return the name of the container runtime in which the probe runs, or None outside a container.
+    """Return the name of the runtime of the container in which the probe runs, or None outside a container.
 
     The runtime is identified by files that Docker, Podman and Apptainer create in containers, or by an environment
     variable or mount of Kubernetes (SSH logins lack the variable). Otherwise, the name is read from
@@ -114,7 +114,10 @@ FOLDERS = ("/tmp", "/var/tmp")  # noqa: S108 - as tempfile.gettempdir has them w
 
 @fact("temporary")
 def temporary() -> list[dict[str, Any]]:
-    """Return a ``snapshot.TemporaryFolder`` for each of $TMPDIR, /tmp, /var/tmp and the home directory that exists."""
+    """Return a ``snapshot.TemporaryFolder`` for each existing directory for temporary files.
+
+    The candidates are $TMPDIR, /tmp, /var/tmp and the home directory.
+    """
     folders = []
     for path in dict.fromkeys((os.environ.get("TMPDIR") or FOLDERS[0], *FOLDERS, os.path.expanduser("~"))):
         try:

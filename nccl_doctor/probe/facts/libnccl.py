@@ -1,4 +1,4 @@
-"""A query of the host's NCCL library for the network interface that NCCL would use.
+"""A query that asks the host's NCCL library which network interface NCCL would use.
 
 ``ncclGetUniqueId`` opens the bootstrap listener and returns its address, and requires neither a GPU nor a driver
 (tested with NCCL 2.14 to 2.32). A child process calls ``ncclGetUniqueId`` and exits with ``os._exit``, because the
@@ -47,7 +47,10 @@ class _UniqueId(ctypes.Structure):
 
 
 def variables(job: dict[str, str]) -> dict[str, str]:
-    """Return the child process's environment: the variables of this process and of the job, with NCCL_DEBUG=INFO."""
+    """Return the environment variables for the child process.
+
+    The result contains the variables of this process and of the job, and NCCL_DEBUG=INFO.
+    """
     merged = {**os.environ, **job}
     return {**{name: value for name, value in merged.items() if name not in HIDES_THE_LINE}, "NCCL_DEBUG": "INFO"}
 
@@ -107,7 +110,7 @@ def spelt(answer: dict[str, Any]) -> bytes:
 
 
 def call(library: str) -> dict[str, Any]:
-    """Query libnccl, which uses this process's environment and file descriptor 1.
+    """Query libnccl, which reads this process's environment variables and writes its log to file descriptor 1.
 
     This function must be called only once per process.
     """

@@ -222,7 +222,7 @@ def list_sockets(ports: set[int]) -> list[dict[str, Any]]:
 
 
 def unpacked(text: str) -> dict[str, list[Any] | None]:
-    """Decode the cluster's host names, which collect/facts/host_facts.py sends as JSON in zlib and base64."""
+    """Decode the cluster's host names, which collect/facts/host_facts.py sends as compressed JSON in base64."""
     names: dict[str, list[Any] | None] = json.loads(zlib.decompress(binascii.a2b_base64(text)).decode())
     return names
 
@@ -263,7 +263,10 @@ def deviating(by_name: dict[str, dict[str, Any]], names: dict[str, list[Any] | N
 
 
 def look_up(name: str) -> dict[str, Any]:
-    """Return a ``snapshot.Resolution`` for a host name or IP address, from getaddrinfo(3) as torch and Gloo call it."""
+    """Resolve a host name or IP address, and return a ``snapshot.Resolution``.
+
+    The arguments of getaddrinfo(3) are the same as in torch and Gloo.
+    """
     flags = socket.AI_NUMERICHOST if is_literal(name) else 0
     try:
         answers = socket.getaddrinfo(encoded(name), 9, socket.AF_UNSPEC, socket.SOCK_STREAM, 0, flags)

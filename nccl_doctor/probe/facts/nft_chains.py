@@ -189,7 +189,10 @@ def _shown(left: Any, value: bytes, mask: bytes | None) -> Any:  # noqa: ANN401 
 
 
 def _network(value: bytes, mask: bytes | None, size: int) -> Any:  # noqa: ANN401 - JSON
-    """Return an address of ``size`` bytes, or a prefix if the value has a mask or fewer bytes."""
+    """Convert a value to an address of ``size`` bytes.
+
+    Convert the value to a prefix if the value has fewer bytes or if the mask covers only a part of the address.
+    """
     address = str(ipaddress.ip_address(value.ljust(size, b"\0")))
     mask = (mask or b"\xff" * len(value)).ljust(size, b"\0")
     length = sum(bin(byte).count("1") for byte in mask)

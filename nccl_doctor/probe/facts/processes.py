@@ -57,7 +57,11 @@ def _ours(table: ProcessTable, *pids: int) -> set[int]:
 
 
 def _trained(zombie: Proc, table: ProcessTable) -> bool:
-    """Return whether a zombie, judging by its name, was a rank or launcher, or a Python process that one started."""
+    """Return whether a zombie was probably part of a training job.
+
+    Either the zombie has the name of a rank or launcher, or the zombie is a Python process whose parent is a rank or
+    launcher.
+    """
     parent = zombie.ppid
     below = parent in table.procs and (is_launcher(table.argv(parent)) or jobs.is_rank(parent, table))
     return zombie.name.startswith(TRAINING_NAMES) or (below and zombie.name.startswith("python"))
@@ -86,7 +90,10 @@ def on_gpus(deadline: float) -> list[dict[str, Any]]:
 
 @fact("master_port")
 def explain_trial(trial: tuple[int, int | None] | None) -> dict[str, Any]:
-    """Return a ``snapshot.PortTrial`` for a trial bind, given as port and error number (None if the port is free)."""
+    """Return a ``snapshot.PortTrial`` that explains the result of a trial bind.
+
+    ``trial`` contains the port and the error number, which is None if the port is free.
+    """
     if trial is None:
         return {"$skipped": "only the master's port is tried"}
     from nccl_doctor.probe.ports.requests import explain

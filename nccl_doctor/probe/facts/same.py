@@ -163,7 +163,10 @@ def _digests(root: int, names: Iterator[str], deadline: float) -> dict[str, Any]
 
 
 def _digest(root: int, name: str, deadline: float) -> tuple[str, int]:
-    """Return the SHA-256 digest and length of a file below a directory, or of ``root`` if ``name`` is empty."""
+    """Return the SHA-256 digest and length of the file ``name`` below the directory ``root``.
+
+    If ``name`` is empty, ``root`` is the file.
+    """
     try:
         place = checkout.beneath(root, name) if name else os.dup(root)
     except (FileNotFoundError, NotADirectoryError):

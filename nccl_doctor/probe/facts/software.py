@@ -1,6 +1,6 @@
 """The software that training uses, such as torch and NCCL, and the environment variables that training reads.
 
-The Python interpreter that training uses locates torch; facts about torch are then read from files. The probe runs in
+The Python interpreter that training uses locates torch. Facts about torch are then read from files. The probe runs in
 isolated mode (``-I``), so it ignores PYTHONPATH and user site-packages, unlike training. The same child process locates
 torch and queries libnccl, because starting a process takes longer than the queries. The child process receives the
 libnccl query on stdin and exits when stdin is closed. Environment variables are read from an SSH session and from an
@@ -149,7 +149,10 @@ LINKED = re.compile(rf"^\s*(?:{re.escape(LIBRARY)} => )?(/\S*libnccl\.so\S*) \(0
 
 @fact("libnccl", slow=True)
 def ask_libnccl(interpreter: Interpreter) -> dict[str, Any] | None:
-    """Return a ``snapshot.LibncclAnswer`` from the NCCL library that torch will load, or None without a library."""
+    """Query the NCCL library that torch will load, and return a ``snapshot.LibncclAnswer``.
+
+    Return None if there is no such library.
+    """
     return interpreter.nccl()
 
 
@@ -210,7 +213,10 @@ def _read_torch(environ: dict[str, str], interpreter: Interpreter, deadline: flo
 
 
 def parse_version(text: str) -> dict[str, str | None]:
-    """Return ``__version__``, ``cuda`` and ``hip`` from torch/version.py (e.g. ``cuda: Optional[str] = '12.8'``)."""
+    """Return the values of ``__version__``, ``cuda`` and ``hip`` in torch/version.py.
+
+    For example, a line in this file is ``cuda: Optional[str] = '12.8'``.
+    """
     versions: dict[str, str | None] = dict.fromkeys(("__version__", "cuda", "hip"))
     for name, value in re.findall(r"^(\w+)\s*(?::[^=\n]+)?=\s*['\"]([^'\"\n]+)['\"]", text, re.MULTILINE):
         if name in versions:
@@ -221,7 +227,9 @@ def parse_version(text: str) -> dict[str, str | None]:
 
 
 def find_nccl(folders: list[str], prefix: str, environ: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Return, for each copy of NCCL, a ``snapshot.NcclCopy`` and the library's size according to the wheel's RECORD.
+    """Return a ``snapshot.NcclCopy`` for each copy of NCCL.
+
+    Each item also contains the library's size according to the wheel's RECORD file.
 
     Copies from packages precede other copies.
 
@@ -246,7 +254,10 @@ def find_nccl(folders: list[str], prefix: str, environ: Mapping[str, str]) -> li
 
 
 def _system_library(environ: dict[str, str], prefix: str, deadline: float) -> str | None:
-    """Return the NCCL library in LD_LIBRARY_PATH, in conda's ``lib`` directory, or in the cache of ld.so(8)."""
+    """Return the path of the first NCCL library in the usual directories, or None.
+
+    LD_LIBRARY_PATH, conda's ``lib`` directory and the cache of ld.so(8) are searched in this order.
+    """
     library = _first([*filter(None, environ.get("LD_LIBRARY_PATH", "").split(":")), f"{prefix}/lib"])
     if library:
         return library
@@ -299,9 +310,9 @@ def read_config_files(env: Mapping[str, str]) -> list[dict[str, Any]]:
     """Return a ``snapshot.ConfigFile`` for each configuration file that NCCL may read, whether or not the file exists.
 
     ``env`` contains the job's environment variables. NCCL reads the file $NCCL_CONF_FILE (since 2.23.4) if the variable
-    is set, and otherwise .nccl.conf in the home directory from the password database. In either case, NCCL also reads
-    /etc/nccl.conf. NCCL silently ignores configuration files that can't be opened (src/misc/param.cc, ``userHomeDir``
-    and ``setEnvFile``).
+    is set. Otherwise, NCCL reads .nccl.conf in the user's home directory according to the password database. In either
+    case, NCCL also reads /etc/nccl.conf. NCCL silently ignores configuration files that can't be opened
+    (src/misc/param.cc, ``userHomeDir`` and ``setEnvFile``).
     """
     named = env.get("NCCL_CONF_FILE") or os.environ.get("NCCL_CONF_FILE")
     paths = [named] if named else []

@@ -1,4 +1,4 @@
-"""Finds the ranks of a host's jobs, and launchers without ranks, such as a torchrun that waits for nodes.
+"""Functions that find a host's ranks, and launchers without ranks, such as a torchrun that waits for nodes.
 
 Child processes of a rank, such as data loaders, inherit the rank's environment variables, and a wrapper script above
 the rank may have the same variables. The topmost Python process with these variables is regarded as the rank. Processes
@@ -117,11 +117,13 @@ ProcessEnds = Dict[str, Any]
 
 
 def clients(table: ProcessTable, pids: list[int]) -> list[dict[str, Any]]:
-    """Return the processes that have loaded torch and have TCP connections, with the connections.
+    """Return the processes that have loaded torch and have TCP connections.
+
+    Each item also contains the process's connections.
 
     ``dials`` contains the remote addresses of connections. ``serves`` contains the local addresses at which a process
-    accepts connections from itself. Each item of ``dials`` and ``serves`` is ``[address, port, connections]``, where
-    ``connections`` is the number of connections.
+    accepts connections from itself. Each item of ``dials`` and ``serves`` is a list of an address, a port, and the
+    number of connections with this address and port.
     """
     held = flows.by_rank([pid for pid in pids if TORCH in _memory_map(pid)])
     processes = []
@@ -174,7 +176,10 @@ TEXT = 300
 
 
 def find_ranks(table: ProcessTable) -> dict[str, Any]:
-    """Return a ``snapshot.JobRank`` for each rank that the user may examine, and the number of other possible ranks."""
+    """Return a ``snapshot.JobRank`` for each rank that the user may examine.
+
+    Also return the number of Python processes that may be ranks but that the user may not examine.
+    """
     ours = _ours(table)
     # Python processes whose variables we can't read: another user's, or ptrace is restricted
     hidden = [
@@ -262,7 +267,8 @@ def _number(text: str | None) -> int | None:
 def _is_rank(pid: int, numbered: dict[int, Any], table: ProcessTable) -> bool:
     """Return whether a Python process is a rank.
 
-    A rank has no Python ancestor, except launchers, with the same rank number and world size.
+    A process is not regarded as a rank if one of its ancestors, other than a launcher, is a Python process with the
+    same rank number and world size.
     """
     if table.procs[pid].state == "Z" or not _runs_python(pid, table):
         return False

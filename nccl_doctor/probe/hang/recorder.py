@@ -178,7 +178,7 @@ def merged(dumps: dict[str, dict[str, Any]]) -> dict[str, Any]:
 
 
 def cut(document: object) -> dict[str, Any]:
-    """Return a recorder's document with only the last entries and the fields that distinguish collectives."""
+    """Return a recorder's document, reduced to the last entries and to the fields that distinguish collectives."""
     if not isinstance(document, dict) or "version" not in document:
         raise ValueError("no flight recorder's document")
     rows, status = document.get("entries", []), document.get("pg_status")  # without any entry torch leaves them out
@@ -231,7 +231,10 @@ def ask_for_dump(row: dict[str, Any], deadline: float) -> bool:
 
 
 def _young(files: RankFiles, paths: list[str], oldest: float) -> Iterator[tuple[float, str, int]]:
-    """Yield the modification time, path and descriptor of each regular file in ``paths`` modified since ``oldest``."""
+    """Yield a tuple for each regular file in ``paths`` that was modified since ``oldest``.
+
+    The tuple consists of the file's modification time, path and descriptor.
+    """
     for path in paths:
         try:
             file = files.open(path, stat.S_IFREG, os.O_RDONLY)

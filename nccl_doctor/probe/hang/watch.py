@@ -3,9 +3,9 @@
 The host's py-spy is used if it is installed (probe/tools.py). If the host has no py-spy, a copy from the controller
 runs from memory (memfd_create(2)). As root, the probe runs py-spy as the rank's user and in the rank's root directory
 (probe/privileges.py), because py-spy opens mapped files whose names the rank controls. Unless requested otherwise,
-py-spy reads the memory of a process without pausing the process. Pausing a process is optional. Native stack frames are
-also optional, and require pausing the process. py-spy never attaches to a process that is stopped or blocked in the
-kernel, because py-spy could not detach from the process.
+py-spy reads the memory of a process without pausing the process. Native stack frames are included only on request, and
+py-spy must pause the process to read them. py-spy never attaches to a process that is stopped or blocked in the kernel,
+because py-spy could not detach from the process.
 """
 
 from __future__ import annotations
@@ -137,7 +137,10 @@ class Watch:
         return [pid for pid in wanted if recorder.ask_for_dump(self._ranks[pid], deadline)]
 
     def _ras(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Return a ``snapshot.Ras`` with the reports of the job's RAS service in JSON and text, without duplicates."""
+        """Return a ``snapshot.Ras`` with reports of the job's RAS service in JSON and text form.
+
+        Reports with the same text are included only once.
+        """
         deadline = time.monotonic() + RAS_S
         pids = [pid for pid in request["pids"] if pid in self._ranks]
         nccl = NcclVersions(deadline)

@@ -166,8 +166,8 @@ def dial_all(
 
     The seconds and the source port are None if the address can't be resolved. The optional fourth element of a target
     is the network interface to send from. The shortest round-trip time in µs and the number of retransmitted packets
-    are stored in ``trips`` under the index of the target. The function in ``beside`` is called repeatedly in the
-    meantime.
+    are stored in ``trips`` under the index of the target. The function in ``beside`` is called repeatedly until all
+    connection attempts have ended.
     """
     places = resolved({target[0] for target in targets}, timeout_s)
     results: dict[Key, EndedDial] = {}
@@ -201,7 +201,10 @@ def _selector() -> selectors.BaseSelector:
 
 
 class Round:
-    """A set of concurrent connection attempts. The function in ``beside`` is called repeatedly in the same thread."""
+    """A set of concurrent connection attempts.
+
+    During the attempts, the function in ``beside`` is called repeatedly in the same thread.
+    """
 
     def __init__(self, timeout_s: float, beside: Beside | None = None) -> None:
         self._timeout_s, self._beside = timeout_s, beside

@@ -1,17 +1,17 @@
-"""A host's part of the port mesh test, with listeners that prove their identity and with tests of the path MTU.
+"""A host's part of the port mesh test: listeners that prove their identity, and tests of the path MTU.
 
 A listener sends its host's nonce to every client that connects. The nonce proves that a connection reached the intended
 host. An address alone proves nothing, because bridges on several hosts may have the same address.
 
 By default (net.ipv4.ip_no_pmtu_disc=0, see ip(7)), the kernel sets the DF bit in every TCP packet. If a link on the
-path has a smaller MTU than both ends, a router reports "fragmentation needed" over ICMP. If the ICMP message is lost,
-the TCP handshake succeeds, but full-size segments are lost and the connection stalls. The path MTU test sends a few
-full-size segments and polls the number of unacknowledged bytes (SIOCOUTQ, tcp(7)). The receiving kernel acknowledges
-segments even if no program reads the data.
+path has a smaller MTU than the network interfaces at both ends, a router reports "fragmentation needed" over ICMP. If
+the ICMP message is lost, the TCP handshake succeeds, but full-size segments are lost and the connection stalls. The
+path MTU test sends a few full-size segments and polls the number of unacknowledged bytes (SIOCOUTQ, tcp(7)). The
+receiving kernel acknowledges segments even if no program reads the data.
 
-The listeners run in a thread with a selector and not with asyncio, which takes 40 ms to import and three times as long
-per connection. While a host opens connections, a single thread opens the connections and serves the listeners, because
-two threads would cause a thread switch at every system call.
+The listeners run in a thread with a selector. asyncio is not used, because importing asyncio takes 40 ms, and each
+connection would take three times as long. While a host opens connections, a single thread opens the connections and
+serves the listeners, because two threads would cause a thread switch at every system call.
 """
 
 from __future__ import annotations
@@ -93,7 +93,10 @@ class MeshEnd:
         return {"ports": ports, "errors": errors}
 
     def close(self) -> dict[str, Any]:
-        """Close all sockets, and return an ``answers.Heard`` with all peers and those that connected too often."""
+        """Close all sockets, and return an ``answers.Heard``.
+
+        The result lists all peers that connected and, separately, the peers that connected too often.
+        """
         self._closing = True
         self._wake.send(b"\0")
         if self._thread.ident is not None:
@@ -318,10 +321,12 @@ TCP_MAXSEG = 2  # linux/tcp.h
 
 
 class Push:
-    """A transfer of full-size segments to the first of a listener's addresses that accepts a connection.
+    """A transfer of full-size segments to a listener.
+
+    The addresses of the listener are tried in turn until a connection is accepted.
 
     ``result`` is None until the outcome is known. Only the outcome "stalled" indicates a path MTU problem. The outcome
-    "reset" means that the peer answered. The outcome "not-connected" is diagnosed by the port mesh test.
+    "reset" means that the peer answered. The cause of the outcome "not-connected" is diagnosed by the port mesh test.
     """
 
     def __init__(self, places: list[SocketAddress], segment: int | None = None) -> None:

@@ -5,10 +5,10 @@ throughput is calculated from the number of bytes that the receiving kernel ackn
 stream has a time limit and a byte limit. When the connection to the controller ends, the streams end immediately,
 because unsent data is discarded when a socket is closed or its process is killed.
 
-The sender limited the rate if its thread ran or waited for a CPU most of the time. The receiver limited the rate if the
-sender often waited because of the receive window. Either machine limited the rate if interrupts saturated one of its
-CPUs or if the hypervisor withheld CPU time (steal). Packets dropped by the sender's own queues (tc-tbf(8), tc-codel(8))
-are retransmitted, but do not count as lost in the network.
+The sender limited the rate if the sending thread ran or waited for a CPU most of the time. The receiver limited the
+rate if the sender often waited because of the receive window. Either machine limited the rate if interrupts saturated
+one of its CPUs or if the hypervisor withheld CPU time (steal). Packets dropped by the sender's own queues (tc-tbf(8),
+tc-codel(8)) are retransmitted, but do not count as lost in the network.
 """
 
 from __future__ import annotations
@@ -204,7 +204,10 @@ def _wanted_ns(tid: int) -> int:
 
 
 def _cpus(stat: str) -> list[tuple[int, int, int]]:
-    """Return the ticks in hard and soft interrupts, the stolen ticks, and all ticks of each CPU in /proc/stat."""
+    """Return three numbers for each CPU in /proc/stat.
+
+    The numbers are the ticks in hard and soft interrupts, the stolen ticks, and the total number of ticks.
+    """
     cpus = []
     for line in stat.splitlines():
         name, *ticks = line.split() or [""]
@@ -215,7 +218,10 @@ def _cpus(stat: str) -> list[tuple[int, int, int]]:
 
 
 def _shares(first: tuple[tuple[int, int, int], ...], last: tuple[tuple[int, int, int], ...]) -> tuple[float, float]:
-    """Return the largest share of any CPU's time spent in interrupts and the largest share withheld by a hypervisor."""
+    """Return how much of a CPU's time interrupts used and how much the hypervisor withheld.
+
+    Both results are shares of the time, and each result is the maximum over all CPUs.
+    """
     interrupts, stolen = [0.0], [0.0]
     for before, after in zip(first, last):
         ticks = after[2] - before[2]

@@ -1,4 +1,6 @@
-"""Handlers of requests by ``fix-port``, which test, explain and find ports, and send signals to processes.
+"""Handlers of requests by ``fix-port``.
+
+The handlers test ports, explain why a port can't be used, find free ports, and send signals to processes.
 
 Only a trial bind shows whether a port can be used. A socket in TIME_WAIT or an accepted connection may prevent the
 bind, depending on an SO_REUSEADDR option that the socket table does not show. The socket table is used only to explain
@@ -55,7 +57,7 @@ def describe(pid: int, table: ProcessTable) -> dict[str, Any]:
 def try_port(port: int, *, described: bool = True) -> dict[str, Any]:
     """Try to bind a port in the same way as torch, and return a ``snapshot.PortTrial``.
 
-    If ``described`` is true, add details about processes, which may take several seconds.
+    If ``described`` is true, add details about processes. Reading the details may take several seconds.
     """
     return explain(port, bind_error(port), described=described)
 
@@ -110,7 +112,9 @@ def bind_error(port: int) -> int | None:
 
 
 def cause_of(sockets: list[DiagSocket]) -> str:
-    """Return the cause of a failed trial bind, as in ``snapshot.PortTrial``, from the sockets on the port.
+    """Determine the cause of a failed trial bind from the sockets on the port.
+
+    The result is a value for the field ``cause`` of ``snapshot.PortTrial``.
 
     A socket that has no process and is being closed by the kernel counts as "time-wait".
     """
@@ -163,9 +167,9 @@ def _hint(sockets: list[DiagSocket]) -> str:
 
 
 def unlisted_holders() -> list[int]:
-    """Return the processes that have a TCP socket missing from the socket table.
+    """Return the processes that have a TCP socket that is not in the socket table.
 
-    A socket is missing if it is unused or, before Linux 6.8, only bound.
+    The socket table does not contain unused sockets or, before Linux 6.8, sockets that are only bound.
     """
     try:
         listed = {f"socket:[{sock.inode}]" for sock in netlink.sockets_on(0) if sock.state != "BOUND"}
@@ -235,7 +239,10 @@ def _call(number: int, *arguments: int | None) -> int:
 
 
 def look(request: dict[str, Any]) -> dict[str, Any]:
-    """Return the jobs that use ``port``, or the job of ``pid`` if that process started at ``started`` (clock ticks)."""
+    """Return the jobs that use ``port``, or the job of the process ``pid``.
+
+    If ``started`` is given but is not the start time of the process in clock ticks since boot, no job is returned.
+    """
     port, pid = request["port"], request["pid"]
     # Tried first, so that no thread of ours is taken for a holder.
     trial = None if port is None else try_port(port, described=False)
@@ -284,7 +291,8 @@ def send(request: dict[str, Any]) -> dict[str, Any]:
 def free(request: dict[str, Any]) -> dict[str, Any]:
     """Return the ``ports`` that torch can bind.
 
-    Reserved ports and ports of known services are excluded, as are ephemeral ports unless requested.
+    Reserved ports and ports of known services are excluded. Ephemeral ports are excluded unless the request allows
+    them.
     """
     ephemeral_range = _range()
     drawn = ephemeral_range or {"low": 1, "high": 0, "reserved": ""}

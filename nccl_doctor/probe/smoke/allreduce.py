@@ -46,7 +46,11 @@ class Segments:
         self._next = 0.0
 
     def look(self, *, at_once: bool = False) -> None:
-        """Record the files in :data:`FOLDER` that descendants use, at most every PAUSE_S seconds if no file is new."""
+        """Record the files in :data:`FOLDER` that descendants use.
+
+        If there are no new files, calls within PAUSE_S seconds of the last recording do nothing unless ``at_once`` is
+        true.
+        """
         names = _names()
         fresh = not names <= self._listed
         self._listed |= names
@@ -126,7 +130,7 @@ class Ranks:
     def look(self) -> bool:
         """Report the "state" and "stack" of each rank.
 
-        Return True if a rank has died and only the launcher knows the exit status.
+        Return True if a rank has died and only the launcher knows the rank's exit status.
         """
         states = {rank: _state(self._pids.get(rank, self._launcher)) for rank in range(self.count)}
         living = {rank: state for rank, state in states.items() if state is not None and state[0] not in "ZX"}
@@ -157,14 +161,17 @@ class Ranks:
             os.close(file)
 
     def _stack_file(self, rank: int) -> int:
-        """Return the file with the stack trace of the rank's process. Before the fork, return the launcher's file."""
+        """Return the file with the stack trace of the rank's process.
+
+        Before the rank is forked, return the file with the launcher's stack trace.
+        """
         return self._launcher_stack if self._pids.get(rank) == self._launcher else self._files[rank]
 
 
 def _state(pid: int) -> str | None:
     """Return the state letter of a process (proc(5)).
 
-    For uninterruptible sleep, append the name of the kernel function in which the process sleeps.
+    If the process is in uninterruptible sleep, append the name of the kernel function in which the process sleeps.
     """
     proc = procs.read_proc(pid)
     if proc is None or proc.state != "D":
@@ -363,7 +370,7 @@ class RankLauncher:
             self._report_launcher()
 
     def _report_launcher(self) -> None:
-        """Report the launcher's stage for all ranks until the ranks are forked."""
+        """Until the ranks are forked, report the launcher's stage as the stage of every rank."""
         if self._ranks is None or not self._began:
             return
         for local_rank in range(self._ranks.count):

@@ -4,8 +4,9 @@ This file is never imported as a module.
 
 The program runs in the same Python interpreter as training, and does not use CUDA before the fork, because forked
 processes can't re-initialise CUDA (torch/cuda/__init__.py, "Cannot re-initialize CUDA in forked subprocess"). Each
-order is a line of JSON for all ranks of one all-reduce on this host. Events are written to stdout, each preceded by a
-marker. Each rank reports every stage that it reaches, so the last reported stage shows where a rank hangs.
+order is one line of JSON that starts all ranks of one all-reduce on this host. Events are written to stdout, each
+preceded by a marker. Each rank reports every stage that it reaches, so the last reported stage shows where a rank
+hangs.
 
 The first stages are "started" (the Python interpreter is running), "torch" (torch is imported), "store" (the master's
 TCPStore answers) and "group" (the process group is initialised). The remaining stages are "allreduce" (the first
@@ -119,7 +120,9 @@ class Store(Protocol):
 
 
 def own_store(dist: ModuleType, store: Store, rank: int) -> Any:  # noqa: ANN401 - torch's own, which mypy can't see
-    """Return the store with this all-reduce's token as prefix of all keys, so that ranks of other runs can't join.
+    """Return the store with a prefix for all keys.
+
+    The prefix is the token of this all-reduce, so that ranks of other runs can't join.
 
     Rank 0, whose process serves the store, writes the token to the store. Other ranks wait for rank 0 in
     ``init_process_group`` rather than in this function, so that their stack traces show the wait.
@@ -217,7 +220,11 @@ class Bench:
         return summed
 
     def locate_wrong_rank(self) -> None:
-        """Run a small all-reduce on each rank and each pair of ring neighbours, and report groups with wrong sums."""
+        """Find ranks that compute wrong sums.
+
+        For this purpose, run a small all-reduce on each single rank and on each pair of ring neighbours, and report
+        each of these groups that has a wrong sum.
+        """
         ranks = range(min(self.world, MOST_ACCUSED))
         groups = [[rank] for rank in ranks]
         groups += [sorted((rank, (rank + 1) % self.world)) for rank in ranks if self.world > 2]
@@ -269,7 +276,7 @@ class Bench:
         return min(wanted, -int(self.slowest(-float(free // 8))[0]))
 
     def measure_sizes(self, dtype: object, largest: int, budget_s: float) -> None:
-        """Time all-reduces of increasing message sizes while the next size fits in the time budget.
+        """Time all-reduces of increasing message sizes until the next size would exceed the time budget.
 
         Rank 0 reports the median time for each message size.
 
@@ -320,7 +327,7 @@ def guarded(run: Callable[[], object]) -> int:
 
 
 def leave(status: int) -> None:
-    """Exit immediately, without torch's shutdown, which takes half a second and sometimes aborts."""
+    """Exit immediately without torch's shutdown. The shutdown takes half a second and sometimes aborts the process."""
     sys.stdout.flush()
     sys.stderr.flush()
     ctypes.CDLL(None).fflush(None)
@@ -328,7 +335,10 @@ def leave(status: int) -> None:
 
 
 def fork_rank(local_rank: int) -> int:
-    """Fork a rank with the environment variables of ``ORDER``, RANK and LOCAL_RANK, and return its PID."""
+    """Fork a rank and return its PID.
+
+    The rank's environment contains the variables in ``ORDER`` together with RANK and LOCAL_RANK.
+    """
     pid = os.fork()
     if pid == 0:
         os.setsid()

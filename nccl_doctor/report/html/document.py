@@ -105,7 +105,11 @@ def _environment() -> Environment:
 
 
 def _labelled(evidence: Iterable[str | LogLine]) -> Iterator[tuple[str, str]]:
-    """Yield each line of evidence with a label, which is its first word or, for a log line, the file and line."""
+    """Yield a label and a text for each line of evidence.
+
+    The label of a log line is the file name and line number; the label of another line is its first word, or "" if the
+    line has no label.
+    """
     for line in evidence:
         if isinstance(line, LogLine):
             yield f"{line.file}:{line.line}", line.text

@@ -141,7 +141,11 @@ def _folded(hosts: list[TemplateValues]) -> list[TemplateValues]:
 
 
 def ring(report: Report) -> TemplateValues | None:
-    """Return the all-reduce's first ring or else a ring in rank order, or None for too few or too many hosts."""
+    """Return the figure of a ring.
+
+    The result is None if there are too few or too many hosts. The figure shows the first ring of the all-reduce or, if
+    no ring is known, the hosts in rank order.
+    """
     hosts = _order(report)
     if not 2 <= len(hosts) <= MOST_STOPS:
         return None
@@ -210,7 +214,11 @@ _LONGEST_DEVICE = 20
 
 
 def rails(report: Report) -> TemplateValues | None:
-    """Return the hosts' RDMA devices by index, as NCCL connects them, or None for fewer than two hosts."""
+    """Return a figure of the RDMA devices.
+
+    The result is None if fewer than two hosts have such devices. Each row shows devices with the same index, because
+    NCCL connects these devices with each other.
+    """
     places = {host.name: _places(host) for host in sorted(report.hosts, key=lambda host: host.node_rank) if host.rdma}
     lost = {name: {other for port in chain(*groups) for other in port.apart} for name, groups in places.items()}
     shown = sorted(places, key=lambda name: not lost[name])[:_MOST_COLUMNS]

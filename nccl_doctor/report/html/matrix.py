@@ -177,7 +177,10 @@ def _cell(src: MatrixRow, dst: MatrixRow, dials: _Mesh, x: float) -> TemplateVal
 
 
 def _causes(report: Report) -> Callable[[str, str], str]:
-    """Return a function that finds the diagnosis that names a failed pair of hosts or else one of the two hosts."""
+    """Return a function that finds the diagnosis of a failed pair of hosts.
+
+    A diagnosis that names the pair is preferred to a diagnosis that names one of the two hosts.
+    """
     named: dict[tuple[str, str], str] = {}
     hosts: dict[str, str] = {}
     network = {diagnosis.code for category in ("interfaces", "ports") for diagnosis in report.of_category(category)}
@@ -193,7 +196,10 @@ def _causes(report: Report) -> Callable[[str, str], str]:
 
 
 def _dialled(mesh: MeshReport, hosts: Sequence[HostSummary]) -> Callable[[HostSummary, HostSummary], bool]:
-    """Return a function that checks whether a pair of hosts was tested, even if only a sample of pairs was tested."""
+    """Return a function that returns whether one host dialled another host.
+
+    If only a sample of the pairs was tested, the function looks for the pair in the sample.
+    """
     sample = mesh.sample
     if sample is None:
         return lambda src, dst: src is not dst

@@ -1,4 +1,7 @@
-"""Creates HTML files: one layout for ``check``, ``smoke`` and ``logs``, and others for ``hang`` and ``diff``."""
+"""Creates HTML files: ``check``, ``smoke`` and ``logs`` share a layout.
+
+The commands ``hang`` and ``diff`` have their own layouts.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +60,10 @@ def render(report: Report, options: RenderOptions) -> str:
 
 
 def _headline(report: Report) -> tuple[TemplateValues, str]:
-    """Return a short verdict with its colour and hosts, and the rest of the verdict sentence."""
+    """Return the headline and the rest of the verdict sentence.
+
+    The headline is a short verdict with a colour and the names of hosts.
+    """
     cause = max(report.diagnoses, key=lambda diagnosis: diagnosis.severity.rank, default=None)
     ready, counts, line = verdict(report, cause)
     words = "Ready" if ready else counts[0] if counts else "No faults found"

@@ -1,8 +1,8 @@
 """Runs commands in a container on a host, and explains why a command did not start in the container.
 
-The host's shell prints a mark after running its start-up files, and the container's shell prints a second mark. If the
-output lacks the marker that the host's shell prints, the login failed. If only the container's marker is missing, the
-container or its runtime failed.
+The host's shell prints a marker after running its start-up files, and the container's shell prints a second marker. If
+the output lacks the marker that the host's shell prints, the login failed. If only the container's marker is missing,
+the container or its runtime failed.
 """
 
 from __future__ import annotations
@@ -250,7 +250,7 @@ class InsideTransport:
     def _why_ended(self, node: Node, deadline: float) -> AnyAccessFailure | None:
         """Return the reason why the container can no longer be entered, or None if the container can be entered.
 
-        The check may exceed the deadline.
+        This check may continue after the deadline.
         """
         now = time.monotonic()
         try:
@@ -330,7 +330,7 @@ def _await_login(channel: Channel, mark: str, options: InsideOptions, deadline: 
 
 
 def _read_to(channel: Channel, mark: str, deadline: float) -> tuple[bool, tuple[str, ...]]:
-    """Read output up to the marker, and return whether the marker arrived and, if not, the last lines of output."""
+    """Read output up to the marker. Return whether the marker arrived and, if it did not, the last lines of output."""
     greeting = Greeting(channel.read_line, mark)
     if greeting.ends(deadline):
         return True, ()

@@ -111,11 +111,11 @@ class Meeting:
     def end(
         self, code: int, lines: Mapping[int, str], otherwise: str, report: str = "", processes: int | None = 1
     ) -> None:
-        """Send every process the exit code and its node's line (by default ``otherwise``), and close all connections.
+        """Send every process the exit code and the line for its node, and close all connections.
 
         Processes that requested the report receive the report as JSON. The method waits at most :data:`LATE_S` seconds
-        for further processes of the nodes that have joined. ``own`` is the number of processes on this node, or None to
-        wait for no process.
+        for further processes of the nodes that have joined. A node without an entry in ``lines`` gets ``otherwise``.
+        ``processes`` is the number of processes on this node; with None, the method does not wait.
         """
         nodes = [node.who.processes for node in self.members.values()]
         awaited, count, until = (processes or 0) + sum(nodes) - len(nodes) - 1, 0, time.monotonic() + LATE_S

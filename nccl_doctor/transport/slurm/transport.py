@@ -1,11 +1,11 @@
 """Runs commands as steps of a Slurm job, with one ``srun`` per node in addition to the job's own steps (``--overlap``).
 
-Without a deadline, srun could wait forever for the controller or for a node that can't connect back to this machine. A
-step can outlive its srun process. If srun and its helper process are killed, the tasks continue with an open stdin
-until the probe misses the heartbeat. All steps of a run share a name. After nccl-doctor has ended, a keeper process
-uses this name to cancel any remaining steps. The keeper is a shell that outlives nccl-doctor by a few seconds. In Slurm
-22.05, a step remains listed while slurmstepd tries to notify an srun process that has ended. The notification takes 2.3
-s if srun's machine refuses the connection, and 22 s if that machine drops packets.
+Each start has a deadline, because srun could wait forever for the controller or for a node that can't connect back to
+this machine. A step can outlive its srun process. If srun and its helper process are killed, the tasks continue with an
+open stdin until the probe misses the heartbeat. All steps of a run share a name. After nccl-doctor has ended, a keeper
+process uses this name to cancel any remaining steps. The keeper is a shell that outlives nccl-doctor by a few seconds.
+In Slurm 22.05, a step remains listed while slurmstepd tries to notify an srun process that has ended. The notification
+takes 2.3 s if srun's machine refuses the connection, and 22 s if that machine drops packets.
 """
 
 from __future__ import annotations

@@ -128,7 +128,7 @@ class ChoosingTransport:
 
 
 def _beyond_paramiko(paramiko: ParamikoTransport, way: list[HostSettings]) -> str:
-    """Return the settings of a host or jump host that only OpenSSH supports, or "" if no such setting is used."""
+    """Return the names of the settings that only OpenSSH supports, or "" if no host uses such a setting."""
     for host in way:
         if host.beyond:
             return ", ".join(host.beyond)
@@ -140,7 +140,7 @@ def _beyond_paramiko(paramiko: ParamikoTransport, way: list[HostSettings]) -> st
 
 
 def _worth_openssh(error: AccessError) -> bool:
-    """Return whether ssh might succeed where paramiko failed, with Kerberos or with other handshake algorithms."""
+    """Return whether ssh, which supports Kerberos and more handshake algorithms, might succeed after this error."""
     failure = error.failure
     if isinstance(failure, SshAuthFailed):
         return "gssapi-with-mic" in failure.facts.methods

@@ -1,8 +1,8 @@
 """Reads OpenSSH's configuration for a host with ``ssh -G``, and expands tokens in its values.
 
-Each known SSH option has no effect on the connection and login, is implemented in this package, or requires the ``ssh``
-program. An unknown option requires the ``ssh`` program unless its value is the default that is compiled into this
-machine's ssh.
+Each known SSH option either does not affect the connection and login, is implemented in this package, or requires the
+``ssh`` program. An unknown option requires the ``ssh`` program unless its value is the default that is compiled into
+this machine's ssh.
 """
 
 from __future__ import annotations
@@ -201,7 +201,7 @@ def beyond(values: ConfigValues) -> tuple[str, ...]:
 
 
 def fill(text: str, tokens: dict[str, str], *, environment: bool = True) -> str:
-    """Expand the percent tokens of ssh_config(5) and, if allowed, ``${VARIABLE}``.
+    """Expand the percent tokens of ssh_config(5) and, if ``environment`` is true, ``${VARIABLE}``.
 
     Raise BeyondError for an unknown token or variable.
     """

@@ -109,7 +109,10 @@ def _why_no_session(
 def log_in(
     transport: SshSession, settings: HostSettings, target: SshDestination, span: tuple[float, float], *, alone: bool
 ) -> None:
-    """Log in with a key within ``span``; raise AccessError, or BeyondError if a key needs the ssh program."""
+    """Log in with a key within ``span``.
+
+    Raise AccessError on failure, or BeyondError if a key requires the ssh program.
+    """
     started, deadline = span
     try:
         transport.auth_timeout = remaining(deadline) + 1

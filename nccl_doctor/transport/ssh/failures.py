@@ -165,7 +165,7 @@ def bounded(lines: Iterable[str]) -> tuple[str, ...]:
 def host_key_unknown(
     target: SshDestination, key_type: str, fingerprint: str, known_hosts_file: Path, line: str | None = None
 ) -> AccessError:
-    """Return the failure for an unknown host key; ``line`` is a line to add to known_hosts, or None without a key."""
+    """Return the failure for an unknown host key. ``line`` is a known_hosts line with the key, or None."""
     facts = access.UnknownKeyFacts(
         **dict(target.facts),
         key_type=key_type,
@@ -215,7 +215,7 @@ _PHRASE = 300
 
 @dataclass(frozen=True)
 class Login:
-    """A failed login, with a phrase for each key and file."""
+    """A failed login, with phrases that describe what happened to each key and key file."""
 
     offered: tuple[str, ...] = ()
     encrypted: tuple[str, ...] = ()  # key files that need a passphrase, which can't be entered here

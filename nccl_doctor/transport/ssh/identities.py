@@ -218,7 +218,9 @@ def _read(path: Path) -> str:
 
 
 def _public_blob(path: Path) -> bytes:
-    """Return the public key that belongs to a key file, from the file itself or its .pub file, or b"" if none exists.
+    """Return the public key for a key file, or b"" if no public key is found.
+
+    The key is read from the file itself or from its .pub file.
 
     The search follows ``sshkey_load_public`` in OpenSSH's authfile.c.
     """
@@ -279,7 +281,7 @@ class OutOfTime(NamedTuple):
 
 
 def out_of_time(keys: Iterable[Path], now: datetime | None = None) -> OutOfTime:
-    """Return the keys' certificates (FILE-cert.pub from ``ssh-keygen -s``) that have expired or are not valid yet."""
+    """Return phrases for those certificates of the keys (FILE-cert.pub) that have expired or are not valid yet."""
     moment = (now or datetime.now(timezone.utc)).timestamp()
     expired: list[str] = []
     early: list[str] = []

@@ -1,7 +1,8 @@
 """Reads known_hosts files, whose format sshd(8) describes in the section "SSH_KNOWN_HOSTS FILE FORMAT".
 
-Host keys are checked by the rules of ``check_key_in_hostkeys`` in OpenSSH's hostfile.c. If a host name has an entry
-without a marker, a key that is in no such entry counts as changed, regardless of the key type.
+Host keys are checked by the rules of ``check_key_in_hostkeys`` in OpenSSH's hostfile.c. If there are entries without a
+marker for a host name, a key that differs from the keys in all these entries counts as changed, regardless of the key
+type.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class KeyMatch:
 
 
 class KnownKeys:
-    """The entries of known_hosts files in order, indexed by host name.
+    """The entries of known_hosts files in their original order, indexed by host name.
 
     The index makes look-ups fast even if a known_hosts file has a line for each host of a large cluster.
     """
@@ -74,7 +75,7 @@ class KnownKeys:
 
 
 def read(paths: Iterable[Path]) -> KnownKeys:
-    """Return the entries of all readable files in order, ignoring invalid lines as OpenSSH does."""
+    """Return the entries of all readable files in file order, ignoring invalid lines as OpenSSH does."""
     entries: list[KnownKey] = []
     for path in paths:
         try:
@@ -114,8 +115,8 @@ def entry_name(hostname: str, port: int, alias: str | None = None) -> str:
 def match_key(entries: KnownKeys, name: str, key: bytes) -> KeyMatch:
     """Compare ``key`` with the known keys for ``name`` (:func:`entry_name`), and return the result.
 
-    If ``name`` includes a port, an entry without a port can confirm or revoke the key, but never makes it count as
-    changed.
+    If ``name`` includes a port, an entry without a port can confirm or revoke the key, but never causes the key to
+    count as changed.
     """
     there = entries.matching(name)
     for entry in there:

@@ -49,7 +49,7 @@ _NO_GREETING = re.compile(rf"timed out during banner exchange|{_HUNG_UP.pattern}
 _RESOLVED = re.compile(r"debug1: Connecting to (\S+) \[([^\]]*)\] port (\d+)")
 
 _SORTS = {"key exchange method": "key exchange", "host key type": "host key algorithm"}
-"""Names of algorithm kinds for use in messages (as in connect.py), with ssh's names as keys, where the names differ."""
+"""Names of algorithm kinds in our messages, by ssh's name. Only kinds with different names are included."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class FailedSsh:
 
 
 def classify(attempt: FailedSsh, jump: SshDestination | None = None) -> AccessError:
-    """Return the failure of an attempt, attributed to the last jump host ``jump`` if the attempt failed there."""
+    """Return the failure of an attempt. A failure at the last jump host is attributed to ``jump``."""
     if jump is not None and not _GREETED.search(attempt.log):
         through = re.search(r"open failed: (.*)", attempt.stderr)
         # each jump host behind another one reports its proxy command
@@ -215,7 +215,7 @@ class OpensshTransport:
     def open(
         self, settings: HostSettings, options: SshOptions, command: str, deadline: float, latest: float = math.inf
     ) -> ProcessChannel:
-        """Start ``command`` on the host that ``settings`` describe; raise AccessError if the host is not reached."""
+        """Start ``command`` on the host, or raise AccessError if the host can't be reached."""
         started, target = time.monotonic(), settings.target()
         bound = deadline - started
         with self._places(settings.proxy_jump).place(target, QUEUE * bound):
@@ -299,7 +299,7 @@ class OpensshTransport:
             raise classify(attempt, jump)
 
     def _entered(self, channel: ProcessChannel) -> None:
-        """Stop tracking a channel; its owner will close it."""
+        """Stop tracking a channel that its owner will close."""
         with self._lock:
             self._entering.discard(channel)
 
@@ -328,7 +328,7 @@ class OpensshTransport:
 
 @dataclass(frozen=True)
 class _Log:
-    """The log file at ``path`` with the messages of ssh itself, which are separate from the host's output."""
+    """The log file for ssh's own messages, which are kept separate from the host's output."""
 
     file: IO[bytes]
     path: str

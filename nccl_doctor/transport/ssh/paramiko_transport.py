@@ -4,10 +4,10 @@ Hosts that are tried again share a new connection to the jump host, because the 
 failures.
 
 Only the host's kernel knows whether the host's large packets are lost on the way to this machine. In an MTU black hole,
-small packets and acknowledgements arrive, but the host retransmits its large answer repeatedly. A slow host has not
-sent an answer yet, so its kernel retransmits nothing. If the path is broken or a firewall no longer tracks the
-connection, no acknowledgements arrive. The kernel is queried over a second connection whose SYN announces a small MSS,
-so that the host sends only small packets.
+small packets and acknowledgements arrive, but the host retransmits its large answer repeatedly. A host that is only
+slow has not sent its answer yet, so its kernel retransmits nothing. If the path is broken or a firewall no longer
+tracks the connection, no acknowledgements arrive. The kernel is queried over a second connection whose SYN announces a
+small MSS, so that the host sends only small packets.
 """
 
 from __future__ import annotations
@@ -230,7 +230,7 @@ class ParamikoChannel:
             self._channel.exec_command(command)
 
     def close(self) -> None:
-        """End the command with SIGHUP and close the channel; also close the session unless it is kept for reuse."""
+        """End the command with SIGHUP, close the channel, and close the session unless it is kept for reuse."""
         # sshd only closes the command's stdin: a shell that waits for something else would stay forever
         if self._closing.is_set():
             return
@@ -309,7 +309,9 @@ class ParamikoTransport:
         self._known: dict[tuple[Path, ...], known_hosts.KnownKeys] = {}
 
     def open(self, settings: HostSettings, command: str, deadline: float, latest: float = math.inf) -> ParamikoChannel:
-        """Start ``command`` on the host; raise AccessError on failure, or BeyondError if the keys need the ssh program.
+        """Start ``command`` on the host.
+
+        Raise AccessError on failure, or BeyondError if a key requires the ssh program.
 
         A command that does not start in a kept session within :data:`REUSE_S` seconds is started in a new session.
         """
@@ -366,7 +368,7 @@ class ParamikoTransport:
             self._channels.add(channel)
 
     def close(self) -> None:
-        """Close the channels of interrupted callers and the sessions with jump hosts.
+        """Close all open channels, the kept sessions, and the sessions with jump hosts.
 
         A closed transport can't start any more commands.
         """
@@ -411,7 +413,7 @@ class ParamikoTransport:
             return session, by.login
 
     def known_keys(self, settings: HostSettings) -> known_hosts.KnownKeys:
-        """Return the entries of the host's known_hosts files. Each set of files is read only once."""
+        """Return the entries of the known_hosts files that apply to the host. Each set of files is read only once."""
         paths = settings.known_hosts
         if paths not in self._known:
             self._known[paths] = known_hosts.read(paths)

@@ -36,7 +36,7 @@ _POLL_S = 1.0
 """Number of seconds between paramiko's checks of whether the session was closed.
 
 A call of ``close()`` notifies paramiko immediately. With paramiko's default of ten checks per second, the checks for
-slow hosts took a tenth of the controller's time.
+slow hosts took a tenth of the controller's processor time.
 """
 _GRACE_S = 0.2  # for a proxy command to exit after its host has disconnected
 
@@ -423,7 +423,7 @@ _WATCH = _Watch()
 
 @contextmanager
 def ends_at(deadline: float, session: _Closable) -> Iterator[None]:
-    """Close the session if the block has not ended by the deadline; some of paramiko's waits have no time limit.
+    """Close the session if the block is still running at the deadline. Some of paramiko's waits have no limit.
 
     A channel may be passed instead of a session, and is closed together with its session.
     """

@@ -50,8 +50,8 @@ OPENSSH_ALGORITHMS: Mapping[str, tuple[str, ...]] = {
 }
 """Algorithms that the OpenSSH 10.0 client offers by default according to ssh_config(5), in order of preference.
 
-Algorithms for certificates and hardware keys are omitted, because they are left to the ssh program. Unlike OpenSSH,
-paramiko by default also accepts CBC ciphers, MD5 and truncated MACs.
+Algorithms for certificates and hardware keys are omitted, because such keys are left to the ssh program. Unlike
+OpenSSH, paramiko by default also accepts CBC ciphers, MD5 and truncated MACs.
 """
 
 
@@ -131,8 +131,8 @@ def asked(name: str, options: SshOptions) -> SshDestination:
 _ALIAS_S = 5.0
 
 DEFAULT_KEYS = ("id_rsa", "id_ecdsa", "id_ecdsa_sk", "id_ed25519", "id_ed25519_sk")
-"""OpenSSH's default key files in order (fill_default_options in readconf.c). DSA and XMSS keys are omitted, because
-OpenSSH no longer supports them.
+"""OpenSSH's default key files in the order in which OpenSSH tries them (fill_default_options in readconf.c). DSA and
+XMSS keys are omitted, because OpenSSH no longer supports them.
 """
 _ALGORITHMS = {
     "ciphers": ("ciphers",),
@@ -191,7 +191,7 @@ def unread_configuration(config: Path | None = None) -> bool:
 
 
 def _read(name: str, options: SshOptions, values: ConfigValues) -> HostSettings:
-    """Return the settings in ``values``, the output of ``ssh -G``, or the defaults if ``values`` is empty."""
+    """Return the settings in ``values`` (the output of ``ssh -G``), or the defaults if ``values`` is empty."""
     beyond = list(ssh_config.beyond(values))
 
     def first(key: str) -> str | None:
@@ -277,7 +277,7 @@ With the default MaxStartups (10:30:100), sshd may drop the eleventh connection.
 PLACE_S = 2.0
 """Maximum number of seconds for which a host occupies one of the handshake slots in :class:`Places`.
 
-If a host takes longer, the delay arises behind the jump host, because a handshake with the jump host takes less time.
+If a host takes longer, the cause of the delay is behind the jump host, because the jump host itself needs less time.
 """
 QUEUE = 6.0  # how many times its own limit a host may wait for its turn at a jump host
 

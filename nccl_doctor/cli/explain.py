@@ -24,7 +24,7 @@ def explain(
         typer.Argument(
             metavar="CODE|TOPIC",
             help="Code (NCD304 or 304), name (port-in-use), words of an error, or topic (slurm). "
-            "If omitted, list all topics.",
+            "If omitted, all topics are shown.",
             autocompletion=_complete,
         ),
     ] = None,

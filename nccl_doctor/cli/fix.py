@@ -52,7 +52,7 @@ class FixOptions:
     ] = None
     ask_sudo: AskSudo = False
     undo: Annotated[bool, of_fix("--undo", help="Undo the changes that the last run made on these hosts.")] = False
-    listed: Annotated[bool, of_fix("--list", help="With --undo, only list the runs that can be undone.")] = False
+    listed: Annotated[bool, of_fix("--list", help="With --undo, only show the runs that can be undone.")] = False
 
 
 @flattened
@@ -346,7 +346,7 @@ class _Fix:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("error", getpass.GetPassWarning)  # it would read another file, with an echo
-                return getpass.getpass(f"sudo password for {fold(wanting)}: ").encode()
+                return getpass.getpass(f"Password for sudo on {fold(wanting)}: ").encode()
         except (EOFError, getpass.GetPassWarning):
             raise UsageError("--ask-sudo asks for the password on a terminal, and there is none") from None
 

@@ -179,7 +179,7 @@ def exit_code_of(out: Out, work: Callable[[], int]) -> int:
 
 
 def try_files(*files: tuple[str, Path | None], folder: Path | None = None) -> None:
-    """Raise UsageError if a file or the directory for ``--save-logs`` is not writable.
+    """Raise UsageError if one of the given files, or the directory for ``--save-logs``, is not writable.
 
     Each file is paired with the name of its option.
     """

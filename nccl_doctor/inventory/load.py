@@ -46,7 +46,7 @@ def load(  # noqa: PLR0913 - each is a word of the command line
     """Return the cluster on which a command operates.
 
     ``path`` is the hosts file (``-`` for standard input). ``where`` is the pattern of ``-w``, which names hosts or
-    selects hosts of the file; ``exclude`` is the pattern of ``-x``. ``engine`` is a source of hosts that replaces the
+    selects hosts from the file; ``exclude`` is the pattern of ``-x``. ``engine`` is a source of hosts that replaces the
     hosts file, and ``transport`` is the kind of connection to named hosts. ``environ`` contains environment variables,
     including those that Slurm sets and those for the master. If ``here`` is None, this machine's names and addresses
     are looked up. ``parsed`` is an inventory that has already been read. It is needed for a pipe, because a pipe can't

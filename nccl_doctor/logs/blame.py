@@ -70,7 +70,7 @@ def _weighed(event: Event, scene: Scene) -> Event:
 
 
 def _stuck_retries(log: Log) -> set[str]:
-    """Return the names of diagnoses whose retries are at the end of a source and therefore count as unsuccessful."""
+    """Return the names of diagnoses whose last retry message is near the end of a log, so that the retries failed."""
     stuck: set[str] = set()
     for reading in log.readings:
         hints = [event for event in reading.events if event.grade is Grade.HINT and event.name in having(Role.RETRIED)]

@@ -114,7 +114,7 @@ def list_gpu_processes(deadline: float) -> list[dict[str, Any]]:
 def parse_gpu_processes(text: str, numbers: str = "") -> list[dict[str, Any]]:
     """Parse the process rows in the output of nvidia-smi.
 
-    The amount of used memory is in MiB, or None if the platform does not report memory per process.
+    Memory use is in MiB, or None if the platform does not report memory per process.
     """
     index = {uuid.strip(): int(number) for number, _, uuid in (row.partition(",") for row in numbers.splitlines())}
     processes = []

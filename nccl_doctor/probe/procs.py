@@ -348,7 +348,7 @@ def _has_ended(pid: int) -> bool:
 def service_of(pid: int, table: ProcessTable) -> str | None:
     """Return the systemd service that supervises a process, or None if there is no such service.
 
-    Services that only start logins are ignored.
+    Services that only start login sessions are ignored.
     """
     for line in table.text(pid, "cgroup").splitlines():
         match = SERVICE.match(line)

@@ -128,7 +128,7 @@ def _interface_rows(answers: Sequence[InterfaceAnswer]) -> Iterator[tuple[str, s
 
 
 def _rdma_rows(answers: Sequence[InterfaceAnswer]) -> Iterator[tuple[str, str, str, str]]:
-    """Yield the RDMA devices at each index, with one row for similar hosts. Fused ports share an index."""
+    """Yield the RDMA devices at each index; hosts with the same values share one row. Fused ports share an index."""
     rows = [(answer.name, each) for answer in answers for each in answer.rdma]
     for place in sorted({each.place for _, each in rows}):
         alike = grouped(

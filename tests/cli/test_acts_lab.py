@@ -191,7 +191,7 @@ def test_a_password_goes_to_the_sudo_of_root_alone(fresh_lab: Lab) -> None:
     host.write("/etc/sudoers.d/alice", rules, 0o440)
     echo = f'#!/bin/sh\ncase "$*" in *insert*) echo {PASSWORD} ;; esac\nexec /usr/sbin/nft "$@"\n'
     host.write("/usr/local/bin/nft", echo, 0o755)
-    right = typed(fresh_lab, PASSWORD, "--yes", "--sudo", "--ask-sudo", at="sudo password for node1: ")
+    right = typed(fresh_lab, PASSWORD, "--yes", "--sudo", "--ask-sudo", at="Password for sudo on node1: ")
     assert right.code == 0, right
     assert PASSWORD not in json.dumps(right.document) + right.stderr.replace(f"{PASSWORD}\n", "")
     assert host.run("test -e /tmp/stolen", check=False).returncode == 1
@@ -207,7 +207,7 @@ def test_an_interrupt_at_the_password_leaves_no_record(fresh_lab: Lab) -> None:
         words = ("fix", "hosts.yaml", "--no-smoke", "--yes", "--sudo", "--ask-sudo")
         with start_in(fresh_lab.controller, *words, stdin=theirs) as process:
             said = ""
-            while "sudo password for" not in said and (more := process.stderr.read(1)):
+            while "Password for sudo" not in said and (more := process.stderr.read(1)):
                 said += more
             process.signal(signal.SIGINT)
             process.communicate()

@@ -163,13 +163,13 @@ def test_users_with_and_without_a_way_to_root(fresh_lab: Lab) -> None:
     host.write("/etc/sudoers.d/alice", "alice ALL=(root) ALL, NOPASSWD: /usr/sbin/nft\n", 0o440)
     asking = fix(fresh_lab, "--yes", "--sudo")
     assert "sudo asks for a password there (--ask-sudo)" in asking.document["note"]
-    wrong = typed(fresh_lab, "wrong", "--yes", "--sudo", "--ask-sudo", at="sudo password for")
+    wrong = typed(fresh_lab, "wrong", "--yes", "--sudo", "--ask-sudo", at="Password for sudo")
     assert (wrong.code, wrong.outcomes) == (1, ["not-run"])
     assert wrong.document["results"][0]["reason"] == "sudo did not accept the password on node1"
-    assert "sudo password for node1: " in wrong.stderr
+    assert "Password for sudo on node1: " in wrong.stderr
     assert host.run(RULES).stdout == lines
     watch = host.background(["sh", "-c", WATCH])
-    right = typed(fresh_lab, PASSWORD, "--yes", "--sudo", "--ask-sudo", at="sudo password for")
+    right = typed(fresh_lab, PASSWORD, "--yes", "--sudo", "--ask-sudo", at="Password for sudo")
     host.run(["kill", "--", str(-watch)])  # with what it has started, which would see the search below
     host.run(f"while kill -0 -- -{watch} 2>/dev/null; do sleep 0.1; done")
     assert (right.code, right.document["mended"]) == (0, ["firewall-blocks-port on node1"])

@@ -26,7 +26,7 @@ _ERRNO = r"(?:No route to host|[Hh]ost is unreachable|[Nn]etwork is unreachable)
 
 ADVICE = make_advice(
     '{who} could not reach {target}. "No route to host" between hosts that can ping each other means '
-    "that a firewall rejects the connection, or that an interface is on another network.",
+    "that a firewall rejects the connection (REJECT), or that an interface is on another network.",
     "Find the rule or route that causes this:",
 )
 

@@ -102,7 +102,7 @@ def _fix(lists: dict[str, RdmaList]) -> Fix:
 def _meant(rdma: RdmaList) -> list[str]:
     """Return the devices with a name or interface similar to an entry of NCCL_IB_HCA.
 
-    Without such a device, return all devices.
+    If there is no such device, return all devices.
     """
     items = [item.name.strip(" =\"'") for item in rdma.spec.items]
     there = [(device.name, {gid.interface for gid in port.gids}) for device, port in rdma.present]

@@ -7,8 +7,8 @@ How we know: The log contains torchrun's "exitcode: -9" for the process that fai
 code 137, "CANCELLED … DUE TO TIME LIMIT", or SIGHUP. The check ignores the SIGTERM that torchrun sends to the other
 workers after the first failure. SIGSEGV and SIGABRT mean that the process itself crashed.
 
-Fix: Look for messages of the OOM killer in dmesg, and for messages of the scheduler with `sacct` or `kubectl describe`.
-Start long runs under tmux or nohup.
+Fix: Look for messages from the OOM killer in dmesg, and from the scheduler in the output of `sacct` or `kubectl
+describe`. Start long runs under tmux or nohup.
 
 References: signal(7); torch/distributed/elastic/multiprocessing/api.py.
 """

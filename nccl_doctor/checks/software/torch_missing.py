@@ -9,8 +9,8 @@ run. A conda or virtual environment that your login shell activates in `.bashrc`
 command. If torch is installed, its build (torch/version.py) is compared with the GPUs that nvidia-smi lists and that
 the job may see.
 
-Fix: name an interpreter with torch in the hosts file (`python: /opt/train/bin/python`, for all hosts or for one host),
-or install torch for the current interpreter.
+Fix: in the hosts file, name an interpreter that has torch ( `python: /opt/train/bin/python`, for all hosts or for one
+host), or install torch for the current interpreter.
 """
 
 from nccl_doctor.checks.effects import STARTING

@@ -83,7 +83,7 @@ class LookAnswer(BaseModel):
 class _Status(BaseModel):
     """A process group's entry in ``pg_status``.
 
-    The number of the last issued or last completed collective is -1 if there is no such collective.
+    The sequence number of the last issued or last completed collective is -1 if there is no such collective.
     """
 
     last_enqueued_collective: int = -1

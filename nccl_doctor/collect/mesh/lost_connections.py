@@ -47,7 +47,8 @@ class ConnectionTrials:
     """Trials of the paths of a mesh; ``targets`` is keyed by dialling host, and answers are in the order of the hosts.
 
     Attributes:
-        first: answers before failed attempts were repeated; ``answers`` contains the answers after the repetition.
+        first: answers from before the failed attempts were repeated; ``answers`` contains the answers after the
+            repetition.
         dial: function that makes a host dial targets, with a time limit in seconds for each connection attempt.
         dial_s: time limit, in seconds, of one connection attempt.
         master: name and port of the master. Connections to the master port prove nothing, since firewalls often open

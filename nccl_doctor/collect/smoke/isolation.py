@@ -2,7 +2,7 @@
 
 The all-reduce is repeated in groups of hosts until one host or one pair of hosts is left.
 
-The halves of a failing group are tried at the same time. If one half fails, the search continues in this half. If both
+The halves of a failing group are tried at the same time. If one half fails, the search continues in that half. If both
 halves work, the fault is between them, so parts of one half are tried with parts of the other half. Two hosts that fail
 together are tried with other hosts, to distinguish a faulty host from a faulty pair of hosts. With n hosts, the search
 takes at most 2 + 2 log2(n) rounds. The search finds only one fault.

@@ -33,8 +33,8 @@ DMABUF_SINCE = (5, 12)  # the first Linux in which RDMA accepts DMA-BUF memory (
 ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 HEADER = re.compile(r"((?:[0-9a-f]{4,8}:)?[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]) (.*)")
 REDIRECTS = re.compile(r"ACSCtl:.*(?:SrcValid|ReqRedir|CmpltRedir)\+")
-"""Pattern of ACS bits that redirect peer-to-peer traffic to the root complex (PCIe 6.12, and NCCL's troubleshooting
-page).
+"""Pattern of ACS bits that redirect peer-to-peer traffic to the root complex (PCIe specification, section 6.12; NCCL's
+troubleshooting page).
 """
 DENIED = "<access denied>"
 

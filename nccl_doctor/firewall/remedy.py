@@ -120,7 +120,7 @@ def _firewalld(rule: RuleRef, facts: FirewallFacts, opening: Opening) -> Firewal
     changes = _changes(opening, runtime)
     if rule.chain.startswith(("filter_PRE", "raw_PRE", "PREROUTING")) or not changes:
         return FirewallRemedy(
-            advice="Let the cluster's own addresses through in firewalld, zone " + str(zone_of(rule, facts))
+            advice="Allow the cluster's own addresses in firewalld, zone " + str(zone_of(rule, facts))
         )
     return FirewallRemedy(_both(changes))
 

@@ -99,7 +99,7 @@ FIREWALL = Diagnosis(
     ),
     facts={"port": 29500, "manager": "firewalld", "from": ["node2", "node3", "node4"]},
     fix=Fix(
-        summary="Let the cluster's own addresses in.",
+        summary="Allow connections from the cluster's own addresses.",
         risk="safe",
         needs_root=True,
         commands=tuple(

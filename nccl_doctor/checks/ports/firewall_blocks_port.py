@@ -193,7 +193,7 @@ def _fix(blames: Sequence[Blame], ways: Sequence[Opening], claimed: Sequence[tup
     parts = [(blame.host.name, remedies(blame, way)) for blame, way in zip(blames, ways, strict=True)]
     commands = tuple(command for name, part in parts for command in on(name, *part.operations))
     advice = " ".join(dict.fromkeys(part.advice for _, part in parts if part.advice))
-    who = "the cluster's own addresses " + ("in" if blames[0].direction == "input" else "out")
+    who = f"connections {'from' if blames[0].direction == 'input' else 'to'} the cluster's own addresses"
     uncertain = {address for _, address in claimed}
     only_claimed = any(uncertain.intersection(way.peers) for way in ways)
     claims = ", ".join(f"{host} by {address}" for host, address in claimed)
@@ -205,9 +205,9 @@ def _fix(blames: Sequence[Blame], ways: Sequence[Opening], claimed: Sequence[tup
     elif claimed:
         advice = (
             f"Only the hosts themselves say that these addresses are theirs, too: {claims}. Verify this,"
-            f" then let them {'in' if blames[0].direction == 'input' else 'out'} in the same way. {advice}"
+            f" then allow them in the same way. {advice}"
         )
     if not commands or only_claimed:
         where = fold(_hosts(blames))
-        return Fix(summary=f"Let {who} (on {where}, as root). {advice}".strip(), needs_root=True)
-    return pasted(f"Let {who}. {advice}".strip(), commands, needs_root=True)
+        return Fix(summary=f"Allow {who} (on {where}, as root). {advice}".strip(), needs_root=True)
+    return pasted(f"Allow {who}. {advice}".strip(), commands, needs_root=True)

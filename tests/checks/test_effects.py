@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -93,9 +94,11 @@ def topic() -> Iterator[str]:
         for one in check.explains:
             if isinstance(one, Effect):
                 causes.setdefault(one, []).append(check.name)
+    titles = Counter(map(tuple, causes.values()))
     for effect, names in sorted(causes.items(), key=lambda item: item[0].why):
         under = f" (only with the {effect.backends[0]} backend)" if len(effect.backends) == 1 else ""
-        yield f"## {', '.join(names)}\n"
+        symptom = f": {effect.kinds[0]}" if titles[tuple(names)] > 1 else ""
+        yield f"## {', '.join(names)}{symptom}\n"
         yield f"Symptoms {_WHOSE[effect.reach]}{under}: {', '.join(effect.kinds)}.\n"
         yield f"Why: {effect.why}.\n"
 

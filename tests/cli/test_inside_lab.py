@@ -246,7 +246,7 @@ def test_a_container_that_stops_in_the_middle_is_named(boxes: Lab, phase: str) -
         report = json.loads(running.communicate()[0])
     (found,) = report["diagnoses"]
     assert found["hosts"] == ["node2"]
-    assert f"the podman container {phase} is not running (running containers: train)" in json.dumps(found)
+    assert f'the podman container \\"{phase}\\" is not running (running containers: train)' in json.dumps(found)
     if phase == "facts":
         assert found["name"] == "container-unreachable"
         (command,) = found["fix"]["commands"]

@@ -23,8 +23,16 @@ COMMANDS = "check fix hang logs smoke ifname launch fix-port hosts diff explain 
 
 
 def sentences(text: str) -> list[str]:
-    """Return the sentences of a text, without those of a few words."""
-    parts = re.split(r"(?<=[.!?:;])\s+(?=[A-Z`\"])", re.sub(r"\s+", " ", text).strip())
+    """Return the sentences of a text, without those of a few words; each attribute or list item starts one."""
+    blocks = re.split(
+        r"\n\s*\n|\n\s*(?=[-*] |\d+\. |\w+: )",
+        re.sub(r"^ *(Attributes|Returns|Raises|Yields):$", "", text, flags=re.MULTILINE),
+    )
+    parts = (
+        part
+        for block in blocks
+        for part in re.split(r"(?<=[.!?:;])\s+(?=[A-Z`\"])", re.sub(r"\s+", " ", block).strip())
+    )
     return [part for part in parts if len(part.split()) >= LEAST_WORDS]
 
 

@@ -2,8 +2,7 @@
 
 How ``nccl-doctor check hosts.yaml`` works:
 
-1. cli/main.py dispatches to cli/check.py, and cli/run.py calls inventory/load.py, which reads the hosts file into a
-   ``Cluster``.
+1. cli/main.py calls cli/check.py, which calls cli/run.py. inventory/load.py reads the hosts file into a ``Cluster``.
 2. ``Run`` in collect/run.py executes the phases with a ``Crew`` (crew/crew.py), which starts probe/main.py on each host
    and sends requests (``Contract`` in crew/answers.py).
 3. In the facts phase, probe/facts/ collects facts, which collect/facts/host_facts.py parses into ``HostFacts``
@@ -16,7 +15,7 @@ How ``nccl-doctor check hosts.yaml`` works:
    (model/questions.py), and the phases add the answers to the ``Snapshot``.
 7. ``judge`` in judge/diagnose.py runs the checks in checks/CATEGORY/NAME.py (model/register.py) on the snapshot. Each
    check receives a ``View`` (checks/view.py), which includes the data derived by nccl/ and firewall/.
-   judge/attribution.py attaches consequences to their cause.
+   judge/attribution.py attaches each consequence to its cause.
 8. judge/summary.py creates the ``Report`` (model/report.py).
 9. cli/output.py prints the report in the requested format with report/render.py and exits with the report's exit code.
 
@@ -29,7 +28,8 @@ Glossary:
 - cluster: the list of a job's nodes, and the job's master. node: an entry in the list of nodes. host: the machine of a
   node.
 - probe: the program that runs on a host while nccl-doctor is connected. The probe leaves nothing behind on the host.
-- fact: a typed answer from a host, which is ``Unknown(reason)`` if undetermined and ``Skipped`` if not requested.
+- fact: a typed answer from a host; ``Unknown(reason)`` if the host could not determine the answer, and ``Skipped`` if
+  the answer was not requested.
 - phase: a part of a run, namely connect, facts, mesh, rate, or smoke. mesh: the connections of all hosts to each other.
   smoke: the all-reduce test.
 - dial: an attempt by one host to connect to another host's listener. crew: the hosts of a run, with the connections to
@@ -37,7 +37,7 @@ Glossary:
 - snapshot: all facts and phase results of one run. view: the part of a snapshot that one check uses.
 - check: a pure function that evaluates facts. finding: the result of a check. diagnosis: a finding with its code and
   consequences.
-- consequence: a finding that another finding explains. gap: hosts that a check could not examine.
+- consequence: a finding that another finding explains. gap: the reason why a check could not examine some hosts.
 - rule: a pattern for a log line. grade: a rule's strength as evidence. signs: the rules and advice for a diagnosis.
 - remedy, fix: advice as prose and commands. operation: a command that changes something, represented as data.
 - blame: the firewall rule of a host that blocks a connection. report: the document that every output format shows.

@@ -126,7 +126,7 @@ def preflight(
         python: Python interpreter that training uses on this node; by default, the current interpreter.
 
     Raises:
-        PreflightError: an error was found on some node.
+        PreflightError: the check found an error on at least one node.
         DoctorError: an argument is invalid, or this process could not take part in the check.
 
     If some checks could not be evaluated, the report is returned with ``report.complete`` set to False.

@@ -45,7 +45,7 @@ class HostsFileError(DoctorError):
 
 
 class ControllerError(DoctorError):
-    """A failure to log in to any host, caused by this machine rather than by the hosts."""
+    """A problem on this machine that prevents it from logging in to any host."""
 
 
 class SnapshotError(DoctorError):

@@ -1,4 +1,7 @@
-"""Plans the steps of ``nccl-doctor fix``, the actions left to the user, and the steps that undo a run."""
+"""Plans the steps of ``nccl-doctor fix``, and the steps that undo a run.
+
+The plan also lists the actions that are left to the user.
+"""
 
 from __future__ import annotations
 

@@ -109,7 +109,8 @@ class Execution:
     def _wrong_password(self, steps: Sequence[Step]) -> str:
         """Return why a host refuses the password.
 
-        The result is "" if no refusal was seen. Only one host is tried, to avoid repeated failures.
+        The result is "" if no refusal was seen. The password is tried on only one host, so that a wrong password fails
+        only once.
         """
         first = next((step for step in steps if step.root and self._way(step).way == "password"), None)
         if first is None or self.password is None:

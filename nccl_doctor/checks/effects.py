@@ -21,7 +21,7 @@ SILENCE = Effect(
 NCCL_CONNECTIONS = Effect(
     ("hang", *_DIALS, LOST, "peer-died", "wrong-interface", "nccl-unknown-error", "plugin-fault", "ib-fault"),
     Reach.MEETS,
-    "NCCL's sockets use the addresses of the interface that NCCL chose (NCCL_SOCKET_IFNAME); the store and gloo do not",
+    "NCCL's sockets, unlike torch's store and gloo, use the address of NCCL's interface (NCCL_SOCKET_IFNAME)",
     ("nccl",),
 )
 MASTER = Effect(
@@ -40,25 +40,25 @@ NAMES = Effect(
 RDMA = Effect(
     ("hang", "ib-fault", "gdr-p2p-fault", "nccl-unknown-error", "collective-timeout", "peer-died", LOST),
     Reach.MEETS,
-    "a queue pair can't be set up, or its packets are not acknowledged (ibv_modify_qp, completion with error 12)",
+    "ibv_modify_qp can't set up an RDMA queue pair, or sent packets are not acknowledged (completion with error 12)",
     ("nccl",),
 )
 PINNING = Effect(
     ("memlock-low", "ib-fault", "nccl-unknown-error"),
     Reach.OWN,
-    "ibv_reg_mr and ibv_create_cq fail with ENOMEM at the limit on locked memory",
+    "ibv_reg_mr and ibv_create_cq fail with ENOMEM if the limit on locked memory is reached",
     ("nccl",),
 )
 SHARED_MEMORY = Effect(
     ("SIGBUS", "shm-exhausted", "shm-attach-failed", "nccl-unknown-error"),
     Reach.OWN,
-    "NCCL keeps buffers shared by ranks of one host in /dev/shm, and a write raises SIGBUS if /dev/shm is full",
+    "the ranks of one host share NCCL's buffers in /dev/shm, and a write to a full /dev/shm raises SIGBUS",
     ("nccl",),
 )
 FILES = Effect(
     ("nofile-low", "plugin-fault", "shm-attach-failed", "nccl-unknown-error", "hostname-unresolvable"),
     Reach.OWN,
-    "open(2), socket(2) and accept(2) fail with EMFILE",
+    "open(2), socket(2) and accept(2) fail with EMFILE if a process has reached its limit on open files",
 )
 SLOW = Effect(("slow",), Reach.MEETS, "a ring all-reduce is only as fast as its slowest link")
 SOCKETS = Effect(
@@ -98,7 +98,7 @@ VERSIONS = Effect(
         "wrong-sum",
     ),
     Reach.MEETS,
-    "different versions use different protocols (NCCL's bootstrap, torch's store)",
+    "different versions of NCCL or torch use different protocols (NCCL's bootstrap, torch's store)",
 )
 STARTING = Effect(
     ("torch-missing", "not-started", "version-mismatch", "exit"),

@@ -30,7 +30,7 @@ OTHERWISE = (
 
 
 def findings(view: View, kind: FaultKind) -> Iterator[Finding | Unjudged]:
-    """Yield a finding for each combination of setting and interface.
+    """Yield one finding for all hosts with the same NCCL_SOCKET_IFNAME, chosen interface and severity.
 
     For each host that can't be evaluated, yield an Unjudged.
     """
@@ -66,7 +66,7 @@ def findings(view: View, kind: FaultKind) -> Iterator[Finding | Unjudged]:
 
 
 def _idle_peers(view: View, group: list[ChoiceFault]) -> tuple[str, ...]:
-    """Return the peers that can't reach the group's hosts because the peers' own interfaces are down.
+    """Return the peers that can't reach the hosts in ``group`` because the peers' own interfaces are down.
 
     The result is () if any of the affected peers has no interface that is down.
     """

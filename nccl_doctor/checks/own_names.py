@@ -24,9 +24,10 @@ from nccl_doctor.text.hostlist import quoted
 from nccl_doctor.text.inet import is_loopback
 
 CHANCE = (
-    ". Gloo on such a host listens on a loopback address. Gloo works only while all other hosts have addresses lower "
-    "than 127.x, because the host with the higher address connects to the host with the lower address. Gloo fails if a "
-    "second host has the same fault, or if another host has a higher address (for example 192.168.x.x)"
+    ". On a host with this fault, gloo listens on a loopback address. Gloo works only if the addresses of all other "
+    "hosts are lower than 127.x, because in each pair of hosts, the host with the higher address connects to the host "
+    "with the lower address. Gloo fails if a second host has this fault, or if another host has a higher address (for "
+    "example 192.168.x.x)"
 )
 """Addition to the message about a name that resolves to a wrong address, for cases in which gloo still works."""
 
@@ -58,7 +59,10 @@ class OwnName:
 
 
 _known: WeakKeyDictionary[object, dict[tuple[str, ...], tuple[OwnName, ...]]] = WeakKeyDictionary()
-"""Cache of the results for each derived snapshot and tuple of hosts, because three checks need the same results."""
+"""Cache of the results of ``own_names``, by ``Derived`` object and tuple of hosts.
+
+Three checks need the results.
+"""
 
 
 def own_names(view: View) -> tuple[OwnName, ...]:
@@ -105,7 +109,7 @@ def _is_v4(address: str) -> bool:
 
 
 def _cannot_conflict(view: View, host: str, other: str, addresses: Mapping[str, str], *, usual: bool) -> bool:
-    """Return whether both hosts run on one machine, or only ``other`` has an address of the less common family."""
+    """Return whether both hosts run on one machine, or only ``other`` uses the less common address family."""
     by_host = view.nccl.by_host
     ends = [by_host[name].machine for name in (host, other) if name in by_host]
     if len(ends) == 2 and ends[0] is not None and ends[0] == ends[1]:
@@ -115,7 +119,7 @@ def _cannot_conflict(view: View, host: str, other: str, addresses: Mapping[str, 
 
 
 def _reaches(view: View, host: str, source: str, address: str) -> bool:
-    """Return whether gloo on ``source`` may be able to reach ``address`` on ``host``."""
+    """Return whether gloo on ``source`` might be able to reach ``address`` on ``host``."""
     target, dialler = view.nccl.by_host.get(host), view.nccl.by_host.get(source)
     if target is None or dialler is None or (target.chosen is not None and target.chosen.address == address):
         return True
@@ -123,7 +127,10 @@ def _reaches(view: View, host: str, source: str, address: str) -> bool:
 
 
 def finding(view: View, caught: list[OwnName], message: str) -> Finding:
-    """Return the finding for the ``caught`` names, with a remedy that sets GLOO_SOCKET_IFNAME where possible."""
+    """Return the finding for the faulty names in ``caught``.
+
+    If possible, the remedy sets GLOO_SOCKET_IFNAME.
+    """
     nccl = view.nccl
     good = good_interfaces(nccl)
     summary = (

@@ -1,12 +1,12 @@
 """Finds the smallest set of slow hosts, pairs of hosts and rails that explains all bad rates.
 
 A rate is bad if it is below a threshold that lies between a third and half of the usual rate, or if its connection
-loses far more packets than usual. A bad rate counts only if it is bad again while no other host is sending, and if
-neither host was itself the bottleneck. If nearly all rates in a row of the rate matrix are bad, the sending host of
-this row is slow. If nearly all rates in a column are bad, the receiving host of this column is slow. All other bad
-rates are attributed to pairs of hosts. The usual rate is the median of the hosts' best rates, not of all rates, so that
-a single slow host hardly affects the usual rate. For example, one slow host among three lowers four of the six rates,
-but lowers only two of the six best rates (one best rate for each host and direction).
+loses far more packets than usual. A bad rate counts only if a second measurement, during which no other host is
+sending, is also bad, and if neither host was itself the bottleneck. If nearly all rates in a row of the rate matrix are
+bad, the sending host of this row is slow. If nearly all rates in a column are bad, the receiving host of this column is
+slow. All other bad rates are attributed to pairs of hosts. The usual rate is the median of the hosts' best rates, not
+of all rates, so that a single slow host hardly affects the usual rate. For example, one slow host among three lowers
+four of the six rates, but lowers only two of the six best rates (one best rate for each host and direction).
 """
 
 from collections import Counter

@@ -50,7 +50,9 @@ def check(
     ] = None,
     write_failed: Annotated[
         Path | None,
-        options.of_output("--write-failed", metavar="FILE", help="Write to FILE the names of the hosts that failed."),
+        options.of_output(
+            "--write-failed", metavar="FILE", help="Write to FILE the names of the hosts that failed, one per line."
+        ),
     ] = None,
     load_from: options.From = None,
     fix: Annotated[

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 of_fix = typer.Option
 AskSudo = Annotated[bool, of_fix("--ask-sudo", help="Ask once for the sudo password if sudo requires it on a host.")]
-Yes = Annotated[bool, of_fix("-y", "--yes", help="Run all safe commands, and no disruptive ones, without asking.")]
+Yes = Annotated[bool, of_fix("-y", "--yes", help="Run all safe commands without asking, and no disruptive command.")]
 
 
 @dataclass(frozen=True)
@@ -47,11 +47,13 @@ class FixOptions:
         of_fix(
             "--script",
             metavar="FILE",
-            help="Write a shell script for each host (fix-node1.sh, … for fix.sh) instead of running commands.",
+            help="Run nothing, and write a shell script for each host: for FILE fix.sh, fix-node1.sh and so on.",
         ),
     ] = None
     ask_sudo: AskSudo = False
-    undo: Annotated[bool, of_fix("--undo", help="Undo the changes that the last run made on these hosts.")] = False
+    undo: Annotated[
+        bool, of_fix("--undo", help="Undo the changes that the last run made on these hosts, after confirmation.")
+    ] = False
     listed: Annotated[bool, of_fix("--list", help="With --undo, only show the runs that can be undone.")] = False
 
 

@@ -32,7 +32,7 @@ class PortOptions:
         typer.Argument(metavar="PORT", help="Port (default: from --log, the hosts file or MASTER_PORT, or 29500)."),
     ] = None
     file: Annotated[
-        str | None, typer.Argument(metavar="HOSTS", help="Hosts file, as with --hosts; PORT may be omitted.")
+        str | None, typer.Argument(metavar="HOSTS", help="Hosts file, same as --hosts FILE. PORT can be omitted.")
     ] = None
     log: Annotated[
         str | None, typer.Option("--log", metavar="FILE", help="Read the port from this log; - reads stdin.")
@@ -135,7 +135,7 @@ def fix_port(
 
 
 class Countdown:
-    """A display on stderr of what is awaited: a live line on a terminal, otherwise one line for each change."""
+    """A display on stderr of the current wait: a live line on a terminal, otherwise one line for each change."""
 
     def __init__(self, out: Out) -> None:
         self._out = out
@@ -163,7 +163,7 @@ class Countdown:
 
 
 def run(wanted: PortOptions, out: Out) -> int:
-    """Find the port's process, and end it if requested; return 0 if the port is free at the end, otherwise 1."""
+    """Find the process that uses the port, and end it if requested; return 0 if the port is then free, otherwise 1."""
     from nccl_doctor.act.ports.fix_port import about_port, about_process, moved, wanted_port
     from nccl_doctor.act.ports.fleet import Fleet
 

@@ -44,7 +44,8 @@ def hang(
         bool, typer.Option("--pause", help="Pause each rank for a few milliseconds while its stack is read.")
     ] = False,
     native: Annotated[
-        bool, typer.Option("--native", help="Include C++ frames in stacks, which pauses each rank for longer.")
+        bool,
+        typer.Option("--native", help="Include C++ frames in stacks. This pauses each rank for longer than --pause."),
     ] = False,
     dump: Annotated[
         bool,
@@ -57,12 +58,12 @@ def hang(
         bool,
         typer.Option(
             "--force",
-            help="Query the RAS service even with NCCL before 2.27.3, where a query can crash a job that is starting.",
+            help="Query NCCL's RAS service even before NCCL 2.27.3, in which a query can crash a job that is starting.",
         ),
     ] = False,
     output: Annotated[str, options.output(WATCH)] = "human",
     shown: ReportOptions,
-    timeout: options.Timeout = 120.0,
+    timeout: options.TimeoutWithoutWatch = 120.0,
     reached: ReachOptions,
     login: LoginOptions,
     kept: KeepOptions,
@@ -85,6 +86,7 @@ def hang(
 
         try_files(("--save", kept.save))
         refuse_parts(watched, out, from_file=load_from is not None)
+        refuse_stacks(no_stacks=no_stacks, pause=pause, native=native)
         # while waiting for hosts: importing the judging modules takes as long as a host's answer
         threading.Thread(target=import_module, args=("nccl_doctor.judge.hang_report",), daemon=True).start()
         looks = HangOptions(
@@ -122,6 +124,12 @@ def hang(
         return exit_code(result)
 
     finish(out, work)
+
+
+def refuse_stacks(*, no_stacks: bool, pause: bool, native: bool) -> None:
+    """Raise UsageError if ``--no-stacks`` is combined with an option for reading stacks."""
+    if no_stacks and (pause or native):
+        raise UsageError(f"--no-stacks can't be combined with --{'pause' if pause else 'native'}")
 
 
 def refuse_parts(watched: options.WatchOptions, out: Out, *, from_file: bool) -> None:

@@ -59,15 +59,15 @@ JoinedCheck = Callable[[Cluster, JoinedTransport], tuple[int, Report | None]]
 
 
 class JoinedJob:
-    """A job whose nodes run the check themselves.
+    """A job in which every node runs ``check --join``.
 
     Args:
         here: the rank of this node, the number of nodes, and the master of the job.
         token: the secret of the job, which is empty if all nodes are on this machine.
-        overrides: settings of the job, with the interpreter that training uses on this node.
+        overrides: settings of the job, including the interpreter that training uses on this node.
         port: the port on which node 0 waits for the other nodes.
 
-    Raises UsageError if there is no token, or if the port is the master port.
+    Raises UsageError if a token is needed but missing, or if ``port`` is the master port.
     """
 
     def __init__(self, here: JobPlace, token: bytes, overrides: Overrides, port: int) -> None:

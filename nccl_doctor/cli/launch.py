@@ -51,7 +51,8 @@ def launch(
         ),
     ] = False,
     diagnostics: Annotated[
-        bool, typer.Option("--diagnostics", help="Run NCCL's own diagnostics at job start (NCCL 2.31 and later).")
+        bool,
+        typer.Option("--diagnostics", help="Run NCCL's own diagnostics when the job starts (NCCL 2.31 and later)."),
     ] = False,
     preflight: Annotated[
         bool,

@@ -28,7 +28,7 @@ Tee = Annotated[
     bool,
     typer.Option(
         "--tee",
-        help="Copy the log unchanged, with secrets, to stdout, or to stderr if stdout gets a machine-readable report.",
+        help="Copy the log unchanged, including secrets, to stdout, or to stderr if the report on stdout is not human.",
     ),
 ]
 Summary = Annotated[

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 GARBAGE = (50_000, 20, 50)
 """Thresholds for :func:`gc.set_threshold`.
 
-A run keeps nearly all objects that it creates, and every garbage collection visits these objects. With 4,096 hosts and
-CPython's thresholds of (700, 10, 10), garbage collection would take a fifth of a run's time.
+A run keeps nearly all objects that it creates, and every full garbage collection visits all these objects. With 4,096
+hosts and CPython's thresholds of (700, 10, 10), garbage collection would take a fifth of a run's time.
 """
 
 
@@ -70,10 +70,10 @@ def _run() -> None:
 
 
 class _End:
-    """An exit handler that ends the process before the interpreter shuts down, since threads may abort a shutdown.
+    """An exit handler that ends the process before the interpreter shuts down, since threads can abort a shutdown.
 
-    A running thread may own the lock of stderr, or be inside a library that can't be interrupted. If a thread aborted
-    the shutdown, the exit code would be lost.
+    For example, a running thread can hold the lock of stderr, or be inside a library that can't be interrupted. If a
+    thread aborted the shutdown, the exit code would be lost.
 
     Attributes:
         code: exit code of the command. Until ``code`` is set, the interpreter exits as usual.
@@ -246,7 +246,9 @@ _WORDS = {
     "float_parsing": "it must be a number",
     "value_error": "{error}",
 }
-"""Texts for pydantic's types of error (pydantic_core.ErrorType). Placeholders stand for values of the error's context.
+"""Error messages for pydantic's error types (pydantic_core.ErrorType).
+
+The placeholders are keys of the error's context.
 """
 
 
@@ -259,13 +261,13 @@ def _in_words(error: typer.TyperException) -> str:
 
 
 def _wants_json(args: list[str]) -> bool:
-    """Return whether unparsable arguments include ``-o json``. Arguments after "--" belong to a script."""
+    """Return whether invalid arguments include ``-o json``, not counting a script's arguments after "--"."""
     ours = itertools.takewhile(lambda word: word != "--", args)
     return _JSON.search("\0".join(ours)) is not None
 
 
 def app(first: str = "") -> typer.Typer:
-    """Return the typer app with only the command named ``first``, since registering all commands takes 15 ms."""
+    """Return the typer app with only the command ``first`` or, if there is no such command, all (in 15 ms)."""
     made = typer.Typer(
         no_args_is_help=True,
         pretty_exceptions_enable=False,

@@ -31,8 +31,9 @@ PROGRAM = (
     "-c",
     "import sys; sys.path[:] = filter(None, sys.path); from nccl_doctor.cli.main import main; main()",
 )
-"""Command that runs nccl-doctor without the current directory on ``sys.path``, because agents may start the server in a
-directory that contains untrusted code.
+"""Command that runs nccl-doctor without the current directory on ``sys.path``.
+
+An agent can start the server in a directory that contains untrusted code.
 """
 LIMIT_S = 900.0
 MOST_OUTPUT = 32 << 20  # bytes of a command's JSON
@@ -129,7 +130,7 @@ class Tools:
         return self._run(command, *(() if self.hosts is None else (self.hosts,)), *words)
 
     def _run(self, command: str, *words: str, text: str | None = None) -> CallToolResult:
-        """Run a command and return its JSON and human-readable output, or an error if it printed no document.
+        """Run a command and return its JSON and human-readable output, or an error if the command printed no JSON.
 
         Only one call of each command runs at a time, so that repeated calls do not overload the hosts.
         """
@@ -221,7 +222,7 @@ def _answer(command: str, written: bytes | None, otherwise: str) -> CallToolResu
 
 
 def _visible(value: Any) -> Any:  # noqa: ANN401 - any JSON
-    """Return the JSON without invisible characters, in which a log could hide instructions to an agent."""
+    """Return a JSON value without invisible characters, which could hide instructions to an agent."""
     if isinstance(value, str):
         return "\n".join(map(clean, value.split("\n")))
     if isinstance(value, dict):

@@ -113,7 +113,7 @@ def of_engines(chooser: str, *, fix_port: bool = False) -> dict[str, Any]:
 
 
 def completing(*words: str) -> Callable[[str], list[str]]:
-    """Return a shell completion function for a value that must be one of these words."""
+    """Return a shell completion function for a value that must be one of ``words``."""
 
     def complete(incomplete: str) -> list[str]:
         return [word for word in words if word.startswith(incomplete)]
@@ -139,7 +139,12 @@ def output(command: str) -> object:
 
 OutputOption = Annotated[str, output("check")]
 OutputFile = Annotated[
-    Path | None, of_output("--output-file", metavar="FILE", help="Write the report to FILE instead of stdout.")
+    Path | None,
+    of_output(
+        "--output-file",
+        metavar="FILE",
+        help="Write the report to FILE. Without -o, the extension of FILE (such as .json) selects the format.",
+    ),
 ]
 ShowSecrets = Annotated[
     bool, of_output("--show-secrets", help="Show passwords, tokens and keys instead of hiding them.")
@@ -153,17 +158,19 @@ ConnectTimeout = Annotated[
     float | None,
     of_hosts(
         "--connect-timeout",
-        help="Time to wait for a host to accept the connection; the login may take up to three times this.",
+        help="Time limit for a host to accept the connection; the login can take up to three times as long.",
         show_default="10, or ConnectTimeout in ~/.ssh/config",
         **_SECONDS,
     ),
 ]
 _timeout = partial(typer.Option, "--timeout", help="Time limit for the whole run.", **_SECONDS)
 Timeout = Annotated[float, _timeout()]
+TimeoutWithoutWatch = Annotated[float, _timeout(help="Time limit for the whole run. A run with --watch has no limit.")]
 TimeoutWithSmoke = Annotated[
     float | None,
     _timeout(
-        rich_help_panel=of_run.keywords["rich_help_panel"], show_default="300, or --smoke-timeout + 240 if that is more"
+        rich_help_panel=of_run.keywords["rich_help_panel"],
+        show_default="300 or --smoke-timeout + 240, whichever is more",
     ),
 ]
 SmokeTimeout = Annotated[float, of_run("--smoke-timeout", help="Time limit for the all-reduce.", **_SECONDS)]
@@ -177,7 +184,7 @@ RateOption = Annotated[
     of_run(
         "--rate",
         help="Measure the TCP throughput between hosts for each interface that NCCL uses. This loads the network: each "
-        "host is measured with one peer after another, for about 1 s each, half of it at full load.",
+        "host is measured with one peer after another, for about 1 s per peer, half of this time at full load.",
     ),
 ]
 RateBesideJobs = Annotated[
@@ -201,7 +208,7 @@ Save = Annotated[
     of_output(
         "--save",
         metavar="SNAPSHOT",
-        help="Save the collected data in this file, except user names, secrets, and variables unknown to nccl-doctor.",
+        help="Save the collected data in this file, without user names, secrets, and variables unknown to nccl-doctor.",
     ),
 ]
 From = Annotated[
@@ -261,7 +268,7 @@ class HostOptions(NameOptions):
         str | None,
         typer.Argument(
             metavar="HOSTS",
-            help="Hosts file, or - for stdin. Default: those of -w, else the current Slurm job, else this machine.",
+            help="Hosts file, or - for stdin. Without HOSTS: the hosts of -w, the current Slurm job, or this machine.",
         ),
     ] = None
 
@@ -387,7 +394,7 @@ class SelectOptions:
         of_run(
             "--only",
             metavar="CHECK",
-            help="Run only this check, given as a code, name or category; repeatable.",
+            help="Use only this check, given as a code, name or category; repeatable.",
             autocompletion=complete_check,
         ),
     ] = None
@@ -396,13 +403,13 @@ class SelectOptions:
         of_run(
             "--skip",
             metavar="CHECK",
-            help="Skip this check, given as a code, name or category; repeatable.",
+            help="Omit this check, given as a code, name or category; repeatable.",
             autocompletion=complete_check,
         ),
     ] = None
 
     def codes(self) -> CheckCodes:
-        """Return the codes of the selected checks, or None for all checks; raise UsageError for an unknown word."""
+        """Return the codes of the selected checks, or None for all checks; raise UsageError for an unknown check."""
         if not self.only and not self.skip:
             return None
         from nccl_doctor.model.register import all_checks
@@ -412,9 +419,9 @@ class SelectOptions:
 
 
 def _named(lists: Iterable[str]) -> Iterator[Check]:
-    """Yield the checks that match each word.
+    """Yield the checks that the words in ``lists`` select.
 
-    Each string in ``lists`` may contain several words, separated by commas.
+    A string in ``lists`` can contain several words, separated by commas.
     """
     for word in (word for text in lists for word in text.split(",")):
         yield from _meant(word.strip())
@@ -461,7 +468,7 @@ class JoinOptions:
         of_join(
             "--join",
             help="Check the nodes of a job without SSH: start this same command on every node with the job's launcher. "
-            "Node 0 checks all nodes that join, and they exit with the exit code of node 0.",
+            "Node 0 checks all nodes that join. All of these nodes exit with the exit code of node 0.",
         ),
     ] = False
     nnodes: Annotated[
@@ -522,7 +529,7 @@ class WatchOptions:
         of_watch(
             "--after",
             metavar="SECONDS",
-            help="Examine the job closely after this many seconds without progress, 1 to 86400.",
+            help="After this many seconds without progress (1 to 86400), examine the job as hang without --watch does.",
             min=1,
             max=86400,
         ),
@@ -532,8 +539,10 @@ class WatchOptions:
         of_watch(
             "--on-hang",
             metavar="COMMAND",
-            help="Run this command after a report (a program and its arguments, without a shell). NCDOCTOR_REPORT is "
-            "the report's file; NCDOCTOR_VERDICT and NCDOCTOR_DIAGNOSIS contain the results.",
+            help="After each report, run this program with its arguments, without a shell. The environment contains "
+            "NCDOCTOR_REPORT (path of the report), NCDOCTOR_VERDICT and NCDOCTOR_DIAGNOSIS.",
         ),
     ] = None
-    keep_watching: Annotated[bool, of_watch("--keep-watching", help="Keep watching after a report.")] = False
+    keep_watching: Annotated[
+        bool, of_watch("--keep-watching", help="After a report, continue to watch instead of exiting.")
+    ] = False

@@ -123,12 +123,12 @@ class Out(NamedTuple):
 
 
 def unwritten(error: OSError) -> str:
-    """Return the error message if stdout can't be written to, for example because the disk is full."""
+    """Return the error message for a failed write to stdout, for example because the disk is full."""
     return f"the report can't be written to stdout: {error.strerror}"
 
 
 def supports_ansi(environ: Mapping[str, str]) -> bool:
-    """Return whether the terminal supports escape sequences; terminals in editors and on serial lines may not."""
+    """Return whether the terminal supports escape sequences, which TERM values such as ``dumb`` rule out."""
     return environ.get("TERM", "dumb") not in ("", "dumb", "unknown")
 
 
@@ -260,7 +260,7 @@ def discard_stdout() -> None:
 
 
 def for_html(options: RenderOptions) -> RenderOptions:
-    """Return the options with the checks' pages, the user and the time, which an HTML report shows."""
+    """Return the options for an HTML report, which also shows the checks' pages, the user and the time."""
     import getpass
     import socket
     import time

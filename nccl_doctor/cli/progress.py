@@ -93,7 +93,10 @@ class Lines(Silent):
 
 
 class Checklist(Lines):
-    """Live checklist of the known results and the current phase. It is cleared before the report is printed."""
+    """Live checklist of the known results and the current phase.
+
+    The list is cleared before the report is printed.
+    """
 
     every_s = float("inf")
     frames_per_s = 4.0

@@ -43,7 +43,7 @@ from nccl_doctor.transport.base import Transport
 
 LEAST_TOTAL_S = 300.0  # time limit of a run by default
 BESIDE_SMOKE_S = 240.0
-"""Time in seconds for everything but the all-reduce, such as connections, facts, tests and imports (up to 120 s)."""
+"""Time in seconds for all phases except the all-reduce, including up to 120 s for the import of torch."""
 
 
 class StandingConnections(Protocol):

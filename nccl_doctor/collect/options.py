@@ -75,7 +75,7 @@ class RunClock:
         return self.until - time.monotonic()
 
     def lacks(self, seconds: float, what: str) -> str | None:
-        """Return why there is no time for something that takes up to this many seconds, or None if there is time."""
+        """Return why there is no time for an operation of up to ``seconds`` seconds, or None if time remains."""
         if self.within(seconds) == seconds:
             return None
         return f"--timeout {self._total_s:.0f} leaves no time for {what}, which may take {seconds:.0f} s"

@@ -1,6 +1,6 @@
 """Collects the snapshot of a cluster: connects to the hosts, queries facts, tests ports, and runs the all-reduce.
 
-All processes that were started on the hosts are ended at the end of the run.
+All processes that were started on the hosts are terminated when the run ends.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ Only one run at a time tests ports, measures rates or runs an all-reduce on a ho
 
 Each host grants its turn to one run at a time (probe/turn.py). A run needs the turns of all its hosts at the same time,
 so two runs that each had some of the turns would deadlock. To avoid a deadlock, the run that began later gives back its
-turns, and the earlier run waits (wait-die; Rosenkrantz, Stearns and Lewis 1978). Runs are ordered by start time and a
-random number, so all runs agree on the order even if their clocks differ.
+turns, and the earlier run waits. This scheme is called wait-die (Rosenkrantz, Stearns and Lewis 1978). Runs are ordered
+by start time and a random number, so all runs agree on the order even if their clocks differ.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class RunTurns:
             port: maps a host to the port to try again after the host has granted its turn.
             waits: function that is called with the holder each time another run holds a turn.
 
-        Returns: The result of the new trial (None without a port), or the hosts that did not grant a turn.
+        Returns: The result of trying the port again (None without a port), or the hosts that did not grant a turn.
         """
         trial: PortTrial | None = None
         began = time.monotonic()

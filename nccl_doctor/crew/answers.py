@@ -241,7 +241,7 @@ class HolderAnswer(base.Observed):
 
 
 class TurnAnswer(base.Observed):
-    """The other run that is testing the host, and the result of another trial of the master port (each may be None)."""
+    """The other run that is testing the host, and the result of another trial of the master port (each can be None)."""
 
     holder: HolderAnswer | None
     trial: PortTrial | None

@@ -1,4 +1,4 @@
-"""Implements a node's side of ``check --join``, which connects to node 0, runs a local probe, and waits for the result.
+"""Implements the joining side of ``check --join``: it connects to node 0, runs a probe, and awaits the result.
 
 Node 0 sends no program, because each node runs its own installed probe with its own choice of interpreter. Only the
 requests in :data:`ALLOWED` are passed on to the probe, so that node 0 can't end other processes on the node.
@@ -34,7 +34,10 @@ ALLOWED = frozenset({
     "facts", "clock", "firewall", "named", "resolve", "listen", "dial", "unlisten", "path_mtu", "ways", "rate", "links",
     "turn", "end_turn", "import_torch", "smoke", "free_port", "prepare_trials", "trial", "end_launcher", "stop", "end",
 })  # fmt: skip
-"""Requests that a check may send to the probe (probe/main.py). They affect only what the probe has started."""
+"""Requests that a check may send to probe/main.py.
+
+These requests affect only what the probe has started.
+"""
 VARIABLES: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("OMP_NUM_THREADS", "TORCH_NCCL_ASYNC_ERROR_HANDLING", "CUDA_VISIBLE_DEVICES"), ()),
     **dict.fromkeys(("NCCL_DEBUG", "NCCL_DEBUG_SUBSYS", "NCCL_RUN_DIAGNOSTICS", "NCCL_RUN_RAS_DIAGNOSTICS"), ()),
@@ -119,7 +122,7 @@ def join(
 ) -> socket.socket:
     """Return a connection that node 0 has accepted.
 
-    Failed attempts are repeated until ``until``, because node 0 may start later than this node.
+    Failed attempts are repeated until ``until`` (monotonic clock), because node 0 can start later than this node.
     """
     began, last_reason, refused = time.monotonic(), "", ""
     while True:

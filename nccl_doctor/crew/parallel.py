@@ -273,12 +273,15 @@ set another limit.
 """
 PATIENCE = 4.0  # a host that takes this many times longer than the others is more than one of many
 LookAtHost = Callable[[ProbeSession, float], None]
-"""A function that queries a host within a fraction of the time limit. NoAnswerError means that more time may help."""
+"""A function that queries a host within a fraction of the time limit.
+
+A NoAnswerError means that more time might help.
+"""
 
 
 @dataclass
 class HostReach:
-    """A connector that opens sessions with hosts, and stores the sessions and failures."""
+    """A connector that opens sessions with hosts and stores the sessions and failures."""
 
     transport: Transport
     # to answer once a host's turn has come, and as much again for its probe; logins get more (transport.base). None:

@@ -1,7 +1,7 @@
 """Starts a probe on a host over a transport's channel, and exchanges requests and answers with the probe.
 
 Every second, a heartbeat is sent to every host. A probe that receives no heartbeat for several seconds ends everything
-that it started, because this machine may be unreachable. An unplugged cable, a sleeping laptop or a suspended process
+that it started, because this machine might be unreachable. An unplugged cable, a sleeping laptop or a suspended process
 does not close the connection. One thread sends all heartbeats, so :meth:`~nccl_doctor.transport.base.Channel.pulse`
 must not block. A pause of this machine delays all heartbeats and is not reported as a failure of a host.
 """
@@ -94,7 +94,7 @@ class Messages:
             lost.failure = error.failure if isinstance(error, base.LostError) else None
             raise lost from error
         if line is None:
-            raise answers.ConnectionLostError("the connection ended")
+            raise answers.ConnectionLostError("the connection to the host ended")
         return line
 
 
@@ -119,7 +119,7 @@ class Heartbeat:
         self._last: float | None = None  # None until a message is due
 
     def begin(self) -> float:
-        """Start sending heartbeats if necessary, and return the current time for a call of :meth:`longest_gap`."""
+        """Start sending heartbeats if necessary, and return the current time, to be passed to :meth:`longest_gap`."""
         with self._lock:
             if self._last is None:
                 self._last = now()
@@ -193,7 +193,7 @@ class ProbeSession:
     ) -> ProbeSession:
         """Connect to a host by ``deadline``, and start a probe.
 
-        The start may take as long again, but must end by ``latest``.
+        Starting the probe may take as much time again as connecting, but must end by ``latest``.
 
         Raise AccessError if connecting or starting the probe fails.
         """

@@ -125,7 +125,7 @@ def _problem(start: ProbeStart) -> tuple[PythonProblem, str] | None:
     name = PurePosixPath(start.python).name
     lacking = [line for line in start.stderr if re.search("(?i)not found|no such file", line)]
     if any(name in line for line in lacking) or (start.status == _NOT_FOUND and not lacking):
-        return "missing", f'there is no interpreter "{start.python}"'
+        return "missing", f'the interpreter "{start.python}" does not exist'
     return _match(_SHELL, start.stderr, start.python)
 
 

@@ -53,7 +53,7 @@ class Blame:
     Attributes:
         rules: all rules that block the connections. The first rule in the list is the first rule on the path of the
             packets.
-        doubtful: rules later on the path that may also block the connections. The remedy covers these rules, too.
+        doubtful: rules later on the path that might also block the connections. The remedy covers these rules, too.
         unexpected_outcomes: failed connections whose outcome does not match the action of the rule.
         unexpected_passes: source and port of each connection that succeeded although the host's rules should block it.
     """
@@ -85,7 +85,7 @@ class Blame:
                 self.unexpected_outcomes.append(dial)
 
     def doubt(self, objection: Objection) -> None:
-        """Add a rule that may also block the connections, besides the rules that certainly block them."""
+        """Add a rule that might block the connections, in addition to the rules that certainly block them."""
         rule = objection.verdict.rule
         if rule is not None and rule not in self.doubtful:
             self.doubtful.append(rule)
@@ -107,9 +107,9 @@ class Blame:
 
 @dataclass(frozen=True)
 class UnreadRule:
-    """A failed connection that may be due to rules that could not be read or evaluated.
+    """A failed connection that might be due to rules that could not be read or evaluated.
 
-    ``rule`` is the text of a rule that could not be evaluated.
+    ``rule`` is the text of a rule that could not be evaluated, or None if the rules could not be read.
     """
 
     dial: FailedDial
@@ -270,9 +270,9 @@ def _has_rates(host: Host) -> bool:
 def _in_the_way(
     packet: Packet, ends: Ends, dialler: Ruleset, listener: Ruleset
 ) -> tuple[list[Objection], tuple[Objection, ...]]:
-    """Return all rules that block a connection.
+    """Return all rules that block a connection, and the rules that might block it.
 
-    These include rules that would block the connection only after other rules were removed.
+    The list of blocking rules includes rules that take effect only if other rules are removed.
     """
     stopping: list[Objection] = []
     while True:

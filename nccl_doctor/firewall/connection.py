@@ -34,7 +34,7 @@ class Ruleset:
         return tuple(base for base in self.bases if base.matters)
 
     def rules(self) -> Iterator[RuleRef]:
-        """Yield each rule and policy once for every base chain from which the rule or policy may be reached."""
+        """Yield the policy of each base chain, followed by all rules in the base chain's table."""
         for base in self.bases:
             yield base.policy_ref
             for chain in base.chains.values():
@@ -49,7 +49,7 @@ class Ruleset:
     def objections(self, packet: Packet) -> tuple[PacketVerdict, ...]:
         """Return the verdicts that block or may block a packet on this host.
 
-        Those that certainly block the packet come first.
+        Verdicts that certainly block the packet come first.
         """
         journey = Journey(groups=self.facts.groups, bridges=frozenset(self.facts.bridges))
         unread = (PacketVerdict("unknown", reason=reason) for reason in self.missing)
@@ -137,7 +137,7 @@ class Ends:
 
 @dataclass(frozen=True)
 class Objection:
-    """A rule, or an unknown part of the rules, that may block a connection."""
+    """A verdict that blocks or may block a packet of a TCP handshake."""
 
     side: DialEnd
     segment: Segment
@@ -148,7 +148,7 @@ class Objection:
     def outcomes(self) -> frozenset[DialOutcome]:
         """The possible outcomes of a connection attempt to which the rule applies.
 
-        A rejected packet may seem to be dropped, because the kernel limits the rate of ICMP errors per host
+        A rejected packet can appear to be dropped, because the kernel limits the rate of ICMP errors per host
         (net.ipv4.icmp_ratelimit). The ICMP error must also pass the rules of both hosts. A SYN that is retransmitted
         because the SYN-ACK was blocked has the state "established", so another rule may apply to this SYN.
         """
@@ -169,7 +169,7 @@ def syn(saddr: str, daddr: str, dport: int, sport: Span = (1024, 65535)) -> Pack
 
 
 def handshake(syn: Packet, ends: Ends, dialler: Ruleset, listener: Ruleset) -> tuple[Objection, ...]:
-    """Return the objections to the packets of a handshake, up to the first packet that is certainly blocked."""
+    """Return the verdicts that block or may block a handshake, up to the first packet that is certainly blocked."""
     back = replace(syn, saddr=syn.daddr, daddr=syn.saddr, sport=syn.dport, dport=syn.sport, reply=True)
     segments: tuple[tuple[Segment, Packet], ...] = (
         ("SYN", syn),
@@ -228,7 +228,7 @@ def reject_outcome(how: str, version: int) -> DialOutcome:
 
 
 def counted(rules: Sequence[tuple[RuleRef, Ruleset]]) -> str:
-    """Return a phrase that gives the sums of one rule's packet counters on several hosts before and after the tests."""
+    """Return a phrase with a rule's packet counts before and after the tests, each summed over several hosts."""
     pairs = [(rule.packets, after.count(rule)) for rule, after in rules if rule.packets is not None]
     if not pairs:
         return ""

@@ -54,7 +54,8 @@ class SetMember:
 class Ipset:
     """An ipset.
 
-    Each item of ``kinds`` is "ip", "net", "port", "iface", "mac", "mark", or, for a list of sets, "set".
+    ``kinds`` contains the type of each dimension: "ip", "net", "port", "iface", "mac", "mark", or, for a list of sets,
+    "set".
     """
 
     kinds: tuple[str, ...]
@@ -284,7 +285,7 @@ OPTIONS: dict[str, Callable[[OptionValues], Test]] = {
 
 
 _FREE_TEXT = frozenset({"--comment", "--log-prefix", "--nflog-prefix", "--ulog-prefix", "--string", "--name"})
-"""Options whose value is free text, which may look like another option."""
+"""Options whose value is free text, which can look like another option."""
 
 _SILENT_MODULES: frozenset[str] = frozenset({"socket", "rpfilter", "eui64", "cluster", "tcpmss"})
 """Match modules that test something even if iptables-save prints no option for them."""
@@ -396,7 +397,10 @@ _POLICY = re.compile(r"^:(\S+) (\S+)(?: \[(\d+):\d+\])?")
 _RULE = re.compile(r"^(?:\[(\d+):\d+\] )?(-A (\S+).*)$")
 
 _PRIORITIES = {"raw": -300, "mangle": -150, "nat": -100, "filter": 0, "security": 50}
-"""Priorities of tables (NF_IP_PRI_* in linux/include/uapi/linux/netfilter_ipv4.h). Source NAT has priority 100."""
+"""Priorities of tables (NF_IP_PRI_* in linux/include/uapi/linux/netfilter_ipv4.h).
+
+The chains for source NAT (INPUT and POSTROUTING of the table nat) have priority 100 instead.
+"""
 
 _HOOKS = frozenset({"PREROUTING", "INPUT", "OUTPUT", "POSTROUTING"})
 

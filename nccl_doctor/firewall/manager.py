@@ -52,7 +52,8 @@ class DirectRule:
     Attributes:
         text: the text of the line, which is untrusted.
         place: family, table and chain.
-        priority: an integer. Rules with a lower value are evaluated first (firewalld.direct(5)).
+        priority: the priority of the rule. firewalld evaluates rules with a lower priority value first
+            (firewalld.direct(5)).
     """
 
     text: str
@@ -66,8 +67,8 @@ def direct_rule(rule: RuleRef, facts: FirewallFacts) -> DirectRule | None:
 
     If several direct rules match, return the longest one.
 
-    iptables-save adds modules, masks and defaults, and reorders options, so a direct rule's words are only some of the
-    printed words.
+    iptables-save adds modules, masks and defaults, and reorders options. A direct rule therefore matches if ``rule``
+    contains all words of the direct rule, in any order.
     """
     if rule.origin == "nft" or rule.place is None:
         return None

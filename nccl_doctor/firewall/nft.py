@@ -147,7 +147,10 @@ def _compare(value: Value, operator: str, right: Json, sets: Sets) -> Tri:
 
 _VERSIONS = {"ip": {4}, "ip6": {6}, "inet": {4, 6}, "netdev": {4, 6}, "bridge": {4, 6}}
 _CONNTRACK = -200
-"""Value of NF_IP_PRI_CONNTRACK. Chains with a lower priority value process packets before connection tracking."""
+"""Priority of connection tracking (NF_IP_PRI_CONNTRACK).
+
+Chains with lower priority values process packets earlier.
+"""
 
 _XTABLES = frozenset({"filter", "nat", "mangle", "raw", "security"})
 
@@ -163,9 +166,9 @@ Objects = list[tuple[str, dict[str, Any]]]
 
 
 def objects(ruleset: str) -> Objects:
-    """Return each object in a listing with its kind, such as "table" or "rule".
+    """Return each object in nft's JSON output with the kind of the object, such as "table" or "rule".
 
-    Raise ValueError if ``ruleset`` is not a listing.
+    Raise ValueError if ``ruleset`` is not a JSON list of nftables objects.
     """
     document = json.loads(ruleset)
     if "nftables" not in document:
@@ -176,7 +179,7 @@ def objects(ruleset: str) -> Objects:
 def xtables(listing: Objects) -> frozenset[TableName]:
     """Return the tables that iptables-nft wrote.
 
-    They are recognised by their chain names or by matches that nft can't print.
+    The tables of iptables-nft are recognised by the names of their chains, or by matches that nft can't print.
     """
     return frozenset(
         (body["family"], body["table"])
@@ -187,7 +190,7 @@ def xtables(listing: Objects) -> frozenset[TableName]:
 
 
 def load(listing: Objects, text: str, without: Collection[TableName] = ()) -> tuple[BaseChain, ...]:
-    """Return the base chains that an IP packet may pass, sorted by priority.
+    """Return the base chains that can process IP packets, sorted by priority.
 
     ``text`` is the output of ``nft -a list ruleset``, which contains the text of the rules. Tables in ``without`` are
     omitted.

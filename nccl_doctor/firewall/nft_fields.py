@@ -10,7 +10,10 @@ from typing import Any
 from nccl_doctor.firewall.rules import Journey, Packet, Span, Tri, every, some, within
 
 Json = Any
-"""A part of nft's JSON output. Each function validates the parts that it uses."""
+"""A part of nft's JSON output.
+
+Each function validates the parts of the output that it uses.
+"""
 
 
 class NoField:
@@ -18,7 +21,10 @@ class NoField:
 
 
 class Unsure:
-    """A value that was not captured. The result of every test of such a value is unsure."""
+    """A value that was not captured.
+
+    The catch-all element ``*`` matches the value, and all other tests are unsure.
+    """
 
 
 @dataclass(frozen=True)

@@ -26,8 +26,9 @@ from nccl_doctor.text.hostlist import grouped
 from nccl_doctor.text.inet import Network
 
 SINGLE = 8
-"""Maximum number of addresses that are listed individually. A larger number of addresses is merged into networks that
-cover exactly these addresses.
+"""Maximum number of addresses that are listed individually.
+
+Longer lists of addresses are merged into networks that cover exactly the same addresses.
 """
 
 _MULTIPORT = 15
@@ -78,7 +79,10 @@ class FirewallRemedy:
 
 
 def is_built_in(rule: RuleRef) -> bool:
-    """Return whether a built-in iptables chain leads to the rule. The name of such a chain is safe to print."""
+    """Return whether a built-in iptables chain leads to the rule.
+
+    The names of built-in chains are safe to print.
+    """
     return rule.base in _CHAINS and rule.table in _TABLES
 
 
@@ -102,7 +106,7 @@ _ZONE_NAME = re.compile(r"[A-Za-z0-9_/-]{1,64}")
 _PRIORITY = re.compile(r'priority="(-?\d{1,5})"')
 _MULTI = ("-p", "tcp", "-m", "multiport", "--dports")
 _FIRST = -32768
-"""The lowest priority value. Rich rules with this value are evaluated first (firewalld.richlanguage(5))."""
+"""The lowest priority value. firewalld evaluates rich rules with lower values first (firewalld.richlanguage(5))."""
 
 
 _BY_FIREWALLD = "A {} of firewalld does it: see `firewall-cmd {}`, and let the cluster's own addresses through there."
@@ -184,7 +188,10 @@ BY_HAND = "no single command is safe here: let the cluster's own addresses throu
 
 
 def remedy(rule: RuleRef, facts: FirewallFacts, opening: Opening) -> FirewallRemedy:
-    """Return the remedy that lets traffic pass a rule. The remedy has no operations if an administrator must decide."""
+    """Return the remedy that lets traffic pass a rule.
+
+    If no command is safe, the remedy contains only advice.
+    """
     manager = manager_of(rule, facts)
     if manager == "firewalld":
         return _firewalld(rule, facts, opening)

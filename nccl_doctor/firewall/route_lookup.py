@@ -130,7 +130,7 @@ def link_of(facts: HostFacts, name: str | None) -> Link | None:
 def route_to(facts: HostFacts, address: str) -> str | None:
     """Return the interface of the most specific route to an address in the main table.
 
-    If several routes are equally specific, the lowest metric decides.
+    If several routes are equally specific, the route with the lowest metric is used.
     """
     if not isinstance(facts.routes, tuple):
         return None
@@ -144,7 +144,10 @@ def route_to(facts: HostFacts, address: str) -> str | None:
 
 
 MAIN_TABLES = (253, 254, 255)
-"""The routing tables default, main and local (rtnetlink(7)). Other tables are used only through policy rules."""
+"""The routing tables default, main and local (rtnetlink(7)).
+
+All other routing tables are used only if a policy rule selects them.
+"""
 
 NO_WAY = {
     "EHOSTUNREACH": "an `unreachable` route stands there",
@@ -174,8 +177,10 @@ class RouteFault:
 
     Attributes:
         host: the host with the fault. ``way`` is the routing decision of this host's kernel.
-        usual: the interface whose network contains the destination, or would contain it if the interface had an address
-        or were up. If the kind of fault is "masked", the network is derived from the netmask of the destination. If the
+        usual: the interface whose network contains the destination, even if the interface is down, or None if there is
+        no such interface. If the kind of fault is "no-address", ``usual`` is the interface that lacks an address in the
+        network of the destination. If the kind of fault is "masked", the network is derived from the netmask of the
+        destination. If the
         kind of fault is "filtered", ``usual`` is the interface that dropped the packet.
     """
 
@@ -187,7 +192,10 @@ class RouteFault:
 
 
 def find_route_faults(snapshot: Snapshot, dials: Iterable[FailedDial]) -> dict[FailedDial, RouteFault]:
-    """Return the most likely routing fault for each failed connection. Connections without such a fault are omitted."""
+    """Return the most likely routing fault for each failed connection.
+
+    Connections without a routing fault are omitted.
+    """
     hosts = {host.name: host for host in snapshot.reached}
     known: dict[tuple[str, str, str], RouteFault | None] = {}
     faults: dict[FailedDial, RouteFault] = {}
@@ -316,9 +324,9 @@ def _networks_of(facts: HostFacts, address: str) -> Iterator[tuple[Network, str]
 def _unaddressed(facts: HostFacts, target: HostFacts, out: Way) -> tuple[str, Network] | None:
     """Return an interface without an address if the target's interface with the same name has an address.
 
-    An equal name alone is not sufficient evidence, because members of bonds or bridges have no addresses even on
-    healthy hosts. The result is None if another interface is in the target's network, or if packets are sent to a
-    gateway on an interface that the target does not have.
+    The equal names alone do not prove a fault, because members of bonds or bridges have no addresses even on healthy
+    hosts. The result is None if another interface of the host is in the target's network. The result is also None if
+    the host's kernel finds a route without a gateway, or a route whose interface does not exist on the target.
     """
     there = address_of(out.to)
     name = interface_of(target, out.to)

@@ -40,13 +40,14 @@ def some(values: Iterable[Tri]) -> Tri:
 
 
 Span = tuple[int, int]
-"""A range of ports, including both ends. A port that is chosen at run time is represented by the whole range of
-possible ports.
+"""A range of ports or other numbers, including both ends.
+
+A port that is chosen at run time is represented by the whole range of possible ports.
 """
 
 
 def within(value: Span, element: Span) -> Tri:
-    """Return True if ``element`` contains the whole range ``value``, False if they don't overlap, else None."""
+    """Return True if ``element`` contains all of ``value``, False if the two ranges don't overlap, else None."""
     if element[0] <= value[0] and value[1] <= element[1]:
         return True
     return False if value[1] < element[0] or element[1] < value[0] else None
@@ -72,8 +73,8 @@ class Packet:
         state: the connection tracking state, which is "new" for the first SYN and "established" from the SYN-ACK on.
         flags: the TCP flags as nft names them. The flags "ecn" and "cwr" are unknown because they depend on
             net.ipv4.tcp_ecn.
-        path_back: whether the route to ``saddr`` uses ``iif``, or None if unknown. Reverse-path filters test this
-            property.
+        path_back: whether the route to ``saddr`` uses ``iif`` (the property that reverse-path filters test), or None if
+            unknown.
         ttl: the lowest and highest possible IPv4 time to live, or None if unknown.
     """
 
@@ -106,8 +107,8 @@ class RuleRef:
     """A rule and its position. All names and the text of a rule come from the host and are untrusted.
 
     Attributes:
-        place: the rule's handle in nft's output or its number in ``iptables -L --line-numbers``. The value is None for
-            a policy.
+        place: the rule's handle in nft's output, the rule's number in ``iptables -L --line-numbers``, or None for a
+            policy.
         packets: the rule's packet counter, or None if the rule has no counter.
         base: the base chain that leads to the rule. ``hook`` is the hook of this base chain.
     """
@@ -125,12 +126,12 @@ class RuleRef:
 
 @dataclass(frozen=True)
 class PacketVerdict:
-    """The verdict on a packet on one host.
+    """The verdict of one host's rules on a packet.
 
     Attributes:
         how: the kind of rejection, in the notation of nft or iptables. ``reason`` explains an unknown verdict.
-        rule: the rule that led to the verdict, or the rule that can't be evaluated. The value is None if no rule blocks
-            the packet.
+        rule: the rule that led to the verdict, the rule that can't be evaluated, or None if a part of the rules could
+            not be read.
         instead: verdicts of other rules that may block the packet, depending on tests that can't be evaluated.
     """
 
@@ -221,7 +222,10 @@ class SetMark:
 
 @dataclass(frozen=True)
 class Branch:
-    """A verdict map. The first matching case is applied. If no case matches, the rest of the rule is applied."""
+    """A verdict map.
+
+    The first case that matches is executed. If no case matches, the rest of the rule is applied.
+    """
 
     cases: tuple[tuple[Test, Action], ...]
 
@@ -251,15 +255,16 @@ class Rule:
 
 @dataclass(frozen=True)
 class BaseChain:
-    """A base chain, with the chains of its table to which it may jump.
+    """A base chain, with all chains of the same table as possible targets of jumps.
 
     Attributes:
         priority: priority of the base chain. Base chains with a lower priority value process the packet first.
         nat: whether the base chain processes only the first packet of a connection.
-        tracked: whether the base chain processes packets after connection tracking, which has priority -200. The value
-            is False for ingress and egress.
-        scope: "host", or "bridge" or "device" for a chain whose effect is unknown because nft 1.0 does not show the
-            chain's device.
+        tracked: whether the base chain processes packets after connection tracking, which has priority -200.
+            ``tracked`` is False for chains of the hooks ingress and egress.
+        scope: "device" for a chain of the hooks ingress and egress, "bridge" for a chain of the family bridge, and
+            otherwise "host". The effect of a chain is unknown if ``scope`` is "device" (nft 1.0 does not show the
+            chain's device) or "bridge".
     """
 
     hook: str
@@ -293,7 +298,7 @@ class BaseChain:
 
 
 def unsure(_packet: Packet, _journey: Journey) -> Tri:
-    """Return None (unsure). This test is used for properties that are not captured, such as rates, times and owners."""
+    """Return None (unsure), as the result for properties that are not captured, such as rates, times and owners."""
     return None
 
 
@@ -314,7 +319,9 @@ def guarded(read: Callable[[Packet, Journey], T | None]) -> Callable[[Packet, Jo
 
 
 DEEPEST = 64
-"""Maximum number of nested jumps, which ends loops in forged rules. The kernel allows at most 16 nested jumps
+"""Maximum number of nested jumps.
+
+The limit prevents endless evaluation if forged rules jump in a loop. The kernel allows at most 16 nested jumps
 (NFT_JUMP_STACK_SIZE).
 """
 
@@ -437,7 +444,7 @@ _HOOKS: dict[Direction, tuple[str, ...]] = {
 
 
 def through(bases: Sequence[BaseChain], packet: Packet, journey: Journey) -> Iterator[PacketVerdict]:
-    """Yield the verdicts that block or may block a packet, in the order in which it passes the base chains.
+    """Yield each verdict that blocks or may block a packet, in the order in which the base chains are evaluated.
 
     ``bases`` must be sorted by priority.
     """

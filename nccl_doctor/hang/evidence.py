@@ -292,13 +292,13 @@ def ras_view(snapshot: HangSnapshot, ranks: dict[int, ObservedRank]) -> RasView 
 
 
 Launched = Mapping[str, tuple[RankGroup, ...]]
-"""For each collective whose counts differ in a communicator, the groups of ranks with equal counts, slowest first."""
+"""Groups of ranks with equal counts, slowest first, keyed by collectives whose counts differ in a communicator."""
 
 
 def _numbered(
     tell: Callable[[Launched], Iterator[tuple[RasRank, str]]], communicators: Iterable[Communicator], by_pid: ByPid
 ) -> dict[int, str]:
-    """Return the first phrase about each rank; the keys are the numbers of the ranks in the job."""
+    """Return the first phrase about each rank, keyed by the rank's number in the job."""
     phrases: dict[int, str] = {}
     for communicator in communicators:
         for member, words in tell(communicator.launched()):
@@ -309,7 +309,7 @@ def _numbered(
 
 
 def _behind(launched: Launched) -> Iterator[tuple[RasRank, str]]:
-    """Yield each rank that has launched some collective less often than another rank.
+    """Yield each rank that has launched a collective less often than another rank has.
 
     Each rank is yielded with a phrase such as "AllReduce 3 of 5".
     """
@@ -321,7 +321,7 @@ def _behind(launched: Launched) -> Iterator[tuple[RasRank, str]]:
 
 
 def _crossed(launched: Launched) -> Iterator[tuple[RasRank, str]]:
-    """Yield a communicator's ranks with their counts, if these counts can't result from one sequence of calls.
+    """Yield a communicator's ranks with their counts, if the ranks can't have made the same sequence of calls.
 
     If two ranks make the same calls in the same order, the rank that is ahead has launched each collective at least as
     often as the other rank.
@@ -340,7 +340,7 @@ def _crossed(launched: Launched) -> Iterator[tuple[RasRank, str]]:
 
 
 DIAGNOSTICS = "diagnostics"
-"""Format name of RAS diagnostics, which :mod:`nccl_doctor.judge.hang_report` reads."""
+"""Format of RAS reports that contain diagnostics, which :mod:`nccl_doctor.judge.hang_report` evaluates."""
 
 
 def _answers(snapshot: HangSnapshot) -> list[RasAnswer]:
@@ -369,7 +369,7 @@ def _ours(answer: RasAnswer, ranks: dict[int, ObservedRank]) -> bool:
 
 
 ByPid = dict[tuple[int, str | None], int]
-"""Ranks with the keys (PID, address) and (PID, None); the rank -1 means that several ranks have the same PID."""
+"""Ranks, keyed by (PID, address) and by (PID, None); -1 stands for several ranks with the same PID."""
 
 
 def _pids(snapshot: HangSnapshot, ranks: dict[int, ObservedRank]) -> ByPid:
@@ -385,7 +385,7 @@ def _pids(snapshot: HangSnapshot, ranks: dict[int, ObservedRank]) -> ByPid:
 def _by_pid(pid: int | None, host: str | None, by_pid: ByPid) -> int | None:
     """Return the rank with a given PID and address.
 
-    If there is no such rank, the only rank with the PID is returned.
+    If no rank has this PID and address, return the rank with this PID, provided that only one rank has this PID.
     """
     if pid is None:
         return None

@@ -141,7 +141,7 @@ LONGEST_INTERVAL_S = 300
 
 
 def _longer(watched_s: float) -> int:
-    """Return a longer interval between two samples, in seconds, to distinguish a slow rank from a stuck rank."""
+    """Return the value of ``--interval``, in seconds, that is suggested to distinguish a slow from a stuck rank."""
     return min(LONGEST_INTERVAL_S, max(30, 2 * round(watched_s)))
 
 

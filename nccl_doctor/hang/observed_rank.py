@@ -22,7 +22,7 @@ _BACKWARD = re.compile(r"torch/autograd/(?:graph|__init__)\.py$|torch/_tensor\.p
 _LOADER = re.compile(r"torch/utils/data/")
 _SYNC = re.compile(r"torch/cuda/")
 _BARE = frozenset({"__next__", "__call__", "_call_impl", "_wrapped_call_impl"})
-"""Uninformative function names; instead of these functions, the function that they call is shown."""
+"""Names of uninformative functions; the function that such a function calls is shown instead."""
 _WRAPPER = re.compile(r"wrapper|decorate|inner$")
 
 
@@ -144,7 +144,7 @@ class ObservedRank:
 
     @property
     def gone(self) -> str | None:
-        """Phrase for why the rank can't take part in collectives (the process has ended or is stopped), or None."""
+        """A phrase that says why the rank can't take part in collectives (the process ended or is stopped), or None."""
         if self.looks and self.looks[-1].state is None:
             return "ended while it was sampled"
         return "is stopped" if self.stopped else None

@@ -1,11 +1,10 @@
 """Derives a single verdict from the evidence about a job.
 
-The verdicts include "rank gone", "transport", "different collectives", "outside NCCL", "behind", "slow", and "unknown".
+The verdicts include "gone", "transport", "different-collectives", "outside-nccl", "laggard", "slow", and "unknown".
 
-Verdicts are tried in order of certainty. That a process is missing is certain even without stack traces, and
-unacknowledged data indicates a network fault. The positions of the ranks in the code count only if processes and
-connections show no fault. As long as one rank is busy, the other ranks only wait for this rank, so the job is not
-hanging.
+Verdicts are tried in order of certainty. A missing process can be detected even without stack traces. Unacknowledged
+data indicates a network fault. The positions of the ranks in the code count only if processes and connections show no
+fault. As long as one rank is busy, the other ranks only wait for this rank, so the job is not hanging.
 """
 
 from __future__ import annotations
@@ -65,7 +64,7 @@ def _judge(evidence: HangEvidence, *, patient: bool) -> Judgement:
 
 
 def _is_unawaited(judgement: Judgement) -> bool:
-    """Return whether ranks are outside NCCL but no other rank is waiting, so the ranks may only be slow."""
+    """Return whether ranks are outside NCCL but no other rank is waiting, so that the ranks might just be slow."""
     return judgement.verdict == "outside-nccl" and not judgement.evidence.waiting and not judgement.evidence.unseen
 
 

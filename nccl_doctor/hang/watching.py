@@ -164,7 +164,7 @@ WantedSample = Literal["sample", "examination"]
 
 @dataclass(frozen=True)
 class WatchEvent:
-    """The result of a sample for the watch.
+    """The result of evaluating one sample of a watched job.
 
     Attributes:
         state: state of the job, as determined by comparison with the previous sample.
@@ -189,7 +189,8 @@ class JobWatch:
 
     Args:
         after_s: seconds without progress after which the job is examined closely.
-        interval_s: seconds between two close examinations, which must agree on a hang.
+        interval_s: seconds between two close examinations. A hang is reported only if both examinations lead to the
+            same verdict.
     """
 
     def __init__(self, after_s: float, interval_s: float) -> None:

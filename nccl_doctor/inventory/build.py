@@ -271,7 +271,7 @@ class ThisMachine:
     def answers_to(self, named: str) -> str | None:
         """Return a phrase that says why ``named`` refers to this machine.
 
-        The result is None if it does not. No DNS query is sent.
+        The result is None if ``named`` is not a known name or address of this machine. No DNS query is sent.
         """
         text = canonical(named)
         if text == "localhost" or is_loopback(text):

@@ -1,7 +1,7 @@
 """Changes the master port or the job's variables in a YAML hosts file.
 
-An edit keeps all other values, and the file's comments, order, quotes and line endings. An edit that would change
-anything else is refused.
+An edit keeps all other values, and the file's comments, order, quotes and line endings. An edit that would also change
+another part of the file is refused.
 """
 
 from __future__ import annotations
@@ -98,7 +98,10 @@ def with_env(text: str, variables: Mapping[str, str | None], source: str) -> str
 
 
 def _rest_of(text: str, place: SourceLocation, names: frozenset[str], what: str) -> list[tuple[object, object]]:
-    """Return the parts that an edit must not change. Raise HostsFileError if the file has no key "hosts"."""
+    """Return the parts of a file that an edit must not change.
+
+    Raise HostsFileError if the file has no key "hosts".
+    """
     rest = None
     with suppress(DoctorError):
         rest = _rest(parse(text, place), names)
@@ -180,7 +183,7 @@ def _without_variable(text: str, name: str) -> str:
 def _top(text: str) -> tuple[MappingStartEvent, list[Event]]:
     """Return the start event of the outermost mapping, and the events of its keys and values in alternating order.
 
-    A collection is represented by its start event.
+    A nested mapping or sequence is represented by its start event.
     """
     depth = 0
     opened: MappingStartEvent | None = None

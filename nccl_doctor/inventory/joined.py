@@ -24,8 +24,9 @@ NOWHERE = "0.0.0.0"  # noqa: S104 - the address of a node that did not come and 
 LEAST_TOKEN, MOST_TOKEN = 16, 4096
 LOCAL_RANKS = ("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID")
 LOCAL_SIZES = ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "SLURM_STEP_TASKS_PER_NODE")
-"""Variables with the rank of a process on its node, and variables with the number of processes on a node. The process
-that takes part has rank 0 on its node.
+"""Variables with the rank of a process on its node, and variables with the number of processes on a node.
+
+The process that represents its node in ``check --join`` has rank 0 on the node.
 """
 _LONG = 40  # letters of a host name that another node has, too
 
@@ -67,7 +68,7 @@ LAUNCHERS = (
 )  # fmt: skip
 """All supported launchers, with the most specific variables first.
 
-The variables of torchrun are set in torch/distributed/elastic/agent/server/local_elastic_agent.py. The variables PET_…
+The variables of torchrun are set in torch/distributed/elastic/agent/server/local_elastic_agent.py. The PET_… variables
 are read in torch/distributed/argparse_util.py and set by Kubeflow's training operator. For srun, see srun(1), "OUTPUT
 ENVIRONMENT VARIABLES", and for Open MPI, see mpirun(1). MPICH and Intel MPI use the launcher Hydra.
 """
@@ -84,7 +85,7 @@ class JobPlace:
         takes_part: true for one process of each node; all other processes only wait for the result.
         names: the names of the nodes in rank order, or empty if the launcher does not provide names.
         launcher: the launcher whose variables were used.
-        processes: the number of processes on this node that the launcher starts.
+        processes: the number of processes that the launcher started on this node, or 1 if unknown.
     """
 
     nodes: int

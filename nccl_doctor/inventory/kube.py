@@ -29,8 +29,9 @@ _LABELS = {
     "lws": "leaderworkerset.sigs.k8s.io/name={}",
     "statefulset": "",
 }
-"""Labels that the controller for each kind of object sets on the object's pods. For a StatefulSet, the selector in the
-StatefulSet itself is used instead.
+"""Labels that the controller for each kind of object sets on the object's pods.
+
+The entry for StatefulSets is empty, because the selector in the StatefulSet itself is used.
 """
 _ALIASES = {"sts": "statefulset", "jobs": "job", "leaderworkerset": "lws", "pytorchjobs": "pytorchjob"}
 _TWICE = "--kube names the hosts, and so does a hosts file or -w; give one of them"

@@ -275,7 +275,10 @@ def _asked(read: Callable[[bytes], Typed], what: str, *arguments: str) -> Typed 
 
 
 def _policy(policy: _Policy) -> Policy:
-    """Convert a policy. Without ``policyTypes``, the types are Ingress and, if the policy has egress rules, Egress."""
+    """Convert a policy.
+
+    A policy without ``policyTypes`` has the type Ingress, and Egress if it has egress rules.
+    """
     spec = policy.spec
     types = spec.types or ("Ingress", *(("Egress",) if spec.egress is not None else ()))
     inwards = tuple(PolicyRule(peers=rule.sources, ports=rule.ports) for rule in spec.ingress)

@@ -49,7 +49,7 @@ def unready(pod: Pod) -> str | None:
         return None
     if not lacking:
         return condition.reason or "not ready"
-    return f"{nouns(len(lacking), 'container')} {listed(lacking)} did not become ready"
+    return f"the {nouns(len(lacking), 'container')} {listed(lacking)} did not become ready"
 
 
 def _unscheduled(pod: Pod, container: Container) -> NotReady | None:
@@ -66,7 +66,11 @@ def _unscheduled(pod: Pod, container: Container) -> NotReady | None:
     lacks = _LACK.findall(condition.message)
     if not lacks:
         remedy = "Change what it demands of a node (selector, affinity, tolerations), or give the cluster such a node."
-        return NotReady(detail="is pending: no node takes it", evidence=_evidence(condition.message), remedy=remedy)
+        return NotReady(
+            detail="is pending: no Kubernetes node accepts the pod",
+            evidence=_evidence(condition.message),
+            remedy=remedy,
+        )
     asked = {name: container.resources.requests.get(name, container.resources.limits.get(name)) for _, name in lacks}
     what = " and ".join(name + (f" ({count} requested)" if count is not None else "") for name, count in asked.items())
     remedy = (
@@ -74,7 +78,7 @@ def _unscheduled(pod: Pod, container: Container) -> NotReady | None:
     )
     remedy += f"{' and '.join(asked)}."
     return NotReady(
-        detail=f"is pending: no node has enough {what}", evidence=_evidence(condition.message), remedy=remedy
+        detail=f"is pending: no Kubernetes node has enough {what}", evidence=_evidence(condition.message), remedy=remedy
     )
 
 
@@ -214,7 +218,7 @@ PodRank = tuple[int, str, int, int, tuple[str | int, ...]]
 
 
 def rank(pod: Pod) -> PodRank:
-    """Return a sort key that consists of the pod's role, its Job's index, its own index, and its name."""
+    """Return a sort key that consists of a pod's role, replicated job, Job index, own index, and name."""
     labels = pod.metadata.annotations | pod.metadata.labels
     role = labels.get(_ROLE, "").lower()
     job, index = (_first(labels, names) for names in _INDEXES)
@@ -227,8 +231,8 @@ def rank(pod: Pod) -> PodRank:
 def current(pods: Iterable[Pod]) -> list[Pod]:
     """Return one pod for each rank, in rank order.
 
-    If a rank has several pods, pods that have not ended are preferred. The next criteria are whether a pod is being
-    deleted and when it was created.
+    If a rank has several pods, a pod that has not ended is preferred, then a pod that is not being deleted, and then
+    the pod that was created last.
     """
     by_place: dict[tuple[PodRank, str], Pod] = {}
     for pod in pods:

@@ -14,7 +14,10 @@ from nccl_doctor.text.inet import is_loopback
 
 PLACES = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "NNODES",
           "GROUP_RANK")  # fmt: skip
-"""Variables that define a rank's place in the job. These variables are checked together with the launch command."""
+"""Variables that define a rank's place in the job.
+
+If a launch command sets variables in ``PLACES``, their values are checked together with the command.
+"""
 
 
 def with_line(reader: Callable[[Mapping[str, str]], Cluster], words: Sequence[str]) -> Cluster:

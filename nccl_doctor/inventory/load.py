@@ -49,8 +49,8 @@ def load(  # noqa: PLR0913 - each is a word of the command line
     selects hosts from the file; ``exclude`` is the pattern of ``-x``. ``engine`` is a source of hosts that replaces the
     hosts file, and ``transport`` is the kind of connection to named hosts. ``environ`` contains environment variables,
     including those that Slurm sets and those for the master. If ``here`` is None, this machine's names and addresses
-    are looked up. ``parsed`` is an inventory that has already been read. It is needed for a pipe, because a pipe can't
-    be read again.
+    are looked up. ``parsed`` is an inventory that has already been read. A caller that has read the hosts from a pipe
+    must pass ``parsed``, because a pipe can't be read again.
     """
     left_out = expanded(exclude, SourceLocation("-x", is_file=False)) if exclude is not None else []
     if parsed is None:

@@ -27,7 +27,9 @@ _SSH_FLAGS: dict[str, tuple[str, ...]] = {
     "-6": ("AddressFamily=inet6",),
     **{f"-{letters}": () for letters in ("v", "vv", "vvv", "t", "tt", *"CqaAxXYTnkK")},
 }
-"""Flags of ssh(1) with the equivalent values for ``-o``. Flags without equivalent values do not affect authentication.
+"""Flags of ssh(1) with the equivalent values for ``-o``.
+
+Flags without an equivalent value are ignored.
 """
 
 
@@ -155,9 +157,9 @@ def engine(text: str, place: SourceLocation) -> str:
 def devices(text: str, place: SourceLocation) -> str:
     """Validate a value of CUDA_VISIBLE_DEVICES, and return it without spaces. An empty value hides all GPUs.
 
-    The value is a comma-separated list of indexes or of ``GPU-…`` and ``MIG-…`` identifiers. An invalid or duplicate
-    entry is refused, because CUDA would ignore this entry and all later entries (CUDA C++ Programming Guide, "CUDA
-    Environment Variables").
+    A valid value of CUDA_VISIBLE_DEVICES is a comma-separated list of indexes, or of ``GPU-…`` and ``MIG-…``
+    identifiers. An invalid or duplicate entry is refused, because CUDA would ignore this entry and all later entries
+    (CUDA C++ Programming Guide, "CUDA Environment Variables").
     """
     tokens = device_list(text)
     if not all(_DEVICE.fullmatch(token) for token in tokens):

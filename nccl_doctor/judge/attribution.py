@@ -3,8 +3,8 @@
 A finding follows from a cause if the attribute ``explains`` of the cause's check contains an effect for each symptom of
 the finding (:mod:`nccl_doctor.model.effect`). A finding without symptoms is matched by name and hosts. A finding that
 matches no effect is reported separately, with its own severity. If several causes match, the most severe cause is
-chosen; of equally severe causes, the cause with the fewest other effects is chosen. The evidence lists each other
-matching cause with the words "also possible".
+chosen; of equally severe causes, the cause with the fewest other effects is chosen. The evidence lists all remaining
+matching causes with the words "also possible".
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def attach_consequences(judged_rows: Iterable[Row]) -> tuple[Diagnosis, ...]:
 
 
 def _causes(row: Row, rows: list[Row]) -> list[int]:
-    """Return the indexes of the rows that may be the cause of ``row``, starting with the best match."""
+    """Return the indexes of the possible causes of ``row`` in ``rows``, starting with the best match."""
     widths = {number: width for number, cause in enumerate(rows) if cause is not row and (width := fit(cause, row))}
     return sorted(widths, key=lambda number: (-_severity(*rows[number]).rank, widths[number]))
 

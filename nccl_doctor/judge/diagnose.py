@@ -41,7 +41,8 @@ Selection = Callable[[Check], bool]
 SETTLED = ("interfaces", "environment", "software")
 """Categories of checks whose facts do not change between data collection and the all-reduce.
 
-Checks of these categories are more reliable than a log. A port, by contrast, may become occupied before the all-reduce.
+A check in these categories that finds no fault takes precedence over messages in the output of the all-reduce. The
+category "ports" is not included, because a port can become occupied before the all-reduce.
 """
 
 
@@ -63,7 +64,7 @@ class Judge:
         return judge(snapshot, self._command, self._selected, self._known(snapshot))
 
     def questions(self, snapshot: Snapshot) -> tuple[Question, ...]:
-        """Return follow-up questions after the connection tests, during the rate tests, or after the all-reduce."""
+        """Return the questions for further tests after connection tests, during rate tests, or after the all-reduce."""
         if isinstance(snapshot.smoke, Smoke):
             wanted = self._isolate and snapshot.smoke.outcome in ("failed", "timeout")
             unexplained = wanted and any(item.details.is_unexplained for item in self.report(snapshot).diagnoses)
@@ -132,7 +133,7 @@ def _without_hidden_facts(
 
 
 def _without_hidden(run: CheckRun, judged: Iterable[CheckRun]) -> CheckRun:
-    """Remove the gaps of a check if other findings explain the missing facts on every host that has a gap."""
+    """Mark a check as skipped if other checks' findings explain the missing facts on every affected host."""
     hiding = [j for j in judged if j.findings and not set(j.check.hides).isdisjoint(run.check.needs)]
     hidden = {host for j in hiding for finding in j.findings for host in finding.hosts}
     covered = all(gap.hosts and hidden.issuperset(gap.hosts) for gap in run.gaps)
@@ -143,7 +144,7 @@ def _without_hidden(run: CheckRun, judged: Iterable[CheckRun]) -> CheckRun:
 
 
 def _placed(diagnosis: Diagnosis, cluster: Cluster) -> Diagnosis:
-    """Add the place of execution to each command; commands that need root run on the container's host."""
+    """Mark the commands for containers as running in the container or, if they need root, on its host."""
     fix = diagnosis.fix
     commands = placed(fix.commands, cluster, inside=not (fix.needs_root or entry(diagnosis.name).outside))
     return diagnosis.model_copy(update={"fix": fix.model_copy(update={"commands": commands})})
@@ -221,7 +222,7 @@ _WORDS: dict[str, Callable[[Any], str | None]] = {"firewall": lambda it: managed
 
 
 def describe_host(facts: HostFacts, pod: PodFacts | None = None) -> dict[str, str]:
-    """Return the displayed facts as labels with phrases; the description of the pod, if any, is the first entry."""
+    """Return a phrase for each displayed fact, keyed by label; the description of the pod, if any, comes first."""
     phrases = {} if pod is None else {"pod": _pod(pod)}
     for name, declared in HostFacts.model_fields.items():
         for shown in (part for part in declared.metadata if isinstance(part, Shown)):

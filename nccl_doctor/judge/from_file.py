@@ -32,7 +32,7 @@ Judged = TypeVar("Judged", Report, HangReport, Difference, InterfaceAnswers)
 
 
 def judged_from_file(document: Judged, own_names: Container[str]) -> Judged:
-    """Return the document without commands for this machine; ``own`` contains this machine's names in the snapshot."""
+    """Return the document without commands for this machine, whose names in the snapshot are ``own_names``."""
     if isinstance(document, Difference):
         both = document.diagnoses
         gone, new = (tuple(_diagnosis(item, own_names) for item in side) for side in (both.gone, both.new))
@@ -66,7 +66,7 @@ _GID = re.compile(r"::ffff:[0-9]{1,3}(?:[.][0-9]{1,3}){3}|[0-9a-fA-F]{0,4}(?::[0
 
 
 def beside(report: Report, snapshot: Snapshot) -> Report:
-    """Return a log's report in which messages about RDMA faults name the ports found in a snapshot."""
+    """Return a log's report in which messages about RDMA faults also name the RDMA ports found in a snapshot."""
     rdma = cluster_nccl(snapshot).rdma
 
     def named(diagnosis: Diagnosis) -> Diagnosis:

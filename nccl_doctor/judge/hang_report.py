@@ -27,7 +27,7 @@ MOST_PLACES = 12
 
 
 def report(snapshot: HangSnapshot, judged: Judgement | None = None) -> HangReport:
-    """Return the ``hang`` report on a snapshot; ``judged`` is the judgement, if a watch has already made one."""
+    """Return the ``hang`` report on a snapshot; ``judged`` is the verdict, if a watch has already determined one."""
     judged = judged or judge_hang(snapshot)
     evidence = judged.evidence
     every = frozenset(rank.host for rank in evidence.ranks.values()).union(*(member.hosts for member in evidence.lost))

@@ -22,7 +22,8 @@ def operations(diagnosis: Diagnosis, snapshot: Snapshot) -> tuple[Command, ...]:
 def settings(diagnosis: Diagnosis, snapshot: Snapshot) -> Mapping[str, str]:
     """Return the job variables that fix a diagnosis, or an empty mapping if the hosts need different values.
 
-    A finding on only one of several hosts sets no variables, because variables in the hosts file apply to all hosts.
+    The result is also empty if the finding concerns only one of several hosts, because variables in the hosts file
+    apply to all hosts.
     """
     wanted = diagnosis.fix.variables
     first, *others = wanted.values() or ({},)

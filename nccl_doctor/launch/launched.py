@@ -49,7 +49,7 @@ class Wishes(NamedTuple):
 def split(words: list[str], argv: list[str], *, named: bool, engine: bool = False) -> tuple[str | None, list[str]]:
     """Return the hosts file and the words after ``--``.
 
-    These words are a script or (with ``engine``) a model, followed by arguments.
+    The words after ``--`` are a script and its arguments or, with ``engine``, a model and its arguments.
     """
     hosts, after = split_at_dashes(words, argv, len(words) - (not named), "the script")
     script = list(after)

@@ -34,8 +34,9 @@ LOCAL_ADDR = (2, 0)
 WHOLE_NODES = ("torchrun", "c10d", "launch")  # launchers with one line for each node
 PER_RANK = ("rank", "local_rank")
 SPAWN_OPTIONS = {"--dist-url": "{url}", "--world-size": "{nnodes}", "--rank": "{node_rank}"}
-"""Options of scripts that use ``mp.spawn``, such as imagenet/main.py in pytorch/examples. The option values count
-nodes, not ranks.
+"""Options of scripts that use ``mp.spawn``, such as imagenet/main.py in pytorch/examples.
+
+``--world-size`` and ``--rank`` count nodes, not ranks.
 """
 
 _URL_OPTION = re.compile(r"--(?:dist|init|dist-init)-(?:url|method)")
@@ -178,9 +179,9 @@ def _tcp(job: LaunchPlan, start: NodeStart) -> Line:
 
 
 def tcp_script(job: LaunchPlan) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the script with placeholders for the settings that ``tcp://`` needs.
+    """Return the script with placeholders for the settings that ``tcp://`` needs, and a note on replaced values.
 
-    The second result is a sentence that lists the replaced values, if any.
+    The note is a tuple with one sentence, or an empty tuple if no value was replaced.
     """
     right = {f"tcp://{endpoint(name, job.cluster.master_port)}" for name in names_of(job.cluster)}
     wanted = {} if _has_holes(job.script) else SPAWN_OPTIONS

@@ -72,15 +72,15 @@ class LaunchLine:
         options: the launcher's options with their values, which are "" for flags; an option that has an equivalent in
             torchrun is stored under torchrun's name.
         own: known options of the launcher, as typed.
-        unknown: options that the launcher does not support, as typed; ``own`` contains the most similar known options
-            instead.
+        unknown: options that the launcher does not support, as typed; for each, ``own`` contains the most similar known
+            option, if any.
         script: the script and its arguments.
         wrapped: names of variables that a program before the launcher sets, such as ``env`` or ``docker run``.
         started: the words of srun or mpirun that start the launcher on the hosts.
         nested: whether the command is in the ``-c`` argument of a shell or in a shell script.
         unread: reason why the started program is unknown; None if the program is known.
-        lost: options, as typed, whose values only the shell that runs the line knows; "" if the shell's value is
-            correct on every host.
+        lost: options whose variables only a shell can expand, with their values as typed; a value is "" if the shell
+            sets the option correctly on every host.
     """
 
     launcher: str
@@ -222,7 +222,7 @@ def behind_dashes(words: Sequence[str], argv: Sequence[str]) -> tuple[str | None
 
 
 def _out_of_script(words: Sequence[str]) -> Sequence[str]:
-    """Return the launch command in the shell script that ``words`` run, or ``words`` if they run no script.
+    """Return the launch command in the shell script that the command ``words`` runs, or ``words`` if none is run.
 
     The shell script, which must be on this machine, is read but not run.
     """
@@ -374,7 +374,7 @@ def batch_notes(script: tuple[str, ...], world: int) -> tuple[list[str], list[st
         if _EACH.fullmatch(option):
             notes.append(f"{option} {size} on each of {plural(world, 'rank')}: a batch of {size * world}")
         elif wrong:
-            warnings.append(f"{option} {wrong} (harmless if {option} is per rank)")
+            warnings.append(f"{option} {wrong} (harmless if {option} is the batch size of each rank)")
         else:
             notes.append(f"{option} {size} over {plural(world, 'rank')}: {size // world} each")
     return notes, warnings
@@ -399,9 +399,10 @@ def _remainder(batch: int, world: int) -> str:
 def model_size(line: LaunchLine) -> int | None:
     """Return the number of GPUs that an engine needs in total or, for vLLM without ``--nnodes``, on each host.
 
-    The result is None if the line does not specify the number of GPUs. vLLM does not need ``--nnodes`` for data
-    parallelism over several hosts; ``--data-parallel-size-local`` then gives the number of data-parallel ranks on each
-    host. With ``--enable-dp-attention``, SGLang's data parallelism is part of SGLang's tensor parallelism.
+    The result is None if a vLLM command has ``--data-parallel-address`` but not ``--data-parallel-size-local``. Any
+    other size that the command does not specify counts as 1. vLLM does not need ``--nnodes`` for data parallelism over
+    several hosts; ``--data-parallel-size-local`` then gives the number of data-parallel ranks on each host. With
+    ``--enable-dp-attention``, SGLang's data parallelism is part of SGLang's tensor parallelism.
     """
     sizes = ["tensor", "pipeline"]
     if line.launcher == "vllm" and "nnodes" not in line.options:

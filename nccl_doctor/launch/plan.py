@@ -238,6 +238,6 @@ def _planned(name: str, value: str, place: PlannedNode) -> str | None:
 
 
 def names_of(cluster: Cluster, resolved: Collection[str] = ()) -> frozenset[str]:
-    """Return the master's names and addresses from the plan and from the master's node, together with ``resolved``."""
+    """Return the cluster's master address, the name and address of the master's node, and ``resolved``."""
     pairs = [(node.name, node.address) for node in cluster.nodes if cluster.master_addr in (node.name, node.address)]
     return frozenset({cluster.master_addr, *chain(*pairs), *resolved})

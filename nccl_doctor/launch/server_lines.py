@@ -135,7 +135,10 @@ def _variable(name: str, address: str | None) -> dict[str, str]:
 
 
 def own_addresses(job: LaunchPlan, checked: Mapping[str, str]) -> Addresses:
-    """Return each host's listed address; a name or loopback address is replaced by the address from the last check."""
+    """Return each host's listed IP address, or the last check's address if a name or loopback address is listed.
+
+    A host without a known address is omitted.
+    """
     addresses = {}
     for start in job.starts:
         listed = start.node.address

@@ -34,8 +34,8 @@ def known_options(
 ) -> tuple[dict[str, str], dict[str, str]]:
     """Return the options with known variables replaced, and (as typed) the options whose values remain unknown.
 
-    The known variables are ``variables``, which are set before the line, and the variables that Slurm or the hosts file
-    sets.
+    The known variables are ``variables``, which are assigned before the command, and the variables that Slurm or the
+    hosts file sets.
     """
     values = dict.fromkeys(_OF_NODES, str(len(cluster.nodes)))
     values |= {"MASTER_ADDR": cluster.master_addr, "MASTER_PORT": str(cluster.master_port)}

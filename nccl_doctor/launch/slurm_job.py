@@ -38,7 +38,9 @@ TASK = """\
 
 
 def script(job: LaunchPlan, *, c10d: bool = False, preflight: bool = False) -> Line:
-    """Return the script. Slurm sorts nodes by name, and torchrun's node ranks follow this order except with c10d.
+    """Return the script.
+
+    Slurm sorts nodes by name. Without ``c10d``, torchrun's node ranks follow Slurm's order.
 
     With ``preflight``, the script checks all nodes (``check --join``) before the job and exits if an error is found.
     """

@@ -116,13 +116,13 @@ WRAPPERS: dict[str, Wrapper] = {
 
 @dataclass
 class Front:
-    """The part of a command that precedes the launcher, and the effects of this part.
+    """The start of a command, before the launcher, with the variables that it sets and the programs that it runs.
 
     Attributes:
         count: number of words before the launcher; ``begun`` is the number of words before srun or mpirun.
         variables: names and values of the environment variables that these words set.
         started: the words of srun or mpirun, if one of them starts the launcher.
-        inner: words of the command in a shell's ``-c`` argument; None without such an argument.
+        inner: words of the command in a shell's ``-c`` argument; None if no shell is run with ``-c``.
         unread: reason why the started program is unknown; None if the program is known.
     """
 
@@ -222,7 +222,8 @@ def _read_shell(front: Front, words: Sequence[str]) -> None:
 def the_start(script: str) -> tuple[str, ...]:
     """Return the command in a shell script that starts a launcher, with the variables that the script sets before.
 
-    UsageError is raised if the script does not start exactly one launcher, or if only a shell can expand the words.
+    UsageError is raised if the script does not start exactly one launcher, or if the command contains a word that only
+    a shell can expand.
     """
     starts: list[tuple[str, ...]] = []
     variables: dict[str, str] = {}

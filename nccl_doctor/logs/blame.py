@@ -1,7 +1,7 @@
 """Separates causes from consequences among all faults that a log shows.
 
-The checks first reinterpret or remove events in several stages (``signs.PassStage``). This module then ranks the
-remaining events.
+The checks first reinterpret or remove events in several stages (``signs.PassStage``). This module then sorts the
+remaining events by grade and time.
 """
 
 from __future__ import annotations
@@ -70,7 +70,11 @@ def _weighed(event: Event, scene: Scene) -> Event:
 
 
 def _stuck_retries(log: Log) -> set[str]:
-    """Return the names of diagnoses whose last retry message is near the end of a log, so that the retries failed."""
+    """Return the names of the diagnoses whose retries failed.
+
+    In each source, only the diagnosis of the last retry message is considered. Its retries count as failed if this
+    message is near the end of the source, or if the source shows that the user reported a hang or pressed Ctrl-C.
+    """
     stuck: set[str] = set()
     for reading in log.readings:
         hints = [event for event in reading.events if event.grade is Grade.HINT and event.name in having(Role.RETRIED)]
@@ -81,7 +85,7 @@ def _stuck_retries(log: Log) -> set[str]:
 
 
 def last_run(readings: Sequence[Reading], facts: Facts) -> tuple[list[Reading], Facts]:
-    """Return the readings and facts of the last run, without earlier runs that ended successfully."""
+    """Return the readings and facts without the events of earlier runs that ended successfully."""
     begun = {reading.name for reading in readings if _begins_again(reading)}
     if not begun:
         return [*readings], facts
@@ -155,7 +159,7 @@ def _order(events: Sequence[Event]) -> Callable[[Event], tuple[int, int, tuple[i
 
 
 def _effects(name: str) -> tuple[str, ...]:
-    """Return the names of the diagnoses that may be consequences of a given diagnosis."""
+    """Return the names of the diagnoses that can be consequences of a given diagnosis."""
     check = entry(name)
     return (*(effect for effect in check.explains if isinstance(effect, str)), *check.in_logs)
 

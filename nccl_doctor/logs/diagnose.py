@@ -71,7 +71,7 @@ class Investigation:
         self._is_binary = False
 
     def begin(self, name: str) -> None:
-        """Begin to read a new source; the previous source must already be closed."""
+        """Start reading a new source; the previous source must already be closed."""
         self._reader = Reader(name, self.log.facts, self._order)
         self._head, self._dump, self._width, self._held, self._is_binary = b"", None, None, b"", False
         self.log.readings.append(self._reader.reading)
@@ -185,7 +185,7 @@ class Investigation:
         return LogVerdict(log_causes, self.log, len(readings), sum(reading.bytes for reading in readings))
 
     def _read_again(self, earlier: tuple[Cause, ...]) -> tuple[Cause, ...]:
-        """Join wrapped lines and search again; return the new causes if their grade is higher, else ``found``."""
+        """Join wrapped lines and search again; return the new causes if their grade is higher, else ``earlier``."""
         fatal = (event for reading in self.log.readings for event in reading.events if event.grade >= Grade.LIKELY)
         whole = grouped((event.file, event.line) for event in fatal)
         sources = {name: bytes(data) for name, data in (self._small or {}).items()}

@@ -31,7 +31,7 @@ class Event:
     """A fault that a log line shows.
 
     Attributes:
-        name: diagnosis of the fault; both the diagnosis and the grade may change once the whole log has been read.
+        name: diagnosis of the fault; both the diagnosis and the grade can change once the whole log has been read.
         wording: pattern, or template from NCCL's message catalogue, that the line matches.
         order: position of the line among all lines that were read.
     """
@@ -105,9 +105,9 @@ class Reading:
     Attributes:
         counts: number of lines for each diagnosis and grade, including lines whose events were not kept.
         lines: number of complete lines; ``tail`` contains the last bytes of the source.
-        tracebacks: numbers of the lines at which a Python traceback begins.
-        well: line number of the last line that only a completed run prints, or 0 without such a line.
-        row: line number of the last row in a benchmark's table, or 0 without a table.
+        tracebacks: line numbers at which Python tracebacks begin.
+        well: line number of the last line that only a completed run prints, or 0 if there is no such line.
+        row: line number of the last row in a benchmark's table, or 0 if there is no table.
         torn: for each rank and communicator size, the line number of the last line that reports the end of the
             communicator.
         summary: processes in torchrun's failure summaries.
@@ -138,7 +138,7 @@ class Reading:
         return None if first < 0 or cut else lines[first:]
 
     def note(self, kind: str, stated: re.Match[str], line: int, prefix: Prefix) -> None:
-        """Record the line number or values of a fact that affects the meaning of other lines."""
+        """Record the line number or the values of a fact that changes how other lines are interpreted."""
         if stated[0].startswith("Traceback") and len(self.tracebacks) < KEPT:
             self.tracebacks.append(line)
         elif kind in ("well", "busbw"):
@@ -161,7 +161,7 @@ class Reading:
     def take_summary(self, later: Reading) -> None:
         """Add the launcher messages from the next part of a file.
 
-        A failure summary that is divided between the two parts is completed.
+        A failure summary that begins in this part of the file is completed with its remaining lines from the next part.
         """
         for host, tasks in later.failed_hosts.items():
             self.failed_hosts.setdefault(host, set()).update(tasks)
@@ -241,7 +241,7 @@ _MOST_MISSING = 64
 
 @dataclass(frozen=True)
 class RankProgress:
-    """The milestones that the ranks had reached when the log ended, and the ``missing`` ranks without any line."""
+    """The milestones that ranks had reached when the log ended; ``missing`` contains the ranks without a log line."""
 
     reached: dict[Milestone, tuple[int, ...]]
     missing: tuple[int, ...]

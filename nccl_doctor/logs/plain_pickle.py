@@ -1,9 +1,9 @@
 """Reads pickles of plain values with limited memory, without importing or running any code.
 
 The supported opcodes are those of protocols 2 to 5 (see the ``pickletools`` module) for dictionaries, lists, tuples,
-strings, and numbers. Torch writes each stack frame once and refers to the frame in later calls, so lists and
-dictionaries may be referenced repeatedly. Each reference counts towards the limits like a copy, and a referenced list
-or dictionary can no longer be changed.
+strings, and numbers. Torch writes each stack frame once and refers to the frame in later calls, so a list or dictionary
+can be referenced repeatedly. Each reference counts towards the limits like a copy, and a referenced list or dictionary
+can no longer be changed.
 """
 
 from __future__ import annotations

@@ -96,7 +96,7 @@ _OWN = safe_regex(
     r"(?:" + _PROCESS + r":(?P<tid>\d+) )?(?:\[(?P<dev>-?\d+)\] )?"
     r"(?P<where>(?:[^ \[\]]+(?::\d+| \d+)(?: \([^()]*\))? ?|.{0,200}?:\d+ )?)(?P<level>" + _LEVELS + ")$"
 )
-"""Pattern for NCCL's prefix after other text, since ranks that share a terminal may interleave their lines."""
+"""Pattern for NCCL's prefix after other text, because lines of ranks that share a terminal can be interleaved."""
 
 _RECORD = safe_regex(r"(?:^|[^A-Za-z0-9._-])([A-Za-z0-9][A-Za-z0-9._-]*:\d+:\d+ \[-?\d+\] )")
 """Pattern for the beginning of an NCCL record in a line that contains several records."""
@@ -347,7 +347,7 @@ def flow(block: bytes, glue: bytes, whole: Container[int] = ()) -> bytes:
 
 
 def _glued(pieces: list[tuple[bytes, bool]], glue: bytes) -> bytes:
-    """Append each continuation to the previous piece, and add an empty line for each continuation."""
+    """Join each line with its continuations, and add an empty line for each continuation."""
     lines: list[bytes] = []
     begins = [at for at, (_, goes_on) in enumerate(pieces) if not goes_on]
     for at, end in pairwise([*begins, len(pieces)]):

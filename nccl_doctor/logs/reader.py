@@ -104,7 +104,7 @@ class Reader:
         return None if is_benign else best
 
     def _is_enough(self, rule: LogRule) -> bool:
-        """Return whether enough lines have matched the rule; if so, count the line without storing an event."""
+        """Return whether the limit on lines for the rule has been reached; if so, no event is stored for the line."""
         if rule.name in having(Role.OF_CATALOGUE):  # each may be another one
             self._asked += 1
             return self._asked > QUOTA
@@ -153,7 +153,7 @@ _REPORT = "NCCL DIAG "
 
 
 def all_wordings() -> PatternTable:
-    """Return the pattern table of the first pass, with fault patterns followed by fact patterns."""
+    """Return a table of all patterns for log lines, in which the patterns for facts follow the patterns for faults."""
     return table((*(rule.expression for rule in rules()), *(rule.pattern for rule in RULES)))
 
 
@@ -282,7 +282,7 @@ def _ras_events(answer: RasAnswer, lines: Sequence[Event]) -> Iterator[Event]:
 
 
 def _telling_groups(communicator: Communicator) -> Iterator[tuple[RankGroup, str, str]]:
-    """Yield the groups of ranks that RAS reports as failed, behind, or in another state than most ranks.
+    """Yield the groups of ranks that RAS reports as failed, behind, or in a different state from most ranks.
 
     Each group is yielded with its RAS state and a description.
     """

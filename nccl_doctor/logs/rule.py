@@ -39,7 +39,7 @@ class Grade(IntEnum):
     SYMPTOM = 4
     """A consequence of another rank's failure, such as a closed connection or a timed-out collective."""
     LIKELY = 5
-    """A failure that has its own remedy but may result from another failure."""
+    """A failure that has its own remedy but can result from another failure."""
     ROOT = 6
     """A line that shows the cause itself."""
 
@@ -190,15 +190,18 @@ RAS_DEAD, RAS_SILENT, RAS_LEFT = "dead", "silent", "left"
 RAS_STARTING, RAS_BEHIND, RAS_ERROR = "INIT", "behind", "error"
 """States of processes and ranks in RAS output, in addition to RAS's names for errors.
 
-The states mean, in order: unreachable, not answering, outside a communicator in use, initialising, behind the other
-ranks, and any other error.
+The states mean, in order: unreachable, not answering, having a status (other than INIT) that most ranks do not have,
+initialising, behind the other ranks, and any other error.
 """
 
 RECORDED = "flight recorder"
 """Placeholder for the pattern of a fault that only a dump of torch's flight recorder shows."""
 
 C10D_CLIENT = r"client socket has failed to connect to .*"
-"""Pattern for a failed connection to torch's store (torch/csrc/distributed/c10d/socket.cpp), up to the errno."""
+"""Pattern for the message of a failed connection to torch's store (torch/csrc/distributed/c10d/socket.cpp).
+
+The pattern ends before the errno.
+"""
 
 
 def failed_connects(grade: Grade, errno: str, text: str) -> tuple[LogRule, ...]:

@@ -145,7 +145,7 @@ def _merged(pieces: list[Reading], tail: int = TAIL) -> Reading:
 def _kept(whole: Reading) -> list[Event]:
     """Return those events of each diagnosis and grade that a single reader would keep.
 
-    These are the first events and a few events near the end of the file.
+    A single reader keeps the first events and a few events near the end of the file.
     """
     end = whole.lines - whole.tail.count(b"\n")
     kept: list[Event] = []
@@ -180,7 +180,7 @@ class LogsRun:
     _ahead: Ahead | None = field(default=None, init=False)
 
     def begin(self) -> None:
-        """Start to read long files in background processes; :meth:`read` collects the results.
+        """Start reading long files in background processes; :meth:`read` collects the results.
 
         Background processes are not used with ``follow``, ``tee``, or standard input.
         """
@@ -204,7 +204,7 @@ class LogsRun:
             self._pass_on(block)
 
     def _read_ahead(self, investigation: Investigation) -> Iterator[LogSource]:
-        """Add the results of the background processes, and yield the files that they could not read."""
+        """Add the results of the background processes, and yield the files that these processes could not read."""
         assert self._ahead is not None, "begin() found nothing long"
         for path, reading in self._ahead.readings(self.progress):
             if reading is None:

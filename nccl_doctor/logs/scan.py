@@ -6,7 +6,7 @@ pattern can match is skipped. Any other block is halved until single lines remai
 Searching and halving take linear time.
 
 On an AMD EPYC CPU, the filter takes 1.2 s for a 500 MB log of 512 ranks, and ``grep -cE`` with the same strings takes
-just as long. Counting newlines takes 0.2 s.
+just as long. Counting the newlines of the same log takes 0.2 s.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ of a source is always examined.
 _STEP = 16 << 10
 """Number of bytes that the filter searches per call.
 
-Locating the line of a match takes three times as long as filtering this number of bytes.
+Locating the line of a match takes three times as long as filtering ``_STEP`` bytes.
 """
 
 _OVERLAP = 256
@@ -70,9 +70,9 @@ class PatternTable:
         return frozenset(self._filter.Match(data, potential=True) or ())
 
     def wanted(self, data: bytes, first: int, last: int) -> frozenset[int]:
-        """Return the patterns that may match a part.
+        """Return the indexes of the patterns that may match in ``data[first:last]``.
 
-        Very short patterns are included only if the part contains ``^C``.
+        Very short patterns are included only if ``data[first:last]`` contains ``^C``.
         """
         patterns = self.rules(memoryview(data)[first:last])
         # searching for one letter is fast
@@ -99,7 +99,7 @@ class Scanner:
 
     @property
     def passed_over(self) -> bool:
-        """True if a line that may match was skipped because a limit was reached."""
+        """True if a limit was reached, so that lines with possible matches might have been skipped."""
         return self._windows > WINDOWS or bool(self._spent)
 
     @property
@@ -136,7 +136,7 @@ class Scanner:
         yield from self._halves(data, first, last)
 
     def _halves(self, data: bytes, first: int, last: int) -> Iterator[CandidateLine]:
-        """Halve a part that may match until single lines remain, and yield the candidate lines."""
+        """Yield the lines of ``data[first:last]`` in which a pattern may match, by halving the lines repeatedly."""
         if last - first <= _STEP and not self._wanted(data, first, last):
             self._line += data.count(b"\n", first, last)
             return

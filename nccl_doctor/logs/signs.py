@@ -78,7 +78,8 @@ class Case:
     def _failed_hosts(self) -> list[str]:
         """Return the hosts that a launcher reports as failed.
 
-        Only messages in the files, and about the srun tasks, to which the events belong are considered.
+        Only launcher messages in the same files as the events are considered. If the events name srun tasks, the
+        messages must name at least one of these tasks.
         """
         files = {event.file for event in self.cause.events}
         tasks = {event.prefix.task for event in self.cause.events} - {None}
@@ -119,7 +120,7 @@ class Case:
     def _summary(self) -> tuple[int | None, str | None]:
         """The rank and host in torchrun's failure summary.
 
-        Both are None if only files without the fault contain a summary.
+        The rank and the host are None if only files without the fault contain a summary.
         """
         summaries = {reading.name for reading in self.log.readings if reading.summary}
         elsewhere = bool(summaries) and summaries.isdisjoint(event.file for event in self.cause.events)
@@ -134,7 +135,10 @@ class Case:
         return next((process.interfaces[0] for process in nearby if process.interfaces), None)
 
     def entities(self, interface: Callable[[Case], str | None] | None = None) -> dict[str, Any]:
-        """Return the report's entities, such as host and rank; ``interface`` may override the interface."""
+        """Return the report's entities, such as host and rank.
+
+        The function ``interface`` can override the interface that is found in the log lines.
+        """
         facts, address, nic = self.log.facts, self.address, self.interface()
         summary_rank, summary_host = self._summary
         ranks, hosts = [*(self.rank_of(event) for event in self.cause.events), summary_rank], self.hosts
@@ -160,7 +164,7 @@ class Case:
     def evidence(self) -> tuple[LogLine, ...]:
         """Return up to MOST_LINES lines as evidence.
 
-        These are the first line for each pattern, the first line for each rank, and the last line.
+        The evidence consists of the first line for each pattern, the first line for each rank, and the last line.
         """
         chosen: dict[tuple[str, int], Event] = {}
         used_keys: set[tuple[str, object]] = set()
@@ -382,8 +386,8 @@ class LogSigns:
     Attributes:
         rules: patterns for log lines; if several patterns of the same grade match a line, the first pattern counts.
         advice: function that creates the message and the fix.
-        after: diagnoses that take precedence over this diagnosis if a line matches both with the same grade. Between
-            other diagnoses, alphabetical order decides.
+        after: diagnoses that take precedence over this diagnosis if a line matches both with the same grade. If neither
+            diagnosis takes precedence, the first one in alphabetical order is used.
         roles: roles of the diagnosis among the faults in a log.
         hint: grade that a hint of the diagnosis receives if the hint counts as a fault.
         hint_beside: faults of which the log must contain at least one for hints to count as faults; if empty, any fault
@@ -392,7 +396,7 @@ class LogSigns:
         passes: maps a stage to the function that processes a log's events; within a stage, passes run in alphabetical
             order of the diagnoses.
         catalogued: grade of a warning that is in NCCL's message catalogue but matches no other rule.
-        ras: states of ranks and processes in NCCL RAS output that show the diagnosis, with their grades.
+        ras: states of ranks and processes in NCCL RAS output that indicate the diagnosis, with their grades.
         interface: function that returns the interface or device of a case.
         severity: function that returns the severity of a case without consequences and with a grade up to LIKELY; None
             means ERROR.
@@ -448,7 +452,7 @@ def having(role: Role) -> frozenset[str]:
 
 
 def echoes() -> frozenset[str]:
-    """Return the names of diagnoses that are only effects of another rank's fault."""
+    """Return the names of diagnoses that are normally effects of another rank's fault."""
     return having(Role.ECHO)
 
 

@@ -102,7 +102,7 @@ def finding(case: Case) -> Finding:
 
 
 _MAY_BE_OF_NCCL = frozenset({"collective-timeout", "rendezvous-timeout", "cuda-error", "nccl-unknown-error", "killed"})
-"""Diagnoses that may be caused by a bug in NCCL."""
+"""Diagnoses that a bug in NCCL can cause."""
 
 
 def _with_known_faults(fix: Fix, case: Case) -> Fix:
@@ -136,7 +136,7 @@ def _reached(where: RankProgress) -> dict[str, list[int]]:
 def _unfinished(verdict: LogVerdict) -> Diagnosis | None:
     """Return the diagnosis for a job that may be hanging or still running.
 
-    The job's log shows neither a fault nor an end.
+    The job's log shows neither a fault nor the end of the job.
     """
     log, facts, where = verdict.log, verdict.log.facts, rank_progress(verdict.log.facts)
     if not where.reached or facts.ended_well or facts.torn_down or facts.serving:
@@ -192,7 +192,7 @@ def _last_lines(log: Log) -> dict[int | None, LogLine]:
 def _severity(case: Case) -> Severity:
     """Return the severity of a case.
 
-    The severity is WARNING if NCCL may have continued, for example without a plugin.
+    The severity is WARNING if NCCL might have continued, for example without a plugin.
     """
     cause, shown = case.cause, signs()[case.cause.name]
     if not cause.follows and cause.grade <= shown.warning_up_to:
@@ -250,7 +250,7 @@ def summed(verdict: LogVerdict, *, whole: bool = False) -> tuple[Phase, ...]:
 
 
 def chosen(facts: Facts) -> tuple[Phase, ...]:
-    """Return a row for each choice of NCCL that the log shows, such as the network interface."""
+    """Return a row for each setting that NCCL chose according to the log, such as the network interface."""
     return tuple(Phase(name=name, outcome="ok", text=text) for name, text in _rows(facts) if text)
 
 

@@ -16,7 +16,7 @@ from nccl_doctor.text.hostlist import fold
 class Machine(FrozenModel):
     """Identity of a machine, read as root. Before an undo, this identity is compared with the recorded identity.
 
-    An empty value means that the value is unknown.
+    An empty field means that its value is unknown.
     """
 
     machine_id: str = ""
@@ -37,13 +37,13 @@ class Undo(FrozenModel):
     """The recorded facts about an earlier step that are needed to undo this step.
 
     Attributes:
-        look: the command that prints the state, or None if the step has no state.
+        look: the command that prints the state that the step changes, or None if there is no such command.
         before: the state before the step. ``after`` is the state after the step, or None if the end of the step was not
             observed.
         expected: the intended state after the step, or None if the intended state was unknown.
         survives_reboot: False if a reboot undoes the step.
         settings_before: earlier values of variables in the hosts file.
-        redo: the command of the earlier step. This command is run again if the undo blocks SSH.
+        redo: the command of the earlier step. The earlier step's command is run again if the undo blocks SSH.
     """
 
     look: str | None
@@ -57,17 +57,16 @@ class Undo(FrozenModel):
 
 
 class Step(FrozenModel):
-    """A command of a plan, which fixes a fault or undoes an earlier step.
+    """A step of a plan, which fixes a fault or undoes an earlier step.
 
     Attributes:
-        number: position in the plan, starting at 1. Each host runs its steps in this order, in parallel with other
-            hosts.
+        number: position in the plan, starting at 1. The steps of a host are run in the order of their numbers, in
+            parallel with the steps of other hosts.
         host: name of the host, or None for the machine on which nccl-doctor runs.
         place: phrase that states whether the command is run inside or outside a container, as in
             :class:`~nccl_doctor.model.finding.Command`.
-        mends: name of the diagnosis that the step fixes. ``message`` is the sentence of that diagnosis.
-        undo: the facts for an undo of the step, as far as they are known before the step is run, or None if the step
-            can't be undone.
+        mends: name of the diagnosis whose fault the step fixes. ``message`` is the message of the diagnosis.
+        undo: phrase that states what an undo of the step would restore, or None if the step can't be undone.
         survives_reboot: whether the change survives a reboot, or None if that depends on the machine.
         boot_id: boot ID of the checked host. A host with a different boot ID is not changed.
         takes_back: number of the earlier step that this step undoes. ``undoes`` contains the facts about the earlier
@@ -98,12 +97,12 @@ class Step(FrozenModel):
 
     @property
     def needs_shell(self) -> bool:
-        """True if the step runs a shell command. nccl-doctor writes the hosts file and ends jobs without a shell."""
+        """True if the step runs a shell command, which is not needed to write the hosts file or to end a process."""
         return not self.settings and not (self.operation is not None and self.operation.ends_process)
 
     @property
     def cuts_connection(self) -> bool:
-        """True if an error in the step could block SSH to the host. Every undo is assumed to carry this risk."""
+        """True if an error in the step could block SSH to the host, as is assumed for every undo on a host."""
         risky = self.undoes is not None or (self.operation is not None and self.operation.cuts_connection)
         return risky and self.host is not None
 
@@ -111,7 +110,7 @@ class Step(FrozenModel):
 class ByHand(FrozenModel):
     """A diagnosis that no step of the plan fixes.
 
-    The user may run ``commands``, which fix the fault or print information.
+    The user can run ``commands``, which fix the fault or print information.
     """
 
     code: str
@@ -128,8 +127,10 @@ class ByHand(FrozenModel):
 
 
 StepOutcome = Literal["done", "failed", "unknown", "not-run", "changed"]
-"""Outcome of a step. ``unknown`` means that the end of the step was not observed, and ``changed`` means that somebody
-else has changed the target.
+"""Outcome of a step.
+
+``unknown`` means that nccl-doctor did not observe the end of the step. ``changed`` means that the step was not run
+because the host or the affected state had changed in the meantime.
 """
 
 
@@ -137,7 +138,7 @@ class StepResult(FrozenModel):
     """Result of a step.
 
     Attributes:
-        reason: why the step was not run, or why its outcome is unknown.
+        reason: why the step failed or was not run, or why its outcome is unknown.
         output: the end of the command's output.
         was_there: True if the command was not run because the change was already in place.
         over: True if the step is an undo that had nothing left to undo.
@@ -175,7 +176,7 @@ class NamedFault(FrozenModel):
 
 
 class FixReport(Document):
-    """Output of ``fix``: the plan, its results, and the diagnoses before and after.
+    """Output of ``fix``: the plan, its results, and the diagnoses before and after the run.
 
     Attributes:
         note: remarks about the run that are shown to the user.
@@ -205,7 +206,10 @@ class FixReport(Document):
     timings: dict[str, float] = Field(default_factory=dict)
 
     def without_secrets(self, hide: Callable[[Any], Any]) -> FixReport:
-        """Return a copy without secrets. The command of a step is hidden if the command contains a secret."""
+        """Return a copy without secrets.
+
+        In the command of a step, secrets are replaced by a placeholder.
+        """
         shown = {
             "plan": tuple(item.model_copy(update={"command": hide(item.command)}) for item in self.plan),
             "results": tuple(item.model_copy(update={"output": hide(item.output)}) for item in self.results),

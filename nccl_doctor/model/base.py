@@ -81,7 +81,7 @@ class FrozenModel(BaseModel):
 class Document(FrozenModel):
     """The output of a command, which ``-o json`` prints as JSON.
 
-    Fields may be added to a document but are never changed.
+    Later versions of nccl-doctor can add fields to a document but never change existing fields.
     """
 
     schema_: int = Field(default=SCHEMA, alias="schema", serialization_alias="schema")
@@ -107,7 +107,7 @@ def clip(text: str) -> str:
 
 
 def clip_end(text: str) -> str:
-    """Return the end of the string if the string is too long.
+    """Return the string or, if the string is longer than ``MAX_TEXT`` characters, only its end.
 
     The end is kept because a traceback ends with the error.
     """
@@ -289,7 +289,10 @@ Output = Annotated[str, Field(max_length=MAX_OUTPUT)]  # the complete output of 
 Port = Annotated[int, Field(ge=1, le=65535)]  # a TCP port that can be dialled
 SocketPort = Annotated[int, Field(ge=0, le=65535)]  # a port in a socket table: 0 for a socket that is not bound
 Count = Annotated[int, Field(ge=0, le=2**63 - 1)]
-"""A non-negative number, size or index. The maximum exceeds the size of any memory in bytes."""
+"""A non-negative number, size or index.
+
+The maximum is large enough for the size of any memory in bytes.
+"""
 Pid = Annotated[
     int, Field(ge=0, le=2**31 - 1), Fleeting()
 ]  # 0 for a process outside the PID namespace of whoever reports it
@@ -359,7 +362,7 @@ def skipped(reason: str) -> Skipped:
 
 
 def known(fact: Unknown | Skipped | T) -> T:
-    """Return a fact, which must be known because the check declares the fact in ``needs``.
+    """Return a fact that is certainly known, because the check declares it in ``needs``.
 
     Raise TypeError if the fact is unknown or was skipped.
     """

@@ -81,7 +81,7 @@ class InterfaceAnswer(FrozenModel):
 class Exports(FrozenModel):
     """Lines to paste, and the hosts on which to paste them (None for all hosts).
 
-    ``place``, such as "from the snapshot", is printed after the hosts.
+    ``place`` is a phrase such as "from the snapshot", which is printed after the names of the hosts.
     """
 
     hosts: tuple[str, ...] | None
@@ -186,7 +186,7 @@ STANDS_STILL = frozenset({"laggard", "gone", "different-collectives", "outside-n
 
 
 class HangJob(FrozenModel):
-    """The job that was examined."""
+    """The job that ``hang`` examined."""
 
     master_addr: str
     master_port: int
@@ -209,7 +209,10 @@ class HangRank(FrozenModel):
 
 
 class HangLook(FrozenModel):
-    """A sample of a job's ranks. ``at`` is the time of the sample in ISO 8601 format."""
+    """A point in time at which ``hang`` examined a job's ranks.
+
+    ``at`` is the point in time in ISO 8601 format.
+    """
 
     at: str
 

@@ -1,7 +1,7 @@
-"""Symptoms that hosts and ranks show, and the effects of causes, which explain the symptoms.
+"""Symptoms of hosts and ranks, and the effects by which a cause explains symptoms.
 
 A cause explains a fault if, for every symptom of the fault, the cause has an effect of the same kind, on the same hosts
-and with the same backend. An effect that matches only the host is not sufficient.
+and with the same backend. An effect of another kind or with another backend explains nothing, even on the same host.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ AFTERMATH = frozenset({*WAITS, LOST, *DIALS, *GIVING_UP, "peer-died"})
 """Symptoms that ranks show after another rank was prevented, for any reason, from taking part in the job."""
 KILLED = ("SIGKILL", "SIGTERM")
 SIGNALS = {4: "SIGILL", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE", 9: "SIGKILL", 11: "SIGSEGV", 15: "SIGTERM"}
-"""Names of signals, keyed by their numbers on Linux for x86 and ARM (signal(7)). The machine that runs nccl-doctor may
-use other numbers.
+"""Names of signals, keyed by their numbers on Linux for x86 and ARM (signal(7)).
+
+The machine on which nccl-doctor runs might use other signal numbers.
 """
 
 
@@ -34,15 +35,16 @@ use other numbers.
 class Symptom:
     """A symptom that ``hosts`` or their ranks show.
 
-    ``peers`` are other hosts that may be involved. If no backend is given, the symptom may occur with any backend. The
-    kind ``not-started`` means that Python or torch did not start. ``suspended`` means that the rank was stopped by
-    SIGSTOP, a debugger or a freezer. ``in-kernel`` means an uninterruptible sleep in a file system or a driver.
-    ``elsewhere`` means that the rank does something else while all other ranks wait. ``exit`` means that the rank
-    exited without a message, and ``signal`` means that a signal outside :data:`SIGNALS` killed the rank. ``gone`` means
-    that the host or the connection to the host is lost. ``gpu-memory`` means that CUDA memory ran out, and
-    ``out-of-memory`` means that host memory ran out. Other kinds are ``wrong-sum``, ``slow``, and ``no-p2p`` (GPUs that
-    are connected by NVLink communicate through shared memory instead). A kind can also be the name of a diagnosis,
-    which stands for the finding itself or for an exception in a rank.
+    ``peers`` are hosts that might have caused the symptom, because their ranks communicate with the ranks on ``hosts``.
+    If ``backend`` is None, the symptom can occur with any backend. The kind ``not-started`` means that Python or torch
+    did not start. ``suspended`` means that the rank was stopped by SIGSTOP, a debugger or a freezer. ``in-kernel``
+    means an uninterruptible sleep in a file system or a driver. ``elsewhere`` means that the rank executes other code
+    while all other ranks wait for it. ``exit`` means that the rank exited without a message, and ``signal`` means that
+    a signal outside :data:`SIGNALS` killed the rank. ``gone`` means that the host or the connection to the host is
+    lost. ``gpu-memory`` means that CUDA memory ran out, and ``out-of-memory`` means that host memory ran out.
+    ``no-p2p`` means that GPUs communicate through shared memory although NVLink connects them. Other kinds are
+    ``wrong-sum`` and ``slow``. If the kind is the name of a diagnosis, the symptom is a finding with this diagnosis, or
+    an exception in a rank that indicates this diagnosis.
     """
 
     kind: str
@@ -54,7 +56,7 @@ class Symptom:
 class Reach(str, Enum):
     """The hosts whose ranks show an effect.
 
-    In a collective, the other ranks wait even if they are not affected themselves.
+    In a collective, ranks that are not affected themselves wait for the affected ranks.
     """
 
     OWN = "own"  # ranks on the finding's hosts

@@ -100,9 +100,9 @@ class ClusterSource:
 
     @property
     def engine_words(self) -> OptionWords:
-        """The options with which an engine finds the same hosts again.
+        """The command-line options with which an engine finds the same hosts again.
 
-        The value is empty if no engine found the hosts.
+        The value is empty if the hosts do not come from an engine that lists its hosts.
         """
         return next((words for engine in engines() if (words := engine.cluster_words(self.cluster))), ())
 
@@ -132,7 +132,7 @@ class ClusterSource:
 
     @property
     def check_words(self) -> tuple[str, ...]:
-        """Options for ``check`` or ``launch`` that name these hosts, with ``--engine`` if needed."""
+        """Command-line words for ``check`` or ``launch`` that select these hosts, with ``--engine`` if needed."""
         engine = self.cluster.engine
         return (*self.arguments, *(("--engine", engine) if engine and self._is_needed("--engine", "engine") else ()))
 
@@ -157,7 +157,11 @@ class ClusterSource:
                 yield from ("--env", f"{variable}={text}")
 
     def _is_needed(self, option: str, origin: str) -> bool:
-        """Return whether a proposed command must repeat an option, such as one that an environment variable set."""
+        """Return whether a proposed command must repeat an option.
+
+        The option must be repeated if its value came from the command line or an environment variable, or if neither a
+        hosts file nor an engine provides the hosts.
+        """
         by_options = self.file is None and not self.engine_words
         return by_options or self.cluster.origins.get(origin) == option or origin in self.cluster.variables
 

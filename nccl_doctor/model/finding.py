@@ -72,7 +72,10 @@ class Fix(FrozenModel):
 
     @property
     def can_be_run(self) -> bool:
-        """True if ``fix`` can run all commands: each must be an operation on the host itself, not in a container."""
+        """True if ``fix`` can run all commands.
+
+        Each command must be an operation on the host itself, not in a container, and ``risk`` must not be "manual".
+        """
         checks = (command.operation is not None and command.side != "inside" for command in self.commands)
         return bool(self.commands) and self.risk != "manual" and all(checks)
 
@@ -104,10 +107,10 @@ class Details(FrozenModel):
             connection.
         pids: the processes that the finding names, or None if the finding names no process.
         rules: the firewall rules that block connections, keyed by host.
-        directions: the directions in which a host is slow: "send", "receive" or both.
+        directions: the directions in which a host is slow ("send", "receive" or both).
         is_unexplained: whether the cause of a failed all-reduce is unknown.
-        phrase: phrase about the finding and its hosts, for a row of the terminal output. If the value is "", the phrase
-            of the check is used.
+        phrase: phrase about the finding and its hosts, for a row of the terminal output. If ``phrase`` is "", the row
+            contains the phrase that is registered for the diagnosis.
     """
 
     failed: tuple[tuple[str, str], ...] | None = None
@@ -119,7 +122,7 @@ class Details(FrozenModel):
 
     @property
     def facts(self) -> dict[str, Any]:
-        """The details that are also intended for users' own programs, which read the JSON output."""
+        """The details that are included in the JSON output for users' own programs."""
         parts: dict[str, Any] = {}
         if self.rules:
             parts["rules"] = {name: list(texts) for name, texts in self.rules.items()}
@@ -170,7 +173,7 @@ class Outcome(str, Enum):
 
 
 class Consequence(FrozenModel):
-    """A finding that is a consequence of a diagnosis."""
+    """A finding that another diagnosis explains."""
 
     code: str
     name: str
@@ -222,7 +225,10 @@ class CheckResult(FrozenModel):
     reason: str | None = None
     looked_at: str | None = None
     gaps: tuple[Gap, ...] = Field(default=(), exclude=True)
-    """The gaps that ``reason`` summarizes, without duplicate reasons. The JSON document contains only ``reason``."""
+    """For each reason, the hosts on which the check has no verdict.
+
+    ``reason`` summarises the gaps, and the JSON document contains only ``reason``.
+    """
 
 
 class LogEvent(FrozenModel):
@@ -231,7 +237,7 @@ class LogEvent(FrozenModel):
     Attributes:
         order: position of the line among all lines that were read.
         at: time of the line in seconds since midnight, if the line contains a time.
-        cause: True if the line shows a diagnosis, or False if the line shows only a consequence of a diagnosis.
+        cause: True if the line shows the cause of a failure, or False if the line shows only a consequence.
     """
 
     rank: int | None
@@ -250,7 +256,10 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 def on(host: str | None, *lines: Line | Operation | None) -> tuple[Command, ...]:
-    """Return lines and operations as commands for a host. The result is empty if one of the lines can't be pasted."""
+    """Return lines and operations as commands for a host.
+
+    The result is empty if one of the command lines can't be pasted.
+    """
     made = [
         Command(host=host, command=text.text, operation=item if isinstance(item, Operation) else None)
         for item in lines

@@ -55,7 +55,7 @@ class Operation(ABC):
 
     @property
     def kind(self) -> str:
-        """A string that is equal for two operations if the operations differ only in the addresses of peers."""
+        """A string that is the same for all operations that differ only in the addresses of peers."""
         return str(self.line)
 
     @property
@@ -68,7 +68,7 @@ class Operation(ABC):
         return self.expected is not None and state == self.expected
 
     def is_outdated(self, before: StateLines) -> bool:  # noqa: ARG002 - for those that are made from an earlier value
-        """Return whether the machine has changed since the check in a way that may make the operation wrong."""
+        """Return whether a change to the machine since the check might make the operation wrong."""
         return False
 
     def undo(self, before: StateLines) -> Line | None:  # noqa: ARG002 - for those that can be undone

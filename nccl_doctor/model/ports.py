@@ -163,8 +163,8 @@ class Suggestion(FrozenModel):
     The suggested port is free on ``hosts``, and ``command`` sets this port for the next launch. ``master`` is the host
     on which the job's ranks expect the port, or None for the host of the report. If the firewall allows only ports in
     the ephemeral range, ``reserve`` is a command line that keeps outgoing connections from using the suggested port.
-    ``starts`` contains command lines that start a job on the new port with the launcher of the job that used the old
-    port or, if this launcher is unknown, with torch's launcher.
+    ``starts`` contains command lines that start a job on the suggested port. These command lines use the launcher of
+    the job that occupied the old port or, if this launcher is unknown or can't set the port, torch's launchers.
     """
 
     port: int

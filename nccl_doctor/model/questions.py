@@ -9,7 +9,7 @@ from nccl_doctor.model.report import FailedDial
 
 @dataclass(frozen=True)
 class OtherNetworks:
-    """The question of which networks connect the hosts between which connection attempts failed."""
+    """The question of whether pairs of hosts whose connection attempts failed can connect over other networks."""
 
     dials: tuple[FailedDial, ...]
 

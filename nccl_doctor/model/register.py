@@ -165,9 +165,10 @@ def entry(name: str) -> Check:
 
 
 def find(word: str) -> tuple[Check, ...]:
-    """Return the checks with this code, name or category or, if there are none, the checks in the row with this name.
+    """Return the checks with this code, name or category.
 
-    The result is empty if the word is unknown.
+    If there are none, return the checks of the terminal output's row with this name. The result is empty if the word is
+    unknown.
     """
     known = word.lower()
     matches = tuple(c for c in all_checks() if known in (c.code.lower(), c.name, c.category))

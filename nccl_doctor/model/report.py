@@ -1,7 +1,7 @@
 """Models of a report, with its hosts, diagnoses and measurements.
 
 All models are immutable and can be converted to JSON and back. The JSON form of :class:`Report` is the document that
-``-o json`` prints. Fields may be added to this document but are never changed.
+``-o json`` prints. New versions may add fields to this document but never change existing fields.
 """
 
 from __future__ import annotations
@@ -63,7 +63,8 @@ class HostSummary(FrozenModel):
         network: the network of the address that NCCL chose on the host, such as "10.0.0.0/24".
         rdma: the host's RDMA ports in NCCL's order.
         seen: phrases about the host, keyed by topic, for example "GPUs" or "routes".
-        spent: for each phase, the times at which its work began and ended, in seconds since the start of the run.
+        spent: for each phase, the times at which the phase began and ended on the host, in seconds since the start of
+            the run.
     """
 
     name: str
@@ -118,7 +119,9 @@ class MachineLoad(FrozenModel):
 
 
 class Load(FrozenModel):
-    """The load of the controller and of the hosts. A high load may explain why answers were late.
+    """The load of the controller and of the hosts.
+
+    A high load can be the reason for late answers.
 
     Attributes:
         controller: load of the machine on which nccl-doctor ran, measured while nccl-doctor connected to the hosts.
@@ -163,7 +166,8 @@ class SampleReport(FrozenModel):
 
     Attributes:
         random_peers: number of random peers to which each host connected.
-        distances: distances in the ring of all hosts. Each host connected to the hosts at these distances from it.
+        distances: distances in the ring of all hosts, ordered by rank. Each host connected to the hosts that follow it
+            at these distances.
         dialled_by_all: hosts to which all other hosts connected because a first connection attempt had failed.
     """
 
@@ -195,7 +199,7 @@ class RateReport(FrozenModel):
         rtt_us: round-trip time during the measurement, in µs.
         of_link: the rate as a fraction of the slower link's speed, or None if the drivers do not report link speeds.
         streams: number of simultaneous TCP connections.
-        limited: a phrase for the part of a machine that limited the rate, or None if the network limited the rate.
+        limited: a phrase that describes how one of the hosts limited the rate, or None if the network limited the rate.
         alone: True if a low rate was measured again while no other host was sending.
     """
 
@@ -303,9 +307,9 @@ class IsolationReport(Observed):
     """The cause of a failed all-reduce, found by repeating the all-reduce in groups of hosts.
 
     Attributes:
-        culprit: "host" if the all-reduce of each of ``hosts`` fails even with partners that succeed with other hosts,
-            "pair" if the all-reduce of the two ``hosts`` fails although each of them succeeds with other hosts, or None
-            if no culprit was found. If the value is None, ``end`` contains the reason.
+        culprit: "host" if the all-reduce of each of ``hosts`` fails with several partners, "pair" if the all-reduce of
+            the two ``hosts`` fails but each host succeeds with other partners, or None if no culprit was found. If
+            ``culprit`` is None, ``end`` states why the search ended.
     """
 
     culprit: Literal["host", "pair"] | None
@@ -344,7 +348,10 @@ omitted.
 
 
 def grown_words(grown: dict[str, dict[str, dict[str, int]]]) -> tuple[str, ...]:
-    """Return lines such as "node1: mlx5_0:1: 12 packets received out of sequence", most significant counters first."""
+    """Return a line for each port, such as "node1: mlx5_0:1: 12 packets received out of sequence".
+
+    Each line lists the counters in the order of :data:`COUNTERS`.
+    """
     return tuple(
         f"{host}: {port}: {', '.join(f'{rise[name]} {words}' for name, (_, words) in COUNTERS.items() if name in rise)}"
         for host, ports in grown.items()
@@ -371,7 +378,10 @@ class LinkShare(FrozenModel):
 
 
 class AllReduceReport(FrozenModel):
-    """The result of the all-reduce. The fields mean the same as in :class:`~nccl_doctor.snapshot.smoke.Smoke`."""
+    """The result of the all-reduce.
+
+    The fields have the same meaning as in :class:`~nccl_doctor.snapshot.smoke.Smoke`.
+    """
 
     backend: Literal["nccl", "gloo"]
     reason: str = ""

@@ -62,7 +62,10 @@ class ClusterNccl:
 
     @cached_property
     def rdma(self) -> ClusterRdma:
-        """The RDMA devices of each host with known devices, as NCCL lists and connects them."""
+        """The RDMA devices as NCCL lists and connects them.
+
+        Hosts whose RDMA devices are unknown are omitted.
+        """
         pairs = ((host.name, host.facts.rdma) for host in self.snapshot.reached if host.facts is not None)
         sides = {
             name: RdmaSide(
@@ -75,7 +78,7 @@ class ClusterNccl:
 
     @cached_property
     def suggestion(self) -> InterfaceSuggestion | None:
-        """Interface names with which NCCL works on all hosts according to the model, or None if there are none."""
+        """Interface names with which NCCL works on all hosts according to the model, or None if no such names exist."""
         return suggest(self.snapshot.reached, self.by_host, self.mesh)
 
     @cached_property
@@ -100,14 +103,14 @@ class ClusterNccl:
         return tuple(use for use, peers in asked if reachability(side, use.address, peers, self.mesh).is_lost)
 
     def wanted(self, host: str) -> str | None:
-        """Return the host's NCCL_SOCKET_IFNAME as NCCL reads it, or None if the variable is unset."""
+        """Return the host's NCCL_SOCKET_IFNAME as NCCL reads it, or None if it is unset or shorter than two bytes."""
         variable = self.by_host[host].variables.get("NCCL_SOCKET_IFNAME")
         return variable.value if variable is not None and is_read(variable.value) else None
 
     def is_idle(self, host: str) -> bool:
         """Return whether the bootstrap's interface is not running.
 
-        Versions of NCCL before 2.28.3 may choose an interface that is not running.
+        Versions of NCCL before 2.28.3 can choose an interface that is not running.
         """
         side = self.by_host[host]
         link = side.link(side.chosen.name) if side.chosen is not None else None
@@ -188,7 +191,7 @@ def _bad_interface(nccl: ClusterNccl, side: HostNccl, chosen: Chosen) -> ChoiceF
         if standing.causes == {LossCause.LOOPBACK}:
             why = "the loopback interface, which no other host can reach"
         elif LossCause.OWN_ADDRESS in standing.causes:
-            why = "whose address other hosts also have, so each host would connect to itself"
+            why = "which is also an address of other hosts, so each host would connect to itself"
         problem = f"will use {chosen.name} ({chosen.address}), {why}"
         better = nccl.suggestion.interfaces.get(side.host) if nccl.suggestion is not None else None
         lets_through = better in {use.name for use in side.choice.net_socket}

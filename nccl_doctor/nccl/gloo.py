@@ -42,8 +42,8 @@ def gloo_devices(
     """Return the devices to which gloo binds, or the reason why gloo fails to start.
 
     The result has one device for each name in GLOO_SOCKET_IFNAME, which is a comma-separated list. If
-    GLOO_SOCKET_IFNAME is not set, gloo uses the first local address to which the host's own name resolves, or else
-    127.0.0.1. The result is None if it is unknown how the host's name resolves.
+    GLOO_SOCKET_IFNAME is not set or has fewer than two characters, gloo uses the first local address to which the
+    host's own name resolves, or else 127.0.0.1. The result is None if it is unknown how the host's name resolves.
     """
     value = variables.get(GLOO_SOCKET_IFNAME, "")
     if len(value) > 1:

@@ -196,7 +196,8 @@ def _with_answer(
 def nccl_version(facts: HostFacts) -> VersionNumbers | None:
     """Return the NCCL version that the host's torch loads.
 
-    If it is unknown, return the version of the libnccl that was queried.
+    If torch's NCCL version is unknown, return the version of the libnccl that nccl-doctor queried, or None if that
+    version is unknown, too.
     """
     of_torch = facts.torch.nccl if facts.torch is not None and not isinstance(facts.torch, Unknown) else None
     for text in (of_torch, facts.libnccl.version if isinstance(facts.libnccl, LibncclAnswer) else None):

@@ -55,7 +55,10 @@ def parse_spec(text: str, *, both_signs: bool = True) -> Spec:
 
 
 def is_read(value: str | None) -> bool:
-    """Return whether NCCL uses the value. NCCL ignores values that are at most one byte long (``strlen(env) > 1``)."""
+    """Return whether NCCL reads a value of NCCL_SOCKET_IFNAME or NCCL_COMM_ID.
+
+    NCCL reads only values of at least two bytes (``strlen(env) > 1``).
+    """
     return value is not None and len(value.encode(errors="surrogateescape")) > 1
 
 
@@ -77,7 +80,10 @@ class Remote:
 
 
 def parse_comm_id(value: str, interfaces: Interfaces, names: Resolver) -> Remote | str | Unknown:
-    """Return the address in NCCL_COMM_ID, or NCCL's error message if the value is invalid."""
+    """Return the address in NCCL_COMM_ID, NCCL's error message for an invalid value, or Unknown.
+
+    The result is Unknown if the host's facts do not determine the address.
+    """
     if not is_read(value):
         return INVALID
     if value.startswith("["):
@@ -270,11 +276,16 @@ def _find_interfaces(
 
 
 FAMILIES = {"AF_INET": "inet", "AF_INET6": "inet6"}
-"""Values of NCCL_SOCKET_FAMILY. Any other value has no effect (src/misc/socket.cc, ``envSocketFamily``)."""
+"""Address families, keyed by the values of NCCL_SOCKET_FAMILY.
+
+NCCL ignores all other values of NCCL_SOCKET_FAMILY (src/misc/socket.cc, ``envSocketFamily``).
+"""
 
 
 def _find(interfaces: Interfaces, spec: Spec, how: Behaviour, family: str | None, reason: str) -> tuple[Chosen, ...]:
-    """Return the interfaces that ``findInterfaces`` finds. Each name occurs only once.
+    """Return the interfaces that ``findInterfaces`` finds.
+
+    Each interface occurs only once, with its first address.
 
     Source: src/misc/socket.cc, or src/os/linux.cc since NCCL 2.29.2.
     """

@@ -6,12 +6,12 @@ continues normally. The group ``nccl-unknown-error`` contains messages about pro
 solve. ``rccl_messages.json`` contains messages that only RCCL prints, grouped by diagnosis, without releases. The
 messages of RCCL come from src/init.cc, rccl_wrap.cc, misc, graph and transport in projects/rccl of ROCm/rocm-systems as
 of 2026-11. Some messages of RCCL are errors without a level, in the form ``host:pid:tid [dev] [FATAL ERROR]: text``
-(src/debug.cc). torch prints "Address already in use" in the following forms, listed with the first torch version that
-prints each form (socket.cpp and TCPStoreLibUvBackend.cpp in torch/csrc/distributed/c10d):
+(src/debug.cc). torch prints one of the following messages if it can't listen on a port. The messages are listed by
+torch version (socket.cpp and TCPStoreLibUvBackend.cpp in torch/csrc/distributed/c10d):
 
 - up to 1.10: ``RuntimeError: Address already in use``, without the port
-- 1.11: ``The server socket has failed to bind to [::]:29500 (errno: 98 - Address already in use).``, or with
-  ``0.0.0.0`` or ``?UNKNOWN?`` as the address, and with errno 13 for a port that only root may bind
+- 1.11: ``The server socket has failed to bind to [::]:29500 (errno: 98 - Address already in use).``, also with
+  ``0.0.0.0`` or ``?UNKNOWN?`` as the address, or with errno 13 if only root may bind the port
 - 2.1: ``listen fd 5 is bound to port 29501, expected to be bound to port 29500``
 - 2.2 with libuv, the default since 2.4: ``useIpv6: 0, code: -98, name: EADDRINUSE``, without the port
 - 2.7: the form of 2.2 with ``port: 29500, useIpv6: false`` in front, and with code -48 on macOS

@@ -51,9 +51,9 @@ class RasRank:
 
 @dataclass(frozen=True)
 class RankGroup:
-    """A group of ranks of one communicator for which ``topic`` has the same value.
+    """A group of ranks of one communicator that have the same value of ``topic``.
 
-    For the other ranks of the communicator, the value is different.
+    The other ranks of the communicator have a different value of ``topic``.
     """
 
     topic: str  # a collective's name ("AllReduce"; "collective" in NCCL 2.24 and 2.25), "status" or "error"
@@ -223,8 +223,9 @@ _IN_PROGRESS = 7
 _MISSING_COMMA = re.compile(r"([}\d])(\s*)(?=\{|\"status\")")  # of missing ranks, and between them: 2.28.7 to 2.28.9
 
 _MOST_VALUES, _MOST_CONTAINERS, _DEEPEST = 2_000_000, 200_000, 8
-"""Limits for the content of a JSON answer. A rank in the answer has three objects and about thirty values, and RAS
-sends at most 8 MiB.
+"""Limits for the content of a JSON answer.
+
+A rank in the answer has three objects and about thirty values, and nccl-doctor reads at most 8 MiB of an answer.
 """
 _MOST_TOPICS = 64  # names of collectives, of all ranks together: NCCL knows a dozen
 

@@ -8,8 +8,8 @@ not listed, so the following ports move up in the list. NCCL_IB_HCA filters the 
 model was compared with the real library, which can list simulated devices without a GPU (scripts/rdma-fuzz). NCCL
 2.21.5 fuses the same ports as the model. NCCL 2.26 to 2.32.3 list the same ports in the same order as the model and
 choose the same GIDs. In NCCL 2.32, NCCL_IB_SORT_MERGE_NICS and NCCL_IB_RAIL_POLICY do not change the list or the GIDs.
-In versions before 2.26, a connection fails with an error if NCCL compares an empty GID entry with another entry. The
-kernel lists devices in the order of registration, as the numbers in /dev/infiniband/uverbsN show.
+Before NCCL 2.26, a connection fails with an error if NCCL compares an empty entry of the GID table with another entry.
+The kernel lists devices in the order of registration, as the numbers in /dev/infiniband/uverbsN show.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ def _search(table: Mapping[int, RdmaGid], count: int, variables: Variables, vers
 def _range(text: str, *, v4: bool) -> ipaddress.IPv4Network | ipaddress.IPv6Network | None:
     """Return NCCL_IB_ADDR_RANGE as a network.
 
-    If the value is not a range of this address family, the result is None, which allows every address.
+    If the value is not a network of the wanted address family, return None, because NCCL then allows every address.
     """
     if "/" not in text:
         return None
@@ -233,7 +233,7 @@ class RdmaList:
     def untold(self) -> str | None:
         """A setting whose effect on the device list is unknown, or None.
 
-        Only variables that NCCL reads since 2.32 have such an unknown effect.
+        The result can only be a setting of NCCL_IB_RAIL_POLICY or NCCL_IB_SORT_MERGE_NICS in NCCL 2.32 or later.
         """
         named = (name for name in UNTOLD if self.version >= UNTOLD_SINCE and self.variables.get(name))
         return next((f"{name}={self.variables[name]}" for name in named), None)
@@ -350,8 +350,8 @@ def _by_path(
 ) -> list[list[RdmaEntry]]:
     """Fuse ports as NCCL 2.24 and later versions do.
 
-    Ports in NCCL_NET_FORCE_MERGE are fused first. Each remaining port is fused with other remaining ports if their
-    distance does not exceed the merge level.
+    Ports in NCCL_NET_FORCE_MERGE are fused first. Each remaining port is then fused with the other remaining ports
+    whose distance from this port does not exceed NCCL_NET_MERGE_LEVEL.
     """
     groups = list(_forced(entries, variables))
     forced = {entry.index for group in groups for entry in group}

@@ -47,7 +47,7 @@ class PairCause(Enum):
 class Talk:
     """The verdict on whether two devices can communicate, with the evidence.
 
-    If the devices can't communicate, the cause is given, too.
+    ``cause`` is set only if the devices can't communicate.
     """
 
     answer: Reachable
@@ -95,7 +95,7 @@ class RdmaPair:
 def can_talk(a: RdmaSide, here: RdmaEntry, b: RdmaSide, there: RdmaEntry, mesh: Mesh | None = None) -> Talk:
     if here.port.link_layer != there.port.link_layer:
         sides = ((a.host, here), (b.host, there))
-        kinds = (f"the device on {host} is {'RoCE' if port.is_roce else 'InfiniBand'}" for host, port in sides)
+        kinds = (f"the device on {host} uses {'RoCE' if port.is_roce else 'InfiniBand'}" for host, port in sides)
         return Talk(Reachable.NO, ", and ".join(kinds), PairCause.LAYER)
     if not here.is_roce:
         return _by_fabric(a, here, b, there)
@@ -144,7 +144,7 @@ def _by_fabric(a: RdmaSide, here: RdmaEntry, b: RdmaSide, there: RdmaEntry) -> T
     if keys[0] & 0x7FFF != keys[1] & 0x7FFF:
         return Talk(Reachable.NO, f"their partition keys, {keys[0]:#06x} and {keys[1]:#06x}, differ", PairCause.PKEY)
     if not (keys[0] | keys[1]) & 0x8000:
-        return Talk(Reachable.NO, f"both are only limited members of the partition {keys[0]:#06x}", PairCause.PKEY)
+        return Talk(Reachable.NO, f"both are only limited members of partition {keys[0]:#06x}", PairCause.PKEY)
     gids = [entry.gid.entry for entry in (here, there)]
     numbers = [int(address_of(gid.gid)) for gid in gids if gid is not None]
     if len({number >> 64 for number in numbers}) == 2 and not any(number >> 80 & 0xFFFF for number in numbers):
@@ -178,8 +178,8 @@ ARP_S = 2.0
 def is_unanswered(dial: RdmaDial) -> bool:
     """Return whether an ARP request got no answer, which the kernel reports after three seconds.
 
-    A REJECT rule causes the same error as an unanswered ARP request, but immediately, and only for TCP, because RDMA
-    packets bypass the packet filter.
+    A REJECT rule of a packet filter causes the same error as a missing ARP reply, but immediately. The rule affects
+    only the TCP test, because RDMA packets bypass the packet filter.
     """
     return dial.outcome == "no-route" and dial.seconds is not None and dial.seconds >= ARP_S
 
@@ -304,9 +304,9 @@ class ClusterRdma:
 
     @cached_property
     def at_fault(self) -> tuple[tuple[tuple[str, ...], tuple[RdmaPair, ...]], ...]:
-        """Hosts that are at fault, with the pairs of their ports that can't connect.
+        """Groups of hosts that are at fault, each with the pairs of ports that can't connect.
 
-        Both hosts of a pair are included if it is unknown which host is at fault.
+        If it is unknown which host of a pair is at fault, the group contains both hosts.
         """
         failed = {(pair.source, pair.target) for pair in self.unreachable}
         faults: list[tuple[tuple[str, ...], tuple[RdmaPair, ...]]] = []
@@ -343,7 +343,7 @@ class ClusterRdma:
         )
 
     def with_variables(self, more: Mapping[str, Mapping[str, str]]) -> ClusterRdma:
-        """Return a copy of the cluster's device lists with additional variables, which are given by host."""
+        """Return a copy of the device lists, computed with the additional variables in ``more``, keyed by host name."""
         sides = {
             name: replace(
                 side,
@@ -361,7 +361,7 @@ class ClusterRdma:
 
     @cached_property
     def gid_faults(self) -> tuple[tuple[str, RdmaEntry, str], ...]:
-        """The host, port and fault of each GID that is missing or differs from most GIDs at the same position."""
+        """The host, port and fault of each GID that is missing or differs from the usual type at its position."""
         return tuple(itertools.chain.from_iterable(self._gids_at(place) for place in range(self._most)))
 
     @property

@@ -1,4 +1,4 @@
-"""Determines whether other hosts can reach the addresses that NCCL chose, according to routes and connection tests.
+"""Determines, from routes and connection tests, whether other hosts can reach the addresses that NCCL chose.
 
 The names of interfaces do not matter. For example, docker0 is acceptable if the other hosts can reach its address. The
 reachability of an address is determined from all hosts or, in a large cluster, from one host of each group with the
@@ -22,8 +22,9 @@ from nccl_doctor.text.hostlist import grouped
 from nccl_doctor.text.inet import address_of, network_of
 
 PRIVATE_KINDS = ("bridge", "dummy", "loopback")
-"""Kinds of links that may not be connected to anything outside their host
-(:attr:`nccl_doctor.snapshot.network.Link.kind`).
+"""Kinds of links that might have no connection to other hosts.
+
+The kinds are values of :attr:`nccl_doctor.snapshot.network.Link.kind`.
 """
 
 LOST = ("timed-out", "no-route", "unreachable")  # outcomes of a dial that reached nothing; a refusal is an answer
@@ -52,7 +53,7 @@ class LossCause(Enum):
 
 @dataclass(frozen=True)
 class PairReach:
-    """The verdict on whether ``source`` can reach an address, with the evidence and, if not, the cause."""
+    """The verdict on whether ``source`` can reach an address, with the evidence and the cause of a failure."""
 
     source: str
     answer: Reachable
@@ -110,7 +111,11 @@ def _by_gateway(source: HostNccl, target: HostNccl, there: str, route: Route, fa
 
 
 def _is_island(source: HostNccl, target: HostNccl, there: str) -> bool:
-    """Return whether the network of ``there`` has no gateway, no address of the source, and no route to the source."""
+    """Return whether the network that contains the address ``there`` is isolated from the source host.
+
+    The network is isolated if the target uses no gateway in the network, the source has no address in the network, and
+    the target has no route to the source through the network.
+    """
     entry = next((entry for entry in target.interfaces.addresses if entry.address == there), None)
     if entry is None or isinstance(target.routes, Unknown):
         return False
@@ -199,7 +204,10 @@ class Peers:
 
     @cached_property
     def _kinds(self) -> list[str]:
-        """Return one host for each set of routes that occurs. Hosts with rare sets of routes come first."""
+        """A host for each set of routes, but at most :data:`MOST_KINDS` hosts.
+
+        Hosts with rare sets of routes come first.
+        """
         groups: dict[object, list[str]] = {}
         for name, host in self._by_host.items():
             routes = host.routes.reason if isinstance(host.routes, Unknown) else tuple(map(str, host.routes))

@@ -45,7 +45,7 @@ class InterfaceSuggestion:
     def variables(self, host: str) -> dict[str, str]:
         """Return the variables to set on a host.
 
-        NCCL needs "=" before a complete interface name, but gloo does not support "=".
+        NCCL treats an interface name without "=" as a prefix, but gloo does not support "=".
         """
         name = self.interfaces[host]
         return {"NCCL_SOCKET_IFNAME": f"={name}", "GLOO_SOCKET_IFNAME": name}

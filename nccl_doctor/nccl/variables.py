@@ -14,8 +14,8 @@ variable.
 NCCL parses numbers with ``strtoll(value, NULL, 0)``, which stops at the first invalid character. For example, "1M" is
 read as 1, and "010" is read as 8. NCCL reads "true" as 0 before 2.32 and uses the default from 2.32 on, as tests with
 the real libraries show (scripts/rdma-fuzz). If a number overflows, NCCL uses the default (``ncclLoadParam`` in
-src/misc/param.cc). If the value of a variable must be one of several words, NCCL ignores unknown words. NCCL_IB_HCA has
-its own grammar (src/misc/utils.cc, ``parseStringList`` and ``matchIfList``).
+src/misc/param.cc). If a variable accepts only certain words, NCCL ignores all other words. NCCL_IB_HCA has its own
+grammar (src/misc/utils.cc, ``parseStringList`` and ``matchIfList``).
 """
 
 from __future__ import annotations
@@ -53,7 +53,10 @@ ENVIRONMENT = "environment"
 
 @dataclass(frozen=True)
 class Variable:
-    """A variable as NCCL sees it, with its value and source. If the value is uncertain, the reason is given, too."""
+    """A variable as NCCL sees it, with its value and source.
+
+    ``doubt`` is the reason why the value is uncertain, or None.
+    """
 
     name: str
     value: str
@@ -158,7 +161,7 @@ class Known:
     def absent(self, version: VersionNumbers) -> str | None:
         """Return the reason why this version does not read the variable, or None if the version reads the variable."""
         if version[:2] < _pair(self.since):
-            return f"NCCL supports this variable only from version {self.since} on"
+            return f"NCCL supports this variable only in version {self.since} and later"
         if self.removed is not None and version[:2] >= _pair(self.removed):
             return f"NCCL has not supported it since {self.removed}"
         if self.last is not None and version[:2] > _pair(self.last):
@@ -184,8 +187,9 @@ _NUMBER = re.compile(r"[ \t\n\v\f\r]*([+-]?)(0[xX][0-9a-fA-F]+|0[0-7]*|[1-9][0-9
 _INT64 = range(-(2**63), 2**63)
 
 PATHS = ("LOC", "NVL", "NVB", "C2C", "PIX", "PXB", "P2C", "PXN", "PHB", "SYS", "DIS")
-"""Path types of NCCL (``topoPathTypeStr`` in src/graph/topo.cc). A value that begins with a digit is a number in NCCL's
-older numbering of path types.
+"""Path types of NCCL (``topoPathTypeStr`` in src/graph/topo.cc).
+
+NCCL also accepts numbers from its older numbering of path types.
 """
 
 WORDS: dict[str, tuple[str, ...]] = {
@@ -194,7 +198,9 @@ WORDS: dict[str, tuple[str, ...]] = {
     "NCCL_PROTO": ("LL", "LL128", "Simple"),
     "NCCL_ALGO": ("Ring", "Tree", "CollNet", "CollNetDirect", "CollNetChain", "NVLS", "NVLSTree", "PAT"),
 }
-"""Words that NCCL accepts as values, regardless of case. The values of NCCL_PROTO and NCCL_ALGO are comma-separated
+"""Words that NCCL accepts as values, keyed by variable.
+
+NCCL accepts the words in uppercase and lowercase letters. The values of NCCL_PROTO and NCCL_ALGO are comma-separated
 lists with an optional "^" in front (src/graph/tuning.cc).
 """
 
@@ -280,8 +286,9 @@ TORCH_NAMES = frozenset(
         *("TORCH_FR_DUMP_ON_TIMEOUT", "TORCH_FR_WAIT_TIMEOUT_DUMP_MILSEC"),
     }
 )
-"""Variables that torch 2.2 to 2.15 reads for NCCL and for the flight recorder (libtorch_cuda.so and
-ProcessGroupNCCL.hpp).
+"""Variables for NCCL and the flight recorder that some version of torch from 2.2 to 2.15 reads.
+
+Sources: libtorch_cuda.so and ProcessGroupNCCL.hpp.
 """
 
 _FLAGS = frozenset({"y", "yes", "1", "t", "true", "n", "no", "0", "f", "false"})
@@ -330,7 +337,8 @@ def _judge_torch(value: str, allowed: str) -> BadValue | None:
         _FLAG: value.lower() in _FLAGS,
         _NUMBER_WORD: number is not None and whole_number(number[1]) in range(-(2**31), 2**31),
     }.get(allowed, value.upper() in _DEBUG_LEVELS)
-    return None if accepted else BadValue("rejects it, so ranks abort or hang at startup", allowed, is_fatal=True)
+    reads = "rejects this value, so ranks abort or hang at startup"
+    return None if accepted else BadValue(reads, allowed, is_fatal=True)
 
 
 def strtoll(value: str) -> tuple[int, str]:
@@ -353,12 +361,14 @@ def _judge_number(name: str, value: str, version: VersionNumbers) -> BadValue | 
     if number not in _INT64:
         return BadValue("uses its default, because the number is too large", allowed)
     if rest.strip():
-        reads = "uses its default" if version >= NO_NUMBER and rest == value else f"reads it as {number}"
+        reads = "uses its default" if version >= NO_NUMBER and rest == value else f"reads this value as {number}"
         return BadValue(reads, allowed)
     if number != -2 and not low <= number <= high:
         same = value.strip() == str(number)
         return BadValue(
-            "reads this number, which is out of range" if same else f"reads it as {number}, which is out of range",
+            "does not support this number, because it is out of range"
+            if same
+            else f"reads this value as {number}, which is out of range",
             allowed,
             may_change=True,
         )
@@ -413,7 +423,8 @@ In earlier versions, a value without a number means 0.
 def integer(variables: Variables, name: str, default: int, version: VersionNumbers) -> int:
     """Return the number that NCCL reads (``ncclLoadParam``).
 
-    The default is used if the value is unset, empty or too large.
+    The default is used if the value is unset, empty or too large or, from NCCL 2.32 on, if the value does not begin
+    with a number.
     """
     value = variables.get(name, "")
     number, rest = strtoll(value)

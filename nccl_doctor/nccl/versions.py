@@ -90,7 +90,7 @@ def behaviour(version: VersionNumbers) -> Behaviour:
 
 
 def newer(version: VersionNumbers | None) -> str | None:
-    """Return a phrase that states that a version is newer than all known ones, or None for other versions."""
+    """Return a phrase for a version that is newer than all known versions, or None for any other version."""
     if version is None or version[:2] <= NEWEST:
         return None
     return f"so it was up to {'.'.join(map(str, NEWEST))}; this is {show(version)}"
@@ -120,7 +120,8 @@ def release(version: str) -> tuple[int, ...]:
 def recorder(torch: str | None, prefix: str) -> dict[str, str]:
     """Return variables that make each rank write its last collectives to a file named ``prefix`` plus the rank.
 
-    If ``torch`` is None, the variables work with any version of torch.
+    If ``torch`` is None, the variables work with any version of torch. Before torch 2.2, which introduced the flight
+    recorder, the result is empty.
     """
     known = None if torch is None else release(torch)
     if known is not None and known < FIRST:
@@ -140,6 +141,6 @@ DIAGNOSTICS_SINCE: VersionNumbers = (2, 31, 0)
 
 
 def diagnosable(torch: str | None, prefix: str) -> dict[str, str]:
-    """Return the variables of :func:`recorder` and those for NCCL's log (since 2.2.12) and Python's stack traces."""
+    """Return variables for torch's flight recorder, NCCL's log (since NCCL 2.2.12) and Python's stack traces."""
     log = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_FILE": f"{prefix}.nccl.%h.%p"}
     return {**recorder(torch, f"{prefix}.trace_rank_"), **log, "PYTHONFAULTHANDLER": "1"}

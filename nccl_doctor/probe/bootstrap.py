@@ -1,10 +1,12 @@
-"""The first code that runs on a host. The code makes the probe's modules importable from memory and starts the server.
+"""The first code that runs on a host.
 
-crew/start.py sends this file as plain source code, followed by a call of :func:`start`. This file must be valid in any
-Python 3 version, so that it can reject a version that is too old. The modules that this file loads need Python 3.8 or
-later. Each module is sent as source code and as bytecode from the controller's Python. If the host has the same Python
-version, the bytecode saves the compilation time of 50 ms. Each module is compressed separately, because most hosts need
-no source code and less than half of the bytecode.
+This module makes the probe's other modules importable from memory and starts the probe's server (probe/main.py).
+
+crew/start.py sends this file as plain source code, followed by a call of :func:`start`. This file must be valid in
+Python 3.5 and later, so that it can reject a Python version that is too old. The modules that this file loads need
+Python 3.8 or later. Each module is sent as source code and as bytecode from the controller's Python. If the host has
+the same Python version, the bytecode saves 50 ms of compilation time. Each module is compressed separately, so that a
+host decompresses only what it needs. Most hosts need no source code and less than half of the bytecode.
 """
 
 import gc
@@ -20,7 +22,10 @@ from importlib._bootstrap_external import MAGIC_NUMBER
 
 ROOT = "nccl_doctor"
 LEAST_MEMORY = 256 << 20
-"""Minimum address space limit in bytes. The probe's threads need 150 MB, and importing torch needs more than 300 MB."""
+"""Lowest limit on the address space (``ulimit -v``), in bytes, with which the probe runs.
+
+The probe's threads need 150 MB, and importing torch needs more than 300 MB.
+"""
 
 
 class MemoryImporter:
@@ -35,7 +40,7 @@ class MemoryImporter:
     def __init__(self, modules: "dict[str, tuple[bytes, bytes]]", native: bool) -> None:
         """Initialise the importer with the compressed source code and bytecode of each module.
 
-        ``native`` means that the bytecode is for this Python version.
+        ``native`` is true if the bytecode is for this Python version.
         """
         self.modules = modules
         self._native = native
@@ -86,7 +91,11 @@ def why_not() -> str:
 
 
 def start(packed: bytes) -> None:
-    """Read the header line with nonce, lifetime and silence limit, and run the server until the connection ends."""
+    """Read the header line and run the server until the connection ends.
+
+    The header is a JSON object with the nonce and the time limits of the probe (see ``Server`` in probe/main.py). If
+    this Python interpreter can't run the probe, only the reason is sent.
+    """
     line = b""
     while not line.endswith(b"\n"):  # byte by byte: what follows the line belongs to the server
         line += os.read(0, 1) or sys.exit()
@@ -97,7 +106,7 @@ def start(packed: bytes) -> None:
         sys.stdout.flush()
         return
     # The probe lives for minutes and keeps little: garbage can stay, and imported modules make none.
-    gc.set_threshold(20_000, 20, 100)
+    gc.set_threshold(20000, 20, 100)
     modules = marshal.loads(packed[len(MAGIC_NUMBER) :])  # noqa: S302 - as it was sent
     importer = MemoryImporter(modules, packed.startswith(MAGIC_NUMBER))
     sys.meta_path.insert(0, importer)

@@ -1,8 +1,8 @@
 """Functions that start child processes and make sure that all child processes exit.
 
 The probe is a subreaper, so every process that it starts remains its descendant, and :func:`end_all` can kill the whole
-process tree. The kernel kills every child process when the probe dies (PR_SET_PDEATHSIG, prctl(2)). The kernel kills
-the ranks of the all-reduce when the process that forked them dies.
+process tree. The kernel kills every child process when the probe dies (PR_SET_PDEATHSIG, prctl(2)). The kernel also
+kills the ranks of the all-reduce when the process that forked the ranks dies.
 
 torch needs a directory for temporary files. Each temporary directory has a keeper, which is a shell process that
 removes the directory when the probe exits or is killed, even by SIGKILL or SIGALRM. The temporary directory is not
@@ -25,9 +25,10 @@ PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 _libc = ctypes.CDLL(None, use_errno=True)
 KEEPER = 'trap "" HUP INT TERM; read _; n=0; while ! rm -rf -- "$0" && [ $n -lt 50 ]; do n=$((n+1)); sleep 0.1; done'
-"""Shell script of the keeper, which waits until its stdin is closed and then removes a temporary directory. When the
-probe exits, the kernel closes the keeper's stdin. Removal is retried because dying ranks may still be writing to the
-directory.
+"""Shell script of the keeper, which waits until its stdin is closed and then removes a temporary directory.
+
+When the probe exits, the kernel closes the keeper's stdin. The script retries the removal, because ranks that are being
+killed can still create files in the directory.
 """
 _keepers: dict[str, subprocess.Popen[bytes]] = {}
 _making = threading.Lock()  # held while a directory has no keeper yet, and for good once the probe exits
@@ -61,7 +62,7 @@ def start(
 def die_with(parent: int) -> None:
     """Tell the kernel to kill this process when the thread that forked it exits.
 
-    A later change of the user ID clears the parent-death signal.
+    A later change of the user ID clears the parent-death signal, so change the user ID before calling this function.
     """
     _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:  # the parent died before the prctl
@@ -89,7 +90,7 @@ def scratch() -> str:
 def leave() -> None:
     """Kill all child processes and remove their temporary directories, including a directory that is being created.
 
-    No temporary directory can be created afterwards.
+    After this call, no thread of the probe can create a temporary directory.
     """
     _making.acquire(timeout=2.0)
     end_all()

@@ -4,8 +4,8 @@
 
 This file is a standalone program for the host's Python 3.6 or later. nsenter(1) is not used because it would run the
 program, such as the untrusted shell of a container, as root with all capabilities of the host. As with ``docker exec``,
-the program gets the capability bounding set of the process (CapBnd, capabilities(7)). The program also gets the
-attribute ``no_new_privs`` if the process has this attribute.
+the program gets the capability bounding set of the other process (CapBnd, capabilities(7)). The program also gets the
+attribute ``no_new_privs`` if the other process has this attribute.
 """
 
 import ctypes
@@ -79,7 +79,10 @@ def enter(place: str) -> None:
 
 
 def _others(place: str, order: "tuple[tuple[str, int], ...]") -> "list[tuple[str, int, str]]":
-    """Return the namespaces of a process that the kernel supports and that this process does not share."""
+    """Return those namespaces of another process that this process does not share.
+
+    Types of namespaces that the kernel does not support are left out.
+    """
     known = [(name, kind, "{}ns/{}".format(place, name)) for name, kind in order]
     return [namespace for namespace in known if os.path.exists("/proc/self/ns/" + namespace[0])
             and os.readlink(namespace[2]) != os.readlink("/proc/self/ns/" + namespace[0])]  # fmt: skip

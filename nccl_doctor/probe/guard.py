@@ -131,9 +131,9 @@ def protected(pid: int, table: ProcessTable) -> str | None:
 
 
 def _ends_with_its_owner(pid: int, table: ProcessTable) -> str | None:
-    """Return why a process that ends by itself should not be ended.
+    """Return why a process that will end by itself must not be signalled, or None for any other process.
 
-    Such a process publishes a container's port or belongs to another run of nccl-doctor.
+    Processes that publish a container's port or belong to another run of nccl-doctor will end by themselves.
     """
     if jobs.is_publisher(table.executable(pid)):
         return f"pid {pid} ({table.executable(pid)}) publishes a container's port, which ends with the container"
@@ -155,7 +155,8 @@ def refusal(job: JobProcesses, holders: Sequence[int], table: ProcessTable, grac
 
     Return None if the job may be ended.
 
-    ``holders`` are the processes that have the port open.
+    ``holders`` lists the PIDs of the processes because of which the job is examined, such as the processes that have a
+    requested port open.
     """
     alive = [pid for pid in job.pids if pid in table.procs]
     # a zombie runs nothing, and can't show what it ran
@@ -178,7 +179,7 @@ def refusals(
 ) -> list[EndRefusal | None]:
     """Return the result of :func:`refusal` for each job.
 
-    If the result is None but the job makes progress, return a refusal instead.
+    For a job that makes progress, the result is a refusal even if :func:`refusal` returns None.
     """
     refused = [refusal(job, [pid for pid in holders if pid in job.pids], table, grace_s) for job in jobs]
     quiet = [place for place, result in enumerate(refused) if result is None]

@@ -32,7 +32,10 @@ class InterruptedDumpError(OSError):
 
 
 def request(kind: int, flags: int, number: int, body: bytes) -> bytes:
-    """Return a netlink request. The kernel's answers contain the same sequence ``number``."""
+    """Return a netlink request.
+
+    ``number`` is the sequence number, which the kernel repeats in its answers.
+    """
     return HEADER.pack(HEADER.size + len(body), kind, NLM_F_REQUEST | flags, number, 0) + body
 
 
@@ -372,7 +375,7 @@ def _routes(family: int) -> list[tuple[int, bytes, int, int, int]]:
 
 
 def find_refusal(routes: list[tuple[int, bytes, int, int, int]], to: str, error: str) -> dict[str, Any] | None:
-    """Return a ``snapshot.Refusal`` for the route that rejected the address ``to`` with ``error``.
+    """Return a ``snapshot.Refusal`` for the route that rejected a packet to the address ``to`` with ``error``.
 
     Only the best match in each routing table is considered. Return None unless exactly one of the best matches rejects
     packets with ``error``.

@@ -2,9 +2,9 @@
 
 Sources: torch/distributed/run.py and launch.py of PyTorch 2.13, accelerate/commands/launch.py 1.15,
 deepspeed/launcher/runner.py 0.19, mpirun(1), srun(1), vllm/engine/arg_utils.py 0.33, sglang/srt/arg_groups/fields 0.5,
-and ray/scripts/scripts.py 2.60. The options of an installed launcher may differ, so :func:`source_options` reads them
-from the launcher's source code without running it. Launchers accept "-" instead of "_" in option names, and "=" before
-a value.
+and ray/scripts/scripts.py 2.60. The options of an installed launcher can differ from these tables.
+:func:`source_options` therefore reads the options from the launcher's source code, which is not run. Launchers accept
+"-" instead of "_" in option names, and "=" before a value.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ class LauncherOptions(NamedTuple):
             that starts its own ranks.
         options: dictionary that maps the name of each option (with "_" instead of "-") to whether the option takes a
             value.
-        same: dictionary that maps an option to torchrun's name of the equivalent option, and an option for a parallel
-            size of an engine to "tensor", "pipeline" or "data".
+        same: dictionary that maps an option to the name of torchrun's equivalent option. An engine's option that sets a
+            parallel size is mapped to "tensor", "pipeline" or "data".
         closed: whether all options of the launcher are in ``options``, so that any other option is an error.
         abbreviates: whether the launcher accepts any unambiguous prefix of an option.
         placed: whether each host has its own command line, which contains the host's rank.
@@ -81,9 +81,10 @@ class ParsedLine(NamedTuple):
     """A command line as a launcher interprets it.
 
     Attributes:
-        options: options on the command line. An unknown option is replaced by the most similar known option.
-        told: dictionary of the values of all options. The keys are torchrun's names for settings that torchrun has. The
-            value of a flag is an empty string.
+        options: options on the command line. An unknown option is replaced by the most similar known option, if there
+            is one.
+        told: dictionary of the values of all options. The key of an option is torchrun's name for the setting, or the
+            option's own name if torchrun has no such setting. The value of a flag is an empty string.
         unknown: options that the launcher does not know, as spelled on the command line.
         rest: model of the engine, or training script and its arguments.
     """

@@ -110,14 +110,14 @@ def _prctl(option: int, *values: int) -> None:
 
 
 def enter_for_program(pid: int, started: int, parent: int, *, loads: bool) -> int:
-    """Switch to the user, root directory and namespaces of a process.
+    """Switch to the user, root directory and namespaces of the examined process.
 
     The caller must be a child process that root has forked. The child process is about to run a program that reads the
     memory of the examined process. Root privileges are kept if the examined process belongs to root and has the same
     root directory as the caller, because no other user controls the files in this directory.
 
     Args:
-        pid: PID of the process.
+        pid: PID of the examined process.
         started: start time of the process in clock ticks since boot.
         parent: PID of the parent of the calling process.
         loads: whether the program loads shared libraries, which would be loaded from the root directory of the process.

@@ -20,8 +20,10 @@ MOST_FILES = 1 << 16  # descriptors of one process that are examined
 
 
 FEW_FILES = 1024
-"""Number of open files that are examined first per process. Any user can have 120 processes with 20,000 open files
-each, so the additional files of such processes are examined last.
+"""Number of open files of each process that are examined first.
+
+Any user can have 120 processes with 20,000 open files each, so the additional files of such processes are examined
+last.
 """
 MORE_FILES_S = 6.0
 
@@ -31,7 +33,7 @@ def pids_by_inode(inodes: set[int], within_s: float = MORE_FILES_S) -> tuple[dic
 
     Several processes can have the same socket open because children inherit sockets.
 
-    The first result is a dictionary that maps inodes of sockets to lists of PIDs. The second result tells whether every
+    The first result is a dictionary that maps inodes of sockets to lists of PIDs. The second result is True if every
     open file was examined. The additional files of processes with many open files are examined for at most ``within_s``
     seconds.
     """
@@ -280,7 +282,9 @@ USER_SLICE = re.compile(r"/user-(?P<uid>[0-9]+)\.slice(?:/|$)")
 user.slice/user-1000.slice/session-3.scope (systemd.special(7)).
 """
 SERVICE = re.compile(r".*/(?P<name>[^/]+)\.service(?:/|$)")
-"""Pattern of the innermost service's control group, which may have child groups (``Delegate=``,
+"""Pattern of the path of a control group in a systemd service.
+
+The last service in the path is matched. The service's control group can have child groups (``Delegate=``,
 systemd.resource-control(5)).
 """
 LOGINS = frozenset({"ssh", "sshd", "user", "getty", "serial-getty", "cron", "crond", "atd", "slurmd"})

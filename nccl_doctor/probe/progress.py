@@ -3,7 +3,7 @@
 A job that is computing or communicating with other hosts is alive, regardless of its parent process. A job makes
 progress if it uses CPU time, reads or writes files or pipes, exchanges data with peers, or uses memory on a GPU that is
 busy. A rank that hangs in a collective makes no progress, unless NCCL busy-waits and uses CPU time. A rank that
-busy-waits counts as alive and is not ended.
+busy-waits is therefore considered alive, and nccl-doctor does not kill it.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ def look(pid: int, started: int, table: ProcessTable) -> dict[str, Any] | None:
 
 
 def _threads(pid: int) -> tuple[int, dict[str, float]]:
-    """Return the number of threads of a process.
+    """Return the number of threads of a process, and the CPU demand of the busiest threads.
 
-    The second result is a dictionary of the busiest threads by thread ID. The values are the times in seconds that the
-    threads have run or waited for a CPU (schedstat, see sched-stats.rst).
+    The second result is a dictionary that maps thread IDs to the times in seconds that the threads have run or waited
+    for a CPU (schedstat, see sched-stats.rst).
     """
     try:
         numbers = os.listdir(f"/proc/{pid}/task")
@@ -120,7 +120,7 @@ class Look(NamedTuple):
 def watch(jobs: Sequence[Sequence[int]]) -> list[str | None]:
     """Return, for each job, a phrase that describes the job's progress, or None if the job made no progress.
 
-    A job is a sequence of PIDs.
+    Each job is a sequence of PIDs. If the job's progress can't be determined, the phrase states the reason.
     """
     try:
         before = [_look(pids) for pids in jobs]
@@ -168,9 +168,9 @@ def _peer(flow: SocketTraffic) -> str:
 
 
 def _bytes(flow: SocketTraffic | None) -> int:
-    """Return the number of bytes that a connection has received plus the number of acknowledged bytes.
+    """Return the number of received bytes plus the number of sent bytes that the peer has acknowledged.
 
-    Before Linux 4.1, the result is 0.
+    The result is 0 before Linux 4.1, which introduced these counters.
     """
     return 0 if flow is None else (flow.acked or 0) + (flow.received or 0)
 
@@ -178,7 +178,7 @@ def _bytes(flow: SocketTraffic | None) -> int:
 def _moved(before: Look, now: Look) -> str | None:
     """Return a phrase that describes the progress between two samples, or None if there is no progress.
 
-    If a process or connection is missing from the first sample, all of its activity counts.
+    All activity of a process or connection that is missing from the first sample counts as progress.
     """
     seconds = now.at - before.at
     for inode, flow in now.peers.items():
@@ -196,9 +196,10 @@ def _moved(before: Look, now: Look) -> str | None:
 
 
 def _on_gpu(pids: Sequence[int]) -> str | None:
-    """Return a phrase that describes the load of a GPU whose memory the job uses, or None if no such GPU was busy.
+    """Return a phrase that describes the load of a GPU whose memory the job uses.
 
-    The GPU utilisation refers to at most the last second (``utilization.gpu`` in nvidia-smi(1)).
+    Return None if no such GPU was busy. If the load can't be determined, the phrase states the reason. The GPU
+    utilisation covers at most the last second (``utilization.gpu`` in nvidia-smi(1)).
     """
     try:
         deadline = time.monotonic() + GPU_S

@@ -8,8 +8,8 @@ the check. As any other user, the probe runs the same programs as the user's she
 Some programs are run without a search, namely the Python interpreter from the hosts file (facts/software.py,
 smoke/allreduce.py), the login shell (facts/software.py), and /bin/sh with rm and sleep (children.py). A copy of py-spy
 that was sent by the controller runs from memory (hang/watch.py). Before the probe starts, the login shell runs the
-Python interpreter and, if the hosts file names a container, the container runtime. Outside a container, the controller
-uses /bin/sh to run cat, df and readlink (collect/facts/host_facts.py).
+Python interpreter and, if the hosts file names a container, the container runtime. On the host of a container, the
+controller uses /bin/sh to run cat, df and readlink (collect/facts/host_facts.py).
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def read(path: str) -> str | None:
 def encoded(name: str) -> str | bytes:
     """Return a host name as bytes if the name needs no IDNA encoding.
 
-    If a name is in bytes, Python does not import the IDNA codec, which would take 2 ms.
+    Python does not import the IDNA codec, which would take 2 ms, for a name that is passed as bytes.
 
     Return any other host name as a string.
     """

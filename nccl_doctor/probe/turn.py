@@ -1,4 +1,4 @@
-"""A lock per host: only one run of nccl-doctor at a time tests ports, measures rates or runs an all-reduce.
+"""A per-host lock that allows only one run at a time to test ports, measure rates or run an all-reduce.
 
 Concurrent runs on the same host would mistake each other's listeners, stores and load for faults of the cluster. A run
 takes the lock ("turn") on each host. The lock is a Unix socket with a name in the abstract namespace (unix(7)). The
@@ -86,8 +86,8 @@ class Turns:
 
         In the answer, "holder" describes the run that has the lock, or is None if the requesting run has the lock.
 
-        If the request contains a port and the requesting run acquired the lock, "trial" is the result of a new trial
-        bind of the port.
+        If the request contains a port and the requesting run acquired the lock, "trial" is the result of another
+        attempt to bind the port.
         """
         holder, port = self._turn.take(request["ticket"]), request["port"]
         if holder is not None or port is None:

@@ -200,7 +200,11 @@ def interrupted(report: FixReport) -> str:
 
 
 def script_of(host: str | None, steps: Sequence[Step]) -> str:
-    """Return a shell script with the steps for one host. Each command appears as it was printed."""
+    """Return a shell script with the steps for one host.
+
+    The commands are the same as in the printed plan. Edits of the hosts file and commands that can't be pasted become
+    comments.
+    """
     place = "this machine" if host is None else host
     root = ", as root" if any(step.root for step in steps) else ""
     lines = ["#!/bin/sh", f"# Commands of nccl-doctor for {clean(place)}; run them there{root}.", "set -e"]

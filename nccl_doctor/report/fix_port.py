@@ -36,7 +36,10 @@ def render(report: PortReport, options: RenderOptions) -> str:
 
 
 def screen(report: PortReport, *, asking: bool = False) -> str:
-    """Return the whole screen, ending with the remedies unless a question follows (``asking``)."""
+    """Return the whole screen.
+
+    The screen ends with the remedies unless ``asking`` is true, because a question follows.
+    """
     place = f"on this machine ({report.host})" if report.here else f"on {report.host}"
     if report.port is None:
         state = "is running" if not report.free else "has been ended" if report.ended else "is not there"
@@ -182,7 +185,7 @@ def _lifted(report: PortReport) -> str:
 
 
 def _lost_draw(report: PortReport) -> Iterator[list[str]]:
-    """Yield an explanation of why a port that is free now may have been in use, and how to reserve the port."""
+    """Yield lines that explain why a free port could not be bound before, and how to reserve the port."""
     yield wrap(
         "No process holds it now, but it is an ephemeral port: an engine that picks a free port and binds it later "
         "(vLLM, SGLang, verl, accelerate with port 0) may have lost it to another process or to an outgoing "

@@ -1,4 +1,7 @@
-"""Renders reports for the terminal, including the reports of ``hang``. The last line states the next step."""
+"""Renders reports for the terminal, including the reports of ``hang``.
+
+A report ends with the next step.
+"""
 
 from __future__ import annotations
 
@@ -211,7 +214,7 @@ def _uses(host: HostSummary) -> str:
     if not host.reached or chosen is None:
         return "unknown" if host.reached else "not reached"
     version = f"NCCL {chosen.nccl_version}, " if chosen.nccl_version else ""
-    says = "asked libnccl" if chosen.source == "libnccl" else "by our model"
+    says = "according to libnccl" if chosen.source == "libnccl" else "according to our model"
     return f"{chosen.name} {chosen.address} ({version}{says})"
 
 
@@ -294,7 +297,7 @@ def verdict(report: Report, cause: Diagnosis | None) -> tuple[bool, list[str], s
 
 
 def more(codes: str, cause: Diagnosis | None) -> str:
-    """Return a reference to the ``explain`` pages of these codes, or "" if there is no cause."""
+    """Return a reference to the ``explain`` pages of ``codes``, or "" if ``cause`` is None."""
     return "" if cause is None else f"More: nccl-doctor explain {codes}"
 
 

@@ -1,7 +1,7 @@
 """Renders the report as metrics for node_exporter's textfile collector.
 
-The collector's files are in Prometheus' text format 0.0.4 and must not contain timestamps or duplicate series. The time
-of the run is a separate metric, so that alerts can detect missing runs.
+The textfile collector reads files in Prometheus' text format 0.0.4, which must not contain timestamps or duplicate
+series. The time of the run is a separate metric, so that alerts can detect missing runs.
 """
 
 from __future__ import annotations

@@ -78,8 +78,8 @@ def renderer(command: str, form: str) -> Callable[[Any, RenderOptions], str]:
 def render_json(document: Document, _options: RenderOptions) -> str:
     """Return the document as JSON, with every field.
 
-    Diagnoses without ``entities`` or ``page`` omit these fields. The JSON is ASCII, so that host names and logs can
-    neither garble a terminal nor cause encoding errors. Infinities and NaN, which JSON lacks, become null.
+    The fields ``entities`` and ``page`` are left out if they are null. The JSON is ASCII, so that host names and logs
+    can neither garble a terminal nor cause encoding errors. Infinities and NaN, which JSON lacks, become null.
     """
     tree = _without_empty(json.loads(document.model_dump_json(by_alias=True)))
     return json.dumps(tree, indent=2, allow_nan=False) + "\n"

@@ -1,7 +1,8 @@
 """Generates a JSON Schema for the documents that a command prints with ``-o json``, from the documents' models.
 
-A schema guarantees that future versions keep its fields, although they may add new fields. A schema contains neither
-enumerations that may grow nor limits on values, because such limits only protect against untrusted hosts.
+Future versions of nccl-doctor keep all fields in a schema, but may add new fields. A schema contains no enumerations to
+which later versions may add values. A schema also contains no limits on values, because these limits only protect
+nccl-doctor from untrusted hosts.
 """
 
 from __future__ import annotations

@@ -113,7 +113,7 @@ def _advertised_rows(answers: InterfaceAnswers, *, verbose: bool) -> Iterator[tu
                 yield name, fold(host for _, host in alike), _shared([address for address, _ in alike]), why
 
 
-_SAYS = {"libnccl": "asked libnccl", "model": "by our model of NCCL"}
+_SAYS = {"libnccl": "according to libnccl", "model": "according to our model of NCCL"}
 
 
 def _interface_rows(answers: Sequence[InterfaceAnswer]) -> Iterator[tuple[str, str, str]]:

@@ -113,7 +113,7 @@ def _spark(sizes: Sequence[SizeReport]) -> str:
 
 
 def link_words(link: LinkShare | None) -> str:
-    """Return the rate, speed and utilization of the slowest link, or "" if the link's speed is unknown."""
+    """Return the rate, speed and utilisation of the slowest link, or "" if the link's speed is unknown."""
     if link is None:
         return ""
     reached = f"{rate_words(link.share * link.gb_per_s)} of {rate_words(link.gb_per_s)}"
@@ -143,7 +143,10 @@ def _spread(sizes: Sequence[SizeReport]) -> list[SizeReport]:
 
 
 def gradient(sizes: Sequence[SizeReport]) -> str:
-    """Return a sentence on how long an all-reduce of a model's gradients takes at the largest message's rate."""
+    """Return a sentence on how long an all-reduce of 100 MB of gradients takes.
+
+    The time is extrapolated from the largest message. The result is "" if the largest message is smaller than 1 MiB.
+    """
     largest = max(sizes, key=lambda size: size.bytes)
     if largest.bytes < 1 << 20:
         return ""

@@ -33,7 +33,10 @@ def painter(color: bool) -> Paint:
 
 
 def wrap(text: str, width: int = WIDTH, first: str = "", rest: str | None = None) -> list[str]:
-    """Return lines of at most ``width`` cells. The first line begins with ``first``, the others with ``rest``."""
+    """Return lines of at most ``width`` cells.
+
+    The first line begins with ``first``, and every other line begins with ``rest``.
+    """
     first = clean(first)
     rest = " " * cell_len(first) if rest is None else rest
     room = max(width - max(cell_len(first), cell_len(rest)), 2)

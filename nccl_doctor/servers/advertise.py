@@ -1,4 +1,4 @@
-"""Determines the address that each program advertises to its peers, following the program's own steps.
+"""Determines the address that each program advertises to its peers, in the same way as the program itself.
 
 The steps for vLLM 0.11 to 0.33 follow ``get_ip`` in vllm/utils/network_utils.py. The steps for SGLang 0.4.6, 0.5.5 and
 0.5.23 follow ``get_local_ip_auto`` in srt/utils/network.py. The steps for Ray follow ray/_private/services.py (2.44)
@@ -60,7 +60,10 @@ class Side:
     towards: str | None
 
     def version(self, package: str) -> tuple[int, ...] | None:
-        """Return a package's version numbers (none for a branch name), or None if the package is not installed."""
+        """Return a package's version as a tuple, or None if the package is not installed.
+
+        The tuple is empty if the version is a branch name.
+        """
         known = {} if isinstance(self.engines.packages, Unknown) else self.engines.packages
         return tuple(map(int, re.findall(r"\d+", known[package])[:3])) if package in known else None
 
@@ -177,7 +180,7 @@ def _dynamo(side: Side) -> Advertised | None:
 
 
 def _by_metadata(side: Side) -> Advertised | None:
-    """Return the address that Mooncake uses if a metadata server is configured, or None if it is not."""
+    """Return the address that Mooncake uses with a metadata server, or None if no such server is configured."""
     if side.variables.get("MOONCAKE_TE_META_DATA_SERVER", "P2PHANDSHAKE") == "P2PHANDSHAKE":
         return None
     running = {link.name for link in side.interfaces.links if {"up", "running"} <= {*link.flags} and link.name != "lo"}

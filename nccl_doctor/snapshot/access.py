@@ -28,7 +28,10 @@ class AccessFacts(ClippedModel):
 
     @property
     def ran_out_of_time(self) -> bool:
-        """True if a deadline was missed. A missed deadline may be due to a high load of the machine."""
+        """True if a deadline was missed.
+
+        A missed deadline can be caused by high load on the machine that runs nccl-doctor.
+        """
         return bool(getattr(self, "late", False))
 
 
@@ -53,7 +56,7 @@ class UnreachableFacts(SshTarget):
 
     @property
     def ran_out_of_time(self) -> bool:
-        """True if the answer or the handshake timed out, or if a server with too many connections dropped this one."""
+        """True if a timeout occurred, or if a server with too many connections dropped the connection."""
         return self.late or self.reason in ("timed-out", "no-banner", "stalled", "dropped")
 
 
@@ -112,7 +115,7 @@ class ProbeFacts(AccessFacts):
     Attributes:
         stage: the stage that failed, which is "connect", "login", "start", "facts", "mesh" or "hang".
         late: True if a deadline passed.
-        ran: False if the interpreter did not report its start although no login shell was involved.
+        ran: False if the stage "start" failed before the interpreter reported that it had started.
     """
 
     python: str | None = None
@@ -122,7 +125,10 @@ class ProbeFacts(AccessFacts):
 
 
 class EngineFacts(AccessFacts):
-    """Facts specific to an engine. ``late`` is True if a deadline passed."""
+    """Facts about a failure that is specific to an engine, such as a container runtime or Slurm.
+
+    ``late`` is True if a deadline passed.
+    """
 
     model_config = ConfigDict(extra="allow")
     late: bool = False
@@ -191,7 +197,7 @@ _OUR_KINDS = frozenset(str(failure.model_fields["kind"].default) for failure in 
 
 
 class EngineFailure(AccessFailure):
-    """A failure specific to an engine."""
+    """A failure to reach a host that is specific to an engine, such as a container runtime or Slurm."""
 
     facts: EngineFacts = EngineFacts()
     remedy: str  # advice in prose for that diagnosis

@@ -62,7 +62,10 @@ class RankState(Observed):
 
 
 class Frame(Observed):
-    """A stack frame. ``line`` is 0 if the line is unknown, as in native code."""
+    """A stack frame.
+
+    ``line`` is 0 if the line number is unknown, as in native code.
+    """
 
     function: Short
     file: Short
@@ -188,7 +191,7 @@ class JobProcess(Observed):
 class JobRank(JobProcess):
     """A rank that a launcher started.
 
-    ``counted`` is True if the rank had no number, so that nccl-doctor assigned a number.
+    ``counted`` is True if the rank had no rank number and nccl-doctor assigned one.
     """
 
     rank: Count
@@ -221,7 +224,10 @@ class Launcher(Observed):
 
 
 class Starter(Observed):
-    """A torch launcher without ranks. ``state`` is None if the launcher has ended in the meantime."""
+    """A torch launcher without ranks.
+
+    ``state`` is None if the launcher exited before its state was read.
+    """
 
     pid: Pid
     state: RankState | None

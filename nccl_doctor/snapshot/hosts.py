@@ -1,6 +1,6 @@
 """Models of the facts about hosts and of a run's snapshot, with derived values such as ranks and addresses.
 
-A compromised host may report any address, and such an address must not get into the firewall rules of other hosts. A
+A compromised host can report any address. An unconfirmed address must not get into the firewall rules of other hosts. A
 command for one host therefore contains only those addresses of other hosts that are confirmed independently. An address
 is confirmed if any of the following conditions is met:
 

@@ -40,7 +40,7 @@ class Stall(Observed):
 
 
 class Interception(Observed):
-    """A connection that something accepted on a port of ``dst`` although ``dst`` has no listener on this port."""
+    """A connection to a port of ``dst`` that was accepted although ``dst`` has no listener on this port."""
 
     src: str
     dst: str
@@ -283,7 +283,10 @@ class FailureGroup:
 
     @property
     def words(self) -> str:
-        """The hosts as text. If only node3 explains the failures, node3 is separate, as in ``node3 and node[1-2]``."""
+        """The hosts as text.
+
+        If some of the hosts explain all failures, these hosts come first, as in ``node3 and node[1-2]``.
+        """
         sides = (
             (sorted(self.minimal_cover), sorted(self.hosts - self.minimal_cover)) if self.is_certain else (self.hosts,)
         )
@@ -318,7 +321,9 @@ def _minimal_cover(peers: dict[str, set[str]]) -> frozenset[str]:
 
 
 def _by_number(peers: dict[str, set[str]]) -> frozenset[str]:
-    """Repeatedly choose the host that belongs to the most failed pairs, until these hosts cover all failed pairs.
+    """Choose hosts that cover all failed pairs with a greedy algorithm.
+
+    Each step chooses the host that belongs to the most uncovered pairs.
 
     If all hosts belong to equally many failed pairs, return all hosts.
     """

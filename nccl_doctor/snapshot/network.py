@@ -53,7 +53,10 @@ class PciLink(Observed):
 
     @property
     def gbps(self) -> float:
-        """Rate in Gb/s (10⁹ bits per second) after encoding, which is 8b/10b up to 5 GT/s and 128b/130b from 8 GT/s."""
+        """The data rate in Gb/s without the encoding overhead.
+
+        The encoding is 8b/10b up to 5 GT/s and 128b/130b from 8 GT/s. One Gb/s is 10⁹ bits per second.
+        """
         return self.width * self.speed * (128 / 130 if self.speed >= GEN3 else 0.8)
 
     @property
@@ -139,7 +142,8 @@ class Route(Observed):
 class Refusal(Observed):
     """A route that refuses packets.
 
-    Only the best match in each routing table is considered, and exactly one of these routes refuses the packets.
+    Each routing table contributes only its best match for the destination. A refusing route is stored only if no other
+    best match refuses packets with the same error.
     """
 
     kind: Literal["blackhole", "unreachable", "prohibit"]
@@ -148,7 +152,7 @@ class Refusal(Observed):
 
 
 class Way(Observed):
-    """The kernel's routing decision for a packet (`ip route get`)."""
+    """The kernel's routing decision for a packet (``ip route get``)."""
 
     to: IpAddress  # destination; ``source`` is None if the kernel chooses it
     source: IpAddress | None = None
@@ -240,7 +244,7 @@ class Names(Observed):
 
     @property
     def common(self) -> Common:
-        """The answers that all hosts share for names that are not in ``own``."""
+        """The shared answers, which apply to all names that are not in ``own``."""
         return self._common
 
     def beside(self, common: Common) -> Names:
@@ -262,14 +266,15 @@ class Names(Observed):
     def shared(self, name: str) -> ResolverAnswer | None:
         """Return the answer that hosts share for a name.
 
-        The result is None if they share no answer. For an address, the answer is the address itself.
+        The result is None if the hosts share no answer for the name. If the name is an address, the answer is this
+        address.
         """
         return self._common.get(name) or (None if self.source is None else literal(name))
 
     def relative_to(self, common: Common, changed: Iterable[str]) -> Names:
         """Return a copy that uses ``common`` as the shared answers.
 
-        This ``common`` differs from the previous one only in the answers for the ``changed`` names.
+        The new shared answers differ from the previous shared answers only for the names in ``changed``.
         """
         before = {name: value for name in changed if (value := self.get(name)) is not None}
         answers = {name: value for name, value in (before | self.own).items() if not self._follows(name, value, common)}
@@ -371,7 +376,10 @@ MAX_RESERVED = 1 << 18  # characters of a list of every other port
 
 
 def _spans(text: object) -> object:
-    """Split a string such as "8080,9000-9010" into ranges. Other values are returned for pydantic to reject."""
+    """Split a string such as "8080,9000-9010" into ranges.
+
+    Other values are returned unchanged, so that pydantic validates them.
+    """
     if not isinstance(text, str) or len(text) > MAX_RESERVED:
         return text
     ends = [part.strip().partition("-")[::2] for part in text.split(",") if part.strip()]
@@ -413,7 +421,7 @@ class PortRange(Observed):
         return frozenset(chain.from_iterable(range(low, high + 1) for low, high in self.reserved))
 
     def gives(self, port: int) -> bool:
-        """Return whether the kernel may assign this port as an ephemeral port."""
+        """Return whether the kernel can assign ``port`` as an ephemeral port."""
         return self.low <= port <= self.high and port not in self.reserved_ports
 
     @property

@@ -1,7 +1,7 @@
 """Removes private data from a snapshot for a bug report, and records what was removed.
 
 User names are replaced with "user1", "user2", and so on. Values of variables are kept only if the names of the
-variables are on an allowlist. In command lines, the program, the script, the names of options, and the values of
+variables are on an allowlist. In command lines, only the program, the script, the names of options, and the values of
 torchrun's own options are kept. Values that checks need are kept, so that the diagnoses stay the same.
 """
 
@@ -36,8 +36,10 @@ NAMES = frozenset(
         *("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"),
     }
 )
-"""Variables that checks read. The value of a variable is removed unless the variable is listed here or has an allowed
-prefix. The names come from probe/facts/software.py, except for the prefix ``TORCH_``.
+"""Variables that checks read.
+
+The value of a variable is removed unless the variable is listed here or has an allowed prefix. The names and prefixes
+are those of probe/facts/software.py, except that narrower prefixes replace ``TORCH_``.
 """
 
 SECRET = re.compile(r"secret|passw|passphrase|token|credential|api_?key|access_?key|private_?key|auth", re.IGNORECASE)
@@ -50,8 +52,9 @@ HOME = re.compile(r"/(?:home|homes|users|Users)/([A-Za-z_][\w.-]{0,63})")
 """Pattern of a home directory in one of the usual parent directories. The group in the pattern matches the user's name.
 """
 OTHER_HOME = re.compile(r"(/(?:scratch|fsx|u)/)([A-Za-z_][\w.-]{0,63})")
-"""Pattern of a path in which a directory may be named after a user. The directory's name is always replaced, even if it
-is not a known user name.
+"""Pattern of a path in which the name of a directory might be a user name.
+
+The directory's name is always replaced, even if it is not a known user name.
 """
 WORD = re.compile(r"(?<![A-Za-z0-9_])[A-Za-z_][\w.-]{0,255}")
 PROSE = re.compile(r"[\s/@'\"=]")
@@ -101,7 +104,7 @@ def redact(snapshot: Kept) -> tuple[Kept, Redacted]:
 
 
 def _users(value: object) -> Iterator[str]:
-    """Yield the user names in home directories' paths, under the key "user", and in fields for user names."""
+    """Yield the user names from paths of home directories, values of the key "user", and fields for user names."""
     if isinstance(value, BaseModel):
         marked = marks(type(value), Holds)
         yield from (part for name, part in value if marked.get(name) is Holds.USER and isinstance(part, str))
@@ -146,7 +149,7 @@ def _keyed(tree: dict[str, Any], done: Redacted) -> dict[str, Any]:
 
 
 def _untyped(tree: object, done: Redacted, key: str = "") -> object:
-    """Redact a value whose field has no :class:`Holds` annotation, such as an engine's option."""
+    """Redact a value for which there is no specific rule, such as free text or the options of an engine."""
     if isinstance(tree, dict):
         return _keyed({name: _untyped(part, done, name) for name, part in tree.items()}, done)
     if isinstance(tree, list):
@@ -175,7 +178,7 @@ def _variable(name: str, value: object, done: Redacted) -> object:
 
 
 def _config_line(line: str, done: Redacted) -> str:
-    """Redact a line of NCCL's configuration file, which sets a variable."""
+    """Redact a line of NCCL's configuration file, such as ``NCCL_DEBUG=INFO``."""
     match = CONFIG_LINE.match(line)
     return f"{match[1]}={_variable(match[1], match[2], done)}" if match else _text(line, done)
 
@@ -275,7 +278,7 @@ def _text(text: str, done: Redacted) -> str:
 
 
 def _without_users(text: str, users: dict[str, str]) -> str:
-    """Replace each known user name that is a whole word or a part of a word. Such parts are separated by "." or "-"."""
+    """Replace each known user name that is a word or a part of a word that is delimited by "." or "-"."""
     if not PROSE.search(text):
         return text
     with suppress(ValueError):

@@ -127,7 +127,7 @@ class GpuDriver(Observed):
 class ResourceLimits(Observed):
     """Resource limits of a process that is started over SSH.
 
-    None means that there is no limit. Memlock limits are in bytes.
+    A limit of None means that the resource is unlimited. Memlock limits are in bytes.
     """
 
     nofile_soft: Count | None
@@ -191,7 +191,7 @@ class Clock(Observed):
 
 
 class TrainingJob(Observed):
-    """A training job on a host: a launcher and its ranks, or processes that remained after a job.
+    """A training job on a host, either a launcher and its ranks or processes that remained after a job ended.
 
     The module probe/jobs.py determines which processes form one job.
     """
@@ -307,7 +307,7 @@ class GpuHealth(Observed):
 
 
 class Xid(Observed):
-    """An error (Xid) of the NVIDIA driver in the kernel log: number, PCI address of the GPU, and age in seconds."""
+    """An Xid error of the NVIDIA driver in the kernel log, with its number, the GPU's PCI address, and its age."""
 
     number: Count
     bus_id: str

@@ -27,7 +27,7 @@ _DIGITS = 20  # of the largest number of 64 bits
 
 
 def whole_number(digits: str) -> int:
-    """Return the value of a decimal number with an optional sign, or 2**64 for a number with too many digits.
+    """Return the value of a decimal number with an optional sign, or ±2**64 if the number has over 20 digits.
 
     ``int`` rejects numbers with thousands of digits, since the conversion takes quadratic time
     (sys.set_int_max_str_digits).
@@ -44,14 +44,14 @@ _STEPS = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
 
 
 class CrowdedError(ValueError):
-    """Error raised for data with more values or deeper nesting than any genuine document."""
+    """Error raised for JSON text that has more values or deeper nesting than the caller allows."""
 
 
 def refuse_crowded(data: bytes, *, values: int, containers: int, depth: int) -> None:
     """Raise CrowdedError for JSON that exceeds the limits, or ValueError for more than one document.
 
-    The JSON text is not parsed, so the detection of other errors is left to the parser. ``containers`` limits the
-    number of lists and objects, which are included in ``values``.
+    Other errors are not detected, because the JSON text is not parsed. ``containers`` limits the number of lists and
+    objects, which also count towards ``values``.
     """
     commas = opened = deep = 0
     whole = False
@@ -72,7 +72,7 @@ def refuse_crowded(data: bytes, *, values: int, containers: int, depth: int) -> 
 
 
 def _structures(data: bytes) -> Iterator[bytes]:
-    """Yield the brackets and commas outside strings, block by block."""
+    """Yield the brackets, braces and commas outside the strings of a JSON text, block by block."""
     start, inside = 0, False
     while start < len(data):
         block = data[start : start + _BLOCK]

@@ -13,7 +13,10 @@ from typing import NamedTuple, TypeVar
 MAX_HOSTS = 65_536  # a longer list is a typo, such as ``node[1-99999999]``, and would fill the memory
 
 _MAX_NAME = 320
-"""Maximum length of ``user@host``, rounded up: 64 characters for the user and 253 for the host (RFC 1035, 2.3.4)."""
+"""Maximum length of ``user@host``, rounded up.
+
+A user name has up to 64 characters, and a host name up to 253 (RFC 1035, 2.3.4).
+"""
 
 _MAX_DIGITS = 18
 _PIECE = re.compile(r"\[[^\[\]]*\]|[^\[\],]+|[\[\],]")
@@ -40,7 +43,7 @@ def nouns(count: int, noun: str) -> str:
 
 
 def figure(value: float, digits: int = 2) -> str:
-    """Format a number with ``digits`` significant digits (0.25); a larger number is formatted as an integer (150)."""
+    """Format a number with ``digits`` significant digits (0.25), or as an integer if that has more digits (150)."""
     return f"{value:.{digits}g}" if value < 10**digits - 0.5 else f"{value:.0f}"
 
 
@@ -183,7 +186,7 @@ def _spots(name: str) -> list[tuple[tuple[str, str], str]]:
 def _bracket(numbers: list[str]) -> str:
     """Return numbers in brackets, such as ``[1-3,7]``.
 
-    A single number is returned without brackets, and the result for no number is "".
+    A single number is returned without brackets, and the result for an empty list is "".
     """
     if len(numbers) < 2:
         return "".join(numbers)

@@ -26,7 +26,10 @@ def numeric(text: str) -> Address | None:
 
 
 def is_loopback(text: str) -> bool:
-    """Return whether a string is ::1 or an address in 127.0.0.0/8, in any notation; False for host names."""
+    """Return whether a string is ::1 or an address in 127.0.0.0/8, in any notation.
+
+    The result for a host name is False.
+    """
     address = numeric(text)
     return address is not None and address.is_loopback
 

@@ -39,10 +39,10 @@ def state_folder(environ: Mapping[str, str]) -> Path | None:
 def write_atomically(path: Path, data: bytes, *, private: bool = False) -> None:
     """Write a temporary file and rename it to ``path``, so no reader sees a partial file; raise OSError on failure.
 
-    An existing file keeps its mode and owner, and a new ``private`` file is readable only by its owner. In a shared
-    directory, another user's file or symbolic link raises OSError, as with ``fs.protected_symlinks`` on Linux. Special
-    files such as /dev/null are written to directly, and open files such as /dev/fd/3 are written to through their
-    descriptors.
+    An existing file keeps its mode and owner, and a new ``private`` file is readable only by its owner. OSError is also
+    raised if ``path`` is another user's file or symbolic link in a shared directory, as with ``fs.protected_symlinks``
+    on Linux. Special files such as /dev/null are written to directly, and open files such as /dev/fd/3 are written to
+    through their descriptors.
     """
     number = _descriptor(path)
     if number is not None:
@@ -92,7 +92,7 @@ def try_file(path: Path) -> None:
 
 
 def try_folder(folder: Path) -> None:
-    """Raise the OSError that creating a directory with files would raise, if any, without creating anything."""
+    """Raise the OSError that creating ``folder`` and files in it would raise, if any, without creating anything."""
     there = folder
     while not there.exists() and there != there.parent:
         there = there.parent

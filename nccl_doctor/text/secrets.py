@@ -108,7 +108,10 @@ def _named(name: str, guard: str = "") -> str:
 
 
 def _option(name: str, guard: str = "") -> str:
-    """Return a pattern that matches ``--db-password hunter2`` and Python's ``'--db-password', 'hunter2'``."""
+    """Return a pattern for options with a secret value, such as ``--db-password hunter2``.
+
+    It also matches such options in a Python list, as in ``'--db-password', 'hunter2'``.
+    """
     start = r"(?<![\w%-])--?(?!show-secrets\b)(?:[A-Za-z0-9]{1,40}[_-]){0,6}?"
     return rf"({start}{name}(?:['\"],\s{{0,4}}|\s{{1,4}})){_GIVEN}(?!['\"]?-){guard}{_WORD}"
 
@@ -122,10 +125,10 @@ _PAIR = r"(?=['\"]?[^\s:@/'\"]{1,100}:[^\s:/'\"])"
 
 
 class _Shape(NamedTuple):
-    """A pattern for a secret, and lowercase words.
+    """A pattern for a secret, and lowercase words that show where the pattern can match.
 
-    Every match of the pattern contains at least one of the words, and the pattern's first group is preserved when the
-    secret is hidden.
+    Every match contains at least one of the words, so a text without these words is not searched. The pattern's first
+    group is preserved when the secret is hidden.
     """
 
     words: tuple[str, ...]
@@ -222,7 +225,10 @@ def _shape(pattern: str) -> re.Pattern[str]:
 
 @cache
 def _token(start: str) -> re.Pattern[str]:
-    """Return the pattern for tokens with a prefix, including truncated tokens if the prefix is long enough."""
+    """Return the pattern for tokens that begin with ``start``.
+
+    If ``start`` has more than two characters, the pattern also matches truncated tokens.
+    """
     left = rf"|[\w.+/=-]{{1,4000}}{CUT}" if len(start) > 2 else ""
     return re.compile(rf"(?:(?<![A-Za-z0-9])|(?<=\\[nrt]))(){re.escape(start)}(?:{_TOKENS[start]}{left})")
 

@@ -21,7 +21,10 @@ if TYPE_CHECKING:
     from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
 
 Hole: TypeAlias = "int | str | IPv4Address | IPv6Address | IPv4Network | IPv6Network"
-"""Value for a placeholder of :func:`line`; text must be printable and must not begin a word with "-"."""
+"""Value for a placeholder of :func:`line`.
+
+Text must be printable, and text at the beginning of a word must not begin with "-".
+"""
 
 _PLAIN = re.compile(r"[\w.,:@%/+-]+", re.ASCII)
 _NAME = re.compile(r"[\w.-]+", re.ASCII)

@@ -52,10 +52,10 @@ def make_transport(
 ) -> Transport:
     """Return the transport for the hosts of ``cluster``.
 
-    The transport's module is imported on demand, because importing the SSH modules takes a long time. The kind "auto"
-    selects the engine that listed the hosts. ``ssh_config`` is read instead of ~/.ssh/config, as with ``ssh -F``. With
-    ``keeps``, an SSH connection stays open after a command, so that the next command on the same host can use the
-    connection.
+    The transport's module is imported on demand, because importing the SSH modules takes a long time. If ``kind`` is
+    "auto", the transport of the engine that listed the hosts is used. ``ssh_config`` is read instead of ~/.ssh/config,
+    as with ``ssh -F``. With ``keeps``, an SSH connection stays open after a command, so that the next command on the
+    same host can use the connection.
     """
     if here := [node.name for node in cluster.nodes if node.local]:
         machine.require_linux(fold(here))

@@ -85,7 +85,7 @@ class LineBuffer:
         return line
 
     def flush(self) -> bytes | None:
-        """Return the next line after the output has ended.
+        """Return the next buffered line after the end of the output.
 
         The result is None if no data remains. The last line may lack a newline.
         """
@@ -118,8 +118,9 @@ class Tail:
 
 
 LOGIN_TIMES = 3.0
-"""Maximum duration of a login, as a multiple of the time limit for a host's first answer. A login can be slow because
-of name services or home directories.
+"""Maximum duration of a login, as a multiple of the time limit for a host's first answer.
+
+A login can be slow because of a slow name service or a slow file system for home directories.
 """
 
 
@@ -132,7 +133,7 @@ class AccessError(Exception):
 
 
 class LostError(OSError):
-    """Error raised if the container or job step in which a command ran has ended, with the reason in ``failure``."""
+    """Error raised if the container in which a command ran has ended, with the reason in ``failure``."""
 
     def __init__(self, failure: AnyAccessFailure) -> None:
         self.failure = failure
@@ -196,8 +197,8 @@ class Transport(Protocol):
     def open(self, node: Node, command: str, deadline: float, latest: float = math.inf) -> Channel:
         """Start the POSIX shell command ``command`` on ``node``; raise AccessError if the node is not reached in time.
 
-        The deadline applies to the host's first answer. A login may take :data:`LOGIN_TIMES` times as long as the first
-        answer, but must end by ``latest``.
+        The deadline applies to the host's first answer. The time limit for a login is :data:`LOGIN_TIMES` times the
+        time limit for the first answer, but a login must end by ``latest``.
         """
 
     def connect_timeout(self, node: Node) -> float | None:  # noqa: ARG002 - nobody configures most of them
@@ -225,7 +226,7 @@ _KEPT, _LONGEST = 5, 300  # of a host's output before our command: the last line
 
 
 class Greeting:
-    """A reader of a host's output up to ``mark``, a marker that our command prints before its own output.
+    """A reader of a host's output up to ``mark``, which nccl-doctor's command prints before its own output.
 
     The last few lines before the marker are stored, and long lines are shortened.
     """

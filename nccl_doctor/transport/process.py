@@ -160,7 +160,10 @@ class ProcessChannel:
         return bool(chunk)
 
     def _read_stderr(self) -> None:
-        """Read available output up to a limit; otherwise, a host that keeps sending could prolong this call forever."""
+        """Read the available stderr output up to a limit.
+
+        Without the limit, a process that keeps writing could prolong this call forever.
+        """
         for _ in range(_CHUNKS):
             if self._stderr in self._ended or not self._read(self._stderr):
                 return
@@ -184,7 +187,7 @@ def opened(pipe: IO[bytes] | None) -> IO[bytes]:
 
 
 class LocalTransport(Transport):
-    """A transport that runs the commands of every node on this machine."""
+    """A transport that runs the commands for all nodes on this machine."""
 
     def open(self, node: Node, command: str, deadline: float, latest: float = math.inf) -> ProcessChannel:  # noqa: ARG002 - nothing to choose or wait for
         """Start ``command`` with /bin/sh on this machine, regardless of the node's name."""

@@ -81,7 +81,7 @@ def table() -> Iterator[str]:
 
 _WHOSE = {
     Reach.OWN: "on affected hosts",
-    Reach.MEETS: "on ranks that communicate with an affected host",
+    Reach.MEETS: "on affected hosts and on hosts that communicate with them",
     Reach.ALL: "on all ranks",
 }
 

@@ -52,7 +52,7 @@ def test_a_value_that_is_read_as_another(fresh_lab: Lab) -> None:
     assert all(diagnosis["hosts"] == ["node3"] for diagnosis in run.report["diagnoses"])
     bad = next(diagnosis for diagnosis in run.report["diagnoses"] if diagnosis["name"] == "env-bad-value")
     assert bad["facts"]["origins"] == {"node3": f"{TEAM_FILE}:1"}
-    assert bad["message"].endswith("NCCL reads it as 0.")
+    assert bad["message"].endswith("NCCL reads this value as 0.")
     is_healthy(check(fresh_lab, merged(env, everywhere(NCCL_IB_DISABLE="1"))))
 
 

@@ -138,10 +138,12 @@ def test_what_keeps_out(boxes: Lab) -> None:
     run = check(boxes, [{"nerdctl": "train"}, {"podman": "stopped"}, {"enter": 4_000_000}])
     assert [(found["hosts"], found["message"]) for found in run.report["diagnoses"]] == [
         (["node1"], "node1: there is no program nerdctl."),
-        (["node3"], "node3: no process 4000000 is running there."),
+        (["node3"], "node3: no process 4000000 is running on the host."),
     ]
     run = check(boxes, [{"podman": "train"}] * 3, ssh={"user": "alice"})
-    assert only(run, "container-unreachable", ALL)["message"].endswith(" (this user has no running container).")
+    assert only(run, "container-unreachable", ALL)["message"].endswith(
+        " (the user who logs in has no running containers)."
+    )
     end(two, "stopped")
     end(three, "bare")
     gone(boxes)
@@ -152,7 +154,7 @@ def test_no_python_inside(boxes: Lab) -> None:
     start(one, "bare", *HEALTHY, lacks="python")
     run = check(boxes, [{"podman": "bare"}, {"podman": "train"}, {"podman": "train"}])
     message = only(run, "python-missing", ["node1"])["message"]
-    assert message == f'node1: in the podman container "bare" there is no interpreter "{sys.executable}".'
+    assert message == f'node1: in the podman container "bare" the interpreter "{sys.executable}" does not exist.'
     end(one, "bare")
 
 

@@ -49,7 +49,7 @@ def test_a_path_that_loses_some_connections_and_passes_others(three: Lab, drops:
     (found,) = report(three, DROPS[drops])["diagnoses"]
     assert (found["name"], found["severity"], found["hosts"]) == ("port-unreachable", "error", ["node3"])
     assert (
-        " connections from node[1-2] to node3 got no answer, although others to the same ports succeeded."
+        " connection attempts from node[1-2] to node3 got no answer, although other attempts to reach the same ports succeeded."
         in found["message"]
     )
     assert "a dead member of a bond" in found["fix"]["summary"]

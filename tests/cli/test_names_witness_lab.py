@@ -268,4 +268,4 @@ def test_a_slow_host_loses_no_large_packets(make_lab: MakeLab) -> None:
     lab.host("node2").write("/root/slow", SLOW.format(python=sys.executable), 0o755)
     hosts = ["node1", {"address": "node2", "python": "/root/slow"}]
     found = only(check(lab, hosts=hosts), "probe-failed", ["node2"])
-    assert found["message"].endswith("the probe returned no facts (no answer in time).")
+    assert found["message"].endswith("the probe returned no data (no answer in time).")

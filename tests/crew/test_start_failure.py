@@ -38,14 +38,14 @@ def start(
 @pytest.mark.parametrize(
     ("seen", "problem", "detail"),
     [
-        (start("sh: 1: exec: /opt/env/bin/python: not found", status=127), "missing", "there is no interpreter"),
+        (start("sh: 1: exec: /opt/env/bin/python: not found", status=127), "missing", "does not exist"),
         (
             start(f"bash: line 1: exec: {PYTHON}: cannot execute: required file not found", status=126),
             "missing",
-            "no int",
+            "does not exist",
         ),
-        (start("zsh:1: no such file or directory: /opt/env/bin/python", status=127), "missing", "no interpreter"),
-        (start(f"{PYTHON}: Command not found."), "missing", "no interpreter"),
+        (start("zsh:1: no such file or directory: /opt/env/bin/python", status=127), "missing", "does not exist"),
+        (start(f"{PYTHON}: Command not found."), "missing", "does not exist"),
         (
             start(f"sh: 1: exec: {PYTHON}: Permission denied", status=126),
             "permission",

@@ -155,8 +155,8 @@ def test_why_a_pod_can_not_be_entered(asked: Asked) -> None:
     found = cluster(KubeRequest(selector="app=s"))
     told = {node.name: node.options(KubeOptions).not_ready for node in found.nodes}
     assert {name: why.detail for name, why in told.items() if why is not None} == {
-        "s-0": "is pending: no node has enough nvidia.com/gpu (8 requested) and memory",
-        "s-1": "is pending: no node takes it",
+        "s-0": "is pending: no Kubernetes node has enough nvidia.com/gpu (8 requested) and memory",
+        "s-1": "is pending: no Kubernetes node accepts the pod",
         "s-2": "is held back by its scheduling gates",
         "s-3": "does not get its image: ImagePullBackOff",
         "s-4": "ends again and again (CrashLoopBackOff)",
@@ -168,7 +168,7 @@ def test_why_a_pod_can_not_be_entered(asked: Asked) -> None:
         "s-10": "is not running yet (Pending)",
     }
     assert told["s-11"] is None
-    assert found.options(KubeFacts).pods["s-11"].unready == "container main did not become ready"
+    assert found.options(KubeFacts).pods["s-11"].unready == "the container main did not become ready"
     assert all(why.remedy for why in told.values() if why is not None)
 
 

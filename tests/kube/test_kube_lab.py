@@ -74,7 +74,10 @@ def test_each_pod_that_is_not_there_has_its_reason_and_the_others_are_judged(clu
     told = {tuple(one["hosts"]): (one["name"], one["message"]) for one in run.report["diagnoses"]}
     assert run.code == 1
     assert told == {
-        ("train-3-x3",): ("pod-not-ready", "train-3-x3 is pending: no node has enough nvidia.com/gpu (8 requested)."),
+        ("train-3-x3",): (
+            "pod-not-ready",
+            "train-3-x3 is pending: no Kubernetes node has enough nvidia.com/gpu (8 requested).",
+        ),
         ("train-1-x1",): ("pod-unreachable", "train-1-x1 did not answer kubectl exec within 4 s."),
         ("train-2-x2",): (
             "pod-unreachable",
@@ -95,7 +98,7 @@ def test_a_right_that_is_missing_is_named_once_for_all(cluster: KubeCluster) -> 
 def test_a_pod_without_python_is_said_as_that(cluster: KubeCluster) -> None:
     run = cluster.doctor("check", "--kube", "job/train", "--no-smoke", "--python", "/opt/none/python")
     assert (run.code, run.names) == (1, ["python-missing"])
-    assert run.first["message"].endswith(': there is no interpreter "/opt/none/python".')
+    assert run.first["message"].endswith(': the interpreter "/opt/none/python" does not exist.')
     assert "--python" in run.first["fix"]["summary"]
 
 
@@ -195,7 +198,7 @@ def test_a_network_policy_that_drops_is_named_and_the_command_opens_it(cluster: 
     run = cluster.doctor(*LOOK)
     assert (run.code, run.names) == (1, ["network-policy-blocks"]), run.report["diagnoses"]
     assert run.first["message"].startswith(
-        "The NetworkPolicy deny-all in the namespace default drops the job's connections to and from "
+        "The NetworkPolicy deny-all in the namespace default blocks the job's connections to and from "
     )
     for command in run.first["fix"]["commands"]:
         cluster.paste(command["command"])

@@ -26,9 +26,9 @@ def test_numbers_are_read_as_c_reads_them(text: str) -> None:
 @pytest.mark.parametrize(
     ("name", "value", "reads"),
     [
-        ("NCCL_IB_DISABLE", "true", "reads it as 0"),
-        ("NCCL_BUFFSIZE", "4M", "reads it as 4"),
-        ("NCCL_IB_TIMEOUT", "010x", "reads it as 8"),
+        ("NCCL_IB_DISABLE", "true", "reads this value as 0"),
+        ("NCCL_BUFFSIZE", "4M", "reads this value as 4"),
+        ("NCCL_IB_TIMEOUT", "010x", "reads this value as 8"),
         ("NCCL_IB_TIMEOUT", "77", "is out of range"),
         ("NCCL_BUFFSIZE", "99999999999999999999", "default"),
         ("NCCL_DEBUG", "DEBUG", "ignores this value"),
@@ -59,7 +59,7 @@ def test_from_2_32_on_a_value_without_a_number_is_the_default(value: str) -> Non
     assert [integer({"NCCL_IB_GID_INDEX": value}, "NCCL_IB_GID_INDEX", -1, of) for of in (OLD, NEW)] == [0, -1]
     assert [integer({"NCCL_IB_GID_INDEX": "3x"}, "NCCL_IB_GID_INDEX", -1, of) for of in (OLD, NEW)] == [3, 3]
     reads = [bad and bad.reads for bad in (check_value("NCCL_IB_DISABLE", value, of) for of in (OLD, NEW))]
-    assert reads == ["reads it as 0", "uses its default"]
+    assert reads == ["reads this value as 0", "uses its default"]
 
 
 @pytest.mark.parametrize(

@@ -27,8 +27,8 @@ def test_hosts_alike_are_folded_and_commands_stand_alone() -> None:
     screen = shown(lines, Exports(hosts=None, lines=exports), width=100)
     assert screen == (
         "host       NCCL uses            why\n"
-        "node[1,3]  eno1  10.0.0.x       first running interface (asked libnccl 2.27.7)\n"
-        "node2      br-9f3a  172.19.0.1  no other host can reach it (asked libnccl 2.27.7)\n"
+        "node[1,3]  eno1  10.0.0.x       first running interface (according to libnccl 2.27.7)\n"
+        "node2      br-9f3a  172.19.0.1  no other host can reach it (according to libnccl 2.27.7)\n"
         "\n"
         "Set on every host, or under env in the hosts file:\n"
         "\n"
@@ -38,7 +38,8 @@ def test_hosts_alike_are_folded_and_commands_stand_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    ("version", "words"), [(None, "(by our model of NCCL)"), ("2.27.7", "(by our model of NCCL 2.27.7)")]
+    ("version", "words"),
+    [(None, "(according to our model of NCCL)"), ("2.27.7", "(according to our model of NCCL 2.27.7)")],
 )
 def test_a_model_s_answer_names_the_version_that_is_known(version: str | None, words: str) -> None:
     chosen = NcclInterface(name="eno1", address="10.0.0.1", nccl_version=version, source="model")

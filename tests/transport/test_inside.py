@@ -20,12 +20,12 @@ from tests.patience import LONG_S, crowd
 
 # what the programs say: podman 4.3 with crun 1.8, docker 20.10 and util-linux 2.38 as seen; nerdctl and apptainer were not run
 SAID: list[tuple[Runtime, int, str, str, str]] = [
-    ("docker", 1, "Error response from daemon: No such container: x", "missing", "there is no docker container \"x\" (running containers: a and b)"),
-    ("docker", 1, "Error: No such container: x", "missing", "there is no docker container \"x\" (running containers: a and b)"),
-    ("podman", 125, 'Error: no container with name or ID "x" found: no such container', "missing", "there is no podman container \"x\" (running containers: a and b)"),
-    ("nerdctl", 1, 'time="2026-01-01T00:00:00Z" level=fatal msg="no such container: x"', "missing", "there is no nerdctl container \"x\" (running containers: a and b)"),
-    ("apptainer", 255, "FATAL:   no instance found with name x", "missing", "there is no apptainer instance \"x\" (running containers: a and b)"),
-    ("enter", 1, "/proc/7/: No such file or directory", "missing", "no process x is running there"),
+    ("docker", 1, "Error response from daemon: No such container: x", "missing", "the docker container \"x\" does not exist (running containers: a and b)"),
+    ("docker", 1, "Error: No such container: x", "missing", "the docker container \"x\" does not exist (running containers: a and b)"),
+    ("podman", 125, 'Error: no container with name or ID "x" found: no such container', "missing", "the podman container \"x\" does not exist (running containers: a and b)"),
+    ("nerdctl", 1, 'time="2026-01-01T00:00:00Z" level=fatal msg="no such container: x"', "missing", "the nerdctl container \"x\" does not exist (running containers: a and b)"),
+    ("apptainer", 255, "FATAL:   no instance found with name x", "missing", "the apptainer instance \"x\" does not exist (running containers: a and b)"),
+    ("enter", 1, "/proc/7/: No such file or directory", "missing", "no process x is running on the host"),
     ("docker", 1, "Error response from daemon: container 5f2c8a6e9d01 is not running", "stopped", "the docker container \"x\" is not running (running containers: a and b)"),
     ("docker", 1, "Error response from daemon: Container 5f2c is restarting, wait until the container is running", "stopped", "the docker container \"x\" is not running (running containers: a and b)"),
     ("podman", 255, "Error: can only create exec sessions on running containers: container state improper", "stopped", "the podman container \"x\" is not running (running containers: a and b)"),
@@ -75,7 +75,7 @@ def test_names_of_the_host_are_cut() -> None:
     found = failure(ContainerEntry(options, ["No such container: x"], 1, names))
     assert found.detail.endswith("running containers: c0, c1, c2, c3, c4, c5, c6, c7 and 12 more)")
     assert failure(ContainerEntry(options, ["No such container: x"], 1, [])).detail.endswith(
-        " (this user has no running container)"
+        " (the user who logs in has no running containers)"
     )
 
 

@@ -1,7 +1,7 @@
 """Implements ``fix-port``, which examines a port, ends a job, waits for a port's release, or finds a free port.
 
 The port to examine comes from the argument, a log, the hosts file, MASTER_PORT, or torch's default. Only a port to
-which every host has connected is suggested, because a firewall may drop packets to a free port.
+which every host has connected is suggested, because a firewall might drop packets to a free port.
 """
 
 from __future__ import annotations
@@ -123,10 +123,10 @@ def end(machine: QueriedMachine, jobs: Iterable[HolderJob], grace_s: float, *, f
 def wait_until_free(
     machine: QueriedMachine, report: PortReport, tell: Tell, *, settle_s: float = SETTLE_S
 ) -> PortReport:
-    """Test a port repeatedly as long as the end of a TIME_WAIT or of another nccl-doctor run may free the port.
+    """Test a port repeatedly while only sockets in TIME_WAIT or another nccl-doctor run occupy the port.
 
-    A socket whose process has just exited may have neither an owner nor a TIME_WAIT. The tests therefore continue for
-    ``settle_s`` seconds after the first test that shows no reason to wait.
+    A socket whose process has just exited can have no owner without being in TIME_WAIT. The tests therefore continue
+    for ``settle_s`` seconds after the first test that finds neither TIME_WAIT nor another run.
     """
     began = closing_since = time.monotonic()
     waited = False
@@ -147,7 +147,10 @@ def wait_until_free(
 
 
 def next_port(machines: Sequence[QueriedMachine], after: int, address: str | None = None) -> int | None:
-    """Return the first port above ``after``, wrapping to 1024, that is free everywhere and reachable at ``address``."""
+    """Return a port that is free on every host and reachable at ``address``, or None if there is no such port.
+
+    The search begins above ``after``, and continues at 1024 after the highest port.
+    """
     target, *others = machines
     candidates = chain(range(after + 1, LAST_PORT + 1), range(FIRST, after))
     wanted = (port for port in candidates if port >= FIRST and port not in WELL_KNOWN)
@@ -166,7 +169,7 @@ def next_port(machines: Sequence[QueriedMachine], after: int, address: str | Non
 
 
 def _let_in(machines: Sequence[QueriedMachine], address: str, after: int, answers: dict[str, set[int]]) -> int:
-    """Return a port on which the first machine's firewall accepts all other machines, or raise DoctorError."""
+    """Return a port on which the first machine accepts connections from all others, or raise DoctorError."""
     target, *others = machines
     halved = (int(f"{number:016b}"[::-1], 2) for number in range(1 << 16))
     named = list(target.ask(NAMED).ports)
@@ -226,7 +229,7 @@ def suggestion(fleet: Fleet, after: int, holders: Iterable[HolderJob] = ()) -> S
 def _wait(
     alive: Callable[[], list[tuple[int, int]]], seconds: float, tell: Callable[[str, float], None]
 ) -> list[tuple[int, int]]:
-    """Wait until all processes have exited or the time is over, and return the processes that are still running."""
+    """Wait at most ``seconds`` for all processes to exit, and return the processes that are still running."""
     deadline = time.monotonic() + seconds
     while (living := alive()) and (left := deadline - time.monotonic()) > 0:
         tell(" ".join(str(pid) for pid, _ in living[:8]) + (" …" if len(living) > 8 else ""), left)
@@ -323,7 +326,7 @@ def _why_not(report: PortReport, *, force: bool) -> str | None:
 def reached(
     target: QueriedMachine, others: Sequence[QueriedMachine], address: str, ports: Sequence[int]
 ) -> dict[str, set[int]]:
-    """Return the target's ports that each host reaches; raise NotReachedError if a host does not answer."""
+    """Map each other host to the target's ports that it reaches; raise NotReachedError if a host does not answer."""
     from nccl_doctor.collect.mesh.dials import dial_targets, listening
     from nccl_doctor.collect.mesh.plan import DialTarget, listener
 

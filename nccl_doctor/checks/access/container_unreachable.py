@@ -1,14 +1,14 @@
-"""The container in which the job runs could not be entered on the host.
+"""The job's container on the host could not be entered.
 
 What it means: the host was reached, but not the container that `inside:` in the hosts file or `--inside` names. The
 container does not exist, has stopped or is paused, or its image has no shell. Other possible causes are a user without
-permission to use Docker, a missing container runtime, or a runtime service that does not answer. Nothing is known about
-the job's environment on the host.
+permission to use Docker, a missing container runtime, or a runtime service that does not answer. nccl-doctor could not
+examine the job's environment on the host.
 
-How we know: `docker exec -i NAME /bin/sh -c …` was run on the host and ended before the container's shell answered.
-Podman, nerdctl and Apptainer have equivalent commands, such as `apptainer exec`. If the hosts file specifies `enter`
-and a PID, the host's python3 enters the namespaces of the process with this PID. The report quotes the command's error
-and, if the name is wrong, lists the running containers.
+How we know: `docker exec -i NAME /bin/sh -c …` was run on the host, but the container's shell did not answer. Podman,
+nerdctl and Apptainer have equivalent commands, such as `apptainer exec`. If the hosts file specifies `enter` and a PID,
+the host's python3 enters the namespaces of the process with this PID. The report quotes the command's error and, if the
+name is wrong, lists the running containers.
 
 Fix: run the commands that the report shows. The commands must run on the host, outside the container.
 

@@ -5,8 +5,8 @@ the missing node was not started, or it can't connect to node 0, to which its ra
 
 How we know: with `check --join`, every node connects to node 0 on port 29499 (`--join-port`) and proves that it has the
 job's token. Node 0 waits for the other nodes for `--join-timeout` (300 s). The evidence lists the connections that node
-0 refused. Node 0 refuses a node whose token, nccl-doctor release or number of nodes differs from node 0's own, or whose
-rank is already in use.
+0 refused. Node 0 refuses a node that has a different token, nccl-doctor release, number of nodes or master port. Node 0
+also refuses a node whose rank is already in use, or that arrives after the check has begun.
 
 Fix: look at the missing node's own output, which shows why the node could not join. If the connection is refused, node
 0 has not started or MASTER_ADDR is the address of another host. If the connection gets no answer, a firewall on node 0

@@ -9,8 +9,8 @@ nodes. If a pod has ended since the list was fetched, kubectl reports this when 
 pod's container is running but the pod is not ready, the diagnosis is only a warning. A pod that is not ready has no DNS
 name from a headless Service unless the Service sets ``publishNotReadyAddresses: true``.
 
-Fix: if a resource is scarce, request less of it, wait, or have nodes added. If the image can't be pulled, correct its
-name or the registry's secret. If the container exits, find the reason with ``kubectl logs --previous``.
+Fix: if a resource is scarce, request less of it, wait, or have nodes added. If the image can't be pulled, correct the
+image's name or the image pull secret. If the container exits, find the reason with ``kubectl logs --previous``.
 
 References: Kubernetes, "Pod Lifecycle", "Pod Scheduling Readiness" and "Debug Pods".
 """
@@ -29,7 +29,7 @@ def pod_not_ready(view: View) -> Findings:
     for why, names in grouped((pods[name].unready, name) for name in reached if pods[name].unready).items():
         yield Finding(
             hosts=tuple(names),
-            message=f"Kubernetes reports {fold(names)} as not ready, although the job's container is running: {why}.",
+            message=f"The job's container is running, but Kubernetes reports {fold(names)} as not ready: {why}.",
             facts={"reason": "unready"},
             fix="See which probe fails (kubectl describe pod). Until the pod is ready, a headless Service gives it no "
             "DNS name, unless the Service sets publishNotReadyAddresses: true.",

@@ -1,7 +1,7 @@
 """A pod is running, but kubectl could not enter it.
 
-What it means: nothing is known about the pod. Possible causes are a missing permission to create ``pods/exec`` (some
-sites never grant it), an unreachable kubelet, and a container without a shell.
+What it means: nccl-doctor could not examine the pod. Possible causes are a missing permission to create ``pods/exec``
+(some sites never grant it), an unreachable kubelet, and a container without a shell.
 
 How we know: ``kubectl exec`` was started for the job's container, but the marker that the container's shell should
 print first did not arrive. The evidence consists of kubectl's messages and the time for which kubectl printed nothing.

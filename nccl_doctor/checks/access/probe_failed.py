@@ -1,16 +1,16 @@
 """The host was reached, but nccl-doctor's probe on the host returned no answer.
 
-What it means: nothing is known about the host. Usually the login can't run commands because of a shell such as nologin,
-a forced command, or a profile that waits for input. Other possible causes are a host without free memory or process
-slots, and a bug in nccl-doctor.
+What it means: nccl-doctor could not examine the host. Usually, the SSH user can't run commands because of a login shell
+such as nologin, a forced command, or a profile that waits for input. Other possible causes are a host without free
+memory or process slots, and a bug in nccl-doctor.
 
 How we know: nccl-doctor sends the probe to the host's Python over SSH, and the probe answers with a marker. The marker
 did not arrive or was damaged, or some of the probe's answers were missing. The evidence consists of the stage that the
-probe reached and the probe's last output. If short messages arrive but the first long messages do not, the path may
-lose large packets. Large packets are lost if a host's MTU is larger than the MTU of the path and ICMP messages are
-filtered. To confirm the packet loss, nccl-doctor opens a second connection on which the host sends only small packets.
-Packet loss is reported if the host's kernel keeps retransmitting the answer on the first connection but acknowledges
-nccl-doctor's packets.
+probe reached and the probe's last output. If short messages arrive but the first long messages do not, the network path
+might lose large packets. Large packets are lost if a host's MTU is larger than the MTU of the path and ICMP messages
+are filtered. To confirm the packet loss, nccl-doctor opens a second connection on which the host sends only small
+packets. Packet loss is reported if the host's kernel keeps retransmitting the answer on the first connection but
+acknowledges nccl-doctor's packets.
 
 Fix: run `ssh HOST python3 -c 'print(1)'`, which must print 1 immediately. If the command works but the diagnosis
 remains, please report a bug in nccl-doctor with the output of `nccl-doctor check -v`.

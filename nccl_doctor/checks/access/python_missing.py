@@ -9,8 +9,8 @@ Another possible cause is a PYTHONHOME or PYTHONPATH that is set at login and pr
 except in isolated mode (``-I``).
 
 How we know: the interpreter (``python`` in the hosts file, or ``python3`` by default) was started over SSH without a
-login shell. In this test, as with ranks that a launcher starts over SSH, PATH lacks the directories that a profile or
-``conda activate`` adds in a terminal.
+login shell. Without a login shell, PATH lacks the directories that a profile or ``conda activate`` adds in a terminal.
+The ranks that a launcher starts over SSH have the same PATH.
 
 Fix: set the interpreter's full path for all hosts or for this host in the hosts file (``python:
 /path/to/env/bin/python``), or install Python on the host. In the activated environment, ``command -v python`` prints

@@ -1,8 +1,8 @@
 """The host's key is not in any known_hosts file on the machine that runs nccl-doctor.
 
 What it means: SSH can't verify the identity of the machine that answered. Even if StrictHostKeyChecking is off,
-nccl-doctor verifies every host key and never accepts a new key automatically. Tools such as mpirun and pdsh hang or
-fail for the same reason.
+nccl-doctor verifies every host key and never accepts a new key automatically. If the host key is unknown, tools that
+use ssh, such as mpirun and pdsh, also hang or fail.
 
 How we know: the user's and the system's known_hosts files have no key for the name that ssh would use. The search
 includes hashed names, names with a port, HostKeyAlias and wildcards. The evidence shows the key's type and SHA256
@@ -10,8 +10,8 @@ fingerprint.
 
 Fix: compare the fingerprint with the output of ``ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub`` on the host's
 console, and only then add the key. The command in the report adds exactly the key with this fingerprint, whereas
-ssh-keyscan would fetch a key that has not been verified. If the report has no command because the ``ssh`` program made
-the connection, run ``ssh``, which shows the fingerprint and asks whether to accept the key.
+ssh-keyscan would fetch a key that has not been verified. If the report contains no command because nccl-doctor
+connected with the ``ssh`` program, run ``ssh HOST``, which shows the fingerprint and asks whether to accept the key.
 
 References: sshd(8), "SSH_KNOWN_HOSTS FILE FORMAT". ssh_config(5): UserKnownHostsFile, HostKeyAlias.
 """

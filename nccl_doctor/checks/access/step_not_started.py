@@ -1,7 +1,7 @@
 """A node of the Slurm job did not start nccl-doctor's job step.
 
-What it means: nothing is known about the node. The job's own steps usually fail for the same reason: slurmd or the job
-has ended, the node is drained or down, or the container does not start. If the node runs the step but no output
+What it means: nccl-doctor could not examine the node. The job's own steps usually fail for the same reason: slurmd or
+the job has ended, the node is drained or down, or the container does not start. If the node runs the step but no output
 arrives, the connection to the machine that runs nccl-doctor is at fault. A fault in this connection affects the job
 only if the job is started from nccl-doctor's machine.
 

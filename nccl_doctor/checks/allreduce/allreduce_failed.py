@@ -32,7 +32,10 @@ ADVICE = {
 
 @check("NCD702", severity=Severity.ERROR, needs=("smoke",), in_output=True)
 def allreduce_failed(view: View) -> Findings:
-    """If ranks failed, yield a finding about the ranks to blame. Ranks that only lost their peers are not to blame."""
+    """If the all-reduce failed, yield a finding about the ranks that most likely caused the failure.
+
+    Ranks that only lost their peers are named only if no other rank shows a fault.
+    """
     smoke = view.smoke
     if smoke.outcome != "failed":
         return
@@ -72,11 +75,11 @@ def _message(smoke: Smoke, culprits: Culprits) -> str:
         name = SIGNALS.get(first.signal or 0, f"signal {first.signal}")
         return f"Rank {first.rank} on {first.host} was killed by {name}; before that, it {MISSING[first.stage]}."
     if culprits.why == "launcher":
-        return f"The session with {first.host} was lost during the all-reduce: {smoke.launchers[first.host]}."
+        return f"The all-reduce failed on {first.host}: {smoke.launchers[first.host]}."
     if first.error:
         alike = len({rank.error for rank in culprits.ranks}) == 1
         who = culprits.named if alike else f"rank {first.rank} on {first.host}"
         return f"{capital(who)} failed: {first.error.splitlines()[0]}"
     status = "" if first.exit_code is None else f" with status {first.exit_code}"
-    did = "its program had not started yet" if first.stage == "none" else f"it {MISSING[first.stage]}"
+    did = "nccl-doctor's test program had not started yet" if first.stage == "none" else f"it {MISSING[first.stage]}"
     return f"Rank {first.rank} on {first.host} exited{status} without printing anything: {did}."

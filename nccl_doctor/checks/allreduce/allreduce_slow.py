@@ -3,22 +3,22 @@
 What it means: training will spend most of its time waiting for gradients. A ring all-reduce of K bytes over links of
 bandwidth B takes T = 2(N-1)/N * K/B, which hardly depends on the number N of ranks. Common causes are a cable or switch
 port at a reduced rate, traffic over an unintended interface, a busy host, and a small MTU. On a fast link, a single TCP
-connection may also be too slow (`NCCL_SOCKET_NTHREADS`, `NCCL_NSOCKS_PERTHREAD`).
+connection can also be too slow (`NCCL_SOCKET_NTHREADS`, `NCCL_NSOCKS_PERTHREAD`).
 
 How we know: the highest bus bandwidth that was reached with any message size is compared with the speed that the
 slowest host's interface or RDMA device reports. An all-reduce at less than a quarter of the link's speed counts as
 slow. With gloo, at most 10 Gbit/s is expected on any link, because a single thread adds and copies the data. The speed
 is not evaluated if all ranks run on a single machine, or if all messages were so small that latency dominated. If the
 link's speed is unknown, as for virtual interfaces, gloo counts as slow below 10 Mbit/s. If the link's speed is unknown
-and the ranks used or waited for much CPU time, gloo's speed is not evaluated, because the CPU may have been the
+and the ranks used or waited for a lot of CPU time, gloo's speed is not evaluated, because the CPU might have been the
 bottleneck.
 
 Over RDMA, the counters of the ports (/sys/class/infiniband) are read before and after the all-reduce. The advice
-depends on link errors and on packets that were lost, out of sequence or not acknowledged. Congestion notifications are
-normal if no other counter increased.
+depends on which counters increased: link errors, or packets that were lost, out of sequence or not acknowledged. An
+increase in congestion notifications is normal if no other counter increased.
 
-If one rank took far longer than the others between the all-reduces, the diagnosis names this rank, because all others
-waited for it.
+If one rank spent far more time than the others between the all-reduces, the diagnosis names this rank, because all
+other ranks waited for it.
 
 Fix: check the negotiated speed with `ethtool` on the named host. To find out at which message sizes the all-reduce is
 slow, measure other sizes with `nccl-doctor smoke --max-bytes`.
@@ -34,12 +34,15 @@ from nccl_doctor.text.hostlist import figure
 SHARE = 0.25
 GLOO_GB_PER_S = 1.25
 LATENCIES = 10
-"""Minimum ratio of the largest message's ideal time to the shortest measured time; below it, latency dominates."""
+"""Minimum ratio of the largest message's ideal time to the shortest measured time.
+
+At smaller ratios, latency dominates.
+"""
 
 
 @check("NCD704", severity=Severity.WARNING, needs=("smoke",))
 def allreduce_slow(view: View) -> Findings:
-    """Yield a finding if the all-reduce uses little of the link's speed, or if all other ranks wait for one rank."""
+    """Yield a finding if the all-reduce is far slower than the link, or if all other ranks wait for one rank."""
     smoke, speed = view.smoke, link(view.snapshot)
     late = straggler(smoke)
     if smoke.outcome == "ok" and speed is None and late is None and _waits_for_bytes(smoke):
@@ -63,7 +66,8 @@ def allreduce_slow(view: View) -> Findings:
         phrase = f"rank {late.rank} ({late.host}) spent {late.own_s:.1f} s between the all-reduces"
         evidence.append(f"{phrase}, the others {others[0]:.1f} to {others[-1]:.1f} s")
         message = (
-            f"The other ranks waited for rank {late.rank} on {late.host}, which took far longer between all-reduces."
+            f"Rank {late.rank} on {late.host} spent far more time between the all-reduces than the other ranks, which "
+            "had to wait for it."
         )
     evidence += counted
     hosts = (late.host,) if late else (speed.host,) if speed else ()
@@ -99,8 +103,8 @@ def _without_speed(smoke: Smoke) -> Finding:
     hosts = tuple(dict.fromkeys(rank.host for rank in smoke.ranks))
     return Finding(
         hosts=hosts,
-        message=f"The all-reduce reached only {figure(reached * 8000, 2)} Mbit/s, less than the slowest Ethernet (10 "
-        "Mbit/s), so a link is slow.",
+        message=f"The all-reduce reached only {figure(reached * 8000, 2)} Mbit/s, which is below the speed of the "
+        "slowest Ethernet (10 Mbit/s), so a link between the hosts is slow.",
         evidence=(f"each rank used or wanted at most {figure(busy, 2)} CPUs meanwhile, so the ranks waited for bytes",),
         facts={"busbw": reached, "link": None, "straggler": None},
         symptoms=(everywhere("slow", hosts, smoke),),

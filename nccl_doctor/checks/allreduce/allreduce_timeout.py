@@ -17,7 +17,7 @@ before nccl-doctor terminated the rank. The report names the ranks that show the
   all-reduce did not finish, the data connections do not work (interface, firewall on ephemeral ports, RDMA).
 
 If no rank shows a sign of a fault and the job has three or more hosts, the all-reduce is repeated in groups of hosts.
-`nccl-doctor check` makes this repetition automatically, but `nccl-doctor smoke` makes it only with `--isolate`. The
+`nccl-doctor check` repeats the all-reduce automatically, but `nccl-doctor smoke` repeats it only with `--isolate`. The
 diagnosis names the host or pair of hosts with which the all-reduce fails.
 
 Fix: examine the stage in which the ranks stopped, and the quoted stacks and last output lines of the ranks.
@@ -56,11 +56,12 @@ def allreduce_timeout(view: View) -> Findings:
 def _what(smoke: Smoke, culprits: Culprits) -> str:
     first = culprits.ranks[0]
     if culprits.why == "launcher":
-        return f"the session with {first.host} was lost ({smoke.launchers[first.host]})"
+        return f"the ranks on {first.host} can't be seen any more ({smoke.launchers[first.host]})"
     if culprits.why == "stopped" and (state := first.state or "").startswith("D"):
         where = f" ({state[2:]})" if len(state) > 2 else ""
         return (
-            f"{culprits.named} was waiting in the kernel{where}, as happens if a file system or driver does not answer"
+            f"{culprits.named} was waiting in the kernel{where}, which happens if a file system or driver does not "
+            "answer"
         )
     if culprits.why == "stopped":
         return f"{culprits.named} was suspended (by SIGSTOP, a debugger or a container freeze)"

@@ -6,11 +6,12 @@ faulty driver, and peer-to-peer transfers that an IOMMU or PCIe ACS redirects.
 How we know: every rank filled its buffer with values that depend on the rank and the position. A missing rank, a
 duplicate rank or exchanged positions would change the sum. A small all-reduce was repeated with each rank alone and
 with each pair of neighbouring ranks. The diagnosis names a rank whose sum is wrong when the rank is tested alone or
-with each of its two neighbours. Without such a rank, the diagnosis names the pair with a wrong sum if there is only
-one. If no such rank or pair exists, all ranks with a wrong sum are named.
+with each of its two neighbours. If no single rank can be identified and only one pair of ranks has a wrong sum, the
+diagnosis names this pair. If neither a rank nor a pair can be identified, the diagnosis names all ranks whose sums were
+wrong.
 
-Fix: with GPUs, try again with `NCCL_P2P_DISABLE=1` in the hosts file's `env`. If the sum is correct without P2P, check
-the IOMMU and ACS settings of the host. Without GPUs, test the hosts' memory.
+Fix: on hosts with GPUs, run the check again with `NCCL_P2P_DISABLE=1` in the hosts file's `env`. If the sum is correct
+without P2P, check the IOMMU and ACS settings of the host. On hosts without GPUs, test the memory.
 """
 
 from collections import Counter
@@ -53,8 +54,8 @@ def allreduce_wrong_result(view: View) -> Findings:
 def _source(smoke: Smoke) -> tuple[int, ...]:
     """Return the ranks that most likely caused the wrong sums, or () if no such ranks are found.
 
-    These are the ranks with wrong sums when tested alone, the only rank that several wrong pairs share, or the only
-    wrong pair.
+    Ranks that get wrong sums when tested alone come first. Otherwise, the result is the only rank that several pairs
+    with wrong sums share, or the only pair with wrong sums.
     """
     alone = tuple(group[0] for group in smoke.wrong_groups if len(group) == 1)
     if alone:

@@ -1,4 +1,4 @@
-"""Finds the ranks to blame for a failed all-reduce.
+"""Finds the ranks that caused an all-reduce to fail.
 
 The conclusions are drawn from the ranks' reports, their output, and a repetition of the all-reduce in groups of hosts.
 """
@@ -29,7 +29,7 @@ def named_by(error: str) -> tuple[str, ...]:
 def is_echo(error: str, *, lost: bool = False) -> bool:
     """Return whether an error only shows that other ranks ended.
 
-    The argument ``lost`` must be True if a host's launcher was lost.
+    The argument ``lost`` must be True if the launcher failed on any host.
     """
     from nccl_doctor.logs.signs import echoes
 
@@ -50,12 +50,13 @@ MISSING: dict[Stage, str] = {
 """Phrases that describe a rank's progress, by the last stage that the rank reached."""
 
 Why = Literal["signal", "error", "exit", "launcher", "stopped", "start", "elsewhere", "behind", "echo"]
-"""Reasons for which ranks are blamed.
+"""Reasons for examining certain ranks first.
 
 "signal", "error" and "exit" mean that the ranks were killed, raised an error, or exited without an error. "launcher"
 means that the ranks lost their launcher or the connection to it. "stopped" ranks are suspended or blocked in the
 kernel, and "start" ranks have not finished importing torch. "elsewhere" ranks run other code while all others wait in a
-collective. "behind" ranks have reached fewer stages than others, and "echo" ranks only lost other ranks.
+collective. "behind" ranks stopped at an earlier stage than the other ranks, and "echo" ranks only lost the connection
+to other ranks.
 """
 OWN_FAULT: frozenset[Why] = frozenset({"signal", "error", "exit", "launcher", "stopped", "start", "elsewhere"})
 """Reasons that lie in the ranks themselves rather than in a connection between ranks."""
@@ -74,7 +75,7 @@ _BETWEEN = ("/torch/", "<frozen ", "/fd/")
 
 @dataclass(frozen=True)
 class Culprits:
-    """The ranks to examine first, and the reason why these ranks are blamed (:data:`Why`)."""
+    """The ranks to examine first, and the reason for examining these ranks (:data:`Why`)."""
 
     smoke: Smoke
     ranks: tuple[RankReport, ...]
@@ -109,9 +110,10 @@ class Culprits:
         if self.isolation.culprit == "pair":
             first, second = self.hosts
             return (
-                f"repeated in groups of hosts, it fails only between {first} and {second}, which work with other hosts"
+                f"when it was repeated in groups of hosts, it failed only between {first} and {second}, although both "
+                "of them work with other hosts"
             )
-        return f"repeated in groups of hosts, it fails with {fold(self.hosts)} but works among the other hosts"
+        return f"when it was repeated in groups of hosts, it failed with {fold(self.hosts)} but worked among the others"
 
     @property
     def trials(self) -> tuple[str, ...]:

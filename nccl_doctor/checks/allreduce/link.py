@@ -162,8 +162,9 @@ def counters(smoke: Smoke) -> tuple[tuple[str, ...], str | None]:
 
 TIMES = 3.0
 LEAST_S = 2.0
-"""Minimum difference, in seconds, between a straggler and the other ranks. On a busy machine, smaller differences are
-normal.
+"""Minimum difference, in seconds, between a straggler's time outside all-reduces and the median of all ranks.
+
+On a busy machine, smaller differences are normal.
 """
 
 

@@ -1,4 +1,4 @@
-"""Derives the symptoms that the diagnosed cause of a failed all-reduce must explain."""
+"""Determines which symptoms of a failed all-reduce a diagnosis must explain."""
 
 import re
 from collections.abc import Container, Iterable, Iterator

@@ -13,7 +13,7 @@ Importing torch 2.13 on two CPUs used 0.7 GiB, and each additional thread uses m
 
 
 def with_limits(finding: Finding, snapshot: Snapshot) -> Finding:
-    """Add the limits on virtual memory to a finding about failed ranks if these limits may be the cause."""
+    """Add the limits on virtual memory to a finding about failed ranks if these limits might be the cause."""
     hosts = ((host, host.facts) for host in snapshot.reached if host.facts and host.name in finding.hosts)
     limits = grouped((size, host.name) for host, facts in hosts if (size := _too_little(facts)))
     if not limits:

@@ -1,4 +1,4 @@
-"""Finds faults in a launch command's numbers, such as the numbers of nodes, ranks and GPUs."""
+"""Finds wrong numbers in a launch command, such as the numbers of nodes, ranks and GPUs."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -100,7 +100,7 @@ def own_ways(judged: JudgedLine) -> Iterator[str]:
             f"{machines} machines"
         )
     if line.launcher == "vllm" and is_number(rank) and int(rank) > 0 and "headless" not in line.options:
-        yield f"without --headless, the node with rank {rank} starts a second server"
+        yield f"without --headless, the node with node rank {rank} starts a second API server"
     starts = LLAMA in (PurePath(word).name for word in (*line.start, *line.script)[:1])
     nodes = line.variables.get("NNODES", "") if starts else ""
     if is_number(nodes) and int(nodes) != count > 1:
@@ -182,7 +182,7 @@ def sizes(judged: JudgedLine) -> Iterator[LineFault]:
             yield f"the parallelism settings need {wanted} GPUs, which can't be divided among {judged.count} hosts"
     elif wanted > max(counts.values()) and line.options.get("distributed_executor_backend") != "ray":
         most = max(counts, key=lambda name: counts[name])
-        each = "" if judged.count == 1 else " on each host, since --nnodes is not given"
+        each = "" if judged.count == 1 else " on each host (because --nnodes is not set)"
         yield f"the parallelism settings need {plural(wanted, 'GPU')}{each}, but {most} has only {counts[most]}"
 
 

@@ -7,8 +7,8 @@ config file, quotes and spaces are part of the value.
 How we know: the value is compared with the type, keywords and range that NCCL's source defines for the variable, and
 with the result of strtoll. NCCL_COMM_ID must consist of an address on one of the host's subnets, and a port.
 NCCL_HOSTID must differ between machines, which nccl-doctor identifies by their boot IDs. If two machines have the same
-NCCL_HOSTID, NCCL fails with "Duplicate GPU detected" or when it opens shared memory, because it treats them as one
-machine. The value of a TORCH_NCCL_ or TORCH_FR_ variable must be a number or a Boolean (1, true, yes, 0, false, no),
+NCCL_HOSTID, NCCL treats them as one machine. NCCL then fails with "Duplicate GPU detected", or fails to open shared
+memory. The value of a TORCH_NCCL_ or TORCH_FR_ variable must be a number or a Boolean (1, true, yes, 0, false, no),
 depending on the variable. If the value of such a variable is invalid or empty, torch ends with "Invalid value for
 environment variable", hangs or aborts. TORCH_DISTRIBUTED_DEBUG must be OFF, INFO or DETAIL. Since torch 2.15, "nccl"
 means the nccl2 backend unless TORCH_DIST_USE_NCCL2=0 is set. The nccl2 backend does not read some of the TORCH_NCCL_
@@ -46,7 +46,7 @@ ONE_HOST = Effect(
 REFUSED = Effect(
     (*WAITS, "not-started", "exit", "SIGABRT", "env-bad-value"),
     Reach.MEETS,
-    "a rank that exits or hangs while torch creates the process group never joins the others",
+    "a rank that exits or hangs while torch creates the process group never joins the process group",
 )
 
 
@@ -108,7 +108,7 @@ def _same_host_ids(view: View) -> Findings:
         if len({boots.get(host) or host for host in origins}) > 1:
             yield Finding(
                 hosts=tuple(origins),
-                message=f"NCCL_HOSTID={quoted(value)} is the same on {where}, so NCCL treats these hosts as one.",
+                message=f"NCCL_HOSTID is {quoted(value)} on {where}, so NCCL treats these hosts as one.",
                 evidence=folded((host, f"NCCL_HOSTID={quoted(value)} ({origin})") for host, origin in origins.items()),
                 facts={"variable": "NCCL_HOSTID", "value": value, "origins": origins},
                 fix="Unset NCCL_HOSTID, or give each machine a value of its own.",

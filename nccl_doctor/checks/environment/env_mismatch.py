@@ -1,8 +1,8 @@
 """An NCCL variable has different values on different hosts, or is set only on some hosts.
 
 What it means: all ranks must use the same algorithm, protocol, number of channels and network. If the settings of one
-host differ, NCCL hangs in its first collective, fails with "invalid usage" or confuses messages. The usual cause is a
-forgotten /etc/nccl.conf on one machine, because every NCCL job on a machine reads this file.
+host differ, NCCL hangs in its first collective, fails with "invalid usage", or misinterprets messages from other ranks.
+The usual cause is a forgotten /etc/nccl.conf on one machine, because every NCCL job on a machine reads this file.
 
 How we know: nccl-doctor determines the values that NCCL would use on each host from the hosts file's env, the SSH
 environment and NCCL's config files, and compares these values between hosts. The report shows the source of each value.

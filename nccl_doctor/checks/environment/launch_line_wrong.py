@@ -215,7 +215,7 @@ def _meeting(judged: JudgedLine) -> Iterator[LineFault]:
 
 
 def _c10d(judged: JudgedLine, addr: str, port: str | None) -> Iterator[LineFault]:
-    """Yield faults in torchrun's c10d rendezvous, whose store may run on any host."""
+    """Yield faults in torchrun's c10d rendezvous, whose store can run on any host."""
     hosts = judged.view.snapshot.hosts
     first = hosts[0].name
     takes = _stores(judged, addr)
@@ -237,7 +237,10 @@ def _c10d(judged: JudgedLine, addr: str, port: str | None) -> Iterator[LineFault
             "would not know it"
         )
     elif port and port != str(judged.view.snapshot.cluster.master_port):
-        yield f"the rendezvous endpoint {addr} is used with port {port}, but a different port was tested"
+        yield (
+            f"the launch command uses the rendezvous endpoint {addr} with port {port}, but nccl-doctor tested a "
+            "different port"
+        )
     local_addr = judged.line.options.get("local_addr")
     if local_addr is not None and (local_addr == "localhost" or is_loopback(local_addr)):
         yield f"--local-addr={local_addr} makes the ranks of each host connect to that host itself"
@@ -323,7 +326,10 @@ def _url(judged: JudgedLine) -> Iterator[LineFault]:
 def _wrong_place(judged: JudgedLine, words: str, addr: str, port: str | None) -> Iterator[LineFault]:
     planned = str(judged.view.snapshot.cluster.master_port)
     if addr == "localhost" or is_loopback(addr):
-        yield f"{words} points each host at itself, so the ranks on the {judged.count} hosts would never connect"
+        yield (
+            f"{words} makes each host connect to itself, so the ranks on the {judged.count} hosts can't connect to "
+            "each other"
+        )
     elif addr not in next(iter(judged.places.values())).masters and (is_local := _is_own(judged, addr)) is not True:
         first = judged.view.snapshot.hosts[0].name
         known = f"it is not known whether {addr} is an address of {first}"
@@ -335,7 +341,7 @@ def _wrong_place(judged: JudgedLine, words: str, addr: str, port: str | None) ->
     elif port == "0":
         yield f"{words} is used with port 0, which means any free port, so the other hosts would not know it"
     elif port and port != planned:
-        yield f"{words} is used with port {port}, but port {planned} was tested"
+        yield f"the launch command uses {words} with port {port}, but nccl-doctor tested port {planned}"
 
 
 def _is_own(judged: JudgedLine, addr: str) -> bool | None:
@@ -367,7 +373,7 @@ def _own_ports(judged: JudgedLine) -> Iterator[str]:
 
 
 def _shared(judged: JudgedLine) -> Iterator[str]:
-    """Yield faults in the launch command's CUDA_VISIBLE_DEVICES if one machine serves as several nodes."""
+    """Yield a fault if the launch command's CUDA_VISIBLE_DEVICES differs from the node's value in the hosts file."""
     rank, devices = judged.line.options.get("node_rank", ""), judged.line.variables.get("CUDA_VISIBLE_DEVICES")
     for host in judged.view.snapshot.hosts if devices is not None else ():
         planned = host.node.cuda_visible_devices

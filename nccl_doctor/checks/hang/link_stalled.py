@@ -1,7 +1,8 @@
 """Data between two ranks is retransmitted repeatedly, but never acknowledged.
 
-What it means: the ranks run the same collective, but the network between two hosts does not deliver the data. The cause
-may be a cable, a switch, a NIC, a firewall rule that was added during the job, or a peer that lost its address.
+What it means: the ranks run the same collective, but the network between two hosts does not deliver the data. Possible
+causes are a faulty cable, switch or NIC, a firewall rule that was added during the job, and a peer that lost its
+address.
 
 How we know: in two samples, the kernel's socket tables on both hosts (sock_diag(7)) showed the same unacknowledged
 bytes, with unanswered retransmissions. Another sign of a stalled link is a report by NCCL's RAS service that all ranks

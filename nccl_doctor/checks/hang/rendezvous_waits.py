@@ -7,9 +7,9 @@ own --node_rank. If nodes are missing, torchrun waits for ten minutes by default
 In init_process_group, each rank needs its own RANK, and all ranks need the same MASTER_ADDR, MASTER_PORT and
 WORLD_SIZE.
 
-How we know: on every host, the processes of torchrun or accelerate's launcher had no ranks and used no CPU time between
-two samples. The settings of the rendezvous are taken from command lines, PET_ variables and connections. For ranks in
-init_process_group, the evidence consists of their variables and their connections to the store.
+How we know: the launchers (torchrun or accelerate) on the hosts had started no ranks, and used no CPU time between two
+samples. The settings of the rendezvous are taken from the launchers' command lines, PET_ variables and connections. For
+ranks in init_process_group, the evidence consists of their variables and their connections to the store.
 
 Fix: Start the missing node, or start all nodes with the same options. If all nodes are running but a node can't reach
 the store, `nccl-doctor check` finds the cause.

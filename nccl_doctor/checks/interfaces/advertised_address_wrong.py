@@ -1,17 +1,18 @@
-"""An engine advertises an address at which the other hosts can't reach the engine's host.
+"""An engine such as Ray or vLLM advertises an address at which the other hosts can't reach its host.
 
 What it means: engines such as Ray, vLLM and SGLang advertise one address for each host, usually the source address of
-the default route. If the address belongs to another network or host, or if several hosts share the address, the job
-can't start. Workers can't be placed on a node, sockets can't be bound, or peers connect to addresses where no process
-listens.
+the default route. If the advertised address belongs to another network or host, or if several hosts advertise the same
+address, the job can't start. Workers can't be placed on a node, sockets can't be bound, or peers connect to addresses
+where no process listens.
 
-How we know: `check` collects each host's environment variables, its own name and the kernel's route to 8.8.8.8 (without
-sending packets). From this information, `check` determines which address the installed version of each engine will
-choose. If an engine is named (--engine, or engine: in the hosts file), the other hosts connect to the address that this
-engine advertises. If such a connection fails, the diagnosis is an error. If no engine is named, each engine that is
-installed or whose variables are set is checked. Typical messages in a log are vLLM's "Every node should have a unique
-IP address. Got 2 nodes … and 1 unique IP addresses", a Ray placement group that waits for an unknown "node:ADDRESS",
-and ZMQ's "Cannot assign requested address (addr='tcp://…')" for an address that the host does not have.
+How we know: on each host, `check` reads the environment variables and the host's own name, and asks the kernel for the
+route to 8.8.8.8 (without sending packets). From this information, `check` determines which address the installed
+version of each engine will choose. If an engine is named (--engine, or engine: in the hosts file), the other hosts
+connect to the address that this engine advertises, and a wrong address is reported as an error. Engines that are not
+named are checked if they are installed or if their variables are set, and their wrong addresses are reported only as
+notes. Typical messages in a log are vLLM's "Every node should have a unique IP address. Got 2 nodes … and 1 unique IP
+addresses", a Ray placement group that waits for an unknown "node:ADDRESS", and ZMQ's "Cannot assign requested address
+(addr='tcp://…')" for an address that the host does not have.
 
 Fix: give every host its own address on the job's network. For vLLM, set VLLM_HOST_IP to a different address on each
 host, before `ray start` and in the engine's environment. For SGLang, set SGLANG_HOST_IP. For NIXL, set
@@ -136,7 +137,7 @@ def _judge(view: View, program: str, name: str, side: Side) -> Misled | None:
 
 
 def _by_line(view: View, program: str, name: str) -> Advertised | None:
-    """Return the address that the launch command passes to the program on this host, or None if there is no address."""
+    """Return the address that the launch command passes to the program on this host, or None if it passes none."""
     with suppress(ValueError, UsageError):
         line, option = line_to_judge(view.snapshot), PROGRAMS[program].option
         if line is None or option is None or line.launcher != program:
@@ -184,13 +185,13 @@ def _of_peers(
     fault = None
     nets = [net for candidate in right if candidate is not None for net in host_nccl.networks(candidate)]
     if LossCause.OWN_ADDRESS in standing.causes:
-        fault = "will advertise an address that other hosts also have, so each host would connect to itself"
+        fault = "will advertise an address that is also an address of other hosts, so each host would connect to itself"
     elif (unmet and not sources - unmet.keys()) or standing.is_lost:
         fault = f"will advertise an address of {entry.interface}, which the other hosts can't reach"
     elif advertised.by is None and address not in right and not any(address_of(address) in net for net in nets):
         used = next((e.interface for e in host_nccl.interfaces.addresses if e.address in right), None)
         way = ", which has the route to the internet" if "begins at" in advertised.why else ""
-        fault = f"will advertise an address of {entry.interface}{way}, but the cluster is on {used or 'another subnet'}"
+        fault = f"will advertise an address of {entry.interface}{way}, but the cluster uses {used or 'another subnet'}"
     return fault
 
 
@@ -334,7 +335,7 @@ RULES = (
 
 
 def _weigh(event: Event, scene: Scene) -> Grade:
-    """Grade messages about a missing node address as likely causes, or as hints if the node may still appear."""
+    """Grade messages about a missing node address as likely causes, or as hints if the node might still appear."""
     if scene.log.facts.serving:
         return Grade.HINT
     if event.wording != _WAITS:

@@ -44,7 +44,7 @@ GLOO = Effect(
 GIVEN = Effect(
     (*DIALS, *WAITS, LOST, "peer-died", "wrong-interface", "hostname-loopback"),
     Reach.MEETS,
-    "peers connect to the address of a rank's device (gloo/transport/tcp/address.cc)",
+    "other ranks connect to the address of a rank's gloo device (gloo/transport/tcp/address.cc)",
     ("gloo",),
 )
 

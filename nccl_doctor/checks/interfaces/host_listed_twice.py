@@ -2,7 +2,7 @@
 
 What it means: the job has one more node than there are machines. If the machine has GPUs, both nodes use the same GPUs,
 and NCCL ends with "Duplicate GPU detected". If the machine has no GPUs, the ranks of both nodes share its cores and
-NIC, and both nodes may need the master port.
+NIC, and both nodes might need the master port.
 
 How we know: two entries of the hosts file lead to the same boot ID and to the same interface addresses. If both entries
 have the same address or each entry has its own `cuda_visible_devices`, the two nodes are assumed to be intentional and
@@ -34,7 +34,8 @@ def host_listed_twice(view: View) -> Findings:
         if names := [node.name for node in twice]:
             yield Finding(
                 hosts=tuple(names),
-                message=f"{listed(names)} are the same machine, so the job would run {len(twice)} nodes on it.",
+                message=f"{listed(names)} are the same machine, so the job would use one machine as {len(twice)} "
+                "nodes.",
                 evidence=tuple(f"{node.name} at {node.address}: the same boot id and interfaces" for node in twice),
                 facts={"nodes": names},
                 fix="Remove all but one from the list. If one machine is to serve as several nodes, give these entries "

@@ -1,9 +1,9 @@
 """A host's own name resolves to a loopback address on that host.
 
 What it means: gloo listens on the address to which the host's own name resolves, and advertises this address. The
-installers of Debian and Ubuntu map the name to 127.0.1.1 in /etc/hosts. With such an entry, the other hosts connect to
-themselves and fail with "Gloo connectFullMesh failed" or "Connection refused, remote=[127.0.1.1]:…". Jobs that use only
-NCCL are not affected.
+installers of Debian and Ubuntu map the name to 127.0.1.1 in /etc/hosts. With this entry in /etc/hosts, the other hosts
+connect to themselves and fail with "Gloo connectFullMesh failed" or "Connection refused, remote=[127.0.1.1]:…". Jobs
+that use only NCCL are not affected.
 
 Between two hosts, gloo connects from the host with the higher address to the host with the lower address. With peers in
 10.0.0.0/8, whose addresses are lower than 127.0.1.1, a single host with a loopback address can still connect, and is

@@ -2,16 +2,16 @@
 
 What it means: ranks that look up the master by name connect to different machines or to unreachable addresses, and wait
 until they time out. If a host's own name resolves to an old address or to another host's address, gloo falls back to
-127.0.0.1, which other hosts can't reach. If other hosts can't connect to gloo on this host, gloo jobs fail. NCCL jobs
-that use gloo for checkpoints or monitored barriers also fail. If gloo can still connect because of the order of the
-addresses (see hostname-loopback), the diagnosis is only a note. If one host's name resolves to an IPv6 address and
-another host's name resolves to an IPv4 address, gloo aborts with "ss1.ss_family == ss2.ss_family". The usual cause is
-an outdated /etc/hosts on one host.
+127.0.0.1, which other hosts can't reach. If other hosts can't connect to the address that gloo advertises, all jobs
+that use gloo fail, including NCCL jobs that use gloo for checkpoints or monitored barriers. If gloo can still connect
+because of the order of the addresses (see hostname-loopback), the diagnosis is only a note. If one host's name resolves
+to an IPv6 address and another host's name resolves to an IPv4 address, gloo aborts with "ss1.ss_family ==
+ss2.ss_family". The usual cause is an outdated /etc/hosts on one host.
 
 How we know: each host resolved its own name and every name in the hosts file. A name is reported if two hosts resolve
-it to entirely different addresses, unless the host that disagrees with the others reached the master. A host's own name
-is at fault if none of the host's interfaces has an address to which the name resolves. If a host's own name resolves to
-a loopback address, the diagnosis is hostname-loopback.
+it to entirely different addresses. The master's name is not reported for a host that reached the master by this name. A
+host's own name is at fault if none of the host's interfaces has an address to which the name resolves. If a host's own
+name resolves to a loopback address, the diagnosis is hostname-loopback.
 
 Fix: make /etc/hosts the same on all hosts, or use IP addresses in the hosts file. If only a host's own name is at
 fault, setting GLOO_SOCKET_IFNAME also helps.
@@ -94,8 +94,8 @@ def _lost_words(own_name: OwnName, values: list[str | None]) -> str:
     mine = ":" in own_name.gloo
     if values and all(address is not None and (":" in address) != mine for address in values):
         family = "IPv4" if mine else "IPv6"
-        return f"{words}, but gloo's addresses on {fold(own_name.lost)} are {family}. Gloo can't mix address families."
-    return f"{words}, but gloo can't connect {own_name.host} and {fold(own_name.lost)} through that address."
+        return f"{words}, but gloo uses {family} on {fold(own_name.lost)}. Gloo can't mix address families."
+    return f"{words}, but gloo can't use this address to connect {own_name.host} and {fold(own_name.lost)}."
 
 
 def _reached(view: View, host: str, name: str) -> bool:

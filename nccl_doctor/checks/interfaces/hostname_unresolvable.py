@@ -11,8 +11,8 @@ ranks only if it is the master's name.
 
 Fix: if the master's name is an alias in ~/.ssh/config, set `master_addr` to the master's IP address. If the name is not
 such an alias, add it to DNS or to /etc/hosts, or use IP addresses in the hosts file. Pods get DNS names from a headless
-Service with a matching selector. A pod that is not ready has no name unless the Service sets publishNotReadyAddresses:
-true.
+Service with a matching selector. A pod that is not ready has no DNS name unless the Service sets
+publishNotReadyAddresses: true.
 """
 
 import re
@@ -158,7 +158,7 @@ def why(kube: KubeFacts, name: str) -> tuple[str, Fix] | None:
     if isinstance(kube.services, Unknown):
         summary = f"See with kubectl get service {service_name} whether there is a headless Service of that name."
         return (
-            f"the Service {service_name} may be missing; this can't be verified, because {kube.services.reason}",
+            f"the Service {service_name} might be missing. nccl-doctor can't list Services: {kube.services.reason}",
             Fix(summary=summary),
         )
     service = next((candidate for candidate in kube.services if candidate.name == service_name), None)

@@ -5,8 +5,9 @@ bond0.2093. NCCL listens on the first matching interface in the kernel's order, 
 and transfers data over all matching interfaces. A single wrong interface is enough to cause a hang or a failed
 connection.
 
-How we know: NCCL's rules are applied to the host's interfaces, or libnccl itself reports its choice. An address is at
-fault if other hosts have the same address, have no route to it, or could not reach it through a gateway.
+How we know: nccl-doctor applies NCCL's rules for the choice of interfaces to the host's interfaces, or libnccl itself
+reports the interfaces that it chooses. An address is at fault if other hosts have the same address, have no route to
+it, or could not reach it through a gateway.
 
 Fix: set NCCL_SOCKET_IFNAME to "=" followed by the complete names of the intended interfaces.
 

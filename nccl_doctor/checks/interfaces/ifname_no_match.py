@@ -5,9 +5,9 @@ found" and ncclInvalidUsage (ncclInternalError before 2.24.3). Names in NCCL_SOC
 matches eth0 and eth1, but not enp3s0. With "=" in front of the list, the names must match exactly; with "^", all
 interfaces except the listed ones match. Spaces and case are significant in the names.
 
-How we know: the rules of the NCCL version that torch loads are applied to the host's interfaces, or libnccl itself
-reports its choice. The interfaces are considered in the kernel's order. The variables are taken from the hosts file,
-the SSH environment and NCCL's config files.
+How we know: nccl-doctor applies the rules by which the NCCL version that torch loads chooses interfaces, or libnccl
+itself reports that it finds no interface. The interfaces are considered in the kernel's order. The variables are taken
+from the hosts file, the SSH environment and NCCL's config files.
 
 Fix: set NCCL_SOCKET_IFNAME to an interface that exists on the host. If the names of the interfaces differ between
 hosts, give each host its own value.

@@ -1,10 +1,10 @@
 """NCCL_SOCKET_IFNAME selects an interface on which the other hosts can't reach NCCL.
 
 What it means: NCCL listens on the first interface that NCCL_SOCKET_IFNAME matches, in the kernel's order, and
-advertises the address of this interface. If the interface is lo or a container bridge, or belongs to a network without
-the other hosts, connections hang or fail with "Connection refused" or "No route to host". A frequent cause is the value
-"^docker", because a list with "^" replaces NCCL's default exclusions, so that NCCL uses lo, the first interface. With
-the value "^docker0,lo", NCCL does not use lo.
+advertises the address of this interface. If the interface is lo or a container bridge, or is in a network to which the
+other hosts are not connected, connections hang or fail with "Connection refused" or "No route to host". A frequent
+cause is the value "^docker", because a list with "^" replaces NCCL's default exclusions, so that NCCL uses lo, the
+first interface. With the value "^docker0,lo", NCCL does not use lo.
 
 How we know: another host has the same address as NCCL's interface, has no route to this address, or could not reach it
 through a gateway. The name of an interface never counts as evidence.

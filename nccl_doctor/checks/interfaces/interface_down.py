@@ -4,8 +4,8 @@ What it means: from 2.28.3, NCCL ignores interfaces that are not running, and en
 found" if no interface is left. Earlier versions of NCCL use interfaces that are down but have an address, so the other
 hosts can't connect.
 
-If NCCL_SOCKET_IFNAME is not set, NCCL on the affected host uses another interface, which may be on a different network
-from the interfaces of the other hosts.
+If NCCL_SOCKET_IFNAME is not set, NCCL on the affected host uses another interface, which might be in a different
+network from the interfaces of the other hosts.
 
 How we know: IFF_RUNNING is not set in the interface's flags (netdevice(7)). The kernel clears this flag if the
 interface is switched off, the cable is unplugged, or the other end is down. The diagnosis is also based on the rules of

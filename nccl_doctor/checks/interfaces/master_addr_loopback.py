@@ -49,7 +49,8 @@ def master_addr_loopback(view: View) -> Findings:
         fix = f"Write {master.name} in the list of hosts by a name or an address by which the others reach it."
     yield Finding(
         hosts=hosts or (master.name,),
-        message=f'The master address "{address}" is a loopback address, so each host looks for the master on itself.',
+        message=f'The master address "{address}" is a loopback address, so hosts other than the master would connect '
+        "to themselves.",
         evidence=tuple(f"{name}: {address} is {answer}" for name, answer in answers if answer != address),
         facts={"master_addr": address},
         details=Details(failed=failed_by(view, address, lost)),

@@ -46,9 +46,10 @@ def master_addr_not_local(view: View) -> Findings:
         outward = [e for e in interfaces.addresses if not (is_loopback(e.address) or e.address.startswith("fe80:"))]
         shown = ", ".join(f"{entry.address} ({entry.interface})" for entry in outward)
         replaced = () if became == address else (f"{host.name} takes {address} for {became}",)
+        verb = "resolve to an address of" if replaced else "belong to"
         yield Finding(
             hosts=(host.name,),
-            message=f"The master address {address} is not an address of {host.name}, where rank 0 will run.",
+            message=f"The master address {address} does not {verb} {host.name}, where rank 0 will run.",
             evidence=(*replaced, f"its own: {shown}"),
             facts={"master_addr": address, "own": own_addresses},
             details=Details(failed=failed_by(view, address, everyone)),

@@ -1,8 +1,8 @@
 """Interfaces that NCCL uses on the same subnet have different MTUs.
 
 What it means: most jobs run, but more slowly than possible. TCP uses the smaller MTU of the two ends, and RDMA uses the
-smaller packet size of the two devices. UDP does not negotiate a packet size, and a switch or bridge may not support the
-larger MTU. If a packet is too large for a link on the path, the packet is lost (see mtu-blackhole).
+smaller packet size of the two devices. UDP does not negotiate a packet size, and a switch or bridge might not support
+the larger MTU. If a packet is too large for a link on the path, the packet is lost (see mtu-blackhole).
 
 How we know: nccl-doctor compares the MTUs of all interfaces on the same subnet that NCCL's sockets or RoCE devices use.
 If a physical port has two interfaces (halves), their MTUs are also compared. On a GB10 (DGX Spark), a firmware update
@@ -77,7 +77,7 @@ def mtu_mismatch(view: View) -> Findings:
 
 
 def _same(links: Mapping[str, tuple[str, int]], differing: Sequence[str]) -> Fix:
-    """Return a fix that gives differing hosts the majority's MTU, or only advice if no MTU has a majority."""
+    """Return a fix that sets the majority's MTU on all other hosts, or only advice if no MTU has a majority."""
     usual = {mtu for host, (_, mtu) in links.items() if host not in differing}
     if len(usual) != 1:
         return Fix(summary="Set the same MTU on all of them, one that the switches between them pass.")
@@ -94,7 +94,11 @@ def _packets(mtu: int) -> str:
 
 
 def _uneven_halves(view: View, host: str) -> Iterator[tuple[tuple[str, int], tuple[str, int]]]:
-    """Yield the interfaces and MTUs of each port whose halves have different MTUs, with the smaller MTU first."""
+    """Yield the two interfaces of each RDMA port, with their MTUs, if the MTUs differ.
+
+    A port has two interfaces if its chip is connected over two PCIe links, as on a GB10. The interface with the smaller
+    MTU is first.
+    """
     side = view.nccl.rdma.sides.get(host)
     for pair in side.rdma.halves if side is not None else ():
         links = [link for entry in pair if (link := view.by_host[host].link(entry.netdev or "")) is not None]

@@ -31,12 +31,15 @@ from nccl_doctor.text.inet import Network, address_of
 NAME = "net.ipv4.neigh.default.gc_thresh"
 LIMIT = f"{NAME}3"
 FEW = 128
-"""Linux's default for gc_thresh1. The kernel removes no entries as long as the table has fewer than gc_thresh1,
-regardless of the other limits.
+"""Linux's default for gc_thresh1.
+
+The kernel removes no entries from a table with fewer entries than gc_thresh1, regardless of the other limits.
 """
 
 ROOM = 4
-"""Number of entries per peer in the raised limit, because gateways, storage and containers also need entries.
+"""Minimum number of entries per peer in the raised limit.
+
+Gateways, storage and containers also need entries.
 """
 
 
@@ -80,7 +83,10 @@ def neighbour_table_small(view: View) -> Findings:
 
 
 _Cache = dict[tuple[frozenset[Network], bool], frozenset[str]]
-"""Cache of the cluster's addresses in a set of subnets; the key also shows whether the host uses the shared answers."""
+"""Cache of the cluster's addresses in a set of subnets.
+
+A key consists of the subnets and of whether the host uses the resolver answers that all hosts share.
+"""
 
 
 def _peers(facts: HostFacts, names: frozenset[str], cache: _Cache) -> int:

@@ -1,13 +1,12 @@
 """Strict reverse-path filtering on a host drops packets from its peers.
 
 What it means: with rp_filter=1, the kernel drops packets that do not arrive on the interface through which the kernel
-would reply. If a static route or policy rule makes one of two hosts send its packets through a network that the other
-host does not use for replies, the other host silently drops these packets. Connections time out in one or both
-directions.
+would reply. For example, a static route or policy rule on a peer can send packets through a network that the host does
+not use for its replies. The host then silently drops these packets. Connections time out in one or both directions.
 
 How we know: connections failed, and `ip route get TO from SOURCE iif DEV` on the host shows that the kernel drops the
-packets. DEV is the interface that shares a network with the peer's outgoing interface. The receiving interface filters
-strictly according to its effective rp_filter, which is the higher of the values for net.ipv4.conf.all and for the
+packets. DEV is the interface that shares a network with the peer's outgoing interface. The effective rp_filter of the
+receiving interface is 1 (strict). The effective value is the higher of the values for net.ipv4.conf.all and for the
 interface.
 
 Fix: give the peer a route through the right interface. Alternatively, set rp_filter=2 (loose) on the receiving

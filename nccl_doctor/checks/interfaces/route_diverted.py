@@ -2,16 +2,16 @@
 
 What it means: a VPN client, a container engine or an old script has added a routing rule (`ip rule`) or a more specific
 route. Packets for another host leave through a tunnel or gateway that has no route to that host, so connections time
-out. If replies take this route, connections from all other hosts time out.
+out. If the host's replies also leave through the wrong tunnel or gateway, connections from all other hosts time out.
 
 How we know: connections failed, no packet filter explains the failure, and `ip route get ADDRESS from OWN` on both ends
 shows a wrong route. A route is wrong if it leads through an interface whose network does not contain the address, or
 through a gateway from a routing table other than main. A gateway is also wrong if both hosts are in the same subnet
-according to the destination's netmask. In this case, the host's own netmask is too narrow.
+according to the destination's netmask, because the host's own netmask is then too narrow.
 
-Fix: ahead of all other rules, add a routing rule that makes traffic inside the cluster's network use the main table. If
-the wrong route is in the main table, delete the route or exclude the cluster's network from the VPN. `ip rule` and `ip
-route show table all` show the current rules and routes.
+Fix: add a routing rule, with precedence over all other rules, that makes traffic inside the cluster's network use the
+main table. If the wrong route is in the main table, delete the route or exclude the cluster's network from the VPN. `ip
+rule` and `ip route show table all` show the current rules and routes.
 
 See ip-rule(8) and ip-route(8).
 """

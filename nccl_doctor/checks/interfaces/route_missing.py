@@ -10,8 +10,8 @@ connections failed, `ip route get` on the host confirms the missing route, and n
 is up but has no address. If another interface would work on all hosts, NCCL's choice of interface is at fault instead
 (ifname-wrong-interface, ifname-needed).
 
-Fix: add the missing route as on the other hosts of the subnet, delete a route that rejects packets, or assign an
-address to the interface.
+Fix: add the route that the other hosts of the subnet have, delete a route that rejects packets, or assign an address to
+the interface.
 """
 
 from collections.abc import Collection, Iterable

@@ -1,9 +1,10 @@
 """A host's conntrack table is full, or has too few free entries for the job.
 
 What it means: with a stateful firewall, NAT or kube-proxy, the kernel keeps an entry for each connection in its
-conntrack table. The table has at most `net.netfilter.nf_conntrack_max` entries for all programs and containers. If the
-table is full, the kernel drops packets of new connections although no rule requires this. Different ranks hang in each
-run, and "nf_conntrack: table full, dropping packet" appears in the kernel's log.
+conntrack table. The table holds at most `net.netfilter.nf_conntrack_max` entries, which all programs and containers
+share. If the table is full, the kernel drops packets of new connections, even if the firewall's rules allow the
+connections. Different ranks hang in each run, and "nf_conntrack: table full, dropping packet" appears in the kernel's
+log.
 
 How we know: nccl-doctor reads nf_conntrack_count and nf_conntrack_max on each host. A host is reported if less than a
 tenth of the table is free, or if the job's connections need more entries than are free (estimated as for
@@ -11,7 +12,7 @@ ephemeral-ports-few).
 
 Fix: raise the limit of the conntrack table. An entry occupies about 300 bytes of memory. Entries of closed connections
 remain for a few minutes, but entries of connections that were never closed remain for five days
-(nf_conntrack_tcp_timeout_established). Find the program that opens so many connections.
+(nf_conntrack_tcp_timeout_established). Find out which program opens most of the connections.
 
 References: the kernel's Documentation/networking/nf_conntrack-sysctl.rst; net/netfilter/nf_conntrack_core.c.
 """
@@ -55,7 +56,7 @@ def conntrack_table_full(view: View) -> Findings:
         full = used >= most
         state = "full" if full else "too small" if need > most - used else "nearly full"
         raised = min(max(4 * most, USUAL), LARGEST)
-        end = f", but the job may need {need} more" if need > most - used else ""
+        end = f", but the job might need up to {need} more" if need > most - used else ""
         yield Finding(
             hosts=tuple(hosts),
             message=f"The conntrack table on {fold(hosts)} is {state}: {used} of {most} entries are in use"

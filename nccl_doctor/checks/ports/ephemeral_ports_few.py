@@ -1,4 +1,4 @@
-"""A host has fewer ephemeral ports than the job may need.
+"""A host has fewer ephemeral ports than the job might need.
 
 What it means: NCCL has no port setting, so every listener and every connection of every rank uses a port in
 `net.ipv4.ip_local_port_range`. If the range is exhausted, NCCL ends with "Cannot assign requested address" or "Call to
@@ -7,9 +7,10 @@ bind failed: Address already in use". The error "Call to bind failed" does not c
 If a connection from the host failed with EADDRNOTAVAIL because all ports of the range were in use, the diagnosis is an
 error instead of a warning.
 
-How we know: the size of the range without its reserved ports is compared with an estimate for the job's world size.
-Each rank uses about six ports for itself (the bootstrap's listeners, the proxy, gloo). In an all-to-all over the
-network, each rank needs two more ports for every other rank, one for listening and one for connecting:
+How we know: the number of unreserved ports in the range is compared with an estimate of the ports that a job of this
+world size needs. Each rank uses about six ports for itself (the bootstrap's listeners, the proxy, gloo). In an
+all-to-all over the network, each rank needs two more ports for every other rank, one for listening and one for
+connecting:
 
     ports of a host = ranks on the host * (6 + 2 * world size)
 
@@ -36,7 +37,8 @@ from nccl_doctor.text.hostlist import fold, nouns
 FEW = Effect(
     ("port-in-use", "ephemeral-ports-few", *DIALS, *WAITS, "nccl-unknown-error"),
     Reach.OWN,
-    "bind(2) fails with EADDRINUSE and connect(2) with EADDRNOTAVAIL if no port is left (ip(7), ip_local_port_range)",
+    "without a free ephemeral port, bind(2) fails with EADDRINUSE and connect(2) with EADDRNOTAVAIL (ip(7), "
+    "ip_local_port_range)",
 )
 ANYWAY = ("port-in-use", "ifname-model-differs", FEW)
 WIDE = (15000, 65000)
@@ -78,8 +80,8 @@ def ephemeral_ports_few(view: View) -> Findings:
         yield Finding(
             hosts=tuple(host.name for host in hosts),
             message=f"On {fold(host.name for host in hosts)}, the ephemeral port range {low} to {high} has only "
-            f"{size} {'unreserved ' * (size <= high - low)}{nouns(size, 'port')}, but the job may need "
-            f"{needed}{' on each' * (len(hosts) > 1)}.",
+            f"{size} {'unreserved ' * (size <= high - low)}{nouns(size, 'port')}, but the job might need "
+            f"up to {needed}{' on each' * (len(hosts) > 1)}.",
             evidence=(f"{needed} = ranks on the host * (6 + 2 * {world}), if every rank talks to every other one",),
             facts={"low": low, "high": high, "size": size, "needed": needed, "world_size": world},
             explains=ANYWAY,  # no dial has failed because of it yet

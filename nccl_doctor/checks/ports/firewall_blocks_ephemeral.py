@@ -9,7 +9,7 @@ How we know: every host listened on ephemeral ports, and the other hosts tried t
 failed, and the kernel's rules on the two hosts block the first packet of this connection (see firewall-blocks-port). If
 the connections succeeded, but a rule limits their rate or number (iptables limit, hashlimit, connlimit or recent; nft
 limit or ct count), the diagnosis is a warning. A limit is reported if it allows fewer connections than the ranks of two
-hosts may need. As for ephemeral-ports-few, the required number of connections is estimated as the number of ranks on
+hosts might need. As for ephemeral-ports-few, the required number of connections is estimated as the number of ranks on
 the peer * (6 + 2 * the number of ranks on the host).
 
 Fix: run the commands in the report, which let the cluster's own addresses reach the whole range. The commands use the
@@ -34,7 +34,8 @@ def firewall_blocks_ephemeral(view: View) -> Findings:
     for limits in alike(view.dials.firewall.limits):
         most = max(connections_of_peer(view.snapshot, blame.host.name) for blame in limits)
         words = (
-            f"{rule_of(limits)} {whose(limits)}: the port test opened only a few, but the job may need {most} per host."
+            f"{rule_of(limits)} {whose(limits)}. The port test opened only a few connections, but the job might need "
+            f"up to {most} per host."
         )
         yield finding(limits, view, words).model_copy(update={"severity": Severity.WARNING})
     yield from gaps(view, master=False)

@@ -41,7 +41,10 @@ UNTESTED = {
 }
 
 EXPLAINS = ("port-unreachable", CONNECTIONS)
-"""Effects of a blocking rule; port-unreachable is omitted if all rules of the hosts are understood."""
+"""Effects of a blocking rule.
+
+A finding omits port-unreachable if all rules of its hosts could be evaluated.
+"""
 
 
 @check("NCD301", severity=Severity.ERROR, needs=("mesh",), explains=EXPLAINS, row="firewall")
@@ -109,7 +112,7 @@ def _hosts(blames: Sequence[Blame]) -> tuple[str, ...]:
 
 
 def gaps(view: View, *, master: bool) -> Iterator[Unjudged]:
-    """Yield the hosts whose firewall rules could not be read, if these rules may explain a failed connection."""
+    """Yield the hosts with firewall rules that could not be evaluated and might explain a failed connection."""
     snapshot = view.snapshot
     apart = {host.name for host in snapshot.hosts if is_unreached(snapshot, host)}
     mine = [gap for gap in view.dials.firewall.gaps if to_master(gap.dial, snapshot) is master]

@@ -7,16 +7,17 @@ if the rate is below a tenth of the usual rate.
 
 How we know: with `--rate`, the hosts send data to each other over TCP, between the addresses that NCCL uses. In each
 round, every host sends to one host and receives from another. A pair of hosts is measured again, alone, if its rate is
-less than half of the usual rate. A pair of hosts is also measured again if it retransmitted at least 0.8% of its
-segments and this share is at least ten times the usual share. If nearly all rates at which a host sends or receives are
-bad, the diagnosis names this host and the direction. A pair is named if only the rates of that pair are bad. A rail is
-named if its rate on all hosts is low compared with other rails or with the speed of its links. If the sending thread
-lacked CPU time, the receiver was late, or interrupts occupied a CPU, the report blames the host's CPU instead of a
-link.
+below a threshold that lies between a third and half of the usual rate. A pair of hosts is also measured again if it
+retransmitted at least 0.8% of its segments and this share is at least ten times the usual share. If nearly all
+connections from or to a host are slow or lose packets, the diagnosis names this host and the direction. A pair of hosts
+is named if only the connections between these two hosts are slow or lose packets. A rail is named if its rate on all
+hosts is low compared with other rails or with the speed of its links. If the sending thread lacked CPU time, the
+receiver read the data too slowly, or interrupts occupied a CPU, the report attributes the low rate to the host itself
+instead of a link.
 
 In every run, the current_link_width of each GPU that the job sees is compared with the maximum that both ends of the
 PCIe link support. A reduced PCIe link speed proves nothing, because GPUs reduce the link speed when idle. An idle GPU
-may also reduce its number of lanes. Missing lanes at a reduced link speed are reported only as a note, unless another
+can also reduce its number of lanes. Missing lanes at a reduced link speed are reported only as a note, unless another
 idle GPU has all its lanes. GPUs that share memory with the CPU (GB10, GH200) are ignored. The PCIe lanes of the NIC
 that NCCL's sockets use are reported if their total rate is lower than the speed of the NIC's port. For the lanes of
 RDMA devices, see rdma-link-slow.
@@ -184,11 +185,11 @@ def _without_lanes(links: list[tuple[str, str, PciLink]], *, note: bool) -> Find
     names = listed(dict.fromkeys(name for _, name, _ in links))
     first = links[0][2]
     link, is_ = ("The PCIe link", "is") if len(links) == 1 else ("The PCIe links", "are")
-    idle = ". The driver may have reduced the link speed because the GPU is idle" if note else ""
+    idle = ". The driver might have reduced the link speed because the GPU is idle" if note else ""
     return Finding(
         hosts=hosts,
         severity=Severity.INFO if note else None,
-        message=f"{link} of {names} on {fold(hosts)} {is_} running below maximum speed: {first.speed:g} GT/s "
+        message=f"{link} of {names} on {fold(hosts)} {is_} running at {first.speed:g} GT/s "
         f"x{first.width} instead of {first.most}{idle}.",
         evidence=tuple(
             f"{host}: {name}: {link.speed:g} GT/s x{link.width} of {link.most}, {link.gbps:.0f} Gb/s"
@@ -208,7 +209,9 @@ def _message(slow: SlowLink, rates: Rates) -> str:
     part = f"{100 * slow.share:.0f}%" if slow.share >= 0.01 else "less than 1%"
     loss = f"{100 * max(rate.loss for rate in slow.rates):.0f}% of the TCP segments were retransmitted"
     if slow.whole_rail:
-        return f"All hosts are slow{by}: {gbps_words(slow.gbps)}, {part} of the expected {gbps_words(slow.usual)}."
+        return (
+            f"All hosts send slowly{by}: at {gbps_words(slow.gbps)}, {part} of the expected {gbps_words(slow.usual)}."
+        )
     if len(slow.hosts) == 2:
         src, dst = slow.hosts
         both = len({rate.src for rate in slow.rates}) > 1

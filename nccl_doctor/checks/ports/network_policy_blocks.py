@@ -34,7 +34,7 @@ def network_policy_blocks(view: View) -> Findings:
         hosts = tuple(dict.fromkeys(blame.pod for _, blame in group))
         by_way = {blame.way: blame for _, blame in group}
         what = "to and from" if len(by_way) > 1 else "to" if "ingress" in by_way else "from"
-        words, drop = ("NetworkPolicy", "drops") if len(policies) == 1 else ("NetworkPolicies", "drop")
+        words, drop = ("NetworkPolicy", "blocks") if len(policies) == 1 else ("NetworkPolicies", "block")
         lines = grouped(((dial.dst, MEANS[dial.outcome]), dial) for dial, _ in group)
         yield Finding(
             hosts=hosts,

@@ -1,6 +1,6 @@
 """The master port lies in the ephemeral range, which the kernel uses for outgoing connections.
 
-What it means: an outgoing connection on the master, or a listener of NCCL or gloo, may occupy the master port when the
+What it means: an outgoing connection on the master, or a listener of NCCL or gloo, can occupy the master port when the
 job starts. If the port is occupied, torch fails with "Address already in use" although no process listens on the port.
 The failure is hard to find because it is intermittent.
 
@@ -38,8 +38,8 @@ def port_in_ephemeral_range(view: View) -> Findings:
             continue
         yield Finding(
             hosts=(host.name,),
-            message=f"{host.name} uses ports {ports.low} to {ports.high} for outgoing connections, any of which may "
-            f"occupy master port {port} when the job starts.",
+            message=f"{host.name} uses ports {ports.low} to {ports.high} for outgoing connections, so one of these "
+            f"connections might occupy master port {port} when the job starts.",
             evidence=(f"ip_local_port_range is {ports.low} {ports.high}; reserved: {ports.reserved_text or 'none'}",),
             facts={"port": port, "low": ports.low, "high": ports.high},
             fix=pasted(

@@ -1,10 +1,10 @@
 """The master port is already in use on the master.
 
-What it means: rank 0 can't open torch's TCPStore and ends with "Address already in use" (EADDRINUSE). The other ranks
+What it means: rank 0 can't open torch's TCPStore and exits with "Address already in use" (EADDRINUSE). The other ranks
 wait for rank 0 until they time out.
 
-How we know: on the master, nccl-doctor set SO_REUSEADDR and then called bind and listen, as torch's TCPStore does. The
-socket tables explain why the calls failed:
+How we know: on the master, nccl-doctor tried to bind the master port with SO_REUSEADDR and to listen on it, as torch's
+TCPStore does. The kernel's socket tables show why the attempt failed:
 
 - `listener`: a process, such as a stale rank, a second job or another service, listens on the port, at one address or
   at all addresses.
@@ -15,10 +15,10 @@ socket tables explain why the calls failed:
   that torch itself left does not prevent torch from binding the port, and is not reported.
 
 Fix: `nccl-doctor fix-port` shows which process occupies the port, and the job to which the process belongs.
-`nccl-doctor fix-port --kill` ends the job if it is your own and its ranks have no launcher and make no progress.
-`nccl-doctor fix-port --hosts hosts.yaml --next --write` finds another port and writes it into the hosts file. For
-`outbound`, reserve the port (`net.ipv4.ip_local_reserved_ports`). For `time-wait`, wait until the port is free
-(`nccl-doctor fix-port --wait`).
+`nccl-doctor fix-port --kill` ends the job that occupies the port if the job is your own, and if its ranks have no
+launcher and make no progress. `nccl-doctor fix-port --hosts hosts.yaml --next --write` finds another port and writes it
+into the hosts file. For `outbound`, reserve the port (`net.ipv4.ip_local_reserved_ports`). For `time-wait`, wait until
+the port is free (`nccl-doctor fix-port --wait`).
 
 References: ip(7) and socket(7) on SO_REUSEADDR; torch/csrc/distributed/c10d/TCPStoreLibUvBackend.cpp.
 """
@@ -44,16 +44,16 @@ from nccl_doctor.text.shell import line
 
 MEANS = {
     "listener": "a process is listening on it",
-    "bound": "a process has bound it, but is not listening on it",
+    "bound": "a process has bound the port but is not listening on it",
     "outbound": "it is the source port of an outgoing connection",
     "time-wait": "a connection has just closed, and the kernel still holds the port (TIME_WAIT)",
-    "unknown": "it is held by a process that this user can't see",
+    "unknown": "it is held by a process that the job's user can't see",
 }
 
 TAKEN = Effect(
     ("port-in-use", "no-store", "no-group", *DIALS, *GIVING_UP, "world-size-mismatch"),
     Reach.ALL,
-    "rank 0 can't open the master's store, so other ranks wait for it or connect to another program (torch, TCPStore)",
+    "rank 0 can't open torch's TCPStore, so other ranks wait for the store or connect to another program",
 )
 
 
@@ -104,7 +104,7 @@ def _evidence(trial: PortTrial) -> Iterator[str]:
 def _published(trial: PortTrial) -> bool:
     """Return whether docker-proxy is the only program that occupies the port.
 
-    This program publishes the ports of containers (libnetwork/portmapper).
+    docker-proxy publishes the ports of containers (libnetwork/portmapper).
     """
     programs = [PurePath((holder.command.split() or [""])[0]).name for holder in trial.holders]
     return bool(programs) and set(programs) == {"docker-proxy"}

@@ -19,7 +19,7 @@ from nccl_doctor.model.finding import Finding, Severity
 PRIVILEGED = Effect(
     ("port-privileged", "no-store", "port-in-use", "connection-refused", *GIVING_UP),
     Reach.ALL,
-    "rank 0 is not allowed to bind the master's port, so the other ranks can't connect to it (ip(7), EACCES)",
+    "rank 0 is not allowed to bind the master port (ip(7), EACCES), so the other ranks can't connect to this port",
 )
 
 
@@ -44,7 +44,7 @@ def port_privileged(view: View) -> Findings:
         below = f"Master {place} is below 1024, so only root can listen on it."
         yield Finding(
             hosts=(host.name,),
-            message=f"This user is not allowed to listen on master {place}." if refused else below,
+            message=f"The job's user is not allowed to listen on master {place}." if refused else below,
             evidence=(f"bind to port {trial.port}: {trial.error or 'worked, as root'}",),
             facts={"port": trial.port, "error": trial.error},
             severity=Severity.ERROR if refused else Severity.WARNING,

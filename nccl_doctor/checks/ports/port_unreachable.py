@@ -10,32 +10,33 @@ connection fails indicates the cause:
 
 - timed out: the packets are silently dropped, for example by a firewall's DROP rule or a cloud's security group.
 - no route to host: a firewall's REJECT rule blocks the connection, or the target host does not answer ARP requests.
-- refused: the host answered that no process is listening, because of a REJECT rule with tcp-reset or address
-  translation.
+- - refused: a TCP reset arrived although nccl-doctor was listening on the port, because of a REJECT rule with tcp-reset
+  or because of address translation.
 - network unreachable: the connecting host has no route to the target address.
-- stranger: a different process answered, because two hosts have the same address or a proxy intercepts the connection.
+- - stranger: a process other than nccl-doctor's listener answered, because two hosts have the same address or a proxy
+  intercepts the connection.
 
-Each interface over which NCCL or gloo will transfer data is tested by connections from the other hosts. If the ranks of
-a host connect to each other, the host also connects to itself. The master connects to its own master port, and a host
-with several ranks connects to its own ephemeral ports.
+The other hosts connect to each interface over which NCCL or gloo will transfer data. If the ranks of a host connect to
+each other, the host also connects to itself. The master connects to its own master port, and a host with several ranks
+connects to its own ephemeral ports.
 
 The diagnosis names the smallest set of hosts that explains all failures. For example, if one host is cut off from four
 others, only that host is named. If several equally small sets of hosts explain the failures, the diagnosis names all of
 these sets. If connections fail in only one direction, the diagnosis names the host that reports the failure. Failures
-in one direction do not prove that the other host is at fault. No conclusion is drawn about a pair of hosts if one host
-reports that a connection failed but the other host accepted the connection. Each host also makes 64 simultaneous
+in only one direction do not prove that the target host is at fault. No conclusion is drawn about a pair of hosts if one
+host reports that a connection failed but the other host accepted the connection. Each host also makes 64 simultaneous
 connections (32 in clusters of more than 16 hosts) to the next host. Hosts on which some ports answer late or not at all
 are also tested with simultaneous connections. If only some of the simultaneous connections get an answer, the path
-loses packets at random, or loses all packets between certain ports. Packet loss on certain ports is typical of a failed
-bond member or one failed route among several.
+loses packets at random, or loses all packets between certain ports. If packets are lost only between certain ports, a
+member of a bond or one of several parallel routes has usually failed.
 
 Fix: ask your network administrator to allow all TCP ports between the cluster's hosts, in both directions. In a cloud,
 check the subnet's network ACL and the security groups of both instances. If both instances are in the same security
 group, the group needs a rule whose source is the group itself. Network ACLs are stateless, so they must allow both the
-connections and the replies. Outside a cloud, the cause is a firewall between two networks, or an ACL or port isolation
-on a switch. If a host's own firewall rules could not be read, look at these rules first, as root: `nft list ruleset`
-and `iptables-save`. Traffic between pods is also filtered by the nodes' forward chains and the network plugin, which a
-pod can't inspect.
+connections and the replies. Outside a cloud, the cause is usually a firewall between two networks, or an ACL or port
+isolation on a switch. If a host's own firewall rules could not be read, look at these rules first, as root: `nft list
+ruleset` and `iptables-save`. Traffic between pods is also filtered by the nodes' forward chains and the network plugin,
+which a pod can't inspect.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -105,7 +106,10 @@ def _lossy(view: View, losses: Sequence[LostConnections]) -> Iterator[Finding]:
         pairs = {(loss.src, loss.dst): dials[loss.src, loss.dst] for loss in mine}
         lost, tried = sum(loss.lost for loss in mine), sum(loss.tried for loss in mine)
         ends = f"from {fold(sorted({loss.src for loss in mine}))} to {fold(sorted({loss.dst for loss in mine}))}"
-        sentence = f"{lost} of {tried} connections {ends} got no answer, although others to the same ports succeeded"
+        sentence = (
+            f"{lost} of {tried} connection attempts {ends} got no answer, although other attempts to reach the same "
+            "ports succeeded"
+        )
         yield _finding(view, accused(sorted(group.minimal_cover), pairs), sentence, list(pairs.values()), losses=mine)
 
 
@@ -185,7 +189,7 @@ def _all(view: View, group: FailureGroup, dials: list[FailedDial], rail: Rail | 
     if len(names) == 2:
         return _finding(view, accused(names, pairs), _sentence(dials[0].dst, dials, len(names)), dials, rail)
     if pairs == set(permutations(names, 2)):
-        return _finding(view, names, f"None of {fold(names)} can reach any of the others", dials, rail)
+        return _finding(view, names, f"{fold(names)} can't reach each other", dials, rail)
     return _finding(
         view,
         names,
@@ -253,7 +257,7 @@ def _refused_at_home(sentence: str, dials: Sequence[FailedDial], evidence: Seque
     asked = line("ip route get {to} ipproto tcp dport {port}", to=to.address, port=to.port)
     return Finding(
         hosts=sources,
-        message=f"{sentence}: a routing rule (ip rule) on {fold(sources)} itself prohibits these packets.",
+        message=f"{sentence}: a routing rule (ip rule) on {fold(sources)} itself prohibits the outgoing packets.",
         evidence=tuple(evidence),
         details=Details(failed=pairs_of(dials)),
         fix=pasted(
@@ -266,7 +270,10 @@ def _refused_at_home(sentence: str, dials: Sequence[FailedDial], evidence: Seque
 
 
 def _by_the_other_address(view: View, dials: Sequence[FailedDial]) -> str | None:
-    """Return advice to change master_addr if all hosts reach the master port only at the address that NCCL uses."""
+    """Return advice to set master_addr to NCCL's address if connections fail only at the current master_addr.
+
+    The connecting hosts must have reached the master port at NCCL's address.
+    """
     cluster, mesh = view.snapshot.cluster, view.mesh
     master = cluster.nodes[0].name
     address = view.nccl.addresses.get(master)

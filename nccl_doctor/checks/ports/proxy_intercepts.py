@@ -1,18 +1,19 @@
 """A service mesh's sidecar or a transparent proxy intercepts connections between the hosts.
 
 What it means: the sidecar's rules redirect every connection to a proxy, and the proxy accepts the connection before
-connecting to the target. A proxy may wait for the sender's first bytes, require TLS, close idle connections, or change
+connecting to the target. A proxy can wait for the sender's first bytes, require TLS, close idle connections, or change
 the sender's address. NCCL and gloo hang, fail with "Connection reset", or become slow because a single process forwards
 all of a host's data.
 
 In a log, torch's store client reports repeatedly that it "failed to connect/validate" because it "got 0 bytes". The
-connections were accepted and then immediately closed. If the store had not started yet, the connections would have been
-refused instead.
+message "got 0 bytes" means that the connections were accepted and then immediately closed. Before torch's store starts,
+its host refuses connections instead.
 
-How we know: each host reserved a port without a listener, and a connection from another host to this port was accepted
-instead of refused. In the port test, nccl-doctor's listeners send a random word immediately after they accept a
-connection. A proxy is also reported if the listener's random word arrived only after the connecting host had sent data.
-If a host's own rule redirects connections and no sidecar exists, the diagnosis is firewall-blocks-port.
+How we know: each host bound a port without listening on it, and a connection from another host to this port was
+accepted instead of refused. This test runs only if the hosts are pods, or if a connection in the port test was accepted
+but did not reach nccl-doctor's listener. In the port test, nccl-doctor's listeners send a random word immediately after
+they accept a connection. A proxy is also reported if the listener's random word arrived only after the connecting host
+had sent data. If a host's own rule redirects connections and no sidecar exists, the diagnosis is firewall-blocks-port.
 
 Fix: exclude the job's pods from the mesh, and start the job again. For Istio, set the label `sidecar.istio.io/inject:
 "false"` in the pods' template. For Linkerd, set the annotation `linkerd.io/inject: disabled`. Alternatively, exclude
@@ -115,7 +116,7 @@ _CLOSED = re.compile(r"TCP client failed to connect/validate to host .{1,300}ret
 
 
 def _repeated(scene: Scene) -> list[Event]:
-    """Return the events, attributing a rank's repeatedly closed connections to the store to a proxy."""
+    """Return the events, with a proxy as the likely cause if a rank's store connections are closed repeatedly."""
     closed = [event for event in scene.events if event.name == "peer-died" and _CLOSED.search(event.text)]
     times = Counter((event.file, event.prefix.host, event.rank) for event in closed)
     repeated = [event for event in closed if times[event.file, event.prefix.host, event.rank] > 1]

@@ -4,15 +4,17 @@ What it means: the job runs, but the connections of one host delay the job's man
 path through another site or a VPN, an overloaded switch, a duplex mismatch, or a port that loses packets.
 
 How we know: the kernel measures the round-trip times and retransmissions of each connection in the port test
-(TCP_INFO). A host is reported if its shortest round-trip time is at least ten times the usual time and exceeds the
-usual time by at least 5 ms. A host is also reported if packets were retransmitted on at least half of its connections,
-but on few connections between other hosts. Busy hosts are ignored. The diagnosis is a warning if many of 64
-simultaneous connections got no answer, or got an answer only after their first packet was resent. The diagnosis is also
-a warning if 32 KiB of data did not arrive within 1.5 s although full-size packets arrived. The cause of late or missing
-answers or data is a path that loses packets at random or limits new connections.
+(TCP_INFO). A host is reported if its shortest round-trip time is at least ten times the median of the other hosts'
+shortest round-trip times, and at least 5 ms longer than this median. A host is also reported if packets were
+retransmitted on at least half of its connections, but on at most a tenth of the connections between other hosts. Hosts
+with at least two runnable processes per CPU, or with threads that woke up at least 0.5 s late, are ignored. The
+diagnosis is a warning if many of a host's 64 simultaneous connections (32 in clusters of more than 16 hosts) got no
+answer, or got an answer only after their first packet was resent. The diagnosis is also a warning if 32 KiB of data did
+not arrive within 1.5 s although full-size packets arrived. If answers or data are late or missing, the path between the
+hosts loses packets at random or limits new connections.
 
-Fix: examine the path to the other hosts with `tracepath` and the port's errors with `ethtool -S`. `nccl-doctor check
---rate` measures each pair of hosts.
+Fix: examine the path to the other hosts with `tracepath`, and the error counters of the network interface with `ethtool
+-S`. `nccl-doctor check --rate` measures the TCP throughput between the hosts.
 """
 
 from collections.abc import Iterator
@@ -51,7 +53,7 @@ def round_trip_long(view: View) -> Findings:
         if stats.shortest_us >= max(TIMES * usual, usual + LEAST_US):
             words = (
                 f"Round trips to {host} take at least {stats.shortest_us / 1e3:.0f} ms, "
-                f"but those between other hosts only {usual / 1e3:.2f} ms"
+                f"but round trips between other hosts take only {usual / 1e3:.2f} ms"
             )
         elif not lossy and _resends(stats, others):
             words = f"Packets to and from {host} had to be retransmitted on {stats.again} of {stats.pairs} connections"
@@ -80,7 +82,7 @@ def _lossy(view: View) -> Iterator[Finding]:
         tried, late = sum(item.tried for item in mine), sum(item.resent + item.lost for item in mine)
         what = f"are lost: for {late} of {tried} connections, the first packet had to be resent"
         if not mine:
-            what = "are lost or very slow: 32 KiB of data did not arrive within 1.5 s"
+            what = "are lost or severely delayed: 32 KiB of data did not arrive within 1.5 s"
         evidence = [
             f"{item.src} -> {item.address}:{item.port}: of {item.tried} connections made at once, {item.resent} were "
             f"answered late, and {item.lost} not within some seconds"
@@ -104,7 +106,7 @@ def _lossy(view: View) -> Iterator[Finding]:
 
 
 def _resends(trips: Trips, others: list[Trips]) -> bool:
-    """Return whether at least half of the host's connections, but few between other hosts, had retransmissions."""
+    """Return whether at least half of the host's connections, but few other connections, had retransmissions."""
     # each of its dials is also counted for the host at the other end
     elsewhere = sum(other.again for other in others) - trips.again
     dials = sum(other.pairs for other in others) - trips.pairs

@@ -1,4 +1,4 @@
-"""The job's container lacks a resource of its host, such as the network, shared memory, limits or devices.
+"""The job's container does not have the network, shared memory, limits or devices of its host.
 
 What it means: the job fails or is slow although the host is configured correctly. In a bridge network, the default of
 Docker and Podman, NCCL advertises a container address such as 172.17.0.2, which other hosts can't reach. On another
@@ -240,5 +240,8 @@ def _lacking(sides: Sides, prefix: str, what: str) -> str:
     if refused:
         return f"no access to {listed(refused, 4)}"
     if there and not inside:
-        return f"no {what}: the host's {listed(there, 4)} {'is' if len(there) == 1 else 'are'} missing inside (ENOENT)"
+        return (
+            f"no {what}: the host's {listed(there, 4)} {'is' if len(there) == 1 else 'are'} missing from the "
+            "container's /dev (ENOENT)"
+        )
     return ""

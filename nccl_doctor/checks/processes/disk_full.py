@@ -1,8 +1,8 @@
 """A disk is full, or a user's quota is exhausted.
 
-What it means: A checkpoint, a cache or a log could not be written. The rank that could not write a file exits, and the
-other ranks wait for that rank in vain. If /tmp is full, torch.compile, Ray and programs that create sockets in /tmp
-fail, and a hanging job can't write its dumps.
+What it means: A checkpoint, a cache or a log could not be written. A rank that can't write a file exits, and the other
+ranks wait for that rank until they time out. If /tmp is full, torch.compile, Ray and programs that create sockets in
+/tmp fail, and a hanging job can't write its dumps.
 
 How we know: as the SSH user, the check uses statvfs(3) to read the free space and the free inodes of TMPDIR, /tmp and
 /var/tmp. A directory with less than 64 MiB of free space or fewer than 100 free inodes is reported. Logs contain
@@ -52,13 +52,12 @@ def disk_full(view: View) -> Findings:
     alike = grouped(((by_size, tuple(free.items())), path) for (path, by_size), free in full.items())
     for (by_size, rows), paths in alike.items():
         free = dict(rows)
-        hosts, least = tuple(free), min(free.values())
-        is_even = len(set(free.values())) == 1
+        hosts, most = tuple(free), max(free.values())
+        at_most = "only" if len(set(free.values())) == 1 else "at most"
         if by_size:
-            few = "less than 1" if least < MIB else f"only {least // MIB}"
-            room = f"{few if is_even else f'as little as {least // MIB}'} MiB left"
+            room = f"{'less than 1' if most < MIB else f'{at_most} {most // MIB}'} MiB left"
         else:
-            room = f"room for {'only' if is_even else 'as few as'} {least} more files"
+            room = f"room for {at_most} {most} more files"
         plain = [path for path in paths if _PLAIN.fullmatch(path)]
         strange = ["the directory that TMPDIR names"] if len(plain) < len(paths) else []
         where = f"{capital(' and '.join((*plain, *strange)))} on {fold(hosts)}"
@@ -68,7 +67,7 @@ def disk_full(view: View) -> Findings:
             hosts=hosts,
             message=f"{where} {'has' if len(paths) == 1 else 'have'} {room}, so torch, Ray and "
             "data loaders will fail to write there.",
-            facts={"path": paths[0], "paths": paths, "free_bytes" if by_size else "free_files": least},
+            facts={"path": paths[0], "paths": paths, "free_bytes" if by_size else "free_files": min(free.values())},
             fix=pasted(
                 f"Remove old files there, or set TMPDIR to a directory with free space.{look}",
                 on_each(hosts, df) if plain else (),

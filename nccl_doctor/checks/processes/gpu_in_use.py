@@ -1,13 +1,13 @@
 """Another process uses a GPU that the job needs.
 
-What it means: the job's rank on the GPU runs out of memory, or is slowed down by the other process. In the compute mode
-EXCLUSIVE_PROCESS, the rank can't start and prints "CUDA-capable device(s) is/are busy or unavailable".
+What it means: the job's rank on the GPU runs out of memory, or is slowed down by the other process. In the
+EXCLUSIVE_PROCESS compute mode, the rank can't start and prints "CUDA-capable device(s) is/are busy or unavailable".
 
 How we know: nvidia-smi lists the processes that use memory on each GPU. The job may use the GPUs that
 `cuda_visible_devices` in the hosts file lists (by default, all GPUs), and needs the first `nproc_per_node` of these
 GPUs (by default, all of them). A process is reported if it uses 1 GiB of GPU memory or more, or an unknown amount. A
-CUDA context alone needs only a few hundred MiB, so a monitoring process is not reported. A GPU with 2 GiB or more in
-use but without a visible process is also reported, because the process that allocated the memory is in another
+CUDA context alone needs only a few hundred MiB, so a monitoring process is not reported. A GPU with 2 GiB or more of
+memory in use but without a visible process is also reported. The process that allocated this memory is in another
 container or has exited.
 
 The parent of a process shows whether the process is a leftover or part of a running job (see stale-process).

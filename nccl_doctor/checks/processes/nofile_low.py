@@ -54,8 +54,8 @@ def nofile_low(view: View) -> Findings:
         enough = hard is None or hard >= need
         yield Finding(
             hosts=hosts,
-            message=f"A process on {fold(hosts)} can open only {soft} files, but in a job of {plural(world, 'rank')}, "
-            f"it needs about {need}.",
+            message=f"A process on {fold(hosts)} can open only {soft} files, but a process in a job of "
+            f"{plural(world, 'rank')} needs to open about {need}.",
             evidence=(f"soft limit {soft}, hard limit {'none' if hard is None else hard}",),
             facts={"nofile_soft": soft, "nofile_hard": hard, "needed": need, "world_size": world},
             severity=Severity.ERROR if soft < CERTAIN * world else None,

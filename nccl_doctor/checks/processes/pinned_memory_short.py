@@ -1,13 +1,14 @@
 """The kernel can't pin memory for RDMA, although no limit prevents it.
 
 What it means: NCCL fails with "Call to ibv_reg_mr_iova2 failed with error Cannot allocate memory", although `ulimit -l`
-prints "unlimited". If the GPU and the CPU share memory (GB10, DGX Spark), loading a large model is enough to cause the
-failure. The pages that remain free belong to the contiguous memory allocator (CMA) and must stay movable, so they can't
-be pinned.
+prints "unlimited". If the GPU and the CPU share memory (GB10, DGX Spark), memory registration can fail as soon as a
+large model is loaded. The pages that remain free belong to the contiguous memory allocator (CMA) and must stay movable,
+so they can't be pinned.
 
 How we know: CmaFree is larger than CmaTotal in /proc/meminfo, on a host with an RDMA port that NCCL uses. Linux 7.0
-adds the scratch area of kexec handover (KHO), about 9 GiB on a GB10, to the CMA pages, but counts it only in CmaFree. A
-log or the all-reduce's output shows the fault if a memory registration failed although the memlock limit is unlimited.
+adds the scratch area of kexec handover (KHO), about 9 GiB on a GB10, to the CMA pages, but counts it only in CmaFree.
+This fault is also reported if a log or the output of the all-reduce shows that a memory registration failed although
+the memlock limit is unlimited.
 
 Fix: add `kho=off` to the kernel command line, or boot the previous kernel, 6.17. Without KHO, kdump and kexec still
 work.
@@ -44,7 +45,7 @@ REMEDY = Fix(
     row="limits",
 )
 def pinned_memory_short(view: View) -> Findings:
-    """Yield one finding per amount of memory that can't be pinned.
+    """Yield one finding for all hosts on which the same amount of free memory can't be pinned.
 
     The finding is a warning on a GB10, and a note on other hosts.
     """
@@ -81,7 +82,7 @@ RULES = (clue(UNLIMITED, "max locked memory           (kbytes, -l) unlimited"),)
 
 
 def _unlimited(scene: Scene) -> list[Event]:
-    """Blame the kernel if a memory registration failed although the log shows an unlimited memlock limit."""
+    """Attribute a failed memory registration to the kernel if the log shows an unlimited memlock limit."""
     if all(event.wording != UNLIMITED for event in scene.events):
         return scene.events
     return scene.renamed("pinned-memory-short", Grade.ROOT, lambda e: e.name == "memlock-low" and e.grade is Grade.ROOT)

@@ -5,10 +5,11 @@ and threads that ranks and data loaders need. Containers often have a process li
 On a machine with many cores, each rank may start a thread per core.
 
 How we know: the check reads ulimit -u, the number of the user's threads, and pids.max and pids.current of the control
-groups. The estimate is 32 tasks per rank (NCCL's proxies, torch's watchdogs and autograd, data loaders), or 16 tasks
-without a GPU. If the limits leave room for fewer than 4 tasks per rank, the job can't start. Logs contain "Resource
-temporarily unavailable" after a fork or a std::system_error, BlockingIOError [Errno 11], "can't start new thread", or
-OpenBLAS's "pthread_create failed".
+groups. The check estimates that each rank needs 32 processes and threads (for NCCL's proxies, torch's watchdogs and
+autograd, and data loaders), or 16 without a GPU. If the limits leave room for fewer than 4 processes and threads per
+rank, the diagnosis is an error, because the job can't start. Logs contain "Resource temporarily unavailable" after a
+fork or a std::system_error, BlockingIOError [Errno 11], "can't start new thread", or OpenBLAS's "pthread_create
+failed".
 
 Fix: raise ulimit -u (or LimitNPROC, TasksMax, or Docker's --pids-limit), or start fewer workers and threads
 (OMP_NUM_THREADS=1).
@@ -27,11 +28,12 @@ from nccl_doctor.text.hostlist import fold, grouped, plural
 PER_RANK = 32
 WITHOUT_GPU = 16
 LEAST = 4
-"""Minimum number of tasks per rank with which gloo ran in tests. PER_RANK applies to NCCL on GPUs, and WITHOUT_GPU
-applies to gloo.
+"""Minimum number of tasks per rank with which gloo ran in tests.
+
+``PER_RANK`` is the number of tasks that a rank needs with NCCL on GPUs, and ``WITHOUT_GPU`` is the number with gloo.
 """
 
-_EAGAIN = "fork(2) and pthread_create(3) fail with EAGAIN"
+_EAGAIN = "fork(2) and pthread_create(3) fail with EAGAIN if the limit on processes and threads is reached"
 NO_TASK = Effect(("process-limit-low", "exit", "not-started", "SIGABRT", "nccl-unknown-error"), Reach.OWN, _EAGAIN)
 NAMED = Effect(("process-limit-low",), Reach.OWN, _EAGAIN)
 

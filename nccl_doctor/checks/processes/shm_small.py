@@ -10,9 +10,9 @@ segment of 33 MB for its network proxy. Data loaders pass batches through shared
 rank, and reports less than 32 MiB per rank as an error on hosts with GPUs. The total size should be at least 128 MiB,
 since the data loaders of a single rank can fill Docker's default of 64 MiB.
 
-Fix: enlarge /dev/shm with `mount -o remount,size=… /dev/shm`, and set the size in /etc/fstab to make it permanent.
-Start a container with `--ipc=host` or `--shm-size`. Use `ls -l /dev/shm` to find files that finished jobs have left,
-and remove these files. The mode of /dev/shm must be 1777, so that all users can write to it.
+Fix: enlarge /dev/shm with `mount -o remount,size=… /dev/shm`, and set the size in /etc/fstab to make the change
+permanent. Start a container with `--ipc=host` or `--shm-size`. Use `ls -l /dev/shm` to find files that finished jobs
+have left, and remove these files. The mode of /dev/shm must be 1777, so that all users can write to it.
 """
 
 import math
@@ -30,7 +30,7 @@ from nccl_doctor.text.hostlist import fold
 MIB = 1 << 20
 WANTED = 64 * MIB
 LEAST = 128 * MIB
-"""Bytes of shared memory that one rank needs if its data loaders have workers."""
+"""Minimum size of /dev/shm in bytes, which is enough for one rank whose data loaders have workers."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,10 @@ class _Lack:
     row="limits",
 )
 def shm_small(view: View) -> Findings:
-    """Yield one finding per shortage. Hosts without shared memory and hosts with too little may share a finding."""
+    """Yield one finding for all hosts with the same shortage of shared memory.
+
+    A finding can include both hosts without shared memory and hosts with too little.
+    """
     lacks: dict[_Lack, dict[str, int]] = {}
     for host, facts in view.facts:
         shm = known(facts.shm)
@@ -121,7 +124,7 @@ def _unusable(lack: _Lack, hosts: tuple[str, ...]) -> Finding:
         fix = pasted("Set the usual mode:", chmod, needs_root=True)
     return Finding(
         hosts=hosts,
-        message=f"{what}, so data loaders with workers fail, as do ranks that share a host.",
+        message=f"{what}, so data loaders with workers will fail. Ranks that share a host will also fail.",
         facts={"problem": lack.problem, "needed_bytes": lack.needed},
         severity=Severity.ERROR,
         fix=fix,

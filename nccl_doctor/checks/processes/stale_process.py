@@ -35,7 +35,6 @@ from nccl_doctor.model.base import Unknown, known
 from nccl_doctor.model.finding import Details, Finding, Fix, Severity
 from nccl_doctor.snapshot.hosts import HostFacts
 from nccl_doctor.snapshot.system import GpuProcess, TrainingJob
-from nccl_doctor.text.hostlist import capital
 
 
 @check(
@@ -55,15 +54,15 @@ def stale_process(view: View) -> Findings:
         if not left and not gone:
             continue
         count = sum(len(job.pids) for job in left)
-        words = [f"{count} training process{'es' * (count > 1)}"] if left else []
-        words += ["GPU memory of an ended process"] if gone else []
-        were = "were" if count > 1 or len(words) > 1 else "was"
+        were = "processes were" if count > 1 else "process was"
+        leftovers = f"{count} training {were} left behind on {host.name}."
+        memory = f"GPU memory of a process that has ended is still allocated on {host.name}."
         mine = [job for job in left if job.kind != "zombie" and endable(job)]
         commands = tuple(command for job in mine for command in ending(view.snapshot.cluster, host.node, job))
         lost = [f"GPU {use.gpu}: {use.memory_mib} MiB under pid {use.pid}, which is gone" for use in gone]
         yield Finding(
             hosts=(host.name,),
-            message=f"{capital(' and '.join(words))} {were} left behind on {host.name}.",
+            message=" ".join([leftovers] * bool(left) + [memory] * bool(gone)),
             evidence=(*map(_evidence, left), *lost),
             facts={"jobs": [job.model_dump() for job in left], "gpus": [use.model_dump() for use in gone]},
             details=Details(pids=tuple(sorted({pid for job in left for pid in job.pids} | {use.pid for use in gone}))),

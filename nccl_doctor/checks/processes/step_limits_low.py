@@ -8,11 +8,12 @@ the job step does not see all GPUs of the job, at least one rank has no GPU.
 How we know: the check starts a job step and determines how many CPUs a process of the step may use, from
 sched_getaffinity(2) and the CPU limit of the process's control group. The memory limit is the lowest limit among the
 process's control group and the ancestors of that group. The GPUs that nvidia-smi shows in the step are compared with
-those that `scontrol -d show job` lists for the node. The step has no CPU binding and gets all resources of the job on
-the node, which is srun's default without `--exact`. Less than one CPU or less than 2 GiB of memory per rank is reported
-as a warning. Less than 512 MiB of memory per rank is reported as an error, because loading torch and CUDA requires more
-memory. Outside Slurm, the memory limit of the container's or login session's control group is checked. With
-vm.overcommit_memory=2, the memory that processes may still allocate (CommitLimit minus Committed_AS) is checked, too.
+those that `scontrol -d show job` lists for the node. The check's job step has no CPU binding, and gets all resources of
+the job on the node, like any step that srun starts without `--exact`. Less than one CPU or less than 2 GiB of memory
+per rank is reported as a warning. Less than 512 MiB of memory per rank is reported as an error, because loading torch
+and CUDA requires more memory. Outside Slurm, the memory limit of the container's or login session's control group is
+checked. With vm.overcommit_memory=2, the memory that processes may still allocate (CommitLimit minus Committed_AS) is
+checked, too.
 
 Fix: request more resources with `--cpus-per-task=N`, `--mem=0` (all memory of a node) or `--gpus-per-node=N`. Repeat
 `--cpus-per-task` for srun, which has ignored sbatch's value since Slurm 22.05. For a container, raise `docker run
@@ -42,13 +43,13 @@ FATAL = GIB // 2
 MEMORY = Effect(
     ("SIGKILL", "out-of-memory"),
     Reach.OWN,
-    "the kernel kills a process in a control group that has reached its limit (kernel: cgroup-v2, memory.max)",
+    "the kernel kills a process in a control group that has reached its memory limit (kernel: cgroup-v2, memory.max)",
 )
 
 OVERCOMMIT = Effect(
     ("out-of-memory",),
     Reach.OWN,
-    "the kernel refuses to allocate memory beyond the limit (kernel: Documentation/mm/overcommit-accounting.rst)",
+    "the kernel refuses allocations beyond CommitLimit (kernel: Documentation/mm/overcommit-accounting.rst)",
 )
 
 
@@ -123,9 +124,9 @@ def _little_memory(names: list[str], has: int, ranks: int, who: str = "the job",
 def _strict(names: list[str], has: int, ranks: int) -> Finding:
     return Finding(
         hosts=tuple(names),
-        message=f"With vm.overcommit_memory=2, processes on {fold(names)} can allocate only {has / GIB:.2g} GiB more "
-        f"for {plural(ranks, 'rank')}. Torch and CUDA reserve more memory than they use and fail with “Cannot allocate "
-        "memory”.",
+        message=f"With vm.overcommit_memory=2, processes on {fold(names)} can allocate only {has / GIB:.2g} GiB of "
+        f"additional memory for {plural(ranks, 'rank')}. Torch and CUDA reserve more memory than they use and fail "
+        "with “Cannot allocate memory”.",
         evidence=(f"CommitLimit less Committed_AS (/proc/meminfo): {has} bytes",),
         facts={"commit_bytes": has, "nproc_per_node": ranks},
         severity=Severity.ERROR if has < FATAL * ranks else None,

@@ -10,13 +10,15 @@ GPUDirect RDMA needs nvidia_peermem, or the open kernel modules of the driver on
 root access, `lspci -vvv` shows whether Access Control Services (ACS) redirect traffic at PCI bridges. For traffic
 between GPUs, only the PCI bridges upstream of the GPUs matter. The IOMMU must not translate the GPUs' addresses
 (/sys/kernel/iommu_groups). On a virtual machine, ACS and the IOMMU must be on, and the provider decides whether a
-direct path exists. Facts that can't be read are ignored, because the job starts anyway and the all-reduce measures the
-bandwidth. For GeForce GPUs, most of which do not support P2P, the diagnosis is only a note.
+direct path exists. If the settings of ACS or the IOMMU can't be read, the check doesn't report that they are unknown,
+because the job starts regardless of these settings, and the all-reduce measures the bandwidth. For GeForce GPUs, most
+of which do not support P2P, the diagnosis is only a note.
 
 Fix: run `modprobe nvidia_peermem` and list the module in /etc/modules-load.d, or install the driver's open kernel
-modules. Add `iommu=pt` to the kernel command line; if that is not enough, use `amd_iommu=off`, or turn VT-d off in the
-firmware. Turn ACS off in the firmware settings, or run `setpci -s BRIDGE ECAP_ACS+6.w=0000` to turn ACS off until the
-next boot. As a workaround for transfers between GPUs, set NCCL_P2P_DISABLE=1, so that NCCL uses shared memory.
+modules. Add `iommu=pt` to the kernel command line. If the IOMMU still translates the GPUs' addresses, add
+`amd_iommu=off` (AMD), or turn VT-d off in the firmware (Intel). Turn ACS off in the firmware settings, or run `setpci
+-s BRIDGE ECAP_ACS+6.w=0000` to turn ACS off until the next boot. As a workaround for transfers between GPUs, set
+NCCL_P2P_DISABLE=1, so that NCCL uses shared memory.
 
 References: NCCL's guide, "Troubleshooting", GPU Direct and PCI Access Control Services; NVIDIA/nccl issues 631, 2079.
 """
@@ -84,7 +86,7 @@ def gpudirect_hindered(view: View) -> Findings:
         yield Finding(
             hosts=hosts,
             message=f"GPUDirect RDMA is impaired on {fold(hosts)}: data between GPUs and network adapters passes "
-            "through host memory.",
+            "through host memory or the CPU's root complex.",
             evidence=lines,
             explains=(),
             fix=pasted(

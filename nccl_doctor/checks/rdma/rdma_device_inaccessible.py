@@ -13,9 +13,9 @@ whose ports are down, are ignored. An InfiniBand port in the state INIT or ARMED
 activated the port. NCCL uses only ACTIVE ports (``ncclIbInit`` in src/transport/net_ib.cc).
 
 Fix: with Docker or Podman, start the container with `--device=/dev/infiniband --cap-add=IPC_LOCK --ulimit memlock=-1`.
-On Kubernetes, request the resource of the RDMA device plugin. On the host, run `modprobe ib_uverbs`, and set the mode
-of the device nodes to 0666 with a udev rule, such as the rule in rdma-core. An InfiniBand fabric needs a subnet
-manager, either opensm on a host or the subnet manager of a managed switch.
+On Kubernetes, request the resource that the RDMA device plugin provides. On the host, run `modprobe ib_uverbs`, and set
+the mode of the device nodes to 0666 with a udev rule, such as the rule in rdma-core. An InfiniBand fabric needs a
+subnet manager, either opensm on a host or the subnet manager of a managed switch.
 """
 
 from nccl_doctor.checks.nccl_choice import NEEDS

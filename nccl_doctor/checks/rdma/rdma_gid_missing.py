@@ -6,16 +6,17 @@ entry leads to "Call to ibv_modify_qp failed" with errno 61 (No data available) 
 GID ::" in the message. With RoCE v1 on one side and RoCE v2 on the other, the queue pair is established, but all
 packets are dropped until completions fail with status 12.
 
-If NCCL_IB_GID_INDEX is set, NCCL uses that index on every port of the job without a check. Before version 2.21, NCCL
-uses index 0 if NCCL_IB_GID_INDEX is not set. From version 2.21 on, NCCL uses the first RoCE v2 entry with an IPv4
-address on each port if NCCL_IB_GID_INDEX is unset or negative. NCCL_IB_ADDR_FAMILY, NCCL_IB_ADDR_RANGE and
-NCCL_IB_ROCE_VERSION_NUM affect the choice of a GID. If no RoCE v2 entry has an IPv4 address, NCCL uses the link-local
-GID at index 0. The indexes of GIDs may change after a reboot, or when an address, a bond or a VLAN is added.
+If NCCL_IB_GID_INDEX is set, NCCL uses the GID at that index on every port of the job, without checking the entry.
+Before version 2.21, NCCL uses index 0 if NCCL_IB_GID_INDEX is not set. From version 2.21 on, NCCL uses the first RoCE
+v2 entry with an IPv4 address on each port if NCCL_IB_GID_INDEX is unset or negative. NCCL_IB_ADDR_FAMILY,
+NCCL_IB_ADDR_RANGE and NCCL_IB_ROCE_VERSION_NUM affect the choice of a GID. If no RoCE v2 entry has an IPv4 address,
+NCCL uses the link-local GID at index 0. The indexes of GIDs may change after a reboot, or when an address, a bond or a
+VLAN is added.
 
 How we know: the check reads each port's GID table in /sys/class/infiniband, and determines the index that the host's
-NCCL version uses. The check reports an empty entry at that index, and a GID whose type differs from the type that most
-hosts use on the port at the same position in their lists. Nothing is reported if no RoCE port has an IPv4 address,
-since ports with link-local GIDs can communicate within a network segment.
+NCCL version uses. The check reports a port whose GID entry at the index in use is empty. It also reports a port whose
+GID type differs from the type that most hosts use on the port at the same position in their device lists. Nothing is
+reported if no RoCE port has an IPv4 address, since ports with link-local GIDs can communicate within a network segment.
 
 Fix: from NCCL 2.21 on, unset NCCL_IB_GID_INDEX. If no GID entry has an IP address, assign an IP address to the network
 interface of the port. Let containers use the host's network, because a container can't use the GIDs of another network
@@ -55,12 +56,14 @@ def rdma_gid_missing(view: View) -> Findings:
         if entry.gid.pinned
         else "missing: no entry in the GID table belongs to an IP address"
     )
-    how = empty if kind == "empty" else f"of the type {kind} (index {entry.gid.index})"
-    unlike = "" if kind == "empty" else f", unlike {'that' if len(ports) == 1 else 'those'} of the other hosts"
+    is_one = len(ports) == 1
+    how = f"{'is' if is_one else 'are'} {empty}"
+    if kind != "empty":
+        has = "has" if is_one else "have"
+        how = f"{has} the type {kind} (index {entry.gid.index}), unlike the GIDs of the other hosts"
     yield Finding(
         hosts=hosts,
-        message=f"On {fold(hosts)}, the GID{'s' * (len(ports) > 1)} that NCCL would use for {listed(ports)} "
-        f"{'is' if len(ports) == 1 else 'are'} {how}{unlike}.",
+        message=f"On {fold(hosts)}, the GID{'s' * (not is_one)} that NCCL would use for {listed(ports)} {how}.",
         evidence=tuple(
             f"{host}: {port}: index {port.gid.index} ({port.gid.why}): {what}; {_table(port)}"
             for host, port, what in faults

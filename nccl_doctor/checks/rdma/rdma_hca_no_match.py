@@ -12,7 +12,7 @@ and a leading "^" excludes the listed devices. A suffix such as ":1" selects a p
 number 1. Spaces are significant, so the second entry of "mlx5_0, mlx5_1" matches only names that begin with a space. A
 value of "^" alone matches no device.
 
-How we know: by NCCL's rules, the check compares the value of NCCL_IB_HCA with the devices in /sys/class/infiniband that
+How we know: the check matches the value of NCCL_IB_HCA, as NCCL does, against the devices in /sys/class/infiniband that
 have ACTIVE ports. The value of NCCL_IB_HCA may come from the hosts file, the environment or NCCL's configuration files.
 
 Fix: name existing devices, or unset NCCL_IB_HCA.
@@ -35,7 +35,7 @@ EXPLAINS = (SOCKETS, RDMA)
 """Effects to expect if NCCL finds no RDMA device on a host."""
 
 
-APART = "NCCL {uses} TCP sockets there, which can't connect to RDMA on {others}"
+APART = "NCCL {uses} TCP sockets there, but RDMA on {others}. NCCL can't connect TCP sockets to RDMA"
 
 
 @check(

@@ -12,8 +12,8 @@ gives the second device only two PCIe lanes.
 How we know: current_link_width and current_link_speed of the PCI device are compared with the maximum values that both
 ends of the link support. A slower link is reported only if its rate is lower than the port's rate or than the rate of
 the same device on another host. The rate of each port is compared with the rates of the ports at the same position in
-the other hosts' lists. On a GB10, the lanes and the GIDs of the two devices of a port are compared. Ports that NCCL
-does not use are ignored.
+the other hosts' lists. On a GB10, the check compares the PCIe lanes and the GIDs of the two devices that belong to the
+same QSFP port. Ports that NCCL does not use are ignored.
 
 Fix: for a slow PCIe link, reseat the card, check the slot's lanes in the firmware settings, and update the card's
 firmware. For a slow port, check the cable, the switch port and the configured speed (`ethtool`, `mlxlink`). On a GB10,
@@ -51,7 +51,7 @@ FIRMWARE = "Update the board's firmware (fwupdmgr refresh, fwupdmgr update): old
     explains=("link-slow", SLOW),
 )
 def rdma_link_slow(view: View) -> Findings:
-    """Yield one finding for slow PCIe links, one for slow ports, and one for unused halves of ports."""
+    """Yield one finding for slow PCIe links, one for slow ports, and one for port halves without an IP address."""
     sides = view.nccl.rdma.sides
     lists = {name: side.rdma.entries for name, side in sides.items()}
     sparks = {host.name for host, facts in view.facts if has_gb10(facts)}
@@ -82,8 +82,8 @@ def rdma_link_slow(view: View) -> Findings:
         lacking = ", ".join(dict.fromkeys(str(entry) for _, entry, _ in bare))
         yield Finding(
             hosts=hosts,
-            message=f"On {fold(hosts)}, the port of {bare[0][2]} runs at half speed: its other half, {lacking}, has "
-            "no IP address.",
+            message=f"On {fold(hosts)}, the port of {bare[0][2]} runs at half speed because the port's other half, "
+            f"{lacking}, has no IP address.",
             evidence=tuple(f"{host}: {entry}: {entry.gid.why}; {half} has an address" for host, entry, half in bare),
             facts={"devices": [{"host": host, "device": entry.label} for host, entry, _ in bare]},
             fix=f"In a file in /etc/netplan, give {lacking} the MTU of the other half and an address in a network of "
@@ -113,11 +113,7 @@ def _links(lists: dict[str, RdmaList]) -> Iterator[tuple[str, RdmaEntry, str]]:
         lanes = max(widths, default=0)
         others = (item for name, peer, item in links if name != host and peer.label == entry.label and item is not None)
         if link.width < lanes:  # whatever the width of the slot
-            yield (
-                host,
-                entry,
-                f"{link.speed:g} GT/s x{link.width}, whereas the other half of the same port has x{lanes}",
-            )
+            yield (host, entry, f"{link.speed:g} GT/s x{link.width}, but the link of the port's other half is x{lanes}")
         elif (link.lost_lanes or link.lost_speed) and link.gbps < max(
             (entry.port.rate_gbps or 0.0, *(item.gbps for item in others))
         ):

@@ -7,10 +7,10 @@ uses sockets, which can't connect to the RDMA devices of other hosts. If the job
 is reported as an error, since the job fails at startup. One host without GPUDirect can reduce the bandwidth of all
 hosts from about 180 GB/s to 10 GB/s.
 
-How we know: by the rules of each host's NCCL version, the check computes the host's device list from
-/sys/class/infiniband and NCCL_IB_HCA. GPUDirect needs the module nvidia_peermem, or the open kernel modules of the
-driver, which export GPU memory as DMA-BUF. Ports that are down on all hosts, and devices that NCCL_IB_HCA excludes, are
-not compared. The state that most hosts have in common is assumed to be correct.
+How we know: the check computes the device list of each host from /sys/class/infiniband and NCCL_IB_HCA, in the same way
+as the host's NCCL version. GPUDirect needs the module nvidia_peermem, or the open kernel modules of the driver, which
+export GPU memory as DMA-BUF. Ports that are down on all hosts, and devices that NCCL_IB_HCA excludes, are not compared.
+The state that most hosts have in common is assumed to be correct.
 
 Differences in names, firmware versions, GUIDs and GIDs are not reported. Separate pages cover paired devices that can't
 communicate (rdma-pair-unreachable), GIDs (rdma-gid-missing) and speeds (rdma-link-slow).

@@ -23,9 +23,10 @@ other, the switch is dropping packets. If two paired interfaces are in different
 their addresses counts as a route. The check does not test whether a path through a default gateway works. Packet
 filters are ignored, since RDMA packets bypass them.
 
-Fix: cable the hosts in the same way, or assign addresses so that devices at the same position in the lists are in one
-network. If the network can't be changed, set NCCL_IB_HCA on each host to a list of matching devices with "=" in front.
-From NCCL 2.30.7 on, NCCL_IB_SUBNET_AWARE_ROUTING=1 on all hosts makes NCCL pair devices that are in the same network.
+Fix: cable the hosts in the same way, or assign addresses so that devices at the same position in the lists are in the
+same network. If the network can't be changed, set NCCL_IB_HCA on each host to "=" and a list of the devices that can
+reach each other. From NCCL 2.30.7 on, NCCL_IB_SUBNET_AWARE_ROUTING=1 on all hosts makes NCCL pair devices that are in
+the same network.
 """
 
 from collections.abc import Iterator
@@ -74,13 +75,13 @@ def rdma_pair_unreachable(view: View) -> Findings:
 
 def _message(rdma: ClusterRdma, pair: RdmaPair) -> str:
     place = _place(pair.place)
-    pairing = "NCCL pairs the hosts' RDMA devices in order, but"
+    pairing = "NCCL pairs the hosts' RDMA devices by their position in each host's list. However,"
     if pair.talk.cause is PairCause.NETWORK:
         nets = rdma.sides[pair.source].network(pair.here), rdma.sides[pair.target].network(pair.there)
         if all(nets):
             return (
-                f"{pairing} {place} of {pair.source} ({pair.here}) is in {nets[0]}, and {place} of {pair.target} "
-                f"({pair.there}) is in {nets[1]}."
+                f"{pairing} {place} of {pair.source} ({pair.here}), in the network {nets[0]}, can't communicate "
+                f"with {place} of {pair.target} ({pair.there}), in the network {nets[1]}."
             )
     return (
         f"{pairing} {place} of {pair.source} ({pair.here}) can't communicate with {place} of {pair.target} "

@@ -203,7 +203,10 @@ def waits_of(case: Case) -> list[Work]:
 
 
 def places_of(waits: Iterable[Work]) -> dict[Place, list[int]]:
-    """Map each place to the ranks that wait there. In each known group, a rank counts only at its first place."""
+    """Map each collective to the ranks that wait in it.
+
+    In a known process group, a rank counts only in the first collective in which it waits.
+    """
     places: dict[Place, list[int]] = {}
     first: dict[tuple[int, str], int] = {}
     for work in waits:

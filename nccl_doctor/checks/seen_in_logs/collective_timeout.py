@@ -6,13 +6,13 @@ nothing.
 
 How we know: the watchdog of torch's ProcessGroupNCCL prints "Watchdog caught collective operation timeout" with the
 SeqNum and the OpType of the collective. With gloo, the message is "Timed out waiting 1800000ms for recv operation".
-Horovod prints lists of stalled ranks. The message of nccl2, the default backend since torch 2.15, is
-"[TC][rank=1][name=0] Operation timed out after 600012 ms", without the name or number of the collective. If the last
-completed work is -1, no collective finished before the timeout, so the ranks never connected, and the network is to
-blame. A log that stops without a timeout, a fault or a normal end can lead to this diagnosis. The diagnosis is a
-warning if all ranks of a host connected over shared memory and their script printed nothing more, because such a log
-may be an excerpt. For other logs that stop early, the diagnosis is only a note, because a log alone can't show whether
-the job hangs.
+Horovod prints lists of stalled ranks. Since torch 2.15, the default backend is nccl2, which prints
+"[TC][rank=1][name=0] Operation timed out after 600012 ms". This message contains neither the name nor the number of the
+collective. If the message gives -1 as the last completed work, no collective finished before the timeout. The ranks
+never connected, so the cause is in the network. A log that stops without a timeout, a fault or a normal end can lead to
+this diagnosis. The diagnosis is a warning if all ranks of a host connected over shared memory and the log ends there.
+Such a log may be an excerpt. For other logs that stop early, the diagnosis is only a note, because a log alone can't
+show whether the job hangs.
 
 Fix: compare the ranks' stacks with `py-spy dump`, or their collectives with torch's flight recorder. A step that only
 rank 0 performs, such as a checkpoint, an evaluation or a download, needs a longer timeout or a barrier of its own.
@@ -87,7 +87,10 @@ def _advice(case: Case) -> Advice:
 
 
 def _of_the_whole_job(case: Case) -> set[int]:
-    """Return the ranks that nccl2 reports as timed out. The set is empty if a message names a group other than 0."""
+    """Return the ranks that nccl2 reports as timed out.
+
+    The set is empty if a message names a process group other than 0.
+    """
     named = [(event.rank, match[1]) for event in case.cause.events if (match := _NCCL2.search(event.text))]
     ranks = {rank for rank, _ in named if rank is not None}
     return ranks if all(name == "0" for _, name in named) else set()
@@ -191,7 +194,10 @@ _TABLE_OF_GPUS = re.compile(
 
 
 def stalled(readings: list[Reading], facts: Facts) -> list[Event]:
-    """Return the events that show where the run stopped. The list is empty if the run may still be in progress."""
+    """Return the events that show where the run stopped.
+
+    The list is empty if the run might still be in progress.
+    """
     for reading in readings:
         events = _complained(reading, facts) or _interrupted(reading) or _empty_table(reading, facts) or _busy(reading)
         if events:
@@ -271,7 +277,7 @@ def _standing_still(scene: Scene) -> list[Event]:
 
 
 def likely_hang(case: Case) -> Severity | None:
-    """Return the severity "warning" if the hang is inferred only from the end of the log, which may be an excerpt."""
+    """Return the severity "warning" if the hang is inferred only from the end of the log, which might be an excerpt."""
     wordings = {event.wording for event in case.cause.events}
     guessed = rule.BUSY in wordings or wordings <= {rule.STARTED, rule.CONNECTED}
     return Severity.WARNING if guessed else None

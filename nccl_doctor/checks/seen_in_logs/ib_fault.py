@@ -1,19 +1,20 @@
 """RDMA over InfiniBand or RoCE failed.
 
-What it means: A queue pair could not be created, or a transfer was not acknowledged. Possible causes are the link, the
-GID index, the VLAN, the MTU, flow control, and the exit of the other process.
+What it means: A queue pair could not be created, or a transfer was not acknowledged. Possible causes are a faulty link,
+a wrong GID index, VLAN, MTU or flow control setting, and the exit of the process on the other host.
 
 How we know: NCCL prints a "Got completion from peer" message with a status, such as status=12. Status 12 means that no
 acknowledgement arrived. Status 4 means that the adapter has no permission to read the local memory, and status 10 means
 that the memory of the other side no longer exists. Status 5 is only a consequence of an earlier error. In the message
 "Call to ibv_modify_qp failed", errno 22 or 61 points to the GID index. With errno 110, 113 or 101, ibv_modify_qp can't
 reach the other device, which is usually in another network (rdma-pair-unreachable). From NCCL 2.24 on, the message
-about ibv_modify_qp names the device, the GID index and both GIDs. Asynchronous InfiniBand events report links that went
-down. If `nccl-doctor logs --with FILE` reads a snapshot from `nccl-doctor check --save`, the diagnosis names the two
-ports and states whether they can communicate.
+about ibv_modify_qp names the device, the GID index and both GIDs. NCCL's warnings about asynchronous InfiniBand events
+show links that went down. If `nccl-doctor logs --with FILE` reads a snapshot from `nccl-doctor check --save`, the
+diagnosis names the two ports of the failed connection and states whether these ports can communicate.
 
 Fix: Run ib_write_bw between the two hosts, and check the link with ibstat or ethtool. For RoCE, unset NCCL_IB_GID_INDEX
-with NCCL 2.21 and later, and set the variable with earlier versions. Restrict NCCL_IB_HCA to adapters of one kind.
+if the NCCL version is 2.21 or later. With an earlier version, set NCCL_IB_GID_INDEX to the index of the right GID.
+Restrict NCCL_IB_HCA to adapters of one kind.
 
 References: NCCL's src/transport/net_ib.cc; infiniband/verbs.h (ibv_wc_status).
 """

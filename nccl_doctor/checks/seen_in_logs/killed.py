@@ -130,7 +130,10 @@ def blamed(events: Sequence[Event], source: Mapping[str, Reading], facts: Facts)
 
 
 def _blamed(event: Event, reading: Reading, losers: set[int | None]) -> Event:
-    """Add the rank and host from a launcher's summary. Blame the process if only other ranks lost connections."""
+    """Add the rank and host from a launcher's summary to an event.
+
+    If only other ranks lost connections, grade the event as a likely cause.
+    """
     pid, code = _PID.search(event.text), exit_code(event)
     rows = [row for row in reading.summary if pid and row.pid == pid[1] and code in (None, row.code)]
     matches = [row for row in rows if row.label == label(event.prefix)] or rows
@@ -217,7 +220,7 @@ def only_frames(after: list[bytes] | None) -> bool:
 
 
 def _ended(scene: Scene) -> list[Event]:
-    """Grade the events so that the process that failed first is blamed."""
+    """Grade the events so that the process that failed first counts as the cause."""
     ends = {reading.name: reading for reading in scene.log.readings}
     events = [event for event in scene.events if not broken_off_after(event, ends[event.file])]
     left = {event.file for event in events if event.name in _LEFT and event.grade is Grade.SYMPTOM}

@@ -1,8 +1,8 @@
 """A process was started without the variables that torch.distributed reads.
 
 What it means: RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR or MASTER_PORT is missing, usually because the script was
-started with python instead of torchrun. A script may fail because it expects --local_rank, which torchrun does not
-pass.
+started with python instead of torchrun. A script can also fail because it requires the option --local_rank, which
+torchrun does not pass, or because it rejects the option --local-rank, which torch.distributed.launch passes.
 
 MPI may fail to start if it can't use the launcher's process management interface (PMI).
 

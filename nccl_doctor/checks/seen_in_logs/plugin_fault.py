@@ -6,8 +6,9 @@ lost a connection. NCCL may continue over sockets, which are many times slower.
 How we know: The log contains warnings that begin with "NET/OFI" or another plugin's name, "Failed to initialize any NET
 plugin", or "network … not found". If NCCL only prints that no plugin was found, nothing is wrong.
 
-Fix: Check that the devices are in the container (/dev/infiniband) and that `fi_info -p efa` lists them. Check that the
-security group allows traffic between its members, and that the plugin is compatible with the NCCL version.
+Fix: Check that the RDMA devices are available in the container (/dev/infiniband). On AWS, check that `fi_info -p efa`
+lists the EFA devices. Check that the instances' security group allows traffic between its members, and that the plugin
+is compatible with the NCCL version.
 
 References: NCCL's src/plugin/net.cc; aws-ofi-nccl.
 """

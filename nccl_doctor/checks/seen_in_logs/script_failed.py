@@ -1,14 +1,15 @@
 """The training script failed with an exception, or with an exit code and no output.
 
-What it means: NCCL and the network are not to blame. After the script of one rank has failed, the other ranks lose
-their connections or wait until a timeout.
+What it means: The fault is in the script, not in NCCL or the network. After the script of one rank has failed, the
+other ranks lose their connections or wait until a timeout.
 
 How we know: torch prints an uncaught exception after a prefix such as "[rank1]:", or the log contains an error about
-shapes or devices. A launcher's message "exitcode: 1", or its summary of failures, leads to this diagnosis only if no
-other line explains the failure.
+tensor shapes or devices. A launcher's message "exitcode: 1", or its summary of failures, leads to this diagnosis only
+if no other line explains the failure.
 
 Fix: Read the traceback of the rank that the diagnosis names. If the log has no traceback, use `torchrun --log-dir DIR
---tee 3` to keep every rank's output. The `record` decorator puts the traceback into torchrun's summary.
+--tee 3` to keep every rank's output. If the script's main function has the decorator `record` of
+torch.distributed.elastic.multiprocessing.errors, torchrun's summary contains the traceback.
 
 References: torch/distributed/elastic/multiprocessing/errors; torch/distributed/distributed_c10d.py (the excepthook).
 """
@@ -168,7 +169,10 @@ def _given_up(scene: Scene) -> list[Event]:
 
 
 def _summarised(scene: Scene) -> list[Event]:
-    """Blame the last row of torchrun's summary, and drop other rows. If another line reports an exit, drop all rows."""
+    """Keep only the last row of torchrun's summary, which shows the process that failed first.
+
+    If another line of the log reports an exit, drop all rows.
+    """
     rows = {event.file: event for event in scene.events if event.wording == _SUMMARY}
     notices = {event.file for event in scene.events if event.wording != _SUMMARY and _of_exit(event)}
     events = []
@@ -204,7 +208,7 @@ _OWN = re.compile(r"(?:[\w.]+\.)?" + _PLAIN + r"(?:: |$)")
 
 
 def _not_missed_for_it(scene: Scene) -> list[Event]:
-    """Blame an exception in a process to which other processes could not connect, or for which they waited.
+    """Treat an exception as the cause if other processes waited for its process or could not connect to it.
 
     A failed connection to a process can't cause an exception in that process, whatever the order of the log lines.
     Messages of srun about the exit of other tasks are dropped.

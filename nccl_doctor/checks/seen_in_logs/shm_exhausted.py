@@ -6,7 +6,7 @@ shared memory.
 How we know: The log contains "Error while creating shared memory segment", "No space left on device" for a file in
 /dev/shm, or "Bus error" (SIGBUS) in a data loader worker.
 
-Fix: Use --ipc=host or --shm-size=16g for containers. In Kubernetes, mount an emptyDir volume with the medium Memory at
+Fix: Use --ipc=host or --shm-size=16g for containers. In Kubernetes, mount an emptyDir volume with `medium: Memory` at
 /dev/shm. NCCL_SHM_DISABLE=1 keeps NCCL from using shared memory, but data loaders still need shared memory.
 
 References: NCCL's src/misc/shmutils.cc; shm_overview(7).

@@ -4,11 +4,11 @@ What it means: Two processes have the same rank, a rank is equal to or greater t
 world sizes, or two jobs use the same address.
 
 How we know: NCCL prints "Bootstrap Root : rank 1 of 8 ranks has already checked in" or "mismatch in rank count from
-procs". Lightning or torch rejects a rank, or MPI prints "not enough slots". The log may contain the tables of two
-overlapping nccl-tests runs, in which rank 0 is on different hosts.
+procs". Other signs are an error of Lightning or torch about an invalid rank, and MPI's message "not enough slots". The
+log may contain the tables of two overlapping nccl-tests runs, in which rank 0 is on different hosts.
 
 Fix: Compare RANK, WORLD_SIZE, --nnodes, --node_rank, --nproc_per_node and the scheduler's tasks per node on all hosts.
-`nccl-doctor launch` prints the right values for each host.
+`nccl-doctor launch` prints the launch command of each host with the right values.
 
 References: NCCL's src/bootstrap.cc.
 """
@@ -106,7 +106,7 @@ _BARRIER = re.compile(r"world_size=(?P<size>\d+), worker_count=(?P<workers>\d+)"
 
 
 def _crowded_barrier(scene: Scene) -> list[Event]:
-    """Blame the world size if it is smaller than the number of workers that reached a barrier."""
+    """Diagnose a wrong world size if it is smaller than the number of workers that reached a barrier."""
 
     def is_crowded(event: Event) -> bool:
         barrier = _BARRIER.search(event.text) if event.name == "rendezvous-timeout" else None
@@ -116,7 +116,7 @@ def _crowded_barrier(scene: Scene) -> list[Event]:
 
 
 def _separate_tables(scene: Scene) -> list[Event]:
-    """Blame the world size if a benchmark began on a second host before the first host printed its result."""
+    """Diagnose a wrong world size if a benchmark began on a second host before the first printed its result."""
     running: dict[str, Event] = {}
     separate: dict[str, Event] = {}
     for event in scene.events:

@@ -103,7 +103,10 @@ def _leads_nowhere(event: Event) -> bool:
 
 
 def _weigh(event: Event, scene: Scene) -> Grade:
-    """Grade an unreachable interface. If it is the only fault, it matters only in a job with several hosts."""
+    """Grade an event about an interface that other hosts can't reach.
+
+    Without another fault, the event matters only in a job with several hosts.
+    """
     names, facts = scene.names | scene.stuck, scene.log.facts
     several = len(facts.hosts) > 1 or (facts.nodes or 1) > 1
     if names:

@@ -1,14 +1,14 @@
 """The clocks of the hosts differ.
 
 What it means: the log lines of different ranks can't be sorted by time. With `--rdzv_backend=c10d`, torchrun considers
-a host dead if its clock is 15 s or more behind. The dynamic rendezvous drops a host if the host's last keep-alive,
-whose timestamp comes from the host's own clock, is older than three intervals of 5 s
-(torch/distributed/elastic/rendezvous/dynamic_rendezvous.py). A static rendezvous (`--master_addr`) is not affected. If
-the clocks differ by several minutes, certificates and Kerberos tickets may be rejected.
+a host dead if the host's clock is 15 s or more behind the clocks of the other hosts. The dynamic rendezvous drops a
+host if the host's last keep-alive, whose timestamp comes from the host's own clock, is older than three intervals of 5
+s (torch/distributed/elastic/rendezvous/dynamic_rendezvous.py). A static rendezvous (`--master_addr`) is not affected.
+If the clocks differ by several minutes, certificates and Kerberos tickets may be rejected.
 
-How we know: the check requests each host's time over the open connection, with an error of at most half of the
-round-trip time. A difference is reported only if it exceeds this maximum error by more than 2 s. The median of all
-hosts' clocks is assumed to be the correct time.
+How we know: the check requests each host's time over the existing connection to the host, with an error of at most half
+of the round-trip time. A clock difference is reported only if it exceeds the maximum measurement error by more than 2
+s. The median of all hosts' clocks is assumed to be the correct time.
 
 Fix: synchronize the host's clock over the network with `timedatectl set-ntp true` or chrony.
 """
@@ -27,7 +27,7 @@ C10D_S = 15.0
 
 @check("NCD507", phrase="clock is off", severity=Severity.WARNING, needs=("clock",))
 def clock_skew(view: View) -> Findings:
-    """Yield one finding for all hosts whose clocks differ from the median."""
+    """Yield one finding for all hosts whose clocks differ from the median by more than ``MUCH_S`` seconds."""
     clocks = {host.name: facts.clock for host, facts in view.facts if isinstance(facts.clock, Clock)}
     if len(clocks) < 2:
         return
@@ -41,7 +41,8 @@ def clock_skew(view: View) -> Findings:
         return
     worst = max(map(abs, off.values()))
     breaks = (
-        f" With --rdzv_backend=c10d, torchrun considers a host dead if its clock is over {C10D_S:.0f} s off."
+        " With --rdzv_backend=c10d, torchrun considers a host dead if the host's clock is off by more than "
+        f"{C10D_S:.0f} s."
         if worst > C10D_S
         else ""
     )

@@ -69,7 +69,10 @@ def _is_of_line(view: View, path: str) -> bool:
 
 
 def _summary(entry: SameEntry) -> str:
-    """Return a summary of an entry. Entries with different contents have different summaries."""
+    """Return a summary of a file, folder or checkout.
+
+    Different contents have different summaries.
+    """
     if entry.kind == "missing":
         return "missing"
     changed = hashlib.sha256(repr(sorted(entry.files.items())).encode()).hexdigest()[:12] if entry.files else ""

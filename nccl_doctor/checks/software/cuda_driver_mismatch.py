@@ -8,7 +8,7 @@ How we know: the driver version from nvidia-smi is compared with the minimum for
 is 580.65.06 for CUDA 13, 525.60.13 for CUDA 12, and 450.80.02 for CUDA 11 (NVIDIA, "CUDA Compatibility", minor version
 compatibility). For earlier CUDA releases, the minimum is the driver version shipped with the toolkit. With a
 forward-compatibility package (`cuda-compat`) on LD_LIBRARY_PATH, nothing is reported. If torch is built without CUDA,
-there is nothing to compare.
+the driver version is not checked.
 
 Fix: update the driver and reboot the host, or install a torch build for an older CUDA version.
 """

@@ -13,7 +13,7 @@ and neither the hosts file nor CUDA_VISIBLE_DEVICES requests GPUs.
 
 Fix: list the GPUs on the host's PCI bus with `lspci -d 10de:` (NVIDIA) or `lspci -d 1002:` (AMD). If a GPU on the bus
 is missing from nvidia-smi's list, look for driver errors in `dmesg`, and power-cycle the host. If nvidia-smi lists
-every GPU on the bus, adapt `nproc_per_node` and `cuda_visible_devices` to these GPUs.
+every GPU on the bus, change `nproc_per_node` and `cuda_visible_devices` to match these GPUs.
 """
 
 from collections import Counter
@@ -127,7 +127,10 @@ def _amd(view: View) -> Findings:
 
 
 def _uneven(counts: dict[str, int], on_the_bus: Line | None) -> Findings:
-    """Yield one finding for the hosts with fewer GPUs than most hosts. Its fix includes the command ``on_the_bus``."""
+    """Yield one finding for the hosts with fewer GPUs than most hosts.
+
+    The fix includes the command ``on_the_bus``.
+    """
     usual = max(Counter(counts.values()).items(), key=lambda item: (item[1], item[0]))[0] if counts else 0
     fewer = tuple(name for name, count in counts.items() if count < usual)
     if fewer:

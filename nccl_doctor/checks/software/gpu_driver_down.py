@@ -7,11 +7,11 @@ How we know: the check reads the GPUs on the PCI bus, their kernel drivers, the 
 to the device nodes, and the messages of nvidia-smi. The kernels for which the nvidia module is installed are compared
 with the running kernel. A common cause is a kernel update after which the nvidia module was not built for the new
 kernel. After a driver update without a reboot, the loaded kernel module and the driver's library have different
-versions. The GPU may be in use by the nouveau driver. A container may have been started without GPUs, or may have lost
-its GPUs when systemd was reloaded. If nvidia-smi prints "No devices were found", the GPU itself did not start, and
-`dmesg | grep NVRM` may show why. A GPU that is passed through to a virtual machine (vfio-pci) is not reported. The
-diagnosis is only a warning if no setting requests GPUs, torch was built without CUDA or runs in a container, and
-nvidia-smi is not installed.
+versions. Another possible cause is that the nouveau driver controls the GPU. A container may have been started without
+GPUs, or may have lost its GPUs when systemd was reloaded. If nvidia-smi prints "No devices were found", the driver
+could not initialize the GPU, and `dmesg | grep NVRM` may show why. A GPU that is passed through to a virtual machine
+(vfio-pci) is not reported. The diagnosis is only a warning if no setting requests GPUs, nvidia-smi is not installed,
+and torch either runs in a container or was built without GPU support.
 
 Fix: apply the remedy that the diagnosis shows for the cause.
 
@@ -204,7 +204,10 @@ def _not_loaded(facts: HostFacts, driver: GpuDriver, nouveau: bool) -> DriverFau
 
 
 def _amd(facts: HostFacts, driver: GpuDriver) -> Iterator[DriverFault]:
-    """Yield the faults of AMD GPUs if torch is built for ROCm. Otherwise, a GPU may be integrated graphics."""
+    """Yield the faults of AMD GPUs if torch is built for ROCm.
+
+    Without a ROCm build of torch, an AMD GPU might be integrated graphics.
+    """
     gpus = [gpu for gpu in driver.gpus if gpu.vendor == "amd" and gpu.driver != "vfio-pci"]
     if not gpus or not isinstance(facts.torch, TorchInfo) or facts.torch.hip is None:
         return

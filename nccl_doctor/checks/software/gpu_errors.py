@@ -16,7 +16,7 @@ new errors after a reset needs service. NVIDIA's "Xid Errors" page explains each
 
 import math
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from nccl_doctor.checks.view import Findings, View, check
 from nccl_doctor.logs.rule import likely, root
@@ -30,7 +30,8 @@ from nccl_doctor.text.hostlist import grouped
 PROGRAMS_OWN = frozenset({13, 31, 43, 45, 68, 69})
 """Xids that a faulty program causes on a healthy GPU (NVIDIA's "Xid Errors", column "User app error")."""
 RECOVERY = 154
-LOST = frozenset({79, 119, 120, 140, RECOVERY})
+OFF_THE_BUS = 79
+LOST = frozenset({OFF_THE_BUS, 119, 120, 140, RECOVERY})
 """Xids after which a GPU can't run jobs (GPU off the bus, GSP failure, uncorrected ECC error, or reset required)."""
 
 
@@ -69,9 +70,7 @@ def gpu_errors(view: View) -> Findings:
             message = f"On {host.name}, nvidia-smi warns about GPU {warned[0].index}: {warned[0].warning}."
         yield Finding(
             hosts=(host.name,),
-            message=message
-            or f"A GPU on {host.name} is faulty or needs a reset: "
-            + ("the driver has lost it." if lost else "it has reported errors in the last day."),
+            message=message or f"A GPU on {host.name} is faulty or needs a reset: {_fault(logged, gpu_health)}.",
             evidence=(*(f"GPU {index}: {fault}" for index, fault in sorted(gone.items())), *counted, *_log(logged)),
             facts={"xids": sorted({x.number for x in logged}), "gpus": sorted(gone)},
             severity=Severity.ERROR if lost else None,
@@ -79,6 +78,15 @@ def gpu_errors(view: View) -> Findings:
             if any("lost" in fault.lower() for fault in gone.values())
             else f"Reset the GPU (nvidia-smi --gpu-reset -i N, with no job on it) or reboot; {_AFTER}",
         )
+
+
+def _fault(logged: Sequence[Xid], gpus: Sequence[GpuHealth]) -> str:
+    fatal = [xid.number for xid in logged if xid.number in LOST]
+    if OFF_THE_BUS in fatal:
+        return "the GPU has fallen off the PCI bus"
+    if any(gpu.remap_failed for gpu in gpus):
+        return "a memory row could not be replaced"
+    return f"the driver has logged Xid {fatal[0]}" if fatal else "the driver has reported errors for this GPU"
 
 
 def _standing(xids: Iterable[Xid]) -> Iterator[Xid]:

@@ -25,7 +25,7 @@ from nccl_doctor.text.hostlist import fold_numbers, grouped
 SHARED = Effect(
     ("duplicate-gpu", "gpu-memory", "cuda-error", "nccl-unknown-error", *WAITS, *GIVING_UP),
     Reach.OWN,
-    "NCCL does not allow two ranks on one GPU (Duplicate GPU detected, init.cc); two jobs on one GPU share its memory",
+    "NCCL does not allow two ranks on one GPU (Duplicate GPU detected, init.cc), and two jobs share the GPU's memory",
     ("nccl",),
 )
 

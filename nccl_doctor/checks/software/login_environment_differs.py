@@ -1,8 +1,8 @@
 """A login shell has a different environment from a command over SSH.
 
-What it means: the check examined the environment of a command over SSH, but a job that you start from your own terminal
-uses a different interpreter or different variables. A launcher that uses SSH (mpirun, DeepSpeed, pdsh) does not get the
-variables that `.bashrc` sets after the line that returns for non-interactive shells. A common case is
+What it means: the check examined the environment of a command that is run over SSH, but a job that you start from your
+own terminal uses a different interpreter or different variables. A launcher that uses SSH (mpirun, DeepSpeed, pdsh)
+does not get the variables that `.bashrc` sets after the line that returns for non-interactive shells. A common case is
 NCCL_SOCKET_IFNAME, which `.bashrc` sets on only some hosts.
 
 How we know: the check starts the user's shell once as an interactive login shell without a terminal. In the login
@@ -56,8 +56,8 @@ def login_environment_differs(view: View) -> Findings:
     for lines, hosts in groups.items():
         yield Finding(
             hosts=tuple(hosts),
-            message=f"On {fold(hosts)}, the environment of a login shell differs from that of a command run {way}; "
-            "only the latter was checked.",
+            message=f"On {fold(hosts)}, the environment of a login shell differs from that of a command run {way}. "
+            "The environment of the login shell was not checked.",
             evidence=lines,
             severity=None if lines in matters else Severity.INFO,
             fix="Name the interpreter by its path (python: /path/to/python) and put the variables under env in "

@@ -12,8 +12,8 @@ LD_LIBRARY_PATH. Some builds of torch search LD_LIBRARY_PATH first (RUNPATH), an
 first (RPATH).
 
 Fix: uninstall the package that does not match torch's CUDA version (`torch.version.cuda`). Then reinstall the other
-package, because the uninstallation has removed the shared file. LD_LIBRARY_PATH and LD_PRELOAD should not lead to
-another copy of NCCL.
+package, because uninstalling the first package also removed the shared file. Remove any other copy of NCCL from
+LD_LIBRARY_PATH and LD_PRELOAD.
 
 References: marin-community/marin issue 7344, "a silent NCCL path collision"; ld.so(8).
 """
@@ -39,14 +39,19 @@ def nccl_installed_twice(view: View) -> Findings:
         yield Unjudged(hosts, why)
     for torch, hosts in view.hosts_by(_torn).items():
         copies = torch.nccl_copies
-        words = [f"{copy.owner} {copy.version or ''}".strip() for copy in copies]
+        words = [
+            f"the library in {copy.owner}"
+            if copy.owner.startswith("LD_")
+            else f"{copy.owner} {copy.version or ''}".strip()
+            for copy in copies
+        ]
         winner = next((name for name, copy in zip(words, copies, strict=True) if copy.loaded), None)
         winner = None if torch.nccl_unlinked and len(copies) > len(_packages(torch)) else winner
         fits = f"nvidia-nccl-cu{(torch.cuda or '').partition('.')[0]}"
         yield Finding(
             hosts=hosts,
             message=f"torch finds {len(copies)} copies of NCCL on {fold(hosts)} ({listed(words)})"
-            + (f" and loads the one from {winner}." if winner else "; which of them it loads is unknown."),
+            + (f" and loads {winner}." if winner else "; which copy torch loads is unknown."),
             evidence=tuple(f"{name}: {copy.path}" for name, copy in zip(words, copies, strict=True)),
             facts={"copies": [copy.model_dump() for copy in copies]},
             fix=f"Keep one: uninstall the others, then pip install --force-reinstall --no-deps {fits} (the wheels "
@@ -59,7 +64,11 @@ def _packages(torch: TorchInfo) -> list[NcclCopy]:
 
 
 def _torn(facts: HostFacts) -> TorchInfo | None:
-    """Return a host's torch if several packages provide NCCL, or if torch loads a copy from outside the package."""
+    """Return a host's torch if the host has conflicting copies of NCCL, otherwise None.
+
+    Copies conflict if several packages provide NCCL, or if torch loads a copy from LD_LIBRARY_PATH or LD_PRELOAD
+    instead of the package's copy.
+    """
     torch = known(facts.torch)
     if torch is None or torch.cuda is None:
         return None

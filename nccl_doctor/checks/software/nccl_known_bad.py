@@ -1,7 +1,7 @@
 """The job's NCCL version has a known fault that affects these hosts.
 
 What it means: a public report describes a hang, a crash or wrong results with the same GPUs and the same NCCL version.
-If the diagnosis is only a note (info), the cause is unclear.
+If the diagnosis is only a note (info), the cause of the reported fault is unclear.
 
 In a log, NCCL's "ncclMaxSharedMem … exceeds device/fn maxSharedMem" before a CUDA error means that NCCL's kernels need
 more shared memory than the GPU has.
@@ -58,7 +58,7 @@ def nccl_known_bad(view: View) -> Findings:
         row = rows()[number]
         yield Finding(
             hosts=tuple(hosts),
-            message=f"NCCL {version} on {fold(hosts)} {row['fault']}.",
+            message=f"{fold(hosts)} {'has' if len(hosts) == 1 else 'have'} NCCL {version}, which {row['fault']}.",
             evidence=(f"NCCL {version}, {subject}", f"{row['date']}: {row['source']}"),
             facts={"nccl": version, "source": row["source"], "date": row["date"]},
             severity=Severity(row["severity"]),

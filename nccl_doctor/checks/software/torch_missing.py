@@ -1,4 +1,4 @@
-"""The interpreter that training uses has no torch, or a torch that can't use the host's GPUs.
+"""The job's Python interpreter has no torch, or has a build of torch that can't use the host's GPUs.
 
 What it means: on the host, `python -m torch.distributed.run` fails immediately with "No module named torch", while the
 other hosts wait until their rendezvous times out. A build of torch without CUDA fails with "Torch not compiled with
@@ -9,8 +9,8 @@ run. A conda or virtual environment that your login shell activates in `.bashrc`
 command. If torch is installed, its build (torch/version.py) is compared with the GPUs that nvidia-smi lists and that
 the job may see.
 
-Fix: in the hosts file, name an interpreter that has torch ( `python: /opt/train/bin/python`, for all hosts or for one
-host), or install torch for the current interpreter.
+Fix: in the hosts file, name an interpreter that has torch (such as `python: /opt/train/bin/python`, for all hosts or
+for one host), or install torch for the current interpreter.
 """
 
 from nccl_doctor.checks.effects import STARTING
@@ -25,7 +25,7 @@ from nccl_doctor.text.hostlist import fold, grouped
 
 @check("NCD501", phrase="no torch", severity=Severity.ERROR, needs=("torch", "python"), explains=(STARTING,))
 def torch_missing(view: View) -> Findings:
-    """Yield one finding per interpreter without torch, for all hosts that use it."""
+    """Yield one finding per interpreter without torch, and one per CPU-only torch on hosts with GPUs."""
     present = view.hosts_by(lambda facts: known(facts.python).executable if known(facts.torch) else None)
     lacking = view.hosts_by(lambda facts: None if known(facts.torch) else known(facts.python).executable)
     for executable, hosts in lacking.items():

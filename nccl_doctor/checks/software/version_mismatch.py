@@ -1,14 +1,15 @@
 """The hosts have different versions of Python, torch, CUDA, NCCL, NCCL plugins or the GPU driver.
 
-What it means: NCCL can't form a communicator from different builds. From version 2.23 on, NCCL fails with "Mismatched
-NCCL version detected". Earlier versions of NCCL hang or fail with "Message truncated". Different torch releases use
-different wire formats for the store and gloo, and give different numerical results if the job does start.
+What it means: NCCL can't form a communicator from ranks that use different NCCL versions. From version 2.23 on, NCCL
+fails with "Mismatched NCCL version detected". Earlier versions of NCCL hang or fail with "Message truncated". Different
+torch releases can use different wire formats for the store and gloo. If the job does start, the releases can give
+different numerical results.
 
 These differences are reported:
 
 - A different release of torch (such as 2.9.0 against 2.9.1) or a different CUDA version of torch is an error.
-- A different NCCL version is an error. The check compares the versions of the libraries that torch loads or, if
-  unknown, the versions of the installed NCCL wheels.
+- A different NCCL version is an error. The check compares the versions of the NCCL libraries that torch loads. If these
+  versions are unknown, the check compares the versions of the installed NCCL wheels.
 - An NCCL plugin such as aws-ofi-nccl that is missing on some hosts or has different versions is an error, since the two
   ends of a connection would use different transports.
 - A different minor version of Python (3.10 against 3.11) is a warning, since pickled objects and compiled extensions
@@ -21,10 +22,10 @@ Differences in Python's patch release, the driver's minor release, the kernel, a
 "+cu128") are not reported.
 
 How we know: the check reads the package metadata of each host's training interpreter without importing torch, and the
-version that libnccl reports. NCCL plugins are compared by their versions or, if unknown, by the digests of their files.
-The driver version comes from nvidia-smi or, for ROCm, from /sys/module/amdgpu/version. If the all-reduce ran, the
-versions that its ranks loaded take precedence. The version on most hosts is assumed to be correct, and the diagnosis
-names the other hosts.
+version that libnccl reports. NCCL plugins are compared by their versions or, if the versions are unknown, by the
+digests of their files. The driver version comes from nvidia-smi or, for ROCm, from /sys/module/amdgpu/version. If the
+all-reduce ran, the versions that its ranks loaded take precedence. The version on most hosts is assumed to be correct,
+and the diagnosis names the other hosts.
 
 Fix: install the same versions on all hosts, or name interpreters with the same versions in the hosts file.
 """
@@ -191,13 +192,14 @@ RULES = (
 )
 
 _SIZES = re.compile(r"mismatch in info from procs, nranks (?P<one>\d{1,9}) vs (?P<other>\d{1,9})\b")
-"""NCCL's error message about communicator sizes. Different NCCL builds exchange different structures, so the sizes may
-be meaningless.
+"""NCCL's error message about communicator sizes.
+
+Different NCCL builds exchange different structures, so the sizes can be meaningless.
 """
 
 
 def _other_builds(scene: Scene) -> list[Event]:
-    """Blame mixed NCCL versions if messages from different hosts name different source files.
+    """Diagnose mixed NCCL versions if messages from different hosts name different source files.
 
     Up to version 2.28, NCCL's messages name src/misc/socket.cc; from version 2.29 on, they name src/os/linux.cc.
     """
@@ -213,7 +215,7 @@ def _other_builds(scene: Scene) -> list[Event]:
 
 
 def _garbled(scene: Scene) -> list[Event]:
-    """Blame different NCCL builds if ranks with equal world sizes report a size mismatch."""
+    """Diagnose different NCCL builds if ranks report a size mismatch although their world sizes are equal."""
 
     def equal_sizes(event: Event) -> bool:
         sizes = _SIZES.search(event.text) if event.name == "world-size-mismatch" else None

@@ -40,7 +40,7 @@ from nccl_doctor.transport.ssh.settings import ssh_alias
 GRACE_S = 2.0  # time for the answer beyond the deadline of the collectors on the host
 
 
-NO_FACTS = "the probe returned no facts"
+NO_FACTS = "the probe returned no data"
 
 PATH_S = 10.0  # time for a host that answered nothing to report which of its packets are lost
 
@@ -154,7 +154,7 @@ class Asking:
         self._launcher = read_line(shlex.split(cluster.line)).launcher if cluster.line else ""
 
     def __call__(self, session: ProbeSession, share: float) -> None:
-        """Query one host, or wait again for a late answer; raise NoAnswerError if more time may help."""
+        """Query one host, or wait again for a late answer; raise NoAnswerError if more time might help."""
         timeout_s = self._limits.timeout_s
         deadline = time.monotonic() + max(0.1, min(share * timeout_s, self._until - time.monotonic())) + GRACE_S
         cluster, node = self._cluster, session.node
@@ -248,7 +248,7 @@ NAME_S = 5.0  # time for a host's resolver, as for its other names
 
 
 def _read_clock(session: ProbeSession, deadline: float) -> Clock | Unknown:
-    """Return the offset of the host's clock from ours, as NTP computes it; the error is at most half a round trip."""
+    """Return how far the host's clock is ahead of this machine's clock (as in NTP), accurate to half a round trip."""
     sent = time.time()
     try:
         # sent again: a late answer to an earlier question has an old time

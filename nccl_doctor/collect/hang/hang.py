@@ -1,7 +1,8 @@
 """Samples a running job on all its hosts simultaneously, as often as requested, and parses the answers.
 
-The py-spy program of this machine is sent to the hosts, and nothing is downloaded for hosts that can't run it. The
-py-spy wheel for Linux contains a statically linked program, which runs on every Linux system of the same architecture.
+This machine's py-spy program is sent to the hosts. If a host can't run this program, no other program is downloaded.
+The py-spy wheel for Linux contains a statically linked program, which runs on every Linux system of the same
+architecture.
 """
 
 from __future__ import annotations
@@ -108,7 +109,8 @@ class HangOptions:
 def take(cluster: Cluster, transport: Transport, options: HangOptions, progress: Progress) -> HangSnapshot:
     """Connect to the hosts, sample the job, and disconnect.
 
-    Raise UsageError if several jobs qualify equally, and NotReachedError if this machine was suspended meanwhile.
+    Raise UsageError if it is unclear which of several jobs to sample. Raise NotReachedError if this machine was
+    suspended in the meantime.
     """
     crew = Crew(cluster.nodes, transport, options.connect_s)
     try:
@@ -215,7 +217,7 @@ class _Observation:
         self._timings["look"] = time.monotonic() - began
 
     def ask_ras(self) -> None:
-        """Query NCCL's RAS service on one host after another until a host answers; the answer covers the whole job."""
+        """Query NCCL's RAS service on up to two hosts, until one host answers; the answer covers the whole job."""
         serving = {name for name, looks in self._looks.items() if any(look.serves_ras for look in looks)}
         asked = [session for session in self._with_ranks() if session.node.name in serving][:RAS_HOSTS]
         if not asked:

@@ -18,7 +18,7 @@ MOST_COMPARED = 64
 
 
 class HangingJob(NamedTuple):
-    """Settings that all ranks of a job share, and that distinguish the job from others."""
+    """Settings that all ranks of a job share, and that distinguish the job from other jobs."""
 
     address: str
     port: int
@@ -177,9 +177,9 @@ def _latest(ranks: list[JobRank]) -> tuple[JobRank, ...]:
 
 
 def _contradicted(ranks: dict[str, tuple[JobRank, ...]]) -> dict[str, str]:
-    """Return the hosts that report ranks of other hosts, with the reasons; the worst host is first.
+    """Return the hosts that report ranks of other hosts, with the reasons; the host with most conflicts is first.
 
-    A host is included if its rank numbers overlap with those of several hosts that do not overlap with each other.
+    A host is included if some of its rank numbers also occur on two other hosts that have no rank numbers in common.
     """
     numbers = {name: {rank.rank for rank in some} for name, some in ranks.items()}
     against = {name: [host for host in numbers if host != name and numbers[host] & numbers[name]] for name in numbers}
@@ -284,8 +284,8 @@ def _ranks(store: _Store, clients: list[tuple[str, StoreClient]], order: list[st
 def _local(clients: list[StoreClient]) -> tuple[list[StoreClient], int]:
     """Return a host's ranks with local numbers, and the number of local ranks.
 
-    The local numbers are those of the ranks' common parent if they are consistent, and otherwise follow the start
-    times.
+    A rank's local number is its index among the children of its parent process if these indexes are consistent.
+    Otherwise, the ranks are numbered by start time.
     """
     ranks = [client for client in clients if client.local_rank is not None]
     sizes, numbers = {client.local_world_size or 0 for client in ranks}, {client.local_rank for client in ranks}

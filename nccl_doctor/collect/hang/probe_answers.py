@@ -68,7 +68,10 @@ def job_ranks(answer: RanksAnswer) -> hang.JobRanks:
 
 
 class LookAnswer(BaseModel):
-    """A sample before validation. :func:`host_look` separately validates each part that may be unknown."""
+    """A sample before validation.
+
+    The parts that can be unknown are validated one by one in :func:`host_look`.
+    """
 
     at_s: Seconds
     ranks: Annotated[tuple[_Row, ...], Field(max_length=4096)]

@@ -59,7 +59,7 @@ class DocumentReader:
     def dump(self, host: str, name: str, data: bytes) -> flight.Dump | None:
         """Return the last calls in a dump, overall and by process group, or None if the data is not a dump.
 
-        Raise UnreadableError if the dump is too large.
+        Raise UnreadableError if the dump can't be parsed within the limits on memory and time.
         """
         answer = self._ask(host, "dump", name, data)
         if answer is None:

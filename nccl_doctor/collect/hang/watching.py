@@ -46,12 +46,12 @@ class Watcher:
         return tuple(self._away)
 
     def sample(self, *, stacks: bool) -> HangSnapshot | None:
-        """Take one sample; return None if this machine was paused in the meantime."""
+        """Take one sample; return None if this machine was paused while taking it."""
         kind = self._options.stacks if stacks else "none"
         return self._observe(replace(self._options, looks=1, stacks=kind))
 
     def examine(self) -> HangSnapshot | None:
-        """Examine the job as ``hang`` does; return None if this machine was paused in the meantime."""
+        """Examine the job as ``hang`` does; return None if this machine was paused during the examination."""
         return self._observe(self._options)
 
     def _joined(self) -> Crew:

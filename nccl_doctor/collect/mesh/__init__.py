@@ -1,1 +1,1 @@
-"""The port mesh, in which every host dials every other host."""
+"""The port mesh, in which the hosts dial each other."""

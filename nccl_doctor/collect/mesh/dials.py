@@ -1,13 +1,14 @@
 """Opens the listeners of a mesh, has the hosts dial the listeners in rounds, and repeats failed attempts.
 
 If connections from other hosts use all file descriptors of a host, the host dials again after these connections have
-ended. If a host still has no file descriptor, the result is unknown, since the failure says nothing about the network.
+ended. If the host still has no free file descriptor, the result is unknown, since the failure reveals nothing about the
+network.
 
-In tests with 64 hosts on two processors, 3 (in one test, 229) of 12,159 connection attempts exceeded the time limit of
-three seconds. If a firewall rule or a switch drops packets, the second attempt also fails and costs one more timeout.
-With 100 hosts on two busy processors, most attempts were late, so attempts from busy hosts are repeated as long as some
-of them succeed. A full accept queue (tcp_abort_on_overflow), or a process that accepts too late, may also cause a
-reset.
+In tests with 64 hosts on two processors, 3 of 12,159 connection attempts exceeded the time limit of three seconds, and
+in one test 229 attempts. If a firewall rule or a switch drops packets, the second attempt also fails and costs one more
+timeout. With 100 hosts on two busy processors, most attempts were late. If a host is busy, failed attempts are
+therefore repeated up to four times, as long as some of them succeed. A full accept queue (with tcp_abort_on_overflow),
+or a process that accepts connections too late, can also cause a reset.
 """
 
 from __future__ import annotations

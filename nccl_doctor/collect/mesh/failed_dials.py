@@ -8,8 +8,8 @@ To detect proxies, each host binds a port without listening on it, and the prece
 the load, the kernel refuses a connection to a port without a listener, whereas a proxy accepts the connection. Hosts
 look for proxies only if they are pods, or if a connection was accepted but did not reach the listener.
 
-To look up routes, the dialling host is queried first, since its answer contains the source address. In a second query,
-both hosts report the route back, and whether they accept the incoming packets.
+For routes, nccl-doctor queries the dialling host first, since its answer contains the source address. In a second
+query, both hosts report their routes to each other, and whether they accept the incoming packets.
 """
 
 from __future__ import annotations
@@ -192,7 +192,7 @@ PEER_DIAL_S = 2.0
 NAMES_S = 2.0
 PEER_ANSWER_S = 3.0
 TAKES_S = NAMES_S + 2 * PEER_DIAL_S + PEER_ANSWER_S
-"""Time limit in seconds for querying the peers, which may wait twice for a silent listener."""
+"""Time limit in seconds for querying the peers, which can wait twice for a silent listener."""
 WORTH_ASKING = ("timed-out", "no-route", "unreachable", "refused")  # if nothing on the host itself explains it
 LOOKS: tuple[DialOutcome, ...] = (
     "stranger", "intercepted", "reset", "refused", "timed-out", "no-route", "unreachable",

@@ -229,6 +229,6 @@ def _is_unanswered(row: DialRow) -> bool:
 def _is_late(row: DialRow) -> bool:
     """Return whether packets may have been lost.
 
-    If the last packet of the handshake is lost, the outcome is "intercepted".
+    If the last packet of the handshake is lost, the outcome of the connection attempt is "intercepted".
     """
     return row.outcome in ("timed-out", "intercepted")

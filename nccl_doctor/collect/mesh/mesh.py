@@ -1,9 +1,9 @@
-"""The port mesh: every host listens and dials every other host, so each pair is tested in both directions.
+"""The port mesh: every host listens, and dials every other host or, in large clusters, a sample of hosts.
 
 Each host listens on a sample of its ephemeral port range, from which NCCL and gloo get their ports. The master also
 listens on the master port if that port is free. A port that another program uses is never dialled, since NCCL before
-2.27.3 crashes when an unknown program connects. The number of requests to each host does not depend on the number of
-pairs.
+2.27.3 crashes when an unknown program connects. If all hosts dial each other, each pair of hosts is tested in both
+directions. The number of requests to each host does not depend on the number of pairs.
 """
 
 from __future__ import annotations
@@ -194,7 +194,7 @@ def disputes(
 ) -> tuple[Disputed, ...]:
     """Return the connections that failed according to the dialling host but that the dialled host accepted.
 
-    The results of these connections are unknown, since a busy host may give up too early and a compromised host may
+    The results of these connections are unknown, since a busy host can give up too early and a compromised host can
     report false results.
     """
     owners: dict[str, set[str]] = {}

@@ -4,9 +4,9 @@ Often only a host itself reports the address of its NCCL interface, since the ho
 network. Each dialling host decides from its own facts which reported addresses may be dialled. A host may dial the
 names in the hosts file, and the addresses to which it resolves these names. A host may also dial addresses in its own
 networks, and addresses covered by its own routes other than the default route. Addresses in a host's own private
-address block are allowed, because routed fabrics give each rack a subnet of 10.0.0.0/8 and clouds assign a /32.
-Loopback, multicast, broadcast and metadata addresses are dialled only if the hosts file names them. If a host is not
-allowed to dial another host's address, the pair is not tested, and the report gives the reason.
+address block are allowed, because routed fabrics give each rack a subnet of 10.0.0.0/8, and some clouds assign /32
+addresses to hosts. Loopback, multicast, broadcast and metadata addresses are dialled only if the hosts file names them.
+If a host is not allowed to dial another host's address, the pair is not tested, and the report gives the reason.
 
 NCCL transfers data over every interface that NCCL_SOCKET_IFNAME matches, and gloo uses every interface that
 GLOO_SOCKET_IFNAME names. The first interface of a host is paired with the first interface of each other host, the
@@ -102,7 +102,7 @@ def suspects(failed: Iterable[tuple[str, str]]) -> tuple[str, ...]:
 def listeners(facts: HostFacts, master_port: int | None, seed: str) -> list[dict[str, Any]]:
     """Return the listeners to open on a host: on the master port, if given, and on a sample of ephemeral ports.
 
-    NCCL and gloo bind port 0, so they may get any unreserved ephemeral port. Firewall rules and cloud ACLs often open
+    NCCL and gloo bind port 0, so they can get any unreserved ephemeral port. Firewall rules and cloud ACLs often open
     only a part of the ephemeral range, so the sample includes both ends. If a port is in use, the listener adds
     ``step`` to the port number and tries again.
     """
@@ -121,7 +121,7 @@ def listener(port: int = 0, step: int = 0, tries: int = 1, **more: bool) -> dict
 
 
 def could_open(wanted: dict[str, Any], port: int) -> bool:
-    """Return whether a requested listener may be open on this port.
+    """Return whether a requested listener can be open on ``port``.
 
     The listener may have tried several ports, or the kernel may have chosen the port.
     """
@@ -286,7 +286,7 @@ def engine_targets(
     source: HostFacts,
     ports: Mapping[str, tuple[int, ...]],
 ) -> Iterator[DialTarget]:
-    """Yield the addresses that the partners' engines advertise, except targets in ``mine``, each with one port."""
+    """Yield a target with one port for each address that partners' engines advertise, except targets in ``mine``."""
     dialled = {(target.dst, target.address) for target in mine}
     for dst in partners_of:
         address = settings.get(dst)
@@ -323,7 +323,7 @@ def partner_targets(
     source: HostFacts,
     ports: dict[str, tuple[int, ...]],
 ) -> tuple[list[DialTarget], dict[str, str]]:
-    """Return the targets on the partners and the master, and the partners' addresses that are not confirmed."""
+    """Return the targets on the partners and the master, and the partners' addresses that the host may not dial."""
     targets: list[DialTarget] = []
     doubtful: dict[str, str] = {}
     for name in partners_of:

@@ -39,7 +39,7 @@ ANSWER_S = 8.0  # time for a host to read stacks, learn how ranks died, end the 
 MOST_EVENTS = 400
 """Maximum number of reports from one rank.
 
-A rank needs fewer than a quarter of these reports, since it reports only its stages and states and, if it is rank 0,
+A rank sends fewer than a quarter of this number of reports. It reports only its stages and states and, if it is rank 0,
 each message size.
 """
 SEND_S = 10.0
@@ -139,7 +139,8 @@ def run(
 def store_port(master: ProbeSession, what: SmokePlan) -> int:
     """Return the port of the ranks' store on the master.
 
-    If the master port has already been tested, a free port is used instead, because a job may start on the master port.
+    If the master port has already been tested, a free port is used instead, because a job might be starting on the
+    master port.
     """
     if not what.limits.own_port:
         return what.cluster.master_port
@@ -388,7 +389,10 @@ def _rank(number: int, rank: ReportedRank, facts: Facts | None) -> RankReport:
 
 
 def _died(rank: RankReport) -> bool:
-    """Return whether a rank died without an error. SIGABRT does not count, since a rank that loses a peer may abort."""
+    """Return whether a rank died without an error.
+
+    SIGABRT is not counted, since the loss of a peer can cause it.
+    """
     died = rank.state == "X" or rank.signal is not None or rank.exit_code is not None
     return died and not rank.ok and rank.error is None and rank.signal != signal.SIGABRT
 

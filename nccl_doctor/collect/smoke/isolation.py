@@ -73,7 +73,7 @@ class _Search:
         return None
 
     def settled(self, pair: TrialGroup, hosts: TrialGroup) -> IsolationReport:
-        """Return the verdict on two hosts that fail together: the hosts that also fail with others, or the pair."""
+        """Return the verdict on two hosts that fail together: those that also fail with other hosts, or the pair."""
         proven = dict.fromkeys(chain.from_iterable(trial.hosts for trial in self._trials if trial.ok))
         doubtful = [host for host in pair if host not in proven]
         others = [host for host in dict.fromkeys((*proven, *hosts)) if host not in pair]
@@ -162,7 +162,7 @@ class _Groups:
         return [result is True for result in results]
 
     def close(self) -> None:
-        """End the processes that are waiting for another group."""
+        """End the hosts' launcher processes, which are waiting for another trial."""
         deadline = min(time.monotonic(), self._until) + ANSWER_S
         ask_all(lambda session: session.ask(answers.END_LAUNCHER, deadline), self._sessions.values())
 

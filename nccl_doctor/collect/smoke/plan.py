@@ -17,7 +17,7 @@ from nccl_doctor.snapshot.system import TorchInfo
 from nccl_doctor.text.hostlist import fold, plural
 
 LARGEST: dict[Backend, int] = {"nccl": 1 << 30, "gloo": 1 << 26}
-"""Default size in bytes of the largest message; NVLink and InfiniBand reach full speed at about a gigabyte."""
+"""Default largest message size in bytes; NVLink and InfiniBand reach full speed with messages of about 1 GB."""
 OF_TORCHRUN = {"OMP_NUM_THREADS": "1", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
 """Variables that torchrun sets unless they are already set.
 
@@ -82,7 +82,7 @@ class SmokePlan:
 
 
 def order_of(counts: Sequence[int], place: int, master_addr: str, master_port: int) -> dict[str, Any]:
-    """Return the instructions for a host: its ranks, and the variables that torchrun would set for each of them."""
+    """Return the instructions for a host: its ranks, and the variables that torchrun would set for all these ranks."""
     variables = {
         "MASTER_ADDR": master_addr,
         "MASTER_PORT": str(master_port),

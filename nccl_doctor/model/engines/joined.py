@@ -25,7 +25,7 @@ class JoinedOptions:
 
 
 class JoinedEngine(Engine):
-    """An engine that sends requests over the connections by which the job's nodes joined the check."""
+    """An engine that sends requests over the connections that the job's nodes opened to join the check."""
 
     name = JoinedOptions.engine
     options = JoinedOptions

@@ -111,7 +111,10 @@ class FirewalldAllow(_Allow):
 
 
 def _words(texts: tuple[str, ...]) -> Line | None:
-    """Return the strings as shell words, or None if a string can't be pasted. A string may also be a known option."""
+    """Return the strings as shell words, or None if a string can't be pasted.
+
+    A known option such as ``-s`` can be pasted although it begins with a minus sign.
+    """
     return _blank([argument(text) if text in _OPTIONS else line("{word}", word=text) for text in texts])
 
 

@@ -19,8 +19,8 @@ _BARE = re.compile(r"[\w./-]+", re.ASCII)
 class SysctlSet(Operation):
     """An operation that changes kernel settings. ``settings`` contains the name and the new value of each setting.
 
-    ``earlier`` contains the values that the first ``len(earlier)`` settings had when the host was checked. The new
-    values were derived from these values.
+    ``earlier`` contains the values that the first ``len(earlier)`` settings had when the host was checked. The values
+    in ``settings`` were derived from the values in ``earlier``.
     """
 
     settings: tuple[tuple[str, str], ...]
@@ -50,7 +50,7 @@ class SysctlSet(Operation):
 
     @property
     def expected(self) -> StateLines:
-        """The values as the shell prints them, with single spaces."""
+        """The lines that ``look`` prints after the change, with single spaces between the words of a value."""
         return _printed(value for _, value in self.settings)
 
     def is_outdated(self, before: StateLines) -> bool:

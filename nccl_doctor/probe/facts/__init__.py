@@ -5,8 +5,9 @@ of ``snapshot.HostFacts``. Collectors don't wait for each other. An exception, a
 mount or a hanging nvidia-smi affects only a single fact.
 
 The following CPU times were measured on each of eight hosts while other programs were running on the hosts. The probe
-needs 51 ms until the first answer, 15 ms to import the collectors, and 21 ms to run the collectors. The port mesh needs
-13 ms, and the child process that queries libnccl needs 24 ms. sshd needs 15 ms, and the firewall programs need 4 ms.
+needs 51 ms until the first answer, 15 ms to import the collectors, and 21 ms to run the collectors. The port mesh test
+needs 13 ms, and the child process that queries libnccl needs 24 ms. sshd needs 15 ms, and the firewall programs need 4
+ms.
 """
 
 from __future__ import annotations
@@ -33,8 +34,9 @@ def collect(request: dict[str, Any]) -> dict[str, object]:
 
     An unknown fact has the form ``{"$unknown": reason, "traceback": …}``.
 
-    In the request, ``launcher`` is the launcher in the launch command, and ``same`` lists the paths to compare.
-    ``inside`` means that the probe runs in a container, and ``sudo`` means that ``sudo -n`` may be tried.
+    In the request, ``launcher`` is the launcher in the launch command, and ``same`` lists the paths whose contents must
+    be identical on all hosts. ``inside`` is true if the probe runs in a container, and ``sudo`` is true if the probe
+    may try ``sudo -n``.
     """
     from nccl_doctor.probe.facts.software import Interpreter
 
@@ -142,7 +144,7 @@ def _answer(collector: Callable[[], object]) -> object:
 
 
 def _too_few(error: RuntimeError) -> str:
-    """Return an error message with the limits that may prevent threads from starting.
+    """Return an error message that states the resource limits that can prevent a thread from starting.
 
     Each thread counts as a task and needs 8 MiB of address space.
     """

@@ -1,10 +1,10 @@
 """The state of a Git checkout, read from the checkout's files.
 
-The state includes the commit, the index and modified tracked files.
+The state consists of the commit, a digest of the index, and the paths of modified tracked files.
 
-The program ``git`` is never run, because Git's configuration can name programs to run (filters, monitors, hooks).
-Anyone who can change the configuration could run programs as this user. The file formats are described in
-gitrepository-layout(5) and gitformat-index(5) of Git 2.47.
+The program ``git`` is never run, because Git's configuration can name programs to run (filters, monitors, hooks). If
+the probe ran ``git``, anyone who can change Git's configuration could run programs as the probe's user. The file
+formats are described in gitrepository-layout(5) and gitformat-index(5) of Git 2.47.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def _git_folder(root: int) -> int:
 
 
 def _only_root_chose(name: str, file: os.stat_result, folder: os.stat_result) -> None:
-    """Raise Unavailable if a user other than root could have changed or replaced a file that contains a path.
+    """Raise Unavailable if a user other than root can change or replace the file ``name``, which contains a path.
 
     The check applies only if the probe runs as root.
     """

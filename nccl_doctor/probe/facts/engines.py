@@ -22,11 +22,15 @@ PACKAGES = re.compile(
     r"(?:(vllm|sglang|ray|deepspeed|accelerate|ai_dynamo)|(nixl|mooncake_transfer_engine|netifaces)\w*)-([^-]+)\.dist-info",
     re.ASCII,
 )
-"""Pattern of the names of the packages' metadata directories (PEP 376). SGLang lists network interfaces with netifaces
-or a fork of netifaces.
+"""Pattern of the metadata directories (PEP 376) of inference engines and of packages that the engines use.
+
+SGLang lists network interfaces with netifaces or a fork of netifaces.
 """
 OUTSIDE = {"route": (socket.AF_INET, "8.8.8.8"), "route6": (socket.AF_INET6, "2001:4860:4860::8888")}
-"""Addresses to which engines look up the route. The keys are fields of ``snapshot.Engines``."""
+"""Destination addresses for which engines look up a route to determine the host's own address.
+
+The keys are fields of ``snapshot.Engines``.
+"""
 
 
 @fact("engines")

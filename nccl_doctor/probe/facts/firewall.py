@@ -22,8 +22,8 @@ from nccl_doctor.probe.tools import Unavailable, fact
 MAX_BYTES = 8 << 20
 """Maximum size of one command's output in bytes.
 
-The limit is enough for tens of thousands of rules (kube-proxy). A larger output would block the connection to the
-controller for too long.
+The limit is enough for tens of thousands of rules, such as the rules of kube-proxy. A larger output would block the
+connection to the controller for too long.
 """
 CAP_NET_ADMIN = 12  # its bit (linux/capability.h, capabilities(7))
 
@@ -144,8 +144,9 @@ UFW = ("ufw-", "ufw6-")  # beginnings of ufw's chains (/usr/share/ufw)
 RULES = ('"table"', '"chain"', '"rule"')  # found in nft's JSON of every rule set that has an effect
 MANY_CHAINS = 256  # of a table, from which on its rules are read only if needed
 MANY = 1 << 20
-"""Length of nft's JSON output above which the text output is read only if needed, because reading the text takes as
-long as reading the JSON.
+"""Length of nft's JSON output, in characters, above which nft's text output is read only if it is needed.
+
+Reading the text takes as long as reading the JSON.
 """
 RATES = ('"limit"', '"ct count"')
 FLAGS = re.compile(r'"table": \{[^}]*"flags"')
@@ -210,7 +211,10 @@ def read_firewall(deadline: float, sudo: bool = True, again: bool = False) -> di
 
 
 def read_again(request: dict[str, Any]) -> dict[str, Any]:
-    """Return the current firewall rules. Parts that can't be read are ``$unknown``."""
+    """Return the current firewall rules.
+
+    Fields of ``snapshot.FirewallFacts`` that can't be read are ``$unknown``.
+    """
     from nccl_doctor.probe import facts
 
     deadline = time.monotonic() + request["deadline_s"]
@@ -225,7 +229,9 @@ SPAN = re.compile(r"(\d{1,5})(?:[:-]\d+)?")
 
 
 def named(_request: dict[str, Any]) -> dict[str, Any]:
-    """Return the first port of each range of destination ports in this host's firewall rules.
+    """Return the destination ports in this host's firewall rules.
+
+    Only the first port of each range of ports is included.
 
     The list is empty if the rules can't be read without sudo.
     """
@@ -246,10 +252,10 @@ def named_ports(rules: dict[str, Any]) -> list[int]:
 
 
 def _signed(signs: tuple[str, ...], nft: object, iptables: object) -> bool:
-    """Return whether the rules contain one of ``signs``.
+    """Return whether the firewall rules contain one of the strings in ``signs``.
 
-    The signs are names, or beginnings of names, that a firewall manager uses. Return True if the rules could not be
-    read.
+    Each string is a name, or the beginning of a name, that a firewall manager uses. The result is also True if the
+    rules could not be read.
     """
     if not isinstance(nft, str) or not isinstance(iptables, list):
         return True
@@ -356,7 +362,7 @@ def _nft(
 ) -> str | None:
     """Return nft's listing of the given tables, or of the whole rule set if ``tables`` is None.
 
-    In JSON form, the entries in ``more`` are appended to a listing of tables.
+    If ``tables`` is given and ``form`` is ``-j`` (JSON), the entries in ``more`` are appended to the listing.
     """
     if tables is not None:
         texts = [root.output("nft", form, "list", "table", *table) for table in tables]

@@ -110,7 +110,8 @@ def _amd(device: str) -> dict[str, Any]:
 
     The name and memory size are known only if the amdgpu driver is loaded.
 
-    Only some server cards have a ``product_name`` (see gpu/amdgpu/driver-misc in the kernel documentation).
+    The file ``product_name`` exists only for some server cards (see gpu/amdgpu/driver-misc in the kernel
+    documentation).
     """
     kind, size = read(f"{device}/device") or "", read(f"{device}/mem_info_vram_total") or ""
     return {
@@ -121,9 +122,10 @@ def _amd(device: str) -> dict[str, Any]:
 
 
 def _node_problem(path: str) -> str | None:
-    """Return the name of the error that prevents the use of a device, or None if the device can be used.
+    """Return the name of the error that prevents the use of a GPU device file, or None if the file can be used.
 
-    Only the control device is opened, because opening a GPU's device wakes the GPU.
+    Only the control device /dev/nvidiactl is opened, because opening a GPU's device file wakes the GPU. For other
+    device files, only the access permissions are checked.
     """
     if path.endswith("nvidiactl"):
         return problem(path)
@@ -217,7 +219,7 @@ def find_plugins(env: Mapping[str, str]) -> list[dict[str, Any]]:
 
 
 def parse_plugin_version(data: bytes) -> str | None:
-    """Return the version of aws-ofi-nccl according to a log message in the plugin's file.
+    """Return the version of aws-ofi-nccl, which a message in the plugin's shared library contains.
 
     Return None if the file does not contain such a message.
     """
@@ -376,6 +378,6 @@ def killed(since_s: float) -> list[dict[str, Any]]:
 
 
 def parse_killed(records: list[str], now_s: float, since_s: float) -> list[dict[str, Any]]:
-    """Return the most recent OOM kills in records from /dev/kmsg."""
+    """Return up to MOST_KILLED OOM kills of the last ``since_s`` seconds in records from /dev/kmsg."""
     matches = _recent(records, KILLED, now_s, since_s)
     return [{"pid": int(match[1]), "name": match[2], "age_s": age_s} for match, age_s in matches][-MOST_KILLED:]

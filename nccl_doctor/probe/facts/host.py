@@ -23,8 +23,9 @@ if TYPE_CHECKING:
 
 RUNTIME_MARKS = (("/run/.containerenv", "podman"), ("/.dockerenv", "docker"), ("/.singularity.d", "apptainer"))
 CGROUP_MARKS = (("kubepods", "kubernetes"), ("libpod", "podman"), ("docker", "docker"), ("/lxc", "lxc"))
-"""Substrings of the control group path of PID 1, and the container runtime that each substring identifies. In a cgroup
-namespace, the path is hidden.
+"""Substrings of the control group path of PID 1, and the container runtime that each substring identifies.
+
+In a cgroup namespace, the path of PID 1 does not show the container runtime.
 """
 
 
@@ -48,9 +49,9 @@ def identity() -> dict[str, Any]:
 def container() -> str | None:
     """Return the name of the runtime of the container in which the probe runs, or None outside a container.
 
-    The runtime is identified by files that Docker, Podman and Apptainer create in containers, or by an environment
-    variable or mount of Kubernetes (SSH logins lack the variable). Otherwise, the name is read from
-    /run/systemd/container (https://systemd.io/CONTAINER_INTERFACE) or derived from the control group of PID 1.
+    Kubernetes is identified by an environment variable, or by a mount, because SSH sessions lack the variable. Docker,
+    Podman and Apptainer are identified by files that they create in containers. The name of any other runtime is read
+    from /run/systemd/container (https://systemd.io/CONTAINER_INTERFACE) or derived from the control group of PID 1.
     """
     if "KUBERNETES_SERVICE_HOST" in os.environ or os.path.exists(under("/run/secrets/kubernetes.io")):
         return "kubernetes"
@@ -66,7 +67,10 @@ def container() -> str | None:
 
 @fact("python")
 def python(interpreter: Interpreter) -> dict[str, Any]:
-    """Return a ``snapshot.PythonInfo``. ``failure`` is the reason why training's Python interpreter can't start."""
+    """Return a ``snapshot.PythonInfo``.
+
+    ``failure`` is the reason why the Python interpreter of the training job can't start, or None.
+    """
     version = ".".join(str(part) for part in sys.version_info[:3])
     folder = os.path.dirname(os.path.abspath(sys.executable))
     above = os.path.dirname(folder)
@@ -154,9 +158,9 @@ def thresholds() -> dict[str, str]:
 
 
 def parse_thresholds(body: bytes) -> dict[str, str]:
-    """Return the thresholds in a ``struct ndtmsg`` with attributes.
+    """Return gc_thresh1, gc_thresh2 and gc_thresh3 from a ``struct ndtmsg`` with attributes.
 
-    Return an empty dictionary if the message describes another table or a device.
+    Return an empty dictionary if the message describes another neighbour table or only a single device.
     """
     attributes = netlink.attributes(body[_NDTMSG.size :])
     if attributes.get(NDTA_NAME, b"").rstrip(b"\0") != b"arp_cache":
@@ -242,7 +246,7 @@ UNBOUNDED = 1 << 60  # version 1 of control groups writes the largest number of 
 
 @fact("step")
 def read_step() -> dict[str, Any] | None:
-    """Return a ``snapshot.StepLimits``, or None if there is neither a Slurm job nor a memory limit."""
+    """Return a ``snapshot.StepLimits``, or None if the probe has no memory limit and does not run in a Slurm job."""
     is_job = "SLURM_JOB_ID" in os.environ or bool(SLURM.search(read(under("/proc/self/cgroup")) or ""))
     memory = [
         int(limit)

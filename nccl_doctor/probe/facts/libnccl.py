@@ -1,13 +1,13 @@
 """A query that asks the host's NCCL library which network interface NCCL would use.
 
-``ncclGetUniqueId`` opens the bootstrap listener and returns its address, and requires neither a GPU nor a driver
-(tested with NCCL 2.14 to 2.32). A child process calls ``ncclGetUniqueId`` and exits with ``os._exit``, because the
-function depends on the process's environment, works only once per process and leaves a thread running. No file is
-written on the host. The child process is killed when the probe dies or at the deadline.
+``ncclGetUniqueId`` opens the bootstrap listener and returns the listener's address. The function requires neither a GPU
+nor a GPU driver (tested with NCCL 2.14 to 2.32). A child process calls ``ncclGetUniqueId`` and exits with ``os._exit``,
+because the function depends on the process's environment, works only once per process and leaves a thread running. No
+file is written on the host. The child process is killed when the probe dies or at the deadline.
 
-The code of this module also runs in the child process. probe/facts/software.py passes the code to training's Python
-interpreter, which runs :func:`main`. The module imports few other modules, because each import takes time on every
-host.
+The code of this module also runs in the child process. probe/facts/software.py passes the code to the Python
+interpreter of the training job, which runs :func:`main`. The module imports few other modules, because each import
+takes time on every host.
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ class _UniqueId(ctypes.Structure):
 def variables(job: dict[str, str]) -> dict[str, str]:
     """Return the environment variables for the child process.
 
-    The result contains the variables of this process and of the job, and NCCL_DEBUG=INFO.
+    The result contains the variables of this process and of the job, except the variables in HIDES_THE_LINE. NCCL_DEBUG
+    is set to INFO.
     """
     merged = {**os.environ, **job}
     return {**{name: value for name, value in merged.items() if name not in HIDES_THE_LINE}, "NCCL_DEBUG": "INFO"}

@@ -2,8 +2,8 @@
 
 Interfaces and addresses are read over netlink (rtnetlink(7)) and have the same order as in the result of getifaddrs(3),
 which NCCL calls. All IPv4 addresses precede all IPv6 addresses. Facts from drivers are read with ioctl(2). All facts
-describe the probe's network namespace. /sys/class/net is not used because it may show another network namespace, for
-example in a container that shares the host's /sys.
+describe the probe's network namespace. /sys/class/net is not used, because it can show the interfaces of another
+network namespace, for example in a container that shares the host's /sys.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def parse_address(body: bytes, names: dict[int, str]) -> dict[str, Any] | None:
 def kind(driver: str, bus: str) -> str:
     """Return the kind of a ``snapshot.Link``.
 
-    The kind is "physical" if the driver reports a bus address, and otherwise the type of virtual device.
+    If the driver reports a bus address, the kind is "physical". Otherwise, the kind is the type of the virtual device.
     """
     if bus not in NO_BUS:
         return "physical"
@@ -231,7 +231,8 @@ def unpacked(text: str) -> dict[str, list[Any] | None]:
 def resolve_names(names: dict[str, list[Any] | None], deadline: float) -> dict[str, Any]:
     """Return a ``snapshot.Names`` with the host names that this host resolves differently from other hosts.
 
-    ``names`` contains the results of the other hosts as ``[addresses, error]``.
+    ``names`` maps each host name to the result of the other hosts as ``[addresses, error]``, or to None if no result is
+    known.
     """
     return deviating(resolve(list(dict.fromkeys([*names, socket.gethostname()])), deadline), names)
 
@@ -250,7 +251,11 @@ def resolve(wanted: list[str], deadline: float) -> dict[str, dict[str, Any]]:
 
 
 def deviating(by_name: dict[str, dict[str, Any]], names: dict[str, list[Any] | None]) -> dict[str, Any]:
-    """Return a ``snapshot.Names`` with the most common source address and the results that differ between hosts."""
+    """Return a ``snapshot.Names`` with the most common source address and this host's deviating results.
+
+    A result deviates if it differs from the known result of the other hosts, or if its source address is not the most
+    common one.
+    """
     sources = Counter(answer["source"] for answer in by_name.values() if answer.get("source"))
     source = sources.most_common(1)[0][0] if sources else None
     differences = {}

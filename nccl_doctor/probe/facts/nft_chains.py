@@ -191,7 +191,8 @@ def _shown(left: Any, value: bytes, mask: bytes | None) -> Any:  # noqa: ANN401 
 def _network(value: bytes, mask: bytes | None, size: int) -> Any:  # noqa: ANN401 - JSON
     """Convert a value to an address of ``size`` bytes.
 
-    Convert the value to a prefix if the value has fewer bytes or if the mask covers only a part of the address.
+    If ``value`` has fewer than ``size`` bytes, or if ``mask`` covers only a part of the address, the result is a
+    prefix.
     """
     address = str(ipaddress.ip_address(value.ljust(size, b"\0")))
     mask = (mask or b"\xff" * len(value)).ljust(size, b"\0")

@@ -90,7 +90,7 @@ def on_gpus(deadline: float) -> list[dict[str, Any]]:
 
 @fact("master_port")
 def explain_trial(trial: tuple[int, int | None] | None) -> dict[str, Any]:
-    """Return a ``snapshot.PortTrial`` that explains the result of a trial bind.
+    """Return a ``snapshot.PortTrial`` that explains the result of an attempt to bind the master's port.
 
     ``trial`` contains the port and the error number, which is None if the port is free.
     """

@@ -20,8 +20,9 @@ SPEED = re.compile(r"([0-9]{1,4}(?:\.[0-9]{1,2})?) *GT/s")
 PCI_ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 NO_PKEY = re.compile("(?:0x0000)?")
 MOST_FREE = 32
-"""Number of consecutive empty entries after which reading a table ends. GID and P_Key tables have hundreds of entries,
-and the used entries are at the beginning.
+"""Number of consecutive empty entries after which the probe stops reading a GID or P_Key table.
+
+GID and P_Key tables have hundreds of entries, and the used entries are at the beginning.
 """
 
 

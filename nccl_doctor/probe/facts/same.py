@@ -1,8 +1,8 @@
 """Digests of files, directories and Git checkouts that must be identical on all hosts.
 
-The owner of a symbolic link or directory controls where a path through it leads. If the probe runs as root and another
-user can influence a path, the probe reads the path with the permissions of that user (probe/privileges.py). The probe
-does not follow symbolic links below a path, and opens only regular files.
+The owner of a symbolic link or directory controls where a path that contains the link or directory leads. If the probe
+runs as root and another user can influence a path, the probe reads the path with the permissions of that user
+(probe/privileges.py). The probe does not follow symbolic links below a path, and opens only regular files.
 """
 
 from __future__ import annotations
@@ -30,7 +30,10 @@ has run.
 
 @fact("same", slow=True)
 def digest_paths(same: list[str], deadline: float) -> list[dict[str, Any]]:
-    """Return a ``snapshot.SameEntry`` for each path. Relative paths start at the home directory."""
+    """Return a ``snapshot.SameEntry`` for each path.
+
+    Relative paths are resolved from the home directory.
+    """
     return [_entry(path, deadline) for path in same]
 
 
@@ -50,7 +53,7 @@ def _entry(path: str, deadline: float) -> dict[str, Any]:
 
 
 def _stranger(path: str) -> int | None:
-    """Return the ID of the user other than root who can influence where a path leads, or None.
+    """Return the ID of the user other than root who can influence where a path leads, or None if only root can.
 
     Raise Unavailable if more than one user other than root can influence the path.
     """

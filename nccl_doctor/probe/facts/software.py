@@ -231,7 +231,7 @@ def find_nccl(folders: list[str], prefix: str, environ: Mapping[str, str]) -> li
 
     Each item also contains the library's size according to the wheel's RECORD file.
 
-    Copies from packages precede other copies.
+    Copies from wheels and conda packages precede copies in LD_PRELOAD and LD_LIBRARY_PATH.
 
     The wheels nvidia-nccl-cu12 and nvidia-nccl-cu13 install their library at the same path. Only the file size shows
     which of the two wheels was installed last.

@@ -1,1 +1,1 @@
-"""Code that examines the ranks of a running job on this host and their reports about collectives."""
+"""Code that examines the ranks of a running job on this host, their flight recorders and NCCL's RAS reports."""

@@ -105,7 +105,7 @@ def _of_wait(status: int) -> int:
 def _status(descriptor: int) -> int | None:
     """Return the exit status of a pidfd's process, or the negative signal number if a signal killed the process.
 
-    Return None on older kernels and until the parent has waited for the process.
+    Return None on Linux before 6.15, or if the parent has not yet waited for the process.
     """
     answer = bytearray(INFO.pack(INFO_EXIT, *[0] * 13))
     try:

@@ -5,8 +5,8 @@ other network namespaces are read from /proc/PID/net/tcp, which contains queue l
 
 The RAS protocol (src/ras/client_support.cc, NCCL 2.24 and later) consists of text lines over TCP. The RAS server
 answers "CLIENT PROTOCOL 2" with "SERVER PROTOCOL n". The commands "TIMEOUT s" and "SET FORMAT json" are answered with
-"OK". The command "VERBOSE STATUS" is answered with a report, and the server closes the connection. Lost peers appear
-only in RAS reports in text form, so a report is requested in JSON and in text form. Since NCCL 2.31, the command
+"OK". The command "VERBOSE STATUS" is answered with a report, and the server closes the connection. Only RAS reports in
+text format list lost peers, so one report in JSON and one in text format are requested. Since NCCL 2.31, the command
 "DIAGNOSTICS" is answered with "BUSY" or with a comparison of the ranks (GPUs, drivers, ECC, NVLink, variables). To
 answer "DIAGNOSTICS", NCCL only reads data, and transfers no data between GPUs.
 """

@@ -1,11 +1,11 @@
 """Functions that find a host's ranks, and launchers without ranks, such as a torchrun that waits for nodes.
 
 Child processes of a rank, such as data loaders, inherit the rank's environment variables, and a wrapper script above
-the rank may have the same variables. The topmost Python process with these variables is regarded as the rank. Processes
-started by torch.multiprocessing.spawn, Ray or a notebook get their rank number only after the start, so /proc does not
-show the number. Ranks without a rank number in /proc are identified by their connections to the job's TCPStore. The
-process that serves the store is also a client of the store. The memory map of a process shows which NCCL library the
-process has loaded.
+the rank may have the same variables. The topmost Python process with a rank's environment variables is regarded as the
+rank. Processes started by torch.multiprocessing.spawn, Ray or a notebook get their rank number only after the start, so
+/proc does not show the number. Ranks without a rank number in /proc are identified by their connections to the job's
+TCPStore. The process that serves the store is also a client of the store. The memory map of a process shows which NCCL
+library the process has loaded.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ from nccl_doctor.probe.procs import ProcessTable
 from nccl_doctor.probe.tools import Unavailable
 
 IN_MAP = re.compile(r"^(?:\S+ ){5} *(/[^\n]*/lib(?:nccl|torch_cuda)\.so[.0-9]*)(?: \(deleted\))?$", re.MULTILINE)
-"""Pattern of libraries in a memory map that may contain NCCL. If torch links NCCL statically, libtorch_cuda.so contains
-NCCL.
+"""Pattern of the libraries in a process's memory map that can contain NCCL.
+
+If torch links NCCL statically, libtorch_cuda.so contains NCCL.
 """
 VERSIONS_S, VERSION_S = 4.0, 2.0  # for all files and for one, whose file system may not answer
 MOST_MAP = 8 << 20
@@ -96,7 +97,10 @@ def _memory_map(pid: int) -> str:
 
 
 def _version(place: str, path: str) -> str | None:
-    """Return the version in the file name of a library, or in the name of the library's wheel. No code is imported."""
+    """Return the version in the file name of a library, or in the name of the library's wheel.
+
+    The library itself is not opened.
+    """
     named = FILE.search(os.path.realpath(place)) or FILE.search(path)
     if named:
         return named[1]
@@ -121,9 +125,9 @@ def clients(table: ProcessTable, pids: list[int]) -> list[dict[str, Any]]:
 
     Each item also contains the process's connections.
 
-    ``dials`` contains the remote addresses of connections. ``serves`` contains the local addresses at which a process
-    accepts connections from itself. Each item of ``dials`` and ``serves`` is a list of an address, a port, and the
-    number of connections with this address and port.
+    ``dials`` contains the remote addresses of the process's connections. ``serves`` contains the local addresses at
+    which a process accepts connections from itself. Each item of ``dials`` and ``serves`` is a list of an address, a
+    port, and the number of connections with this address and port.
     """
     held = flows.by_rank([pid for pid in pids if TORCH in _memory_map(pid)])
     processes = []

@@ -214,7 +214,10 @@ def dumped(row: dict[str, Any], age_s: float, deadline: float) -> dict[str, Any]
 
 
 def ask_for_dump(row: dict[str, Any], deadline: float) -> bool:
-    """Write to a rank's pipe to make the rank write a dump. Return False if the rank does not read from the pipe."""
+    """Write to a rank's pipe to make the rank write a dump.
+
+    Return False if the pipe does not exist, has no reader or can't be opened for writing.
+    """
     prefix = row["told"].get("TORCH_NCCL_DEBUG_INFO_PIPE_FILE")
     if not prefix:
         return False

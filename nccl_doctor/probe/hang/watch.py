@@ -53,7 +53,7 @@ class Watch:
         self._spy.install(request["bundle"])
 
     def ask_ras(self, request: dict[str, Any]) -> Any:  # noqa: ANN401 - JSON
-        """Return a ``snapshot.Ras``, or the reason why the data is unknown."""
+        """Return a ``snapshot.Ras``, or the reason why the RAS reports are unknown."""
         return run({"ras": partial(self._ras, request)}, RAS_S + 1)["ras"]
 
     def find(self, _request: dict[str, Any]) -> dict[str, Any]:
@@ -222,8 +222,9 @@ TEXT = 300
 MODES = {"read": ["--nonblocking"], "pause": [], "native": ["--native"]}
 """Options of ``py-spy dump`` for each mode of reading stack traces."""
 UNTOUCHABLE = "DTt"
-"""Process states in which py-spy must not attach to a process, because ptrace(2) would block or change the kind of
-stop.
+"""Process states in which py-spy must not attach to a process.
+
+Attaching with ptrace(2) would block, or would change how the process is stopped.
 """
 
 
@@ -240,7 +241,7 @@ class Spy:
     def find(self) -> bool:
         """Search the usual directories for py-spy, but never the directories of an examined process.
 
-        The file of py-spy is read into memory only once per connection.
+        The py-spy executable is read into memory only once per connection.
         """
         if self.program is not None:
             return True

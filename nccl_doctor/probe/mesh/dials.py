@@ -31,7 +31,9 @@ FULL_S = 0.05
 SPARE = 4  # files that a resolver may need at once; without any it reports that the name does not exist
 SILENT = ("timed-out", "SILENT")  # something accepted the connection, and was silent even when spoken to
 WORD = b"nccl-doctor\n"
-"""First bytes that are sent to a silent listener, because a proxy may wait for data before it connects to its target.
+"""Data that is sent to a silent listener.
+
+A proxy may wait for data from the client before it connects to its target.
 """
 
 OutcomeAndReason = Tuple[str, Union[str, None]]  # as in snapshot.Dial, and the message of the kernel or the resolver
@@ -107,8 +109,8 @@ class Dial:
     def late(self) -> OutcomeAndReason | None:
         """Return the outcome of an attempt that has timed out.
 
-        If the peer is connected but has sent nothing, send data once and return None, so that the attempt gets the same
-        amount of time again.
+        If the peer is connected but has sent nothing, send data once and return None. The attempt's time limit then
+        starts again.
         """
         try:
             assert self.sock is not None

@@ -1,7 +1,7 @@
-"""A host's part of the port mesh test: listeners that prove their identity, and tests of the path MTU.
+"""A host's part of the port mesh test: listeners that prove on which host they run, and path MTU tests.
 
 A listener sends its host's nonce to every client that connects. The nonce proves that a connection reached the intended
-host. An address alone proves nothing, because bridges on several hosts may have the same address.
+host. An address alone proves nothing, because network bridges on different hosts can have the same address.
 
 By default (net.ipv4.ip_no_pmtu_disc=0, see ip(7)), the kernel sets the DF bit in every TCP packet. If a link on the
 path has a smaller MTU than the network interfaces at both ends, a router reports "fragmentation needed" over ICMP. If
@@ -33,7 +33,7 @@ from typing import Any, Callable
 from nccl_doctor.probe.mesh.dials import Beside, SocketAddress, dial_all, end_with_reset, endpoints, resolved
 
 PATIENCE_S = 60.0
-"""Number of seconds for which a listener waits until the peer closes a connection."""
+"""Number of seconds that a listener waits for a peer to close a connection."""
 PAUSE_S = 0.05  # after a failed accept: the peer closed first, or no file is left. The dial reports it.
 BACKLOG = 1024  # connections that wait to be accepted: of every host of a large cluster at once
 CHUNK = 65536  # bytes read at once

@@ -1,14 +1,14 @@
 """Throughput test over one or more TCP streams to another host, whose mesh listener discards the data.
 
-Each stream first checks the listener's nonce, so that no bulk data is sent to another program. After slow start, the
-throughput is calculated from the number of bytes that the receiving kernel acknowledges (tcp_info in linux/tcp.h). Each
-stream has a time limit and a byte limit. When the connection to the controller ends, the streams end immediately,
-because unsent data is discarded when a socket is closed or its process is killed.
+Each stream first checks the listener's nonce, so that no bulk data is sent to another program. The throughput is
+calculated from the number of bytes that the receiving kernel acknowledges after TCP slow start (tcp_info in
+linux/tcp.h). Each stream has a time limit and a byte limit. When the connection to the controller ends, the streams end
+immediately, because unsent data is discarded when a socket is closed or its process is killed.
 
 The sender limited the rate if the sending thread ran or waited for a CPU most of the time. The receiver limited the
-rate if the sender often waited because of the receive window. Either machine limited the rate if interrupts saturated
-one of its CPUs or if the hypervisor withheld CPU time (steal). Packets dropped by the sender's own queues (tc-tbf(8),
-tc-codel(8)) are retransmitted, but do not count as lost in the network.
+rate if the sender often waited because of the receive window. The sender or the receiver limited the rate if interrupts
+saturated one of that machine's CPUs or if the hypervisor withheld CPU time (steal). Packets dropped by the sender's own
+queues (tc-tbf(8), tc-codel(8)) are retransmitted, but are not counted as lost in the network.
 """
 
 from __future__ import annotations
@@ -218,9 +218,9 @@ def _cpus(stat: str) -> list[tuple[int, int, int]]:
 
 
 def _shares(first: tuple[tuple[int, int, int], ...], last: tuple[tuple[int, int, int], ...]) -> tuple[float, float]:
-    """Return how much of a CPU's time interrupts used and how much the hypervisor withheld.
+    """Return the share of CPU time that interrupts used and the share that the hypervisor withheld.
 
-    Both results are shares of the time, and each result is the maximum over all CPUs.
+    Each share is the maximum over all CPUs.
     """
     interrupts, stolen = [0.0], [0.0]
     for before, after in zip(first, last):

@@ -1,14 +1,15 @@
-"""Handlers of requests by ``fix-port``.
+"""Handlers of requests from ``fix-port``.
 
 The handlers test ports, explain why a port can't be used, find free ports, and send signals to processes.
 
-Only a trial bind shows whether a port can be used. A socket in TIME_WAIT or an accepted connection may prevent the
-bind, depending on an SO_REUSEADDR option that the socket table does not show. The socket table is used only to explain
-the result of the trial bind.
+Only a trial bind shows whether a port can be used. A socket in TIME_WAIT or an accepted connection prevents the bind if
+the option SO_REUSEADDR was not set on that socket. The socket table does not show this option. The socket table is used
+only to explain the result of the trial bind.
 
-A signal can't reach the wrong process, even if PIDs are reused. A pidfd (Linux 5.3, pidfd_open(2)) always refers to the
-same process, and the start time of the process is checked between the opening of the pidfd and the signal. If pidfds
-are not supported by the kernel or are blocked by a container's seccomp filter, only the start time is checked.
+A signal that is sent through a pidfd (Linux 5.3, pidfd_open(2)) can't reach the wrong process, even if a PID is reused.
+A pidfd always refers to the same process, and the start time of the process is checked after the pidfd is opened and
+before the signal is sent. If pidfds are not supported by the kernel or are blocked by a container's seccomp filter,
+only the start time is checked.
 """
 
 from __future__ import annotations
@@ -32,7 +33,10 @@ from nccl_doctor.probe.tools import Unavailable, port_range, read
 CLOSING = frozenset({"TIME_WAIT", "FIN_WAIT1", "FIN_WAIT2", "LAST_ACK", "CLOSING"})
 """TCP states in which a socket may no longer belong to a process. The kernel closes such a socket after a timeout."""
 PIDFD_SEND_SIGNAL, PIDFD_OPEN = 424, 434
-"""System call numbers, which are the same on all architectures except Alpha."""
+"""Numbers of the system calls pidfd_send_signal and pidfd_open.
+
+These numbers are the same on all architectures except Alpha.
+"""
 GPU_PATIENCE_S = 5.0  # nvidia-smi takes seconds if no daemon keeps the driver loaded
 SERVICES = "/etc/services"
 
@@ -57,7 +61,7 @@ def describe(pid: int, table: ProcessTable) -> dict[str, Any]:
 def try_port(port: int, *, described: bool = True) -> dict[str, Any]:
     """Try to bind a port in the same way as torch, and return a ``snapshot.PortTrial``.
 
-    If ``described`` is true, add details about processes. Reading the details may take several seconds.
+    If ``described`` is true, add details about processes. Reading these details can take several seconds.
     """
     return explain(port, bind_error(port), described=described)
 
@@ -73,7 +77,7 @@ def free_port(_request: dict[str, Any]) -> int:
 def explain(port: int, error: int | None, *, described: bool = True) -> dict[str, Any]:
     """Return a ``snapshot.PortTrial`` that explains the result of :func:`bind_error`.
 
-    The explanation is slow if there are many processes.
+    The function is slow if the port is in use and the host has many processes.
     """
     if error is None:
         return {"port": port, "free": True}
@@ -93,8 +97,8 @@ def bind_error(port: int) -> int | None:
     The result is None if the TCPStore would succeed.
 
     The function binds a port in the same way as torch 2.13 with its default libuv backend (seen with strace). If
-    binding ``[::]`` for IPv6 and IPv4 fails for any reason, ``0.0.0.0`` is bound, and the error of the second bind is
-    returned. SO_REUSEADDR is set on the IPv6 socket and on the IPv4 socket.
+    binding ``[::]`` for IPv6 and IPv4 fails for any reason, the function binds ``0.0.0.0``. If the second bind also
+    fails, the error of the second bind is returned. SO_REUSEADDR is set on the IPv6 socket and on the IPv4 socket.
     """
     number = None
     for family, address in ((socket.AF_INET6, "::"), (socket.AF_INET, "0.0.0.0")):  # noqa: S104 - as torch does
@@ -289,7 +293,7 @@ def send(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def free(request: dict[str, Any]) -> dict[str, Any]:
-    """Return the ``ports`` that torch can bind.
+    """Return which of the requested ``ports`` torch can bind.
 
     Reserved ports and ports of known services are excluded. Ephemeral ports are excluded unless the request allows
     them.

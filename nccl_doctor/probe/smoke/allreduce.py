@@ -2,10 +2,10 @@
 
 One process imports torch and forks as many ranks as the job would run on this host.
 
-The worker's code (worker.py) is passed to training's Python interpreter as an in-memory file, ``/proc/PID/fd/N``. The
-worker may be started long before it is needed and runs several all-reduces, because importing torch takes longer than
-any other step. Temporary files are stored in a known directory and removed when the processes exit. Shared memory that
-killed ranks could not remove is also removed. Ranks report events in lines that contain a random marker. The remaining
+The worker's code (worker.py) is passed as an in-memory file, ``/proc/PID/fd/N``, to the Python interpreter that is used
+for training. The worker can be started in advance and can run several all-reduces, because importing torch takes longer
+than any other step. Temporary files are stored in a known directory and removed when the processes exit. Shared memory
+that killed ranks left behind is also removed. Ranks report events in lines that contain a random marker. The remaining
 output of the ranks is stored.
 
 NCCL creates a file ``nccl-XXXXXX`` in /dev/shm with mkstemp, and unlinks the file once the peer has attached (NCCL
@@ -48,8 +48,7 @@ class Segments:
     def look(self, *, at_once: bool = False) -> None:
         """Record the files in :data:`FOLDER` that descendants use.
 
-        If there are no new files, calls within PAUSE_S seconds of the last recording do nothing unless ``at_once`` is
-        true.
+        The files are recorded at most once in PAUSE_S seconds, unless a new file has appeared or ``at_once`` is true.
         """
         names = _names()
         fresh = not names <= self._listed
@@ -130,7 +129,7 @@ class Ranks:
     def look(self) -> bool:
         """Report the "state" and "stack" of each rank.
 
-        Return True if a rank has died and only the launcher knows the rank's exit status.
+        Return True if a rank has died and the rank's exit status is available only from the launcher.
         """
         states = {rank: _state(self._pids.get(rank, self._launcher)) for rank in range(self.count)}
         living = {rank: state for rank, state in states.items() if state is not None and state[0] not in "ZX"}
@@ -184,8 +183,9 @@ TAIL_LINES = 16000
 READ_BYTES = 65536  # the capacity of a pipe (pipe(7))
 LINE_BYTES = 2000
 PART_BYTES = 4 << 20
-"""Maximum total size in bytes of the first lines that are stored, and of the last lines. The limits HEAD_LINES and
-TAIL_LINES also apply.
+"""Maximum total size in bytes of the stored first lines, and of the stored last lines.
+
+HEAD_LINES and TAIL_LINES limit the numbers of these lines.
 
 With NCCL_DEBUG=INFO, NCCL prints about 150 lines per rank on 8 GPUs.
 """

@@ -1,6 +1,7 @@
 """Handlers of requests for all-reduces.
 
-All requests of a connection use one launcher, which imports torch only once.
+A launcher imports torch once. The launcher takes part in one all-reduce of all hosts, or in the all-reduces of several
+groups of hosts.
 """
 
 from __future__ import annotations

@@ -158,7 +158,10 @@ class WithoutNcclError(RuntimeError):
 
 
 ERROR_KINDS = {WrongSumError: "wrong-sum", WithoutNcclError: "no-nccl"}
-"""Error kinds by exception type. For other exceptions, the controller classifies the error by its text."""
+"""Kinds of error, keyed by exception type.
+
+For an exception of another type, the controller determines the kind from the error's text.
+"""
 
 
 class Device(Protocol):
@@ -222,8 +225,8 @@ class Bench:
     def locate_wrong_rank(self) -> None:
         """Find ranks that compute wrong sums.
 
-        For this purpose, run a small all-reduce on each single rank and on each pair of ring neighbours, and report
-        each of these groups that has a wrong sum.
+        A small all-reduce is run on each single rank and on each pair of ring neighbours. Each rank or pair with a
+        wrong sum is reported.
         """
         ranks = range(min(self.world, MOST_ACCUSED))
         groups = [[rank] for rank in ranks]
@@ -238,7 +241,7 @@ class Bench:
                     report(wrong_group=members)
 
     def timed(self, values: Tensor) -> float:
-        """Run one all-reduce and return the duration in seconds until the operation is complete on the device."""
+        """Run one all-reduce and return the time in seconds until the operation is complete on the device."""
         began = time.perf_counter()
         self.dist.all_reduce(values)
         if self.device.type == "cuda":
@@ -268,7 +271,10 @@ class Bench:
         report(own_s=took_s - self.inside_s, busy=(cpu_wanted_s() - wanted_s) / took_s)
 
     def largest(self) -> int:
-        """Return the requested largest message size in bytes, limited to one eighth of the free memory of any GPU."""
+        """Return the largest message size in bytes that is measured.
+
+        The size is at most "max_bytes" from the order, and at most one eighth of the free memory of every GPU.
+        """
         wanted = int(ORDER["max_bytes"])
         if self.device.type != "cuda":
             return wanted
@@ -281,8 +287,8 @@ class Bench:
         Rank 0 reports the median time for each message size.
 
         The bandwidths are algbw = bytes / seconds and busbw = algbw * 2 (n - 1) / n in 10⁹ bytes/s, as defined in
-        PERFORMANCE.md of nccl-tests. If "plateau" is true in the order, fewer sizes are timed, until the bandwidth
-        reaches its plateau.
+        PERFORMANCE.md of nccl-tests. If "plateau" is true in the order, each size is four times the previous size, and
+        the measurement stops when the bandwidth reaches its plateau.
         """
         name = str(dtype).rpartition(".")[2]
         width = 4 if name == "float32" else 2
@@ -307,7 +313,7 @@ class Bench:
 
 
 def cpu_wanted_s() -> float:
-    """Return the seconds that this process's threads have run or waited for a CPU (/proc/PID/task/TID/schedstat)."""
+    """Return how many seconds this process's threads have run or waited for a CPU (/proc/PID/task/TID/schedstat)."""
     wanted = 0
     for thread in os.listdir("/proc/self/task"):
         with contextlib.suppress(OSError, ValueError), open(f"/proc/self/task/{thread}/schedstat") as file:
@@ -337,7 +343,7 @@ def leave(status: int) -> None:
 def fork_rank(local_rank: int) -> int:
     """Fork a rank and return its PID.
 
-    The rank's environment contains the variables in ``ORDER`` together with RANK and LOCAL_RANK.
+    The rank's environment contains RANK, LOCAL_RANK and the environment variables from the order.
     """
     pid = os.fork()
     if pid == 0:
@@ -353,7 +359,8 @@ def fork_rank(local_rank: int) -> int:
 def wait_for_ranks(pids: list[int], seconds: float) -> bool:
     """Wait until all ranks have exited or ``seconds`` seconds have passed.
 
-    Report failed ranks, kill the remaining ranks, and return True if all ranks succeeded.
+    After the first failure, wait at most GRACE_S more seconds. Report failed ranks, kill the remaining ranks, and
+    return True if all ranks succeeded.
     """
     deadline = time.monotonic() + seconds
     left = {pid: local_rank for local_rank, pid in enumerate(pids)}

@@ -1,6 +1,7 @@
 """Turns a template into a single HTML file that loads nothing from the network and runs only its own script.
 
-Templates read the documents directly. The values of each figure come from the figure's own module.
+Templates read the documents directly. The modules ``figures``, ``matrix`` and ``rates`` compute the values of the
+figures.
 """
 
 from __future__ import annotations
@@ -107,8 +108,8 @@ def _environment() -> Environment:
 def _labelled(evidence: Iterable[str | LogLine]) -> Iterator[tuple[str, str]]:
     """Yield a label and a text for each line of evidence.
 
-    The label of a log line is the file name and line number; the label of another line is its first word, or "" if the
-    line has no label.
+    The label of a log line is the file name and line number. The label of any other line is the first word if at least
+    two spaces follow the word, or "" otherwise.
     """
     for line in evidence:
         if isinstance(line, LogLine):

@@ -1,4 +1,4 @@
-"""Makes the figures for the all-reduce, rings, networks, RDMA rails, the table of hosts, and times per phase."""
+"""Computes the figures for the all-reduce, rings, networks, RDMA rails and phases, and the table of hosts."""
 
 from __future__ import annotations
 
@@ -35,7 +35,10 @@ class _Scale(NamedTuple):
 
 
 def charts(smoke: AllReduceReport) -> tuple[TemplateValues, ...]:
-    """Return charts of time and bus bandwidth by message size, or no charts for fewer than two measured sizes."""
+    """Return charts of time and bus bandwidth by message size.
+
+    There are no charts if fewer than two sizes were measured.
+    """
     sizes = [entry for entry in smoke.sizes if entry.bytes > 0 and entry.seconds > 0 and entry.busbw > 0]
     if len({entry.bytes for entry in sizes}) < 2:
         return ()

@@ -1,6 +1,7 @@
-"""Creates HTML files: ``check``, ``smoke`` and ``logs`` share a layout.
+"""Creates the HTML files of ``check``, ``smoke``, ``logs``, ``hang`` and ``diff``.
 
-The commands ``hang`` and ``diff`` have their own layouts.
+The commands ``check``, ``smoke`` and ``logs`` share a layout. The commands ``hang`` and ``diff`` have their own
+layouts.
 """
 
 from __future__ import annotations
@@ -168,7 +169,10 @@ def render_diff(difference: Difference, options: RenderOptions) -> str:
 
 
 def timeline(events: Sequence[LogEvent]) -> TemplateValues | None:
-    """Return the log events in order. Equal events that several ranks reported at the same time are merged."""
+    """Return a timeline of the log events, or None if there are no events.
+
+    Equal events that several ranks reported at the same time are merged.
+    """
     if not events:
         return None
     timed = all(event.at is not None for event in events)

@@ -125,7 +125,11 @@ def failure(entry: ContainerEntry, seconds: float | None = None) -> EngineFailur
     output = next((line.strip()[:_LAST_WORDS] for line in reversed(entry.output) if line.strip()), "")
     names, running = entry.running, ""
     if names is not None:
-        running = f" (running containers: {listed(names, _MOST)})" if names else " (this user has no running container)"
+        running = (
+            f" (running containers: {listed(names, _MOST)})"
+            if names
+            else " (the user who logs in has no running containers)"
+        )
     words = {
         "program": program(options),
         "place": options.place,
@@ -148,8 +152,8 @@ def _problem_of(failure: AnyAccessFailure) -> object:
 
 
 _DETAIL = {
-    "missing": "there is no {kind}{running}",
-    "missing enter": "no process {name} is running there",
+    "missing": "the {kind} does not exist{running}",
+    "missing enter": "no process {name} is running on the host",
     "stopped": "{place} is not running{running}",
     "paused": "{place} is paused",
     "forbidden": "the user who logs in may not use {program}{quoted}",

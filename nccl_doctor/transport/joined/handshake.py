@@ -62,7 +62,7 @@ class Introduction:
         host: the host name.
         python: the interpreter that training uses on the node.
         release: the release of nccl-doctor, and a digest of the probe.
-        waits: whether this process only waits for the end because another process on its node takes part.
+        waits: whether this process only waits for the end of the check, because another process on its node takes part.
         wants_report: whether the process requests the complete report at the end.
         processes: the number of processes on the node that will take part or wait, including this process.
         master_port: the master port of the job, which distinguishes two jobs with the same token.
@@ -185,8 +185,9 @@ def _parsed(line: bytes) -> dict[str, Any]:
 
 
 CONTROL = b"!"
-"""First byte of the lines with which node 0 and a node control the probe. All other lines come from the probe or go to
-the probe.
+"""First byte of control lines, which node 0 and a node exchange during the check.
+
+All other lines come from the probe or go to the probe.
 """
 
 

@@ -18,7 +18,9 @@ END_S = 6.0  # for a node to end its probe; it kills what does not end by itself
 
 
 def _ready(connection: socket.socket, event: int, deadline: float) -> bool:
-    """Return whether the connection becomes ready within a short time.
+    """Return whether the connection becomes ready within :data:`_SLICE_S` seconds.
+
+    Raise TimeoutError if the deadline has passed.
 
     The function uses poll(2), because select(2) supports only file descriptors below 1,024.
     """
@@ -49,7 +51,7 @@ class JoinedNode:
                         view = view[self._connection.send(view[:_CHUNK]) :]
 
     def pulse(self) -> None:
-        """Send an empty line if sending does not block, so that the node knows that node 0 is alive."""
+        """Send an empty line to show the node that node 0 is alive, unless sending would block."""
         with if_free(self._writing) as free, contextlib.suppress(OSError):  # whoever reads notices the end
             if free and not self.gone:
                 self._connection.send(b"\n")

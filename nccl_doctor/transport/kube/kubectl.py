@@ -85,7 +85,7 @@ def last_line(stderr: str) -> str:
 _LATER = "See what has become of the pod (kubectl describe pod), and check again when it runs."
 _DETAIL: dict[Trouble, tuple[str, str]] = {
     "forbidden": (
-        "can't be accessed: kubectl exec is not allowed (kubectl auth can-i create pods/exec -n {namespace} says no)",
+        "can't be accessed: kubectl exec is forbidden (see kubectl auth can-i create pods/exec -n {namespace})",
         "Ask the cluster's administrator for the right to create pods/exec in the namespace {namespace}.",
     ),
     "unauthorized": (

@@ -179,7 +179,7 @@ for signal in $signals; do
   again=$answered
 done
 """
-"""A shell script that ends nccl-doctor's steps if this process ends without reporting completion.
+"""A shell script that ends nccl-doctor's steps if nccl-doctor does not report that all steps have ended.
 
 A running srun process gets 3 s to forward the end of its stdin to its step. On SIGTERM, the probe removes its files.
 The steps are listed twice to find any step that was still starting during the first listing.

@@ -57,7 +57,7 @@ _TOKEN = re.compile(r"%(.)|\$\{([^}]*)\}", re.DOTALL)
 
 
 TELL_APART = ("host", "match", "include", "canonical", "proxy")
-"""Prefixes of keywords whose settings may differ from host to host."""
+"""Prefixes of keywords that can give different hosts different settings."""
 MOST_INCLUDED = 4  # depth of files that include one another
 
 

@@ -36,7 +36,10 @@ def negotiate(
     entries: KnownKeys,
     span: tuple[float, float],
 ) -> None:
-    """Perform the handshake within ``span``, and check the host key. After a DroppedError, the caller may try again."""
+    """Perform the handshake, and check the host key.
+
+    ``span`` contains the start time and the deadline. After a DroppedError, the caller may try again.
+    """
     started, deadline = span
     name = known_hosts.entry_name(settings.hostname, settings.port, settings.host_key_alias)
     _choose_algorithms(transport, settings, target, entries.matching(name))
@@ -109,7 +112,9 @@ def _why_no_session(
 def log_in(
     transport: SshSession, settings: HostSettings, target: SshDestination, span: tuple[float, float], *, alone: bool
 ) -> None:
-    """Log in with a key within ``span``.
+    """Log in with a key.
+
+    ``span`` contains the start time and the deadline.
 
     Raise AccessError on failure, or BeyondError if a key requires the ssh program.
     """
@@ -131,7 +136,7 @@ def log_in(
 
 
 def _try_keys(transport: SshSession, user: str, identities: Identities) -> Login:
-    """Offer the keys one after another until the server accepts a key, and return the outcome for each key."""
+    """Offer the keys one after another until the server accepts a key, and return a record of the attempts."""
     offered: list[str] = []
     notes = list(identities.notes)
     methods: list[str] = []

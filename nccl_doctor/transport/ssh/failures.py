@@ -1,4 +1,4 @@
-"""Describes why SSH could not reach a host or log in, with the same wording for paramiko and the ssh program.
+"""Describes why an SSH connection or login failed, with the same wording for paramiko and the ssh program.
 
 A failure's ``detail`` continues a sentence that begins with the host's name, as in "node3 (10.0.0.3:22) did not answer
 a TCP connection attempt within 10 s".
@@ -236,7 +236,7 @@ class Login:
 
 
 def auth_failed(target: SshDestination, login: Login) -> AccessError:
-    """Return the failure for a server that refused the login with all keys."""
+    """Return the failure for a login that did not succeed with any key."""
     same = {key: value for key, value in vars(login).items() if key in access.LoginFacts.model_fields}
     public = login.identity_file is None or Path(f"{login.identity_file}.pub").exists()
     counted = {"offered": len(login.offered), "hardware": login.beyond, "public": public}
@@ -260,7 +260,7 @@ def auth_failed(target: SshDestination, login: Login) -> AccessError:
         evidence.append("the server closed the connection after too many keys (MaxAuthTries)")
     detail = f"refused the login of user {target.user}"
     if login.partial:
-        detail = f"accepted {target.user}'s key but requires a second factor, which needs a terminal"
+        detail = f"accepted the SSH key of user {target.user} but also requires a second factor, which needs a terminal"
     elif login.aborted:
         detail = f"closed the connection because too many SSH keys were rejected for user {target.user}"
     elif login.methods and "publickey" not in login.methods:

@@ -1,8 +1,8 @@
 """Reads known_hosts files, whose format sshd(8) describes in the section "SSH_KNOWN_HOSTS FILE FORMAT".
 
-Host keys are checked by the rules of ``check_key_in_hostkeys`` in OpenSSH's hostfile.c. If there are entries without a
-marker for a host name, a key that differs from the keys in all these entries counts as changed, regardless of the key
-type.
+Host keys are checked by the rules of ``check_key_in_hostkeys`` in OpenSSH's hostfile.c. If a host name has entries
+without a marker and none of these entries contains the presented key, the key counts as changed. The type of the key
+makes no difference.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def parse(path: Path, text: str) -> Iterator[KnownKey]:
 
 
 def entry_name(hostname: str, port: int, alias: str | None = None) -> str:
-    """Return the name of a host in known_hosts files.
+    """Return the name under which known_hosts files list a host.
 
     The name includes the port unless the port is 22 or an alias (HostKeyAlias) is set.
     """

@@ -49,7 +49,10 @@ _NO_GREETING = re.compile(rf"timed out during banner exchange|{_HUNG_UP.pattern}
 _RESOLVED = re.compile(r"debug1: Connecting to (\S+) \[([^\]]*)\] port (\d+)")
 
 _SORTS = {"key exchange method": "key exchange", "host key type": "host key algorithm"}
-"""Names of algorithm kinds in our messages, by ssh's name. Only kinds with different names are included."""
+"""The names that our messages use for kinds of algorithms, by ssh's name.
+
+A kind that is missing here has the same name in our messages as in ssh.
+"""
 
 
 @dataclass(frozen=True)
@@ -67,7 +70,10 @@ class FailedSsh:
 
 
 def classify(attempt: FailedSsh, jump: SshDestination | None = None) -> AccessError:
-    """Return the failure of an attempt. A failure at the last jump host is attributed to ``jump``."""
+    """Return the failure that the messages of an ssh run describe.
+
+    A failure at the last jump host is attributed to ``jump``.
+    """
     if jump is not None and not _GREETED.search(attempt.log):
         through = re.search(r"open failed: (.*)", attempt.stderr)
         # each jump host behind another one reports its proxy command
@@ -171,7 +177,7 @@ def _connection(attempt: FailedSsh, target: SshDestination, log: str) -> AccessE
 
 
 def _greeting(attempt: FailedSsh, target: SshDestination, log: str, words: str) -> AccessError:
-    """Return the failure for an established connection on which no SSH greeting arrived."""
+    """Return the failure for a connection that was established but on which no SSH greeting arrived."""
     if attempt.late or "timed out during banner exchange" in log:
         return failures.silent(target, attempt.seconds)
     if not _HUNG_UP.search(log):  # ssh itself gave up, for example because of an unset variable in the configuration
@@ -232,7 +238,7 @@ class OpensshTransport:
                         raise
 
     def close(self) -> None:
-        """End logins that are still in progress because their callers were interrupted."""
+        """End the unfinished logins of callers that were interrupted."""
         with self._lock:
             entering, self._entering = [*self._entering], set()
         for channel in entering:

@@ -3,11 +3,11 @@
 Hosts that are tried again share a new connection to the jump host, because the first connection may have caused the
 failures.
 
-Only the host's kernel knows whether the host's large packets are lost on the way to this machine. In an MTU black hole,
-small packets and acknowledgements arrive, but the host retransmits its large answer repeatedly. A host that is only
-slow has not sent its answer yet, so its kernel retransmits nothing. If the path is broken or a firewall no longer
-tracks the connection, no acknowledgements arrive. The kernel is queried over a second connection whose SYN announces a
-small MSS, so that the host sends only small packets.
+Only the host's kernel can show whether the host's large packets are lost on the way to this machine. In an MTU black
+hole, small packets and acknowledgements arrive, but the host retransmits its large answer repeatedly. A host that is
+only slow has not sent its answer yet, so its kernel retransmits nothing. If the path is broken or a firewall no longer
+tracks the connection, no acknowledgements arrive. The host's kernel is queried over a second connection. The SYN of the
+second connection announces a small MSS, so that the host sends only small packets.
 """
 
 from __future__ import annotations
@@ -361,7 +361,10 @@ class ParamikoTransport:
         return opened
 
     def _add(self, channel: ParamikoChannel) -> None:
-        """Register a channel, so that `close` ends its command; raise EOFError if the transport is closed."""
+        """Register a channel, so that :meth:`close` ends its command.
+
+        Raise EOFError if the transport is closed.
+        """
         with self._lock:
             if self._ended:
                 raise EOFError("the run has ended")

@@ -45,7 +45,7 @@ class SocketLike(Protocol):
     """The socket methods that paramiko uses."""
 
     def send(self, data: bytes, /) -> int:
-        """Send bytes, and return the number of accepted bytes."""
+        """Send bytes, and return the number of bytes that were accepted."""
 
     def recv(self, size: int, /) -> bytes:
         """Receive at most ``size`` bytes, or b"" at the end of the stream."""
@@ -167,7 +167,10 @@ def dial(target: SshDestination, deadline: float, bound: float, mss: int | None 
 
 
 def _wake(connection: socket.socket) -> None:
-    """Shut down the socket. Unlike close(2), this wakes the threads that are waiting on the socket."""
+    """Shut down the socket.
+
+    Unlike close(2), shutdown(2) wakes the threads that are waiting on the socket.
+    """
     with contextlib.suppress(OSError):  # never connected, or already closed
         connection.shutdown(socket.SHUT_RDWR)
 
@@ -196,7 +199,7 @@ class ProxyCommandStream:
     def failed(self) -> str | None:
         """Close the connection, and return the command's stderr or exit status.
 
-        The result is None if the command succeeded without any output on stderr.
+        The result is None if the command printed nothing to stderr and either succeeded or was still running.
         """
         try:
             status = self._process.wait(_GRACE_S)
@@ -298,7 +301,7 @@ class SshSession(paramiko.Transport):
         return number
 
     def _send_user_message(self, data: paramiko.Message) -> None:
-        """Drop messages to a closed channel, because OpenSSH would end the whole session in response."""
+        """Send a message unless its channel is closed, because OpenSSH would then end the whole session."""
         # paramiko checks first and sends later, without a lock (Channel.send; sshd's channels.c,
         # channel_from_packet_id)
         text = data.asbytes()
@@ -351,7 +354,7 @@ class SshSession(paramiko.Transport):
         return self.clear_to_send.is_set() and _takes_more(self._stream.inner)
 
     def get_exception(self) -> Exception | None:
-        """Return the exception that kept this thread's channel from opening, or else the one that ended the session."""
+        """Return the exception for this thread's refused channel, or else the exception that ended the session."""
         refusal = self._refusals.pop(self._wanted.pop(threading.get_ident(), -1), None)
         error = super().get_exception()
         return refusal or (None if isinstance(error, paramiko.ChannelException) else error)
@@ -423,7 +426,9 @@ _WATCH = _Watch()
 
 @contextmanager
 def ends_at(deadline: float, session: _Closable) -> Iterator[None]:
-    """Close the session if the block is still running at the deadline. Some of paramiko's waits have no limit.
+    """Close the session if the ``with`` block is still running at the deadline.
+
+    Some of paramiko's waits have no time limit.
 
     A channel may be passed instead of a session, and is closed together with its session.
     """

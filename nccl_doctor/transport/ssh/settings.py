@@ -1,4 +1,4 @@
-"""Determines the settings for a connection from OpenSSH's configuration, the hosts file, or OpenSSH's defaults."""
+"""Determines the settings for a connection from the hosts file, OpenSSH's configuration, and OpenSSH's defaults."""
 
 from __future__ import annotations
 
@@ -152,9 +152,10 @@ def resolve(
 ) -> HostSettings:
     """Return the settings for the host ``name``.
 
-    ``options`` take precedence over the SSH configuration. Raise AccessError if the name is invalid or ssh rejects the
-    name. ``ssh -G`` is run if the OpenSSH client is installed and a configuration exists. Without the OpenSSH client,
-    no configuration is read, and OpenSSH's defaults and the hosts file apply.
+    ``options`` take precedence over the SSH configuration. Raise AccessError if the name is invalid, or if ``ssh -G``
+    fails or takes too long. ``ssh -G`` is run if the OpenSSH client is installed, and a configuration exists or
+    ``options`` contains SSH options. Without the OpenSSH client, no configuration is read, and OpenSSH's defaults and
+    the hosts file apply.
     """
     check_name(name, options)
     target = asked(name, options)

@@ -45,14 +45,14 @@ def diagnoses(fixture: str) -> list[Diagnosis]:
                 "node3 (10.0.0.3:22) presented a different host key from the one in /home/ann/.ssh/known_hosts:8.",
             ],
         ),
-        ("python_missing/fires", ['node[2-3]: there is no interpreter "/opt/train/bin/python".']),
+        ("python_missing/fires", ['node[2-3]: the interpreter "/opt/train/bin/python" does not exist.']),
         (
             "python_missing/fires-environment",
             [
                 "/opt/train/bin/python on node2 fails to start in the environment of a training job: No module named 'encodings'."
             ],
         ),
-        ("probe_failed/fires", ["node2: the probe returned no facts (no answer in time)."]),
+        ("probe_failed/fires", ["node2: the probe returned no data (no answer in time)."]),
     ],
 )
 def test_messages(fixture: str, messages: list[str]) -> None:

@@ -60,7 +60,7 @@ def lossy(*, answered: list[str], resent: int = 0, outcome: str = "timed-out") -
 
 
 def test_a_dial_that_a_lossy_path_may_have_lost_is_no_second_fault() -> None:
-    words = "16 of 64 connections from node[2,4] to node3 got no answer, although others to the same ports succeeded."
+    words = "16 of 64 connection attempts from node[2,4] to node3 got no answer, although other attempts to reach the same ports succeeded."
     assert lossy(answered=["node1", "node2", "node4"]) == [words]
     assert lossy(answered=["node2", "node4"]) == [words, "node1 can't reach node3 on port 40005."]
 

@@ -108,12 +108,12 @@ unset __conda_setup
 CONDA_HOOK = r"""#!/bin/sh
 echo 'export CONDA_EXE=/opt/conda/bin/conda CONDA_PREFIX=/opt/conda CONDA_SHLVL=1 PATH="/opt/conda/bin:$PATH" PS1="(base) $PS1"'
 """
-MISSING = "there is no interpreter"
+MISSING = 'interpreter "{}" does not exist'
 
 ROWS = (
     *_of_this_machine(),
-    Row("no such interpreter", ("python-missing", f'{MISSING} "/opt/none/bin/python"', "under python:"), entry=at("/opt/none/bin/python")),
-    Row("a name that PATH does not have", ("python-missing", f'{MISSING} "python3.99"'), entry=at("python3.99")),
+    Row("no such interpreter", ("python-missing", MISSING.format("/opt/none/bin/python"), "under python:"), entry=at("/opt/none/bin/python")),
+    Row("a name that PATH does not have", ("python-missing", MISSING.format("python3.99")), entry=at("python3.99")),
     Row("a folder", ("python-missing", "is a directory, not an interpreter"), entry=at("/usr/lib")),
     Row("a file that nobody may run", ("python-missing", "permission denied"), script("/opt/py", "#!/bin/sh\n", 0o644), entry=at("/opt/py")),
     Row(
@@ -127,7 +127,7 @@ ROWS = (
     Row("a mount with noexec", ("python-missing", "permission denied", "noexec"),
         runs("mkdir /opt/data && mount -t tmpfs -o noexec none /opt/data && cp -L /usr/bin/python3 /opt/data/python"),
         entry=at("/opt/data/python")),
-    Row("a venv whose base is gone", ("python-missing", f'{MISSING} "/opt/venv/bin/python"'),
+    Row("a venv whose base is gone", ("python-missing", MISSING.format("/opt/venv/bin/python")),
         runs("mkdir -p /opt/venv/bin && ln -s /opt/gone/bin/python3 /opt/venv/bin/python"), entry=at("/opt/venv/bin/python")),
     Row("a copy outside of its prefix", READY,
         runs("mkdir -p /opt/half/bin && cp -L " + str(Path(sys.base_prefix, "bin/python3")) + " /opt/half/bin/python",

@@ -55,7 +55,7 @@ def check_joined(request: Request, options: JoinOptions, out: Out) -> int:
 
 
 JoinedCheck = Callable[[Cluster, JoinedTransport], tuple[int, Report | None]]
-"""A function that checks the nodes that joined, and returns the exit code and, if available, the report."""
+"""A function that checks the nodes that joined and returns the exit code and, if available, the report."""
 
 
 class JoinedJob:
@@ -63,7 +63,7 @@ class JoinedJob:
 
     Args:
         here: the rank of this node, the number of nodes, and the master of the job.
-        token: the secret of the job, which is empty if all nodes are on this machine.
+        token: the secret that all nodes of the job share, which can be empty if all nodes are on this machine.
         overrides: settings of the job, including the interpreter that training uses on this node.
         port: the port on which node 0 waits for the other nodes.
 

@@ -1,4 +1,7 @@
-"""Entry point and table of commands. Command modules import most of their dependencies only when a command runs."""
+"""Defines the entry point of nccl-doctor and the table of its commands.
+
+Command modules import most of their dependencies only when a command runs.
+"""
 
 from __future__ import annotations
 
@@ -72,8 +75,8 @@ def _run() -> None:
 class _End:
     """An exit handler that ends the process before the interpreter shuts down, since threads can abort a shutdown.
 
-    For example, a running thread can hold the lock of stderr, or be inside a library that can't be interrupted. If a
-    thread aborted the shutdown, the exit code would be lost.
+    For example, a running thread can hold the lock of stderr or be inside a library call that can't be interrupted. If
+    a thread aborted the shutdown, the exit code would be lost.
 
     Attributes:
         code: exit code of the command. Until ``code`` is set, the interpreter exits as usual.
@@ -102,7 +105,7 @@ class _Stderr(io.FileIO):
 
 
 def _open_what_is_closed() -> None:
-    """Open /dev/null for each standard stream that the caller closed (``2>&-``), to reserve its file descriptor."""
+    """Open /dev/null for each standard stream that the caller closed (``2>&-``), to reserve the stream's descriptor."""
     for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         if getattr(sys, name) is None and os.open(os.devnull, os.O_RDWR) == number:
             setattr(sys, name, os.fdopen(number, mode, encoding="utf-8"))
@@ -189,7 +192,7 @@ class PanelCommand(TyperCommand):
     """A command whose help groups options by panel and shows metavars instead of Python types."""
 
     def format_options(self, ctx: Any, formatter: _Formatter) -> None:  # noqa: ANN401 - typer's own
-        """Write the arguments, the options without a panel, and the options of each panel."""
+        """Write the help for the arguments, for the options without a panel, and for the options of each panel."""
         from nccl_doctor.cli.options import PANELS
 
         sections: dict[str, list[tuple[str, str]]] = {name: [] for name in ("Arguments", "Options", *PANELS)}
@@ -267,7 +270,10 @@ def _wants_json(args: list[str]) -> bool:
 
 
 def app(first: str = "") -> typer.Typer:
-    """Return the typer app with only the command ``first`` or, if there is no such command, all (in 15 ms)."""
+    """Return the typer app with only the command ``first`` or, if no such command exists, with all commands.
+
+    Loading all commands takes 15 ms.
+    """
     made = typer.Typer(
         no_args_is_help=True,
         pretty_exceptions_enable=False,

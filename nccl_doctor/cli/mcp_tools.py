@@ -1,7 +1,9 @@
-"""MCP tools for agents. Each tool runs a command, and returns the command's JSON and human-readable output.
+"""MCP tools for agents.
+
+Each tool runs a command and returns the command's JSON and human-readable output.
 
 A command runs in its own process, with limits on time and output. The hosts come from the server's own hosts file,
-never from the agent. This module needs the MCP SDK (the extra ``mcp``).
+never from the agent. This module needs the MCP SDK (the ``mcp`` extra).
 """
 
 from __future__ import annotations
@@ -72,7 +74,7 @@ class Tools:
     def check(self, only: list[str] = [], skip: list[str] = [], all_reduce: bool = True) -> CallToolResult:  # noqa: B006 - the tool's schema
         """Check the server's hosts before a job: connections, ports, versions, GPUs, and a small all-reduce.
 
-        only and skip are lists of check codes, names or categories.
+        The parameters only and skip are lists of codes, names or categories of checks.
         """
         words = (*(f"--only={word}" for word in only), *(f"--skip={word}" for word in skip))
         return self._on_hosts("check", *words, *(() if all_reduce else ("--no-smoke",)))
@@ -180,7 +182,7 @@ class Tools:
 def _exchange(process: subprocess.Popen[bytes], text: str | None) -> tuple[bytes | None, bytes]:
     """Return what a process writes to stdout and to stderr.
 
-    If the output on stdout is too large, it is replaced by None.
+    None is returned instead of the output on stdout if this output is too large.
     """
     assert process.stdout is not None
     assert process.stderr is not None

@@ -92,7 +92,7 @@ PANELS = [
 """Option panels in the order of ``--help``; the options needed most often come first."""
 
 LONGEST_S = 7 * 86400
-"""Maximum of every timeout in seconds, which is within the range of the kernel's timers."""
+"""Maximum value of every timeout option in seconds, which is within the range of the kernel's timers."""
 
 
 def _transport(kind: str) -> str:
@@ -245,7 +245,7 @@ class NameOptions:
     def reader(
         self, overrides: Overrides, path: str | None = None, transport: str | None = None
     ) -> Callable[[Mapping[str, str]], Cluster]:
-        """Read the hosts, and return a function that builds their cluster with additional environment variables."""
+        """Read the hosts and return a function that builds the cluster with additional environment variables."""
         from nccl_doctor.inventory.load import load, read, requested
 
         engine = requested(self.engine, transport, os.environ, named=path is not None)
@@ -273,7 +273,7 @@ class HostOptions(NameOptions):
     ] = None
 
     def cluster(self, overrides: Overrides, path: str | None = None, transport: str | None = None) -> Cluster:
-        """Return the hosts of a run from the hosts file ``path``, or else from HOSTS."""
+        """Return the hosts of a run from the hosts file ``path`` or, without ``path``, from the HOSTS argument."""
         return super().cluster(overrides, path or self.hosts, transport)
 
 
@@ -352,7 +352,7 @@ class FileOptions:
 
 @dataclass(frozen=True)
 class HtmlOptions(FileOptions):
-    """Options for the destination of a report that may be in HTML."""
+    """Options for the destination of a report that can be written as HTML."""
 
     open_it: Annotated[bool, of_output("--open", help="Open the HTML report (--output-file) in a browser.")] = False
 

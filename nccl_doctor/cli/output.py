@@ -1,4 +1,4 @@
-"""Writes reports, and determines the exit code of every command."""
+"""Writes reports and determines the exit code of every command."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def exit_code(report: Report, fail_on: FailOn) -> int:
 
 
 def finish(out: Out, work: Callable[[], int]) -> NoReturn:
-    """Do the work of a command, and end the typer command with the exit code from :func:`exit_code_of`."""
+    """Run ``work`` and end the typer command with the exit code that :func:`exit_code_of` returns."""
     raise typer.Exit(exit_code_of(out, work))
 
 
@@ -260,7 +260,7 @@ def discard_stdout() -> None:
 
 
 def for_html(options: RenderOptions) -> RenderOptions:
-    """Return the options for an HTML report, which also shows the checks' pages, the user and the time."""
+    """Return the options for an HTML report, which also shows the ``explain`` pages, the user and the time."""
     import getpass
     import socket
     import time

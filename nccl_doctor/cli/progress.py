@@ -37,7 +37,7 @@ class Silent:
     def done(self, host: str) -> None: ...
 
     def stage(self, host: str, stage: str, size: int | None = None) -> None:
-        """Record the stage of the all-reduce that a host's rank has reached."""
+        """Record the stage of the all-reduce that a host's slowest rank has reached."""
 
     def refresh(self, snapshot: Callable[[], Snapshot]) -> None: ...
 

@@ -218,7 +218,7 @@ def total_s(asked: float | None, smoke: SmokeLimits) -> float:
 
 
 def _refuse_nothing_to_judge(selected: CheckCodes, left_out: Mapping[str, str], *, rate: bool) -> None:
-    """Raise UsageError if no check would run, or if rates are requested but the check of rates is not selected."""
+    """Raise UsageError if no check would run, or if rates are requested without the ``link-slow`` check."""
     if selected is None:
         return
     some = [check for check in all_checks() if check.function and check.code in selected]

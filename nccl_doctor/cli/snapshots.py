@@ -50,8 +50,8 @@ AnySnapshot = TypeVar("AnySnapshot", Snapshot, "HangSnapshot")
 def read_snapshot(path: Path, kind: type[AnySnapshot] = Snapshot) -> AnySnapshot:  # type: ignore[assignment]  # mypy: python/mypy#3737
     """Return a snapshot of type ``kind`` that ``--save`` wrote; raise SnapshotError for any other file.
 
-    Reading needs at most 64 MiB of memory plus 32 times the size of the file. Values are counted before they are
-    created, and reading stops at the first invalid value.
+    Reading needs at most 64 MiB of memory plus 32 times the size of the file. The values in the JSON text are counted
+    before any Python object is created, and reading stops at the first invalid value.
     """
     try:
         snapshot = kind.model_validate(_parsed(read_bytes(str(path), "a snapshot", MOST_BYTES, PATIENCE_S)))
@@ -89,7 +89,7 @@ def _parsed(data: bytes) -> object:
 
 
 def of_snapshot(document: Judged, nodes: Iterable[Node]) -> Judged:
-    """Return a document that is based on a snapshot file, without the commands for this machine."""
+    """Return a document that is based on a snapshot file, without the commands that would run on this machine."""
     from nccl_doctor.judge.from_file import judged_from_file
 
     here = this_machine()

@@ -25,7 +25,7 @@ class Progress(Protocol):
     def done(self, host: str) -> None: ...
 
     def stage(self, host: str, stage: str, size: int | None = None) -> None:
-        """Record the stage of the all-reduce that a host's rank has reached, and the last measured message size."""
+        """Record the all-reduce stage of a host's slowest rank, and the size of the last measured message."""
 
     def refresh(self, snapshot: Callable[[], Snapshot]) -> None:
         """Show the results at the end of a phase."""
@@ -88,7 +88,7 @@ class RunClock:
 
     @contextmanager
     def timed(self, phase: str) -> Iterator[float]:
-        """Record the time that the block takes, and yield the time at which it began."""
+        """Record how long the block takes, and yield the time at which the block began."""
         began = self.now()
         try:
             yield began

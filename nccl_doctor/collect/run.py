@@ -123,7 +123,7 @@ class Run:
             self._bisect()
 
     def look(self) -> None:
-        """Connect to the hosts, and query each host's facts as soon as the host is connected."""
+        """Connect to the hosts and query each host's facts as soon as the host is connected."""
         names = {self._cluster.master_addr, *(node.address for node in self._cluster.nodes)}
         around = partial(host_facts.look_outside, self._crew.transport, names)
         asking = Asking(self._cluster, self._options.facts_limits, self._clock.until, around)

@@ -49,7 +49,7 @@ class NoAnswerError(ProbeError):
 class ConnectionLostError(ProbeError):
     """Error raised if the connection breaks, so that the host can no longer answer.
 
-    ``failure`` is the reason for the broken connection, or None if the transport does not know the reason.
+    ``failure`` is the reason for the broken connection, or None if the reason is unknown.
     """
 
     failure: AnyAccessFailure | None = None
@@ -220,7 +220,7 @@ class SmokeEnd(base.Observed):
 
 
 class TrialEnd(base.Observed):
-    """The outcome of an all-reduce among a group of ranks, as seen by the group's ranks on this host."""
+    """The outcome of an all-reduce among a group of ranks, as reported by the group's ranks on one host."""
 
     model_config = ConfigDict(extra="ignore")
 

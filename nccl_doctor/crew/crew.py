@@ -54,7 +54,7 @@ class Crew:
         failure: Callable[[Exception], AnyAccessFailure],
         on_done: Callable[[str], None],
     ) -> dict[str, T]:
-        """Query the hosts, and return the answers by host name.
+        """Query the hosts and return the answers, keyed by host name.
 
         A host that does not answer is added to :attr:`failures`, unless an earlier failure of the host is already
         stored.

@@ -36,7 +36,7 @@ ALLOWED = frozenset({
 })  # fmt: skip
 """Requests that a check may send to probe/main.py.
 
-These requests affect only what the probe has started.
+An allowed request affects only what the probe itself has started.
 """
 VARIABLES: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("OMP_NUM_THREADS", "TORCH_NCCL_ASYNC_ERROR_HANDLING", "CUDA_VISIBLE_DEVICES"), ()),
@@ -64,7 +64,7 @@ _WORDS, _NAME = 300, 60
 
 
 def release() -> str:
-    """Return a text with nccl-doctor's release and a digest of the probe. The text must be the same on all nodes."""
+    """Return a string with nccl-doctor's release and a digest of the probe, which must be the same on all nodes."""
     digest = hashlib.sha256()
     for path in sorted(Path(probe.__file__).parent.rglob("*.py")):
         digest.update(path.name.encode() + path.read_bytes())
@@ -90,7 +90,7 @@ class JoinResult:
 
 @dataclass(frozen=True)
 class Meets:
-    """Node 0's address (or name) and port, and the deadline for joining on the monotonic clock."""
+    """Node 0's address (or name) and port, and the deadline for joining (monotonic clock)."""
 
     address: str
     port: int
@@ -100,7 +100,7 @@ class Meets:
 def follow(
     who: Introduction, token: bytes, at: Meets, env: Mapping[str, str], say: Callable[[str], None]
 ) -> JoinResult:
-    """Join the check, and take part until the check ends.
+    """Join the check and take part until the check ends.
 
     ``env`` contains the job's variables from this node's own command, and ``say`` is called with progress messages.
     Raise NotReachedError if node 0 can't be reached or disconnects, or WrongReleaseError if node 0 has another release.
@@ -122,7 +122,7 @@ def join(
 ) -> socket.socket:
     """Return a connection that node 0 has accepted.
 
-    Failed attempts are repeated until ``until`` (monotonic clock), because node 0 can start later than this node.
+    Failed attempts are repeated until ``until`` (monotonic clock), because node 0 might start later than this node.
     """
     began, last_reason, refused = time.monotonic(), "", ""
     while True:
@@ -217,7 +217,7 @@ def _line(connection: socket.socket) -> bytes:
 
 @dataclass(frozen=True)
 class Vetting:
-    """A filter that decides which requests of node 0 are passed on to the probe.
+    """A filter that decides which requests from node 0 are passed on to the probe.
 
     Attributes:
         python: the interpreter that training uses on this node.
@@ -305,7 +305,7 @@ class _Relay:
         return self._selector.select(1.0)
 
     def _exchange(self) -> None:
-        """Receive data from node 0, and send pending data to node 0."""
+        """Receive data from node 0 and send pending data to node 0."""
         try:
             with contextlib.suppress(BlockingIOError):
                 del self._to_node_0[: self._connection.send(self._to_node_0[:_CHUNK]) if self._to_node_0 else 0]

@@ -6,8 +6,8 @@ host's time limit starts when the window admits the host. The window grows while
 down or slow to log in does not delay the other hosts.
 
 A host's answer is parsed in that host's own worker thread. An unexpected exception in a worker thread is reported as a
-bug in nccl-doctor, and ends only the session with that host. A host that timed out is tried a second time before the
-timeout is reported.
+bug in nccl-doctor and ends only the session with the thread's host. A host that timed out is tried a second time before
+the timeout is reported.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ def in_turns(items: Iterable[Item], *stages: StageOfWork[Item], until: float = m
 
     The threads are daemon threads, so that Ctrl-C never waits for a host. An item that has not ended by ``until``
     (monotonic clock) is abandoned with a :class:`TimeoutError`. A ControllerError is raised immediately, because it
-    indicates a problem of this machine.
+    indicates a problem on this machine.
     """
     todo = list(items)
     ends: list[Exception | None] = [None] * len(todo)
@@ -202,7 +202,7 @@ def ask_all(
     on_done: Callable[[ProbeSession], None] = lambda _session: None,
     window: Window | None = None,
 ) -> list[T | Exception]:
-    """Query all hosts in parallel, and return each host's answer or exception.
+    """Query all hosts in parallel and return each host's answer or exception.
 
     If a window is given, hosts that were late are queried a second time.
     """

@@ -103,7 +103,10 @@ SILENCE_S = 8.0  # of silence; with the time for ending everything, nothing is l
 PATIENT_S = 60.0  # the same for a run that begins again because this machine was suspended: it may only be overloaded
 MARGIN_S = 2.0  # pauses between our messages may be this much shorter here than a host tolerates
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
-"""A clock that keeps running while the system sleeps. On macOS, this is CLOCK_MONOTONIC; see clock_gettime(2)."""
+"""A clock that keeps running while the system sleeps.
+
+The clock is CLOCK_BOOTTIME on Linux and CLOCK_MONOTONIC on macOS; see clock_gettime(2).
+"""
 
 
 class Heartbeat:
@@ -191,7 +194,7 @@ class ProbeSession:
         latest: float = math.inf,
         silence_s: float = SILENCE_S,
     ) -> ProbeSession:
-        """Connect to a host by ``deadline``, and start a probe.
+        """Connect to a host by ``deadline`` and start a probe.
 
         Starting the probe may take as much time again as connecting, but must end by ``latest``.
 
@@ -235,7 +238,7 @@ class ProbeSession:
         deadline: float,
         on_event: Callable[[answers.RankEvent], None] | None = None,
     ) -> T:
-        """Wait for the answer to a request, and return the answer.
+        """Wait for the answer to a request and return the answer.
 
         The caller can wait for the same answer again only after a NoAnswerError.
         """
@@ -245,7 +248,7 @@ class ProbeSession:
             raise self.gone(error) from error
 
     def ask(self, contract: answers.Contract[T], deadline: float, **arguments: object) -> T:
-        """Send a request, and return the answer.
+        """Send a request and return the answer.
 
         If a late answer to the same request is still pending, the request is not sent again.
         """
@@ -258,11 +261,14 @@ class ProbeSession:
             raise
 
     def large_packets_vanish(self, by: float) -> bool:
-        """Return whether it is certain that lost large packets prevent an answer. The check ends at ``by``."""
+        """Return whether it is certain that answers are missing because large packets are lost.
+
+        The check ends at the deadline ``by``.
+        """
         return isinstance(self._channel, base.KnowsItsPath) and self._channel.large_packets_vanish(by)
 
     def gone(self, error: answers.ConnectionLostError) -> answers.ConnectionLostError:
-        """Mark the session as lost, and return the error to raise.
+        """Mark the session as lost and return the error to raise.
 
         The error is a :class:`~nccl_doctor.crew.answers.ControllerPausedError` if this machine stopped sending
         heartbeats.

@@ -225,8 +225,8 @@ def command(python: str, nonce: str, silence_s: float) -> str:
     for ``silence_s`` seconds.
 
     With ``exec``, the interpreter replaces the shell, so that no shell process remains. A double-quoted string without
-    $, ` or ! means the same in sh, csh and fish. The option ``-I`` prevents files in a home directory and PYTHON*
-    variables from shadowing a module. The option ``-S`` prevents installed packages from running code at start-up,
+    $, ` or ! means the same in sh, csh and fish. The ``-I`` option prevents files in a home directory and PYTHON*
+    variables from shadowing a module. The ``-S`` option prevents installed packages from running code at start-up,
     which can take hundreds of milliseconds.
     """
     loader = LOADER.format(

@@ -120,13 +120,13 @@ class UnreadRule:
 
 @dataclass(frozen=True)
 class ExplainedDials:
-    """Failed connections, with the rules that block or may block them.
+    """Failed connections, with the rules that block or might block them.
 
     Attributes:
         redirected: connections that a rule redirects.
-        limits: hosts whose rules let the few test connections through but may block some of a job's many connections.
-        doubted: for each test in which some of many simultaneous connections were lost, the rule that may have dropped
-            their packets.
+        limits: hosts whose rules let the few test connections through but might block some of a job's many connections.
+        doubted: for each test in which some of many simultaneous connections were lost, the rule that might have
+            dropped packets of these connections.
     """
 
     blames: tuple[Blame, ...]
@@ -208,7 +208,7 @@ def _limits(
     rules: Callable[[str], Ruleset],
     path: Callable[[str, str, str], RoutedPath | None],
 ) -> tuple[Blame, ...]:
-    """Return the hosts whose rules allow fewer simultaneous connections with one peer than the job may need."""
+    """Return the hosts whose rules allow fewer simultaneous connections with one peer than the job might need."""
     mesh = known(snapshot.mesh)
     blames: dict[tuple[str, Direction], Blame] = {}
     for name in (name for name, host in hosts.items() if _has_rates(host)):
@@ -253,7 +253,7 @@ def admits(rule: RuleRef | None) -> int:
 
 
 def _has_rates(host: Host) -> bool:
-    """Return whether a rule of the host may limit the rate or the number of packets or connections.
+    """Return whether a rule of the host might limit the rate or the number of packets or connections.
 
     The text of the rules is searched, because parsing the 10,000 rules of a Kubernetes node would be slow.
     """
@@ -289,7 +289,7 @@ def _in_the_way(
 
 
 def _by_counters(objection: Objection, after: Ruleset) -> Objection:
-    """Choose, from the rules that may have blocked a packet, a rule whose packet counter has increased."""
+    """Choose, from the rules that might have blocked a packet, a rule whose packet counter has increased."""
     verdict = objection.verdict
     grown = {item: growth(item.rule, after) for item in (*verdict.instead, verdict) if item.rule is not None}
     likely = [item for item, by in grown.items() if by] or [item for item, by in reversed(grown.items()) if by is None]
@@ -320,7 +320,7 @@ def compiled(host: Host, *, after: bool = False) -> Ruleset:
 class _Captured:
     """A cache key for captured rules.
 
-    Keys are compared by identity, because a comparison of the text is slower than parsing.
+    Keys are compared by identity, because captured rules are not hashable.
     """
 
     def __init__(self, facts: FirewallFacts) -> None:
@@ -380,7 +380,7 @@ def opening(
 
 
 def unconfirmed(blames: Sequence[Blame], snapshot: Snapshot, listens: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
-    """Return the hosts and addresses that an opening admits although only the host itself reports the address."""
+    """Return each host and address that an opening admits although only the host itself reports the address."""
     mesh = known(snapshot.mesh)
     peers = dict.fromkeys(peer for blame in blames for peer in _peers(blame, snapshot, mesh, listens))
     readers = [blame.host.name for blame in blames]
@@ -414,9 +414,9 @@ def _peers(blame: Blame, snapshot: Snapshot, mesh: Mesh, listens: Mapping[str, s
 
 
 def _peers_by_chance(blame: Blame, hosts: Mapping[str, Host], listens: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Yield the peers that the rules may block on untested ports. These peers may include the host itself.
+    """Yield the peers that the rules might block on untested ports; the host itself can be one of these peers.
 
-    Each connection uses different ports, and a rule may apply to only a part of the port range. Connections that are
+    Each connection uses different ports, and a rule might apply to only a part of the port range. Connections that are
     blocked on all ports have already failed in the test.
     """
     rules, owner = blame.ruleset, blame.host

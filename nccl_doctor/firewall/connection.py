@@ -41,13 +41,13 @@ class Ruleset:
                 yield from (rule.ref for rule in chain)
 
     def count(self, rule: RuleRef) -> int | None:
-        """Return the packet counter of the rule at the position of ``rule``, or None if there is no such counter."""
+        """Return the packet counter of the rule at the same position as ``rule``, or None if there is no counter."""
         place = (rule.origin, rule.family, rule.table, rule.chain, rule.place)
         same = (r for r in self.rules() if (r.origin, r.family, r.table, r.chain, r.place) == place)
         return next((r.packets for r in same), None)
 
     def objections(self, packet: Packet) -> tuple[PacketVerdict, ...]:
-        """Return the verdicts that block or may block a packet on this host.
+        """Return the verdicts that block or might block a packet on this host.
 
         Verdicts that certainly block the packet come first.
         """
@@ -68,7 +68,10 @@ def _base(rule: RuleRef, chain: str) -> tuple[str, str, str, str]:
 
 
 def compile_rules(facts: FirewallFacts) -> Ruleset:
-    """Parse captured rules. Parts that can't be parsed are listed in ``missing``."""
+    """Parse captured rules.
+
+    The ``missing`` attribute of the result lists the parts of the rules that could not be read or parsed.
+    """
     missing: list[str] = []
     saves = _known(facts.iptables, missing) or ()
     if facts.nft_left_out:
@@ -121,7 +124,7 @@ class Ends:
     """The two interfaces of a connection, and the known properties of the path between the interfaces.
 
     Attributes:
-        path_back: whether the listener's route back uses the interface ``iif``, or None if unknown.
+        path_back: whether the listener's route to the connecting host uses the ``iif`` interface, or None if unknown.
         ttl: the initial time to live of the packets that the connecting host sends, or None if unknown. ``ttl_back`` is
             the initial time to live of the replies.
         is_direct: True if no router on the path decrements the time to live.
@@ -137,7 +140,7 @@ class Ends:
 
 @dataclass(frozen=True)
 class Objection:
-    """A verdict that blocks or may block a packet of a TCP handshake."""
+    """A verdict that blocks or might block a packet of a TCP handshake."""
 
     side: DialEnd
     segment: Segment
@@ -146,11 +149,12 @@ class Objection:
 
     @property
     def outcomes(self) -> frozenset[DialOutcome]:
-        """The possible outcomes of a connection attempt to which the rule applies.
+        """The possible outcomes of a connection attempt that gets this verdict.
 
         A rejected packet can appear to be dropped, because the kernel limits the rate of ICMP errors per host
-        (net.ipv4.icmp_ratelimit). The ICMP error must also pass the rules of both hosts. A SYN that is retransmitted
-        because the SYN-ACK was blocked has the state "established", so another rule may apply to this SYN.
+        (net.ipv4.icmp_ratelimit). The firewall rules of either host might also block the ICMP error message. A SYN that
+        is retransmitted because the SYN-ACK was blocked has the state "established", so another rule might apply to
+        this SYN.
         """
         if self.verdict.kind == "redirect":
             return _ANYTHING  # it depends on the receiver's answer
@@ -164,12 +168,12 @@ class Objection:
 
 
 def syn(saddr: str, daddr: str, dport: int, sport: Span = (1024, 65535)) -> Packet:
-    """Return the SYN packet of a connection, without interfaces."""
+    """Return the SYN packet of a connection, with ``iif`` and ``oif`` set to None."""
     return Packet("output", ip_address(saddr), ip_address(daddr), sport, (dport, dport))
 
 
 def handshake(syn: Packet, ends: Ends, dialler: Ruleset, listener: Ruleset) -> tuple[Objection, ...]:
-    """Return the verdicts that block or may block a handshake, up to the first packet that is certainly blocked."""
+    """Return the verdicts that block or might block a handshake, up to the first packet that is certainly blocked."""
     back = replace(syn, saddr=syn.daddr, daddr=syn.saddr, sport=syn.dport, dport=syn.sport, reply=True)
     segments: tuple[tuple[Segment, Packet], ...] = (
         ("SYN", syn),

@@ -225,7 +225,7 @@ def _ttl(allowed: Callable[[int], Span], values: OptionValues) -> Test:
 def _limit(below: bool, values: OptionValues) -> Test:
     """Return the test for a rate limit such as ``--limit 1000/s``.
 
-    The test returns ``below`` if the limit is at least :data:`AMPLE` per second, and otherwise None.
+    The test returns ``below`` if the limit is at least :data:`AMPLE` packets per second, and None otherwise.
     """
     rate, _, unit = values[0].partition("/")
     return _fixed(below) if int(rate) >= AMPLE and unit in {"s", "sec", "second"} else unsure
@@ -399,7 +399,7 @@ _RULE = re.compile(r"^(?:\[(\d+):\d+\] )?(-A (\S+).*)$")
 _PRIORITIES = {"raw": -300, "mangle": -150, "nat": -100, "filter": 0, "security": 50}
 """Priorities of tables (NF_IP_PRI_* in linux/include/uapi/linux/netfilter_ipv4.h).
 
-The chains for source NAT (INPUT and POSTROUTING of the table nat) have priority 100 instead.
+The source NAT chains (INPUT and POSTROUTING of the ``nat`` table) have the priority 100.
 """
 
 _HOOKS = frozenset({"PREROUTING", "INPUT", "OUTPUT", "POSTROUTING"})

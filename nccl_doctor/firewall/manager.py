@@ -22,8 +22,9 @@ from nccl_doctor.snapshot.network import Firewalld, FirewallFacts
 from nccl_doctor.text.inet import Network
 
 _SUFFIX = "_direct"
-"""Suffix of the iptables chains that firewalld creates for direct rules. With its nftables backend, firewalld adds
-direct rules directly to the INPUT chain.
+"""Suffix of the iptables chains that firewalld creates for direct rules.
+
+With its nftables backend, firewalld adds direct rules to the built-in chains themselves, such as INPUT.
 """
 
 _SHORT = {
@@ -51,7 +52,7 @@ class DirectRule:
 
     Attributes:
         text: the text of the line, which is untrusted.
-        place: family, table and chain.
+        place: the family, table and chain of the rule.
         priority: the priority of the rule. firewalld evaluates rules with a lower priority value first
             (firewalld.direct(5)).
     """
@@ -67,8 +68,8 @@ def direct_rule(rule: RuleRef, facts: FirewallFacts) -> DirectRule | None:
 
     If several direct rules match, return the longest one.
 
-    iptables-save adds modules, masks and defaults, and reorders options. A direct rule therefore matches if ``rule``
-    contains all words of the direct rule, in any order.
+    In its output, iptables-save adds modules, masks and default values to a rule, and reorders the rule's options. A
+    direct rule therefore matches if ``rule`` contains all words of the direct rule, in any order.
     """
     if rule.origin == "nft" or rule.place is None:
         return None
@@ -106,8 +107,9 @@ def _words(words: list[str]) -> Counter[str]:
 Manager = Literal["firewalld", "ufw", "docker", "nftables", "iptables"]
 
 _FIREWALLD_CHAIN = re.compile(r"(INPUT|OUTPUT|PREROUTING|IN|PRE)_")
-"""Pattern of the names of chains in firewalld's iptables backend, such as INPUT_ZONES or IN_public_allow
-(firewall/core/ipXtables.py).
+"""Pattern of the chain names that firewalld's iptables backend uses (firewall/core/ipXtables.py).
+
+Examples are INPUT_ZONES and IN_public_allow.
 """
 
 _FIREWALLD_TABLE = re.compile(r'"table": ?"firewalld"')
@@ -131,9 +133,9 @@ def manager_of(rule: RuleRef, facts: FirewallFacts) -> Manager:
 
 
 def managed_by(facts: FirewallFacts) -> str:
-    """Return the manager of a host's rules, or "" if no manager is found.
+    """Return the program that manages a host's firewall rules, or "" if no program is found.
 
-    If a manager's command timed out, the manager is recognised by the chains that it creates.
+    If the command of firewalld or ufw timed out, firewalld is recognised by its nftables table, and ufw by its chains.
     """
     nft = facts.nft if isinstance(facts.nft, str) else ""
     if isinstance(facts.firewalld, Firewalld) or (
@@ -161,7 +163,7 @@ def zone_of(rule: RuleRef, facts: FirewallFacts) -> str | None:
 
 @dataclass(frozen=True)
 class Zone:
-    """A firewalld zone, with the settings that ``firewall-cmd`` lists, keyed by name."""
+    """A firewalld zone with its settings, which are keyed by the names that ``firewall-cmd`` shows."""
 
     name: str
     settings: dict[str, str]
@@ -200,13 +202,13 @@ LONGEST = 160
 
 
 def printable(text: str) -> str:
-    """Return the text as one line of printable characters, cut to :data:`LONGEST` characters."""
+    """Return the text as one line of printable characters, truncated to :data:`LONGEST` characters."""
     line = "".join(letter if letter.isprintable() else "?" for letter in " ".join(text.split()))
     return line if len(line) <= LONGEST else line[: LONGEST - 1] + "…"
 
 
 def describe(rule: RuleRef, facts: FirewallFacts) -> str:
-    """Return the rule in its manager's notation. If the manager is unknown, use the notation of iptables or nft."""
+    """Return the rule in firewalld's notation if firewalld manages the rule, or else in iptables or nft notation."""
     if manager_of(rule, facts) == "firewalld":
         direct = direct_rule(rule, facts)
         if direct is not None:

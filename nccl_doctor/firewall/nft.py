@@ -265,7 +265,7 @@ def rule_texts(text: str) -> dict[RuleKey, str]:
 
 
 def dormant(text: str) -> frozenset[tuple[str, str]]:
-    """Return the tables with the flag ``dormant``, which nft 1.0.6 prints incorrectly in JSON."""
+    """Return the tables with the ``dormant`` flag, which nft 1.0.6 prints incorrectly in JSON."""
     tables: set[tuple[str, str]] = set()
     here = ("", "")
     for line in text.splitlines():

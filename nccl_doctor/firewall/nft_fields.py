@@ -23,13 +23,13 @@ class NoField:
 class Unsure:
     """A value that was not captured.
 
-    The catch-all element ``*`` matches the value, and all other tests are unsure.
+    The catch-all element ``*`` matches a value that was not captured. Any other test of the value is unsure.
     """
 
 
 @dataclass(frozen=True)
 class Bits:
-    """A bit field: the bits in ``on`` are set, the bits in ``open`` may be set, and all other bits are clear."""
+    """A bit field: the bits in ``on`` are set, the bits in ``open`` might be set, and all other bits are clear."""
 
     on: frozenset[str]
     open: frozenset[str] = frozenset()

@@ -1,11 +1,12 @@
-"""Commands that let only the cluster's own addresses through a blocking rule.
+"""Creates commands that exempt only the cluster's own addresses from a blocking firewall rule.
 
 The commands are in the syntax of the firewall manager to which the rule belongs. Running a command twice has no further
 effect. If a reload or reboot would undo the change, the remedy includes advice on how to make the change permanent. All
 text in a command is either fixed or validated character by character. If the name of a table, chain or zone on a host
 is not a plain word, advice is given instead of commands.
 
-For firewalld, the commands add sources to the zone "trusted", or rich rules to a zone that already contains the peers.
+For firewalld, the commands add the peers as sources to the "trusted" zone, or add rich rules to a zone that already
+contains the peers.
 """
 
 from __future__ import annotations
@@ -32,7 +33,10 @@ Longer lists of addresses are merged into networks that cover exactly the same a
 """
 
 _MULTIPORT = 15
-"""Maximum number of ports in iptables' multiport match, where a range counts twice (xt_multiport, XT_MULTI_PORTS)."""
+"""Maximum number of ports in iptables' multiport match.
+
+A range counts as two ports (xt_multiport, XT_MULTI_PORTS).
+"""
 
 _CHAINS = frozenset({"PREROUTING", "INPUT", "OUTPUT", "POSTROUTING"})
 _TABLES = frozenset({"filter", "nat", "mangle", "raw", "security"})
@@ -44,8 +48,7 @@ class Opening:
 
     Attributes:
         direction: "input" to admit packets from the peers, or "output" to admit packets to the peers.
-        ports: the listener's port and the ephemeral ports. The ephemeral ports are needed so that replies are admitted,
-            too.
+        ports: the listener's port and the ephemeral ports. The ephemeral ports are needed to admit replies.
     """
 
     direction: Direction
@@ -180,8 +183,9 @@ def _entries(peer: str, runtime: dict[str, Zone], opening: Opening) -> Iterator[
 
 
 _NFT_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_./-]{0,127}")
-"""Pattern of names that nft accepts without quotes (scanner.l). Shell quotes don't help, because nft parses its
-arguments again.
+"""Pattern of names that nft accepts without quotes (scanner.l).
+
+Quoting any other name for the shell does not help, because nft parses its arguments again.
 """
 
 BY_HAND = "no single command is safe here: let the cluster's own addresses through ahead of this rule, by hand"

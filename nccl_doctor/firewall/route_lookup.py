@@ -128,7 +128,7 @@ def link_of(facts: HostFacts, name: str | None) -> Link | None:
 
 
 def route_to(facts: HostFacts, address: str) -> str | None:
-    """Return the interface of the most specific route to an address in the main table.
+    """Return the interface of the main routing table's most specific route to an address.
 
     If several routes are equally specific, the route with the lowest metric is used.
     """
@@ -144,7 +144,7 @@ def route_to(facts: HostFacts, address: str) -> str | None:
 
 
 MAIN_TABLES = (253, 254, 255)
-"""The routing tables default, main and local (rtnetlink(7)).
+"""The numbers of the default, main and local routing tables (rtnetlink(7)).
 
 All other routing tables are used only if a policy rule selects them.
 """
@@ -154,7 +154,7 @@ NO_WAY = {
     "EACCES": "a `prohibit` route or rule stands there",
     "EINVAL": "a `blackhole` route stands there",
 }
-"""The kernel's errors for routes that refuse packets, with their meanings."""
+"""Phrases for routes that refuse packets, keyed by the error that the kernel returns."""
 
 NO_ROUTE = "ENETUNREACH"
 """The kernel's error if no route matches."""
@@ -179,7 +179,7 @@ class RouteFault:
         host: the host with the fault. ``way`` is the routing decision of this host's kernel.
         usual: the interface whose network contains the destination, even if the interface is down, or None if there is
         no such interface. If the kind of fault is "no-address", ``usual`` is the interface that lacks an address in the
-        network of the destination. If the kind of fault is "masked", the network is derived from the netmask of the
+        network of the destination. If the kind of fault is "masked", ``network`` is derived from the netmask of the
         destination. If the
         kind of fault is "filtered", ``usual`` is the interface that dropped the packet.
     """
@@ -324,9 +324,10 @@ def _networks_of(facts: HostFacts, address: str) -> Iterator[tuple[Network, str]
 def _unaddressed(facts: HostFacts, target: HostFacts, out: Way) -> tuple[str, Network] | None:
     """Return an interface without an address if the target's interface with the same name has an address.
 
-    The equal names alone do not prove a fault, because members of bonds or bridges have no addresses even on healthy
-    hosts. The result is None if another interface of the host is in the target's network. The result is also None if
-    the host's kernel finds a route without a gateway, or a route whose interface does not exist on the target.
+    Equal interface names alone do not prove a fault, because members of bonds or bridges have no addresses even on
+    healthy hosts. The result is None if any interface of the host has an address in the target's network. The result is
+    also None if the host's kernel finds a route without a gateway, or if the target has no address on an interface with
+    the name of the route's interface.
     """
     there = address_of(out.to)
     name = interface_of(target, out.to)

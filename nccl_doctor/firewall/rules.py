@@ -57,8 +57,10 @@ AMPLE = 100
 """The lowest rate limit, in packets per second, that is assumed to admit the few packets of a new connection."""
 
 Direction = Literal["input", "output"]
-"""The direction of a packet. An "input" packet passes the hooks ingress, prerouting and input. An "output" packet
-passes the hooks output, postrouting and egress.
+"""The direction of a packet.
+
+An "input" packet passes the ingress, prerouting and input hooks. An "output" packet passes the output, postrouting and
+egress hooks.
 """
 
 ConnectionState = Literal["new", "established"]
@@ -132,7 +134,7 @@ class PacketVerdict:
         how: the kind of rejection, in the notation of nft or iptables. ``reason`` explains an unknown verdict.
         rule: the rule that led to the verdict, the rule that can't be evaluated, or None if a part of the rules could
             not be read.
-        instead: verdicts of other rules that may block the packet, depending on tests that can't be evaluated.
+        instead: verdicts of other rules that might block the packet, depending on tests that can't be evaluated.
     """
 
     kind: Literal["accept", "drop", "reject", "redirect", "unknown"]
@@ -151,8 +153,8 @@ class PacketVerdict:
 class Journey:
     """The state of a packet on its way through the hooks of one host.
 
-    An attribute is None if its value is unknown, because a rule may or may not have set it. ``early`` is true until
-    connection tracking has processed the packet. ``groups`` maps interfaces to their groups.
+    An attribute is None if it is uncertain whether a rule has set the attribute. ``early`` is true until connection
+    tracking has processed the packet. ``groups`` maps interfaces to their groups.
     """
 
     mark: int | None = 0
@@ -224,7 +226,7 @@ class SetMark:
 class Branch:
     """A verdict map.
 
-    The first case that matches is executed. If no case matches, the rest of the rule is applied.
+    The action of the first matching case is executed. If no case matches, the rest of the rule is applied.
     """
 
     cases: tuple[tuple[Test, Action], ...]
@@ -238,7 +240,7 @@ RulePart = When | Action
 class Rule:
     """A rule of a chain, which is parsed only when the rule is first evaluated for a packet.
 
-    A Kubernetes node may have 25,000 rules, of which only some are evaluated for a packet.
+    Some Kubernetes nodes have 25,000 rules, but only a fraction of these rules is evaluated for a packet.
     """
 
     ref: RuleRef
@@ -261,10 +263,10 @@ class BaseChain:
         priority: priority of the base chain. Base chains with a lower priority value process the packet first.
         nat: whether the base chain processes only the first packet of a connection.
         tracked: whether the base chain processes packets after connection tracking, which has priority -200.
-            ``tracked`` is False for chains of the hooks ingress and egress.
-        scope: "device" for a chain of the hooks ingress and egress, "bridge" for a chain of the family bridge, and
-            otherwise "host". The effect of a chain is unknown if ``scope`` is "device" (nft 1.0 does not show the
-            chain's device) or "bridge".
+            ``tracked`` is False for chains of the ingress and egress hooks.
+        scope: "device" for a chain of the ingress or egress hook, "bridge" for a chain of the bridge family, and
+            otherwise "host". The effect of a chain is unknown if ``scope`` is "bridge", or if ``scope`` is "device",
+            because nft 1.0 does not show the chain's device.
     """
 
     hook: str
@@ -298,16 +300,16 @@ class BaseChain:
 
 
 def unsure(_packet: Packet, _journey: Journey) -> Tri:
-    """Return None (unsure), as the result for properties that are not captured, such as rates, times and owners."""
+    """Return None (unsure), which is the result of tests for uncaptured properties, such as rates, times and owners."""
     return None
 
 
 _STRANGE = (AttributeError, LookupError, TypeError, ValueError)
-"""Exceptions from the parser that indicate a rule in an unknown form."""
+"""Exceptions that the parser raises for a rule in an unknown form."""
 
 
 def guarded(read: Callable[[Packet, Journey], T | None]) -> Callable[[Packet, Journey], T | None]:
-    """Return a function that calls ``read``, or returns None if the form of the rule is unknown."""
+    """Return a function that returns the result of ``read``, or None if the form of the rule is unknown."""
 
     def attempt(packet: Packet, journey: Journey) -> T | None:
         try:
@@ -411,7 +413,7 @@ class _Walk:
 def walk(base: BaseChain, packet: Packet, journey: Journey) -> PacketVerdict | None:
     """Evaluate a base chain for a packet.
 
-    Return the verdict if it blocks or may block the packet, or None if the chain accepts the packet.
+    Return the verdict if it blocks or might block the packet, or None if the chain accepts the packet.
     """
     way = _Walk(base, packet, journey)
     if way.chain(base.rules, sure=True, depth=0) & _BACK:
@@ -444,7 +446,7 @@ _HOOKS: dict[Direction, tuple[str, ...]] = {
 
 
 def through(bases: Sequence[BaseChain], packet: Packet, journey: Journey) -> Iterator[PacketVerdict]:
-    """Yield each verdict that blocks or may block a packet, in the order in which the base chains are evaluated.
+    """Yield each verdict that blocks or might block a packet, in the order in which the base chains are evaluated.
 
     ``bases`` must be sorted by priority.
     """

@@ -22,7 +22,10 @@ LOG = "The log of that rank shows why it exited: nccl-doctor logs LOG."
 
 @dataclass(frozen=True)
 class Ending:
-    """The verdict on a job that has ended; ``sentence`` follows "The job", and ``finding`` names the failed ranks."""
+    """The verdict on a job that has ended.
+
+    ``sentence`` is the text that follows "The job" in the message, and ``finding`` names the failed ranks.
+    """
 
     verdict: HangVerdict
     sentence: str

@@ -292,13 +292,16 @@ def ras_view(snapshot: HangSnapshot, ranks: dict[int, ObservedRank]) -> RasView 
 
 
 Launched = Mapping[str, tuple[RankGroup, ...]]
-"""Groups of ranks with equal counts, slowest first, keyed by collectives whose counts differ in a communicator."""
+"""The ranks of a communicator, grouped by launch count and keyed by collective.
+
+The group with the lowest count comes first. Collectives that all ranks have launched equally often are omitted.
+"""
 
 
 def _numbered(
     tell: Callable[[Launched], Iterator[tuple[RasRank, str]]], communicators: Iterable[Communicator], by_pid: ByPid
 ) -> dict[int, str]:
-    """Return the first phrase about each rank, keyed by the rank's number in the job."""
+    """Return the first phrase that ``tell`` yields for each rank, keyed by the rank's number in the job."""
     phrases: dict[int, str] = {}
     for communicator in communicators:
         for member, words in tell(communicator.launched()):

@@ -209,7 +209,7 @@ def _outside(judged: Judgement) -> Iterator[tuple[str, Finding]]:
 
 
 def _at_work(rank: ObservedRank) -> str:
-    """Return a note that a rank may still be working, or an empty string for a rank that waits in the kernel."""
+    """Return a note that a rank might still be working, or an empty string for a rank that waits in the kernel."""
     if rank.in_kernel:
         return ""
     seconds = rank.interval_s
@@ -297,7 +297,7 @@ MOST_RIVALS = 4
 
 
 def gaps(snapshot: HangSnapshot, evidence: HangEvidence) -> tuple[str, ...]:
-    """Return phrases for missing data that may matter for the verdict, beginning with the most important data."""
+    """Return phrases for missing data that might affect the verdict, beginning with the most important data."""
     some = (_ranks_unknown(snapshot, evidence), _rivals(snapshot), _unread(evidence), _ras(snapshot, evidence))
     return tuple(chain(*some, _flows(evidence)))
 

@@ -27,7 +27,7 @@ _WRAPPER = re.compile(r"wrapper|decorate|inner$")
 
 
 class Activity(Enum):
-    """The kind of activity at a position in the code; in BACKWARD and SYNC, a rank may be waiting or computing."""
+    """The kind of activity at a position in the code; in BACKWARD and SYNC, a rank might be waiting or computing."""
 
     COLLECTIVE = "collective"
     BACKWARD = "backward"
@@ -60,7 +60,7 @@ class StackPlace:
 
     @property
     def waits(self) -> bool:
-        """True if an idle rank at this position may be waiting for other ranks."""
+        """True if an idle rank at this position might be waiting for other ranks."""
         return self.kind in (Activity.COLLECTIVE, Activity.BACKWARD, Activity.SYNC)
 
     def __str__(self) -> str:

@@ -54,7 +54,7 @@ class Waiting:
 
     @property
     def meeting(self) -> tuple[str, ...]:
-        """Settings that all nodes of a job share, except the address, because a machine may have several addresses."""
+        """Settings that all nodes of a job share, except the address, because a machine can have several addresses."""
         return self.option("nnodes", "1"), self.backend, self.option("rdzv_id", "none"), self.place[1]
 
     @property
@@ -66,7 +66,7 @@ class Waiting:
 
     @property
     def meets(self) -> bool:
-        """True if the launcher waits for other nodes; a static start of a single node does not wait."""
+        """True if the launcher waits for other nodes; a single node with the static backend does not wait."""
         return self.nodes != 1 or self.backend != STATIC
 
     @property
@@ -116,7 +116,7 @@ def find_launchers(snapshot: HangSnapshot) -> Rendezvous:
 
 
 def _largest_job(waiting: list[Waiting]) -> tuple[Waiting, ...]:
-    """Return the launchers of the largest job, and of incomplete jobs on other hosts that may be parts of that job."""
+    """Return the launchers of the largest job, and of incomplete jobs on other hosts that might belong to that job."""
     groups = sorted(grouped((entry.meeting, entry) for entry in waiting).values(), key=lambda some: -len(some))
     result: list[Waiting] = []
     for some in groups:
@@ -150,7 +150,7 @@ def find_launchers_fault(rendezvous: Rendezvous) -> RendezvousFault | None:
 def _different(some: tuple[Waiting, ...]) -> RendezvousFault | None:
     """Return the fault if the launchers on different nodes have different options.
 
-    Addresses are not compared, because a machine may have several addresses.
+    Addresses are not compared, because a machine can have several addresses.
     """
     options: dict[str, Callable[[Waiting], str]] = {
         "--nnodes": lambda launcher: launcher.option("nnodes", "1"),

@@ -3,8 +3,8 @@
 The verdicts include "gone", "transport", "different-collectives", "outside-nccl", "laggard", "slow", and "unknown".
 
 Verdicts are tried in order of certainty. A missing process can be detected even without stack traces. Unacknowledged
-data indicates a network fault. The positions of the ranks in the code count only if processes and connections show no
-fault. As long as one rank is busy, the other ranks only wait for this rank, so the job is not hanging.
+data indicates a network fault. The positions of the ranks in the code are considered only if processes and connections
+show no fault. As long as one rank is busy, the other ranks only wait for this rank, so the job is not hanging.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ def _different(evidence: HangEvidence) -> Judgement | None:
 
 
 def _outside(evidence: HangEvidence) -> Judgement | None:
-    """Return the verdict that ranks are outside NCCL while others wait, or are stuck in the kernel or a data loader."""
+    """Return the verdict that ranks outside NCCL keep others waiting or are stuck in the kernel or a data loader."""
     outside = evidence.outside
     # If most ranks are at their own lines, for example in ``work.wait()`` or ``.item()``, it is unknown which ones
     # wait: C++ leaves no frame, and a minority in a collective may be the ranks that are ahead.
@@ -176,7 +176,7 @@ def _apart(evidence: HangEvidence) -> Judgement | None:
 
 
 def _even(evidence: HangEvidence) -> Judgement | None:
-    """Return the transport verdict if all ranks made the same calls or if GPUs busy-wait at the same position."""
+    """Return the transport verdict if all ranks wait after the same calls, or at one position while GPUs busy-wait."""
     counted = evidence.ras is not None and evidence.ras.even
     spins = evidence.nccl and evidence.spinning and len({str(rank.place) for rank in evidence.waiting}) == 1
     if (

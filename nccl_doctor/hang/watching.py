@@ -208,7 +208,7 @@ class JobWatch:
         self._puzzle, self._puzzled_at = "", -HOUR_S
 
     def unseen(self) -> None:
-        """Discard the samples after this machine was suspended, since the time without progress is unknown."""
+        """After a suspension of this machine, discard the samples, because the time without progress is unknown."""
         self.progress = JobProgress(began=self.progress.began, launchers=self.progress.launchers)
 
     def forget(self) -> None:

@@ -96,7 +96,7 @@ def _settle_devices(settings: Settings, entry: Entry) -> Settings:
 
 
 def refuse_more_ranks_than_gpus(name: str, ranks: int | None, devices: str | None, place: SourceLocation) -> None:
-    """Raise an error that names the location ``place`` if a node has fewer GPUs than ranks."""
+    """Raise an error that refers to ``place`` if a node has fewer visible GPUs than ranks."""
     named = values.device_list(devices) if devices else []
     if named and ranks and ranks > len(named):
         visible = f'{plural(len(named), "GPU")} (cuda_visible_devices "{devices}")'

@@ -100,7 +100,7 @@ def with_env(text: str, variables: Mapping[str, str | None], source: str) -> str
 def _rest_of(text: str, place: SourceLocation, names: frozenset[str], what: str) -> list[tuple[object, object]]:
     """Return the parts of a file that an edit must not change.
 
-    Raise HostsFileError if the file has no key "hosts".
+    Raise HostsFileError if the file has no "hosts" key.
     """
     rest = None
     with suppress(DoctorError):
@@ -160,7 +160,7 @@ def _with_variable(text: str, name: str, value: str) -> str:
 
 
 def _without_variable(text: str, name: str) -> str:
-    """Return the text without a variable, and without the key "env" if no other variable remains."""
+    """Return the text without a variable, and without the "env" key if no other variable remains."""
     _, parts = _top(text)
     for at, (key, start) in enumerate(zip(parts[::2], parts[1::2], strict=True)):
         if isinstance(key, ScalarEvent) and key.value == ENV and isinstance(start, MappingStartEvent):

@@ -34,7 +34,10 @@ def expanded(pattern: str, place: SourceLocation, limit: int = MAX_HOSTS) -> lis
 def named(
     pattern: str, place: SourceLocation, host_settings: Settings, shared: Settings, limit: int = MAX_HOSTS
 ) -> list[Entry]:
-    """Return the hosts that a pattern names. The prefix ``user@`` of a name sets the login user."""
+    """Return the hosts that a pattern names.
+
+    The ``user@`` prefix of a name sets the login user.
+    """
     entries = []
     for text in expanded(pattern, place, limit):
         login, at, name = text.rpartition("@")

@@ -36,8 +36,7 @@ class LauncherVariables:
     """The variables by which a launcher tells a process its place in the job.
 
     If ``per_node`` is set, it names the variable with the number of processes on a node, and ``nodes`` and ``rank``
-    refer to processes instead of nodes. A process in which the variable ``absent`` is set was started by another
-    launcher.
+    refer to processes instead of nodes. If ``absent`` is set, it names a variable that only other launchers set.
     """
 
     name: str
@@ -70,7 +69,7 @@ LAUNCHERS = (
 
 The variables of torchrun are set in torch/distributed/elastic/agent/server/local_elastic_agent.py. The PET_… variables
 are read in torch/distributed/argparse_util.py and set by Kubeflow's training operator. For srun, see srun(1), "OUTPUT
-ENVIRONMENT VARIABLES", and for Open MPI, see mpirun(1). MPICH and Intel MPI use the launcher Hydra.
+ENVIRONMENT VARIABLES", and for Open MPI, see mpirun(1). MPICH and Intel MPI use the Hydra launcher.
 """
 
 

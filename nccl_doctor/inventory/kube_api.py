@@ -1,8 +1,8 @@
 """Defines types for responses of the Kubernetes API, with only the fields that are used.
 
 Names must conform to RFC 1123, so that they can safely be used in shell commands. A response with an unexpected
-structure raises an error with a one-sentence message. Services, NetworkPolicies and namespace labels are Unknown if the
-user is not allowed to read them.
+structure raises an error with a one-sentence message. Services, NetworkPolicies and namespace labels that can't be
+read, for example without permission, are Unknown.
 """
 
 from __future__ import annotations
@@ -277,7 +277,7 @@ def _asked(read: Callable[[bytes], Typed], what: str, *arguments: str) -> Typed 
 def _policy(policy: _Policy) -> Policy:
     """Convert a policy.
 
-    A policy without ``policyTypes`` has the type Ingress, and Egress if it has egress rules.
+    A NetworkPolicy without ``policyTypes`` has the type Ingress, and also the type Egress if ``egress`` is set.
     """
     spec = policy.spec
     types = spec.types or ("Ingress", *(("Egress",) if spec.egress is not None else ()))

@@ -184,7 +184,7 @@ def devices(container: Container) -> dict[str, int]:
 
 
 def quantity(text: object) -> int | None:
-    """Convert a Kubernetes quantity, such as ``64Gi``, to an integer, or return None if this is impossible."""
+    """Return a Kubernetes quantity, such as ``64Gi``, as an integer, or None if the quantity can't be converted."""
     match = re.fullmatch(r"([0-9]{1,15})([A-Za-z]{0,2})", str(text))
     return int(match[1]) * _UNITS[match[2]] if match and match[2] in _UNITS else None
 

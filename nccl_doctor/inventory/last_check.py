@@ -133,7 +133,7 @@ def last_results(hosts: Hosts, environ: Mapping[str, str], now: float) -> LastRe
 
 
 def doubts(last: LastCheck | None, hosts: Hosts, now: float) -> tuple[str, ...]:
-    """Return warnings if the last check is missing, failed, was incomplete, is old, or was made for other hosts."""
+    """Return warnings if the last check is missing, old or incomplete, if it found errors, or if the hosts changed."""
     again = f"nccl-doctor check {hosts}"
     if last is None:
         return (f"{hosts} has not been checked yet; run: {again}",)

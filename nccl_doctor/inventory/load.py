@@ -1,4 +1,7 @@
-"""Finds the hosts of a run from a hosts file, ``-w``, a job or Slurm's node list. The default is this machine."""
+"""Finds the hosts of a run from a hosts file, ``-w``, a job or Slurm's node list.
+
+If no hosts are specified, the only host is this machine.
+"""
 
 from __future__ import annotations
 
@@ -48,9 +51,9 @@ def load(  # noqa: PLR0913 - each is a word of the command line
     ``path`` is the hosts file (``-`` for standard input). ``where`` is the pattern of ``-w``, which names hosts or
     selects hosts from the file; ``exclude`` is the pattern of ``-x``. ``engine`` is a source of hosts that replaces the
     hosts file, and ``transport`` is the kind of connection to named hosts. ``environ`` contains environment variables,
-    including those that Slurm sets and those for the master. If ``here`` is None, this machine's names and addresses
-    are looked up. ``parsed`` is an inventory that has already been read. A caller that has read the hosts from a pipe
-    must pass ``parsed``, because a pipe can't be read again.
+    including the variables that Slurm sets and the variables that specify the master. If ``here`` is None, this
+    machine's names and addresses are looked up. ``parsed`` is an inventory that has already been read. A caller that
+    has read the hosts from a pipe must pass ``parsed``, because a pipe can't be read again.
     """
     left_out = expanded(exclude, SourceLocation("-x", is_file=False)) if exclude is not None else []
     if parsed is None:

@@ -41,7 +41,7 @@ def master_port(script: str, job: int) -> int | None:
 def _tail(match: re.Match[str]) -> str:
     """Return the number that ``tail -c`` extracts from a job's ID.
 
-    Without ``-n``, ``tail`` also counts a newline.
+    Without ``-n``, ``echo`` appends a newline, which ``tail -c`` also counts.
     """
     digits = int(match["count"]) - (match["bare"] is None)
     return str(int(match["id"][-digits:])) if digits > 0 else "0"

@@ -60,7 +60,10 @@ class Listing:
 
 @dataclass(frozen=True)
 class Mapping:
-    """A YAML mapping and its place in the file. The pairs are in file order and may contain duplicate keys."""
+    """A YAML mapping and its place in the file.
+
+    The pairs are in file order and might include duplicate keys.
+    """
 
     pairs: list[tuple[Tree, Tree]]
     place: SourceLocation

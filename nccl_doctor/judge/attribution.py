@@ -1,10 +1,10 @@
 """Attributes findings to their causes.
 
-A finding follows from a cause if the attribute ``explains`` of the cause's check contains an effect for each symptom of
-the finding (:mod:`nccl_doctor.model.effect`). A finding without symptoms is matched by name and hosts. A finding that
-matches no effect is reported separately, with its own severity. If several causes match, the most severe cause is
-chosen; of equally severe causes, the cause with the fewest other effects is chosen. The evidence lists all remaining
-matching causes with the words "also possible".
+A finding follows from a cause if the ``explains`` attribute of the cause or of its check contains an effect for each
+symptom of the finding (:mod:`nccl_doctor.model.effect`). A finding without symptoms is matched by name and hosts. A
+finding that matches no effect is reported separately, with its own severity. If several causes match, the most severe
+cause is chosen; of equally severe causes, the cause with the fewest other effects is chosen. The evidence lists all
+remaining matching causes with the words "also possible".
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ SETTLED = ("interfaces", "environment", "software")
 """Categories of checks whose facts do not change between data collection and the all-reduce.
 
 A check in these categories that finds no fault takes precedence over messages in the output of the all-reduce. The
-category "ports" is not included, because a port can become occupied before the all-reduce.
+"ports" category is not included, because a port might become occupied before the all-reduce.
 """
 
 
@@ -64,7 +64,7 @@ class Judge:
         return judge(snapshot, self._command, self._selected, self._known(snapshot))
 
     def questions(self, snapshot: Snapshot) -> tuple[Question, ...]:
-        """Return the questions for further tests after connection tests, during rate tests, or after the all-reduce."""
+        """Return questions for further tests, based on the results of connection tests, rate tests and all-reduce."""
         if isinstance(snapshot.smoke, Smoke):
             wanted = self._isolate and snapshot.smoke.outcome in ("failed", "timeout")
             unexplained = wanted and any(item.details.is_unexplained for item in self.report(snapshot).diagnoses)
@@ -144,7 +144,7 @@ def _without_hidden(run: CheckRun, judged: Iterable[CheckRun]) -> CheckRun:
 
 
 def _placed(diagnosis: Diagnosis, cluster: Cluster) -> Diagnosis:
-    """Mark the commands for containers as running in the container or, if they need root, on its host."""
+    """Mark each command for a container as running in the container, or on the host if the command needs root."""
     fix = diagnosis.fix
     commands = placed(fix.commands, cluster, inside=not (fix.needs_root or entry(diagnosis.name).outside))
     return diagnosis.model_copy(update={"fix": fix.model_copy(update={"commands": commands})})

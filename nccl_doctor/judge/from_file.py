@@ -1,7 +1,7 @@
 """Compares and evaluates snapshots from files, without suggesting commands for this machine.
 
-A snapshot may come from an untrusted source. A command built from names, paths, and keys in an untrusted snapshot could
-add a trusted certificate authority, open a system file, or apply a cluster policy.
+A snapshot might come from an untrusted source. A command built from names, paths, and keys in an untrusted snapshot
+could add a trusted certificate authority, open a system file, or apply a cluster policy.
 """
 
 from __future__ import annotations

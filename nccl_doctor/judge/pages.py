@@ -77,7 +77,7 @@ def _by_line(text: str) -> str | None:
 
 
 def _by_words(text: str) -> str | None:
-    """Return the name of the diagnosis whose sample line contains the words of ``text``, or None if several match."""
+    """Return the name of the only diagnosis whose sample line contains the words of ``text``, or else None."""
     words = " ".join(text.lower().split())
     names = {rule.name for rule in rules() if words in rule.sample.lower()} if " " in words else set()
     return names.pop() if len(names) == 1 else None

@@ -228,7 +228,7 @@ ROWS: dict[str, tuple[str, ...]] = {
     "limits": (),
     "all-reduce": ("allreduce",),
 }
-"""Rows of the summary, each with categories of checks; a check may select another row (``Check.row``)."""
+"""Rows of the summary, each with categories of checks; a check can select another row (``Check.row``)."""
 
 OUTCOMES: dict[Severity, RowOutcome] = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.INFO: "ok"}
 
@@ -421,7 +421,7 @@ class _Texts:
         return "; ".join(filter(None, (port, *self._running_jobs())))
 
     def _running_jobs(self) -> Iterator[str]:
-        """Yield a phrase for each job of any user on the hosts; jobs are distinguished by master port."""
+        """Yield a phrase for each running job of any user; ranks with the same master port count as one job."""
         facts = {host.name: host.facts for host in self._snapshot.reached if host.facts is not None}
         for port, hosts in running_jobs(facts).items():
             yield f"a job is running on {fold(hosts)}{'' if port is None else f', port {port}'}"

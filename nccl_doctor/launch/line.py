@@ -50,7 +50,7 @@ class Argument(NamedTuple):
 
 
 def arguments_of(script: Sequence[str]) -> tuple[Argument, ...]:
-    """Return a script's options, which may be written as ``--batch 64``, ``--batch=64``, or ``batch=64``."""
+    """Return a script's options, which can be written as ``--batch 64``, ``--batch=64``, or ``batch=64``."""
     arguments = []
     for place, word in enumerate(script):
         spelled, sign, value = word.partition("=")
@@ -75,9 +75,9 @@ class LaunchLine:
         unknown: options that the launcher does not support, as typed; for each, ``own`` contains the most similar known
             option, if any.
         script: the script and its arguments.
-        wrapped: names of variables that a program before the launcher sets, such as ``env`` or ``docker run``.
-        started: the words of srun or mpirun that start the launcher on the hosts.
-        nested: whether the command is in the ``-c`` argument of a shell or in a shell script.
+        wrapped: names of variables set by a program that precedes the launcher, such as ``env`` or ``docker run``.
+        started: words of the srun or mpirun command that starts the launcher on the hosts.
+        nested: whether the command is in the ``-c`` argument of a shell.
         unread: reason why the started program is unknown; None if the program is known.
         lost: options whose variables only a shell can expand, with their values as typed; a value is "" if the shell
             sets the option correctly on every host.
@@ -118,7 +118,7 @@ class LaunchLine:
 
     @property
     def url(self) -> str | None:
-        """The first tcp:// address in the script's arguments."""
+        """The first ``tcp://`` URL in the script's arguments, or None if the arguments contain no such URL."""
         return next((each.value for each in self.arguments if each.value.startswith("tcp://")), None)
 
     @property
@@ -178,8 +178,8 @@ class LaunchLine:
     def settings_file(self) -> str | None:
         """The configuration file from which Accelerate reads settings that the line omits.
 
-        The default is set by ``_validate_launch_command`` (accelerate/commands/launch.py) and ``default_config_file``
-        (config_args.py).
+        The default configuration file is determined by ``_validate_launch_command`` (accelerate/commands/launch.py) and
+        ``default_config_file`` (config_args.py).
         """
         default = "accelerate's default_config.yaml" if self.launcher == "accelerate" else None
         return self.options.get("config_file", default)
@@ -210,7 +210,7 @@ def split_at_dashes(
 
 
 def behind_dashes(words: Sequence[str], argv: Sequence[str]) -> tuple[str | None, tuple[str, ...]]:
-    """Return the hosts file and the launch command after ``--``; raise UsageError if there are other words."""
+    """Return the hosts file and the launch command after ``--``; raise UsageError if several words precede ``--``."""
     hosts, line = split_at_dashes(words, argv, 0, "the launch command")
     if "--" in argv:
         out = _out_of_script(line)
@@ -222,7 +222,7 @@ def behind_dashes(words: Sequence[str], argv: Sequence[str]) -> tuple[str | None
 
 
 def _out_of_script(words: Sequence[str]) -> Sequence[str]:
-    """Return the launch command in the shell script that the command ``words`` runs, or ``words`` if none is run.
+    """Return the launch command in the shell script that ``words`` runs, or ``words`` if no script is run.
 
     The shell script, which must be on this machine, is read but not run.
     """
@@ -311,8 +311,9 @@ def meeting_name(line: LaunchLine, nodes: int, engines: Iterable[Engines | Unkno
     """Return the host name that torchrun's c10d rendezvous passes to all ranks as the master address.
 
     The result is None if the rendezvous does not use host names or if a host name is unknown. The result is the fully
-    qualified domain name (``socket.getfqdn``) of the agent with rank 0. Agents are ranked in alphabetical order of
-    their names (``_NodeDesc`` and ``next_rendezvous`` in torch/distributed/elastic/rendezvous/dynamic_rendezvous.py).
+    qualified domain name (``socket.getfqdn``) of the host whose torchrun agent has rank 0. Agents are ranked in
+    alphabetical order of these domain names (``_NodeDesc`` and ``next_rendezvous`` in
+    torch/distributed/elastic/rendezvous/dynamic_rendezvous.py).
     """
     names = [engine.fqdn for engine in engines if isinstance(engine, Engines) and engine.fqdn]
     by_name = line.is_of_c10d and "local_addr" not in line.options and nodes > 1
@@ -400,9 +401,9 @@ def model_size(line: LaunchLine) -> int | None:
     """Return the number of GPUs that an engine needs in total or, for vLLM without ``--nnodes``, on each host.
 
     The result is None if a vLLM command has ``--data-parallel-address`` but not ``--data-parallel-size-local``. Any
-    other size that the command does not specify counts as 1. vLLM does not need ``--nnodes`` for data parallelism over
-    several hosts; ``--data-parallel-size-local`` then gives the number of data-parallel ranks on each host. With
-    ``--enable-dp-attention``, SGLang's data parallelism is part of SGLang's tensor parallelism.
+    other parallel size that the command does not specify counts as 1. For data parallelism over several hosts, vLLM
+    does not need ``--nnodes``, and ``--data-parallel-size-local`` gives the number of data-parallel ranks on each host.
+    With ``--enable-dp-attention``, SGLang's data-parallel ranks use the GPUs of the tensor-parallel ranks.
     """
     sizes = ["tensor", "pipeline"]
     if line.launcher == "vllm" and "nnodes" not in line.options:
@@ -418,7 +419,8 @@ def model_size(line: LaunchLine) -> int | None:
 def meant_total(line: LaunchLine, counts: Collection[int]) -> int | None:
     """Return the correct ``--num_processes`` if an Accelerate line gives the number per machine instead of the total.
 
-    The result is None for any other line. ``counts`` contains the planned number of ranks on each host.
+    The result is None if ``--num_processes`` needs no correction or the launcher is not Accelerate. ``counts`` contains
+    the planned number of ranks on each host.
     """
     value, total = line.options.get("world_size", ""), sum(counts)
     per_machine = line.launcher == "accelerate" and is_number(value) and {*counts} == {int(value)}
@@ -428,7 +430,7 @@ def meant_total(line: LaunchLine, counts: Collection[int]) -> int | None:
 def starts_no_ranks(line: LaunchLine) -> bool:
     """Return whether Accelerate starts the script once on each machine without assigning a rank.
 
-    Accelerate 1.15 uses ``simple_launcher``, which assigns no ranks, for ``--cpu`` (accelerate/commands/launch.py).
+    With ``--cpu``, Accelerate 1.15 uses ``simple_launcher``, which assigns no ranks (accelerate/commands/launch.py).
     """
     several = is_number(line.options.get("nnodes", "")) and int(line.options["nnodes"]) > 1
     return line.launcher == "accelerate" and several and "cpu" in line.options and "mpirun_hostfile" not in line.options
@@ -482,7 +484,8 @@ def own_lines(
 def c10d_place(node: Node, cluster: Cluster, conf: str = "") -> dict[str, str]:
     """Return a node's settings for the c10d rendezvous: whether the node hosts the store, and the node's address.
 
-    By default, torchrun derives these settings from the address of the host's own name, which may be 127.0.1.1.
+    By default, torchrun derives these settings from the address to which the host resolves its own name. This address
+    might be 127.0.1.1.
     """
     items = [item for item in conf.split(",") if item and not item.startswith("is_host=")]
     return {"rdzv_conf": ",".join([*items, f"is_host={int(node is cluster.nodes[0])}"]), "local_addr": node.address}
@@ -491,10 +494,10 @@ def c10d_place(node: Node, cluster: Cluster, conf: str = "") -> dict[str, str]:
 def _placed(
     line: LaunchLine, script: list[str], node_rank: int, nodes: int, counts: Mapping[str, int]
 ) -> tuple[list[str], dict[str, str]]:
-    """Return a node's words and variables for a script that is started once per node with an explicit rank.
+    """Return the script's words and the rank variables for one node of a job whose ranks no launcher starts.
 
-    Such a script runs as the only rank of its node or starts the other ranks of the node itself, as imagenet/main.py
-    does.
+    A script that is started once per node is the node's only rank or starts the node's other ranks itself, as
+    imagenet/main.py does.
     """
     right = {"--rank": str(node_rank), "--world-size": str(nodes)}
     options = {each.name: each for each in line.arguments if each.name in right and is_number(each.value)}

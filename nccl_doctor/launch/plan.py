@@ -42,7 +42,7 @@ COUNTS = ("LOCAL_WORLD_SIZE", "PET_NPROC_PER_NODE")
 GROUPS = (ADDRESSES, PORTS, ENDPOINTS, NODES, PLACES, RANKS, LOCAL_RANKS, WORLDS, COUNTS)
 OF_A_JOB = tuple(chain(*GROUPS))
 COUNTED_THERE = frozenset({"gpu", "cpu", "auto"})
-"""Values other than numbers that torchrun's ``--nproc_per_node`` accepts."""
+"""Non-numeric values that torchrun's ``--nproc_per_node`` accepts."""
 
 
 class CheckedHost(FrozenModel):
@@ -184,7 +184,7 @@ def _count(node: Node, checked: CheckedHost | None) -> int | None:
 
 
 def nearest(batch: int, world: int) -> tuple[int, ...]:
-    """Return the batch sizes nearest to ``batch`` that ``world`` ranks can share evenly."""
+    """Return the batch sizes nearest to ``batch`` that can be split evenly among ``world`` ranks."""
     below = batch // world * world
     return (below, below + world) if below > 0 else (world,)
 
@@ -238,6 +238,6 @@ def _planned(name: str, value: str, place: PlannedNode) -> str | None:
 
 
 def names_of(cluster: Cluster, resolved: Collection[str] = ()) -> frozenset[str]:
-    """Return the cluster's master address, the name and address of the master's node, and ``resolved``."""
+    """Return the known names and addresses of the master's node, including those in ``resolved``."""
     pairs = [(node.name, node.address) for node in cluster.nodes if cluster.master_addr in (node.name, node.address)]
     return frozenset({cluster.master_addr, *chain(*pairs), *resolved})

@@ -1,7 +1,8 @@
 """Parses the programs that precede a launcher in a command, and the variables that these programs set.
 
 A table lists the options of each program that take a value, according to the manuals of env(1), sudo(8), timeout(1),
-numactl(8), srun(1), mpirun(1) of Open MPI 5 and mpiexec of MPICH 4, docker-run(1), apptainer-exec(1), uv and conda run.
+numactl(8), srun(1), mpirun(1) of Open MPI 5 and mpiexec of MPICH 4, docker-run(1), apptainer-exec(1), uv run, and conda
+run.
 """
 
 from __future__ import annotations
@@ -29,9 +30,10 @@ class Wrapper(NamedTuple):
 
     Attributes:
         valued: options whose value is the next word; ``pairs`` are options that take the next two words.
-        verbs: subcommands, such as "run", of which one must follow the program's name; empty if none is needed.
+        verbs: subcommands, such as "run", one of which must follow the program's name; empty if no subcommand is
+            needed.
         places: number of positional arguments before the started program, such as an image or a duration.
-        sets: options that set a variable and have a value of the form NAME=VALUE; ``assigns`` is true if NAME=VALUE may
+        sets: options that set a variable and have a value of the form NAME=VALUE; ``assigns`` is true if NAME=VALUE can
             also appear without an option.
         starts: whether the wrapper starts the program several times or on several hosts.
         flags: long options without a value (all other long options take a value); None if these options are unknown.
@@ -116,12 +118,12 @@ WRAPPERS: dict[str, Wrapper] = {
 
 @dataclass
 class Front:
-    """The start of a command, before the launcher, with the variables that it sets and the programs that it runs.
+    """The part of a command before the launcher, such as variable assignments, or ``srun`` with its options.
 
     Attributes:
         count: number of words before the launcher; ``begun`` is the number of words before srun or mpirun.
-        variables: names and values of the environment variables that these words set.
-        started: the words of srun or mpirun, if one of them starts the launcher.
+        variables: names and values of the environment variables that are set before the launcher.
+        started: words of the srun or mpirun command that starts the launcher; empty if neither starts the launcher.
         inner: words of the command in a shell's ``-c`` argument; None if no shell is run with ``-c``.
         unread: reason why the started program is unknown; None if the program is known.
     """
@@ -220,7 +222,7 @@ def _read_shell(front: Front, words: Sequence[str]) -> None:
 
 
 def the_start(script: str) -> tuple[str, ...]:
-    """Return the command in a shell script that starts a launcher, with the variables that the script sets before.
+    """Return the launch command in a shell script, preceded by the variables that the script sets before the command.
 
     UsageError is raised if the script does not start exactly one launcher, or if the command contains a word that only
     a shell can expand.
@@ -249,7 +251,7 @@ def the_start(script: str) -> tuple[str, ...]:
 
 
 def _commands(script: str) -> list[list[str]]:
-    """Return the words of each simple command, omitting lines that ``shlex`` can't parse."""
+    """Return the words of each simple command in a shell script, omitting lines that ``shlex`` can't parse."""
     commands: list[list[str]] = []
     for line in re.sub(r"\\\n", " ", script).split("\n"):
         reader = shlex.shlex(shell.marked(line), posix=True, punctuation_chars=";&|()")

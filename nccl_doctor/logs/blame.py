@@ -72,8 +72,8 @@ def _weighed(event: Event, scene: Scene) -> Event:
 def _stuck_retries(log: Log) -> set[str]:
     """Return the names of the diagnoses whose retries failed.
 
-    In each source, only the diagnosis of the last retry message is considered. Its retries count as failed if this
-    message is near the end of the source, or if the source shows that the user reported a hang or pressed Ctrl-C.
+    In each source, only the diagnosis of the last retry message is considered. The retries count as failed if the last
+    retry message is near the end of the source, or if the source shows that the user reported a hang or pressed Ctrl-C.
     """
     stuck: set[str] = set()
     for reading in log.readings:
@@ -159,7 +159,7 @@ def _order(events: Sequence[Event]) -> Callable[[Event], tuple[int, int, tuple[i
 
 
 def _effects(name: str) -> tuple[str, ...]:
-    """Return the names of the diagnoses that can be consequences of a given diagnosis."""
+    """Return the names of the diagnoses that might be consequences of a given diagnosis."""
     check = entry(name)
     return (*(effect for effect in check.explains if isinstance(effect, str)), *check.in_logs)
 

@@ -77,7 +77,7 @@ class Investigation:
         self.log.readings.append(self._reader.reading)
 
     def feed(self, data: bytes) -> list[Event]:
-        """Process a block of the current source, and return the events in lines that the block completes."""
+        """Process a block of the current source and return the events in lines that the block completes."""
         if self._head is not None:
             self._head += data
             return self._begun() if (self._live and data) or len(self._head) >= _SAMPLE else []
@@ -216,7 +216,7 @@ def is_binary(head: bytes) -> bool:
 
 
 def is_record_file(head: bytes) -> bool:
-    """Return whether ``head`` may be the beginning of a flight-recorder dump or of RAS output in JSON."""
+    """Return whether ``head`` might be the beginning of a flight-recorder dump or of RAS output in JSON."""
     return flight.looks_like_dump(head) or _RAS_JSON in head
 
 

@@ -19,7 +19,7 @@ from nccl_doctor.text.bounds import safe_regex
 class Milestone(IntEnum):
     """Milestones of a process in the setup of an NCCL communicator.
 
-    A process whose log contains no NCCL lines has reached only ``STARTED``.
+    A process has reached only ``STARTED`` if none of its NCCL lines shows a later milestone.
     """
 
     STARTED = 0
@@ -167,7 +167,7 @@ CHANNEL_RULES: tuple[FactRule, ...] = (
 """Patterns for facts about rings, trees, and channels, for which a large job prints hundreds of thousands of lines."""
 
 MAX_RANKS = 256
-"""Maximum number of ranks of a process, which has one rank for each GPU."""
+"""Maximum number of ranks to record for a process, which has one rank for each GPU."""
 
 MAX_PROCESSES = 65_536
 """Maximum number of processes to record, so that a forged log can't use too much memory."""
@@ -177,7 +177,7 @@ _OF_SOURCES = frozenset({"exited"})
 """Kinds of facts that only :meth:`nccl_doctor.logs.log.Reading.note` stores."""
 _FLAGS = {"failed": "gave_up", "serving": "serving", "torn": "torn_down", "well": "ended_well"}
 _COUNTS = {"ras": "ras_failures", "row": "rows"}
-"""Attribute of :class:`Facts` that is incremented for each line of the given kind."""
+"""Maps the kind of a line to the attribute of :class:`Facts` that is incremented for each line of this kind."""
 
 _GDR = {"0": "not used", "1": "used", "Disabled": "not used", "Enabled": "used"}
 
@@ -187,7 +187,10 @@ _REACHED = {
     "bootstrapped": Milestone.BOOTSTRAPPED,
     "connected": Milestone.CONNECTED,
 }
-"""Milestone shown by a line of the given kind. Named groups of the pattern are stored as attributes of the process."""
+"""Maps the kinds of log lines to milestones.
+
+Named groups of the pattern are stored as attributes of the process.
+"""
 
 
 @dataclass

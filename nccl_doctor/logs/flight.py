@@ -6,8 +6,8 @@ torch/csrc/distributed/c10d/FlightRecorder.cpp, version 2.x. With Gloo, the stat
 "scheduled", but ended collectives are marked as ``retired`` or counted as completed in ``pg_status``. JSON dumps
 contain no stack traces and store some numbers as strings.
 
-:func:`compare` compares the dumps of several ranks, and finds the first collective for which the ranks' calls differ or
-that some rank did not complete.
+:func:`compare` compares the dumps of several ranks and finds the first collective whose calls differ between ranks or
+that at least one rank did not complete.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _MOST_SHAPES, _MOST_RECORDS = 64, 100_000
 _MOST_TYPES = 200
 """Maximum number of characters that are stored for the input data types of a collective."""
 _MOST_GROUPS, _MOST_RANKS = 1024, 1 << 19
-"""Maximum number of groups, and maximum total number of ranks (enough for eight groups of 65,536 ranks each)."""
+"""Maximum number of process groups, and of all their ranks together (enough for eight groups of 65,536 ranks)."""
 _LONGEST_RANKS = 1 << 20
 """Maximum length, in characters, of a group's list of ranks (enough for 131,072 six-digit ranks)."""
 
@@ -82,7 +82,7 @@ class RecordedCall:
 class Dump:
     """The collectives that a rank issued, in the order of the calls.
 
-    ``groups`` maps the name of each process group to the group's ranks, if torch lists the ranks.
+    ``groups`` maps the name of each process group to the group's ranks, if the dump lists the ranks.
     """
 
     rank: int
@@ -91,7 +91,7 @@ class Dump:
 
 
 def looks_like_dump(head: bytes) -> bool:
-    """Return whether ``head`` may be the beginning of a flight-recorder dump.
+    """Return whether ``head`` might be the beginning of a flight-recorder dump.
 
     A dump is a pickle of protocol 2 or later, or JSON with keys such as ``entries``.
     """
@@ -104,7 +104,7 @@ def read(name: str, data: bytes) -> Dump | None:
     """Parse a dump without running any code from the pickle; return None if ``data`` is not a dump.
 
     Raises:
-        CrowdedError: ``data`` may be a dump but exceeds the limits for memory or number of values.
+        CrowdedError: ``data`` might be a dump but exceeds the limits for memory or the number of values.
     """
     try:
         tree = _of_json(data) if data.lstrip()[:1] == b"{" else plain_pickle.read(data)
@@ -127,7 +127,7 @@ def read(name: str, data: bytes) -> Dump | None:
 def _of_json(data: bytes) -> object:
     """Parse JSON; raise CrowdedError if the data exceeds the limits.
 
-    The size of non-ASCII text counts four times, because Python may need four bytes per character.
+    The size of non-ASCII text is multiplied by four, because Python might need four bytes per character.
     """
     if len(data) * (1 if data.isascii() and b"\\u" not in data else 4) > plain_pickle.MOST_MEMORY:
         raise CrowdedError(f"it takes more than {plain_pickle.MOST_MEMORY >> 20} MiB of memory")
@@ -159,7 +159,7 @@ def _items(tree: Mapping[Any, Any], key: str) -> list[tuple[str, Mapping[Any, An
 
 
 def _number(value: object) -> int | None:
-    """Return a non-negative integer, which may be given as a string, or None for any other value."""
+    """Convert a non-negative integer or a string of digits to an integer; return None for any other value."""
     if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 16:
         return int(value)
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _LARGEST else None
@@ -217,7 +217,8 @@ class Disagreement:
 
     Attributes:
         did: for each rank that made the call with sequence number ``seq``, the recorded call.
-        behind: ranks that did not reach this call, each with the rank's last call in the group, if any.
+        behind: ranks that did not make the call with sequence number ``seq``, each with the rank's last call in the
+            group, if any.
         absent: ranks of the process group that have no dump.
     """
 
@@ -244,9 +245,9 @@ class Disagreement:
 
 
 def compare(dumps: Iterable[Dump]) -> Disagreement | None:
-    """Return the first collective for which the ranks' calls differ or that some rank did not complete.
+    """Return the first collective whose calls differ between ranks or that at least one rank did not complete.
 
-    The result is None if there is no such collective.
+    The result is None if all recorded calls agree and are complete.
     """
     by_rank = {dump.rank: dump for dump in dumps}
     places: dict[tuple[str, int], dict[int, RecordedCall]] = {}

@@ -31,7 +31,7 @@ class Event:
     """A fault that a log line shows.
 
     Attributes:
-        name: diagnosis of the fault; both the diagnosis and the grade can change once the whole log has been read.
+        name: diagnosis of the fault; both the diagnosis and the grade might change once the whole log has been read.
         wording: pattern, or template from NCCL's message catalogue, that the line matches.
         order: position of the line among all lines that were read.
     """
@@ -89,7 +89,7 @@ def rank_of_file(name: str) -> int | None:
 
 
 class Failed(NamedTuple):
-    """A process in torchrun's failure summary; processes in different containers may have equal PIDs."""
+    """A process in torchrun's failure summary; processes in different containers might have the same PID."""
 
     label: _Label
     pid: str
@@ -188,7 +188,7 @@ class Log:
     """The data that was read from all sources; ``dumps`` maps file names to flight-recorder dumps.
 
     Attributes:
-        joined: whether unrelated lines may have been joined, which makes the order of events unreliable.
+        joined: whether unrelated lines might have been joined, which would make the order of events unreliable.
         cut: sources whose compressed data is incomplete.
         refused: sources that were not read, such as binary files and oversized dumps, each with the reason.
     """

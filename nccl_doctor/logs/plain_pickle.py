@@ -157,7 +157,7 @@ class _Machine:
         self._stack.append(owner)
 
     def _held(self, owner: _Container, items: list[object]) -> list[object]:
-        """Return the plain values of ``items``, and update the size and depth of ``owner``."""
+        """Return the plain values of ``items`` and update the size and depth of ``owner``."""
         owner.size += len(items)
         self._count(len(items))
         bare: list[object] = []

@@ -40,7 +40,7 @@ _ESCAPES_IN_BYTES = re.compile(rb"\x1b\[[0-?]*[ -/]*[@-~]")
 
 
 def plain(block: bytes) -> bytes:
-    """Return the block without terminal colour codes, which may occur inside words."""
+    """Return the block without terminal colour codes, which can occur even inside words."""
     return _ESCAPES_IN_BYTES.sub(b"", block) if b"\x1b" in block else block
 
 
@@ -59,7 +59,7 @@ def number(text: str | None) -> int | None:
 
 
 def decode(line: bytes) -> str:
-    """Decode a line as UTF-8, replacing invalid bytes and removing escape sequences and control characters."""
+    """Decode a line as UTF-8, removing escape sequences and replacing invalid bytes and control characters."""
     text = line.decode("utf-8", "replace").rstrip("\r\n")
     return text if text.isprintable() else tidy(text)
 
@@ -96,7 +96,7 @@ _OWN = safe_regex(
     r"(?:" + _PROCESS + r":(?P<tid>\d+) )?(?:\[(?P<dev>-?\d+)\] )?"
     r"(?P<where>(?:[^ \[\]]+(?::\d+| \d+)(?: \([^()]*\))? ?|.{0,200}?:\d+ )?)(?P<level>" + _LEVELS + ")$"
 )
-"""Pattern for NCCL's prefix after other text, because lines of ranks that share a terminal can be interleaved."""
+"""Pattern for NCCL's prefix after other text, because lines of ranks that share a terminal might be interleaved."""
 
 _RECORD = safe_regex(r"(?:^|[^A-Za-z0-9._-])([A-Za-z0-9][A-Za-z0-9._-]*:\d+:\d+ \[-?\d+\] )")
 """Pattern for the beginning of an NCCL record in a line that contains several records."""
@@ -176,7 +176,7 @@ class Prefix:
     Attributes:
         level: log level of a line from NCCL, such as "INFO" or "WARN" (which includes ATTN); None for any other line.
         where: source location in a warning from NCCL, such as ``file.cc:12``.
-        task: task number printed by ``srun -l``; if ``rank_is_task`` is true, ``rank`` is the task number, which may
+        task: task number printed by ``srun -l``; if ``rank_is_task`` is true, ``rank`` is the task number, which might
             differ from the actual rank.
         time: month, day, and second of the day as printed, for comparison within one log.
         start: index at which the message begins in the line.
@@ -196,7 +196,7 @@ class Prefix:
 
 
 def records(line: str) -> list[tuple[int, int]]:
-    """Return the start and end of each record in a line; several ranks may have written to the same line."""
+    """Return the start and end of each record in a line; several ranks might have written to the same line."""
     starts = [match.start(1) for match in _RECORD.finditer(line)] if line.count("NCCL") > 1 else []
     if len(starts) < 2:
         return [(0, len(line))]
@@ -205,7 +205,7 @@ def records(line: str) -> list[tuple[int, int]]:
 
 
 def without_bars(text: str) -> tuple[str, str]:
-    """Remove progress bars, and return the rest of the line in two forms: without and with the line's prefix."""
+    """Remove progress bars and return the rest of the line in two forms: without and with the line's prefix."""
     if "%|" not in text and "━" not in text:
         return text, text
     start = end = _peel_tags(text, {})
@@ -248,7 +248,7 @@ def peel(record: str) -> Prefix:
 
 
 def _nccl(text: str) -> re.Match[str] | None:
-    """Search ``text`` for NCCL's own prefix, which may follow other text; return the match or None."""
+    """Search ``text`` for NCCL's own prefix, which might follow other text; return the match or None."""
     if "CCL " not in text and "] [FATAL ERROR]: " not in text:
         return None
     usual = _USUAL.match(text)
@@ -260,7 +260,7 @@ def _nccl(text: str) -> re.Match[str] | None:
 
 
 def _peel_tags(record: str, fields: dict[str, str]) -> int:
-    """Store the values from launcher and logger prefixes in ``fields``, and return the index where the prefixes end."""
+    """Store the values from launcher and logger prefixes in ``fields`` and return the index where the prefixes end."""
     position = 0
     is_torchs = False
     for _ in range(_MOST_TAGS):
@@ -301,7 +301,7 @@ _BEGINS = re.compile(
 
 _NARROW, _WIDE = 40, 512
 _ENOUGH = 2
-"""Minimum number of lines of the maximum width for a log to count as wrapped."""
+"""A log counts as wrapped only if at least this many lines have the maximum width."""
 
 
 def width(sample: bytes) -> int | None:
@@ -347,7 +347,7 @@ def flow(block: bytes, glue: bytes, whole: Container[int] = ()) -> bytes:
 
 
 def _glued(pieces: list[tuple[bytes, bool]], glue: bytes) -> bytes:
-    """Join each line with its continuations, and add an empty line for each continuation."""
+    """Join each line with its continuations and add an empty line for each continuation."""
     lines: list[bytes] = []
     begins = [at for at, (_, goes_on) in enumerate(pieces) if not goes_on]
     for at, end in pairwise([*begins, len(pieces)]):

@@ -31,7 +31,7 @@ TAIL = 32 << 10
 """Number of bytes that are kept from the end of each source."""
 
 _SOURCE = re.compile(r"(?:^|\W)raise (?:\w+\.)*\w+(?:\(|$)|(?:^|[\s(,=])f[\"'][^\"'{}]*\{[A-Za-z_]")
-"""Pattern for a line of source code in a stack trace, which may contain the template of an error message."""
+"""Pattern for a line of source code in a stack trace, which might contain the template of an error message."""
 
 
 class Reader:
@@ -45,7 +45,7 @@ class Reader:
         self._asked = 0
 
     def feed(self, data: bytes) -> list[Event]:
-        """Process a block of data, and return the events in lines that the block completes."""
+        """Process a block of data and return the events in lines that the block completes."""
         self.reading.tail = (self.reading.tail + data if len(data) < TAIL else data)[-TAIL:]
         return self._take(self._scanner.feed(data))
 
@@ -175,17 +175,17 @@ _ADDRESSES: tuple[re.Pattern[str], ...] = tuple(
 _IP = re.compile(r"(?:\d{1,3}\.){3}\d{1,3}|[0-9a-fA-F]*:[0-9a-fA-F:.]+")
 _UNSPECIFIED = {"0.0.0.0", "::", "?UNKNOWN?"}  # noqa: S104 - read in a log, not bound to
 _OF_TORCH = re.compile(r"\[rank(?P<rank>\d{1,6})\]:")
-"""Pattern for torch's own prefix, such as ``[rank3]:``, which may follow an unknown prefix."""
+"""Pattern for torch's own prefix, such as ``[rank3]:``, which might follow an unknown prefix."""
 _RANKS = re.compile(r"\b[Rr]ank[ :=]{1,2}(?P<rank>\d{1,6})\b(?P<bare>)")
 _RANKS_OTHERWISE = re.compile(r"(?:\(rank=|\brank\(s\) \{?)(?P<rank>\d+)|Error: \[(?P<bare>\d{1,6})\](?: is |: params)")
 
 
 def address_of(match: re.Match[str], prefixed: int) -> LoggedAddress:
-    """Return the address to which a line refers, from the rule's groups or else from the rest of the line.
+    """Return the address to which a line refers, from the pattern's named groups or else from the rest of the line.
 
     Args:
         match: match of the rule's pattern.
-        prefixed: length of the line's prefixes, which may contain the address of the process that prints the line.
+        prefixed: length of the line's prefixes, which might contain the address of the process that prints the line.
     """
     named = match.groupdict()
     parts = _address_in(match.string, match.start(), prefixed)
@@ -221,7 +221,7 @@ def _address_in(text: str, start: int, prefixed: int) -> dict[str, str] | None:
 
 
 def rank_of(match: re.Match[str], prefix: Prefix) -> int | None:
-    """Return the rank to which a line refers, from the rule's groups, a prefix, or the message."""
+    """Return the rank to which a line refers, from the pattern's named groups, a prefix, or the message."""
     named = match.groupdict().get("rank")
     if named is not None:
         return number(named)

@@ -48,7 +48,7 @@ def sources(names: Sequence[str]) -> Iterator[LogSource]:
 
 
 def files(name: str) -> list[Path]:
-    """Return the file at a path or, for a directory, all files in the directory that may be logs."""
+    """Return the file at a path or, for a directory, all files in the directory that might be logs."""
     path = Path(name)
     if not path.exists():
         raise UsageError(f"{name}: no such file or folder")
@@ -125,7 +125,7 @@ class _Pipe(io.RawIOBase):
 
 
 def _opened(path: Path) -> io.BufferedReader:
-    """Open a file; raise UsageError for a named pipe without a writer, because opening the pipe could block forever."""
+    """Open a file; raise UsageError for a named pipe without a writer, because opening the pipe might block forever."""
     unnamed = str(path).startswith(("/dev/", "/proc/"))  # <(command): its writer started before, or is gone
     if unnamed or not stat.S_ISFIFO(path.stat().st_mode):
         return path.open("rb")
@@ -140,7 +140,7 @@ def _opened(path: Path) -> io.BufferedReader:
 
 
 def _first_words(path: Path, descriptor: int) -> bytes:
-    """Wait until a process opens a named pipe for writing, and return the first data, which may be empty."""
+    """Wait until a process opens a named pipe for writing, and return the first data, which might be empty."""
     deadline = time.monotonic() + WRITER_S
     while True:
         try:

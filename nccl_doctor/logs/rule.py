@@ -1,9 +1,10 @@
 """Defines rules, each of which maps a pattern for log lines to a diagnosis and a grade.
 
 The module defines the patterns that code refers to by name, that several diagnoses share, or that match harmless lines.
-A hang prints no error, so it is recognised by the last step that the log shows. The patterns for NCCL's messages are
-based on src/init.cc and src/bootstrap.cc. Messages about sockets are in src/include/socket.h up to NCCL 2.11, in
-src/misc/socket.cc from 2.12, and in src/os/linux.cc from 2.29. The messages of nccl-tests are in src/common.cu.
+A hanging job prints no error, so a hang is recognised by the last step that the log shows. The patterns for NCCL's
+messages are based on src/init.cc and src/bootstrap.cc. Messages about sockets are in src/include/socket.h up to NCCL
+2.11, in src/misc/socket.cc from 2.12, and in src/os/linux.cc from 2.29. The messages of nccl-tests are in
+src/common.cu.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class Grade(IntEnum):
     SYMPTOM = 4
     """A consequence of another rank's failure, such as a closed connection or a timed-out collective."""
     LIKELY = 5
-    """A failure that has its own remedy but can result from another failure."""
+    """A failure that has its own remedy but might result from another failure."""
     ROOT = 6
     """A line that shows the cause itself."""
 
@@ -171,11 +172,10 @@ TERMINATING = (
 KILLED_FOR_MEMORY = (
     r"(?:oom-kill|oom_kill|oom_reaper|OOMKilled|OOM Killed|[Dd]etected \d+ oom|[Oo]ut [Oo]f [Mm]emory: Kill)"
 )
-"""Pattern for a process that the kernel, Slurm, or Kubernetes killed because memory ran out."""
+"""Pattern for a message that the kernel, Slurm, or Kubernetes killed a process because memory ran out."""
 
 RETURN_CODE = r"INFO misc/socket\.cc:\d+ -> 2\b"
-"""Pattern for an ``ncclSystemError`` that a function passes to its caller; the failed call may be in an earlier line.
-"""
+"""Pattern for an ``ncclSystemError`` that a function passes to its caller; an earlier line might show the cause."""
 
 RAS_LINE = (
     r"(?:job process(?: is|es are) considered dead|Missing communicator data from \d+ "

@@ -189,7 +189,7 @@ class LogsRun:
             self._ahead = Ahead(path for name in self.names for path in files(name))
 
     def read(self) -> LogVerdict:
-        """Read all sources to the end or, with ``follow``, until soon after a fatal line, and return the verdict."""
+        """Read all sources to the end or, with ``follow``, until shortly after a fatal line, and return the verdict."""
         investigation = Investigation(live=self.follow)
         for source in self._read_ahead(investigation) if self._ahead else self._sources():
             investigation.begin(source.name)
@@ -204,7 +204,7 @@ class LogsRun:
             self._pass_on(block)
 
     def _read_ahead(self, investigation: Investigation) -> Iterator[LogSource]:
-        """Add the results of the background processes, and yield the files that these processes could not read."""
+        """Add the results of the background processes and yield the files that these processes could not read."""
         assert self._ahead is not None, "begin() found nothing long"
         for path, reading in self._ahead.readings(self.progress):
             if reading is None:
@@ -226,7 +226,7 @@ class LogsRun:
             yield LogSource(name, file_blocks(Path(name), follow_s=_LOOK_S))
 
     def _read_source(self, investigation: Investigation, source: LogSource) -> bool:
-        """Read a source, and return whether reading stopped early because of a fatal line."""
+        """Read a source and return whether reading stopped early because of a fatal line."""
         fatal_at: float | None = None
         blocks = iter(source.blocks)
         try:

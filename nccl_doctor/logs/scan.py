@@ -1,7 +1,7 @@
-"""Finds the lines of a log that a rule may match, using the string filter of RE2 (``re2.Filter``).
+"""Finds the lines of a log that a rule might match, using the string filter of RE2 (``re2.Filter``).
 
-For each pattern, the filter derives a set of strings, so that every match contains at least one string of the set. The
-filter searches for all derived strings in a single pass and returns the patterns that may match. A block that no
+For each pattern, the filter derives a set of strings such that every match contains at least one string of the set. The
+filter searches for all derived strings in a single pass and returns the patterns that might match. A block that no
 pattern can match is skipped. Any other block is halved until single lines remain, which are matched against the rules.
 Searching and halving take linear time.
 
@@ -22,7 +22,7 @@ MAX_LINE = 1 << 20
 """Maximum line length in bytes; longer lines are split, which limits the memory for files without newlines."""
 
 WINDOW = 2048
-"""Size, in bytes, of the windows into which longer lines are divided for matching."""
+"""Maximum length, in bytes, of a line that is matched as a whole; longer lines are matched in windows of this size."""
 
 WINDOWS = 64
 """Maximum number of windows with possible matches that are passed to the rules, except near the end of a source."""
@@ -46,7 +46,7 @@ _OVERLAP = 256
 
 @dataclass(frozen=True)
 class CandidateLine:
-    """A line that rules may match, with its number (from 1), its bytes without the newline, and the rules' indexes."""
+    """A line that rules might match: its number (from 1), its bytes without the newline, and the rules' indexes."""
 
     number: int
     data: bytes
@@ -66,11 +66,11 @@ class PatternTable:
         self._short = self.rules(b"")
 
     def rules(self, data: bytes | memoryview) -> frozenset[int]:
-        """Return the indexes of the patterns that may match somewhere in ``data``."""
+        """Return the indexes of the patterns that might match somewhere in ``data``."""
         return frozenset(self._filter.Match(data, potential=True) or ())
 
     def wanted(self, data: bytes, first: int, last: int) -> frozenset[int]:
-        """Return the indexes of the patterns that may match in ``data[first:last]``.
+        """Return the indexes of the patterns that might match in ``data[first:last]``.
 
         Very short patterns are included only if ``data[first:last]`` contains ``^C``.
         """
@@ -136,7 +136,7 @@ class Scanner:
         yield from self._halves(data, first, last)
 
     def _halves(self, data: bytes, first: int, last: int) -> Iterator[CandidateLine]:
-        """Yield the lines of ``data[first:last]`` in which a pattern may match, by halving the lines repeatedly."""
+        """Yield the lines of ``data[first:last]`` that a pattern might match, by halving the data repeatedly."""
         if last - first <= _STEP and not self._wanted(data, first, last):
             self._line += data.count(b"\n", first, last)
             return

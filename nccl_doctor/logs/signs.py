@@ -329,7 +329,7 @@ class PassStage(IntEnum):
     ENDING = 3
     """Processes that were terminated are separated from processes that failed, and earlier runs are discarded."""
     GIVING_UP = 4
-    """Hints that a retry limit was reached become faults, and other hints are removed."""
+    """Hints become faults if retries failed or no other fault explains the failure, and other hints are removed."""
     PLACES = 5
     """The subnets of the hosts' interfaces are compared, unless the run ended successfully or lines were joined."""
     HANGS = 6

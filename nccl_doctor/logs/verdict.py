@@ -134,7 +134,7 @@ def _reached(where: RankProgress) -> dict[str, list[int]]:
 
 
 def _unfinished(verdict: LogVerdict) -> Diagnosis | None:
-    """Return the diagnosis for a job that may be hanging or still running.
+    """Return the diagnosis for a job that might be hanging or still running.
 
     The job's log shows neither a fault nor the end of the job.
     """

@@ -57,7 +57,7 @@ class Undo(FrozenModel):
 
 
 class Step(FrozenModel):
-    """A step of a plan, which fixes a fault or undoes an earlier step.
+    """A planned step that fixes a fault or undoes an earlier step.
 
     Attributes:
         number: position in the plan, starting at 1. The steps of a host are run in the order of their numbers, in
@@ -102,7 +102,7 @@ class Step(FrozenModel):
 
     @property
     def cuts_connection(self) -> bool:
-        """True if an error in the step could block SSH to the host, as is assumed for every undo on a host."""
+        """True if an error in the step might block SSH to the host, as is assumed for every undo on a host."""
         risky = self.undoes is not None or (self.operation is not None and self.operation.cuts_connection)
         return risky and self.host is not None
 
@@ -130,7 +130,7 @@ StepOutcome = Literal["done", "failed", "unknown", "not-run", "changed"]
 """Outcome of a step.
 
 ``unknown`` means that nccl-doctor did not observe the end of the step. ``changed`` means that the step was not run
-because the host or the affected state had changed in the meantime.
+because the host had been restarted or replaced, or because something else had changed the affected state.
 """
 
 
@@ -157,7 +157,7 @@ class StepResult(FrozenModel):
 
     @property
     def changed_something(self) -> bool:
-        """True if the step may have changed the host."""
+        """True if the step might have changed the host."""
         return self.outcome in ("done", "failed", "unknown") and not self.was_there
 
 
@@ -182,8 +182,8 @@ class FixReport(Document):
         note: remarks about the run that are shown to the user.
         verdict: the last output line of the check that follows the run.
         mended: diagnoses that no longer exist after the run. ``unjudged`` contains diagnoses that the check after the
-            run could neither confirm nor rule out, ``remaining`` contains diagnoses that still exist, and ``new``
-            contains diagnoses that appeared after the plan was made.
+            run could neither confirm nor rule out. ``remaining`` contains diagnoses that still exist. ``new`` contains
+            diagnoses that appeared after the plan was made.
         undo_with: the command that undoes this run.
     """
 

@@ -81,7 +81,7 @@ class FrozenModel(BaseModel):
 class Document(FrozenModel):
     """The output of a command, which ``-o json`` prints as JSON.
 
-    Later versions of nccl-doctor can add fields to a document but never change existing fields.
+    Later versions of nccl-doctor might add fields to a document but never change existing fields.
     """
 
     schema_: int = Field(default=SCHEMA, alias="schema", serialization_alias="schema")
@@ -284,12 +284,12 @@ CONTAINER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}", re.ASCII)
 ContainerName = Annotated[str, Field(pattern=rf"^{CONTAINER_NAME.pattern}$")]
 Clipped = Annotated[str, BeforeValidator(_clipped)]  # a sentence whose end may be missing
 ClippedEnd = Annotated[str, BeforeValidator(lambda text: clip_end(text) if isinstance(text, str) else text)]
-"""A string whose beginning may have been cut off."""
+"""A string whose beginning might have been cut off."""
 Output = Annotated[str, Field(max_length=MAX_OUTPUT)]  # the complete output of another program; hostile text
 Port = Annotated[int, Field(ge=1, le=65535)]  # a TCP port that can be dialled
 SocketPort = Annotated[int, Field(ge=0, le=65535)]  # a port in a socket table: 0 for a socket that is not bound
 Count = Annotated[int, Field(ge=0, le=2**63 - 1)]
-"""A non-negative number, size or index.
+"""A non-negative count, size, or index.
 
 The maximum is large enough for the size of any memory in bytes.
 """
@@ -299,8 +299,9 @@ Pid = Annotated[
 SysctlNumber = Annotated[str, Field(pattern=r"^-?[0-9]{1,19}$")]
 """A numeric kernel setting, as printed by a file in /proc/sys."""
 ProcessState = Annotated[str, Field(pattern=r"^[A-Za-z]( [^ ]{1,64})?$")]
-"""A process state as in proc(5), such as "S". An uninterruptible state may be followed by the kernel function in which
-the process waits, as in "D nfs_wait".
+"""A process state as in proc(5), such as "S".
+
+An uninterruptible state can be followed by the kernel function in which the process waits, as in "D nfs_wait".
 """
 Signed = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]  # an integer that may be negative
 Seconds = Annotated[float, Field(ge=0, le=1e12)]

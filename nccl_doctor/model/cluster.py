@@ -37,7 +37,10 @@ def _adapter(kind: type[EngineOptions]) -> TypeAdapter[EngineOptions]:
 
 
 class Node(FrozenModel):
-    """A node in torchrun's sense, defined by an entry in the list of hosts. Several nodes may run on one machine."""
+    """A node in torchrun's sense, defined by an entry in the list of hosts.
+
+    Several nodes can run on one machine.
+    """
 
     name: str  # as the user calls it; unique in the cluster
     address: str  # host name or IP address to which SSH and the other hosts connect

@@ -194,7 +194,7 @@ class HangJob(FrozenModel):
 
 
 class HangRank(FrozenModel):
-    """A rank of the job."""
+    """A rank of the job that ``hang`` examined."""
 
     rank: int
     host: str | None
@@ -250,7 +250,7 @@ class HangWatch(Document):
     """The state of a watched job at one sample of ``hang --watch``, for metrics.
 
     Attributes:
-        at: time of the sample in seconds (UTC).
+        at: Unix time of the sample in seconds.
         idle_s: seconds since the last observed progress of the job, or None while no job is found.
         watched_s: seconds since the job was first found.
         blind: hosts that could not be observed.

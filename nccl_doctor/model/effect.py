@@ -1,4 +1,4 @@
-"""Symptoms of hosts and ranks, and the effects by which a cause explains symptoms.
+"""Symptoms that hosts and ranks show, and effects that link symptoms to their causes.
 
 A cause explains a fault if, for every symptom of the fault, the cause has an effect of the same kind, on the same hosts
 and with the same backend. An effect of another kind or with another backend explains nothing, even on the same host.
@@ -38,13 +38,14 @@ class Symptom:
     ``peers`` are hosts that might have caused the symptom, because their ranks communicate with the ranks on ``hosts``.
     If ``backend`` is None, the symptom can occur with any backend. The kind ``not-started`` means that Python or torch
     did not start. ``suspended`` means that the rank was stopped by SIGSTOP, a debugger or a freezer. ``in-kernel``
-    means an uninterruptible sleep in a file system or a driver. ``elsewhere`` means that the rank executes other code
-    while all other ranks wait for it. ``exit`` means that the rank exited without a message, and ``signal`` means that
-    a signal outside :data:`SIGNALS` killed the rank. ``gone`` means that the host or the connection to the host is
-    lost. ``gpu-memory`` means that CUDA memory ran out, and ``out-of-memory`` means that host memory ran out.
-    ``no-p2p`` means that GPUs communicate through shared memory although NVLink connects them. Other kinds are
-    ``wrong-sum`` and ``slow``. If the kind is the name of a diagnosis, the symptom is a finding with this diagnosis, or
-    an exception in a rank that indicates this diagnosis.
+    means that the rank is in an uninterruptible sleep in a file system or a driver. ``elsewhere`` means that the rank
+    executes other code while all other ranks wait for it. ``exit`` means that the rank exited without a message, and
+    ``signal`` means that a signal outside :data:`SIGNALS` killed the rank. ``gone`` means that the host or the
+    connection to the host is lost. ``gpu-memory`` means that CUDA memory ran out, and ``out-of-memory`` means that host
+    memory ran out. ``no-p2p`` means that GPUs communicate through shared memory although NVLink connects them.
+    ``wrong-sum`` means that the all-reduce computed wrong sums, and ``slow`` means that the all-reduce was slow. If the
+    kind is the name of a diagnosis, the symptom is a finding with this diagnosis, or an exception in a rank that
+    indicates this diagnosis.
     """
 
     kind: str
@@ -76,7 +77,7 @@ class Effect:
     def fits(self, symptom: Symptom, hosts: frozenset[str], pairs: frozenset[frozenset[str]] | None = None) -> bool:
         """Return whether a cause on ``hosts`` can produce the symptom.
 
-        If ``pairs`` is given, the cause exists only between these pairs of hosts.
+        If ``pairs`` is given, the cause exists only between the two hosts of each pair.
         """
         if symptom.kind not in self.kinds or (symptom.backend and symptom.backend not in self.backends):
             return False

@@ -1,4 +1,4 @@
-"""The list of engines, each of which is a way to reach hosts, and functions for the engines of a cluster.
+"""The list of engines (ways to reach hosts), and functions for the engines of a cluster.
 
 A new engine needs a module in ``model/engines/``, an entry in :func:`engines`, and a transport in
 :mod:`nccl_doctor.transport`.
@@ -57,7 +57,7 @@ def command_way(node: Node) -> str:
 
 
 def place_of(node: Node) -> str:
-    """Return a phrase for the place where a node's commands run, or "" for the machine itself."""
+    """Return a phrase for the place where a node's commands run, or "" for the host itself."""
     return next((place for engine in engines_of(node) if (place := engine.place(node))), "")
 
 
@@ -117,7 +117,7 @@ class ClusterSource:
 
     @property
     def arguments(self) -> tuple[str, ...]:
-        """The command-line words that select these hosts.
+        """The command-line words that select the cluster's hosts.
 
         Options that the user gave in addition to a hosts file are included.
         """
@@ -132,7 +132,7 @@ class ClusterSource:
 
     @property
     def check_words(self) -> tuple[str, ...]:
-        """Command-line words for ``check`` or ``launch`` that select these hosts, with ``--engine`` if needed."""
+        """Arguments of ``check`` and ``launch`` that select the cluster's hosts, with ``--engine`` if needed."""
         engine = self.cluster.engine
         return (*self.arguments, *(("--engine", engine) if engine and self._is_needed("--engine", "engine") else ()))
 
@@ -169,7 +169,7 @@ class ClusterSource:
 def _node_words(node: Node) -> Iterator[tuple[str, str, object]]:
     """Yield each command-line option for a node, the option's key in ``Cluster.origins``, and its value.
 
-    The value None means the default.
+    The value is None if the node uses the option's default.
     """
     yield "--python", "python", None if node.python == "python3" else node.python
     yield "--nproc-per-node", "nproc_per_node", node.nproc_per_node

@@ -2,7 +2,8 @@
 
 The module creates every command in a report. A command consists of a shell command line and the host on which to run
 this line. Data from one host is used in a command for another host only if the data is confirmed independently
-(:mod:`nccl_doctor.snapshot.hosts`). :mod:`nccl_doctor.text.shell` creates lines from templates and typed values.
+(:mod:`nccl_doctor.snapshot.hosts`). :mod:`nccl_doctor.text.shell` creates command lines from templates and typed
+values.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ class Severity(str, Enum):
     """The severity of a fault.
 
     ``error`` means that the job will not start, will hang, or will compute wrong results. ``warning`` means that the
-    job may fail to start, may hang, or may compute wrong results. ``info`` means that the finding is only a note.
+    job might fail to start, hang, or compute wrong results. ``info`` means that the finding is only a note.
     """
 
     INFO = "info"
@@ -33,7 +34,7 @@ class Severity(str, Enum):
 
     @property
     def rank(self) -> int:
-        """Order of severity, from 0 for info to 2 for error."""
+        """The severity as a number, from 0 for info to 2 for error."""
         return list(Severity).index(self)
 
 
@@ -227,7 +228,7 @@ class CheckResult(FrozenModel):
     gaps: tuple[Gap, ...] = Field(default=(), exclude=True)
     """For each reason, the hosts on which the check has no verdict.
 
-    ``reason`` summarises the gaps, and the JSON document contains only ``reason``.
+    ``reason`` summarises the gaps. The JSON document contains ``reason`` but not ``gaps``.
     """
 
 

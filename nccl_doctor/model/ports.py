@@ -24,8 +24,9 @@ from nccl_doctor.model.base import (
 )
 
 GRACE_S = 10.0
-"""The time between SIGTERM and SIGKILL, in seconds. A process that started less than :data:`GRACE_S` seconds ago is not
-ended, because the process may still be starting.
+"""The time between SIGTERM and SIGKILL, in seconds.
+
+A process that started less than :data:`GRACE_S` seconds ago is not ended, because the process might still be starting.
 """
 
 LAST_PORT = 65535  # TCP ports have 16 bits (RFC 9293, 3.1)
@@ -139,7 +140,7 @@ class HolderJob(Observed):
 
 
 class TcpSocket(Observed):
-    """A TCP socket of a host."""
+    """A TCP socket on a host."""
 
     local_address: IpAddress
     local_port: SocketPort
@@ -221,7 +222,7 @@ class PortReport(Document):
     def ends_by_itself(self) -> bool:
         """True if the port will become free without any action.
 
-        This is the case for ports in TIME_WAIT and for ports that another nccl-doctor run uses.
+        A port becomes free by itself if the port is in TIME_WAIT or if another run of nccl-doctor uses the port.
         """
         of_check = bool(self.jobs) and all(job.of_check for job in self.jobs)
         return not self.free and (self.cause == "time-wait" or of_check)

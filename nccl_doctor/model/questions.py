@@ -9,7 +9,7 @@ from nccl_doctor.model.report import FailedDial
 
 @dataclass(frozen=True)
 class OtherNetworks:
-    """The question of whether pairs of hosts whose connection attempts failed can connect over other networks."""
+    """The question of whether hosts that failed to connect to each other can connect over other networks."""
 
     dials: tuple[FailedDial, ...]
 
@@ -26,7 +26,7 @@ class SlowRails:
 
 @dataclass(frozen=True)
 class FaultyGroup:
-    """The question of which hosts still fail if the all-reduce is repeated in smaller groups."""
+    """The question of which host or pair of hosts makes the all-reduce fail if it is repeated in smaller groups."""
 
 
 Question = OtherNetworks | SlowRails | FaultyGroup

@@ -1,8 +1,8 @@
 """The register of diagnoses: code, name, page, severity and effects of each diagnosis.
 
-Each module of ``checks/CATEGORY`` registers itself when it is imported. Live checks use
-:func:`nccl_doctor.checks.view.check`, diagnoses that are found only in logs use :func:`from_logs`, and diagnoses that
-are found only in running jobs use :func:`from_hang`.
+Each module of ``checks/CATEGORY`` registers itself when it is imported. Live checks are registered by
+:func:`nccl_doctor.checks.view.check`, diagnoses that are found only in logs by :func:`from_logs`, and diagnoses that
+are found only in running jobs by :func:`from_hang`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Unjudged:
 
 @dataclass(frozen=True)
 class Absent:
-    """A result with a reason, which a check yields if it does not apply to the run."""
+    """A result that a check yields, with a reason, if the check does not apply to the run."""
 
     reason: str
     skipped: bool = False  # it was not requested, or the run ended before it
@@ -167,8 +167,8 @@ def entry(name: str) -> Check:
 def find(word: str) -> tuple[Check, ...]:
     """Return the checks with this code, name or category.
 
-    If there are none, return the checks of the terminal output's row with this name. The result is empty if the word is
-    unknown.
+    If no check has this code, name or category, return the checks of the row with this name in the terminal output. The
+    result is empty if the word is unknown.
     """
     known = word.lower()
     matches = tuple(c for c in all_checks() if known in (c.code.lower(), c.name, c.category))

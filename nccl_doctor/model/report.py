@@ -98,7 +98,7 @@ class MachineLoad(FrozenModel):
     Attributes:
         queue: number of runnable processes, averaged over one minute (proc_loadavg(5)).
         cpus: number of CPUs that the runnable processes share.
-        lag_s: largest delay, in seconds, by which a thread of nccl-doctor woke up late, or None if this was not
+        lag_s: largest delay, in seconds, with which a thread of nccl-doctor woke up, or None if the delay was not
             measured.
     """
 
@@ -121,7 +121,7 @@ class MachineLoad(FrozenModel):
 class Load(FrozenModel):
     """The load of the controller and of the hosts.
 
-    A high load can be the reason for late answers.
+    A high load might be the reason why hosts answer late.
 
     Attributes:
         controller: load of the machine on which nccl-doctor ran, measured while nccl-doctor connected to the hosts.
@@ -139,8 +139,9 @@ DialOutcome = Literal[
     "no-source-address", "failed",
 ]  # fmt: skip
 DialSeconds = Annotated[float, Field(ge=0, le=3600)]
-"""Duration of a connection attempt. The time limit is a few seconds for the first attempt and twice as long for the
-second attempt.
+"""Duration of a connection attempt.
+
+The first attempt to connect has a time limit of a few seconds, and the second attempt has twice this limit.
 """
 
 
@@ -166,8 +167,8 @@ class SampleReport(FrozenModel):
 
     Attributes:
         random_peers: number of random peers to which each host connected.
-        distances: distances in the ring of all hosts, ordered by rank. Each host connected to the hosts that follow it
-            at these distances.
+        distances: distances in the ring that all hosts form in the order of their ranks. Each host connected to the
+            hosts that follow it at these distances.
         dialled_by_all: hosts to which all other hosts connected because a first connection attempt had failed.
     """
 
@@ -245,16 +246,16 @@ class RankReport(Observed):
 
     Attributes:
         stage: the last stage that the rank reached, or "none" before the first stage.
-        error_kind: kind of an error that nccl-doctor itself detected. Such an error is either a wrong sum or a torch
-            build without NCCL.
+        error_kind: "wrong-sum" if the all-reduce computed a wrong sum, "no-nccl" if torch was built without NCCL, or
+            None in all other cases.
         pid: the rank's PID on the host. ``torch`` and ``nccl`` are the versions that the rank loaded.
         times: seconds from the rank's start to each stage.
         exit_code: the exit status (exit(3)). ``signal`` is the number of the signal that killed the rank.
         state: process state of a rank that had to be killed (proc(5)), such as "D nfs_wait" if the rank was waiting in
             the kernel.
         stack: Python frames of the main thread of a rank that had to be killed, innermost first.
-        own_s: seconds that the rank spent outside the timed all-reduces. Other ranks may have waited for this rank in
-            the meantime.
+        own_s: seconds that the rank spent outside the timed all-reduces. Other ranks might have waited for this rank
+            during this time.
         busy: average number of CPUs that the rank's threads used or waited for while the all-reduces were timed.
         interfaces: interfaces of the rank as NCCL prints them, such as "eth0:10.0.0.1". ``network`` is "IB", "Socket"
             or the name of a plugin.
@@ -307,9 +308,9 @@ class IsolationReport(Observed):
     """The cause of a failed all-reduce, found by repeating the all-reduce in groups of hosts.
 
     Attributes:
-        culprit: "host" if the all-reduce of each of ``hosts`` fails with several partners, "pair" if the all-reduce of
-            the two ``hosts`` fails but each host succeeds with other partners, or None if no culprit was found. If
-            ``culprit`` is None, ``end`` states why the search ended.
+        culprit: "host" if the all-reduce fails between each of ``hosts`` and several other hosts, "pair" if the
+            all-reduce fails between the two ``hosts`` but succeeds between each of them and other hosts, or None if no
+            culprit was found. If ``culprit`` is None, ``end`` states why the search ended.
     """
 
     culprit: Literal["host", "pair"] | None
@@ -342,8 +343,9 @@ COUNTERS: dict[str, tuple[Literal["link", "loss", "receiver", "congestion"], str
 PortName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}:[0-9]{1,3}$")]
 CounterName = Annotated[str, Field(pattern=r"^[a-z0-9_]{1,64}$")]
 Growth = Annotated[dict[PortName, Annotated[dict[CounterName, Count], Field(max_length=64)]], Field(max_length=256)]
-"""Increases of counters during the all-reduce, keyed by port (such as "mlx5_0:1"). Counters that did not change are
-omitted.
+"""Increases in RDMA port counters during the all-reduce, keyed by port (such as "mlx5_0:1").
+
+Counters that did not change are omitted.
 """
 
 

@@ -36,7 +36,7 @@ MOST_NAMED = 4  # interfaces of a host in one sentence
 class ClusterNccl:
     """NCCL's choices of interface on the hosts that were reached.
 
-    ``unknown`` maps each host whose choice is unknown to the reason.
+    For each host on which NCCL's choice is unknown, ``unknown`` contains the reason.
     """
 
     snapshot: Snapshot
@@ -333,7 +333,7 @@ def _exports(answers: tuple[InterfaceAnswer, ...]) -> tuple[Exports, ...]:
 
 
 def describe_gids(rdma: ClusterRdma, gids: Sequence[str]) -> str | None:
-    """Describe the ports with these GIDs, and state whether these ports can connect to each other.
+    """Describe the ports with these GIDs and state whether the ports can connect to each other.
 
     Return None if no host has the GIDs.
     """

@@ -1,4 +1,4 @@
-"""The address that gloo chooses on a host, and the rule for which of two hosts connects to the other.
+"""The address that gloo chooses on a host, and the rule that decides which of two hosts connects to the other.
 
 Unlike NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME contains complete names, not prefixes (``lookupAddrForIface`` in
 gloo/transport/tcp/device.cc). The list syntax and the default of GLOO_SOCKET_IFNAME come from torch
@@ -74,7 +74,7 @@ Reaches = Callable[[str, str], bool]  # whether a host (by name) can reach an ad
 
 
 def lost_to(host: str, addresses: Mapping[str, str], reaches: Reaches) -> tuple[str, ...]:
-    """Return the hosts whose gloo can't connect to ``host`` because of the address that ``host`` uses."""
+    """Return the hosts on which gloo can't connect to ``host`` because of the address that ``host`` uses."""
     own_address = address_of(addresses[host])
     hosts = []
     for name, text in addresses.items():

@@ -140,7 +140,7 @@ def host_nccl(
 def _whichever(
     host: Host, facts: HostFacts, overrides: Mapping[str, str], interfaces: Interfaces
 ) -> ChosenInterfaces | Unknown:
-    """Return NCCL's choice if all NCCL versions that the host's torch may use make the same choice, or else Unknown."""
+    """Return NCCL's choice if all NCCL versions that the host's torch might use make this choice, or else Unknown."""
     torch = facts.torch
     names = facts.resolution if isinstance(facts.resolution, Names) else Names(own={})
     old, new = (_variables(host, facts, overrides, version) for version in (OLDEST, CONF_FILE))

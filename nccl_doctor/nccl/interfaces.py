@@ -1,12 +1,13 @@
 """Model of NCCL's choice of interfaces, for all versions since 2.4.
 
 NCCL considers interfaces in the order of getifaddrs(3), with all IPv4 addresses before all IPv6 addresses. The
-bootstrap listens on the first accepted interface. NET/Socket uses all accepted interfaces, but at most 16. If
-NCCL_COMM_ID is set, the bootstrap uses the interface in the subnet of the address in NCCL_COMM_ID. The model follows
-NCCL 2.4 to 2.30. See ``ncclSocketGetAddrFromString`` and ``ncclFindInterfaceMatchSubnet`` in src/misc/socket.cc (in
-src/include/socket.h before 2.12.7). The syntax of NCCL_SOCKET_IFNAME is ``[^][=]TOKEN[,TOKEN…]``. "^" means that NCCL
-must not use the listed interfaces, and "=" means that the tokens are complete names instead of prefixes. "^" and "="
-apply to the whole list. Spaces and case are significant, but the order of the tokens is not.
+bootstrap listens on the first interface that NCCL accepts. NET/Socket uses all interfaces that NCCL accepts, but at
+most 16. If NCCL_COMM_ID is set, the bootstrap uses the interface in the subnet of the address in NCCL_COMM_ID. The
+model follows NCCL 2.4 to 2.30. See ``ncclSocketGetAddrFromString`` and ``ncclFindInterfaceMatchSubnet`` in
+src/misc/socket.cc (in src/include/socket.h before 2.12.7). The syntax of NCCL_SOCKET_IFNAME is
+``[^][=]TOKEN[,TOKEN…]``. "^" means that NCCL must not use the listed interfaces, and "=" means that the tokens are
+complete names instead of prefixes. "^" and "=" apply to the whole list. Spaces and case are significant, but the order
+of the tokens is not.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class Spec:
     tokens: tuple[str, ...]
 
     def listed(self, name: str) -> bool:
-        """Return whether the list contains a name, regardless of "^" (src/misc/utils.cc, ``matchIfList``)."""
+        """Return whether a name matches the list, regardless of "^" (src/misc/utils.cc, ``matchIfList``)."""
         return not self.tokens or (name in self.tokens if self.exact else name.startswith(self.tokens))
 
     def accepts(self, name: str) -> bool:
@@ -134,8 +135,9 @@ def _atoi(text: str) -> int:
 MAX_INTERFACES = 16  # NCCL 2.4 to 2.30, src/include/socket.h ``MAX_IFS``: NET/Socket uses no more
 
 OFF_SUBNET = "NET/Socket : No usable listening interface found"
-"""NCCL's message if no interface is in the subnet of NCCL_COMM_ID (src/bootstrap.cc). Up to NCCL 2.26.6, a line about
-the remote address precedes this message.
+"""NCCL's message if no interface is in the subnet of NCCL_COMM_ID (src/bootstrap.cc).
+
+Up to version 2.26.6, NCCL prints a line about the remote address before this message.
 """
 
 INVALID_ARGUMENT, SYSTEM_ERROR = 4, 2  # ncclResult_t (src/nccl.h.in)

@@ -1,4 +1,4 @@
-"""Known bugs in NCCL versions (known_bad.json), and the bugs that may affect the job that wrote a log."""
+"""Known bugs in NCCL versions (known_bad.json), and the bugs that might affect the job that wrote a log."""
 
 from __future__ import annotations
 

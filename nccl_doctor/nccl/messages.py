@@ -1,13 +1,14 @@
 """Known warnings of NCCL and RCCL, and known error messages about TCP ports.
 
-``messages.json`` contains the WARN texts from NVIDIA/nccl at 62 tags (2.3.5 to 2.30.7), grouped by diagnosis, as printf
-templates with the first and the last tag of each template. The group ``benign`` contains messages after which NCCL
-continues normally. The group ``nccl-unknown-error`` contains messages about problems that only NCCL's developers can
-solve. ``rccl_messages.json`` contains messages that only RCCL prints, grouped by diagnosis, without releases. The
-messages of RCCL come from src/init.cc, rccl_wrap.cc, misc, graph and transport in projects/rccl of ROCm/rocm-systems as
-of 2026-11. Some messages of RCCL are errors without a level, in the form ``host:pid:tid [dev] [FATAL ERROR]: text``
-(src/debug.cc). torch prints one of the following messages if it can't listen on a port. The messages are listed by
-torch version (socket.cpp and TCPStoreLibUvBackend.cpp in torch/csrc/distributed/c10d):
+``messages.json`` contains the WARN texts from NVIDIA/nccl at 62 tags (2.3.5 to 2.30.7), grouped by diagnosis. Each text
+in ``messages.json`` is a printf template with the first and the last tag that contain the template. The group
+``benign`` contains messages after which NCCL continues normally. The group ``nccl-unknown-error`` contains messages
+about problems that only NCCL's developers can solve. ``rccl_messages.json`` contains messages that only RCCL prints,
+grouped by diagnosis but without release numbers. The messages of RCCL come from src/init.cc, rccl_wrap.cc, misc, graph
+and transport in projects/rccl of ROCm/rocm-systems as of 2026-11. RCCL prints some errors without a level such as WARN,
+in the form ``host:pid:tid [dev] [FATAL ERROR]: text`` (src/debug.cc). torch prints one of the following messages if it
+can't listen on a port. The messages are listed by torch version (socket.cpp and TCPStoreLibUvBackend.cpp in
+torch/csrc/distributed/c10d):
 
 - up to 1.10: ``RuntimeError: Address already in use``, without the port
 - 1.11: ``The server socket has failed to bind to [::]:29500 (errno: 98 - Address already in use).``, also with

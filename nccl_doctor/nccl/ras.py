@@ -2,7 +2,7 @@
 
 An answer describes communicators, ranks, operation counts and missing processes. RAS answers in text since NCCL 2.24,
 and also in JSON (``SET FORMAT json``) since 2.28.7 (src/ras/client_support.cc). A text answer lists the rank numbers
-only for small groups of ranks, and never lists healthy ranks. A JSON answer lists all ranks, but omits processes whose
+only for small groups of ranks and never lists healthy ranks. A JSON answer lists all ranks, but omits processes whose
 communicator is unknown. Only numbers in range and short plain words are accepted, because answers come from untrusted
 hosts.
 """

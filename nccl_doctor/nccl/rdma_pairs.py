@@ -178,8 +178,8 @@ ARP_S = 2.0
 def is_unanswered(dial: RdmaDial) -> bool:
     """Return whether an ARP request got no answer, which the kernel reports after three seconds.
 
-    A REJECT rule of a packet filter causes the same error as a missing ARP reply, but immediately. The rule affects
-    only the TCP test, because RDMA packets bypass the packet filter.
+    A REJECT rule of a packet filter causes the same error as a missing ARP reply, but immediately. A packet filter
+    affects only the TCP test, because RDMA packets bypass the packet filter.
     """
     return dial.outcome == "no-route" and dial.seconds is not None and dial.seconds >= ARP_S
 
@@ -252,7 +252,7 @@ def _subnet(entry: RdmaEntry, length: int) -> tuple[int, int] | None:
 class RdmaPath:
     """A path from a port's interface to another port's address.
 
-    ``apart`` is true if the main routing table has no route for the path.
+    ``apart`` is true if the two ports are in different networks and can't connect over the routes of their interfaces.
     """
 
     src: str
@@ -343,7 +343,7 @@ class ClusterRdma:
         )
 
     def with_variables(self, more: Mapping[str, Mapping[str, str]]) -> ClusterRdma:
-        """Return a copy of the device lists, computed with the additional variables in ``more``, keyed by host name."""
+        """Return a copy of the device lists, computed with the additional variables in ``more`` for each host."""
         sides = {
             name: replace(
                 side,

@@ -1,4 +1,4 @@
-"""Determines, from routes and connection tests, whether other hosts can reach the addresses that NCCL chose.
+"""Verdicts on whether other hosts can reach the addresses that NCCL chose, based on routes and connection tests.
 
 The names of interfaces do not matter. For example, docker0 is acceptable if the other hosts can reach its address. The
 reachability of an address is determined from all hosts or, in a large cluster, from one host of each group with the
@@ -161,7 +161,7 @@ def reachability(target: HostNccl, address: str, peers: Iterable[HostNccl], mesh
 
 
 def is_private(target: HostNccl, interface: str) -> bool:
-    """Return whether an interface may be connected only to networks inside its own host."""
+    """Return whether an interface might be connected only to networks inside its own host."""
     link = target.link(interface)
     if link is None or link.kind not in PRIVATE_KINDS:
         return False

@@ -1,8 +1,9 @@
 """Settings that make NCCL use interfaces over which all hosts can reach each other.
 
-Each suggestion is verified before it is shown. For this purpose, NCCL's choice of interfaces is computed as if the
-suggested settings were in the hosts file. Every address that NCCL would then use must be reachable from every other
-host.
+Each suggestion is verified before it is shown. To verify a suggestion, nccl-doctor computes NCCL's choice of interfaces
+as if the suggested settings were in the hosts file. Every address that NCCL would use with the suggested settings must
+be reachable from every other host. If no settings meet this condition, settings are accepted if no address is known to
+be unreachable.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ InterfacePlan = dict[str, str]  # by host, the interface to use
 _MOST_NETS = 64
 """Maximum number of networks that are tried as the common network of all hosts.
 
-A Kubernetes node may have thousands of addresses, each in a network of its own.
+A Kubernetes node might have thousands of addresses, each in a network of its own.
 """
 
 
@@ -54,7 +55,7 @@ class InterfaceSuggestion:
 def suggest(hosts: tuple[Host, ...], now: Mapping[str, HostNccl], mesh: Mesh | None) -> InterfaceSuggestion | None:
     """Return the best setting with which NCCL works according to the model.
 
-    The result is None if there is no such setting. ``now`` contains NCCL's current choice on each host.
+    The result is None if NCCL does not work with any setting. ``now`` contains NCCL's current choice on each host.
     """
     free = {host.name: host_nccl(host, {"NCCL_SOCKET_IFNAME": "=lo"}) for host in hosts}
     known = {name: side for name, side in free.items() if isinstance(side, HostNccl)}
@@ -69,7 +70,7 @@ def suggest(hosts: tuple[Host, ...], now: Mapping[str, HostNccl], mesh: Mesh | N
 
 
 def works(hosts: tuple[Host, ...], plan: InterfacePlan, mesh: Mesh | None, accepted: tuple[Reachable, ...]) -> bool:
-    """Return whether NCCL would use only the planned interfaces, and could connect all hosts over these interfaces."""
+    """Return whether NCCL would use only the planned interfaces and could connect all hosts over these interfaces."""
     after: dict[str, HostNccl] = {}
     for host in hosts:
         side = host_nccl(host, {"NCCL_SOCKET_IFNAME": f"={plan[host.name]}"})

@@ -2,8 +2,8 @@
 
 NCCL reads the file that ``NCCL_CONF_FILE`` names (since 2.23.4) or else ``~/.nccl.conf``, and then reads
 ``/etc/nccl.conf``. NCCL sets only variables that are not set yet, so the process environment overrides both files, and
-the first definition of a variable overrides later definitions. See ``initEnv`` and ``setEnvFile`` in src/misc/param.cc
-(2.3 to 2.30) and in src/param/param.cc (since 2.29.7).
+the first definition of a variable overrides later definitions. See ``initEnv`` and ``setEnvFile`` in
+src/misc/param.cc (since 2.3).
 
 ``known_variables.json`` lists NCCL's variables. For 2.3.5 to 2.30.7, the list was made from parameters and ``getenv``
 calls in the source of NVIDIA/nccl. For 2.31.2 and 2.32.3, the list was made from strings in the nvidia-nccl wheels. In
@@ -85,7 +85,7 @@ def resolve(
     files: tuple[ConfigFile, ...],
     version: VersionNumbers | None,
 ) -> dict[str, Variable] | Unknown:
-    """Return all variables that NCCL sees, by name, from the hosts file, the process environment and config files.
+    """Return all variables from the hosts file, the process environment and NCCL's config files, keyed by name.
 
     If NCCL's version is unknown, variables that depend on the version are marked as doubtful.
     """
@@ -226,7 +226,7 @@ set" in NCCL.
 """
 
 TRUTH = ("true", "false", "yes", "no", "on", "off", "enable", "enabled", "disable", "disabled")
-"""Words for true and false that users may write where NCCL expects a number."""
+"""Words for true and false that users might write where NCCL expects a number."""
 
 _TORCH_NUMBERS = "ASYNC_ERROR_HANDLING RANKS_PER_ROOT HEARTBEAT_TIMEOUT_SEC WAIT_TIMEOUT_DUMP_MILSEC COORD_CHECK_MILSEC"
 _TORCH_FLAGS = (
@@ -302,7 +302,7 @@ class BadValue:
     """A value that NCCL or torch interprets differently from what the user intended, and the allowed values.
 
     ``reads`` is a verb phrase that states what NCCL or torch does with the value. ``may_change`` is true if later
-    versions may accept the value, and ``is_fatal`` is true if the value makes the job fail.
+    versions might accept the value, and ``is_fatal`` is true if the value makes the job fail.
     """
 
     reads: str

@@ -97,7 +97,7 @@ def newer(version: VersionNumbers | None) -> str | None:
 
 
 def oldest_with(torch: str) -> VersionNumbers:
-    """Return the oldest NCCL version that may have been released with this version of torch."""
+    """Return the oldest NCCL version that might have been released with this version of torch."""
     numbers = re.match(r"(\d{1,3})\.(\d{1,3})", torch)
     at_least = numbers is not None and (int(numbers[1]), int(numbers[2])) >= _TORCH_2_8
     return NCCL_OF_TORCH_2_8 if at_least else OLDEST

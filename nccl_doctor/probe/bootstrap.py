@@ -2,7 +2,7 @@
 
 This module makes the probe's other modules importable from memory and starts the probe's server (probe/main.py).
 
-crew/start.py sends this file as plain source code, followed by a call of :func:`start`. This file must be valid in
+crew/start.py sends this file as plain source code, followed by a call to :func:`start`. This file must be valid in
 Python 3.5 and later, so that it can reject a Python version that is too old. The modules that this file loads need
 Python 3.8 or later. Each module is sent as source code and as bytecode from the controller's Python. If the host has
 the same Python version, the bytecode saves 50 ms of compilation time. Each module is compressed separately, so that a

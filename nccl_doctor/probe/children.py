@@ -1,8 +1,9 @@
 """Functions that start child processes and make sure that all child processes exit.
 
 The probe is a subreaper, so every process that it starts remains its descendant, and :func:`end_all` can kill the whole
-process tree. The kernel kills every child process when the probe dies (PR_SET_PDEATHSIG, prctl(2)). The kernel also
-kills the ranks of the all-reduce when the process that forked the ranks dies.
+process tree. When the probe dies, the kernel kills every child process that has called :func:`die_with`
+(PR_SET_PDEATHSIG, prctl(2)). Child processes that :func:`start` creates call :func:`die_with` before they run their
+program. The kernel also kills the ranks of the all-reduce when the process that forked the ranks dies.
 
 torch needs a directory for temporary files. Each temporary directory has a keeper, which is a shell process that
 removes the directory when the probe exits or is killed, even by SIGKILL or SIGALRM. The temporary directory is not
@@ -27,8 +28,8 @@ _libc = ctypes.CDLL(None, use_errno=True)
 KEEPER = 'trap "" HUP INT TERM; read _; n=0; while ! rm -rf -- "$0" && [ $n -lt 50 ]; do n=$((n+1)); sleep 0.1; done'
 """Shell script of the keeper, which waits until its stdin is closed and then removes a temporary directory.
 
-When the probe exits, the kernel closes the keeper's stdin. The script retries the removal, because ranks that are being
-killed can still create files in the directory.
+The keeper's stdin is a pipe from the probe, which the kernel closes when the probe exits. The script retries the
+removal, because ranks that are being killed can still create files in the directory.
 """
 _keepers: dict[str, subprocess.Popen[bytes]] = {}
 _making = threading.Lock()  # held while a directory has no keeper yet, and for good once the probe exits

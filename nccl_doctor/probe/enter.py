@@ -2,10 +2,10 @@
 
     python3 enter.py PID PROGRAM [ARGUMENT ...]
 
-This file is a standalone program for the host's Python 3.6 or later. nsenter(1) is not used because it would run the
-program, such as the untrusted shell of a container, as root with all capabilities of the host. As with ``docker exec``,
-the program gets the capability bounding set of the other process (CapBnd, capabilities(7)). The program also gets the
-attribute ``no_new_privs`` if the other process has this attribute.
+This file is a standalone program for the host's Python 3.6 or later. nsenter(1) is not used, because nsenter would run
+an untrusted program, such as a container's shell, as root with all capabilities of the host. As with ``docker exec``,
+the program gets the capability bounding set of the other process (CapBnd, capabilities(7)). If the other process has
+the ``no_new_privs`` attribute, the program also gets this attribute.
 """
 
 import ctypes
@@ -30,7 +30,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def main(pid: str, program: "list[str]") -> int:
-    """Run a program in the namespaces of a process, and return the exit status.
+    """Run a program in the namespaces of a process and return the program's exit status.
 
     If a signal killed the program, this process kills itself with the same signal.
     """
@@ -81,7 +81,7 @@ def enter(place: str) -> None:
 def _others(place: str, order: "tuple[tuple[str, int], ...]") -> "list[tuple[str, int, str]]":
     """Return those namespaces of another process that this process does not share.
 
-    Types of namespaces that the kernel does not support are left out.
+    Namespace types that the kernel does not support are left out.
     """
     known = [(name, kind, "{}ns/{}".format(place, name)) for name, kind in order]
     return [namespace for namespace in known if os.path.exists("/proc/self/ns/" + namespace[0])
@@ -89,7 +89,7 @@ def _others(place: str, order: "tuple[tuple[str, int], ...]") -> "list[tuple[str
 
 
 def _limit(allowed: int, last: int) -> None:
-    """Drop all capabilities up to ``last`` that are not in ``allowed``, and remove them from the bounding set."""
+    """Drop the capabilities 0 to ``last`` that are not in ``allowed``, also from the bounding set."""
     for number in range(last + 1):
         if not allowed >> number & 1:
             _prctl(PR_CAPBSET_DROP, number)

@@ -2,8 +2,9 @@
 
 Some rules can be overridden with ``--force``, whereas the rules in :func:`protected` always apply.
 
-A job that a user may be watching is not a leftover, even if the job is idle. A process can change its own name and
-title. A name, title or program may be a reason to protect a process, but is never proof that a job is a leftover.
+A job that a user might be watching is not a leftover, even if the job is idle. A process can change its own name and
+title. The name, title or program of a process can be a reason to protect the process but never proves that a job is a
+leftover.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ STEP = "slurmstepd"
 
 
 def watcher(job: JobProcesses, table: ProcessTable) -> str | None:
-    """Return a phrase that describes which process or user may be watching a job.
+    """Return a phrase that describes which process or user might be watching a job.
 
     The result is None if the job is provably unattended.
     """
@@ -48,7 +49,7 @@ def watcher(job: JobProcesses, table: ProcessTable) -> str | None:
 
 
 def attended(pids: Sequence[int], table: ProcessTable) -> str | None:
-    """Return a phrase if a user may be working in one of the processes or if a service runs one of the processes.
+    """Return a phrase if a user might be working in one of the processes or if a service runs one of the processes.
 
     Return None if no user or service is found.
     """
@@ -155,8 +156,8 @@ def refusal(job: JobProcesses, holders: Sequence[int], table: ProcessTable, grac
 
     Return None if the job may be ended.
 
-    ``holders`` lists the PIDs of the processes because of which the job is examined, such as the processes that have a
-    requested port open.
+    ``holders`` lists the PIDs of the processes through which the job was found, such as processes that have a requested
+    port open.
     """
     alive = [pid for pid in job.pids if pid in table.procs]
     # a zombie runs nothing, and can't show what it ran
@@ -192,7 +193,7 @@ def refusals(
 def refuses(pid: int, table: ProcessTable, *, force: bool) -> str | None:
     """Return why a process must not be signalled, or None if the process may be signalled.
 
-    This check runs immediately before the signal is sent, because minutes may have passed since the job was examined.
+    This check runs immediately before the signal is sent, because minutes might have passed since the job was examined.
     """
     final = protected(pid, table)
     if final is not None or force:

@@ -1,9 +1,10 @@
 """Functions that find the processes of a job, such as a launcher and its ranks, or ranks that have lost their launcher.
 
-For a given process, the search finds the launcher, or the Python process that forked or spawned the given process, and
-adds all descendants. If the launcher has exited, the job also includes the other orphans that the launcher had started
-at about the same time. A job includes its first process and the descendants of this process. In addition, a job
-includes only orphans of the same user and run, and the descendants of these orphans.
+For a given process, the search finds the launcher or the Python process that forked or spawned the given process. The
+job includes all descendants of this launcher or Python process. If the launcher has exited, the job also includes the
+other orphans that the launcher had started at about the same time. A job includes its first process and the descendants
+of this process. In addition, a job includes only orphans of the same user and run, and the descendants of these
+orphans.
 """
 
 from __future__ import annotations
@@ -173,9 +174,9 @@ def jobs_of(pids: list[int], table: ProcessTable) -> list[JobProcesses]:
 def is_adopted(proc: Proc, table: ProcessTable) -> bool:
     """Return whether a process was adopted by PID 1 or a subreaper because its original parent has exited.
 
-    In a container, PID 1 may have started the given process, because PID 1 may be a launcher, a shell or an init
-    process. A process is not regarded as adopted if it is in the same session as PID 1, or if it inherited from PID 1
-    an environment variable that is normally set only by a launcher.
+    In a container, PID 1 might have started the given process, because PID 1 can be a launcher, a shell or an init
+    process. A process is not regarded as adopted if it is in the same session as PID 1. A process is also not regarded
+    as adopted if it inherited from its parent an environment variable that normally only a launcher sets.
     """
     parent = table.procs.get(proc.ppid)
     if parent is None or not (parent.pid == 1 or parent.name in SUBREAPERS):

@@ -332,7 +332,7 @@ def look_up_ways(request: dict[str, Any]) -> list[dict[str, Any]]:
 def look_up(wanted: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return a ``snapshot.Way`` for each packet in ``wanted``.
 
-    A packet is a dictionary with the keys "to", "source" and "iif". The values of "source" and "iif" may be None. For a
+    A packet is a dictionary with the keys "to", "source" and "iif". The values of "source" and "iif" can be None. For a
     rejected packet, the ``snapshot.Way`` contains the rejecting route if the route can be determined.
     """
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as kernel:

@@ -35,6 +35,7 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Host:
     """A host whose only programs are the ones a test writes, besides a shell's own."""
     monkeypatch.setattr(tools, "SYSTEM", (str(tmp_path),))
     monkeypatch.setattr(firewall, "NF_TABLES", str(tmp_path / "nf_tables"))
+    monkeypatch.setattr(firewall, "BUILT_IN", str(tmp_path / "modules.builtin"))
     monkeypatch.setattr(firewall, "LEGACY_TABLES", {name: f"{tmp_path}/{name}_tables_names" for name in ("ip", "ip6")})
     host = Host(tmp_path)
     for name in ("timeout", "cat", "true", "sleep", "head", "tr", "sh"):
@@ -71,6 +72,17 @@ def test_rules_that_only_a_missing_program_could_show_are_unknown(host: Host) ->
     assert "nft is not installed" in facts.nft.reason
     assert isinstance(facts.iptables, Unknown)
     assert "legacy" in facts.iptables.reason
+
+
+@pytest.mark.parametrize(("built_in", "is_read"), [("nf_conntrack.ko", False), ("nf_tables.ko", True), (None, True)])
+def test_no_module_is_loaded(host: Host, *, built_in: str | None, is_read: bool) -> None:
+    if built_in is not None:
+        (host.folder / "modules.builtin").write_text(f"kernel/net/netfilter/{built_in}\n")
+    host.program("nft", f": > {host.folder}/asked; echo '{LISTING}'")
+    host.program("iptables-nft-save", f": > {host.folder}/asked; echo '*filter'")
+    facts = collect()
+    assert (host.folder / "asked").exists() == isinstance(facts.nft, str) == is_read
+    assert facts.nft is None or is_read
 
 
 def test_legacy_tables_are_read_beside_nftables(host: Host) -> None:

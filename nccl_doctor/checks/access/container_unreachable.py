@@ -1,16 +1,17 @@
 """The job's container on the host could not be entered.
 
-What it means: the host was reached, but not the container that `inside:` in the hosts file or `--inside` names. The
-container does not exist, has stopped or is paused, or its image has no shell. Other possible causes are a user without
-permission to use Docker, a missing container runtime, or a runtime service that does not answer. nccl-doctor could not
-examine the job's environment on the host.
+What it means: nccl-doctor reached the host, but could not enter the container that `inside:` in the hosts file or
+`--inside` names. Possible causes are a container that does not exist, has stopped or is paused, and an image without a
+shell. Other possible causes are a user without permission to use Docker, a missing container runtime, or a runtime
+service that does not answer. nccl-doctor could not examine the job's environment on the host.
 
-How we know: `docker exec -i NAME /bin/sh -c …` was run on the host, but the container's shell did not answer. Podman,
-nerdctl and Apptainer have equivalent commands, such as `apptainer exec`. If the hosts file specifies `enter` and a PID,
-the host's python3 enters the namespaces of the process with this PID. The report quotes the command's error and, if the
-name is wrong, lists the running containers.
+How we know: `docker exec -i NAME /bin/sh -c …` was run on the host, but the container's shell did not answer. For
+Podman, nerdctl and Apptainer, nccl-doctor uses the equivalent command, such as `apptainer exec`. With `enter` and a PID
+instead of a runtime and a container name, the host's python3 enters the namespaces of the process with this PID. The
+report quotes the error message of the failed command and, if no container has the given name, lists the running
+containers.
 
-Fix: run the commands that the report shows. The commands must run on the host, outside the container.
+Fix: run the commands that the report shows on the host, outside the container.
 
 References: docker-exec(1), podman-exec(1), setns(2), capabilities(7).
 """

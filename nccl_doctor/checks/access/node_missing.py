@@ -1,18 +1,20 @@
 """A node of the job did not join the check, or left the check before the end.
 
-What it means: a job waits for all of its nodes, so the other nodes would wait until the rendezvous times out. Either
-the missing node was not started, or it can't connect to node 0, to which its ranks would also have to connect.
+What it means: a job waits for all of its nodes. If one node is missing, the other nodes wait until the rendezvous times
+out. Either nccl-doctor was not started on the missing node, or the node can't connect to node 0. The job's ranks on the
+missing node would also have to connect to node 0.
 
 How we know: with `check --join`, every node connects to node 0 on port 29499 (`--join-port`) and proves that it has the
-job's token. Node 0 waits for the other nodes for `--join-timeout` (300 s). The evidence lists the connections that node
-0 refused. Node 0 refuses a node that has a different token, nccl-doctor release, number of nodes or master port. Node 0
-also refuses a node whose rank is already in use, or that arrives after the check has begun.
+job's token. Node 0 waits up to 300 s for the other nodes (`--join-timeout`). The evidence lists the connections that
+node 0 refused. Node 0 refuses a node that has a different token, nccl-doctor release, number of nodes or master port.
+Node 0 also refuses a node whose rank is already in use, or that arrives after the check has begun.
 
 Fix: look at the missing node's own output, which shows why the node could not join. If the connection is refused, node
 0 has not started or MASTER_ADDR is the address of another host. If the connection gets no answer, a firewall on node 0
-probably drops the packets. Another possible cause is that MASTER_ADDR does not resolve on the missing node.
+probably drops the packets. If MASTER_ADDR does not resolve on the missing node, that node can't connect to node 0
+either.
 
-References: torchrun(1), "Environment Variables"; srun(1), "OUTPUT ENVIRONMENT VARIABLES".
+References: PyTorch, "torchrun (Elastic Launch)", "Environment Variables"; srun(1), "OUTPUT ENVIRONMENT VARIABLES".
 """
 
 from collections.abc import Iterator

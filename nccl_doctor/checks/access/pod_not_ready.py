@@ -1,13 +1,14 @@
 """A pod of the job is not available because it is waiting for a node, an image or a container, or has finished.
 
-What it means: a job with a fixed number of ranks waits for all of them. If one pod is missing, the other pods wait
-until the rendezvous times out, and keep their GPUs occupied.
+What it means: a job with a fixed number of ranks waits for all of them. If one pod is missing, the other pods wait and
+occupy their GPUs until the rendezvous times out.
 
 How we know: the cluster's list of the job's pods (``kubectl get pods``) shows each pod's phase, the scheduler's
 conditions, and the state of the job's container. The scheduler reports the missing resource and the number of affected
-nodes. If a pod has ended since the list was fetched, kubectl reports this when nccl-doctor tries to enter the pod. If a
-pod's container is running but the pod is not ready, the diagnosis is only a warning. A pod that is not ready has no DNS
-name from a headless Service unless the Service sets ``publishNotReadyAddresses: true``.
+nodes. If a pod ends after nccl-doctor has fetched the list of pods, nccl-doctor's attempt to enter the pod fails, and
+kubectl's error message gives the reason. If a pod's container is running but the pod is not ready, the diagnosis is
+only a warning. A pod that is not ready has no DNS name from a headless Service unless the Service sets
+``publishNotReadyAddresses: true``.
 
 Fix: if a resource is scarce, request less of it, wait, or have nodes added. If the image can't be pulled, correct the
 image's name or the image pull secret. If the container exits, find the reason with ``kubectl logs --previous``.

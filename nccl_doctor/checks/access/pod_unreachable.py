@@ -4,12 +4,12 @@ What it means: nccl-doctor could not examine the pod. Possible causes are a miss
 (some sites never grant it), an unreachable kubelet, and a container without a shell.
 
 How we know: ``kubectl exec`` was started for the job's container, but the marker that the container's shell should
-print first did not arrive. The evidence consists of kubectl's messages and the time for which kubectl printed nothing.
+print first did not arrive. The report quotes kubectl's last message, or states how long nccl-doctor waited for kubectl.
 If the link to a node is down, kubectl prints nothing for minutes, so nccl-doctor has its own time limit
 (``--connect-timeout``).
 
-Fix: correct the cause that kubectl's messages show. If the permission is missing, ask the cluster's administrator to
-grant it in the job's namespace.
+Fix: correct the cause that kubectl's messages show. If the permission to create ``pods/exec`` is missing, ask the
+cluster's administrator to grant the permission in the job's namespace.
 
 References: kubectl-exec(1). Kubernetes, "Authorization Overview": the verb for ``pods/exec`` is create.
 """

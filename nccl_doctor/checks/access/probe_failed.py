@@ -4,13 +4,13 @@ What it means: nccl-doctor could not examine the host. Usually, the SSH user can
 such as nologin, a forced command, or a profile that waits for input. Other possible causes are a host without free
 memory or process slots, and a bug in nccl-doctor.
 
-How we know: nccl-doctor sends the probe to the host's Python over SSH, and the probe answers with a marker. The marker
-did not arrive or was damaged, or some of the probe's answers were missing. The evidence consists of the stage that the
-probe reached and the probe's last output. If short messages arrive but the first long messages do not, the network path
-might lose large packets. Large packets are lost if a host's MTU is larger than the MTU of the path and ICMP messages
-are filtered. To confirm the packet loss, nccl-doctor opens a second connection on which the host sends only small
-packets. Packet loss is reported if the host's kernel keeps retransmitting the answer on the first connection but
-acknowledges nccl-doctor's packets.
+How we know: nccl-doctor sends the probe to the host's Python over SSH, and the probe answers with a marker. The probe's
+marker did not arrive or was damaged, or some answers of the probe were missing. The message describes how the probe
+failed, and the evidence quotes the last output lines. If short messages between nccl-doctor and the probe arrive but
+the first long message does not, the network path might lose large packets. Large packets are lost if a host's MTU is
+larger than the MTU of the path and ICMP messages are filtered. To confirm that large packets are lost, nccl-doctor
+opens a second SSH connection on which the host sends only small packets. The loss is confirmed if, on the first SSH
+connection, the host's kernel keeps retransmitting the probe's answer but acknowledges nccl-doctor's packets.
 
 Fix: run `ssh HOST python3 -c 'print(1)'`, which must print 1 immediately. If the command works but the diagnosis
 remains, please report a bug in nccl-doctor with the output of `nccl-doctor check -v`.

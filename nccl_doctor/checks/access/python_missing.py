@@ -1,16 +1,15 @@
 """The Python interpreter that training uses does not start on the host.
 
 What it means: SSH works, but the interpreter does not exist on the host or is too old (Python 3.8 or later is
-required). Other possibilities are that the user is not allowed to run the interpreter, or that the interpreter is
-incomplete or was built for a different CPU. The job would fail on the host with "No such file or directory" or at its
-first import.
+required). Alternatively, the user is not allowed to run the interpreter, or the interpreter is incomplete or was built
+for a different CPU. The job would fail on the host with "No such file or directory" or at its first import.
 
-Another possible cause is a PYTHONHOME or PYTHONPATH that is set at login and prevents the interpreter from starting,
-except in isolated mode (``-I``).
+If a PYTHONHOME or PYTHONPATH that is set at login has a wrong value, the interpreter starts only in isolated mode
+(``-I``), which ignores these variables.
 
 How we know: the interpreter (``python`` in the hosts file, or ``python3`` by default) was started over SSH without a
 login shell. Without a login shell, PATH lacks the directories that a profile or ``conda activate`` adds in a terminal.
-The ranks that a launcher starts over SSH have the same PATH.
+The PATH of ranks that a launcher starts over SSH lacks the same directories.
 
 Fix: set the interpreter's full path for all hosts or for this host in the hosts file (``python:
 /path/to/env/bin/python``), or install Python on the host. In the activated environment, ``command -v python`` prints

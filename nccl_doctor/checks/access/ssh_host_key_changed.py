@@ -4,9 +4,9 @@ What it means: the host was reinstalled, its address now belongs to another mach
 connection. SSH can't distinguish these cases, so nccl-doctor does not log in.
 
 How we know: the known_hosts line that the message names has a different key for the host, or marks the presented key as
-@revoked. The evidence shows both fingerprints. As in OpenSSH, a key of a different type counts as changed if any key of
-the host is known. nccl-doctor first requests keys of the known types, so an unchanged host with several keys causes no
-error.
+@revoked. The evidence shows the fingerprint of the presented key and, unless this key is revoked, the fingerprint of
+the known key. As in OpenSSH, a key of a different type counts as changed if any key of the host is known. nccl-doctor
+first requests keys of the known types, so an unchanged host with several keys causes no error.
 
 Fix: find out whether the host was reinstalled, and compare the fingerprint with the output of ``ssh-keygen -lf
 /etc/ssh/ssh_host_ed25519_key.pub`` on the host's console. Only if the fingerprints agree, remove the line from the

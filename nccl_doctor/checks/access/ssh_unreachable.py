@@ -4,23 +4,24 @@ What it means: nccl-doctor could not connect to sshd on the host, and therefore 
 that starts ranks over SSH will fail in the same way. If the host is down, its ranks will be missing from the job.
 
 How we know: nccl-doctor resolves the host's name (getaddrinfo), opens a TCP connection to the host's SSH port, and
-waits for sshd's banner. The message shows which step failed. If the connection is refused, the host is up, but sshd
-does not listen on the port. "No route to host" means that the host is down or a firewall's REJECT rule blocks the
-connection. No answer means that the host is down or a firewall's DROP rule discards the packets. Other possible
-failures are an unresolved host name, a silent sshd, a connection that is closed before the banner, and an sshd that
-supports only obsolete algorithms. A connection that is closed before the banner is usually due to sshd's MaxStartups.
-With the default of 10:30:100, sshd randomly drops new connections if ten connections are waiting for authentication. If
-the server closes the connection, nccl-doctor tries again with increasing delays before it reports the fault. If
-nccl-doctor's machine gets no answer, two of the other hosts try the host's SSH port. If one of these two hosts gets an
-answer, the unreachable host is up, but nccl-doctor's machine is cut off from it.
+waits for sshd's banner. The message shows which step of the connection failed. If the connection is refused, the host
+is up, but sshd does not listen on the port. "No route to host" means that the host is down or a firewall's REJECT rule
+blocks the connection. If the connection attempt gets no answer, the host is down or a firewall's DROP rule discards the
+packets. Other possible failures are an unresolved host name, a silent sshd, a connection that is closed before the
+banner, and an sshd that supports only obsolete algorithms. If sshd closes a connection before sending its banner, the
+usual reason is the MaxStartups limit. With the default MaxStartups of 10:30:100, sshd starts to drop new connections at
+random when ten connections are waiting for authentication. If the server closes the connection, nccl-doctor tries again
+with increasing delays before it reports the fault. If nccl-doctor's machine gets no answer from the host, two other
+hosts try to connect to the host's SSH port. If another host gets an answer, the unreachable host is up, but
+nccl-doctor's machine is cut off from it.
 
 If a jump host (ProxyJump) can't be reached, neither can the hosts behind it, and the message names the jump host.
 
-Fix: follow the instructions in the diagnosis, which depend on the step that failed. The address, user and port come
-from the hosts file and from ~/.ssh/config. `ssh -G HOST` shows the settings that ssh uses for the host.
+Fix: follow the instructions in the diagnosis, which depend on the step that failed. nccl-doctor takes the SSH address,
+user and port from the hosts file and from ~/.ssh/config. `ssh -G HOST` shows the settings that ssh uses for the host.
 
 References: ssh_config(5): HostName, Port, ProxyJump. sshd_config(5): MaxStartups, AllowTcpForwarding. connect(2),
-"Errors".
+"ERRORS".
 """
 
 import re

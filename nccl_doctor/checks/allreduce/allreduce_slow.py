@@ -3,7 +3,7 @@
 What it means: training will spend most of its time waiting for gradients. A ring all-reduce of K bytes over links of
 bandwidth B takes T = 2(N-1)/N * K/B, which hardly depends on the number N of ranks. Common causes are a cable or switch
 port at a reduced rate, traffic over an unintended interface, a busy host, and a small MTU. On a fast link, a single TCP
-connection can also be too slow (`NCCL_SOCKET_NTHREADS`, `NCCL_NSOCKS_PERTHREAD`).
+connection might also be too slow (`NCCL_SOCKET_NTHREADS`, `NCCL_NSOCKS_PERTHREAD`).
 
 How we know: the highest bus bandwidth that was reached with any message size is compared with the speed that the
 slowest host's interface or RDMA device reports. An all-reduce at less than a quarter of the link's speed counts as

@@ -1,20 +1,23 @@
-"""The all-reduce did not finish before its deadline because some ranks did not arrive.
+"""The all-reduce missed its deadline because ranks did not start, were stuck or could not communicate.
 
 What it means: the job would hang in the same place until NCCL or gloo times out after 10 to 30 minutes.
 
-How we know: on every host, one process with the hosts file's interpreter and variables imported torch and forked the
-ranks. The ranks had the variables that torchrun would set, including the master address and port. Each rank reported
-the stages that it reached (started, torch imported, store reached, process group up, first all-reduce, sizes measured,
-done). The time limit starts when all ranks have imported torch. Each rank that had not finished wrote its Python stack
-before nccl-doctor terminated the rank. The report names the ranks that show the clearest sign of a fault:
+How we know: on every host, a launcher process imported torch and forked the ranks. The launcher used the interpreter
+and the variables from the hosts file. The ranks had the variables that torchrun would set, including the master address
+and port. Each rank reported the stages that it reached (started, torch imported, store reached, process group up, first
+all-reduce, sizes measured, done). The time limit starts when all ranks have imported torch. Each rank that had not
+finished wrote its Python stack before nccl-doctor terminated the rank. The report names the ranks that show the
+clearest sign of a fault:
 
 - ranks that are suspended (SIGSTOP, a debugger, a frozen container) or blocked in the kernel (a network file system, an
   unresponsive driver),
 - ranks that never started or did not finish importing torch,
 - ranks that run other code while all others wait in a collective,
-- ranks that reached fewer stages than others. If ranks did not reach the store, the master port can't be reached, or
-  rank 0 never opened the port. If the process group is not up, the ranks can't connect to each other. If the first
-  all-reduce did not finish, the data connections do not work (interface, firewall on ephemeral ports, RDMA).
+- ranks that reached fewer stages than others.
+
+If ranks did not reach the store, the master port can't be reached, or rank 0 never opened the port. If the process
+group is not up, the ranks can't connect to each other. If the first all-reduce did not finish, the data connections do
+not work, for example because of a wrong interface, a firewall that blocks ephemeral ports, or an RDMA fault.
 
 If no rank shows a sign of a fault and the job has three or more hosts, the all-reduce is repeated in groups of hosts.
 `nccl-doctor check` repeats the all-reduce automatically, but `nccl-doctor smoke` repeats it only with `--isolate`. The

@@ -6,9 +6,9 @@ The usual cause is a forgotten /etc/nccl.conf on one machine, because every NCCL
 
 How we know: nccl-doctor determines the values that NCCL would use on each host from the hosts file's env, the SSH
 environment and NCCL's config files, and compares these values between hosts. The report shows the source of each value.
-Variables that may differ between hosts (names of interfaces and HCAs, paths, logging) are not compared.
-TORCH_DIST_USE_NCCL2 selects torch's NCCL backend (nccl2 is the default since torch 2.15), and ranks with different
-backends can't connect to each other.
+Variables that may differ between hosts, such as names of interfaces and HCAs, paths, and logging settings, are not
+compared. TORCH_DIST_USE_NCCL2 selects torch's NCCL backend (nccl2 is the default since torch 2.15), and ranks with
+different backends can't connect to each other.
 
 Fix: set the same value on all hosts, for example in the hosts file's env, which takes precedence over all other
 sources.

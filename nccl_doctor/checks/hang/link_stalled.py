@@ -1,14 +1,15 @@
-"""Data between two ranks is retransmitted repeatedly, but never acknowledged.
+"""Data between two ranks is retransmitted repeatedly but never acknowledged.
 
 What it means: the ranks run the same collective, but the network between two hosts does not deliver the data. Possible
 causes are a faulty cable, switch or NIC, a firewall rule that was added during the job, and a peer that lost its
 address.
 
-How we know: in two samples, the kernel's socket tables on both hosts (sock_diag(7)) showed the same unacknowledged
-bytes, with unanswered retransmissions. Another sign of a stalled link is a report by NCCL's RAS service that all ranks
-are waiting in the same collectives. If GPUs are 100% busy but draw only a fraction of their power limit, the
-collective's kernel is waiting for data, or an earlier kernel never ends. For GPUs that communicate over PCIe, see also
-the diagnoses gpudirect-hindered and nccl-known-bad.
+How we know: two samples of the kernel's socket tables (sock_diag(7)) showed unacknowledged data on a connection.
+Between the samples, no data was acknowledged, although the kernel had retransmitted the data or probed the peer's
+receive window. Another sign of a stalled link is a report by NCCL's RAS service that all ranks are waiting in the same
+collectives. If GPUs are 100% busy but draw only a fraction of their power limit, the collective's kernel is waiting for
+data, or an earlier kernel never ends. For GPUs that communicate over PCIe, see also the diagnoses gpudirect-hindered
+and nccl-known-bad.
 
 Fix: End the job, and test the path between the two hosts by running `nccl-doctor check` with the names of both hosts.
 

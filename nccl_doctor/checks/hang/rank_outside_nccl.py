@@ -8,8 +8,8 @@ were at the same source line, while the other ranks were in torch.distributed. B
 hardly any CPU time, and read or wrote hardly any data. With `hang --watch`, a rank that uses CPU time, or reads or
 writes data, is also named if all other ranks have waited for this rank longer than `--after`.
 
-Fix: Examine the source line that the report names. State "D" means that the rank is waiting in the kernel for a file
-system or driver that does not respond.
+Fix: Examine the source line that the report names. A rank in state "D" is waiting in the kernel for a file system or
+driver that does not respond.
 
 References: github.com/benfred/py-spy; proc_pid_stat(5).
 """

@@ -1,13 +1,13 @@
 """Launchers or ranks are waiting for each other, and the job does not start.
 
-What it means: torchrun starts the ranks only when the number of nodes that --nnodes specifies has joined the
-rendezvous. All nodes must use the same address, port and --rdzv_id. Without a rendezvous backend, each node needs its
-own --node_rank. If nodes are missing, torchrun waits for ten minutes by default without printing a message.
+What it means: torchrun starts the ranks only after as many nodes as --nnodes specifies have joined the rendezvous. All
+nodes must use the same address, port and --rdzv_id. Without a rendezvous backend, each node needs its own --node_rank.
+If nodes are missing, torchrun waits without printing a message, for ten minutes by default.
 
 In init_process_group, each rank needs its own RANK, and all ranks need the same MASTER_ADDR, MASTER_PORT and
 WORLD_SIZE.
 
-How we know: the launchers (torchrun or accelerate) on the hosts had started no ranks, and used no CPU time between two
+How we know: the launchers (torchrun or accelerate) on the hosts had started no ranks and used no CPU time between two
 samples. The settings of the rendezvous are taken from the launchers' command lines, PET_ variables and connections. For
 ranks in init_process_group, the evidence consists of their variables and their connections to the store.
 

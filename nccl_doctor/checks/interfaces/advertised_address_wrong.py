@@ -1,9 +1,9 @@
-"""An engine such as Ray or vLLM advertises an address at which the other hosts can't reach its host.
+"""An engine such as Ray or vLLM advertises an address at which other hosts can't reach the engine's host.
 
 What it means: engines such as Ray, vLLM and SGLang advertise one address for each host, usually the source address of
 the default route. If the advertised address belongs to another network or host, or if several hosts advertise the same
-address, the job can't start. Workers can't be placed on a node, sockets can't be bound, or peers connect to addresses
-where no process listens.
+address, the job can't start. With a wrong address, workers can't be placed on a node, sockets can't be bound, or peers
+connect to an address where no process listens.
 
 How we know: on each host, `check` reads the environment variables and the host's own name, and asks the kernel for the
 route to 8.8.8.8 (without sending packets). From this information, `check` determines which address the installed
@@ -17,8 +17,8 @@ addresses", a Ray placement group that waits for an unknown "node:ADDRESS", and 
 Fix: give every host its own address on the job's network. For vLLM, set VLLM_HOST_IP to a different address on each
 host, before `ray start` and in the engine's environment. For SGLang, set SGLANG_HOST_IP. For NIXL, set
 VLLM_NIXL_SIDE_CHANNEL_HOST. For Ray and DeepSpeed, use `ray start --node-ip-address` and `deepspeed --master_addr`. Do
-not set the same value on all hosts, for example through a shared env file. `nccl-doctor ifname --engine NAME` shows the
-address that each host advertises and the addresses at which the hosts reach each other.
+not set the same address on all hosts, for example through a shared env file. `nccl-doctor ifname --engine NAME` shows
+the address that each host advertises and the addresses at which the hosts reach each other.
 
 References: vllm/v1/executor/ray_utils.py and ray_executor.py; vllm/utils/network_utils.py (get_ip);
 sglang/srt/utils/network.py (get_local_ip_auto); ray/src/ray/util/network_util.cc; zmq_bind(3).

@@ -5,8 +5,9 @@ reset or answered by the wrong machine, and the behaviour changes from minute to
 machine or a copied static network configuration.
 
 How we know: an address that the hosts file or NCCL uses for one host is also an address of another machine (with a
-different boot ID). Bridges inside a host, such as docker0, can have the same address on every host, and do not count as
-duplicates. If NCCL uses the address of such a bridge, the diagnosis is ifname-needed or ifname-wrong-interface.
+different boot ID). The addresses of bridges inside a host, such as docker0, do not count as duplicates, because they
+are often the same on every host. If NCCL uses the address of such a bridge, the diagnosis is ifname-needed or
+ifname-wrong-interface.
 
 Fix: assign a different address to one of the machines.
 """

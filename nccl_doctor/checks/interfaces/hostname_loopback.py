@@ -1,14 +1,14 @@
 """A host's own name resolves to a loopback address on that host.
 
 What it means: gloo listens on the address to which the host's own name resolves, and advertises this address. The
-installers of Debian and Ubuntu map the name to 127.0.1.1 in /etc/hosts. With this entry in /etc/hosts, the other hosts
-connect to themselves and fail with "Gloo connectFullMesh failed" or "Connection refused, remote=[127.0.1.1]:…". Jobs
-that use only NCCL are not affected.
+installers of Debian and Ubuntu map the host's name to 127.0.1.1 in /etc/hosts. If gloo advertises 127.0.1.1, the other
+hosts connect to themselves and fail with "Gloo connectFullMesh failed" or "Connection refused, remote=[127.0.1.1]:…".
+Jobs that use only NCCL are not affected.
 
 Between two hosts, gloo connects from the host with the higher address to the host with the lower address. With peers in
-10.0.0.0/8, whose addresses are lower than 127.0.1.1, a single host with a loopback address can still connect, and is
-reported as a note. Two hosts with loopback addresses, or one such host among peers in 192.168.0.0/16, are reported as a
-fault.
+10.0.0.0/8, whose addresses are lower than 127.0.1.1, a single host with a loopback address can still connect, so the
+diagnosis is only a note. If two hosts have loopback addresses, or the peers of a host with a loopback address are in
+192.168.0.0/16, gloo can't connect. If gloo can't connect, the diagnosis is a warning, or an error if no host has GPUs.
 
 How we know: nccl-doctor resolves each host's own name, and applies gloo's rule that the order of two addresses
 determines which host connects. If the name resolves to ::1 but the other hosts have IPv4 addresses, gloo aborts

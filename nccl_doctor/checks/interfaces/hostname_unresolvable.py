@@ -10,8 +10,8 @@ getaddrinfo(3) can't resolve the name on any machine. A name from ~/.ssh/config 
 ranks only if it is the master's name.
 
 Fix: if the master's name is an alias in ~/.ssh/config, set `master_addr` to the master's IP address. If the name is not
-such an alias, add it to DNS or to /etc/hosts, or use IP addresses in the hosts file. Pods get DNS names from a headless
-Service with a matching selector. A pod that is not ready has no DNS name unless the Service sets
+an alias in ~/.ssh/config, add the name to DNS or to /etc/hosts, or use IP addresses in the hosts file. Pods get DNS
+names from a headless Service with a matching selector. A pod that is not ready has no DNS name unless the Service sets
 publishNotReadyAddresses: true.
 """
 

@@ -1,9 +1,9 @@
 """NCCL_SOCKET_IFNAME matches several interfaces, some of which other hosts can't reach.
 
-What it means: a name without "=" is a prefix. For example, "eth" matches eth0, eth1 and eth10, and "bond0" also matches
-bond0.2093. NCCL listens on the first matching interface in the kernel's order, regardless of the order in the variable,
-and transfers data over all matching interfaces. A single wrong interface is enough to cause a hang or a failed
-connection.
+What it means: without "=", a name in NCCL_SOCKET_IFNAME is a prefix. For example, "eth" matches eth0, eth1 and eth10,
+and "bond0" also matches bond0.2093. NCCL listens on the first matching interface in the kernel's order, regardless of
+the order in the variable, and transfers data over all matching interfaces. A single wrong interface is enough to cause
+a hang or a failed connection.
 
 How we know: nccl-doctor applies NCCL's rules for the choice of interfaces to the host's interfaces, or libnccl itself
 reports the interfaces that it chooses. An address is at fault if other hosts have the same address, have no route to

@@ -2,8 +2,8 @@
 
 What it means: if libnccl chose another interface, the job is not affected, because NCCL will use the interface that
 libnccl reported, and all other diagnoses are based on this interface. Either nccl-doctor's model of the host's NCCL
-version is wrong, or an NCCL environment plugin or a patched build, for example, changes NCCL's choice. If libnccl
-failed, the report shows libnccl's message, and NCCL might fail in the job in the same way.
+version is wrong, or something else changes NCCL's choice, such as an NCCL environment plugin or a patched build. If
+libnccl failed, the report shows libnccl's message, and NCCL might fail in the job in the same way.
 
 How we know: in a short-lived process with the job's environment variables, the host's libnccl created a unique ID,
 which contains the address of the interface. nccl-doctor's model made its prediction from the same addresses, variables

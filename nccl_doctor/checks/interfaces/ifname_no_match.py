@@ -9,8 +9,8 @@ How we know: nccl-doctor applies the rules by which the NCCL version that torch 
 itself reports that it finds no interface. The interfaces are considered in the kernel's order. The variables are taken
 from the hosts file, the SSH environment and NCCL's config files.
 
-Fix: set NCCL_SOCKET_IFNAME to an interface that exists on the host. If the names of the interfaces differ between
-hosts, give each host its own value.
+Fix: set NCCL_SOCKET_IFNAME to an interface that exists on the host. If interface names differ between hosts, set
+NCCL_SOCKET_IFNAME to a different value on each host.
 
 See NCCL's documentation of NCCL_SOCKET_IFNAME, and src/misc/socket.cc in its source.
 """

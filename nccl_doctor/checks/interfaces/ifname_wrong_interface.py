@@ -3,14 +3,14 @@
 What it means: NCCL listens on the first interface that NCCL_SOCKET_IFNAME matches, in the kernel's order, and
 advertises the address of this interface. If the interface is lo or a container bridge, or is in a network to which the
 other hosts are not connected, connections hang or fail with "Connection refused" or "No route to host". A frequent
-cause is the value "^docker", because a list with "^" replaces NCCL's default exclusions, so that NCCL uses lo, the
-first interface. With the value "^docker0,lo", NCCL does not use lo.
+cause is the value "^docker". A list with "^" replaces NCCL's default exclusions, so NCCL uses lo, which is the first
+interface. With the value "^docker0,lo", NCCL does not use lo.
 
 How we know: another host has the same address as NCCL's interface, has no route to this address, or could not reach it
 through a gateway. The name of an interface never counts as evidence.
 
-Fix: set NCCL_SOCKET_IFNAME to "=" followed by the name of an interface that all hosts can reach. The suggested value
-was checked against NCCL's rules.
+Fix: set NCCL_SOCKET_IFNAME to "=" followed by the name of an interface that all hosts can reach. nccl-doctor has
+checked the suggested value against NCCL's rules for choosing interfaces.
 
 See NCCL's documentation of NCCL_SOCKET_IFNAME, and src/misc/socket.cc in its source.
 """

@@ -1,6 +1,6 @@
 """Large packets between two hosts are lost, although small packets arrive.
 
-What it means: connections are established, but hang at the first full-size packet. The job stalls while NCCL exchanges
+What it means: connections are established but hang at the first full-size packet. The job stalls while NCCL exchanges
 its first data, or at the first collective. A link on the path (a switch, a tunnel, a VPN) has a smaller MTU than the
 hosts, and ICMP messages about the MTU are filtered.
 

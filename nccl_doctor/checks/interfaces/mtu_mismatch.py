@@ -4,10 +4,10 @@ What it means: most jobs run, but more slowly than possible. TCP uses the smalle
 smaller packet size of the two devices. UDP does not negotiate a packet size, and a switch or bridge might not support
 the larger MTU. If a packet is too large for a link on the path, the packet is lost (see mtu-blackhole).
 
-How we know: nccl-doctor compares the MTUs of all interfaces on the same subnet that NCCL's sockets or RoCE devices use.
-If a physical port has two interfaces (halves), their MTUs are also compared. On a GB10 (DGX Spark), a firmware update
-left one half of a port with an MTU of 1500, while the other half or the peer had an MTU of 9000. With different MTUs,
-large transfers failed with completion status 12 (no acknowledgement).
+How we know: nccl-doctor compares the MTUs of all interfaces that NCCL's sockets or RoCE devices use on the same subnet.
+If a physical port has two interfaces (halves), nccl-doctor also compares the MTUs of the two halves. On a GB10 (DGX
+Spark), a firmware update left one half of a port with an MTU of 1500, while the other half or the peer had an MTU of
+9000. Large transfers between interfaces with different MTUs failed with completion status 12 (no acknowledgement).
 
 Fix: set the same MTU on all hosts, and make sure that the switches support this MTU. On DGX OS, set the MTU in a file
 in /etc/netplan, because settings made with ip or nmcli are lost on reboot.

@@ -1,16 +1,16 @@
 """Two interfaces that NCCL uses on a host are on the same subnet.
 
 What it means: Linux uses a single route to a subnet, so all packets to the subnet leave through one interface. By
-default, each of the two interfaces answers ARP requests for both addresses. Traffic for the second address can arrive
-on the wrong interface, where strict reverse-path filtering (rp_filter=1) drops the packets, so some pairs of hosts
-can't connect. Without strict filtering, connections work, but the second link stays idle.
+default, each of the two interfaces answers ARP requests for both addresses. Traffic for the second address might arrive
+on the wrong interface. Strict reverse-path filtering (rp_filter=1) drops this traffic, so some pairs of hosts can't
+connect. Without strict filtering, connections work, but the second link stays idle.
 
 How we know: NCCL's bootstrap and NET/Socket use two addresses on the same subnet, and rp_filter, arp_ignore and
 arp_announce do not separate the interfaces. If arp_ignore is at least 1, arp_announce is 2 and rp_filter is not 1, the
 setup is assumed to be intentional and is not reported.
 
 Fix: put each interface into its own subnet, bond the interfaces, or let NCCL use only one interface. Alternatively, set
-rp_filter, arp_ignore and arp_announce, and add source routing.
+rp_filter, arp_ignore and arp_announce, and add routing rules based on the source address.
 
 See Documentation/networking/ip-sysctl.rst in the kernel's source, and NVIDIA/nccl issues 601, 1269 and 1581.
 """

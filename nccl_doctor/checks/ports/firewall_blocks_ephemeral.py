@@ -12,8 +12,8 @@ limit or ct count), the diagnosis is a warning. A limit is reported if it allows
 hosts might need. As for ephemeral-ports-few, the required number of connections is estimated as the number of ranks on
 the peer * (6 + 2 * the number of ranks on the host).
 
-Fix: run the commands in the report, which let the cluster's own addresses reach the whole range. The commands use the
-tool that manages the host's rules.
+Fix: run the commands in the report, which allow connections from the cluster's own addresses to the whole ephemeral
+range. The commands use the tool that manages the host's rules.
 
 References: ip-sysctl (ip_local_port_range); NCCL's ncclSocketListen binds port 0 (src/misc/socket.cc).
 """

@@ -2,17 +2,17 @@
 
 What it means: every rank first connects to the master port (torch's TCPStore). If a rule drops the packets, the ranks
 wait until they time out. If a rule rejects the packets, the ranks fail with "No route to host" or "Connection refused".
-If a rule redirects the packets (DNAT or REDIRECT of a container or a proxy), the ranks reach a different process.
+If a rule redirects the packets to a container or a proxy (DNAT or REDIRECT), the ranks reach a different process.
 
 How we know: while nccl-doctor itself listened on the master port, every host tried to connect to this port, and a
 connection failed. The kernel's firewall rules on both hosts (nftables, iptables-nft, iptables-legacy, ipset) were
 evaluated for the packets of this connection and for the replies. The report names the first rule that blocks the
 packets, and shows the values of this rule's counter before and after the test connections.
 
-Fix: run the commands in the report. The commands let the cluster's own addresses reach the master port and the ports
-that NCCL and gloo get from the kernel (`net.ipv4.ip_local_port_range`). The commands use the tool that manages the
-host's rules: firewalld, ufw, nftables or iptables. It is safe to run the commands more than once. Do not disable the
-firewall, because it protects the hosts from all other machines.
+Fix: run the commands in the report. The commands allow connections from the cluster's own addresses to the master port
+and to the ports that NCCL and gloo get from the kernel (`net.ipv4.ip_local_port_range`). The commands use the tool that
+manages the host's rules: firewalld, ufw, nftables or iptables. It is safe to run the commands more than once. Do not
+disable the firewall, because it protects the hosts from all other machines.
 
 References: nft(8), iptables-extensions(8), firewall-cmd(1), ufw(8).
 """

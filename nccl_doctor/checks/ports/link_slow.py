@@ -22,10 +22,10 @@ idle GPU has all its lanes. GPUs that share memory with the CPU (GB10, GH200) ar
 that NCCL's sockets use are reported if their total rate is lower than the speed of the NIC's port. For the lanes of
 RDMA devices, see rdma-link-slow.
 
-Fix: reseat a GPU or NIC with missing lanes, without a riser, and check the lanes of its slot in the firmware settings.
-If no lanes are missing, check the named host, the cable and the switch port. On the named host, run `ethtool -S` for
-error counts, `ethtool` for the negotiated speed, `lspci -vv` for the lanes (LnkSta), and `tc qdisc show` for traffic
-shaping.
+Fix: if a GPU or NIC has missing lanes, reseat the card without a riser, and check the lanes of the slot in the firmware
+settings. If no lanes are missing, check the named host, the cable and the switch port. On the named host, run `ethtool
+-S` for error counts, `ethtool` for the negotiated speed, `lspci -vv` for the lanes (LnkSta), and `tc qdisc show` for
+traffic shaping.
 
 References: nvidia-smi(1), pcie.link.width.current: "These may be reduced when the GPU is not in use".
 """

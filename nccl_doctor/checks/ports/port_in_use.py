@@ -12,13 +12,14 @@ TCPStore does. The kernel's socket tables show why the attempt failed:
 - `outbound`: the port is the source port of an outgoing connection, because `ip_local_port_range` contains the master
   port.
 - `time-wait`: a connection of a program that does not set SO_REUSEADDR ended less than a minute ago. A TIME_WAIT socket
-  that torch itself left does not prevent torch from binding the port, and is not reported.
+  that torch itself left does not prevent torch from binding the port, so this socket is not reported.
 
-Fix: `nccl-doctor fix-port` shows which process occupies the port, and the job to which the process belongs.
-`nccl-doctor fix-port --kill` ends the job that occupies the port if the job is your own, and if its ranks have no
-launcher and make no progress. `nccl-doctor fix-port --hosts hosts.yaml --next --write` finds another port and writes it
-into the hosts file. For `outbound`, reserve the port (`net.ipv4.ip_local_reserved_ports`). For `time-wait`, wait until
-the port is free (`nccl-doctor fix-port --wait`).
+Fix: `nccl-doctor fix-port` shows which process occupies the port and which job this process belongs to. `nccl-doctor
+fix-port --kill` ends the job that occupies the port if the job is your own, and if its ranks have no launcher and make
+no progress. `nccl-doctor fix-port --hosts hosts.yaml --next --write` finds another port and writes it into the hosts
+file. If an outgoing connection uses the port (`outbound`), add the port to the `net.ipv4.ip_local_reserved_ports`
+sysctl. If only a closed connection occupies the port (`time-wait`), wait until the port is free (`nccl-doctor fix-port
+--wait`).
 
 References: ip(7) and socket(7) on SO_REUSEADDR; torch/csrc/distributed/c10d/TCPStoreLibUvBackend.cpp.
 """

@@ -3,8 +3,8 @@
 What it means: rank 0 can't bind a port below `net.ipv4.ip_unprivileged_port_start` (1024 unless changed) and fails with
 "Permission denied" (errno 13, EACCES).
 
-How we know: on the first host, nccl-doctor, running as the SSH user, tried to bind the master port in the same way as
-torch's TCPStore.
+How we know: on the first host, nccl-doctor tried to bind the master port as the SSH user, in the same way as torch's
+TCPStore does.
 
 Fix: choose a master port of 1024 or higher outside the ephemeral range, such as torchrun's default of 29500.
 """

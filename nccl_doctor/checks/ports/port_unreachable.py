@@ -1,42 +1,43 @@
 """A host can't open a TCP connection to another host, and no readable firewall rule explains the failure.
 
 What it means: NCCL and gloo open connections between hosts in both directions, on ports that the kernel chooses from
-`ip_local_port_range`. In addition, all ranks connect to the master port. If any of these connections fails, the job
-hangs in the rendezvous or in the first collective.
+`ip_local_port_range`. In addition, all ranks connect to the master port. If a connection to the master port or between
+two ranks fails, the job hangs in the rendezvous or in the first collective.
 
-How we know: every host listened on three ephemeral ports (the master also on the master port), and every other host
-connected to these ports. Each listener sent a random word to prove that it belonged to nccl-doctor. The way in which a
-connection fails indicates the cause:
+How we know: every host listened on three ephemeral ports (the master also on the master port), and the other hosts
+connected to these ports. In clusters of more than 128 hosts, every host except the master by default connects only to
+the master, its two neighbours and 14 random hosts. Each listener sent a random word to prove that it belonged to
+nccl-doctor. The way in which a connection fails indicates the cause:
 
 - timed out: the packets are silently dropped, for example by a firewall's DROP rule or a cloud's security group.
 - no route to host: a firewall's REJECT rule blocks the connection, or the target host does not answer ARP requests.
-- - refused: a TCP reset arrived although nccl-doctor was listening on the port, because of a REJECT rule with tcp-reset
+- refused: a TCP reset arrived although nccl-doctor was listening on the port, because of a REJECT rule with tcp-reset
   or because of address translation.
 - network unreachable: the connecting host has no route to the target address.
-- - stranger: a process other than nccl-doctor's listener answered, because two hosts have the same address or a proxy
+- stranger: a process other than nccl-doctor's listener answered, because two hosts have the same address or a proxy
   intercepts the connection.
 
-The other hosts connect to each interface over which NCCL or gloo will transfer data. If the ranks of a host connect to
-each other, the host also connects to itself. The master connects to its own master port, and a host with several ranks
-connects to its own ephemeral ports.
+The port test covers every interface of a host over which NCCL or gloo will transfer data. If ranks on the same host
+will connect to each other, the host also connects to itself. The master connects to its own master port, and a host
+with several ranks connects to its own ephemeral ports.
 
-The diagnosis names the smallest set of hosts that explains all failures. For example, if one host is cut off from four
-others, only that host is named. If several equally small sets of hosts explain the failures, the diagnosis names all of
-these sets. If connections fail in only one direction, the diagnosis names the host that reports the failure. Failures
-in only one direction do not prove that the target host is at fault. No conclusion is drawn about a pair of hosts if one
-host reports that a connection failed but the other host accepted the connection. Each host also makes 64 simultaneous
-connections (32 in clusters of more than 16 hosts) to the next host. Hosts on which some ports answer late or not at all
-are also tested with simultaneous connections. If only some of the simultaneous connections get an answer, the path
-loses packets at random, or loses all packets between certain ports. If packets are lost only between certain ports, a
-member of a bond or one of several parallel routes has usually failed.
+The diagnosis names the smallest set of hosts that explains all failed connections. For example, if one host can't
+connect to four other hosts, the diagnosis names only this one host. If several equally small sets of hosts explain the
+failures, the diagnosis names all of these sets. If connections fail in only one direction, the diagnosis names the host
+that reports the failure. Failures in only one direction do not prove that the target host is at fault. No conclusion is
+drawn about a pair of hosts if one host reports that a connection failed but the other host accepted the connection.
+Each host also makes 64 simultaneous connections (32 in clusters of more than 16 hosts) to the next host. If some ports
+of a host answer late or not at all, this host is also tested with simultaneous connections. If only some of the
+simultaneous connections get an answer, the path loses packets at random, or loses all packets between certain ports. If
+packets are lost only between certain ports, a member of a bond or one of several parallel routes has usually failed.
 
 Fix: ask your network administrator to allow all TCP ports between the cluster's hosts, in both directions. In a cloud,
 check the subnet's network ACL and the security groups of both instances. If both instances are in the same security
 group, the group needs a rule whose source is the group itself. Network ACLs are stateless, so they must allow both the
 connections and the replies. Outside a cloud, the cause is usually a firewall between two networks, or an ACL or port
-isolation on a switch. If a host's own firewall rules could not be read, look at these rules first, as root: `nft list
-ruleset` and `iptables-save`. Traffic between pods is also filtered by the nodes' forward chains and the network plugin,
-which a pod can't inspect.
+isolation on a switch. If a host's own firewall rules could not be read, run `nft list ruleset` and `iptables-save` as
+root and examine these rules first. Traffic between pods is also filtered by the nodes' forward chains and the network
+plugin, which a pod can't inspect.
 """
 
 from collections.abc import Collection, Iterator, Sequence

@@ -3,11 +3,11 @@
 What it means: the job runs, but the connections of one host delay the job's many small messages. Possible causes are a
 path through another site or a VPN, an overloaded switch, a duplex mismatch, or a port that loses packets.
 
-How we know: the kernel measures the round-trip times and retransmissions of each connection in the port test
-(TCP_INFO). A host is reported if its shortest round-trip time is at least ten times the median of the other hosts'
-shortest round-trip times, and at least 5 ms longer than this median. A host is also reported if packets were
-retransmitted on at least half of its connections, but on at most a tenth of the connections between other hosts. Hosts
-with at least two runnable processes per CPU, or with threads that woke up at least 0.5 s late, are ignored. The
+How we know: for each connection in the port test, the kernel measures the round-trip time and counts the
+retransmissions (TCP_INFO). A host is reported if its shortest round-trip time is at least ten times the median of the
+other hosts' shortest round-trip times, and at least 5 ms longer than this median. A host is also reported if packets
+were retransmitted on at least half of its connections, but on at most a tenth of the connections between other hosts.
+Hosts with at least two runnable processes per CPU, or with threads that woke up at least 0.5 s late, are ignored. The
 diagnosis is a warning if many of a host's 64 simultaneous connections (32 in clusters of more than 16 hosts) got no
 answer, or got an answer only after their first packet was resent. The diagnosis is also a warning if 32 KiB of data did
 not arrive within 1.5 s although full-size packets arrived. If answers or data are late or missing, the path between the

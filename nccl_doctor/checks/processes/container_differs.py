@@ -2,7 +2,7 @@
 
 What it means: the job fails or is slow although the host is configured correctly. In a bridge network, the default of
 Docker and Podman, NCCL advertises a container address such as 172.17.0.2, which other hosts can't reach. On another
-host, the same address may belong to a local container. By default, /dev/shm in a container has a size of only 64 MiB,
+host, the same address might belong to a local container. By default, /dev/shm in a container has a size of only 64 MiB,
 which is too small for NCCL and for data loaders. A container inherits its limits on locked memory and open files from
 the container daemon, not from the host. GPUs and RDMA devices are available only if they were passed to the container.
 
@@ -11,7 +11,7 @@ limits, devices and /etc/hosts for comparison. Harmless differences are not repo
 reported only if connections to or from the container failed. A limit of the container is reported only if the job needs
 a higher limit and the host allows a higher limit. Missing RDMA devices are reported only if at least one RDMA port is
 up. The probe opens each device in the container. ENOENT means that the device was not passed to the container. EACCES
-and EPERM mean that the device's mode or the container's device rules deny access.
+and EPERM mean that the mode of the device file or the container's device rules deny access.
 
 Fix: recreate the container with the options that the diagnosis shows, because most settings of a running container
 can't be changed. Only /dev/shm can be enlarged in a running container, and the change is lost when the container stops.

@@ -1,6 +1,6 @@
 """A disk is full, or a user's quota is exhausted.
 
-What it means: A checkpoint, a cache or a log could not be written. A rank that can't write a file exits, and the other
+What it means: a checkpoint, a cache or a log could not be written. A rank that can't write a file exits, and the other
 ranks wait for that rank until they time out. If /tmp is full, torch.compile, Ray and programs that create sockets in
 /tmp fail, and a hanging job can't write its dumps.
 

@@ -1,19 +1,19 @@
 """Another process uses a GPU that the job needs.
 
-What it means: the job's rank on the GPU runs out of memory, or is slowed down by the other process. In the
+What it means: the job's rank on the GPU runs out of memory or is slowed down by the other process. In the
 EXCLUSIVE_PROCESS compute mode, the rank can't start and prints "CUDA-capable device(s) is/are busy or unavailable".
 
 How we know: nvidia-smi lists the processes that use memory on each GPU. The job may use the GPUs that
 `cuda_visible_devices` in the hosts file lists (by default, all GPUs), and needs the first `nproc_per_node` of these
 GPUs (by default, all of them). A process is reported if it uses 1 GiB of GPU memory or more, or an unknown amount. A
-CUDA context alone needs only a few hundred MiB, so a monitoring process is not reported. A GPU with 2 GiB or more of
-memory in use but without a visible process is also reported. The process that allocated this memory is in another
-container or has exited.
+CUDA context alone needs only a few hundred MiB, so a monitoring process is not reported. A GPU without a visible
+process is also reported if 2 GiB or more of its memory is in use. Memory in use without a visible process belongs to a
+process in another container or to a process that has exited.
 
 The parent of a process shows whether the process is a leftover or part of a running job (see stale-process).
 
-Fix: end the process if it is left over from a job of yours, or ask its owner if it is part of a running job. To use
-other GPUs, name them in the hosts file (`cuda_visible_devices`).
+Fix: if the process is left over from one of your jobs, end the process. If the process is part of a running job, ask
+the owner of the job. To use other GPUs, name them in the hosts file (`cuda_visible_devices`).
 
 References: nvidia-smi(1), --query-compute-apps.
 """

@@ -3,11 +3,12 @@
 What it means: NCCL's InfiniBand transport fails with "Call to ibv_reg_mr failed … Cannot allocate memory" or
 "ibv_create_qp failed". Every buffer that a network adapter accesses must be locked in memory.
 
-How we know: the check reads the limit RLIMIT_MEMLOCK of a command that is started over SSH. Only hosts with an active
+How we know: the check reads the RLIMIT_MEMLOCK limit of a command that is started over SSH. Only hosts with an active
 RDMA port that NCCL_IB_HCA, NCCL_IB_DISABLE and NCCL_NET allow are checked. The kernel counts all registered buffers of
-a process towards the limit, and NCCL alone registers tens of MiB per channel. The limit does not apply to a process
-with CAP_IPC_LOCK. Root has CAP_IPC_LOCK outside containers, but in a container only if the capability was granted. Your
-own terminal may show a different limit, because launchers start the job in non-interactive sessions.
+a process towards the limit, and NCCL alone registers at least 64 MiB per communicator by default (at least 4 MiB per
+channel and direction). The limit does not apply to a process with the CAP_IPC_LOCK capability. Root has CAP_IPC_LOCK
+outside containers, but in a container only if the capability was granted. Your own terminal might show a different
+limit, because launchers start the job in non-interactive sessions.
 
 Fix: write `* - memlock unlimited` to a file in /etc/security/limits.d, and log in again. For Docker, use `--ulimit
 memlock=-1`. For systemd units such as Slurm's slurmd, set `LimitMEMLOCK=infinity`.

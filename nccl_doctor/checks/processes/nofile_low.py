@@ -1,15 +1,15 @@
 """Processes started over SSH may open fewer files than a job of this size needs.
 
 What it means: the job fails with "Too many open files" or "unhandled system error", usually above a certain number of
-hosts. In each process, NCCL's bootstrap, the store and gloo have sockets to the other ranks, and data loaders open
+hosts. In each process, NCCL's bootstrap, the store and gloo open sockets to the other ranks, and data loaders open
 files.
 
-How we know: the limit RLIMIT_NOFILE of a command that is started over SSH is compared with an estimate of 256 files
-plus 16 files per rank of the job. The 256 files are for Python, torch and torch's libraries. Each rank counts as 16
-files, since NCCL opens several sockets per peer, and more with NCCL_NSOCKS_PERTHREAD. The process of the first rank
-serves the store and the bootstrap for all ranks. The common limit of 1024 files is estimated to be enough for 48 ranks,
-but some jobs of 32 ranks with several communicators have failed with this limit. The soft limit is checked, because
-NCCL raises it to the hard limit only in the process that serves the bootstrap.
+How we know: the RLIMIT_NOFILE limit of a command that is started over SSH is compared with an estimate of 256 files
+plus 16 files per rank of the job. The estimate includes 256 files for Python, torch and torch's libraries. Each rank
+counts as 16 files, since NCCL opens several sockets per peer, and more with NCCL_NSOCKS_PERTHREAD. The process of the
+first rank serves the store and the bootstrap for all ranks. The common limit of 1024 files is estimated to be enough
+for 48 ranks, but some jobs of 32 ranks with several communicators have failed with this limit. The soft limit is
+checked, because NCCL raises it to the hard limit only in the process that serves the bootstrap.
 
 Fix: to raise the soft limit to the hard limit, run `ulimit -n "$(ulimit -Hn)"` in the shell that starts the job. To
 raise the hard limit permanently, write `* - nofile 1048576` to a file in /etc/security/limits.d and log in again. For

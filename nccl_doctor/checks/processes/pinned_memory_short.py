@@ -1,14 +1,14 @@
 """The kernel can't pin memory for RDMA, although no limit prevents it.
 
 What it means: NCCL fails with "Call to ibv_reg_mr_iova2 failed with error Cannot allocate memory", although `ulimit -l`
-prints "unlimited". If the GPU and the CPU share memory (GB10, DGX Spark), memory registration can fail as soon as a
+prints "unlimited". If the GPU and the CPU share memory (GB10, DGX Spark), memory registration might fail as soon as a
 large model is loaded. The pages that remain free belong to the contiguous memory allocator (CMA) and must stay movable,
 so they can't be pinned.
 
-How we know: CmaFree is larger than CmaTotal in /proc/meminfo, on a host with an RDMA port that NCCL uses. Linux 7.0
-adds the scratch area of kexec handover (KHO), about 9 GiB on a GB10, to the CMA pages, but counts it only in CmaFree.
-This fault is also reported if a log or the output of the all-reduce shows that a memory registration failed although
-the memlock limit is unlimited.
+How we know: on a host with an RDMA port that NCCL uses, /proc/meminfo shows a larger value for CmaFree than for
+CmaTotal. Linux 7.0 adds the scratch area of kexec handover (KHO), about 9 GiB on a GB10, to the CMA pages, but counts
+it only in CmaFree. This fault is also reported if a log or the output of the all-reduce shows that a memory
+registration failed although the memlock limit is unlimited.
 
 Fix: add `kho=off` to the kernel command line, or boot the previous kernel, 6.17. Without KHO, kdump and kexec still
 work.

@@ -2,7 +2,7 @@
 
 What it means: ulimit -u, a control group's pids.max or the kernel's threads-max is smaller than the number of processes
 and threads that ranks and data loaders need. Containers often have a process limit, such as Podman's default of 2048.
-On a machine with many cores, each rank may start a thread per core.
+On a machine with many cores, each rank might start one thread per core.
 
 How we know: the check reads ulimit -u, the number of the user's threads, and pids.max and pids.current of the control
 groups. The check estimates that each rank needs 32 processes and threads (for NCCL's proxies, torch's watchdogs and

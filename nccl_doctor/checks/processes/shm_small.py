@@ -12,7 +12,7 @@ since the data loaders of a single rank can fill Docker's default of 64 MiB.
 
 Fix: enlarge /dev/shm with `mount -o remount,size=… /dev/shm`, and set the size in /etc/fstab to make the change
 permanent. Start a container with `--ipc=host` or `--shm-size`. Use `ls -l /dev/shm` to find files that finished jobs
-have left, and remove these files. The mode of /dev/shm must be 1777, so that all users can write to it.
+left behind, and remove these files. The mode of /dev/shm must be 1777, so that all users can write to it.
 """
 
 import math

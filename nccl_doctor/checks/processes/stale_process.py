@@ -1,11 +1,11 @@
 """A training process still exists although its launcher has exited.
 
-What it means: the process occupies GPU memory, ports and shared memory until it is ended. The diagnosis is only a
-warning, because the process affects only jobs that need the same resources. A process that occupies the master port, or
-a GPU that the job needs, is reported as an error (port-in-use, gpu-in-use).
+What it means: the process occupies GPU memory, ports and shared memory until it ends. The diagnosis is only a warning,
+because the process affects only jobs that need the same resources. A process that occupies the master port, or a GPU
+that the job needs, is reported as an error (port-in-use, gpu-in-use).
 
-How we know: the check lists the processes of every host, and groups them into jobs by their parents and by the
-variables that launchers set. The following are considered to be left behind:
+How we know: the check lists the processes of every host and groups them into jobs by their parents and by the variables
+that launchers set. The following are considered to be left behind:
 
 - ranks of torchrun, torch.distributed.launch, DeepSpeed, Accelerate, MPI or multiprocessing (recognized by
   `LOCAL_RANK`, `--local_rank` or `multiprocessing.spawn`) whose parent is now PID 1 or another process that adopts
@@ -22,8 +22,8 @@ jobs are not reported by this check.
 Fix: run `nccl-doctor fix-port --host node2 --pid N@START --kill`, which ends the whole job if the job is yours and PID
 N still belongs to the same process. START is the start time of the process in clock ticks since boot. A zombie
 disappears when its parent reaps it or exits. GPU memory of a process that no longer exists is freed when no other
-process has the device file open any more, or when root resets the GPU (`nvidia-smi --gpu-reset`). The command `fuser -v
-/dev/nvidia*` lists the processes that have the device files open.
+process has the GPU's device file open any more, or when root resets the GPU (`nvidia-smi --gpu-reset`). The command
+`fuser -v /dev/nvidia*` lists the processes that have the device files open.
 
 References: proc_pid_stat(5); torch/distributed/elastic/agent/server/local_elastic_agent.py.
 """

@@ -1,18 +1,18 @@
 """Data can't be transferred directly between GPUs, or between GPUs and RDMA devices.
 
 What it means: all data passes through host memory or the CPU's root complex, which reduces the bandwidth (from 180 to
-10 GB/s in one case). Between GPUs that are connected only by PCIe, NCCL's first all-reduce may hang or, according to a
-few reports, give wrong sums. While the all-reduce hangs, the GPUs show 100% utilization but draw only a fraction of
+10 GB/s in one case). Between GPUs that are connected only by PCIe, NCCL's first all-reduce might hang or, according to
+a few reports, give wrong sums. While the all-reduce hangs, the GPUs show 100% utilization but draw only a fraction of
 their usual power.
 
 How we know: the check examines hosts with GPUs and an RDMA port that is up, and hosts with several GPUs without NVLink.
 GPUDirect RDMA needs nvidia_peermem, or the open kernel modules of the driver on Linux 5.12 or later (DMA-BUF). With
 root access, `lspci -vvv` shows whether Access Control Services (ACS) redirect traffic at PCI bridges. For traffic
 between GPUs, only the PCI bridges upstream of the GPUs matter. The IOMMU must not translate the GPUs' addresses
-(/sys/kernel/iommu_groups). On a virtual machine, ACS and the IOMMU must be on, and the provider decides whether a
-direct path exists. If the settings of ACS or the IOMMU can't be read, the check doesn't report that they are unknown,
-because the job starts regardless of these settings, and the all-reduce measures the bandwidth. For GeForce GPUs, most
-of which do not support P2P, the diagnosis is only a note.
+(/sys/kernel/iommu_groups). In a virtual machine, ACS and the IOMMU must be on, and the provider decides whether a
+direct path exists. If the ACS or IOMMU settings can't be read, the check reports nothing about them. The job starts
+regardless of these settings, and the all-reduce measures the bandwidth. For GeForce GPUs, most of which do not support
+P2P, the diagnosis is only a note.
 
 Fix: run `modprobe nvidia_peermem` and list the module in /etc/modules-load.d, or install the driver's open kernel
 modules. Add `iommu=pt` to the kernel command line. If the IOMMU still translates the GPUs' addresses, add

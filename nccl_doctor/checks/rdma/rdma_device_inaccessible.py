@@ -2,15 +2,15 @@
 
 What it means: /sys shows the device, but the device file /dev/infiniband/uverbsN is missing, or the job's user has no
 permission to open it. NCCL leaves the device out of its list, and prints "Unable to open device" in some cases. If no
-device is left, NCCL uses TCP sockets. If a device is missing from one host's list, the devices after it are paired with
-the wrong devices of the other hosts.
+device is left, NCCL uses TCP sockets. If a device is missing from one host's list, the following devices in this list
+are paired with the wrong devices of the other hosts.
 
 How we know: the check opens each device node as libibverbs does, as the job's user and in the job's container. ENOENT
 means that the device node is missing, for example because it was not passed to the container or pod. EACCES means that
 the mode of the device node denies access to the user, and EPERM means that the container's device rules deny access.
-Without the kernel module ib_uverbs, no RDMA device has a device node. Devices that NCCL_IB_HCA excludes, and devices
-whose ports are down, are ignored. An InfiniBand port in the state INIT or ARMED has a link, but no subnet manager has
-activated the port. NCCL uses only ACTIVE ports (``ncclIbInit`` in src/transport/net_ib.cc).
+Without the ib_uverbs kernel module, no RDMA device has a device node. Devices that NCCL_IB_HCA excludes, and devices
+whose ports are down, are ignored. An InfiniBand port in the INIT or ARMED state has a link, but no subnet manager has
+activated the port. NCCL uses only ACTIVE ports (`ncclIbInit` in src/transport/net_ib.cc).
 
 Fix: with Docker or Podman, start the container with `--device=/dev/infiniband --cap-add=IPC_LOCK --ulimit memlock=-1`.
 On Kubernetes, request the resource that the RDMA device plugin provides. On the host, run `modprobe ib_uverbs`, and set

@@ -1,7 +1,7 @@
 """The GID that NCCL would use on a RoCE port is missing, or has a different type from the GIDs of the other hosts.
 
 What it means: for the link-local address and for each IP address, the GID table of a RoCE port contains one entry for
-RoCE v1 and one entry for RoCE v2. NCCL chooses a GID index and sends the GID at that index to the other side. An empty
+RoCE v1 and one entry for RoCE v2. NCCL chooses a GID index and sends the GID at that index to the peer. An empty GID
 entry leads to "Call to ibv_modify_qp failed" with errno 61 (No data available) or 22 (Invalid argument), and to "local
 GID ::" in the message. With RoCE v1 on one side and RoCE v2 on the other, the queue pair is established, but all
 packets are dropped until completions fail with status 12.
@@ -10,16 +10,17 @@ If NCCL_IB_GID_INDEX is set, NCCL uses the GID at that index on every port of th
 Before version 2.21, NCCL uses index 0 if NCCL_IB_GID_INDEX is not set. From version 2.21 on, NCCL uses the first RoCE
 v2 entry with an IPv4 address on each port if NCCL_IB_GID_INDEX is unset or negative. NCCL_IB_ADDR_FAMILY,
 NCCL_IB_ADDR_RANGE and NCCL_IB_ROCE_VERSION_NUM affect the choice of a GID. If no RoCE v2 entry has an IPv4 address,
-NCCL uses the link-local GID at index 0. The indexes of GIDs may change after a reboot, or when an address, a bond or a
-VLAN is added.
+NCCL uses the link-local GID at index 0. GID indexes might change after a reboot, or when an address, a bond or a VLAN
+is added.
 
 How we know: the check reads each port's GID table in /sys/class/infiniband, and determines the index that the host's
-NCCL version uses. The check reports a port whose GID entry at the index in use is empty. It also reports a port whose
-GID type differs from the type that most hosts use on the port at the same position in their device lists. Nothing is
-reported if no RoCE port has an IPv4 address, since ports with link-local GIDs can communicate within a network segment.
+NCCL version uses. The check reports a port whose GID entry at the index in use is empty. The check also reports a port
+whose GID type differs from the type that most hosts use on the port at the same position in their device lists. Nothing
+is reported if no RoCE port has an IPv4 address, since ports with link-local GIDs can communicate within a network
+segment.
 
 Fix: from NCCL 2.21 on, unset NCCL_IB_GID_INDEX. If no GID entry has an IP address, assign an IP address to the network
-interface of the port. Let containers use the host's network, because a container can't use the GIDs of another network
+interface of the port. Run containers in the host's network, because a container can't use the GIDs of another network
 namespace.
 """
 

@@ -13,9 +13,10 @@ number 1. Spaces are significant, so the second entry of "mlx5_0, mlx5_1" matche
 value of "^" alone matches no device.
 
 How we know: the check matches the value of NCCL_IB_HCA, as NCCL does, against the devices in /sys/class/infiniband that
-have ACTIVE ports. The value of NCCL_IB_HCA may come from the hosts file, the environment or NCCL's configuration files.
+have ACTIVE ports. The check takes the value of NCCL_IB_HCA from the hosts file, the environment or NCCL's configuration
+files.
 
-Fix: name existing devices, or unset NCCL_IB_HCA.
+Fix: set NCCL_IB_HCA to existing RDMA devices, or unset NCCL_IB_HCA.
 
 References: NVIDIA/nccl issue 234 (two hosts hang, one with InfiniBand and one without), NVIDIA/nccl-tests issue 188
 ("wrong type").

@@ -12,12 +12,12 @@ gives the second device only two PCIe lanes.
 How we know: current_link_width and current_link_speed of the PCI device are compared with the maximum values that both
 ends of the link support. A slower link is reported only if its rate is lower than the port's rate or than the rate of
 the same device on another host. The rate of each port is compared with the rates of the ports at the same position in
-the other hosts' lists. On a GB10, the check compares the PCIe lanes and the GIDs of the two devices that belong to the
-same QSFP port. Ports that NCCL does not use are ignored.
+the other hosts' device lists. On a GB10, the check compares the PCIe lanes and the GIDs of the two devices that belong
+to the same QSFP port. Ports that NCCL does not use are ignored.
 
 Fix: for a slow PCIe link, reseat the card, check the slot's lanes in the firmware settings, and update the card's
 firmware. For a slow port, check the cable, the switch port and the configured speed (`ethtool`, `mlxlink`). On a GB10,
-run `fwupdmgr update`, and configure the addresses in /etc/netplan, since addresses set with nmcli are lost at a reboot.
+run `fwupdmgr update`, and configure the addresses in /etc/netplan, since addresses set with nmcli are lost on reboot.
 
 References: NVIDIA/dgx-spark-playbooks issues 25 and 102; tonyd2wild/DeepSeek-v4-Flash-Vision-Exp-DSpark-1M-NVFP4-KV-2x-
 DGX-Spark 35 and 38; forums.developer.nvidia.com 367853, "Second ConnectX-7 PCIe slot wired at Gen5 x2".

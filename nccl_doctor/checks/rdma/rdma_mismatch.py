@@ -8,7 +8,7 @@ is reported as an error, since the job fails at startup. One host without GPUDir
 hosts from about 180 GB/s to 10 GB/s.
 
 How we know: the check computes the device list of each host from /sys/class/infiniband and NCCL_IB_HCA, in the same way
-as the host's NCCL version. GPUDirect needs the module nvidia_peermem, or the open kernel modules of the driver, which
+as the host's NCCL version. GPUDirect needs the nvidia_peermem module, or the open kernel modules of the driver, which
 export GPU memory as DMA-BUF. Ports that are down on all hosts, and devices that NCCL_IB_HCA excludes, are not compared.
 The state that most hosts have in common is assumed to be correct.
 

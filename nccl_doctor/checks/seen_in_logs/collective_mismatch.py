@@ -7,7 +7,7 @@ How we know: NCCL prints "message truncated : receiving 1048576 bytes instead of
 With TORCH_DISTRIBUTED_DEBUG=DETAIL, torch prints "Detected mismatch between collectives". In watchdog messages or
 flight-recorder dumps, the same SeqNum appears with different OpTypes or sizes.
 
-Fix: Run the job once with TORCH_DISTRIBUTED_DEBUG=DETAIL to see the ranks whose calls differ. Compare the code and the
+Fix: Run the job once with TORCH_DISTRIBUTED_DEBUG=DETAIL to find the ranks whose calls differ. Compare the code and the
 values of NCCL_ALGO and NCCL_PROTO on all hosts.
 
 References: NCCL's src/transport/net_socket.cc and net_ib.cc; torch/csrc/distributed/c10d/ProcessGroupWrapper.cpp.

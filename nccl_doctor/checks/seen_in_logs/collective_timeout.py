@@ -7,12 +7,13 @@ nothing.
 How we know: the watchdog of torch's ProcessGroupNCCL prints "Watchdog caught collective operation timeout" with the
 SeqNum and the OpType of the collective. With gloo, the message is "Timed out waiting 1800000ms for recv operation".
 Horovod prints lists of stalled ranks. Since torch 2.15, the default backend is nccl2, which prints
-"[TC][rank=1][name=0] Operation timed out after 600012 ms". This message contains neither the name nor the number of the
-collective. If the message gives -1 as the last completed work, no collective finished before the timeout. The ranks
-never connected, so the cause is in the network. A log that stops without a timeout, a fault or a normal end can lead to
-this diagnosis. The diagnosis is a warning if all ranks of a host connected over shared memory and the log ends there.
-Such a log may be an excerpt. For other logs that stop early, the diagnosis is only a note, because a log alone can't
-show whether the job hangs.
+"[TC][rank=1][name=0] Operation timed out after 600012 ms". The timeout message of nccl2 contains neither the name nor
+the number of the collective. If a timeout message gives -1 as the last completed work, no collective finished before
+the timeout. If no collective finished, the ranks never connected, so the cause is in the network. A log that stops
+without a timeout, a fault or a normal end might also lead to this diagnosis. If a job runs on a single host and its log
+ends right after the ranks connected over shared memory, the diagnosis is a warning, because the log might be an
+excerpt. For other logs that stop early, the diagnosis is only a note, because a log alone can't show whether the job
+hangs.
 
 Fix: compare the ranks' stacks with `py-spy dump`, or their collectives with torch's flight recorder. A step that only
 rank 0 performs, such as a checkpoint, an evaluation or a download, needs a longer timeout or a barrier of its own.

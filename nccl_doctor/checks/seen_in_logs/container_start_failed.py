@@ -1,9 +1,9 @@
 """A container could not be started.
 
-What it means: The job never began on the host, because the image, a mount, the runtime or the GPU hook failed.
+What it means: The job did not start on the host, because the image, a mount, the runtime or the GPU hook failed.
 
-How we know: The log contains an error of pyxis ("container start failed", "failed to import docker image"), of enroot
-or of nvidia-container-cli. Other signs are "OCI runtime create failed", Docker's "Error response from daemon", and
+How we know: The log contains an error from pyxis ("container start failed", "failed to import docker image"), enroot or
+nvidia-container-cli. Other signs are "OCI runtime create failed", Docker's "Error response from daemon", and
 ImagePullBackOff in Kubernetes.
 
 Fix: Start the same image manually on the host. Check the host's disk space (`df /run /tmp`), the name of the image, the

@@ -4,11 +4,11 @@ What it means: The fault is in a CUDA kernel or a GPU, not in the network. CUDA 
 call that the message names is not always the cause. After a severe error, such as an illegal memory access, all later
 CUDA calls of the process fail.
 
-How we know: The log contains "CUDA error", NCCL's "Cuda failure" or "unhandled cuda error", or an Xid message of the
+How we know: The log contains "CUDA error", NCCL's "Cuda failure" or "unhandled cuda error", or an Xid message from the
 kernel.
 
-Fix: Set CUDA_LAUNCH_BLOCKING=1 to see which call failed. Xid and ECC errors (`dmesg`, `nvidia-smi -q`) point to the
-hardware. The message "busy or unavailable" suggests that another process uses the GPU, or that the GPU is in the
+Fix: Set CUDA_LAUNCH_BLOCKING=1 to see which call failed. Xid and ECC errors (`dmesg`, `nvidia-smi -q`) point to a
+hardware fault. The message "busy or unavailable" suggests that another process uses the GPU, or that the GPU is in the
 exclusive compute mode.
 
 References: CUDA runtime API, cudaError_t; NVIDIA's Xid catalogue.

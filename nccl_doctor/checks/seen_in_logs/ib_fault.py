@@ -13,8 +13,8 @@ show links that went down. If `nccl-doctor logs --with FILE` reads a snapshot fr
 diagnosis names the two ports of the failed connection and states whether these ports can communicate.
 
 Fix: Run ib_write_bw between the two hosts, and check the link with ibstat or ethtool. For RoCE, unset NCCL_IB_GID_INDEX
-if the NCCL version is 2.21 or later. With an earlier version, set NCCL_IB_GID_INDEX to the index of the right GID.
-Restrict NCCL_IB_HCA to adapters of one kind.
+if the NCCL version is 2.21 or later. With an earlier NCCL version, set NCCL_IB_GID_INDEX to the index of the correct
+GID. Restrict NCCL_IB_HCA to adapters of one kind.
 
 References: NCCL's src/transport/net_ib.cc; infiniband/verbs.h (ibv_wc_status).
 """

@@ -1,4 +1,4 @@
-"""A signal from outside ended a process.
+"""A signal from outside the job ended a process of the job.
 
 What it means: The kernel, the scheduler (for example at a time limit), a closing terminal or a person sent a signal.
 The other ranks lose their connections to the killed process.
@@ -7,7 +7,7 @@ How we know: The log contains torchrun's "exitcode: -9" for the process that fai
 code 137, "CANCELLED … DUE TO TIME LIMIT", or SIGHUP. The check ignores the SIGTERM that torchrun sends to the other
 workers after the first failure. SIGSEGV and SIGABRT mean that the process itself crashed.
 
-Fix: Look for messages from the OOM killer in dmesg, and from the scheduler in the output of `sacct` or `kubectl
+Fix: Look for the OOM killer's messages in dmesg, and for the scheduler's messages in the output of `sacct` or `kubectl
 describe`. Start long runs under tmux or nohup.
 
 References: signal(7); torch/distributed/elastic/multiprocessing/api.py.

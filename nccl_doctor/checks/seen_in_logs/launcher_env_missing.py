@@ -1,16 +1,16 @@
 """A process was started without the variables that torch.distributed reads.
 
 What it means: RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR or MASTER_PORT is missing, usually because the script was
-started with python instead of torchrun. A script can also fail because it requires the option --local_rank, which
-torchrun does not pass, or because it rejects the option --local-rank, which torch.distributed.launch passes.
+started with python instead of torchrun. A script also fails if it requires the --local_rank option, which torchrun does
+not pass, or if it rejects the --local-rank option, which torch.distributed.launch passes.
 
-MPI may fail to start if it can't use the launcher's process management interface (PMI).
+MPI might fail to start if it can't use the launcher's process management interface (PMI).
 
 How we know: The log contains "environment variable RANK expected, but not set", "KeyError: 'LOCAL_RANK'", or
 "unrecognized arguments: --local-rank=0".
 
-Fix: Start the script with torchrun, or derive the variables from the scheduler's variables. `nccl-doctor launch` prints
-the command for each host.
+Fix: Start the script with torchrun, or set the missing variables from the scheduler's variables. `nccl-doctor launch`
+prints the command for each host.
 
 References: torch/distributed/rendezvous.py.
 """

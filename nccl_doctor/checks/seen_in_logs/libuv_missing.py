@@ -5,7 +5,7 @@ builds lack libuv.
 
 How we know: The log contains "use_libuv was requested but PyTorch was built without libuv support".
 
-Fix: Set USE_LIBUV=0, use the init method `env://?use_libuv=0`, or install a build of torch with libuv.
+Fix: Set USE_LIBUV=0, use the `env://?use_libuv=0` init method, or install a build of torch with libuv.
 
 References: torch/distributed/rendezvous.py; torch/csrc/distributed/c10d/TCPStore.cpp.
 """

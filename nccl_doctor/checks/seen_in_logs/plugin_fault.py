@@ -1,7 +1,7 @@
 """NCCL's network plugin failed.
 
 What it means: An NCCL plugin, such as aws-ofi-nccl, FasTrak, UCX or SHARP, could not be loaded, found no device, or
-lost a connection. NCCL may continue over sockets, which are many times slower.
+lost a connection. NCCL might continue over sockets, which are many times slower.
 
 How we know: The log contains warnings that begin with "NET/OFI" or another plugin's name, "Failed to initialize any NET
 plugin", or "network … not found". If NCCL only prints that no plugin was found, nothing is wrong.

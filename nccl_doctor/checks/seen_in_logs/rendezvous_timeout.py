@@ -5,7 +5,7 @@ has a different master address, port or world size.
 
 How we know: torch prints "The client socket has timed out after 60s while trying to connect to (10.0.0.2, 29500)" or
 "Timed out after 601 seconds waiting for clients". Other signs are a store-based barrier that counts fewer workers than
-the world size, RendezvousTimeoutError, RendezvousConnectionError, and errors of JAX's coordination service.
+the world size, RendezvousTimeoutError, RendezvousConnectionError, and errors from JAX's coordination service.
 
 Fix: Start the job on all hosts within the timeout, with the same --rdzv-endpoint, or with the same --master_addr and
 --master_port. `nccl-doctor launch` prints the launch command of each host, and `nccl-doctor check` tests the port from

@@ -8,7 +8,7 @@ tensor shapes or devices. A launcher's message "exitcode: 1", or its summary of 
 if no other line explains the failure.
 
 Fix: Read the traceback of the rank that the diagnosis names. If the log has no traceback, use `torchrun --log-dir DIR
---tee 3` to keep every rank's output. If the script's main function has the decorator `record` of
+--tee 3` to keep every rank's output. If the script's main function has the `record` decorator from
 torch.distributed.elastic.multiprocessing.errors, torchrun's summary contains the traceback.
 
 References: torch/distributed/elastic/multiprocessing/errors; torch/distributed/distributed_c10d.py (the excepthook).

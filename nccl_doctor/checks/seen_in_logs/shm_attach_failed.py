@@ -1,7 +1,7 @@
 """A shared memory segment of another rank could not be opened.
 
 What it means: Ranks on one host do not share /dev/shm or an IPC namespace, the segment was removed (systemd's
-RemoveIPC), or its creator has exited.
+RemoveIPC), or the rank that created the segment has exited.
 
 How we know: The log contains "Error while attaching to shared memory segment", "unlink shared memory … failed", or
 "shm_open failed".

@@ -4,8 +4,8 @@ What it means: Two processes have the same rank, a rank is equal to or greater t
 world sizes, or two jobs use the same address.
 
 How we know: NCCL prints "Bootstrap Root : rank 1 of 8 ranks has already checked in" or "mismatch in rank count from
-procs". Other signs are an error of Lightning or torch about an invalid rank, and MPI's message "not enough slots". The
-log may contain the tables of two overlapping nccl-tests runs, in which rank 0 is on different hosts.
+procs". Other signs are an error from Lightning or torch about an invalid rank, and MPI's "not enough slots" message.
+The tables of two overlapping nccl-tests runs, in which rank 0 is on different hosts, also lead to this diagnosis.
 
 Fix: Compare RANK, WORLD_SIZE, --nnodes, --node_rank, --nproc_per_node and the scheduler's tasks per node on all hosts.
 `nccl-doctor launch` prints the launch command of each host with the right values.

@@ -4,7 +4,7 @@ What it means: the log lines of different ranks can't be sorted by time. With `-
 a host dead if the host's clock is 15 s or more behind the clocks of the other hosts. The dynamic rendezvous drops a
 host if the host's last keep-alive, whose timestamp comes from the host's own clock, is older than three intervals of 5
 s (torch/distributed/elastic/rendezvous/dynamic_rendezvous.py). A static rendezvous (`--master_addr`) is not affected.
-If the clocks differ by several minutes, certificates and Kerberos tickets may be rejected.
+If the clocks differ by several minutes, certificates and Kerberos tickets might be rejected.
 
 How we know: the check requests each host's time over the existing connection to the host, with an error of at most half
 of the round-trip time. A clock difference is reported only if it exceeds the maximum measurement error by more than 2

@@ -1,15 +1,16 @@
 """A file or directory that must be the same on all hosts differs between hosts.
 
 What it means: ranks run different programs or read different data. If the ranks' collectives differ as a result, the
-job hangs or fails with "Detected mismatch between collectives on ranks"; otherwise, the results of the job may be
+job hangs or fails with "Detected mismatch between collectives on ranks". Otherwise, the results of the job might be
 wrong.
 
 How we know: the hosts file lists the paths that must be the same, such as `same: [train.py, data/index.json, src]`. A
-relative path starts at the home directory, because commands over SSH start there. The check compares the SHA-256 digest
-and the size of a file, or of every file in a directory except the files in `__pycache__`. Links are not followed, but
-their target paths are compared. A Git checkout is compared by its commit, its index (staged changes) and its changed
-tracked files. The check does not run git, since git's configuration could start programs. A path that is missing on all
-hosts is reported, since the hosts file requires the path.
+relative path is resolved from the SSH user's home directory, in which commands over SSH start. The check compares the
+SHA-256 digest and the size of a file, or of every file in a directory except the files in `.git`, `__pycache__` and
+`.ipynb_checkpoints`. Symbolic links in a directory are not followed, but their target paths are compared. A Git
+checkout is compared by its commit, its index (staged changes) and its changed tracked files. The check does not run
+git, since git's configuration could start programs. A path that is missing on all hosts is reported, since the hosts
+file requires the path.
 
 Fix: copy the file or directory from one host to the others (`rsync -a`, `git pull`), or keep code and data on a shared
 file system.

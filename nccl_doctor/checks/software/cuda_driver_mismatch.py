@@ -4,11 +4,11 @@ What it means: `torch.cuda.is_available()` returns False with the warning "The N
 or CUDA fails with "driver version is insufficient for CUDA runtime version". If parts of the driver have different
 versions ("Driver/library version mismatch"), see gpu-driver-down.
 
-How we know: the driver version from nvidia-smi is compared with the minimum for the CUDA version of torch. The minimum
-is 580.65.06 for CUDA 13, 525.60.13 for CUDA 12, and 450.80.02 for CUDA 11 (NVIDIA, "CUDA Compatibility", minor version
-compatibility). For earlier CUDA releases, the minimum is the driver version shipped with the toolkit. With a
-forward-compatibility package (`cuda-compat`) on LD_LIBRARY_PATH, nothing is reported. If torch is built without CUDA,
-the driver version is not checked.
+How we know: the driver version from nvidia-smi is compared with the minimum driver version for torch's CUDA version.
+The minimum driver version is 580.65.06 for CUDA 13, 525.60.13 for CUDA 12, and 450.80.02 for CUDA 11 (NVIDIA, "CUDA
+Compatibility", minor version compatibility). For earlier CUDA releases, the minimum is the driver version shipped with
+the toolkit. With a forward-compatibility package (`cuda-compat`) on LD_LIBRARY_PATH, nothing is reported. If torch is
+built without CUDA, the driver version is not checked.
 
 Fix: update the driver and reboot the host, or install a torch build for an older CUDA version.
 """

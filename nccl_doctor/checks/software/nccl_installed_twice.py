@@ -1,8 +1,8 @@
 """Two packages or search paths provide NCCL to torch, and one of them silently takes precedence.
 
 What it means: `nvidia-nccl-cu12` and `nvidia-nccl-cu13` install the same file, so the package that was installed last
-determines the content of the file, regardless of what pip lists. A hang that a newer NCCL version has fixed may occur
-again, and hosts may load different versions although their package lists are the same.
+determines the content of the file, regardless of what pip lists. A hang that a newer NCCL version fixes might occur
+again, and hosts might load different NCCL versions although their package lists are the same.
 
 How we know: the check reads the metadata of wheels and conda packages, and searches LD_LIBRARY_PATH and LD_PRELOAD. If
 several copies of NCCL are found, `ldd libtorch_cuda.so` shows which copy the dynamic linker chooses. If two packages

@@ -2,8 +2,8 @@
 
 What it means: NCCL can't form a communicator from ranks that use different NCCL versions. From version 2.23 on, NCCL
 fails with "Mismatched NCCL version detected". Earlier versions of NCCL hang or fail with "Message truncated". Different
-torch releases can use different wire formats for the store and gloo. If the job does start, the releases can give
-different numerical results.
+torch releases might use different wire formats for the store and gloo. Even if a job with different torch releases
+starts, its ranks might compute different numerical results.
 
 These differences are reported:
 
@@ -13,7 +13,7 @@ These differences are reported:
 - An NCCL plugin such as aws-ofi-nccl that is missing on some hosts or has different versions is an error, since the two
   ends of a connection would use different transports.
 - A different minor version of Python (3.10 against 3.11) is a warning, since pickled objects and compiled extensions
-  may be incompatible.
+  might be incompatible.
 - A different driver branch (570 against 580) is a warning, since NCCL would use features of the newer branch, such as
   NVLink SHARP, only on some ranks. With AMD GPUs, the release of the amdgpu module (6.8 against 6.10) is compared,
   since a ROCm release supports only drivers up to two releases older or newer.

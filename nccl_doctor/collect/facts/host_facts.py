@@ -143,7 +143,10 @@ not a container.
 
 
 class Asking:
-    """Requests for facts. Later hosts receive the name resolutions of the first hosts, and report only differences."""
+    """Requests for facts.
+
+    Later hosts receive the name resolutions of the first hosts and report only differences.
+    """
 
     def __init__(
         self, cluster: Cluster, limits: FactLimits, until: float, outside: LookOutside = lambda _node, _deadline: None
@@ -326,7 +329,7 @@ def look_outside(
 ) -> Outside | Unknown | None:
     """Examine the host on which a node's container runs, or return None if the node is not a container.
 
-    The result includes the ``wanted`` names that the /etc/hosts file of this host contains.
+    The result includes those ``wanted`` names that the /etc/hosts file of the container's host contains.
     """
     options = node.options(InsideOptions)
     if options.runtime is None:

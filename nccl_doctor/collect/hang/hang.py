@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 
 ELF_MACHINES = {62: "x86_64", 183: "aarch64", 243: "riscv64", 21: "ppc64le"}
-"""Maps values of e_machine in the ELF header, see elf(5), to architectures as ``uname -m`` prints them."""
+"""Maps values of ``e_machine`` in the ELF header (elf(5)) to the architecture names that ``uname -m`` prints."""
 REMEDY = "to have stacks there, install py-spy on that host, in root's PATH"
 
 
@@ -94,7 +94,10 @@ _RAS: Contract[Phased[Ras]] = Contract("ras", TypeAdapter(Phased[Ras]))
 
 @dataclass(frozen=True)
 class HangOptions:
-    """Options of ``hang``. With ``force``, NCCL's RAS service is queried even if the query can crash jobs."""
+    """Options of ``hang``.
+
+    With ``force``, NCCL's RAS service is queried even if the query might crash jobs.
+    """
 
     interval_s: float = 5.0
     looks: int = 2
@@ -110,7 +113,7 @@ def take(cluster: Cluster, transport: Transport, options: HangOptions, progress:
     """Connect to the hosts, sample the job, and disconnect.
 
     Raise UsageError if it is unclear which of several jobs to sample. Raise NotReachedError if this machine was
-    suspended in the meantime.
+    suspended before the sample was complete.
     """
     crew = Crew(cluster.nodes, transport, options.connect_s)
     try:

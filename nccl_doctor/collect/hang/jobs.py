@@ -49,7 +49,7 @@ class ChosenJob(NamedTuple):
 def choose(job_ranks: dict[str, JobRanks], *, port: int, pid: int | None, words: tuple[str, ...] = ()) -> ChosenJob:
     """Choose the job of process ``pid``, or else the job on the most hosts, with ``port`` as the tie-breaker.
 
-    Raise UsageError if several jobs remain.
+    Raise UsageError if several jobs are equally suitable.
     """
     jobs = _jobs(job_ranks)
     meant = sorted(jobs) if pid is None else sorted(_of_process(pid, job_ranks, jobs))
@@ -99,7 +99,7 @@ def _numbers(hosts: dict[str, list[JobRank]]) -> set[int]:
 
 
 def _misnumbered_ranks(jobs: Jobs, chosen: HangingJob) -> Iterator[tuple[HangingJob, str, JobRank]]:
-    """Yield the ranks of the same user's incomplete jobs that share no rank number with the selected job."""
+    """Yield the ranks of incomplete jobs with the selected job's user but with none of that job's rank numbers."""
     there = _numbers(jobs[chosen])
     for job, hosts in jobs.items():
         numbers, alike = _numbers(hosts), (job.user, job.contained) == (chosen.user, chosen.contained)
@@ -177,7 +177,9 @@ def _latest(ranks: list[JobRank]) -> tuple[JobRank, ...]:
 
 
 def _contradicted(ranks: dict[str, tuple[JobRank, ...]]) -> dict[str, str]:
-    """Return the hosts that report ranks of other hosts, with the reasons; the host with most conflicts is first.
+    """Return the hosts that report ranks of other hosts, with the reasons.
+
+    The host with the most conflicts is first.
 
     A host is included if some of its rank numbers also occur on two other hosts that have no rank numbers in common.
     """

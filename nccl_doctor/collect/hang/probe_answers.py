@@ -35,7 +35,7 @@ class _Row(BaseModel):
 
 
 class RanksAnswer(BaseModel):
-    """A host's list of ranks before validation; the list may contain processes of any local user with any variables."""
+    """A host's list of ranks before validation; any local user can add processes with any variables to the list."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -68,7 +68,7 @@ def job_ranks(answer: RanksAnswer) -> hang.JobRanks:
 
 
 class LookAnswer(BaseModel):
-    """A sample before validation.
+    """A host's sample of a job's ranks, before validation.
 
     The parts that can be unknown are validated one by one in :func:`host_look`.
     """

@@ -1,8 +1,8 @@
 """Parses untrusted documents from hosts (flight recorder dumps and RAS answers) in a separate process.
 
-The parser process has limits on memory and CPU time, and is started only when there is something to parse. If the
-parser process dies, the current document counts as unknown, and a new process parses the next document. The parser
-process has no access to other data, and exits when its standard input is closed.
+The parser process has limits on memory and CPU time and is started only when there is something to parse. If the parser
+process dies, the current document counts as unknown, and a new process parses the next document. The parser process
+receives only the documents to parse and exits when its standard input is closed.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 5.0, 300.0
 
 @dataclass
 class _Away:
-    """A host that can't be observed now; ``at`` is the time of the next attempt, on the monotonic clock."""
+    """A host that can't be observed now; ``at`` is the time of the next connection attempt (monotonic clock)."""
 
     failure: AnyAccessFailure
     pause_s: float
@@ -46,7 +46,7 @@ class Watcher:
         return tuple(self._away)
 
     def sample(self, *, stacks: bool) -> HangSnapshot | None:
-        """Take one sample; return None if this machine was paused while taking it."""
+        """Take one sample; return None if this machine was paused during the sample."""
         kind = self._options.stacks if stacks else "none"
         return self._observe(replace(self._options, looks=1, stacks=kind))
 

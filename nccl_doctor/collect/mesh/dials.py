@@ -4,11 +4,12 @@ If connections from other hosts use all file descriptors of a host, the host dia
 ended. If the host still has no free file descriptor, the result is unknown, since the failure reveals nothing about the
 network.
 
-In tests with 64 hosts on two processors, 3 of 12,159 connection attempts exceeded the time limit of three seconds, and
-in one test 229 attempts. If a firewall rule or a switch drops packets, the second attempt also fails and costs one more
-timeout. With 100 hosts on two busy processors, most attempts were late. If a host is busy, failed attempts are
-therefore repeated up to four times, as long as some of them succeed. A full accept queue (with tcp_abort_on_overflow),
-or a process that accepts connections too late, can also cause a reset.
+In a test with 64 hosts on two processors, 3 of 12,159 connection attempts exceeded the time limit of three seconds; in
+another such test, 229 attempts exceeded this limit. If a firewall rule or a switch drops packets, the second attempt
+also fails and costs one more timeout. In a test with 100 hosts on two busy processors, most connection attempts
+exceeded the time limit. If a host is busy, failed attempts are repeated up to four times, as long as some of them
+succeed. Attempts that end with a reset are also repeated, because a full accept queue (with ``tcp_abort_on_overflow``)
+or a process that accepts connections too late can cause a reset.
 """
 
 from __future__ import annotations

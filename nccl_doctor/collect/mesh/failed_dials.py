@@ -1,14 +1,14 @@
 """Examines routes, other networks, and connections from peers if hosts can't reach each other.
 
 Often the data network works, but a wrong setting makes the job use the management network, which isolates the hosts
-from each other. Therefore, a few pairs of hosts try to connect once over other networks, on a port that the kernel
-chooses.
+from each other. After unexplained connection failures, a few pairs of hosts therefore try to connect once over other
+networks, on a port that the kernel chooses.
 
 To detect proxies, each host binds a port without listening on it, and the preceding host dials that port. Regardless of
 the load, the kernel refuses a connection to a port without a listener, whereas a proxy accepts the connection. Hosts
 look for proxies only if they are pods, or if a connection was accepted but did not reach the listener.
 
-For routes, nccl-doctor queries the dialling host first, since its answer contains the source address. In a second
+To look up routes, nccl-doctor first queries the dialling host, whose answer contains the source address. In a second
 query, both hosts report their routes to each other, and whether they accept the incoming packets.
 """
 
@@ -200,7 +200,7 @@ LOOKS: tuple[DialOutcome, ...] = (
 """Results of connection attempts that reveal something about the dialled host, the most informative result first.
 
 If a host has several addresses, only the most informative result is used. Other results reveal nothing about the
-dialled host; for example, the peer may have failed to open a socket.
+dialled host; for example, the peer might have failed to open a socket.
 """
 
 

@@ -1,6 +1,7 @@
 """Finds network paths on which some connections are lost while others succeed.
 
-Losses are either random, or depend on the ports if one link of a bond or one path of a multipath route is dead.
+If one link of a bond or one path of a multipath route is dead, the losses depend on the ports; otherwise, they are
+random.
 
 On a lossy path, most connections of the mesh succeed, and a failed attempt succeeds when it is repeated from another
 source port. To detect losses, a host opens many connections to one port simultaneously. Only unanswered and
@@ -47,12 +48,11 @@ class ConnectionTrials:
     """Trials of the paths of a mesh; ``targets`` is keyed by dialling host, and answers are in the order of the hosts.
 
     Attributes:
-        first: answers from before the failed attempts were repeated; ``answers`` contains the answers after the
-            repetition.
+        first: the answers before failed attempts were repeated; ``answers`` contains the answers after the repetition.
         dial: function that makes a host dial targets, with a time limit in seconds for each connection attempt.
         dial_s: time limit, in seconds, of one connection attempt.
-        master: name and port of the master. Connections to the master port prove nothing, since firewalls often open
-            only this port.
+        master: name and port of the master. Successful connections to the master port are ignored, since firewalls
+            often open only this port.
     """
 
     sessions: list[ProbeSession]
@@ -68,8 +68,8 @@ class ConnectionTrials:
 
         If the losses on a path depend on the port, a failure is added to the answers.
 
-        Late connections on a path with random loss do not count as failed. If a path loses connections, the hosts at
-        both ends are also tried with other hosts.
+        Late connections on a path with random loss do not count as failed. If a path loses connections, the paths
+        between its two hosts and other hosts are also tested.
         """
         trials: dict[tuple[int, int], DialTrial] = {}
         for trial in (*self._doubtful(), *self._neighbours()):
@@ -227,7 +227,7 @@ def _is_unanswered(row: DialRow) -> bool:
 
 
 def _is_late(row: DialRow) -> bool:
-    """Return whether packets may have been lost.
+    """Return whether a connection attempt might have failed because of lost packets.
 
     If the last packet of the handshake is lost, the outcome of the connection attempt is "intercepted".
     """

@@ -194,7 +194,7 @@ def disputes(
 ) -> tuple[Disputed, ...]:
     """Return the connections that failed according to the dialling host but that the dialled host accepted.
 
-    The results of these connections are unknown, since a busy host can give up too early and a compromised host can
+    The results of these connections are unknown, since a busy host might give up too early and a compromised host might
     report false results.
     """
     owners: dict[str, set[str]] = {}
@@ -217,7 +217,7 @@ def disputes(
 
 
 def crowd(heard: Heard) -> str:
-    """Return a phrase that names the peers whose many connections may have displaced nccl-doctor's connections."""
+    """Return a phrase that names the peers whose many connections might have displaced nccl-doctor's connections."""
     who = ", ".join(peer for peer, _ in sorted(heard.crowds, key=lambda row: -row[1])[:4])
     return f"dials to it failed while connections from {who} left no room on its listeners: not judged"
 

@@ -46,7 +46,7 @@ MOST_SUSPECTS = 16  # hosts that all others dial, after a failed dial that they 
 RANDOM_PORTS = 1  # besides both ends of a host's ephemeral range: three ports in all
 TRIES = 16  # ports that a listener tries if the first ones are in use
 FIRST_UNPRIVILEGED = 1024
-"""Lowest port that the kernel may choose: the default of net.ipv4.ip_unprivileged_port_start (ip-sysctl.rst)."""
+"""Lowest port that the kernel can choose: the default of net.ipv4.ip_unprivileged_port_start (ip-sysctl.rst)."""
 WHOLE = PortRange(low=32768, high=60999)
 """Linux's default for net.ipv4.ip_local_port_range, for hosts whose value could not be read."""
 
@@ -121,9 +121,9 @@ def listener(port: int = 0, step: int = 0, tries: int = 1, **more: bool) -> dict
 
 
 def could_open(wanted: dict[str, Any], port: int) -> bool:
-    """Return whether a requested listener can be open on ``port``.
+    """Return whether the listener ``wanted`` could have been opened on ``port``.
 
-    The listener may have tried several ports, or the kernel may have chosen the port.
+    The listener might have tried several ports, or the kernel might have chosen the port.
     """
     if wanted["port"] == 0:
         return port >= FIRST_UNPRIVILEGED

@@ -39,8 +39,8 @@ ANSWER_S = 8.0  # time for a host to read stacks, learn how ranks died, end the 
 MOST_EVENTS = 400
 """Maximum number of reports from one rank.
 
-A rank sends fewer than a quarter of this number of reports. It reports only its stages and states and, if it is rank 0,
-each message size.
+A rank sends fewer than a quarter of this number of reports. A rank reports only its stages and states, and rank 0 also
+reports each message size.
 """
 SEND_S = 10.0
 POLL_S = 0.25
@@ -96,7 +96,7 @@ def run(
     until: float,
     progress: SmokeProgress,
 ) -> Smoke:
-    """Start the ranks on all hosts simultaneously, and monitor them, at most until ``until`` (monotonic clock).
+    """Start the ranks on all hosts simultaneously and monitor them until ``until`` (monotonic clock) at the latest.
 
     Raises ProbeError if the ranks can't be started.
     """
@@ -356,7 +356,7 @@ def _of_host(
 
 
 def kept(lines: Iterable[str]) -> list[str]:
-    """Return the last lines in their original order.
+    """Return the last lines of a host's output in their original order.
 
     The limit for NCCL's INFO lines is lower than the limit for other lines.
     """
@@ -389,7 +389,7 @@ def _rank(number: int, rank: ReportedRank, facts: Facts | None) -> RankReport:
 
 
 def _died(rank: RankReport) -> bool:
-    """Return whether a rank died without an error.
+    """Return whether a rank died without reporting an error.
 
     SIGABRT is not counted, since the loss of a peer can cause it.
     """

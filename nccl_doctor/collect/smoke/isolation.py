@@ -73,7 +73,7 @@ class _Search:
         return None
 
     def settled(self, pair: TrialGroup, hosts: TrialGroup) -> IsolationReport:
-        """Return the verdict on two hosts that fail together: those that also fail with other hosts, or the pair."""
+        """Return the verdict on two hosts that fail together: those that also fail with a third host, or the pair."""
         proven = dict.fromkeys(chain.from_iterable(trial.hosts for trial in self._trials if trial.ok))
         doubtful = [host for host in pair if host not in proven]
         others = [host for host in dict.fromkeys((*proven, *hosts)) if host not in pair]

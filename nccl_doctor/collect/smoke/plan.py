@@ -17,7 +17,7 @@ from nccl_doctor.snapshot.system import TorchInfo
 from nccl_doctor.text.hostlist import fold, plural
 
 LARGEST: dict[Backend, int] = {"nccl": 1 << 30, "gloo": 1 << 26}
-"""Default largest message size in bytes; NVLink and InfiniBand reach full speed with messages of about 1 GB."""
+"""Default maximum message size in bytes; NVLink and InfiniBand reach full speed with messages of about 1 GB."""
 OF_TORCHRUN = {"OMP_NUM_THREADS": "1", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
 """Variables that torchrun sets unless they are already set.
 

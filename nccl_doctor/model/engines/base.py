@@ -11,7 +11,10 @@ if TYPE_CHECKING:  # a command line only needs the engines' options: loading the
 
 TransportKind = str  # a value of ``--transport``, see :func:`nccl_doctor.model.engine.kinds`
 OptionWords = tuple[tuple[str, str | None], ...]
-"""Command-line options with their values. The value is None for an option without a value."""
+"""Command-line options with their values.
+
+The value is None for an option that takes no value.
+"""
 
 
 @dataclass(frozen=True)

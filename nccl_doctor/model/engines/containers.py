@@ -12,8 +12,9 @@ if TYPE_CHECKING:
     from nccl_doctor.model.cluster import Node
 
 Runtime = Literal["docker", "podman", "nerdctl", "apptainer", "enter"]
-"""Container runtimes. "enter" means that commands enter the namespaces of a process, which requires root and python3 on
-the host.
+"""Container runtimes.
+
+"enter" means that commands run in the namespaces of a process, which requires root and python3 on the host.
 """
 RUNTIMES: tuple[Runtime, ...] = get_args(Runtime)
 

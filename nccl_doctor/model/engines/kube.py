@@ -1,4 +1,4 @@
-"""Engine that treats pods as hosts and enters them with ``kubectl exec`` and the user's own permissions."""
+"""Engine that treats pods as hosts and runs commands with ``kubectl exec`` under the user's own permissions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class NotReady:
-    """The reason why commands can't be run in a pod of the list.
+    """The reason why commands can't be run in a selected pod.
 
     ``detail`` continues a sentence that begins with the pod's name.
     """

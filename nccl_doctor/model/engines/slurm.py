@@ -64,7 +64,7 @@ class SlurmEngine(Engine):
     )
 
     def lacks(self, node: Node) -> frozenset[str]:
-        """Exclude the fact ``login_shell`` inside the job, where only the job's own environment matters."""
+        """Exclude the fact ``login_shell`` if nccl-doctor runs in the job, because only that environment matters."""
         return frozenset({"login_shell"}) if node.options(SlurmOptions).inside else frozenset()
 
     def gpus(self, node: Node) -> int:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 class SshOptions:
     """Login settings (``ssh:`` in the hosts file).
 
-    ``options`` contains further settings in the form of ssh's ``-o``.
+    ``options`` contains further settings, each in the form that ssh's ``-o`` option accepts.
     """
 
     engine: ClassVar[str] = "ssh"

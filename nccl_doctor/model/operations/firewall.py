@@ -32,7 +32,7 @@ class FirewalldAllow(_Allow):
     """An operation that adds entries to firewalld's runtime or permanent configuration.
 
     The operation does not reload firewalld, because a reload would apply pending permanent changes and discard changes
-    that were made only at run time.
+    that were made only to the runtime configuration.
 
     Attributes:
         entries: pairs such as ("source", "10.0.0.2") or ("rich-rule", "rule family=…"), from which options such as
@@ -57,7 +57,7 @@ class FirewalldAllow(_Allow):
 
     @property
     def look(self) -> Line | None:
-        """The command that prints "yes" or "no" for each entry.
+        """The command that prints, for each entry, "yes" if firewalld has the entry and "no" otherwise.
 
         The paths of the zone's existing files are printed as notes.
         """
@@ -146,7 +146,7 @@ class NftAllow(_Allow):
 
     @property
     def line(self) -> Line | None:
-        """The command that inserts the rule unless the chain has it."""
+        """The command that inserts the rule unless the chain already contains it."""
         once = "nft list chain {*place} | grep -qF {mark} || nft insert rule {*place} {*match} comment '\"{mark}\"'"
         return line(once, place=self._place, match=self.match, mark=self.mark)
 
@@ -192,7 +192,7 @@ class IptablesAllow(_Allow):
 
     @property
     def line(self) -> Line | None:
-        """The command that inserts the rule unless the chain has it."""
+        """The command that inserts the rule unless the chain already contains it."""
         look, insert = self._call("-C"), self._call("-I")
         return look and insert and script("{look} 2>/dev/null || {insert}", look=look, insert=insert)
 

@@ -35,7 +35,7 @@ class SysctlSet(Operation):
     def look(self) -> Line | None:
         """The command that prints, for each setting, a line that consists of "=" and the value.
 
-        The "=" is needed because a value may be empty.
+        The "=" is needed because a value might be empty.
         """
         if not all(_BARE.fullmatch(name) for name, _ in self.settings):
             return None
@@ -177,7 +177,7 @@ class IpRule(Operation):
 
 @dataclass(frozen=True)
 class IpRouteDelete(Operation):
-    """An operation that deletes a route that refuses packets.
+    """An operation that deletes a route that discards packets.
 
     ``kind_of_route`` is "unreachable", "prohibit" or "blackhole".
     """
@@ -299,7 +299,7 @@ class Remount(Operation):
 
     @property
     def look(self) -> Line | None:
-        """The command that prints the size in KiB."""
+        """The command that prints the size of /dev/shm in KiB."""
         inside = self._inside
         return inside and script(
             "size=$({inside} df -P -k /dev/shm) || exit {unknown}; "
@@ -312,7 +312,7 @@ class Remount(Operation):
         return (size := _size(state)) is not None and size >= self.gib * GIB
 
     def undo(self, before: StateLines) -> Line | None:
-        """Return the line that restores the previous size."""
+        """Return the command that restores the previous size of /dev/shm, or None if this size is unknown."""
         size = _size(before)
         return None if size is None else self._sized(f"{size}k")
 
@@ -352,7 +352,7 @@ class ShmFolder(Operation):
         return ("there",)
 
     def undo(self, before: StateLines) -> Line | None:
-        """Return the line that removes the directory if it is empty."""
+        """Return the command that removes /dev/shm if the directory is empty."""
         return line("rmdir /dev/shm") if before == ("missing",) else None
 
 
@@ -413,7 +413,7 @@ class OwnFileMode(FileMode):
 class ModuleLoad(Operation):
     """An operation that loads a kernel module.
 
-    The operation has no undo, because other programs may use the module after it is loaded.
+    The operation has no undo, because other programs might use the module after it is loaded.
     """
 
     name: str

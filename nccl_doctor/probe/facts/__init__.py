@@ -1,13 +1,15 @@
-"""The handler of the request ``facts``. Each fact is determined by a separate collector.
+"""The handler of the ``facts`` request.
+
+Each fact is determined by a separate collector.
 
 A collector is a function in this package that the decorator :func:`~nccl_doctor.probe.tools.fact` registers for a field
 of ``snapshot.HostFacts``. Collectors don't wait for each other. An exception, an unresponsive name server, a dead NFS
 mount or a hanging nvidia-smi affects only a single fact.
 
-The following CPU times were measured on each of eight hosts while other programs were running on the hosts. The probe
-needs 51 ms until the first answer, 15 ms to import the collectors, and 21 ms to run the collectors. The port mesh test
-needs 13 ms, and the child process that queries libnccl needs 24 ms. sshd needs 15 ms, and the firewall programs need 4
-ms.
+The CPU times in this paragraph were measured on each of eight hosts that were also running other programs. The probe
+uses 51 ms of CPU time before its first answer, 15 ms to import the collectors, and 21 ms to run the collectors. The
+port mesh test uses 13 ms of CPU time, and the child process that queries libnccl uses 24 ms. sshd uses 15 ms of CPU
+time, and the firewall programs use 4 ms.
 """
 
 from __future__ import annotations
@@ -34,9 +36,9 @@ def collect(request: dict[str, Any]) -> dict[str, object]:
 
     An unknown fact has the form ``{"$unknown": reason, "traceback": …}``.
 
-    In the request, ``launcher`` is the launcher in the launch command, and ``same`` lists the paths whose contents must
-    be identical on all hosts. ``inside`` is true if the probe runs in a container, and ``sudo`` is true if the probe
-    may try ``sudo -n``.
+    In the request, ``launcher`` is the name of the launcher in the launch command, and ``same`` lists the paths whose
+    contents must be identical on all hosts. ``inside`` is true if the probe runs in a container, and ``sudo`` is true
+    if the probe may try ``sudo -n``.
     """
     from nccl_doctor.probe.facts.software import Interpreter
 
@@ -144,7 +146,7 @@ def _answer(collector: Callable[[], object]) -> object:
 
 
 def _too_few(error: RuntimeError) -> str:
-    """Return an error message that states the resource limits that can prevent a thread from starting.
+    """Return an error message with the resource limits that might have prevented a thread from starting.
 
     Each thread counts as a task and needs 8 MiB of address space.
     """

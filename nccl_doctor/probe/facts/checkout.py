@@ -192,7 +192,7 @@ def parse_index(data: bytes, width: int) -> list[FileEntry]:
 
 
 def _number(data: bytes, at: int) -> tuple[int, int]:
-    """Return a variable-length number in a version 4 index, and the position after the number.
+    """Return a variable-length number in a version 4 index and the position after the number.
 
     The number is encoded like the offsets in gitformat-pack(5).
     """

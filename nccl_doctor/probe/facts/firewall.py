@@ -1,9 +1,9 @@
 """The firewall rules of this host, as ``snapshot.FirewallFacts`` in JSON form.
 
-Reading the rules changes nothing and loads no kernel module, because iptables lists only tables that already exist.
-Only root may read firewall rules. If the user is not root, the programs that read the rules are run with ``sudo -n``,
-which never asks for a password. Programs are searched for only in the system's directories, because root runs these
-programs.
+Reading the rules changes nothing and loads no kernel module: iptables-save lists only tables that already exist, and
+programs that use nf_tables are run only if the kernel has nf_tables. Only root may read firewall rules. If the user is
+not root, the programs that read the rules are run with ``sudo -n``, which never asks for a password. Programs are
+searched for only in the system's directories, because root runs these programs.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ CAP_NET_ADMIN = 12  # its bit (linux/capability.h, capabilities(7))
 
 
 class Root:
-    """An object that runs programs as root, at most until a deadline.
+    """An object that runs programs as root and stops waiting for them at a deadline.
 
     The constructor raises :class:`Unavailable` if root privileges are not available.
     """
@@ -64,7 +64,7 @@ class Root:
         )
 
     def attempt(self, command: list[str]) -> tuple[int, str, str]:
-        """Run a program, at most until the deadline, and return its exit status, stdout and stderr."""
+        """Run a program, wait for it until the deadline at most, and return its exit status, stdout and stderr."""
         program = find(command[0])
         if program is None:
             raise Unavailable("%s is not installed" % command[0])
@@ -155,20 +155,24 @@ which table is dormant.
 """
 INTERFACES = "/sys/class/net"
 NF_TABLES = "/sys/module/nf_tables"
+BUILT_IN = "/lib/modules/%s/modules.builtin" % os.uname().release
+"""File that lists the modules that are a part of the kernel (Documentation/kbuild/kbuild.rst)."""
 LEGACY_TABLES = {"ip": "/proc/net/ip_tables_names", "ip6": "/proc/net/ip6_tables_names"}
 """Files that list the kernel's x_tables tables, one for each address family. Only root may read these files."""
 
 
 @fact("firewall", slow=True)
 def read_firewall(deadline: float, sudo: bool = True, again: bool = False) -> dict[str, object]:
-    """Return the fields of ``snapshot.FirewallFacts``. Fields that can't be read are ``$unknown``.
+    """Return the fields of ``snapshot.FirewallFacts``.
+
+    A field that can't be read is ``{"$unknown": reason}``.
 
     If firewall rules matter for the diagnosis, the rules are read a second time (``again``). If there are many rules,
     their text form and all rules of large tables are read only if ``again`` is true. If there are few rules, the second
     reading only updates the packet counters.
     """
     root = Root(deadline, sudo)
-    chains = _chains(root)
+    chains = [] if _lacks_nf_tables() else _chains(root)
     tables = _tables(chains)
     written = {table for table, is_written in tables.items() if is_written}
     iptables = _part(lambda: _iptables(root, hidden=True)) if written else None
@@ -182,7 +186,7 @@ def read_firewall(deadline: float, sudo: bool = True, again: bool = False) -> di
     left_out = [] if few is None else left_out
     nft = _part(lambda: _nft(root, "-j", few, [entry for table in left_out for entry in filters[table] or ()]))
     if iptables is None:
-        hidden = not isinstance(nft, str) or any(sign in nft for sign in XTABLES)
+        hidden = any(sign in nft for sign in XTABLES) if isinstance(nft, str) else not _lacks_nf_tables()
         iptables = _part(lambda: _iptables(root, hidden))
     long = isinstance(nft, str) and (len(nft) > MANY or bool(left_out))
     judged_by_text = isinstance(nft, str) and (any(sign in nft for sign in RATES) or bool(FLAGS.search(nft)))
@@ -213,7 +217,7 @@ def read_firewall(deadline: float, sudo: bool = True, again: bool = False) -> di
 def read_again(request: dict[str, Any]) -> dict[str, Any]:
     """Return the current firewall rules.
 
-    Fields of ``snapshot.FirewallFacts`` that can't be read are ``$unknown``.
+    A field of ``snapshot.FirewallFacts`` that can't be read is ``{"$unknown": reason}``.
     """
     from nccl_doctor.probe import facts
 
@@ -231,7 +235,7 @@ SPAN = re.compile(r"(\d{1,5})(?:[:-]\d+)?")
 def named(_request: dict[str, Any]) -> dict[str, Any]:
     """Return the destination ports in this host's firewall rules.
 
-    Only the first port of each range of ports is included.
+    Only the first port of each port range is included.
 
     The list is empty if the rules can't be read without sudo.
     """
@@ -270,6 +274,18 @@ def _part(reader: Callable[[], object]) -> object:
 
 
 Chain = Dict[str, str]  # as nft's JSON describes it; a chain without a "hook" is called by others
+
+
+def _lacks_nf_tables() -> bool:
+    """Return whether the kernel has nf_tables only as a module that is not loaded, and so has no rules of nftables.
+
+    The first request of nft or of iptables-nft would load the module (``nfnetlink_rcv_msg`` in
+    net/netfilter/nfnetlink.c).
+    """
+    if os.path.exists(NF_TABLES):
+        return False
+    built_in = tools.read(BUILT_IN)
+    return built_in is not None and "/nf_tables.ko" not in built_in
 
 
 def _chains(root: Root) -> list[Chain]:
@@ -370,6 +386,8 @@ def _nft(
             return "".join(texts)
         listed = [entry for text in texts for entry in json.loads(text)["nftables"]]
         return json.dumps({"nftables": [*listed, *(more or ())]})
+    if _lacks_nf_tables():
+        return None
     if find("nft"):
         return root.output("nft", form, "list", "ruleset")
     if not os.path.exists(NF_TABLES):

@@ -219,9 +219,9 @@ def find_plugins(env: Mapping[str, str]) -> list[dict[str, Any]]:
 
 
 def parse_plugin_version(data: bytes) -> str | None:
-    """Return the version of aws-ofi-nccl, which a message in the plugin's shared library contains.
+    """Return the version of aws-ofi-nccl from a message in the plugin's shared library.
 
-    Return None if the file does not contain such a message.
+    Return None if the shared library does not contain this message.
     """
     match = PLUGIN_VERSION.search(data)
     return match.group(1).decode() if match else None
@@ -243,7 +243,7 @@ fact("gpus", slow=True)(gpus.list_gpus)
 
 @fact("gpu_health", slow=True)
 def read_gpu_health(deadline: float) -> list[dict[str, Any]]:
-    """Return a ``snapshot.GpuHealth`` for each GPU, or an empty list if NVIDIA's driver or tools are missing."""
+    """Return a ``snapshot.GpuHealth`` for each GPU, or an empty list if NVIDIA's driver and tools are missing."""
     fields = list(HEALTH_FIELDS)
     while True:
         try:

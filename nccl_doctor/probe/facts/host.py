@@ -49,7 +49,7 @@ def identity() -> dict[str, Any]:
 def container() -> str | None:
     """Return the name of the runtime of the container in which the probe runs, or None outside a container.
 
-    Kubernetes is identified by an environment variable, or by a mount, because SSH sessions lack the variable. Docker,
+    Kubernetes is identified by an environment variable or, because SSH sessions lack this variable, by a mount. Docker,
     Podman and Apptainer are identified by files that they create in containers. The name of any other runtime is read
     from /run/systemd/container (https://systemd.io/CONTAINER_INTERFACE) or derived from the control group of PID 1.
     """
@@ -145,7 +145,7 @@ _SETTINGS = (("gc_thresh1", NDTA_THRESH1), ("gc_thresh2", NDTA_THRESH2), ("gc_th
 
 
 def thresholds() -> dict[str, str]:
-    """Return gc_thresh1, gc_thresh2 and gc_thresh3 of the IPv4 neighbour table (arp(7)) under their full sysctl names.
+    """Return gc_thresh1, gc_thresh2 and gc_thresh3 of the IPv4 neighbour table (arp(7)), keyed by full sysctl name.
 
     Raise OSError if the kernel rejects the request.
     """
@@ -179,7 +179,7 @@ TTL = "/proc/sys/net/ipv4/ip_default_ttl"
 
 @fact("sysctls")
 def read_sysctls() -> dict[str, str]:
-    """Return the relevant kernel settings (ip-sysctl.rst) under full names such as "net.ipv4.conf.all.rp_filter"."""
+    """Return the relevant kernel settings (ip-sysctl.rst), keyed by names such as "net.ipv4.conf.all.rp_filter"."""
     settings: dict[str, str] = {}
     if (ttl := read(TTL)) is not None:
         settings["net.ipv4.ip_default_ttl"] = ttl.strip()

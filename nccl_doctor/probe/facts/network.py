@@ -2,7 +2,7 @@
 
 Interfaces and addresses are read over netlink (rtnetlink(7)) and have the same order as in the result of getifaddrs(3),
 which NCCL calls. All IPv4 addresses precede all IPv6 addresses. Facts from drivers are read with ioctl(2). All facts
-describe the probe's network namespace. /sys/class/net is not used, because it can show the interfaces of another
+describe the probe's network namespace. The files in /sys/class/net are not used, because they might describe another
 network namespace, for example in a container that shares the host's /sys.
 """
 
@@ -268,7 +268,7 @@ def deviating(by_name: dict[str, dict[str, Any]], names: dict[str, list[Any] | N
 
 
 def look_up(name: str) -> dict[str, Any]:
-    """Resolve a host name or IP address, and return a ``snapshot.Resolution``.
+    """Resolve a host name or IP address and return a ``snapshot.Resolution``.
 
     The arguments of getaddrinfo(3) are the same as in torch and Gloo.
     """

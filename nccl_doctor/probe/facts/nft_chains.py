@@ -1,4 +1,4 @@
-"""Reads single chains of nf_tables over netlink, and returns rules in nft's JSON form (libnftables-json(5)).
+"""Functions that read nf_tables chains over netlink and return rules in nft's JSON form (libnftables-json(5)).
 
 ``nft list chain`` reads all anonymous sets of the table, which takes 300 ms for kube-proxy's table. Reading a chain
 over netlink takes 1 ms. Only the expressions in typical filter rules are supported, such as counters, verdicts, named

@@ -49,8 +49,8 @@ def find_jobs() -> list[dict[str, Any]]:
 def _ours(table: ProcessTable, *pids: int) -> set[int]:
     """Return the PIDs of all probes and nccl-doctor commands on this host, and of their descendants and ancestors.
 
-    A launcher may have started several nccl-doctor commands on this host (``check --join``), of which only one has a
-    probe.
+    A launcher might have started several ``nccl-doctor check --join`` commands on this host, but only one of these
+    commands has a probe.
     """
     probes = {*pids, *(pid for pid in table.procs if jobs.is_probe(pid, table) or jobs.is_command(pid, table))}
     return probes.union(*map(table.descendants, probes), *map(table.ancestors, probes))

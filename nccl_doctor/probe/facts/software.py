@@ -1,10 +1,10 @@
 """The software that training uses, such as torch and NCCL, and the environment variables that training reads.
 
-The Python interpreter that training uses locates torch. Facts about torch are then read from files. The probe runs in
-isolated mode (``-I``), so it ignores PYTHONPATH and user site-packages, unlike training. The same child process locates
-torch and queries libnccl, because starting a process takes longer than the queries. The child process receives the
-libnccl query on stdin and exits when stdin is closed. Environment variables are read from an SSH session and from an
-interactive login shell.
+The Python interpreter that training uses locates torch. Facts about torch are then read from files. Unlike the training
+job, the probe runs in isolated mode (``-I``) and ignores PYTHONPATH and user site-packages. A single child process
+locates torch and queries libnccl, because starting a process takes longer than the queries. The child process receives
+the libnccl query on stdin and exits when stdin is closed. Environment variables are read from an SSH session and from
+an interactive login shell.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Interpreter:
             os.close(writing)
 
     def torch(self) -> tuple[str | None, list[str], str]:
-        """Return the path of torch's ``__init__.py`` (None without torch), ``sys.path`` and ``sys.prefix``."""
+        """Return the path of torch's ``__init__.py`` (None if torch is missing), ``sys.path`` and ``sys.prefix``."""
         with self._asking:
             if self._places is None:
                 self._places = self._ask()
@@ -298,7 +298,7 @@ SIZE_LIMIT = 64 * 1024
 def read_environment(environ: Mapping[str, str] | None = None) -> dict[str, str]:
     """Return the environment variables that are relevant to training.
 
-    Other environment variables are not reported because they may contain secrets.
+    Other environment variables are not reported because they might contain secrets.
     """
     variables = os.environ if environ is None else environ
     ours = {name for name in variables if name in NAMES or name.startswith(PREFIXES) or "NCCL_" in name}
@@ -307,7 +307,7 @@ def read_environment(environ: Mapping[str, str] | None = None) -> dict[str, str]
 
 @fact("config_files")
 def read_config_files(env: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Return a ``snapshot.ConfigFile`` for each configuration file that NCCL may read, whether or not the file exists.
+    """Return a ``snapshot.ConfigFile`` for each configuration file that NCCL might read, even for missing files.
 
     ``env`` contains the job's environment variables. NCCL reads the file $NCCL_CONF_FILE (since 2.23.4) if the variable
     is set. Otherwise, NCCL reads .nccl.conf in the user's home directory according to the password database. In either

@@ -6,9 +6,9 @@ other network namespaces are read from /proc/PID/net/tcp, which contains queue l
 The RAS protocol (src/ras/client_support.cc, NCCL 2.24 and later) consists of text lines over TCP. The RAS server
 answers "CLIENT PROTOCOL 2" with "SERVER PROTOCOL n". The commands "TIMEOUT s" and "SET FORMAT json" are answered with
 "OK". The command "VERBOSE STATUS" is answered with a report, and the server closes the connection. Only RAS reports in
-text format list lost peers, so one report in JSON and one in text format are requested. Since NCCL 2.31, the command
+text format list lost peers, so reports are requested in both JSON and text format. Since NCCL 2.31, the command
 "DIAGNOSTICS" is answered with "BUSY" or with a comparison of the ranks (GPUs, drivers, ECC, NVLink, variables). To
-answer "DIAGNOSTICS", NCCL only reads data, and transfers no data between GPUs.
+answer "DIAGNOSTICS", NCCL only reads data and transfers no data between GPUs.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ class _Line:
         return line.decode("utf-8", "replace").strip()
 
     def rest(self, text: str) -> tuple[str, bool]:
-        """Send a line, and return the received text and whether the server closed the connection."""
+        """Send a line, then return the received text and whether the server closed the connection."""
         self._server.sendall(text.encode() + b"\n")
         whole = False
         with contextlib.suppress(socket.timeout, ConnectionError):  # what arrived is still worth reading

@@ -1,11 +1,11 @@
 """Functions that find a host's ranks, and launchers without ranks, such as a torchrun that waits for nodes.
 
-Child processes of a rank, such as data loaders, inherit the rank's environment variables, and a wrapper script above
-the rank may have the same variables. The topmost Python process with a rank's environment variables is regarded as the
-rank. Processes started by torch.multiprocessing.spawn, Ray or a notebook get their rank number only after the start, so
-/proc does not show the number. Ranks without a rank number in /proc are identified by their connections to the job's
-TCPStore. The process that serves the store is also a client of the store. The memory map of a process shows which NCCL
-library the process has loaded.
+Child processes of a rank, such as data loaders, inherit the rank's environment variables. A wrapper script that starts
+the rank might also have these environment variables. The topmost Python process with a rank's environment variables is
+regarded as the rank. Processes started by torch.multiprocessing.spawn, Ray or a notebook get their rank number only
+after they have started, so /proc does not show the number. Ranks without a rank number in /proc are identified by their
+connections to the job's TCPStore. The process that serves the store is also a client of the store. The memory map of a
+process shows which NCCL library the process has loaded.
 """
 
 from __future__ import annotations
@@ -182,7 +182,7 @@ TEXT = 300
 def find_ranks(table: ProcessTable) -> dict[str, Any]:
     """Return a ``snapshot.JobRank`` for each rank that the user may examine.
 
-    Also return the number of Python processes that may be ranks but that the user may not examine.
+    Also return the number of Python processes that might be ranks but that the user may not examine.
     """
     ours = _ours(table)
     # Python processes whose variables we can't read: another user's, or ptrace is restricted
@@ -234,7 +234,7 @@ def launchers(table: ProcessTable, ranks: Iterable[int] = ()) -> list[dict[str, 
 
 
 def unnumbered(table: ProcessTable) -> list[dict[str, Any]]:
-    """Return a ``snapshot.StoreClient`` for each process that may be a rank but lacks a rank's variables."""
+    """Return a ``snapshot.StoreClient`` for each process that might be a rank but lacks a rank's variables."""
     known = {pid for pid in table.procs if _numbers(table.environ(pid))} | _ours(table)
     may = [
         pid

@@ -1,15 +1,15 @@
 """Access to torch's flight recorder, either live from the worker server or from dumps on disk.
 
 The worker server (torch/distributed/elastic/control_plane.py) accepts HTTP requests on a Unix socket whose path begins
-with the value of TORCH_WORKER_SERVER_SOCKET. No other socket is contacted, because an unexpected request can crash a
+with the value of TORCH_WORKER_SERVER_SOCKET. No other socket is contacted, because an unexpected request might crash a
 program. A write to a rank's pipe (TORCH_NCCL_DEBUG_INFO_PIPE_FILE) makes the rank write a dump. The probe writes to the
 pipe only if the controller requests a dump.
 
 All files and sockets are opened in a child process that switches to the rank's root directory, user and groups and
 drops every capability (probe/privileges.py). Relative paths are resolved from the rank's working directory. The child
-process can access only what the rank can access. The child process checks the type of a file before opening the file,
-and opens nothing that would block. The child process imports no modules, because the modules in a container's root
-directory are the container's code.
+process can access only what the rank can access. The child process checks a file's type before opening the file and
+opens every file in non-blocking mode. The child process imports no modules, because modules from a container's root
+directory are untrusted code.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class RankFiles(NamedTuple):
 
 
 def ask(pid: int, started: int, work: Callable[[RankFiles], bytes], deadline: float, most: int) -> bytes:
-    """Return the result of ``work``, which runs in a child process with the permissions of a rank.
+    """Run ``work`` in a child process with the permissions of a rank and return the result.
 
     ``started`` is the rank's start time in clock ticks since boot. ``work`` must not import any module.
     """

@@ -172,7 +172,7 @@ class Watch:
 def _safe(version: str) -> bool:
     """Return whether a job with this NCCL version may be queried over RAS.
 
-    Before NCCL 2.27.3, a query during startup can crash the job.
+    Before NCCL 2.27.3, a query during startup might crash the job.
     """
     return _numbers(version) >= (2, 27, 3)
 
@@ -190,7 +190,7 @@ F_ADD_SEALS, ALL_SEALS = 1033, 0b1111  # fcntl(2); Python's module has no names 
 
 
 def write_memory_file(data: bytes) -> int:
-    """Write data to a sealed file that exists only in memory, and return the file descriptor."""
+    """Write data to a sealed file that exists only in memory and return the file descriptor."""
     # Pythons built against a glibc before 2.27, such as conda's, lack the call.
     if hasattr(os, "memfd_create"):
         file = os.memfd_create("py-spy", MFD_CLOEXEC | MFD_ALLOW_SEALING)
@@ -224,7 +224,7 @@ MODES = {"read": ["--nonblocking"], "pause": [], "native": ["--native"]}
 UNTOUCHABLE = "DTt"
 """Process states in which py-spy must not attach to a process.
 
-Attaching with ptrace(2) would block, or would change how the process is stopped.
+In these states, attaching with ptrace(2) would block or would change how the process is stopped.
 """
 
 

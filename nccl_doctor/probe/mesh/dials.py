@@ -33,7 +33,7 @@ SILENT = ("timed-out", "SILENT")  # something accepted the connection, and was s
 WORD = b"nccl-doctor\n"
 """Data that is sent to a silent listener.
 
-A proxy may wait for data from the client before it connects to its target.
+Some proxies connect to their target only after the client has sent data.
 """
 
 OutcomeAndReason = Tuple[str, Union[str, None]]  # as in snapshot.Dial, and the message of the kernel or the resolver
@@ -162,7 +162,7 @@ def dial_all(
     trips: dict[int, tuple[int, int]] | None = None,
     beside: Beside | None = None,
 ) -> list[list[Any]]:
-    """Connect to each target ``[address, ports, nonce]``, and return a row for each port.
+    """Connect to each target ``[address, ports, nonce]`` and return a row for each port.
 
     A row is ``[index, port, outcome, error, seconds, source port]``.
 

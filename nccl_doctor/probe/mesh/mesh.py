@@ -1,4 +1,4 @@
-"""A host's part of the port mesh test: listeners that prove on which host they run, and path MTU tests.
+"""The path MTU test and the listeners of the port mesh test, which prove on which host they run.
 
 A listener sends its host's nonce to every client that connects. The nonce proves that a connection reached the intended
 host. An address alone proves nothing, because network bridges on different hosts can have the same address.
@@ -9,9 +9,9 @@ the ICMP message is lost, the TCP handshake succeeds, but full-size segments are
 path MTU test sends a few full-size segments and polls the number of unacknowledged bytes (SIOCOUTQ, tcp(7)). The
 receiving kernel acknowledges segments even if no program reads the data.
 
-The listeners run in a thread with a selector. asyncio is not used, because importing asyncio takes 40 ms, and each
-connection would take three times as long. While a host opens connections, a single thread opens the connections and
-serves the listeners, because two threads would cause a thread switch at every system call.
+The listeners run in a thread with a selector. asyncio is not used, because importing asyncio takes 40 ms and asyncio
+would triple the time for each connection. While a thread opens connections, the same thread also serves the listeners,
+because two threads would cause a thread switch at every system call.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class MeshEnd:
         This method must not be called more than once per object.
 
         If a port is in use, ``step`` is added to the port number, and at most ``tries`` ports are tried. If a request
-        has the key "mute", the socket is bound but does not listen, so the kernel refuses connections.
+        has a "mute" key, the socket is bound but does not listen, so the kernel refuses connections.
         """
         ports: list[int | None] = []
         errors: dict[str, str] = {}
@@ -93,9 +93,9 @@ class MeshEnd:
         return {"ports": ports, "errors": errors}
 
     def close(self) -> dict[str, Any]:
-        """Close all sockets, and return an ``answers.Heard``.
+        """Close all sockets and return an ``answers.Heard``.
 
-        The result lists all peers that connected and, separately, the peers that connected too often.
+        The result lists all peers that connected and, separately, the peers that opened too many connections.
         """
         self._closing = True
         self._wake.send(b"\0")
@@ -108,7 +108,7 @@ class MeshEnd:
         return {"accepted": accepted, "crowds": [[peer, count] for peer, count in self._crowds.items()]}
 
     def dial(self, targets: list[list[Any]], timeout_s: float) -> dict[str, Any]:
-        """Call :func:`dial`, and serve the listeners in the meantime."""
+        """Connect to the targets with :func:`dial` while serving the listeners."""
         with self._turn:
             return dial(targets, timeout_s, (self._selector.fileno(), self._attend))
 
@@ -167,7 +167,7 @@ class MeshEnd:
             self._hang_up(sock)
 
     def _count(self, sock: socket.socket, peer: str) -> None:
-        """Record a peer's connection, and close the peer's oldest connection if the peer has too many connections."""
+        """Record a peer's connection and close the peer's oldest connection if the peer has too many connections."""
         own_address = sock.getsockname()
         local = _plain(own_address[0])
         key = local, int(own_address[1]), peer
@@ -210,7 +210,7 @@ class MeshEnd:
 
 
 def _plain(address: str) -> str:
-    """Return an address without its zone index, and convert an IPv4-mapped address (::ffff:…) to IPv4."""
+    """Remove the zone index from an address and convert an IPv4-mapped address (::ffff:…) to IPv4."""
     bare = address.partition("%")[0]
     return bare[7:] if bare.startswith("::ffff:") and "." in bare else bare
 
@@ -234,17 +234,17 @@ class MeshRequests:
         return self._end.listen(request["sockets"])
 
     def dial(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Connect to the targets, and serve the open listeners in the meantime."""
+        """Connect to the targets while serving the open listeners."""
         return (self._end.dial if self._end else dial)(request["targets"], request["timeout_s"])
 
     def unlisten(self, _request: dict[str, Any]) -> dict[str, Any] | None:
-        """Close the listeners, and return an ``answers.Heard``, or None if there are no listeners."""
+        """Close the listeners and return an ``answers.Heard``, or None if there are no listeners."""
         end, self._end = self._end, None
         return None if end is None else end.close()
 
 
 def dial(targets: list[list[Any]], timeout_s: float, beside: Beside | None = None) -> dict[str, Any]:
-    """Connect to the targets with :func:`dial_all`, and return a summary of the results.
+    """Connect to the targets with :func:`dial_all` and return a summary of the results.
 
     The keys of the summary are "connected" (number of connections), "failed" (rows of failed attempts) and "trips"
     (round-trip times and retransmissions by target).
@@ -257,10 +257,10 @@ def dial(targets: list[list[Any]], timeout_s: float, beside: Beside | None = Non
 
 
 def _open_near(wanted: dict[str, Any]) -> socket.socket:
-    """Return a socket that listens on the requested port or on the nearest free port that the request allows.
+    """Return a socket that listens on the requested port or on the first free port that the request allows.
 
     With SO_REUSEADDR, two sockets can bind the same port while neither of them listens, but only the first listen(2)
-    succeeds. If the request has the key "mute", the socket is bound but does not listen.
+    succeeds. If the request has a "mute" key, the socket is bound but does not listen.
     """
     port = wanted["port"]
     for left in range(wanted["tries"], 0, -1):
@@ -284,8 +284,8 @@ def _open_near(wanted: dict[str, Any]) -> socket.socket:
 def _bound(address: str, port: int) -> socket.socket:
     """Return a TCP socket that is bound to an address and port.
 
-    If the address is empty, the socket accepts IPv6 and IPv4, like torch's TCPStore. If binding to IPv6 fails, the
-    socket is bound to IPv4.
+    If the address is empty, the socket accepts IPv6 and IPv4 connections, like torch's TCPStore. If binding to IPv6
+    fails, the socket is bound to IPv4.
     """
     if address:
         ((family, place),) = endpoints(address, port)
@@ -369,7 +369,7 @@ class Push:
             self._end("reset" if number else "passed", os.strerror(number) if number else None)
 
     def end(self) -> None:
-        """End the transfer, and set the outcome to "stalled" or "not-connected" if there is no result yet."""
+        """End the transfer and set the outcome to "stalled" or "not-connected" if the outcome is still unknown."""
         if self.result is None and self.sock is not None and self._sent:
             self.look()
         if self.result is None:
@@ -410,7 +410,7 @@ def try_path_mtu(request: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def try_all(targets: list[tuple[str, int]], deadline_s: float, segment: int | None = None) -> list[dict[str, Any]]:
-    """Send full-size segments to each target, and return one ``answers.PathMtuResult`` per target, in the same order.
+    """Send full-size segments to each target and return one ``answers.PathMtuResult`` per target, in order.
 
     At most :data:`AT_ONCE` transfers run in parallel. If ``segment`` is given, segments have at most ``segment`` bytes.
     The kernel waits at least 0.2 s before the first retransmission, so ``deadline_s`` should be more than one second.
